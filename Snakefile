@@ -5,7 +5,6 @@
 
 from snakemake.utils import min_version
 
-from makespan.config import DEFAULT_FILES
 from makespan.cleanup import leave_run, register_run
 
 min_version("9.16")
@@ -17,9 +16,7 @@ if workflow.is_main_process:
 elif workflow.remote_exec:
     leave_run()
 
-for defaults in DEFAULT_FILES:
-
-    configfile: defaults
+configfile: "config/config.yaml"
 
 
 include: "rules/common.smk"
@@ -27,11 +24,7 @@ include: "rules/throughput.smk"
 include: "rules/live.smk"
 
 
-for paper in PAPERS:
-
-    include: f"rules/{paper}.smk"
-
-
+include: "rules/experiments.smk"
 include: "rules/figures.smk"
 include: "rules/claims.smk"
 

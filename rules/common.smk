@@ -10,7 +10,7 @@ from pathlib import Path
 from makespan.config import check_settings, code_hash as hash_of_code, published_directory, unknown_target
 from makespan.errors import ConfigError, MakespanError
 from makespan.files import read_yaml
-from makespan.papers import PAPERS, figures
+from makespan.papers import PAPERS, paper_named
 from snakemake.cli import get_argument_parser
 
 try:
@@ -28,7 +28,8 @@ GPU = "../envs/gpu.yaml"
 SOURCES = ["emulated", "published", "measured"]
 WORKLOADS = SETTINGS.throughput_workloads()
 LIVE_TABLES = [f"results/measured/live/{name}.csv" for name in ("live", "live_summary")]
-FIGURES = {paper: figures(paper) for paper in PAPERS}
+EXPERIMENTS = {paper: options.experiments(SETTINGS) for paper, options in SETTINGS.papers().items()}
+FIGURES = {paper: paper_named(paper).figures() for paper in PAPERS}
 
 # The source that is a profile of small workloads, made here, if the user has no tables to take its place.
 PROFILED = "measured" if SETTINGS.throughput.measured.directory is None else None
@@ -73,9 +74,14 @@ def shown_times(source):
     return registered("shown_measured") if source == "measured" and PROFILED is None else source
 
 
+def profiled_workloads(source):
+    """Return the workloads of the profile that is a source; none for other sources."""
+    return PROFILE.workloads if source == PROFILED else ()
+
+
 def tables_of(paper, source):
-    """Return the names of the tables that are built of a paper for a source."""
-    return SETTINGS.papers()[paper].tables(source, source == PROFILED)
+    """Return the names of the tables that are built by default of a paper for a source."""
+    return SETTINGS.papers()[paper].tables_of(SETTINGS, source, profiled_workloads(source))
 
 
 def sources_of(paper):
@@ -89,9 +95,22 @@ def figure_of(wildcards):
     return FIGURES[wildcards.paper][wildcards.figure]
 
 
+def figure_inputs(wildcards):
+    """Return the files that a figure reads, by name."""
+    figure, paper = figure_of(wildcards), wildcards.paper
+    files = {table: f"results/{wildcards.source}/{paper}/{table}.csv" for table in figure.tables}
+    return files | {f"published_{name}": f"config/published/{paper}_{name}.csv" for name in figure.cells}
+
+
+def timed_tables(paper):
+    """Return the tables of a paper that iteration times of a source enter."""
+    found = EXPERIMENTS[paper].values()
+    return {table for experiment in found if experiment.is_timed for table in experiment.tables}
+
+
 def is_timed(wildcards):
     """Tell whether iteration times enter a figure."""
-    return not set(figure_of(wildcards).tables) <= SETTINGS.papers()[wildcards.paper].untimed
+    return bool(set(figure_of(wildcards).tables) & timed_tables(wildcards.paper))
 
 
 def shown_source_of(wildcards):
@@ -101,8 +120,7 @@ def shown_source_of(wildcards):
 
 def untimed_tables(wildcards):
     """Return the names of deciding tables that iteration times do not enter."""
-    paper = SETTINGS.papers()[wildcards.paper]
-    return sorted({*paper.untimed, "live", *(f"{cells}_published" for cells in paper.judged_cells)})
+    return sorted(set(deciding_tables(wildcards)) - timed_tables(wildcards.paper))
 
 
 def judged_times(wildcards):
@@ -126,14 +144,22 @@ def deciding_tables(wildcards):
     files = {
         table: f"results/{source}/{name}/{table}.csv"
         for table in tables_of(name, source)
-        if table not in paper.unjudged
-        if source != PROFILED or table in paper.judged_on_profile
+        if table not in paper.unjudged()
+        # A profile has small workloads, which are not those that the paper is about.
+        if source != PROFILED or table not in timed_tables(name)
     }
     if source == "measured" and SETTINGS.live.in_all and paper.judges_live:
         files["live"] = LIVE_TABLES[0]
     return files | {
         f"{cells}_published": f"config/published/{name}_{cells}.csv" for cells in paper.judged_cells
     }
+
+
+def claims_code(paper):
+    """Return what decides the statements of a paper: its class, and its module of checks if it has one."""
+    package = f"makespan.papers.{paper}"
+    has_checks = Path(workflow.basedir, "src", *package.split("."), "checks.py").is_file()
+    return [f"{package}:PAPER", *([f"{package}.checks"] if has_checks else [])]
 
 
 def products(source):

@@ -1,9 +1,9 @@
-# Figures of all papers: from the tables of an entry in figures.yaml to PDF, PNG, the CSV behind them, and the caption.
+# Figures of all papers: from the tables of a figure to PDF, PNG, the CSV behind it, and the caption.
 
 
 rule draw_figure:
     input:
-        unpack(lambda wildcards: figure_of(wildcards).inputs(wildcards.source)),
+        unpack(figure_inputs),
         times=lambda wildcards: times_of(wildcards.source) if is_timed(wildcards) else [],
     output:
         pdf="results/{source}/{paper}/figures/{figure}.pdf",
@@ -31,10 +31,10 @@ rule draw_figure:
     resources:
         **asks(minutes=5),
     params:
-        draw=lambda wildcards: figure_of(wildcards).draw,
-        options=lambda wildcards: figure_of(wildcards).options(SETTINGS),
+        draw=lambda wildcards: figure_of(wildcards).function(wildcards.paper),
+        options=lambda wildcards: figure_of(wildcards).arguments(SETTINGS),
         title=lambda wildcards: figure_of(wildcards).title,
         caption=lambda wildcards: figure_of(wildcards).captioned(wildcards.source, shown_source_of(wildcards)),
-        code=lambda wildcards: code_hash("draw_figure", figure_of(wildcards).draw),
+        code=lambda wildcards: code_hash("draw_figure", figure_of(wildcards).function(wildcards.paper)),
     script:
         "../workflow/scripts/draw_figure.py"

@@ -1,4 +1,4 @@
-"""Write the files that are made from the code: configuration schema, reference pages, lists of what there is.
+"""Write the files that are made from the code: reference pages, and lists of what there is.
 
 A test compares them with what is committed; run this after an option, a table, a figure or a layer changed.
 With a directory of results it fills the tables of the papers' pages instead, as far as they are built.
@@ -16,11 +16,11 @@ import pandas as pd
 import yaml
 
 from makespan.cli import cli_page
-from makespan.config import configuration_page, json_schema, load_settings
+from makespan.config import configuration_page, load_settings
 from makespan.files import write_text
 from makespan.numerics import half_widths
-from makespan.papers import PAPERS, figures
-from makespan.tables import tables_page
+from makespan.papers import PAPERS, paper_named
+from makespan.tables import schemas_of, tables_page
 
 ROOT = Path(__file__).resolve().parents[1]
 SETTINGS = load_settings(root=ROOT)
@@ -29,7 +29,7 @@ PROFILED = "measured"  # unless tables are given it times small workloads, for w
 API_HEAD = """# API
 
 The layers of the package, lowest first; a layer imports only from those before it. What a package shows here
-may be relied on, its modules with an underscore may not.
+may be relied on; names with an underscore may not.
 """
 PRIMITIVES_HEAD = """# Primitives
 
@@ -42,18 +42,22 @@ You can [write one](../guides/write-a-primitive.md).
 
 def generated_files() -> dict[str, str]:
     """Return path below the root and text of every generated file."""
-    schemas = {name: import_module(f"makespan.papers.{name}").SCHEMAS for name in PAPERS}
-    page = configuration_page(SETTINGS)
+    schemas = {
+        name: [
+            one
+            for key, one in schemas_of(f"makespan.papers.{name}").items()
+            if not key.startswith("published_")
+        ]
+        for name in PAPERS
+    }
     return {
-        "config/README.md": page,
-        "config/schemas/config.schema.json": json_schema(),
         "CONTRIBUTING.md": _filled("CONTRIBUTING.md", "layers", _layer_list()),
         "README.md": _filled("README.md", "results", _result_list()),
         "docs/index.md": _filled("docs/index.md", "papers", _paper_list()),
         "docs/papers/morphling.md": _filled("docs/papers/morphling.md", "sets of live runs", _live_sets()),
         "docs/reference/api.md": "\n".join([API_HEAD, *map(_api_entry, _modules())]),
         "docs/reference/cli.md": cli_page(),
-        "docs/reference/configuration.md": page,
+        "docs/reference/configuration.md": configuration_page(SETTINGS),
         "docs/reference/primitives.md": _primitives_page(),
         "docs/reference/tables.md": tables_page(schemas),
         "results/README.md": _filled("results/README.md", "files", _file_list()),
@@ -107,7 +111,7 @@ def _paper_list() -> str:
     """Return the papers with the figures that are drawn of each."""
     rows = []
     for title, venue, package in _cited():
-        drawn = [] if package is None else [one.title for one in figures(package).values()]
+        drawn = [] if package is None else [one.title for one in paper_named(package).figures().values()]
         rows.append((title, venue, "; ".join(drawn) or "not built yet"))
     return _table(("paper", "venue", "figures and tables"), rows)
 
@@ -120,10 +124,11 @@ def _result_list() -> str:
             missing.append((f"{title} ({venue})", "not built yet", "", ""))
             continue
         rows.append((f"{title} ({venue})", f"[numbers and deviations](docs/papers/{package}.md)", "", ""))
-        for name in (name for name in SETTINGS.papers()[package].contents if _built(package, name)):
-            shown = [f"`{one.name}`" for one in figures(package).values() if name in one.tables]
-            trained = "; measured only" if _built(package, name) == [PROFILED] else ""
-            what = SETTINGS.papers()[package].contents[name] + trained
+        for name, content in _contents(package).items():
+            if not _built(package, name):
+                continue
+            shown = [f"`{one.name}`" for one in paper_named(package).figures().values() if name in one.tables]
+            what = content + ("; measured only" if _built(package, name) == [PROFILED] else "")
             rows.append(("", what, f"`{package}/{name}.csv`", ", ".join(shown)))
     for name, what in _live_files():
         rows.append(("live runs", what, f"`live/{name}.csv`", ""))
@@ -135,25 +140,36 @@ def _file_list() -> str:
     lines = []
     for package in PAPERS:
         lines.append((f"    {package}/", ""))
-        for name in SETTINGS.papers()[package].contents:
+        for name in _contents(package):
             lines.append((f"        {name}.csv", _what(package, name)))
-        for one in figures(package).values():
-            tables = SETTINGS.papers()[package].tables
-            built = [source for source in SOURCES if one.is_drawn(source, tables(source, source == PROFILED))]
+        for one in paper_named(package).figures().values():
+            built = [source for source in SOURCES if one.is_drawn(source, _tables(package, source))]
             what = f"{one.title}, of {', '.join(one.tables)}{_only(built)}"
             lines.append((f"        figures/{one.name}.*", what))
     lines += [(f"    live/{name}.csv", what) for name, what in _live_files()]
     return "\n```text\n" + "".join(f"{path:<38} {what}".rstrip() + "\n" for path, what in lines) + "```\n\n"
 
 
+def _contents(package: str) -> dict[str, str]:
+    """Return every table of a paper with a line about its content; the ledger comes last."""
+    experiments = paper_named(package).EXPERIMENTS
+    tables = {name: content for one in experiments for name, content in one.tables.items()}
+    return tables | {"claims": "the statements of the paper, judged by this source alone"}
+
+
+def _tables(package: str, source: str) -> list[str]:
+    """Return the tables of a paper that are built for a source by default."""
+    profiled = SETTINGS.throughput.measured.profile.workloads if source == PROFILED else ()
+    return SETTINGS.papers()[package].tables_of(SETTINGS, source, profiled)
+
+
 def _built(package: str, name: str) -> list[str]:
     """Return the sources of which a file is a product, none if it is only made on the way."""
-    paper = SETTINGS.papers()[package]
-    return [source for source in SOURCES if name in paper.tables(source, source == PROFILED)]
+    return [source for source in SOURCES if name in _tables(package, source)]
 
 
 def _what(package: str, name: str) -> str:
-    return SETTINGS.papers()[package].contents[name] + _only(_built(package, name) or SOURCES)
+    return _contents(package)[name] + _only(_built(package, name) or SOURCES)
 
 
 def _only(sources: Sequence[str]) -> str:
@@ -222,7 +238,16 @@ def _modules() -> list[str]:
 
 
 def _api_entry(module: str) -> str:
-    return f"::: {module}\n"
+    """Return the directive for a module; a package shows the names that it imports as themselves."""
+    path = Path(str(import_module(module).__file__))
+    if path.name != "__init__.py":
+        return f"::: {module}\n"
+    imports = (
+        node for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.ImportFrom)
+    )
+    names = sorted(alias.asname for node in imports for alias in node.names if alias.asname)
+    members = "".join(f"        - {name}\n" for name in names)
+    return f"::: {module}\n    options:\n      members:\n{members}" if names else f"::: {module}\n"
 
 
 def _primitives_page() -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 # Before numpy is loaded: test processes that share the cores must not also share out their small matrices.
 os.environ |= {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+os.environ["MAKESPAN_CACHE_DIR"] = ""  # what tests see is computed here and now
 
 import pandas as pd
 import pytest

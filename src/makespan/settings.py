@@ -1,17 +1,18 @@
-"""What every group of options has in common, in the configuration and in the papers that add to it."""
+"""Groups of options: the base class, and how an option is described, shared and checked."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic_core import PydanticUndefined
 
 from makespan.errors import MakespanError
 
 
 class Block(BaseModel):
-    """A group of options: immutable, without defaults of its own, closed to unknown keys.
+    """A group of options with their defaults: immutable, and closed to unknown keys.
 
-    Defaults stand once, in the YAML files under ``config/``; a block only says what is accepted.
+    A configuration only holds what differs from the defaults. Entries of a list have required options.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
@@ -67,11 +68,21 @@ class PaperSettings(Block):
         return ()
 
 
-def option(description: str, *, unit: str = "", source: str = "", changes: str = "", **limits: Any) -> Any:
-    """Describe one required option; typed as ``Any``, to stand at the right of an annotated field.
+def option(
+    description: str,
+    default: Any = PydanticUndefined,
+    *,
+    unit: str = "",
+    source: str = "",
+    changes: str = "",
+    **limits: Any,
+) -> Any:
+    """Describe one option; typed as ``Any``, to stand at the right of an annotated field.
 
     Parameters
     ----------
+    default
+        Value unless a configuration changes it; without one the option is required.
     unit
         Unit of the value; empty for names, switches and pure numbers.
     source, changes
@@ -80,7 +91,12 @@ def option(description: str, *, unit: str = "", source: str = "", changes: str =
         Constraints in the words of `pydantic.Field`, for example ``ge=1``.
     """
     extra = {"unit": unit, "source": source, "changes": changes}
-    return Field(description=description, json_schema_extra=dict(extra), **limits)
+    return Field(default, description=description, json_schema_extra=dict(extra), **limits)
+
+
+def shared(path: str) -> Any:
+    """Return a field of an option that stands at another path of the configuration, where a user sets it."""
+    return Field(None, exclude=True, json_schema_extra={"shared": path})
 
 
 def taken_from(names: Callable[[], Iterable[str]]) -> AfterValidator:

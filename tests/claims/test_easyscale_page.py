@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 
 from makespan.config import load_settings
-from makespan.papers.easyscale.tables import FIG9_SUMMARY, GAP, GAP_SPREAD, SERVING
+from makespan.papers.easyscale import PAPER
 from makespan.tables import read_csv
 
 pytestmark = pytest.mark.claims
@@ -14,11 +14,11 @@ pytestmark = pytest.mark.claims
 def built(root):
     """Return a function that reads a table of the default run."""
 
-    def read(name, schema, source="measured"):
+    def read(name, source="measured"):
         path = root / f"results/{source}/easyscale/{name}.csv"
         if not path.is_file():
             pytest.skip(f"{path.relative_to(root)} is not built")
-        return read_csv(path, schema)
+        return read_csv(path, PAPER.schema_of(name))
 
     return read
 
@@ -48,7 +48,7 @@ def table(root):
 
 @pytest.mark.parametrize(("column", "source"), [(0, "published"), (1, "emulated")])
 def test_the_page_has_what_training_adds_to_serving(built, table, column, source):
-    serving = built("serving", SERVING, source).set_index("policy")
+    serving = built("serving", source).set_index("policy")
     shown = table("Training beside")
     needed = serving["serving_ratio"].iloc[0]
     assert shown["GPUs needed by serving"][column] == f"{needed:.1%}".replace("%", " %")
@@ -59,7 +59,7 @@ def test_the_page_has_what_training_adds_to_serving(built, table, column, source
 
 def test_the_page_says_how_often_training_made_way_for_serving(built, root):
     page = " ".join((root / "docs/papers/easyscale.md").read_text().split())
-    rows = [built("serving", SERVING, source).set_index("policy") for source in ("published", "emulated")]
+    rows = [built("serving", source).set_index("policy") for source in ("published", "emulated")]
     assert not any(table[["delayed_rounds", "interruptions"]].to_numpy().any() for table in rows)
     shrinks, suspensions = ([int(table.loc["easyscale-heter", name]) for table in rows] for name in
                             ("shrinks", "suspensions"))  # fmt: skip
@@ -69,7 +69,7 @@ def test_the_page_says_how_often_training_made_way_for_serving(built, root):
 
 def test_the_page_has_the_differences_of_fig9(built, table, protocol):
     """Where losses are the same, exactly; how large a difference is depends on the processor."""
-    summary = built("fig9_summary", FIG9_SUMMARY).set_index(["model", "setting", "stage"]).sort_index()
+    summary = built("fig9_summary").set_index(["model", "setting", "stage"]).sort_index()
     skip_unless((summary["steps"] == protocol.fig9.steps_per_stage).all())
     for level, cells in table("Fig. 9").items():
         for model, (shown, printed) in {"resnet50": cells[:2], "vgg19": cells[2:]}.items():
@@ -81,7 +81,7 @@ def test_the_page_has_the_differences_of_fig9(built, table, protocol):
 
 def test_the_page_has_the_accuracies_and_their_spreads(built, table, protocol):
     """Roundings of another processor may move an accuracy by a few points, and never EasyScale's spread."""
-    gap, spreads = built("gap", GAP), built("gap_spread", GAP_SPREAD).set_index(["scheme", "class"])
+    gap, spreads = built("gap"), built("gap_spread").set_index(["scheme", "class"])
     skip_unless((gap["samples"].max(), gap["seed"].nunique()) == (protocol.gap.held_out_samples, 3))
     whole = gap[gap["class"] == "all"].groupby(["scheme", "devices"])["accuracy_pct"].mean()
     for scheme, cells in table("Accuracy of other").items():

@@ -1,13 +1,11 @@
 """The ledger on what was built: complete, and statements hold or fail as they are marked."""
 
-from importlib import import_module
-
 import pandas as pd
 import pytest
 from missed_goals import MISSED
 
 from makespan.claims import measured_targets, read_targets
-from makespan.papers import PAPERS
+from makespan.papers import PAPERS, paper_named
 from makespan.tables import JOINED_CLAIMS, read_csv
 
 pytestmark = pytest.mark.claims
@@ -16,9 +14,7 @@ pytestmark = pytest.mark.claims
 SAME_EVERYWHERE = ("emulated", "published")
 
 
-ledgers = pytest.mark.parametrize(
-    "ledger", [import_module(f"makespan.papers.{name}").LEDGER for name in PAPERS], ids=PAPERS
-)
+ledgers = pytest.mark.parametrize("ledger", [paper_named(name).ledger() for name in PAPERS], ids=PAPERS)
 
 
 @pytest.fixture

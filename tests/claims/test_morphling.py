@@ -8,54 +8,32 @@ import pandas as pd
 import pytest
 
 from makespan.claims import judge, read_targets
+from makespan.config import check_settings
 from makespan.hardware import cluster
-from makespan.papers.morphling import (
-    LEDGER,
-    fig7,
-    fig8,
-    fit_workloads,
-    read_published,
-    sensitivity,
-    table2,
-    table2_rows,
-    table2_summary,
-)
+from makespan.papers.experiment import Given
+from makespan.papers.morphling import PAPER
 from makespan.throughput import EmulatedSource, PublishedSource, read_register
 
 pytestmark = [pytest.mark.claims, pytest.mark.xdist_group("complete runs")]
 
 TARGETS = Path(__file__).parents[2] / "benchmarks" / "targets.csv"
+LEDGER, SETTINGS = PAPER.ledger(), check_settings({})
 CLUSTER, FORM = "a800-64", "extended"
-TABLE2 = ["vit", "roberta", "bert", "t5", "gpt2", "llama7", "llama30"]
-STAGES = [
-    {"name": "4x8", "placement": "8888", "cpu_threads": 2},
-    {"name": "4x4", "placement": "4444", "cpu_threads": 2},
-    {"name": "1x4", "placement": "4", "cpu_threads": 2},
-    {"name": "1x1", "placement": "1", "cpu_threads": 2},
-    {"name": "1x1 2xCPU", "placement": "1", "cpu_threads": 4},
-]
+NAMES = ("fit_models", "sensitivity", "fig7", "fig8")
 
 
 def run(source, root):
     """Run every experiment on one source, as the workflow does."""
-    cells = {
-        name: read_published(name, root / "config" / "published" / f"morphling_{name}.csv")
-        for name in ("table2", "fig7", "fig8")
-    }
-    frames = {key: source.load(key) for key in [*TABLE2, "llama7_b16", "t5_3B"]}
-    fitted = fit_workloads([frames[key] for key in TABLE2], CLUSTER)
-    rows = table2_rows([found for _, found in fitted], cells["table2"])
-    curves, families = sensitivity([frames[key] for key in TABLE2], CLUSTER, FORM, 64)
-    tables = {
-        "table2": table2(rows, cells["table2"]),
-        "table2_summary": table2_summary(rows),
-        "sensitivity": curves,
-        "sensitivity_families": families,
-        "fig7": fig7(frames["llama7_b16"], STAGES, cells["fig7"], CLUSTER, FORM),
-        "fig8": fig8({key: frames[key] for key in ("roberta", "t5_3B")}, 4, cells["fig8"]),
-    }
+    frames = {key: source.load(key) for key in SETTINGS.morphling.workloads}
+    tables = {}
+    for name in NAMES:
+        experiment = SETTINGS.morphling.experiments(SETTINGS)[name]
+        times = {key: frames[key] for key in experiment.timed_workloads(source.name, ())}
+        folder = root / "config" / "published"
+        cells = {one: PAPER.read_published(one, folder / f"morphling_{one}.csv") for one in experiment.cells}
+        tables |= experiment.run(Given(source.name, times=times, cells=cells))
     claims = judge(LEDGER, tables, source.name, {"form": FORM})
-    return SimpleNamespace(tables=tables, rows=rows, claims=claims)
+    return SimpleNamespace(tables=tables, rows=tables["table2_rows"], claims=claims)
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,7 @@ from forked import forking_servers
 
 from makespan.claims import judge
 from makespan.config import load_settings
-from makespan.papers.easyscale import LEDGER
-from makespan.papers.easyscale.tables import ACCURACY_SCHEMAS
+from makespan.papers.easyscale import PAPER
 from makespan.tables import read_csv
 from makespan.user_code import load_file
 
@@ -28,23 +27,23 @@ def servers():
 
 def written(experiment, folder, **changes):
     """Run the script of the workflow, and read the tables that it wrote."""
-    schemas = {schema.name.removeprefix("easyscale_"): schema for schema in ACCURACY_SCHEMAS}
-    paths = {name: str(folder / f"{name}.csv") for name in schemas if name.startswith(experiment)}
-    options = getattr(SETTINGS, experiment).experiment() | changes
-    cells = {experiment: str(ROOT / f"config/published/easyscale_{experiment}.csv")}
+    chosen = getattr(SETTINGS, experiment).model_copy(update=changes)
+    paths = {name: str(folder / f"{name}.csv") for name in chosen.tables}
+    cells = {"times": [], f"published_{experiment}": f"{ROOT}/config/published/easyscale_{experiment}.csv"}
+    named = f"{type(chosen).__module__}:{type(chosen).__name__}"
     script = load_file(ROOT / "workflow/scripts/run_experiment.py")
-    script.main(f"makespan.papers.easyscale:{experiment}_experiment", cells, paths, options)
-    return {name: read_csv(path, schemas[name]) for name, path in paths.items()}
+    script.main("easyscale", named, chosen.to_json(), cells, paths, [], source="measured")
+    return {name: read_csv(path, PAPER.schema_of(name)) for name, path in paths.items()}
 
 
 def verdicts(tables, artifact):
-    found = judge(LEDGER, tables, "measured", {})
+    found = judge(PAPER.ledger(), tables, "measured", {})
     return found[found["artifact"] == artifact].set_index("statement")["verdict"]
 
 
 def test_each_level_keeps_the_bits_for_as_long_as_it_promises(tmp_path):
     """Processes end with every stage; stages end within epochs, and epochs within stages."""
-    tables = written("fig9", tmp_path, models=["resnet50", "vgg19"])
+    tables = written("fig9", tmp_path, models=("resnet50", "vgg19"))
     found = verdicts(tables, "Fig. 9")
     assert len(found) == 4 and set(found) == {"holds"}
     summary = tables["fig9_summary"]

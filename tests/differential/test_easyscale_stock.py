@@ -17,7 +17,8 @@ from makespan.config import load_settings
 from makespan.easyscale import run_together
 from makespan.easyscale.job import RankMapping
 from makespan.easyscale.reference import train_stock
-from makespan.papers.easyscale import fig9_experiment, read_published
+from makespan.papers.easyscale import PAPER
+from makespan.papers.experiment import Given
 
 pytestmark = pytest.mark.xdist_group("training")
 
@@ -89,15 +90,13 @@ def test_a_random_schedule_of_processes_changes_no_bit(tmp_path):
 @pytest.mark.slow
 def test_each_level_keeps_its_promise_over_a_hundred_mini_batches_a_stage():
     """Equal where it says so, and only there; stages end amid epochs of 13 mini-batches."""
-    settings = load_settings([ROOT / "config/test/easyscale.yaml"], ROOT).easyscale
-    options = settings.fig9.experiment() | {"models": ["resnet50", "vgg19"], "steps_per_stage": 100}
-    parts = options["job"]["options"]
-    batch = options["job"]["micro_batch_size"]
-    options["job"] |= {"options": parts | {"data": parts["data"] | {"n_samples": 4 * batch * 13 - 1}}}
-    cells = {"fig9": read_published("fig9", ROOT / "config/published/easyscale_fig9.csv")}
-    table = fig9_experiment(cells, **options)["fig9"]
+    small = load_settings([ROOT / "config/test/easyscale.yaml"], ROOT).easyscale.fig9
+    changes = {"models": ("resnet50", "vgg19"), "steps_per_stage": 100}
+    changes["samples"] = 4 * small.micro_batch_size * 13 - 1
+    cells = {"fig9": PAPER.read_published("fig9", ROOT / "config/published/easyscale_fig9.csv")}
+    table = small.model_copy(update=changes).run(Given("measured", cells=cells))["fig9"]
     found = table.groupby(["model", "setting", "stage"])["equal"].all()
     expected = {"D0": [True, False, False], "D1": [True, True, False], "D0+D2": [True, False, False]}
-    for model in options["models"]:
+    for model in changes["models"]:
         for level, wanted in (expected | {"D1+D2": [True, True, True]}).items():
             assert found[model, level].tolist() == wanted

@@ -5,21 +5,16 @@ from pathlib import Path
 import pytest
 
 from makespan.claims import judge
-from makespan.config import load_settings
 from makespan.oobleck.simulator import Systems, simulate
-from makespan.papers.oobleck import (
-    LEDGER,
-    failure_experiments,
-    published_traces,
-    read_published,
-    spot_experiments,
-)
+from makespan.papers.oobleck import PAPER
+from makespan.papers.oobleck.simulation import Simulation, failure_tables, published_traces, spot_tables
 from makespan.throughput import shipped_register
 
 ROOT = Path(__file__).parents[2]
-SETTINGS = load_settings([], ROOT).oobleck.simulation
+LEDGER = PAPER.ledger()
+SIMULATION = Simulation()
 CELLS = {
-    name: read_published(name, ROOT / f"config/published/oobleck_{name}.csv")
+    name: PAPER.read_published(name, ROOT / f"config/published/oobleck_{name}.csv")
     for name in ("throughput", "fig9", "fig10", "fig12", "fig13")
 }
 TOLERANCES = {"oobleck": 1e-3, "varuna": 1e-3, "bamboo": 0.07}
@@ -30,9 +25,15 @@ def tables(published_dir):
     register = shipped_register()
     failures = published_traces(["6h", "3h", "1h", "30m", "10m"], published_dir, register)
     spot = published_traces(["gcp_scaled", "p3_scaled"], published_dir, register)
-    return failure_experiments(failures, CELLS, **SETTINGS.experiments("failure")) | spot_experiments(
-        spot, CELLS, **SETTINGS.experiments("spot")
-    )
+    systems, own = SIMULATION.systems(), SIMULATION
+    failed = failure_tables(
+        failures, CELLS, systems=systems, breakdown_models=own.breakdown_models,
+        checkpoint_model=own.checkpoint_model,
+    )  # fmt: skip
+    return failed | spot_tables(
+        spot, CELLS, systems=systems, ablation_traces=own.ablation_traces, ablation_seeds=own.ablation_seeds,
+        ablation_judged_seeds=own.ablation_judged_seeds,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "n_printed"), [("fig9", 60), ("fig10", 24), ("fig13", 15)])
@@ -76,7 +77,7 @@ def test_the_systems_do_not_fit_where_the_paper_says_so(tables):
 
 def test_released_shares_of_bamboo_are_near_those_printed(published_dir):
     (trace,) = published_traces(["10m"], published_dir, shipped_register())["10m"].values()
-    costs = Systems(CELLS["throughput"], **SETTINGS.systems()).costs("bamboo", "BERT-Large")
+    costs = Systems(CELLS["throughput"], **SIMULATION.systems()).costs("bamboo", "BERT-Large")
     found = simulate("bamboo", trace, costs).times_s
     rows = CELLS["fig12"][CELLS["fig12"]["system"] == "bamboo"].set_index("category")["published_time_s"]
     for category, value in rows.items():

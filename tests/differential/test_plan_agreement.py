@@ -1,13 +1,12 @@
 """Executor, cost models and notation agree on stages, micro-batches and degrees of every named plan."""
 
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import yaml
 
+from makespan.config import check_settings
 from makespan.emulator import trace_points
 from makespan.emulator.model import stage_features
 from makespan.hardware import cluster
@@ -26,7 +25,6 @@ from makespan.plans import (
 from makespan.training import SmallModel, TrainingJob
 from makespan.workloads import Workload, workload, workload_keys
 
-ROOT = Path(__file__).parents[2]
 WHERE = cluster("a800-64")
 ENVIRONMENT = load_environment("a800-64")
 NOTATION_ONLY = ["212+interleaved2+a2", "212+interleaved2+layers1-1-1-1+a2", "141+layers4+sp", "411+gpipe+a8"]
@@ -41,13 +39,9 @@ def small(plan: ExecutionPlan) -> Workload:
 
 def trained_plans() -> list[ExecutionPlan]:
     """Return the plans that Fig. 9 trains, and some that only the notation names."""
-    settings = yaml.safe_load((ROOT / "config/papers/morphling.yaml").read_text())["morphling"]["fig9"]
-    batch = settings["global_batch_size"]
-    found = []
-    for fields in settings["plans"]:
-        options = {name: value for name, value in fields.items() if name != "name"}
-        micro = batch // (fields["dp"] * fields["grad_accum_steps"])
-        found.append(ExecutionPlan(**options, global_batch_size=batch, micro_batch_size=micro))
+    fig9 = check_settings({}).morphling.fig9
+    batch = fig9.global_batch_size
+    found = [one.plan(batch) for one in fig9.plans]
     return found + [read_plan(text, n_gpus=4, global_batch_size=batch) for text in NOTATION_ONLY]
 
 

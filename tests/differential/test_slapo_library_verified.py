@@ -8,8 +8,9 @@ from click.testing import CliRunner
 
 from makespan.claims import Claim
 from makespan.cli import main
-from makespan.papers.slapo import LEDGER, verify_experiment
-from makespan.papers.slapo.checks import VERIFICATION_CHECKS
+from makespan.papers.experiment import Given
+from makespan.papers.slapo import PAPER
+from makespan.papers.slapo.measured import Verification
 from makespan.training.zoo import FAMILIES
 
 pytestmark = pytest.mark.xdist_group("training")
@@ -21,13 +22,13 @@ SMALL = {"device": "cpu", "size": "tiny", "samples": 2, "seed": 0, "left_out": {
 @pytest.fixture(scope="module")
 def table():
     """Every family on one, two and four processes, in three launches."""
-    found = verify_experiment({}, families=FAMILIES, processes=[1, 2, 4], schedules=SCHEDULES, **SMALL)
-    return found["verify"]
+    experiment = Verification(families=tuple(FAMILIES), processes=(1, 2, 4), schedules=SCHEDULES, **SMALL)
+    return experiment.run(Given("measured"))["verify"]
 
 
 @pytest.fixture(scope="module")
 def claim():
-    rows = LEDGER.statements()
+    rows = PAPER.ledger().statements()
     (row,) = rows[rows["check"] == "verified"].to_dict("records")
     return Claim(row["subject"], float(row["limit"]), {})
 
@@ -40,7 +41,7 @@ def test_every_family_agrees_on_one_two_and_four_processes(table):
 
 
 def test_the_statement_needs_all_families_and_every_row(table, claim):
-    (check,) = VERIFICATION_CHECKS
+    check = PAPER.ledger().checks["verified"]
     assert check({"verify": table}, claim).holds is True
     assert check({"verify": table[table["n_processes"] < 4]}, claim) is None
     assert check({"verify": table[table["family"] != "t5"]}, claim) is None
@@ -78,8 +79,6 @@ def test_what_cannot_be_scheduled_is_refused_in_one_message(arguments, message):
 
 
 def test_options_of_the_table_are_checked_with_the_configuration():
-    from makespan.papers.slapo.settings import Verification
-
     given = {**SMALL, "families": ("gpt",), "processes": (1,), "schedules": SCHEDULES}
     with pytest.raises(ValueError, match=r"left_out\.gpt: 'stages'; accepted: tensor"):
         Verification.model_validate(given | {"left_out": {"gpt": ["stages"]}})

@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("torch")
 
 from makespan.easyscale import ElasticTrainer
-from makespan.papers.easyscale.tables import FIG9
+from makespan.papers.easyscale import PAPER
 from makespan.tables import read_csv
 
 pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm")]
@@ -82,5 +82,5 @@ def test_a_measured_rule_asks_for_a_gpu_for_each_logical_worker(clone):
     clone.snakemake("results/measured/easyscale/fig9.csv", "--configfile", *configuration)
     job = clone.jobs()[-1]
     assert (job["JobState"], job["JOB_GRES"], job["Partition"]) == ("COMPLETED", "gpu:a800:4", "a800")
-    table = read_csv(clone.root / "results/measured/easyscale/fig9.csv", FIG9)
+    table = read_csv(clone.root / "results/measured/easyscale/fig9.csv", PAPER.schema_of("fig9"))
     assert table.loc[table["stage"] == 0, "equal"].all()

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from makespan.papers.slapo.tables import VERIFY
+from makespan.papers.slapo import PAPER
 from makespan.tables import read_csv
 
 pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("slurm")]
@@ -23,7 +23,7 @@ def test_the_rule_asks_for_two_gpus_and_verifies_on_two_tasks(clone):
     clone.snakemake(target, "--configfile", "slurm-test.yaml", "one-family.yaml")
     job = clone.jobs()[-1]
     assert (job["JobState"], job["JOB_GRES"], job["Partition"]) == ("COMPLETED", "gpu:a800:2", "a800")
-    table = read_csv(clone.root / target, VERIFY)
+    table = read_csv(clone.root / target, PAPER.schema_of("verify"))
     assert table["schedule"].is_unique and "tensor" in set(table["schedule"])
     assert (table["n_processes"] == 2).all() and table["is_equal"].all(), table["fault"].tolist()
 

@@ -6,8 +6,10 @@ import pandas as pd
 import pytest
 
 from makespan.claims import judge
-from makespan.papers.morphling import LEDGER
-from makespan.papers.morphling.cluster import paired
+from makespan.papers.morphling import PAPER
+from makespan.papers.morphling.comparisons import paired
+
+LEDGER = PAPER.ledger()
 
 
 def table4(**changes):

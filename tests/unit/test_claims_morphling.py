@@ -4,8 +4,10 @@ import numpy as np
 import pandas as pd
 
 from makespan.claims import judge
-from makespan.papers.morphling import LEDGER
+from makespan.papers.morphling import PAPER
 from makespan.throughput import SOURCE_NAMES
+
+LEDGER = PAPER.ledger()
 
 
 def table2(**errors):

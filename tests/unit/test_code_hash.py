@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from makespan.config import code_hash, used_code
+from makespan.config import check_settings, code_hash, used_code
+from makespan.papers import PAPERS, paper_named
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = {path.stem: path for path in sorted((ROOT / "workflow" / "scripts").glob("*.py"))}
@@ -103,7 +104,8 @@ USES_ONE = "from toy.face import ONE\nprint(ONE)\n"
         (("low.py", "", 'MORE = 4\n"""Four."""\n'), False),
         (("low.py", "", "# why\n"), True),
         (("low.py", "", "print(OTHER)\n"), True),
-        (("face/_one.py", "return 1", "return 2"), True),
+        (("face/_one.py", "return 1", "return 2"), False),
+        (("face/_one.py", "def f", "@register\ndef f"), True),
         (("face/_one.py", "LEAF, OTHER", "OTHER as LEAF, LEAF as OTHER"), True),
         (("face/_two.py", "2", "3"), False),
         (("face/__init__.py", "", "from toy.low import OTHER\n"), False),
@@ -140,46 +142,72 @@ def test_every_rule_but_the_download_hashes_the_script_that_it_runs():
     assert {name for name, (script, hashed) in rules.items() if script != hashed} == {"fetch_published"}
 
 
+def experiment_code():
+    """Return what the rules of all experiments and figures hash, by the name of the rule."""
+    settings = check_settings({})
+    found = {}
+    for paper, options in settings.papers().items():
+        for name, one in options.experiments(settings).items():
+            kind = f"{type(one).__module__}:{type(one).__name__}"
+            found[f"{paper}_{name}"] = ("run_experiment", kind), {"chosen": one.policies_run()}
+        for name, figure in paper_named(paper).figures().items():
+            found[f"{paper}/{name}"] = ("draw_figure", figure.function(paper)), {}
+    return found | {name: ((name,), {}) for name in SCRIPTS if name not in ("run_experiment", "draw_figure")}
+
+
 @pytest.fixture(scope="module")
 def changed(tmp_path_factory):
-    """Return a function that edits a copy of the package and names the scripts whose hash changes."""
+    """Return a function that edits a copy of the package and names the rules whose hash changes."""
     copy = tmp_path_factory.mktemp("src") / "makespan"
     shutil.copytree(CODE.parents[1], copy, ignore=shutil.ignore_patterns("__pycache__"))
+    rules = experiment_code()
 
-    def hashes(**options):
+    def hashes():
         code = fresh(copy / "config" / "code.py")
-        return {name: code.code_hash(path, **options) for name, path in SCRIPTS.items()}
+        return {
+            name: code.code_hash(SCRIPTS[script], *more, **options)
+            for name, ((script, *more), options) in rules.items()
+        }
 
-    def change(name, old, new, **options):
+    def change(name, old, new):
         path = copy / name
-        text, before = path.read_text() if path.exists() else "", hashes(**options)
+        text, before = path.read_text() if path.exists() else "", hashes()
         assert old in text
         path.write_text(text.replace(old, new, 1) if old else text + new)
-        after = hashes(**options)
+        after = hashes()
         path.write_text(text)
-        return {script for script in SCRIPTS if before[script] != after[script]}
+        return {rule for rule in rules if before[rule] != after[rule]}
 
     return change
 
 
-def test_editing_the_pipeline_concerns_the_scripts_that_train_and_no_other(changed):
-    found = changed("training/_pipeline.py", "", "\n# changed\n")
+MEASURED = {f"{paper}_{one.name}" for paper in PAPERS for one in paper_named(paper).EXPERIMENTS if one.trains}
+
+
+def test_editing_the_pipeline_concerns_the_rules_that_train_and_no_other(changed):
+    found = changed("training/engine.py", "", "\n# changed\n")
     assert {"morphling_fig9", "profile_points"} <= found
-    assert all(name.startswith(("morphling_fig9", "run_live", "profile_")) for name in found)
+    assert all(name in MEASURED or name.startswith(("run_live", "profile_")) for name in found)
 
 
 @pytest.mark.untraced
 def test_a_schema_or_a_policy_that_nobody_uses_concerns_nobody(changed):
-    schema = '\nNEW = table_schema("new", ("a", "int", "1", "a number"))\n'
-    assert changed("tables/_catalogue.py", "", schema) == set()
+    assert (
+        changed("tables/catalogue.py", "", '\nNEW = table_schema("new", ("a", "int", "1", "a"))\n') == set()
+    )
     entry = '_MODULES = {\n    "mine": "makespan.policies.queues",'
-    assert changed("policies/_registry.py", "_MODULES = {", entry, chosen=["fifo"]) == set()
-    assert changed("policies/_shortest.py", "", "\n# changed\n", chosen=["fifo"]) == set()
-    assert "morphling_simulate" in changed("policies/_shortest.py", "", "\n# changed\n", chosen=["sjf"])
+    assert changed("policies/base.py", "_MODULES = {", entry) <= {"run_live"}
+    found = changed("policies/gavel.py", "", "\n# changed\n")
+    assert "morphling_table4" in found and "easyscale_simulate" not in found
+
+
+def test_editing_one_experiment_concerns_its_own_rule(changed):
+    found = changed("papers/oobleck/planning.py", "self.random_seeds", "self.random_seeds + 0")
+    assert found == {"oobleck_templates"}
 
 
 def test_editing_the_performance_model_concerns_fits_and_no_emulation(changed):
-    found = changed("perf/_forms.py", "", "\n# changed\n")
+    found = changed("perf/forms.py", "", "\n# changed\n")
     assert "morphling_fit_models" in found
     assert not found & {"emulate_throughput", "morphling_fig8", "morphling_generate_workloads"}
 
@@ -187,13 +215,13 @@ def test_editing_the_performance_model_concerns_fits_and_no_emulation(changed):
 def test_editing_a_preset_concerns_what_reads_it(changed):
     found = changed("emulator/presets/L1.toml", "", "\n# changed\n")
     assert "emulate_throughput" in found
-    assert not found & {"morphling_fit_models", "morphling_simulate", "draw_figure"}
+    assert not found & {"morphling_fit_models", "morphling/fig7", "oobleck_spot"}
 
 
 USED = """
 import runpy, sys
 from pathlib import Path
-import makespan
+import makespan, makespan.papers.slapo
 seen, home = set(), str(Path(makespan.__file__).parent)
 def note(frame, event, argument):
     code = frame.f_code
@@ -205,18 +233,28 @@ main(*{arguments})
 sys.setprofile(None)
 print("\\n".join(sorted(seen)))
 """
-CELLS = ROOT / "config" / "published" / "morphling_table2.csv"
+FIG10 = str(ROOT / "config/published/slapo_fig10.csv")
 RUNS = {
-    "emulate_throughput": '["t.csv"], ["roberta"], "a800-64", {"calibration": "L1", "seed": 0, "noise": 1.0}',
-    "morphling_fit_models": '["t.csv"], ["fits.csv"], ["rows.csv", "table2.csv", "summary.csv"], "a800-64", '
-    '["published"], sys.argv[2], []',
+    ("emulate_throughput",): (
+        '["t.csv"], ["roberta"], "a800-64", {"calibration": "L1", "seed": 0, "noise": 1.0}'
+    ),
+    ("run_experiment", "makespan.papers.slapo.tuning:Tuning"): (
+        '"slapo", "makespan.papers.slapo.tuning:Tuning", OPTIONS, '
+        f'{{"times": [], "published_fig10": {FIG10!r}}}, '
+        '{"fig10": "a.csv", "fig10_searches": "b.csv", "fig10_fit": "c.csv", "fig10_grids": "d.csv"}, []'
+    ),
 }
 
 
 def test_every_function_that_a_script_calls_is_in_a_file_that_counts(tmp_path):
-    for name, arguments in RUNS.items():
+    settings = check_settings({"slapo": {"fig10_grids": {"grids": 1}, "fig10": {"starts": 1}}})
+    options = settings.slapo.experiments(settings)["tuning"].to_json()
+    for (script, *more), arguments in RUNS.items():
+        given = arguments.replace("OPTIONS", repr(options))
+        source = ', source="published"' if more else ""
+        code = USED.replace("main(*{arguments})", f"main({given}{source})")
         done = subprocess.run(
-            [sys.executable, "-c", USED.replace("{arguments}", f"({arguments})"), SCRIPTS[name], CELLS],
+            [sys.executable, "-c", code, SCRIPTS[script]],
             cwd=tmp_path,
             capture_output=True,
             text=True,
@@ -224,13 +262,16 @@ def test_every_function_that_a_script_calls_is_in_a_file_that_counts(tmp_path):
         )
         assert done.returncode == 0, done.stderr
         called = set(done.stdout.split())
-        assert len(called) > 10
-        assert called <= files(used_code(SCRIPTS[name])), name
+        assert len(called) > 5
+        assert called <= files(used_code(SCRIPTS[script], *more)), script
 
 
 def test_the_hash_is_the_same_in_every_process():
     command = "from makespan.config import code_hash; import sys; print(code_hash(sys.argv[1]))"
     done = subprocess.run(
-        [sys.executable, "-c", command, SCRIPTS["morphling_fig8"]], capture_output=True, text=True, check=True
+        [sys.executable, "-c", command, SCRIPTS["emulate_throughput"]],
+        capture_output=True,
+        text=True,
+        check=True,
     )
-    assert done.stdout.strip() == code_hash(SCRIPTS["morphling_fig8"])
+    assert done.stdout.strip() == code_hash(SCRIPTS["emulate_throughput"])

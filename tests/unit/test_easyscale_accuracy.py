@@ -12,14 +12,15 @@ from makespan.claims import judge
 from makespan.config import load_settings
 from makespan.easyscale.job import ElasticJob
 from makespan.errors import ConfigError, TraceError
-from makespan.papers.easyscale import LEDGER, accuracy as fig9_module, read_published
+from makespan.papers.easyscale import PAPER, accuracy as fig9_module
 from makespan.papers.easyscale.accuracy import STAGES, fig9, fig9_summary, spreads
 from makespan.papers.easyscale.figures import plot_bits, plot_gap, plot_gap_curves
-from makespan.papers.easyscale.tables import GAP, GAP_CURVES
 
 ROOT = Path(__file__).parents[2]
+LEDGER = PAPER.ledger()
 CELLS = {
-    name: read_published(name, ROOT / f"config/published/easyscale_{name}.csv") for name in ("fig9", "gap")
+    name: PAPER.read_published(name, ROOT / f"config/published/easyscale_{name}.csv")
+    for name in ("fig9", "gap")
 }
 TRUTH = {"D0": "=!!", "D1": "==!", "D0+D2": "=!!", "D1+D2": "==="}
 PAIR, STEPS, N = ("A", "B"), 2, 4
@@ -158,7 +159,7 @@ def accuracies(linear=(2.0, 1.0, 0.0), easyscale=(0.0, 0.0, 0.0), seeds=(0.0, 0.
         for seed in range(len(seeds))
         for name, factor in (("all", 1.0), ("0", 3.0), ("1", 0.0))
     ]  # fmt: skip
-    return GAP.validate(pd.DataFrame(rows), where="test")
+    return PAPER.schema_of("gap").validate(pd.DataFrame(rows), where="test")
 
 
 def curves(easyscale=(0.0, 0.0), linear=(0.0, 0.3), order=1.0, bits=True):
@@ -175,7 +176,7 @@ def curves(easyscale=(0.0, 0.0), linear=(0.0, 0.3), order=1.0, bits=True):
         for gamma in (0.1, 0.3, 0.5)
         for epoch in (1, 2)
     ]  # fmt: skip
-    return GAP_CURVES.validate(pd.DataFrame(rows), where="test")
+    return PAPER.schema_of("gap_curves").validate(pd.DataFrame(rows), where="test")
 
 
 def accuracy_verdicts(gap, losses):

@@ -8,48 +8,50 @@ import pytest
 from legible_figures import assert_is_legible
 
 from makespan.claims import judge
-from makespan.config import load_settings
-from makespan.errors import ChecksumError
-from makespan.papers.easyscale import (
-    LEDGER,
-    SCHEMAS,
-    cluster_experiments,
-    generated_jobs,
-    published_jobs,
-    read_published,
-    serving_experiment,
-)
+from makespan.config import check_settings
+from makespan.errors import ChecksumError, MissingDataError
+from makespan.papers.easyscale import PAPER
+from makespan.papers.easyscale.cluster import JobList, generated_jobs, published_jobs
 from makespan.papers.easyscale.figures import fig14, fig15, sensitivity, serving
-from makespan.papers.easyscale.tables import FIG14
-from makespan.tables import write_csv
+from makespan.papers.experiment import Given
+from makespan.tables import read_csv, write_csv
 from makespan.throughput import shipped_register
 
 ROOT = Path(__file__).parents[2]
 PUBLISHED = Path(os.environ.get("MAKESPAN_PUBLISHED_DIR", "/none"))
 HAS_LIST = (PUBLISHED / "easyscale/workload.csv").is_file()
-SETTINGS = load_settings([], ROOT).easyscale
+LEDGER = PAPER.ledger()
 CELLS = {
-    name: read_published(name, ROOT / f"config/published/easyscale_{name}.csv")
+    name: PAPER.read_published(name, ROOT / f"config/published/easyscale_{name}.csv")
     for name in ("fig11", "fig12", "fig14", "fig15", "serving")
 }
 SHORT = {"intervals_s": [120.0], "restart_delays_s": []}
 
 
+def experiment(name, **options):
+    """Return an experiment of the cluster with some options of its group changed."""
+    group = {"simulate": "simulation"}.get(name, name)
+    settings = check_settings({"easyscale": {group: options}})
+    return settings.easyscale.experiments(settings)[name]
+
+
+def given(table, **more):
+    return Given("emulated", cells=CELLS, tables={"jobs": table}, **more)
+
+
 @pytest.fixture(scope="module")
 def tables():
-    options = SETTINGS.simulation.experiments() | SHORT
-    return cluster_experiments(generated_jobs(3, 14), CELLS, **options)
+    return experiment("simulate", **SHORT).run(given(generated_jobs(3, 14)))
 
 
 @pytest.fixture(scope="module")
 def beside():
-    options = SETTINGS.beside_serving() | {"copies": 2, "hours": 3.0}
-    return serving_experiment(generated_jobs(3, 14), CELLS, **options)
+    return experiment("serving", copies=2, hours=3.0).run(given(generated_jobs(3, 14)))
 
 
 def test_all_jobs_complete_under_every_policy(tables):
     table = tables["fig14"].set_index("policy")
-    simulated = SETTINGS.simulation
+    simulated = experiment("simulate")
     assert list(table.index) == [*simulated.gang_policies, *simulated.elastic_policies]
     assert (table["jobs"] == 14).all() and len(tables["fig14_jobs"]) == 14 * 5
     assert table["jct_gain"]["fifo"] == 1.0 and table["jct_gain_to_serial"]["fifo-serial"] == 1.0
@@ -90,9 +92,7 @@ def test_one_thing_is_varied_at_a_time(tables):
 
 
 def test_equal_inputs_give_equal_tables(tables):
-    again = cluster_experiments(
-        generated_jobs(3, 14), CELLS, **(SETTINGS.simulation.experiments() | SHORT), n_processes=2
-    )
+    again = experiment("simulate", **SHORT).run(given(generated_jobs(3, 14), n_threads=2))
     assert {name: table.to_csv() for name, table in again.items()} == {
         name: table.to_csv() for name, table in tables.items()
     }
@@ -110,24 +110,20 @@ def test_training_beside_serving_uses_what_is_idle_and_gives_it_back(beside):
 
 
 def test_serving_waits_where_it_keeps_no_headroom_and_nothing_in_hand():
-    options = SETTINGS.beside_serving() | {"copies": 1, "hours": 1.0}
-    options["demand"] = options["demand"] | {"headroom_share": 0.0, "hold_rounds": 1, "noise_std": 0.1}
-    found = serving_experiment(generated_jobs(3, 14), CELLS, **options)["serving"]
+    demand = {"headroom_share": 0.0, "hold_rounds": 1, "noise_std": 0.1}
+    tight = experiment("serving", copies=1, hours=1.0, demand=demand)
+    found = tight.run(given(generated_jobs(3, 14)))["serving"]
     assert (found["delayed_rounds"] > 0).all() and (found["interruptions"] == 0).all()
 
 
 def test_figures_are_drawn_from_the_saved_tables(tables, beside, tmp_path):
-    paths = {}
-    tables = tables | beside
-    for schema in SCHEMAS:
-        name = schema.name.removeprefix("easyscale_")
-        if name not in tables:
-            continue
-        paths[name] = str(tmp_path / f"{name}.csv")
-        write_csv(tables[name], paths[name], schema)
+    saved = {}
+    for name, table in (tables | beside).items():
+        write_csv(table, tmp_path / f"{name}.csv")
+        saved[name] = read_csv(tmp_path / f"{name}.csv", PAPER.schema_of(name))
     shown = ["easyscale-homo", "easyscale-heter"]
-    drawn = (fig14(paths, "emulated"), fig15(paths, "emulated", shown), sensitivity(paths, "published"))
-    for figure, table in (*drawn, serving(paths, "emulated")):
+    drawn = (fig14(saved, "emulated"), fig15(saved, "emulated", shown), sensitivity(saved, "published"))
+    for figure, table in (*drawn, serving(saved, "emulated")):
         assert len(figure.axes) >= 2 and len(table)
         assert_is_legible(figure)
 
@@ -136,13 +132,13 @@ def test_figures_are_drawn_from_the_saved_tables(tables, beside, tmp_path):
     ("ours", "printed", "side"),
     [(1800.0, 17000.0, "right"), (17000.0, 1800.0, "left"), (1800.0, None, "left")],
 )
-def test_a_value_stands_beside_its_point_and_away_from_the_published_mark(tmp_path, ours, printed, side):
-    numbers = dict.fromkeys([*FIG14.names][1:], 1.0) | {"jobs": 3, "avg_jct_s": 90.0}
+def test_a_value_stands_beside_its_point_and_away_from_the_published_mark(ours, printed, side):
+    schema = PAPER.schema_of("fig14")
+    numbers = dict.fromkeys(schema.names[1:], 1.0) | {"jobs": 3, "avg_jct_s": 90.0}
     numbers |= {"published_makespan_s": None, "published_avg_jct_s": None}
     values = {"makespan_from_zero_s": ours, "published_makespan_s": printed}
     rows = pd.DataFrame([{"policy": "fifo"} | numbers | values, {"policy": "easyscale-homo"} | numbers])
-    write_csv(rows, tmp_path / "fig14.csv", FIG14)
-    figure, table = fig14({"fig14": str(tmp_path / "fig14.csv")}, "emulated")
+    figure, table = fig14({"fig14": schema.validate(rows, where="test")}, "emulated")
     label = figure.axes[0].texts[0]
     assert (label.get_text(), label.get_ha(), label.xy) == (f"{ours:.0f}", side, (ours, 0))
     assert_is_legible(figure)
@@ -222,8 +218,8 @@ def test_the_authors_list_gives_what_the_project_promises():
     table = published_jobs(PUBLISHED, shipped_register(), "rename")
     assert len(table) == 68 and table["job_id"].is_unique
     assert len(published_jobs(PUBLISHED, shipped_register(), "artifact")) == 62
-    options = SETTINGS.simulation.experiments() | {"intervals_s": [], "restart_delays_s": []}
-    found = cluster_experiments(table, CELLS, **options)["fig14"].set_index("policy")
+    whole = experiment("simulate", intervals_s=[], restart_delays_s=[])
+    found = whole.run(given(table))["fig14"].set_index("policy")
     jct, makespan = found["avg_jct_s"], found["makespan_from_zero_s"]
     assert jct["easyscale-heter"] < jct["easyscale-homo"] < jct["fifo"] < jct["fifo-serial"]
     assert makespan["easyscale-heter"] < makespan["easyscale-homo"] < makespan["fifo"]
@@ -237,3 +233,13 @@ def test_another_file_in_the_place_of_the_authors_list_is_refused(tmp_path):
     path.write_text("name,time\n")
     with pytest.raises(ChecksumError):
         published_jobs(tmp_path, shipped_register(), "rename")
+
+
+def test_the_job_list_is_generated_or_that_of_the_authors(tmp_path):
+    jobs = JobList(jobs=14, seed=3)
+    assert jobs.run(Given("emulated"))["jobs"].equals(
+        PAPER.schema_of("jobs").validate(generated_jobs(3, 14), where="test")
+    )
+    register = ROOT / "src/makespan/throughput/presets/datasets.csv"
+    with pytest.raises(MissingDataError, match=r"easyscale/workload\.csv"):
+        jobs.run(Given("published", published=(tmp_path, register)))

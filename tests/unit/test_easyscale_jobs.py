@@ -11,7 +11,8 @@ import pytest
 from makespan.easyscale import IntraJobPlanner, JobKind, PlannedCatalogue
 from makespan.errors import InputError, TraceError, UnknownNameError
 from makespan.hardware import cluster
-from makespan.papers.easyscale import cluster_jobs, generated_jobs, pooled, published_profile, read_published
+from makespan.papers.easyscale import PAPER
+from makespan.papers.easyscale.cluster import cluster_jobs, generated_jobs, pooled, published_profile
 from makespan.policies import policy
 from makespan.sim import RestartDelays, simulate, validate_schedule
 from makespan.traces import EASYSCALE_JOBS, read_easyscale_jobs
@@ -27,7 +28,7 @@ TIMES = ((P100, 0.6), (T4, 0.75), (V100, 0.4))
 
 @pytest.fixture(scope="module")
 def profile():
-    cells = [read_published(name, CELLS / f"easyscale_{name}.csv") for name in ("fig11", "fig12")]
+    cells = [PAPER.read_published(name, CELLS / f"easyscale_{name}.csv") for name in ("fig11", "fig12")]
     return published_profile(*cells)
 
 
@@ -72,7 +73,9 @@ def test_what_the_profile_does_not_have_is_refused(profile):
         profile.micro_batch_s("bert", "a800", 8)
     with pytest.raises(InputError, match="0 samples; accepted: 1 or more"):
         profile.micro_batch_s("bert", "v100", 0)
-    fig11, fig12 = (read_published(name, CELLS / f"easyscale_{name}.csv") for name in ("fig11", "fig12"))
+    fig11, fig12 = (
+        PAPER.read_published(name, CELLS / f"easyscale_{name}.csv") for name in ("fig11", "fig12")
+    )
     with pytest.raises(TraceError, match="bert; accepted: models with a time in both"):
         published_profile(fig11[fig11["model"] != "bert"], fig12)
 

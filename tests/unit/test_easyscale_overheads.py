@@ -1,5 +1,6 @@
 """EasyScale's Figs 10 to 13: measured at the smallest sizes, drawn, and judged on made-up cells."""
 
+import json
 import os
 from pathlib import Path
 
@@ -9,28 +10,34 @@ import pytest
 from legible_figures import assert_is_legible
 
 from makespan.claims import judge
-from makespan.config import load_settings
-from makespan.errors import ConfigError, UnknownNameError
-from makespan.papers.easyscale import LEDGER, SETTINGS, figures as draw, measure_overheads, read_published
-from makespan.papers.easyscale.tables import OVERHEADS as FIGURES
+from makespan.config import check_settings, load_settings
+from makespan.errors import ConfigError
+from makespan.papers.easyscale import PAPER, figures as draw
+from makespan.papers.experiment import Given
 from makespan.tables import read_csv, write_csv
 from makespan.training.zoo import STAND_INS
 
 ROOT = Path(__file__).parents[2]
 AUTHORS = Path(os.environ.get("MAKESPAN_PUBLISHED_DIR", "/none")) / "easyscale"
-CELLS = {name: read_published(name, ROOT / f"config/published/easyscale_{name}.csv") for name in FIGURES}
-SETTING = load_settings([], ROOT).easyscale.overheads
+LEDGER = PAPER.ledger()
+FIGURES = {name: PAPER.schema_of(name) for name in ("fig10", "fig11", "fig12", "fig13")}
+CELLS = {
+    name: PAPER.read_published(name, ROOT / f"config/published/easyscale_{name}.csv") for name in FIGURES
+}
 TINY = {"depth": 1, "extent": 16, "n_rows": 64}
 RESNET = {"name": "resnet50", "width": 32, "micro_batch_size": 16, "small_micro_batch_size": 4} | TINY
 NEUMF = {"name": "neumf", "width": 16, "micro_batch_size": 32, "small_micro_batch_size": 16} | TINY
 SMALL = {"procedure": {"warmup_steps": 1, "steps": 2, "repetitions": 1, "seed": 3}, "logical_workers": 2}
-SMALL |= {"models": [RESNET, NEUMF], "ranks": 2, "devices": ["A"], "workers": [1, 2]}
+SMALL |= {"models": [RESNET, NEUMF], "ranks": 2, "devices": ["A"]}
 
 
 # --- measured -------------------------------------------------------------------------------------------
 
 
-SHARING = SMALL | {"models": [RESNET]}
+SHARING = {
+    "warmup_steps": 1, "steps": 2, "workers": [1, 2],
+    "models": [{name: value for name, value in RESNET.items() if name != "small_micro_batch_size"}],
+}  # fmt: skip
 in_processes = pytest.mark.xdist_group("training")
 
 
@@ -38,10 +45,14 @@ in_processes = pytest.mark.xdist_group("training")
 def measured():
     """Return all tables, and that of a device whose memory suffices for one process and not for two."""
     pytest.importorskip("torch")
-    figures = {"fig10": SHARING | {"memory_mib": 1e4}} | dict.fromkeys(("fig11", "fig12", "fig13"), SMALL)
-    found = measure_overheads(CELLS, figures=figures)
-    small = {"memory_mib": 1.5 * found["fig10"]["peak_mem_mib"].min(), "workers": [2]}
-    return found | {"small device": measure_overheads(CELLS, figures={"fig10": SHARING | small})["fig10"]}
+    found = {name: table for each in FIGURES for name, table in measure(each, memory_mib=1e4).items()}
+    memory_mib = float(1.5 * found["fig10"]["peak_mem_mib"].min())
+    return found | {"small device": measure("fig10", memory_mib=memory_mib, workers=[2])["fig10"]}
+
+
+def measure(figure, **sharing):
+    settings = check_settings({"easyscale": {"overheads": SMALL | {"sharing": SHARING | sharing}}})
+    return settings.easyscale.experiments(settings)[figure].run(Given("measured", cells=CELLS))
 
 
 @in_processes
@@ -118,13 +129,10 @@ def test_without_context_switches_nothing_else_is_left_out():
     assert batch[0].shape == (100, 2) and torch.equal(batch[0][0], batch[0][64])
 
 
-def test_a_figure_that_is_not_measured_and_sizes_that_cannot_be_built_are_refused(tmp_path):
-    with pytest.raises(UnknownNameError, match="figure 'fig14'; accepted: fig10, fig11, fig12, fig13"):
-        measure_overheads(CELLS, figures={"fig14": {}})
-    text = (ROOT / "config/papers/easyscale.yaml").read_text()
-    (tmp_path / "odd.yaml").write_text(text.replace("{name: bert, width: 256", "{name: bert, width: 250"))
+def test_sizes_that_cannot_be_built_are_refused():
+    odd = RESNET | {"name": "bert", "width": 250}
     with pytest.raises(ConfigError, match="width of bert is 250; accepted: a multiple of 8"):
-        load_settings([tmp_path / "odd.yaml"], ROOT)
+        check_settings({"easyscale": {"overheads": {"models": [odd]}}})
 
 
 def test_the_full_configuration_has_all_stand_ins_and_every_number_on_a_device():
@@ -135,11 +143,17 @@ def test_the_full_configuration_has_all_stand_ins_and_every_number_on_a_device()
 
 
 def test_options_of_a_figure_are_those_that_it_reads():
-    options = {name: SETTING.experiment(name)["figures"][name] for name in FIGURES}
-    assert set(options["fig10"]) == {"procedure", "models", "workers", "memory_mib"}
+    settings = check_settings({"easyscale": {"overheads": {"procedure": {"steps": 9, "repetitions": 5}}}})
+    found = settings.easyscale.experiments(settings)
+    options = {name: json.loads(found[name].to_json()) for name in FIGURES}
+    often = {"warmup_steps", "steps", "repetitions", "seed"}
+    assert set(options["fig10"]) == {*often, "models", "workers", "memory_mib"}
     assert set(options["fig12"]) == {"procedure", "models", "logical_workers", "devices"}
-    assert options["fig10"]["procedure"] == SETTING.procedure.model_dump() | {"warmup_steps": 2, "steps": 4}
-    assert set(FIGURES) <= set(SETTINGS.contents) and SETTINGS.judged_on_profile >= set(FIGURES)
+    assert {name: options["fig10"][name] for name in often} == {
+        "warmup_steps": 2, "steps": 4, "repetitions": 5, "seed": 1,
+    }  # fmt: skip
+    assert options["fig11"]["procedure"] == {"warmup_steps": 2, "steps": 9, "repetitions": 5, "seed": 1}
+    assert all(found[name].tables_of("measured", ("tiny-gpt",)) == found[name].tables for name in FIGURES)
 
 
 # --- printed --------------------------------------------------------------------------------------------
@@ -170,18 +184,18 @@ def test_printed_cells_are_those_of_the_authors_files():
 def test_figures_are_drawn_from_the_saved_tables(measured, name, tmp_path):
     path = tmp_path / f"{name}.csv"
     write_csv(measured[name], path, FIGURES[name])
-    figure, table = getattr(draw, name)({name: str(path)}, "measured")
+    figure, table = getattr(draw, name)({name: read_csv(path, FIGURES[name])}, "measured")
     assert_is_legible(figure)
     assert len(table) == len(measured[name])
 
 
 @pytest.mark.parametrize("name", ["fig11", "fig12", "fig13"])
-def test_figures_of_all_eight_models_are_legible(made_up, name, tmp_path):
+def test_figures_of_all_eight_models_are_legible(made_up, name):
     table = pd.concat(
         [made_up[name][made_up[name]["model"] == "resnet50"].assign(model=model) for model in STAND_INS]
     )
-    write_csv(FIGURES[name].validate(table, where="test"), tmp_path / "all.csv", FIGURES[name])
-    assert_is_legible(getattr(draw, name)({name: str(tmp_path / "all.csv")}, "measured")[0])
+    valid = FIGURES[name].validate(table, where="test")
+    assert_is_legible(getattr(draw, name)({name: valid}, "measured")[0])
 
 
 # --- the ledger -----------------------------------------------------------------------------------------

@@ -2,36 +2,36 @@
 
 import inspect
 from dataclasses import replace
-from importlib import import_module, resources
+from importlib import import_module
 from types import SimpleNamespace
 
+import pandas as pd
 import pytest
 from toy_cluster import toy_tables
 
 from makespan.config import load_settings
 from makespan.errors import ConfigError
-from makespan.papers import PAPERS, FigureEntry, figures
+from makespan.papers import PAPERS, Figure, paper_named
 from makespan.tables import THROUGHPUT, shown_source, write_csv
 
-ENTRIES = [entry for paper in PAPERS for entry in figures(paper).values()]
-ENTRY = FigureEntry("toy", "one", "One", "On {source}.", "toy:one", ("a",), published=("a",))
+ENTRIES = [(paper, figure) for paper in PAPERS for figure in paper_named(paper).figures().values()]
+ENTRY = Figure("one", "One", "On {source}.", ("a",), cells=("a",))
 
 
 def test_every_entry_names_a_function_that_takes_its_options_and_a_caption_that_can_be_filled():
     settings = load_settings()
-    for entry in ENTRIES:
-        module, name = entry.draw.split(":")
+    for paper, figure in ENTRIES:
+        module, name = figure.function(paper).split(":")
         function = getattr(import_module(module), name)
-        inspect.signature(function).bind({}, "emulated", **entry.options(settings))
-        assert "{" not in entry.caption.format(source="emulated")
-        assert entry.tables, entry.name
+        inspect.signature(function).bind({}, "emulated", **figure.arguments(settings))
+        assert "{" not in figure.caption.format(source="emulated")
+        assert figure.tables and all(paper_named(paper).schema_of(table) for table in figure.tables)
 
 
-def test_inputs_are_the_tables_of_the_source_and_the_printed_values():
-    assert ENTRY.inputs("emulated") == {
-        "a": "results/emulated/toy/a.csv",
-        "published_a": "config/published/toy_a.csv",
-    }
+def test_a_figure_is_drawn_by_the_function_of_its_name_unless_it_says_otherwise():
+    assert ENTRY.function("toy") == "makespan.papers.toy.figures:one"
+    assert replace(ENTRY, draw="two").function("toy") == "makespan.papers.toy.figures:two"
+    assert replace(ENTRY, draw="mine:two").function("toy") == "mine:two"
 
 
 def test_a_figure_is_drawn_where_its_tables_are_and_only_of_its_sources():
@@ -55,22 +55,24 @@ def test_the_provenance_of_the_tables_decides_what_is_said_of_the_source(
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "drawing_of_a_test.py").write_text(
-        "def draw(paths, source):\n    raise KeyError(paths, source)\n"
+        "def draw(tables, source):\n    raise KeyError(list(tables), source)\n"
     )
     for number, kind in enumerate(kinds):
         write_csv(toy_tables()[0].assign(provenance=kind), f"{number}.csv", THROUGHPUT)
-    given = {"times": [f"{number}.csv" for number in range(len(kinds))], "a": "a.csv"}
+    given = {"times": [f"{number}.csv" for number in range(len(kinds))], "fig9": "a.csv"}
+    schema = paper_named("slapo").schema_of("fig9")
+    write_csv(pd.DataFrame(columns=schema.names), "a.csv")
     job = SimpleNamespace(
         log=["job.log"],
         input=given,
         output=SimpleNamespace(pdf="one.pdf"),
         params=SimpleNamespace(draw="drawing_of_a_test:draw", options={}, title="One", caption="On it."),
-        wildcards=SimpleNamespace(source="measured"),
+        wildcards=SimpleNamespace(source="measured", paper="slapo"),
     )
     script = root / "workflow" / "scripts" / "draw_figure.py"
     with pytest.raises(KeyError) as caught:
         exec(compile(script.read_text(), str(script), "exec"), {"snakemake": job})
-    assert caught.value.args == ({"a": "a.csv"}, expected)
+    assert caught.value.args == (["fig9"], expected)
 
 
 def test_the_caption_says_what_the_iteration_times_are():
@@ -84,7 +86,7 @@ def test_the_rule_writes_the_caption_of_the_report_beside_the_figure(root, tmp_p
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "drawing_of_a_caption.py").write_text(
         "import pandas as pd\n\nfrom makespan.plots import new_figure\n\n\n"
-        "def draw(paths, source):\n    return new_figure(1, 1), pd.DataFrame({'a': [1]})\n"
+        "def draw(tables, source):\n    return new_figure(1, 1), pd.DataFrame({'a': [1]})\n"
     )
     caption = ENTRY.captioned("measured", shown_source("measured", ["emulated"]))
     job = SimpleNamespace(
@@ -92,26 +94,23 @@ def test_the_rule_writes_the_caption_of_the_report_beside_the_figure(root, tmp_p
         input={"times": []},
         output=SimpleNamespace(pdf="one.pdf"),
         params=SimpleNamespace(draw="drawing_of_a_caption:draw", options={}, title="One", caption=caption),
-        wildcards=SimpleNamespace(source="measured"),
+        wildcards=SimpleNamespace(source="measured", paper="slapo"),
     )
     script = root / "workflow" / "scripts" / "draw_figure.py"
     exec(compile(script.read_text(), str(script), "exec"), {"snakemake": job})
     assert (tmp_path / "one.txt").read_text() == f"One\n\n{caption}\n"
 
 
-def test_a_setting_that_does_not_exist_is_named():
-    entry = FigureEntry("toy", "one", "One", "", "toy:one", ("a",), settings={"x": "morphling.fig6.x"})
-    with pytest.raises(ConfigError, match=r"'morphling\.fig6\.x'"):
-        entry.options(load_settings())
+def test_an_option_that_does_not_exist_is_named():
+    figure = replace(ENTRY, options={"x": "slapo.fig6.x"})
+    with pytest.raises(ConfigError, match=r"'slapo\.fig6\.x'"):
+        figure.arguments(load_settings())
 
 
-@pytest.mark.parametrize(
-    ("entry", "wrong"),
-    [("{title: A, caption: b, draw: 'c:d'}", "tables"), ("{title: A, caption: b, colour: red}", "colour")],
-)
-def test_an_entry_with_a_wrong_key_is_refused(entry, wrong, tmp_path, monkeypatch):
-    (tmp_path / "toy").mkdir()
-    (tmp_path / "toy" / "figures.yaml").write_text(f"one: {entry}\n")
-    monkeypatch.setattr(resources, "files", lambda package: tmp_path)
-    with pytest.raises(ConfigError, match=f"toy/figures.yaml: figure 'one' has .*{wrong}"):
-        figures("toy")
+def test_every_table_of_a_figure_is_written_by_an_experiment_and_every_table_has_columns():
+    for paper in map(paper_named, PAPERS):
+        written = {table for one in paper.EXPERIMENTS for table in one.tables}
+        assert {table for figure in paper.figures().values() for table in figure.tables} <= written
+        assert all(paper.schema_of(table) for table in written)
+        names = [one.name for one in paper.EXPERIMENTS]
+        assert all(names) and len(set(names)) == len(names)

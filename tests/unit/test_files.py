@@ -205,7 +205,7 @@ def test_json_keeps_its_layout(tmp_path):
 ROOT = Path(__file__).parents[2]
 PLACES = {
     r"\btomllib\.": {"files.py"},
-    r"\byaml\.(safe_)?load|SafeLoader": {"files.py", "papers/figure.py"},
+    r"\byaml\.(safe_)?load|SafeLoader": {"files.py"},
     r"\bpd\.read_csv\(": {"tables/io.py", "claims.py"},  # the second: data of the package
     r"\.to_csv\(": {"tables/io.py"},
     r"\.savefig\(": {"plots/style.py"},

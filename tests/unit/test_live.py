@@ -17,7 +17,7 @@ from makespan.cleanup import temporary_directory
 from makespan.cli.live import _EventLines
 from makespan.errors import InputError, TrainingError, UnknownNameError, WorkerError
 from makespan.metrics import live_summary
-from makespan.papers.morphling import LEDGER
+from makespan.papers.morphling import PAPER
 from makespan.policies import policy
 from makespan.sim import Allocation, Decision, Event, PolicyError
 from makespan.tables import LIVE, LIVE_JOBS
@@ -614,7 +614,7 @@ def test_the_claim_on_fidelity_judges_the_mean_size_of_what_was_predicted_before
     differences, began_at, verdict
 ):
     table = pd.DataFrame([live_run(one, began_at=began_at) for one in differences])
-    claims = judge(LEDGER, {"live": table}, "measured", {"form": "extended"})
+    claims = judge(PAPER.ledger(), {"live": table}, "measured", {"form": "extended"})
     own = claims[claims["artifact"] == "Live run"]
     assert own["verdict"].tolist() == [verdict]
     sizes = [abs(one) for one in differences]

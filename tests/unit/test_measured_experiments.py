@@ -1,19 +1,16 @@
 """Table 2 and Fig. 7 on profiled workloads, and the environment files that they read."""
 
+import json
+
 import pandas as pd
 import pytest
 
+from makespan.config import check_settings
 from makespan.errors import InputError, MissingDataError
 from makespan.hardware import cluster_from
-from makespan.papers.morphling import (
-    FIG7,
-    TABLE2,
-    TABLE2_ROWS,
-    TABLE2_SUMMARY,
-    fit_workloads,
-    measured_fig7,
-)
-from makespan.papers.morphling.performance import measured_table2
+from makespan.papers.experiment import Given
+from makespan.papers.morphling.adaptation import Fig7Stage
+from makespan.papers.morphling.performance import fit_workloads
 from makespan.perf import load_environment
 from makespan.profiling.rates import MachineRates, environment_text
 from makespan.tables import THROUGHPUT
@@ -23,10 +20,29 @@ TIMES = {
     "2": {"ga": 55, "gc": 68, "zero-dp": 60, "zero-offload": 64, "zero-offload+gc": 77, "112": 58}
     | {"121": 75, "211": 62},
 }
-STAGES = [
-    {"name": "both", "placement": "2", "cpu_threads": 1},
-    {"name": "one", "placement": "1", "cpu_threads": 1},
-]
+STAGES = (
+    Fig7Stage(name="both", placement="2", cpu_threads=1),
+    Fig7Stage(name="one", placement="1", cpu_threads=1),
+)
+SETTINGS = check_settings({})
+EXPERIMENTS = SETTINGS.morphling.experiments(SETTINGS)
+CELLS = pd.DataFrame(
+    {"strategy": ["TP+DP"], "stage": ["both"], "published_plan": ["121"], "published_iter_time_s": [1.0]}
+)
+
+
+@pytest.fixture
+def profiled(throughput, record, environment, tmp_path):
+    """Return what experiments are given of a profile of one workload."""
+
+    def profiled():
+        path = tmp_path / "record.json"
+        path.write_text(json.dumps(record))
+        paths = {"records": [str(path)], "environment": environment}
+        cells = {"table2": pd.DataFrame(), "fig7": CELLS}
+        return Given("measured", times={"tiny-gpt": throughput}, cells=cells, paths=paths)
+
+    return profiled
 
 
 @pytest.fixture
@@ -60,12 +76,10 @@ def record(throughput):
     return {"workload": "tiny-gpt", "points": points}
 
 
-def test_errors_stand_beside_the_repeatability_of_their_points(throughput, record, environment):
-    [(_, rows)] = fit_workloads([throughput], environment)
-    joined, errors, summary = measured_table2([rows], [throughput], [record])
-    TABLE2_ROWS.validate(joined, where="test")
-    TABLE2.validate(errors, where="test")
-    TABLE2_SUMMARY.validate(summary, where="test")
+def test_errors_stand_beside_the_repeatability_of_their_points(profiled):
+    tables = EXPERIMENTS["fit_models"].run(profiled())
+    assert list(tables) == ["fits/tiny-gpt", "table2_rows", "table2", "table2_summary"]
+    errors, summary = tables["table2"], tables["table2_summary"]
     by_family = errors[errors["form"] == "extended"].set_index("plan_family")["repeatability_pct"]
     assert by_family["GC"] == pytest.approx(4.0)
     assert by_family["DP"] == pytest.approx(2.0)
@@ -73,9 +87,9 @@ def test_errors_stand_beside_the_repeatability_of_their_points(throughput, recor
     assert summary["repeatability_pct"].tolist() == pytest.approx([2 + 2 * 2 / 14] * 4)
 
 
-def test_regular_times_are_predicted_from_an_environment_file(throughput, record, environment):
-    [(_, rows)] = fit_workloads([throughput], environment, ["extended"])
-    _, _, summary = measured_table2([rows], [throughput], [record])
+def test_regular_times_are_predicted_from_an_environment_file(profiled):
+    experiment = EXPERIMENTS["fit_models"].model_copy(update={"forms": ("extended",)})
+    summary = experiment.run(profiled())["table2_summary"]
     assert summary["n_validate"].min() >= 4
     assert summary["avg_error_pct"].max() < 15
 
@@ -97,17 +111,16 @@ def test_constants_that_were_measured_apart_have_seen_no_model(throughput, envir
     assert (rows["predicted_s"] == rows["predicted_shipped_s"]).all()
 
 
-def test_a_point_that_ran_once_has_no_repeatability(throughput, record, environment):
+def test_a_point_that_ran_once_has_no_repeatability(profiled, record):
     for point in record["points"]:
         point["repeatability_pct"] = None
-    [(_, rows)] = fit_workloads([throughput], environment, ["extended"])
-    _, errors, _ = measured_table2([rows], [throughput], [record])
+    errors = EXPERIMENTS["fit_models"].run(profiled())["table2"]
     assert errors["repeatability_pct"].isna().all()
 
 
-def test_the_adaptation_experiment_runs_on_a_profiled_workload(throughput, environment):
-    table = measured_fig7(throughput, STAGES, environment, "extended")
-    FIG7.validate(table, where="test")
+def test_the_adaptation_experiment_runs_on_a_profiled_workload(profiled):
+    table = EXPERIMENTS["fig7"].model_copy(update={"profiled_stages": STAGES}).run(profiled())["fig7"]
+    assert table["published_iter_time_s"].isna().all()  # the paper has no such workload
     assert list(dict.fromkeys(table["strategy"])) == [
         "Morphling",
         "TP+DP",

@@ -1,40 +1,43 @@
 """The cluster experiments on tiny inputs: job lists, knowledge, simulations, studies."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pytest
 from toy_cluster import toy_catalogue, toy_job, toy_nodes
 
+from makespan.config import check_settings
 from makespan.errors import InputError, TraceError
 from makespan.hardware import cluster
-from makespan.papers import morphling as paper
-from makespan.papers.morphling.cluster import (
-    CLAIRVOYANT,
-    RECONFIGURING,
-    compare_on_lists,
-    compare_policies,
-    drawn_lists,
-    getting_started,
-    knowledge_study,
-    large_models_study,
-    load_study,
-    of_size,
-    paired,
-    rounds_study,
-    scale_study,
-)
+from makespan.papers.experiment import Given
+from makespan.papers.morphling.cluster import Seeds, of_size
+from makespan.papers.morphling.comparisons import CLAIRVOYANT, RECONFIGURING, paired
 from makespan.papers.morphling.figures import allocation_by_family
+from makespan.papers.morphling.job_lists import drawn_lists, published_workloads
+from makespan.papers.morphling.studies import ScaleSize
 from makespan.policies import REGISTRY
-from makespan.studies import Scenario, knowing, predictions, read_scenarios, run
-from makespan.tables import JOBS, PREDICTIONS, write_csv
+from makespan.studies import Scenario, knowing, run
+from makespan.tables import JOBS
 from makespan.throughput import EmulatedSource, ReferenceTimes, read_register
 
 TESTBED = cluster("a800-64")
 KEYS = ("roberta", "llama7")
 LISTS = ("naive", "base", "bp", "mt")
+SETTINGS = check_settings({})
+EXPERIMENTS = SETTINGS.morphling.experiments(SETTINGS)
+
+
+def experiment(name, **changes):
+    """Return an experiment with other options."""
+    return EXPERIMENTS[name].model_copy(update=changes)
+
+
+def generated(tables):
+    """Return short generated lists."""
+    chosen = experiment("generate_workloads", seed=1, jobs=30, naive_jobs=4, naive_span_s=5400.0)
+    found = chosen.run(Given("emulated", times=tables))
+    return {name.removeprefix("workloads/"): table for name, table in found.items()}
 
 
 @pytest.fixture(scope="module")
@@ -45,28 +48,24 @@ def tables():
 
 @pytest.fixture(scope="module")
 def lists(tables):
-    return paper.generated_workloads(tables, 1, 30, 4, 5400.0)
+    return generated(tables)
 
 
 @pytest.fixture(scope="module")
-def files(tables, lists, tmp_path_factory):
-    """Return the paths that the stages hand on."""
-    folder = tmp_path_factory.mktemp("stages")
-    for name, frame in {**tables, **lists}.items():
-        write_csv(frame, folder / f"{name}.csv")
-    paths = {name: str(folder / f"{name}.csv") for name in (*tables, *lists)}
-    knowledge = predictions(tables, "a800-64", "extended")
-    write_csv(knowledge, folder / "predictions.csv", PREDICTIONS)
-    return SimpleNamespace(
-        tables={key: paths[key] for key in tables},
-        lists={name: paths[name] for name in lists},
-        knowledge=str(folder / "predictions.csv"),
-    )
+def knowledge(tables):
+    return EXPERIMENTS["predictions"].run(Given("emulated", times=tables))["predictions"]
 
 
 @pytest.fixture(scope="module")
-def scenarios(files):
-    return read_scenarios(files.tables, files.knowledge, files.lists, "a800-64")
+def given(tables, lists, knowledge):
+    """Return what the experiments are given of the stages before them."""
+    own = {f"workloads/{name}": table for name, table in lists.items()}
+    return Given("published", times=tables, tables=own | {"predictions": knowledge})
+
+
+@pytest.fixture(scope="module")
+def scenarios(given):
+    return EXPERIMENTS["table4"].sampled(given)
 
 
 @pytest.fixture
@@ -84,30 +83,29 @@ def test_generated_lists_request_what_the_source_has(tables, lists):
         assert set(frame["workload"]) <= set(KEYS)
     assert lists["naive"]["submit_time_s"].max() == 5400.0
     assert lists["mt"]["is_guaranteed"].any() and not lists["base"]["is_guaranteed"].any()
-    pd.testing.assert_frame_equal(paper.generated_workloads(tables, 1, 30, 4, 5400.0)["bp"], lists["bp"])
+    pd.testing.assert_frame_equal(generated(tables)["bp"], lists["bp"])
 
 
 def test_a_source_without_any_requested_workload_is_refused():
     source = EmulatedSource(TESTBED, calibration="L1", seed=0, noise=1.0)
     with pytest.raises(TraceError, match="workloads with throughput: t5_3B; accepted: at least one of bert"):
-        paper.generated_workloads({"t5_3B": source.load("t5_3B")}, 1, 30, 4, 5400.0)
+        generated({"t5_3B": source.load("t5_3B")})
 
 
 def test_published_lists_keep_the_configured_workloads(published_dir, root):
     register = read_register(root / "src" / "makespan" / "throughput" / "presets" / "datasets.csv")
-    found = paper.published_workloads(published_dir, register, ["roberta", "llama7"])
+    found = published_workloads(published_dir, register, ["roberta", "llama7"])
     assert [len(found[name]) for name in LISTS] == [2, 112, 112, 112]
-    assert len(paper.published_workloads(published_dir, register, paper_workloads())["mt"]) == 406
+    assert len(published_workloads(published_dir, register, paper_workloads())["mt"]) == 406
     with pytest.raises(TraceError, match="no job trains t5_3B"):
-        paper.published_workloads(published_dir, register, ["t5_3B"])
+        published_workloads(published_dir, register, ["t5_3B"])
 
 
 def paper_workloads():
     return ["vit", "roberta", "bert", "t5", "gpt2", "llama7", "llama30"]
 
 
-def test_what_was_sampled_is_known_and_the_rest_is_predicted(tables, files):
-    knowledge = pd.read_csv(files.knowledge, keep_default_na=False, dtype={"placement": str})
+def test_what_was_sampled_is_known_and_the_rest_is_predicted(tables, knowledge):
     truth = pd.concat([table[table["feasible"]] for table in tables.values()], ignore_index=True)
     error = np.abs(knowledge["predicted_iter_time_s"] / truth["iter_time_s"] - 1)
     assert error[knowledge["known"]].max() < 1e-12
@@ -125,11 +123,9 @@ def test_knowing_everything_is_knowing_the_truth(scenarios):
             assert known.is_known and known.predicted_iter_time_s == known.iter_time_s == item.iter_time_s
 
 
-def test_the_study_of_knowledge_compares_modes_on_the_same_lists(scenarios, tables):
-    jobs = {"mt": scenarios["mt"].jobs}
-    seeds = {"shifted": [1, 2], "subsampled": [], "generated": [3]}
-    lists = drawn_lists(jobs, ReferenceTimes(tables), seeds, False, 300.0, 0.8)
-    table = knowledge_study(scenarios, lists, ["fifo", "sjf"], 260.0, 60.0)
+def test_the_study_of_knowledge_compares_modes_on_the_same_lists(given):
+    chosen = {"traces": ("mt",), "seeds": (1, 2), "policies": ("fifo", "sjf"), "std_s": 300.0}
+    table = experiment("knowledge", **chosen).run(given)["knowledge"]
     assert list(zip(table["policy"], table["mode"], strict=True)) == [
         (policy, mode) for mode in ("sampled", "requests", "exact") for policy in ("fifo", "sjf")
     ]
@@ -144,8 +140,7 @@ def test_the_study_of_knowledge_compares_modes_on_the_same_lists(scenarios, tabl
     assert logs[4:] == pytest.approx(logs[:2])
 
 
-def test_what_devices_do_in_a_step_comes_from_the_model_and_reaches_whoever_shares_them(scenarios, files):
-    knowledge = pd.read_csv(files.knowledge, keep_default_na=False, dtype={"placement": str})
+def test_what_devices_do_in_a_step_comes_from_the_model_and_reaches_whoever_shares_them(scenarios, knowledge):
     shares = knowledge[["computing_share", "moving_share"]]
     alone = knowledge["placement"] == "1"
     moved = knowledge["exec_plan"].str.contains("offload")
@@ -162,7 +157,7 @@ def test_what_devices_do_in_a_step_comes_from_the_model_and_reaches_whoever_shar
     assert [it.busy for it in known] == [it.busy for it in catalogue.all("roberta")]
 
 
-def test_the_catalogue_runs_by_the_truth_and_shows_the_predictions(scenarios, tables, files):
+def test_the_catalogue_runs_by_the_truth_and_shows_the_predictions(scenarios, tables):
     items = [item for key in KEYS for item in scenarios["base"].catalogue.all(key)]
     assert any(not item.is_known for item in items)
     for item in items:
@@ -172,15 +167,9 @@ def test_the_catalogue_runs_by_the_truth_and_shows_the_predictions(scenarios, ta
 
 
 def test_the_comparison_has_a_row_a_setting_and_what_is_drawn_from_it(scenarios):
-    found = compare_policies(
-        scenarios,
-        ["base", "mt"],
-        ["morphling-lookahead", "fifo"],
-        [260.0, 78.0],
-        60.0,
-        ["morphling-lookahead", "fifo", "sia"],
-        2,
-    )
+    names = ("morphling-lookahead", "fifo")
+    table4 = experiment("table4", traces=("base", "mt"), policies=names, shown=(*names, "sia"))
+    found = table4.simulated(scenarios, Given("emulated", n_threads=2))
     table4 = found["table4"]
     assert len(table4) == 8
     assert table4["n_repeats"].sum() == table4["n_identical"].sum() == 2
@@ -200,7 +189,9 @@ def test_the_comparison_has_a_row_a_setting_and_what_is_drawn_from_it(scenarios)
 
 
 def test_getting_started_runs_the_short_list(toys):
-    table = getting_started(toys, ["morphling-lookahead", "fifo"], [5.0], 0.0)
+    changes = {"policies": ("morphling-lookahead", "fifo"), "restart_delays_s": (5.0,), "interval_s": 0.0}
+    short = experiment("getting_started", **changes)
+    table = short.simulated(toys, Given("emulated"))["getting_started"]
     assert table["trace"].tolist() == ["naive", "naive"]
     assert table["jobs"].tolist() == [2, 2]
 
@@ -224,27 +215,30 @@ def test_lists_are_drawn_anew_or_from_those_of_the_authors(tables, scenarios):
 
 
 def test_studies_have_a_row_a_simulation_and_a_summary(tables, scenarios):
-    times, lists = ReferenceTimes(tables), {1: scenarios["base"].jobs[:12], 2: scenarios["bp"].jobs[:12]}
-    base = scenarios["base"]
-    rows, means = load_study(base, lists, times, ["fifo", "morphling-lookahead"], [0.5, 2.0], 260.0, 60.0)
+    few = {"base": replace(scenarios["base"], jobs=scenarios["base"].jobs[:12])}
+    given = Given("published", times=tables)
+    names, two = ("fifo", "morphling-lookahead"), {"seeds": (1, 2), "policies": ("fifo",)}
+    load = experiment("load", **two | {"policies": names}, factors=(0.5, 2.0)).simulated(few, given)
+    rows, means = load["load"], load["load_summary"]
     assert rows.groupby(["load_factor", "policy"]).size().tolist() == [2] * 4
     assert means["parameter"].eq("load_factor").all() and means["seeds"].tolist() == [2] * 4
     one = rows[(rows["policy"] == "fifo") & (rows["load_factor"] == 2)]["avg_jct_s"]
     mean = means[(means["policy"] == "fifo") & (means["value"] == 2)]["jct_mean_s"].iloc[0]
     assert mean == pytest.approx(float(np.exp(np.log(one).mean())))
-    shares, _ = large_models_study(base, lists, times, ["fifo"], [0.0, 1.0], 260.0, 60.0)
+    shares = experiment("large_models", **two, shares=(0.0, 1.0)).simulated(few, given)["large_models"]
     by_share = shares.groupby("large_share")["avg_jct_s"].mean()
     assert by_share[1.0] > by_share[0.0]
-    rounds, _ = rounds_study(base, lists, times, ["fifo"], [0.0, 600.0], 260.0)
+    rounds = experiment("rounds", **two, intervals_s=(0.0, 600.0)).simulated(few, given)["rounds"]
     by_round = rounds.groupby("interval_s")["avg_jct_s"].mean()
     assert by_round[600.0] > by_round[0.0]
 
 
 def test_a_comparison_on_lists_has_a_row_a_simulation_and_leaves_out_what_cannot_run(scenarios):
     jobs = {name: scenarios[name].jobs[:12] for name in ("base", "mt")}
-    lists = drawn_lists(jobs, None, {"shifted": [1, 2]}, is_generated=False, std_s=60.0, share=1.0)
-    known = {name: scenarios[name] for name in jobs}
-    found = compare_on_lists(known, lists, ["morphling", "fifo"], ["morphling-n"], [64, 8], [260.0], 60.0)
+    known = {name: replace(scenarios[name], jobs=own) for name, own in jobs.items()}
+    changes = {"seeds": Seeds.model_construct(shifted=(1, 2), subsampled=(), generated=()), "std_s": 60.0}
+    changes |= {"policies": ("morphling", "fifo"), "ablations": ("morphling-n",), "gpus": (64, 8)}
+    found = experiment("lists", **changes).simulated(known, Given("published"))
     rows = found["lists"]
     settings = rows.groupby(["trace", "gpus"], sort=False)["policy"].agg(lambda names: sorted(set(names)))
     assert settings["base", 64] == ["fifo", "morphling", "morphling-n"]
@@ -296,7 +290,9 @@ def test_a_cluster_has_whole_nodes(toys):
 
 
 def test_scale_repeats_jobs_and_nodes(toys):
-    table = scale_study(toys["base"], ["fifo"], [(1, 1), (3, 2)], 5.0, 0.0)
+    sizes = (ScaleSize(jobs=1, gpus=1), ScaleSize(jobs=3, gpus=2))
+    scale = experiment("scale", policies=("fifo",), sizes=sizes, delay_s=5.0, interval_s=0.0)
+    table = scale.simulated(toys, Given("emulated"))["scale"]
     assert table["jobs"].tolist() == [6, 18] and table["gpus"].tolist() == [8, 16]
     for name in ("wall_s", "decision_wall_s"):
         assert (table[f"fastest_{name}"] > 0).all()

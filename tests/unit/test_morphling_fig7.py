@@ -7,18 +7,22 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from makespan.config import check_settings
 from makespan.errors import TraceError
-from makespan.papers.morphling import Stage, fig7, performance as module
-from makespan.papers.morphling.performance import MORPHLING
+from makespan.papers.experiment import Given
+from makespan.papers.morphling import adaptation as module
+from makespan.papers.morphling.adaptation import MORPHLING, Fig7Stage
 from makespan.perf import fitting as learning
-from makespan.plans import Placement, write_exec_plan
+from makespan.plans import write_exec_plan
 
-STAGES = [
-    {"name": "2x4", "placement": "44", "cpu_threads": 2},
-    {"name": "1x4", "placement": "4", "cpu_threads": 2},
-    Stage("1x1", Placement.parse("1"), 2),
-    Stage("1x1 2xCPU", Placement.parse("1"), 4),
-]
+SETTINGS = check_settings({})
+FIG7 = SETTINGS.morphling.experiments(SETTINGS)["fig7"]
+STAGES = (
+    Fig7Stage(name="2x4", placement="44", cpu_threads=2),
+    Fig7Stage(name="1x4", placement="4", cpu_threads=2),
+    Fig7Stage(name="1x1", placement="1", cpu_threads=2),
+    Fig7Stage(name="1x1 2xCPU", placement="1", cpu_threads=4),
+)
 TIMES = [
     ("142", "44", 2, 4.0),
     ("241", "44", 2, 2.0),
@@ -53,6 +57,12 @@ def throughput(times=TIMES):
         clean=True,
         iter_time_s=frame["iter_time_s"].where(frame["iter_time_s"] > 0),
     )
+
+
+def adapted(times, stages=STAGES):
+    """Return the table of a job with given iteration times."""
+    given = Given("emulated", times={"llama7_b16": times}, cells={"fig7": PUBLISHED})
+    return FIG7.model_copy(update={"stages": stages}).run(given)["fig7"]
 
 
 class Oracle:
@@ -106,7 +116,7 @@ def oracle(install):
 
 @pytest.fixture
 def table(oracle):
-    return fig7(throughput(), STAGES, PUBLISHED, "a800-64", "extended")
+    return adapted(throughput())
 
 
 def cell(table, strategy, stage):
@@ -159,28 +169,28 @@ def test_morphling_follows_the_model_and_not_the_table(table, oracle):
 
 def test_a_worse_choice_of_the_model_is_shown_as_it_is(install):
     install(Oracle({"142": 0.3, "412": 9.0}))
-    row = cell(fig7(throughput(), STAGES[:1], PUBLISHED, "a800-64", "extended"), MORPHLING, "2x4")
+    row = cell(adapted(throughput(), STAGES[:1]), MORPHLING, "2x4")
     # After 142 took 4.0 s instead of 0.3 s, no other plan is expected to be faster.
     assert (row["plan"], row["iter_time_s"], row["n_tried"]) == ("142", 4.0, 1)
 
 
 def test_a_plan_that_disappoints_gives_way_to_the_next(install):
     oracle = install(Oracle({"142": 0.3, "222": 3.0, "241": 3.5}))
-    row = cell(fig7(throughput(), STAGES[:1], PUBLISHED, "a800-64", "extended"), MORPHLING, "2x4")
+    row = cell(adapted(throughput(), STAGES[:1]), MORPHLING, "2x4")
     assert (row["plan"], row["iter_time_s"], row["n_tried"]) == ("222", 1.0, 2)
     assert oracle.learned == [("142", 4.0), ("222", 1.0)] and oracle.refits == 2
 
 
 def test_sampled_rows_are_known_from_the_start(install):
     install(Oracle({"142": 0.3, "222": 3.0}, sampled=[("142", "44")]))
-    row = cell(fig7(throughput(), STAGES[:1], PUBLISHED, "a800-64", "extended"), MORPHLING, "2x4")
+    row = cell(adapted(throughput(), STAGES[:1]), MORPHLING, "2x4")
     assert (row["plan"], row["n_tried"]) == ("222", 1)
 
 
 def test_a_plan_is_not_tried_twice_in_the_same_limit(install):
     oracle = install(Oracle({"142": 0.3}))
-    again = [STAGES[0], {**STAGES[0], "name": "again"}]
-    table = fig7(throughput(), again, PUBLISHED, "a800-64", "extended")
+    again = (STAGES[0], STAGES[0].model_copy(update={"name": "again"}))
+    table = adapted(throughput(), again)
     assert table.loc[table["strategy"] == MORPHLING, "n_tried"].tolist() == [1, 0]
     assert len(oracle.learned) == 1
 
@@ -192,7 +202,7 @@ def test_morphling_is_asked_about_the_plans_of_the_stage(table, oracle):
 
 def test_nothing_runs_if_the_model_finds_nothing(install):
     install(Oracle({}))
-    table = fig7(throughput(), STAGES, PUBLISHED, "a800-64", "extended")
+    table = adapted(throughput())
     own = table[table["strategy"] == MORPHLING]
     assert (own["throughput_samples_per_s"] == 0).all() and (own["plan"] == "").all()
 
@@ -207,21 +217,21 @@ def test_throughput_and_published_values(table):
 
 
 def test_stage_that_the_table_does_not_have(oracle):
-    stages = [{"name": "huge", "placement": "8888", "cpu_threads": 2}]
+    stages = (Fig7Stage(name="huge", placement="8888", cpu_threads=2),)
     with pytest.raises(TraceError, match=r"stage 'huge'.*no row with placement 8888 and 2 CPU.*1, 4, 44"):
-        fig7(throughput(), stages, PUBLISHED, "a800-64", "extended")
+        adapted(throughput(), stages)
 
 
 def test_plan_that_the_table_does_not_have(oracle):
     times = [row for row in TIMES if row[0] != "241"]
     with pytest.raises(TraceError, match=r"stage '2x4': .* no row of plan 241 on placement 44; it has: 142"):
-        fig7(throughput(times), STAGES, PUBLISHED, "a800-64", "extended")
+        adapted(throughput(times))
 
 
 def test_failed_run_with_more_replicas_than_samples_is_no_candidate(oracle):
     times = [("zero-offload+gc", "8888", 2, 0.0), ("228", "8888", 2, 1.2), ("184", "8888", 2, 1.3)]
     times += [("481", "8888", 2, 1.4)]
-    stages = [{"name": "4x8", "placement": "8888", "cpu_threads": 2}]
-    table = fig7(throughput(times), stages, PUBLISHED, "a800-64", "extended")
+    stages = (Fig7Stage(name="4x8", placement="8888", cpu_threads=2),)
+    table = adapted(throughput(times), stages)
     assert "zero-offload+gc" not in oracle.asked["8888", 2]
     assert cell(table, "ZeRO-Offload+GC", "4x8")["plan"] == ""

@@ -5,7 +5,8 @@ import pandas as pd
 import pytest
 
 from makespan.errors import InputError, TraceError
-from makespan.papers.morphling import fig8
+from makespan.papers.experiment import Given
+from makespan.papers.morphling.sharing import Fig8
 
 PUBLISHED = pd.DataFrame(
     {
@@ -41,12 +42,18 @@ STEEP = job(
 )
 
 
+def fig8(jobs, gpus):
+    """Return the table of jobs with given iteration times."""
+    given = Given("emulated", times=jobs, cells={"fig8": PUBLISHED})
+    return Fig8.model_construct(gpus=gpus).run(given)["fig8"]
+
+
 def pick(table, scheduler, name):
     return table[(table["scheduler"] == scheduler) & (table["job"] == name)].iloc[0]
 
 
 def test_simple_divides_equally_and_takes_the_best_plan():
-    table = fig8({"flat": FLAT, "steep": STEEP}, 4, PUBLISHED)
+    table = fig8({"flat": FLAT, "steep": STEEP}, 4)
     flat, steep = pick(table, "Simple", "flat"), pick(table, "Simple", "steep")
     assert (flat["gpus"], steep["gpus"]) == (2, 2)
     assert (flat["plan"], steep["plan"]) == ("ga", "zero-offload")
@@ -55,7 +62,7 @@ def test_simple_divides_equally_and_takes_the_best_plan():
 
 
 def test_morphling_gives_gpus_to_the_steeper_job():
-    table = fig8({"flat": FLAT, "steep": STEEP}, 4, PUBLISHED)
+    table = fig8({"flat": FLAT, "steep": STEEP}, 4)
     assert (pick(table, "Morphling", "flat")["gpus"], pick(table, "Morphling", "steep")["gpus"]) == (1, 3)
     total = table.groupby("scheduler")["speedup"].sum()
     assert total["Morphling"] == pytest.approx(1 / 1.25 + 2.0 / 2.2)
@@ -69,7 +76,7 @@ def test_division_is_the_best_of_all_divisions():
             name: job([("ga", str(g), float(rng.uniform(1, 5)), True) for g in range(1, 7)])
             for name in ("a", "b", "c")
         }
-        table = fig8(jobs, 6, PUBLISHED)
+        table = fig8(jobs, 6)
         own = table[table["scheduler"] == "Morphling"]
         assert own["gpus"].sum() == 6 and own["gpus"].min() >= 1
         alone = {name: float(frame["iter_time_s"].iloc[5]) for name, frame in jobs.items()}
@@ -82,18 +89,18 @@ def test_division_is_the_best_of_all_divisions():
 
 def test_of_equal_divisions_the_most_even_one_is_taken():
     linear = job([("ga", str(g), 4.0 / g, True) for g in range(1, 5)])
-    table = fig8({"a": linear, "b": linear}, 4, PUBLISHED)
+    table = fig8({"a": linear, "b": linear}, 4)
     assert table["gpus"].tolist() == [2, 2, 2, 2]
 
 
 def test_with_a_count_that_cannot_run_the_job_keeps_fewer():
-    row = pick(fig8({"flat": FLAT, "steep": STEEP}, 6, PUBLISHED), "Simple", "flat")
+    row = pick(fig8({"flat": FLAT, "steep": STEEP}, 6), "Simple", "flat")
     assert (row["gpus"], row["plan"]) == (3, "ga")
     assert row["speedup"] == pytest.approx(1 / 1.1)
 
 
 def test_published_cells_stand_beside():
-    table = fig8({"flat": FLAT, "steep": STEEP}, 4, PUBLISHED)
+    table = fig8({"flat": FLAT, "steep": STEEP}, 4)
     assert pick(table, "Simple", "flat")["published_speedup"] == 0.9
     assert np.isnan(pick(table, "Simple", "steep")["published_speedup"])
     assert pick(table, "Simple", "steep")["published_plan"] == ""
@@ -103,22 +110,22 @@ def test_flagged_rows_count_and_the_speedup_without_them_stands_beside():
     flagged = job(
         [("ga", "1", 0.9, False), ("gc", "1", 2.0, True), ("ga", "2", 1.1, True), ("ga", "4", 1.0, True)]
     )
-    table = fig8({"flat": flagged, "steep": STEEP}, 4, PUBLISHED)
+    table = fig8({"flat": flagged, "steep": STEEP}, 4)
     row = pick(table, "Morphling", "flat")
     assert (row["plan"], row["clean"], row["flag"]) == ("ga", False, "odd")
     assert row["speedup"] == pytest.approx(1 / 0.9)
     assert row["clean_speedup"] == pytest.approx(0.5)
     only = job([("ga", "1", 0.9, False), ("ga", "2", 1.1, True), ("ga", "4", 1.0, True)])
-    table = fig8({"flat": only, "steep": STEEP}, 4, PUBLISHED)
+    table = fig8({"flat": only, "steep": STEEP}, 4)
     assert np.isnan(pick(table, "Morphling", "flat")["clean_speedup"])
 
 
 def test_infeasible_rows_are_not_plans():
     rows = [("ga", "1", 0.0, True), ("ga", "2", 1.1, True), ("ga", "4", 1.0, True)]
     with pytest.raises(TraceError, match=r"job 'flat': .* no feasible plan on one node with 1 GPU"):
-        fig8({"flat": job(rows), "steep": STEEP}, 4, PUBLISHED)
+        fig8({"flat": job(rows), "steep": STEEP}, 4)
 
 
 def test_fewer_gpus_than_jobs():
     with pytest.raises(InputError, match="1 GPUs for 2 jobs"):
-        fig8({"flat": FLAT, "steep": STEEP}, 1, PUBLISHED)
+        fig8({"flat": FLAT, "steep": STEEP}, 1)

@@ -7,16 +7,11 @@ import pytest
 from makespan.claims import judge
 from makespan.config import load_settings
 from makespan.errors import ConfigError, TraceError
-from makespan.papers.morphling import (
-    LEDGER,
-    OTHER_SEED,
-    SWITCHING,
-    fig9,
-    fig9_summary,
-    read_published,
-)
+from makespan.papers.morphling import PAPER
+from makespan.papers.morphling.accuracy import OTHER_SEED, SWITCHING, losses_compared, losses_summary
 from makespan.papers.morphling.figures import plot_accuracy
 
+LEDGER = PAPER.ledger()
 LOSSES = {
     "one": [2.0, 1.0, 0.5],
     "TP": [2.0, 1.00001, 0.5],
@@ -27,7 +22,7 @@ LOSSES = {
 
 @pytest.fixture
 def published(root):
-    return read_published("fig9", root / "config/published/morphling_fig9.csv")
+    return PAPER.read_published("fig9", root / "config/published/morphling_fig9.csv")
 
 
 def costs():
@@ -35,13 +30,13 @@ def costs():
 
 
 def verdict(losses):
-    claims = judge(LEDGER, {"fig9": fig9(losses)}, "measured", {"form": "extended"})
+    claims = judge(LEDGER, {"fig9": losses_compared(losses)}, "measured", {"form": "extended"})
     row = claims[claims["artifact"] == "Fig. 9"].iloc[0]
     return row["verdict"], row["reproduced"], row["note"]
 
 
 def test_distances_are_those_to_the_first_run():
-    table = fig9(LOSSES)
+    table = losses_compared(LOSSES)
     assert list(table["run"].unique()) == list(LOSSES)
     assert table.groupby("run")["abs_difference"].max()["one"] == 0
     worst = table.set_index(["run", "step"])["abs_difference"]
@@ -51,7 +46,7 @@ def test_distances_are_those_to_the_first_run():
 
 def test_runs_of_different_length_are_refused():
     with pytest.raises(TraceError, match="run 'TP' has 2 steps, run 'one' has 3"):
-        fig9({"one": [1, 2, 3], "TP": [1, 2]})
+        losses_compared({"one": [1, 2, 3], "TP": [1, 2]})
 
 
 def test_the_statement_holds_below_a_tenth_of_the_other_seed():
@@ -68,7 +63,7 @@ def test_the_statement_needs_both_runs():
 
 
 def test_the_summary_has_the_paper_below(published):
-    summary = fig9_summary(fig9(LOSSES), costs(), published)
+    summary = losses_summary(losses_compared(LOSSES), costs(), published)
     assert list(summary["kind"])[:4] == ["reference", "plan", OTHER_SEED, SWITCHING]
     own, paper = summary.iloc[2], summary.iloc[-1]
     assert own["mean_abs_difference"] == pytest.approx(0.1)
@@ -87,8 +82,8 @@ def test_the_printed_cells_are_those_of_the_published_curves(published, publishe
 
 
 def test_the_figure_shows_every_run_and_the_limit(published):
-    table = fig9(LOSSES)
-    figure = plot_accuracy(table, fig9_summary(table, costs(), published), 0.1, "measured")
+    table = losses_compared(LOSSES)
+    figure = plot_accuracy(table, losses_summary(table, costs(), published), 0.1, "measured")
     left, right = figure.axes
     assert [line.get_label() for line in left.lines] == list(LOSSES)
     level = [line for line in right.lines if line.get_linestyle() == "--" and len(set(line.get_ydata())) == 1]

@@ -7,12 +7,12 @@ import pandas as pd
 import pytest
 from pages import generator
 
-from makespan.papers.morphling import LEDGER, page, read_published
+from makespan.papers.morphling import PAPER, page
 from makespan.papers.morphling.results_page import BLOCKS, STATEMENTS
-from makespan.papers.morphling.tables import FIG9_SUMMARY, LISTS_SUMMARY, TABLE2_SUMMARY, TABLE4
 from makespan.policies import policy_names
 from makespan.tables import JOINED_CLAIMS, LIVE, write_csv
 
+LEDGER = PAPER.ledger()
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "papers" / "morphling.md"
 UNFILLED = "*Not filled yet: `make pages` does it once the results are built.*"
@@ -91,15 +91,16 @@ def results(tmp_path):
         | {"profile_drift_pct": -2.0, "n_restarts": 8, "predicted_n_restarts": 6}
         for seed, error in ((1, 3.0), (2, -9.0), (3, 1.0))
     ]
-    for source, schema, rows in (
-        ("emulated", TABLE2_SUMMARY, errors),
-        ("published", TABLE4, times),
-        ("published", LISTS_SUMMARY, means),
-        ("measured", FIG9_SUMMARY, losses),
-        ("measured", LIVE, lived),
+    for source, table, rows in (
+        ("emulated", "morphling/table2_summary", errors),
+        ("published", "morphling/table4", times),
+        ("published", "morphling/lists_summary", means),
+        ("measured", "morphling/fig9_summary", losses),
+        ("measured", "live/live", lived),
     ):
-        path = tmp_path / source / ("live" if schema is LIVE else "morphling") / f"{schema.name}.csv"
+        path = tmp_path / source / f"{table}.csv"
         path.parent.mkdir(parents=True, exist_ok=True)
+        schema = LIVE if table == "live/live" else PAPER.schema_of(path.stem)
         write_csv(frame(schema, rows), path, schema)
     return tmp_path
 
@@ -183,7 +184,7 @@ def test_the_policies_on_the_page_are_registered(mark):
 
 
 def test_the_printed_losses_on_the_page_are_those_of_the_paper():
-    printed = read_published("fig9", ROOT / "config/published/morphling_fig9.csv")
+    printed = PAPER.read_published("fig9", ROOT / "config/published/morphling_fig9.csv")
     shown = {row[0]: row[1:] for row in cells(block("losses"))}
     for row in printed.to_dict("records"):
         assert shown[f"paper, {row['run']}"] == [

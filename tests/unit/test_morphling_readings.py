@@ -5,9 +5,11 @@ from dataclasses import fields, replace
 import pytest
 from toy_cluster import toy_catalogue, toy_job, toy_nodes
 
-from makespan.papers.morphling.cluster import ALL_BEFORE, ALTERNATIVES, exchange_readings
+from makespan.config import check_settings
+from makespan.papers.experiment import Given
+from makespan.papers.morphling import PAPER
 from makespan.papers.morphling.results_page import page
-from makespan.papers.morphling.tables import READINGS
+from makespan.papers.morphling.studies import ALL_BEFORE, ALTERNATIVES
 from makespan.policies import REGISTRY
 from makespan.policies.morphling import Morphling
 from makespan.studies import Scenario, run
@@ -31,8 +33,12 @@ def base():
 
 @pytest.fixture(scope="module")
 def exchanged(base):
-    lists = {("base", "shifted", seed): base.jobs for seed in (1, 2)}
-    return exchange_readings({"base": base}, lists, [20.0], 10.0).fillna({"reading": "", "value": ""})
+    settings = check_settings({})
+    changes = {"seeds": (1, 2), "traces": ("base",), "restart_delays_s": (20.0,), "interval_s": 10.0}
+    changes["std_s"] = 0.0  # the same jobs on both lists
+    readings = settings.morphling.experiments(settings)["readings"].model_copy(update=changes)
+    found = readings.simulated({"base": base}, Given("published"))["readings"]
+    return found.fillna({"reading": "", "value": ""})
 
 
 def test_every_reading_of_the_policy_has_alternatives_and_the_first_is_shipped():
@@ -67,7 +73,7 @@ def test_the_last_row_exchanges_the_first_four_at_once(base, exchanged):
 def test_the_page_shows_every_reading(exchanged, tmp_path):
     folder = tmp_path / "published" / "morphling"
     folder.mkdir(parents=True)
-    write_csv(exchanged, folder / "readings.csv", READINGS)
+    write_csv(exchanged, folder / "readings.csv", PAPER.schema_of("readings"))
     block = page(tmp_path)["readings, published"]
     lines = [line for line in block.splitlines() if line.startswith("| ")]
     assert len(lines) == 1 + 1 + len(exchanged)

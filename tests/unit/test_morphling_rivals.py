@@ -8,14 +8,15 @@ from legible_figures import assert_is_legible
 from toy_cluster import toy_catalogue, toy_job, toy_nodes
 
 from makespan.claims import Claim
-from makespan.papers.morphling import LEDGER
-from makespan.papers.morphling.cluster import AIMS_AT_MAKESPAN, VALUES, sweep_rivals
+from makespan.config import check_settings
+from makespan.papers.experiment import Given
+from makespan.papers.morphling import PAPER
 from makespan.papers.morphling.figures import rivals
-from makespan.papers.morphling.tables import RIVALS
+from makespan.papers.morphling.studies import AIMS_AT_MAKESPAN, VALUES
 from makespan.policies import REGISTRY
 from makespan.studies import Scenario, run
-from makespan.tables import write_csv
 
+LEDGER = PAPER.ledger()
 pytestmark = pytest.mark.xdist_group("rivals")
 
 
@@ -30,8 +31,11 @@ def base():
 
 @pytest.fixture(scope="module")
 def swept(base):
-    lists = {("base", "shifted", seed): base.jobs for seed in (1, 2)}
-    return sweep_rivals({"base": base}, lists, ["srtf", "gavel-makespan"], [30.0], 10.0)
+    settings = check_settings({})
+    changes = {"seeds": (1, 2), "policies": ("srtf", "gavel-makespan"), "restart_delays_s": (30.0,)}
+    changes |= {"interval_s": 10.0, "std_s": 0.0}  # the same jobs on both lists
+    experiment = settings.morphling.experiments(settings)["rivals"].model_copy(update=changes)
+    return experiment.simulated({"base": base}, Given("published"))["rivals"]
 
 
 def test_what_is_shipped_is_among_the_values_of_every_parameter():
@@ -80,10 +84,9 @@ def test_rivals_are_at_their_best_where_no_interval_lies_below_what_is_shipped(s
 
 
 @pytest.mark.parametrize("has_intervals", [True, False])
-def test_the_figure_has_every_other_value(swept, tmp_path, has_intervals):
+def test_the_figure_has_every_other_value(swept, has_intervals):
     table = swept if has_intervals else swept.assign(ratio_low=float("nan"), ratio_high=float("nan"))
-    write_csv(table, tmp_path / "rivals.csv", RIVALS)
-    figure, rows = rivals({"rivals": str(tmp_path / "rivals.csv")}, "emulated")
+    figure, rows = rivals({"rivals": table}, "emulated")
     assert_is_legible(figure)
     drawn = [text for axes in figure.axes for text in (label.get_text() for label in axes.get_yticklabels())]
     assert len(drawn) == int((rows["parameter"].fillna("") != "").sum()) == len(set(drawn))

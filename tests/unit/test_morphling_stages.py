@@ -3,15 +3,36 @@
 import pandas as pd
 import pytest
 
+from makespan.config import check_settings
 from makespan.errors import UnknownNameError
 from makespan.hardware import cluster
-from makespan.papers.morphling import TABLE2_ROWS, fit_workloads, sensitivity
+from makespan.papers.experiment import Given
+from makespan.papers.morphling import PAPER
 from makespan.papers.morphling.figures import family_curves, offload_curves
+from makespan.papers.morphling.performance import fit_workloads
 from makespan.plots import ENVELOPE
 from makespan.tables import FIT, SENSITIVITY, SENSITIVITY_FAMILIES
 from makespan.throughput import EmulatedSource
 
 CLUSTER = "a800-64"
+SETTINGS = check_settings({})
+EXPERIMENTS = SETTINGS.morphling.experiments(SETTINGS)
+
+
+def ran(name, throughput, **changes):
+    """Return the tables of an experiment on one workload."""
+    given = Given("emulated", times={"bert": throughput}, cells={"table2": CELLS})
+    return EXPERIMENTS[name].model_copy(update=changes).run(given)
+
+
+CELLS = pd.DataFrame(
+    {
+        "model": ["bert"],
+        "plan_family": ["DP"],
+        "published_avg_error_pct": [1.0],
+        "published_max_error_pct": [2.0],
+    }
+)
 
 
 @pytest.fixture(scope="module")
@@ -21,11 +42,13 @@ def throughput():
 
 @pytest.fixture(scope="module")
 def curves(throughput):
-    return sensitivity([throughput], CLUSTER, "extended", 16, [2, 24])
+    tables = ran("sensitivity", throughput, max_gpus=16, cpu_threads=(2, 24))
+    return tables["sensitivity"], tables["sensitivity_families"]
 
 
 def test_fit_gives_parameters_with_units_and_residuals(throughput):
-    [(fits, rows)] = fit_workloads([throughput], CLUSTER, ["extended"])
+    tables = ran("fit_models", throughput, forms=("extended",))
+    fits, rows = tables["fits/bert"], tables["table2_rows"]
     assert list(fits.columns)[: len(FIT.names)] == FIT.names
     assert set(fits["form"]) == {"extended"} and set(fits["workload"]) == {"bert"}
     assert (fits["unit"] != "").all()
@@ -40,8 +63,9 @@ def test_fit_gives_parameters_with_units_and_residuals(throughput):
 
 
 def test_rows_name_their_family_flag_and_threads(throughput):
-    [(_, rows)] = fit_workloads([throughput], CLUSTER, ["extended", "published"])
-    assert list(rows.columns)[: len(TABLE2_ROWS.names)] == TABLE2_ROWS.names
+    rows = ran("fit_models", throughput)["table2_rows"]
+    names = PAPER.schema_of("table2_rows").names
+    assert list(rows.columns)[: len(names)] == names
     assert len(rows) == 2 * throughput["feasible"].sum()
     family = dict(zip(rows["exec_plan"], rows["plan_family"], strict=True))
     assert family == {
@@ -57,7 +81,7 @@ def test_unknown_form_and_unknown_cluster(throughput):
     with pytest.raises(UnknownNameError, match="accepted: extended, published"):
         fit_workloads([throughput], CLUSTER, ["third"])
     with pytest.raises(UnknownNameError, match=CLUSTER):
-        sensitivity([throughput], "a900-64", "extended", 8)
+        ran("sensitivity", throughput, cluster="a900-64")
 
 
 def test_curves_follow_their_schemas(curves):

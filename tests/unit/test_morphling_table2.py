@@ -4,9 +4,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from makespan.errors import MissingDataError, TraceError, UnknownNameError
-from makespan.papers.morphling import TABLE2, TABLE2_ROWS, read_published, table2, table2_rows, table2_summary
+from makespan.errors import MissingDataError, TraceError
+from makespan.papers.morphling import PAPER
+from makespan.papers.morphling.performance import table2 as errors, table2_rows, table2_summary
 
+TABLE2, TABLE2_ROWS = PAPER.schema_of("table2"), PAPER.schema_of("table2_rows")
 PUBLISHED = pd.DataFrame(
     [
         ("vit", "DP", 3.6, 6.8),
@@ -58,7 +60,12 @@ OTHER = predictions([("t5_3B", "tp+ga", "4", False, True, 1.0, 2.0, "TP+GA")])
 def rows():
     both = pd.concat([VIT, T5, OTHER])
     worse = both.assign(form="published", predicted_s=both["measured_s"] * 1.5, error_pct=50.0)
-    return table2_rows([both, worse], PUBLISHED)
+    return TABLE2_ROWS.validate(table2_rows([both, worse], PUBLISHED), where="table2_rows")
+
+
+def table2(rows, published):
+    """Return the errors as they are written."""
+    return TABLE2.validate(errors(rows, published), where="table2")
 
 
 def cell(table, model, family, form="extended"):
@@ -141,7 +148,7 @@ def test_summary_says_what_the_choice_of_plan_loses(rows):
 
 def test_committed_cells_of_the_paper_are_readable(root):
     cells = {
-        name: read_published(name, root / "config" / "published" / f"morphling_{name}.csv")
+        name: PAPER.read_published(name, root / "config" / "published" / f"morphling_{name}.csv")
         for name in ("table2", "fig7", "fig8")
     }
     assert [len(frame) for frame in cells.values()] == [25, 25, 4]
@@ -152,10 +159,10 @@ def test_committed_cells_of_the_paper_are_readable(root):
 
 
 def test_cells_that_cannot_be_read(tmp_path):
-    with pytest.raises(UnknownNameError, match="accepted: fig7, fig8, fig9, table2, table4"):
-        read_published("fig10", tmp_path / "x.csv")
+    with pytest.raises(KeyError, match="published_fig10"):
+        PAPER.read_published("fig10", tmp_path / "x.csv")
     with pytest.raises(MissingDataError):
-        read_published("fig8", tmp_path / "x.csv")
+        PAPER.read_published("fig8", tmp_path / "x.csv")
     (tmp_path / "x.csv").write_text("scheduler,job\nSimple,bert\n")
     with pytest.raises(TraceError, match="published_speedup"):
-        read_published("fig8", tmp_path / "x.csv")
+        PAPER.read_published("fig8", tmp_path / "x.csv")

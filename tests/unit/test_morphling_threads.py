@@ -6,26 +6,40 @@ import pytest
 from legible_figures import assert_is_legible
 
 from makespan.claims import Claim
+from makespan.config import check_settings
 from makespan.errors import InputError
 from makespan.hardware import cluster
-from makespan.papers.morphling import LEDGER, threads_study
-from makespan.papers.morphling.cluster import CHOSEN, REQUESTED, threads_worth, with_offload
+from makespan.papers.experiment import Given
+from makespan.papers.morphling import PAPER
+from makespan.papers.morphling.comparisons import CHOSEN, REQUESTED, threads_worth
 from makespan.papers.morphling.figures import threads
-from makespan.papers.morphling.tables import THREADS
+from makespan.papers.morphling.studies import with_offload
 from makespan.studies import generated_jobs
-from makespan.tables import write_csv
 from makespan.throughput import EmulatedSource, ReferenceTimes
 
 TESTBED = cluster("a800-64")
 SOURCE = EmulatedSource(TESTBED, "L1", 0, 1.0, (8, 2, 24))
-OPTIONS = {"form": "extended", "mode": "sampled", "n_jobs": 12, "delay_s": 60.0, "interval_s": 60.0}
+LEDGER, SETTINGS = PAPER.ledger(), check_settings({})
+OPTIONS = {
+    "workloads": ("roberta", "llama7"),
+    "cpu_threads": (8, 2, 24),
+    "policies": ("synergy",),
+    "shares": (1.0,),
+    "seeds": (1, 2),
+    "jobs": 12,
+    "delay_s": 60.0,
+}
+
+
+def study(**changes):
+    """Return the table of the study with few jobs and options."""
+    experiment = SETTINGS.morphling.experiments(SETTINGS)["threads"]
+    return experiment.model_copy(update=OPTIONS | changes).run(Given("emulated"))["threads"]
 
 
 @pytest.fixture(scope="module")
 def studied():
-    return threads_study(
-        SOURCE, ["roberta", "llama7"], policies=["synergy"], shares=[1.0], seeds=[1, 2], **OPTIONS
-    )
+    return study()
 
 
 def test_every_plan_of_a_source_runs_with_all_numbers_of_threads():
@@ -63,9 +77,8 @@ def test_both_arms_run_the_same_mixes_and_only_one_chooses(studied):
 
 
 def test_a_source_without_the_requested_threads_is_refused():
-    lacking = EmulatedSource(TESTBED, "L1", 0, 1.0, (2, 24))
     with pytest.raises(InputError, match=r"CPU threads \(2, 24\); accepted: 8"):
-        threads_study(lacking, ["llama7"], policies=["synergy"], shares=[1.0], seeds=[1], **OPTIONS)
+        study(workloads=("llama7",), cpu_threads=(2, 24))
 
 
 def test_choosing_threads_pays_where_the_interval_says_so(studied):
@@ -83,9 +96,8 @@ def test_choosing_threads_pays_where_the_interval_says_so(studied):
     assert verdict("synergy 1", 2, 1.2).reproduced.startswith("1.20x with ")
 
 
-def test_the_figure_shows_every_policy_and_share(studied, tmp_path):
-    write_csv(studied, tmp_path / "threads.csv", THREADS)
-    figure, rows = threads({"threads": str(tmp_path / "threads.csv")}, "emulated")
+def test_the_figure_shows_every_policy_and_share(studied):
+    figure, rows = threads({"threads": studied}, "emulated")
     assert_is_legible(figure)
     assert [axes.get_title() for axes in figure.axes] == ["Synergy"]
     assert len(rows) == len(studied)

@@ -53,11 +53,12 @@ from makespan.oobleck.traces import (
     generate_steady,
     read_trace,
 )
-from makespan.papers.oobleck import generated_traces, read_published
+from makespan.papers.oobleck import PAPER
+from makespan.papers.oobleck.simulation import generated_traces
 
 ROOT = Path(__file__).parents[2]
 OPTIONS = load_settings([], ROOT).oobleck.simulation.systems()
-TABLE = read_published("throughput", ROOT / "config/published/oobleck_throughput.csv")
+TABLE = PAPER.read_published("throughput", ROOT / "config/published/oobleck_throughput.csv")
 SIM = Systems(TABLE, **OPTIONS)
 HOUR_MS = 3_600_000
 

@@ -1,7 +1,5 @@
 """Experiments on failures and on spot traces, at few seeds: tables, figures, and the ledger."""
 
-import re
-from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -11,51 +9,45 @@ from legible_figures import assert_is_legible
 from tracing import untraced
 
 from makespan.claims import judge
-from makespan.config import load_settings
+from makespan.config import check_settings, load_settings
 from makespan.errors import ConfigError
-from makespan.oobleck.simulator import DEFECTS
-from makespan.papers import figures
-from makespan.papers.oobleck import (
-    LEDGER,
-    failure_experiments,
-    generated_traces,
-    read_published,
-    spot_experiments,
-)
+from makespan.oobleck.simulator import DEFECTS, Systems
+from makespan.papers.experiment import Given
+from makespan.papers.oobleck import PAPER, figures
+from makespan.papers.oobleck.simulation import Failures, Simulation, SpotInstances
 from makespan.papers.oobleck.studies import analytic_study, interval_study
-from makespan.papers.oobleck.tables import SIMULATED, STUDIES
-from makespan.tables import read_csv, write_csv
 
 pytestmark = pytest.mark.xdist_group("failures and spot traces")
 
 ROOT = Path(__file__).parents[2]
-SETTINGS = load_settings([], ROOT).oobleck.simulation
-SCHEMAS = {**SIMULATED, "studies": STUDIES}
+LEDGER = PAPER.ledger()
 CELLS = {
-    name: read_published(name, ROOT / f"config/published/oobleck_{name}.csv")
+    name: PAPER.read_published(name, ROOT / f"config/published/oobleck_{name}.csv")
     for name in ("throughput", "fig9", "fig10", "fig12", "fig13")
 }
 
 
 @pytest.fixture(scope="module")
 def tables():
-    failures = generated_traces({"6h": 2, "3h": 2, "1h": 2, "30m": 2, "10m": 2})
-    spot = generated_traces({"gcp_scaled": 2, "p3_scaled": 2})
-    spot_options = SETTINGS.experiments("spot") | {"ablation_seeds": 1, "ablation_judged_seeds": 2}
+    small = {
+        "failure_traces": {"6h": 2, "3h": 2, "1h": 2, "30m": 2, "10m": 2},
+        "spot_traces": {"gcp_scaled": 2, "p3_scaled": 2},
+        "ablation_seeds": 1,
+        "ablation_judged_seeds": 2,
+    }
+    settings = check_settings({"oobleck": {"simulation": small}})
+    given = Given("emulated", cells=CELLS)
     with untraced():
-        failed = failure_experiments(failures, CELLS, **SETTINGS.experiments("failure"))
-        return failed | spot_experiments(spot, CELLS, **spot_options)
+        return Failures().resolved(settings).run(given) | SpotInstances().resolved(settings).run(given)
 
 
 @pytest.fixture(scope="module")
-def files(tables, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("tables")
-    for name, table in tables.items():
-        write_csv(table, folder / f"{name}.csv", SIMULATED[name])
-    small = SETTINGS.steady() | {"n_losses": 10, "seeds": 1, "every": (1, 5, 10, 50)}
-    studies = [*interval_study(CELLS, small), *analytic_study(CELLS, small)]
-    write_csv(pd.DataFrame(studies), folder / "studies.csv", STUDIES)
-    return {name: folder / f"{name}.csv" for name in (*tables, "studies")}
+def studies():
+    simulation = Simulation()
+    systems = Systems(CELLS["throughput"], **simulation.systems())
+    small = simulation.intervals.model_copy(update={"n_losses": 10, "seeds": 1, "every": (1, 5, 10, 50)})
+    rows = [*interval_study(systems, small), *analytic_study(systems, small)]
+    return PAPER.schema_of("studies").validate(pd.DataFrame(rows), "studies")
 
 
 def averages(table, **wanted):
@@ -118,30 +110,27 @@ def test_released_series_of_varuna_for_the_largest_model_are_zeros_as_drawn(tabl
     assert by_mode["compat"] == 0 < by_mode["fixed"]
 
 
-OURS = [
-    name for name, entry in figures("oobleck").items() if re.search("_draw_(averages|times):", entry.draw)
-]
+OURS = {figure.name: figure for kind in (Failures, SpotInstances) for figure in kind.figures}
+OURS["intervals"] = PAPER.figures()["intervals"]
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_figures_are_legible(files, name):
-    entry = figures("oobleck")[name]
-    module, function = entry.draw.split(":")
-    paths = {table: str(files[table]) for table in entry.tables}
-    figure, table = getattr(import_module(module), function)(paths, "emulated", **entry.values)
+def test_figures_are_legible(tables, studies, name):
+    entry = OURS[name]
+    shown = {table: (tables | {"studies": studies})[table] for table in entry.tables}
+    figure, table = getattr(figures, entry.draw or name)(shown, "emulated", **entry.values)
     assert_is_legible(figure)
     assert len(table)
 
 
 @pytest.fixture(scope="module")
-def judged(files):
-    read = {name: read_csv(path, SCHEMAS[name]) for name, path in files.items()}
-    return judge(LEDGER, {**read, "fig12_published": CELLS["fig12"]}, "published", {}).set_index("statement")
+def judged(tables, studies):
+    results = {**tables, "studies": studies, "fig12_published": CELLS["fig12"]}
+    return judge(LEDGER, results, "published", {}).set_index("statement")
 
 
-def test_statements_about_steady_losses_hold(files):
-    read = {"studies": read_csv(files["studies"], STUDIES)}
-    found = judge(LEDGER, read, "emulated", {})
+def test_statements_about_steady_losses_hold(studies):
+    found = judge(LEDGER, {"studies": studies}, "emulated", {})
     ours = found[found["artifact"] == "Checkpoint intervals"]
     assert len(ours) == 3 and set(ours["verdict"]) == {"holds"}, ours.to_dict("records")
 
@@ -153,9 +142,8 @@ def test_statements_about_failures_are_decided(judged):
     assert failing.startswith("repaired, Oobleck is at least 3.4 times")
 
 
-def test_a_mean_whose_interval_holds_both_answers_is_undecided(files):
-    read = {name: read_csv(path, SCHEMAS[name]) for name, path in files.items()}
-    table = read["fig10"]
+def test_a_mean_whose_interval_holds_both_answers_is_undecided(tables):
+    table = tables["fig10"].copy()
     rows = (table["system"] == "varuna") & (table["model"] == "GPT-3 2.7B") & (table["mode"] == "compat")
     oobleck = table[(table["system"] == "oobleck") & (table["model"] == "GPT-3 2.7B")]
     near = oobleck[oobleck["mode"] == "compat"]["throughput_samples_per_s"].to_numpy() / 5.0
@@ -171,7 +159,7 @@ def test_a_mean_whose_interval_holds_both_answers_is_undecided(files):
 
 
 def test_without_tables_nothing_is_decided():
-    found = judge(LEDGER, {"fig9": pd.DataFrame(columns=SIMULATED["fig9"].names)}, "emulated", {})
+    found = judge(LEDGER, {"fig9": pd.DataFrame(columns=PAPER.schema_of("fig9").names)}, "emulated", {})
     assert set(found["verdict"]) == {"not run"}
 
 
@@ -192,5 +180,4 @@ def test_a_wrong_option_is_one_message(tmp_path, text, message):
 
 
 def test_everything_that_is_measured_decides_statements():
-    paper = load_settings([], ROOT).oobleck
-    assert set(paper.tables("measured", True)) == paper.judged_on_profile
+    assert not any(one.is_timed or one.unjudged for one in PAPER.EXPERIMENTS if "measured" in one.sources)

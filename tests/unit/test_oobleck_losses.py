@@ -17,12 +17,16 @@ from makespan.cli.oobleck import RECONFIGURE
 from makespan.errors import InputError
 from makespan.oobleck.profile import uniform24, write_profile
 from makespan.oobleck.templates import make_templates, write_templates
-from makespan.papers.oobleck import LEDGER, figures as _draw_reconfiguration, read_published
-from makespan.papers.oobleck.checks import RECONFIGURATION_CHECKS
-from makespan.papers.oobleck.reconfiguration import ENDS, reconfiguration_experiment
+from makespan.papers.experiment import Given
+from makespan.papers.oobleck import PAPER, figures
+from makespan.papers.oobleck.reconfiguration import ENDS, Bursts, Losses
 from makespan.papers.oobleck.studies import burst_study, burst_table
-from makespan.papers.oobleck.tables import RECONFIGURATION, STUDIES
 
+LEDGER = PAPER.ledger()
+OWN = {
+    "worked_cases", "state_kept", "no_idle_node", "enough_pipelines", "ends_where_it_must", "below_grows",
+    "spread_keeps_more", "singles_keep_state",
+}  # fmt: skip
 pytestmark = pytest.mark.xdist_group("losses of plans")
 
 START = "[[0,1],[2,3,4],[5,6,7,8],[9,10,11,12,13]]"
@@ -33,15 +37,12 @@ START = "[[0,1],[2,3,4],[5,6,7,8],[9,10,11,12,13]]"
 
 @pytest.fixture(scope="module")
 def cells(root):
-    return read_published("reconfiguration", root / "config/published/oobleck_reconfiguration.csv")
+    return PAPER.read_published("reconfiguration", root / "config/published/oobleck_reconfiguration.csv")
 
 
 def lose(cells, **how):
-    options = {
-        "most_nodes": 8, "most_n0": 3, "most_f": 2, "larger_losses": 15, "n_microbatches": 24,
-        "state_factor": 3.0, "seed": 1,
-    }  # fmt: skip
-    return reconfiguration_experiment({"reconfiguration": cells}, options | how)["reconfiguration"]
+    few = {"most_nodes": 8, "larger_losses": 15, "n_microbatches": 24}
+    return Losses(**few | how).run(Given("emulated", cells={"reconfiguration": cells}))["reconfiguration"]
 
 
 @pytest.fixture(scope="module")
@@ -110,11 +111,7 @@ def test_the_same_seed_gives_the_same_losses(cells):
 
 @pytest.fixture(scope="module")
 def studied():
-    how = {
-        "n_nodes": 16, "rack_size": 4, "n0": 4, "f": (0, 1, 2, 3), "burst_nodes": (1, 4), "n_bursts": 60,
-        "gap_s": 3600.0, "repair_s": 1800.0, "n_microbatches": 64, "seed": 3,
-    }  # fmt: skip
-    return pd.DataFrame(burst_study({"bursts": how}))
+    return pd.DataFrame(burst_study(Bursts(burst_nodes=(1, 4), n_bursts=60, seed=3)))
 
 
 @pytest.fixture(scope="module")
@@ -149,17 +146,16 @@ def test_copies_on_several_racks_survive_a_rack(bursts):
 @pytest.fixture(scope="module")
 def tables(losses, studied):
     """Return the tables that statements and figures are about."""
-    plain = losses[[column.name for column in RECONFIGURATION.columns]]
-    return {"reconfiguration": plain, "studies": studied[[column.name for column in STUDIES.columns]]}
+    found = {"reconfiguration": losses, "studies": studied}
+    return {name: table[PAPER.schema_of(name).names] for name, table in found.items()}
 
 
 def verdicts(tables):
     """Return verdicts by check and subject of the statements about losses."""
     statements = LEDGER.statements()
-    own = {one.__name__.removeprefix("_") for one in RECONFIGURATION_CHECKS}
     names = statements["check"] + " " + statements["subject"]
     found = dict(zip(names, judge(LEDGER, tables, "emulated", {})["verdict"], strict=True))
-    return {name: verdict for name, verdict in found.items() if name.partition(" ")[0] in own}
+    return {name: verdict for name, verdict in found.items() if name.partition(" ")[0] in OWN}
 
 
 def test_statements_about_losses_hold(tables):
@@ -203,11 +199,8 @@ def test_a_statement_about_bursts_fails_on_other_results(tables, statement, quan
 
 
 @pytest.mark.parametrize("figure", ["reconfiguration", "bursts"])
-def test_figures_of_losses_are_legible(tables, figure, tmp_path):
-    paths = {name: str(tmp_path / f"{name}.csv") for name in tables}
-    for name, path in paths.items():
-        tables[name].to_csv(path, index=False)
-    drawn, data = getattr(_draw_reconfiguration, figure)(paths, "emulated")
+def test_figures_of_losses_are_legible(tables, figure):
+    drawn, data = getattr(figures, figure)(tables, "emulated")
     assert len(data)
     assert_is_legible(drawn)
 

@@ -5,12 +5,14 @@ import pytest
 from legible_figures import assert_is_legible
 
 from makespan.claims import judge
-from makespan.papers.oobleck import LEDGER, figures as _draw_execution, figures as _draw_live
-from makespan.papers.oobleck.checks import EXECUTION_CHECKS, LIVE_CHECKS
-from makespan.papers.oobleck.tables import HYBRID, HYBRID_KILLS, HYBRID_SUMMARY, PREDICTIONS
+from makespan.papers.oobleck import PAPER, figures
 
+LEDGER = PAPER.ledger()
 KINDS = ("compute", "reduction", "commit", "recovery")
-OWN = {one.__name__.removeprefix("_") for one in (*LIVE_CHECKS, *EXECUTION_CHECKS)}
+OWN = {
+    "state_is_equal", "one_iteration_is_lost", "nobody_starts_again", "kinds_of_kills", "pause",
+    "ahead_of_relaunch", "predictions_rank",
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -26,12 +28,11 @@ def tables():
         waits = (pause, pause + 0.03, pause / 4, pause / 4)
         summary.append((run, 4, 4, 3 if ours else 9, *waits, 30 / pause, True, ours, 0 if ours else 4))
     plans = [(2, 4, n, "2", "4", 2, 0.01 * n, 0.01 * n, 0.02 * n + 0.01) for n in (1, 2, 3)]
-    rows = {HYBRID: steps, HYBRID_KILLS: kills, HYBRID_SUMMARY: summary, PREDICTIONS: plans}
+    rows = {"hybrid": steps, "hybrid_kills": kills, "hybrid_summary": summary, "predictions": plans}
+    schemas = {name: PAPER.schema_of(name) for name in rows}
     return {
-        schema.name.removeprefix("oobleck_"): schema.validate(
-            pd.DataFrame(values, columns=[column.name for column in schema.columns]), where="a test"
-        )
-        for schema, values in rows.items()
+        name: schemas[name].validate(pd.DataFrame(values, columns=schemas[name].names), where="a test")
+        for name, values in rows.items()
     }
 
 
@@ -81,11 +82,8 @@ def test_statements_without_rows_are_not_run(tables):
     assert found == dict.fromkeys(found, "not run")
 
 
-@pytest.mark.parametrize("draw", [_draw_live.hybrid, _draw_execution.predictions])
-def test_figures_are_legible(tables, draw, tmp_path):
-    paths = {name: str(tmp_path / f"{name}.csv") for name in tables}
-    for name, path in paths.items():
-        tables[name].to_csv(path, index=False)
-    figure, data = draw(paths, "measured")
+@pytest.mark.parametrize("draw", [figures.hybrid, figures.predictions])
+def test_figures_are_legible(tables, draw):
+    figure, data = draw(tables, "measured")
     assert len(data)
     assert_is_legible(figure)

@@ -7,56 +7,51 @@ from legible_figures import assert_is_legible
 from tracing import untraced
 
 from makespan.claims import judge
-from makespan.config import load_settings
+from makespan.config import check_settings, load_settings
 from makespan.errors import InputError
 from makespan.hardware import cluster
 from makespan.oobleck.profile import layer_times, paper_model, pipeline_workload
-from makespan.papers.oobleck import (
-    LEDGER,
-    figures as _draw_planning,
-    instantiation_experiment,
-    layer_throughput_experiment,
-    read_published,
-    studies_experiment,
-    template_experiment,
-)
-from makespan.papers.oobleck.checks import PLANNING_CHECKS
+from makespan.papers.experiment import Given
+from makespan.papers.oobleck import PAPER, figures
 
+LEDGER = PAPER.ledger()
+OWN = {
+    *("template_count", "one_stage_a_node", "exact_is_best", "uniform_costs", "imbalance", "search_time"),
+    *("only_plan", "printed_plan", "own_batches", "gap", "same_plan", "by_program", "estimate", "guarantee"),
+}
 pytestmark = pytest.mark.xdist_group("tables of planning")
 
 
 @pytest.fixture(scope="module")
-def planned(root):
-    return load_settings([], root).oobleck
+def planned():
+    settings = check_settings({})
+    return settings.oobleck.experiments(settings)
 
 
 @pytest.fixture(scope="module")
 def throughput(root, planned):
-    cells = {"throughput": read_published("throughput", root / "config/published/oobleck_throughput.csv")}
-    return layer_throughput_experiment(cells, planned.options_of("layer_throughput"))["layer_throughput"]
+    cells = PAPER.read_published("throughput", root / "config/published/oobleck_throughput.csv")
+    return planned["layer_throughput"].run(Given("emulated", cells={"throughput": cells}))["layer_throughput"]
 
 
 @pytest.fixture(scope="module")
 def tables(root, planned):
     """Return the tables that statements are about, of few profiles."""
-    few = {"random_seeds": 1}
-    cells, printed = (
-        read_published(name, root / f"config/published/oobleck_{name}.csv")
-        for name in ("instantiation", "throughput")
-    )
-    templates = planned.options_of("templates") | few | {"scaled_layers": [32, 64, 96]}
-    plans = planned.options_of("instantiation") | few | {"global_microbatches": [512]}
-    studies = planned.options_of("studies") | few | {"compared_nodes": 13}
-    with untraced():
-        found = template_experiment({}, templates)["templates"]
-        instantiated = instantiation_experiment({"instantiation": cells}, plans)
-        studied = studies_experiment({"throughput": printed}, studies)
-    return {
-        "templates": found.assign(wall_s=0.01),  # whatever this machine needs
-        **instantiated,
-        **studied,
-        "instantiation_published": cells,
+    changes = {
+        "templates": {"scaled_layers": (32, 64, 96)},
+        "instantiation": {"global_microbatches": (512,)},
+        "studies": {"compared_nodes": 13},
     }
+    cells = {
+        name: PAPER.read_published(name, root / f"config/published/oobleck_{name}.csv")
+        for name in ("instantiation", "throughput")
+    }
+    tables = {"instantiation_published": cells["instantiation"]}
+    with untraced():
+        for name, change in changes.items():
+            few = planned[name].model_copy(update={"random_seeds": 1, **change})
+            tables |= few.run(Given("emulated", cells=cells))
+    return tables | {"templates": tables["templates"].assign(wall_s=0.01)}  # whatever this machine needs
 
 
 def test_templates_of_every_profile_hold_all_layers_on_all_nodes(tables):
@@ -108,9 +103,7 @@ def verdicts(tables):
 
 def planned_statements():
     statements = LEDGER.statements()
-    own = statements[
-        statements["check"].map(lambda name: f"_{name}" in {one.__name__ for one in PLANNING_CHECKS})
-    ]
+    own = statements[statements["check"].isin(OWN)]
     return (own["check"] + " " + own["subject"]).tolist()
 
 
@@ -170,17 +163,13 @@ def test_statements_without_rows_are_not_run(tables):
 
 
 @pytest.mark.parametrize("figure", ["templates", "instantiation", "layer_throughput", "guarantee"])
-def test_figures_of_planning_are_legible(tables, throughput, figure, tmp_path):
-    paths = {}
+def test_figures_of_planning_are_legible(tables, throughput, figure):
     plans = tables["instantiation"]  # drawn for the largest batch, which these few do not have
     most = plans.assign(
         global_microbatches=plans["global_microbatches"].where(plans["profile"] == "printed", 4096)
     )
     shown = tables | {"layer_throughput": throughput, "instantiation": most}
-    for name, table in shown.items():
-        paths[name] = str(tmp_path / f"{name}.csv")
-        table.to_csv(paths[name], index=False)
-    drawn, data = getattr(_draw_planning, figure)(paths, "emulated")
+    drawn, data = getattr(figures, figure)(shown, "emulated")
     assert len(data)
     assert_is_legible(drawn)
 

@@ -12,10 +12,12 @@ from makespan.oobleck.fixed import FixedRun, profile_chain, run_fixed
 from makespan.oobleck.profile import read_profile
 from makespan.oobleck.stage import StageExecutor
 from makespan.oobleck.templates import make_templates
-from makespan.papers.oobleck import LEDGER, predictions_experiment
+from makespan.papers.experiment import Given
+from makespan.papers.oobleck import PAPER
+from makespan.papers.oobleck.training import Predictions
 
 OPTIONS = {
-    "n_layers": [1], "n_microbatches": [1, 4], "microbatch_size": 1, "most_nodes": 2, "profile_repeats": 5,
+    "n_layers": (1,), "n_microbatches": (1, 4), "microbatch_size": 1, "most_nodes": 2, "profile_repeats": 5,
     "warm_ups": 1, "iterations": 2,
 }  # fmt: skip
 
@@ -92,7 +94,7 @@ def test_mistakes_in_what_is_profiled_get_one_line(arguments, message, tmp_path,
 
 
 def test_every_plan_is_measured_beside_its_prediction():
-    table = predictions_experiment({}, OPTIONS)["predictions"]
+    table = Predictions(**OPTIONS).run(Given("measured"))["predictions"]
     found = table[["n_microbatches", "n_nodes", "stages", "microbatches"]].to_numpy().tolist()
     assert [row for row in found if "/" not in row[2]] == [
         [1, 1, "3", "1"], [4, 1, "3", "4"], [4, 2, "3+3", "2 2"],
@@ -105,7 +107,7 @@ def test_every_plan_is_measured_beside_its_prediction():
 
 
 def test_a_rank_correlation_decides_whether_predictions_hold():
-    check, claim = LEDGER.checks["predictions_rank"], Claim("predicted_iter_time_s", 0.8, {})
+    check, claim = PAPER.ledger().checks["predictions_rank"], Claim("predicted_iter_time_s", 0.8, {})
     rows = pd.DataFrame({"predicted_iter_time_s": [1.0, 2.0, 3.0, 4.0], "iter_wall_s": [2.0, 2.5, 7.0, 9.0]})
     rows["n_cores"] = 2
     assert check({"predictions": rows}, claim).holds

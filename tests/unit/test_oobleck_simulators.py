@@ -11,12 +11,12 @@ from makespan.config import load_settings
 from makespan.errors import InputError, TraceError, UnknownNameError
 from makespan.oobleck.simulator import DEFECTS, MODES, SYSTEMS, Systems, repairs, simulate, switches
 from makespan.oobleck.traces import FAILURE_TRACES, NodeEvent, NodeTrace, generate_failures, read_trace
-from makespan.papers.oobleck import read_published
+from makespan.papers.oobleck import PAPER
 
 ROOT = Path(__file__).parents[2]
 OPTIONS = load_settings([], ROOT).oobleck.simulation.systems()
 CELLS = {
-    name: read_published(name, ROOT / f"config/published/oobleck_{name}.csv")
+    name: PAPER.read_published(name, ROOT / f"config/published/oobleck_{name}.csv")
     for name in ("throughput", "fig9", "fig12")
 }
 SIM = Systems(CELLS["throughput"], **OPTIONS)

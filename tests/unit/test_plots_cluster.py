@@ -429,16 +429,14 @@ def test_axes_hold_the_lines_and_are_not_stretched_by_wide_bands(spread):
     assert 3 <= sum(low <= tick <= high for tick in axes.get_yticks()) <= 30
 
 
-def test_large_shares_are_in_percent_and_rounds_without_length_at_zero(monkeypatch):
+def test_large_shares_are_in_percent_and_rounds_without_length_at_zero():
     shares = study("large_share")
     lengths = study("interval_s", values=(0.0, 60.0)).assign(avg_jct_s=3600.0)
     lengths["interval_s"] = lengths["interval_s"].where(lengths["interval_s"] > 0)
-    tables = {"large_models": shares, "rounds": lengths}
-    monkeypatch.setattr(_draw_cluster, "read_csv", lambda path, schema: tables[path])
-    figure, table = _draw_cluster.large_models({"large_models": "large_models"}, "emulated")
+    figure, table = _draw_cluster.large_models({"large_models": shares}, "emulated")
     assert figure.axes[0].lines[0].get_xdata() == pytest.approx([50.0, 100.0, 200.0])
     assert table is shares
-    figure, _ = _draw_cluster.rounds({"rounds": "rounds"}, "emulated")
+    figure, _ = _draw_cluster.rounds({"rounds": lengths}, "emulated")
     assert figure.axes[0].lines[0].get_xdata().tolist() == [0.0, 60.0]
 
 

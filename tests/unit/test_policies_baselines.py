@@ -136,11 +136,11 @@ def plain_serve(view, order, options, victims=None, queue=None, kept_threads=0):
 
 
 QUEUED = {
-    "sjf": "_shortest",
-    "srtf": "_shortest",
-    "tiresias": "_tiresias",
-    "gavel": "_gavel",
-    "synergy": "_synergy",
+    "sjf": "queues",
+    "srtf": "queues",
+    "tiresias": "queues",
+    "gavel": "gavel",
+    "synergy": "queues",
 }
 
 

@@ -7,7 +7,7 @@ from toy_cluster import toy_catalogue, toy_job, toy_nodes
 
 from makespan.easyscale import JobKind, PlannedCatalogue
 from makespan.hardware import cluster
-from makespan.papers.easyscale import pooled
+from makespan.papers.easyscale.cluster import pooled
 from makespan.policies import policy
 from makespan.sim import NodeEvent, NodeEventKind, simulate, validate_schedule
 from makespan.workloads import JobSpec

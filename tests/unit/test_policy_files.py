@@ -273,7 +273,9 @@ def test_an_object_that_is_no_policy_is_refused_before_anything_runs(toys):
     for wrong, expected in (("fifo", "str is no policy, it has no name"), (None, "NoneType is no policy")):
         with pytest.raises(PolicyError, match=expected):
             simulate(toys.jobs, toys.cluster, toys.catalogue, wrong, restart_delay_s=1.0)
-    with pytest.raises(PolicyError, match=r"_fifo.py: Fifo is a class; accepted: an object of it, Fifo\(\)"):
+    with pytest.raises(
+        PolicyError, match=r"/queues.py: Fifo is a class; accepted: an object of it, Fifo\(\)"
+    ):
         check_policy(type(policy("fifo")))
 
 

@@ -1,15 +1,11 @@
 """What users read, as files under ``tests/golden``: tables, help texts, a simulation, an explanation."""
 
-from importlib import import_module
-
 import pytest
 from click.testing import CliRunner
 from golden_files import agree
 from toy_cluster import toy_catalogue, toy_job, toy_nodes
 
-from makespan import tables
-from makespan.cli import cli_page, main
-from makespan.papers import PAPERS
+from makespan.cli import main
 from makespan.policies import policy
 from makespan.sim import simulate
 
@@ -19,20 +15,6 @@ JOBS = [
     toy_job("c", 20.0, workload="t5", n_gpus=8, steps=90, tenant="other"),
     toy_job("d", 20.0, steps=30),
 ]
-
-
-def test_columns_of_all_tables(golden):
-    papers = [import_module(f"makespan.papers.{name}") for name in PAPERS]
-    schemas = [*tables.SCHEMAS, *(schema for paper in papers for schema in getattr(paper, "SCHEMAS", ()))]
-    lines = []
-    for schema in sorted(schemas, key=lambda one: one.name):
-        columns = [f"  {one.name} {one.kind}{'?' * one.nullable} {one.unit}" for one in schema.columns]
-        lines += [schema.name, *(column.rstrip() for column in columns)]
-    golden("\n".join(lines))
-
-
-def test_help_texts(golden):
-    golden(cli_page())
 
 
 @pytest.mark.parametrize("name", ["fifo", "morphling-work"])

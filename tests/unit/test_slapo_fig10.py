@@ -10,30 +10,35 @@ from click.testing import CliRunner
 from makespan.claims import judge
 from makespan.cli import main
 from makespan.config import load_settings
-from makespan.papers.slapo import LEDGER, read_published, tuning_experiment
+from makespan.papers.experiment import Given
+from makespan.papers.slapo import PAPER
 from makespan.papers.slapo.figures import fig10
-from makespan.tables import write_csv
 
 pytestmark = pytest.mark.xdist_group("printed grid")
 
 ROOT = Path(__file__).parents[2]
+LEDGER = PAPER.ledger()
 CELLS = ROOT / "config/published/slapo_fig10.csv"
+
+
+def tuned(source, *files):
+    settings = load_settings(files, ROOT)
+    cells = {"fig10": PAPER.read_published("fig10", CELLS)}
+    return settings.slapo.experiments(settings)["tuning"].run(Given(source, cells=cells))
 
 
 @pytest.fixture(scope="module")
 def tables():
-    options = load_settings([], ROOT).slapo.options_of("tuning", "published")
-    return tuning_experiment({"fig10": read_published("fig10", CELLS)}, **options)
+    return tuned("published")
 
 
 @pytest.fixture(scope="module")
 def emulated():
-    options = load_settings([ROOT / "config/test/slapo.yaml"], ROOT).slapo.options_of("tuning", "emulated")
-    return tuning_experiment({"fig10": read_published("fig10", CELLS)}, **options)
+    return tuned("emulated", ROOT / "config/test/slapo.yaml")
 
 
 def test_the_printed_grid_is_whole():
-    cells = read_published("fig10", CELLS)
+    cells = PAPER.read_published("fig10", CELLS)
     assert len(cells) == 91 and cells["published_samples_per_s"].notna().sum() == 63
     assert cells.groupby("global_batch_size")["ckpt_ratio"].nunique().tolist() == [7] * 13
     best = cells.loc[cells["published_samples_per_s"].idxmax()]
@@ -57,7 +62,7 @@ def test_the_frontier_finds_the_printed_optimum_with_seventeen_evaluations(table
 def test_every_start_of_coordinate_descent_has_a_row_and_ends_where_no_symbol_improves(tables):
     searches = tables["fig10_searches"].query("strategy == 'coordinate_descent' and oracle == 'published'")
     assert searches["seed"].tolist() == list(range(20))
-    grid = read_published("fig10", CELLS).set_index(["global_batch_size", "ckpt_ratio"])[
+    grid = PAPER.read_published("fig10", CELLS).set_index(["global_batch_size", "ckpt_ratio"])[
         "published_samples_per_s"
     ]
     for row in searches.itertuples():
@@ -100,9 +105,8 @@ def test_a_search_that_stops_short_is_not_called_a_success(tables):
         assert verdict == "fails"
 
 
-def test_the_figure_has_the_grids_and_the_points_of_the_frontier(tables, tmp_path):
-    write_csv(tables["fig10"], tmp_path / "fig10.csv")
-    figure, shown = fig10({"fig10": str(tmp_path / "fig10.csv")}, "published")
+def test_the_figure_has_the_grids_and_the_points_of_the_frontier(tables):
+    figure, shown = fig10(tables, "published")
     assert shown.groupby("oracle")["strategy"].value_counts().to_dict() == {
         (oracle, strategy): n
         for oracle in ("model", "published")

@@ -10,7 +10,8 @@ import pytest
 from makespan.claims import judge
 from makespan.errors import FitError, InputError
 from makespan.files import read_preset
-from makespan.papers.slapo import LEDGER, inequalities_experiment, modelled_experiment, read_published
+from makespan.papers.experiment import Given
+from makespan.papers.slapo import PAPER
 from makespan.papers.slapo.figures import fig7, fig8, fig9, fig10_fit
 from makespan.papers.slapo.performance import (
     FITTED,
@@ -25,8 +26,7 @@ from makespan.papers.slapo.performance import (
     predictions,
     simulate,
 )
-from makespan.papers.slapo.throughput import CONCLUSIONS
-from makespan.tables import write_csv
+from makespan.papers.slapo.throughput import CONCLUSIONS, Inequalities, Modelled
 from makespan.training.zoo import family_spec, forward_flop, parameter_count
 
 pytestmark = pytest.mark.xdist_group("machine of the paper")
@@ -37,20 +37,22 @@ SIZES = [
     ("bert", "1b"), ("roberta", "1.3b"), ("gpt", "2.9b"), ("opt", "2.7b"), ("opt", "350m"), ("t5", "2.9b"),
     ("llama", "7b"), ("gpt", "10b"), ("wideresnet", "2.4b"),
 ]  # fmt: skip
+LEDGER = PAPER.ledger()
 ONE = Run("slapo-tp", 8, 32, 0.0, tp=8)
 
 
 @pytest.fixture(scope="module")
 def printed():
     return {
-        name: read_published(name, ROOT / f"config/published/slapo_{name}.csv")
+        name: PAPER.read_published(name, ROOT / f"config/published/slapo_{name}.csv")
         for name in ("fig7", "fig8", "fig9", "fig10", "limits")
     }
 
 
 @pytest.fixture(scope="module")
 def tables(printed):
-    return modelled_experiment(printed, "published") | inequalities_experiment(printed)
+    given = Given("published", cells=printed)
+    return Modelled().run(given) | Inequalities().run(given)
 
 
 def throughput(run, c=C, key=("bert", "1b")):
@@ -198,7 +200,10 @@ def test_a_grid_that_decides_nothing_is_refused(printed):
 def test_statements_hold_or_fail_as_they_are_marked(printed, tables):
     judged_on = {
         "published": {**tables, "limits_published": printed["limits"]},
-        "emulated": {**modelled_experiment(printed, "emulated"), "limits_published": printed["limits"]},
+        "emulated": {
+            **Modelled().run(Given("emulated", cells=printed)),
+            "limits_published": printed["limits"],
+        },
     }
     for source, found in judged_on.items():
         judged = judge(LEDGER, found, source, {})
@@ -258,27 +263,23 @@ def test_tuned_settings_fit_and_are_at_least_as_fast_as_printed_ones_that_do(tab
 
 
 def test_the_emulator_leaves_out_what_it_does_not_know(printed):
-    found = modelled_experiment(printed, "emulated")
+    found = Modelled().run(Given("emulated", cells=printed))
     assert set(found["fig7"]["oracle"]) == {"emulator"}
     assert "WideResNet-2.4B" not in set(found["fig7"]["model"])
     assert found["fig7"]["largest_global_batch_size"].isna().all()
 
 
-def test_figures_show_the_rows_of_their_tables(tables, tmp_path):
-    for name in ("fig7", "fig8", "fig9"):
-        write_csv(tables[name], tmp_path / f"{name}.csv")
-    paths = {name: str(tmp_path / f"{name}.csv") for name in ("fig7", "fig8", "fig9")}
-    figure, shown = fig7(paths, "published")
+def test_figures_show_the_rows_of_their_tables(tables):
+    figure, shown = fig7(tables, "published")
     assert set(shown["kind"]) == {"published", "tuned"}
     assert [axes.get_title() for axes in figure.axes] == list(dict.fromkeys(tables["fig7"]["model"]))
-    assert [axes.get_title() for axes in fig8(paths, "published")[0].axes] == ["GPT-10B", "LLaMA-7B"]
-    (axes,) = fig9(paths, "published")[0].axes
+    assert [axes.get_title() for axes in fig8(tables, "published")[0].axes] == ["GPT-10B", "LLaMA-7B"]
+    (axes,) = fig9(tables, "published")[0].axes
     assert len(axes.patches) == 4
 
 
-def test_the_figure_of_the_fit_shows_both_protocols(printed, tmp_path):
+def test_the_figure_of_the_fit_shows_both_protocols(printed):
     rows = pd.DataFrame(predictions(printed["fig10"], C))
-    write_csv(rows, tmp_path / "fig10_fit.csv")
-    figure, shown = fig10_fit({"fig10_fit": str(tmp_path / "fig10_fit.csv")}, "published")
+    figure, shown = fig10_fit({"fig10_fit": rows}, "published")
     titles = [axes.get_title() for axes in figure.axes[:2]]
     assert titles == ["in sample", "one batch size left out"] and len(shown) == 182

@@ -6,9 +6,10 @@ from forked import forking_servers
 from legible_figures import assert_is_legible
 
 from makespan.claims import Claim
-from makespan.papers.slapo import LEDGER, figures as draw, read_published, table4_experiment
-from makespan.papers.slapo.tables import FIG9, TABLE4, TUNER
-from makespan.tables import write_csv
+from makespan.papers.experiment import Given
+from makespan.papers.slapo import PAPER, figures as draw
+from makespan.papers.slapo.measured import Fig9Steps, TunerRun
+from makespan.papers.slapo.table4 import Table4
 
 STEPS = ("vanilla", "kernels", "layers", "embedding")
 MIB = 1 << 20
@@ -16,8 +17,8 @@ MIB = 1 << 20
 
 @pytest.fixture(scope="module")
 def table4(root):
-    cells = read_published("table4", root / "config" / "published" / "slapo_table4.csv")
-    return table4_experiment({"table4": cells})["table4"]
+    cells = PAPER.read_published("table4", root / "config" / "published" / "slapo_table4.csv")
+    return Table4().run(Given("measured", cells={"table4": cells}))["table4"]
 
 
 @pytest.fixture
@@ -34,7 +35,7 @@ def fig9():
         for place, step in enumerate(STEPS)
         for number in ((1,) if place < 2 else (1, 2, 4))
     ]  # fmt: skip
-    return FIG9.validate(pd.DataFrame(rows), where="test")
+    return PAPER.schema_of("fig9").validate(pd.DataFrame(rows), where="test")
 
 
 @pytest.fixture
@@ -52,12 +53,12 @@ def tuner():
     tried = [("exhaustive", every), ("frontier", [(16, 1.0), (16, 0.5), (16, 0.0)])]
     tried += [("coordinate_descent", [(4, 1.0), (16, 1.0)])]
     rows = [row(name, order, *one) for name, some in tried for order, one in enumerate(some, start=1)]
-    return TUNER.validate(pd.DataFrame(rows), where="test")
+    return PAPER.schema_of("tuner").validate(pd.DataFrame(rows), where="test")
 
 
 def verdict(check, tables, subject="", limit=0.0):
     """Return what a check finds."""
-    return LEDGER.checks[check](tables, Claim(subject, limit, {}))
+    return PAPER.ledger().checks[check](tables, Claim(subject, limit, {}))
 
 
 def test_table_4_counts_our_own_schedules_and_shows_the_printed_lines(table4):
@@ -69,7 +70,7 @@ def test_table_4_counts_our_own_schedules_and_shows_the_printed_lines(table4):
     assert (counts["helpers"] <= 25).all() and (counts["helpers"] >= 5).all()
     assert (counts["expanded"] <= 40).all() and (counts["expanded"] >= counts["helpers"] - 5).all()
     assert (counts["model_lines"] > 3 * counts["helpers"]).all()
-    assert TABLE4.validate(table4, where="test").equals(table4)
+    assert PAPER.schema_of("table4").validate(table4, where="test").equals(table4)
 
 
 def test_lines_are_judged_by_the_longest_schedule(table4):
@@ -104,14 +105,13 @@ def test_a_search_is_judged_by_what_it_tries(tuner):
     assert verdict("explored_share", tables, "random", 1.0) is None
 
 
-def test_the_figures_can_be_read(table4, fig9, tuner, tmp_path):
+def test_the_figures_can_be_read(table4, fig9, tuner):
     for table, name, function in (
         (table4, "table4", draw.table4),
         (fig9, "fig9", draw.fig9_steps),
         (tuner, "tuner", draw.tuner),
     ):
-        write_csv(table, tmp_path / f"{name}.csv")
-        figure, shown = function({name: str(tmp_path / f"{name}.csv")}, "measured")
+        figure, shown = function({name: table}, "measured")
         assert_is_legible(figure)
         assert len(shown) == len(table)
 
@@ -119,13 +119,12 @@ def test_the_figures_can_be_read(table4, fig9, tuner, tmp_path):
 @pytest.mark.xdist_group("training")
 def test_small_runs_are_measured():
     pytest.importorskip("torch")
-    from makespan.papers.slapo import fig9_steps_experiment, tuner_experiment
-
     passes = {"warmup_passes": 1, "passes": 1, "seed": 0, "size": "tiny"}
     with forking_servers():
-        steps = fig9_steps_experiment({}, processes=[1, 2], compiler="dynamo", batch=2, **passes)["fig9"]
-        budget = {"batches": [2, 4], "ratios": [1.0, 0.0], "budget_bytes": 400_000}
-        found = tuner_experiment({}, **budget, **passes)["tuner"]
+        measured = Fig9Steps(processes=(1, 2), compiler="dynamo", batch=2, **passes)
+        steps = measured.run(Given("measured"))["fig9"]
+        search = TunerRun(batches=(2, 4), ratios=(1.0, 0.0), budget_bytes=400_000, **passes)
+        found = search.run(Given("measured"))["tuner"]
     assert list(zip(steps["step"], steps["n_gpus"], strict=True)) == [
         ("vanilla", 1), ("kernels", 1), ("layers", 1), ("layers", 2), ("embedding", 1), ("embedding", 2)
     ]  # fmt: skip

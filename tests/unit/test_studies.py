@@ -20,7 +20,7 @@ from makespan.emulator import emulate, load_calibration, trace_points
 from makespan.errors import MakespanError, UnknownNameError
 from makespan.hardware import cluster
 from makespan.numerics import intervals
-from makespan.papers.morphling import generated_workloads
+from makespan.papers.experiment import Given
 from makespan.policies import REGISTRY
 from makespan.sim import RestartDelays, Violation
 from makespan.studies import (
@@ -39,7 +39,7 @@ from makespan.studies import (
     scenario,
 )
 from makespan.tables import COMPARISON, JOBS, write_csv
-from makespan.traces import read_jobs
+from makespan.traces import listed_jobs, read_jobs
 from makespan.workloads import JobSpec, workload
 
 
@@ -233,18 +233,15 @@ def tables_of_the_workflow(root):
 def test_a_scenario_without_options_is_that_of_the_workflow(tables_of_the_workflow, tmp_path):
     settings, tables = tables_of_the_workflow
     simulation = settings.morphling.simulation
-    lists = generated_workloads(
-        tables,
-        simulation.job_lists.seed,
-        simulation.job_lists.jobs,
-        simulation.job_lists.naive_jobs,
-        simulation.job_lists.naive_span_s,
-    )
-    for name, table in lists.items():
+    experiments, given = settings.morphling.experiments(settings), Given("emulated", times=tables)
+    lists = experiments["generate_workloads"].run(given)
+    jobs = {}
+    for path, table in lists.items():
+        name = path.removeprefix("workloads/")
         write_csv(table, tmp_path / f"{name}.csv", JOBS)
-    jobs = {name: read_jobs(tmp_path / f"{name}.csv").jobs for name in lists}
-    form = settings.performance_model.experiment_form
-    known = predictions(tables, settings.cluster, form)
+        jobs[name] = read_jobs(tmp_path / f"{name}.csv").jobs
+        assert listed_jobs(table) == jobs[name]
+    known = experiments["predictions"].run(given)["predictions"]
     for name in ("naive", "mt"):
         found = scenario(name)
         assert found.jobs == jobs[name]

@@ -11,32 +11,28 @@ import pytest
 
 from makespan import tables
 from makespan.config import check_settings, load_settings
-from makespan.papers import PAPERS, figures, morphling
+from makespan.papers import PAPERS, paper_named
 from makespan.tables import read_csv
 
 ROOT = Path(__file__).parents[2]
 FIGURES = [
-    name for name, entry in figures("morphling").items() if "emulated" in (entry.sources or ["emulated"])
+    name
+    for name, entry in paper_named("morphling").figures().items()
+    if "emulated" in (entry.sources or ["emulated"])
 ]
 SETTINGS = load_settings([], ROOT)
 FURTHER = [
     (paper, source, name)
     for paper in PAPERS[1:]
     for source in ("emulated", *SETTINGS.papers()[paper].self_contained)
-    for name, entry in figures(paper).items()
-    if entry.is_drawn(source, SETTINGS.papers()[paper].tables(source, is_profiled=False))
+    for name, entry in paper_named(paper).figures().items()
+    if entry.is_drawn(source, SETTINGS.papers()[paper].tables_of(SETTINGS, source, ()))
 ]
 N_SIMULATED_FIGURES = 12
-OF_PAPER = {schema.name: schema for schema in morphling.SCHEMAS}
 SCHEMAS = {
-    "sensitivity": tables.SENSITIVITY,
-    "sensitivity_families": tables.SENSITIVITY_FAMILIES,
-    "predictions": tables.PREDICTIONS,
-    "getting_started": OF_PAPER["table4"],
-    "schedule": tables.EVENTS,
-} | {
-    name: OF_PAPER.get(name, OF_PAPER["study"])
+    name: paper_named("morphling").schema_of(name)
     for name in (
+        *("sensitivity", "sensitivity_families", "predictions", "getting_started", "schedule"),
         *("table2", "table2_rows", "fig7", "fig8", "table4", "jct", "allocation", "scale"),
         *("lists", "lists_summary", "lists_pairs", "rivals", "readings", "threads", "knowledge"),
         *("load", "load_summary", "large_models", "large_models_summary", "rounds", "rounds_summary"),
@@ -188,7 +184,7 @@ def test_editing_a_policy_reruns_the_simulations_that_run_it_and_what_depends_on
     again = SIMULATION_RULES | {"easyscale_simulate", "draw_figure"} | BESIDE
     assert set(planned) == again - without - {"morphling_readings"}  # which has no figure
     # Training beside serving runs without FIFO.
-    of_easyscale = {name for name, entry in figures("easyscale").items() if not entry.sources}
+    of_easyscale = {name for name, entry in paper_named("easyscale").figures().items() if not entry.sources}
     assert planned["draw_figure"] == N_SIMULATED_FIGURES - len(without) + len(of_easyscale - {"serving"})
 
 

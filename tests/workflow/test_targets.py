@@ -203,7 +203,7 @@ def test_own_measurements_take_the_place_of_the_emulator(small_run, project):
 
 def test_without_own_measurements_small_workloads_are_profiled(project):
     planned = project.planned("measured")
-    once = ("profile_environment", "morphling_fit_profiled", "morphling_fig7_profiled")
+    once = ("profile_environment", "morphling_fit_models_measured", "morphling_fig7")
     assert [planned[name] for name in once] == [1, 1, 1]
     assert planned["profile_points"] == 4
     assert not {"import_measured", "emulate_throughput", "morphling_fit_models"} & set(planned)

@@ -5,8 +5,9 @@ What counts, starting from the script and from what its rule names:
 - the module that defines an imported name, behind package faces too, wherever the import stands;
 - a module that a string constant names in full, as in ``python -m makespan.training.worker``, and
   ``module:name`` likewise; a string that names a package in full stands for its data files;
-- of a module that is reached, everything but top-level constants that nothing reached mentions: a new
-  schema beside others concerns only those who use it;
+- of a module that is reached, everything but top-level constants, functions and classes that nothing reached
+  mentions: a new function beside others concerns only its users. A decorator that may register what it
+  decorates makes a definition count always;
 - of a registry, a constant that maps keys to modules, the entries that the rule chooses, else all.
 
 Modules imported under names that are put together at run time are the one thing that cannot be seen; the rule
@@ -229,13 +230,13 @@ def _parsed(text: str) -> dict[str, Any]:
 
 
 def _divided(tree: ast.Module, lines: list[str]) -> dict[str, tuple[str, list[ast.stmt]]]:
-    """Source and statements of each top-level constant, and under "" those of the rest."""
+    """Source and statements of each top-level definition, and under "" those of the rest."""
     constants: dict[str, list[ast.stmt]] = {}
     rest: list[ast.stmt] = []
     left_out: set[int] = set()
     current: list[ast.stmt] | None = None
     for statement in tree.body:
-        name = _constant(statement)
+        name = _constant(statement) or _function_or_class(statement)
         if name and name not in constants:
             current = constants[name] = [statement]
         elif current is not None and _is_text(statement):
@@ -309,9 +310,22 @@ def _constant(statement: ast.stmt) -> str:
     return targets[0].id if len(targets) == 1 and isinstance(targets[0], ast.Name) else ""
 
 
+# Decorators that leave no trace of what they decorate anywhere else.
+_PURE = {"cache", "contextmanager", "dataclass", "lru_cache", "overload", "runtime_checkable", "styled"}
+
+
+def _function_or_class(statement: ast.stmt) -> str:
+    if not isinstance(statement, ast.FunctionDef | ast.ClassDef):
+        return ""
+    decorators = [ast.unparse(one).partition("(")[0] for one in statement.decorator_list]
+    return statement.name if {name.rpartition(".")[2] for name in decorators} <= _PURE else ""
+
+
 def _is_text(statement: ast.stmt) -> bool:
     return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
 
 
 def _span(statement: ast.stmt) -> range:
-    return range(statement.lineno - 1, statement.end_lineno or statement.lineno)
+    decorators = getattr(statement, "decorator_list", [])
+    first = min([statement.lineno, *(one.lineno for one in decorators)])
+    return range(first - 1, statement.end_lineno or statement.lineno)

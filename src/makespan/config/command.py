@@ -28,11 +28,17 @@ def _checkout(here: Path) -> Path:
     type=click.Path(path_type=Path, file_okay=False),
     help="Checkout with the default files.",
 )
-def config_command(files: tuple[Path, ...], root: Path | None) -> None:
+@click.option("--schema", is_flag=True, help="Print the JSON schema of a configuration instead, for editors.")
+def config_command(files: tuple[Path, ...], root: Path | None, schema: bool) -> None:
     """Check a configuration and print it whole.
 
-    FILES change some of the defaults; later ones win. The defaults are those of a checkout: stand in it,
-    or in a folder below, or name it with --root.
+    FILES change some of the defaults; later ones win. The file config/config.yaml of a checkout is read
+    first: stand in the checkout, or in a folder below, or name it with --root.
     """
+    if schema:
+        from makespan.config.reference import json_schema
+
+        click.echo(json_schema(), nl=False)
+        return
     settings = load_settings(files, root or _checkout(Path.cwd())).model_dump(mode="json")
     click.echo(yaml.safe_dump(settings, sort_keys=False, allow_unicode=True, width=100), nl=False)

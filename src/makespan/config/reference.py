@@ -11,8 +11,8 @@ from makespan.config.settings import Settings, settings_model
 
 _PAGE = """# Configuration
 
-Defaults stand in `config/config.yaml` and, for the experiments of a paper, in `config/papers/<paper>.yaml`.
-To change some of them, write those alone into a file of your own and give it to the workflow. Save
+Every option has a default. To change some of them, write those alone into a file of your own and give it to
+the workflow, or into `config/config.yaml`, which is always read. Save
 this as `mine.yaml`, for example:
 
 ```yaml
@@ -27,7 +27,7 @@ $ snakemake --cores all --configfile mine.yaml
 
 Later files win; groups are merged, lists are replaced. Everything is checked before any job starts: an
 unknown key or a value that is not accepted stops the run with one line that names the key, what was found
-and what is accepted. `config/schemas/config.schema.json` says the same to editors. The merged result is
+and what is accepted. `makespan config --schema` prints a JSON schema for editors. The merged result is
 written to `results/<source>/provenance.json`. Snakemake reads files before this project does, and answers one
 that is not UTF-8 with a traceback; `makespan config mine.yaml` says in one line what is wrong. A small run of
 every experiment is described by `config/test/morphling.yaml`.
@@ -41,10 +41,11 @@ _HEADER = ("option", "type", "default", "unit", "meaning", "source", "changes")
 
 def json_schema() -> str:
     """Return the JSON schema (draft 2020-12) of the whole configuration, as text."""
-    schema = {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        **settings_model().model_json_schema(),
-    }
+    found = settings_model().model_json_schema()
+    for block in found["$defs"].values():
+        own = block.get("properties", {})
+        block["properties"] = {name: one for name, one in own.items() if "shared" not in one}
+    schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **found}
     return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
 
 
@@ -55,7 +56,8 @@ def configuration_page(settings: Settings) -> str:
 
 
 def _rows(block: type[BaseModel], values: Any, prefix: str) -> Iterator[tuple[str, ...]]:
-    for name, field in block.model_fields.items():
+    own = ((name, field) for name, field in block.model_fields.items() if not field.exclude)
+    for name, field in own:
         key = f"{prefix}{name}"
         inner, is_list = _inner_block(field)
         value = values[name] if isinstance(values, Mapping) else None

@@ -7,7 +7,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, reduce
-from importlib import import_module, resources
+from importlib import resources
 from pathlib import Path, PurePath
 from typing import Annotated, Any, Literal
 
@@ -18,10 +18,11 @@ from makespan import __version__
 from makespan.errors import ConfigError, MissingDataError
 from makespan.files import read_preset, read_yaml
 from makespan.hardware import cluster_names
-from makespan.papers import PAPERS
+from makespan.papers import PAPERS, paper_named
+from makespan.papers.experiment import Paper
 from makespan.plans import Placement
 from makespan.policies import policy_names
-from makespan.settings import Block, Count, PaperSettings, option, readable, taken_from, unlike
+from makespan.settings import Block, Count, option, readable, taken_from, unlike
 from makespan.workloads import small_workload_keys
 
 # ------------------------------------------------------------------------------------------------
@@ -74,7 +75,7 @@ def _keys_at(location: Sequence[int | str], root: type[BaseModel]) -> list[str]:
     for part in location:
         if isinstance(part, str):
             block = _block_of(block.model_fields[part].annotation)
-    return list(block.model_fields)
+    return [name for name, field in block.model_fields.items() if not field.exclude]
 
 
 def _block_of(annotation: Any) -> type[BaseModel]:
@@ -146,12 +147,14 @@ class Emulated(Block):
 
     calibration: str = option(
         "name of a shipped set of efficiency constants, or the path of a .toml file with one",
+        "L1",
         source="makespan validate; see docs/background/emulator.md",
         changes=EVERYTHING,
     )
-    seed: int = option("seed of the measurement noise", source="a choice", changes=EVERYTHING, ge=0)
+    seed: int = option("seed of the measurement noise", 0, source="a choice", changes=EVERYTHING, ge=0)
     noise: float = option(
         "scale of the scatter between repeated measurements; 0 gives the exact value of the model",
+        1.0,
         source="1: spread of equivalent rows in the published traces",
         changes=EVERYTHING,
         ge=0,
@@ -171,19 +174,24 @@ class Published(Block):
     directory: str | None = option(
         "directory with the published files, or a clone of the authors' repository; null: the environment "
         "variable MAKESPAN_PUBLISHED_DIR",
+        None,
         changes=EVERYTHING,
     )
     fetch: bool = option(
-        "whether files are fetched from their pinned commits when no directory is given", changes=""
+        "whether files are fetched from their pinned commits when no directory is given", False, changes=""
     )
     fetched_directory: str = option(
-        "where fetched files are kept", source="a choice", changes="", min_length=1
+        "where fetched files are kept", "data/published", source="a choice", changes="", min_length=1
     )
     register_file: str = option(
-        "register of data sets: commits, checksums, licences", changes="", min_length=1
+        "register of data sets: commits, checksums, licences",
+        "src/makespan/throughput/presets/datasets.csv",
+        changes="",
+        min_length=1,
     )
     default_cpu_threads: int = option(
         "CPU threads a GPU where a file does not say",
+        12,
         unit="threads",
         source="Morphling, section 7: 96 threads and 8 GPUs a node",
         changes=EVERYTHING,
@@ -195,45 +203,60 @@ class Profile(Block):
     """Profile small workloads where no directory with tables is given."""
 
     workloads: tuple[SmallWorkload, ...] = option(
-        "small workloads that are profiled", source="a choice", changes=_TIMES, min_length=1
+        "small workloads that are profiled",
+        ("tiny-gpt", "tiny-llama"),
+        source="a choice",
+        changes=_TIMES,
+        min_length=1,
     )
     placements: tuple[Processes, ...] = option(
         "processes on each node; without GPUs at most as many as there are cores",
+        ("1", "2"),
         source="two cores",
         changes=_TIMES,
         min_length=1,
     )
     cpu_threads: int = option(
-        "CPU threads a process", unit="threads", source="a choice", changes=_TIMES, ge=1
+        "CPU threads a process", 1, unit="threads", source="a choice", changes=_TIMES, ge=1
     )
     device: Literal["auto", "cpu", "cuda"] = option(
-        "where models train; auto: GPUs if there are any", source="a choice", changes=_TIMES
+        "where models train; auto: GPUs if there are any", "auto", source="a choice", changes=_TIMES
     )
     environment: str | None = option(
         "constants of the machine: name of an environment or path of a .toml file; null: they are measured",
+        None,
         changes=_TIMES,
     )
-    warmup_steps: int = option("steps of a run that are thrown away", source="a choice", changes=_TIMES, ge=0)
-    steps: int = option("steps of a run that are timed", source="a choice", changes=_TIMES, ge=1)
+    warmup_steps: int = option(
+        "steps of a run that are thrown away", 1, source="a choice", changes=_TIMES, ge=0
+    )
+    steps: int = option("steps of a run that are timed", 3, source="a choice", changes=_TIMES, ge=1)
     repetitions: int = option(
-        "runs of each point; their scatter is the repeatability", source="a choice", changes=_TIMES, ge=1
+        "runs of each point; their scatter is the repeatability", 5, source="a choice", changes=_TIMES, ge=1
     )
     points_per_job: int | None = option(
         "most points that one job measures; null: all of a placement, which saves the start of processes",
+        None,
         source="a choice",
         changes="",
         ge=1,
     )
     gpu_model: str | None = option(
         "kind of GPU that jobs ask for, as many as a point has processes; null: jobs ask for CPU cores",
+        None,
         source="a choice",
         changes="",
     )
     mem_mb_per_process: int = option(
-        "memory that a job asks for", unit="MB", source="measured on CPU, with room", changes="", ge=1
+        "memory that a job asks for", 2000, unit="MB", source="measured on CPU, with room", changes="", ge=1
     )
     runtime_min: int = option(
-        "time that a job asks for", unit="min", source="measured on two cores, with room", changes="", ge=1
+        "time that a job asks for",
+        20,
+        unit="min",
+        source="measured on two cores, with room",
+        changes="",
+        ge=1,
     )
 
 
@@ -243,26 +266,31 @@ class Measured(Block):
     directory: str | None = option(
         "directory with one table a workload, WORKLOAD.csv, in the schema of throughput tables; null: small "
         "workloads are profiled here",
+        None,
         changes=EVERYTHING,
     )
-    profile: Profile = option("what is profiled where no directory is given")
+    profile: Profile = option("what is profiled where no directory is given", Profile())
 
 
 class Throughput(Block):
     """Where iteration times come from."""
 
     sources: Annotated[tuple[SourceName, ...], unlike("each source once")] = option(
-        "sources that the target all builds", source="a choice", changes=EVERYTHING, min_length=1
+        "sources that the target all builds",
+        ("emulated", "measured"),
+        source="a choice",
+        changes=EVERYTHING,
+        min_length=1,
     )
-    emulated: Emulated = option("the emulated source")
-    published: Published = option("the published source")
-    measured: Measured = option("the measured source")
+    emulated: Emulated = option("the emulated source", Emulated())
+    published: Published = option("the published source", Published())
+    measured: Measured = option("the measured source", Measured())
 
 
 # ------------------------------------------------------------------------------------------------
 # The whole configuration: reading, merging, checking.
 
-DEFAULT_FILES = ("config/config.yaml", *(f"config/papers/{name}.yaml" for name in PAPERS))
+DEFAULT_FILES = ("config/config.yaml",)
 PUBLISHED_VARIABLE = "MAKESPAN_PUBLISHED_DIR"
 
 
@@ -274,12 +302,14 @@ class PerformanceModel(Block):
 
     forms: Annotated[tuple[FormName, ...], unlike("each form once")] = option(
         "forms that are fitted and compared",
+        ("published", "extended"),
         source="docs/background/performance-model.md",
         changes="table2, fits",
         min_length=1,
     )
     experiment_form: FormName = option(
         "form that the experiments use; one of forms",
+        "extended",
         source="the form with the smaller error",
         changes="sensitivity, fig7, fig8",
     )
@@ -300,18 +330,25 @@ class LiveRuns(Block):
     """Live runs of several policies, each on jobs drawn with several seeds, beside their predictions."""
 
     policies: Annotated[tuple[Annotated[str, taken_from(policy_names)], ...], unlike("each policy once")] = (
-        option("names of the policies", source="a choice", changes="live", min_length=1)
+        option(
+            "names of the policies",
+            ("morphling-lookahead", "morphling-work"),
+            source="a choice",
+            changes="live",
+            min_length=1,
+        )
     )
     workload: Annotated[str, taken_from(shipped_live_workloads)] = option(
-        "name of the live workload", source="docs/guides/schedule-live.md", changes="live"
+        "name of the live workload", "live-small", source="docs/guides/schedule-live.md", changes="live"
     )
-    slots: Count = option("slots that the jobs share", unit="slots", source="two cores", changes="live")
+    slots: Count = option("slots that the jobs share", 2, unit="slots", source="two cores", changes="live")
     seeds: Annotated[tuple[int, ...], unlike("each seed once")] = option(
-        "with which the jobs are drawn, one run each", source="fixed before the first run", changes="live",
-        min_length=1,
+        "with which the jobs are drawn, one run each", (21, 22, 23, 24, 25),
+        source="fixed before the first run", changes="live", min_length=1,
     )  # fmt: skip
     in_all: bool = option(
         "whether the target all runs them, and the ledger rests on them; each needs all cores for minutes",
+        False,
         source="a choice",
         changes="live, claims",
     )
@@ -331,21 +368,22 @@ class Settings(Block):
 
     cluster: Annotated[str, taken_from(cluster_names)] = option(
         "name of the cluster preset on which the experiments run",
+        "a800-64",
         source="Morphling, section 7: 8 nodes with 8 A800-80GB each",
         changes="all",
     )
-    throughput: Throughput = option("where iteration times come from")
-    performance_model: PerformanceModel = option("how iteration times are fitted")
-    live: LiveRuns = option("live runs")
+    throughput: Throughput = option("where iteration times come from", Throughput())
+    performance_model: PerformanceModel = option("how iteration times are fitted", PerformanceModel())
+    live: LiveRuns = option("live runs", LiveRuns())
 
-    def papers(self) -> dict[str, PaperSettings]:
+    def papers(self) -> dict[str, Paper]:
         """Return the options of each paper by its name."""
         return {name: getattr(self, name) for name in PAPERS}
 
     def throughput_workloads(self) -> list[str]:
         """Return the workloads whose iteration times some paper needs."""
-        needed = [paper.throughput_workloads() for paper in self.papers().values()]
-        return list(dict.fromkeys(key for keys in needed for key in keys))
+        experiments = [one for paper in self.papers().values() for one in paper.experiments(self).values()]
+        return list(dict.fromkeys(key for one in experiments for key in one.timed_workloads("emulated", ())))
 
 
 @cache
@@ -353,8 +391,8 @@ def settings_model() -> type[Settings]:
     """Return the model of the whole configuration: the general options and those of every paper."""
     blocks: dict[str, Any] = {}
     for name in PAPERS:
-        block = import_module(f"makespan.papers.{name}").SETTINGS
-        blocks[name] = (block, option(block.__doc__.splitlines()[0].rstrip(".")))
+        block = paper_named(name)
+        blocks[name] = (block, option((block.__doc__ or "").splitlines()[0].rstrip("."), block()))
     return create_model("Settings", __base__=Settings, __doc__="Everything that can be configured.", **blocks)
 
 

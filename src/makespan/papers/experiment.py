@@ -5,19 +5,22 @@ in it, the classes that compute its tables. Everything else that must know an ex
 configuration, rules, reference pages, lists of results, and what the ledger may read.
 """
 
+import inspect
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, reduce
-from importlib import import_module
+from functools import reduce
+from importlib import import_module, resources
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import pandas as pd
-from pydantic import ValidationInfo, model_validator
+from pydantic import TypeAdapter, ValidationInfo, model_validator
 
+from makespan.claims import Ledger
 from makespan.errors import ConfigError
-from makespan.settings import Block, Shared
-from makespan.tables import TableSchema, read_csv, schemas_of
+from makespan.settings import Block
+from makespan.tables import LIVE, THROUGHPUT, TableSchema, read_csv, schemas_of
 
 SOURCES = ("emulated", "published", "measured")
 _OFFLINE = ("emulated", "published")
@@ -129,20 +132,21 @@ class Experiment(Block):
         Whether its tables are also built where iteration times are a profile of small workloads.
     is_timed
         Whether iteration times of the source enter its tables.
-    unjudged
-        Tables of it that no statement is about.
+    unjudged, on_the_way
+        Tables that no statement is about, and tables, or folders of them, that are only made for other
+        experiments.
     reads_files
         Whether it reads files of the authors on the published source.
     trains
         Whether it runs models, and so needs the environment with torch.
-    n_gpus
-        GPUs that its processes may use at a time.
     group
         Group of jobs that a cluster runs as one, or nothing.
     is_local
         Whether it is so short that it runs where Snakemake runs.
     minutes, mem_mb
         Resources that its job asks for.
+    unused
+        Options in its block that only figures or other experiments read.
     """
 
     name: ClassVar[str] = ""
@@ -155,34 +159,33 @@ class Experiment(Block):
     on_profile: ClassVar[bool] = False
     is_timed: ClassVar[bool] = False
     unjudged: ClassVar[frozenset[str]] = frozenset()
+    on_the_way: ClassVar[frozenset[str]] = frozenset()
     reads_files: ClassVar[bool] = False
     trains: ClassVar[bool] = False
-    n_gpus: ClassVar[int] = 0
     group: ClassVar[str] = ""
     is_local: ClassVar[bool] = False
+    unused: ClassVar[frozenset[str]] = frozenset()
     minutes: ClassVar[int] = 10
     mem_mb: ClassVar[int] = 1000
 
-    @model_validator(mode="before")
-    @classmethod
-    def _shared_options_stand_elsewhere(cls, values: Any, info: ValidationInfo) -> Any:
-        # A user sets a shared option where it stands, so that it has one value; only a resolved experiment has it.
-        is_resolved = bool(info.context and info.context.get("resolved"))
-        if isinstance(values, Mapping) and not is_resolved:
-            for key in cls.shared_options():
-                if key in values:
-                    raise ValueError(f"no option {key}, which is {cls.shared_options()[key]}")
-        return values
+    @model_validator(mode="after")
+    def _shared_options_are_set_elsewhere(self, info: ValidationInfo) -> Self:
+        # A user sets a shared option where it stands, so that it has one value everywhere.
+        if not (info.context and info.context.get("resolved")):
+            for name, path in self.shared_options().items():
+                if name in self.model_fields_set:
+                    raise ValueError(f"no option {name}, which is set as {path}")
+        return self
 
     @classmethod
     def shared_options(cls) -> dict[str, str]:
         """Return the fields that stand elsewhere, each with its path in the configuration."""
-        return {
-            name: mark.path
+        paths = {
+            name: extra.get("shared")
             for name, one in cls.model_fields.items()
-            for mark in one.metadata
-            if isinstance(mark, Shared)
+            if isinstance(extra := one.json_schema_extra, dict)
         }
+        return {name: str(path) for name, path in paths.items() if path}
 
     def resolved(self, settings: object) -> Self:
         """Return the experiment with its shared options, as a checked configuration has them."""
@@ -190,35 +193,64 @@ class Experiment(Block):
             update={name: option_at(settings, path) for name, path in self.shared_options().items()}
         )
 
+    def to_json(self) -> str:
+        """Return the options as JSON, those that the experiment reads; `from_json` reads them back."""
+        own = self.model_dump(mode="json", exclude=set(self.unused))
+        kinds: dict[str, Any] = {
+            name: type(self).model_fields[name].annotation for name in self.shared_options()
+        }
+        shared = {
+            name: TypeAdapter(kind).dump_python(getattr(self, name), mode="json")
+            for name, kind in kinds.items()
+        }
+        return json.dumps(own | shared)
+
     @classmethod
     def from_json(cls, text: str) -> Self:
         """Return a resolved experiment from its options as JSON."""
         return cls.model_validate_json(text, context={"resolved": True})
 
-    def workloads(self, source: str) -> Sequence[str]:
-        """Return the workloads whose throughput tables it reads."""
+    def timed_workloads(self, source: str, profiled: Sequence[str]) -> Sequence[str]:
+        """Return the workloads whose throughput tables it reads; ``profiled`` are those of a profile."""
         return ()
 
-    def tables_of(self, source: str, profiled: Sequence[str] = ()) -> dict[str, str]:
+    def tables_of(self, source: str, profiled: Sequence[str]) -> Mapping[str, str]:
         """Return the tables that it writes for a source, each with its content.
 
-        ``profiled`` are the workloads of a profile, where iteration times are one.
+        ``profiled`` are the workloads of the profile that is the source; empty for any other source.
         """
-        if source not in (*self.sources, *self.on_request) or (profiled and not self.on_profile):
-            return {}
-        return dict(self.tables)
+        is_built = source in (*self.sources, *self.on_request) and (self.on_profile or not profiled)
+        return self.tables if is_built else {}
 
     def n_threads(self, all_cores: int) -> int:
-        """Return the cores that it takes; ``all_cores`` where nothing may run beside it."""
+        """Return the cores that it takes; ``all_cores`` are those of the machine, at least one."""
         return 1
 
-    def policies(self) -> Sequence[str] | None:
-        """Return the names of the policies whose code it runs; None: any."""
+    def n_gpus(self) -> int:
+        """Return the GPUs that its processes can use at a time."""
+        return 0
+
+    def policies_run(self) -> Sequence[str] | None:
+        """Return the names of the policies whose code it runs; None: of any."""
         return None
 
-    def run(self, given: Given) -> Mapping[str, pd.DataFrame]:
-        """Compute the tables, by name."""
+    def compute(self, given: Given) -> Mapping[str, pd.DataFrame]:
+        """Compute the tables, by name; every experiment says how."""
         raise NotImplementedError
+
+    def run(self, given: Given) -> dict[str, pd.DataFrame]:
+        """Compute the tables and check them against their schemas.
+
+        Raises
+        ------
+        TraceError
+            A table is not what its schema says.
+        """
+        paper = paper_named(type(self).__module__.split(".")[2])
+        return {
+            name: paper.schema_of(name).validate(table, where=name)
+            for name, table in self.compute(given).items()
+        }
 
 
 class Paper(Block):
@@ -232,6 +264,8 @@ class Paper(Block):
         Its experiments, in the order in which documents list their tables.
     judged_cells
         Artifacts whose printed cells its checks read.
+    shared_schemas
+        Schemas of tables that ``tables.csv`` of the paper lacks, by table or by its folder.
     judges_live
         Whether its checks read the live runs, if those are part of what is built by default.
     self_contained
@@ -241,22 +275,89 @@ class Paper(Block):
     title: ClassVar[str] = ""
     EXPERIMENTS: ClassVar[tuple[type[Experiment], ...]] = ()
     judged_cells: ClassVar[tuple[str, ...]] = ()
+    shared_schemas: ClassVar[Mapping[str, TableSchema]] = {}
     judges_live: ClassVar[bool] = False
     self_contained: ClassVar[frozenset[str]] = frozenset()
-
-    def throughput_workloads(self) -> tuple[str, ...]:
-        """Return the workloads whose iteration times the paper needs."""
-        return ()
 
     def published_datasets(self) -> tuple[str, ...]:
         """Return the names in the register of the files that the paper reads besides iteration times."""
         return ()
 
+    @classmethod
+    def key(cls) -> str:
+        """Return the name of the package, which is that of the folder of results."""
+        return cls.__module__.split(".")[2]
+
+    @classmethod
+    def schema_of(cls, table: str) -> TableSchema:
+        """Return the schema of a result table, or of printed cells, ``published_<artifact>``."""
+        own = schemas_of(f"makespan.papers.{cls.key()}")
+        return own[table] if table in own else cls.shared_schemas[table.partition("/")[0]]
+
+    @classmethod
+    def read_published(cls, artifact: str, path: str | Path) -> pd.DataFrame:
+        """Read the cells that the paper prints of an artifact, each with its source; errors as `read_csv`."""
+        return read_csv(path, cls.schema_of(f"published_{artifact}"))
+
+    @classmethod
+    def figures(cls) -> dict[str, Figure]:
+        """Return the figures of all experiments by name."""
+        return {figure.name: figure for one in cls.EXPERIMENTS for figure in one.figures}
+
+    @classmethod
+    def unjudged(cls) -> frozenset[str]:
+        """Return the tables that no statement is about."""
+        return frozenset(table for one in cls.EXPERIMENTS for table in one.unjudged)
+
+    @classmethod
+    def ledger(cls) -> Ledger:
+        """Return the statements of the paper with the functions of its module ``checks`` that decide them."""
+        package = f"makespan.papers.{cls.key()}"
+        has_module = resources.files(package).joinpath("checks.py").is_file()
+        found = vars(import_module(f"{package}.checks" if has_module else package)).items()
+        schemas = {**schemas_of(package), **cls.shared_schemas, "live": LIVE}
+        cells = {f"{name}_published": schemas[f"published_{name}"] for name in cls.judged_cells}
+        return Ledger(
+            paper=cls.title,
+            package=package,
+            checks={name.removeprefix("_"): one for name, one in found if _is_check(one)},
+            tables=schemas | cells,
+        )
+
     def experiments(self, settings: object) -> dict[str, Experiment]:
-        """Return the experiments by name, with all their options."""
-        found = dict(_blocks(self))
-        own = {cls: found.get(cls) or cls.model_construct() for cls in self.EXPERIMENTS}
+        """Return the experiments by name, with all their options from a checked configuration."""
+        blocks = dict(_blocks(self))
+        own = {cls: blocks.get(cls) or cls.model_construct() for cls in self.EXPERIMENTS}
         return {cls.name: experiment.resolved(settings) for cls, experiment in own.items()}
+
+    def tables_of(self, settings: object, source: str, profiled: Sequence[str]) -> list[str]:
+        """Return the names of the tables that are built by default for a source; parameters as there."""
+        return [
+            table
+            for one in self.experiments(settings).values()
+            if source in one.sources
+            for table in one.tables_of(source, profiled)
+            if table.partition("/")[0] not in one.on_the_way
+        ]
+
+
+def one_per(place: str, names: Iterable[str], tables: Mapping[str, str]) -> dict[str, str]:
+    """Return tables with one per name where a path has ``place``, for example ``<workload>``."""
+    return {
+        table.replace(place, name): what
+        for table, what in tables.items()
+        for name in (names if place in table else ("",))
+    }
+
+
+def paper_named(name: str) -> type[Paper]:
+    """Return the class with the options and experiments of a paper, by the name of its package."""
+    paper: type[Paper] = import_module(f"makespan.papers.{name}").PAPER
+    return paper
+
+
+def _is_check(value: object) -> bool:
+    return inspect.isfunction(value) and [*inspect.signature(value).parameters] == ["tables", "claim"]
 
 
 def _blocks(block: Block) -> Iterable[tuple[type[Experiment], Experiment]]:
@@ -278,3 +379,31 @@ def option_at(settings: object, path: str) -> Any:
         return reduce(step, path.split("."), settings)
     except (AttributeError, IndexError, TypeError):
         raise ConfigError(f"no option {path!r} in the configuration") from None
+
+
+def read_inputs(
+    paper: type[Paper],
+    experiment: Experiment,
+    source: str,
+    paths: Mapping[str, Any],
+    workloads: Sequence[str],
+    **further: Any,
+) -> Given:
+    """Read what an experiment is given: throughput tables, printed cells and tables of the paper.
+
+    Parameters
+    ----------
+    paths
+        ``times``: throughput tables in the order of ``workloads``; printed cells as ``published_<artifact>``,
+        and tables by name.
+    further
+        Further fields of `Given`.
+    """
+    return Given(
+        source,
+        {key: read_csv(path, THROUGHPUT) for key, path in zip(workloads, paths["times"], strict=True)},
+        {name: paper.read_published(name, paths[f"published_{name}"]) for name in experiment.cells},
+        {name: read_csv(paths[name], paper.schema_of(name)) for name in experiment.reads},
+        paths,
+        **further,
+    )

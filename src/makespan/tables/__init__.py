@@ -4,6 +4,7 @@ A stage reads only files that earlier stages wrote, and each of those files has 
 names, types, units and meanings. Those of one paper alone stand in that paper.
 """
 
+from makespan.tables.cache import cached_table as cached_table
 from makespan.tables.catalogue import (
     CLAIMS as CLAIMS,
     COMPARISON as COMPARISON,
@@ -32,7 +33,6 @@ from makespan.tables.io import (
     csv_text as csv_text,
     parse_csv as parse_csv,
     read_csv as read_csv,
-    read_printed as read_printed,
     read_provenances as read_provenances,
     read_sealed as read_sealed,
     refuse_uneven_rows as refuse_uneven_rows,
@@ -44,6 +44,6 @@ from makespan.tables.io import (
 from makespan.tables.schema import (
     Column as Column,
     TableSchema as TableSchema,
-    printed_schemas as printed_schemas,
+    schemas_of as schemas_of,
     table_schema as table_schema,
 )

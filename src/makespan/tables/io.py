@@ -3,13 +3,13 @@
 import csv
 import hashlib
 import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 import pandas as pd
 
-from makespan.errors import TraceError, cell_error, unknown_name
+from makespan.errors import TraceError, cell_error
 from makespan.files import read_bytes, read_json, write_json, write_text
 from makespan.tables.catalogue import THROUGHPUT
 from makespan.tables.schema import TableSchema
@@ -140,13 +140,6 @@ def read_csv(path: str | Path, schema: TableSchema) -> pd.DataFrame:
         refuse_uneven_rows(io.BytesIO(content), str(path))
     options = {"dtype": object, "keep_default_na": False, "na_values": ["", "nan"], "index_col": False}
     return schema.validate(parse_csv(content, str(path), expected, **options), where=str(path))
-
-
-def read_printed(artifact: str, path: str | Path, schemas: Mapping[str, TableSchema]) -> pd.DataFrame:
-    """Read the cells that a paper prints, as `read_csv`; `UnknownNameError` if no artifact has this name."""
-    if artifact not in schemas:
-        raise unknown_name("artifact", artifact, schemas)
-    return read_csv(path, schemas[artifact])
 
 
 # ------------------------------------------------------------------------------------------------

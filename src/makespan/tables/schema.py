@@ -1,7 +1,10 @@
-"""What a table must contain, and the check of every cell."""
+"""Table schemas: required columns with types and units, the check of every cell, and schemas as data."""
 
-from collections.abc import Callable, Mapping, Sequence
+import csv
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
+from importlib import resources
 from typing import Any, Literal
 
 import numpy as np
@@ -83,10 +86,32 @@ def table_schema(name: str, *rows: tuple[Any, ...], rule: Rule | None = None) ->
     return TableSchema(name, tuple(Column(*row) for row in rows), rule)
 
 
-def printed_schemas(cells: Mapping[str, Sequence[tuple[Any, ...]]]) -> dict[str, TableSchema]:
-    """Return the schemas of cells that a paper prints, by artifact; each cell has its source."""
-    source = ("source", "text", "", "where the cell is printed")
-    return {name: table_schema(f"published_{name}", *rows, source) for name, rows in cells.items()}
+_CELL_SOURCE = Column("source", "text", "", "where the cell is printed")
+_CELLS = "published_"
+
+
+@cache
+def schemas_of(package: str) -> dict[str, TableSchema]:
+    """Return the schemas in ``tables.csv`` of a package, by table.
+
+    The file, if there is one, has one row per column; several tables with the same columns share rows, their
+    names separated by spaces. ``published_<artifact>`` are cells that a paper prints, each with its source.
+    """
+    columns: dict[str, list[Column]] = {}
+    file = resources.files(package).joinpath("tables.csv")
+    text = file.read_text("utf-8") if file.is_file() else ""
+    for row in csv.DictReader(text.splitlines()):
+        kind: Any = row["type"]
+        column = Column(row["column"], kind, row["unit"], row["description"], row["may_be_empty"] == "yes")
+        for table in row["table"].split():
+            columns.setdefault(table, []).append(column)
+    paper = package.rpartition(".papers.")[2] if ".papers." in package else ""
+    found = {}
+    for table, own in columns.items():
+        is_printed = table.startswith(_CELLS)
+        name = f"{paper}_{table}" if paper and not is_printed else table
+        found[table] = TableSchema(name, (*own, *([_CELL_SOURCE] * is_printed)))
+    return found
 
 
 def _is_converted(values: pd.Series, column: Column) -> bool:

@@ -5,20 +5,24 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import pandas as pd
+from pydantic import Field, model_validator
 
 from makespan.cleanup import temporary_directory
 from makespan.easyscale.job import ElasticJob, RankMapping
 from makespan.easyscale.kernels import CANONICAL, DeterminismLevel, kernels_of, try_kernel_sets
 from makespan.easyscale.reference import StockRun, train_stock
 from makespan.easyscale.trainer import ElasticTrainer, run_together
-from makespan.errors import TraceError
-from makespan.papers.easyscale.tables import FIG9, FIG9_SUMMARY, GAP, GAP_CURVES, GAP_SPREAD
+from makespan.errors import MakespanError, TraceError
+from makespan.papers.experiment import Experiment, Figure, Given
 from makespan.runtime import Launch, Launcher, LocalLauncher, RunDirectory, local_launcher
-from makespan.training.zoo import StandIn
+from makespan.settings import Count, option, taken_from, unlike
+from makespan.tables import schemas_of
+from makespan.training.zoo import STAND_INS, StandIn
 
 # ------------------------------------------------------------------------------------------------
 # Accuracy at the end of training by the number of devices: schemes that rescale a job, and EasyScale.
@@ -30,48 +34,119 @@ _RATES: Mapping[str, Callable[[float], float]] = {"linear": lambda share: share,
 _ALL, _WORST = "all", "worst"
 
 
-@dataclass(frozen=True, slots=True)
-class GapProtocol:
-    """What is trained, and how often.
+_GROUPS_AT_ONCE = 2  # runs with the same processes are a group
+_CLASSIFIERS = ("shufflenetv2", "resnet50", "vgg19", "swintransformer")
+_Positive = Annotated[float, Field(gt=0)]
+_of_gap = partial(option, changes="gap, gap_spread, gap_curves")
+_ours = partial(_of_gap, source="a choice")
 
-    Parameters
-    ----------
-    model, width, noise
-        Stand-in of a classifier, its width, and the noise of its task.
-    samples, held_out_samples, task_seed
-        Samples of an epoch, those that tell the accuracy, and the seed of the task.
-    logical_workers, micro_batch_size
-        Workers and samples of each for which the job is written.
-    learning_rate, momentum
-        Of plain SGD, for all logical workers.
-    epochs, decay_epoch
-        Length of a run, and epochs before the learning rate decays.
-    gammas
-        Factors by which it does; the first one counts for accuracy.
-    devices, seeds
-        Numbers of devices, and seeds of weights, order of samples and random states.
+
+class Gap(Experiment):
+    """Train under every scheme on every number of devices, and compare the accuracies at the end.
+
+    Raises `makespan.errors.WorkerError` if a process fails.
     """
 
-    model: str
-    width: int
-    noise: float
-    samples: int
-    held_out_samples: int
-    task_seed: int
-    logical_workers: int
-    micro_batch_size: int
-    learning_rate: float
-    momentum: float
-    epochs: int
-    decay_epoch: int
-    gammas: tuple[float, ...]
-    devices: tuple[int, ...]
-    seeds: tuple[int, ...]
+    name = "gap"
+    tables = {
+        "gap": "accuracy of elastic schemes on several numbers of devices, overall and by class",
+        "gap_spread": "how far it spreads over devices and over seeds, with the paper's values",
+        "gap_curves": "losses by epoch where the learning rate decays by several factors",
+    }
+    cells = ("gap",)
+    sources = ("measured",)
+    on_profile = True
+    trains = True
+    minutes, mem_mb = 120, 4000
+    figures = (
+        Figure(
+            "gap",
+            "Accuracy by the number of devices",
+            "Held-out accuracy of schemes that scale batch and learning rate with the number of "
+            "devices, and of EasyScale, means, with lines with caps for the range over seeds; how "
+            "far it spreads over the numbers of devices, overall and in each class, with black dots "
+            "for the spread over seeds. Squares at the bottom stand for a spread of exactly 0.",
+            tables=("gap", "gap_spread"),
+            sources=("measured",),
+        ),
+        Figure(
+            "gap_curves",
+            "Decay of the learning rate",
+            "Mean loss of every epoch where the learning rate is multiplied by gamma at the grey "
+            "line, on one, two and four devices.",
+            tables=("gap_curves",),
+            sources=("measured",),
+        ),
+    )
+
+    model: Annotated[str, taken_from(lambda: _CLASSIFIERS)] = _ours(
+        "stand-in of a classifier", "shufflenetv2"
+    )
+    width: Count = _ours("channels of its first layers", 8)
+    noise: float = _ours("what hides the classes, relative to the signal", 0.9, ge=0, le=10)
+    samples: Count = _ours("samples of an epoch", 512, unit="samples")
+    held_out_samples: Count = _ours("samples that tell the accuracy", 2000, unit="samples")
+    task_seed: int = _ours("seed of the task, the same for all runs", 1, ge=0)
+    logical_workers: Count = _of_gap("workers for which the job is written", 4, source="EasyScale, Fig. 9: 4")
+    micro_batch_size: Count = _ours("samples of one worker and step", 16, unit="samples")
+    learning_rate: float = _ours("learning rate of SGD for all workers together", 0.2, gt=0)
+    momentum: float = _ours("its momentum", 0.9, ge=0, lt=1)
+    epochs: int = _ours("length of a run", 6, unit="epochs", ge=2)
+    decay_epoch: Count = _of_gap(
+        "epochs before the learning rate decays", 4, unit="epochs", source="a choice; EasyScale: 20"
+    )
+    gammas: Annotated[tuple[_Positive, ...], unlike("each factor once")] = _of_gap(
+        "factors by which it decays; accuracy is that with the first",
+        (0.1, 0.3, 0.5),
+        source="EasyScale: 0.1, 0.3 and 0.5",
+        min_length=1,
+    )
+    devices: Annotated[tuple[Count, ...], unlike("each number once")] = _ours(
+        "numbers of devices", (1, 2, 4), min_length=2
+    )
+    seeds: Annotated[tuple[int, ...], unlike("each seed once")] = _ours(
+        "seeds of weights, order of samples and random states", (1, 2, 3), min_length=2
+    )
+
+    @model_validator(mode="after")
+    def _epochs_and_batches_fit(self) -> "Gap":
+        try:
+            _ = self.spec
+        except MakespanError as error:
+            raise ValueError(f"sizes of a stand-in ({error})") from None
+        if any(self.logical_workers % number for number in self.devices):
+            raise ValueError(f"devices that divide logical_workers, {self.logical_workers}")
+        whole = self.logical_workers * self.micro_batch_size
+        if self.samples % whole:
+            raise ValueError(f"samples in whole mini-batches of {whole}")
+        if not self.decay_epoch < self.epochs <= 2 * self.decay_epoch:
+            raise ValueError("a learning rate that decays once: decay_epoch < epochs <= 2 decay_epoch")
+        return self
 
     @property
     def spec(self) -> StandIn:
-        """What is trained."""
+        """Stand-in that is trained."""
         return StandIn(self.model, width=self.width)
+
+    def n_threads(self, all_cores: int) -> int:
+        """Return a core per device of the largest default number."""
+        return 4
+
+    def compute(self, given: Given) -> dict[str, pd.DataFrame]:
+        """Return a row per run and class, per scheme and class, and per epoch of the compared curves."""
+        runs = _runs(self)
+        with temporary_directory("gap") as folder:
+            rows = _trained(runs, self, Path(folder))
+            scored = [run for run in runs if run.gamma == self.gammas[0]]
+            gap = _gap(scored, self, _scores(scored, self, Path(folder)))
+            curves = pd.concat(
+                [
+                    _curve(run, self, rows[run.trained_as(self)])
+                    for run in runs
+                    if run.seed == self.seeds[0] and run.scheme != "adaptive"
+                ]
+            )
+        return {"gap": gap, "gap_spread": spreads(gap, given.cells["gap"]), "gap_curves": curves}
 
 
 class _Run(NamedTuple):
@@ -82,25 +157,25 @@ class _Run(NamedTuple):
     seed: int
     gamma: float
 
-    def n_workers(self, protocol: GapProtocol) -> int:
+    def n_workers(self, protocol: Gap) -> int:
         """Workers among which the samples of a step are dealt."""
         return protocol.logical_workers if self.scheme == _ELASTIC else self.devices
 
-    def learning_rate(self, protocol: GapProtocol) -> float:
+    def learning_rate(self, protocol: Gap) -> float:
         """Learning rate before it decays."""
         share = self.n_workers(protocol) / protocol.logical_workers
         return protocol.learning_rate * (_RATES[self.scheme](share) if self.scheme in _RATES else 1.0)
 
-    def steps_per_epoch(self, protocol: GapProtocol) -> int:
+    def steps_per_epoch(self, protocol: Gap) -> int:
         """Optimizer steps that an epoch takes."""
         return protocol.samples // (self.n_workers(protocol) * protocol.micro_batch_size)
 
-    def trained_as(self, protocol: GapProtocol) -> "_Run":
+    def trained_as(self, protocol: Gap) -> "_Run":
         """Return the run that trains this one too: with all devices nothing is scaled."""
         is_whole = self.scheme in _RATES and self.devices == protocol.logical_workers
         return self._replace(scheme=next(iter(_RATES))) if is_whole else self
 
-    def job(self, protocol: GapProtocol) -> ElasticJob:
+    def job(self, protocol: Gap) -> ElasticJob:
         """Return the job that is trained, as one of so many logical workers."""
         decay = protocol.decay_epoch * self.steps_per_epoch(protocol)
         rate = {"lr": self.learning_rate(protocol), "momentum": protocol.momentum}
@@ -117,51 +192,7 @@ class _Run(NamedTuple):
         )  # fmt: skip
 
 
-def gap_experiment(
-    cells: Mapping[str, pd.DataFrame], *, protocol: Mapping[str, Any], n_processes: int = 2
-) -> dict[str, pd.DataFrame]:
-    """Train under every scheme on every number of devices, and compare what comes of it.
-
-    Parameters
-    ----------
-    cells
-        The paper's cells by artifact, see `read_published`.
-    protocol
-        Fields of `GapProtocol`.
-    n_processes
-        Cores to make use of, beyond those of the processes that train together.
-
-    Returns
-    -------
-    dict
-        Tables ``gap``, ``gap_spread`` and ``gap_curves``, schemas `GAP`, `GAP_SPREAD` and `GAP_CURVES`.
-
-    Raises
-    ------
-    makespan.errors.WorkerError
-        A process failed.
-    """
-    given = GapProtocol(**protocol)
-    runs = _runs(given)
-    with temporary_directory("gap") as folder:
-        rows = _trained(runs, given, Path(folder), max(1, n_processes))
-        scored = [run for run in runs if run.gamma == given.gammas[0]]
-        gap = _gap(scored, given, _scores(scored, given, Path(folder), n_processes))
-        curves = pd.concat(
-            [
-                _curve(run, given, rows[run.trained_as(given)])
-                for run in runs
-                if run.seed == given.seeds[0] and run.scheme != "adaptive"
-            ]
-        )
-    return {
-        "gap": gap,
-        "gap_spread": spreads(gap, cells["gap"]),
-        "gap_curves": GAP_CURVES.validate(curves, where="gap_curves"),
-    }
-
-
-def _runs(protocol: GapProtocol) -> list[_Run]:
+def _runs(protocol: Gap) -> list[_Run]:
     """Every scheme with every seed, and with one of them the other gammas where curves are compared."""
     first, *others = protocol.gammas
     plain = [
@@ -178,14 +209,12 @@ def _runs(protocol: GapProtocol) -> list[_Run]:
     ]
 
 
-def _trained(
-    runs: Sequence[_Run], protocol: GapProtocol, folder: Path, n_at_once: int
-) -> dict[_Run, pd.DataFrame]:
+def _trained(runs: Sequence[_Run], protocol: Gap, folder: Path) -> dict[_Run, pd.DataFrame]:
     """Train; runs with the same processes share them, and groups of processes run beside each other."""
     groups: dict[tuple[int, bool], list[_Run]] = {}
     for run in dict.fromkeys(run.trained_as(protocol) for run in runs):
         groups.setdefault((run.devices, run.scheme == _ELASTIC), []).append(run)
-    with ThreadPoolExecutor(n_at_once) as pool:
+    with ThreadPoolExecutor(_GROUPS_AT_ONCE) as pool:
         waiting = [
             pool.submit(
                 _elastic if is_elastic else _stock_training,
@@ -198,7 +227,7 @@ def _trained(
         return {run: rows for one in waiting for run, rows in one.result().items()}
 
 
-def _stock_training(runs: Sequence[_Run], protocol: GapProtocol, folder: Path) -> dict[_Run, pd.DataFrame]:
+def _stock_training(runs: Sequence[_Run], protocol: Gap, folder: Path) -> dict[_Run, pd.DataFrame]:
     """Train with stock data parallelism, on as many processes as there are devices."""
     per_epoch = runs[0].steps_per_epoch(protocol)
     found = train_stock(
@@ -208,7 +237,7 @@ def _stock_training(runs: Sequence[_Run], protocol: GapProtocol, folder: Path) -
     return {run: one.steps for run, one in zip(runs, found, strict=True)}
 
 
-def _elastic(runs: Sequence[_Run], protocol: GapProtocol, folder: Path) -> dict[_Run, pd.DataFrame]:
+def _elastic(runs: Sequence[_Run], protocol: Gap, folder: Path) -> dict[_Run, pd.DataFrame]:
     """Train all logical workers on so many devices."""
     per_epoch = runs[0].steps_per_epoch(protocol)
     trainers = {}
@@ -227,7 +256,7 @@ def _model_path(run: _Run, folder: Path) -> Path:
     return folder.parent / f"{run.scheme}-{run.devices}-{run.seed}-{run.gamma:g}.pt"
 
 
-def _scores(runs: Sequence[_Run], protocol: GapProtocol, folder: Path, n_processes: int) -> dict[str, Any]:
+def _scores(runs: Sequence[_Run], protocol: Gap, folder: Path) -> dict[str, Any]:
     """Count what each trained model gets right of the held-out samples of each class."""
     request = {
         "model": asdict(protocol.spec),
@@ -236,13 +265,13 @@ def _scores(runs: Sequence[_Run], protocol: GapProtocol, folder: Path, n_process
         "noise": protocol.noise,
         "paths": [str(_model_path(run.trained_as(protocol), folder / "any")) for run in runs],
     }
-    launch = Launch(_SCORING, request, n_processes, folder / "scoring")
+    launch = Launch(_SCORING, request, _GROUPS_AT_ONCE, folder / "scoring")
     LocalLauncher().run(launch)
     found: dict[str, Any] = RunDirectory(launch.run_dir).result()
     return found
 
 
-def _gap(runs: Sequence[_Run], protocol: GapProtocol, found: Mapping[str, Any]) -> pd.DataFrame:
+def _gap(runs: Sequence[_Run], protocol: Gap, found: Mapping[str, Any]) -> pd.DataFrame:
     """Tabulate accuracy over all held-out samples and over those of each class."""
     records = []
     for run, score in zip(runs, found["scores"], strict=True):
@@ -257,7 +286,7 @@ def _gap(runs: Sequence[_Run], protocol: GapProtocol, found: Mapping[str, Any]) 
         for name, (right, samples) in parts.items():
             accuracy = 100.0 * right / samples
             records.append(shared | {"class": name, "samples": samples, "accuracy_pct": accuracy})
-    return GAP.validate(pd.DataFrame(records), where="gap")
+    return pd.DataFrame(records)
 
 
 def spreads(gap: pd.DataFrame, published: pd.DataFrame) -> pd.DataFrame:
@@ -283,13 +312,11 @@ def spreads(gap: pd.DataFrame, published: pd.DataFrame) -> pd.DataFrame:
     single = table[table["class"] != _ALL].sort_values(["spread_pct", "seed_spread_pct"])
     worst = single.groupby("scheme").tail(1).sort_index().assign(**{"class": _WORST})
     cells = published.drop(columns="source", errors="ignore")
-    whole = pd.concat([table, worst], ignore_index=True).merge(
-        cells, on=key, how="left", validate="one_to_one"
-    )
-    return GAP_SPREAD.validate(whole, where="gap_spread")
+    whole = pd.concat([table, worst], ignore_index=True)
+    return whole.merge(cells, on=key, how="left", validate="one_to_one")
 
 
-def _curve(run: _Run, protocol: GapProtocol, rows: pd.DataFrame) -> pd.DataFrame:
+def _curve(run: _Run, protocol: Gap, rows: pd.DataFrame) -> pd.DataFrame:
     """Losses by epoch, and the hash of the parameters at its end."""
     epoch = ((rows["step"] - 1) // run.steps_per_epoch(protocol) + 1).rename("epoch")
     last = rows.sort_values("step").groupby(epoch)["parameter_sha"].last()
@@ -322,66 +349,121 @@ _BY_KERNELS = {"ddp-homo": ("D0", "D1"), "ddp-heter": ("D0+D2", "D1+D2")}
 _KEY = ["model", "setting"]
 
 
-def fig9_experiment(
-    cells: Mapping[str, pd.DataFrame],
-    *,
-    models: Sequence[str],
-    steps_per_stage: int,
-    loader_processes: int,
-    device: Literal["auto", "cpu", "cuda"],
-    job: Mapping[str, Any],
-) -> dict[str, pd.DataFrame]:
+_StandInName = Annotated[str, taken_from(lambda: STAND_INS)]
+_of_fig9 = partial(option, changes="fig9, fig9_summary")
+_of_bits = partial(_of_fig9, source="a choice")
+
+
+class Fig9(Experiment):
     """Train under every determinism level through the stages, and with stock training.
 
-    Parameters
-    ----------
-    cells
-        The paper's cells by artifact, see `read_published`.
-    models
-        Stand-ins, by name.
-    steps_per_stage
-        Mini-batches of each stage; all processes end with a stage, and new ones go on from its checkpoint.
-    loader_processes
-        Processes that load samples for each process.
-    device
-        Where to train; ``auto`` takes GPUs where there is one for each of four processes.
-    job
-        Further fields of `ElasticJob`, the same for all runs.
-
-    Returns
-    -------
-    dict
-        Tables ``fig9`` and ``fig9_summary``, schemas `FIG9` and `FIG9_SUMMARY`.
-
-    Raises
-    ------
-    makespan.errors.WorkerError
-        A process failed.
+    All processes end with a stage, and new ones go on from its checkpoint. Raises
+    `makespan.errors.WorkerError` if a process fails.
     """
-    launcher = local_launcher(device, len(STAGES[0].places))
-    pair, steps = _two_types(launcher), len(STAGES) * steps_per_stage
-    runs: dict[tuple[str, str], pd.DataFrame] = {}
-    references: dict[tuple[str, str], tuple[str, pd.DataFrame]] = {}
-    with temporary_directory("fig9") as folder:
-        for reference, levels in _BY_KERNELS.items():
-            trainers = {
-                (model, level): ElasticTrainer(
-                    model, determinism=level, run_dir=Path(folder) / f"{model}-{level}", **job
-                )
-                for model in models
-                for level in levels
-            }
-            options = _options(loader_processes, launcher)
-            for number, stage in enumerate(STAGES, start=1):
-                done, devices = number * steps_per_stage, stage.devices(pair)
-                found = run_together(list(trainers.values()), done, stage.mapping, devices, **options)
-            runs |= zip(trainers, (one.steps for one in found), strict=True)
-            stock = _stock([trainers[model, levels[0]] for model in models], steps, pair[0], launcher)
-            for model, one in zip(models, stock, strict=True):
-                name = f"{reference}, hooked" if one.is_hooked else reference
-                references |= {(model, level): (name, one.steps) for level in levels}
-    table = fig9(runs, references, steps_per_stage)
-    return {"fig9": table, "fig9_summary": fig9_summary(table, pair, cells["fig9"])}
+
+    name = "fig9"
+    tables = {
+        "fig9": "losses and hashes of elastic and of stock training, step by step",
+        "fig9_summary": "steps and losses that differ, by level and stage, with the paper's values",
+    }
+    cells = ("fig9",)
+    sources = ("measured",)
+    on_profile = True
+    trains = True
+    unjudged = frozenset({"fig9_summary"})
+    minutes, mem_mb = 120, 4000
+    figures = (
+        Figure(
+            "fig9",
+            "Fig. 9",
+            "Loss of the last of four logical workers minus that of stock training, over three "
+            "stages on the kernel sets named above each; grey lines are borders of stages, the "
+            "dotted line is stock training. Stages of D2 run canonical kernels everywhere. Ticks at "
+            "the top mark steps after which loss, parameters, optimizer, buffers or random states "
+            "have other bits.",
+            tables=("fig9", "fig9_summary"),
+            sources=("measured",),
+        ),
+    )
+
+    device: Literal["auto", "cpu", "cuda"] = _of_bits(
+        "where to train; auto uses GPUs if there is one for each of four processes", "auto"
+    )
+    models: Annotated[tuple[_StandInName, ...], unlike("each model once")] = _of_fig9(
+        "stand-ins that are trained",
+        ("resnet50", "vgg19"),
+        source="EasyScale artifact: ResNet50, VGG19",
+        min_length=1,
+    )
+    width: Count = _of_bits("channels of their first layers", 16)
+    samples: Count = _of_bits("samples of an epoch", 244, unit="samples")
+    micro_batch_size: Count = _of_fig9(
+        "samples of a logical worker and mini-batch", 16, unit="samples", source="a choice; the artifact: 64"
+    )
+    steps_per_stage: Count = _of_fig9(
+        "mini-batches of each of three stages", 5, unit="steps", source="a choice; EasyScale, Fig. 9: 100"
+    )
+    loaders: Count = _of_fig9("loaders of each logical worker", 2, source="a choice; the artifact: 4")
+    loader_processes: Count = _of_bits(
+        "processes that load for each training process; no bit depends on them", 1
+    )
+    learning_rate: float = _of_bits("learning rate of SGD", 0.05, gt=0)
+    momentum: float = _of_bits("its momentum", 0.9, ge=0, lt=1)
+    seed: int = _of_bits("seed of weights, samples and random states", 1, ge=0)
+
+    @model_validator(mode="after")
+    def _stages_end_amid_epochs(self) -> "Fig9":
+        per_epoch = -(-self.samples // (4 * self.micro_batch_size))
+        ends = [number * self.steps_per_stage for number in (1, 2)]
+        if per_epoch < 2 or any(end % per_epoch == 0 for end in ends) or per_epoch >= ends[1]:
+            found = f"epochs of {per_epoch} mini-batches, stages that end after {ends[0]} and {ends[1]}"
+            raise ValueError(f"stages that end amid epochs, and an epoch that ends amid stages ({found})")
+        return self
+
+    def n_gpus(self) -> int:
+        """Return a GPU per process of the first stage."""
+        return len(STAGES[0].places)
+
+    def n_threads(self, all_cores: int) -> int:
+        """Return a core per process of the first stage."""
+        return len(STAGES[0].places)
+
+    def compute(self, given: Given) -> dict[str, pd.DataFrame]:
+        """Return a row per model, level and mini-batch, and per model, level and stage."""
+        launcher = local_launcher(self.device, len(STAGES[0].places))
+        pair, steps = _two_types(launcher), len(STAGES) * self.steps_per_stage
+        options = _options(self.loader_processes, launcher)
+        runs: dict[tuple[str, str], pd.DataFrame] = {}
+        references: dict[tuple[str, str], tuple[str, pd.DataFrame]] = {}
+        with temporary_directory("fig9") as folder:
+            for reference, levels in _BY_KERNELS.items():
+                trainers = {
+                    (model, level): self._trainer(model, level, Path(folder))
+                    for model in self.models
+                    for level in levels
+                }
+                for number, stage in enumerate(STAGES, start=1):
+                    done, devices = number * self.steps_per_stage, stage.devices(pair)
+                    found = run_together(list(trainers.values()), done, stage.mapping, devices, **options)
+                runs |= zip(trainers, (one.steps for one in found), strict=True)
+                first = [trainers[model, levels[0]] for model in self.models]
+                for model, one in zip(self.models, _stock(first, steps, pair[0], launcher), strict=True):
+                    name = f"{reference}, hooked" if one.is_hooked else reference
+                    references |= {(model, level): (name, one.steps) for level in levels}
+        table = fig9(runs, references, self.steps_per_stage)
+        return {"fig9": table, "fig9_summary": fig9_summary(table, pair, given.cells["fig9"])}
+
+    def _trainer(self, model: str, level: str, folder: Path) -> ElasticTrainer:
+        parts = {
+            "model": {"width": self.width},
+            "data": {"n_samples": self.samples},
+            "optimizer": {"lr": self.learning_rate, "momentum": self.momentum},
+        }
+        return ElasticTrainer(
+            model, determinism=level, run_dir=folder / f"{model}-{level}",
+            micro_batch_size=self.micro_batch_size, n_loaders=self.loaders, seed=self.seed,
+            n_logical_workers=4, options=parts,
+        )  # fmt: skip
 
 
 def _options(loader_processes: int, launcher: Launcher) -> dict[str, Any]:
@@ -413,7 +495,7 @@ def fig9(
     references: Mapping[tuple[str, str], tuple[str, pd.DataFrame]],
     steps_per_stage: int,
 ) -> pd.DataFrame:
-    """Compare elastic runs with stock training, schema `FIG9`.
+    """Compare elastic runs with stock training, step by step.
 
     Parameters
     ----------
@@ -444,7 +526,7 @@ def fig9(
         table["equal"] = pd.concat(same, axis=1).all(axis=1)
         tables.append(table.assign(model=model, setting=setting, reference=name))
     whole = pd.concat(tables, ignore_index=True)
-    return FIG9.validate(whole[FIG9.names], where="fig9")
+    return whole[schemas_of("makespan.papers.easyscale")["fig9"].names]
 
 
 def _by_step(rows: pd.DataFrame) -> pd.DataFrame:
@@ -467,7 +549,7 @@ def _joined_sha(hashes: "pd.Series[str]") -> str:
 
 
 def fig9_summary(table: pd.DataFrame, pair: Sequence[str], published: pd.DataFrame) -> pd.DataFrame:
-    """Sum up every stage of `fig9`, schema `FIG9_SUMMARY`; ``pair`` are the kernel sets of the two types."""
+    """Sum up every stage of `fig9`; ``pair`` are the kernel sets of the two types."""
     grouped = table.assign(size=table["diff"].abs()).groupby([*_KEY, "stage"], sort=False)
     found = grouped.agg(
         reference=("reference", "first"),
@@ -483,5 +565,4 @@ def fig9_summary(table: pd.DataFrame, pair: Sequence[str], published: pd.DataFra
         for stage, level in zip(stages, levels, strict=True)
     ]
     cells = published.drop(columns="source", errors="ignore")
-    joined = found.merge(cells, on=[*_KEY, "stage"], how="left", validate="one_to_one")
-    return FIG9_SUMMARY.validate(joined, where="fig9_summary")
+    return found.merge(cells, on=[*_KEY, "stage"], how="left", validate="one_to_one")

@@ -8,19 +8,7 @@ from math import hypot, inf, sqrt
 
 import pandas as pd
 
-from makespan.claims import Check, Claim, Finding, Ledger, Tables, number
-from makespan.papers.easyscale.tables import (
-    FIG9,
-    FIG14,
-    FIG15,
-    GAP,
-    GAP_CURVES,
-    GAP_SPREAD,
-    OVERHEADS,
-    PUBLISHED,
-    SENSITIVITY,
-    SERVING,
-)
+from makespan.claims import Check, Claim, Finding, Tables, number
 
 # ------------------------------------------------------------------------------------------------
 # Checks of what the paper states of accuracy: bits of Fig. 9, and what other elastic schemes end at.
@@ -115,9 +103,6 @@ def _gamma_hidden(tables: Tables, claim: Claim) -> Finding | None:
     overlapping = sum(bool(a[0] <= b[1] and b[0] <= a[1]) for a, b in pairs)
     found = ", ".join(f"{low:.3f} to {high:.3f}" for low, high in ranges.to_numpy())
     return Finding(f"last losses {found}", overlapping > 0)
-
-
-ACCURACY_CHECKS: tuple[Check, ...] = (_fig9_bits, _gap_exact, _gap_spread, _gamma_bits, _gamma_hidden)
 
 
 # ------------------------------------------------------------------------------------------------
@@ -307,11 +292,11 @@ def _flat_throughput(tables: Tables, claim: Claim) -> Finding | None:
 # --- Fig. 11 --------------------------------------------------------------------------------------------
 
 
-def _switching(tables: Tables, claim: Claim) -> tuple[dict[str, _Value], float]:
+def _switching(tables: Tables, of: Claim) -> tuple[dict[str, _Value], float]:
     """Return time with over time without context switches by model, and the shortest micro-batch [s]."""
-    table = _table(tables, claim, "fig11")
+    table = _table(tables, of, "fig11")
     disable = number(table, "disable_s")
-    if _source(claim) == _OVERHEAD_CELLS:
+    if _source(of) == _OVERHEAD_CELLS:
         table = table.assign(ratio=number(table, "enable_s") / disable)
     return dict(zip(table["model"], _values(table, "ratio", "ratio_iqr"), strict=True)), float(disable.min())
 
@@ -418,11 +403,11 @@ def _d2_scan(tables: Tables, claim: Claim) -> Finding | None:
 # --- Fig. 13 --------------------------------------------------------------------------------------------
 
 
-def _copying(tables: Tables, claim: Claim) -> tuple[dict[str, tuple[_Value, _Value]], int, bool]:
+def _copying(tables: Tables, of: Claim) -> tuple[dict[str, tuple[_Value, _Value]], int, bool]:
     """Return first and last logical workers over a stock step by model, how many, and if cores sufficed."""
-    table = _table(tables, claim, "fig13")
+    table = _table(tables, of, "fig13")
     n, has_cores = _N_PRINTED, True
-    if _source(claim) == _OVERHEAD_CELLS:
+    if _source(of) == _OVERHEAD_CELLS:
         ddp = number(table, "ddp_s")
         norms = {f"{name}_norm": number(table, f"est_{name}_s") / ddp for name in ("first", "last")}
         table = table.assign(**norms)
@@ -458,15 +443,6 @@ def _last_above_stock(tables: Tables, claim: Claim) -> Finding | None:
     pairs, _, _ = _copying(tables, claim)
     above = [model for model, (_, last) in pairs.items() if last.value > 1.0]
     return Finding(", ".join(above), set(above) == set(_named(claim))) if pairs else None
-
-
-CHECKS: tuple[Check, ...] = (
-    *(_memory_of_sharing, _memory_of_packing, _out_of_memory, _throughput_of_sharing, _flat_throughput),
-    *(_switch_median, _switch_largest),
-    *(_d1_nearly_free, _d2_costly, _d2_order, _d2_free_for_others, _d2_scan),
-    *(_last_synchronises, _below_stock, _last_above_stock),
-)
-"""By the names of these functions without the underscore, as in ``claims.csv``."""
 
 
 # ------------------------------------------------------------------------------------------------
@@ -576,19 +552,3 @@ def _serving_undisturbed(tables: Tables, claim: Claim) -> Finding | None:
         return None
     delayed, lost = (int(number(table, name).sum()) for name in ("delayed_rounds", "interruptions"))
     return Finding(f"{delayed} rounds and {lost} interruptions", delayed == lost == 0)
-
-
-_CHECKS: tuple[Check, ...] = (
-    *(_jct_order, _makespan_order, _jct_gain, _order_in_all_settings),
-    *(_largest_allocation, _busy_allocation, _rounds_with_more, _serving_gain, _serving_undisturbed),
-)
-_TRAINED = {"fig9": FIG9, "gap": GAP, "gap_spread": GAP_SPREAD, "gap_curves": GAP_CURVES}
-_PRINTED = {f"{name}_published": PUBLISHED[name] for name in OVERHEADS}
-_SIMULATED = {"fig14": FIG14, "fig15": FIG15, "sensitivity": SENSITIVITY, "serving": SERVING}
-LEDGER = Ledger(
-    paper="EasyScale",
-    package="makespan.papers.easyscale",
-    checks={check.__name__.removeprefix("_"): check for check in (*_CHECKS, *ACCURACY_CHECKS, *CHECKS)},
-    tables=_TRAINED | OVERHEADS | _PRINTED | _SIMULATED,
-)
-"""What the paper states of its scheduler, and of training: bits and accuracy, memory and time."""

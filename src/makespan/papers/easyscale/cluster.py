@@ -11,27 +11,35 @@ import logging
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+from pydantic import Field
 
 from makespan.easyscale.planner import PLAN, JobKind, PlannedCatalogue
 from makespan.errors import InputError, TraceError, unknown_name
 from makespan.files import read_preset
-from makespan.hardware import ClusterSpec, NodeSpec, cluster
+from makespan.hardware import ClusterSpec, NodeSpec, cluster, cluster_names
 from makespan.metrics import allocation_over_time, time_average
-from makespan.papers.easyscale.tables import FIG14, FIG14_JOBS, FIG15, SENSITIVITY, SERVING, SERVING_ROUNDS
+from makespan.papers.experiment import Experiment, Figure, Given
+from makespan.policies import policy_names
+from makespan.settings import Block, option, shared, taken_from
 from makespan.sim import NodeEvent, NodeEventKind, RestartDelays
 from makespan.studies import Case, Run, Scenario, run_all
-from makespan.throughput import Dataset, find_dataset, verify
-from makespan.traces import EASYSCALE_JOBS, apportion, read_easyscale_jobs
+from makespan.tables import schemas_of
+from makespan.throughput import Dataset, find_dataset, read_register, verify
+from makespan.traces import apportion, read_easyscale_jobs
 from makespan.units import HOUR
 from makespan.workloads import JobSpec
 
 _LOG = logging.getLogger(__name__)
+_PolicyName = Annotated[str, taken_from(policy_names)]
+_of_all = partial(option, changes="fig14, fig15, sensitivity")
+_ours = partial(_of_all, source="a choice")
 
 
 # ------------------------------------------------------------------------------------------------
@@ -93,7 +101,7 @@ def published_profile(fig11: pd.DataFrame, fig12: pd.DataFrame) -> Profile:
     Parameters
     ----------
     fig11, fig12
-        Cells as from `read_published`.
+        Printed cells of these figures.
 
     Raises
     ------
@@ -148,7 +156,7 @@ N_JOBS = sum(entry["jobs"] for entry in _STATISTICS["models"].values())
 
 
 def generated_jobs(seed: int, n_jobs: int = N_JOBS) -> pd.DataFrame:
-    """Generate a job list; schema `makespan.traces.EASYSCALE_JOBS`, in order of submission.
+    """Generate a job list in order of submission, with the columns of `makespan.traces.EASYSCALE_JOBS`.
 
     However many jobs, they arrive at the rate of the authors' list.
 
@@ -172,7 +180,7 @@ def generated_jobs(seed: int, n_jobs: int = N_JOBS) -> pd.DataFrame:
         table.loc[rows.index, "home_gpu"] = _shuffled(_STATISTICS["homes"][str(size)], len(rows), rng)
     table = table.iloc[rng.permutation(n_jobs)].assign(submit_time_s=_arrivals(n_jobs, rng))
     table["job_id"] = [f"{model}-{number}" for number, model in enumerate(table["workload"])]
-    return EASYSCALE_JOBS.validate(table, where="generated jobs")
+    return table.reset_index(drop=True)
 
 
 def _of_model(name: str, count: int, rng: np.random.Generator) -> pd.DataFrame:
@@ -257,6 +265,32 @@ def published_jobs(
     return table
 
 
+class JobList(Experiment):
+    """Generate the job list, or read that of the authors where their files are given."""
+
+    name = "jobs"
+    tables = {"jobs": "the job list of the cluster experiments"}
+    on_the_way = frozenset({"jobs"})
+    reads_files = True
+    is_local = True
+    minutes = 5
+
+    jobs: int = _of_all("jobs", 68, source="EasyScale artifact: 68", ge=2)
+    seed: int = _ours("seed of all that is drawn", 1, ge=0)
+    dedup: Literal["rename", "artifact"] = shared("easyscale.simulation.dedup")
+
+    def policies_run(self) -> Sequence[str]:
+        """Return nothing, because nothing is scheduled."""
+        return ()
+
+    def compute(self, given: Given) -> dict[str, pd.DataFrame]:
+        """Return a row per job."""
+        if given.published is None:
+            return {"jobs": generated_jobs(self.seed, self.jobs)}
+        directory, register = given.published
+        return {"jobs": published_jobs(directory, read_register(register), self.dedup)}
+
+
 def pooled(cluster: ClusterSpec) -> ClusterSpec:
     """Return a cluster with one node a type of device, because the layout of nodes plays no part here."""
     groups: dict[str, list[NodeSpec]] = {}
@@ -290,7 +324,7 @@ def cluster_jobs(
     Parameters
     ----------
     table, cluster
-        A list of schema `makespan.traces.EASYSCALE_JOBS`, and the cluster, see `pooled`.
+        A job list of schema `makespan.traces.EASYSCALE_JOBS`, and the cluster, see `pooled`.
     profile, samples_per_epoch
         Times of micro-batches, and samples of an epoch by model, a real number.
     infeasible
@@ -304,14 +338,13 @@ def cluster_jobs(
     InputError, TraceError, UnknownNameError
         The cluster lacks a type, no job is left, or a model is unknown.
     """
-    checked = EASYSCALE_JOBS.validate(table, where="job list")
     available = dict.fromkeys(cluster.gpu_types, 0)
     for node in cluster.nodes:
         available[node.gpu_type] += node.n_gpus
     kinds: dict[str, JobKind] = {}
     jobs: list[JobSpec] = []
     too_large: list[str] = []
-    for row in checked.to_dict("records"):
+    for row in table.to_dict("records"):
         kind = _kind(row, tuple(available), profile, samples_per_epoch, d2_penalty)
         if kind.n_logical_workers > available[kind.home]:
             too_large.append(str(row["job_id"]))
@@ -414,80 +447,110 @@ class _Demand:
             before = now
 
 
-def serving_experiment(
-    table: pd.DataFrame,
-    cells: Mapping[str, pd.DataFrame],
-    *,
-    cluster_name: str,
-    policies: Sequence[str],
-    interval_s: float,
-    restart_delay_s: float,
-    copies: int,
-    hours: float,
-    demand: Mapping[str, Any],
-    jobs: Mapping[str, Any],
-    n_processes: int = 1,
-) -> dict[str, pd.DataFrame]:
-    """Simulate a job list, again and again, beside serving; return the tables ``serving, serving_rounds``.
+_beside = partial(option, source="a choice", changes="serving")
 
-    Parameters
-    ----------
-    table, cells, cluster_name, interval_s, restart_delay_s, jobs
-        As for `cluster_experiments`.
-    policies
-        Elastic policies.
-    copies, hours
-        How often the list is submitted, and the time over which that is spread and measured [h].
-    demand
-        Options of what serving needs: ``mean_share`` and ``amplitude`` of the GPUs over a day, ``noise_std``,
-        ``headroom_share``, ``hold_rounds``, for how many rounds it keeps what it has, and ``seed``.
 
-    Raises
-    ------
-    ImpossibleScheduleError
-        A schedule breaks a rule of the validator.
+class Demand(Block):
+    """What serving needs of the GPUs."""
+
+    mean_share: float = _beside("share of the GPUs on average over a day", 0.35, ge=0, le=1)
+    amplitude: float = _beside("how far that rises and falls in a day", 0.25, ge=0, le=1)
+    noise_std: float = _beside("standard deviation of the share in a round", 0.02, ge=0, le=1)
+    headroom_share: float = _beside(
+        "share of the GPUs of each type that serving has beyond its need", 0.1, ge=0, le=1
+    )
+    hold_rounds: int = _beside("rounds for which serving keeps GPUs that it needed", 10, unit="rounds", ge=1)
+    seed: int = _beside("seed of the noise", 1, ge=0)
+
+    def over(self, where: ClusterSpec, horizon_s: float, interval_s: float) -> _Demand:
+        """Return what serving needs and has in each round, by pool."""
+        times = np.arange(math.ceil(horizon_s / interval_s)) * interval_s
+        noise = np.random.default_rng(self.seed).normal(0.0, self.noise_std, len(times))
+        wave = self.amplitude * np.sin(2 * np.pi * times / _DAY_S)
+        share = np.clip(self.mean_share + wave + noise, 0.0, 1.0)
+        sizes = np.array([node.n_gpus for node in where.nodes], dtype=np.int64)
+        needed = np.ceil(np.outer(share, sizes)).astype(np.int64)
+        headroom = np.ceil(self.headroom_share * sizes).astype(np.int64)
+        known = np.vstack([needed[:1], needed[:-1]])  # in the round before
+        recent = np.stack(
+            [known[max(0, end - self.hold_rounds) : end].max(axis=0) for end in range(1, len(known) + 1)]
+        )
+        return _Demand(needed, np.minimum(recent + headroom, sizes), interval_s)
+
+
+class Serving(Experiment):
+    """Simulate a job list, again and again, beside online serving.
+
+    Raises `makespan.errors.ImpossibleScheduleError` if a schedule breaks a rule of the validator.
     """
-    where, horizon_s = pooled(cluster(cluster_name)), hours * HOUR
-    wanted = _demand(where, horizon_s, interval_s, **demand)
-    repeated = _repeated(table, copies, horizon_s / copies)
-    found = cluster_jobs(repeated, where, published_profile(cells["fig11"], cells["fig12"]), **jobs)
-    scenario = Scenario(
-        *("serving", found.jobs, where, found.catalogue, RestartDelays.constant(restart_delay_s), interval_s),
-        failures=tuple(wanted.events()),
-    )
-    runs = run_all([Case(scenario, name, keeps_tables=True) for name in policies], n_processes)
-    rows = pd.DataFrame([_row(run, where, wanted, horizon_s) for run in runs])
-    rows = rows.merge(cells["serving"].drop(columns="source"), on="policy", how="left")
-    rounds = pd.concat([_rounds(run, where, wanted) for run in runs], ignore_index=True)
-    return {
-        "serving": SERVING.validate(rows, where="serving"),
-        "serving_rounds": SERVING_ROUNDS.validate(rounds, where="serving_rounds"),
+
+    name = "serving"
+    tables = {
+        "serving": "GPUs in use by serving alone and with training beside it, and what training gave back",
+        "serving_rounds": "GPUs of serving and of training, every tenth minute",
     }
-
-
-def _demand(
-    where: ClusterSpec,
-    horizon_s: float,
-    interval_s: float,
-    *,
-    mean_share: float,
-    amplitude: float,
-    noise_std: float,
-    headroom_share: float,
-    hold_rounds: int,
-    seed: int,
-) -> _Demand:
-    times = np.arange(math.ceil(horizon_s / interval_s)) * interval_s
-    noise = np.random.default_rng(seed).normal(0.0, noise_std, len(times))
-    share = np.clip(mean_share + amplitude * np.sin(2 * np.pi * times / _DAY_S) + noise, 0.0, 1.0)
-    sizes = np.array([node.n_gpus for node in where.nodes], dtype=np.int64)
-    needed = np.ceil(np.outer(share, sizes)).astype(np.int64)
-    headroom = np.ceil(headroom_share * sizes).astype(np.int64)
-    known = np.vstack([needed[:1], needed[:-1]])  # in the round before
-    recent = np.stack(
-        [known[max(0, end - hold_rounds) : end].max(axis=0) for end in range(1, len(known) + 1)]
+    cells = ("fig11", "fig12", "serving")
+    reads = ("jobs",)
+    unjudged = frozenset({"serving_rounds"})
+    figures = (
+        Figure(
+            "serving",
+            "Training beside serving",
+            "GPUs over time that serving needs, and on top those that elastic jobs hold beside it; "
+            "jobs from source {source}, where emulated means a generated list, submitted again and "
+            "again. What serving needs is generated.",
+            tables=("serving_rounds",),
+        ),
     )
-    return _Demand(needed, np.minimum(recent + headroom, sizes), interval_s)
+
+    policies: tuple[_PolicyName, ...] = _beside(
+        "elastic policies", ("easyscale-homo", "easyscale-heter"), min_length=1
+    )
+    copies: int = _beside("how often the job list is submitted, at equal distances", 15, ge=1)
+    hours: float = _beside("time over which that is spread and measured", 48.0, unit="h", gt=0)
+    demand: Demand = option("what serving needs", Demand())
+    cluster: str = shared("easyscale.simulation.cluster")
+    samples_per_epoch: dict[str, float] = shared("easyscale.simulation.samples_per_epoch")
+    interval_s: float = shared("easyscale.simulation.interval_s")
+    restart_delay_s: float = shared("easyscale.simulation.restart_delay_s")
+    infeasible: Infeasible = shared("easyscale.simulation.infeasible")
+    d2_penalty: bool = shared("easyscale.simulation.d2_penalty")
+
+    def n_threads(self, all_cores: int) -> int:
+        """Return a core per policy of the default."""
+        return 2
+
+    def policies_run(self) -> Sequence[str]:
+        """Return the elastic policies."""
+        return self.policies
+
+    def compute(self, given: Given) -> dict[str, pd.DataFrame]:
+        """Return a row per policy, and per policy and round."""
+        where, horizon_s = pooled(cluster(self.cluster)), self.hours * HOUR
+        wanted = self.demand.over(where, horizon_s, self.interval_s)
+        repeated = _repeated(given.tables["jobs"], self.copies, horizon_s / self.copies)
+        found = _simulated(self, repeated, where, given)
+        cost = RestartDelays.constant(self.restart_delay_s)
+        scenario = Scenario(
+            *("serving", found.jobs, where, found.catalogue, cost, self.interval_s),
+            failures=tuple(wanted.events()),
+        )
+        runs = run_all([Case(scenario, name, keeps_tables=True) for name in self.policies], given.n_threads)
+        rows = pd.DataFrame([_row(run, where, wanted, horizon_s) for run in runs])
+        rows = rows.merge(given.cells["serving"].drop(columns="source"), on="policy", how="left")
+        rounds = pd.concat([_rounds(run, where, wanted) for run in runs], ignore_index=True)
+        return {"serving": rows, "serving_rounds": rounds}
+
+
+def _simulated(
+    options: "Serving | Simulation", table: pd.DataFrame, where: ClusterSpec, given: Given
+) -> ClusterJobs:
+    """Return the jobs of a list with the times that printed cells give."""
+    profile = published_profile(given.cells["fig11"], given.cells["fig12"])
+    return cluster_jobs(
+        table, where, profile, options.samples_per_epoch,
+        infeasible=options.infeasible, d2_penalty=options.d2_penalty,
+    )  # fmt: skip
 
 
 def _repeated(table: pd.DataFrame, copies: int, period_s: float) -> pd.DataFrame:
@@ -557,65 +620,162 @@ class _Setting:
     charge: Charge
 
 
-def cluster_experiments(
-    table: pd.DataFrame,
-    cells: Mapping[str, pd.DataFrame],
-    *,
-    cluster_name: str,
-    gang_policies: Sequence[str],
-    elastic_policies: Sequence[str],
-    interval_s: float,
-    restart_delay_s: float,
-    charge: Charge,
-    intervals_s: Sequence[float],
-    restart_delays_s: Sequence[float],
-    jobs: Mapping[str, Any],
-    n_processes: int = 1,
-) -> dict[str, pd.DataFrame]:
-    """Simulate a job list under all policies; return the tables ``fig14, fig14_jobs, fig15, sensitivity``.
+_varied_option = partial(option, source="a choice", changes="sensitivity")
+_Samples = Annotated[float, Field(gt=0)]
+_Time = Annotated[float, Field(ge=0)]
+_PositiveTime = Annotated[float, Field(gt=0)]
 
-    Parameters
-    ----------
-    table, cells
-        Job list of schema `makespan.traces.EASYSCALE_JOBS`; printed cells of figs 11, 12, 14 and 15 by name.
-    cluster_name
-        Cluster of the catalogue whose devices are simulated as one pool a type.
-    gang_policies, elastic_policies
-        Policies that know jobs by their gangs alone, and those that may run them on other GPUs.
-    interval_s, restart_delay_s, charge
-        Length of a round, time without progress after a start or change [s], and which of these it follows.
-    intervals_s, restart_delays_s, jobs
-        What the sensitivity table varies, one at a time [s]; further options of `cluster_jobs`.
 
-    Raises
-    ------
-    ImpossibleScheduleError
-        A schedule breaks a rule of the validator.
+class Simulation(Experiment):
+    """Simulate the job list under all policies, on pools of devices, and with other rounds and delays.
+
+    Raises `makespan.errors.ImpossibleScheduleError` if a schedule breaks a rule of the validator.
     """
-    where = pooled(cluster(cluster_name))
-    found = cluster_jobs(table, where, published_profile(cells["fig11"], cells["fig12"]), **jobs)
-    base = _Setting("default", "", interval_s, restart_delay_s, charge)
-    settings = [base, *_varied(base, intervals_s, restart_delays_s)]
-    cases = [
-        (setting, Case(_scenario(found, where, setting, is_gang=is_gang), name, keeps_tables=setting is base))
-        for setting in settings
-        for is_gang, names in ((True, gang_policies), (False, elastic_policies))
-        for name in names
-    ]
-    runs = run_all([case for _, case in cases], n_processes)
-    first_s = min(job.submit_time_s for job in found.jobs)
-    rows = [
-        {"parameter": setting.parameter, "value": setting.value, "policy": run.policy}
-        | _measures(run, first_s)
-        for (setting, _), run in zip(cases, runs, strict=True)
-    ]
-    own = [run for (setting, _), run in zip(cases, runs, strict=True) if setting is base]
-    return {
-        "fig14": _fig14(own, first_s, interval_s, cells["fig14"]),
-        "fig14_jobs": _fig14_jobs(own, set(found.clamped)),
-        "fig15": _fig15(own, where, interval_s, cells["fig15"]),
-        "sensitivity": SENSITIVITY.validate(pd.DataFrame(rows), where="sensitivity"),
+
+    name = "simulate"
+    tables = {
+        "fig14": "completion time and makespan under each policy, with the paper's values",
+        "fig14_jobs": "submission, start and completion of every job",
+        "fig15": "GPUs of each type that jobs hold after every round, with the paper's values",
+        "sensitivity": "completion time and makespan with other rounds and restart delays",
     }
+    cells = ("fig11", "fig12", "fig14", "fig15")
+    reads = ("jobs",)
+    unjudged = frozenset({"fig14_jobs"})
+    unused = frozenset({"job_list", "dedup"})
+    figures = (
+        Figure(
+            "fig14",
+            "Fig. 14",
+            "Makespan from time 0 and average completion time of a job list under gang scheduling "
+            "and EasyScale, on times that follow from printed cells; jobs from source {source}, "
+            "where emulated means a generated list. Hollow diamonds are the published values, which "
+            "are of the authors' list; that of YARN-CS belongs to one job at a time. The axes are "
+            "logarithmic, and numbers are the values of the dots beside which they stand.",
+            tables=("fig14",),
+        ),
+        Figure(
+            "fig15",
+            "Fig. 15",
+            "GPUs that jobs hold after every round under EasyScale, on times that follow from "
+            "printed cells; jobs from source {source}, where emulated means a generated list. Grey "
+            "with hollow diamonds is what the paper shows for the authors' list.",
+            tables=("fig15",),
+            values={"policies": ("easyscale-homo", "easyscale-heter")},
+        ),
+        Figure(
+            "sensitivity",
+            "Sensitivity of Fig. 14",
+            "Average completion time and makespan of Fig. 14 against the length of a round and the "
+            "restart delay, one varied at a time; jobs from source {source}, where emulated means a "
+            "generated list.",
+            tables=("sensitivity",),
+        ),
+    )
+
+    cluster: Annotated[str, taken_from(cluster_names)] = _of_all(
+        "cluster whose devices are simulated as one pool a type",
+        "v100-p100-t4-64",
+        source="EasyScale artifact: 32 V100, 16 P100, 16 T4",
+    )
+    job_list: JobList = option("generated job list; the published source has the authors' own", JobList())
+    dedup: Literal["rename", "artifact"] = _ours(
+        "what becomes of names that occur again in the authors' list: rename keeps every row, artifact does "
+        "as the released simulator",
+        "rename",
+    )
+    samples_per_epoch: dict[str, _Samples] = _of_all(
+        "samples of an epoch by model, a real number",
+        {
+            "shufflenetv2": 12800.0,
+            "resnet50": 12800.0,
+            "vgg19": 12800.0,
+            "swintransformer": 12800.0,
+            "yolov3": 165.51,
+            "bert": 886.41,
+            "electra": 886.41,
+            "ncf": 49708.45,
+        },
+        unit="samples",
+        source="EasyScale artifact: 1 % of the real data sets",
+        min_length=1,
+    )
+    interval_s: float = _of_all("length of a round", 60.0, unit="s", source="EasyScale artifact: 60 s", gt=0)
+    restart_delay_s: float = _of_all(
+        "time without progress after a start or change",
+        20.0,
+        unit="s",
+        source="EasyScale artifact: 20 s",
+        ge=0,
+    )
+    charge: Charge = _ours(
+        "what the delay follows: every, each start and change; first_only, the first start, as in the "
+        "released simulator",
+        "every",
+    )
+    infeasible: Infeasible = _ours(
+        "what becomes of a gang that is larger than the cluster has GPUs of its type: clamp, it runs on all "
+        "of them; reject, it is left out",
+        "clamp",
+    )
+    d2_penalty: bool = _ours("whether jobs on several types at once pay the printed price of D2", False)
+    gang_policies: tuple[_PolicyName, ...] = _of_all(
+        "policies that run every job on all GPUs that it asks for",
+        ("fifo-serial", "fifo"),
+        source="EasyScale, Fig. 14: YARN-CS",
+        min_length=1,
+    )
+    elastic_policies: tuple[_PolicyName, ...] = _of_all(
+        "policies that may run jobs on other GPUs",
+        ("easyscale-homo", "easyscale-heter-growth", "easyscale-heter"),
+        source="EasyScale, Fig. 14",
+        min_length=1,
+    )
+    intervals_s: tuple[_PositiveTime, ...] = _varied_option(
+        "lengths of a round", (30.0, 60.0, 120.0), unit="s"
+    )
+    restart_delays_s: tuple[_Time, ...] = _varied_option(
+        "times without progress", (0.0, 20.0, 60.0), unit="s"
+    )
+
+    def n_threads(self, all_cores: int) -> int:
+        """Return four cores, among which runs are dealt."""
+        return 4
+
+    def policies_run(self) -> Sequence[str]:
+        """Return the policies of all runs."""
+        return [*self.gang_policies, *self.elastic_policies]
+
+    def compute(self, given: Given) -> dict[str, pd.DataFrame]:
+        """Return a row per policy, per job, per round and per setting, each for every policy."""
+        where = pooled(cluster(self.cluster))
+        found = _simulated(self, given.tables["jobs"], where, given)
+        base = _Setting("default", "", self.interval_s, self.restart_delay_s, self.charge)
+        settings = [base, *_varied(base, self.intervals_s, self.restart_delays_s)]
+        kinds = ((True, self.gang_policies), (False, self.elastic_policies))
+        cases = [
+            (
+                setting,
+                Case(_scenario(found, where, setting, is_gang=is_gang), name, keeps_tables=setting is base),
+            )
+            for setting in settings
+            for is_gang, names in kinds
+            for name in names
+        ]
+        runs = run_all([case for _, case in cases], given.n_threads)
+        first_s = min(job.submit_time_s for job in found.jobs)
+        rows = [
+            {"parameter": setting.parameter, "value": setting.value, "policy": run.policy}
+            | _measures(run, first_s)
+            for (setting, _), run in zip(cases, runs, strict=True)
+        ]
+        own = [run for (setting, _), run in zip(cases, runs, strict=True) if setting is base]
+        return {
+            "fig14": _fig14(own, first_s, self.interval_s, given.cells["fig14"]),
+            "fig14_jobs": _fig14_jobs(own, set(found.clamped)),
+            "fig15": _fig15(own, where, self.interval_s, given.cells["fig15"]),
+            "sensitivity": pd.DataFrame(rows),
+        }
 
 
 def _varied(
@@ -658,17 +818,17 @@ def _fig14(runs: Sequence[Run], first_s: float, interval_s: float, cells: pd.Dat
     table["makespan_gain"] = base["makespan_from_zero_s"].get(CONCURRENT, math.nan) / ends_s
     table["jct_gain_to_serial"] = base["avg_jct_s"].get(SERIAL, math.nan) / table["avg_jct_s"]
     printed = cells.drop(columns="source")
-    return FIG14.validate(table.merge(printed, on="policy", how="left"), where="fig14")
+    return table.merge(printed, on="policy", how="left")
 
 
 def _fig14_jobs(runs: Sequence[Run], clamped: set[str]) -> pd.DataFrame:
-    parts = []
+    parts, names = [], schemas_of("makespan.papers.easyscale")["fig14_jobs"].names
     for run in runs:
         jobs = run.result.outcomes
         jct_s = jobs["finish_time_s"] - jobs["submit_time_s"]
         is_clamped = jobs["job_id"].isin(clamped)
-        parts.append(jobs.assign(policy=run.policy, jct_s=jct_s, is_clamped=is_clamped)[FIG14_JOBS.names])
-    return FIG14_JOBS.validate(pd.concat(parts, ignore_index=True), where="fig14_jobs")
+        parts.append(jobs.assign(policy=run.policy, jct_s=jct_s, is_clamped=is_clamped)[names])
+    return pd.concat(parts, ignore_index=True)
 
 
 def _fig15(runs: Sequence[Run], where: ClusterSpec, interval_s: float, cells: pd.DataFrame) -> pd.DataFrame:
@@ -678,7 +838,7 @@ def _fig15(runs: Sequence[Run], where: ClusterSpec, interval_s: float, cells: pd
         for run in runs
     )
     printed = cells.drop(columns="source")
-    return FIG15.validate(held.merge(printed, on=["policy", "time_s"], how="left"), where="fig15")
+    return held.merge(printed, on=["policy", "time_s"], how="left")
 
 
 def _held(run: Run, where: ClusterSpec, interval_s: float, last_s: float) -> pd.DataFrame:

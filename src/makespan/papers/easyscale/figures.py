@@ -1,4 +1,4 @@
-"""Figures of the cluster experiments: each function goes from paths of tables to a figure and its table."""
+"""Figures of the cluster experiments: each function goes from tables to a figure and the one behind it."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -15,21 +15,6 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator, NullLocator
 
-from makespan.papers.easyscale.tables import (
-    FIG9,
-    FIG9_SUMMARY,
-    FIG10,
-    FIG11,
-    FIG12,
-    FIG13,
-    FIG14,
-    FIG15,
-    GAP,
-    GAP_CURVES,
-    GAP_SPREAD,
-    SENSITIVITY,
-    SERVING_ROUNDS,
-)
 from makespan.plots import (
     ONE_COLUMN_IN,
     PALETTE,
@@ -50,19 +35,17 @@ from makespan.plots import (
     published_handle,
     reference,
     reference_handle,
-    require_columns,
     spread,
     spread_handle,
     styled,
 )
-from makespan.tables import read_csv
 from makespan.training.zoo import STAND_IN_TITLES
 from makespan.units import HOUR
 
 # ------------------------------------------------------------------------------------------------
-# Figures of the cluster experiments: each function goes from paths of tables to a figure and its table.
+# Figures of the cluster experiments: each function goes from tables to a figure and the one behind it.
 
-Paths = Mapping[str, str]
+Tables = Mapping[str, pd.DataFrame]
 Drawn = tuple[Figure, pd.DataFrame]
 LOOKS = {
     "fifo-serial": Look("YARN-CS, one job at a time", PALETTE["grey"], "X", (0, (1, 1))),
@@ -117,9 +100,9 @@ def _points(rows: pd.DataFrame, source: str) -> Figure:
     return finished(figure, _SOURCES.get(source, source), handles, ncols=2)
 
 
-def fig14(paths: Paths, source: str) -> Drawn:
+def fig14(tables: Tables, source: str) -> Drawn:
     """Makespan and mean completion time under every policy, with the published values."""
-    rows = read_csv(paths["fig14"], FIG14)
+    rows = tables["fig14"]
     return _points(rows, source), rows
 
 
@@ -157,9 +140,9 @@ def _allocation(rows: pd.DataFrame, source: str, policies: Sequence[str]) -> Fig
     return finished(figure, _SOURCES.get(source, source), handles, ncols=3)
 
 
-def fig15(paths: Paths, source: str, policies: Sequence[str]) -> Drawn:
+def fig15(tables: Tables, source: str, policies: Sequence[str]) -> Drawn:
     """GPUs that jobs hold after every round, with the published values."""
-    table = read_csv(paths["fig15"], FIG15)
+    table = tables["fig15"]
     rows = table[table["policy"].isin(policies)]
     return _allocation(rows, source, list(policies)), rows
 
@@ -192,9 +175,9 @@ def _line(axes: Axes, rows: pd.DataFrame, column: str, look: Look) -> None:
         axes.set_xticks(sorted(set(x)))
 
 
-def sensitivity(paths: Paths, source: str) -> Drawn:
+def sensitivity(tables: Tables, source: str) -> Drawn:
     """Mean completion time and makespan against the length of a round and the restart delay."""
-    rows = read_csv(paths["sensitivity"], SENSITIVITY)
+    rows = tables["sensitivity"]
     return _against(rows, source), rows
 
 
@@ -219,9 +202,9 @@ def _beside(rows: pd.DataFrame, source: str) -> Figure:
     return finished(figure, _SOURCES.get(source, source), handles, ncols=3)
 
 
-def serving(paths: Paths, source: str) -> Drawn:
+def serving(tables: Tables, source: str) -> Drawn:
     """GPUs in use by serving and, on top, by training."""
-    rows = read_csv(paths["serving_rounds"], SERVING_ROUNDS)
+    rows = tables["serving_rounds"]
     return _beside(rows, source), rows
 
 
@@ -245,16 +228,15 @@ _REFERENCE = "stock training"
 _BORDER = "#b0b0b0"
 
 
-def fig9(paths: Paths, source: str) -> Drawn:
+def fig9(tables: Tables, source: str) -> Drawn:
     """Losses minus those of stock training, and the steps whose bits differ."""
-    steps, stages = read_csv(paths["fig9"], FIG9), read_csv(paths["fig9_summary"], FIG9_SUMMARY)
+    steps, stages = tables["fig9"], tables["fig9_summary"]
     return plot_bits(steps, stages, source), steps
 
 
 @styled
 def plot_bits(steps: pd.DataFrame, stages: pd.DataFrame, source: str) -> Figure:
     """Draw a panel for each model and reference; ticks above it mark steps with other bits."""
-    require_columns(steps, *FIG9.names, figure="fig9")
     models, references = (list(dict.fromkeys(steps[name])) for name in ("model", "reference"))
     figure = new_figure(TWO_COLUMNS_IN, 0.5 + 1.75 * len(models))
     panels = figure.subplots(len(models), len(references), sharex=True, squeeze=False)
@@ -324,16 +306,15 @@ def _stage_names(axes: Axes, stages: pd.DataFrame, steps: pd.DataFrame) -> None:
             axes.axvline(first - 0.5, color=_BORDER, lw=0.7, zorder=1)
 
 
-def gap(paths: Paths, source: str) -> Drawn:
+def gap(tables: Tables, source: str) -> Drawn:
     """Accuracy by the number of devices, and how far it spreads over them in every class."""
-    runs, spreads = read_csv(paths["gap"], GAP), read_csv(paths["gap_spread"], GAP_SPREAD)
+    runs, spreads = tables["gap"], tables["gap_spread"]
     return plot_gap(runs, spreads, source), spreads
 
 
 @styled
 def plot_gap(runs: pd.DataFrame, spreads: pd.DataFrame, source: str) -> Figure:
     """Draw means and ranges over seeds at the left, spreads at the right; marks are spreads over seeds."""
-    require_columns(runs, *GAP.names, figure="gap")
     figure = new_figure(TWO_COLUMNS_IN, 2.5)
     left, right = figure.subplots(1, 2, width_ratios=[0.8, 1.4])
     schemes = ordered(runs["scheme"], _SCHEMES)
@@ -379,16 +360,15 @@ def _spreads(axes: Axes, spreads: pd.DataFrame, schemes: Sequence[str]) -> None:
     axes.set_ylabel("spread [%]")
 
 
-def gap_curves(paths: Paths, source: str) -> Drawn:
+def gap_curves(tables: Tables, source: str) -> Drawn:
     """Losses by epoch, by gamma and number of devices."""
-    curves = read_csv(paths["gap_curves"], GAP_CURVES)
+    curves = tables["gap_curves"]
     return plot_gap_curves(curves, source), curves
 
 
 @styled
 def plot_gap_curves(curves: pd.DataFrame, source: str) -> Figure:
     """Draw a panel a scheme: colours are gammas, dashes are numbers of devices."""
-    require_columns(curves, *GAP_CURVES.names, figure="gap_curves")
     schemes = ordered(curves["scheme"], _SCHEMES)
     gammas, numbers = (sorted(set(curves[name])) for name in ("gamma", "devices"))
     figure = new_figure(TWO_COLUMNS_IN, 2.5)
@@ -429,7 +409,7 @@ def plot_gap_curves(curves: pd.DataFrame, source: str) -> Figure:
 
 
 # ------------------------------------------------------------------------------------------------
-# Figures of what was measured of logical workers: each function goes from paths of tables to a figure.
+# Figures of what was measured of logical workers: each function goes from tables to a figure.
 
 _V100_MIB = 32768.0
 _SPREAD = "± half the inter-quartile range"
@@ -530,9 +510,9 @@ def _draw_memory(axes: Axes, x: np.ndarray, part: pd.DataFrame, colour: str) -> 
     published(axes, x, 100.0 * part["published_peak_mem_mib"].to_numpy(float) / _V100_MIB)
 
 
-def fig10(paths: Paths, source: str) -> Drawn:
+def fig10(tables: Tables, source: str) -> Drawn:
     """Throughput and memory of packed processes and of logical workers that share a device."""
-    rows = read_csv(paths["fig10"], FIG10)
+    rows = tables["fig10"]
     return _sharing(rows, source), rows
 
 
@@ -554,9 +534,9 @@ def _switching(rows: pd.DataFrame, source: str) -> Figure:
     return finished(figure, source, [*handles, reference_handle("contexts not kept apart")], ncols=4)
 
 
-def fig11(paths: Paths, source: str) -> Drawn:
+def fig11(tables: Tables, source: str) -> Drawn:
     """Time of micro-batches with context switches over that without."""
-    rows = read_csv(paths["fig11"], FIG11)
+    rows = tables["fig11"]
     return _switching(rows, source), rows
 
 
@@ -585,9 +565,9 @@ def _determinism(rows: pd.DataFrame, source: str) -> Figure:
     return finished(figure, source, _legend(bars, rows, "published, GPU in brackets"), ncols=5)
 
 
-def fig12(paths: Paths, source: str) -> Drawn:
+def fig12(tables: Tables, source: str) -> Drawn:
     """Time of micro-batches under D1 and D1+D2 over that of stock training, by kernel set."""
-    rows = read_csv(paths["fig12"], FIG12)
+    rows = tables["fig12"]
     return _determinism(rows, source), rows
 
 
@@ -608,7 +588,7 @@ def _copying(rows: pd.DataFrame, source: str) -> Figure:
     return finished(figure, source, _legend(bars, rows, "published, 8 on V100"), ncols=5)
 
 
-def fig13(paths: Paths, source: str) -> Drawn:
+def fig13(tables: Tables, source: str) -> Drawn:
     """Time of logical workers without and with sum and update over a step of stock processes."""
-    rows = read_csv(paths["fig13"], FIG13)
+    rows = tables["fig13"]
     return _copying(rows, source), rows

@@ -6,12 +6,15 @@ a ratio over the pairs of steps that ran one after the other.
 
 import os
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import fields
+from functools import partial
+from typing import Annotated, Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
+from pydantic import model_validator
 
 from makespan.cleanup import temporary_directory
 from makespan.easyscale.kernels import (
@@ -21,51 +24,95 @@ from makespan.easyscale.kernels import (
     process_options,
     try_kernel_sets,
 )
-from makespan.errors import unknown_name
-from makespan.papers.easyscale.tables import FIG10, FIG11, FIG12, FIG13
+from makespan.errors import MakespanError
+from makespan.papers.experiment import Experiment, Figure, Given
 from makespan.runtime import Launch, LocalLauncher, ProcessOptions, RunDirectory
+from makespan.settings import Block, Count, option, shared, taken_from, unlike
+from makespan.training.zoo import STAND_INS, StandIn
 
 _WORKER = "makespan.easyscale.timing_worker"
 _MIB = float(1 << 20)
 _PRINTED_AS = {"neumf": "ncf"}  # stand-ins whose model has another name in the printed cells
 _D1, _D1_D2, _NONE = "D1", "D1+D2", "none"
-Options = Mapping[str, Any]
 Samples = NDArray[np.float64]
 Record = dict[str, Any]
 
 
-def measure_overheads(
-    cells: Mapping[str, pd.DataFrame], *, figures: Mapping[str, Options]
-) -> dict[str, pd.DataFrame]:
-    """Measure what figures show, with the printed cells beside it; nothing else should run meanwhile.
+_of_steps = partial(option, changes="fig10, fig11, fig12, fig13")
+_of_models = partial(_of_steps, source="a choice: what a core trains in 50 to 100 ms")
+_of_sharing = partial(option, changes="fig10")
+_Devices = Annotated[
+    tuple[Annotated[str, taken_from(lambda: KERNEL_SETS)], ...], unlike("each kernel set once")
+]
 
-    Parameters
-    ----------
-    cells
-        The paper's cells by figure, see `read_published`.
-    figures
-        Options of each that is measured: ``fig10``, device sharing against packed processes; ``fig11``,
-        context switches; ``fig12``, levels of determinism; ``fig13``, gradient copies and synchronisation.
-        ``procedure``: ``warmup_steps, steps, repetitions, seed``; ``models``: sizes of stand-ins with
-        ``micro_batch_size``; and what only this figure has.
 
-    Returns
-    -------
-    dict
-        A table for each figure, with its schema.
+class Procedure(Block):
+    """How often something is timed."""
 
-    Raises
-    ------
-    UnknownNameError, makespan.errors.WorkerError
-        No such figure; a process failed.
+    warmup_steps: int = option(
+        "mini-batches that are not timed",
+        2,
+        source="EasyScale artifact: 4",
+        changes="fig11, fig12, fig13",
+        ge=0,
+    )
+    steps: int = option(
+        "mini-batches that are timed",
+        4,
+        source="a choice; the artifact: 16",
+        changes="fig11, fig12, fig13",
+        ge=1,
+    )
+    repetitions: int = _of_steps("how often all of a figure is measured, in turn", 2, source="a choice", ge=1)
+    seed: int = _of_steps("seed of weights, samples and random states", 1, source="a choice", ge=0)
+
+
+class SizedModel(Block):
+    """A stand-in, and how large it is."""
+
+    name: Annotated[str, taken_from(lambda: STAND_INS)] = _of_models("name of the stand-in")
+    width: Count = _of_models("channels of the first layers, or features of an embedding")
+    depth: Count = _of_models("blocks at each resolution, or layers")
+    extent: Count = _of_models("pixels a side, or tokens a sequence")
+    n_rows: Count = _of_models("rows of an embedding")
+    micro_batch_size: Count = _of_models("samples a micro-batch", unit="samples")
+
+    @model_validator(mode="after")
+    def _can_be_built(self) -> "SizedModel":
+        try:
+            StandIn(**self.model_dump(include={one.name for one in fields(StandIn)}))
+        except MakespanError as error:
+            raise ValueError(f"sizes of a stand-in ({error})") from None
+        return self
+
+
+class TimedModel(SizedModel):
+    """A stand-in whose steps are timed."""
+
+    small_micro_batch_size: Count = _of_models(
+        "samples a micro-batch in Fig. 12", unit="samples", changes="fig12"
+    )
+
+
+class _Timed(Experiment):
+    """A measurement on CPU cores, beside which nothing else should run.
+
+    Raises `makespan.errors.WorkerError` if a process fails.
     """
-    for name in figures:
-        if name not in _FIGURES:
-            raise unknown_name("figure", name, _FIGURES)
-    devices = figures.get("fig12", {}).get("devices", ())
-    # Torch is loaded for all kernel sets on all cores before anything is timed.
+
+    sources = ("measured",)
+    on_profile = True
+    trains = True
+    minutes, mem_mb = 120, 4000
+
+    def n_threads(self, all_cores: int) -> int:
+        """Return all cores, because runs are timed."""
+        return all_cores
+
+
+def _load(devices: Sequence[str] = ()) -> None:
+    """Load torch for kernel sets on all cores before anything is timed."""
     try_kernel_sets(tuple(dict.fromkeys(("A", *devices, *((CANONICAL.name,) if devices else ())))))
-    return {name: _FIGURES[name](options, cells[name]) for name, options in figures.items()}
 
 
 # --- runs -----------------------------------------------------------------------------------------------
@@ -79,11 +126,13 @@ def _run(series: Sequence[Record], processes: Sequence[ProcessOptions]) -> list[
     return found
 
 
-def _series(options: Options, model: Options, device: str, ways: Sequence[Record], **more: Any) -> Record:
-    procedure = {name: options["procedure"][name] for name in ("warmup_steps", "steps", "seed")}
-    spec = {name: value for name, value in model.items() if not name.endswith("micro_batch_size")}
-    own = {"spec": spec, "micro_batch_size": model["micro_batch_size"], "device": device, "ways": list(ways)}
-    return procedure | {"budget_bytes": None} | own | more
+def _series(
+    procedure: "Procedure | Sharing", model: SizedModel, device: str, ways: Sequence[Record], **more: Any
+) -> Record:
+    often = {name: getattr(procedure, name) for name in ("warmup_steps", "steps", "seed")}
+    spec = model.model_dump(include={one.name for one in fields(StandIn)})
+    own = {"spec": spec, "micro_batch_size": model.micro_batch_size, "device": device, "ways": list(ways)}
+    return often | {"budget_bytes": None} | own | more
 
 
 def _stock(name: str, level: str = _NONE, n: int = 1) -> Record:
@@ -167,29 +216,82 @@ def _beside(
 _PACKING, _EASYSCALE = "packing", "easyscale"
 
 
-def _fig10(options: Options, published: pd.DataFrame) -> pd.DataFrame:
+class Sharing(_Timed):
     """Weigh and time packed processes, and logical workers, on one device: one CPU, and so much memory."""
-    found: dict[tuple[int, str, int], list[Record]] = defaultdict(list)
-    budget = {"budget_bytes": int(options["memory_mib"] * _MIB)}
-    for _ in range(options["procedure"]["repetitions"]):
-        for number, model in enumerate(options["models"]):
-            for k in options["workers"]:
-                for method in (_PACKING, _EASYSCALE):
-                    is_packed = method == _PACKING
-                    way = _stock(method) if is_packed else _hosted(method, k)
-                    processes = _bound("A", _D1, _cpus()[:1] * (k if is_packed else 1))
-                    (one,) = _run([_series(options, model, "A", [way], **budget)], processes)
-                    found[number, method, k].append(one)
-    rows = []
-    for number, model in enumerate(options["models"]):
-        alone = _steps_s(found[number, _PACKING, min(options["workers"])], _PACKING)
-        for method in (_PACKING, _EASYSCALE):
-            for k in options["workers"]:
-                row = {"model": model["name"], "micro_batch_size": model["micro_batch_size"]}
-                row |= {"method": method, "k": k, "memory_mib": options["memory_mib"]}
-                rows.append(row | _shared(found[number, method, k], method, k, alone))
-    table = _beside(rows, _with_throughput(published), ("model", "method", "k"))
-    return FIG10.validate(table, where="fig10")
+
+    name = "fig10"
+    tables = {"fig10": "memory and time of packed processes and of logical workers that share a device"}
+    cells = ("fig10",)
+    figures = (
+        Figure(
+            "fig10",
+            "Fig. 10",
+            "Logical workers and packed processes that share one CPU core, which plays a device "
+            "with a limited memory: throughput over that of one process, with lines with caps for "
+            "half the inter-quartile range either way, cut at 0, and memory beyond idle processes. "
+            "Hatched is what logical workers keep as gradient sets. Crosses mark what exceeded the "
+            "memory of the device, the dashed line. Hollow diamonds are published values.",
+            tables=("fig10",),
+            sources=("measured",),
+        ),
+    )
+
+    warmup_steps: int = _of_sharing(
+        "mini-batches that are not timed", 2, source="EasyScale artifact: 2", ge=0
+    )
+    steps: int = _of_sharing("mini-batches that are timed", 4, source="a choice; the artifact: 8", ge=1)
+    models: tuple[SizedModel, ...] = _of_sharing(
+        "stand-ins, with memories in the ratio of those of the paper to its device",
+        (
+            SizedModel(name="resnet50", width=64, depth=1, extent=16, n_rows=64, micro_batch_size=8),
+            SizedModel(name="shufflenetv2", width=32, depth=1, extent=16, n_rows=64, micro_batch_size=128),
+        ),
+        source="EasyScale, Fig. 10: ResNet50 and ShuffleNetv2",
+        min_length=1,
+    )
+    workers: Annotated[tuple[Count, ...], unlike("each number once")] = _of_sharing(
+        "how many share the device; the smallest number is what throughput is relative to",
+        (1, 2, 4),
+        source="EasyScale artifact: 1 to 16",
+        min_length=1,
+    )
+    memory_mib: float = _of_sharing(
+        "memory of the device: what exceeds it is recorded as out of memory",
+        90.0,
+        unit="MiB",
+        source="a choice; a V100 of the paper has 32 GB",
+        gt=0,
+    )
+    repetitions: int = shared("easyscale.overheads.procedure.repetitions")
+    seed: int = shared("easyscale.overheads.procedure.seed")
+
+    def compute(self, given: Given) -> dict[str, pd.DataFrame]:
+        """Return a row per model, method and number that share the device."""
+        _load()
+        found: dict[tuple[int, str, int], list[Record]] = defaultdict(list)
+        for _ in range(self.repetitions):
+            for number, model in enumerate(self.models):
+                for k in self.workers:
+                    for method in (_PACKING, _EASYSCALE):
+                        found[number, method, k].append(self._measured(model, method, k))
+        rows = []
+        for number, model in enumerate(self.models):
+            alone = _steps_s(found[number, _PACKING, min(self.workers)], _PACKING)
+            for method in (_PACKING, _EASYSCALE):
+                for k in self.workers:
+                    row: Record = {"model": model.name, "micro_batch_size": model.micro_batch_size}
+                    row |= {"method": method, "k": k, "memory_mib": self.memory_mib}
+                    rows.append(row | _shared(found[number, method, k], method, k, alone))
+        printed = _with_throughput(given.cells["fig10"])
+        return {"fig10": _beside(rows, printed, ("model", "method", "k"))}
+
+    def _measured(self, model: SizedModel, method: str, k: int) -> Record:
+        is_packed = method == _PACKING
+        way = _stock(method) if is_packed else _hosted(method, k)
+        processes = _bound("A", _D1, _cpus()[:1] * (k if is_packed else 1))
+        series = _series(self, model, "A", [way], budget_bytes=int(self.memory_mib * _MIB))
+        (one,) = _run([series], processes)
+        return one
 
 
 def _steps_s(records: Sequence[Record], way: str) -> Samples:
@@ -220,90 +322,226 @@ def _with_throughput(published: pd.DataFrame) -> pd.DataFrame:
 # --- Fig. 11 --------------------------------------------------------------------------------------------
 
 
-def _fig11(options: Options, published: pd.DataFrame) -> pd.DataFrame:
+class Switching(_Timed):
     """Time micro-batches with and without context switches, in turn."""
-    n, modes = options["logical_workers"], {"disable": False, "enable": True}
-    ways = [_hosted(name, n, swaps=swaps) for name, swaps in modes.items()]
-    series = [_series(options, model, "A", ways) for model in options["models"]]
-    found = _run(series * options["procedure"]["repetitions"], _bound("A", _D1, _cpus()[:1]))
-    rows = []
-    for number, model in enumerate(options["models"]):
-        own = found[number :: len(options["models"])]
-        # The last micro-batch of a step too: what follows it stands in a column of its own.
-        disable, enable = (_joined([_times(one, name)[0, :, :-1] for one in own]) for name in modes)
-        row = {"model": model["name"], "micro_batch_size": model["micro_batch_size"], "logical_workers": n}
-        row |= _timed("disable", disable) | _timed("enable", enable) | _related("ratio", enable, disable)
-        rows.append(row | {"samples": enable.size, "cpu_share": _cpu_share(own, list(modes))})
-    table = _beside(rows, published, ("model",), ratio=("enable", "disable"))
-    return FIG11.validate(table, where="fig11")
+
+    name = "fig11"
+    tables = {"fig11": "micro-batches with and without context switches"}
+    cells = ("fig11",)
+    figures = (
+        Figure(
+            "fig11",
+            "Fig. 11",
+            "Time of a micro-batch with context switches over that without, both measured in turn "
+            "in one process, with half the inter-quartile range of pairs either way as lines with "
+            "caps. The axis does not start at 0; the dotted line is 1. Hollow diamonds are "
+            "published values.",
+            tables=("fig11",),
+            sources=("measured",),
+        ),
+    )
+
+    procedure: Procedure = shared("easyscale.overheads.procedure")
+    models: tuple[TimedModel, ...] = shared("easyscale.overheads.models")
+    logical_workers: int = shared("easyscale.overheads.logical_workers")
+
+    def compute(self, given: Given) -> dict[str, pd.DataFrame]:
+        """Return a row per model."""
+        _load()
+        n, modes = self.logical_workers, {"disable": False, "enable": True}
+        ways = [_hosted(name, n, swaps=swaps) for name, swaps in modes.items()]
+        series = [_series(self.procedure, model, "A", ways) for model in self.models]
+        found = _run(series * self.procedure.repetitions, _bound("A", _D1, _cpus()[:1]))
+        rows = []
+        for number, model in enumerate(self.models):
+            own = found[number :: len(self.models)]
+            # The last micro-batch of a step too: what follows it stands in a column of its own.
+            disable, enable = (_joined([_times(one, name)[0, :, :-1] for one in own]) for name in modes)
+            row: Record = {"model": model.name, "micro_batch_size": model.micro_batch_size}
+            row |= {"logical_workers": n} | _timed("disable", disable) | _timed("enable", enable)
+            row |= _related("ratio", enable, disable)
+            rows.append(row | {"samples": enable.size, "cpu_share": _cpu_share(own, list(modes))})
+        return {"fig11": _beside(rows, given.cells["fig11"], ("model",), ratio=("enable", "disable"))}
 
 
 # --- Fig. 12 --------------------------------------------------------------------------------------------
 
 
-def _fig12(options: Options, published: pd.DataFrame) -> pd.DataFrame:
+class Levels(_Timed):
     """Time stock training, D1 and D1+D2 with the kernel set of each device; D1+D2 has one for all."""
-    n, cpu = options["logical_workers"], _cpus()[:1]
-    models = [model | {"micro_batch_size": model["small_micro_batch_size"]} for model in options["models"]]
-    own = [_stock("baseline", n=n), _hosted("d1", n)]
-    plans = [(device, _D1, own) for device in options["devices"]]
-    plans.append((options["devices"][0], _D1_D2, [_hosted("d1d2", n, _D1_D2)]))
-    found: dict[tuple[int, str, str], list[Samples]] = defaultdict(list)
-    shares: dict[tuple[int, str], list[float]] = defaultdict(list)
-    cheap: dict[int, bool] = {}
-    for _ in range(options["procedure"]["repetitions"]):
-        for device, level, ways in plans:
-            series = [_series(options, model, device, ways) for model in models]
-            for number, one in enumerate(_run(series, _bound(device, level, cpu))):
-                cheap[number] = one["d2_cheap"]
-                for way in ways:
-                    where = device if level == _D1 else ""
-                    found[number, where, way["name"]].append(_times(one, way["name"])[0].sum(axis=1) / n)
-                    shares[number, where].append(_cpu_share([one], [way["name"]]))
-    rows = []
-    for number, model in enumerate(models):
-        both = _joined(found[number, "", "d1d2"])
-        for device in options["devices"]:
-            baseline, d1 = (_joined(found[number, device, name]) for name in ("baseline", "d1"))
-            row: Record = {"model": model["name"], "micro_batch_size": model["micro_batch_size"]}
-            row |= {"device": device, "gpu": KERNEL_SETS[device].stands_for.lower()}
-            row |= {"logical_workers": n, "d2_cheap": cheap[number], "samples": d1.size}
-            row["cpu_share"] = min(*shares[number, device], *shares[number, ""])
-            row |= _timed("baseline", baseline) | _timed("d1", d1) | _timed("d1d2", both)
-            rows.append(row | _related("d1_norm", d1, baseline) | _related("d1d2_norm", both, baseline))
-    printed = published.drop(columns="published_d1d2_stock_s")
-    ratios = {"d1_norm": ("d1", "baseline"), "d1d2_norm": ("d1d2", "baseline")}
-    return FIG12.validate(_beside(rows, printed, ("model", "gpu"), **ratios), where="fig12")
+
+    name = "fig12"
+    tables = {"fig12": "micro-batches of stock training, under D1 and under D1+D2, by kernel set"}
+    cells = ("fig12",)
+    figures = (
+        Figure(
+            "fig12",
+            "Fig. 12",
+            "Time of a micro-batch under determinism levels over that of stock training on the same "
+            "kernel set; sets A, B and C play the types of GPU in brackets, and C has the kernels "
+            "that D1+D2 uses on all of them, so it is a control. Lines with caps are half the "
+            "inter-quartile range either way, hollow diamonds published values.",
+            tables=("fig12",),
+            sources=("measured",),
+        ),
+    )
+
+    procedure: Procedure = shared("easyscale.overheads.procedure")
+    models: tuple[TimedModel, ...] = shared("easyscale.overheads.models")
+    logical_workers: int = shared("easyscale.overheads.logical_workers")
+    devices: _Devices = shared("easyscale.overheads.devices")
+
+    def compute(self, given: Given) -> dict[str, pd.DataFrame]:
+        """Return a row per model and device."""
+        _load(self.devices)
+        n, cpu, times, shares = self.logical_workers, _cpus()[:1], _Times(list), _Shares(list)
+        models = [
+            model.model_copy(update={"micro_batch_size": model.small_micro_batch_size})
+            for model in self.models
+        ]
+        own = [_stock("baseline", n=n), _hosted("d1", n)]
+        plans = [(device, _D1, own) for device in self.devices]
+        plans.append((self.devices[0], _D1_D2, [_hosted("d1d2", n, _D1_D2)]))
+        cheap: dict[int, bool] = {}
+        for _ in range(self.procedure.repetitions):
+            for device, level, ways in plans:
+                series = [_series(self.procedure, model, device, ways) for model in models]
+                for number, one in enumerate(_run(series, _bound(device, level, cpu))):
+                    cheap[number] = one["d2_cheap"]
+                    for way in ways:
+                        where = device if level == _D1 else ""
+                        times[number, where, way["name"]].append(_times(one, way["name"])[0].sum(axis=1) / n)
+                        shares[number, where].append(_cpu_share([one], [way["name"]]))
+        rows = []
+        for number, model in enumerate(models):
+            both = _joined(times[number, "", "d1d2"])
+            for device in self.devices:
+                baseline, d1 = (_joined(times[number, device, name]) for name in ("baseline", "d1"))
+                row: Record = {"model": model.name, "micro_batch_size": model.micro_batch_size}
+                row |= {"device": device, "gpu": KERNEL_SETS[device].stands_for.lower()}
+                row |= {"logical_workers": n, "d2_cheap": cheap[number], "samples": d1.size}
+                row["cpu_share"] = min(*shares[number, device], *shares[number, ""])
+                row |= _timed("baseline", baseline) | _timed("d1", d1) | _timed("d1d2", both)
+                rows.append(row | _related("d1_norm", d1, baseline) | _related("d1d2_norm", both, baseline))
+        printed = given.cells["fig12"].drop(columns="published_d1d2_stock_s")
+        ratios = {"d1_norm": ("d1", "baseline"), "d1d2_norm": ("d1d2", "baseline")}
+        return {"fig12": _beside(rows, printed, ("model", "gpu"), **ratios)}
+
+
+_Times = defaultdict[tuple[int, str, str], list[Samples]]
+_Shares = defaultdict[tuple[int, str], list[float]]
 
 
 # --- Fig. 13 --------------------------------------------------------------------------------------------
 
 
-def _fig13(options: Options, published: pd.DataFrame) -> pd.DataFrame:
+class Copying(_Timed):
     """Time stock processes, a CPU each, and as many logical workers in one process, in turn."""
-    n, cpus = options["ranks"], _cpus()
-    ways = [_stock("ddp"), _hosted("est", n)]
-    series = [_series(options, model, "A", ways) for model in options["models"]]
-    bound = _bound("A", _D1, [cpus[rank % len(cpus)] for rank in range(n)])
-    found = _run(series * options["procedure"]["repetitions"], bound)
-    rows = []
-    for number, model in enumerate(options["models"]):
-        own = found[number :: len(options["models"])]
-        ddp = _joined([_times(one, "ddp").sum(axis=2).mean(axis=0) for one in own])
-        times = [_times(one, "est")[0] for one in own]
-        first = _joined([one[:, : n - 1].mean(axis=1) for one in times])
-        last = _joined([one[:, n - 1 :].sum(axis=1) for one in times])
-        row = {"model": model["name"], "micro_batch_size": model["micro_batch_size"], "logical_workers": n}
-        row |= {"cores": min(n, len(cpus)), "samples": ddp.size, "cpu_share": _cpu_share(own, ["est"])}
-        row |= _timed("ddp", ddp) | _timed("est_first", first) | _timed("est_last", last)
-        rows.append(row | _related("first_norm", first, ddp) | _related("last_norm", last, ddp))
-    ratios = {"first_norm": ("est_first", "ddp"), "last_norm": ("est_last", "ddp")}
-    return FIG13.validate(_beside(rows, published, ("model",), **ratios), where="fig13")
+
+    name = "fig13"
+    tables = {"fig13": "steps of stock processes, and of logical workers with and without the sum"}
+    cells = ("fig13",)
+    figures = (
+        Figure(
+            "fig13",
+            "Fig. 13",
+            "Time of logical workers in one process over a step of as many stock processes, a core "
+            "each. The last one also sums the gradients of all and updates the model; of the "
+            "published times, hollow diamonds, that of the other workers has it in its mean. Lines "
+            "with caps are half the inter-quartile range either way.",
+            tables=("fig13",),
+            sources=("measured",),
+        ),
+    )
+
+    procedure: Procedure = shared("easyscale.overheads.procedure")
+    models: tuple[TimedModel, ...] = shared("easyscale.overheads.models")
+    ranks: int = shared("easyscale.overheads.ranks")
+
+    def n_threads(self, all_cores: int) -> int:
+        """Return all cores, and one per stock process."""
+        return max(all_cores, self.ranks)
+
+    def compute(self, given: Given) -> dict[str, pd.DataFrame]:
+        """Return a row per model."""
+        _load()
+        n, cpus = self.ranks, _cpus()
+        ways = [_stock("ddp"), _hosted("est", n)]
+        series = [_series(self.procedure, model, "A", ways) for model in self.models]
+        bound = _bound("A", _D1, [cpus[rank % len(cpus)] for rank in range(n)])
+        found = _run(series * self.procedure.repetitions, bound)
+        rows = []
+        for number, model in enumerate(self.models):
+            own = found[number :: len(self.models)]
+            ddp = _joined([_times(one, "ddp").sum(axis=2).mean(axis=0) for one in own])
+            times = [_times(one, "est")[0] for one in own]
+            first = _joined([one[:, : n - 1].mean(axis=1) for one in times])
+            last = _joined([one[:, n - 1 :].sum(axis=1) for one in times])
+            row: Record = {"model": model.name, "micro_batch_size": model.micro_batch_size}
+            row |= {"logical_workers": n, "cores": min(n, len(cpus)), "samples": ddp.size}
+            row["cpu_share"] = _cpu_share(own, ["est"])
+            row |= _timed("ddp", ddp) | _timed("est_first", first) | _timed("est_last", last)
+            rows.append(row | _related("first_norm", first, ddp) | _related("last_norm", last, ddp))
+        ratios = {"first_norm": ("est_first", "ddp"), "last_norm": ("est_last", "ddp")}
+        return {"fig13": _beside(rows, given.cells["fig13"], ("model",), **ratios)}
 
 
-_FIGURES: dict[str, Callable[[Options, pd.DataFrame], pd.DataFrame]] = {
-    "fig10": _fig10,
-    "fig11": _fig11,
-    "fig12": _fig12,
-    "fig13": _fig13,
-}
+# --- options that several of these figures share ----------------------------------------------------------
+
+
+class Overheads(Block):
+    """Memory and time of logical workers, measured here."""
+
+    procedure: Procedure = option("how often something is timed", Procedure())
+    models: tuple[TimedModel, ...] = _of_models(
+        "stand-ins of Figs 11 to 13",
+        (
+            TimedModel(
+                name="resnet50",
+                width=64,
+                depth=1,
+                extent=16,
+                n_rows=64,
+                micro_batch_size=20,
+                small_micro_batch_size=4,
+            ),
+            TimedModel(
+                name="neumf",
+                width=256,
+                depth=2,
+                extent=16,
+                n_rows=4096,
+                micro_batch_size=4096,
+                small_micro_batch_size=384,
+            ),
+            TimedModel(
+                name="bert",
+                width=256,
+                depth=2,
+                extent=64,
+                n_rows=1024,
+                micro_batch_size=7,
+                small_micro_batch_size=2,
+            ),
+        ),
+        changes="fig11, fig12, fig13",
+        min_length=1,
+    )
+    logical_workers: Count = option(
+        "logical workers of one process", 4, source="EasyScale artifact: 8", changes="fig11, fig12"
+    )
+    ranks: int = option(
+        "stock processes, each on a core of its own, and as many logical workers on one core",
+        2,
+        source="EasyScale artifact: 8",
+        changes="fig13",
+        ge=2,
+    )
+    devices: _Devices = option(
+        "kernel sets that play types of GPU",
+        ("A", "B", "C"),
+        source="EasyScale, Fig. 12",
+        changes="fig12",
+        min_length=1,
+    )
+    sharing: Sharing = option("device sharing against packed processes", Sharing())

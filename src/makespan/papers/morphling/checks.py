@@ -8,11 +8,10 @@ from typing import Any
 
 import pandas as pd
 
-from makespan.claims import Check, Claim, Finding, Ledger, Tables, number
-from makespan.papers.morphling.cluster import CHOSEN, RECONFIGURING, REQUESTED, paired, threads_worth
-from makespan.papers.morphling.performance import MORPHLING, OTHER_SEED, SWITCHING
-from makespan.papers.morphling.tables import PUBLISHED, SCHEMAS, TABLE4
-from makespan.tables import LIVE, SENSITIVITY, SENSITIVITY_FAMILIES
+from makespan.claims import Claim, Finding, Tables, number
+from makespan.papers.morphling.accuracy import OTHER_SEED, SWITCHING
+from makespan.papers.morphling.adaptation import MORPHLING
+from makespan.papers.morphling.comparisons import CHOSEN, RECONFIGURING, REQUESTED, paired, threads_worth
 
 _OURS, _AS_IGNORANT = "morphling", "morphling-lookahead"
 _LISTS = 10  # that a mean must be of to decide what knowledge is worth
@@ -355,21 +354,3 @@ def _undercuts_released(tables: Tables, claim: Claim) -> Finding | None:
     note = f"{_OURS}: {texts[_OURS]}" if _OURS in found else ""
     limit_s = float(printed["published_avg_jct_s"].iloc[0])
     return Finding(texts[_AS_IGNORANT], found[_AS_IGNORANT][0] <= limit_s, note)
-
-
-_CHECKS: tuple[Check, ...] = (
-    *(_worst_family_error, _best_family_changes, _live_fidelity),
-    *(_fig7_never_slower, _fig7_always_runs, _fig7_plan_changes, _fig7_cpu_speedup, _fig7_equals_published),
-    *(_fig8_more_gpus, _fig8_gain, _fig8_equals_published, _fig9_reconfiguration),
-    *(_leads_on_lists, _wins_on_other_sizes, _worth_of_reconfiguring, _guarantees),
-    *(_rivals_at_their_best, _threads_pay),
-    *(_identical, _no_idle_devices, _leads, _knowledge, _undercuts_released),
-)
-LEDGER = Ledger(
-    paper="Morphling",
-    package="makespan.papers.morphling",
-    checks={check.__name__.removeprefix("_"): check for check in _CHECKS},
-    tables={schema.name: schema for schema in (*SCHEMAS, SENSITIVITY, SENSITIVITY_FAMILIES, LIVE)}
-    | {"getting_started": TABLE4, "table4_published": PUBLISHED["table4"]},
-)
-"""What the paper states; checks know the form of the performance model as the option ``form``."""

@@ -1,4 +1,4 @@
-"""Figures of the cluster experiments: each function goes from paths of tables to a figure and its table."""
+"""Figures of the cluster experiments: each function goes from tables to a figure and its table."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -14,28 +14,7 @@ from matplotlib.ticker import FixedLocator, LogLocator, NullFormatter
 
 from makespan.errors import TraceError
 from makespan.hardware import cluster
-from makespan.papers.morphling.cluster import RECONFIGURING, paired, threads_worth
-from makespan.papers.morphling.tables import (
-    ALLOCATION,
-    FIG7,
-    FIG8,
-    FIG9,
-    FIG9_SUMMARY,
-    JCT,
-    KNOWLEDGE,
-    LARGE_MODELS,
-    LISTS,
-    LISTS_SUMMARY,
-    LOAD,
-    RIVALS,
-    ROUNDS,
-    SCALE,
-    TABLE2,
-    TABLE2_ROWS,
-    TABLE4,
-    THREADS,
-    read_published,
-)
+from makespan.papers.morphling.comparisons import RECONFIGURING, paired, threads_worth
 from makespan.plans import PlanFamily
 from makespan.plots import (
     ENVELOPE,
@@ -73,14 +52,13 @@ from makespan.plots import (
     require_columns,
     styled,
 )
-from makespan.tables import EVENTS, SENSITIVITY, SENSITIVITY_FAMILIES, read_csv
 from makespan.units import MINUTE
 from makespan.workloads import workload
 
 # ------------------------------------------------------------------------------------------------
-# Figures of the cluster experiments: each function goes from paths of tables to a figure and its table.
+# Figures of the cluster experiments: each function goes from tables to a figure and its table.
 
-Paths = Mapping[str, str]
+Tables = Mapping[str, pd.DataFrame]
 Drawn = tuple[Figure, pd.DataFrame]
 _TRACES = {"base": "Base", "bp": "best plan (BP)", "mt": "multi-tenant (MT)"}
 _METRICS = [
@@ -133,10 +111,10 @@ def at_delay(table: pd.DataFrame, delay_s: float) -> pd.DataFrame:
     return rows
 
 
-def table4(paths: Paths, source: str, delay_s: float) -> Drawn:
+def table4(tables: Tables, source: str, delay_s: float) -> Drawn:
     """Average completion time and makespan of every policy, with what the released simulator prints."""
-    rows = read_csv(paths["table4"], TABLE4)
-    cells = read_published("table4", paths["published_table4"])
+    rows = tables["table4"]
+    cells = tables["published_table4"]
     marks = cells.rename(columns=lambda name: name.removeprefix("published_"))
     note = f"restart delay {delay_s:g} s; number before a bar: ratio to Morphling-lookahead"
     label = "printed by the released simulator"
@@ -144,9 +122,9 @@ def table4(paths: Paths, source: str, delay_s: float) -> Drawn:
     return figure, rows
 
 
-def lists(paths: Paths, source: str) -> Drawn:
+def lists(tables: Tables, source: str) -> Drawn:
     """Means and intervals of completion time and makespan over many job lists, at the first restart delay."""
-    rows = read_csv(paths["lists_summary"], LISTS_SUMMARY)
+    rows = tables["lists_summary"]
     shown = rows[rows["restart_delay_s"] == rows["restart_delay_s"].iloc[0]]
     shown = shown[~shown["policy"].isin(_ABLATED)]
     parts = [
@@ -168,9 +146,9 @@ def lists(paths: Paths, source: str) -> Drawn:
     return figure, rows
 
 
-def rivals(paths: Paths, source: str) -> Drawn:
+def rivals(tables: Tables, source: str) -> Drawn:
     """Every other value of one parameter of each rival, beside what is shipped."""
-    rows = read_csv(paths["rivals"], RIVALS)
+    rows = tables["rivals"]
     varied = rows[rows["parameter"].fillna("") != ""]
     values = varied["parameter"].str.removesuffix("_gpu_s") + " " + varied["value"].str.replace(" ", ", ")
     shown = pd.DataFrame(
@@ -183,9 +161,9 @@ def rivals(paths: Paths, source: str) -> Drawn:
     return plot_variants(shown, source, heading, "as shipped", LOOKS | _OBJECTIVES), rows
 
 
-def threads(paths: Paths, source: str) -> Drawn:
+def threads(tables: Tables, source: str) -> Drawn:
     """Worth of choosing CPU threads to each policy at each share of jobs that offload."""
-    rows = read_csv(paths["threads"], THREADS)
+    rows = tables["threads"]
     worth = threads_worth(rows)
     variants = [f"{100 * share:g} % offload" for share in worth["offload_share"]]
     shown = pd.DataFrame(
@@ -196,9 +174,9 @@ def threads(paths: Paths, source: str) -> Drawn:
     return plot_variants(shown, source, heading, "no difference", LOOKS), rows
 
 
-def ablation(paths: Paths, source: str) -> Drawn:
+def ablation(tables: Tables, source: str) -> Drawn:
     """Average completion time of Morphling without some of its parts, over that of the whole policy."""
-    rows = read_csv(paths["lists"], LISTS)
+    rows = tables["lists"]
     label = "average JCT\n[× that of the whole policy]"
     worth = parts_worth(rows)
     return plot_grouped_bars(worth, source, _PARTS, label, _TITLES, LOOKS), worth
@@ -224,16 +202,16 @@ def parts_worth(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(parts, columns=["panel", "group", "series", "value"])
 
 
-def jct_cdf(paths: Paths, source: str, policies: Sequence[str]) -> Drawn:
+def jct_cdf(tables: Tables, source: str, policies: Sequence[str]) -> Drawn:
     """Distribution of completion times under all policies but the ablations."""
-    jobs = read_csv(paths["jct"], JCT)
+    jobs = tables["jct"]
     shown = jobs[jobs["policy"].isin(set(policies) - set(_ABLATED))]
     return plot_cdf(shown, source, LOOKS, _TRACES), shown
 
 
-def allocation(paths: Paths, source: str, cluster_name: str) -> Drawn:
+def allocation(tables: Tables, source: str, cluster_name: str) -> Drawn:
     """GPUs by plan family over time."""
-    wide = allocation_by_family(read_csv(paths["allocation"], ALLOCATION))
+    wide = allocation_by_family(tables["allocation"])
     return plot_allocation(wide, source, cluster(cluster_name).n_gpus, _TITLES), wide
 
 
@@ -248,16 +226,16 @@ def allocation_by_family(table: pd.DataFrame) -> pd.DataFrame:
     return joined[["policy", "time_s", *families]].fillna(0)
 
 
-def gantt(paths: Paths, source: str) -> Drawn:
+def gantt(tables: Tables, source: str) -> Drawn:
     """Who held which GPU when."""
-    events = read_csv(paths["schedule"], EVENTS)
+    events = tables["schedule"]
     spans = job_spans(events.assign(time_s=events["time_s"] - events["time_s"].min()))
     return plot_gantt(spans, source), spans
 
 
-def knowledge(paths: Paths, source: str) -> Drawn:
+def knowledge(tables: Tables, source: str) -> Drawn:
     """Completion time by what policies know, with the share of starts whose time was known."""
-    rows = read_csv(paths["knowledge"], KNOWLEDGE)
+    rows = tables["knowledge"]
     shown = rows[["trace", "policy", "mode"]].set_axis(["panel", "group", "series"], axis=1)
     for column, end in (("value", "mean"), ("low", "low"), ("high", "high")):
         shown[column] = rows[f"jct_{end}_s"] / MINUTE
@@ -267,29 +245,29 @@ def knowledge(paths: Paths, source: str) -> Drawn:
     return plot_grouped_bars(shown, source, _MODES, label, titles, spread_label="95 % interval"), rows
 
 
-def load(paths: Paths, source: str) -> Drawn:
+def load(tables: Tables, source: str) -> Drawn:
     """Completion time against the arrival rate."""
-    rows = read_csv(paths["load"], LOAD)
+    rows = tables["load"]
     return plot_bands(rows, source, "load_factor", "arrival rate [× that of the trace]", LOOKS), rows
 
 
-def large_models(paths: Paths, source: str) -> Drawn:
+def large_models(tables: Tables, source: str) -> Drawn:
     """Completion time against the share of large models."""
-    rows = read_csv(paths["large_models"], LARGE_MODELS)
+    rows = tables["large_models"]
     percent = rows.assign(large_share=100.0 * rows["large_share"])
     return plot_bands(percent, source, "large_share", "jobs with large models [%]", LOOKS), rows
 
 
-def rounds(paths: Paths, source: str) -> Drawn:
+def rounds(tables: Tables, source: str) -> Drawn:
     """Completion time against the length of a round."""
-    rows = read_csv(paths["rounds"], ROUNDS)
+    rows = tables["rounds"]
     filled = rows.assign(interval_s=rows["interval_s"].fillna(0.0))
     return plot_bands(filled, source, "interval_s", "length of a round [s], 0: at every event", LOOKS), rows
 
 
-def scale(paths: Paths, source: str) -> Drawn:
+def scale(tables: Tables, source: str) -> Drawn:
     """Cost of scheduling against size."""
-    rows = read_csv(paths["scale"], SCALE)
+    rows = tables["scale"]
     metrics = [
         ("wall_s", "fastest_wall_s", "slowest_wall_s", 1.0, "wall time of a trace [s]"),
         (
@@ -305,7 +283,7 @@ def scale(paths: Paths, source: str) -> Drawn:
 
 
 # ------------------------------------------------------------------------------------------------
-# Figures of single jobs: each function goes from paths of tables to a figure and its table.
+# Figures of single jobs: each function goes from tables to a figure and its table.
 
 _OFFLOAD = (PlanFamily.ZERO_OFFLOAD.title, PlanFamily.ZERO_OFFLOAD_GC.title)
 _CPU_FIGURE_GPUS = (1, 2, 4, 8)
@@ -319,23 +297,23 @@ _RUN_LINES = ("-", "--", ":")
 _SMALLEST_DIFFERENCE = 1e-8
 
 
-def table2(paths: Paths, source: str, forms: Sequence[str], shown: str) -> Drawn:
+def table2(tables: Tables, source: str, forms: Sequence[str], shown: str) -> Drawn:
     """Prediction error by model and plan family; the other form is outlined."""
-    errors = read_csv(paths["table2"], TABLE2)
+    errors = tables["table2"]
     other = next((form for form in forms if form != shown), shown)
     return plot_error_bars(errors, source, shown, other), errors
 
 
-def prediction(paths: Paths, source: str, form: str) -> Drawn:
+def prediction(tables: Tables, source: str, form: str) -> Drawn:
     """Predicted against measured iteration times."""
-    rows = read_csv(paths["table2_rows"], TABLE2_ROWS)
+    rows = tables["table2_rows"]
     return plot_prediction(rows, source, form), rows[rows["form"] == form]
 
 
-def sensitivity(paths: Paths, source: str) -> Drawn:
+def sensitivity(tables: Tables, source: str) -> Drawn:
     """Throughput against GPUs, family by family, and the envelope."""
-    curves = read_csv(paths["sensitivity"], SENSITIVITY)
-    table = family_curves(curves, read_csv(paths["sensitivity_families"], SENSITIVITY_FAMILIES))
+    curves = tables["sensitivity"]
+    table = family_curves(curves, tables["sensitivity_families"])
     return plot_sensitivity(table, source), table
 
 
@@ -353,9 +331,9 @@ def _default_threads(families: pd.DataFrame) -> int:
     return int((plain if len(plain) else families)["cpu_threads"].mode().iloc[0])
 
 
-def sensitivity_cpu(paths: Paths, source: str) -> Drawn:
+def sensitivity_cpu(tables: Tables, source: str) -> Drawn:
     """Throughput of offload plans against CPU threads."""
-    table = offload_curves(read_csv(paths["sensitivity_families"], SENSITIVITY_FAMILIES))
+    table = offload_curves(tables["sensitivity_families"])
     return plot_cpu_sensitivity(table, source), table
 
 
@@ -370,9 +348,9 @@ def offload_curves(families: pd.DataFrame) -> pd.DataFrame:
     return ranked[[*key, "plan", "throughput_samples_per_s"]].reset_index(drop=True)
 
 
-def fig7(paths: Paths, source: str, workload_key: str, stage_duration_s: float) -> Drawn:
+def fig7(tables: Tables, source: str, workload_key: str, stage_duration_s: float) -> Drawn:
     """Adaptation of one job to changing limits."""
-    stages = read_csv(paths["fig7"], FIG7)
+    stages = tables["fig7"]
     batch = workload(workload_key).global_batch_size
     return plot_adaptation(stages, source, stage_duration_s / MINUTE, batch), stages
 
@@ -455,9 +433,9 @@ def _strategy_handles(strategies: list[str], kinds: set[str]) -> list[Line2D]:
     return handles
 
 
-def fig8(paths: Paths, source: str) -> Drawn:
+def fig8(tables: Tables, source: str) -> Drawn:
     """Throughput of two jobs that share GPUs."""
-    shares = read_csv(paths["fig8"], FIG8)
+    shares = tables["fig8"]
     return plot_sharing(shares, source), shares
 
 
@@ -520,10 +498,10 @@ def _apart(places: np.ndarray, room: float) -> np.ndarray:
     return moved
 
 
-def fig9(paths: Paths, source: str, limit: float) -> Drawn:
+def fig9(tables: Tables, source: str, limit: float) -> Drawn:
     """Accuracy under reconfiguration."""
-    losses = read_csv(paths["fig9"], FIG9)
-    return plot_accuracy(losses, read_csv(paths["fig9_summary"], FIG9_SUMMARY), limit, source), losses
+    losses = tables["fig9"]
+    return plot_accuracy(losses, tables["fig9_summary"], limit, source), losses
 
 
 @styled

@@ -1,425 +1,33 @@
-"""Fig. 7: one job under a shrinking resource limit, with five ways of choosing its plan."""
+"""The performance model: fits, prediction errors as in Table 2, and sensitivity curves."""
 
-import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from makespan.errors import InputError, PlanError, TraceError
+from makespan.files import read_json
 from makespan.hardware import cluster
-from makespan.papers.morphling.tables import (
-    FIG7,
-    FIG8,
-    FIG9,
-    FIG9_SUMMARY,
-    TABLE2,
-    TABLE2_ROWS,
-    TABLE2_SUMMARY,
-    read_published,
-)
+from makespan.papers.experiment import SOURCES, Experiment, Figure, Given, one_per
 from makespan.perf import (
     FORMS,
     Environment,
-    Fit,
-    Learner,
     TableFit,
     envelope,
     fit_table,
-    load_cluster,
     load_environment,
-    rank_plans,
     regret,
     sampling_design,
     sensitivity_families,
 )
-from makespan.plans import ExecutionPlan, Placement, PlanFamily, read_plan, write_exec_plan
-from makespan.tables import FIT, SENSITIVITY, SENSITIVITY_FAMILIES
-from makespan.workloads import workload as load_workload
-
-# ------------------------------------------------------------------------------------------------
-# Fig. 7: one job under a shrinking resource limit, with five ways of choosing its plan.
-
-MORPHLING = "Morphling"
-"""The strategy and scheduler that asks the performance model and learns from its runs."""
-_TRIED = "tried"
-
-
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """A resource limit: a name, GPUs on each node, equal on all nodes, and CPU threads a GPU."""
-
-    name: str
-    placement: Placement
-    cpu_threads: int
-
-    @classmethod
-    def read(cls, fields: Mapping[str, object]) -> "Stage":
-        """Read a stage from its fields."""
-        threads = int(str(fields["cpu_threads"]))
-        return cls(str(fields["name"]), Placement.parse(str(fields["placement"])), threads)
-
-
-def _degrees(pp: int, tp: int, dp: int) -> str:
-    joint = "" if max(pp, tp, dp) <= 9 else "-"
-    return joint.join(str(degree) for degree in (pp, tp, dp))
-
-
-# With fewer than four GPUs the degrees of Megatron 3D do not multiply to the GPUs and nothing runs.
-_RULES: dict[str, Callable[[Placement], str]] = {
-    "TP+DP": lambda place: _degrees(1, max(place.gpus_per_node), place.n_nodes),
-    "TP+PP": lambda place: _degrees(place.n_nodes, max(place.gpus_per_node), 1),
-    "Megatron 3D": lambda place: _degrees(2, 2, max(place.n_gpus // 4, 1)),
-    "ZeRO-Offload+GC": lambda place: PlanFamily.ZERO_OFFLOAD_GC.word,
-}
-
-
-def fig7(
-    throughput: pd.DataFrame,
-    stages: Iterable[Stage | Mapping[str, object]],
-    published: pd.DataFrame,
-    cluster_name: str,
-    form: str,
-) -> pd.DataFrame:
-    """Run one job through the stages under each strategy.
-
-    The fixed strategies choose by rule. Morphling runs the plan that its performance model expects
-    to be fastest, adds the run to the observations, and repeats until no plan is expected to be
-    faster than one that has run; it starts from the sampled rows of the job. Candidates are the
-    plans that the throughput table knows in the placement, and the table says what the plan then takes.
-
-    Parameters
-    ----------
-    throughput
-        Schema `makespan.tables.THROUGHPUT`, one workload.
-    stages
-        Resource limits in order, or mappings with the fields of `Stage`.
-    cluster_name, form
-        Cluster on which the job runs, or path of an environment file, and form of the performance model.
-
-    Returns
-    -------
-    pandas.DataFrame
-        Schema `FIG7`, then ``placement, cpu_threads, n_tried`` (plans that Morphling ran in the stage),
-        ``published_plan``. Where nothing can run, plan is empty, and time and throughput are 0.
-
-    Raises
-    ------
-    TraceError
-        The table has no row of a stage, or not the plan that a strategy chose there.
-    """
-    limits = [stage if isinstance(stage, Stage) else Stage.read(stage) for stage in stages]
-    job = _Job(throughput.reset_index(drop=True), int(throughput["global_batch_size"].iloc[0]))
-    records = [
-        _fig7_record(MORPHLING, stage, choice, job)
-        for stage, choice in zip(limits, _by_model(job, limits, cluster_name, form), strict=True)
-    ]
-    records += [
-        _fig7_record(strategy, stage, _by_rule(job, rule(stage.placement), stage), job)
-        for strategy, rule in _RULES.items()
-        for stage in limits
-    ]
-    printed = published.drop(columns="source", errors="ignore")
-    table = pd.DataFrame(records).merge(printed, how="left", on=["strategy", "stage"])
-    table["published_plan"] = table["published_plan"].fillna("")
-    return FIG7.validate(table, where="fig7")
-
-
-@dataclass(frozen=True, slots=True)
-class _Choice:
-    """A plan, its iteration time [s], and how many plans ran to find it; nothing where none can run."""
-
-    plan: str = ""
-    iter_time_s: float = 0.0
-    n_tried: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class _Job:
-    throughput: pd.DataFrame
-    batch: int
-
-    def rows(self, stage: Stage) -> dict[str, int]:
-        """Look up the row of each plan of a stage."""
-        table = self.throughput
-        at_threads = table["cpu_threads"] == stage.cpu_threads
-        here = table[(table["placement"] == stage.placement.text) & at_threads]
-        if here.empty:
-            raise TraceError(
-                f"stage {stage.name!r}: the throughput table has no row with placement "
-                f"{stage.placement.text} and {stage.cpu_threads} CPU threads a GPU; it has: "
-                + ", ".join(sorted(set(table["placement"])))
-            )
-        return dict(zip(here["exec_plan"], (int(row) for row in here.index), strict=True))
-
-    def times(self, stage: Stage) -> dict[str, float]:
-        """Look up the iteration time [s] of each plan of a stage, 0 where it failed."""
-        times_s = self.throughput["iter_time_s"].fillna(0.0)
-        return {plan: float(times_s[row]) for plan, row in self.rows(stage).items()}
-
-    def read(self, text: str, stage: Stage) -> ExecutionPlan:
-        """Read a plan for the GPUs of a stage; PlanError if there is no such plan."""
-        return read_plan(
-            text, n_gpus=stage.placement.n_gpus, global_batch_size=self.batch, cpu_threads=stage.cpu_threads
-        )
-
-
-def _fig7_record(strategy: str, stage: Stage, choice: _Choice, job: _Job) -> dict[str, object]:
-    time_s = choice.iter_time_s
-    return {
-        "strategy": strategy,
-        "stage": stage.name,
-        "gpus": stage.placement.n_gpus,
-        "plan": choice.plan,
-        "iter_time_s": time_s,
-        "throughput_samples_per_s": job.batch / time_s if time_s > 0 else 0.0,
-        "placement": stage.placement.text,
-        "cpu_threads": stage.cpu_threads,
-        "n_tried": choice.n_tried,
-    }
-
-
-def _by_rule(job: _Job, text: str, stage: Stage) -> _Choice:
-    times = job.times(stage)
-    try:
-        plan = write_exec_plan(job.read(text, stage))
-    except PlanError:
-        return _Choice()  # the rule gives no valid plan for this limit
-    if plan not in times:
-        raise TraceError(
-            f"stage {stage.name!r}: the throughput table has no row of plan {plan} on placement "
-            f"{stage.placement.text}; it has: {', '.join(sorted(times))}"
-        )
-    return _Choice(plan, times[plan]) if times[plan] > 0 else _Choice()
-
-
-def _by_model(job: _Job, stages: Iterable[Stage], cluster_name: str, form: str) -> Iterator[_Choice]:
-    learner = Learner.from_table(job.throughput, form, load_environment(cluster_name), runs_by_preset=True)
-    for stage in stages:
-        chosen, n_tried = learner.learn_until_known(_fastest(job, stage, learner, cluster_name), _TRIED)
-        time_s = [float(learner.times_s[row]) for row in chosen]
-        plan = [str(job.throughput["exec_plan"][row]) for row in chosen]
-        yield _Choice(plan[0], time_s[0], n_tried) if chosen else _Choice(n_tried=n_tried)
-
-
-def _fastest(job: _Job, stage: Stage, learner: Learner, cluster_name: str) -> Callable[[Fit], list[int]]:
-    """Return what chooses the row of a stage that is expected to be fastest, if any can run."""
-    rows, cluster = job.rows(stage), load_cluster(cluster_name)
-    plans = list(_candidates(job, stage, rows))
-
-    def choose(fit: Fit) -> list[int]:
-        expected: list[tuple[float, int, int]] = []
-        ranked = rank_plans(fit, stage.placement, cluster, stage.cpu_threads, plans)
-        for rank, entry in enumerate(ranked):
-            row = rows[write_exec_plan(entry.plan)]
-            time_s = float(learner.times_s[row]) if learner.reasons[row] else entry.iter_time_s
-            if time_s > 0:
-                expected.append((time_s, rank, row))
-        return [min(expected)[2]] if expected else []
-
-    return choose
-
-
-def _candidates(job: _Job, stage: Stage, texts: Iterable[str]) -> Iterator[ExecutionPlan]:
-    """Read the plans of a table whose structure is valid."""
-    for text in texts:
-        try:
-            yield job.read(text, stage)
-        except PlanError:
-            continue  # a failed run that asked for more replicas than samples
-
-
-def measured_fig7(
-    throughput: pd.DataFrame, stages: Iterable[Mapping[str, object]], environment: str, form: str
-) -> pd.DataFrame:
-    """Run a profiled workload, which the paper does not have, through resource limits; as `fig7`."""
-    kinds = {"strategy": str, "stage": str, "published_plan": str, "published_iter_time_s": float}
-    nothing = pd.DataFrame({name: pd.Series(dtype=kind) for name, kind in kinds.items()})
-    return fig7(throughput, stages, nothing, environment, form)
-
-
-# ------------------------------------------------------------------------------------------------
-# Fig. 8: two jobs share the GPUs of a node, divided equally or by their sensitivity.
-
-
-@dataclass(frozen=True, slots=True)
-class _Best:
-    """Fastest plan of a job with some GPUs, and the same among clean rows only."""
-
-    plan: str
-    throughput: float
-    clean: bool
-    flag: str
-    clean_throughput: float
-
-
-def fig8(tables: Mapping[str, pd.DataFrame], gpus: int, published: pd.DataFrame) -> pd.DataFrame:
-    """Divide the GPUs of one node between jobs under each scheduler.
-
-    Parameters
-    ----------
-    tables
-        Throughput table of each job, schema `makespan.tables.THROUGHPUT`; the key is the job.
-    gpus
-        GPUs to divide; each job gets at least one.
-
-    Returns
-    -------
-    pandas.DataFrame
-        Schema `FIG8`, then ``clean, flag`` of the row behind the speed-up, ``clean_speedup`` (from clean
-        rows only, NaN if there are none), ``published_gpus, published_plan``. Speed-ups are relative to
-        the job alone on all GPUs with its best plan.
-
-    Raises
-    ------
-    InputError
-        There are fewer GPUs than jobs.
-    TraceError
-        A job has no feasible row on one node with a number of GPUs that it may get.
-    """
-    jobs = list(tables)
-    if gpus < len(jobs):
-        raise InputError(f"{gpus} GPUs for {len(jobs)} jobs; accepted: at least one GPU a job")
-    curves = {job: _curve(job, table, gpus) for job, table in tables.items()}
-    divisions = {"Simple": _equal_division(jobs, gpus), "Morphling": _best_division(jobs, gpus, curves)}
-    records = [
-        _fig8_record(scheduler, job, count, curves[job])
-        for scheduler, division in divisions.items()
-        for job, count in zip(jobs, division, strict=True)
-    ]
-    printed = published.drop(columns="source", errors="ignore")
-    table = pd.DataFrame(records).merge(printed, how="left", on=["scheduler", "job"])
-    table["published_plan"] = table["published_plan"].fillna("")
-    return FIG8.validate(table, where="fig8")
-
-
-def _curve(job: str, table: pd.DataFrame, gpus: int) -> dict[int, _Best]:
-    """Best plan of a job with 1, 2, ... GPUs of one node; where none can run, that with fewer GPUs."""
-    curve: dict[int, _Best] = {}
-    for count in range(1, gpus + 1):
-        rows = table[(table["placement"] == Placement((count,)).text) & table["feasible"]]
-        if len(rows):
-            curve[count] = _best(rows)
-        elif count - 1 in curve:
-            curve[count] = curve[count - 1]
-        else:
-            raise TraceError(
-                f"job {job!r}: the throughput table has no feasible plan on one node with {count} GPU(s)"
-            )
-    return curve
-
-
-def _best(rows: pd.DataFrame) -> _Best:
-    ordered = rows.sort_values(["iter_time_s", "exec_plan"], kind="stable")
-    first = ordered.iloc[0]
-    clean = ordered[ordered["clean"]]
-    batch = float(first["global_batch_size"])
-    return _Best(
-        plan=str(first["exec_plan"]),
-        throughput=batch / float(first["iter_time_s"]),
-        clean=bool(first["clean"]),
-        flag=str(first["flag"]),
-        clean_throughput=batch / float(clean["iter_time_s"].iloc[0]) if len(clean) else math.nan,
-    )
-
-
-def _equal_division(jobs: Sequence[str], gpus: int) -> tuple[int, ...]:
-    share, rest = divmod(gpus, len(jobs))
-    return tuple(share + (number < rest) for number in range(len(jobs)))
-
-
-def _best_division(
-    jobs: Sequence[str], gpus: int, curves: Mapping[str, Mapping[int, _Best]]
-) -> tuple[int, ...]:
-    """Maximise the summed speed-up; of equal divisions the most even one."""
-
-    def gain(division: tuple[int, ...]) -> tuple[float, int]:
-        pairs = zip((curves[job] for job in jobs), division, strict=True)
-        return sum(curve[n].throughput / curve[gpus].throughput for curve, n in pairs), -max(division)
-
-    cuts = itertools.combinations(range(1, gpus), len(jobs) - 1)
-    ends = ((0, *between, gpus) for between in cuts)
-    return max((tuple(b - a for a, b in itertools.pairwise(cut)) for cut in ends), key=gain)
-
-
-def _fig8_record(scheduler: str, job: str, count: int, curve: Mapping[int, _Best]) -> dict[str, object]:
-    best, alone = curve[count], curve[max(curve)]
-    return {
-        "scheduler": scheduler,
-        "job": job,
-        "gpus": count,
-        "plan": best.plan,
-        "speedup": best.throughput / alone.throughput,
-        "clean": best.clean,
-        "flag": best.flag,
-        "clean_speedup": best.clean_throughput / alone.clean_throughput,
-    }
-
-
-# ------------------------------------------------------------------------------------------------
-# Fig. 9: losses of real training runs under several plans, under one that changes, and of another seed.
-
-SWITCHING = "switching"
-"""The run that changes its plan through checkpoint and restart."""
-OTHER_SEED = "other seed"
-"""The run that differs from the reference by its seed alone."""
-
-
-def fig9(losses: Mapping[str, Sequence[float]]) -> pd.DataFrame:
-    """Compare the losses of runs, step by step, with those of the first one; schema `FIG9`.
-
-    Parameters
-    ----------
-    losses
-        Losses of each run from the first step on, by the name of the run; the reference comes first.
-
-    Raises
-    ------
-    TraceError
-        The runs have different numbers of steps.
-    """
-    arrays = {name: np.asarray(values, dtype=float) for name, values in losses.items()}
-    first, reference = next(iter(arrays.items()))
-    records: list[pd.DataFrame] = []
-    for name, values in arrays.items():
-        if len(values) != len(reference):
-            raise TraceError(
-                f"fig9: run {name!r} has {len(values)} steps, run {first!r} has {len(reference)}"
-            )
-        distance = np.abs(values - reference)
-        columns = {"run": name, "step": range(len(values)), "loss": values, "abs_difference": distance}
-        records.append(pd.DataFrame(columns))
-    return FIG9.validate(pd.concat(records, ignore_index=True), where="fig9")
-
-
-def fig9_summary(table: pd.DataFrame, costs: pd.DataFrame, published: pd.DataFrame) -> pd.DataFrame:
-    """Sum up every run of `fig9`, with the paper's runs below; schema `FIG9_SUMMARY`.
-
-    Costs have one row a run: ``run, restarts, restart_s, step_s``.
-    """
-    grouped = table.groupby("run", sort=False)["abs_difference"]
-    own = grouped.agg(mean_abs_difference="mean", max_abs_difference="max").reset_index()
-    own["kind"] = [_workload_kind(name, number == 0) for number, name in enumerate(own["run"])]
-    own = own.merge(costs, on="run", how="left", validate="one_to_one")
-    paper = published.drop(columns="source", errors="ignore").assign(restarts=0)
-    paper["kind"] = [f"published {_workload_kind(name, False)}" for name in paper["run"]]
-    paper["run"] = "Morphling " + paper["run"]
-    return FIG9_SUMMARY.validate(pd.concat([own, paper], ignore_index=True), where="fig9_summary")
-
-
-def _workload_kind(run: str, is_reference: bool) -> str:
-    if is_reference:
-        return "reference"
-    return run if run in (SWITCHING, OTHER_SEED) else "plan"
-
-
-# ------------------------------------------------------------------------------------------------
-# The performance model: fits, prediction errors as in Table 2, and sensitivity curves.
-
+from makespan.plans import Placement, PlanFamily, read_plan
+from makespan.settings import Count, option, shared, taken_from
+from makespan.workloads import workload as load_workload, workload_keys
+
+WorkloadKey = Annotated[str, taken_from(workload_keys)]
 Bools = npt.NDArray[np.bool_]
 _FAMILIES = [family.title for family in PlanFamily]
 _OFFLOAD, _OFFLOAD_GC = PlanFamily.ZERO_OFFLOAD.title, PlanFamily.ZERO_OFFLOAD_GC.title
@@ -429,6 +37,98 @@ _CHOICE = (
     "best_plan_found_pct", "regret_mean_pct", "regret_max_pct", "regret_mean_shipped_pct",
     "regret_max_shipped_pct",
 )  # fmt: skip
+
+
+def is_profiled(given: Given) -> bool:
+    """Tell whether iteration times are a profile of small workloads, which takes the place of the paper's."""
+    return "records" in given.paths
+
+
+class OnMachine(Experiment):
+    """Experiment that needs the constants of the machine: those of the cluster, or of a profile."""
+
+    cluster: str = shared("cluster")
+    environment: str | None = shared("throughput.measured.profile.environment")
+
+    def constants(self, given: Given) -> str:
+        """Return the name or the file of the constants."""
+        return str(given.paths["environment"] or self.environment) if is_profiled(given) else self.cluster
+
+
+class FitModels(OnMachine):
+    """Fit every form of the performance model to every workload, and compare its predictions with Table 2.
+
+    On profiled workloads, of which the paper has no cells, the repeatability stands beside the errors.
+    """
+
+    name = "fit_models"
+    tables = {
+        "fits/<workload>": "fitted parameters of both forms with standard errors",
+        "table2": "prediction error by model, plan family and form",
+        "table2_rows": "prediction and error of every row",
+        "table2_summary": "error and choice of plan over all models",
+    }
+    figures = (
+        Figure(
+            "table2",
+            "Table 2",
+            "Prediction error of the performance model on rows that were not fitted, by model and "
+            "plan family, on {source} iteration times. Bars are the form that steers the "
+            "experiments, outlines the other one, hollow diamonds the published values, and the "
+            "dashed line the bound that the paper claims of the average.",
+            tables=("table2",),
+            options={"forms": "performance_model.forms", "shown": "performance_model.experiment_form"},
+        ),
+        Figure(
+            "prediction",
+            "Prediction",
+            "Predicted against {source} iteration times, one panel a model, with the dotted line on "
+            "which both agree. Plus signs were used in the fit, hollow ones are flagged as "
+            "anomalies.",
+            tables=("table2_rows",),
+            options={"form": "performance_model.experiment_form"},
+        ),
+    )
+    cells = ("table2",)
+    sources = SOURCES
+    on_profile = True
+    is_timed = True
+    unjudged = frozenset({"table2_rows", "table2_summary"})
+    on_the_way = frozenset({"fits"})
+    group = "experiments"
+
+    workloads: tuple[str, ...] = shared("morphling.workloads")
+    forms: tuple[str, ...] = shared("performance_model.forms")
+
+    def timed_workloads(self, source: str, profiled: Sequence[str]) -> Sequence[str]:
+        """Return the workloads that are fitted."""
+        return profiled or self.workloads
+
+    def tables_of(self, source: str, profiled: Sequence[str]) -> Mapping[str, str]:
+        """Return the tables, with one of fitted parameters per workload."""
+        workloads = self.timed_workloads(source, profiled)
+        return one_per("<workload>", workloads, super().tables_of(source, profiled))
+
+    def compute(self, given: Given) -> dict[str, pd.DataFrame]:
+        """Fit every form to every workload, predict every row and summarise the errors.
+
+        Returns
+        -------
+        dict of str to pandas.DataFrame
+            Fitted parameters of each workload; all rows, errors per plan family, beside the paper's cells,
+            and errors per workload and over all, the last two with ``repeatability_pct`` [%] if profiled.
+        """
+        throughput, is_own = list(given.times.values()), is_profiled(given)
+        fitted = fit_workloads(throughput, self.constants(given), self.forms, holds_out_kinds=is_own)
+        fits = {f"fits/{key}": found for key, (found, _) in zip(given.times, fitted, strict=True)}
+        rows = [found for _, found in fitted]
+        if is_own:
+            records = [read_json(path) for path in given.paths["records"]]
+            return fits | measured_table2(rows, throughput, records)
+        cells = given.cells["table2"]
+        joined = table2_rows(rows, cells)
+        table, summary = table2(joined, cells), table2_summary(joined)
+        return fits | {"table2_rows": joined, "table2": table, "table2_summary": summary}
 
 
 def fit_workloads(
@@ -446,7 +146,7 @@ def fit_workloads(
     Parameters
     ----------
     throughput
-        Schema `makespan.tables.THROUGHPUT`, one table a workload.
+        Schema `makespan.tables.THROUGHPUT`, one table per workload.
     environment
         Name of the constants that all models of a cluster share, or path of a file with them.
     holds_out_kinds
@@ -458,7 +158,7 @@ def fit_workloads(
     list of tuple of pandas.DataFrame
         For each workload: fitted parameters with the constants as shipped (schema `makespan.tables.FIT`,
         then further columns, of the fitted rows ``n_observations``, ``residual_rms_pct`` and
-        ``residual_max_pct`` [%]), and one row a feasible row and form (schema `TABLE2_ROWS`, then
+        ``residual_max_pct`` [%]), and one row per feasible row and form (those of ``table2_rows``, then
         ``plan_family``, ``flag`` and ``cpu_threads``).
 
     Raises
@@ -485,10 +185,7 @@ def _both_ways(
     results = [[fit_table(table, key, form, one, sampled=rows) for one in environments] for form in forms]
     parameters = pd.concat([_parameters(shipped) for shipped, _ in results], ignore_index=True)
     predictions = pd.concat([_rows(unseen, shipped) for shipped, unseen in results], ignore_index=True)
-    return (
-        FIT.validate(parameters, where=f"fit of {key}"),
-        TABLE2_ROWS.validate(predictions, where=f"rows of {key}"),
-    )
+    return parameters, predictions
 
 
 def _without_kinds(throughput: pd.DataFrame, sampled: Bools, number: int) -> Bools:
@@ -558,14 +255,13 @@ def _family(plan: str, placement: str, batch: int) -> str:
 def table2_rows(rows: Iterable[pd.DataFrame], published: pd.DataFrame) -> pd.DataFrame:
     """Join the rows of several workloads, with plan families called as in the paper.
 
-    Takes the second tables of `fit_workloads`; models of which the paper has no cells are left out. Returns
-    schema `TABLE2_ROWS`, then ``plan_family, flag, cpu_threads``.
+    Takes the second tables of `fit_workloads`; models of which the paper has no cells are left out.
     """
     joined = pd.concat(list(rows), ignore_index=True)
     kept = joined[joined["model"].isin(set(published["model"]))]
     cells = zip(kept["model"], kept["plan_family"], strict=True)
     names = [_reported_family(model, family, published) for model, family in cells]
-    return TABLE2_ROWS.validate(kept.assign(plan_family=names), where="table2_rows")
+    return kept.assign(plan_family=names).reset_index(drop=True)
 
 
 def _reported_family(model: str, family: str, published: pd.DataFrame) -> str:
@@ -577,7 +273,7 @@ def _reported_family(model: str, family: str, published: pd.DataFrame) -> str:
 def table2(rows: pd.DataFrame, published: pd.DataFrame) -> pd.DataFrame:
     """Summarise prediction errors for every model, plan family and form.
 
-    Takes the result of `table2_rows`. Returns schema `TABLE2`, then ``published_avg_error_pct`` and
+    Takes the result of `table2_rows`. The last columns are ``published_avg_error_pct`` and
     ``published_max_error_pct`` [%]. Errors are over clean rows that were not fitted. A cell that only the
     paper has comes with no held-out rows and no error.
     """
@@ -594,7 +290,7 @@ def table2(rows: pd.DataFrame, published: pd.DataFrame) -> pd.DataFrame:
     families = {family: number for number, family in enumerate(_FAMILIES)}
     ranks = {"model": table["model"].map(models), "plan_family": table["plan_family"].map(families)}
     order = table.assign(**ranks).sort_values(_GROUP, kind="stable").index
-    return TABLE2.validate(table.loc[order], where="table2")
+    return table.loc[order]
 
 
 def _errors(part: pd.DataFrame) -> dict[str, float]:
@@ -616,7 +312,7 @@ def _errors(part: pd.DataFrame) -> dict[str, float]:
 
 
 def table2_summary(rows: pd.DataFrame) -> pd.DataFrame:
-    """Summarise prediction error and choice of plan of the rows of `table2_rows`; schema `TABLE2_SUMMARY`.
+    """Summarise prediction error and choice of plan of the rows of `table2_rows`.
 
     Scopes are ``all``, ``all but vit``, and each model. Regret is the throughput lost when the plan that the
     model predicts as fastest is run, among the clean rows of a placement.
@@ -633,7 +329,7 @@ def table2_summary(rows: pd.DataFrame) -> pd.DataFrame:
             if len(part):
                 lost = losses[losses["workload"].isin(members)]
                 records.append({"scope": scope, "form": form} | _errors(part) | _choice(lost))
-    return TABLE2_SUMMARY.validate(pd.DataFrame(records), where="table2_summary")
+    return pd.DataFrame(records)
 
 
 def _regret(rows: pd.DataFrame) -> pd.DataFrame:
@@ -653,42 +349,20 @@ def _choice(lost: pd.DataFrame) -> dict[str, float]:
     return {"n_placements": len(lost)} | dict(zip(_CHOICE, map(float, values), strict=True))
 
 
-def table2_results(
-    rows: Sequence[pd.DataFrame],
-    throughput: Iterable[pd.DataFrame],
-    published: str | None,
-    records: Iterable[Mapping[str, Any]],
-) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
-    """Summarise prediction errors of the paper's workloads, or of profiled ones without a file of its cells.
+def measured_table2(
+    rows: Sequence[pd.DataFrame], throughput: Iterable[pd.DataFrame], records: Iterable[Mapping[str, Any]]
+) -> dict[str, pd.DataFrame]:
+    """Summarise prediction errors on profiled workloads, with the repeatability beside them.
 
     Parameters
     ----------
     rows, throughput
         Second tables of `fit_workloads`, and the throughput table, of each workload.
-    published
-        Path of the paper's cells.
     records
         Record beside each throughput table: ``workload``, and ``points`` with their keys and
         ``repeatability_pct``, the mean relative difference between two runs [%].
-
-    Returns
-    -------
-    tuple of pandas.DataFrame
-        All rows (schema `TABLE2_ROWS`), errors a plan family (`TABLE2`, then the paper's cells) and errors a
-        workload and over all (`TABLE2_SUMMARY`); the last two with ``repeatability_pct`` [%] if profiled.
     """
-    if published is None:
-        return measured_table2(rows, throughput, records)
-    cells = read_published("table2", published)
-    joined = table2_rows(rows, cells)
-    return joined, table2(joined, cells), table2_summary(joined)
-
-
-def measured_table2(
-    rows: Sequence[pd.DataFrame], throughput: Iterable[pd.DataFrame], records: Iterable[Mapping[str, Any]]
-) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
-    """Summarise prediction errors on profiled workloads, with the repeatability beside them."""
-    joined = TABLE2_ROWS.validate(pd.concat(rows, ignore_index=True), where="table2_rows")
+    joined = pd.concat(rows, ignore_index=True)
     parts = [_noise(frame, record) for frame, record in zip(throughput, records, strict=True)]
     noise = pd.concat(parts, ignore_index=True)
     cells = joined[["model", "plan_family"]].drop_duplicates().assign(**dict.fromkeys(_PRINTED, math.nan))
@@ -698,7 +372,8 @@ def measured_table2(
     by_model = noise.groupby("model")["repeatability_pct"].mean()
     scopes = {"all": noise["repeatability_pct"].mean(), **by_model}
     summary = summary[summary["scope"].isin(scopes)].reset_index(drop=True)
-    return joined, errors, summary.assign(repeatability_pct=summary["scope"].map(scopes))
+    summary = summary.assign(repeatability_pct=summary["scope"].map(scopes))
+    return {"table2_rows": joined, "table2": errors, "table2_summary": summary}
 
 
 def _noise(throughput: pd.DataFrame, record: Mapping[str, Any]) -> pd.DataFrame:
@@ -709,42 +384,74 @@ def _noise(throughput: pd.DataFrame, record: Mapping[str, Any]) -> pd.DataFrame:
     return named.astype({"repeatability_pct": float})
 
 
-def sensitivity(
-    tables: Iterable[pd.DataFrame],
-    cluster_name: str,
-    form: str,
-    max_gpus: int,
-    cpu_threads: Sequence[int] = (),
-) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Compute throughput against resources for several workloads: every plan family, and their envelope.
+_of_curves = partial(option, source="Morphling, motivation", changes="sensitivity")
 
-    Parameters
-    ----------
-    tables
-        One throughput table a workload, schema `makespan.tables.THROUGHPUT`.
-    cluster_name, form
-        Where plans run, whose constants enter the performance model, and form of that.
-    max_gpus
-        Curves go from 1 to this many GPUs.
-    cpu_threads
-        CPU threads a GPU at which offload plans are computed besides the even share of a node.
 
-    Returns
-    -------
-    tuple of pandas.DataFrame
-        Best plan with at most g GPUs (schema `makespan.tables.SENSITIVITY`), and best plan of each
-        family at each GPU count (schema `makespan.tables.SENSITIVITY_FAMILIES`).
-    """
-    hardware = cluster(cluster_name)
-    constants = load_environment(cluster_name)
-    counts = range(1, max_gpus + 1)
-    curves, families = [], []
-    for table in tables:
-        fit = fit_table(table, str(table["workload"].iloc[0]), form, constants).fit
-        of_workload = sensitivity_families(fit, hardware, counts, cpu_threads)
-        families.append(of_workload)
-        curves.append(envelope(of_workload, counts))
-    return (
-        SENSITIVITY.validate(pd.concat(curves, ignore_index=True), where="sensitivity"),
-        SENSITIVITY_FAMILIES.validate(pd.concat(families, ignore_index=True), where="sensitivity_families"),
+class Sensitivity(Experiment):
+    """Throughput of the best plan against the number of GPUs, of every plan family and over all."""
+
+    name = "sensitivity"
+    tables = {
+        "sensitivity": "best plan and throughput against GPUs",
+        "sensitivity_families": "the same for every plan family and number of CPU threads",
+    }
+    figures = (
+        Figure(
+            "sensitivity",
+            "Sensitivity",
+            "Throughput of every plan family against the number of GPUs, and the best plan with at "
+            "most that many GPUs, by the performance model fitted to {source} iteration times. "
+            "Counts at which a family is slower than with fewer GPUs are left out.",
+            tables=("sensitivity", "sensitivity_families"),
+        ),
+        Figure(
+            "sensitivity_cpu",
+            "Sensitivity to CPU threads",
+            "Throughput of offload plans against the number of CPU threads a GPU, by the "
+            "performance model fitted to {source} iteration times.",
+            tables=("sensitivity_families",),
+        ),
     )
+    sources = SOURCES
+    is_timed = True
+    group = "experiments"
+
+    cluster: str = shared("cluster")
+    form: str = shared("performance_model.experiment_form")
+    workloads: tuple[WorkloadKey, ...] = _of_curves(
+        "workloads whose curves are drawn", ("vit", "roberta", "bert", "t5", "gpt2", "llama7", "llama30")
+    )
+    max_gpus: int = option(
+        "the curve is computed at 1, 2, ..., max_gpus GPUs",
+        64,
+        unit="GPU",
+        source="Morphling, motivation: the 64 GPUs of the cluster",
+        changes="sensitivity",
+        ge=1,
+    )
+    cpu_threads: tuple[Count, ...] = option(
+        "CPU threads a GPU at which offload plans are computed, besides the node's even share",
+        (2, 4, 8, 24, 48),
+        unit="threads",
+        source="Morphling, motivation",
+        changes="sensitivity_families",
+    )
+
+    def timed_workloads(self, source: str, profiled: Sequence[str]) -> Sequence[str]:
+        """Return the workloads whose curves are drawn."""
+        return self.workloads
+
+    def compute(self, given: Given) -> dict[str, pd.DataFrame]:
+        """Return the best plan with at most g GPUs, and the best plan of each family at each GPU count."""
+        hardware, constants = cluster(self.cluster), load_environment(self.cluster)
+        counts = range(1, self.max_gpus + 1)
+        curves, families = [], []
+        for table in given.times.values():
+            fit = fit_table(table, str(table["workload"].iloc[0]), self.form, constants).fit
+            of_workload = sensitivity_families(fit, hardware, counts, self.cpu_threads)
+            families.append(of_workload)
+            curves.append(envelope(of_workload, counts))
+        return {
+            "sensitivity": pd.concat(curves, ignore_index=True),
+            "sensitivity_families": pd.concat(families, ignore_index=True),
+        }

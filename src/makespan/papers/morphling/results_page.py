@@ -1,4 +1,4 @@
-"""Cost of each reading of the rules: the policy `morphling` with one of them exchanged at a time."""
+"""The tables of the paper's page, made from result tables, so that its numbers are those of a run."""
 
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -7,11 +7,8 @@ from typing import Any
 
 import pandas as pd
 
-from makespan.papers.morphling.tables import FIG9_SUMMARY, LISTS_SUMMARY, READINGS, TABLE2_SUMMARY, TABLE4
-from makespan.tables import JOINED_CLAIMS, LIVE, TableSchema, read_csv
-
-# ------------------------------------------------------------------------------------------------
-# The tables of the paper's page, made from result tables, so that its numbers are those of a run.
+from makespan.papers.experiment import paper_named
+from makespan.tables import JOINED_CLAIMS, LIVE, read_csv
 
 _SOURCES = ("emulated", "published", "measured")
 _SIMULATED = ("emulated", "published")
@@ -52,22 +49,28 @@ class _Results:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def read(self, schema: TableSchema, source: str = "", room: str = "morphling") -> pd.DataFrame:
-        path = self._folder / "claims.csv"
-        if source:
-            path = self._folder / source / room / f"{schema.name}.csv"
-        if not path.is_file():
-            raise _Absent
-        return read_csv(path, schema)
+    def claims(self) -> pd.DataFrame:
+        return read_csv(self._found("claims"), JOINED_CLAIMS)
 
-    def each(self, schema: TableSchema, sources: Sequence[str]) -> Iterator[tuple[str, pd.DataFrame]]:
+    def live(self) -> pd.DataFrame:
+        return read_csv(self._found("measured/live/live"), LIVE)
+
+    def read(self, table: str, source: str) -> pd.DataFrame:
+        path = self._found(f"{source}/morphling/{table}")
+        return read_csv(path, paper_named("morphling").schema_of(table))
+
+    def each(self, table: str, sources: Sequence[str]) -> Iterator[tuple[str, pd.DataFrame]]:
         """Return the table of every source that has it; at least one must."""
-        there = [
-            one for one in sources if (self._folder / one / "morphling" / f"{schema.name}.csv").is_file()
-        ]
+        there = [one for one in sources if (self._folder / one / "morphling" / f"{table}.csv").is_file()]
         if not there:
             raise _Absent
-        return ((source, self.read(schema, source)) for source in there)
+        return ((source, self.read(table, source)) for source in there)
+
+    def _found(self, name: str) -> Path:
+        path = self._folder / f"{name}.csv"
+        if not path.is_file():
+            raise _Absent
+        return path
 
 
 def _markdown(head: Sequence[str], rows: Rows) -> str:
@@ -77,7 +80,7 @@ def _markdown(head: Sequence[str], rows: Rows) -> str:
 
 def _statements(artifact: str) -> Callable[[_Results], str]:
     def block(results: _Results) -> str:
-        claims = results.read(JOINED_CLAIMS)
+        claims = results.claims()
         own = claims[(claims["paper"] == "Morphling") & (claims["artifact"] == artifact)]
         judged = [
             source
@@ -112,7 +115,7 @@ _ERRORS = {
 
 def _errors(results: _Results) -> str:
     rows = []
-    for source, table in results.each(TABLE2_SUMMARY, _SOURCES):
+    for source, table in results.each("table2_summary", _SOURCES):
         for row in table[table["scope"].str.startswith("all")].to_dict("records"):
             values = [_rounded(row[name], 1 if "error" in name else 2) for name in _ERRORS]
             rows.append([source, str(row["form"]), str(row["scope"]), str(row["n_validate"]), *values])
@@ -124,7 +127,7 @@ def _rounded(value: float, digits: int) -> str:
 
 
 def _one_list(results: _Results) -> str:
-    table = results.read(TABLE4, "published")
+    table = results.read("table4", "published")
     settings = [
         (trace, delay_s) for trace in ("base", "mt") for delay_s in dict.fromkeys(table["restart_delay_s"])
     ]
@@ -146,7 +149,7 @@ def _kept(share: float) -> str:
 
 def _many_lists(source: str) -> Callable[[_Results], str]:
     def block(results: _Results) -> str:
-        table = results.read(LISTS_SUMMARY, source)
+        table = results.read("lists_summary", source)
         parts = []
         for (gpus, delay_s), rows in table.groupby(["gpus", "restart_delay_s"], sort=False):
             counts = sorted(set(rows["lists"]))
@@ -160,7 +163,7 @@ def _many_lists(source: str) -> Callable[[_Results], str]:
 
 def _readings(source: str) -> Callable[[_Results], str]:
     def block(results: _Results) -> str:
-        table = results.read(READINGS, source).fillna({"reading": "", "value": ""})
+        table = results.read("readings", source).fillna({"reading": "", "value": ""})
         settings = list(dict.fromkeys(zip(table["trace"], table["restart_delay_s"], strict=True)))
         head = ["reading", *(f"{_TRACES[trace]}, {delay_s:g} s" for trace, delay_s in settings)]
         cells = {
@@ -212,7 +215,7 @@ def _list_rows(rows: pd.DataFrame) -> Rows:
 
 
 def _losses(results: _Results) -> str:
-    table = results.read(FIG9_SUMMARY, "measured")
+    table = results.read("fig9_summary", "measured")
     kinds = {"plan": "the plans", "switching": "the run that switches", "other seed": "other seed"}
     rows = []
     for kind, name in kinds.items():
@@ -227,7 +230,7 @@ def _losses(results: _Results) -> str:
 
 
 def _live_runs(results: _Results) -> str:
-    table = results.read(LIVE, "measured", "live")
+    table = results.live()
     errors = list(_LIVE_ERRORS)
     sizes = table[errors].abs()
     rows = [

@@ -1,51 +1,68 @@
-"""Experiments of Oobleck (SOSP 2023): pipelines from templates that go on training when nodes are lost.
+"""Experiments of Oobleck (SOSP 2023): pipelines from templates that resume training when nodes are lost.
 
-Below ``results/<source>/oobleck/`` a run writes
-
-- of `template_experiment` and `instantiation_experiment`: ``templates.csv``, ``instantiation.csv``
-- of `layer_throughput_experiment` and `studies_experiment`: ``layer_throughput.csv``, ``studies.csv``
-- of `reconfiguration_experiment`: ``reconfiguration.csv``
-- of `predictions_experiment`, which trains: ``predictions.csv``
-- of `hybrid_experiment`, which trains: ``hybrid.csv``, ``hybrid_kills.csv`` and ``hybrid_summary.csv``
-- of `failure_experiments`, on traces of `generated_traces` or `published_traces`: ``fig1.csv``, ``fig9.csv``,
-  ``fig12.csv`` and ``fig13.csv``
-- of `spot_experiments`, on the same: ``fig10.csv``, ``fig14.csv``, ``fig15.csv`` and ``ablation.csv``
-- of `LEDGER`, by `makespan.claims.judge`: ``claims.csv``
-
-`read_published` reads the paper's cells, ``config/published/oobleck_<artifact>.csv``. The system itself,
-planner, runtime and simulators, is `makespan.oobleck`.
+`PAPER` has the options and the experiments: templates and plans (`planning`), every loss of a few nodes
+(`reconfiguration`), simulations of systems that lose nodes (`simulation`), studies (`studies`), and training
+whose nodes are killed (`training`). The system itself is `makespan.oobleck`.
 """
 
-from typing import TYPE_CHECKING
+from typing import Self
 
-from makespan.lazy import lazy_exports
+from pydantic import model_validator
 
-if TYPE_CHECKING:
-    from makespan.papers.oobleck.checks import LEDGER as LEDGER
-    from makespan.papers.oobleck.planning import (
-        instantiation_experiment as instantiation_experiment,
-        layer_throughput_experiment as layer_throughput_experiment,
-        template_experiment as template_experiment,
-    )
-    from makespan.papers.oobleck.reconfiguration import (
-        reconfiguration_experiment as reconfiguration_experiment,
-    )
-    from makespan.papers.oobleck.settings import Oobleck as SETTINGS
-    from makespan.papers.oobleck.simulation import (
-        failure_experiments as failure_experiments,
-        generated_traces as generated_traces,
-        published_traces as published_traces,
-        spot_experiments as spot_experiments,
-    )
-    from makespan.papers.oobleck.studies import studies_experiment as studies_experiment
-    from makespan.papers.oobleck.tables import (
-        SCHEMAS as SCHEMAS,
-        read_published as read_published,
-    )
-    from makespan.papers.oobleck.training import (
-        hybrid_experiment as hybrid_experiment,
-        predictions_experiment as predictions_experiment,
-    )
+from makespan.papers.experiment import Paper
+from makespan.papers.oobleck.planning import Instantiations, LayerThroughput, Templates
+from makespan.papers.oobleck.reconfiguration import Losses
+from makespan.papers.oobleck.simulation import Failures, Simulation, SpotInstances, trace_dataset
+from makespan.papers.oobleck.studies import Studies
+from makespan.papers.oobleck.training import Hybrid, Predictions
+from makespan.settings import Block, option
 
 
-__getattr__ = lazy_exports(__name__, __file__)
+class Planning(Block):
+    """Planning of pipelines."""
+
+    templates: Templates = option("templates of made-up layers", Templates())
+    instantiation: Instantiations = option("plans of templates of made-up layers", Instantiations())
+    studies: Studies = option("which templates are needed, and what fewer cost", Studies())
+    layer_throughput: LayerThroughput = option("throughput from emulated times of layers", LayerThroughput())
+
+
+class Execution(Block):
+    """Training of small models."""
+
+    predictions: Predictions = option("measured iterations beside predicted ones", Predictions())
+
+
+class Oobleck(Paper):
+    """Experiments of the Oobleck paper."""
+
+    title = "Oobleck"
+    EXPERIMENTS = (
+        Templates, Instantiations, Losses, LayerThroughput, Studies,
+        Predictions, Hybrid, Failures, SpotInstances,
+    )  # fmt: skip
+    judged_cells = ("instantiation", "fig12")
+
+    planning: Planning = option("templates of pipelines and plans of them", Planning())
+    losses: Losses = option("losses of nodes", Losses())
+    execution: Execution = option("training of small models", Execution())
+    simulation: Simulation = option("simulations of systems that lose nodes", Simulation())
+    hybrid: Hybrid = option("training whose nodes are killed again and again", Hybrid())
+
+    @model_validator(mode="after")
+    def _models_are_known(self) -> Self:
+        known = [model.name for model in self.simulation.models]
+        unknown = set(self.planning.layer_throughput.micro_batch_sizes) - set(known)
+        if unknown:
+            raise ValueError(
+                f"planning.layer_throughput.micro_batch_sizes has {', '.join(sorted(unknown))}; accepted: "
+                f"models of simulation.models, {', '.join(known)}"
+            )
+        return self
+
+    def published_datasets(self) -> tuple[str, ...]:
+        """Return the names of the authors' traces."""
+        return tuple(map(trace_dataset, (*self.simulation.failure_traces, *self.simulation.spot_traces)))
+
+
+PAPER = Oobleck

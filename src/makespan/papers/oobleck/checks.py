@@ -9,20 +9,10 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from makespan.claims import Check, Claim, Finding, Ledger, Tables, number
+from makespan.claims import Check, Claim, Finding, Tables, number
 from makespan.numerics import half_widths
 from makespan.papers.oobleck.reconfiguration import ENDS
 from makespan.papers.oobleck.studies import burst_table
-from makespan.papers.oobleck.tables import (
-    EXECUTED,
-    HYBRID,
-    HYBRID_KILLS,
-    HYBRID_SUMMARY,
-    PLANNED,
-    PUBLISHED,
-    RECONFIGURATION,
-    SIMULATED,
-)
 
 # ------------------------------------------------------------------------------------------------
 # Checks of what was trained and timed.
@@ -37,9 +27,6 @@ def _predictions_rank(tables: Tables, claim: Claim) -> Finding | None:
     found = ranks.corr(number(table, "iter_wall_s").rank())
     text = f"{found:.2f} over {len(table)} plans on {table['n_cores'].iloc[0]} cores"
     return Finding(text, bool(found >= claim.limit))
-
-
-EXECUTION_CHECKS: tuple[Check, ...] = (_predictions_rank,)
 
 
 # ------------------------------------------------------------------------------------------------
@@ -86,9 +73,6 @@ def _oobleck_keeps_more(tables: Tables, claim: Claim) -> Finding | None:
     pairs = zip(wide["oobleck_share"], wide["best_share"], strict=True)
     text = ", ".join(f"{own:.3f} and {theirs:.3f}" for own, theirs in pairs)
     return Finding(text, bool((wide["oobleck_share"] > wide["best_share"]).all()))
-
-
-INTERVAL_CHECKS: tuple[Check, ...] = (_analytic_near, _young_daly_near, _oobleck_keeps_more)
 
 
 # ------------------------------------------------------------------------------------------------
@@ -162,16 +146,6 @@ def _ahead_of_relaunch(tables: Tables, claim: Claim) -> Finding | None:
     is_ahead = both["ours"] < both["theirs"] if claim.subject != column else both["ours"] > both["theirs"]
     pairs = "; ".join(f"{one:.3g} and {other:.3g}" for one, other in both.to_numpy())
     return Finding(pairs, bool(is_ahead.all()))
-
-
-LIVE_CHECKS: tuple[Check, ...] = (
-    _state_is_equal,
-    _one_iteration_is_lost,
-    _nobody_starts_again,
-    _kinds_of_kills,
-    _pause,
-    _ahead_of_relaunch,
-)
 
 
 # ------------------------------------------------------------------------------------------------
@@ -349,9 +323,9 @@ PLANNING_CHECKS: tuple[Check, ...] = (
 _BEYOND = "beyond"
 
 
-def _losses(tables: Tables, claim: Claim) -> pd.DataFrame | None:
+def _losses(results: Tables, claim: Claim) -> pd.DataFrame | None:
     """Return losses of up to f nodes, or beyond, with n0, f and the number of nodes and of lost ones."""
-    table = tables["reconfiguration"]
+    table = results["reconfiguration"]
     numbers = table["case"].str.extract(r"^n0=(\d+) f=(\d+) N=(\d+)").astype(float)
     rows = table.assign(n0=numbers[0], f=numbers[1], nodes=numbers[2])[numbers[0].notna()]
     is_beyond = rows["case"].str.endswith(_BEYOND)
@@ -440,18 +414,6 @@ def _singles_keep_state(tables: Tables, claim: Claim) -> Finding | None:
         return None
     worst = float(singles["state_lost_share"].max())
     return Finding(f"{worst:.2f} of losses", worst == 0)
-
-
-RECONFIGURATION_CHECKS: tuple[Check, ...] = (
-    _worked_cases,
-    _state_kept,
-    _no_idle_node,
-    _enough_pipelines,
-    _ends_where_it_must,
-    _below_grows,
-    _spread_keeps_more,
-    _singles_keep_state,
-)
 
 
 # ------------------------------------------------------------------------------------------------
@@ -865,32 +827,3 @@ SPOT_CHECKS: tuple[Check, ...] = (
     *(_spot_ahead, _spot_near, _varuna_stuck, _ahead_when_repaired, _repair_raises, _repair_lowers_varuna),
     *(_printed_times, _oobleck_useful, _varuna_useful_falls, _bamboo_redundant, _without_checkpoints),
 )
-
-
-# ------------------------------------------------------------------------------------------------
-# The ledger of the paper: how each statement is checked against result tables.
-
-_CHECKS: tuple[Check, ...] = (
-    *PLANNING_CHECKS,
-    *RECONFIGURATION_CHECKS,
-    *EXECUTION_CHECKS,
-    *LIVE_CHECKS,
-    *SIMULATION_CHECKS,
-    *SPOT_CHECKS,
-    *INTERVAL_CHECKS,
-)
-_PRINTED = {f"{name}_published": PUBLISHED[name] for name in ("instantiation", "fig12")}
-LEDGER = Ledger(
-    paper="Oobleck",
-    package="makespan.papers.oobleck",
-    checks={check.__name__.removeprefix("_"): check for check in _CHECKS},
-    tables={
-        **PLANNED,
-        **EXECUTED,
-        **SIMULATED,
-        **{schema.name: schema for schema in (HYBRID, HYBRID_KILLS, HYBRID_SUMMARY)},
-        "reconfiguration": RECONFIGURATION,
-        **_PRINTED,
-    },
-)
-"""What the paper states of systems that lose nodes."""

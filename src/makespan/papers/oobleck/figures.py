@@ -1,4 +1,4 @@
-"""Figures of average throughput: each function goes from paths of tables to a figure and its table."""
+"""Figures of average throughput: each function goes from tables to a figure and the table behind it."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -14,23 +14,6 @@ from matplotlib.ticker import FixedLocator, NullLocator
 
 from makespan.numerics import half_widths
 from makespan.papers.oobleck.studies import INTERVALS, burst_table
-from makespan.papers.oobleck.tables import (
-    ABLATION,
-    BREAKDOWN,
-    FIG9,
-    FIG10,
-    FIG13,
-    HYBRID,
-    HYBRID_KILLS,
-    HYBRID_SUMMARY,
-    INSTANTIATION,
-    LAYER_THROUGHPUT,
-    PREDICTIONS,
-    RECONFIGURATION,
-    SERIES,
-    STUDIES,
-    TEMPLATES,
-)
 from makespan.plots import (
     ONE_COLUMN_IN,
     PALETTE,
@@ -54,13 +37,13 @@ from makespan.plots import (
     spread_handle,
     styled,
 )
-from makespan.tables import read_csv
 from makespan.units import HOUR, MS
 
 # ------------------------------------------------------------------------------------------------
-# Figures of average throughput: each function goes from paths of tables to a figure and its table.
+# Figures of average throughput: each function goes from tables to a figure and the table behind it.
 
 Drawn = tuple[Figure, pd.DataFrame]
+Tables = Mapping[str, pd.DataFrame]
 LOOKS = {
     "bamboo": Look("Bamboo", PALETTE["green"], "^"),
     "varuna": Look("Varuna", PALETTE["orange"], "s"),
@@ -150,21 +133,21 @@ def bars(table: pd.DataFrame, source: str, label: str) -> Figure:
     return finished(figure, SOURCES.get(source, source), handles, ncols=4 if is_single else len(handles))
 
 
-def fig9(paths: Mapping[str, str], source: str) -> Drawn:
+def fig9(tables: Tables, source: str) -> Drawn:
     """Average throughput against the distance between failures."""
-    table = averaged(read_csv(paths["fig9"], FIG9))
+    table = averaged(tables["fig9"])
     return bars(table, source, "failure every"), table
 
 
-def fig10(paths: Mapping[str, str], source: str) -> Drawn:
+def fig10(tables: Tables, source: str) -> Drawn:
     """Average throughput on spot traces."""
-    table = averaged(read_csv(paths["fig10"], FIG10))
+    table = averaged(tables["fig10"])
     return bars(table, source, ""), table
 
 
-def fig13(paths: Mapping[str, str], source: str) -> Drawn:
+def fig13(tables: Tables, source: str) -> Drawn:
     """Average throughput of one model, with and without the cost of checkpoints."""
-    table = averaged(read_csv(paths["fig13"], FIG13))
+    table = averaged(tables["fig13"])
     return bars(table, source, "failure every"), table
 
 
@@ -215,9 +198,9 @@ def _repairs(table: pd.DataFrame, source: str) -> Figure:
     return finished(figure, SOURCES.get(source, source), handles, ncols=4)
 
 
-def ablation(paths: Mapping[str, str], source: str) -> Drawn:
+def ablation(tables: Tables, source: str) -> Drawn:
     """Average throughput with one defect repaired, over that as released; means over seeds."""
-    rows = read_csv(paths["ablation"], ABLATION)
+    rows = tables["ablation"]
     keys, value = ["trace", "model", "system"], "throughput_samples_per_s"
     rows = rows[rows["feasible"]][[*keys, "seed", "defects", value]]
     base = rows[rows["defects"] == ""].drop(columns="defects")
@@ -230,7 +213,7 @@ def ablation(paths: Mapping[str, str], source: str) -> Drawn:
 
 
 # ------------------------------------------------------------------------------------------------
-# The figure of predicted and measured iterations: from paths of tables to a figure and its table.
+# The figure of predicted and measured iterations: from tables to a figure and the table behind it.
 
 _NODES = (
     Look("1 node", PALETTE["blue"], "o"),
@@ -266,14 +249,14 @@ def panel(table: pd.DataFrame, source: str) -> Figure:
     return finished(figure, f"{source}, small models", handles, ncols=5)
 
 
-def predictions(paths: Mapping[str, str], source: str) -> tuple[Figure, pd.DataFrame]:
+def predictions(tables: Tables, source: str) -> tuple[Figure, pd.DataFrame]:
     """Draw the experiment; its table has both predictions of each plan."""
-    table = read_csv(paths["predictions"], PREDICTIONS)
+    table = tables["predictions"]
     return panel(table, source), table
 
 
 # ------------------------------------------------------------------------------------------------
-# The figure of training through kills: from paths of tables to a figure and its table.
+# The figure of training through kills: from tables to a figure and the table behind it.
 
 _SYSTEMS = {
     "oobleck": Look("Oobleck", PALETTE["blue"], "o"),
@@ -350,16 +333,14 @@ def panels(steps: pd.DataFrame, kills: pd.DataFrame, summary: pd.DataFrame, sour
     return finished(figure, f"{source}, small models", handles, ncols=4)
 
 
-def hybrid(paths: Mapping[str, str], source: str) -> tuple[Figure, pd.DataFrame]:
+def hybrid(tables: Tables, source: str) -> tuple[Figure, pd.DataFrame]:
     """Draw the experiment; its table has the kills."""
-    steps, kills, summary = (
-        _named(read_csv(paths[schema.name], schema)) for schema in (HYBRID, HYBRID_KILLS, HYBRID_SUMMARY)
-    )
+    steps, kills, summary = (_named(tables[name]) for name in ("hybrid", "hybrid_kills", "hybrid_summary"))
     return panels(steps, kills, summary, source), kills.drop(columns=["job", "system"])
 
 
 # ------------------------------------------------------------------------------------------------
-# Figures of planning: each function goes from paths of tables to a figure and its table.
+# Figures of planning: each function goes from tables to a figure and the table behind it.
 
 _SOURCE = "made-up layers"
 _COLOURS = (PALETTE["blue"], PALETTE["orange"], PALETTE["green"], PALETTE["vermilion"])
@@ -369,9 +350,9 @@ _OURS, _PUBLISHED = PALETTE["blue"], PALETTE["orange"]
 # --- templates --------------------------------------------------------------------------------------
 
 
-def templates(paths: Mapping[str, str], source: str) -> tuple[Figure, pd.DataFrame]:
+def templates(tables: Tables, source: str) -> tuple[Figure, pd.DataFrame]:
     """Imbalance of templates against their nodes, and how long their search takes."""
-    table = read_csv(paths["templates"], TEMPLATES)
+    table = tables["templates"]
     shown = table.drop_duplicates(["profile", "mode", "n_nodes"]).drop(columns=["f", "n0", "is_needed"])
     return _draw_templates(shown), shown
 
@@ -413,9 +394,9 @@ def _search_times(axes: Axes, table: pd.DataFrame) -> None:
 # --- instantiation ----------------------------------------------------------------------------------
 
 
-def instantiation(paths: Mapping[str, str], source: str) -> tuple[Figure, pd.DataFrame]:
+def instantiation(tables: Tables, source: str) -> tuple[Figure, pd.DataFrame]:
     """Return times of the pipelines of both choices: of printed templates, and of random layers."""
-    table = read_csv(paths["instantiation"], INSTANTIATION)
+    table = tables["instantiation"]
     is_printed = table["profile"] == "printed"
     most = table["n_nodes"].max(), table["global_microbatches"].max()
     is_shown = (table["profile"] == "random32-0") & (table["n_nodes"] == most[0])
@@ -464,9 +445,9 @@ def _sizes(row: Mapping[Any, Any]) -> list[int]:
 # --- throughput and coverage ------------------------------------------------------------------------
 
 
-def layer_throughput(paths: Mapping[str, str], source: str) -> tuple[Figure, pd.DataFrame]:
+def layer_throughput(tables: Tables, source: str) -> tuple[Figure, pd.DataFrame]:
     """Throughput from emulated times of layers, beside the printed one."""
-    table = read_csv(paths["layer_throughput"], LAYER_THROUGHPUT)
+    table = tables["layer_throughput"]
     return _draw_layer_throughput(table), table
 
 
@@ -487,9 +468,9 @@ def _draw_layer_throughput(table: pd.DataFrame) -> Figure:
     return finished(figure, "emulated times of layers", handles, ncols=2)
 
 
-def guarantee(paths: Mapping[str, str], source: str) -> tuple[Figure, pd.DataFrame]:
+def guarantee(tables: Tables, source: str) -> tuple[Figure, pd.DataFrame]:
     """Fewest templates that use every number of nodes."""
-    table = read_csv(paths["studies"], STUDIES)
+    table = tables["studies"]
     shown = table[(table["study"] == "guarantee") & (table["quantity"] == "least_templates")]
     cases = shown["case"].str.extract(r"n0=(?P<n0>\d+) f=(?P<f>\d+)").astype(int)
     return _draw_guarantee(pd.concat([cases, shown[["value"]]], axis=1)), shown
@@ -582,9 +563,9 @@ def _reconfiguration_bars(shares: Axes, sent: Axes, rows: pd.DataFrame) -> None:
         axes.grid(visible=False, axis="x")
 
 
-def reconfiguration(paths: Mapping[str, str], source: str) -> tuple[Figure, pd.DataFrame]:
+def reconfiguration(tables: Tables, source: str) -> tuple[Figure, pd.DataFrame]:
     """Show what is done after losses of so many nodes, and how much state is sent."""
-    table = _shares(read_csv(paths["reconfiguration"], RECONFIGURATION))
+    table = _shares(tables["reconfiguration"])
     return _stacked(table, source), table
 
 
@@ -618,16 +599,15 @@ def _against_f(table: pd.DataFrame) -> Figure:
     return finished(figure, "24 equal layers, random bursts", [*handles, *lines], ncols=6)
 
 
-def bursts(paths: Mapping[str, str], source: str) -> tuple[Figure, pd.DataFrame]:
+def bursts(tables: Tables, source: str) -> tuple[Figure, pd.DataFrame]:
     """Show what each f keeps when several nodes are lost at once."""
-    table = burst_table(read_csv(paths["studies"], STUDIES))
+    table = burst_table(tables["studies"])
     return _against_f(table), table
 
 
 # ------------------------------------------------------------------------------------------------
 # Figures of where time goes and of throughput over time.
 
-Paths = Mapping[str, str]
 _CATEGORY_COLOURS = {
     "useful": PALETTE["blue"],
     "redundant": PALETTE["sky"],
@@ -688,10 +668,9 @@ def _breakdown(table: pd.DataFrame, source: str) -> Figure:
     return finished(figure, SOURCES.get(source, source), handles, ncols=len(handles))
 
 
-def breakdown(paths: Paths, source: str) -> Drawn:
+def breakdown(tables: Tables, source: str) -> Drawn:
     """Where time goes, by model, mode, distance between failures and system."""
-    ((name, path),) = paths.items()
-    table = read_csv(path, BREAKDOWN[name])
+    (table,) = tables.values()
     return _breakdown(table, source), table
 
 
@@ -726,10 +705,9 @@ def _over_time(table: pd.DataFrame, source: str) -> Figure:
     return finished(figure, SOURCES.get(source, source), handles, ncols=len(handles))
 
 
-def over_time(paths: Paths, source: str, mode: str) -> Drawn:
+def over_time(tables: Tables, source: str, mode: str) -> Drawn:
     """Nodes, and throughput of every model and system, over time."""
-    ((name, path),) = paths.items()
-    rows = read_csv(path, SERIES[name])
+    (rows,) = tables.values()
     table = rows[rows["mode"] == mode].reset_index(drop=True)
     return _over_time(table, source), table
 
@@ -758,9 +736,9 @@ def _intervals(table: pd.DataFrame, best: Mapping[tuple[str, str], float]) -> Fi
     return finished(figure, "generated losses, printed throughput", handles, ncols=4)
 
 
-def intervals(paths: Paths, source: str) -> Drawn:
+def intervals(tables: Tables, source: str) -> Drawn:
     """Share of full throughput against the steps between Varuna's checkpoints."""
-    rows = read_csv(paths["studies"], STUDIES)
+    rows = tables["studies"]
     rows = rows[rows["study"] == INTERVALS]
     wide = rows.pivot(index="case", columns="quantity", values="value")
     best = {(case, name): wide.loc[case, name] for case in wide.index for name in wide.columns}

@@ -4,10 +4,12 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import product
-from typing import Any
+from typing import Annotated, Any
 
 import pandas as pd
+from pydantic import Field
 
 from makespan.hardware import cluster
 from makespan.oobleck.instantiation import (
@@ -42,11 +44,18 @@ from makespan.oobleck.templates import (
     smallest_node_count,
     template_sizes,
 )
-from makespan.papers.oobleck.tables import INSTANTIATION, LAYER_THROUGHPUT, TEMPLATES
+from makespan.papers.experiment import Experiment, Figure, Given
+from makespan.papers.oobleck.simulation import Model
+from makespan.settings import Count, option, shared
 from makespan.units import MS
 
 # ------------------------------------------------------------------------------------------------
 # Templates of made-up layers: what both searches find, and how long they take.
+
+_templates = partial(option, source="Oobleck SOSP'23 artifact, tests", changes="templates")
+_instantiation = partial(option, source="Oobleck SOSP'23 artifact, tests", changes="instantiation")
+_throughput = partial(option, source="a choice", changes="layer_throughput")
+Threshold = Annotated[int, Field(ge=0)]
 
 _FORWARD_MS, _BACKWARD_MS = 0.05, 0.10  # of each layer of the artifact's uniform profile
 _STEEPEST = 4.0  # the last of skewed layers over the first
@@ -78,41 +87,57 @@ def joined(values: Any) -> str:
     return " ".join(f"{value:.9g}" if isinstance(value, float) else str(value) for value in values)
 
 
-def template_experiment(
-    cells: Mapping[str, pd.DataFrame], options: Mapping[str, Any]
-) -> dict[str, pd.DataFrame]:
-    """Search templates by both ways, one GPU a node.
+class Templates(Experiment):
+    """Search templates of made-up layers in both ways, one GPU per node.
 
-    Parameters
-    ----------
-    cells
-        Printed cells, none of which is read.
-    options
-        ``random_seeds, n_nodes, f, n0, scaled_layers``, see the configuration.
-
-    Returns
-    -------
-    dict
-        ``templates``. Sizes go up to ``n_nodes - f``, as in the artifact, which is more than a job needs;
-        further models are searched by the exact way alone.
+    Sizes go up to ``n_nodes - f``, as in the artifact, which is more than a job needs; further models are
+    searched in the exact way alone.
     """
-    thresholds, least = list(options["f"]), list(options["n0"])
-    sizes = range(min(least), options["n_nodes"] - min(thresholds) + 1)
-    rows: list[dict[str, Any]] = []
-    for profile in artifact_profiles(options["random_seeds"]):
-        for mode in ("exact", "dc"):
-            found = _timed(profile, sizes, mode)
-            for f, n0 in product(thresholds, least):
-                rows += _template_rows(profile.name, f, n0, mode, found, options["n_nodes"])
-    known = {str(row["profile"]) for row in rows}
-    for n_layers in options["scaled_layers"]:
-        for profile in _scaled_profiles(n_layers):
-            if profile.name not in known:
-                found = _timed(profile, sizes, "exact")
-                rows += _template_rows(
-                    profile.name, thresholds[0], least[0], "exact", found, options["n_nodes"]
-                )
-    return {"templates": TEMPLATES.validate(pd.DataFrame(rows), where="templates")}
+
+    name = "templates"
+    sources = ("emulated",)
+    tables = {
+        "templates": "pipeline templates of made-up layers, by the exact and the published search",
+    }
+    figures = (
+        Figure(
+            "templates",
+            "Templates",
+            "Slowest stage over the mean of all in templates of random and of equal layers; how "
+            "long the search for a template takes for layers that grow from first to last, and the "
+            "published search for random ones, which reuses what it found for fewer nodes. Made-up "
+            "layers, no source of iteration times.",
+            tables=("templates",),
+        ),
+    )
+
+    random_seeds: Count = _templates("profiles of random layers, seeds from 0", 10)
+    n_nodes: Count = _templates("nodes of the job", 13)
+    f: tuple[Threshold, ...] = _templates("nodes that may be lost at once", (1, 3), min_length=1)
+    n0: tuple[Count, ...] = _templates("least nodes that hold the model", (2, 3), min_length=1)
+    scaled_layers: tuple[Count, ...] = option(
+        "further models, of equal and of skewed layers, for the time of the search", (24, 32, 64, 96),
+        source="a choice", changes="templates",
+    )  # fmt: skip
+
+    def compute(self, given: Given) -> dict[str, pd.DataFrame]:
+        """Return a row per profile, threshold and size."""
+        sizes = range(min(self.n0), self.n_nodes - min(self.f) + 1)
+        rows: list[dict[str, Any]] = []
+        for profile in artifact_profiles(self.random_seeds):
+            for mode in ("exact", "dc"):
+                searched = _timed(profile, sizes, mode)
+                for f, n0 in product(self.f, self.n0):
+                    rows += _template_rows(profile.name, f, n0, mode, searched, self.n_nodes)
+        known = {str(row["profile"]) for row in rows}
+        for n_layers in self.scaled_layers:
+            for profile in _scaled_profiles(n_layers):
+                if profile.name not in known:
+                    searched = _timed(profile, sizes, "exact")
+                    rows += _template_rows(
+                        profile.name, self.f[0], self.n0[0], "exact", searched, self.n_nodes
+                    )
+        return {"templates": pd.DataFrame(rows)}
 
 
 def _timed(profile: ModelProfile, sizes: range, mode: Any) -> dict[int, _Found]:
@@ -164,45 +189,61 @@ _WAYS: tuple[tuple[BatchMode, Estimator], ...] = (
 """Ours, which the others are compared with, the published one, and the two between them."""
 
 
-def instantiation_experiment(
-    cells: Mapping[str, pd.DataFrame], options: Mapping[str, Any]
-) -> dict[str, pd.DataFrame]:
-    """Choose plans in each way for made-up layers, and from printed times.
+class Instantiations(Experiment):
+    """Choose plans in each way for made-up layers, and from printed times."""
 
-    Parameters
-    ----------
-    cells
-        ``instantiation``: the plan that the artifact prints.
-    options
-        ``random_seeds, n_nodes, global_microbatches, f, n0, n_templates``, see the configuration.
+    name = "instantiation"
+    sources = ("emulated",)
+    cells = ("instantiation",)
+    tables = {
+        "instantiation": "plans of templates, chosen as published and by us, by the simulated schedule",
+    }
+    figures = (
+        Figure(
+            "instantiation",
+            "Plans",
+            "Time of every pipeline under the published choice and under ours: of the templates "
+            "that the artifact prints, in its own measure, and of random layers on 21 nodes with "
+            "4096 microbatches by the simulated schedule. A line over the dots of its pipelines is "
+            "an iteration, with its time.",
+            tables=("instantiation",),
+        ),
+    )
 
-    Returns
-    -------
-    dict
-        ``instantiation``, one row a choice.
-    """
-    sizes = range(options["n0"], options["n0"] + options["n_templates"])
-    rows: list[dict[str, Any]] = []
-    for profile in artifact_profiles(options["random_seeds"]):
-        templates = make_templates(profile, sizes)
-        for n_nodes in options["n_nodes"]:
-            for count in options["global_microbatches"]:
-                rows += _choices(profile, templates, n_nodes, options, count)
-    rows += _printed(cells["instantiation"], options["f"])
-    return {"instantiation": INSTANTIATION.validate(pd.DataFrame(rows), where="instantiation")}
+    n_nodes: tuple[Count, ...] = _instantiation("nodes to use", (13, 16, 21), min_length=1)
+    global_microbatches: tuple[Count, ...] = _instantiation(
+        "microbatches of an iteration", (512, 4096), min_length=1
+    )
+    f: Threshold = _instantiation("nodes that may be lost at once", 3)
+    n0: Count = _instantiation("nodes of the smallest template", 3)
+    n_templates: Count = _instantiation("templates, each with a node more", 7)
+    random_seeds: int = shared("oobleck.planning.templates.random_seeds")
+
+    def compute(self, given: Given) -> dict[str, pd.DataFrame]:
+        """Return a row per choice."""
+        sizes = range(self.n0, self.n0 + self.n_templates)
+        rows: list[dict[str, Any]] = []
+        for profile in artifact_profiles(self.random_seeds):
+            templates = make_templates(profile, sizes)
+            for n_nodes in self.n_nodes:
+                for count in self.global_microbatches:
+                    rows += _choices(profile, templates, n_nodes, self.f, self.n0, count)
+        rows += _printed(given.cells["instantiation"], self.f)
+        return {"instantiation": pd.DataFrame(rows)}
 
 
 def _choices(
     profile: ModelProfile,
     templates: Mapping[int, PipelineTemplate],
     n_nodes: int,
-    options: Mapping[str, Any],
+    f: int,
+    n0: int,
     count: int,
 ) -> Iterator[dict[str, Any]]:
     ours_s = 0.0
     for mode, estimator in _WAYS:
         started = time.perf_counter()
-        choice = choose_plan(templates, n_nodes, options["f"], count, mode, estimator, profile)
+        choice = choose_plan(templates, n_nodes, f, count, mode, estimator, profile)
         wall_s = time.perf_counter() - started
         best = choice.best
         each_s = schedule_times_s(best.templates, best.n_microbatches, profile)
@@ -211,8 +252,8 @@ def _choices(
         yield {
             "profile": profile.name,
             "n_nodes": n_nodes,
-            "f": options["f"],
-            "n0": options["n0"],
+            "f": f,
+            "n0": n0,
             "n_templates": len(templates),
             **_row(choice, mode, estimator, each_s),
             "iter_time_s": iter_time_s,
@@ -313,58 +354,82 @@ def _own_batches(
 _SETS: tuple[TemplateSet, ...] = ("full", "minimal")
 
 
-def layer_throughput_experiment(
-    cells: Mapping[str, pd.DataFrame], options: Mapping[str, Any]
-) -> dict[str, pd.DataFrame]:
-    """Plan every model on every number of nodes from emulated times of its layers.
+class LayerThroughput(Experiment):
+    """Plan every model on every number of nodes from emulated layer times, next to the artifact's throughput.
 
-    Parameters
-    ----------
-    cells
-        ``throughput``: the printed throughput.
-    options
-        ``cluster, f, least_nodes, most_nodes, state_factor, micro_batch_sizes``, see the configuration, and
-        ``samples_per_step`` by model.
-
-    Returns
-    -------
-    dict
-        ``layer_throughput``, of the numbers of nodes that can hold the model f + 1 times.
+    Rows stop at the numbers of nodes that cannot hold the model f + 1 times.
     """
-    printed = cells["throughput"]
-    own = printed[printed["system"] == "oobleck"].set_index(["model", "n_nodes"])["published_samples_per_s"]
-    rows = [row for model in options["micro_batch_sizes"] for row in _throughput_rows(model, options)]
-    table = pd.DataFrame(rows)
-    keys = zip(table["model"], table["n_nodes"], strict=True)
-    found = pd.Series([own.get(key, float("nan")) for key in keys], dtype=float)
-    table["published_samples_per_s"] = found.where(found > 0)
-    table["ratio"] = table["throughput_samples_per_s"] / table["published_samples_per_s"]
-    return {"layer_throughput": LAYER_THROUGHPUT.validate(table, where="layer_throughput")}
+
+    name = "layer_throughput"
+    sources = ("emulated",)
+    cells = ("throughput",)
+    unjudged = frozenset({"layer_throughput"})
+    tables = {
+        "layer_throughput": "throughput from emulated times of layers beside the artifact's",
+    }
+    figures = (
+        Figure(
+            "layer_throughput",
+            "Throughput from times of layers",
+            "Throughput of the best plan from emulated times of layers on nodes of one A40, without "
+            "transfers between stages, beside the constants of the artifact as hollow diamonds, "
+            "which no published figure here rests on.",
+            tables=("layer_throughput",),
+        ),
+    )
+
+    cluster: str = _throughput(
+        "cluster of the catalogue whose node, with one GPU, and network are taken", "a40-32"
+    )
+    f: Threshold = _throughput("nodes that may be lost at once", 1)
+    least_nodes: Count = _throughput("nodes, from", 15)
+    most_nodes: Count = _throughput("nodes, up to", 30)
+    state_factor: float = _throughput("bytes held for each byte of a 16-bit weight", 8.0, gt=0)
+    micro_batch_sizes: dict[str, Count] = _throughput(
+        "samples of a microbatch, by model: divisors of the batch that leave room for activations",
+        {"BERT-Large": 32, "GPT-2": 8, "GPT-3 Medium": 3, "GPT-3 2.7B": 1, "GPT-3 6.7B": 1},
+    )
+    models: tuple[Model, ...] = shared("oobleck.simulation.models")
+
+    def compute(self, given: Given) -> dict[str, pd.DataFrame]:
+        """Return a row per model and number of nodes."""
+        cells = given.cells["throughput"]
+        own = cells[cells["system"] == "oobleck"].set_index(["model", "n_nodes"])["published_samples_per_s"]
+        batches = {model.name: model.samples_per_step for model in self.models}
+        rows = [
+            row for model in self.micro_batch_sizes for row in _throughput_rows(model, batches[model], self)
+        ]
+        table = pd.DataFrame(rows)
+        keys = zip(table["model"], table["n_nodes"], strict=True)
+        printed = pd.Series([own.get(key, float("nan")) for key in keys], dtype=float)
+        table["published_samples_per_s"] = printed.where(printed > 0)
+        table["ratio"] = table["throughput_samples_per_s"] / table["published_samples_per_s"]
+        return {"layer_throughput": table}
 
 
-def _throughput_rows(model: str, options: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    place = cluster(options["cluster"])
+def _throughput_rows(model: str, batch: int, options: LayerThroughput) -> Iterator[dict[str, Any]]:
+    place = cluster(options.cluster)
     node = replace(place.node, n_gpus=1)
-    batch, size = options["samples_per_step"][model], options["micro_batch_sizes"][model]
+    size = options.micro_batch_sizes[model]
     count = microbatches(batch, size)
     profile = layer_times(pipeline_workload(paper_model(model), batch), node, place.network, size)
-    memory = MemoryLimit(node.gpu.usable_bytes, options["state_factor"])
-    n0 = smallest_node_count(profile, memory, options["most_nodes"])
+    memory = MemoryLimit(node.gpu.usable_bytes, options.state_factor)
+    n0 = smallest_node_count(profile, memory, options.most_nodes)
     full, few = (
-        covering_templates(profile, options["most_nodes"], options["f"], n0, 1, template_set, memory=memory)
+        covering_templates(profile, options.most_nodes, options.f, n0, 1, template_set, memory=memory)
         for template_set in _SETS
     )
-    for n_nodes in range(options["most_nodes"], options["least_nodes"] - 1, -1):
-        if n_nodes < (options["f"] + 1) * n0:
+    for n_nodes in range(options.most_nodes, options.least_nodes - 1, -1):
+        if n_nodes < (options.f + 1) * n0:
             return
         best, least = (
-            choose_plan(templates, n_nodes, options["f"], count, profile=profile).best
+            choose_plan(templates, n_nodes, options.f, count, profile=profile).best
             for templates in (full, few)
         )
         yield {
             "model": model,
             "n_nodes": n_nodes,
-            "f": options["f"],
+            "f": options.f,
             "n0": n0,
             "counts": joined(f"{n}x{nodes}" for nodes, n in best.counts.items()),
             "iter_time_s": best.iter_time_s,

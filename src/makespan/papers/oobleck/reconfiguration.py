@@ -2,66 +2,107 @@
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import combinations, count, islice
+from functools import partial
+from itertools import combinations, count, islice, product
 from time import perf_counter
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import pandas as pd
+from pydantic import Field
 
 from makespan.oobleck.instantiation import distribute, enumerate_plans, event_time_s
 from makespan.oobleck.plan import Pipeline, PipelineTemplate
 from makespan.oobleck.profile import ModelProfile, uniform24
 from makespan.oobleck.reconfiguration import Copy, InsufficientNodes, StateLost, reconfigure
 from makespan.oobleck.templates import make_templates
-from makespan.papers.oobleck.tables import RECONFIGURATION
+from makespan.papers.experiment import Experiment, Figure, Given
+from makespan.settings import Block, Count, option
+from makespan.tables import schemas_of
 
 Groups = list[tuple[int, ...]]
 ENDS = ("state-lost", "insufficient-nodes")
 """Actions that end training."""
 
 
-def reconfiguration_experiment(
-    cells: Mapping[str, pd.DataFrame], options: Mapping[str, Any]
-) -> dict[str, pd.DataFrame]:
-    """Lose nodes of every plan: all sets of up to ``f``, and some larger ones.
+_artifact = partial(option, source="Oobleck SOSP'23 artifact, tests", changes="reconfiguration")
+_loss_option = partial(option, source="a choice", changes="reconfiguration")
+_studies = partial(option, source="a choice", changes="studies")
+Threshold = Annotated[int, Field(ge=0)]
 
-    Parameters
-    ----------
-    cells
-        ``reconfiguration``: the cases that the artifact works out.
-    options
-        ``most_nodes, most_n0, most_f, larger_losses, n_microbatches, state_factor, seed``, see the
-        configuration.
 
-    Returns
-    -------
-    dict
-        ``reconfiguration``.
-    """
-    profile = uniform24()
-    templates = make_templates(profile, range(1, options["most_nodes"] + 1))
-    how = {name: options[name] for name in ("n_microbatches", "state_factor")}
-    rng = np.random.default_rng(options["seed"])
-    rows = list(_worked(cells["reconfiguration"], **how))
-    for n0 in range(1, options["most_n0"] + 1):
-        for f in range(options["most_f"] + 1):
-            for n_nodes in range((f + 1) * n0, options["most_nodes"] + 1):
+class Bursts(Block):
+    """Several nodes lost at once, again and again."""
+
+    n_nodes: Count = _studies("nodes of the cluster", 16)
+    rack_size: Count = _studies("nodes of a rack", 4)
+    n0: Count = _studies("least nodes of a pipeline", 4)
+    f: tuple[Threshold, ...] = _studies("nodes that may be lost at once", (0, 1, 2, 3), min_length=1)
+    burst_nodes: tuple[Count, ...] = _studies("nodes that are lost at once", (1, 2, 4), min_length=1)
+    n_bursts: Count = _studies("bursts of each kind", 100)
+    gap_s: float = _studies("mean time between bursts", 3600.0, unit="s", gt=0)
+    repair_s: float = _studies("time until what was lost is back", 1800.0, unit="s", gt=0)
+    n_microbatches: Count = _studies("microbatches of an iteration", 64)
+    seed: int = _studies("seed of times and victims", 1, ge=0)
+
+
+class Losses(Experiment):
+    """Lose nodes of every plan of a few nodes: all sets of up to ``f``, and some larger ones."""
+
+    name = "reconfiguration"
+    sources = ("emulated",)
+    cells = ("reconfiguration",)
+    unused = frozenset({"bursts"})
+    tables = {
+        "reconfiguration": "what becomes of every plan of a few nodes after every loss",
+    }
+    figures = (
+        Figure(
+            "reconfiguration",
+            "Reconfiguration",
+            "What becomes of plans of a few nodes when nodes are lost at once, as a share of "
+            "losses. Left: all losses of all plans of up to f nodes; right: random larger ones. "
+            "Below, the mean of what is sent where training goes on, and, as a black dot, by the "
+            "node that sends most; a layer of the 24 has 1 kB of parameters.",
+            tables=("reconfiguration",),
+        ),
+    )
+
+    most_nodes: Count = _loss_option("nodes of a plan, up to these", 12, le=16)
+    most_n0: Count = _artifact("least nodes of a pipeline, up to these", 3)
+    most_f: Threshold = _loss_option("nodes lost at once, up to these", 2)
+    larger_losses: int = _loss_option(
+        "random losses of more nodes, for each number of nodes, n0 and f", 50, ge=0
+    )
+    n_microbatches: Count = _loss_option("microbatches of an iteration", 48)
+    state_factor: float = _loss_option(
+        "bytes sent for each byte of parameters: weights and two moments", 3.0, gt=0
+    )
+    seed: int = _loss_option("seed of the larger losses", 1, ge=0)
+    bursts: Bursts = option("several nodes lost at once, again and again", Bursts())
+
+    def compute(self, given: Given) -> dict[str, pd.DataFrame]:
+        """Return a row per plan and loss, and per case that the artifact works out."""
+        profile = uniform24()
+        templates = make_templates(profile, range(1, self.most_nodes + 1))
+        how: dict[str, Any] = {"n_microbatches": self.n_microbatches, "state_factor": self.state_factor}
+        rng = np.random.default_rng(self.seed)
+        rows = list(_worked(given.cells["reconfiguration"], **how))
+        for n0, f in product(range(1, self.most_n0 + 1), range(self.most_f + 1)):
+            for n_nodes in range((f + 1) * n0, self.most_nodes + 1):
                 sizes = range(n0, n_nodes - f * n0 + 1)
                 job: dict[str, Any] = {
-                    "templates": {size: templates[size] for size in sizes},
-                    "n0": n0,
-                    "f": f,
-                }
+                    "templates": {size: templates[size] for size in sizes}, "n0": n0, "f": f,
+                }  # fmt: skip
                 plans = [_grouped(counts, n0) for counts in enumerate_plans(sizes, n_nodes, f)]
                 case = f"n0={n0} f={f} N={n_nodes}"
                 losses = [lost for k in range(1, f + 1) for lost in combinations(range(n_nodes), k)]
                 every = [(groups, lost) for groups in plans for lost in losses]
                 rows += _lost(case, every, profile, **job, **how)
-                larger = _larger(plans, n_nodes, f, options["larger_losses"], rng)
+                larger = _larger(plans, n_nodes, f, self.larger_losses, rng)
                 rows += _lost(f"{case} beyond", larger, profile, **job, **how)
-    table = pd.DataFrame(rows, columns=RECONFIGURATION.names)
-    return {"reconfiguration": RECONFIGURATION.validate(table, where="reconfiguration_experiment")}
+        names = schemas_of("makespan.papers.oobleck")["reconfiguration"].names
+        return {"reconfiguration": pd.DataFrame(rows, columns=names)}
 
 
 def counts_of(sizes: Iterable[int]) -> str:

@@ -4,13 +4,16 @@ import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+from pydantic import Field, model_validator
 
+from makespan.files import read_preset
 from makespan.oobleck.simulator import (
     DEFECTS,
     MODES,
@@ -25,13 +28,201 @@ from makespan.oobleck.simulator import (
     unused_nodes,
 )
 from makespan.oobleck.traces import SPOT_TRACES, NodeTrace, generate_failures, generate_spot, read_trace
-from makespan.papers.oobleck.settings import trace_dataset
-from makespan.papers.oobleck.tables import ABLATION, BREAKDOWN, FIG9, FIG10, FIG13, SERIES
-from makespan.tables import TableSchema
-from makespan.throughput import Dataset, find_dataset, verify
+from makespan.papers.experiment import Experiment, Figure, Given
+from makespan.settings import Block, Count, option, shared, taken_from, unlike
+from makespan.throughput import Dataset, find_dataset, read_register, verify
 from makespan.units import MS
 
 _LOG = logging.getLogger(__name__)
+
+
+# --- Options --------------------------------------------------------------------------------------
+
+_CHANGED = "fig1, fig9, fig10, fig12, fig13, fig14, fig15, ablation"
+_of_all = partial(option, source="Oobleck SOSP'23 artifact", changes=_CHANGED)
+_of_spot = partial(option, source="Oobleck SOSP'23 artifact", changes="fig10, fig14, fig15")
+_of_studies = partial(option, source="a choice", changes="studies")
+_simulation_option = partial(option, source="a choice", changes=_CHANGED)
+_SYSTEM = "makespan.oobleck"
+FailureTrace = Annotated[str, taken_from(lambda: read_preset(_SYSTEM, "failures"))]
+SpotTrace = Annotated[str, taken_from(lambda: read_preset(_SYSTEM, "spot"))]
+Seeds = Annotated[int, Field(ge=2)]
+
+
+class Model(Block):
+    """What a model costs beside its throughput, which is printed."""
+
+    name: str = _of_all("name of the model in the printed cells", min_length=1)
+    samples_per_step: Count = _of_all("global batch", unit="samples")
+    regroup_s: float = _of_all("Oobleck: regrouping, copying state and building groups", unit="s", ge=0)
+    checkpoint_s: float = _of_all("Varuna: writing a checkpoint", unit="s", ge=0)
+    restart_s: float = _of_all(
+        "Varuna: restart with its checkpoint, until a printed time by nodes takes its place", unit="s", ge=0
+    )
+    local_rebalance_s: float = _of_all("Bamboo: taking spare nodes in", unit="s", ge=0)
+    falls_back_on_spot: bool = _of_all(
+        "Varuna on spot traces: whether a restart loses the steps since the last checkpoint"
+    )
+
+
+class Assumptions(Block):
+    """What systems do, and how long it takes."""
+
+    node_creation_s: float = _of_all("from a node's arrival to its being ready", 45.0, unit="s", ge=0)
+    n_stages: Count = _of_all("stages of a pipeline", 12)
+    checkpoint_every: Count = _of_all("Varuna: steps between checkpoints", 10, unit="steps")
+    bamboo_restart_s: float = _of_all("Bamboo: restart", 30.0, unit="s", ge=0)
+    slow_down: float = _of_all("Bamboo: factor of a step while a node does the work of two", 1.5, ge=1)
+    overload_limit: float = _of_all("Bamboo: share of such nodes above which it plans anew", 0.05, ge=0, le=1)
+    useful_share: float = _of_all(
+        "Bamboo: share of a step that counts as useful in compat", 0.1971, ge=0, le=1
+    )
+    horizon_s: float = _simulation_option(
+        "over how much time joined nodes must pay for a new plan where defect D2 is repaired",
+        3600.0,
+        unit="s",
+        gt=0,
+    )
+
+
+def systems_of(models: Sequence[Model], assumptions: Assumptions) -> dict[str, Any]:
+    """Return the arguments of `makespan.oobleck.simulator.Systems`."""
+    return {
+        "models": [model.model_dump() for model in models],
+        "assumptions": assumptions.model_dump(),
+    }
+
+
+class Intervals(Block):
+    """Steady losses, each with a new node, at a throughput that does not depend on nodes."""
+
+    models: tuple[str, ...] = _of_studies(
+        "models whose checkpoints are varied", ("BERT-Large", "GPT-3 2.7B", "GPT-3 6.7B"), min_length=1
+    )
+    every: tuple[Count, ...] = _of_studies(
+        "steps between checkpoints, besides those of Young and Daly",
+        (1, 2, 3, 5, 7, 10, 15, 20, 30, 50),
+        unit="steps",
+        min_length=1,
+    )
+    n_nodes: Count = _of_studies("nodes, a number with printed throughput", 30)
+    mtbf_s: float = _of_studies(
+        "mean time between losses where checkpoints are varied", 3600.0, unit="s", gt=0
+    )
+    n_losses: Count = _of_studies("losses of a trace", 40)
+    seeds: Count = _of_studies("traces of each kind", 3)
+
+
+class Simulation(Block):
+    """Simulations of systems that lose nodes."""
+
+    failure_traces: dict[FailureTrace, Seeds] = _of_all(
+        "distances between failures, and how many traces are generated of each",
+        {"6h": 20, "3h": 20, "1h": 20, "30m": 20, "10m": 20, "5m": 20},
+        min_length=1,
+    )
+    spot_traces: dict[SpotTrace, Seeds] = _of_spot(
+        "spot traces, those of EC2 P3 and GCP as scaled to 30 nodes among them, and how many are generated",
+        {"gcp_scaled": 20, "p3_scaled": 20, "p3": 5, "g4dn": 5},
+    )
+    breakdown_models: tuple[str, ...] = option(
+        "models whose time is broken down",
+        ("BERT-Large", "GPT-3 6.7B"),
+        source="Oobleck, Figs 1 and 12",
+        changes="fig1, fig12",
+        min_length=1,
+    )
+    checkpoint_model: str = option(
+        "model that Varuna also trains without the cost of checkpoints",
+        "GPT-3 6.7B",
+        source="Oobleck, Fig. 13",
+        changes="fig13",
+    )
+    ablation_traces: Annotated[tuple[SpotTrace, ...], unlike("each trace once")] = option(
+        "spot traces on which defects are repaired one by one",
+        ("gcp_scaled", "p3_scaled"),
+        source="a choice",
+        changes="ablation",
+    )
+    ablation_seeds: Count = option("generated ones of each of them", 2, source="a choice", changes="ablation")
+    ablation_judged_seeds: Count = option(
+        "generated ones where a statement is about the repair", 10, source="a choice", changes="ablation"
+    )
+    models: tuple[Model, ...] = option(
+        "models and their costs",
+        (
+            Model(
+                name="BERT-Large",
+                samples_per_step=8192,
+                regroup_s=2.0,
+                checkpoint_s=15.8,
+                restart_s=76.0,
+                local_rebalance_s=76.0,
+                falls_back_on_spot=False,
+            ),
+            Model(
+                name="GPT-2",
+                samples_per_step=1024,
+                regroup_s=2.0,
+                checkpoint_s=11.5,
+                restart_s=83.0,
+                local_rebalance_s=80.0,
+                falls_back_on_spot=False,
+            ),
+            Model(
+                name="GPT-3 Medium",
+                samples_per_step=819,
+                regroup_s=3.0,
+                checkpoint_s=11.2,
+                restart_s=78.7,
+                local_rebalance_s=100.0,
+                falls_back_on_spot=False,
+            ),
+            Model(
+                name="GPT-3 2.7B",
+                samples_per_step=512,
+                regroup_s=6.0,
+                checkpoint_s=50.0,
+                restart_s=515.0,
+                local_rebalance_s=230.0,
+                falls_back_on_spot=True,
+            ),
+            Model(
+                name="GPT-3 6.7B",
+                samples_per_step=1024,
+                regroup_s=10.0,
+                checkpoint_s=120.0,
+                restart_s=701.0,
+                local_rebalance_s=450.0,
+                falls_back_on_spot=True,
+            ),
+        ),
+        min_length=1,
+    )
+    assumptions: Assumptions = option("what systems do, and how long it takes", Assumptions())
+    intervals: Intervals = option("steady losses", Intervals())
+
+    @model_validator(mode="after")
+    def _names_are_known(self) -> "Simulation":
+        names = [model.name for model in self.models]
+        unknown = sorted({*self.breakdown_models, self.checkpoint_model, *self.intervals.models} - set(names))
+        if unknown or len(set(names)) < len(names):
+            raise ValueError(f"each of models once, and none other ({', '.join(unknown or names)})")
+        if missing := {"p3_scaled", "gcp_scaled"} - set(self.spot_traces):
+            raise ValueError(
+                f"spot_traces with those of Figs 14 and 15 (not there: {', '.join(sorted(missing))})"
+            )
+        return self
+
+    def systems(self) -> dict[str, Any]:
+        """Return the arguments of `makespan.oobleck.simulator.Systems`."""
+        return systems_of(self.models, self.assumptions)
+
+
+def trace_dataset(name: str) -> str:
+    """Return the name of a trace in the register."""
+    scaled = {"p3_scaled": "scale-p3", "gcp_scaled": "scale-gcp"}
+    return f"oobleck-trace-{scaled.get(name, name)}"
 
 
 # ------------------------------------------------------------------------------------------------
@@ -166,18 +357,25 @@ def all_systems(mode: str, switched: tuple[Defect, ...] = ()) -> list[Setting]:
     return [Setting(system, mode, switched) for system in SYSTEMS]
 
 
-def beside(rows: Sequence[Mapping[str, Any]], printed: pd.DataFrame, schema: TableSchema) -> pd.DataFrame:
+def beside(rows: Sequence[Mapping[str, Any]], printed: pd.DataFrame) -> pd.DataFrame:
     """Return rows with the printed values of the authors' traces beside them."""
     keys = ["trace", "model", "system"]
-    table = pd.DataFrame(rows).merge(printed[[*keys, "published_samples_per_s"]], how="left", on=keys)
-    return schema.validate(table, where=schema.name)
+    return pd.DataFrame(rows).merge(printed[[*keys, "published_samples_per_s"]], how="left", on=keys)
+
+
+def _traces(seeds: Mapping[str, int], given: Given) -> Traces:
+    """Generate traces, or read those of the authors."""
+    if given.published is None:
+        return generated_traces(seeds)
+    directory, register = given.published
+    return published_traces(list(seeds), directory, read_register(register))
 
 
 # ------------------------------------------------------------------------------------------------
 # Figs 1, 9, 12 and 13: nodes that are lost one after the other at a fixed distance.
 
 
-def failure_experiments(
+def failure_tables(
     traces: Traces,
     cells: Cells,
     *,
@@ -211,10 +409,10 @@ def failure_experiments(
     without = [Setting(name, mode) for mode in MODES for name in ("varuna", NO_CHECKPOINT, "oobleck")]
     times = _times(runs, traces, breakdown_models, every)
     return {
-        "fig1": BREAKDOWN["fig1"].validate(times[times["trace"] == "10m"], where="fig1"),
-        "fig9": beside(averages, cells["fig9"], FIG9),
-        "fig12": BREAKDOWN["fig12"].validate(times, where="fig12"),
-        "fig13": beside(runs.rows(traces, [checkpoint_model], without), cells["fig13"], FIG13),
+        "fig1": times[times["trace"] == "10m"],
+        "fig9": beside(averages, cells["fig9"]),
+        "fig12": times,
+        "fig13": beside(runs.rows(traces, [checkpoint_model], without), cells["fig13"]),
     }
 
 
@@ -256,7 +454,7 @@ _STEPS_A_BIN = 5
 _ZEROED = ("varuna", "GPT-3 6.7B")  # what the released figure shows as zeros (defect D9)
 
 
-def spot_experiments(
+def spot_tables(
     traces: Traces,
     cells: Cells,
     *,
@@ -298,15 +496,15 @@ def spot_experiments(
         )
     ]
     tables = {
-        "fig10": beside(runs.rows(traces, runs.models, every), cells["fig10"], FIG10),
-        "ablation": beside(repaired, cells["fig10"], ABLATION),
+        "fig10": beside(runs.rows(traces, runs.models, every), cells["fig10"]),
+        "ablation": beside(repaired, cells["fig10"]),
     }
     for name, trace in _SERIES.items():
         first = next(iter(traces[trace].items()))
         rows = [
             row for setting in every for model in runs.models for row in _series(runs, first, model, setting)
         ]
-        tables[name] = SERIES[name].validate(pd.DataFrame(rows), where=name)
+        tables[name] = pd.DataFrame(rows)
     return tables
 
 
@@ -352,3 +550,171 @@ def _nodes(trace: NodeTrace, edges: Floats) -> Floats:
     last = trace.counts()[-1]
     beyond = np.clip(edges - times[-1], 0.0, None) * last
     return np.asarray(np.diff(np.interp(edges, times, areas) + beyond) / np.diff(edges), dtype=np.float64)
+
+
+# --- The experiments --------------------------------------------------------------------------------
+
+
+class Failures(Experiment):
+    """Simulate every system on every model and distance between failures, as released and repaired."""
+
+    name = "failure"
+    cells = ("throughput", "fig9", "fig13")
+    unjudged = frozenset({"fig1"})
+    reads_files = True
+    tables = {
+        "fig1": "where time goes with a failure every ten minutes",
+        "fig9": "average throughput against the frequency of failures, with the paper's values",
+        "fig12": "where time goes at every frequency of failures",
+        "fig13": "average throughput of a large model, with and without the cost of checkpoints",
+    }
+    figures = (
+        Figure(
+            "fig1",
+            "Fig. 1",
+            "Where time goes with a failure every ten minutes, simulators as released, whose "
+            "categories overlap, and repaired; source {source}, where emulated means that the lost "
+            "nodes are drawn, mean over seeds. Crosses mark what does not fit into memory.",
+            tables=("fig1",),
+            draw="breakdown",
+        ),
+        Figure(
+            "fig9",
+            "Fig. 9",
+            "Average throughput on 30 nodes of which one is lost again and again, at the distance "
+            "below; simulators as released and with their defects repaired, on printed throughput; "
+            "source {source}, where emulated means that the lost nodes are drawn, mean over seeds "
+            "with its 95 % interval, cut at 0, as a line with caps. Hollow diamonds are the "
+            "published values, and crosses mark what does not fit into memory.",
+            tables=("fig9",),
+        ),
+        Figure(
+            "fig12",
+            "Fig. 12",
+            "Where time goes at every distance between failures, bars of Bamboo, Varuna and Oobleck "
+            "(B, V, O), simulators as released, whose categories overlap, and repaired; source "
+            "{source}, where emulated means that the lost nodes are drawn, mean over seeds. Crosses "
+            "mark what does not fit into memory.",
+            tables=("fig12",),
+            draw="breakdown",
+        ),
+        Figure(
+            "fig13",
+            "Fig. 13",
+            "Average throughput where checkpoints cost nothing; simulators as released and with "
+            "their defects repaired; source {source}, where emulated means that the lost nodes are "
+            "drawn. Lines with caps are 95 % intervals of the mean over seeds, cut at 0, and hollow "
+            "diamonds the published values.",
+            tables=("fig13",),
+        ),
+    )
+
+    failure_traces: dict[FailureTrace, Seeds] = shared("oobleck.simulation.failure_traces")
+    models: tuple[Model, ...] = shared("oobleck.simulation.models")
+    assumptions: Assumptions = shared("oobleck.simulation.assumptions")
+    breakdown_models: tuple[str, ...] = shared("oobleck.simulation.breakdown_models")
+    checkpoint_model: str = shared("oobleck.simulation.checkpoint_model")
+
+    def compute(self, given: Given) -> dict[str, pd.DataFrame]:
+        """Return a row per run, and per category of time."""
+        return failure_tables(
+            _traces(self.failure_traces, given),
+            given.cells,
+            systems=systems_of(self.models, self.assumptions),
+            breakdown_models=self.breakdown_models,
+            checkpoint_model=self.checkpoint_model,
+        )
+
+
+class SpotInstances(Experiment):
+    """Simulate every system on every model and spot trace."""
+
+    name = "spot"
+    cells = ("throughput", "fig10")
+    unjudged = frozenset({"fig14", "fig15"})
+    reads_files = True
+    tables = {
+        "fig10": "average throughput on spot traces, with the paper's values",
+        "fig14": "throughput and nodes over time on spot instances of EC2",
+        "fig15": "throughput and nodes over time on spot instances of GCP",
+        "ablation": "average throughput as released, with one defect repaired at a time",
+    }
+    figures = (
+        Figure(
+            "fig10",
+            "Fig. 10",
+            "Average throughput on spot instances; simulators as released and with their defects "
+            "repaired, on printed throughput; source {source}, where emulated means traces with the "
+            "statistics of the authors' ones, mean over seeds with its 95 % interval, cut at 0, as "
+            "a line with caps. Hollow diamonds are the published values, which are of the authors' "
+            "traces, and crosses mark what does not fit into memory.",
+            tables=("fig10",),
+        ),
+        Figure(
+            "fig14",
+            "Fig. 14",
+            "Nodes and throughput over time on spot instances of EC2, simulators as released, with "
+            "averages as dotted lines; source {source}, where emulated means one trace with the "
+            "statistics of the authors'.",
+            tables=("fig14",),
+            draw="over_time",
+            values={"mode": "compat"},
+        ),
+        Figure(
+            "fig14_repaired",
+            "Fig. 14, repaired",
+            "Nodes and throughput over time on spot instances of EC2, defects of the simulators "
+            "repaired, with averages as dotted lines; source {source}, where emulated means one "
+            "trace with the statistics of the authors'.",
+            tables=("fig14",),
+            draw="over_time",
+            values={"mode": "fixed"},
+        ),
+        Figure(
+            "fig15",
+            "Fig. 15",
+            "Nodes and throughput over time on spot instances of GCP, simulators as released, with "
+            "averages as dotted lines; source {source}, where emulated means one trace with the "
+            "statistics of the authors'.",
+            tables=("fig15",),
+            draw="over_time",
+            values={"mode": "compat"},
+        ),
+        Figure(
+            "fig15_repaired",
+            "Fig. 15, repaired",
+            "Nodes and throughput over time on spot instances of GCP, defects of the simulators "
+            "repaired, with averages as dotted lines; source {source}, where emulated means one "
+            "trace with the statistics of the authors'.",
+            tables=("fig15",),
+            draw="over_time",
+            values={"mode": "fixed"},
+        ),
+        Figure(
+            "ablation",
+            "Ablation",
+            "Average throughput of the released simulators with one defect repaired, and with "
+            "three, over that as released; on spot traces of source {source}, mean over seeds. The "
+            "axis is logarithmic; arrows at its ends hold ratios beyond it, and crosses mark models "
+            "without any throughput as released.",
+            tables=("ablation",),
+        ),
+    )
+
+    spot_traces: dict[SpotTrace, Seeds] = shared("oobleck.simulation.spot_traces")
+    models: tuple[Model, ...] = shared("oobleck.simulation.models")
+    assumptions: Assumptions = shared("oobleck.simulation.assumptions")
+    ablation_traces: tuple[SpotTrace, ...] = shared("oobleck.simulation.ablation_traces")
+    ablation_seeds: int = shared("oobleck.simulation.ablation_seeds")
+    ablation_judged_seeds: int = shared("oobleck.simulation.ablation_judged_seeds")
+
+    def compute(self, given: Given) -> dict[str, pd.DataFrame]:
+        """Return a row per run, and per bin of time."""
+        return spot_tables(
+            _traces(self.spot_traces, given),
+            given.cells,
+            systems=systems_of(self.models, self.assumptions),
+            ablation_traces=self.ablation_traces,
+            ablation_seeds=self.ablation_seeds,
+            ablation_judged_seeds=self.ablation_judged_seeds,
+        )

@@ -7,13 +7,15 @@ gone.
 
 import heapq
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import pandas as pd
+from pydantic import Field
 
 from makespan.oobleck.instantiation import choose_plan, estimated_time_s
 from makespan.oobleck.plan import HybridPlan, PipelineTemplate
@@ -36,8 +38,11 @@ from makespan.oobleck.templates import (
     template_sizes,
 )
 from makespan.oobleck.traces import generate_steady
+from makespan.papers.experiment import Experiment, Figure, Given
 from makespan.papers.oobleck.planning import artifact_profiles
-from makespan.papers.oobleck.tables import STUDIES
+from makespan.papers.oobleck.reconfiguration import Bursts
+from makespan.papers.oobleck.simulation import Assumptions, Intervals, Model, systems_of
+from makespan.settings import Count, option, shared
 from makespan.units import MS
 
 # ------------------------------------------------------------------------------------------------
@@ -127,29 +132,22 @@ class _Run:
             self.plan = None
 
 
-def burst_study(options: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def burst_study(how: Bursts) -> Iterator[dict[str, Any]]:
     """Yield what each f keeps over bursts of so many nodes, anywhere, in one rack, or with copies spread.
 
     Work is a share of what all nodes would do in that time without losses; safe is what is done on
     ``(f + 1) n0`` nodes or more. Times and victims are the same for every f.
-
-    Parameters
-    ----------
-    options
-        ``bursts``: ``n_nodes, rack_size, n0, f, burst_nodes, n_bursts, gap_s, repair_s, n_microbatches,
-        seed``, see the configuration.
     """
-    how = options["bursts"]
-    n_nodes, n0 = how["n_nodes"], how["n0"]
+    n_nodes, n0 = how.n_nodes, how.n0
     templates = make_templates(uniform24(), range(n0, n_nodes + 1))
-    for f, burst, shape in product(how["f"], how["burst_nodes"], _SHAPES):
-        job = _Job(templates, n0, f, how["n_microbatches"], shape == "rack, spread")
+    for f, burst, shape in product(how.f, how.burst_nodes, _SHAPES):
+        job = _Job(templates, n0, f, how.n_microbatches, shape == "rack, spread")
         run, time_s = _simulated(job, burst, shape, how)
         whole = _Run(job, _racks(how), None)
         whole.start()
         whole.pass_time(time_s)
         found = {
-            "state_lost_share": run.lost_state / how["n_bursts"],
+            "state_lost_share": run.lost_state / how.n_bursts,
             "below_share": run.below_s / time_s,
             "work_share": run.microbatches / whole.microbatches,
             "safe_work_share": run.safe_microbatches / whole.microbatches,
@@ -168,20 +166,20 @@ def burst_table(studies: pd.DataFrame) -> pd.DataFrame:
     return rows.pivot_table(index=keys, columns="quantity", values="value").reset_index()
 
 
-def _racks(how: Mapping[str, Any]) -> dict[int, int]:
-    return {node: node // how["rack_size"] for node in range(how["n_nodes"])}
+def _racks(how: Bursts) -> dict[int, int]:
+    return {node: node // how.rack_size for node in range(how.n_nodes)}
 
 
-def _simulated(job: _Job, burst: int, shape: Shape, how: Mapping[str, Any]) -> tuple[_Run, float]:
+def _simulated(job: _Job, burst: int, shape: Shape, how: Bursts) -> tuple[_Run, float]:
     """Return a run through all bursts and the time that it took."""
-    n_bursts = how["n_bursts"]
-    rng = np.random.default_rng([how["seed"], burst, shape == "anywhere"])
+    n_bursts = how.n_bursts
+    rng = np.random.default_rng([how.seed, burst, shape == "anywhere"])
     run = _Run(job, _racks(how), None)
     run.start()
-    times_s = np.cumsum(rng.exponential(how["gap_s"], n_bursts + 1))
+    times_s = np.cumsum(rng.exponential(how.gap_s, n_bursts + 1))
     # A burst brings no nodes; what is repaired brings racks.
     events: list[tuple[float, int, list[int]]] = [(t, order, []) for order, t in enumerate(times_s.tolist())]
-    now_s, next_node = 0.0, how["n_nodes"]
+    now_s, next_node = 0.0, how.n_nodes
     while events[0][1] != n_bursts:
         time_s, order, racks = heapq.heappop(events)
         run.pass_time(time_s - now_s)
@@ -192,7 +190,7 @@ def _simulated(job: _Job, burst: int, shape: Shape, how: Mapping[str, Any]) -> t
             continue
         victims = _victims(run.racks, burst, shape, rng)
         if victims:
-            back = (time_s + how["repair_s"], n_bursts + 1 + order, [run.racks[node] for node in victims])
+            back = (time_s + how.repair_s, n_bursts + 1 + order, [run.racks[node] for node in victims])
             heapq.heappush(events, back)
             run.lose(victims)
     run.pass_time(events[0][0] - now_s)
@@ -214,20 +212,14 @@ def _victims(racks: Mapping[int, int], burst: int, shape: Shape, rng: np.random.
 _Row = dict[str, Any]
 
 
-def guarantee_map(options: Mapping[str, Any]) -> Iterator[_Row]:
-    """Yield the least number of template sizes for every n0 and f, counted and by the formula.
-
-    Parameters
-    ----------
-    options
-        ``most_n0, most_f, most_nodes``, see the configuration.
-    """
-    for n0 in range(1, options["most_n0"] + 1):
-        for f in range(options["most_f"] + 1):
+def guarantee_map(most_n0: int, most_f: int, most_nodes: int) -> Iterator[_Row]:
+    """Yield the least number of template sizes for every n0 and f, counted and by the formula."""
+    for n0 in range(1, most_n0 + 1):
+        for f in range(most_f + 1):
             found = {
-                "least_templates": _least(n0, f, options["most_nodes"]),
+                "least_templates": _least(n0, f, most_nodes),
                 "formula_templates": least_template_count(n0, f),
-                "full_templates": options["most_nodes"] - (f + 1) * n0 + 1,
+                "full_templates": most_nodes - (f + 1) * n0 + 1,
             }
             for quantity, value in found.items():
                 yield {"study": "guarantee", "case": f"n0={n0} f={f}", "quantity": quantity, "value": value}
@@ -241,18 +233,12 @@ def _least(n0: int, f: int, n_nodes: int) -> int:
     return count
 
 
-def template_sets(options: Mapping[str, Any]) -> Iterator[_Row]:
-    """Yield how much throughput is lost with as few templates as are needed, while nodes are lost one by one.
-
-    Parameters
-    ----------
-    options
-        ``compared_nodes, compared_microbatches, random_seeds, f, n0``, see the configuration.
-    """
-    for f in options["f"]:
-        for n0 in options["n0"]:
+def template_sets(options: "Studies") -> Iterator[_Row]:
+    """Yield the throughput that is lost with as few templates as are needed, while nodes are lost."""
+    for f in options.f:
+        for n0 in options.n0:
             found: dict[str, list[float]] = {}
-            for profile in artifact_profiles(options["random_seeds"]):
+            for profile in artifact_profiles(options.random_seeds):
                 for quantity, values in _compared(profile, f, n0, options).items():
                     found.setdefault(quantity, []).extend(values)
             case = f"n0={n0} f={f}"
@@ -269,13 +255,13 @@ def template_sets(options: Mapping[str, Any]) -> Iterator[_Row]:
                 yield {"study": "template sets", "case": case, "quantity": quantity, "value": value}
 
 
-def _compared(profile: ModelProfile, f: int, n0: int, options: Mapping[str, Any]) -> dict[str, list[float]]:
-    full, full_s = _timed(profile, f, n0, options["compared_nodes"], "full")
-    minimal, minimal_s = _timed(profile, f, n0, options["compared_nodes"], "minimal")
+def _compared(profile: ModelProfile, f: int, n0: int, options: "Studies") -> dict[str, list[float]]:
+    full, full_s = _timed(profile, f, n0, options.compared_nodes, "full")
+    minimal, minimal_s = _timed(profile, f, n0, options.compared_nodes, "minimal")
     lost = []
-    for n_nodes in range((f + 1) * n0, options["compared_nodes"] + 1):
+    for n_nodes in range((f + 1) * n0, options.compared_nodes + 1):
         best, least = (
-            choose_plan(one, n_nodes, f, options["compared_microbatches"], profile=profile).best.iter_time_s
+            choose_plan(one, n_nodes, f, options.compared_microbatches, profile=profile).best.iter_time_s
             for one in (full, minimal)
         )
         lost.append(100.0 * (1.0 - best / least))
@@ -299,7 +285,6 @@ def _timed(
 # ------------------------------------------------------------------------------------------------
 # Studies of steady losses: intervals between checkpoints, and the analytic model beside the simulation.
 
-Cells = Mapping[str, pd.DataFrame]
 INTERVALS = "checkpoint intervals"
 _ANALYTIC = "analytic model"
 _RARE = 20.0  # losses are so many times rarer than what each costs
@@ -324,18 +309,15 @@ def _share(
     return float(np.mean([one.throughput_samples_per_s for one in found])) / full
 
 
-def interval_study(cells: Cells, options: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Vary the steps between Varuna's checkpoints, and find the best beside Young and Daly's and Oobleck.
-
-    ``options``: ``systems``, ``models``, ``n_nodes``, ``mtbf_s``, ``n_losses``, ``seeds`` and ``every``.
-    """
-    systems, seeds = Systems(cells["throughput"], **options["systems"]), range(1, options["seeds"] + 1)
-    n_nodes, n_losses, mtbf_s = options["n_nodes"], options["n_losses"], options["mtbf_s"]
-    for model in options["models"]:
+def interval_study(systems: Systems, how: Intervals) -> Iterator[dict[str, Any]]:
+    """Vary the steps between Varuna's checkpoints, and find the best beside Young and Daly's and Oobleck."""
+    seeds = range(1, how.seeds + 1)
+    n_nodes, n_losses, mtbf_s = how.n_nodes, how.n_losses, how.mtbf_s
+    for model in how.models:
         base = _flat(systems.costs("varuna", model), n_nodes)
         estimate = young_daly_steps(base, n_nodes, mtbf_s)
         shares = {}
-        for every in sorted({*options["every"], estimate}):
+        for every in sorted({*how.every, estimate}):
             costs = replace(base, checkpoint_every=every)
             shares[every] = _share("varuna", costs, n_nodes, mtbf_s, n_losses, seeds)
             case = f"{model}, every {every} steps"
@@ -350,10 +332,10 @@ def interval_study(cells: Cells, options: Mapping[str, Any]) -> Iterator[dict[st
         yield _row(INTERVALS, model, "oobleck_share", own)
 
 
-def analytic_study(cells: Cells, options: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Compare the analytic model with the simulation where losses are rare; options as there."""
-    systems, seeds = Systems(cells["throughput"], **options["systems"]), range(1, options["seeds"] + 1)
-    n_nodes = options["n_nodes"]
+def analytic_study(systems: Systems, how: Intervals) -> Iterator[dict[str, Any]]:
+    """Compare the analytic model with the simulation where losses are rare."""
+    seeds = range(1, how.seeds + 1)
+    n_nodes = how.n_nodes
     for system in SYSTEMS:
         for model in systems.models:
             costs = systems.costs(system, model)
@@ -361,7 +343,7 @@ def analytic_study(cells: Cells, options: Mapping[str, Any]) -> Iterator[dict[st
                 continue
             costs = _flat(costs, n_nodes)
             mtbf_s = _RARE * _cost_s(system, costs, n_nodes)
-            found = _share(system, costs, n_nodes, mtbf_s, options["n_losses"], seeds)
+            found = _share(system, costs, n_nodes, mtbf_s, how.n_losses, seeds)
             expected = expected_share(system, costs, n_nodes, mtbf_s)
             case = f"{system}, {model}, a loss every {mtbf_s:.0f} s"
             yield _row(_ANALYTIC, case, "simulated_share", found)
@@ -381,33 +363,70 @@ def _row(study: str, case: str, quantity: str, value: float) -> dict[str, Any]:
     return {"study": study, "case": case, "quantity": quantity, "value": float(value)}
 
 
-# ------------------------------------------------------------------------------------------------
-# Further studies, one table of all.
+# --- The experiment ---------------------------------------------------------------------------------
 
-_STUDIES: tuple[Callable[[Mapping[str, Any]], Iterator[dict[str, Any]]], ...] = (
-    guarantee_map,
-    template_sets,
-    burst_study,
-)
+_studies = partial(option, source="a choice", changes="studies")
+Threshold = Annotated[int, Field(ge=0)]
 
 
-def studies_experiment(
-    cells: Mapping[str, pd.DataFrame], options: Mapping[str, Any]
-) -> dict[str, pd.DataFrame]:
-    """Make every study.
+class Studies(Experiment):
+    """Study which templates are needed and what fewer cost, bursts of losses, and checkpoint intervals."""
 
-    Parameters
-    ----------
-    cells
-        Printed cells: ``throughput``.
-    options
-        Of all studies, see the configuration.
+    name = "studies"
+    sources = ("emulated",)
+    cells = ("throughput",)
+    tables = {
+        "studies": "which templates are needed at least; nodes lost at once; intervals between checkpoints",
+    }
+    figures = (
+        Figure(
+            "guarantee",
+            "Coverage",
+            "Fewest template sizes with which every number of nodes from (f + 1) n0 to 64 can be "
+            "used by f + 1 pipelines, found by trying all.",
+            tables=("studies",),
+        ),
+        Figure(
+            "intervals",
+            "Checkpoint intervals",
+            "Share of its full throughput that Varuna keeps with a loss every hour on average and a "
+            "new node for each, against the steps between its checkpoints, simulated with all "
+            "defects repaired and by the analytic model; as a dotted line the interval of Young and "
+            "Daly; what Oobleck keeps. Throughput does not depend on nodes here.",
+            tables=("studies",),
+        ),
+        Figure(
+            "bursts",
+            "Several nodes at once",
+            "What a job that asks to survive f losses keeps when bursts of nodes are lost at random "
+            "times, anywhere or in one rack, and come back later; 16 nodes in racks of 4 and "
+            "pipelines of 4 or more. It goes on degraded below (f + 1) n0 nodes. Work is a share of "
+            "what all nodes would do in that time.",
+            tables=("studies",),
+        ),
+    )
 
-    Returns
-    -------
-    dict
-        ``studies``, one row a quantity.
-    """
-    rows = [row for study in _STUDIES for row in study(options)]
-    rows += [row for study in (interval_study, analytic_study) for row in study(cells, options["intervals"])]
-    return {"studies": STUDIES.validate(pd.DataFrame(rows), where="studies")}
+    most_n0: Count = _studies("least nodes that hold the model, up to these", 8)
+    most_f: Threshold = _studies("nodes that may be lost at once, up to these", 4)
+    most_nodes: Count = _studies("nodes of a job, up to these", 64)
+    compared_nodes: Count = _studies("nodes at the start where all and few templates are compared", 21)
+    compared_microbatches: Count = _studies("microbatches of an iteration there", 512)
+    random_seeds: Count = _studies("profiles of random layers there, seeds from 0", 3)
+    f: tuple[int, ...] = shared("oobleck.planning.templates.f")
+    n0: tuple[int, ...] = shared("oobleck.planning.templates.n0")
+    bursts: Bursts = shared("oobleck.losses.bursts")
+    models: tuple[Model, ...] = shared("oobleck.simulation.models")
+    assumptions: Assumptions = shared("oobleck.simulation.assumptions")
+    intervals: Intervals = shared("oobleck.simulation.intervals")
+
+    def compute(self, given: Given) -> dict[str, pd.DataFrame]:
+        """Return a row per quantity."""
+        systems = Systems(given.cells["throughput"], **systems_of(self.models, self.assumptions))
+        rows = [
+            *guarantee_map(self.most_n0, self.most_f, self.most_nodes),
+            *template_sets(self),
+            *burst_study(self.bursts),
+            *interval_study(systems, self.intervals),
+            *analytic_study(systems, self.intervals),
+        ]
+        return {"studies": pd.DataFrame(rows)}

@@ -1,14 +1,16 @@
 """Experiment ``hybrid``: nodes are killed within every phase of training, and join again."""
 
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import pandas as pd
+from pydantic import Field, model_validator
 
 from makespan.cleanup import temporary_directory
 from makespan.errors import CheckpointError, TrainingError
@@ -16,7 +18,6 @@ from makespan.oobleck.coordinator import Event
 from makespan.oobleck.fixed import FixedRun, profile_chain, run_fixed
 from makespan.oobleck.instantiation import distribute, enumerate_plans, event_time_s
 from makespan.oobleck.job import ChainJob
-from makespan.oobleck.oracle import replay
 from makespan.oobleck.plan import HybridPlan, Pipeline
 from makespan.oobleck.profile import LayerProfile, ModelProfile
 from makespan.oobleck.templates import make_templates
@@ -32,8 +33,10 @@ from makespan.oobleck.trainer import (
     train_relaunching,
     train_resilient,
 )
-from makespan.papers.oobleck.tables import HYBRID, HYBRID_KILLS, HYBRID_SUMMARY, PREDICTIONS
+from makespan.papers.experiment import Experiment, Figure, Given
 from makespan.runtime import usable_cpus
+from makespan.settings import Block, Count, option
+from makespan.tables import schemas_of
 
 # ------------------------------------------------------------------------------------------------
 # Experiment ``hybrid``: nodes are killed within every phase of training, and join again.
@@ -54,65 +57,117 @@ class _Trained:
     checkpoint_reads: int
 
 
-def hybrid_experiment(
-    cells: Mapping[str, pd.DataFrame], options: Mapping[str, Any]
-) -> dict[str, pd.DataFrame]:
+_hybrid_option = partial(option, source="a choice", changes="hybrid, hybrid_kills, hybrid_summary")
+_Number = Annotated[int, Field(ge=0)]
+
+
+class Kills(Block):
+    """Kills of each kind, over all jobs."""
+
+    compute: Count = _hybrid_option("in a forward or backward pass", 10)
+    reduction: _Number = _hybrid_option("while gradients are added up", 8)
+    commit: _Number = _hybrid_option("between prepared and committed", 6)
+    recovery: _Number = _hybrid_option("during regroup, group build and copy after another kill", 6)
+
+    @model_validator(mode="after")
+    def _recoveries_have_a_cause(self) -> "Kills":
+        if self.recovery > self.compute:
+            raise ValueError(f"at most as many kills in recoveries as in passes, {self.compute}")
+        return self
+
+
+class Hybrid(Experiment):
     """Train jobs while processes are killed within announced phases, and compare them with one process.
 
-    Every killed process is replaced by one that joins. The baseline writes checkpoints, and starts all
-    processes anew after the same kills, without those that struck during a recovery.
-
-    Parameters
-    ----------
-    cells
-        The paper's cells by artifact; none is needed.
-    options
-        Fields of the block ``oobleck.hybrid``.
-
-    Returns
-    -------
-    dict
-        Tables ``hybrid``, ``hybrid_kills`` and ``hybrid_summary``, schemas `HYBRID`, `HYBRID_KILLS` and
-        `HYBRID_SUMMARY`.
-
-    Raises
-    ------
-    WorkerError, StateLost, InsufficientNodes
-        A run failed.
+    Every killed process is replaced by one that joins. The baseline writes checkpoints, and restarts all
+    processes after the same kills, except those that struck during a recovery.
     """
-    protocol = options
-    steps, kills, sums = [], list[dict[str, Any]](), list[dict[str, Any]]()
-    with temporary_directory("hybrid") as folder:
-        for number, faults in enumerate(drawn_faults(protocol)):
-            job = _hybrid_job(protocol, number)
-            ours, result = _train(protocol, job, faults, folder / f"job-{number}", f"job {number}, oobleck")
-            losses, equal = _replayed(job, result)
-            runs = [(ours, equal)]
-            if number < protocol["baseline_jobs"]:
-                again = _again(ours.killed)
-                theirs = _relaunch(protocol, job, again, len(losses), folder / f"base-{number}", number)
-                runs.append((theirs, True))
-            for run, is_equal in runs:
-                steps += _steps(run, losses)
-                kills += _kills(run)
-                sums.append(_summary(run, job, is_equal))
-    tables = {HYBRID: steps, HYBRID_KILLS: kills, HYBRID_SUMMARY: sums}
-    return {
-        schema.name: schema.validate(pd.DataFrame(rows, columns=schema.names), schema.name)
-        for schema, rows in tables.items()
+
+    name = "hybrid"
+    sources = ("measured",)
+    on_profile = True
+    trains = True
+    minutes, mem_mb = 60, 4000
+    tables = {
+        "hybrid": "losses of training through kills beside one process that repeats it",
+        "hybrid_kills": "each kill, the phase it struck, and how long training paused",
+        "hybrid_summary": "pauses, repeated iterations and goodput, beside checkpoint and relaunch",
     }
+    figures = (
+        Figure(
+            "hybrid",
+            "Training through kills",
+            "Loss of jobs whose processes are killed, a line a job, with a mark for each kill by "
+            "the kind of its phase; how long training pauses after a kill, with Oobleck and with "
+            "checkpoint and relaunch; goodput and iterations done again. Small models on the cores "
+            "at hand.",
+            tables=("hybrid", "hybrid_kills", "hybrid_summary"),
+            sources=("measured",),
+        ),
+    )
+
+    jobs: Count = _hybrid_option("jobs, each with a seed and a share of the kills", 3)
+    nodes: Count = _hybrid_option("processes of a job; a new one joins for each that is killed", 5)
+    f: _Number = _hybrid_option("losses at once that must be survived", 2)
+    kills: Kills = _hybrid_option("how many processes are killed, and when", Kills())
+    most_delay_s: float = _hybrid_option(
+        "longest time from the beginning of a phase to the kill", 0.02, unit="s", gt=0
+    )
+    most_pipelines: Count = _hybrid_option(
+        "pipelines above which an exchange of gradients is taken to be slow", 3
+    )
+    layers: Count = _hybrid_option("blocks of the model, besides embedding and head", 4)
+    hidden: Count = _hybrid_option("its width; 4 heads", 32)
+    sequence: Count = _hybrid_option("tokens of a sample", 16)
+    microbatches: Count = _hybrid_option("microbatches of an iteration", 12)
+    microbatch_size: Count = _hybrid_option("samples of each", 2, unit="samples")
+    checkpoint_every: Count = _hybrid_option(
+        "iterations between checkpoints of the baseline, which relaunches", 5
+    )
+    baseline_jobs: _Number = _hybrid_option("jobs that the baseline repeats under the same kills", 3)
+
+    @model_validator(mode="after")
+    def _nodes_suffice(self) -> "Hybrid":
+        if self.nodes < self.f + 3:
+            raise ValueError(f"nodes that are at least f + 3, {self.f + 3}, as two can be lost at once")
+        return self
+
+    def n_threads(self, all_cores: int) -> int:
+        """Return all cores, because pauses are timed."""
+        return max(all_cores, self.nodes)
+
+    def compute(self, given: Given) -> dict[str, pd.DataFrame]:
+        """Return a row per iteration, per kill and per job."""
+        steps, kills, sums = [], list[dict[str, Any]](), list[dict[str, Any]]()
+        with temporary_directory("hybrid") as folder:
+            for number, faults in enumerate(drawn_faults(self)):
+                job = _hybrid_job(self, number)
+                ours, result = _train(self, job, faults, folder / f"job-{number}", f"job {number}, oobleck")
+                losses, equal = _replayed(job, result)
+                runs = [(ours, equal)]
+                if number < self.baseline_jobs:
+                    again = _again(ours.killed)
+                    theirs = _relaunch(self, job, again, len(losses), folder / f"base-{number}", number)
+                    runs.append((theirs, True))
+                for run, is_equal in runs:
+                    steps += _steps(run, losses)
+                    kills += _kills(run)
+                    sums.append(_summary(run, job, is_equal))
+        schemas = schemas_of("makespan.papers.oobleck")
+        tables = {"hybrid": steps, "hybrid_kills": kills, "hybrid_summary": sums}
+        return {name: pd.DataFrame(rows, columns=schemas[name].names) for name, rows in tables.items()}
 
 
-def drawn_faults(protocol: Mapping[str, Any]) -> Iterator[list[Fault]]:
+def drawn_faults(protocol: Hybrid) -> Iterator[list[Fault]]:
     """Draw for each job which processes are killed, in which phase and when within it.
 
     Kinds are dealt to the jobs in turn; one in a recovery comes after one in a pass.
     """
-    n_jobs = protocol["jobs"]
+    n_jobs = protocol.jobs
     phases = {kind: [phase for phase, one in PHASES.items() if one == kind] for kind in PHASES.values()}
     for number in range(n_jobs):
         rng = np.random.default_rng(number)
-        counts = {kind: len(range(number, n, n_jobs)) for kind, n in protocol["kills"].items()}
+        counts = {kind: len(range(number, n, n_jobs)) for kind, n in protocol.kills.model_dump().items()}
         alone = [kind for kind in ("compute", "reduction", "commit") for _ in range(counts[kind])]
         order = [alone[index] for index in rng.permutation(len(alone))]
         found, left, iteration = [], counts["recovery"], 1
@@ -128,32 +183,32 @@ def drawn_faults(protocol: Mapping[str, Any]) -> Iterator[list[Fault]]:
         yield found
 
 
-def _drawn(rng: np.random.Generator, phase: str, iteration: int, protocol: Mapping[str, Any]) -> Fault:
-    delay_s = float(rng.uniform(0.0, protocol["most_delay_s"]))
+def _drawn(rng: np.random.Generator, phase: str, iteration: int, protocol: Hybrid) -> Fault:
+    delay_s = float(rng.uniform(0.0, protocol.most_delay_s))
     return Fault(phase, iteration, int(rng.integers(0, 1 << 16)), delay_s)
 
 
-def _hybrid_job(protocol: Mapping[str, Any], seed: int) -> ChainJob:
+def _hybrid_job(protocol: Hybrid, seed: int) -> ChainJob:
     sizes = {
-        "n_layers": protocol["layers"], "hidden": protocol["hidden"], "heads": _HEADS, "kv_heads": _HEADS,
-        "ffn": 2 * protocol["hidden"], "seq": protocol["sequence"], "vocab": _VOCABULARY,
+        "n_layers": protocol.layers, "hidden": protocol.hidden, "heads": _HEADS, "kv_heads": _HEADS,
+        "ffn": 2 * protocol.hidden, "seq": protocol.sequence, "vocab": _VOCABULARY,
     }  # fmt: skip
     return ChainJob(
-        model_options=sizes, n_microbatches=protocol["microbatches"],
-        microbatch_size=protocol["microbatch_size"], seed=seed, data_seed=seed,
+        model_options=sizes, n_microbatches=protocol.microbatches,
+        microbatch_size=protocol.microbatch_size, seed=seed, data_seed=seed,
     )  # fmt: skip
 
 
-def _profile(protocol: Mapping[str, Any]) -> ModelProfile:
+def _profile(protocol: Hybrid) -> ModelProfile:
     """Layers of equal times; exchanges among many pipelines are slow, so that some have several stages."""
-    most = protocol["most_pipelines"]
-    exchange = {n: 0.0 if n <= most else _SLOW_EXCHANGE_S for n in range(1, protocol["nodes"] + 2)}
-    layer = LayerProfile(1e-3, 2e-3, {}, exchange, parameter_bytes=4.0 * protocol["hidden"] ** 2)
-    return ModelProfile("hybrid", (layer,) * (protocol["layers"] + 2))
+    most = protocol.most_pipelines
+    exchange = {n: 0.0 if n <= most else _SLOW_EXCHANGE_S for n in range(1, protocol.nodes + 2)}
+    layer = LayerProfile(1e-3, 2e-3, {}, exchange, parameter_bytes=4.0 * protocol.hidden**2)
+    return ModelProfile("hybrid", (layer,) * (protocol.layers + 2))
 
 
-def _options(protocol: Mapping[str, Any], **more: Any) -> LiveOptions:
-    return LiveOptions(protocol["nodes"], f=protocol["f"], checkpoint_interval_s=0.0, **more)
+def _options(protocol: Hybrid, **more: Any) -> LiveOptions:
+    return LiveOptions(protocol.nodes, f=protocol.f, checkpoint_interval_s=0.0, **more)
 
 
 class _Watch:
@@ -173,7 +228,7 @@ class _Watch:
 
 
 def _train(
-    protocol: Mapping[str, Any], job: ChainJob, drawn: Sequence[Fault], path: Path, name: str
+    protocol: Hybrid, job: ChainJob, drawn: Sequence[Fault], path: Path, name: str
 ) -> tuple[_Trained, LiveResult]:
     faults, record = Faults(drawn), Record()
     watch = _Watch(path, faults)
@@ -192,7 +247,7 @@ def _again(killed: Sequence[Killed]) -> list[Fault]:
 
 
 def _relaunch(
-    protocol: Mapping[str, Any],
+    protocol: Hybrid,
     job: ChainJob,
     drawn: Sequence[Fault],
     iterations: int,
@@ -200,7 +255,7 @@ def _relaunch(
     number: int,
 ) -> _Trained:
     faults, record = Faults(drawn), Record()
-    options = _options(protocol, checkpoint_every=protocol["checkpoint_every"])
+    options = _options(protocol, checkpoint_every=protocol.checkpoint_every)
     train_relaunching(job, _profile(protocol), iterations, path, options, record=record, faults=faults)
     return _Trained(f"job {number}, relaunch", record, faults.done, record.n_reads)
 
@@ -209,6 +264,8 @@ def _replayed(job: ChainJob, result: LiveResult) -> tuple[list[float], bool]:
     """Repeat a run in one process; losses, and whether they and all state have equal bits."""
     if result.checkpoint is None:
         raise CheckpointError("a run that ended well has no checkpoint")
+    from makespan.oobleck.oracle import replay  # imports torch
+
     losses, equal = replay(job, result.plans, result.step, result.checkpoint)
     return losses, equal and result.iterations["loss"].tolist() == losses
 
@@ -268,54 +325,68 @@ def _summary(run: _Trained, job: ChainJob, is_equal: bool) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------------
 # Measured iterations of small models beside what planning says of them.
 
-Options = Mapping[str, Any]
+_predicted_option = partial(option, source="a choice", changes="predictions")
 
 
-def predictions_experiment(cells: Mapping[str, pd.DataFrame], options: Options) -> dict[str, pd.DataFrame]:
-    """Profile small models, plan them, train under the plans, and set both times side by side.
+class Predictions(Experiment):
+    """Profile small models, plan them, train under every plan, and set both times side by side."""
 
-    Nothing else should run meanwhile.
+    name = "predictions"
+    sources = ("measured",)
+    on_profile = True
+    trains = True
+    minutes, mem_mb = 30, 4000
+    tables = {
+        "predictions": "measured iterations of small models beside the times that planning predicts",
+    }
+    figures = (
+        Figure(
+            "predictions",
+            "Predicted iterations",
+            "Iterations of small models under every plan on up to three nodes: median time against "
+            "the one that planning predicts from a profile of the layers and from how many cores "
+            "there are. On the dotted line both agree.",
+            tables=("predictions",),
+            sources=("measured",),
+        ),
+    )
 
-    Parameters
-    ----------
-    cells
-        Printed cells; none are read.
-    options
-        ``n_layers`` and ``n_microbatches``, both lists: layers between embedding and head, microbatches of an
-        iteration; ``microbatch_size``; ``most_nodes``, all plans on up to so many; ``profile_repeats``, timed
-        passes of a layer; ``iterations`` and ``warm_ups``, timed and not.
+    n_layers: tuple[Count, ...] = _predicted_option("layers between embedding and head", (2, 6), min_length=1)
+    n_microbatches: tuple[Count, ...] = _predicted_option(
+        "microbatches of an iteration", (6, 18), min_length=1
+    )
+    microbatch_size: Count = _predicted_option("samples of a microbatch", 2, unit="samples")
+    most_nodes: Count = _predicted_option("plans on one node and more, up to these", 3)
+    profile_repeats: Annotated[int, Field(ge=5)] = _predicted_option("timed passes of a layer", 15)
+    warm_ups: Count = _predicted_option("iterations that are not timed", 1)
+    iterations: Count = _predicted_option("iterations that are timed", 4)
 
-    Returns
-    -------
-    dict
-        ``predictions``, a row a model, number of microbatches and plan.
+    def n_threads(self, all_cores: int) -> int:
+        """Return all cores, because iterations are timed."""
+        return max(all_cores, self.most_nodes)
 
-    Raises
-    ------
-    makespan.errors.WorkerError
-        A process failed.
-    """
-    rows = [row for n_layers in options["n_layers"] for row in _of_model(n_layers, options)]
-    return {"predictions": PREDICTIONS.validate(pd.DataFrame(rows), "predictions")}
+    def compute(self, given: Given) -> dict[str, pd.DataFrame]:
+        """Return a row per model, number of microbatches and plan."""
+        return {"predictions": pd.DataFrame([row for n in self.n_layers for row in _of_model(n, self)])}
 
 
-def _of_model(n_layers: int, options: Options) -> list[dict[str, Any]]:
+def _of_model(n_layers: int, options: Predictions) -> list[dict[str, Any]]:
     """Profile a model, and train it at once, while the machine is as it was."""
-    jobs = [_predicted_job(n_layers, count, options) for count in options["n_microbatches"]]
-    repeats, most_nodes = options["profile_repeats"], options["most_nodes"]
+    jobs = [_predicted_job(n_layers, count, options) for count in options.n_microbatches]
+    repeats, most_nodes = options.profile_repeats, options.most_nodes
     profile = profile_chain(jobs[0], n_replicas=most_nodes, repeats=repeats)
     cases = [(job, plan) for job in jobs for plan in _plans(profile, job.n_microbatches, most_nodes)]
     rows = [_predicted(job, profile, plan) for job, plan in cases]
-    runs = [FixedRun(job, plan, options["warm_ups"] + options["iterations"]) for job, plan in cases]
+    runs = [FixedRun(job, plan, options.warm_ups + options.iterations) for job, plan in cases]
     with temporary_directory("predictions") as path:
         for row, seen in zip(rows, run_fixed(runs, path), strict=True):
             # The exchange of the loss ends an iteration everywhere at once.
-            row["iter_wall_s"] = median(seen[0].iter_times_s[options["warm_ups"] :])
+            row["iter_wall_s"] = median(seen[0].iter_times_s[options.warm_ups :])
     return rows
 
 
-def _predicted_job(n_layers: int, n_microbatches: int, options: Options) -> ChainJob:
-    size = options["microbatch_size"]
+def _predicted_job(n_layers: int, n_microbatches: int, options: Predictions) -> ChainJob:
+    size = options.microbatch_size
     return ChainJob(model_options={"n_layers": n_layers}, n_microbatches=n_microbatches, microbatch_size=size)
 
 

@@ -3,8 +3,7 @@
 import numpy as np
 import pandas as pd
 
-from makespan.claims import Check, Claim, Finding, Ledger, Tables, number
-from makespan.papers.slapo.tables import MEASURED, MODELLED, PUBLISHED, TUNED, VERIFIED
+from makespan.claims import Check, Claim, Finding, Tables, number
 from makespan.papers.slapo.throughput import CONCLUSIONS
 
 # ------------------------------------------------------------------------------------------------
@@ -149,9 +148,9 @@ def _faster_kernels(tables: Tables, claim: Claim) -> Finding | None:
     return Finding(f"{rates[after] / rates[before]:.2f}x on CPU cores", None, _TIMED_ON_CPU)
 
 
-def _search(tables: Tables, claim: Claim) -> pd.DataFrame:
+def _search(results: Tables, claim: Claim) -> pd.DataFrame:
     """Return the rows of the strategy that is the subject."""
-    table = tables["tuner"]
+    table = results["tuner"]
     return table[table["strategy"] == claim.subject]
 
 
@@ -268,9 +267,6 @@ def _synthetic(tables: Tables, claim: Claim) -> Finding | None:
     return Finding(text, bool((shares >= claim.limit).all()))
 
 
-MODELLED_CHECKS: tuple[Check, ...] = (_conclusion, _below_limits, _classified, _predicted, _synthetic)
-
-
 # ------------------------------------------------------------------------------------------------
 # Checks of what is verified.
 
@@ -290,19 +286,3 @@ def _verified(tables: Tables, claim: Claim) -> Finding | None:
     )
     is_compared = bool((rows["gradients"] > 0).all() and (rows["outputs"] > 0).all())
     return Finding(text, n_equal == len(rows) and is_compared)
-
-
-VERIFICATION_CHECKS: tuple[Check, ...] = (_verified,)
-
-
-# ------------------------------------------------------------------------------------------------
-# The ledger of the paper: how each statement is checked against result tables.
-
-_CHECKS: tuple[Check, ...] = (*TUNING_CHECKS, *MODELLED_CHECKS, *VERIFICATION_CHECKS, *MEASURED_CHECKS)
-LEDGER = Ledger(
-    paper="Slapo",
-    package="makespan.papers.slapo",
-    checks={check.__name__.removeprefix("_"): check for check in _CHECKS},
-    tables={**TUNED, **MODELLED, **VERIFIED, **MEASURED, "limits_published": PUBLISHED["limits"]},
-)
-"""What the paper states of schedules and of their tuner."""

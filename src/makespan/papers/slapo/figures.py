@@ -1,4 +1,4 @@
-"""Figures of what is counted and measured of schedules: each function goes from paths to a figure."""
+"""Figures of what is counted and measured of schedules: each function goes from tables to a figure."""
 
 from collections.abc import Mapping, Sequence
 from math import ceil, floor
@@ -11,7 +11,6 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from makespan.papers.slapo.tables import FIG7, FIG8, FIG9, FIG10, FIG10_FIT, TABLE4, TUNER
 from makespan.plots import (
     ONE_COLUMN_IN,
     PALETTE,
@@ -33,20 +32,20 @@ from makespan.plots import (
     spread_handle,
     styled,
 )
-from makespan.tables import read_csv
 
 # ------------------------------------------------------------------------------------------------
-# Figures of what is counted and measured of schedules: each function goes from paths to a figure.
+# Figures of what is counted and measured of schedules: each function goes from tables to a figure.
 
+Tables = Mapping[str, pd.DataFrame]
 Drawn = tuple[Figure, pd.DataFrame]
 _COUNTS = {"helpers": "blue", "listing": "sky"}
 _MIB = float(1 << 20)
 _PROCESSES = ("blue", "orange", "green", "purple")
 
 
-def table4(paths: Mapping[str, str], source: str) -> Drawn:
+def table4(tables: Tables, source: str) -> Drawn:
     """Lines of every schedule, and those of the authors as marks."""
-    table = read_csv(paths["table4"], TABLE4)
+    table = tables["table4"]
     return _lines(table, source), table
 
 
@@ -68,9 +67,9 @@ def _lines(table: pd.DataFrame, source: str) -> Figure:
     return finished(figure, source, handles, ncols=3)
 
 
-def fig9_steps(paths: Mapping[str, str], source: str) -> Drawn:
+def fig9_steps(tables: Tables, source: str) -> Drawn:
     """Throughput after each step of a schedule, and what a process keeps in memory."""
-    table = read_csv(paths["fig9"], FIG9)
+    table = tables["fig9"]
     rows = table[table["oracle"] == "measured"].reset_index(drop=True)
     return _steps(rows, source), rows
 
@@ -112,9 +111,9 @@ def _places(rows: pd.DataFrame, steps: list[str]) -> list[float]:
     return found
 
 
-def tuner(paths: Mapping[str, str], source: str) -> Drawn:
+def tuner(tables: Tables, source: str) -> Drawn:
     """Measured throughput over batch size and share of recomputed layers, with what searches tried."""
-    table = read_csv(paths["tuner"], TUNER)
+    table = tables["tuner"]
     return _search(table, source), table
 
 
@@ -152,9 +151,8 @@ def _search(table: pd.DataFrame, source: str) -> Figure:
 
 
 # ------------------------------------------------------------------------------------------------
-# Figures 7 to 9 and of the fit: each function goes from paths of tables to a figure and its table.
+# Figures 7 to 9 and of the fit: each function goes from tables to a figure and the table behind it.
 
-Paths = Mapping[str, str]
 LOOKS = {
     "megatron": Look("Megatron-LM", PALETTE["grey"], "s"),
     "slapo-tp": Look("Slapo-TP", PALETTE["blue"], "o"),
@@ -225,9 +223,9 @@ def _nodes(rows: pd.DataFrame, source: str) -> Figure:
     return finished(figure, SOURCES.get(source, source), handles, ncols=len(handles))
 
 
-def fig7(paths: Paths, source: str) -> Drawn:
+def fig7(tables: Tables, source: str) -> Drawn:
     """Throughput inside one node at the printed settings, and at those that the tuner finds."""
-    table = read_csv(paths["fig7"], FIG7)
+    table = tables["fig7"]
     rows = table[table["kind"].isin(["published", "tuned"])]
     return _nodes(rows, source), rows
 
@@ -262,9 +260,9 @@ def _clusters(table: pd.DataFrame, source: str) -> Figure:
     return finished(figure, SOURCES.get(source, source), handles, ncols=3)
 
 
-def fig8(paths: Paths, source: str) -> Drawn:
+def fig8(tables: Tables, source: str) -> Drawn:
     """Throughput on two to eight nodes, with the printed values of an earlier version of the figure."""
-    table = read_csv(paths["fig8"], FIG8)
+    table = tables["fig8"]
     return _clusters(table, source), table
 
 
@@ -285,9 +283,9 @@ def _ablation(rows: pd.DataFrame, source: str) -> Figure:
     return finished(figure, SOURCES.get(source, source), [])
 
 
-def fig9(paths: Paths, source: str) -> Drawn:
+def fig9(tables: Tables, source: str) -> Drawn:
     """Throughput as BERT-1B is optimised step by step."""
-    rows = read_csv(paths["fig9"], FIG9)
+    rows = tables["fig9"]
     return _ablation(rows, source), rows
 
 
@@ -312,14 +310,14 @@ def _predictions(rows: pd.DataFrame, source: str) -> Figure:
     return finished(figure, SOURCES.get(source, source), [reference_handle("as printed")])
 
 
-def fig10_fit(paths: Paths, source: str) -> Drawn:
+def fig10_fit(tables: Tables, source: str) -> Drawn:
     """Predicted against printed throughput of the tuning grid."""
-    rows = read_csv(paths["fig10_fit"], FIG10_FIT)
+    rows = tables["fig10_fit"]
     return _predictions(rows, source), rows
 
 
 # ------------------------------------------------------------------------------------------------
-# Figures of searches: each function goes from paths of tables to a figure and its table.
+# Figures of searches: each function goes from tables to a figure and the table behind it.
 
 _STEP = 5.0  # samples/s between two colours, as in the paper
 _ORACLES = {
@@ -379,8 +377,8 @@ def _contours(table: pd.DataFrame, source: str) -> Figure:
     return finished(figure, _SOURCES.get(source, source), handles, ncols=3)
 
 
-def fig10(paths: Mapping[str, str], source: str) -> tuple[Figure, pd.DataFrame]:
+def fig10(tables: Tables, source: str) -> tuple[Figure, pd.DataFrame]:
     """Throughput over batch size and share of recomputed layers, with the points that a search tries."""
-    table = read_csv(paths["fig10"], FIG10)
+    table = tables["fig10"]
     rows = table[table["strategy"].isin(["exhaustive", "frontier"])]
     return _contours(rows, source), rows

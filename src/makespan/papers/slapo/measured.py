@@ -2,17 +2,29 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from functools import partial
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import pandas as pd
+from pydantic import Field, model_validator
 
 from makespan.cleanup import temporary_directory
-from makespan.papers.slapo.tables import FIG9, TUNER, VERIFY
+from makespan.papers.experiment import Experiment, Figure, Given
 from makespan.runtime import Launch, Launcher, LocalLauncher, RunDirectory, local_launcher
+from makespan.settings import Count, option, taken_from, unlike
+from makespan.training.zoo import FAMILIES, family_sizes
 
 # ------------------------------------------------------------------------------------------------
 # What is measured here of schedules: the steps of Fig. 9, and a search whose objective is a real run.
+
+_of_steps = partial(option, source="a choice", changes="fig9")
+_of_search = partial(option, source="a choice", changes="tuner")
+_verified = partial(option, source="a choice", changes="verify")
+_Counts = Annotated[tuple[Count, ...], unlike("each number once")]
+_Family = Annotated[str, taken_from(lambda: FAMILIES)]
+_Ratio = Annotated[float, Field(ge=0, le=1)]
+_Value = bool | int | float | str
 
 _MEASURING_WORKER = "makespan.slapo.measuring_worker"
 _STRATEGIES = ("frontier", "coordinate_descent", "exhaustive")
@@ -48,79 +60,115 @@ def _numbers_of(step: _Step, processes: Sequence[int]) -> list[int]:
     return sorted(processes) if step.is_shared else [1]
 
 
-def fig9_steps_experiment(
-    printed: Mapping[str, pd.DataFrame], processes: Sequence[int], compiler: str, **asked: Any
-) -> dict[str, pd.DataFrame]:
-    """Verify, weigh and time a small BERT after each step of its schedule.
+class Fig9Steps(Experiment):
+    """Verify, weigh and time a small BERT after each step of its schedule, on CPU cores.
 
-    Parameters
-    ----------
-    printed
-        No cells are printed of this figure.
-    processes
-        Numbers of processes; the steps that split nothing run in one.
-    compiler
-        What compiles fused operations in one process; where several share the model they are captured only,
-        because compilers of as many processes as there are cores, or more, would take minutes.
-    **asked
-        ``size`` and ``batch`` [samples] of the model, ``warmup_passes``, ``passes`` that are timed, ``seed``.
+    Steps that split nothing run in one process. Fused operations are compiled in one process only and
+    captured where several share the model, because compilers of as many processes as there are cores, or
+    more, would take minutes.
 
-    Returns
-    -------
-    dict of pandas.DataFrame
-        ``fig9``: a row a step and number of processes.
-
-    Raises
-    ------
-    makespan.errors.WorkerError
-        A step does not compute what the original model does, or a process failed.
+    Raises `makespan.errors.WorkerError` if a step does not compute what the original model does.
     """
-    found: dict[tuple[str, int], Record] = {}
-    for number in sorted({1, *processes}):
-        steps = [step for step in _STEPS if number in _numbers_of(step, processes)]
-        ways = [{"name": step.name, "options": step.options(compiler)} for step in steps]
-        request = {"task": "steps", "family": "bert", "ways": ways, **asked}
-        found |= {(one["name"], number): one for one in _run(request, number)}
-    rows = [
-        _step_row(step.name, found[step.name, number], asked["batch"])
-        for step in _STEPS
-        for number in _numbers_of(step, processes)
-    ]
-    table = pd.DataFrame(rows)
-    rates = table["throughput_samples_per_s"]
-    empty = {"gpu_memory_ratio": np.nan, "largest_global_batch_size": np.nan}
-    table = table.assign(speedup=rates / rates.iloc[0], **empty)
-    return {"fig9": FIG9.validate(table, where="fig9")}
+
+    name = "fig9_steps"
+    tables = {"fig9": "throughput and largest batch as BERT is optimised step by step"}
+    sources = ("measured",)
+    on_profile = True
+    trains = True
+    minutes, mem_mb = 60, 4000
+    figures = (
+        Figure(
+            "fig9_steps",
+            "Fig. 9, measured",
+            "Steps of a schedule of a small BERT on CPU cores, source {source}: throughput, with "
+            "half the inter-quartile range either way as lines with caps, and what a process holds. "
+            "Every step is verified against the model as it is. Times on cores say nothing of GPUs.",
+            tables=("fig9",),
+            sources=("measured",),
+        ),
+    )
+
+    size: Annotated[str, taken_from(lambda: family_sizes("bert"))] = _of_steps("size of the model", "small")
+    batch: Count = _of_steps("samples a step", 8, unit="samples")
+    processes: _Counts = _of_steps("numbers of processes that share the model", (1, 2, 4), min_length=1)
+    compiler: Literal["inductor", "dynamo"] = _of_steps(
+        "what compiles fused operations; dynamo captures them only", "inductor"
+    )
+    warmup_passes: Count = _of_steps("forward and backward passes that are not timed", 2)
+    passes: Count = _of_steps("forward and backward passes that are timed", 6)
+    seed: int = _of_steps("seed of weights and samples", 0, ge=0)
+
+    def n_threads(self, all_cores: int) -> int:
+        """Return all cores, because steps are timed on them."""
+        return max(all_cores, *self.processes)
+
+    def compute(self, given: Given) -> dict[str, pd.DataFrame]:
+        """Return a row per step and number of processes."""
+        asked = self.model_dump(exclude={"processes", "compiler"})
+        records: dict[tuple[str, int], Record] = {}
+        for number in sorted({1, *self.processes}):
+            steps = [step for step in _STEPS if number in _numbers_of(step, self.processes)]
+            ways = [{"name": step.name, "options": step.options(self.compiler)} for step in steps]
+            request = {"task": "steps", "family": "bert", "ways": ways, **asked}
+            records |= {(one["name"], number): one for one in _run(request, number)}
+        rows = [
+            _step_row(step.name, records[step.name, number], self.batch)
+            for step in _STEPS
+            for number in _numbers_of(step, self.processes)
+        ]
+        table = pd.DataFrame(rows)
+        rates = table["throughput_samples_per_s"]
+        empty = {"gpu_memory_ratio": np.nan, "largest_global_batch_size": np.nan}
+        return {"fig9": table.assign(speedup=rates / rates.iloc[0], **empty)}
 
 
-def tuner_experiment(printed: Mapping[str, pd.DataFrame], **asked: Any) -> dict[str, pd.DataFrame]:
+class TunerRun(Experiment):
     """Search for the fastest schedule of a small OPT that keeps no more than a budget of bytes.
 
-    Each point is trained for a few steps when a strategy asks for it, and not again when another one does;
-    the exhaustive search, which tells how good the others are, comes last.
-
-    Parameters
-    ----------
-    printed
-        No cells are printed of this search.
-    **asked
-        ``size`` of the model, ``batches``, ``ratios``, ``budget_bytes``, ``warmup_passes``, ``passes``,
-        ``seed``.
-
-    Returns
-    -------
-    dict of pandas.DataFrame
-        ``tuner``: a row an evaluation of a search.
-
-    Raises
-    ------
-    makespan.errors.WorkerError
-        The process failed.
+    Each point is trained for a few steps when a strategy first asks for it. The exhaustive search, which
+    tells how good the others are, comes last.
     """
-    fixed = {"task": "search", "family": "opt", "strategies": list(_STRATEGIES)}
-    found = _run(fixed | asked, 1)
-    table = pd.DataFrame(found).assign(oracle="measured", budget_bytes=asked["budget_bytes"])
-    return {"tuner": TUNER.validate(table, where="tuner")}
+
+    name = "tuner"
+    tables = {"tuner": "points in the order in which searches try them whose objective is a run"}
+    sources = ("measured",)
+    on_profile = True
+    trains = True
+    minutes, mem_mb = 60, 4000
+    figures = (
+        Figure(
+            "tuner",
+            "Tuning, measured",
+            "Throughput of a small OPT on CPU cores over batch size and share of recomputed layers, "
+            "source {source}, and which points searches try: stars of the one along the border of "
+            "the budget, circles of coordinate descent. Grey are points whose forward pass keeps "
+            "more than a budget of bytes.",
+            tables=("tuner",),
+            sources=("measured",),
+        ),
+    )
+
+    size: Annotated[str, taken_from(lambda: family_sizes("opt"))] = _of_search("size of the model", "small")
+    batches: _Counts = _of_search("batch sizes", (4, 8, 12, 16, 24, 32), unit="samples", min_length=2)
+    ratios: Annotated[tuple[_Ratio, ...], unlike("each share once")] = _of_search(
+        "shares of the layers that are recomputed", (1.0, 0.67, 0.5, 0.34, 0.0), min_length=2
+    )
+    budget_bytes: Count = _of_search(
+        "most that the forward pass may keep, which stands for the memory of a device", 8_388_608, unit="B"
+    )
+    warmup_passes: Count = _of_search("forward and backward passes that are not timed", 1)
+    passes: Count = _of_search("forward and backward passes that are timed", 5)
+    seed: int = _of_search("seed of weights, samples and strategies", 0, ge=0)
+
+    def n_threads(self, all_cores: int) -> int:
+        """Return all cores, because runs are timed."""
+        return all_cores
+
+    def compute(self, given: Given) -> dict[str, pd.DataFrame]:
+        """Return a row per evaluation of a search."""
+        fixed = {"task": "search", "family": "opt", "strategies": list(_STRATEGIES)}
+        table = pd.DataFrame(_run(fixed | self.model_dump(mode="json"), 1))
+        return {"tuner": table.assign(oracle="measured", budget_bytes=self.budget_bytes)}
 
 
 def _run(request: Record, n_processes: int) -> list[Record]:
@@ -188,56 +236,87 @@ def verify_schedules(
     return rows
 
 
-def verify_experiment(
-    cells: Mapping[str, pd.DataFrame],
-    *,
-    families: Sequence[str],
-    processes: Sequence[int],
-    schedules: Mapping[str, Mapping[str, Any]],
-    left_out: Mapping[str, Sequence[str]],
-    device: Literal["auto", "cpu", "cuda"],
-    size: str,
-    samples: int,
-    seed: int,
-) -> dict[str, pd.DataFrame]:
-    """Verify every schedule of every family; one launch for each number of processes.
+class Verification(Experiment):
+    """Verify every schedule of every family against the model as it is; one launch per number of processes.
 
-    Parameters
-    ----------
-    cells
-        Printed cells; none are read.
-    families, processes, schedules
-        Families of the zoo, numbers of processes, and options of schedules by a name for them.
-    left_out
-        Schedules that a family does not have.
-    device
-        Where models run; ``auto`` takes GPUs where there is one for each process.
-    size, samples, seed
-        As for `verify_schedules`.
-
-    Returns
-    -------
-    dict
-        ``verify``, schema `VERIFY`: a row a number of processes, family and schedule.
-
-    Raises
-    ------
-    makespan.errors.WorkerError
-        A schedule could not be applied, or a process died.
+    Raises `makespan.errors.WorkerError` if a schedule cannot be applied, or a process dies.
     """
-    cases: list[dict[str, Any]] = [
-        {"family": family, "schedule": name, "options": dict(options)}
-        for family in families
-        for name, options in schedules.items()
-        if name not in left_out.get(family, ())
-    ]
-    rows = []
-    for count in processes:
-        launcher = local_launcher(device, count)
-        found = verify_schedules(cases, count, launcher, size=size, samples=samples, seed=seed)
-        for case, row in zip(cases, found, strict=True):
-            key = {"oracle": "measured", "n_processes": count, "family": case["family"]}
-            options = " ".join(f"{name}={value}" for name, value in case["options"].items())
-            values = {name: value for name, value in row.items() if name not in _NOT_IN_TABLE}
-            rows.append({**key, "schedule": case["schedule"], "options": options, **values})
-    return {"verify": VERIFY.validate(pd.DataFrame(rows), "verify")}
+
+    name = "verify"
+    tables = {"verify": "every schedule of the library beside its model as it is, outputs and gradients"}
+    sources = ("measured",)
+    on_profile = True
+    trains = True
+    minutes, mem_mb = 60, 4000
+
+    device: Literal["auto", "cpu", "cuda"] = _verified(
+        "where models run; auto uses GPUs if there is one for each process", "auto"
+    )
+    families: Annotated[tuple[_Family, ...], unlike("each family once")] = _verified(
+        "architectures of the zoo",
+        ("bert", "roberta", "albert", "gpt", "opt", "t5", "llama", "wideresnet"),
+        min_length=1,
+    )
+    processes: Annotated[tuple[Count, ...], unlike("each number once")] = _verified(
+        "processes that share a model, one launch each", (1, 2, 4), min_length=1
+    )
+    size: str = _verified("size of the models", "tiny")
+    samples: Count = _verified("samples of a batch", 2, unit="samples")
+    seed: int = _verified("seed of weights, samples and gradients of outputs", 0, ge=0)
+    schedules: dict[str, dict[str, _Value]] = _verified(
+        "options of `apply_schedule` by name of the schedule",
+        {
+            "tensor": {"shard_embedding": True},
+            "recompute": {"attn": "sdpa", "ckpt_ratio": 0.5},
+            "stages": {"shard_embedding": True, "pipeline_cuts": 2},
+            "all": {
+                "shard_embedding": True,
+                "attn": "sdpa",
+                "fuse": True,
+                "compiler": "dynamo",
+                "ckpt_ratio": 0.5,
+                "broadcast_input": True,
+            },
+        },
+        min_length=1,
+    )
+    left_out: dict[_Family, Annotated[list[str], Field(min_length=1)]] = _verified(
+        "schedules that a family does not have", {"albert": ["stages"]}
+    )
+
+    @model_validator(mode="after")
+    def _names_are_known(self) -> "Verification":
+        for family, names in self.left_out.items():
+            for name in names:
+                if name not in self.schedules:
+                    raise ValueError(f"left_out.{family}: {name!r}; accepted: {', '.join(self.schedules)}")
+        return self
+
+    def n_gpus(self) -> int:
+        """Return the processes of the largest launch."""
+        return max(self.processes)
+
+    def n_threads(self, all_cores: int) -> int:
+        """Return a core per process, and all cores there are."""
+        return max(all_cores, *self.processes)
+
+    def compute(self, given: Given) -> dict[str, pd.DataFrame]:
+        """Return a row per number of processes, family and schedule."""
+        cases: list[dict[str, Any]] = [
+            {"family": family, "schedule": name, "options": dict(options)}
+            for family in self.families
+            for name, options in self.schedules.items()
+            if name not in self.left_out.get(family, ())
+        ]
+        rows = []
+        for count in self.processes:
+            verified = verify_schedules(
+                cases, count, local_launcher(self.device, count),
+                size=self.size, samples=self.samples, seed=self.seed,
+            )  # fmt: skip
+            for case, row in zip(cases, verified, strict=True):
+                key = {"oracle": "measured", "n_processes": count, "family": case["family"]}
+                options = " ".join(f"{name}={value}" for name, value in case["options"].items())
+                values = {name: value for name, value in row.items() if name not in _NOT_IN_TABLE}
+                rows.append({**key, "schedule": case["schedule"], "options": options, **values})
+        return {"verify": pd.DataFrame(rows)}

@@ -11,7 +11,7 @@ import pandas as pd
 import makespan
 from makespan.errors import InputError, unknown_name
 from makespan.lazy import parse_source
-from makespan.papers.slapo.tables import TABLE4
+from makespan.papers.experiment import Experiment, Figure, Given
 
 # ------------------------------------------------------------------------------------------------
 # Python source as trees: which definition a name stands for, in whichever module; nothing is imported.
@@ -414,35 +414,45 @@ def _own_name(one: Definition) -> Iterator[str]:
 # Table 4: lines of our schedules beside those of the authors.
 
 _LANGUAGE, _ZOO = "makespan.slapo", "makespan.training.zoo"
-_SCHEDULES = (f"{_LANGUAGE}._library", "SCHEDULES")
-_MODELS = (f"{_ZOO}._family_models", "_MODELS")
-_SIZES = f"{_ZOO}._families"
+_SCHEDULES = (f"{_LANGUAGE}.library", "SCHEDULES")
+_MODELS = (f"{_ZOO}.families", "_MODELS")
+_SIZES = f"{_ZOO}.specs"
 
 
-def table4_experiment(printed: Mapping[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
-    """Count the lines of the schedule of every family in its source, which is not imported.
+class Table4(Experiment):
+    """Count the lines of the schedule of every family in its source, which is not imported."""
 
-    Parameters
-    ----------
-    printed
-        The printed cells ``table4``.
+    name = "table4"
+    tables = {"table4": "lines of the schedules, counted in their source, beside the paper's"}
+    cells = ("table4",)
+    sources = ("measured",)
+    on_profile = True
+    trains = True
+    minutes, mem_mb = 60, 4000
+    figures = (
+        Figure(
+            "table4",
+            "Table 4",
+            "Lines of the schedules of this project, counted in their source, source {source}: "
+            "statements, where a call of a helper that several families share is one, and lines of "
+            "text as the authors count. Hollow diamonds are the lines that the paper prints.",
+            tables=("table4",),
+            sources=("measured",),
+        ),
+    )
 
-    Returns
-    -------
-    dict of pandas.DataFrame
-        ``table4``: a row a family.
-    """
-    sources = Sources(Path(makespan.__file__).parents[1], [_LANGUAGE, _ZOO])
-    schedules = sources.table(*_SCHEDULES)
-    counted = ScheduleSources(sources, schedules, {one.module for one in schedules.values()})
-    rows = []
-    for family in schedules:
-        found = schedule_lines(counted, family)
-        row = {"oracle": "measured", "family": family, "model_lines": _model_lines(sources, family)}
-        rows.append(row | {name: getattr(found, name) for name in ("helpers", "expanded", "listing")})
-    cells = printed["table4"].drop(columns="source")
-    table = pd.DataFrame(rows).merge(cells, how="left", on="family", validate="one_to_one")
-    return {"table4": TABLE4.validate(table, where="table4")}
+    def compute(self, given: Given) -> dict[str, pd.DataFrame]:
+        """Return a row per family."""
+        sources = Sources(Path(makespan.__file__).parents[1], [_LANGUAGE, _ZOO])
+        schedules = sources.table(*_SCHEDULES)
+        counted = ScheduleSources(sources, schedules, {one.module for one in schedules.values()})
+        rows = []
+        for family in schedules:
+            lines = schedule_lines(counted, family)
+            row = {"oracle": "measured", "family": family, "model_lines": _model_lines(sources, family)}
+            rows.append(row | {name: getattr(lines, name) for name in ("helpers", "expanded", "listing")})
+        cells = given.cells["table4"].drop(columns="source")
+        return {"table4": pd.DataFrame(rows).merge(cells, how="left", on="family", validate="one_to_one")}
 
 
 def _model_lines(sources: Sources, family: str) -> int:

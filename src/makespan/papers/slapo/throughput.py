@@ -9,6 +9,7 @@ from typing import Any, cast
 import pandas as pd
 
 from makespan.errors import FitError
+from makespan.papers.experiment import Experiment, Figure, Given
 from makespan.papers.slapo.performance import (
     IMPLEMENTATIONS,
     UNFITTED,
@@ -22,9 +23,11 @@ from makespan.papers.slapo.performance import (
     model_costs,
     modelled,
 )
-from makespan.papers.slapo.tables import FIG7, FIG8, FIG9, INEQUALITIES
 from makespan.slapo.tuning import Frontier, Point, Space, Status, tune
+from makespan.tables import schemas_of
 from makespan.training.zoo import FamilySpec, family_spec
+
+_SCHEMAS = schemas_of("makespan.papers.slapo")
 
 # ------------------------------------------------------------------------------------------------
 # Figs 7 to 9 from an oracle: the printed settings, and what the tuner would have chosen.
@@ -196,34 +199,64 @@ def fig9_rows(cells: pd.DataFrame, source: str, ask: Oracle) -> list[dict[str, A
     return [row | {"speedup": row[_RATE] / rows[0][_RATE]} for row in rows]
 
 
-def modelled_experiment(printed: Mapping[str, pd.DataFrame], source: str) -> dict[str, pd.DataFrame]:
-    """Compute the bars of Figs 7 and 8 and the steps of Fig. 9, beside printed bars.
+class Modelled(Experiment):
+    """Compute the bars of Figs 7 and 8 and the steps of Fig. 9, next to printed bars.
 
-    Parameters
-    ----------
-    printed
-        The printed cells ``fig7`` (settings of all bars), ``fig8`` (bars of an earlier version of the figure)
-        and ``fig9`` (GPUs and batch of each step).
-    source
-        ``published``: the hardware model, with printed bars; ``emulated``: the emulator, which knows no
-        convolutions.
-
-    Returns
-    -------
-    dict of pandas.DataFrame
-        ``fig7``, a row a setting, ``fig8``, a row a bar, and ``fig9``, a row a step.
+    The published source has the hardware model; the emulated one the emulator, which knows no convolutions.
     """
-    ask = emulated() if source == "emulated" else modelled(constants())
-    search = modelled(constants(), bounds=False) if source == "published" else None
-    fig8 = fig8_rows(printed["fig8"], source, ask)
-    if source == "published":
-        fig8 += _printed_bars(printed["fig8"])
-    nine = pd.DataFrame(fig9_rows(printed["fig9"], source, ask)).reindex(columns=FIG9.names)
-    return {
-        "fig7": FIG7.validate(pd.DataFrame(fig7_rows(printed["fig7"], source, ask, search)), where="fig7"),
-        "fig8": FIG8.validate(pd.DataFrame(fig8), where="fig8"),
-        "fig9": FIG9.validate(nine, where="fig9"),
+
+    name = "modelled"
+    tables = {
+        "fig7": "throughput inside one node by model, GPUs and implementation, by model and emulator",
+        "fig8": "throughput on two to eight nodes, by model and emulator, with an earlier figure's values",
+        "fig9": "throughput and largest batch as BERT is optimised step by step",
     }
+    cells = ("fig7", "fig8", "fig9")
+    figures = (
+        Figure(
+            "fig7",
+            "Fig. 7",
+            "Throughput of six models on 2, 4 and 8 V100 at the printed batch sizes and recomputed "
+            "shares, source {source}: published means a small hardware model fitted to the printed "
+            "grid of Fig. 10, emulated the emulator as it is, which knows no convolutions. A cross "
+            "has no printed setting. Black dots are what the tuner finds. The paper prints no "
+            "values.",
+            tables=("fig7",),
+        ),
+        Figure(
+            "fig8",
+            "Fig. 8",
+            "Throughput on two to eight nodes, source {source}: published means a small hardware "
+            "model fitted to the printed grid of Fig. 10, emulated the emulator as it is. Hollow "
+            "diamonds are the bars of an earlier version of the figure, that of Slapo at both of "
+            "its schedules, joined by a line.",
+            tables=("fig8",),
+        ),
+        Figure(
+            "fig9",
+            "Fig. 9",
+            "Throughput of BERT-1B as it is optimised step by step, source {source}: published "
+            "means a small hardware model fitted to the printed grid of Fig. 10, emulated the "
+            "emulator as it is. The paper prints no values.",
+            tables=("fig9",),
+            sources=("emulated", "published"),
+        ),
+    )
+
+    def compute(self, given: Given) -> dict[str, pd.DataFrame]:
+        """Return a row per setting, per bar and per step."""
+        cells, source = given.cells, given.source
+        ask = emulated() if source == "emulated" else modelled(constants())
+        search = modelled(constants(), bounds=False) if source == "published" else None
+        fig8 = fig8_rows(cells["fig8"], source, ask)
+        if source == "published":
+            fig8 += _printed_bars(cells["fig8"])
+        steps = pd.DataFrame(fig9_rows(cells["fig9"], source, ask))
+        return {
+            "fig7": pd.DataFrame(fig7_rows(cells["fig7"], source, ask, search)),
+            "fig8": pd.DataFrame(fig8),
+            "fig9": steps.reindex(columns=_SCHEMAS["fig9"].names),
+        }
 
 
 # ------------------------------------------------------------------------------------------------
@@ -432,33 +465,24 @@ def _variations() -> Iterable[tuple[str, float, Constants]]:
             yield name, factor, replace(own, **{name: factor * getattr(own, name)})
 
 
-def inequalities_experiment(printed: Mapping[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
-    """Judge the conclusions with every unfitted constant halved and doubled, and the rest fitted again.
+class Inequalities(Experiment):
+    """Judge the conclusions with every unfitted constant halved and doubled, and the rest fitted again."""
 
-    Parameters
-    ----------
-    printed
-        The printed cells ``fig7`` to ``fig10``.
+    name = "inequalities"
+    tables = {
+        "inequalities": "conclusions of Figs 7 to 9 with every constant of the model halved and doubled"
+    }
+    cells = ("fig7", "fig8", "fig9", "fig10")
+    sources = ("published",)
 
-    Returns
-    -------
-    dict of pandas.DataFrame
-        ``inequalities``, a row a conclusion, constant and factor; nothing holds where there is no fit.
-    """
-    rows: list[dict[str, Any]] = []
-    for name, factor, varied in _variations():
-        for conclusion, found in _judged(printed, varied).items():
-            text, holds = found
-            rows.append(
-                {
-                    "inequality": conclusion,
-                    "constant": name,
-                    "factor": factor,
-                    "holds": holds,
-                    "found": text,
-                }
-            )
-    return {"inequalities": INEQUALITIES.validate(pd.DataFrame(rows), where="inequalities")}
+    def compute(self, given: Given) -> dict[str, pd.DataFrame]:
+        """Return a row per conclusion, constant and factor; nothing holds where there is no fit."""
+        rows = [
+            {"inequality": conclusion, "constant": name, "factor": factor, "holds": holds, "found": text}
+            for name, factor, varied in _variations()
+            for conclusion, (text, holds) in _judged(given.cells, varied).items()
+        ]
+        return {"inequalities": pd.DataFrame(rows)}
 
 
 def _judged(printed: Mapping[str, pd.DataFrame], varied: Constants) -> dict[str, tuple[str, bool]]:

@@ -1,12 +1,15 @@
-"""Fig. 10: searches of the grid of batch sizes and shares of recomputed layers."""
+"""Fig. 10: searches of the grid of batch sizes and shares of recomputed layers, and its prediction."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Annotated, Any
 
 import numpy as np
 import pandas as pd
+from pydantic import Field
 
+from makespan.papers.experiment import Experiment, Figure, Given
 from makespan.papers.slapo.performance import (
     GRID_CAPACITY_BYTES,
     Oracle,
@@ -22,7 +25,7 @@ from makespan.papers.slapo.performance import (
     recomputed_layers,
     simulate,
 )
-from makespan.papers.slapo.tables import FIG10, FIG10_FIT, FIG10_GRIDS, FIG10_SEARCHES
+from makespan.settings import Block, Count, option, shared
 from makespan.slapo.tuning import (
     CoordinateDescent,
     Exhaustive,
@@ -141,49 +144,13 @@ def fig10_tables(cells: pd.DataFrame, source: str, budget: int, starts: int) -> 
         found = searches(grid.declare, grid.look_up, budget, starts)
         rows += _evaluations(oracle, found)
         summaries += _summaries(oracle, found)
-    return {
-        "fig10": FIG10.validate(pd.DataFrame(rows), where="fig10"),
-        "fig10_searches": FIG10_SEARCHES.validate(pd.DataFrame(summaries), where="fig10_searches"),
-    }
+    return {"fig10": pd.DataFrame(rows), "fig10_searches": pd.DataFrame(summaries)}
 
 
 # ------------------------------------------------------------------------------------------------
 # How well the printed grid of Fig. 10 is predicted, and what the frontier finds on other grids.
 
 _RATE = "published_samples_per_s"
-
-
-def tuning_experiment(
-    printed: Mapping[str, pd.DataFrame], source: str, searches: Mapping[str, int], grids: Mapping[str, Any]
-) -> dict[str, pd.DataFrame]:
-    """Search the printed grid and what an oracle makes of it, predict it, and search other grids.
-
-    Parameters
-    ----------
-    printed
-        The printed cells ``fig10``.
-    source
-        ``published``: the hardware model, fitted to all cells and to all but those of one batch size;
-        ``emulated``: the emulator, which has not seen any.
-    searches
-        ``budget``: evaluations of random search; ``starts``: seeds of it, and of coordinate descent.
-    grids
-        ``grids`` with a feasible point, ``noise`` and ``spread``: standard deviation of the logarithm of a
-        throughput, and largest factor between fitted and drawn constants [1]; ``seed`` of what is drawn.
-
-    Returns
-    -------
-    dict of pandas.DataFrame
-        ``fig10``, a row an evaluation, ``fig10_searches``, a row a search, ``fig10_fit``, a row a protocol
-        and cell; of ``published`` also ``fig10_grids``, a row a synthetic grid.
-    """
-    cells = printed["fig10"]
-    rows = list(predictions(cells, constants())) if source == "published" else _untuned(cells)
-    found = fig10_tables(cells, source, **searches)
-    found["fig10_fit"] = FIG10_FIT.validate(pd.DataFrame(rows), where="fig10_fit")
-    if source == "published":
-        found["fig10_grids"] = _fitted_grids(cells, **grids)
-    return found
 
 
 def _untuned(cells: pd.DataFrame) -> list[Mapping[str, object]]:
@@ -274,4 +241,88 @@ def _fitted_grids(cells: pd.DataFrame, grids: int, noise: float, spread: float, 
                 "descent_optimum_ratio": _shares(grid, measured, descent)[0],
             }
         )  # fmt: skip
-    return FIG10_GRIDS.validate(pd.DataFrame(rows), where="fig10_grids")
+    return pd.DataFrame(rows)
+
+
+# --- the experiment ---------------------------------------------------------------------------------
+
+_searched = partial(option, source="a choice", changes="fig10, fig10_searches")
+
+
+class Fig10(Block):
+    """Searches of the printed grid of batch sizes and shares of recomputed layers."""
+
+    budget: Count = option(
+        "evaluations of random search", 17, source="Slapo, Fig. 10: 17 of 91", changes="fig10, fig10_searches"
+    )
+    starts: Count = _searched("coordinate descents, each from a random point, and random searches", 20)
+
+
+_synthetic = partial(option, source="a choice", changes="fig10_grids")
+
+
+class SyntheticGrids(Block):
+    """Grids with random constants, of which no search has seen any."""
+
+    grids: Count = _synthetic("grids in which a point fits", 50)
+    noise: Annotated[float, Field(ge=0, le=0.1)] = _synthetic(
+        "standard deviation of measured throughput, relative", 0.01
+    )
+    spread: Annotated[float, Field(ge=1)] = _synthetic(
+        "largest factor between a fitted and a drawn constant", 2.0
+    )
+    seed: Annotated[int, Field(ge=0)] = _synthetic("seed of everything that is drawn", 2)
+
+
+class Tuning(Experiment):
+    """Search the printed grid of Fig. 10 and an oracle's version of it, predict it, and search other grids.
+
+    The published source has a hardware model, fitted to all cells and to all but those of one batch size, and
+    the synthetic grids; the emulated one has the emulator, which has not seen any cell.
+    """
+
+    name = "tuning"
+    tables = {
+        "fig10": "points of the tuning grid in the order in which each search tries them",
+        "fig10_searches": "what each search finds of that grid, with how many evaluations",
+        "fig10_fit": "predictions of that grid, fitted, with a batch size left out, and untuned",
+        "fig10_grids": "searches of grids with random constants and noise",
+    }
+    cells = ("fig10",)
+    figures = (
+        Figure(
+            "fig10",
+            "Fig. 10",
+            "Throughput of OPT-350M on eight GPUs of 16 GB over batch size and share of recomputed "
+            "layers, source {source}: published means printed cells and a hardware model fitted to "
+            "them, emulated the emulator as it is. Stars are the points that the search along the "
+            "border of memory tries, circles the best points.",
+            tables=("fig10",),
+        ),
+        Figure(
+            "fig10_fit",
+            "Fig. 10, predicted",
+            "Predicted against printed throughput of the grid of Fig. 10, source {source}: "
+            "published means a hardware model fitted to all cells, or to all but those of one batch "
+            "size; emulated the emulator as it is. On the dotted line both agree.",
+            tables=("fig10_fit",),
+        ),
+    )
+
+    searches: Fig10 = shared("slapo.fig10")
+    grids: SyntheticGrids = shared("slapo.fig10_grids")
+
+    def tables_of(self, source: str, profiled: Sequence[str]) -> Mapping[str, str]:
+        """Return the tables of a source; synthetic grids are drawn around the fitted model."""
+        built = super().tables_of(source, profiled)
+        return {name: what for name, what in built.items() if source == "published" or name != "fig10_grids"}
+
+    def compute(self, given: Given) -> dict[str, pd.DataFrame]:
+        """Return a row per evaluation, per search, per protocol and cell, and per synthetic grid."""
+        cells = given.cells["fig10"]
+        tables = fig10_tables(cells, given.source, self.searches.budget, self.searches.starts)
+        if given.source != "published":
+            return tables | {"fig10_fit": pd.DataFrame(_untuned(cells))}
+        tables["fig10_fit"] = pd.DataFrame(list(predictions(cells, constants())))
+        tables["fig10_grids"] = _fitted_grids(cells, **self.grids.model_dump())
+        return tables
