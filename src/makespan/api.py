@@ -1,4 +1,4 @@
-"""The verbs of ``import makespan``: names and files in, tables and values out."""
+"""Top-level API: functions that take names or paths and return tables."""
 
 import logging
 from collections.abc import Iterable
@@ -61,21 +61,20 @@ def compare(
     Parameters
     ----------
     policies, baseline
-        Policies, or names or files of them, and the name of that which ratios compare with, the first
-        unless given.
+        Policies, or names or files of them, and the name of the baseline of ratios (default: the first).
     n_processes
-        Simulations at the same time; chosen by processors and jobs unless given.
+        Number of simulations at a time (default: by processors and jobs).
 
     Returns
     -------
     pandas.DataFrame
-        One row a policy, see `makespan.studies.comparison`, and the column ``offered_load``, see
+        One row per policy, see `makespan.studies.comparison`, and the column ``offered_load``, see
         `makespan.studies.Demand`.
 
     Raises
     ------
     ComparisonError
-        A simulation cannot be done; ``table`` has what the others reached.
+        A simulation failed; ``table`` has the rows of the others.
     ImpossibleScheduleError
         A schedule breaks a rule of the validator.
     MakespanError
@@ -150,17 +149,17 @@ def fit(
     form: str = "extended",
     parameters: float | None = None,
 ) -> TableFit:
-    """Fit a performance model to the few rows of a throughput table that a fixed design samples.
+    """Fit a performance model to a few rows of a throughput table, sampled by a fixed design.
 
     Parameters
     ----------
     table
         Schema `makespan.tables.THROUGHPUT`, of one workload.
     cluster_name, form
-        Cluster whose constants enter the model, and form of that, a key of `makespan.perf.FORMS`.
+        Cluster whose constants enter the model, and form of the model, a key of `makespan.perf.FORMS`.
     parameters
-        Number of parameters of a model that the zoo lacks; without it, the size with which the model fits
-        best, which is logged. A decoder of usual proportions stands for such a model.
+        Number of parameters of a model that the zoo lacks (default: the size that fits best, which is
+        logged). A decoder of usual proportions stands in for such a model.
 
     Returns
     -------
@@ -197,7 +196,8 @@ def rank_plans(
     placement
         GPUs on each node, for example ``"44"``.
     cluster_name, cpu_threads
-        Where it is, which decides memory, and CPU threads a GPU; an even share of the node's unless given.
+        Cluster (sets the memory limit), and CPU threads per GPU (default: an even share of the node's
+        threads).
 
     Returns
     -------

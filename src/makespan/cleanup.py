@@ -1,7 +1,7 @@
-"""What a killed process leaves behind: temporary files and directories, stale locks, processes it started.
+"""Clean up after killed processes: temporary files and directories, stale locks, child processes.
 
-A process holds what is its own by a lock that the kernel takes back when it ends, however it ends. What
-nobody holds is removed by the next process that comes along. Where a file system has no locks nothing is.
+A process locks what belongs to it with ``flock``; the kernel releases the lock when the process ends, however
+it ends. The next process removes whatever is unlocked. On a file system without locks nothing is removed.
 """
 
 import atexit
@@ -30,12 +30,12 @@ _ENDING_S = 60.0  # longest wait for jobs that end because their run was killed
 _POLL_S = 0.5
 
 
-# --- files and directories --------------------------------------------------------------------------
+# --- Files and directories --------------------------------------------------------------------------
 
 
 @contextmanager
 def temporary_directory(kind: str) -> Iterator[Path]:
-    """Directory that is removed at the end, or by the next process that wants one if this one is killed."""
+    """Create a directory that is removed at the end, or by the next process that makes one after a kill."""
     _sweep_once(tempfile.gettempdir())
     path, handle = _held(lambda: tempfile.mkdtemp(".tmp", f"makespan-{kind}-"))
     try:
@@ -47,7 +47,7 @@ def temporary_directory(kind: str) -> Iterator[Path]:
 
 @contextmanager
 def temporary_file(directory: Path, prefix: str, suffix: str) -> Iterator[Path]:
-    """Empty file ``.<name>-<random>.tmp<suffix>``, removed at the end or later like `temporary_directory`."""
+    """Create an empty file ``.<name>-<random>.tmp<suffix>``, removed like a `temporary_directory`."""
     _sweep_once(str(directory))
 
     def make() -> str:
@@ -67,32 +67,29 @@ def sweep(directory: str | Path) -> None:
     """Remove the temporary files and directories of dead processes of this user from a directory."""
     with suppress(OSError), os.scandir(directory) as entries:
         for entry in entries:
-            if _OURS.fullmatch(entry.name):
-                with suppress(OSError):
-                    _remove_unheld(Path(entry.path))
+            path = Path(entry.path)
+            with suppress(OSError):
+                if not _OURS.fullmatch(path.name) or path.lstat().st_uid != os.getuid():
+                    continue
+                handle = _take(path)  # fails while the owner lives
+                try:
+                    if path.is_dir():
+                        shutil.rmtree(path)
+                    else:
+                        path.unlink()
+                finally:
+                    os.close(handle)
 
 
 _sweep_once = cache(sweep)
 
 
-def _remove_unheld(path: Path) -> None:
-    if path.lstat().st_uid != os.getuid():
-        return
-    handle = _take(path)
-    try:
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
-    finally:
-        os.close(handle)
-
-
 def _take(path: Path) -> int:
-    """Lock a file or directory until the handle is closed; an `OSError` if another has it or it is gone."""
+    """Lock a file or directory until the handle is closed; an `OSError` if it is locked or gone."""
     handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Between opening and locking, another process may have removed the path or put something new there.
         if not os.path.samestat(os.fstat(handle), path.lstat()):
             raise FileNotFoundError(path)
     except BaseException:
@@ -102,7 +99,7 @@ def _take(path: Path) -> int:
 
 
 def _held(make: Callable[[], str]) -> tuple[Path, int | None]:
-    """Make something and hold it; made anew if another process removed it in between."""
+    """Create a file or directory and lock it; try again if another process removed it in between."""
     while True:
         path = Path(make())
         try:
@@ -118,15 +115,15 @@ def _close(handle: int | None) -> None:
         os.close(handle)
 
 
-# --- runs of the workflow ---------------------------------------------------------------------------
+# --- Runs of the workflow ---------------------------------------------------------------------------
 
 
 def register_run(*temporary: str | Path) -> str:
-    """Note that this process runs the workflow in this directory, and remove what killed runs left here.
+    """Register this process as a run of the workflow in this directory, and clean up after killed runs.
 
-    Locks of Snakemake are removed when all runs that were noted are dead processes of this host, and the
-    ``temporary`` directories that those had. Otherwise the answer says who may still be running and what to
-    do; it is empty where nothing is locked.
+    When all registered runs are dead processes of this host, the locks of Snakemake and the ``temporary``
+    directories of those runs are removed. Otherwise the returned text names the runs that may still be alive
+    and says what to do; it is empty if nothing is locked.
     """
     sweep(tempfile.gettempdir())
     for product in _PRODUCTS:
@@ -141,22 +138,40 @@ def register_run(*temporary: str | Path) -> str:
         return ""
     try:
         fcntl.flock(guard, fcntl.LOCK_EX)
-        found = sorted(marks.iterdir())
-        alive = [mark for mark in found if not _is_over(mark)]
-        if found and not alive:
-            _remove_locks()
-            for mark in found:
-                _forget(mark)
-        _mark(marks / f"{os.getpid()}@{socket.gethostname()}", "\n".join(map(str, temporary)))
+        earlier = sorted(marks.iterdir())
+        alive = [mark for mark in earlier if not _is_over(mark)]
+        if earlier and not alive:
+            # Besides its locks, Snakemake leaves the copies of scripts with which it started jobs.
+            for path in [*_SNAKEMAKE.glob("locks/*.lock"), *_SNAKEMAKE.glob("scripts/tmp*.py")]:
+                path.unlink(missing_ok=True)
+            for mark in earlier:
+                for path in map(Path, mark.read_text("utf-8").splitlines()):
+                    if _OF_SNAKEMAKE.fullmatch(path.name):
+                        shutil.rmtree(path, ignore_errors=True)
+                mark.unlink(missing_ok=True)
+        own_mark = marks / f"{os.getpid()}@{socket.gethostname()}"
+        handle = os.open(own_mark, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # never closed: held until this process ends
+        os.write(handle, "\n".join(map(str, temporary)).encode())
+        os.environ[_RUN] = str(own_mark.absolute())
+        atexit.register(own_mark.absolute().unlink, missing_ok=True)
     except OSError:
         return ""
     finally:
         os.close(guard)
-    return _told(alive) if any((_SNAKEMAKE / "locks").glob("*.lock")) else ""
+    if not any((_SNAKEMAKE / "locks").glob("*.lock")):
+        return ""
+    if not alive:
+        return "a run that is not known here locked this directory; if it is over: snakemake --unlock"
+    who = ", ".join("process {} on {}".format(*mark.name.split("@", 1)) for mark in alive)
+    if all(mark.name.endswith(f"@{socket.gethostname()}") for mark in alive):
+        return f"this directory is in use by {who}; wait for its end, or end it"
+    files = " ".join(map(str, alive))
+    return f"this directory is locked by {who}; if that run is over: rm {files}; snakemake --unlock"
 
 
 def leave_run() -> None:
-    """Take no part in the run that started this process, for jobs that a batch system looks after."""
+    """Detach this process from the run that started it, for jobs that a batch system controls."""
     os.environ.pop(_RUN, None)
 
 
@@ -167,24 +182,18 @@ def end_with_run() -> None:
         threading.Thread(target=_await_end, args=(Path(mark),), daemon=True).start()
 
 
-def _mark(path: Path, text: str) -> None:
-    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
-    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the handle is never closed
-    os.write(handle, text.encode())
-    os.environ[_RUN] = str(path.absolute())
-    atexit.register(path.absolute().unlink, missing_ok=True)
-
-
 def _is_over(mark: Path) -> bool:
-    """Whether a run is a dead process of this host, none of whose jobs is about to end."""
+    """Return True if a run is a dead process of this host and none of its jobs is still ending."""
     if mark.name.rpartition("@")[2] != socket.gethostname():
         return False
     deadline = time.monotonic() + _ENDING_S
     with suppress(FileNotFoundError), mark.open("r+b") as stream:
         try:
-            fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)  # which its jobs do, once it is gone
+            # The run holds the lock exclusively; its jobs wait for a shared lock and get it when it is gone.
+            fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
+        # Jobs keep their shared lock until they have ended.
         while time.monotonic() < deadline:
             with suppress(BlockingIOError):
                 fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -194,35 +203,11 @@ def _is_over(mark: Path) -> bool:
     return True
 
 
-def _forget(mark: Path) -> None:
-    for path in map(Path, mark.read_text("utf-8").splitlines()):
-        if _OF_SNAKEMAKE.fullmatch(path.name):
-            shutil.rmtree(path, ignore_errors=True)
-    mark.unlink(missing_ok=True)
-
-
-def _remove_locks() -> None:
-    """Remove the locks of Snakemake, and the copies of scripts with which it started jobs."""
-    left = [*_SNAKEMAKE.glob("locks/*.lock"), *_SNAKEMAKE.glob("scripts/tmp*.py")]
-    for path in left:
-        path.unlink(missing_ok=True)
-
-
-def _told(alive: list[Path]) -> str:
-    if not alive:
-        return "a run that is not known here locked this directory; if it is over: snakemake --unlock"
-    who = ", ".join("process {} on {}".format(*mark.name.split("@", 1)) for mark in alive)
-    if all(mark.name.endswith(f"@{socket.gethostname()}") for mark in alive):
-        return f"this directory is in use by {who}; wait for its end, or end it"
-    files = " ".join(map(str, alive))
-    return f"this directory is locked by {who}; if that run is over: rm {files}; snakemake --unlock"
-
-
 def _await_end(mark: Path) -> None:
     try:
         stream = mark.open("rb")
     except FileNotFoundError:
-        pass  # over already
+        pass  # the run has ended already
     else:
         try:
             fcntl.flock(stream, fcntl.LOCK_SH)
@@ -232,7 +217,7 @@ def _await_end(mark: Path) -> None:
     os._exit(1)
 
 
-# --- processes --------------------------------------------------------------------------------------
+# --- Processes --------------------------------------------------------------------------------------
 
 
 def end_with_parent(parent: int) -> None:

@@ -1,4 +1,4 @@
-"""Every exception that the package raises on purpose.
+"""Exceptions that the package raises on purpose.
 
 A message says what was found, what is accepted, and where.
 """
@@ -12,30 +12,28 @@ _MOST_LETTERS, _MOST_LINES = 1_000, 100
 
 
 def bounded(text: str) -> str:
-    """Leave out the middle of lines of more than 1,000 letters, and of texts of more than 100 lines.
+    """Cut the middle out of lines longer than 1,000 letters, and out of texts longer than 100 lines.
 
-    What a message quotes comes from files of any size: a header may have megabytes. The beginning says where
-    and what was found, the end what is accepted.
+    Messages quote files of any size: a header may have megabytes. The beginning of a message says where and
+    what was found, the end says what is accepted.
     """
     lines = text.split("\n")
     if len(lines) > _MOST_LINES:
         half, n_left_out = _MOST_LINES // 2, len(lines) - _MOST_LINES
         lines[half:-half] = [f"[... {n_left_out:,} lines left out ...]"]
-    return "\n".join(_bounded_line(line) for line in lines)
-
-
-def _bounded_line(line: str) -> str:
-    if len(line) <= _MOST_LETTERS:
-        return line
     start, end = _MOST_LETTERS * 6 // 10, _MOST_LETTERS * 3 // 10
-    return f"{line[:start]} [... {len(line) - start - end:,} letters left out ...] {line[-end:]}"
+    for number, line in enumerate(lines):
+        if len(line) > _MOST_LETTERS:
+            n_left_out = len(line) - start - end
+            lines[number] = f"{line[:start]} [... {n_left_out:,} letters left out ...] {line[-end:]}"
+    return "\n".join(lines)
 
 
 class MakespanError(Exception):
     """Base of all errors raised on purpose; catch it to catch them all. Its message has a bounded length."""
 
     def __str__(self) -> str:
-        """Return the message, without the middle of what is too long to read."""
+        """Return the message, shortened by `bounded`."""
         return bounded(super().__str__())
 
 
@@ -68,7 +66,7 @@ class ConfigError(InputError):
 
 
 class DataError(MakespanError):
-    """A data file cannot be had; the message says what to do."""
+    """A data file is not available; the message says what to do."""
 
 
 class MissingDataError(DataError):
@@ -100,7 +98,7 @@ class WorkerError(TrainingError):
 
 
 class LostWorkerError(WorkerError):
-    """A training process was ended by a signal; the same may go well another time."""
+    """A training process was ended by a signal; the same run may succeed another time."""
 
 
 def unknown_name(kind: str, found: str, accepted: Iterable[str]) -> UnknownNameError:
@@ -112,18 +110,18 @@ def unknown_name(kind: str, found: str, accepted: Iterable[str]) -> UnknownNameE
 
 
 def cell_error(where: str, row: int, column: str, found: object, accepted: str) -> TraceError:
-    """Build the error for one cell of a table: file or producer, data row from one, column, value."""
+    """Build the error for one cell of a table: file or producer, data row counted from 1, column, value."""
     return TraceError(f"{where}: row {row}, column {column!r}: found {found!r}; accepted: {accepted}")
 
 
 def short_path(path: str | Path) -> str:
-    """Return a path as seen from the working directory if it is below that."""
+    """Return a path relative to the working directory if it is below it."""
     path = Path(path)
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 
 def failed_at(trace: TracebackType | None, file: str) -> int | None:
-    """Return the line at which an error left the code of a file, None if it never was there."""
+    """Return the line at which an error left the code of a file, None if it was never there."""
     line = None
     while trace is not None:
         line = trace.tb_lineno if trace.tb_frame.f_code.co_filename == file else line

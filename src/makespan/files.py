@@ -1,4 +1,4 @@
-"""Reading and writing of files: what is written is whole or not there, what is read is bounded.
+"""Read and write files: writes are atomic, reads are bounded.
 
 The other end may be another process, a user or a full disk, so errors name the file and say what is accepted.
 Compressed text and text in UTF-16 are read as the text that they hold, within the same bounds.
@@ -30,19 +30,13 @@ from makespan.cleanup import temporary_directory, temporary_file
 from makespan.errors import InputError, MakespanError, MissingDataError, unknown_name
 from makespan.units import format_bytes
 
-# ------------------------------------------------------------------------------------------------
-# Reading and writing of files: what is written is whole or not there, what is read is bounded.
-#
-# The other end may be another process, a user or a full disk, so errors name the file and say what is
-# accepted. Compressed text and text in UTF-16 are read as the text that they hold, within the same bounds.
-
 PARQUET = b"PAR1"
-"""First bytes of a Parquet file, the only table that is read and no text."""
+"""First bytes of a Parquet file, the only table format that is read and is not text."""
 _LARGEST = 1 << 29  # bytes that are read at once; the largest public job lists have a third of it
 _LARGEST_SETTINGS = 1 << 22  # configurations and constants have kilobytes; YAML takes minutes for more
-_MOST_YAML_NODES = 100_000  # counted as often as they are referred to: aliases of aliases grow without end
+_MOST_YAML_NODES = 100_000  # each reference to an alias counts: aliases of aliases grow exponentially
 _PROBE_BYTES = 1 << 16
-_MOST_EXPANDED = 100  # times its packed size, for what is read in pieces; job lists have a tenth of it
+_MOST_EXPANDED = 100  # times the packed size, for files read in pieces; job lists expand tenfold
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 _MOST_LAYERS = 3  # a list in an archive that is compressed once more
 _STANDARD_OUTPUT = ("-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")
@@ -57,25 +51,25 @@ _KINDS = {
 
 
 def _kind(path: Path) -> int | None:
-    """Type bits of what a path leads to, None if there is nothing."""
+    """Return the type bits of what a path leads to, None if there is nothing."""
     try:
         return stat.S_IFMT(path.stat().st_mode)
     except FileNotFoundError:
         return None
 
 
-# --- writing ----------------------------------------------------------------------------------------
+# --- Writing ----------------------------------------------------------------------------------------
 
 
 def is_stream(path: str | Path | None) -> bool:
-    """Whether what is written there goes to the standard output, also by a symbolic link to it."""
+    """Return True if a path is the standard output, or a symbolic link to it."""
     if path is not None and Path(path).is_symlink() and str(path) not in _STANDARD_OUTPUT:
         path = Path(path).readlink()
     return str(path) in _STANDARD_OUTPUT
 
 
 def check_target(path: str | Path) -> None:
-    """Refuse what is there and no regular file: replacing a device or a pipe would destroy it."""
+    """Reject an existing target that is not a regular file: replacing a device or a pipe would destroy it."""
     kind = None if is_stream(path) else _kind(Path(path))
     if kind is not None and kind != stat.S_IFREG:
         accepted = "a file, there already or not, or - for the standard output"
@@ -84,11 +78,11 @@ def check_target(path: str | Path) -> None:
 
 @contextmanager
 def atomic_path(path: str | Path) -> Iterator[Path]:
-    """Temporary path, with the same directory and suffix, that replaces ``path`` when the block ends well.
+    """Yield a temporary path with the same directory and suffix; it replaces ``path`` if the block succeeds.
 
-    Directories are created, symbolic links followed to what they name, and ``-`` and ``/dev/stdout`` are the
-    standard output. A failed block leaves nothing behind, nor a directory that was made for it. Raises
-    `InputError` for what is no regular file, and an `OSError` that names the file.
+    Directories are created, symbolic links are followed, and ``-`` and ``/dev/stdout`` are the standard
+    output. A failed block leaves nothing behind, not even a directory that was made for it. Raises
+    `InputError` if ``path`` is not a regular file, and an `OSError` that names the file.
     """
     check_target(path)
     if is_stream(path):
@@ -121,16 +115,16 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
 
 
 def _mode(target: Path) -> int:
-    """Permissions of a file that is replaced, else those of a new one."""
+    """Return the permissions of the file that is replaced, or those of a new one."""
     with suppress(FileNotFoundError):
         return stat.S_IMODE(target.stat().st_mode)
-    umask = os.umask(0)
+    umask = os.umask(0)  # the mask can only be read by setting it
     os.umask(umask)
     return 0o666 & ~umask
 
 
 def write_text(text: str, path: str | Path) -> None:
-    """Write a text file atomically, in UTF-8 with Unix line ends."""
+    """Write a text file atomically, in UTF-8 with Unix line endings."""
     with atomic_path(path) as temporary:
         temporary.write_text(text, encoding="utf-8", newline="\n")
 
@@ -140,7 +134,7 @@ def write_json(values: Any, path: str | Path, indent: int | None = None) -> None
     write_text(json.dumps(values, indent=indent) + ("" if indent is None else "\n"), path)
 
 
-# --- reading ----------------------------------------------------------------------------------------
+# --- Reading ----------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -152,10 +146,10 @@ def open_seekable(
     *,
     binary: bytes | None = None,
 ) -> Iterator[IO[bytes]]:
-    """Open a file, a pipe or, for ``-``, the standard input; what is no text or too large is refused at once.
+    """Open a file, a pipe or, for ``-``, the standard input; reject what is too large or is not text.
 
     A file packed by gzip, bzip2, xz, zstd, zip or tar is opened as the one file that it holds, and text in
-    UTF-16 or UTF-32 as UTF-8. Bounds hold for the unpacked text.
+    UTF-16 or UTF-32 as UTF-8. Bounds apply to the unpacked text.
 
     Parameters
     ----------
@@ -211,9 +205,9 @@ class _Packed:
             raise self.error(f"{self.path}: has {format_bytes(size)} or more; accepted: {accepted}")
 
     def drained(self, pipe: IO[bytes]) -> bytes:
-        """Read a pipe whole; what can be no list is refused after its first bytes."""
+        """Read a whole pipe; reject binary content after its first bytes."""
         head = pipe.read(_PROBE_BYTES)
-        if not _is_packed(head):
+        if not any(is_kind(head) for is_kind, _ in _UNPACKERS):
             self._check_text(head)
         content = head + pipe.read(_LARGEST - len(head) + 1)
         self.check_size(len(content), _LARGEST)
@@ -256,7 +250,7 @@ class _Packed:
 
     @contextmanager
     def _unpacking(self) -> Iterator[None]:
-        """Turn whatever libraries raise for broken archives into one line."""
+        """Turn any exception of a library for a broken archive into an error of one line."""
         try:
             yield
         except MakespanError:
@@ -267,7 +261,7 @@ class _Packed:
 
 
 class _Bounded(io.RawIOBase):
-    """Unpacked bytes, up to a limit: a few kilobytes may stand for terabytes."""
+    """Unpacked bytes, up to a limit: a few kilobytes may expand to terabytes."""
 
     def __init__(self, source: IO[bytes], limit: int, packed: _Packed) -> None:
         self._source, self._limit, self._packed, self._position = source, limit, packed, 0
@@ -320,15 +314,19 @@ def _is_tar(head: bytes) -> bool:
 
 
 def _only(members: Iterable[tuple[str, Any]], kind: str) -> Any:
-    """Choose the one member of an archive, without what macOS adds to each."""
-    wanted = (one for one in members if not Path(one[0]).name.startswith(".") and "__MACOSX" not in one[0])
-    found = list(islice(wanted, 2))
-    if not found:
+    """Return the only member of an archive, ignoring the files that macOS adds."""
+    visible = (
+        (name, member)
+        for name, member in members
+        if not Path(name).name.startswith(".") and "__MACOSX" not in name
+    )
+    first = list(islice(visible, 2))  # lazily: a tar archive is read member by member
+    if not first:
         raise ValueError(f"the {kind} archive has no file; expected one")
-    if len(found) > 1:
-        names = " and ".join(repr(name) for name, _ in found)
+    if len(first) > 1:
+        names = " and ".join(repr(name) for name, _ in first)
         raise ValueError(f"the {kind} archive has several files, {names} among them; expected one: unpack it")
-    return found[0][1]
+    return first[0][1]
 
 
 def _gzip(stream: IO[bytes]) -> IO[bytes]:
@@ -362,7 +360,7 @@ def _zstd(stream: IO[bytes]) -> IO[bytes]:
         library = importlib.import_module("zstandard")
     except ImportError:
         raise ValueError("zstd needs the package zstandard; install it, or unpack the file") from None
-    # This reader seeks forward only; every text is read to its end, so it is unpacked at once.
+    # The reader of zstandard only seeks forward; the text is read to its end anyway, so unpack it at once.
     reader, content = library.ZstdDecompressor().stream_reader(stream, read_across_frames=True), io.BytesIO()
     while content.tell() <= _LARGEST and (piece := reader.read(_PROBE_BYTES)):
         content.write(piece)
@@ -380,18 +378,15 @@ _UNPACKERS: tuple[tuple[Callable[[bytes], bool], Callable[[IO[bytes]], IO[bytes]
 )
 
 
-def _is_packed(head: bytes) -> bool:
-    return any(is_kind(head) for is_kind, _ in _UNPACKERS)
-
-
 def _encoding(head: bytes) -> str | None:
-    """Return how a text is encoded if its first bytes say that it is not UTF-8."""
+    """Return the encoding of a text whose first bytes show that it is not UTF-8, else None."""
+    # UTF-32 first: its little-endian mark begins with that of UTF-16.
     for encoding, mark in (("utf-32", codecs.BOM_UTF32_LE), ("utf-32", codecs.BOM_UTF32_BE)):
         if head.startswith(mark):
             return encoding
     if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return "utf-16"
-    # Without a mark: lists are mostly ASCII, of which every other byte is zero then.
+    # Without a mark: job lists are mostly ASCII, so every other byte is zero in UTF-16.
     even, odd = head[0::2], head[1::2]
     if len(odd) > 1 and b"\0" not in even and odd.count(0) == len(odd):
         return "utf-16-le"
@@ -408,7 +403,7 @@ def read_bytes(
     *,
     binary: bytes | None = None,
 ) -> bytes:
-    """Content of a text file, a pipe or the standard input, see `open_seekable`."""
+    """Read a text file, a pipe or the standard input; arguments as for `open_seekable`."""
     with open_seekable(path, expected, error, largest, binary=binary) as stream:
         content = stream.read(largest + 1)
     _Packed(str(path), expected, error, largest, binary).check_size(len(content), largest)
@@ -418,7 +413,7 @@ def read_bytes(
 def read_text(
     path: str | Path, expected: str, error: type[InputError] = InputError, largest: int = _LARGEST
 ) -> str:
-    """Text in UTF-8, without byte order mark, see `read_bytes`."""
+    """Read text in UTF-8, without its byte order mark; arguments as for `read_bytes`."""
     try:
         return read_bytes(path, expected, error, largest).decode("utf-8-sig")
     except UnicodeDecodeError as wrong:
@@ -427,7 +422,7 @@ def read_text(
 
 
 def read_json(path: str | Path, error: type[Exception] = InputError) -> Any:
-    """Plain values of a JSON file, None if there is no such file."""
+    """Read the plain values of a JSON file; None if there is no such file."""
     try:
         return json.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -437,7 +432,7 @@ def read_json(path: str | Path, error: type[Exception] = InputError) -> Any:
 
 
 def read_toml(path: str | Path, expected: str, error: type[InputError] = InputError) -> dict[str, Any]:
-    """Tables of a TOML file; further arguments as for `open_seekable`."""
+    """Read the tables of a TOML file; arguments as for `open_seekable`."""
     text = read_text(path, expected, error, _LARGEST_SETTINGS)
     try:
         return tomllib.loads(text)
@@ -446,11 +441,12 @@ def read_toml(path: str | Path, expected: str, error: type[InputError] = InputEr
 
 
 def read_yaml(path: str | Path, expected: str, error: type[InputError] = InputError) -> Any:
-    """Plain values of a YAML file; arguments as for `open_seekable`.
+    """Read the plain values of a YAML file; arguments as for `open_seekable`.
 
-    Refused are a key that is given twice, of which YAML would forget one, and values that contain themselves.
+    Duplicate keys are rejected, because YAML would drop one silently, and so are values that contain
+    themselves.
     """
-    import yaml  # here, because most who write files read no YAML
+    import yaml  # here, because most callers of this module read no YAML
 
     loader = yaml.SafeLoader(read_text(path, expected, error, _LARGEST_SETTINGS))
     try:
@@ -466,7 +462,7 @@ def read_yaml(path: str | Path, expected: str, error: type[InputError] = InputEr
 
 
 def _check_nodes(loader: Any, root: Any) -> None:
-    """Refuse repeated keys, nodes within themselves, and aliases that stand for more than anybody writes."""
+    """Reject duplicate keys, nodes within themselves, and aliases that expand to too many nodes."""
     count = 0
 
     def visit(node: Any, above: tuple[int, ...]) -> None:
@@ -493,25 +489,24 @@ def _check_nodes(loader: Any, root: Any) -> None:
 
 
 def _reason(wrong: Exception) -> str:
-    """Say in a line what is wrong."""
+    """Describe an error in one line."""
     if isinstance(wrong, RecursionError):
         return "it is nested too deeply"
     return " ".join(str(wrong).split())
 
 
-# ------------------------------------------------------------------------------------------------
-# Presets: data files inside the package, one table an entry, each with its source.
+# --- Presets: data files of the package, one table per entry ----------------------------------------
 
 
 @cache
 def read_preset(package: str, name: str) -> dict[str, Any]:
-    """Return the content of ``presets/<name>.toml`` of a package; shared, so nobody may change it."""
+    """Return the content of ``presets/<name>.toml`` of a package; it is shared, so do not change it."""
     path = resources.files(package).joinpath(f"presets/{name}.toml")
     return tomllib.loads(path.read_text("utf-8"))
 
 
 def preset_entry(package: str, name: str, kind: str, key: str) -> dict[str, Any]:
-    """Return a copy of one entry of a preset, which a message calls ``kind``; raises `UnknownNameError`."""
+    """Return a copy of one entry of a preset, called ``kind`` in messages; raises `UnknownNameError`."""
     entries = read_preset(package, name)
     if key not in entries:
         raise unknown_name(kind, key, entries)

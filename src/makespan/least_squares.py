@@ -1,8 +1,8 @@
 """Bounded least squares with differences that evaluate all columns in one call.
 
 Linear algebra sums in an order that depends on the processor, so a search stops at parameters that differ
-from the eighth digit on, and whoever compares predictions that are nearly equal decides differently on
-another machine. With ``decimals`` the parameters are the same on every processor: Newton steps carry them a
+from the eighth digit on, and a comparison of nearly equal predictions is decided differently on another
+machine. With ``decimals`` the parameters are the same on every processor: Newton steps carry them a
 thousand times closer to the optimum than the search did, and then they are rounded.
 """
 
@@ -16,7 +16,7 @@ Residuals = Callable[[Floats], Floats]
 _NEWTON_STEP = 1e-4  # of central differences: their noise and their bias are both near 1e-12 of a residual
 _MAX_NEWTON_STEPS = 6
 _FURTHEST = 1e-2  # a longer Newton step leaves the neighbourhood of the optimum: the cost has a kink there
-_AT_BOUND = 1e-5  # the search stays this far inside a bound that it would like to cross
+_AT_BOUND = 1e-5  # the search stays this far inside an active bound
 
 
 def forward_differences(residuals: Residuals, z: Floats, step: float) -> Floats:
@@ -53,8 +53,8 @@ def least_squares(
     max_evaluations
         Bound on the evaluations; that of scipy if not given.
     decimals
-        Decimals to which the parameters are settled and rounded, so that they are the same on every
-        processor; as the search left them if not given.
+        Decimals to which the parameters are refined and rounded, so that they are the same on every
+        processor; if not given, the parameters are those of the search.
 
     Returns
     -------
@@ -65,9 +65,9 @@ def least_squares(
     def jacobian(z: Floats) -> Floats:
         return forward_differences(residuals, z, step)
 
-    from scipy import optimize  # here, because it takes longer to import than all of the package
+    from scipy import optimize  # imported here, as it takes longer to import than all of the package
 
-    found = optimize.least_squares(
+    search = optimize.least_squares(
         residuals,
         start,
         jac=jacobian,
@@ -79,15 +79,15 @@ def least_squares(
         max_nfev=max_evaluations,
     )
     if decimals is None:
-        return np.asarray(found.x), float(found.cost)
+        return np.asarray(search.x), float(search.cost)
     lower, upper = (np.broadcast_to(np.asarray(bound, dtype=np.float64), start.shape) for bound in bounds)
-    z = np.clip(np.round(_settled(residuals, found.x, lower, upper), decimals), lower, upper)
+    z = np.clip(np.round(_settled(residuals, search.x, lower, upper), decimals), lower, upper)
     return z, 0.5 * float(np.sum(residuals(z) ** 2))
 
 
-def _settled(residuals: Residuals, found: Floats, lower: Floats, upper: Floats) -> Floats:
-    """Carry parameters from near the optimum into it by Newton steps with one Hessian."""
-    z = np.where(found - lower < _AT_BOUND, lower, np.where(upper - found < _AT_BOUND, upper, found))
+def _settled(residuals: Residuals, start: Floats, lower: Floats, upper: Floats) -> Floats:
+    """Move parameters from near the optimum to it by Newton steps with one Hessian."""
+    z = np.where(start - lower < _AT_BOUND, lower, np.where(upper - start < _AT_BOUND, upper, start))
     shifts = _NEWTON_STEP * np.eye(len(z))
     slopes = _gradients(residuals, np.vstack([z + shifts, z - shifts]))
     hessian = (slopes[: len(z)] - slopes[len(z) :]) / (2 * _NEWTON_STEP)
@@ -100,7 +100,7 @@ def _settled(residuals: Residuals, found: Floats, lower: Floats, upper: Floats) 
         step = np.zeros_like(z)
         step[free] = np.linalg.lstsq(hessian[np.ix_(free, free)], -gradient[free], rcond=None)[0]
         if np.max(np.abs(step)) > _FURTHEST:
-            return found
+            return start
         z = np.clip(z + step, lower, upper)
     return z
 

@@ -1,4 +1,4 @@
-"""Log files of workflow jobs, and where what native libraries print goes."""
+"""Log files of workflow jobs, and the output of native libraries."""
 
 import fcntl
 import io
@@ -18,7 +18,7 @@ _OUTPUT, _FIRST_FREE = 1, 3  # file descriptors
 
 
 class _Lines(logging.Formatter):
-    """Writes messages so that names in them cannot steer the terminal on which the file is read."""
+    """Escape control characters, so that names in messages cannot steer the terminal that shows the file."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         return printable(super().formatMessage(record))
@@ -26,11 +26,11 @@ class _Lines(logging.Formatter):
 
 @contextmanager
 def logged_to(path: str | Path) -> Iterator[None]:
-    """Send log messages to a new file while a block runs, and an expected error to the terminal in one line.
+    """Log to a new file while a block runs, and report an expected error on the terminal in one line.
 
     A `MakespanError` becomes a `SystemExit`: its message says what to do, and a traceback would bury it.
     Any other exception passes through, and its traceback is in the file. The job ends when the run of the
-    workflow that started it is killed. What native libraries print is in the file too.
+    workflow that started it is killed. The file also receives what native libraries print.
     """
     with Path(path).open("w", encoding="utf-8") as stream:
         divert_native_output(stream.fileno())
@@ -55,11 +55,11 @@ def logged_to(path: str | Path) -> Iterator[None]:
 
 
 def divert_native_output(place: int) -> None:
-    """Let only the streams of Python write to the standard output; its descriptor becomes a copy of another.
+    """Redirect the descriptor of the standard output to ``place``; only ``sys.stdout`` still writes there.
 
-    Solvers print to the descriptor, and would spoil tables, JSON and the output of the workflow. It stays so
-    to the end of the process, because C keeps what it prints until then. A stream that a test or a notebook
-    put there is left alone.
+    Solvers print to the descriptor and would spoil tables, JSON and the output of the workflow. The
+    redirection lasts until the process ends, because C buffers its output until then. A stream that a test or
+    a notebook has put in place of ``sys.stdout`` is left alone.
     """
     stream = sys.stdout
     try:

@@ -1,4 +1,7 @@
-"""Metrics of each job, whether guarantees were kept, and all metrics of one simulation in one record."""
+"""Metrics of schedules, computed from the events and outcomes tables alone.
+
+Quantities over time are step functions, constant between the instants at which something happens.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,14 +20,13 @@ from makespan.sim import Catalogue, Configuration, EventKind
 from makespan.tables import EVENTS, LIVE_SUMMARY, OUTCOMES
 from makespan.workloads import JobSpec
 
-# ------------------------------------------------------------------------------------------------
-# Quantities that are constant between instants.
+# --- Step functions ---
 
 
 def integral(times_s: ArrayLike, values: ArrayLike, at_s: ArrayLike) -> NDArray[np.float64]:
     """Integrate a step function, 0 before its first time, up to each of some times [s], any shape."""
     times, heights, ends = (np.asarray(x, dtype=np.float64) for x in (times_s, values, at_s))
-    areas = np.concatenate([[0.0], np.cumsum(np.diff(times) * heights[:-1])])
+    areas = np.concatenate([[0.0], np.cumsum(np.diff(times) * heights[:-1])])  # up to each time
     last = np.searchsorted(times, ends, side="right") - 1
     inside = np.maximum(last, 0)
     return np.where(last < 0, 0.0, areas[inside] + (ends - times[inside]) * heights[inside])
@@ -43,10 +45,9 @@ def level(times_s: pd.Series, changes: pd.Series) -> pd.Series:
     return changes.groupby(times_s.to_numpy()).sum().sort_index().cumsum().rename_axis("time_s")
 
 
-# ------------------------------------------------------------------------------------------------
-# Devices over time: held by jobs, and free ones that no waiting job can use.
+# --- Devices over time ---
 
-Shapes = tuple[tuple[int, ...], ...]
+Shapes = tuple[tuple[int, ...], ...]  # devices per node, largest first, of each placement of a job
 
 
 def allocation_over_time(events: pd.DataFrame, cluster: ClusterSpec) -> pd.DataFrame:
@@ -80,7 +81,7 @@ def allocation_over_time(events: pd.DataFrame, cluster: ClusterSpec) -> pd.DataF
 
 
 def allocation_by_family(events: pd.DataFrame) -> pd.DataFrame:
-    """Return the devices held after each instant, one column a family of the execution plan, by name."""
+    """Return the devices held after each instant, one column per family of the execution plan, by name."""
     table = EVENTS.validate(events, where="events")
     of_jobs = table[table["job_id"] != ""]
     before = of_jobs.groupby("job_id")[["n_gpus", "family"]].shift()
@@ -101,7 +102,7 @@ def allocation_by_family(events: pd.DataFrame) -> pd.DataFrame:
 def gpu_allocation_ratio(events: pd.DataFrame, cluster: ClusterSpec) -> float:
     """Return the device time held over that present, from the first submission to the last finish.
 
-    NaN if nothing happened or no device was there. The table is as for `allocation_over_time`.
+    NaN if nothing happened or no device was present. The table is as for `allocation_over_time`.
     """
     series = allocation_over_time(events, cluster)
     kinds = events["kind"].astype(str)
@@ -125,19 +126,20 @@ def _presence(table: pd.DataFrame, cluster: ClusterSpec) -> tuple[int, pd.DataFr
         raise TraceError(
             f"events: node events name nodes {rows['nodes'].tolist()!r}; accepted: 0 to {cluster.n_nodes - 1}"
         )
+    # A node that joins before it fails was absent at the start.
     whole = nodes[rows["kind"].isin([failed, joined])]
     absent = whole[~whole.duplicated() & (rows["kind"] == joined)].astype(int).tolist()
     start = cluster.n_gpus - sum(cluster.nodes[node].n_gpus for node in absent)
-    there = [node.n_gpus for node in cluster.nodes]  # of each node, while it is up
+    sizes = [node.n_gpus for node in cluster.nodes]  # devices of each node while it is up
     up = [number not in absent for number in range(cluster.n_nodes)]
     gpus = []
     for kind, node, count in zip(rows["kind"], nodes.astype(int), rows["n_gpus"], strict=True):
         if kind in (failed, joined):
             up[node] = kind == joined
-            gpus.append(there[node] if up[node] else -there[node])
+            gpus.append(sizes[node] if up[node] else -sizes[node])
         else:
             change = -int(count) if kind == withdrawn else int(count)
-            there[node] += change
+            sizes[node] += change
             gpus.append(change if up[node] else 0)
     return start, pd.DataFrame({"time_s": rows["time_s"].to_numpy(), "gpus": gpus}, dtype=float)
 
@@ -147,8 +149,8 @@ def fragmentation_over_time(
 ) -> pd.DataFrame:
     """Return the free devices that no waiting job can use, after each instant.
 
-    Free devices count while jobs wait and none of them could start as requested on any placement for
-    which its plan is known; while nobody waits, or somebody could start, none count.
+    All free devices count while jobs wait and none of them could start as requested on any placement for
+    which its plan is known; none count while no job waits or one could start.
 
     Takes a table of schema `makespan.tables.EVENTS`. Returns ``time_s``, ``gpus_free``, ``gpus_fragmented``
     and ``fragmentation_ratio``, the fragmented over all devices present; each row holds until the next.
@@ -236,15 +238,14 @@ class NodeState:
 
 
 def fits(free: Sequence[int], counts: Sequence[int]) -> bool:
-    """Whether shares, largest first, fit on as many different nodes."""
+    """Return whether shares, largest first, fit on as many different nodes."""
     largest = np.sort(np.asarray(free))[::-1]
     return len(counts) <= len(largest) and bool((largest[: len(counts)] >= np.asarray(counts)).all())
 
 
-# ------------------------------------------------------------------------------------------------
-# Metrics of each job, whether guarantees were kept, and all metrics of one simulation in one record.
+# --- Metrics of jobs and of a simulation ---
 
-_TOLERANCE = 1e-9  # of rounding, relative
+_TOLERANCE = 1e-9  # relative, for rounding
 
 
 def job_metrics(
@@ -255,7 +256,7 @@ def job_metrics(
     Alone, a job starts at its submission with what it asked for, so it takes one restart delay and its
     steps at the reference time.
 
-    Finish-time fairness compares with a cluster that is split evenly and for good: the share of a job
+    Finish-time fairness compares with a cluster that is split evenly and permanently: the share of a job
     is the devices of the cluster over the mean number of jobs in the system during its own stay, itself
     included. With a share below its request the job would run as requested, but only for the same part
     of the time; with a larger one it runs as alone. 1 is fair, more is worse than the equal split
@@ -297,12 +298,11 @@ def job_metrics(
 
 
 def guarantee_breaches(events: pd.DataFrame, outcomes: pd.DataFrame) -> pd.DataFrame:
-    """Return the events at which a guaranteed job was wronged, with the column ``reference_iter_time_s``.
+    """Return the events that breach a guarantee, with the column ``reference_iter_time_s``.
 
-    A guaranteed job is wronged if, once started, it loses its devices by decision, or is given a
-    configuration whose step takes longer than the requested one. Devices lost to the failure of
-    a node are nobody's decision and do not count, nor does the restart delay of a change to
-    something as fast or faster.
+    A guarantee is breached if the job, once started, is suspended by a decision, or gets a configuration
+    whose step takes longer than the requested one. Devices lost with a node are no decision and do not
+    count, nor does the restart delay of a change to a configuration as fast or faster.
 
     Raises
     ------
@@ -321,10 +321,10 @@ def guarantee_breaches(events: pd.DataFrame, outcomes: pd.DataFrame) -> pd.DataF
 
 
 def sla_attainment(events: pd.DataFrame, outcomes: pd.DataFrame) -> float:
-    """Return the share of guaranteed jobs that were never wronged; NaN if there are none."""
-    wronged = set(guarantee_breaches(events, outcomes)["job_id"])
+    """Return the share of guaranteed jobs whose guarantee was never breached; NaN if there are none."""
+    breached = set(guarantee_breaches(events, outcomes)["job_id"])
     n_guaranteed = int(outcomes["is_guaranteed"].astype(bool).sum())
-    return 1.0 - len(wronged) / n_guaranteed if n_guaranteed else float("nan")
+    return 1.0 - len(breached) / n_guaranteed if n_guaranteed else float("nan")
 
 
 def _ratio(value: NDArray[np.float64], base: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -365,9 +365,9 @@ class Summary:
     gpu_allocation_ratio
         Device time held over device time present, from first submission to last finish.
     reconfigurations_per_job
-        Restart delays begun a job, the first start included.
+        Restart delays per job, the first start included.
     sla_attainment
-        Share of guaranteed jobs whose guarantee was kept strictly.
+        Share of guaranteed jobs whose guarantee was never breached.
     """
 
     n_jobs: int
@@ -405,13 +405,14 @@ def summary(
     jobs = job_metrics(
         outcomes, n_gpus=cluster.n_gpus, restart_delay_s=restart_delay_s, extra_steps=extra_steps
     )
-    p50_s, p95_s, p99_s = _percentiles(jobs["jct_s"], (50, 95, 99))
+    jct_s = jobs["jct_s"].to_numpy(dtype=float)
+    p50_s, p95_s, p99_s = np.percentile(jct_s, (50, 95, 99)) if len(jct_s) else (float("nan"),) * 3
     return Summary(
         n_jobs=len(jobs),
         avg_jct_s=float(jobs["jct_s"].mean()),
-        p50_jct_s=p50_s,
-        p95_jct_s=p95_s,
-        p99_jct_s=p99_s,
+        p50_jct_s=float(p50_s),
+        p95_jct_s=float(p95_s),
+        p99_jct_s=float(p99_s),
         makespan_s=float(outcomes["finish_time_s"].max() - outcomes["submit_time_s"].min()),
         avg_queueing_delay_s=float(jobs["queueing_delay_s"].mean()),
         avg_waiting_time_s=float(outcomes["waiting_time_s"].mean()),
@@ -425,14 +426,7 @@ def summary(
     )
 
 
-def _percentiles(values: pd.Series, which: tuple[int, ...]) -> tuple[float, ...]:
-    if values.empty:
-        return (float("nan"),) * len(which)
-    return tuple(float(value) for value in np.percentile(values.to_numpy(dtype=float), which))
-
-
-# ------------------------------------------------------------------------------------------------
-# Idle devices beside a running job that they would speed up: what a schedule left undone.
+# --- Idle devices that would speed up a running job ---
 
 _CHANGES = {
     kind.value
@@ -445,14 +439,14 @@ _CHANGES = {
 
 @dataclass(frozen=True, slots=True)
 class IdleSpell:
-    """A time in which many devices were idle and a running job could have ended earlier on them.
+    """Time in which many devices were idle and a running job could have ended earlier on them.
 
     Attributes
     ----------
     start_s, end_s
-        When it began and ended [s].
+        Start and end [s].
     gpus_free
-        Devices that were free at its beginning.
+        Devices that were free at the start.
     job_id
         A job that they would have sped up then.
     """
@@ -475,10 +469,10 @@ def idle_spells(
 ) -> list[IdleSpell]:
     """Return the times in which a running job could have ended earlier on devices that were idle.
 
-    More than a ``share`` of the devices present is free, and what a running job has left would be shorter by
-    a share ``saving``, the restart counted, in a configuration with more devices for which there is room.
-    True times decide, but only among configurations whose time could be known then: those that were
-    sampled, and those that the job has run. Spells without a break between them are one.
+    More than a ``share`` of the devices present is free, and the remaining time of a running job would be
+    shorter by a share ``saving``, restart included, in a configuration with more devices for which there is
+    room. True times decide, but only among configurations whose time could be known then: those that were
+    sampled, and those that the job has run. Adjacent spells are joined.
 
     Takes a table of schema `makespan.tables.EVENTS`; the restart delay is in s.
 
@@ -512,7 +506,7 @@ def idle_spells(
 
 
 class _Row(NamedTuple):
-    """What is read of a row of the events table."""
+    """Columns of the events table that are read."""
 
     time_s: float
     kind: str
@@ -526,7 +520,7 @@ class _Row(NamedTuple):
 
 @dataclass(slots=True)
 class _Held:
-    """What a job holds, progress from ``ready_s`` on [s] with so many steps left."""
+    """Allocation of a job, with progress from ``ready_s`` on [s] and ``steps`` left then."""
 
     item: Configuration
     nodes: dict[int, int]
@@ -534,19 +528,20 @@ class _Held:
     steps: float
 
     def gains_until(self, other: Configuration, delay_s: float, saving: float) -> float:
-        """When a change to a faster configuration no longer shortens what is left by a share [s]."""
+        """Return when a change to a faster configuration no longer shortens the rest by a share [s]."""
+        # At time t the rest is end - t, and after a change delay + (end - t) * other / step; solve for t.
         kept, step_s = 1.0 - saving, self.item.iter_time_s
         end_s = self.ready_s + self.steps * step_s
         moment_s = end_s - delay_s / (kept - other.iter_time_s / step_s)
         if moment_s >= self.ready_s:
             return moment_s
-        # Before it is ready it loses no steps by waiting, only the time until then.
+        # Until the job is ready its steps stay the same, and only the time until its end shrinks.
         return end_s - (delay_s + self.steps * other.iter_time_s) / kept
 
 
 @dataclass(slots=True)
 class _Replay:
-    """The schedule so far: devices, what jobs hold, and what each has run."""
+    """State of the schedule so far: devices, allocations of jobs, and configurations that each has run."""
 
     state: NodeState
     cluster: ClusterSpec
@@ -557,7 +552,7 @@ class _Replay:
     seen: dict[str, set[Configuration]] = field(default_factory=dict)
 
     def read(self, row: _Row) -> None:
-        """Apply what happened; a guest holds nothing."""
+        """Apply a row; a guest holds nothing."""
         self.state.apply(row.kind, row.job_id, row.nodes, row.n_gpus)
         if row.kind == EventKind.READY.value:
             if row.job_id in self.held:
@@ -584,7 +579,7 @@ class _Replay:
         return _Held(item, nodes, row.time_s + delay_s, row.steps_left)
 
     def gains_until(self, job_id: str, now_s: float, saving: float) -> float:
-        """When the best change for which there is room now no longer pays for a job [s]."""
+        """Return when the best change for which there is room now no longer pays for a job [s]."""
         held, seen = self.held[job_id], self.seen.get(job_id, set())
         free = [count + held.nodes.get(node, 0) for node, count in enumerate(self.state.free())]
         larger = [
@@ -594,52 +589,46 @@ class _Replay:
             and item.iter_time_s < (1.0 - saving) * held.item.iter_time_s
             and (item.is_known or item in seen)
         ]
+        nodes = self.cluster.nodes
         for item in sorted(larger, key=lambda item: item.iter_time_s):
             moment_s = held.gains_until(item, self.delay_s, saving)
-            if moment_s <= now_s or _has_room(item, free, self.cluster):
+            if moment_s <= now_s:
+                return moment_s  # slower configurations pay even less
+            # Types of device do not compete for nodes, so each can be placed by itself.
+            if all(
+                fits(
+                    [n for n, node in zip(free, nodes, strict=True) if name in ("", node.gpu.name)],
+                    [n for n, kind in zip(item.counts, item.types_by_count, strict=True) if kind == name],
+                )
+                for name in dict.fromkeys(item.types_by_count)
+            ):
                 return moment_s
         return -inf
 
 
-def _has_room(item: Configuration, free: Sequence[int], cluster: ClusterSpec) -> bool:
-    """Whether devices of the right type are free for every share."""
-    for name in dict.fromkeys(item.types_by_count):
-        counts = [n for n, its in zip(item.counts, item.types_by_count, strict=True) if its == name]
-        there = [n for n, node in zip(free, cluster.nodes, strict=True) if name in ("", node.gpu.name)]
-        if not fits(there, counts):
-            return False
-    return True
-
-
-# ------------------------------------------------------------------------------------------------
-# Means over live runs.
-
-_ALL = "all"
+# --- Live runs ---
 
 
 def live_summary(runs: pd.DataFrame) -> pd.DataFrame:
-    """Summarise runs of schema `LIVE`: one row of schema `LIVE_SUMMARY` a policy, and one over all.
+    """Summarise runs of schema `LIVE`: one row of schema `LIVE_SUMMARY` per policy, and one over all.
 
-    Sizes of differences are averaged, not differences, so that those of both signs do not cancel.
+    Absolute differences are averaged, so that those of both signs do not cancel.
     """
-    groups = [*runs.groupby("policy", sort=False), (_ALL, runs)]
-    return LIVE_SUMMARY.validate(
-        pd.DataFrame([_summary_row(str(name), group) for name, group in groups]), where="live runs"
-    )
-
-
-def _summary_row(policy: str, runs: pd.DataFrame) -> dict[str, object]:
-    row: dict[str, object] = {"policy": policy, "runs": len(runs)}
-    for what in ("jct", "undisturbed_jct", "retrodiction_jct", "makespan"):
-        sizes = runs[f"{what}_difference_pct"].abs()
-        row |= {f"mean_{what}_difference_pct": sizes.mean(), f"worst_{what}_difference_pct": sizes.max()}
-    live_s = runs["live_avg_jct_s"]
-    is_within = live_s.between(runs["predicted_low_avg_jct_s"], runs["predicted_high_avg_jct_s"])
-    return row | {
-        "bias_jct_difference_pct": runs["jct_difference_pct"].mean(),
-        "mean_profile_drift_pct": runs["profile_drift_pct"].abs().mean(),
-        "restart_delay_s": runs["restart_delay_s"].mean(),
-        "live_restart_delay_s": runs["live_restart_delay_s"].mean(),
-        "all_predicted_before": bool((runs["predicted_at"] < runs["began_at"]).all()),
-        "interval_runs": int(is_within.sum()),
-    }
+    rows: list[dict[str, object]] = []
+    for policy, group in (*runs.groupby("policy", sort=False), ("all", runs)):
+        row: dict[str, object] = {"policy": str(policy), "runs": len(group)}
+        for name in ("jct", "undisturbed_jct", "retrodiction_jct", "makespan"):
+            sizes = group[f"{name}_difference_pct"].abs()
+            row |= {f"mean_{name}_difference_pct": sizes.mean(), f"worst_{name}_difference_pct": sizes.max()}
+        live_s = group["live_avg_jct_s"]
+        is_within = live_s.between(group["predicted_low_avg_jct_s"], group["predicted_high_avg_jct_s"])
+        row |= {
+            "bias_jct_difference_pct": group["jct_difference_pct"].mean(),
+            "mean_profile_drift_pct": group["profile_drift_pct"].abs().mean(),
+            "restart_delay_s": group["restart_delay_s"].mean(),
+            "live_restart_delay_s": group["live_restart_delay_s"].mean(),
+            "all_predicted_before": bool((group["predicted_at"] < group["began_at"]).all()),
+            "interval_runs": int(is_within.sum()),
+        }
+        rows.append(row)
+    return LIVE_SUMMARY.validate(pd.DataFrame(rows), where="live runs")

@@ -1,4 +1,4 @@
-"""Confidence intervals of means."""
+"""Numerical tools: confidence intervals, random numbers by name, and rounding to significant digits."""
 
 import hashlib
 from collections.abc import Iterable, Sequence
@@ -9,8 +9,7 @@ import numpy.typing as npt
 import pandas as pd
 from numpy.typing import NDArray
 
-# ------------------------------------------------------------------------------------------------
-# Confidence intervals of means.
+# --- Confidence intervals of means ---
 
 _LEVEL = 0.95
 
@@ -20,7 +19,7 @@ def half_widths(groups: "pd.api.typing.SeriesGroupBy[float, Any]") -> npt.NDArra
 
     The interval is that of Student's t, and missing for a group of one.
     """
-    from scipy import special  # takes a while, and most figures have no bands
+    from scipy import special  # imported here, as it is slow and most figures have no bands
 
     n = groups.count().to_numpy(float)
     quantile = special.stdtrit(np.maximum(n - 1.0, 1.0), 0.5 + _LEVEL / 2.0)
@@ -30,9 +29,9 @@ def half_widths(groups: "pd.api.typing.SeriesGroupBy[float, Any]") -> npt.NDArra
 def intervals(rows: pd.DataFrame, by: Sequence[str], columns: Sequence[str]) -> pd.DataFrame:
     """Return geometric means and their 95 % confidence intervals, because times are positive and skewed.
 
-    One row a group in the order of appearance: the columns ``by``, ``n``, the rows of the group, and for
-    each of the columns ``<column>_mean``, ``_low`` and ``_high``. The interval is for
-    the mean of the logarithms, and missing for a single row.
+    One row per group in the order of appearance: the columns ``by``, ``n``, the number of rows of the group,
+    and for each of the columns ``<column>_mean``, ``_low`` and ``_high``. The interval is that of the mean of
+    the logarithms, and missing for a single row.
     """
     keys = [rows[name] for name in by]
     table = rows.groupby(list(by), sort=False).size().rename("n").reset_index()
@@ -45,8 +44,7 @@ def intervals(rows: pd.DataFrame, by: Sequence[str], columns: Sequence[str]) -> 
     return table
 
 
-# ------------------------------------------------------------------------------------------------
-# Random numbers that belong to names, so that leaving one name out changes the draws of no other.
+# --- Random numbers that belong to names, so that leaving one name out changes the draws of no other ---
 
 _BYTES = 8
 _MANTISSA_BITS = 53  # of a float, so that each draw is exact and below 1
@@ -54,7 +52,7 @@ _SEPARATOR = "\x1f"
 
 
 def named_seed(seed: int, *names: str) -> int:
-    """Return a 64-bit seed that depends on a seed and on names alone, and is the same on every machine."""
+    """Return a 64-bit seed that depends on a seed and on names alone, the same on every machine."""
     text = _SEPARATOR.join((str(seed), *names))
     digest = hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=_BYTES).digest()
     return int.from_bytes(digest, "big")
@@ -72,12 +70,11 @@ def named_uniforms(seed: int, purpose: str, names: Iterable[str]) -> NDArray[np.
     return np.array(drawn, dtype=np.float64)
 
 
-# ------------------------------------------------------------------------------------------------
-# Rounding to significant digits, so that decisions do not depend on the processor.
+# --- Rounding to significant digits, so that decisions do not depend on the processor ---
 #
 # The last digits of a sum, a power or a logarithm differ between processors. Two configurations that are
 # equally fast would then be ordered by chance, and one such tie changes the rest of a schedule. Times are
-# therefore rounded where they enter a table that decisions are made from.
+# therefore rounded where they enter a table on which decisions are based.
 
 _EXACT = 22  # the largest power of ten that is exact
 _POWERS = np.array([float(f"1e{exponent}") for exponent in range(_EXACT + 1)])
@@ -98,15 +95,15 @@ def significant(values: npt.ArrayLike, digits: int = 9) -> npt.NDArray[np.float6
     numpy.ndarray
         The rounded numbers, in the shape of ``values``.
     """
-    found = np.asarray(values, dtype=np.float64)
-    usable = np.isfinite(found) & (found != 0)
-    size = np.abs(np.where(usable, found, 1.0))
+    numbers = np.asarray(values, dtype=np.float64)
+    usable = np.isfinite(numbers) & (numbers != 0)
+    size = np.abs(np.where(usable, numbers, 1.0))
     exponents = digits - 1 - np.floor(np.log10(size)).astype(int)
     # Powers below 1 are not exact, so a large number is divided first and a small one multiplied.
     scale = _POWERS[np.minimum(np.abs(exponents), _EXACT)]
     is_large = exponents < 0
-    counts = np.rint(np.where(is_large, found / scale, found * scale))
-    rounded = np.where(usable, np.where(is_large, counts * scale, counts / scale), found)
+    counts = np.rint(np.where(is_large, numbers / scale, numbers * scale))
+    rounded = np.where(usable, np.where(is_large, counts * scale, counts / scale), numbers)
     for place in map(tuple, np.argwhere(usable & (np.abs(exponents) > _EXACT))):
-        rounded[place] = float(f"{found[place]:.{digits - 1}e}")
+        rounded[place] = float(f"{numbers[place]:.{digits - 1}e}")
     return rounded

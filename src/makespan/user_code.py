@@ -1,4 +1,4 @@
-"""Code that a user names by file or module: finding it, and saying what is wrong where it cannot be run."""
+"""Code that a user names by file or module: find it, run it, and explain why it cannot be run."""
 
 import hashlib
 import importlib
@@ -13,7 +13,7 @@ from makespan.errors import InputError, failed_at, short_path
 
 
 def user_file(path: str | Path, what: str, error: type[Exception] = InputError) -> Path:
-    """Return the path of a file of Python, ``what`` in messages; an ``error`` says that there is none."""
+    """Return the path of a Python file, called ``what`` in messages; raise an ``error`` if there is none."""
     path = Path(path)
     if not path.is_file():
         problem = "is no regular file" if path.exists() else "no such file"
@@ -22,7 +22,7 @@ def user_file(path: str | Path, what: str, error: type[Exception] = InputError) 
 
 
 def load_file(path: str | Path, error: type[Exception] = InputError) -> ModuleType:
-    """Run a file as a module, without leaving compiled code beside it; an ``error`` says where it failed."""
+    """Run a file as a module, without writing compiled code; an ``error`` says where it failed."""
     file = str(Path(path).resolve())
     name = f"{Path(file).stem}_{hashlib.sha256(file.encode()).hexdigest()[:8]}"
     module = ModuleType(name)
@@ -35,7 +35,7 @@ def load_file(path: str | Path, error: type[Exception] = InputError) -> ModuleTy
 
 
 def load_module(name: str, error: type[Exception] = InputError) -> tuple[ModuleType, str]:
-    """Import a module by its dotted name; also its file, or the name where it has none."""
+    """Import a module by its dotted name; return it with its file, or with its name if it has no file."""
     with explained(name, error):
         spec = importlib.util.find_spec(name)
     file = (spec and spec.origin) or name
@@ -45,7 +45,7 @@ def load_module(name: str, error: type[Exception] = InputError) -> tuple[ModuleT
 
 @contextmanager
 def explained(file: str, error: type[Exception] = InputError) -> Iterator[None]:
-    """Say in which file and line an import failed, and why."""
+    """Turn a failed import into an ``error`` that names file, line and reason."""
     try:
         yield
     except (Exception, SystemExit) as failure:

@@ -10,7 +10,7 @@ import click
 
 from makespan.cli.options import launcher_of, launcher_options, read_settings, say, settings_option
 from makespan.easyscale.job import ElasticJob
-from makespan.easyscale.trainer import ElasticResult, ElasticTrainer, RunOptions, export_model, request_change
+from makespan.easyscale.trainer import ElasticTrainer, RunOptions, export_model, request_change
 from makespan.errors import InputError
 from makespan.runtime import latest_checkpoint
 
@@ -56,7 +56,7 @@ def _options(kind: type[Any], left_out: set[str]) -> Callable[[Callable[..., Any
     """Give a command an option for each field of a dataclass."""
 
     def add(command: Callable[..., Any]) -> Callable[..., Any]:
-        for field in reversed([one for one in fields(kind) if one.name not in left_out]):
+        for field in reversed([field for field in fields(kind) if field.name not in left_out]):
             flag, default = "--" + field.name.replace("_", "-"), field.default
             shown: dict[str, Any] = {"default": default, "show_default": default is not None}
             if isinstance(default, bool):
@@ -112,13 +112,19 @@ def _run(
     after the mini-batch that goes on, with a checkpoint; a second one at once. There is a checkpoint every
     ten minutes, too.
     """
-    how = {one.name: given.pop(one.name) for one in fields(RunOptions) if one.name in given}
-    how["ends_on_signals"] = True
-    of_job = {name: value for name, value in given.items() if not (value is None and _is_optional(name))}
+    options = {field.name: given.pop(field.name) for field in fields(RunOptions) if field.name in given}
+    options["ends_on_signals"] = True
+    # An option without a value leaves the field to its default; other fields have to be given.
+    defaults = {field.name: field.default for field in fields(ElasticJob)}
+    of_job = {
+        name: value
+        for name, value in given.items()
+        if not (value is None and defaults[name] in (None, MISSING))
+    }
     trainer = ElasticTrainer(model, run_dir=run_dir, options=read_settings(settings), **of_job)
     chosen = launcher_of(launcher, device, stall_timeout)
     try:
-        result = trainer.run(steps, mapping, devices, launcher=chosen, on_progress=_shown(steps), **how)
+        result = trainer.run(steps, mapping, devices, launcher=chosen, on_progress=_shown(steps), **options)
     except KeyboardInterrupt:
         saved = latest_checkpoint(trainer.folder.checkpoints)
         done = "no mini-batch is saved" if saved is None else f"{saved.step} mini-batches are saved"
@@ -126,11 +132,18 @@ def _run(
         raise click.Abort from None
     if sys.stderr.isatty():
         say("", err=True)
-    say(_told(result, run_dir))
+    lines = [f"{result.state} after {result.step} mini-batches and {len(result.reconfigurations)} stage(s)"]
+    if len(result.steps):
+        last = result.steps[result.steps["step"] == result.steps["step"].max()]
+        lines.append(
+            f"mean loss {last['loss'].mean():.6f}, parameters {last['parameter_sha'].iloc[0] or 'not hashed'}"
+        )
+    lines += [f"device {name}: {rate:.1f} micro-batches/s" for name, rate in result.rates_per_s.items()]
+    say("\n".join([*lines, f"{run_dir}/steps.csv, {run_dir}/reconfigurations.csv"]))
 
 
 def _shown(steps: int) -> Callable[[int, float], object] | None:
-    """Show where a run is, in one line of a terminal; nowhere else."""
+    """Return a function that shows the progress in one line of a terminal; None without a terminal."""
     if not sys.stderr.isatty():
         return None
 
@@ -139,22 +152,6 @@ def _shown(steps: int) -> Callable[[int, float], object] | None:
         sys.stderr.flush()
 
     return show
-
-
-def _is_optional(name: str) -> bool:
-    return next(one.default for one in fields(ElasticJob) if one.name == name) in (None, MISSING)
-
-
-def _told(result: ElasticResult, run_dir: Path) -> str:
-    """Say in a few lines what came of a run."""
-    lines = [f"{result.state} after {result.step} mini-batches and {len(result.reconfigurations)} stage(s)"]
-    if len(result.steps):
-        last = result.steps[result.steps["step"] == result.steps["step"].max()]
-        lines.append(
-            f"mean loss {last['loss'].mean():.6f}, parameters {last['parameter_sha'].iloc[0] or 'not hashed'}"
-        )
-    lines += [f"device {name}: {rate:.1f} micro-batches/s" for name, rate in result.rates_per_s.items()]
-    return "\n".join([*lines, f"{run_dir}/steps.csv, {run_dir}/reconfigurations.csv"])
 
 
 @COMMANDS.command("request")

@@ -1,4 +1,4 @@
-"""The verbs ``emulate`` and ``explain``."""
+"""The verbs ``emulate``, ``explain``, ``calibrate`` and ``validate``."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -27,7 +27,6 @@ from makespan.emulator import (
     EMULATED_NOTE,
     LEGACY_UNITS,
     MAX_NOISE,
-    CalibrationFit,
     Explanation,
     Observations,
     Point,
@@ -54,8 +53,7 @@ from makespan.throughput import MeasuredSource, PublishedSource, ThroughputSourc
 from makespan.units import format_bytes, format_seconds
 from makespan.workloads import Workload, model_keys, workload, workload_keys
 
-# ------------------------------------------------------------------------------------------------
-# The verbs ``emulate`` and ``explain``.
+# --- ``emulate`` and ``explain`` --------------------------------------------------------------------
 
 _ALL = "all"
 
@@ -180,25 +178,26 @@ def explain_command(
         else {}
     )
     if form is not None:
-        rows = [{"part": "pipeline", "name": way, "value": value, "unit": "s"} for way, value in ways.items()]
-        say_rows(_explanation_rows(found) + rows, form)
+        rows: list[dict[str, object]] = [
+            {"part": "pipeline", "name": way, "value": value, "unit": "s"} for way, value in ways.items()
+        ]
+        parts: list[dict[str, object]] = []
+        if found.feasible:
+            terms = {**found.terms_s, "iteration": found.iter_time_s}
+            parts += [
+                {"part": "time", "name": key, "value": value, "unit": "s"} for key, value in terms.items()
+            ]
+        else:  # a plan that cannot run has its reason instead of terms
+            parts.append({"part": "reason", "name": found.reason, "value": None, "unit": ""})
+        for part, sizes in (("memory", found.memory_bytes), ("host memory", found.host_memory_bytes)):
+            parts += [
+                {"part": part, "name": key, "value": value, "unit": "B"} for key, value in sizes.items()
+            ]
+        say_rows(parts + rows, form)
         return
     say("\n".join(_explanation_lines(spec, found)))
     for way, value in ways.items():
         say(f"pipeline, {way:<14} {format_seconds(value):>12}")
-
-
-def _explanation_rows(found: Explanation) -> list[dict[str, object]]:
-    """Return terms and memory, one a row; a plan that cannot run has no terms but the reason."""
-    rows: list[dict[str, object]] = []
-    if found.feasible:
-        terms = {**found.terms_s, "iteration": found.iter_time_s}
-        rows += [{"part": "time", "name": name, "value": value, "unit": "s"} for name, value in terms.items()]
-    else:
-        rows.append({"part": "reason", "name": found.reason, "value": None, "unit": ""})
-    for part, sizes in (("memory", found.memory_bytes), ("host memory", found.host_memory_bytes)):
-        rows += [{"part": part, "name": name, "value": value, "unit": "B"} for name, value in sizes.items()]
-    return rows
 
 
 def _explanation_lines(spec: Workload, found: Explanation) -> list[str]:
@@ -224,8 +223,7 @@ def _explanation_lines(spec: Workload, found: Explanation) -> list[str]:
     return lines if found.feasible else [*lines, f"cannot run: {found.reason}"]
 
 
-# ------------------------------------------------------------------------------------------------
-# The verbs ``calibrate`` and ``validate``.
+# --- ``calibrate`` and ``validate`` -----------------------------------------------------------------
 
 _STRONG_CORRELATION = 0.8
 _traces_argument = click.argument("traces", type=click.Path(path_type=Path))
@@ -265,7 +263,16 @@ def calibrate_command(
             raise InputError(f"--holdout {holdout!r}: no rows of that model; the traces have: {known}")
         clean = clean.subset(clean.model != holdout)
     fit = calibrate(clean)
-    say("\n".join(_fit_lines(fit)), err=beside)
+    lines = [f"{fit.n_rows} rows, objective {fit.cost:.1f}", ""]
+    for constant, value, error in zip(CONSTANTS, fit.theta, fit.std_err_log, strict=True):
+        fitted = f"{constant.name:<12} {value:>12.4g} {constant.unit:<4} +- {100 * error:5.1f} %"
+        lines.append(f"{fitted}  {constant.meaning}")
+    lines += ["", "at their bound: " + (", ".join(fit.active_bounds) or "none")]
+    pairs = [
+        f"{CONSTANTS[i].name}-{CONSTANTS[j].name} {fit.correlation[i, j]:+.2f}"
+        for i, j in np.argwhere(np.triu(np.abs(fit.correlation) > _STRONG_CORRELATION, 1))
+    ]
+    say("\n".join([*lines, "strongly correlated: " + (", ".join(pairs) or "none")]), err=beside)
     if output is not None:
         rows = "clean rows" if shown == "measured" else f"clean rows ({shown})"
         given = output.stem, clean, source or f"robust fit to the {rows} of {traces.name or traces}"
@@ -275,20 +282,6 @@ def calibrate_command(
             made = refined_set(*given, level, load_calibration(CALIBRATION))
         write_text(calibration_text(made), output)
         say(f"{output}: level {level}, {made.n_rows} rows behind it", err=beside)
-
-
-def _fit_lines(fit: CalibrationFit) -> list[str]:
-    lines = [f"{fit.n_rows} rows, objective {fit.cost:.1f}", ""]
-    for constant, value, error in zip(CONSTANTS, fit.theta, fit.std_err_log, strict=True):
-        fitted = f"{constant.name:<12} {value:>12.4g} {constant.unit:<4} +- {100 * error:5.1f} %"
-        lines.append(f"{fitted}  {constant.meaning}")
-    lines += ["", "at their bound: " + (", ".join(fit.active_bounds) or "none")]
-    rows, columns = np.nonzero(np.triu(np.abs(fit.correlation) > _STRONG_CORRELATION, 1))
-    pairs = [
-        f"{CONSTANTS[i].name}-{CONSTANTS[j].name} {fit.correlation[i, j]:+.2f}"
-        for i, j in zip(rows, columns, strict=True)
-    ]
-    return [*lines, "strongly correlated: " + (", ".join(pairs) or "none")]
 
 
 @click.command("validate")
@@ -335,7 +328,7 @@ def _text(frame: pd.DataFrame, decimals: int) -> str:
 
 
 def _observations(directory: Path, where: ClusterSpec) -> tuple[Observations, str]:
-    """Return the rows of a directory and what they are: measured, by whomever, or what else they say."""
+    """Return the rows of a directory and their kind: ``measured``, also if published, or what they state."""
     if not directory.is_dir():
         raise MissingDataError(f"{directory}: no such directory; expected measured traces")
     sources: list[ThroughputSource] = [

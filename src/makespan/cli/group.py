@@ -1,17 +1,14 @@
 """The entry point, the list of its verbs, and the reference page made from their help texts."""
 
-import ast
 import importlib
 import importlib.util
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import click
 
 from makespan import __version__
 from makespan.errors import MakespanError, bounded
-from makespan.lazy import parse_source
 from makespan.logs import divert_native_output
 from makespan.units import printable
 
@@ -71,7 +68,7 @@ VERBS = {
         "Print schedules, verify them, and search for the best one.",
     ),
 }
-"""Where each verb is defined, and what it does in one line."""
+"""Module and attribute of each verb, and its help text of one line."""
 
 
 class Failure(click.ClickException):
@@ -80,42 +77,25 @@ class Failure(click.ClickException):
     exit_code = 2
 
     def format_message(self) -> str:
-        """Return the message; names in it cannot steer the terminal or fill it."""
+        """Return the message, with control characters escaped and bounded in length."""
         return printable(bounded(super().format_message()))
 
 
-def _verbs_of_papers() -> dict[str, tuple[str, str]]:
-    """Find the papers that bring commands of their own; none is imported for that."""
-    place = importlib.util.find_spec("makespan.papers")
-    found = {}
-    for folder in (place and place.submodule_search_locations) or ():
-        for path in sorted(Path(folder).glob("*/commands.py")):
-            paper, text = path.parent.name, ast.get_docstring(parse_source(path.read_bytes())) or ""
-            found[paper] = f"makespan.papers.{paper}:COMMANDS", text.partition("\n")[0]
-    return found
-
-
 class LazyGroup(click.Group):
-    """A group whose commands are imported on demand and whose expected errors become one message."""
+    """Group whose commands are imported on demand and whose expected errors become one message."""
 
     def __init__(self, verbs: Mapping[str, tuple[str, str]], **options: Any) -> None:
         super().__init__(**options)
-        self._own, self._all = dict(verbs), dict[str, tuple[str, str]]()
-
-    @property
-    def verbs(self) -> dict[str, tuple[str, str]]:
-        """Where each verb is defined and what it does, with those of the papers."""
-        self._all = self._all or self._own | _verbs_of_papers()
-        return self._all
+        self.verbs = dict(verbs)
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
-        """Run as a program; as a part of one (``standalone_mode=False``) its output is left as it is."""
+        """Run as a program; native output is only diverted in ``standalone_mode``."""
         if kwargs.get("standalone_mode", True):
             divert_native_output(_ERRORS)
         return super().main(*args, **kwargs)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the verbs in the order in which they were given, then those of the papers."""
+        """Return the verbs in the order in which they were given."""
         return list(self.verbs)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
@@ -132,14 +112,14 @@ class LazyGroup(click.Group):
             formatter.write_dl([(verb, text) for verb, (_, text) in self.verbs.items()])
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; an error that the package raises on purpose has no traceback."""
+        """Run the command; errors that the package raises on purpose are shown without a traceback."""
         try:
             return super().invoke(ctx)
         except MakespanError as error:
             raise Failure(str(error)) from None
         except click.UsageError as error:
             raise Failure(error.format_message()) from None
-        except BrokenPipeError:  # whoever reads has seen enough; click ends quietly
+        except BrokenPipeError:  # the reader closed the pipe; click ends quietly
             raise
         except OSError as error:
             raise Failure(f"{error.filename or 'file'}: {error.strerror or error}") from None
@@ -159,7 +139,7 @@ def main() -> None:
 
 
 def cli_page() -> str:
-    """Return the page as Markdown."""
+    """Return the reference page of the command line as Markdown."""
     root = click.Context(main, info_name="makespan", terminal_width=_WIDTH, **main.context_settings)
     parts = [_HEAD, _block(main.get_help(root))]
     return "\n".join([*parts, *_entries(main, root, "")])
@@ -167,15 +147,15 @@ def cli_page() -> str:
 
 def _entries(group: click.Group, context: click.Context, before: str) -> list[str]:
     """Return the entries of the commands of a group, and of those below them."""
-    found = []
+    entries = []
     for verb in group.list_commands(context):
         command = group.get_command(context, verb)
         if command is not None:
             inner = click.Context(command, context, verb, terminal_width=_WIDTH)
-            found.append(f"## `{before}{verb}`\n\n{_block(command.get_help(inner))}")
+            entries.append(f"## `{before}{verb}`\n\n{_block(command.get_help(inner))}")
             if isinstance(command, click.Group):
-                found += _entries(command, inner, f"{before}{verb} ")
-    return found
+                entries += _entries(command, inner, f"{before}{verb} ")
+    return entries
 
 
 def _block(text: str) -> str:

@@ -1,7 +1,6 @@
 """The verbs that list what there is: ``policies``, ``clusters``, ``workloads`` and ``claims``."""
 
 import textwrap
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +38,12 @@ def policies_command(form: str | None) -> None:
             continue
         rows.append(_policy_row(name, entry, ""))
         if form is None:
-            say(f"{entry.name:<{width}}  {entry.title}: {_needs(entry)}")
+            traits = ["knows the steps left" if entry.is_clairvoyant else "knows nothing of the steps left"]
+            if entry.interval_s is not None:
+                traits.append(f"rounds of {entry.interval_s:g} s")
+            if entry.honours_guarantees:
+                traits.append("keeps guarantees")
+            say(f"{entry.name:<{width}}  {entry.title}: {', '.join(traits)}")
             for reference in entry.references:
                 say(_indented(reference, width + 2))
     if form is not None:
@@ -56,15 +60,6 @@ def _policy_row(name: str, entry: "Policy | None", broken: str) -> dict[str, Any
         "references": "; ".join(entry.references) if entry else "",
         "broken": broken,
     }
-
-
-def _needs(entry: "Policy") -> str:
-    found = ["knows the steps left"] if entry.is_clairvoyant else ["knows nothing of the steps left"]
-    if entry.interval_s is not None:
-        found.append(f"rounds of {entry.interval_s:g} s")
-    if entry.honours_guarantees:
-        found.append("keeps guarantees")
-    return ", ".join(found)
 
 
 def _indented(text: str, indent: int) -> str:
@@ -180,20 +175,17 @@ def claims_command(paper: str | None, fails: bool, ledger: Path, form: str | Non
         if (row["paper"], row["artifact"]) != head:
             head = row["paper"], row["artifact"]
             say(f"\n{row['paper']}, {row['artifact']}")
-        say("\n".join(_claim_lines(row)))
+        statement = f"{row['verdict']:<9} {row['statement']}"
+        say(textwrap.fill(statement, _WIDTH, initial_indent="  ", subsequent_indent=" " * 12))
+        values = [("published", row["published"])]
+        values += [
+            (name.removeprefix("reproduced_"), value)
+            for name, value in row.items()
+            if name.startswith("reproduced_") and value
+        ]
+        notes = [row["note"]] if row["verdict"] != "holds" else []
+        for text in ("; ".join(f"{name}: {value}" for name, value in values if value), *notes):
+            if text:
+                say(_indented(str(text), 12))
     verdicts = [row["verdict"] for row in kept]
     say("\n" + ", ".join(f"{verdicts.count(name)} {name}" for name in _VERDICTS))
-
-
-def _claim_lines(row: Mapping[str, Any]) -> list[str]:
-    head = f"{row['verdict']:<9} {row['statement']}"
-    lines = [textwrap.fill(head, _WIDTH, initial_indent="  ", subsequent_indent=" " * 12)]
-    values = [("published", row["published"])]
-    values += [
-        (name.removeprefix("reproduced_"), value)
-        for name, value in row.items()
-        if name.startswith("reproduced_") and value
-    ]
-    found = "; ".join(f"{name}: {value}" for name, value in values if value)
-    notes = [row["note"]] if row["verdict"] != "holds" else []
-    return lines + [_indented(str(text), 12) for text in (found, *notes) if text]

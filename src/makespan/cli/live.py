@@ -1,4 +1,4 @@
-"""The command ``makespan profile``."""
+"""The verbs ``profile`` and ``live``: measure small workloads, and train them under a policy."""
 
 import time
 from collections.abc import Sequence
@@ -12,14 +12,12 @@ from makespan import live
 from makespan.cli.options import CPU_THREADS, PROCESSES, SEED, check_target, decision_limit_option, say, whole
 from makespan.cli.simulate import Countdown, clock
 from makespan.files import write_json, write_text
-from makespan.hardware import NodeSpec
 from makespan.perf import load_environment
 from makespan.plans import Placement
 from makespan.policies import policy
 from makespan.profiling import (
     Measurements,
     Procedure,
-    ProfilePoint,
     environment_text,
     measure_points,
     measure_rates,
@@ -31,13 +29,12 @@ from makespan.profiling import (
     profiling_launcher,
     rate_runs,
 )
-from makespan.runtime import LocalLauncher, describe_machine
+from makespan.runtime import describe_machine
 from makespan.sim import ClusterView, Event, EventKind
 from makespan.tables import LIVE, LIVE_JOBS, THROUGHPUT, write_csv
-from makespan.workloads import Workload, small_workload_keys, workload
+from makespan.workloads import small_workload_keys, workload
 
-# ------------------------------------------------------------------------------------------------
-# The command ``makespan profile``.
+# --- ``profile`` ------------------------------------------------------------------------------------
 
 _DEFAULT = Procedure()
 _LONGEST = 10_000, "a point would take hours"
@@ -95,13 +92,12 @@ def profile_command(
     environment.toml, what the performance model needs to know of the machine. Interrupted, the same
     command goes on with what it has measured.
     """
-    from makespan.cli.simulate import Countdown
-
     check_target(output, is_directory=True)
     places = list(dict.fromkeys(map(_placement, placements)))
     if several := [place.text for place in places if place.n_nodes > 1]:
-        found = ", ".join(several)
-        raise click.BadParameter(f"{found}: several nodes need a job; see the rule profile_nodes")
+        raise click.BadParameter(
+            f"{', '.join(several)}: several nodes need a job; see the rule profile_nodes"
+        )
     procedure, launcher = Procedure(warmup, steps, repetitions), profiling_launcher(device, cpu_threads)
     specs = [workload(key) for key in dict.fromkeys(keys)]
     points = {spec.key: profile_points(spec, places, cpu_threads) for spec in specs}
@@ -122,12 +118,26 @@ def profile_command(
     try:
         total = n_runs + (0 if environment else rate_runs(len(specs), processes, launcher))
         kept = Measurements(path, settings | measured_by(specs, procedure), total, countdown, tell)
-        environment = environment or _measured_environment(specs, processes, launcher, kept, output)
+        if not environment:
+            threads = launcher.threads_per_process or 1
+            rates = measure_rates(specs, processes, threads, launcher, kept)
+            environment = str(output / "environment.toml")
+            source = f"measured on {describe_machine()['processor']}"
+            write_text(environment_text(rates, source), environment)
         node = load_environment(environment).node
         for spec in specs:
-            result = _write_profile(spec, points[spec.key], node, launcher, procedure, kept, output)
+            parts = [
+                measure_points(spec, batch, node, launcher, procedure, kept=kept)
+                for batch in profile_batches(points[spec.key], None).values()
+            ]
+            table, record = profile_table(parts, spec), profile_record(parts)
+            write_csv(table, output / f"{spec.key}.csv", THROUGHPUT)
+            write_json(record, output / f"{spec.key}.json", indent=1)
+            noise_pct = record["repeatability_pct"]
+            noise = "not known" if noise_pct is None else f"{noise_pct:.1f} %"
+            count = f"{int(table['feasible'].sum())} of {len(table)} points ran"
             countdown.close()
-            say(result)
+            say(f"{spec.key}: {count}; two runs of a point differ by {noise}")
     except KeyboardInterrupt:
         countdown.close()
         say(f"stopped; the same command goes on from {path}", err=True)
@@ -144,47 +154,14 @@ def _placement(text: str) -> Placement:
     return place
 
 
-def _measured_environment(
-    specs: Sequence[Workload], processes: int, launcher: LocalLauncher, kept: Measurements, output: Path
-) -> str:
-    """Measure the machine, write ``environment.toml`` and return its path."""
-    threads = launcher.threads_per_process or 1
-    rates = measure_rates(specs, processes, threads, launcher, kept)
-    path = output / "environment.toml"
-    write_text(environment_text(rates, f"measured on {describe_machine()['processor']}"), path)
-    return str(path)
-
-
-def _write_profile(
-    spec: Workload,
-    points: Sequence[ProfilePoint],
-    node: NodeSpec,
-    launcher: LocalLauncher,
-    procedure: Procedure,
-    kept: Measurements,
-    output: Path,
-) -> str:
-    """Measure the points of a workload, write table and record, and return what came of it."""
-    batches = profile_batches(points, None).values()
-    parts = [measure_points(spec, batch, node, launcher, procedure, kept=kept) for batch in batches]
-    table, record = profile_table(parts, spec), profile_record(parts)
-    write_csv(table, output / f"{spec.key}.csv", THROUGHPUT)
-    write_json(record, output / f"{spec.key}.json", indent=1)
-    noise_pct = record["repeatability_pct"]
-    noise = "not known" if noise_pct is None else f"{noise_pct:.1f} %"
-    count = f"{int(table['feasible'].sum())} of {len(table)} points ran"
-    return f"{spec.key}: {count}; two runs of a point differ by {noise}"
-
-
-# ------------------------------------------------------------------------------------------------
-# ``makespan live``: run a small workload for real under a policy, and compare with its prediction.
+# --- ``live`` ---------------------------------------------------------------------------------------
 
 
 class _EventLines:
-    """An observer that writes a line an event, on the clock of the wall.
+    """Observer that writes one line per event, in wall time.
 
-    ``ends_s`` are the times at which jobs finish in the prediction, in order. The end is expected as much
-    later than there as the last job was that finished, or as the next one already is [s].
+    ``ends_s`` are the times at which jobs finish in the prediction, in order [s]. The expected end is as late
+    against the prediction as the last finished job was, or as the next one already is.
     """
 
     def __init__(self, setting: live.LiveSetting, ends_s: Sequence[float]) -> None:
@@ -193,7 +170,7 @@ class _EventLines:
         self._late_s = 0.0
 
     def _end_text(self, event: Event, view: ClusterView) -> str:
-        """Say how many jobs are done, and when all will be."""
+        """Return the number of finished jobs, and the time until all are finished."""
         now_s, unfinished = (
             event.time_s / self._scale,
             {job.spec.job_id for job in (*view.pending, *view.running)},
@@ -208,7 +185,7 @@ class _EventLines:
         return f"{n_done}/{len(self._ends_s)} done, about {clock(left_s)} left"
 
     def observe(self, event: Event, view: ClusterView) -> None:
-        """Write what happened, who waits and runs, and when all will be done."""
+        """Write the event, the running and waiting jobs, and the time that is left."""
         plan = f"{event.plan} on {event.n_gpus}" if event.n_gpus else ""
         queue = f"{len(view.running)} running, {len(view.pending)} waiting, {view.n_free_gpus} slot(s) free"
         left = "" if event.kind == "submitted" else f"{event.steps_left:.0f} steps left"

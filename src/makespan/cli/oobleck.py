@@ -3,8 +3,8 @@
 import json
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, fields, replace
 from functools import wraps
 from pathlib import Path
@@ -21,14 +21,13 @@ from makespan.oobleck.coordinator import Event
 from makespan.oobleck.fixed import profile_chain
 from makespan.oobleck.instantiation import (
     Instantiation,
-    PlanChoice,
     choose_plan,
     estimated_time_s,
     event_time_s,
     microbatches,
 )
 from makespan.oobleck.job import ChainJob
-from makespan.oobleck.plan import Pipeline, PipelineTemplate
+from makespan.oobleck.plan import Pipeline
 from makespan.oobleck.profile import LayerProfile, ModelProfile, read_profile, write_profile
 from makespan.oobleck.reconfiguration import (
     Copy,
@@ -42,7 +41,6 @@ from makespan.oobleck.simulator import (
     MODES,
     SYSTEMS,
     ModelCosts,
-    Outcome,
     Systems,
     repairs,
     simulate,
@@ -62,26 +60,23 @@ from makespan.oobleck.templates import (
 from makespan.oobleck.traces import (
     FAILURE_TRACES,
     SPOT_TRACES,
-    NodeTrace,
     generate_failures,
     generate_spot,
     read_trace,
 )
 from makespan.oobleck.trainer import (
     LiveOptions,
-    LiveResult,
     drain_nodes,
     join_run,
     saved_text,
     train_resilient,
 )
-from makespan.papers.oobleck.settings import Simulation
-from makespan.papers.oobleck.tables import read_published
+from makespan.papers.oobleck import PAPER
+from makespan.papers.oobleck.simulation import Simulation
 from makespan.runtime import LocalLauncher
 from makespan.units import MS
 
-# ------------------------------------------------------------------------------------------------
-# What a resilient run shows while it goes on: a line for each change, or a table on a terminal.
+# --- Live view of a resilient run: a line per change, and a table in a terminal ---------------------
 
 _REFRESH_S = 0.25
 _CLEAR = "\x1b[2K"
@@ -102,7 +97,7 @@ _SAID = {
 
 
 class LiveView:
-    """Listens to a coordinator and writes to a stream."""
+    """Listener of a coordinator that writes to a stream."""
 
     def __init__(self, iterations: int, stream: TextIO) -> None:
         self.iterations, self.stream, self.is_terminal = iterations, stream, stream.isatty()
@@ -114,7 +109,7 @@ class LiveView:
         self._drawn, self._drawn_s = 0, 0.0
 
     def __call__(self, event: Event) -> None:
-        """Take an event."""
+        """Note an event, and write its line."""
         self.begun_s = event.time_s if self.begun_s is None else self.begun_s
         node, values = event.node, event.values
         if event.kind == "announce" and node is not None:
@@ -126,7 +121,8 @@ class LiveView:
             self._say(event, self._planned(values["work"]))
         elif event.kind == "commit":
             self.done = values["iteration"] + 1
-            self.loss = next((one["loss"] for one in values["reports"].values() if one), self.loss)
+            reports = values["reports"].values()
+            self.loss = next((report["loss"] for report in reports if report), self.loss)
         self.is_stopped |= event.kind == "stopped"
         if event.kind in _SAID:
             phase = self.places.get(-1 if node is None else node, ("start", 0))[0]
@@ -142,12 +138,13 @@ class LiveView:
             self._draw()
 
     def _planned(self, work: dict[str, Any]) -> str:
-        """Return pipelines, what was done, and what is copied, in a line."""
+        """Return the kinds of change, the pipelines, and the number of copies, in one line."""
         pipelines = ", ".join(
-            "/".join(map(str, one["nodes"])) + f" with {one['n_microbatches']}" for one in work["plan"]
+            "/".join(map(str, pipeline["nodes"])) + f" with {pipeline['n_microbatches']}"
+            for pipeline in work["plan"]
         )
-        what = " ".join(work["kinds"]) or "as before"
-        return f"{what}: pipelines {pipelines} microbatches; {len(work['copies'])} layer(s) to copy"
+        kinds = " ".join(work["kinds"]) or "as before"
+        return f"{kinds}: pipelines {pipelines} microbatches; {len(work['copies'])} layer(s) to copy"
 
     def _say(self, event: Event, text: str) -> None:
         self._erase()
@@ -160,11 +157,11 @@ class LiveView:
             self._drawn = 0
 
     def _draw(self) -> None:
-        """Draw the table of the nodes in place of the one before."""
+        """Draw the table of the nodes over the previous one."""
         lines = [f"{self.done}/{self.iterations} iterations, loss {self.loss:.4f}"]
-        for number, one in enumerate(self.plan):
-            for stage, node in enumerate(one["nodes"]):
-                cut = one["template"]["stages"][stage]
+        for number, pipeline in enumerate(self.plan):
+            for stage, node in enumerate(pipeline["nodes"]):
+                cut = pipeline["template"]["stages"][stage]
                 layers = f"layers {cut['first_layer']}-{cut['end_layer'] - 1}"
                 phase, iteration = self.places.get(node, ("start", 0))
                 pid = self.nodes.get(node, {}).get("pid", "")
@@ -175,8 +172,7 @@ class LiveView:
         self._drawn, self._drawn_s = len(lines), time.monotonic()
 
 
-# ------------------------------------------------------------------------------------------------
-# What is trained, as options of commands, and the command that times its layers.
+# --- Job options, and ``profile`` -------------------------------------------------------------------
 
 _HELP = {
     "n_microbatches": "Microbatches of an iteration.",
@@ -201,13 +197,13 @@ def job_options(command: Callable[..., None]) -> Callable[..., None]:
     @settings_option("model.n_layers=4")
     @wraps(command)
     def wrapped(model: str, settings: tuple[str, ...], **given: Any) -> None:
-        own = {name: given.pop(name) for name in _HELP}
+        of_job = {name: given.pop(name) for name in _HELP}
         parts = read_settings(settings, _PARTS)
-        job = ChainJob(model, model_options=parts["model"], optimizer_options=parts["optimizer"], **own)
+        job = ChainJob(model, model_options=parts["model"], optimizer_options=parts["optimizer"], **of_job)
         command(job=job, **given)
 
     decorated: Callable[..., None] = wrapped
-    for field in reversed([one for one in fields(ChainJob) if one.name in _HELP]):
+    for field in reversed([field for field in fields(ChainJob) if field.name in _HELP]):
         flag, default = "--" + field.name.removeprefix("n_").replace("_", "-"), field.default
         kinds: dict[str, Any] = {"default": default, "show_default": default is not None}
         if isinstance(default, bool):
@@ -251,23 +247,22 @@ def PROFILE(
     say(f"{output}: {profile.n_layers} layers, {size}", err=True)
 
 
-# ------------------------------------------------------------------------------------------------
-# ``makespan oobleck run|join|drain``: train through losses, bring nodes in, let nodes go.
+# --- ``run``, ``export``, ``join`` and ``drain`` ----------------------------------------------------
 
 _run_dir = click.argument("run_dir", type=click.Path(path_type=Path, file_okay=False))
 
 
 def _profile(path: Path | None, job: ChainJob) -> ModelProfile:
-    """Return times of the layers, of a file or, without one, the same for all."""
+    """Return the times of the layers from a file, or equal ones without a file."""
     from makespan.oobleck.chain import load_chain  # loads torch
 
     count = load_chain(job).n_layers
     if path is None:
         return ModelProfile("equal layers", (LayerProfile(1e-3, 2e-3, parameter_bytes=1.0),) * count)
-    found = read_profile(path)
-    if found.n_layers != count:
-        raise InputError(f"{path}: {found.n_layers} layers; accepted: those of model {job.model}, {count}")
-    return found
+    profile = read_profile(path)
+    if profile.n_layers != count:
+        raise InputError(f"{path}: {profile.n_layers} layers; accepted: those of model {job.model}, {count}")
+    return profile
 
 
 @click.command("run")
@@ -345,17 +340,12 @@ def run_command(
         raise click.Abort from None
     finally:
         view.close()
-    say(_told(result, run_dir))
-
-
-def _told(result: LiveResult, run_dir: Path) -> str:
-    """Say in a few lines what came of a run."""
     table, recoveries = result.iterations, result.recoveries
-    lines = [f"{result.step} iterations done, {len(table)} of them now; {len(recoveries)} plan(s)"]
+    say(f"{result.step} iterations done, {len(table)} of them now; {len(recoveries)} plan(s)")
     if len(table):
         again = int((table["attempts"] - 1).sum())
-        lines.append(f"last loss {table['loss'].iloc[-1]:.6f}; {again} iteration(s) done again")
-    return "\n".join([*lines, f"{run_dir}/iterations.csv, {run_dir}/recoveries.csv"])
+        say(f"last loss {table['loss'].iloc[-1]:.6f}; {again} iteration(s) done again")
+    say(f"{run_dir}/iterations.csv, {run_dir}/recoveries.csv")
 
 
 @click.command("export")
@@ -390,11 +380,10 @@ def drain_command(run_dir: Path, nodes: tuple[int, ...]) -> None:
     drain_nodes(run_dir, nodes)
 
 
-# ------------------------------------------------------------------------------------------------
-# Plan pipelines from the command line: templates from layer times, and a plan from templates.
+# --- ``plan`` and ``instantiate`` -------------------------------------------------------------------
 
 _FILE = click.Path(path_type=Path)
-_MOST_NODES = 10_000  # more take longer than anybody waits
+_MOST_NODES = 10_000  # planning for more takes too long
 _COUNT = click.IntRange(1, _MOST_NODES)
 _LOST = click.IntRange(0, _MOST_NODES)
 _BATCH = click.IntRange(1, 1_000_000)
@@ -574,15 +563,12 @@ def INSTANTIATE(
     times = None if profile is None else read_profile(profile)
     found = read_templates(templates)
     choice = choose_plan(found, nodes, f, n_microbatches, batch_mode, estimator, times, runners_up)
-    print_json(_choice_values(choice, times), output)
-
-
-def _choice_values(choice: PlanChoice, profile: ModelProfile | None) -> dict[str, Any]:
-    return {
-        "plan": _plan_values(choice.best, profile),
-        "alternatives": [_plan_values(one, profile) for one in choice.runners_up],
+    values = {
+        "plan": _plan_values(choice.best, times),
+        "alternatives": [_plan_values(plan, times) for plan in choice.runners_up],
         "counts": {"plans": choice.n_plans, "infeasible": choice.n_infeasible},
     }
+    print_json(values, output)
 
 
 def _plan_values(plan: Instantiation, profile: ModelProfile | None) -> dict[str, Any]:
@@ -607,15 +593,14 @@ def _plan_values(plan: Instantiation, profile: ModelProfile | None) -> dict[str,
     return shown
 
 
-# ------------------------------------------------------------------------------------------------
-# ``makespan oobleck reconfigure``: what becomes of pipelines when nodes are lost, leave or join.
+# --- ``reconfigure`` --------------------------------------------------------------------------------
 
 _NODES = "[2,3]"
 
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """What the command line says of nodes."""
+    """Nodes and their changes, as given on the command line."""
 
     pipelines: tuple[tuple[int, ...], ...]
     lost: tuple[int, ...]
@@ -625,7 +610,7 @@ class _Asked:
 
 
 def _json(option: str, text: str | None, example: str) -> Any:
-    """Read JSON from an option, None where it is not given."""
+    """Read JSON from an option, None if it is not given."""
     try:
         return None if text is None else json.loads(text)
     except ValueError:
@@ -653,24 +638,6 @@ def _asked(pipelines: str, lost: str, joined: str, drained: str, hosts: str | No
         _node_list("--drained", _json("--drained", drained, _NODES)),
         None if by_node is None else {int(node): str(host) for node, host in by_node.items()},
     )
-
-
-def _started(asked: _Asked, templates: Mapping[int, PipelineTemplate]) -> list[Pipeline]:
-    """Give every pipeline its template; microbatches before do not matter."""
-    missing = sorted({len(nodes) for nodes in asked.pipelines} - set(templates))
-    if missing:
-        raise InputError(f"pipelines of {missing} nodes; accepted: there are templates for {list(templates)}")
-    return [Pipeline(nodes, templates[len(nodes)], 1) for nodes in asked.pipelines]
-
-
-def _layer_bytes(
-    templates: Mapping[int, PipelineTemplate], profile: Path | None, state_factor: float
-) -> list[int] | None:
-    """Return the state of each layer; equal ones without a profile, None if templates have no layers."""
-    counts = {one.n_layers for one in templates.values()}
-    if profile is not None:
-        return [round(layer.parameter_bytes * state_factor) for layer in read_profile(profile).layers]
-    return [1] * counts.pop() if len(counts) == 1 else None
 
 
 @click.command("reconfigure")
@@ -728,87 +695,83 @@ def RECONFIGURE(
         check_target(output)
     asked = _asked(pipelines, lost, joined, drained, hosts)
     found = read_templates(templates)
-    layer_bytes = _layer_bytes(found, profile, state_factor)
+    # The state of each layer: equal sizes without a profile, none if templates do not say their layers.
+    layer_bytes: list[int] | None = None
+    layer_counts = {template.n_layers for template in found.values()}
+    if profile is not None:
+        layer_bytes = [round(layer.parameter_bytes * state_factor) for layer in read_profile(profile).layers]
+    elif len(layer_counts) == 1:
+        layer_bytes = [1] * layer_counts.pop()
     n_nodes = sum(map(len, asked.pipelines)) + len(asked.joined)
     n_microbatches = 4 * n_nodes if microbatches is None else microbatches
-    told: dict[str, Any]
+    if missing := sorted({len(nodes) for nodes in asked.pipelines} - set(found)):
+        raise InputError(f"pipelines of {missing} nodes; accepted: there are templates for {list(found)}")
+    # The microbatches of the pipelines before do not matter.
+    before = [Pipeline(nodes, found[len(nodes)], 1) for nodes in asked.pipelines]
+    values: dict[str, Any]
     try:
         change = reconfigure(
-            _started(asked, found), asked.lost, asked.joined, found, f, n0, n_microbatches,
+            before, asked.lost, asked.joined, found, f, n0, n_microbatches,
             layer_bytes=layer_bytes, drained=asked.drained, hosts=asked.hosts, policy=policy,
         )  # fmt: skip
     except StateLost as error:
-        told = {"outcome": "state-lost", "lost_layers": error.layers, **_regrouped(asked, n0)}
+        # Show the groups that would train together if a checkpoint gave them the state.
+        values = {"outcome": "state-lost", "lost_layers": error.layers, "pipelines": [], "kinds": []}
+        with suppress(InsufficientNodes):
+            groups = regroup(asked.pipelines, {*asked.lost, *asked.drained}, n0)
+            values |= {"pipelines": groups.groups, "kinds": groups.kinds}
     except InsufficientNodes as error:
-        told = {"outcome": "insufficient-nodes", "n_nodes": error.n_nodes, "n_needed": error.n_needed}
+        values = {"outcome": "insufficient-nodes", "n_nodes": error.n_nodes, "n_needed": error.n_needed}
     else:
         copies = None if layer_bytes is None else change.copies
-        told = _new_plan(change, copies, has_bytes=profile is not None)
-    print_json(told, output)
-
-
-def _regrouped(asked: _Asked, n0: int) -> dict[str, Any]:
-    """Return who would train with whom, whatever they hold; nobody if too few are left."""
-    try:
-        found = regroup(asked.pipelines, {*asked.lost, *asked.drained}, n0)
-    except InsufficientNodes:
-        return {"pipelines": [], "kinds": []}
-    return {"pipelines": found.groups, "kinds": found.kinds}
+        values = _new_plan(change, copies, has_bytes=profile is not None)
+    print_json(values, output)
 
 
 def _new_plan(change: Reconfiguration, copies: Sequence[Copy] | None, *, has_bytes: bool) -> dict[str, Any]:
-    """Return plain values; bytes are null where nothing says how large layers are."""
+    """Return the new plan in plain values; bytes are null if the sizes of layers are unknown."""
     plan = change.plan.pipelines
-    shares = [one.n_microbatches for one in plan]
+    shares = [pipeline.n_microbatches for pipeline in plan]
     return {
         "outcome": "go-on",
         "action": change.action,
         "kinds": change.kinds,
-        "pipelines": [one.nodes for one in plan],
+        "pipelines": [pipeline.nodes for pipeline in plan],
         "microbatches": shares,
-        "layers_per_stage": [[len(stage.layers) for stage in one.template.stages] for one in plan],
-        "iter_time_ms": estimated_time_s([one.template for one in plan], shares, "1f1b") / MS,
+        "layers_per_stage": [[len(stage.layers) for stage in each.template.stages] for each in plan],
+        "iter_time_ms": estimated_time_s([each.template for each in plan], shares, "1f1b") / MS,
         "f": change.f,
         "waiting": change.waiting,
         "layers_on_one_host": change.exposed,
-        "copies": None if copies is None else [_copy(one, has_bytes=has_bytes) for one in copies],
+        "copies": None
+        if copies is None
+        else [
+            {
+                "layer": copy.layer,
+                "slot": copy.slot,
+                "src": copy.src.node,
+                "dst": copy.dst.node,
+                "src_gpu": copy.src.number,
+                "dst_gpu": copy.dst.number,
+                "bytes": copy.n_bytes if has_bytes else None,
+            }
+            for copy in copies
+        ],
         "copied_bytes": change.copies_bytes if has_bytes else None,
     }
 
 
-def _copy(one: Copy, *, has_bytes: bool) -> dict[str, Any]:
-    return {
-        "layer": one.layer,
-        "slot": one.slot,
-        "src": one.src.node,
-        "dst": one.dst.node,
-        "src_gpu": one.src.number,
-        "dst_gpu": one.dst.number,
-        "bytes": one.n_bytes if has_bytes else None,
-    }
+# --- ``simulate`` -----------------------------------------------------------------------------------
 
-
-# ------------------------------------------------------------------------------------------------
-# ``makespan oobleck simulate``: one system on one trace.
-
-_CONFIG = Path("config/papers/oobleck.yaml")
 _CELLS = Path("config/published/oobleck_throughput.csv")
 _GENERATED = (*FAILURE_TRACES, *SPOT_TRACES)
 _NUMBERS = {field.name: field.type for field in fields(ModelCosts) if field.type in (int, float)}
 
 
-def _trace(text: str, seed: int) -> NodeTrace:
-    if text in FAILURE_TRACES:
-        return generate_failures(text, seed)
-    if text in SPOT_TRACES:
-        return generate_spot(text, seed)
-    if not Path(text).exists():
-        raise unknown_name("trace, neither a file nor", text, _GENERATED)
-    return read_trace(text, Path(text).stem)
-
-
-def _configured(path: Path) -> dict[str, Any]:
-    """Return the options of simulations in a configuration file, checked."""
+def _configured(path: Path | None) -> dict[str, Any]:
+    """Return the options of simulations, the defaults or those of a configuration file."""
+    if path is None:
+        return Simulation().systems()
     block = read_yaml(path, "the configuration of the paper", ConfigError)
     try:
         return Simulation.model_validate_json(json.dumps(block["oobleck"]["simulation"])).systems()
@@ -821,49 +784,30 @@ def _configured(path: Path) -> dict[str, Any]:
 
 
 def _model(model: str, given: tuple[str, ...], configured: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the costs of a model: those of the configuration, and what is given instead."""
-    own: dict[str, Any] = {"name": model, "falls_back_on_spot": False}
-    own |= next((one for one in configured if one["name"] == model), {})
+    """Return the costs of a model: those of the configuration, replaced by the given ones."""
+    costs: dict[str, Any] = {"name": model, "falls_back_on_spot": False}
+    costs |= next((entry for entry in configured if entry["name"] == model), {})
     for text in given:
         name, _, value = text.partition("=")
         if name not in _NUMBERS:
             raise InputError(f"--cost {text!r}; accepted: NAME=NUMBER with a name of {', '.join(_NUMBERS)}")
-        own[name] = _number(text, value, is_whole=_NUMBERS[name] is int)
-    missing = sorted(set(_NUMBERS) - set(own))
+        is_whole = _NUMBERS[name] is int
+        try:
+            number = int(value) if is_whole else float(value)
+        except ValueError:
+            number = -1
+        if not 0 <= number < float("inf") or (is_whole and number < 1):
+            accepted = "a whole number of 1 or more" if is_whole else "a number in s, 0 or more"
+            raise InputError(f"--cost {text!r}; accepted: {accepted}")
+        costs[name] = number
+    missing = sorted(set(_NUMBERS) - set(costs))
     if missing:
-        known = ", ".join(one["name"] for one in configured)
+        known = ", ".join(entry["name"] for entry in configured)
         raise InputError(
             f"model {model!r} is none of the configuration ({known}); its costs are needed: "
             + " ".join(f"--cost {name}=..." for name in missing)
         )
-    return own
-
-
-def _number(text: str, value: str, *, is_whole: bool) -> float | int:
-    try:
-        number = int(value) if is_whole else float(value)
-    except ValueError:
-        number = -1
-    if not 0 <= number < float("inf") or (is_whole and number < 1):
-        accepted = "a whole number of 1 or more" if is_whole else "a number in s, 0 or more"
-        raise InputError(f"--cost {text!r}; accepted: {accepted}")
-    return number
-
-
-def _as_json(found: Outcome, **given: object) -> str:
-    times_s = {name: round(time_s, 3) for name, time_s in found.times_s.items()}
-    series = [[round(start, 3), round(end, 3), samples] for start, end, samples in found.steps().tolist()]
-    return json.dumps(
-        given
-        | {
-            "feasible": found.is_feasible,
-            "throughput_samples_per_s": found.throughput_samples_per_s,
-            "n_steps": found.n_steps,
-            "n_failures": found.n_failures,
-            "times_s": times_s,
-            "steps": series,
-        }
-    )
+    return costs
 
 
 @click.command("simulate")
@@ -889,7 +833,7 @@ def _as_json(found: Outcome, **given: object) -> str:
     help="Throughput by model, system and nodes; columns as in that file.",
 )  # fmt: skip
 @click.option(
-    "--config", default=_CONFIG, show_default=True, type=click.Path(path_type=Path),
+    "--config", type=click.Path(path_type=Path),
     help="Configuration with the costs of the models.",
 )  # fmt: skip
 @click.option(
@@ -908,24 +852,44 @@ def simulate_command(
     no_ckpt: bool,
     k: int | None,
     cells: Path,
-    config: Path,
+    config: Path | None,
     given: tuple[str, ...],
     is_json: bool,
 ) -> None:
-    """Simulate one system on one trace of nodes; costs are those of the configuration in this directory."""
+    """Simulate one system on one trace of nodes; costs are the defaults of the configuration."""
     configured = _configured(config)
     models = [_model(model, given, configured["models"])]
-    systems = Systems(read_published("throughput", cells), models, configured["assumptions"])
+    systems = Systems(PAPER.read_published("throughput", cells), models, configured["assumptions"])
     costs = systems.costs(
         system, model, falls_back=fallback == "on", checkpoint_every=k, charges_checkpoints=not no_ckpt
     )
-    trace = _trace(trace_name, seed)
+    if trace_name in FAILURE_TRACES:
+        trace = generate_failures(trace_name, seed)
+    elif trace_name in SPOT_TRACES:
+        trace = generate_spot(trace_name, seed)
+    elif Path(trace_name).exists():
+        trace = read_trace(trace_name, Path(trace_name).stem)
+    else:
+        raise unknown_name("trace, neither a file nor", trace_name, _GENERATED)
     found = simulate(system, trace, costs, repairs(mode, switches(defects)))
     if beyond := unused_nodes(trace, costs):
         say(f"{beyond} nodes idle at the most: throughput is known for no more than the others", err=True)
     if is_json:
-        told = {"trace": trace_name, "system": system, "model": model, "mode": mode, "defects": defects}
-        say(_as_json(found, **told))
+        series = [[round(start, 3), round(end, 3), samples] for start, end, samples in found.steps().tolist()]
+        values = {
+            "trace": trace_name,
+            "system": system,
+            "model": model,
+            "mode": mode,
+            "defects": defects,
+            "feasible": found.is_feasible,
+            "throughput_samples_per_s": found.throughput_samples_per_s,
+            "n_steps": found.n_steps,
+            "n_failures": found.n_failures,
+            "times_s": {name: round(time_s, 3) for name, time_s in found.times_s.items()},
+            "steps": series,
+        }
+        say(json.dumps(values))
         return
     if not found.is_feasible:
         say(f"{model} does not fit {system}: no throughput on any number of nodes")
@@ -937,10 +901,6 @@ def simulate_command(
     for name, time_s in found.times_s.items():
         if time_s:
             say(f"  {name:<11}{time_s:>14.3f} s")
-
-
-# ------------------------------------------------------------------------------------------------
-# Profile layers, plan pipelines, train through the loss of nodes, and simulate systems that lose nodes.
 
 
 @click.group("oobleck", help=__doc__)

@@ -1,4 +1,4 @@
-"""What verbs print: text for people, or the same rows as JSON or CSV."""
+"""Output, completion, number types and options that the verbs share, and the verb ``jobs``."""
 
 import csv
 import io
@@ -22,27 +22,30 @@ if TYPE_CHECKING:
     from makespan.studies import Run
 
 
-# ------------------------------------------------------------------------------------------------
-# What verbs print: text for people, or the same rows as JSON or CSV.
+# --- Output -----------------------------------------------------------------------------------------
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def say(text: str, *, err: bool = False) -> None:
-    """Print a text; names in it that come from files cannot steer the terminal."""
+    """Print a text with control characters escaped: names from files cannot steer the terminal."""
     click.echo(printable(text), err=err)
 
 
 def form_options(command: Command) -> Command:
-    """Add ``--json`` and ``--csv``; the command gets what was chosen as ``form``, else None."""
+    """Add ``--json`` and ``--csv``; the command gets the choice as ``form``, None without one."""
     for name, text in (("csv", "Print the rows as CSV."), ("json", "Print the rows as JSON.")):
         command = click.option(f"--{name}", "form", flag_value=name, default=None, help=text)(command)
     return command
 
 
 def say_rows(rows: Iterable[Mapping[Any, Any]], form: str) -> None:
-    """Print rows, with the columns of the first, as ``json`` or ``csv``; what is missing is null or empty."""
-    listed = [{name: _plain(value) for name, value in row.items()} for row in rows]
+    """Print rows, with the columns of the first, as ``json`` or ``csv``; missing values are null or empty."""
+    listed = []
+    for row in rows:
+        # Numbers of a table become numbers of Python; a missing one, which does not equal itself, None.
+        plain = {name: value.item() if hasattr(value, "item") else value for name, value in row.items()}
+        listed.append({name: None if value != value else value for name, value in plain.items()})
     if form == "json":
         say(json.dumps(listed, indent=1))
         return
@@ -53,20 +56,13 @@ def say_rows(rows: Iterable[Mapping[Any, Any]], form: str) -> None:
     say(stream.getvalue().removesuffix("\n"))
 
 
-def _plain(value: Any) -> Any:
-    """Return a number of a table as one of Python, and None for one that is missing."""
-    plain = value.item() if hasattr(value, "item") else value
-    return None if plain != plain else plain
-
-
-# ------------------------------------------------------------------------------------------------
-# Names that a shell completes: policies, workloads, clusters and papers.
+# --- Completion -------------------------------------------------------------------------------------
 
 Completer = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
 
 def _completing(names: Callable[[], Iterable[str]], *, files: bool = False) -> Completer:
-    """Offer names, of a list joined by commas for its last part, and files where both are accepted."""
+    """Complete names, in a list joined by commas its last part, and also files if they are accepted."""
 
     def offered(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         before, comma, last = incomplete.rpartition(",")
@@ -112,14 +108,13 @@ JOB_LIST_NAMES = _completing(_job_lists, files=True)
 CLUSTER_OR_LIST_NAMES = _completing(_clusters, files=True)
 
 
-# ------------------------------------------------------------------------------------------------
-# Numbers of the command line: finite, and within bounds that say why they are there.
+# --- Numbers ----------------------------------------------------------------------------------------
 
 _SHOWN = 40  # characters of what was given
 
 
 class Bounded(click.FloatRange):
-    """Reads a number and checks it; the message names what is accepted and the reason for the upper bound."""
+    """Number within bounds; the message gives the accepted range and the reason for the upper bound."""
 
     def __init__(
         self, kind: type[int] | type[float], least: float, most: float, why: str, *, above: bool = False
@@ -127,16 +122,16 @@ class Bounded(click.FloatRange):
         super().__init__(least, most, min_open=above)
         self.name = "integer" if kind is int else "float"
         self._kind, self._least, self._most = kind, least, most
-        what = "a whole number" if kind is int else "a number"
+        noun = "a whole number" if kind is int else "a number"
         end = str(most) if kind is int else f"{most:g}"
-        self._accepted = f"{what} {'above' if above else 'from'} {least:g} to {end} ({why})"
+        self._accepted = f"{noun} {'above' if above else 'from'} {least:g} to {end} ({why})"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """Return the number; anything else fails with one message."""
         try:
             number = self._kind(value)
         except (ValueError, OverflowError):
-            number = float("nan")  # which no comparison holds for
+            number = float("nan")  # fails every comparison
         is_enough = number > self._least if self.min_open else number >= self._least
         if not (is_enough and number <= self._most):
             self.fail(f"{str(value)[:_SHOWN]!r}; accepted: {self._accepted}", param, ctx)
@@ -149,7 +144,7 @@ def whole(least: int, most: int, why: str) -> "Bounded":
 
 
 def real(most: float, why: str, *, above: bool = False) -> "Bounded":
-    """Accept numbers from 0 to an upper bound, with the reason; ``above``: 0 is left out."""
+    """Accept numbers from 0 to an upper bound, with the reason; ``above`` excludes 0."""
     return Bounded(float, 0, most, why, above=above)
 
 
@@ -164,13 +159,12 @@ PROCESSES = whole(1, 1024, "all of them run on one machine")
 SEED = whole(0, 2**63 - 1, "seeds have 64 bits")
 
 
-# ------------------------------------------------------------------------------------------------
-# Options that several verbs share.
+# --- Options of simulations and the emulator --------------------------------------------------------
 
 CALIBRATION = "L1"
 """Constants of the emulator that are used unless others are named."""
 TRACE_CPU_THREADS = 12
-"""CPU threads a GPU of published traces that do not say: an even share of the node of the testbed."""
+"""CPU threads per GPU of published traces that do not say: an even share of the node of the testbed."""
 _ROUND_S, _RESTART_DELAY_S = 60.0, 260.0  # as `makespan.scenario`, which takes long to import
 _FORMATS = (
     "auto", "morphling", "requests", "philly", "helios", "pai", "openb", "spot", "tiresias", "pollux",
@@ -327,7 +321,7 @@ _LIST = (
         help="Of the generated workload, and of what the jobs of foreign traces train.",
     ),
 )
-"""What says which jobs there are, and where."""
+"""Options of the workload, the source of throughput and the cluster."""
 _SIMULATION = (
     shown_option(
         "--delay",
@@ -381,25 +375,24 @@ def list_options(command: Command) -> Command:
 
 
 def scenario_options(command: Command) -> Command:
-    """Add the same, and the options that say how a simulation goes."""
+    """Add the options of `list_options` and those of a simulation."""
     for option in reversed(_SIMULATION):
         command = option(command)
     return list_options(command)
 
 
 def verdict_lines(done: "Run") -> list[str]:
-    """Return what the validator found, in words."""
+    """Return the verdict of the validator as text."""
     from makespan.studies import violation_lines
 
     if not done.violations:
         return [f"schedule of {done.policy}: possible, {done.n_events} events replayed"]
-    found = f"{len(done.violations)} violations in {done.n_events} events"
+    count = f"{len(done.violations)} violations in {done.n_events} events"
     lines = (f"  {line}" for line in violation_lines(done))
-    return [f"schedule of {done.policy}: IMPOSSIBLE, {found}", *lines]
+    return [f"schedule of {done.policy}: IMPOSSIBLE, {count}", *lines]
 
 
-# ------------------------------------------------------------------------------------------------
-# The verb ``jobs``.
+# --- ``jobs`` ---------------------------------------------------------------------------------------
 
 
 @click.command("jobs")
@@ -429,12 +422,11 @@ def jobs_command(output: Path, **request: Any) -> None:
         say(f"{output}: {len(scenario.jobs)} jobs")
 
 
-# ------------------------------------------------------------------------------------------------
-# Command-line options that several systems share: how processes are launched, and arguments of job parts.
+# --- Options of training runs -----------------------------------------------------------------------
 
 
 def launcher_options(command: Command) -> Command:
-    """Give a command ``--launcher`` and ``--device``, of which `launcher_of` makes a launcher."""
+    """Add ``--launcher`` and ``--device``, from which `launcher_of` makes a launcher."""
     command = click.option(
         "--device", default="cpu", show_default=True, type=click.Choice(["cpu", "cuda"]),
         help="What each process computes on.",
@@ -446,7 +438,7 @@ def launcher_options(command: Command) -> Command:
 
 
 def launcher_of(launcher: str, device: str, stall_timeout_s: float | None = None) -> Launcher:
-    """Return the launcher that options name; a process of an allocation gets a core, and a GPU for CUDA.
+    """Return the launcher that options name; a process in an allocation gets a core, and a GPU for CUDA.
 
     Parameters
     ----------
@@ -455,7 +447,7 @@ def launcher_of(launcher: str, device: str, stall_timeout_s: float | None = None
     device
         ``cpu`` or ``cuda``.
     stall_timeout_s
-        In place of that of the launcher [s].
+        Replaces the limit of the launcher [s].
     """
     kind = "cuda" if device == "cuda" else "cpu"
     made: LocalLauncher | SlurmLauncher
@@ -469,7 +461,7 @@ def launcher_of(launcher: str, device: str, stall_timeout_s: float | None = None
 
 
 def settings_option(example: str) -> Callable[[Command], Command]:
-    """Give a command ``--set PART.NAME=VALUE``, which `read_settings` reads as ``settings``."""
+    """Add ``--set PART.NAME=VALUE``, which `read_settings` reads as ``settings``."""
     return click.option(
         "--set", "settings", multiple=True, metavar="PART.NAME=VALUE",
         help=f"Further argument of a part, for example {example}; may be repeated.",
@@ -482,9 +474,9 @@ def read_settings(settings: tuple[str, ...], parts: tuple[str, ...] = ()) -> dic
     Parameters
     ----------
     settings
-        As they were given.
+        Texts from the command line.
     parts
-        What is accepted before the point; empty for anything.
+        Parts that are accepted before the point; empty for any.
 
     Returns
     -------
@@ -494,9 +486,9 @@ def read_settings(settings: tuple[str, ...], parts: tuple[str, ...] = ()) -> dic
     Raises
     ------
     InputError
-        Something else was given.
+        A text has another form.
     """
-    found: dict[str, dict[str, Any]] = {part: {} for part in parts}
+    by_part: dict[str, dict[str, Any]] = {part: {} for part in parts}
     shown = " or ".join(f"{part}.NAME=VALUE" for part in parts or ("PART",))
     for text in settings:
         name, equals, value = text.partition("=")
@@ -504,7 +496,7 @@ def read_settings(settings: tuple[str, ...], parts: tuple[str, ...] = ()) -> dic
         if not (equals and dot and part and option) or (parts and part not in parts):
             raise InputError(f"--set {text!r}; accepted: {shown}, where VALUE is JSON or a text")
         try:
-            found.setdefault(part, {})[option] = json.loads(value)
+            by_part.setdefault(part, {})[option] = json.loads(value)
         except ValueError:
-            found[part][option] = value
-    return found
+            by_part[part][option] = value
+    return by_part

@@ -1,4 +1,4 @@
-"""What a terminal or a log shows of simulations while they run."""
+"""The verbs ``simulate`` and ``compare``, and their live views in a terminal or a log."""
 
 import os
 import sys
@@ -35,11 +35,10 @@ from makespan.workloads import JobSpec
 if TYPE_CHECKING:
     import pandas as pd
 
-    from makespan.studies import Demand, Run, Scenario
+    from makespan.studies import Run
 
 
-# ------------------------------------------------------------------------------------------------
-# What a terminal or a log shows of simulations while they run.
+# --- Live views -------------------------------------------------------------------------------------
 
 _UP, _CLEAR_LINE, _CLEAR_BELOW = "\x1b[{}F", "\x1b[K", "\x1b[J"
 _HIDE_CURSOR, _SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
@@ -82,12 +81,12 @@ def bar(share: float, width: int) -> str:
 
 
 def is_terminal(stream: TextIO) -> bool:
-    """Whether text can be replaced where it stands."""
+    """Return True if the stream is a terminal in which text can be overwritten."""
     return stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
 
 
 class Panel:
-    """Lines of a terminal that are written again and again."""
+    """Block of lines in a terminal that is rewritten in place."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -112,7 +111,7 @@ class Panel:
         self._stream.flush()
 
     def clear(self) -> None:
-        """Remove what is shown and give the cursor back."""
+        """Remove the lines and show the cursor again."""
         if self._height:
             self._stream.write(_UP.format(self._height) + _CLEAR_BELOW + _SHOW_CURSOR)
             self._stream.flush()
@@ -120,11 +119,11 @@ class Panel:
 
 
 class LiveView:
-    """An observer that shows the cluster: in place in a terminal, else as lines now and then.
+    """Observer that shows the cluster: in place in a terminal, elsewhere as occasional lines.
 
-    It looks at every event but draws only when some wall clock time is over, at moments when no
-    decision is half carried out. In a terminal it waits so that the whole run takes about ``pace_s``;
-    ``spent_s`` is the wall clock time that drawing and waiting took [s].
+    It sees every event but draws only after some wall clock time, and never while a decision is only partly
+    carried out. In a terminal it waits so that the whole run takes about ``pace_s``; ``spent_s`` is the wall
+    clock time that drawing and waiting took [s].
     """
 
     def __init__(self, title: str, jobs: Sequence[JobSpec], stream: TextIO, pace_s: float = 0.0) -> None:
@@ -149,14 +148,14 @@ class LiveView:
         return self._jct_sum_s / self._n_done if self._n_done else float("nan")
 
     def observe(self, event: Event, view: ClusterView) -> None:
-        """Count, and draw if it is time to."""
+        """Count the event, and draw if it is time to."""
         kind = event.kind
         if kind == _FINISHED:
             self._n_done += 1
             self._jct_sum_s += event.time_s - self._submit_s[event.job_id]
         elif kind == _SUBMITTED:
             self._n_submitted += 1
-            if len(view.pending) > 1:  # otherwise it shows more once this job is placed
+            if len(view.pending) > 1:  # otherwise wait until this job is placed: the view says more then
                 self._maybe_draw(view)
         elif kind == _READY:
             self._maybe_draw(view)
@@ -248,7 +247,7 @@ def _job_line(job: JobView, now_s: float) -> str:
 
 
 def _nodes(held: Allocation) -> str:
-    """Return the devices by node with equal neighbours in one, ``'0-3:8 5:4'``."""
+    """Return the devices by node, with equal neighbours joined, ``'0-3:8 5:4'``."""
     groups: list[list[int]] = []
     for node, count in held.shares:
         if groups and groups[-1][1] == node - 1 and groups[-1][2] == count:
@@ -259,7 +258,7 @@ def _nodes(held: Allocation) -> str:
 
 
 class _OnErrors:
-    """Something on the error stream that is replaced in a terminal, and elsewhere a line now and then."""
+    """Display on the error stream: rewritten in place in a terminal, elsewhere occasional lines."""
 
     def __init__(self) -> None:
         self._stream = sys.stderr
@@ -278,10 +277,10 @@ class _OnErrors:
 
 
 class Countdown(_OnErrors):
-    """How far a measurement is, and how long it will take.
+    """Progress of a measurement, with the time that is left.
 
-    The time that is left follows from the last changes of the count, because a start takes longer than what
-    comes after it; from none where the count went back.
+    The estimate uses the last changes of the count only, because starting takes longer than continuing; when
+    the count goes back, it begins anew.
     """
 
     def __init__(self, what: str, *, is_shown: bool = True) -> None:
@@ -290,7 +289,7 @@ class Countdown(_OnErrors):
         self._changes: deque[tuple[int, float]] = deque(maxlen=_PACE_RUNS)
 
     def __call__(self, done: int, total: int) -> None:
-        """Show how much is done, and of how much."""
+        """Show the number of finished runs and the total."""
         now = time.perf_counter()
         if self._changes and done < self._changes[-1][0]:
             self._changes.clear()
@@ -315,9 +314,9 @@ def _reached(run: Attempt) -> str:
 
 
 class Progress(_OnErrors):
-    """How far several simulations are: a bar a policy in a terminal, else a line now and then.
+    """Progress of several simulations: one bar per policy in a terminal, elsewhere occasional lines.
 
-    Elsewhere a line also tells of every simulation that ends.
+    Outside a terminal, every simulation that ends has a line, too.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -326,7 +325,7 @@ class Progress(_OnErrors):
         self._told: set[int] = set()
 
     def __call__(self, shares: Sequence[float], done: Sequence[Attempt | None]) -> None:
-        """Show the share of finished jobs of each, and what is over; as for `makespan.studies.run_all`."""
+        """Show the share of finished jobs of each, and finished runs; as for `makespan.studies.run_all`."""
         if self._panel is None:
             self._tell(done)
         now = time.perf_counter()
@@ -357,8 +356,7 @@ class Progress(_OnErrors):
         return f"{name}  {bar(share, _PROGRESS_WIDTH)} " + (f"{share:4.0%}" if share else "waiting")
 
 
-# ------------------------------------------------------------------------------------------------
-# The verb ``simulate``.
+# --- ``simulate`` -----------------------------------------------------------------------------------
 
 
 @click.command("simulate")
@@ -400,17 +398,31 @@ def simulate_command(
     and makespan while it runs, in place in a terminal and as lines elsewhere. Then prints a summary and
     the verdict of the schedule validator. The exit status is 1 if the schedule is impossible.
     """
+    from makespan.files import atomic_path
     from makespan.policies import policy
-    from makespan.studies import comparison, scenario as assemble
+    from makespan.studies import comparison, run, scenario as assemble
+    from makespan.tables import EVENTS, OUTCOMES, write_csv
 
     by = policy(policy_name).title
     check_target(output, is_directory=True)
     scenario = replace(assemble(**request), decision_limit_s=decision_limit_s)
     title = f"{by} on {scenario.title}"
     say(scenario.report, err=True)
-    done, wall_s = _watched(scenario, policy_name, title, quiet or form is not None, pace_s)
+    if quiet or form is not None:
+        done = run(scenario, policy_name)
+        wall_s = done.result.wall_s
+    else:
+        live = LiveView(title, scenario.jobs, sys.stdout, pace_s)
+        try:
+            done = run(scenario, policy_name, [live])
+        finally:
+            live.close()
+        wall_s = done.result.wall_s - live.spent_s
     if output is not None:
-        _write(done, output)
+        events_path, outcomes_path = output / "events.csv", output / "outcomes.csv"
+        with atomic_path(events_path) as events, atomic_path(outcomes_path) as outcomes:  # both or none
+            write_csv(done.result.events, events, EVENTS)
+            write_csv(done.result.outcomes, outcomes, OUTCOMES)
     if form is not None:
         say_rows(comparison([done], done.policy).to_dict("records"), form)
     else:
@@ -422,61 +434,33 @@ def simulate_command(
         ctx.exit(1)
 
 
-def _watched(
-    scenario: "Scenario", policy_name: str, title: str, quiet: bool, pace_s: float
-) -> "tuple[Run, float]":
-    """Run under the eyes of the live view; return the run and its wall clock time without the view [s]."""
-    from makespan.studies import run
-
-    if quiet:
-        done = run(scenario, policy_name)
-        return done, done.result.wall_s
-    live = LiveView(title, scenario.jobs, sys.stdout, pace_s)
-    try:
-        done = run(scenario, policy_name, [live])
-    finally:
-        live.close()
-    return done, done.result.wall_s - live.spent_s
-
-
-def _write(done: "Run", directory: Path) -> None:
-    """Write both tables, or none."""
-    from makespan.files import atomic_path
-    from makespan.tables import EVENTS, OUTCOMES, write_csv
-
-    with atomic_path(directory / "events.csv") as events, atomic_path(directory / "outcomes.csv") as outcomes:
-        write_csv(done.result.events, events, EVENTS)
-        write_csv(done.result.outcomes, outcomes, OUTCOMES)
-
-
 def _summary_lines(title: str, predictions: str, done: "Run", wall_s: float) -> list[str]:
-    found, result = done.metrics, done.result
+    metrics, result = done.metrics, done.result
     times = {
-        "average JCT": found.avg_jct_s,
-        "median JCT": found.p50_jct_s,
-        "95th percentile of JCT": found.p95_jct_s,
-        "99th percentile of JCT": found.p99_jct_s,
-        "makespan": found.makespan_s,
-        "average time to first start": found.avg_queueing_delay_s,
+        "average JCT": metrics.avg_jct_s,
+        "median JCT": metrics.p50_jct_s,
+        "95th percentile of JCT": metrics.p95_jct_s,
+        "99th percentile of JCT": metrics.p99_jct_s,
+        "makespan": metrics.makespan_s,
+        "average time to first start": metrics.avg_queueing_delay_s,
     }
     rounds = f"rounds of {done.interval_s:g} s" if done.interval_s else "decisions after each event"
     lines = ["", title, f"restart delay {done.restart_delay_s:g} s, {rounds}, knowledge: {predictions}", ""]
     lines += [f"{name:<28} {value:>12.1f} s   {clock(value):>10}" for name, value in times.items()]
-    sla = found.sla_attainment
+    sla = metrics.sla_attainment
     return [
         *lines,
-        f"{'GPU allocation ratio':<28} {found.gpu_allocation_ratio:>12.1%}",
-        f"{'starts and restarts a job':<28} {found.reconfigurations_per_job:>12.2f}",
+        f"{'GPU allocation ratio':<28} {metrics.gpu_allocation_ratio:>12.1%}",
+        f"{'starts and restarts a job':<28} {metrics.reconfigurations_per_job:>12.2f}",
         f"{'guarantees kept':<28} {f'{sla:.1%}' if sla == sla else '-':>12}",
-        f"{'jobs finished':<28} {found.n_jobs:>12}",
+        f"{'jobs finished':<28} {metrics.n_jobs:>12}",
         f"{'decisions':<28} {result.n_decisions:>12}",
         f"{'wall clock time':<28} {wall_s:>12.3f} s   policy {result.policy_wall_s:.3f} s",
         "",
     ]
 
 
-# ------------------------------------------------------------------------------------------------
-# The verb ``compare``.
+# --- ``compare`` ------------------------------------------------------------------------------------
 
 _ALL = "all"
 # Column of the table, title, format.
@@ -587,7 +571,9 @@ def compare_command(
         write_csv(table, output, COMPARISON)
     rounds = f"rounds of {scenario.interval_s:g} s" if scenario.interval_s else "decisions after each event"
     setting = f"restart delay {done[0].restart_delay_s:g} s, {rounds}, knowledge: {scenario.predictions}"
-    say(f"{scenario.title}\n{setting}\n{_load(asked, scenario.cluster.n_gpus)}\n", err=beside)
+    load = f"load {asked.load:.2f}, " if asked.load == asked.load else ""  # NaN if all jobs come at once
+    load += f"at most {asked.most_gpus} of {scenario.cluster.n_gpus} GPUs asked for at a time"
+    say(f"{scenario.title}\n{setting}\n{load}\n", err=beside)
     if form is not None:
         say_rows(table.to_dict("records"), form)
     else:
@@ -608,14 +594,8 @@ def compare_command(
         ctx.exit(1)
 
 
-def _load(asked: "Demand", n_gpus: int) -> str:
-    """Say what the jobs ask for; all at once, they have no load."""
-    load = f"load {asked.load:.2f}, " if asked.load == asked.load else ""
-    return f"{load}at most {asked.most_gpus} of {n_gpus} GPUs asked for at a time"
-
-
 def _chosen(text: str) -> dict[str, str]:
-    """Return the names of policies, each with the name or file by which it was given."""
+    """Return the names of the chosen policies, each with its name or file on the command line."""
     from makespan.policies import policy, policy_names
 
     parts = policy_names() if text.strip() == _ALL else [part.strip() for part in text.split(",")]
@@ -630,14 +610,13 @@ def _chosen(text: str) -> dict[str, str]:
 
 
 def _text(table: "pd.DataFrame") -> str:
-    """Lay the table out for reading; missing values are dashes."""
+    """Format the table for people; missing values are dashes."""
     cells = [[title for _, title, _ in _COLUMNS]]
-    cells += [[_cell(row[name], form) for name, _, form in _COLUMNS] for row in table.to_dict("records")]
+    cells += [
+        ["-" if row[name] != row[name] else form.format(row[name]) for name, _, form in _COLUMNS]
+        for row in table.to_dict("records")
+    ]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return "\n".join(
         "  ".join([line[0].ljust(widths[0]), *(map(str.rjust, line[1:], widths[1:]))]) for line in cells
     )
-
-
-def _cell(value: Any, form: str) -> str:
-    return "-" if value != value else form.format(value)

@@ -9,9 +9,9 @@ import click
 
 from makespan.cli.options import launcher_of, launcher_options, say
 from makespan.errors import InputError
+from makespan.papers.slapo import PAPER
 from makespan.papers.slapo.measured import verify_schedules
 from makespan.papers.slapo.performance import IMPLEMENTATIONS, constants, emulated, modelled
-from makespan.papers.slapo.tables import read_published
 from makespan.papers.slapo.throughput import Settings, run_of
 from makespan.papers.slapo.tuning import BATCH, RATIO, Grid
 from makespan.slapo.tuning import (
@@ -26,30 +26,19 @@ from makespan.slapo.tuning import (
 )
 from makespan.training.zoo import FAMILIES, TransformerSpec, build_family, family_sizes, family_spec
 
-# ------------------------------------------------------------------------------------------------
-# ``makespan slapo tune``: search a grid of what was measured, or the settings of a model.
+# --- ``tune`` ---------------------------------------------------------------------------------------
 
 _CELLS = Path("config/published/slapo_fig10.csv")
-
-
-def _vertices(text: str) -> tuple[tuple[float, float], ...]:
-    try:
-        pairs = [corner.split(",") for corner in text.split()]
-        return tuple((float(ratio), float(batch)) for ratio, batch in pairs)
-    except ValueError:
-        raise InputError(
-            f"--polygon {text!r}; accepted: corners RATIO,BATCH, for example '0.25,104 0.25,176 1.0,176'"
-        ) from None
 
 
 def _searched(
     model: str | None, cells: Path, n_gpus: int, implementation: str, by_emulator: bool
 ) -> Grid | Settings:
-    """Return what is searched: a grid in a file, or the settings of a model on the machine of the paper."""
+    """Return the space to search: a grid in a file, or the settings of a model on the paper's machine."""
     if model is None:
         if by_emulator:
             raise InputError("--emulator without --model; accepted: --emulator --model FAMILY:SIZE")
-        return Grid.printed(read_published("fig10", cells))
+        return Grid.printed(PAPER.read_published("fig10", cells))
     family, _, size = model.partition(":")
     spec = family_spec(family, size or "tiny")
     if by_emulator and not isinstance(spec, TransformerSpec):
@@ -61,9 +50,9 @@ def _searched(
 
 
 def _say(found: Result, optimum: float | None) -> None:
-    for order, one in enumerate(found.history, start=1):
-        said = "out of memory" if one.value is None else f"{one.value:8.1f} samples/s"
-        say(f"{order:4d}  batch {one.point[BATCH]:>4}  recomputed {one.point[RATIO]:<5}{said}")
+    for order, trial in enumerate(found.history, start=1):
+        outcome = "out of memory" if trial.value is None else f"{trial.value:8.1f} samples/s"
+        say(f"{order:4d}  batch {trial.point[BATCH]:>4}  recomputed {trial.point[RATIO]:<5}{outcome}")
     if found.best is None or optimum is None:
         say("no point fits into memory")
         return
@@ -117,7 +106,17 @@ def tune_command(
 ) -> None:
     """Search batch sizes and shares of recomputed layers, for the highest throughput that memory allows."""
     searched = _searched(model, cells, gpus, implementation, emulator)
-    region = None if polygon is None else Polygon(RATIO, BATCH, _vertices(polygon))
+    region = None
+    if polygon is not None:
+        try:
+            pairs = [corner.split(",") for corner in polygon.split()]
+            corners = tuple((float(ratio), float(batch)) for ratio, batch in pairs)
+        except ValueError:
+            raise InputError(
+                f"--polygon {polygon!r}; accepted: corners RATIO,BATCH, for example "
+                "'0.25,104 0.25,176 1.0,176'"
+            ) from None
+        region = Polygon(RATIO, BATCH, corners)
 
     def declare(space: Space) -> None:
         searched.declare(space)
@@ -130,25 +129,25 @@ def tune_command(
         _say(found, tune(declare, searched.look_up, Exhaustive()).best_value)
         return
     history = [
-        {**one.point, "status": one.status, "throughput_samples_per_s": one.value} for one in found.history
+        {**trial.point, "status": trial.status, "throughput_samples_per_s": trial.value}
+        for trial in found.history
     ]
-    told = {
+    summary = {
         "best": found.best,
         "throughput_samples_per_s": found.best_value,
         "stopped": found.stopped,
         "optimum": found.optimum,
     }
-    say(json.dumps({**told, "space": found.n_space, "history": history}))
+    say(json.dumps({**summary, "space": found.n_space, "history": history}))
 
 
-# ------------------------------------------------------------------------------------------------
-# ``makespan slapo show`` and ``makespan slapo verify``: schedules of the library, printed and checked.
+# --- ``show`` and ``verify`` ------------------------------------------------------------------------
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
 def _schedule(command: _Command) -> _Command:
-    """Give a command the family, its size, and options of its schedule."""
+    """Add the argument of the family, its size, and options of its schedule."""
     settings = click.option(
         "--set", "settings", multiple=True, metavar="NAME=VALUE",
         help="Option of the schedule, for example ckpt_ratio=0.5 or attn=sdpa; may be repeated.",
@@ -161,16 +160,16 @@ def _schedule(command: _Command) -> _Command:
 
 def _options(settings: tuple[str, ...]) -> dict[str, Any]:
     """Read options, ``NAME=VALUE``; a value is JSON, or else a text."""
-    found: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     for text in settings:
         name, equals, value = text.partition("=")
         if not (equals and name.isidentifier()):
             raise InputError(f"--set {text!r}; accepted: NAME=VALUE, where VALUE is JSON or a text")
         try:
-            found[name] = json.loads(value)
+            options[name] = json.loads(value)
         except ValueError:
-            found[name] = value
-    return found
+            options[name] = value
+    return options
 
 
 @click.command("show")
@@ -215,7 +214,7 @@ def verify_command(
     from makespan.slapo import ScheduleOptions
 
     options, size = _options(settings), _known(family, size)
-    ScheduleOptions.of(options)  # refused before any process starts
+    ScheduleOptions.of(options)  # rejects wrong options before any process starts
     case, how = {"family": family, "options": options}, launcher_of(launcher, device)
     (found,) = verify_schedules([case], processes, how, size=size, samples=samples, seed=seed)
     say(found["report"])
@@ -227,10 +226,6 @@ def _known(family: str, size: str) -> str:
     if size not in family_sizes(family):
         raise InputError(f"--size {size!r} of {family}; accepted: {', '.join(family_sizes(family))}")
     return size
-
-
-# ------------------------------------------------------------------------------------------------
-# Print schedules, verify them, and search for the best one.
 
 
 @click.group("slapo", help=__doc__)

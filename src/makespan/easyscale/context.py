@@ -1,4 +1,8 @@
-"""Context of a logical worker: its state and its process identity, switched in and out."""
+"""Contexts of logical workers: the process identity that user code sees, and state swapped in and out.
+
+One logical worker of a process is live at a time. Its random states, its buffers and the Python values that
+forward passes change are in the model and the process; those of the others wait in `Contexts`.
+"""
 
 import functools
 import os
@@ -34,13 +38,12 @@ from makespan.easyscale.user_state import (
 )
 from makespan.errors import InputError
 
-# ------------------------------------------------------------------------------------------------
-# What code of the user sees of the job: its logical worker, and nothing of the processes.
+# --- Process identity that user code sees ---
 #
-# Code of the user runs while a group stands in for the default one of ``torch.distributed``. It answers
-# with virtual rank and number, whoever asks in whatever way, and refuses to communicate: logical workers
-# take turns, so one that waited for another would wait forever, and a sum over processes would depend on
-# the mapping.
+# User code runs while another group replaces the default one of ``torch.distributed``. The group answers
+# with the virtual rank and the number of logical workers, and rejects communication: logical workers take
+# turns, so one that waited for another would wait forever, and a sum over processes would depend on the
+# mapping.
 
 _VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 _OF_SLURM = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS")
@@ -73,13 +76,13 @@ def _refuse(name: str) -> InputError:
 
 
 class _LogicalGroup(dist.ProcessGroup):
-    """The default group as code of the user finds it."""
+    """Default process group that user code finds."""
 
     def __init__(self) -> None:
         super().__init__(0, 1)  # type: ignore[call-arg]
 
     def rank(self) -> int:
-        """Virtual rank of the logical worker whose code runs."""
+        """Virtual rank of the live logical worker."""
         return _seen[-1][0]
 
     def size(self) -> int:
@@ -87,7 +90,7 @@ class _LogicalGroup(dist.ProcessGroup):
         return _seen[-1][1]
 
     def name(self) -> str:
-        """Name of its backend."""
+        """Name of the backend."""
         return "logical"
 
 
@@ -100,13 +103,13 @@ def _refusing(name: str) -> Callable[..., Any]:
 
 for _name in _OF_GROUP:
     setattr(_LogicalGroup, _name, _refusing(_name))
-# A device mesh, FSDP and functional collectives ask for it before they communicate.
+# Device meshes, FSDP and functional collectives read the group name before they communicate.
 _LogicalGroup.group_name = property(_refusing("ProcessGroup.group_name"))  # type: ignore[assignment]
 
 
 @contextmanager
 def seen_as(rank: int, n_logical_workers: int) -> Iterator[None]:
-    """Answer as the process of this virtual rank would, of as many as there are logical workers."""
+    """Show user code the identity of one process per logical worker: rank, world size, and environment."""
     values = dict(zip(_VARIABLES, (rank, rank, n_logical_workers, n_logical_workers), strict=True))
     values |= {
         name: value
@@ -134,13 +137,13 @@ def seen_as(rank: int, n_logical_workers: int) -> Iterator[None]:
 
 
 def hide_processes(n_logical_workers: int) -> None:
-    """Let ``torch.distributed`` show code of the user its logical worker, and refuse to communicate by name.
+    """Make ``torch.distributed`` show user code its logical worker, and reject communication by name.
 
-    The process group of the processes has to be there. What this package and torch itself call outside of
-    `seen_as` finds it as before.
+    The default process group must exist. Calls outside of `seen_as`, by this package and by torch, still
+    reach it.
     """
     world: Any = distributed_c10d._world
-    while _groups:
+    while _groups:  # of an earlier job in this process
         old = _groups.pop()
         world.pg_map.pop(old, None)
         world.pg_group_ranks.pop(old, None)
@@ -169,34 +172,31 @@ def _guarded(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-# ------------------------------------------------------------------------------------------------
-# What a logical worker has for itself beside its data: random states, buffers, state that code registers.
-#
-# One logical worker of a process is live at a time; what the others have lies here.
+# --- State of each logical worker: random states, buffers, registered state, Python values ---
 
 
 @dataclass(frozen=True, slots=True)
 class _Hook:
-    """How implicit state of a user's code is taken and given back."""
+    """Functions that read and restore a registered state."""
 
     get: Callable[[], Any]
     set: Callable[[Any], object]
 
 
 _hooks: dict[str, _Hook] = {}
-_OTHER_SHAPE = 2
+_OTHER_SHAPE = 2  # kind of a buffer in `Contexts.first_for_all`; 0 is shared, 1 one per logical worker
 
 
 def register_state(name: str, get: Callable[[], Any], set: Callable[[Any], object]) -> None:  # noqa: A002
-    """Let the runtime keep a state that it cannot find.
+    """Register state that the runtime cannot find by itself.
 
-    Each logical worker has its own of what forward passes, losses and samples change. What ``after_reduce``,
-    an optimizer or a scheduler changes is that of all.
+    Changes by forward passes, losses and samples belong to each logical worker. Changes by ``after_reduce``,
+    an optimizer or a scheduler belong to all of them.
 
     Parameters
     ----------
     name
-        Its name in checkpoints; an `makespan.errors.InputError` says that it is taken.
+        Its name in checkpoints; an `makespan.errors.InputError` is raised if it is registered already.
     get, set
         Return a copy of the state, and restore it. A state consists of tensors and plain values.
     """
@@ -206,7 +206,7 @@ def register_state(name: str, get: Callable[[], Any], set: Callable[[Any], objec
 
 
 def register_generator(name: str, generator: np.random.Generator | torch.Generator) -> None:
-    """Let each logical worker have its own state of a random generator; see `register_state`."""
+    """Register a random generator, so that each logical worker has its own state; see `register_state`."""
     if isinstance(generator, torch.Generator):
         register_state(name, generator.get_state, generator.set_state)
     else:
@@ -215,7 +215,7 @@ def register_generator(name: str, generator: np.random.Generator | torch.Generat
 
 
 def registered_state() -> dict[str, _Hook]:
-    """All that is registered in this process, by name; removing an entry undoes it."""
+    """Return the registered state of this process, by name; removing an entry unregisters it."""
     return _hooks
 
 
@@ -229,7 +229,7 @@ def _take_states(device: torch.device) -> dict[str, Any]:
 
 
 def _give_states(states: Mapping[str, Any], device: torch.device) -> None:
-    """Restore what `_take_states` took, also after a way through a file."""
+    """Restore what `_take_states` returned, also after it was saved and loaded."""
     give_randomness(states["random"].numpy().tobytes())
     if "cuda" in states:
         torch.cuda.set_rng_state(states["cuda"], device)
@@ -243,7 +243,7 @@ def _give_states(states: Mapping[str, Any], device: torch.device) -> None:
 
 @dataclass(slots=True)
 class _Context:
-    """What one logical worker has; a buffer is None where it has not been registered yet."""
+    """State of one logical worker; a buffer is None until this worker registers it."""
 
     states: dict[str, Any]
     buffers: dict[str, Tensor | None]
@@ -257,21 +257,21 @@ def _same_bits(before: Tensor, now: Tensor) -> bool:
 class Contexts:
     """Contexts of the logical workers that a process hosts, and the state that all of them share.
 
-    A buffer, or a value that code of the user keeps in Python, that a forward pass changes is found by
-    comparison, and every logical worker then has its own; it had the old value before. What changes after
-    the sum of gradients belongs to all. Buffers are copied into the storage that the model has, so that
-    views of it stay valid, as long as they keep their shape.
+    Buffers, and values that user code keeps in Python, are shared until a forward pass changes one.
+    Comparison finds the change, and from then on every logical worker has its own copy, which starts from
+    the value before the change. Changes after the sum of gradients belong to all. Buffers are copied into
+    the storage of the model, so that views of it stay valid as long as the shape does not change.
 
     Parameters
     ----------
     model, device
-        Whose buffers are swapped, and where it is.
+        The model whose buffers are swapped, and its device.
     ranks
         Virtual ranks; their random states follow from ``seed`` and the rank.
     user_state
-        Finds what code of the user keeps in Python; None to look for nothing there.
+        Finds the values that user code keeps in Python; None to ignore them.
     late
-        Buffers that were not there, or had another shape, when the model was built.
+        Buffers that did not exist, or had another shape, when the model was built.
     """
 
     def __init__(
@@ -284,7 +284,12 @@ class Contexts:
         late: Collection[str] = (),
     ) -> None:
         self._model, self._device, self._user, self._late = model, device, user_state, set(late)
-        self._empty = _empty_buffers(model)
+        self._empty = {  # registered without a value; None must not unregister them
+            f"{path}.{key}" if path else key
+            for path, module in model.named_modules()
+            for key, value in module._buffers.items()
+            if value is None
+        }
         self._shared = {name: one.detach().clone() for name, one in model.named_buffers()}
         self._built = {name: _form(one) for name, one in self._shared.items() if name not in late}
         self._own: dict[int, _Context] = {}
@@ -302,24 +307,24 @@ class Contexts:
         self._python: dict[str, Any] = {} if user_state is None else user_state.snapshot()
         self.notices: list[str] = []
         for name, kind in ({} if user_state is None else user_state.iterators()).items():
-            found = f"{name} is an iterator ({kind}), of which nobody can see how far it is"
+            problem = f"{name} is an iterator ({kind}), of which nobody can see how far it is"
             if name.startswith("model."):
                 raise InputError(
-                    f"{found}; accepted: a number that a forward pass counts up, or register_state"
+                    f"{problem}; accepted: a number that a forward pass counts up, or register_state"
                 )
-            self.notices.append(f"{found}; if a forward pass goes on with it, keep a number instead")
+            self.notices.append(f"{problem}; if a forward pass goes on with it, keep a number instead")
         self._shared_python: set[str] = set()
         self._own_registered: set[str] = set()
         self._missed: set[str] = set()
 
     @property
     def mutable_buffers(self) -> list[str]:
-        """Names of the buffers of which every logical worker has its own."""
+        """Names of the buffers that every logical worker has its own copy of."""
         return sorted({name for one in self._own.values() for name in one.buffers})
 
     @property
     def late_buffers(self) -> dict[str, bool]:
-        """Buffers that are not as the model was built with them, and whether each is persistent."""
+        """Buffers that came or changed their shape after the model was built; True for persistent ones."""
         now = self._model.named_buffers()
         late = {name for name, one in now if self._built.get(name) != _form(one)}
         late |= {
@@ -332,16 +337,16 @@ class Contexts:
 
     @contextmanager
     def live(self, rank: int, *, watches: bool = False) -> Iterator[None]:
-        """Make a logical worker the live one; what it leaves behind is kept if nothing fails.
+        """Make a logical worker the live one; its changes are kept unless an error is raised.
 
-        ``watches`` compares all that code of the user keeps in Python before and after.
+        ``watches`` compares all values that user code keeps in Python before and after.
         """
         self.enter(rank)
         yield
         self.leave(rank, watches=watches)
 
     def enter(self, rank: int) -> None:
-        """Put a context into the model and this process."""
+        """Load a context into the model and this process."""
         context = self._own[rank]
         self._put_buffers(context.buffers)
         _give_states(context.states, self._device)
@@ -349,9 +354,9 @@ class Contexts:
             self._user.give(context.python)
 
     def leave(self, rank: int, *, watches: bool = False) -> None:
-        """Take a context out of the model and this process."""
+        """Store the context of the live logical worker."""
         context, buffers = self._own[rank], dict(self._model.named_buffers())
-        # Always, and by value: BatchNorm writes its statistics without a new version of the tensor.
+        # Compare values, not tensor versions: BatchNorm writes its statistics without a new version.
         changed = [
             name
             for name, one in self._shared.items()
@@ -361,7 +366,7 @@ class Contexts:
             self._divide(name)
         for name in buffers.keys() - context.buffers.keys() - self._shared.keys():
             for other in self._own.values():
-                other.buffers[name] = None  # until its own pass registers it
+                other.buffers[name] = None  # until the pass of that logical worker registers it
         for name in context.buffers:
             context.buffers[name] = _kept(context.buffers[name], buffers.get(name))
         before, context.states = context.states["registered"], _take_states(self._device)
@@ -385,22 +390,23 @@ class Contexts:
         """Hash of the buffers and random states of a logical worker."""
         outside = _take_states(self._device)
         with self.live(rank):
-            found = implicit_sha(self._model, self._device)
+            digest = implicit_sha(self._model, self._device)
         _give_states(outside, self._device)
-        return found
+        return digest
 
     def values(self, rank: int) -> dict[str, Any]:
         """Context as tensors and plain values, for a checkpoint.
 
-        All buffers are in it, because other processes may have seen others change.
+        It holds all buffers, shared ones too, because other processes may have seen other buffers change.
         """
-        one = self._own[rank]
-        every = self._shared | one.buffers
+        context = self._own[rank]
+        every = self._shared | context.buffers
         buffers = {name: kept.cpu() for name, kept in every.items() if kept is not None}
-        return {"states": one.states, "buffers": buffers} | ({"python": one.python} if one.python else {})
+        python: dict[str, Any] = {"python": context.python} if context.python else {}
+        return {"states": context.states, "buffers": buffers} | python
 
     def install(self, rank: int, values: Mapping[str, Any]) -> None:
-        """Take over a context from a checkpoint."""
+        """Restore a context from a checkpoint."""
         context, buffers = self._own[rank], values["buffers"]
         known = set(self._shared) | set(context.buffers)
         if odd := sorted(name for name in (set(buffers) ^ known) - self._late):
@@ -443,38 +449,45 @@ class Contexts:
     def _sent_by_first(
         self, live: Mapping[str, Tensor], mapping: RankMapping, process: int
     ) -> Steps[dict[str, Tensor]]:
-        """Return buffers as the first logical worker has them, from the process that hosts it."""
+        """Return the buffers of the first logical worker, sent by the process that hosts it."""
         lengths, host = [0] * mapping.n_processes, mapping.host(0)
         lengths[host] = sum(one.nbytes for one in live.values())
-        own = []
+        sent = []
         if process == host:
             kept = self._own[0].buffers
-            own = [raw_bytes(one if (mine := kept.get(name)) is None else mine) for name, one in live.items()]
-        parts = yield from share(torch.cat([torch.empty(0, dtype=torch.uint8), *own]), lengths)
+            sent = [raw_bytes(one if (own := kept.get(name)) is None else own) for name, one in live.items()]
+        # The empty vector lets the other processes take part: torch.cat rejects an empty list.
+        parts = yield from share(torch.cat([torch.empty(0, dtype=torch.uint8), *sent]), lengths)
         split = torch.split(parts[host], [one.nbytes for one in live.values()])
         return {
             name: part.clone().view(one.dtype).view(one.shape)
             for (name, one), part in zip(live.items(), split, strict=True)
         }
 
-    # --- what belongs to all ------------------------------------------------------------------------
+    # --- state of all logical workers ---
 
     def first_for_all(self, mapping: RankMapping, process: int) -> Steps[None]:
-        """Let every process know the buffers of the first logical worker, for code that follows the sum."""
+        """Send the buffers of the first logical worker to every process, for code that follows the sum.
+
+        Each process sees only the passes of its own logical workers, so the processes first agree on the
+        kind of every buffer: the maximum over processes of shared, one per logical worker, other shape.
+        """
         self._first, self._apart = {}, set()
         if not self._built:
             return
         live, names = dict(self._model.named_buffers()), list(self._built)
-        own = [
+        local = [
             _OTHER_SHAPE
             if name not in live or _form(live[name]) != self._built[name]
             else int(name not in self._shared)
             for name in names
         ]
-        kinds = yield from share(torch.tensor(own, dtype=torch.uint8), [len(names)] * mapping.n_processes)
-        found = dict(zip(names, torch.stack(kinds).amax(dim=0).tolist(), strict=True))
-        self._apart = {name for name, kind in found.items() if kind == _OTHER_SHAPE}
-        wanted = [name for name, kind in found.items() if kind == 1]
+        gathered = yield from share(
+            torch.tensor(local, dtype=torch.uint8), [len(names)] * mapping.n_processes
+        )
+        kinds = dict(zip(names, torch.stack(gathered).amax(dim=0).tolist(), strict=True))
+        self._apart = {name for name, kind in kinds.items() if kind == _OTHER_SHAPE}
+        wanted = [name for name, kind in kinds.items() if kind == 1]
         for name in wanted:
             self._divide(name)
         if wanted and mapping.n_processes > 1:
@@ -483,10 +496,10 @@ class Contexts:
 
     @contextmanager
     def live_for_all(self, *, watches: bool = False) -> Iterator[None]:
-        """Make live what code that follows the sum may see, and keep what it changes for all.
+        """Make live the state that code after the sum of gradients may see, and keep its changes for all.
 
-        That is the context of the first logical worker as far as this process has it, and random states of
-        their own, which are the same in all processes.
+        This is the context of the first logical worker, as far as this process has it, and separate random
+        states that are the same in all processes.
         """
         shown = self._own[min(self._own)]
         before = shown.buffers | self._first
@@ -535,18 +548,18 @@ class Contexts:
             self._python = now
 
     def values_of_all(self) -> dict[str, Any]:
-        """State that all logical workers share, beside buffers, for a checkpoint."""
-        found: dict[str, Any] = {"states": {n: one for n, one in self._of_all.items() if n != "registered"}}
+        """State that all logical workers share, without buffers, for a checkpoint."""
+        values: dict[str, Any] = {"states": {n: one for n, one in self._of_all.items() if n != "registered"}}
         if self._user is None:
-            return found
-        own = self._python_names()
-        now = self._user.snapshot(own)
-        self._shared_python |= self._changed_in_python(now, own)
+            return values
+        own_names = self._python_names()
+        now = self._user.snapshot(own_names)
+        self._shared_python |= self._changed_in_python(now, own_names)
         self._python = now
-        return found | {"python": self._user.take(sorted(self._shared_python - own))}
+        return values | {"python": self._user.take(sorted(self._shared_python - own_names))}
 
     def install_for_all(self, values: Mapping[str, Any]) -> None:
-        """Take over the state that all share from a checkpoint."""
+        """Restore the shared state from a checkpoint."""
         self._of_all = self._of_all | dict(values.get("states", {}))
         if self._user is not None:
             python = values.get("python", {})
@@ -555,7 +568,7 @@ class Contexts:
             self._python = self._user.snapshot(self._python_names())
 
     def sha_of_all(self) -> dict[str, str]:
-        """Hash what all logical workers share beside parameters and optimizer, by what it is called."""
+        """Hash the state, beside parameters and optimizer, that all logical workers share; by name."""
         found = {f"buffer {name}": one for name, one in self._model.named_buffers() if name in self._shared}
         values: dict[str, Any] = dict(found)
         states = self._own[min(self._own)].states["registered"]
@@ -565,10 +578,10 @@ class Contexts:
             values |= same_everywhere(self._user.take(sorted(self._shared_python)))
         return {name: value_sha(value) for name, value in values.items()}
 
-    # --- state in Python ----------------------------------------------------------------------------
+    # --- state in Python ---
 
     def begin_watching(self) -> None:
-        """Take down what code of the user keeps in Python, and what has changed there unnoticed."""
+        """Record the values that user code keeps in Python, and which ones changed while nobody watched."""
         if self._user is None:
             return
         now = self._user.snapshot(self._python_names())
@@ -576,7 +589,7 @@ class Contexts:
         self._python = now
 
     def _changed_in_python(self, now: Mapping[str, Any], left_out: set[str]) -> set[str]:
-        """Names of shared values that differ from those that were taken down last."""
+        """Names of shared values that differ from the last record."""
         before = self._python
         names = (now.keys() | before.keys()) - left_out
         return {one for one in names if not same_value(before.get(one, ABSENT), now.get(one, ABSENT))}
@@ -585,7 +598,7 @@ class Contexts:
         return {name for one in self._own.values() for name in one.python}
 
     def _watch(self, rank: int) -> None:
-        """Find what the pass of a logical worker changed in Python."""
+        """Find the values in Python that the pass of a logical worker changed."""
         user = self._user
         if user is None:
             return
@@ -595,7 +608,7 @@ class Contexts:
             old, new = self._python.get(name, ABSENT), now.get(name, ABSENT)
             self._check_kind(name, old, new)
             if name.startswith("data.") and is_filled_cache(old, new):
-                self._python[name] = new  # samples that are kept: the same whoever reads them
+                self._python[name] = new  # a cache of samples, the same for every logical worker
                 continue
             if is_opaque(new) or is_opaque(old):
                 self._notice_opaque(name, new, "a forward pass")
@@ -611,7 +624,7 @@ class Contexts:
         context.python = user.take(context.python)
 
     def _check_kind(self, name: str, old: Any, new: Any) -> None:
-        """Refuse an object that a restart could not make again."""
+        """Reject an object that a restart could not build again."""
         kind = "" if self._user is None else self._user.foreign_object(new)
         if kind and self._user is not None and self._user.foreign_object(old) != kind:
             accepted = "one that is made where model, optimizer or data are built"
@@ -627,16 +640,16 @@ class Contexts:
             )
 
     def _divide_python(self, name: str) -> None:
-        """Give every logical worker its own of a value that was shared so far."""
+        """Give every logical worker its own copy of a Python value that was shared so far."""
         value = self._python.pop(name, ABSENT)
         self._shared_python.discard(name)
         for context in self._own.values():
             context.python.setdefault(name, value)
 
-    # --- buffers ------------------------------------------------------------------------------------
+    # --- buffers ---
 
     def _divide(self, name: str) -> None:
-        """Give every logical worker its own of a buffer that was shared so far."""
+        """Give every logical worker its own copy of a buffer that was shared so far."""
         if name in self._shared:
             value = self._shared.pop(name)
             for context in self._own.values():
@@ -661,7 +674,7 @@ def _form(tensor: Tensor) -> tuple[torch.dtype, torch.Size]:
 
 
 def _kept(old: Tensor | None, value: Tensor | None) -> Tensor | None:
-    """Return a copy of a buffer, in the storage of the last one if it fits."""
+    """Return a copy of a buffer, in the storage of the old copy if it fits."""
     if value is None or old is None or _form(old) != _form(value):
         return None if value is None else value.detach().clone()
     return old.copy_(value)
@@ -670,7 +683,7 @@ def _kept(old: Tensor | None, value: Tensor | None) -> Tensor | None:
 def bind_buffer(
     model: nn.Module, name: str, value: Tensor | None, *, is_persistent: bool | None = None
 ) -> None:
-    """Let a buffer have a shape of its own, or not be there."""
+    """Register a buffer anew with a copy of a value of any shape; None removes it."""
     path, _, key = name.rpartition(".")
     module = model.get_submodule(path)
     if value is not None:
@@ -678,16 +691,6 @@ def bind_buffer(
         module.register_buffer(key, value.clone(), persistent=kept)
     elif key in module._buffers:
         del module._buffers[key]
-
-
-def _empty_buffers(model: nn.Module) -> set[str]:
-    """Names of buffers that are registered and have no value."""
-    return {
-        f"{path}.{key}" if path else key
-        for path, module in model.named_modules()
-        for key, value in module._buffers.items()
-        if value is None
-    }
 
 
 def _is_persistent(model: nn.Module, name: str) -> bool:

@@ -1,4 +1,11 @@
-"""Samples of logical workers: shards, loading, batches, and loader processes whose state moves with them."""
+"""Data loading of logical workers: shards, batches, the forward pass on a batch, and loader processes.
+
+Each logical worker has W loaders of its own as far as bits are concerned: batch ``s`` of an epoch is made
+with the random states of its loader ``s mod W``, as by the W processes of a stock data loader. Any process
+may make it, because the states travel with the order. A batch that was made ahead and not taken yet is no
+part of a saved state: the states from before it was made are. So neither the size of the pool, nor its
+prefetch, nor the mapping influences a batch.
+"""
 
 import copy
 import inspect
@@ -33,27 +40,26 @@ from makespan.easyscale.randomness import (
     seed_stream,
     take_randomness,
 )
-from makespan.easyscale.user_state import UserState, changed_values, is_generator
+from makespan.easyscale.user_state import UserState, changed_values, is_early, is_generator
 from makespan.errors import CheckpointError, InputError, TrainingError, WorkerError, short_path
 
 _log = logging.getLogger(__name__)
 
 
-# ------------------------------------------------------------------------------------------------
-# Which samples a logical worker gets, and where it is in them.
+# --- Shards: the samples of each logical worker, and its position in them ---
 
 
 @dataclass(frozen=True, slots=True)
 class LoaderState:
-    """Where a logical worker is in its data, and what its loaders draw next; the same for all hosts.
+    """Position of a logical worker in its data and random states of its loaders; the same on every host.
 
     Parameters
     ----------
     epoch, batch
-        The batch that comes next.
+        The next batch.
     streams
-        Random states of each of the W loaders before its next batch; None for one that has made none in
-        this epoch.
+        Random states of each of the W loaders before its next batch; None for a loader that has made no batch
+        of this epoch.
     """
 
     epoch: int
@@ -70,14 +76,14 @@ class LoaderState:
 
     @staticmethod
     def from_values(values: Mapping[str, Any]) -> "LoaderState":
-        """Return the state of which these are the `values`."""
+        """Rebuild the state from its `values`."""
         streams = (None if one is None else one.numpy().tobytes() for one in values["streams"])
         return LoaderState(int(values["epoch"]), int(values["batch"]), tuple(streams))
 
 
 @dataclass(frozen=True, slots=True)
 class Shards:
-    """How samples are dealt to logical workers; part of what a job is, because it decides the bits.
+    """Assignment of samples to logical workers; part of the job, because it decides the bits.
 
     Parameters
     ----------
@@ -89,13 +95,13 @@ class Shards:
         Seed of the order of samples, with the epoch, and of the loaders, with virtual rank and epoch.
     n_loaders
         W, loaders of each logical worker; with 0 its samples are read in the training process, with the
-        random states that are there.
+        random states of the logical worker.
     shuffle
         Whether samples are dealt in a new random order each epoch.
     drop_last_samples
-        Whether samples that do not go round are left out; otherwise the first ones are dealt again.
+        Whether samples that cannot be dealt evenly are dropped; otherwise the first ones are dealt again.
     drop_last_batch
-        Whether a last batch of less than full size is left out.
+        Whether a last batch of less than full size is dropped.
 
     Raises
     ------
@@ -119,7 +125,7 @@ class Shards:
                 raise InputError(f"{name} is {found}; accepted: a whole number >= {least}")
 
     def start(self) -> LoaderState:
-        """Return the state of a logical worker that has read nothing."""
+        """Return the state of a logical worker before its first batch."""
         return LoaderState(0, 0, (None,) * self.n_loaders)
 
     def batches(self, dataset: Any, rank: int, epoch: int) -> list[tuple[int, ...]]:
@@ -128,7 +134,7 @@ class Shards:
         Parameters
         ----------
         dataset
-            The data set, of which only the length is used.
+            The data set; only its length is used.
         rank
             Virtual rank.
         epoch
@@ -150,6 +156,7 @@ class Shards:
         size, per_batch, n_workers = len(dataset), self.micro_batch_size, self.n_logical_workers
         least = (n_workers if self.drop_last_samples else 1) * (per_batch if self.drop_last_batch else 1)
         if self.drop_last_batch and not self.drop_last_samples:
+            # Samples per logical worker are rounded up, so these fill one batch.
             least = n_workers * (per_batch - 1) + 1
         if size < least:
             raise InputError(
@@ -165,16 +172,14 @@ class Shards:
         return [tuple(dealt[first : first + per_batch]) for first in range(0, end, per_batch)]
 
 
-# ------------------------------------------------------------------------------------------------
-# What makes a batch: random states in, samples, random states out; and a process that does it on request.
+# --- Making a batch: random states in, samples, random states out ---
 
 Collate = Callable[[list[Any]], Any]
-_WATCHED_FIRST = 3  # batches
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """One batch to be made; ``before`` are the states to start from, None at the start of an epoch."""
+    """Order for one batch; ``before`` are the random states to start from, None at the start of an epoch."""
 
     seed: int
     n_logical_workers: int
@@ -193,9 +198,9 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A batch, the random states after it was made, and the values in Python that changed meanwhile, by name.
+    """A batch, the random states after it, and the names of the Python values that changed meanwhile.
 
-    A changed value is a generator or not.
+    ``changed`` is True for the name of a random generator.
     """
 
     batch: Any
@@ -205,20 +210,20 @@ class Made:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """What the code of the data set raised instead."""
+    """Traceback of an error that the code of the data set raised instead."""
 
     text: str
 
 
 def samples_of(dataset: Any, indices: Sequence[int]) -> list[Any]:
-    """Read samples as a stock data loader does: all at once where the data set offers that."""
+    """Read samples as a stock data loader does: all at once if the data set has ``__getitems__``."""
     if getattr(dataset, "__getitems__", None):
         return list(dataset.__getitems__(list(indices)))
     return [dataset[index] for index in indices]
 
 
 def make(dataset: Any, collate: Collate, order: Order) -> Made | Failed:
-    """Make a batch in this process, whose random states are those of the order afterwards."""
+    """Make a batch in this process; this changes its global random states."""
     try:
         if order.before is None:
             seed_stream(order.seed, order.rank, order.epoch, order.stream)
@@ -227,13 +232,13 @@ def make(dataset: Any, collate: Collate, order: Order) -> Made | Failed:
         with seen_as(order.rank, order.n_logical_workers), _known_as(order, dataset):
             batch = collate(samples_of(dataset, order.indices))
         return Made(batch, take_randomness())
-    except Exception:  # noqa: BLE001 - code of others; it is raised where the batch is used
+    except Exception:  # noqa: BLE001 - user code; the error is raised where the batch is used
         return Failed(traceback.format_exc())
 
 
 @contextmanager
 def _known_as(order: Order, dataset: Any) -> Iterator[None]:
-    """Answer whoever asks for the process of a stock data loader as the one that would make this batch."""
+    """Make ``get_worker_info`` describe the loader process that would make this batch in stock training."""
     state: Any = torch.utils.data._utils.worker
     before = state._worker_info
     state._worker_info = state.WorkerInfo(
@@ -246,24 +251,18 @@ def _known_as(order: Order, dataset: Any) -> Iterator[None]:
 
 
 class _Pickler(pickle.Pickler):
-    """Writes tensors as arrays: no memory is shared that a killed process could take along."""
+    """Pickles tensors as arrays: a killed process cannot take shared memory along."""
 
     def reducer_override(self, obj: Any) -> Any:
-        """Say how a tensor is made again; others as usual."""
+        """Reduce a plain CPU tensor to an array, other objects as usual."""
         if type(obj) is Tensor and obj.device.type == "cpu" and not obj.requires_grad:
-            with suppress(TypeError):  # a type of element that NumPy does not know
+            with suppress(TypeError):  # a dtype that NumPy does not know
                 return torch.from_numpy, (obj.numpy(),)
         return NotImplemented
 
 
-def _answer(made: Made | Failed) -> bytes:
-    written = io.BytesIO()
-    _Pickler(written, pickle.HIGHEST_PROTOCOL).dump(made)
-    return written.getvalue()
-
-
 def read_answer(written: bytes) -> Made | Failed:
-    """Read what a process of the pool, started by this one, has written."""
+    """Read the answer of a process of the pool, which this process has started."""
     answer: Made | Failed = pickle.loads(written)
     return answer
 
@@ -276,13 +275,13 @@ def serve(
     parent: int,
     user_state: UserState | None = None,
 ) -> None:
-    """Make batches until the process that asks closes the connection or is gone.
+    """Make batches until the asking process closes the connection or ends.
 
-    For the first batches, and at powers of two, code of the user is watched for what it changes in Python.
-
-    A fork has what its parent has: the other ends of the connections, which would keep this process from
-    noticing the end, and handlers of signals that are none of its business.
+    For the first batches, and at powers of two, compare the values that user code keeps in Python before and
+    after.
     """
+    # A fork inherits the other ends of the connections, which would keep it from noticing the end of its
+    # parent, and signal handlers of the training process.
     for other in others:
         other.close()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -293,26 +292,20 @@ def serve(
     with suppress(EOFError, OSError):
         while True:
             order, watch = connection.recv(), None
-            if user_state is not None and (n_made < _WATCHED_FIRST or n_made & (n_made + 1) == 0):
+            if user_state is not None and is_early(n_made):
                 watch = user_state.snapshot
             n_made += 1
-            connection.send_bytes(_answer(_watched(dataset, collate, order, watch)))
+            before = {} if watch is None else watch()
+            made = make(dataset, collate, order)
+            if watch is not None and isinstance(made, Made):
+                changed = changed_values(before, watch())
+                made = replace(made, changed={name: is_generator(value) for name, value in changed.items()})
+            written = io.BytesIO()
+            _Pickler(written, pickle.HIGHEST_PROTOCOL).dump(made)
+            connection.send_bytes(written.getvalue())
 
 
-def _watched(
-    dataset: Any, collate: Collate, order: Order, watch: Callable[[], dict[str, Any]] | None
-) -> Made | Failed:
-    """Make a batch, and find what changes in Python meanwhile."""
-    before = {} if watch is None else watch()
-    made = make(dataset, collate, order)
-    if watch is None or isinstance(made, Failed):
-        return made
-    changed = changed_values(before, watch())
-    return replace(made, changed={name: is_generator(value) for name, value in changed.items()})
-
-
-# ------------------------------------------------------------------------------------------------
-# What a batch is to a model and a loss, and what a loss may return.
+# --- Forward pass on a batch ---
 
 _PAIR = 2
 
@@ -322,18 +315,18 @@ def loss_of(
 ) -> tuple[Tensor, str]:
     """Do a forward pass.
 
-    A batch that is a pair consists of inputs and targets. Any other goes whole to the model and, as the
-    targets, to the loss. A mapping whose keys are names of arguments of the model is spread over them.
+    A batch that is a pair consists of inputs and targets. Any other batch goes whole to the model and, as the
+    targets, to the loss. A mapping whose keys name arguments of the model is unpacked into them.
 
     Returns
     -------
     tuple
-        The loss, and what of the value that the loss function returned is not used, empty for nothing.
+        The loss, and the unused part of the value that the loss function returned (empty for none).
 
     Raises
     ------
     makespan.errors.InputError
-        The model does not take such batches, or the loss returned something that cannot be trained.
+        The model does not accept such batches, or the loss returned a value that cannot be trained.
     """
     is_pair = isinstance(batch, list | tuple) and len(batch) == _PAIR
     inputs, targets = batch if is_pair else (batch, batch)
@@ -350,12 +343,33 @@ def loss_of(
             "a pair of inputs and targets, which collate can make; or a model whose arguments are named as "
             "the keys, or that takes the batch as it is"
         )
-        raise InputError(f"{found} ({_line(error)}); accepted: {accepted}") from error
-    return _checked(loss(outputs, targets))
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        lines = str(error).splitlines()
+        cause = f"{type(error).__name__}: {lines[0][:200] if lines else ''}"
+        cause = f"{cause}, at {short_path(frame.filename)}, line {frame.lineno}"
+        raise InputError(f"{found} ({cause}); accepted: {accepted}") from error
+    returned = loss(outputs, targets)
+    accepted = "a scalar tensor with a gradient, first of a tuple or under the key 'loss' if there is more"
+    value, unused = returned, ""
+    if isinstance(returned, Mapping) and "loss" in returned:
+        value, unused = returned["loss"], ", ".join(str(key) for key in returned if key != "loss")
+    elif isinstance(returned, list | tuple) and returned:
+        value = returned[0]
+        unused = f"{len(returned) - 1} further value(s)" if len(returned) > 1 else ""
+    if not isinstance(value, Tensor):
+        raise InputError(f"loss returned a {_told(returned)}; accepted: {accepted}")
+    if value.numel() != 1:
+        raise InputError(f"loss returned a tensor of shape {tuple(value.shape)}; accepted: {accepted}")
+    if not value.requires_grad:
+        raise InputError(f"loss returned a tensor that requires no gradient; accepted: {accepted}")
+    return value.reshape(()) if value.ndim else value, unused
 
 
 def _takes(model: nn.Module, inputs: Mapping[Any, Any]) -> bool:
-    """Whether the keys of a mapping are names of arguments; a single one that is, is the mapping itself."""
+    """Return True if the keys of a mapping name arguments of the model.
+
+    A model with a single argument takes the mapping itself.
+    """
     if not all(isinstance(key, str) for key in inputs):
         return False
     try:
@@ -371,24 +385,8 @@ def _takes(model: nn.Module, inputs: Mapping[Any, Any]) -> bool:
     return len(named) > 1 and set(inputs) <= set(named)
 
 
-def _checked(found: Any) -> tuple[Tensor, str]:
-    accepted = "a scalar tensor with a gradient, first of a tuple or under the key 'loss' if there is more"
-    loss, unused = found, ""
-    if isinstance(found, Mapping) and "loss" in found:
-        loss, unused = found["loss"], ", ".join(str(key) for key in found if key != "loss")
-    elif isinstance(found, list | tuple) and found:
-        loss, unused = found[0], f"{len(found) - 1} further value(s)" if len(found) > 1 else ""
-    if not isinstance(loss, Tensor):
-        raise InputError(f"loss returned a {_told(found)}; accepted: {accepted}")
-    if loss.numel() != 1:
-        raise InputError(f"loss returned a tensor of shape {tuple(loss.shape)}; accepted: {accepted}")
-    if not loss.requires_grad:
-        raise InputError(f"loss returned a tensor that requires no gradient; accepted: {accepted}")
-    return loss.reshape(()) if loss.ndim else loss, unused
-
-
 def _told(value: Any) -> str:
-    """Say in a few words what a batch is."""
+    """Describe a value in a few words, for messages."""
     if isinstance(value, Mapping):
         return f"{type(value).__name__} with {', '.join(map(repr, list(value)[:6]))}"
     if isinstance(value, list | tuple):
@@ -396,46 +394,31 @@ def _told(value: Any) -> str:
     return type(value).__name__
 
 
-def _line(error: BaseException) -> str:
-    """Say in a line what went wrong, and where."""
-    frame = traceback.extract_tb(error.__traceback__)[-1]
-    lines = str(error).splitlines()
-    what = f"{type(error).__name__}: {lines[0][:200] if lines else ''}"
-    return f"{what}, at {short_path(frame.filename)}, line {frame.lineno}"
-
-
 def _moved(values: Any, device: torch.device) -> Any:
-    """Tensors of a batch on a device, whatever they lie in; the kinds of what they lie in are kept."""
-    return tree_map(lambda one: _leaf(one, device), values)
+    """Move the tensors of a batch to a device; the types of all containers are kept."""
+
+    def leaf(value: Any) -> Any:
+        if isinstance(value, Tensor) or callable(getattr(value, "to", None)):
+            return value.to(device)
+        if isinstance(value, MutableMapping):  # of a type that tree_map does not enter
+            moved = copy.copy(value)
+            for key in value:
+                moved[key] = _moved(value[key], device)
+            return moved
+        return value
+
+    return tree_map(leaf, values)
 
 
-def _leaf(value: Any, device: torch.device) -> Any:
-    if isinstance(value, Tensor) or callable(getattr(value, "to", None)):
-        return value.to(device)
-    if isinstance(value, MutableMapping):
-        moved = copy.copy(value)
-        for key in value:
-            moved[key] = _moved(value[key], device)
-        return moved
-    return value
+# --- Pool of loader processes, shared by the logical workers of a host ---
 
-
-# ------------------------------------------------------------------------------------------------
-# A pool of processes that loads the samples of all logical workers of a host.
-#
-# As far as bits are concerned each logical worker has W loaders of its own: batch ``s`` of an epoch is made
-# with the random states of its loader ``s mod W``, as by the W processes of a stock data loader. Any
-# process may make it, because the states travel with the order. What was made ahead and taken by nobody is
-# no part of a state: the states from before it was made are. So neither the size of the pool, nor how far
-# it is ahead, nor who is hosted where influences a batch.
-
-_ATTEMPTS = 3
+_ATTEMPTS = 3  # processes that may be killed while they make the same batch
 _Key: TypeAlias = tuple[int, int, int]
 
 
 @dataclass(slots=True, eq=False)
 class _Request:
-    """A batch that was asked for and not taken yet."""
+    """A batch that was requested and not taken yet."""
 
     order: Order
     answer: Made | Failed | None = None
@@ -456,7 +439,7 @@ class _Stream:
 
 @dataclass(slots=True, eq=False)
 class _Feed:
-    """Where a logical worker is, and where what was asked for ends."""
+    """Next batch of a logical worker, and ``asked``: epoch and batch of the next request."""
 
     epoch: int
     batch: int
@@ -467,7 +450,7 @@ class _Feed:
 
 @dataclass(slots=True, eq=False)
 class _Hand:
-    """A process of the pool, and what it is busy with."""
+    """A process of the pool, and the request that it works on."""
 
     process: BaseProcess
     connection: Connection
@@ -484,23 +467,23 @@ class LoaderPool:
     shards
         How samples are dealt.
     states
-        Where each hosted logical worker is, by virtual rank, in the order in which they take their batches.
+        State of each hosted logical worker, by virtual rank, in the order in which they take their batches.
     n_processes
         Processes of the pool; with 0 batches are made when they are taken, with the same bits.
     prefetch
         Batches that are made ahead for each logical worker.
     collate
-        Joins samples to a batch.
+        Joins samples into a batch.
     user_state
-        Finds what code of the user changes in Python while a process of the pool makes a batch; None to
-        look for nothing.
+        Finds the Python values that user code changes while a process of the pool makes a batch; None to
+        ignore them.
 
     Raises
     ------
     InputError
         If a number is out of range, the data set cannot be dealt, or it has random generators of its own.
     CheckpointError
-        If a state is that of another number of loaders, or lies behind the end of an epoch.
+        If a state has another number of loaders, or is past the end of an epoch.
     """
 
     def __init__(
@@ -517,10 +500,10 @@ class LoaderPool:
         if n_processes < 0 or prefetch < 1:
             found = f"n_processes {n_processes} and prefetch {prefetch}"
             raise InputError(f"{found}; accepted: whole numbers >= 0 and >= 1")
-        if shards.n_loaders and (own := own_generators(dataset)):
+        if shards.n_loaders and (generators := own_generators(dataset)):
             raise InputError(
-                f"data set {type(dataset).__name__} draws from {', '.join(own)}; accepted: draws from the "
-                "global random states of Python, NumPy and torch, which go from process to process"
+                f"data set {type(dataset).__name__} draws from {', '.join(generators)}; accepted: draws "
+                "from the global random states of Python, NumPy and torch, which go from process to process"
             )
         self._dataset, self._shards, self._collate = dataset, shards, collate
         self._user_state, self.notices = user_state, set[str]()
@@ -550,18 +533,18 @@ class LoaderPool:
 
     @property
     def process_ids(self) -> list[int]:
-        """Processes of the pool, as they are now."""
+        """Ids of the current processes of the pool."""
         return [hand.process.pid for hand in self._hands if hand.process.pid is not None]
 
     def next(self, rank: int) -> Any:
-        """Return the next batch of a logical worker; after the last of an epoch comes the first of the next.
+        """Return the next batch of a logical worker; epochs follow one another.
 
         Raises
         ------
         TrainingError
             If the code of the data set raised; the message has its traceback.
         WorkerError
-            If process after process was killed while it made this batch.
+            If several processes in a row were killed while they made this batch.
         """
         feed = self._feeds[rank]
         if not self._shards.n_loaders:
@@ -569,7 +552,7 @@ class LoaderPool:
                 batch = self._collate(samples_of(self._dataset, self._batches(rank, feed.epoch)[feed.batch]))
         else:
             batch = self._taken(feed.ahead[0])
-            feed.ahead.popleft()
+            feed.ahead.popleft()  # only now: after an error the state is that from before the batch
         self._step(rank)
         if self._shards.n_loaders:
             self._ask(rank)
@@ -577,18 +560,18 @@ class LoaderPool:
         return batch
 
     def state(self, rank: int) -> LoaderState:
-        """Return where a logical worker is, as if nothing had been made ahead."""
+        """Return the state of a logical worker, as if no batch had been made ahead."""
         feed = self._feeds[rank]
         keys = [(rank, feed.epoch, stream) for stream in range(self._shards.n_loaders)]
         return LoaderState(feed.epoch, feed.batch, tuple(self._before_next(feed, key) for key in keys))
 
     def close(self) -> None:
-        """End the processes, whatever they are doing."""
+        """Kill the processes, even busy ones."""
         for hand in self._hands:
             _end(hand)
         self._hands.clear()
 
-    # --- who is where -------------------------------------------------------------------------------
+    # --- positions of the logical workers ---
 
     def _feed(self, rank: int, state: LoaderState) -> _Feed:
         feed = _Feed(state.epoch, state.batch, (state.epoch, state.batch))
@@ -608,10 +591,10 @@ class LoaderPool:
         return feed
 
     def _before_next(self, feed: _Feed, key: _Key) -> bytes | None:
-        """Random states of a loader before the first of its batches that nobody has taken."""
+        """Random states of a loader before the first of its batches that was not taken."""
         for request in feed.ahead:
             if request.key == key and isinstance(request.answer, Made):
-                return request.order.before
+                return request.order.before  # the states of the stream are those after this batch
         return self._streams[key].state if key in self._streams else None
 
     def _batches(self, rank: int, epoch: int) -> list[tuple[int, ...]]:
@@ -621,7 +604,7 @@ class LoaderPool:
         return epochs[epoch]
 
     def _step(self, rank: int) -> None:
-        """Go to the next batch; what belongs to an epoch is forgotten at its end."""
+        """Advance to the next batch; at the end of an epoch drop its streams and batches."""
         feed = self._feeds[rank]
         feed.batch += 1
         if feed.batch == len(self._batches(rank, feed.epoch)):
@@ -634,27 +617,20 @@ class LoaderPool:
         feed = self._feeds[rank]
         (epoch, batch), shards = feed.asked, self._shards
         batches, stream = self._batches(rank, epoch), batch % shards.n_loaders
-        request = _Request(
-            Order(
-                shards.seed,
-                shards.n_logical_workers,
-                rank,
-                epoch,
-                batch,
-                stream,
-                batches[batch],
-                shards.n_loaders,
-            )
-        )
-        self._streams.setdefault(request.key, _Stream(None))
+        order = Order(
+            shards.seed, shards.n_logical_workers, rank, epoch, batch, stream, batches[batch],
+            shards.n_loaders,
+        )  # fmt: skip
+        request = _Request(order)
+        self._streams.setdefault(request.key, _Stream(None))  # None: the first batch of an epoch seeds it
         feed.ahead.append(request)
         self._waiting.append(request)
         feed.asked = (epoch, batch + 1) if batch + 1 < len(batches) else (epoch + 1, 0)
 
-    # --- work ---------------------------------------------------------------------------------------
+    # --- work of the processes ---
 
     def _taken(self, request: _Request) -> Any:
-        """Wait for a batch that was asked for."""
+        """Wait for a requested batch."""
         if self._hands:
             self._collect(0.0)
         while request.answer is None:
@@ -675,14 +651,14 @@ class LoaderPool:
 
     def _finish(self, request: _Request, answer: Made | Failed) -> None:
         request.answer = answer
-        if isinstance(answer, Made):  # otherwise nothing may be made with these states any more
+        if isinstance(answer, Made):  # after an error the stream stays busy: its states are unknown
             stream = self._streams[request.key]
             stream.is_busy, stream.state = False, answer.after
             for name, is_random in answer.changed.items():
                 self._tell(name, is_random)
 
     def _tell(self, name: str, is_random: bool) -> None:
-        """Reject a generator that loaders draw from, and give notice of other state that they keep."""
+        """Reject a generator that loaders draw from, and note other state that they keep."""
         what = f"{name} changes while a loader reads samples"
         if is_random:
             raise InputError(
@@ -695,7 +671,7 @@ class LoaderPool:
         )
 
     def _collect(self, timeout_s: float | None) -> None:
-        """Take what is made, waiting for the first of it, and replace processes that are gone."""
+        """Receive finished batches, waiting for the first one, and replace processes that died."""
         ready = wait([hand.connection for hand in self._hands], timeout_s)
         for place, hand in enumerate(self._hands):
             if hand.connection in ready:
@@ -710,7 +686,10 @@ class LoaderPool:
         self._hand_out()
 
     def _hand_out(self) -> None:
-        """Give the first batches that can be made to processes that have nothing to do."""
+        """Send the first requests that can be started to idle processes.
+
+        A stream has one batch in work at a time, because the next one starts from the states after it.
+        """
         for place in range(len(self._hands)):
             while self._hands[place].request is None:
                 free = (one for one in self._waiting if not self._streams[one.key].is_busy)
@@ -725,7 +704,7 @@ class LoaderPool:
                     self._replace(place)
 
     def _replace(self, place: int) -> None:
-        """Start a process for one that is gone; what that was making is made again from the same states."""
+        """Start a process for one that died, and make its batch again from the same random states."""
         gone = self._hands[place]
         _end(gone)
         self._hands[place] = self._start()
@@ -736,10 +715,10 @@ class LoaderPool:
             raise WorkerError(f"{_ATTEMPTS} processes were killed while they made {request.order}")
         _log.warning("the process that made %s is gone; it is made again", request.order)
         self._streams[request.key].is_busy = False
-        self._waiting.appendleft(request)
+        self._waiting.appendleft(request)  # before all others: a logical worker may wait for it
 
     def _start(self) -> _Hand:
-        context = get_context("fork")  # a process that has its libraries and data already
+        context = get_context("fork")  # libraries and data are there already
         ours, theirs = context.Pipe()
         inherited = [ours, *(hand.connection for hand in self._hands if not hand.connection.closed)]
         arguments = theirs, inherited, self._dataset, self._collate, getpid(), self._user_state

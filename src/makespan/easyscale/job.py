@@ -1,4 +1,8 @@
-"""Description of an elastic job, and mappings of its logical workers to processes and devices."""
+"""Description of an elastic job, and mappings of its logical workers to processes and devices.
+
+`ElasticJob` holds everything that decides the bits of a run, and nothing about processes or devices. These
+are in a `Placing`: a `RankMapping` and the device of each process.
+"""
 
 import ast
 import hashlib
@@ -17,13 +21,12 @@ from makespan.runtime import ProcessOptions
 from makespan.training.zoo import STAND_INS
 from makespan.user_code import user_file
 
-# ------------------------------------------------------------------------------------------------
-# What an elastic job is: everything that decides its bits, and no word of where it runs.
-
 TRAINING_LOCK = "training.lock"
-"""File in the directory of a run on which processes that train there have a shared lock."""
+"""File in the directory of a run; its training processes hold a shared lock on it."""
+MODEL_FILE = "model.pt"
+"""File in a checkpoint with the bare model, a plain ``state_dict``."""
 AUTO = "auto"
-"""Determinism of a job that leaves the level to a scan of its model."""
+"""Determinism level that a scan of the model chooses."""
 BUILT_IN: dict[str, tuple[str, ...]] = {
     "model": STAND_INS,
     "optimizer": ("adam", "adamw", "sgd"),
@@ -41,10 +44,10 @@ _LEAST = {"n_logical_workers": 1, "micro_batch_size": 1, "seed": 0, "n_loaders":
 
 @dataclass(frozen=True, slots=True)
 class ElasticJob:
-    """A job for a fixed number of logical workers; checkpoints of another one are refused.
+    """A job for a fixed number of logical workers; it rejects checkpoints of another job.
 
     Functions are given by name, ``file.py:name`` or ``package.module:name``, because every process has to
-    find them. They are called with the options that the job has for them.
+    find them. They are called with the options of the job for them.
 
     Parameters
     ----------
@@ -59,41 +62,42 @@ class ElasticJob:
     loss
         A function of outputs and targets; None for that of a stand-in.
     lr_scheduler
-        ``step``, or a function of the optimizer; called once a mini-batch. None for none.
+        ``step``, or a function of the optimizer; it steps once per mini-batch. None for none.
     after_reduce
-        A function of the model, called between sum and step, for example to clip gradients; None for none.
+        A function of the model, called between the sum of gradients and the step of the optimizer, for
+        example to clip gradients; None for none.
     scaler
         ``grad``, torch's scaling of losses, or a function that returns such an object; None for none.
     collate
-        A function that joins a list of samples to a batch; None for torch's own.
+        A function that joins a list of samples into a batch; None for torch's own.
     options
-        Further arguments, by part and by name, for example ``{"optimizer": {"lr": 0.1}}``. A stand-in's are
-        the fields of `makespan.training.zoo.StandIn` (``model``) and arguments of
-        `makespan.training.zoo.stand_in_data` (``data``), of which ``n_samples`` is 1024 if it is not given.
+        Further arguments, by part and by name, for example ``{"optimizer": {"lr": 0.1}}``. Those of a
+        stand-in are the fields of `makespan.training.zoo.StandIn` (``model``) and the arguments of
+        `makespan.training.zoo.stand_in_data` (``data``; ``n_samples`` is 1024 by default).
     n_logical_workers, micro_batch_size
         N, and samples of a batch of each logical worker.
     determinism
-        Name of a `DeterminismLevel`, or ``auto``: D1+D2 if `scan_module` finds the model cheap under D2, else
-        D1, which a run settles when it starts.
+        Name of a `DeterminismLevel`, or ``auto``, which a run replaces when it starts: D1+D2 if `scan_module`
+        finds the model cheap under D2, else D1.
     seed
-        Of model, order of samples, loaders and logical workers.
+        Seed of the model, the order of samples, the loaders and the logical workers.
     n_loaders
         Loaders of each logical worker; with 0 samples are read in the training process.
     buffers
-        ``per_rank``: every logical worker keeps buffers of its own; ``rank0``: all start a mini-batch from
-        those of the first, as DistributedDataParallel does by default.
+        ``per_rank``: every logical worker keeps its own buffers; ``rank0``: all start a mini-batch from
+        those of the first one, as DistributedDataParallel does by default.
     bucket_cap_bytes
         Size at which a bucket of gradients is full [B]; None for DistributedDataParallel's default.
     scaling, fold
-        How gradients are added up, see `Reduction`; the fold ``auto`` is that of stock training on the
-        machine on which the job starts.
+        Order of the sum of gradients, see `Reduction`; the fold ``auto`` is that of stock training on the
+        machine where the job starts.
     shuffle, drop_last_samples, drop_last_batch
-        How samples are dealt, see `Shards`.
+        Assignment of samples, see `Shards`.
 
     Raises
     ------
     InputError
-        A field is not accepted; the message has its name, what was found and what is expected.
+        A field is not accepted; the message has its name, its value and the accepted values.
     """
 
     model: str
@@ -121,7 +125,7 @@ class ElasticJob:
     def __post_init__(self) -> None:
         """Check every field."""
         for part in PARTS:
-            _check_part(part, getattr(self, part), is_own=":" in str(self.model))
+            _check_part(part, getattr(self, part), has_stand_in=":" not in str(self.model))
         if self.determinism not in (*LEVELS, AUTO):
             raise unknown_name("determinism level", self.determinism, [*LEVELS, AUTO])
         for name, least in _LEAST.items():
@@ -134,36 +138,49 @@ class ElasticJob:
         for name in ("shuffle", "drop_last_samples", "drop_last_batch"):
             if not isinstance(getattr(self, name), bool):
                 raise InputError(f"{name} is {getattr(self, name)!r}; accepted: True, False")
-        _check_options(self.options, {part for part in PARTS if getattr(self, part) is not None} | {"data"})
+        options: object = self.options
+        wanted = 'names and plain values by part, for example {"optimizer": {"lr": 0.1}}'
+        if not isinstance(options, Mapping) or not all(isinstance(one, Mapping) for one in options.values()):
+            raise InputError(f"options is {options!r}; accepted: {wanted}")
+        # Data has options even where it is None: those of the data set of a stand-in.
+        known = {part for part in PARTS if getattr(self, part) is not None} | {"data"}
+        for part, values in options.items():
+            if part not in known:
+                raise unknown_name("part in options", part, known)
+            try:
+                json.dumps(dict(values))
+            except (TypeError, ValueError):
+                raise InputError(f"options of {part} are {dict(values)!r}; accepted: {wanted}") from None
 
     @property
     def level(self) -> DeterminismLevel:
-        """Its determinism level."""
+        """Determinism level of the job."""
         return DeterminismLevel.named(self.determinism)
 
     def values(self) -> dict[str, Any]:
-        """Return it as plain values, of which `job_from` makes it again."""
-        found: dict[str, Any] = json.loads(json.dumps(asdict(self)))
-        return found
+        """Return the job as plain values, from which `job_from` rebuilds it."""
+        # Through JSON, so that values compare equal to those of a request or a checkpoint.
+        values: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        return values
 
     def code(self) -> dict[str, str]:
-        """SHA-256 of each file from which functions come."""
+        """SHA-256 of each file that a function comes from."""
         places = {split_name(text)[0] for part in PARTS if (text := getattr(self, part)) is not None}
         files = sorted(place for place in places if place.endswith(".py"))
         return {file: hashlib.sha256(Path(file).read_bytes()).hexdigest() for file in files}
 
     def differences(self, other: Mapping[str, Any]) -> list[str]:
-        """Say which fields differ from those of another job, given by its `values`; the fold may be open."""
-        own, found = self.values(), []
-        for name in sorted(own.keys() | other.keys()):
-            mine, theirs = own.get(name), other.get(name)
+        """List the fields that differ from another job, given by its `values`; the fold may be ``auto``."""
+        values, differences = self.values(), []
+        for name in sorted(values.keys() | other.keys()):
+            mine, theirs = values.get(name), other.get(name)
             if mine != theirs and not (name == "fold" and mine == "auto"):
-                found.append(f"{name}: found {theirs!r}, expected {mine!r}")
-        return found
+                differences.append(f"{name}: found {theirs!r}, expected {mine!r}")
+        return differences
 
 
 def job_from(values: Mapping[str, Any]) -> ElasticJob:
-    """Return the job of which these are the `ElasticJob.values`."""
+    """Rebuild a job from its `ElasticJob.values`."""
     known = {one.name for one in fields(ElasticJob)}
     for name in values:
         if name not in known:
@@ -172,25 +189,28 @@ def job_from(values: Mapping[str, Any]) -> ElasticJob:
 
 
 def split_name(text: str) -> tuple[str, str]:
-    """File or module of a function, and its name there."""
+    """Split the name of a function into its file or module and the name there."""
     place, _, name = text.rpartition(":")
     return place, name
 
 
-def _check_part(part: str, found: object, *, is_own: bool) -> None:
-    """Check the name of a function, and where it is in a file that it is there."""
+def _check_part(part: str, found: object, *, has_stand_in: bool) -> None:
+    """Check the name of a function; if it names a file, that the file defines the function."""
     wanted = "the name of a function that every process can import, file.py:name or package.module:name"
     built_in = BUILT_IN.get(part, ())
-    if found is None and (part not in ("model", "optimizer", "data", "loss") or _is_given(part, is_own)):
+    if found is None and part not in ("model", "optimizer", "data", "loss"):
+        return
+    if found is None and part in ("data", "loss") and has_stand_in:  # a stand-in has its own
         return
     if not isinstance(found, str):
         what = f"the function {found.__name__!r}" if hasattr(found, "__name__") else repr(found)
         raise InputError(f"{part} is {what}; accepted: {wanted}")
     if ":" not in found:
-        if built_in:
-            _check_known(part, found, built_in)
-            return
-        raise InputError(f"{part} is {found!r}; accepted: {wanted}")
+        if not built_in:
+            raise InputError(f"{part} is {found!r}; accepted: {wanted}")
+        if found not in built_in:
+            raise unknown_name(part, found, [*built_in, "file.py:name"])
+        return
     place, name = split_name(found)
     if not name.isidentifier() or not place:
         raise InputError(f"{part} is {found!r}; accepted: {wanted}")
@@ -198,41 +218,26 @@ def _check_part(part: str, found: object, *, is_own: bool) -> None:
         _check_defined(part, Path(place), name)
 
 
-def _is_given(part: str, is_own: bool) -> bool:
-    """Whether a stand-in brings a part along."""
-    return part in ("data", "loss") and not is_own
-
-
-def _check_known(part: str, found: str, built_in: tuple[str, ...]) -> None:
-    """Refuse a name without a colon that is not built in."""
-    if found not in built_in:
-        raise unknown_name(part, found, [*built_in, "file.py:name"])
-
-
 def _check_defined(part: str, path: Path, name: str) -> None:
-    """Check that a file has a name at its top level, without running it."""
+    """Check that a file defines a name at its top level, without running it."""
     user_file(path, f"{part}, a file of Python")
     try:
         body = parse_source(path.read_bytes(), str(path)).body
     except (SyntaxError, ValueError) as error:
         raise InputError(f"{part}: {path}: cannot be read as Python: {error}") from None
-    names = {each for node in body for each in _bound(node)}
+    # Names that the top level may bind, with all that conditions and loops have in them: a file that binds
+    # the name only under some condition is accepted here.
+    names = set[str]()
+    for node in (each for statement in body for each in ast.walk(statement)):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif isinstance(node, ast.alias):
+            names.add(node.asname or node.name.partition(".")[0])
     if name not in names and "*" not in names:
-        functions = [node.name for node in body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+        functions = [each.name for each in body if isinstance(each, ast.FunctionDef | ast.ClassDef)]
         raise unknown_name(f"name in {path} ({part})", name, functions)
-
-
-def _bound(node: ast.stmt) -> list[str]:
-    """Names that a statement at the top level may bind, with all that conditions and loops have in them."""
-    found = []
-    for one in ast.walk(node):
-        if isinstance(one, ast.FunctionDef | ast.ClassDef):
-            found.append(one.name)
-        elif isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store):
-            found.append(one.id)
-        elif isinstance(one, ast.alias):
-            found.append(one.asname or one.name.partition(".")[0])
-    return found
 
 
 def _check_number(name: str, found: object, least: int) -> None:
@@ -240,22 +245,7 @@ def _check_number(name: str, found: object, least: int) -> None:
         raise InputError(f"{name} is {found!r}; accepted: a whole number >= {least}")
 
 
-def _check_options(options: object, known: set[str]) -> None:
-    """Check that options are plain values for parts that there are."""
-    wanted = 'names and plain values by part, for example {"optimizer": {"lr": 0.1}}'
-    if not isinstance(options, Mapping) or not all(isinstance(one, Mapping) for one in options.values()):
-        raise InputError(f"options is {options!r}; accepted: {wanted}")
-    for part, values in options.items():
-        if part not in known:
-            raise unknown_name("part in options", part, known)
-        try:
-            json.dumps(dict(values))
-        except (TypeError, ValueError):
-            raise InputError(f"options of {part} are {dict(values)!r}; accepted: {wanted}") from None
-
-
-# ------------------------------------------------------------------------------------------------
-# Which process hosts which logical workers.
+# --- Mappings of logical workers to processes ---
 
 _PATTERN = re.compile(r"\d+(,\d+)*(/\d+(,\d+)*)*")
 
@@ -264,19 +254,19 @@ _PATTERN = re.compile(r"\d+(,\d+)*(/\d+(,\d+)*)*")
 class RankMapping:
     """Virtual ranks that each process hosts, in the order in which it runs them.
 
-    ``str()`` and `parse` use one notation, in which ``/`` separates processes: ``0,1/2/3``.
+    ``str()`` and `parse` use one notation; ``/`` separates processes: ``0,1/2/3``.
 
     Parameters
     ----------
     hosted
-        Virtual ranks by process; each of 0 to N - 1 stands there once and no process is empty, else an
-        `InputError` says what is wrong.
+        Virtual ranks by process. An `InputError` is raised unless each of 0 to N - 1 occurs once and no
+        process is empty.
     """
 
     hosted: tuple[tuple[int, ...], ...]
 
     def __post_init__(self) -> None:
-        """Check that every logical worker has one host, and every process something to do."""
+        """Check that every logical worker has one host and no process is empty."""
         ranks = [rank for ranks in self.hosted for rank in ranks]
         if not ranks or sorted(ranks) != list(range(len(ranks))):
             accepted = f"each of 0 to {max(len(ranks), 1) - 1} once"
@@ -304,20 +294,20 @@ class RankMapping:
         return next(number for number, ranks in enumerate(self.hosted) if rank in ranks)
 
     def by_position(self) -> "RankMapping":
-        """Renumber logical workers by their physical places instead of their virtual ranks."""
+        """Renumber logical workers by their place in the mapping instead of their virtual ranks."""
         ends = accumulate(map(len, self.hosted), initial=0)
         return RankMapping(tuple(tuple(range(first, last)) for first, last in pairwise(ends)))
 
     @classmethod
     def parse(cls, text: str) -> "RankMapping":
-        """Read the notation; an `InputError` says what is accepted."""
+        """Read the notation; other text raises an `InputError`."""
         if not _PATTERN.fullmatch(text):
             raise InputError(f"mapping {text!r}; accepted: ranks by process, for example 0,1/2/3")
         return cls(tuple(tuple(map(int, ranks.split(","))) for ranks in text.split("/")))
 
     @classmethod
     def even(cls, n_logical_workers: int, n_processes: int) -> "RankMapping":
-        """Ranks in ascending order over processes, none with more than one above any other."""
+        """Spread ranks in ascending order over processes; their numbers differ by at most one."""
         if not 1 <= n_processes <= n_logical_workers:
             found = f"{n_processes} processes for {n_logical_workers} logical workers"
             raise InputError(f"{found}; accepted: 1 to {n_logical_workers} processes")
@@ -326,8 +316,7 @@ class RankMapping:
         return cls(tuple(tuple(range(first, last)) for first, last in pairwise(ends)))
 
 
-# ------------------------------------------------------------------------------------------------
-# Where the logical workers of a job run: who hosts whom, and on which devices.
+# --- Placing: a mapping and the devices of its processes ---
 
 _DEVICE = "A"
 
@@ -345,10 +334,12 @@ class Placing:
 
         Without a mapping the logical workers are spread evenly over the devices, and without devices each
         process has one of the first kind; without either there is a process for each logical worker. An
-        `InputError` names the field, what was found and what is expected.
+        `InputError` names the field, its value and the accepted values.
         """
         n_workers = job.n_logical_workers
-        names = None if devices is None else _listed(devices)
+        if isinstance(devices, str):  # an empty text names no device
+            devices = [part.strip() for part in devices.split(",")] if devices.strip() else []
+        names = None if devices is None else tuple(devices)
         if mapping is None and names is not None and not 1 <= len(names) <= n_workers:
             found = f"devices has {len(names)} names"
             raise InputError(
@@ -372,26 +363,20 @@ class Placing:
         return cls(parsed, names)
 
     def check_types(self, job: ElasticJob, mixes_devices: bool) -> None:
-        """Refuse devices of several types at a time where they change bits, unless that is wanted."""
+        """Reject devices of several types at a time where they change bits, unless the run allows them."""
         if len(set(self.devices)) > 1 and not (mixes_devices or job.level.pins_kernels):
             found = f"devices is {','.join(self.devices)}, several types under {job.determinism}"
             raise InputError(f"{found}; accepted: one type, a level with D2, or mixes_devices=True")
 
     @classmethod
     def from_values(cls, job: ElasticJob, values: dict[str, Any]) -> "Placing":
-        """Return what these `values` say."""
+        """Rebuild a placing from its `values`."""
         return cls.of(job, values["mapping"], values["devices"])
 
     def values(self) -> dict[str, Any]:
-        """Return it as plain values."""
+        """Return the placing as plain values."""
         return {"mapping": str(self.mapping), "devices": list(self.devices)}
 
     def options(self, job: ElasticJob) -> list[ProcessOptions]:
-        """Return what each process is started with."""
+        """Return the options that each process is started with."""
         return [process_options(name, job.level) for name in self.devices]
-
-
-def _listed(devices: str | Sequence[str]) -> tuple[str, ...]:
-    if isinstance(devices, str):
-        return tuple(part.strip() for part in devices.split(",")) if devices.strip() else ()
-    return tuple(devices)

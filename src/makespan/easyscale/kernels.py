@@ -1,4 +1,4 @@
-"""Determinism levels, and the kernel sets that stand for device types on CPUs."""
+"""Determinism levels, the kernel sets that stand for device types on CPUs, and a trial of them."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -15,25 +15,22 @@ from makespan.runtime import Launch, Launcher, LocalLauncher, ProcessOptions, Ru
 _log = logging.getLogger(__name__)
 
 
-# ------------------------------------------------------------------------------------------------
-# Determinism levels: between which runs the bits are the same, and what is pinned for that.
-
-
 @dataclass(frozen=True, slots=True)
 class DeterminismLevel:
-    """One level (EasyScale, determinism levels D0, D1 and D2).
+    """Guarantee of equal bits between runs (EasyScale, determinism levels D0, D1 and D2).
 
     Parameters
     ----------
     name
-        ``none``, or D0 (the same mapping) or D1 (any number of devices), with ``+D2`` on any kind of device.
+        ``none``, D0 (equal bits with the same mapping) or D1 (with any number of devices); with ``+D2`` on
+        any type of device.
     pins_algorithms
         Whether algorithms are deterministic and not chosen by timing (D0).
     pins_communication
-        Whether gradients are added up by virtual rank and in the bucket layout of before also after a
-        restart (D1); else by place in the mapping and from the provisional layout on.
+        Whether gradients are added up by virtual rank, and a restart keeps the bucket layout (D1). Otherwise
+        they are added up by place in the mapping, and a restart begins with the provisional layout.
     pins_kernels
-        Whether all devices run the one set of kernels that all of them can run (D2).
+        Whether all devices run the kernels that every type can run (D2).
     """
 
     name: str
@@ -43,7 +40,7 @@ class DeterminismLevel:
 
     @classmethod
     def named(cls, name: str) -> "DeterminismLevel":
-        """Level of a name; an `makespan.errors.UnknownNameError` lists those that there are."""
+        """Level of a name; an unknown name raises a `makespan.errors.UnknownNameError`."""
         if name not in LEVELS:
             raise unknown_name("determinism level", name, LEVELS)
         return LEVELS[name]
@@ -61,27 +58,26 @@ LEVELS = {
 }
 
 
-# ------------------------------------------------------------------------------------------------
-# Kernel sets: what plays a type of device where there is only a CPU, each with roundings of its own.
+# --- Kernel sets: CPU kernels with different roundings that stand for types of devices ---
 
 SumOrder = Literal["seq", "tree"]
 
 
 @dataclass(frozen=True, slots=True)
 class KernelSet:
-    """Which kernels a process uses.
+    """Kernels that a process uses.
 
     Parameters
     ----------
     name, stands_for
-        Its name, and the type of device whose part it plays.
+        Its name, and the type of device that it stands for.
     environment
         Variables that the process must have before torch is loaded.
     onednn
         Whether convolutions and matrix products may run in oneDNN.
     sums
-        Order of explicit sums that replace those of the gradient of a bias and of the loss, blocks of 64 one
-        after another (``seq``) or halves (``tree``); None to replace none.
+        Order of the explicit sums that replace those of bias gradients and losses: blocks of 64 one after
+        another (``seq``) or halves (``tree``). None to replace none.
     """
 
     name: str
@@ -93,7 +89,7 @@ class KernelSet:
 
 _PLAIN = {"ATEN_CPU_CAPABILITY": "default"}
 CANONICAL = KernelSet("canonical", "every type", _PLAIN, onednn=False)
-"""The kernels that every type can run, of level D2."""
+"""The kernels that every type can run, for level D2."""
 KERNEL_SETS = {
     kernels.name: kernels
     for kernels in (
@@ -109,19 +105,19 @@ KERNEL_SETS = {
 
 
 def kernels_of(device: str, level: DeterminismLevel) -> KernelSet:
-    """Kernels that a device runs at a level: its own, or under D2 those of all."""
+    """Kernels that a device runs at a level: its own, or under D2 the common ones."""
     if device not in KERNEL_SETS:
         raise unknown_name("device", device, KERNEL_SETS)
     return CANONICAL if level.pins_kernels else KERNEL_SETS[device]
 
 
 def process_options(device: str, level: DeterminismLevel) -> ProcessOptions:
-    """Return what a launcher gives a process that plays a device: variables that torch reads once, a thread.
+    """Return options of a process that stands for a device: one thread, and variables that torch reads once.
 
     Parameters
     ----------
     device
-        Name of its own kernel set; an `makespan.errors.UnknownNameError` lists those that there are.
+        Name of its kernel set; an unknown name raises a `makespan.errors.UnknownNameError`.
     level
         Determinism level of the job.
     """
@@ -129,8 +125,7 @@ def process_options(device: str, level: DeterminismLevel) -> ProcessOptions:
     return ProcessOptions({**kernels_of(device, level).environment, **fixed}, threads=1)
 
 
-# ------------------------------------------------------------------------------------------------
-# Whether the kernel sets of this machine differ, tried in processes that start with each of them.
+# --- Trial: one training step under each kernel set, in processes of their own ---
 
 _WORKER = "makespan.easyscale.profile_worker"
 _NATIVE_PAIR, _SYNTHETIC_PAIR = ("A", "B"), ("seq", "tree")
@@ -138,7 +133,7 @@ _NATIVE_PAIR, _SYNTHETIC_PAIR = ("A", "B"), ("seq", "tree")
 
 @dataclass(frozen=True, slots=True)
 class KernelTrial:
-    """What one training step of a fixed model gave under each kernel set.
+    """Results of one training step of a fixed model under each kernel set.
 
     Parameters
     ----------
@@ -151,12 +146,12 @@ class KernelTrial:
 
     @property
     def coinciding(self) -> list[tuple[str, str]]:
-        """Pairs of kernel sets with the same gradients, bit for bit; one cannot tell them apart here."""
+        """Pairs of kernel sets with bitwise equal gradients, which are the same here."""
         hashes = {name: one["gradients"] for name, one in self.found.items()}
         return [(a, b) for a, b in combinations(hashes, 2) if hashes[a] == hashes[b]]
 
     def different_pair(self) -> tuple[str, str]:
-        """Two kernel sets that differ on this machine: A and B, else those that do so by construction."""
+        """Two kernel sets that differ on this machine: A and B, or else two that differ by construction."""
         if _NATIVE_PAIR not in self.coinciding:
             return _NATIVE_PAIR
         _log.warning("kernel sets %s and %s coincide here; %s and %s take their part",
@@ -171,22 +166,22 @@ def try_kernel_sets(
     launcher: Launcher | None = None,
     run_dir: str | Path | None = None,
 ) -> KernelTrial:
-    """Do one training step of a fixed model under each kernel set.
+    """Run one training step of a fixed model under each kernel set.
 
     Parameters
     ----------
     names
-        Kernel sets, each in a launch of its own, beside each other. What is launched with one of them
-        afterwards finds torch loaded.
+        Kernel sets, each in its own launch, at the same time. Later launches with one of them find torch
+        loaded.
     seed
         Seed of the model, of its batch and of dropout.
     launcher, run_dir
-        Where the processes run, None for this machine; their directory, None for a temporary one.
+        Launcher of the processes, None for this machine; their directory, None for a temporary one.
 
     Raises
     ------
     makespan.errors.WorkerError
-        A process failed, or torch did not use the kernels that it should.
+        A process failed, or torch did not use the kernels of the set.
     """
     for name in names:
         if name not in KERNEL_SETS:
@@ -194,6 +189,7 @@ def try_kernel_sets(
     if run_dir is None:
         with temporary_directory("kernels") as path:
             return try_kernel_sets(names, seed=seed, launcher=launcher, run_dir=path)
+    # Torch reads the variables of a kernel set once, so each set needs a process of its own.
     level, chosen = DeterminismLevel.named("D0"), launcher if launcher is not None else LocalLauncher()
 
     def tried(name: str) -> dict[str, str]:

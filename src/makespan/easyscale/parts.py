@@ -1,4 +1,7 @@
-"""Parts of a job built from its description: model, optimizer, data, and the kernels in use."""
+"""Parts of a job built from its description (model, optimizer, loss, data), and the kernels in use.
+
+Reference runs build their parts here too; they depend on the seed and the job alone.
+"""
 
 import inspect
 import os
@@ -25,10 +28,9 @@ from makespan.errors import InputError, WorkerError
 from makespan.training.zoo import StandIn, build_stand_in, stand_in_data, stand_in_loss
 from makespan.user_code import load_file, load_module
 
-# ------------------------------------------------------------------------------------------------
-# Explicit sums in an order of choice, which give two kernel sets that differ on every machine.
+# --- Explicit sums: two orders that round differently on every machine ---
 
-_BLOCK = 64
+_BLOCK = 64  # rows
 _CONVOLUTIONS = (torch.conv1d, torch.conv2d, torch.conv3d)
 _LOSSES = (
     F.cross_entropy, F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.binary_cross_entropy,
@@ -37,7 +39,7 @@ _LOSSES = (
 
 
 def ordered_sum(rows: Tensor, order: SumOrder) -> Tensor:
-    """Sum over the first axis, by additions of whole rows alone, which round the same on every machine."""
+    """Sum over the first axis. It only adds whole rows, which rounds the same on every machine."""
     if order == "tree":
         while len(rows) > 1:
             half = (len(rows) + 1) // 2
@@ -48,14 +50,14 @@ def ordered_sum(rows: Tensor, order: SumOrder) -> Tensor:
     total = blocks[0].clone()
     for block in blocks[1:]:
         total[: len(block)] += block
-    found = total[0].clone()
+    result = total[0].clone()
     for row in total[1:]:
-        found += row
-    return found
+        result += row
+    return result
 
 
 class _AddBias(torch.autograd.Function):
-    """Bias added along an axis, whose gradient is an explicit sum."""
+    """Addition of a bias along an axis; the gradient of the bias is an explicit sum."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, bias: Tensor, axis: int, order: SumOrder) -> Tensor:
@@ -86,7 +88,7 @@ class _Mean(torch.autograd.Function):
 
 
 class ExplicitSums(TorchFunctionMode):
-    """While this is entered, gradients of biases and means in losses are explicit sums."""
+    """Context in which gradients of biases and means in losses are explicit sums."""
 
     def __init__(self, order: SumOrder) -> None:
         super().__init__()
@@ -99,12 +101,12 @@ class ExplicitSums(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Replace the functions that sum."""
+        """Call the function, with the sums that this mode replaces."""
         named = dict(kwargs or {})
         if func is F.linear:
-            return self._with_bias(func, args, named, lambda found: found.dim() - 1)
+            return self._with_bias(func, args, named, lambda output: output.dim() - 1)
         if func in _CONVOLUTIONS:
-            return self._with_bias(func, args, named, lambda found: found.dim() - args[1].dim() + 1)
+            return self._with_bias(func, args, named, lambda output: output.dim() - args[1].dim() + 1)
         if func in _LOSSES and _is_plain_mean(args, named):
             each = func(*args, **(named | {"reduction": "none"}))
             return _Mean.apply(each, self._order)  # type: ignore[no-untyped-call]
@@ -118,25 +120,24 @@ class ExplicitSums(TorchFunctionMode):
         axis: Callable[[Tensor], int],
     ) -> Any:
         bias = args[2] if len(args) > 2 else named.pop("bias", None)
-        found = func(*args[:2], None, *args[3:], **named)
+        output = func(*args[:2], None, *args[3:], **named)
         if bias is None:
-            return found
-        return _AddBias.apply(found, bias, axis(found), self._order)  # type: ignore[no-untyped-call]
+            return output
+        return _AddBias.apply(output, bias, axis(output), self._order)  # type: ignore[no-untyped-call]
 
 
 def _is_plain_mean(args: tuple[Any, ...], named: Mapping[str, Any]) -> bool:
-    """Whether a loss is the mean over all elements, without weights and without targets left out."""
+    """Return True for a loss that is the mean over all elements, without weights and ignored targets."""
     target: Any = args[1] if len(args) > 1 else named.get("target")
     skips = not target.is_floating_point() and bool((target == named.get("ignore_index", -100)).any())
     plain = named.get("reduction", "mean") == "mean" and named.get("weight") is None and not skips
     return plain and len(args) <= 2 and not named.get("label_smoothing")
 
 
-# ------------------------------------------------------------------------------------------------
-# Kernels and algorithms of a process, set once before it computes anything.
+# --- Kernels and algorithms of a process, set before it computes anything ---
 
 _CAPABILITIES = {"default": ("DEFAULT", "NO AVX"), "avx2": ("AVX2", "DEFAULT", "NO AVX")}
-"""What torch may have chosen where a variable allows at most so much; a processor may have less."""
+"""Kernels that torch may report by the limit in the variable; a processor may support less."""
 _TUNED = (nn.modules.conv._ConvNd, nn.RNNBase)
 
 
@@ -146,40 +147,40 @@ def use_kernels(kernels: KernelSet, level: DeterminismLevel) -> AbstractContextM
     Returns
     -------
     contextlib.AbstractContextManager
-        What forward passes and losses have to run in; it may be entered again and again.
+        Context for forward passes and losses; it may be entered repeatedly.
 
     Raises
     ------
     makespan.errors.WorkerError
         Torch was loaded without the variables of the kernel set, so it uses other kernels.
     """
-    found = torch.backends.cpu.get_cpu_capability()
+    capability = torch.backends.cpu.get_cpu_capability()
     for name, value in kernels.environment.items():
-        allowed = _CAPABILITIES.get(value, (found,)) if name == "ATEN_CPU_CAPABILITY" else (found,)
-        if os.environ.get(name) != value or found not in allowed:
+        allowed = _CAPABILITIES.get(value, (capability,)) if name == "ATEN_CPU_CAPABILITY" else (capability,)
+        if os.environ.get(name) != value or capability not in allowed:
             raise WorkerError(
                 f"kernel set {kernels.name} needs {name}={value} before torch is loaded; "
-                f"found {os.environ.get(name)!r} and kernels for {found}"
+                f"found {os.environ.get(name)!r} and kernels for {capability}"
             )
     torch.backends.mkldnn.set_flags(_enabled=kernels.onednn)  # type: ignore[no-untyped-call]
     torch.set_num_threads(1)
-    # Not use_deterministic_algorithms, which loads a compiler that nothing here uses.
+    # use_deterministic_algorithms would load a compiler that nothing here uses.
     torch.set_deterministic_debug_mode("error" if level.pins_algorithms else "default")
-    # That also fills memory before it is written, for a few percent of a step (1 to 7 by stand-in, timed in
-    # turn with and without); no bit of an operator depends on it that reads only what was written.
+    # Deterministic mode also fills memory before it is written, which takes 1 to 7 % of a step (by stand-in,
+    # timed in turn with and without). Operators that read only what was written do not depend on it.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.benchmark = not level.pins_algorithms
     return nullcontext() if kernels.sums is None else ExplicitSums(kernels.sums)
 
 
 def scan_module(model: nn.Module) -> dict[str, bool | list[str]]:
-    """Find what makes level D2 expensive: operators whose fast kernels a vendor tunes for each device.
+    """Find the operators that make level D2 expensive: vendors tune their fast kernels for each device.
 
     Returns
     -------
     dict
-        ``operators``, the modules concerned as ``name: class``, and ``d2_cheap``, whether there is none. A
-        job whose model is not cheap under D2 is better kept on one type of device.
+        ``operators``, the modules concerned as ``name: class``, and ``d2_cheap``, True if there is none. Keep
+        a job whose model is not cheap under D2 on one type of device.
     """
     operators = [
         f"{name}: {type(module).__name__}"
@@ -189,14 +190,11 @@ def scan_module(model: nn.Module) -> dict[str, bool | list[str]]:
     return {"d2_cheap": not operators, "operators": operators}
 
 
-# ------------------------------------------------------------------------------------------------
-# What a job trains, built in a process: model, optimizer, loss, data; the rule of seeds and nothing else.
-#
-# Reference runs build theirs here too.
+# --- Parts of a job ---
 
 T = TypeVar("T")
 _N_SAMPLES = 1024
-_of_jobs = set[str]()
+_of_jobs = set[str]()  # modules that a job was the first to import in this process
 _BUILT_IN: dict[str, Callable[..., Any]] = {
     "adam": torch.optim.Adam,
     "adamw": torch.optim.AdamW,
@@ -208,19 +206,19 @@ _BUILT_IN: dict[str, Callable[..., Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class TrainedParts:
-    """What all logical workers share.
+    """Objects that all logical workers share.
 
     Parameters
     ----------
     model, optimizer, scheduler
-        The same bits in every process; the scheduler of the learning rate may be None.
+        Equal bits in every process; the scheduler of the learning rate may be None.
     loss
         Scalar loss of the outputs and the targets of a batch.
     after_reduce
-        Called with the model between sum and step, for example to clip gradients; None for nothing.
+        Called with the model between the sum of gradients and the step of the optimizer; None for nothing.
     scaler
-        Scales losses so that small gradients stay in range, and decides after the sum, so that all decide the
-        same, whether a step is taken; None for no scaling.
+        Scales losses so that small gradients stay in range. It decides after the sum whether a step is taken,
+        so that all processes decide the same. None for no scaling.
     """
 
     model: nn.Module
@@ -233,7 +231,7 @@ class TrainedParts:
 
 @dataclass(frozen=True, slots=True)
 class JobParts:
-    """What is trained, the samples, how these are joined to a batch, and the modules that are the user's."""
+    """Trained objects, data set, the function that joins samples into a batch, and the user's modules."""
 
     trained: TrainedParts
     data: Any
@@ -242,18 +240,18 @@ class JobParts:
 
 
 def build_parts(job: ElasticJob, device: torch.device) -> JobParts:
-    """Build what a job trains; the same bits in every process.
+    """Build the parts of a job, with equal bits in every process.
 
     Parameters
     ----------
     job, device
-        The job, and where its model shall be.
+        The job, and the device of its model.
 
     Raises
     ------
     makespan.errors.InputError
-        A function cannot be loaded, does not take the options that the job has for it, or returns something
-        else than is needed.
+        A function cannot be loaded, does not accept the options of the job for it, or returns a value of
+        another type.
     """
     modules: dict[str, Any] = {}
 
@@ -266,22 +264,22 @@ def build_parts(job: ElasticJob, device: torch.device) -> JobParts:
         model = _checked(job, "model", _called(job, "model", of("model")), nn.Module)
     else:
         model = build_stand_in(spec, job.seed)
-    for name, one in [*model.named_parameters(), *model.named_buffers()]:
-        if is_lazy(one):
-            found = f"model: {name} belongs to a lazy module and has no size yet"
-            raise InputError(f"{found}; accepted: a model that has done a forward pass where it is built")
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if is_lazy(tensor):
+            problem = f"model: {name} belongs to a lazy module and has no size yet"
+            raise InputError(f"{problem}; accepted: a model that has done a forward pass where it is built")
     model.train().to(device)
     trained_by = model if ":" in job.optimizer else model.parameters()
-    found = _called(job, "optimizer", of("optimizer"), trained_by)
-    optimizer = _checked(job, "optimizer", found, torch.optim.Optimizer)
+    returned = _called(job, "optimizer", of("optimizer"), trained_by)
+    optimizer = _checked(job, "optimizer", returned, torch.optim.Optimizer)
     if type(optimizer).__module__.startswith("torch.distributed."):
-        what = f"{job.optimizer} returned {type(optimizer).__name__}, which communicates"
-        raise InputError(f"optimizer: {what}; expected one that steps without other processes")
+        problem = f"{job.optimizer} returned {type(optimizer).__name__}, which communicates"
+        raise InputError(f"optimizer: {problem}; expected one that steps without other processes")
     _check_step(job, "optimizer", optimizer)
     scheduler = None
     if job.lr_scheduler is not None:
-        found = _called(job, "lr_scheduler", of("lr_scheduler"), optimizer)
-        scheduler = _checked(job, "lr_scheduler", found, torch.optim.lr_scheduler.LRScheduler)
+        returned = _called(job, "lr_scheduler", of("lr_scheduler"), optimizer)
+        scheduler = _checked(job, "lr_scheduler", returned, torch.optim.lr_scheduler.LRScheduler)
         _check_step(job, "lr_scheduler", scheduler)
     loss = of("loss") or partial(stand_in_loss, _needed(spec, "loss"))
     scaler = None
@@ -289,22 +287,31 @@ def build_parts(job: ElasticJob, device: torch.device) -> JobParts:
         kind = (device.type,) if ":" not in job.scaler else ()
         scaler = _checked(job, "scaler", _called(job, "scaler", of("scaler"), *kind), torch.amp.GradScaler)
     trained = TrainedParts(model, optimizer, loss, scheduler, of("after_reduce"), scaler)
-    seed_everything(job.seed)
+    seed_everything(job.seed)  # again: the data do not depend on the draws of the model
     if job.data is not None:
         data = _called(job, "data", of("data"))
     else:
         make = partial(stand_in_data, _needed(spec, "data"), seed=job.seed)
         options = {"n_samples": _N_SAMPLES} | dict(job.options.get("data", {}))
         data = _bound("data", make, (), options)()
-    _check_data(job, data)
+    problem = ""
+    if isinstance(data, DataLoader):
+        problem = "a DataLoader"
+    elif isinstance(data, list | tuple) and any(isinstance(one, Dataset | DataLoader) for one in data):
+        problem = f"a {type(data).__name__} of {len(data)} data sets"
+    if problem:
+        accepted = (
+            "one map-style data set, of which the run makes batches (micro_batch_size, n_loaders, collate)"
+        )
+        raise InputError(f"data: {job.data} returned {problem}; expected {accepted}")
     collate = of("collate") or default_collate
     files = [place for place in modules if place.endswith(".py")]
-    own = user_modules(files, [place for place in modules if not place.endswith(".py")])
-    return JobParts(trained, data, collate, own)
+    of_user = user_modules(files, [place for place in modules if not place.endswith(".py")])
+    return JobParts(trained, data, collate, of_user)
 
 
 def _function(job: ElasticJob, part: str, modules: dict[str, Any]) -> Callable[..., Any] | None:
-    """Find the function of a part; a file is run once for all that the job takes from it."""
+    """Find the function of a part; a file runs once for all functions that the job takes from it."""
     text = getattr(job, part)
     if text is None:
         return None
@@ -312,22 +319,21 @@ def _function(job: ElasticJob, part: str, modules: dict[str, Any]) -> Callable[.
         return _BUILT_IN[text]
     place, name = split_name(text)
     if place not in modules:
-        modules[place] = load_file(place) if place.endswith(".py") else _module(place)
+        if place.endswith(".py"):
+            modules[place] = load_file(place)
+        else:
+            # Import it anew if an earlier job of this process did, which may have left state behind there.
+            if place in _of_jobs:
+                sys.modules.pop(place, None)
+            elif place not in sys.modules:
+                _of_jobs.add(place)
+            modules[place] = load_module(place)[0]
     function: Callable[..., Any] | None = getattr(modules[place], name, None)
     if not callable(function):
         raise InputError(f"{part} is {text!r}, and {name} is {function!r} there; accepted: a function")
     if part in ("loss", "after_reduce", "collate") and (options := job.options.get(part)):
         return partial(function, **options)
     return function
-
-
-def _module(name: str) -> ModuleType:
-    """Import a module, anew if an earlier job of this process did, which may have left something behind."""
-    if name in _of_jobs:
-        sys.modules.pop(name, None)
-    elif name not in sys.modules:
-        _of_jobs.add(name)
-    return load_module(name)[0]
 
 
 def _called(job: ElasticJob, part: str, function: Callable[..., Any] | None, *arguments: Any) -> Any:
@@ -339,7 +345,7 @@ def _called(job: ElasticJob, part: str, function: Callable[..., Any] | None, *ar
 def _bound(
     part: str, function: Callable[..., Any], arguments: tuple[Any, ...], options: dict[str, Any]
 ) -> Callable[[], Any]:
-    """Check that a function takes some arguments before it is called, where it says what it takes."""
+    """Bind arguments to a function; if it has a signature, check first that it accepts them."""
     try:
         inspect.signature(function).bind(*arguments, **options)
     except TypeError as error:
@@ -347,18 +353,6 @@ def _bound(
     except ValueError:  # without a signature
         pass
     return partial(function, *arguments, **options)
-
-
-def _check_data(job: ElasticJob, data: Any) -> None:
-    """Reject a loader, or several data sets, in place of a data set."""
-    if isinstance(data, DataLoader):
-        found = "a DataLoader"
-    elif isinstance(data, list | tuple) and any(isinstance(one, Dataset | DataLoader) for one in data):
-        found = f"a {type(data).__name__} of {len(data)} data sets"
-    else:
-        return
-    accepted = "one map-style data set, of which the run makes batches (micro_batch_size, n_loaders, collate)"
-    raise InputError(f"data: {job.data} returned {found}; expected {accepted}")
 
 
 def _checked(job: ElasticJob, part: str, found: Any, kind: type[T]) -> T:
@@ -369,7 +363,7 @@ def _checked(job: ElasticJob, part: str, found: Any, kind: type[T]) -> T:
 
 
 def _check_step(job: ElasticJob, part: str, found: Any) -> None:
-    """Check that a step needs nothing that a mini-batch does not have, such as a metric or a closure."""
+    """Check that a step needs no argument, such as a metric or a closure."""
     try:
         inspect.signature(found.step).bind()
     except TypeError as error:

@@ -1,9 +1,14 @@
-"""Intra-job planner: share devices of several types among logical workers, and plans for the simulator."""
+"""Intra-job planner: share GPUs of several types among logical workers, and offer plans to the simulator.
+
+EasyScale, equations (1a) to (1e): a GPU of type i runs up to A_i logical workers one after another, so a
+mini-batch takes f, the largest of A_i / C_i, on the slowest GPU. Throughput is then maxP / f; capability of
+the GPUs beyond that is waste. Equal GPUs whose number does not divide maxP waste, too.
+"""
 
 import itertools
 import math
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -13,29 +18,22 @@ from makespan.plans import Placement
 from makespan.sim import Configuration, Devices
 from makespan.workloads import JobSpec
 
-# ------------------------------------------------------------------------------------------------
-# The intra-job planner: how the logical workers of a job share GPUs of several types.
-#
-# EasyScale, equations (1a) to (1e): a GPU of type i runs up to A_i logical workers one after another, so a
-# mini-batch takes f, the largest of A_i / C_i, on the slowest GPU. Throughput is then maxP / f, and what
-# the GPUs could do beyond that is waste. Equal GPUs whose number does not divide maxP waste, too.
-
 _ROUNDING = 1e-9  # of micro-batches, where a time is a multiple of a rate only up to rounding
 Nums = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How the logical workers of a job use GPUs; all tuples are by type of GPU, ``(n_types,)``.
+    """Use of GPUs by the logical workers of a job; all tuples are by type of GPU, ``(n_types,)``.
 
     Parameters
     ----------
     nums, executors, threads
         GPUs of each type, processes on each GPU, and logical workers that each process can run (A).
     waste
-        Share of the capability of the GPUs that is not used, at least 0 and below 1 (w).
+        Unused share of the capability of the GPUs, at least 0 and below 1 (w).
     throughput
-        Micro-batches a second (perf).
+        Micro-batches per second (perf).
     step_time_s
         Time of one mini-batch, that is of one micro-batch of every logical worker (f) [s].
     """
@@ -49,12 +47,12 @@ class Plan:
 
 
 class IntraJobPlanner:
-    """Plans of one job: the best for any GPUs, all that are worth a look, and who runs on which GPU.
+    """Plans of one job: the fastest on given GPUs, all that waste little, and the mapping to GPUs.
 
     Parameters
     ----------
     rates
-        Micro-batches a second of one GPU of each type, ``(n_types,)``; 0 where the job may not run.
+        Micro-batches per second of one GPU of each type, ``(n_types,)``; 0 where the job may not run.
     n_logical_workers
         Logical workers of the job (maxP).
 
@@ -78,35 +76,39 @@ class IntraJobPlanner:
         self._levels: dict[tuple[bool, ...], list[Nums]] = {}
 
     def plan(self, nums: Sequence[int]) -> Plan:
-        """Return the fastest plan on so many GPUs of each type, ``(n_types,)``.
+        """Return the fastest plan on these numbers of GPUs of each type, ``(n_types,)``.
 
         Raises
         ------
         InputError
             No GPU, more GPUs than logical workers, or GPUs of a type on which the job may not run.
         """
-        given = self._checked(nums)
-        levels = self._capacities(tuple(count > 0 for count in given))
-        # More logical workers fit the longer a mini-batch may take, so the first time that suffices is found
-        # by bisection.
-        position = bisect_left(levels, self.n_logical_workers, key=lambda level: _capacity(given, level))
+        counts = self._checked(nums)
+        levels = self._capacities(tuple(number > 0 for number in counts))
+        # The longer a mini-batch may take, the more logical workers fit, so bisection finds the first time
+        # at which all of them fit.
+        position = bisect_left(
+            levels,
+            self.n_logical_workers,
+            key=lambda level: sum(number * slots for number, slots in zip(counts, level, strict=True)),
+        )
         threads = levels[position]
-        step_s = max(count / rate for count, rate in zip(threads, self.rates, strict=True) if count)
+        step_s = max(number / rate for number, rate in zip(threads, self.rates, strict=True) if number)
         throughput = self.n_logical_workers / step_s
-        capability = sum(count * rate for count, rate in zip(given, self.rates, strict=True))
-        waste = max(1.0 - throughput / capability, 0.0)
-        executors = tuple(int(count > 0) for count in given)
-        return Plan(given, executors, threads, waste, throughput, step_s)
+        capability = sum(number * rate for number, rate in zip(counts, self.rates, strict=True))
+        waste = max(1.0 - throughput / capability, 0.0)  # rounding may give a little less than 0
+        executors = tuple(int(number > 0) for number in counts)
+        return Plan(counts, executors, threads, waste, throughput, step_s)
 
     def companions(self, available: Sequence[int], max_waste: float, min_gpus: int = 0) -> Iterator[Plan]:
-        """Yield the plans on all GPUs that a cluster has which waste little, and on each single GPU.
+        """Yield the plans on the GPUs of a cluster that waste little, and those on each single GPU.
 
         Parameters
         ----------
         available
-            GPUs of each type that there are, ``(n_types,)``.
+            Available GPUs of each type, ``(n_types,)``.
         max_waste, min_gpus
-            Share of capability that a plan may waste, except on the one GPU of a start; least number of GPUs.
+            Share of capability that a plan may waste (that on one GPU may waste more); least number of GPUs.
         """
         most = [count if rate else 0 for count, rate in zip(available, self.rates, strict=True)]
         for nums in itertools.product(*(range(min(count, self.n_logical_workers) + 1) for count in most)):
@@ -120,53 +122,57 @@ class IntraJobPlanner:
     def mapping(self, plan: Plan) -> tuple[tuple[int, ...], ...]:
         """Return the virtual ranks on each GPU, GPUs by type and index, ``(n_gpus,)``.
 
-        Slots beyond the number of logical workers are taken away one by one, from whichever GPU would take
+        Slots beyond the number of logical workers are removed one by one, from the GPU that would take
         longest, so every GPU keeps one and none takes longer than planned.
         """
         rates = [rate for rate, count in zip(self.rates, plan.nums, strict=True) for _ in range(count)]
-        own = [slots for slots, count in zip(plan.threads, plan.nums, strict=True) for _ in range(count)]
-        for _ in range(sum(own) - self.n_logical_workers):
-            shared = (gpu for gpu, slots in enumerate(own) if slots > 1)
-            own[max(shared, key=lambda gpu: (own[gpu] / rates[gpu], gpu))] -= 1
-        ends = list(itertools.accumulate(own))
-        return tuple(tuple(range(end - count, end)) for end, count in zip(ends, own, strict=True))
+        slots = [each for each, count in zip(plan.threads, plan.nums, strict=True) for _ in range(count)]
+        for _ in range(sum(slots) - self.n_logical_workers):
+            shared = (gpu for gpu, count in enumerate(slots) if count > 1)
+            # Among GPUs that take equally long, the last one gives up a slot.
+            slots[max(shared, key=lambda gpu: (slots[gpu] / rates[gpu], gpu))] -= 1
+        ends = list(itertools.accumulate(slots))
+        return tuple(tuple(range(end - count, end)) for end, count in zip(ends, slots, strict=True))
 
     def _checked(self, nums: Sequence[int]) -> Nums:
-        given = tuple(nums)
-        if len(given) != len(self.rates) or min(given) < 0 or not 1 <= sum(given) <= self.n_logical_workers:
+        counts = tuple(nums)
+        if (
+            len(counts) != len(self.rates)
+            or min(counts) < 0
+            or not 1 <= sum(counts) <= self.n_logical_workers
+        ):
             raise InputError(
-                f"GPUs {given}; accepted: {len(self.rates)} numbers, in all from 1 to the "
+                f"GPUs {counts}; accepted: {len(self.rates)} numbers, in all from 1 to the "
                 f"{self.n_logical_workers} logical workers"
             )
-        if any(count and not rate for count, rate in zip(given, self.rates, strict=True)):
-            raise InputError(f"GPUs {given}; accepted: none where the rate is 0, rates are {self.rates}")
-        return given
+        if any(count and not rate for count, rate in zip(counts, self.rates, strict=True)):
+            raise InputError(f"GPUs {counts}; accepted: none where the rate is 0, rates are {self.rates}")
+        return counts
 
     def _capacities(self, used: tuple[bool, ...]) -> list[Nums]:
-        """Return logical workers a GPU of each type, by the time of a mini-batch; none where one has none."""
+        """Return logical workers per GPU of each used type, by ascending time of a mini-batch.
+
+        Only times at which one of the counts rises matter. Times at which a used type has no logical worker
+        are left out.
+        """
         if used not in self._levels:
             rates = [rate if is_used else 0.0 for rate, is_used in zip(self.rates, used, strict=True)]
             counts = range(1, self.n_logical_workers + 1)
             times = sorted({count / rate for rate in rates if rate for count in counts})
-            found = (tuple(math.floor(time_s * rate + _ROUNDING) for rate in rates) for time_s in times)
+            levels = (tuple(math.floor(time_s * rate + _ROUNDING) for rate in rates) for time_s in times)
             enough = [
                 level
-                for level in found
+                for level in levels
                 if all(count or not rate for count, rate in zip(level, rates, strict=True))
             ]
             self._levels[used] = list(dict.fromkeys(enough))
         return self._levels[used]
 
 
-def _capacity(nums: Nums, threads: Nums) -> int:
-    return sum(count * slots for count, slots in zip(nums, threads, strict=True))
-
-
-# ------------------------------------------------------------------------------------------------
-# What elastic jobs may run as, planned when somebody asks: from GPUs of each type to the time of a step.
+# --- Catalogue: the configurations of elastic jobs, planned on demand ---
 
 PLAN = "ga"
-"""Plan of all configurations: logical workers that share a GPU take turns, as in gradient accumulation."""
+"""Execution plan of all configurations: logical workers take turns, as in gradient accumulation."""
 _FAMILY = "EasyScale"
 _CPU_THREADS = 1
 _EXTRA_STEPS = 1  # that the engine adds to every job
@@ -176,7 +182,7 @@ Times = tuple[tuple[str, float], ...]
 
 @dataclass(frozen=True, slots=True)
 class JobKind:
-    """What a job is to the planner.
+    """Job as the planner sees it.
 
     Parameters
     ----------
@@ -189,7 +195,7 @@ class JobKind:
     mini_batches
         Work, a real number: mini-batches of all logical workers together.
     mixed_micro_batch_s
-        The same where the job holds several types at once [s]; empty if that makes no difference.
+        Time of a micro-batch where the job holds several types at once [s]; empty if it is the same.
     """
 
     key: str
@@ -211,27 +217,27 @@ class JobKind:
 
     @property
     def steps(self) -> int:
-        """Whole steps of the job in simulations, one at least, beside the one that the engine adds."""
+        """Whole steps of the job in simulations, at least one, without the step that the engine adds."""
         return max(round(self.mini_batches), 1 + _EXTRA_STEPS) - _EXTRA_STEPS
 
     @property
     def mini_batches_per_step(self) -> float:
-        """Mini-batches of a step, about one: the work is spread evenly over whole steps."""
+        """Mini-batches per step, about one: the work is spread evenly over whole steps."""
         return self.mini_batches / (self.steps + _EXTRA_STEPS)
 
 
 class PlannedCatalogue:
-    """A `makespan.sim.Catalogue` behind which the intra-job planner stands.
+    """A `makespan.sim.Catalogue` whose configurations the intra-job planner makes.
 
-    A configuration is planned for the GPUs of each type, those of one type on one node, once and only when
-    somebody asks for it.
+    A configuration holds GPUs of each type; those of one type are on one node. Each is planned once, when it
+    is first requested.
 
     Parameters
     ----------
     kinds
-        What jobs are, by their names as workloads.
+        Kinds of jobs; their keys are the names of workloads.
     cluster
-        What must hold the configurations; None for no limit but the number of logical workers.
+        Cluster that must hold the configurations; None for no limit but the number of logical workers.
     is_elastic
         Whether jobs may run on other GPUs than their gang.
     """
@@ -243,7 +249,11 @@ class PlannedCatalogue:
     ) -> None:
         self._is_elastic = is_elastic
         self._kinds = {kind.key: kind for kind in kinds}
-        self._limits = None if cluster is None else _largest_nodes(cluster)
+        self._limits: dict[str, int] | None = None  # GPUs of the largest node of each type
+        if cluster is not None:
+            self._limits = {}
+            for node in cluster.nodes:
+                self._limits[node.gpu_type] = max(self._limits.get(node.gpu_type, 0), node.n_gpus)
         self._made: dict[tuple[str, Devices], Configuration] = {}
         self._fitting: dict[ClusterSpec, PlannedCatalogue] = {}
 
@@ -253,7 +263,7 @@ class PlannedCatalogue:
         return tuple(sorted(self._kinds))
 
     def on(self, cluster: ClusterSpec) -> "PlannedCatalogue":
-        """Return the catalogue of what fits an empty cluster."""
+        """Return the catalogue of the configurations that fit an empty cluster."""
         if cluster not in self._fitting:
             self._fitting[cluster] = PlannedCatalogue(
                 self._kinds.values(), cluster, is_elastic=self._is_elastic
@@ -261,11 +271,11 @@ class PlannedCatalogue:
         return self._fitting[cluster]
 
     def gangs(self) -> "PlannedCatalogue":
-        """Return the catalogue of the same jobs on their gangs alone."""
+        """Return the catalogue of the same jobs, restricted to their gangs."""
         return PlannedCatalogue(self._kinds.values(), is_elastic=False)
 
     def all(self, workload_key: str) -> tuple[Configuration, ...]:
-        """Return the configurations on all GPUs that the kind of job may hold; this plans them all."""
+        """Return the configurations on all GPUs that a kind of job may hold; this plans them all."""
         kind = self._kind(workload_key)
         if not self._is_elastic:
             return self._gang(kind)
@@ -273,17 +283,19 @@ class PlannedCatalogue:
         available = [self._limit(name, kind) for name in types]
         plans = _planner(kind.micro_batch_s, kind.n_logical_workers).companions(available, _ALL_WASTE)
         vectors = (zip(types, plan.nums, strict=True) for plan in plans)
-        found = [self._configuration(kind, _devices(vector)) for vector in vectors]
-        return tuple(sorted(found, key=lambda item: (item.n_gpus, item.n_nodes, item.counts, item.gpu_types)))
+        planned = [self._configuration(kind, _devices(vector)) for vector in vectors]
+        return tuple(
+            sorted(planned, key=lambda item: (item.n_gpus, item.n_nodes, item.counts, item.gpu_types))
+        )
 
     def holding(self, workload_key: str, devices: Devices) -> tuple[Configuration, ...]:
         """Return the one configuration on these devices, or none."""
         kind = self._kind(workload_key)
         if not self._is_elastic:
             return tuple(item for item in self._gang(kind) if item.devices == devices)
-        found = self._made.get((workload_key, devices))
-        if found is not None:
-            return (found,)
+        made = self._made.get((workload_key, devices))
+        if made is not None:
+            return (made,)
         may_run = dict(kind.micro_batch_s)
         fits = all(name in may_run and 0 < count <= self._limit(name, kind) for name, count in devices)
         if not fits or not 1 <= sum(count for _, count in devices) <= kind.n_logical_workers:
@@ -291,7 +303,7 @@ class PlannedCatalogue:
         return (self._configuration(kind, devices),)
 
     def requested(self, job: JobSpec) -> Configuration:
-        """Return the gang of a job: a GPU of its home type for each logical worker, or all that there are."""
+        """Return the gang of a job: a GPU of its home type for each logical worker, or all of that type."""
         gang = self._gang(self._kind(job.workload))
         if not gang:
             home = self._kind(job.workload).home
@@ -299,11 +311,11 @@ class PlannedCatalogue:
         return gang[0]
 
     def as_requested(self, job: JobSpec) -> tuple[Configuration, ...]:
-        """Return the gang of a job alone: nothing else keeps type and number of its GPUs."""
+        """Return only the gang of a job: other configurations change the type or the number of GPUs."""
         return (self.requested(job),)
 
     def accepts(self, configuration: Configuration) -> bool:
-        """Whether a configuration was planned here."""
+        """Return True for a configuration that this catalogue planned."""
         return self._made.get((configuration.workload, configuration.devices)) is configuration
 
     def find(
@@ -313,8 +325,8 @@ class PlannedCatalogue:
         counts = Placement.parse(placement).gpus_per_node
         if (plan, cpu_threads, len(set(gpu_types))) != (PLAN, _CPU_THREADS, len(counts)):
             return None
-        found = self.holding(workload_key, _devices(zip(gpu_types, counts, strict=True)))
-        return found[0] if found else None
+        fitting = self.holding(workload_key, _devices(zip(gpu_types, counts, strict=True)))
+        return fitting[0] if fitting else None
 
     def _kind(self, workload_key: str) -> JobKind:
         if workload_key not in self._kinds:
@@ -322,7 +334,7 @@ class PlannedCatalogue:
         return self._kinds[workload_key]
 
     def _gang(self, kind: JobKind) -> tuple[Configuration, ...]:
-        """Return the configuration of a job that gets all that it asks for, or all of that type there is."""
+        """Return the gang of a kind of job, on as many GPUs of its home type as the limit allows."""
         n_gpus = min(kind.n_logical_workers, self._limit(kind.home, kind))
         return (self._configuration(kind, ((kind.home, n_gpus),)),) if n_gpus else ()
 
@@ -330,11 +342,15 @@ class PlannedCatalogue:
         return kind.n_logical_workers if self._limits is None else self._limits.get(gpu_type, 0)
 
     def _configuration(self, kind: JobKind, devices: Devices) -> Configuration:
-        """Return the configuration of a kind of job on devices that it may hold."""
+        """Return the configuration of a kind of job on devices; it is planned once."""
         key = (kind.key, devices)
         if key not in self._made:
             pairs = sorted((count, name) for name, count in devices)
-            time_s = _step_time_s(kind, dict(devices))
+            nums, times = dict(devices), kind.micro_batch_s
+            if len(nums) > 1 and kind.mixed_micro_batch_s:
+                times = kind.mixed_micro_batch_s
+            plan = _planner(times, kind.n_logical_workers).plan([nums.get(name, 0) for name, _ in times])
+            time_s = plan.step_time_s * kind.mini_batches_per_step
             self._made[key] = Configuration(
                 workload=kind.key,
                 plan=PLAN,
@@ -355,21 +371,7 @@ def _devices(pairs: Iterable[tuple[str, int]]) -> Devices:
     return tuple(sorted((name, count) for name, count in pairs if count))
 
 
-def _largest_nodes(cluster: ClusterSpec) -> Mapping[str, int]:
-    """Return the devices of the largest node of each type."""
-    limits: dict[str, int] = {}
-    for node in cluster.nodes:
-        limits[node.gpu_type] = max(limits.get(node.gpu_type, 0), node.n_gpus)
-    return limits
-
-
-def _step_time_s(kind: JobKind, devices: Mapping[str, int]) -> float:
-    times = kind.mixed_micro_batch_s if len(devices) > 1 and kind.mixed_micro_batch_s else kind.micro_batch_s
-    plan = _planner(times, kind.n_logical_workers).plan([devices.get(name, 0) for name, _ in times])
-    return plan.step_time_s * kind.mini_batches_per_step
-
-
 @cache
 def _planner(micro_batch_s: Times, n_logical_workers: int) -> IntraJobPlanner:
-    """Planner of all jobs with these times, which share what it has worked out."""
+    """Planner that all jobs with these times share, together with its cached levels."""
     return IntraJobPlanner([1.0 / time_s for _, time_s in micro_batch_s], n_logical_workers)

@@ -4,7 +4,7 @@ import sys
 
 import numpy as np
 import torch
-import torch._dynamo  # not for this worker: an optimizer of those that are forked after it loads that
+import torch._dynamo  # for workers that are forked after this one: an optimizer loads it
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
@@ -17,8 +17,10 @@ from makespan.runtime import Identity, RunDirectory, end_worker, join, run_worke
 _BATCH, _SIDE, _CHANNELS, _FEATURES = 16, 16, 32, 128
 
 
-def _model(rng: np.random.Generator) -> nn.Module:
-    """Convolution, BatchNorm, dropout and linear layers, large enough that roundings show in one step."""
+def try_kernels(seed: int) -> dict[str, str]:
+    """Hashes of one training step of a fixed model: parameters before it, loss, and gradients."""
+    rng = np.random.default_rng(seed)
+    # Convolution, BatchNorm, dropout and linear layers, large enough that roundings show in one step.
     after = _CHANNELS * (_SIDE // 2) ** 2
     model = nn.Sequential(
         nn.Conv2d(3, _CHANNELS, 3, padding=1), nn.BatchNorm2d(_CHANNELS), nn.ReLU(),
@@ -26,16 +28,9 @@ def _model(rng: np.random.Generator) -> nn.Module:
         nn.Flatten(), nn.Linear(after, _FEATURES), nn.ReLU(), nn.Dropout(0.2), nn.Linear(_FEATURES, 10),
     )  # fmt: skip
     with torch.no_grad():
-        for one in model.parameters():
-            # Uniform and from NumPy: what torch draws depends on its kernels.
-            one.copy_(torch.from_numpy(rng.uniform(-0.1, 0.1, one.shape).astype(np.float32)))
-    return model
-
-
-def try_kernels(seed: int) -> dict[str, str]:
-    """Hashes of one training step of a fixed model: parameters before it, loss, and gradients."""
-    rng = np.random.default_rng(seed)
-    model = _model(rng)
+        for parameter in model.parameters():
+            # Uniform and from NumPy: the draws of torch depend on its kernels.
+            parameter.copy_(torch.from_numpy(rng.uniform(-0.1, 0.1, parameter.shape).astype(np.float32)))
     inputs = torch.from_numpy(rng.random((_BATCH, 3, _SIDE, _SIDE), dtype=np.float32))
     targets = torch.from_numpy(rng.integers(0, 10, _BATCH))
     before = parameter_sha(model)
@@ -43,8 +38,8 @@ def try_kernels(seed: int) -> dict[str, str]:
     loss = F.cross_entropy(model(inputs), targets)
     loss.backward()  # type: ignore[no-untyped-call]
     with torch.no_grad():
-        for one in model.parameters():
-            one.copy_(one if one.grad is None else one.grad)
+        for parameter in model.parameters():  # so that parameter_sha hashes the gradients
+            parameter.copy_(parameter if parameter.grad is None else parameter.grad)
     return {"parameters": before, "loss": float(loss.item()).hex(), "gradients": parameter_sha(model)}
 
 
@@ -52,8 +47,8 @@ def _work(directory: RunDirectory, who: Identity) -> None:
     request = directory.request()
     join(directory, who)
     with use_kernels(KERNEL_SETS[request["kernels"]], DeterminismLevel.named("D0")):
-        found = try_kernels(request["seed"]) | {"capability": torch.backends.cpu.get_cpu_capability()}
-    directory.write_result(found)
+        result = try_kernels(request["seed"]) | {"capability": torch.backends.cpu.get_cpu_capability()}
+    directory.write_result(result)
     dist.destroy_process_group()
 
 

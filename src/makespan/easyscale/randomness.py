@@ -1,4 +1,7 @@
-"""Random states: seeds by purpose, capture and restore, and hashes of all state that must be equal."""
+"""Random states: seeds by purpose, capture and restore, and hashes of all state that must be equal.
+
+Reference runs share the rule of seeds and the hashes with elastic runs.
+"""
 
 import hashlib
 import json
@@ -17,9 +20,6 @@ from torch import Tensor, nn
 
 from makespan.errors import CheckpointError, InputError
 
-# ------------------------------------------------------------------------------------------------
-# The rule by which random states follow from what they are for; the only thing that reference runs share.
-
 
 def seed_everything(*words: object) -> None:
     """Seed Python, NumPy and torch (all its devices) from words such as a seed and a virtual rank."""
@@ -31,40 +31,42 @@ def seed_everything(*words: object) -> None:
 
 
 def seed_stream(seed: int, rank: int, epoch: int, stream: int) -> None:
-    """Seed what one of the loaders of a logical worker draws in an epoch, wherever it runs."""
+    """Seed the draws of one loader of a logical worker in an epoch; they do not depend on the process."""
     seed_everything(seed, "loader", rank, epoch, stream)
 
 
-# ------------------------------------------------------------------------------------------------
-# The global random states of a process, taken and given back; and generators that are apart from them.
+# --- Global random states of a process, and generators beside them ---
 
-# Python and NumPy have the same twister: 624 words and a place, and the second of a pair of normal variates.
+# Python and NumPy have the same Mersenne Twister: 624 words and a position, and the second of a pair of
+# normal variates.
 _WORDS = 624 * 4
 _REST = struct.Struct("<I?d")
 _TWISTER = _WORDS + _REST.size
-_LONG = 1000  # a longer list has samples
+_LONG = 1000  # items; a longer container holds samples and is not searched
 _TORCH_BYTES = torch.Generator().get_state().numel()
 
 
 def take_randomness() -> bytes:
     """Return the global random states of Python, NumPy and torch (CPU); equal states are equal bytes."""
     _, words, second = random.getstate()
-    found = mtrand.get_state(legacy=False)
-    if found["bit_generator"] != "MT19937":
-        raise InputError(f"the global random state of NumPy is {found['bit_generator']}; accepted: MT19937")
-    twister = found["state"]
+    numpy_state = mtrand.get_state(legacy=False)
+    if numpy_state["bit_generator"] != "MT19937":
+        raise InputError(
+            f"the global random state of NumPy is {numpy_state['bit_generator']}; accepted: MT19937"
+        )
+    twister = numpy_state["state"]
     parts = (
         array("I", words[:-1]).tobytes(),
         _REST.pack(words[-1], second is not None, second or 0.0),
         twister["key"].tobytes(),
-        _REST.pack(twister["pos"], bool(found["has_gauss"]), found["gauss"]),
+        _REST.pack(twister["pos"], bool(numpy_state["has_gauss"]), numpy_state["gauss"]),
         torch.get_rng_state().numpy().tobytes(),
     )
     return b"".join(parts)
 
 
 def give_randomness(state: bytes) -> None:
-    """Restore what `take_randomness` returned; a `CheckpointError` says that it is something else."""
+    """Restore what `take_randomness` returned; other bytes raise a `CheckpointError`."""
     if len(state) != 2 * _TWISTER + _TORCH_BYTES:
         wanted = 2 * _TWISTER + _TORCH_BYTES
         raise CheckpointError(f"a random state has {len(state)} bytes; accepted: {wanted}")
@@ -80,7 +82,7 @@ def give_randomness(state: bytes) -> None:
 
 @contextmanager
 def apart_from_own() -> Iterator[None]:
-    """Leave all random states of this process, those of GPUs too, as they were before the block."""
+    """Restore all random states of this process, those of GPUs too, after the block."""
     before = take_randomness()
     try:
         with torch.random.fork_rng(range(torch.cuda.device_count())):
@@ -90,36 +92,34 @@ def apart_from_own() -> Iterator[None]:
 
 
 def own_generators(thing: object) -> list[str]:
-    """Return the attributes of an object, and of what it holds, that are random generators of their own."""
-    found, seen, left = [], set(), [("", thing)]
+    """Return the attributes of an object, and of the objects in it, that are separate random generators."""
+    names, seen, left = [], set(), [("", thing)]
     while left:
         name, one = left.pop()
         if id(one) in seen or isinstance(one, type | ModuleType):
             continue
         seen.add(id(one))
-        if _is_own(one):
-            found.append(name)
+        # Objects that stand for the global states are no generators of their own.
+        if isinstance(one, np.random.Generator):
+            is_own = one.bit_generator is not mtrand.get_bit_generator()
+        else:
+            is_global = one is mtrand._rand or one is torch.default_generator
+            is_own = isinstance(one, random.Random | mtrand.RandomState | torch.Generator) and not is_global
+        if is_own:
+            names.append(name)
         elif isinstance(one, list | tuple | dict) and len(one) <= _LONG:
             items = one.items() if isinstance(one, dict) else enumerate(one)
             left += [(f"{name}[{key!r}]", each) for key, each in items]
         else:
             left += [(f"{name}.{key}", each) for key, each in getattr(one, "__dict__", {}).items()]
-    return sorted(found)
+    return sorted(names)
 
 
-def _is_own(one: object) -> bool:
-    if isinstance(one, np.random.Generator):
-        return one.bit_generator is not mtrand.get_bit_generator()
-    is_global = one is mtrand._rand or one is torch.default_generator
-    return isinstance(one, random.Random | mtrand.RandomState | torch.Generator) and not is_global
-
-
-# ------------------------------------------------------------------------------------------------
-# SHA-256 of what must have the same bits in two runs.
+# --- Hashes of state that must have equal bits in two runs ---
 
 
 def raw_bytes(tensor: Tensor) -> Tensor:
-    """Bytes of a tensor, flat and on the CPU; its values are copied only if they do not lie so."""
+    """Bytes of a tensor, flat and on the CPU; the tensor is copied only if needed."""
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
 
 
@@ -129,7 +129,7 @@ def parameter_sha(model: nn.Module) -> str:
 
 
 def optimizer_sha(optimizer: torch.optim.Optimizer) -> str:
-    """Hash of the state and the options of an optimizer, the learning rate among them."""
+    """Hash of the state and the options of an optimizer, including the learning rate."""
     state = optimizer.state_dict()
     kept = [(f"{key}/{name}", value) for key, one in state["state"].items() for name, value in one.items()]
     options = [(f"group {number}", one) for number, one in enumerate(state["param_groups"])]
@@ -137,7 +137,7 @@ def optimizer_sha(optimizer: torch.optim.Optimizer) -> str:
 
 
 def implicit_sha(model: nn.Module, device: torch.device) -> str:
-    """Hash of the buffers of a model and of all random states, as they are now in this process."""
+    """Hash of the buffers of a model and the current random states of this process."""
     states: list[tuple[str, Any]] = [("random", take_randomness().hex())]
     if device.type == "cuda":
         states.append(("cuda", torch.cuda.get_rng_state(device)))
@@ -161,17 +161,17 @@ def _leaves(name: str, value: Any) -> Iterable[tuple[str, Any]]:
 
 
 def _sha(named: Iterable[tuple[str, Any]]) -> str:
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for name, value in named:
-        found.update(f"{name}\0".encode())
+        digest.update(f"{name}\0".encode())
         if isinstance(value, Tensor):
-            found.update(f"{value.dtype} {tuple(value.shape)}\0".encode())
-            found.update(raw_bytes(value).numpy().data)
+            digest.update(f"{value.dtype} {tuple(value.shape)}\0".encode())
+            digest.update(raw_bytes(value).numpy().data)
         else:
-            found.update(json.dumps(value, default=_plain, sort_keys=True).encode())
-    return found.hexdigest()
+            digest.update(json.dumps(value, default=_plain, sort_keys=True).encode())
+    return digest.hexdigest()
 
 
 def _plain(value: Any) -> Any:
-    """Write what JSON does not know; a float keeps all its bits there."""
+    """Encode values that JSON does not know; floats keep all their bits."""
     return value.tolist() if isinstance(value, np.ndarray | np.generic | Tensor) else repr(value)

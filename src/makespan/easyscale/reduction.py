@@ -1,4 +1,9 @@
-"""Gradient reduction whose bits depend on virtual ranks alone: buckets, reduction orders, and exchanges."""
+"""Gradient reduction whose bits depend on virtual ranks alone: buckets, reduction orders, and exchanges.
+
+Each process receives its range of every bucket from all logical workers, folds it in the order of virtual
+ranks, and sends the result to all processes. A process is a generator of `Exchange` steps: `over_group`
+carries them out with ``torch.distributed``, `in_memory` between generators of one thread.
+"""
 
 import hashlib
 import importlib
@@ -30,15 +35,13 @@ from makespan.runtime import describe_machine
 _log = logging.getLogger(__name__)
 
 
-# ------------------------------------------------------------------------------------------------
-# Gradients on their way from a device to the host, while the device goes on.
+# --- Copies from a device to the host ---
 
 
 class HostCopies:
-    """Copies vectors of a device to pinned memory on a stream of its own; on a CPU they stay where they are.
+    """Copies vectors from a device to pinned memory on a separate stream; on a CPU it returns the vectors.
 
-    The next logical worker computes meanwhile. What is copied keeps its memory until then: the allocator is
-    told of the other stream, so that whoever gets the memory next waits for the copy.
+    The next logical worker computes meanwhile.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -49,7 +52,7 @@ class HostCopies:
         self._copied: list[torch.cuda.Event] = []
 
     def start(self, vectors: Sequence[Tensor]) -> list[Tensor]:
-        """Return copies on the host, which may be read after `finish`."""
+        """Return copies on the host; they are complete after `finish`."""
         if self._stream is None:
             return list(vectors)
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
@@ -57,6 +60,7 @@ class HostCopies:
         with torch.cuda.stream(self._stream):
             for vector, copy in zip(vectors, copies, strict=True):
                 copy.copy_(vector, non_blocking=True)
+                # The allocator must not hand out the memory of the vector before the copy is made.
                 vector.record_stream(self._stream)
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record(self._stream)
@@ -64,25 +68,23 @@ class HostCopies:
         return copies
 
     def finish(self) -> None:
-        """Wait until all copies are made."""
+        """Wait for all copies."""
         for event in self._copied:
             event.synchronize()
         self._copied.clear()
 
 
 def settle(device: torch.device) -> None:
-    """Wait for what a device was given to compute, so that a clock says how long it took; not for copies."""
+    """Wait for the computation on a device, so that a clock measures it; copies are not waited for."""
     if device.type == "cuda":
         torch.cuda.current_stream(device).synchronize()
 
 
-# ------------------------------------------------------------------------------------------------
-# How gradients are laid out in flat vectors: DistributedDataParallel's layouts, and packing by them.
+# --- Buckets: the layouts of DistributedDataParallel, and packing of gradients ---
 
 BucketMap = tuple[tuple[str, ...], ...]
-"""Names of the parameters of each bucket, in the order in which they lie there."""
-_FIRST_BYTES = 1 << 20
-_LATER_BYTES = 25 << 20
+"""Names of the parameters of each bucket, in their order there."""
+_FIRST_BYTES, _LATER_BYTES = 1 << 20, 25 << 20  # limits of DistributedDataParallel
 _ACCEPTED = (torch.float32, torch.float64)
 
 
@@ -93,9 +95,9 @@ class GradientSet:
     Parameters
     ----------
     buckets
-        One flat vector a bucket, already multiplied by what the reduction asks for.
+        One flat vector per bucket, already multiplied by `Reduction.set_scale`.
     used
-        bool, (n_parameters,): which parameters, in registration order, had a gradient; others count as
+        bool, (n_parameters,): the parameters, in registration order, that had a gradient; others count as
         zero.
     """
 
@@ -104,12 +106,12 @@ class GradientSet:
 
 
 def trained_parameters(model: torch.nn.Module) -> dict[str, Parameter]:
-    """Parameters that want a gradient, by name in registration order; an `InputError` names an odd one."""
-    found = {name: one for name, one in model.named_parameters() if one.requires_grad}
-    for name, one in found.items():
+    """Parameters that require a gradient, by name; other dtypes than float raise an `InputError`."""
+    trained = {name: one for name, one in model.named_parameters() if one.requires_grad}
+    for name, one in trained.items():
         if one.dtype not in _ACCEPTED:
             raise InputError(f"parameter {name} is {one.dtype}; accepted: {', '.join(map(str, _ACCEPTED))}")
-    return found
+    return trained
 
 
 def provisional_map(parameters: Mapping[str, Parameter]) -> BucketMap:
@@ -125,7 +127,7 @@ def rebuilt_map(
     Parameters
     ----------
     ready
-        Names in the order in which gradients became ready; those that had none come last.
+        Names in the order in which gradients became ready; parameters without gradient come last.
     cap_bytes
         Size at which a bucket is full; None for the default, 1 MiB for the first one and 25 MiB for others.
     """
@@ -136,25 +138,26 @@ def rebuilt_map(
 
 
 def _packed(parameters: Mapping[str, Parameter], order: Iterable[str], limits: Sequence[float]) -> BucketMap:
-    """Fill buckets, those of one type each, until each reaches its limit; the last limit holds on."""
+    """Fill buckets, each of one dtype, up to their limits; the last limit holds for all further buckets."""
     closed: list[list[str]] = []
     opened: dict[torch.dtype, tuple[list[str], int]] = {}
     n_closed: dict[torch.dtype, int] = {}
     for name in order:
-        one = parameters[name]
-        names, size = opened.get(one.dtype, ([], 0))
-        names, size = [*names, name], size + one.numel() * one.element_size()
-        opened[one.dtype] = names, size
-        number = n_closed.get(one.dtype, 0)
+        parameter = parameters[name]
+        names, size = opened.get(parameter.dtype, ([], 0))
+        names, size = [*names, name], size + parameter.numel() * parameter.element_size()
+        opened[parameter.dtype] = names, size
+        number = n_closed.get(parameter.dtype, 0)
+        # As in DistributedDataParallel, the parameter that reaches the limit is the last of its bucket.
         if size >= limits[min(number, len(limits) - 1)]:
             closed.append(names)
-            del opened[one.dtype]
-            n_closed[one.dtype] = number + 1
+            del opened[parameter.dtype]
+            n_closed[parameter.dtype] = number + 1
     return tuple(map(tuple, [*closed, *(names for names, _ in opened.values())]))
 
 
 class ReadyOrder:
-    """Records in which order gradients become ready, until `finish` is called."""
+    """Records the order in which gradients become ready, until `finish` is called."""
 
     def __init__(self, parameters: Mapping[str, Parameter]) -> None:
         self._names: list[str] = []
@@ -170,11 +173,11 @@ class ReadyOrder:
         """Stop recording and return the names."""
         for handle in self._handles:
             handle.remove()
-        return list(dict.fromkeys(self._names))
+        return list(dict.fromkeys(self._names))  # a parameter that is used twice is ready twice
 
 
 class Buckets:
-    """Packs gradients of parameters into flat vectors and hands sums back, by a bucket map."""
+    """Packs gradients into the flat vectors of a bucket map, and unpacks their sums."""
 
     def __init__(self, parameters: Mapping[str, Parameter], bucket_map: BucketMap) -> None:
         listed = sorted(name for names in bucket_map for name in names)
@@ -186,7 +189,7 @@ class Buckets:
         self.lengths = [sum(parameters[name].numel() for name in names) for names in bucket_map]
 
     def pack(self, scale: float, copies: HostCopies | None = None) -> GradientSet:
-        """Move the gradients, times ``scale``, out of the model, to the host if there are ``copies``."""
+        """Move the gradients, times ``scale``, out of the model, and to the host if ``copies`` is given."""
         used = torch.tensor([one.grad is not None for one in self._parameters.values()])
         flat = [
             self._empty(names, length) for names, length in zip(self.bucket_map, self.lengths, strict=True)
@@ -225,34 +228,32 @@ class Buckets:
             offset = 0
             for name in names:
                 like = self._parameters[name]
-                views[name] = vector.as_strided(like.shape, _dense_strides(like), offset)
+                # A tensor without gaps keeps its strides (channels_last, for one); others become contiguous.
+                strides = like.stride()
+                extent = 1 + sum((size - 1) * step for size, step in zip(like.shape, strides, strict=True))
+                if extent != like.numel():
+                    strides = torch.empty(like.shape, device="meta").stride()
+                views[name] = vector.as_strided(like.shape, strides, offset)
                 offset += like.numel()
         return views
 
 
-def _dense_strides(like: Tensor) -> tuple[int, ...]:
-    """Strides of a tensor without gaps; those of a contiguous one if it has some."""
-    extent = 1 + sum((size - 1) * step for size, step in zip(like.shape, like.stride(), strict=True))
-    return like.stride() if extent == like.numel() else torch.empty(like.shape, device="meta").stride()
+# --- Folds: sums over the gradients of all logical workers in an order of virtual ranks ---
 
-
-# ------------------------------------------------------------------------------------------------
-# Sums over the gradients of all logical workers whose order depends on virtual ranks alone.
-
-_SEGMENT_BYTES = 1 << 20
+_SEGMENT_BYTES = 1 << 20  # of gloo
 
 
 class Fold(Protocol):
-    """Adds up one range of a bucket."""
+    """Function that adds up one range of a bucket."""
 
     def __call__(self, pieces: Sequence[Tensor], start: int, length: int) -> Tensor:
-        """Sum ``pieces``, one a rank: elements from ``start`` on of a bucket of ``length`` elements."""
+        """Sum ``pieces``, one per rank: elements from ``start`` on of a bucket of ``length`` elements."""
 
 
 def ring_chunks(length: int, n_ranks: int, element_bytes: int) -> list[tuple[int, int]]:
-    """First and last (exclusive) element of each chunk in which gloo's ring reduces a vector.
+    """First and last (exclusive) element of each chunk that gloo's ring reduces.
 
-    Gloo cuts the vector into segments of about 1 MiB, at least two a rank and equally many of them for each
+    Gloo cuts a vector into segments of about 1 MiB, at least two per rank and equally many for each rank
     (``gloo/allreduce.cc``). Late chunks may be short or empty.
     """
     wanted = max(-(-element_bytes * length // _SEGMENT_BYTES), 2 * n_ranks)
@@ -273,7 +274,7 @@ def ring_fold(pieces: Sequence[Tensor], start: int, length: int) -> Tensor:
 
 
 def rank_fold(pieces: Sequence[Tensor], start: int, length: int) -> Tensor:
-    """Sum from rank 0 upwards, whatever the place in the bucket (see `Fold`)."""
+    """Sum from rank 0 upwards, everywhere in the bucket (see `Fold`)."""
     total = torch.empty_like(pieces[0])
     _left_fold(pieces, total)
     return total
@@ -289,21 +290,20 @@ FOLDS: dict[str, Fold] = {"ring": ring_fold, "rank": rank_fold}
 
 
 def fold_named(name: str) -> Fold:
-    """Fold of a name; an `makespan.errors.UnknownNameError` lists those that there are."""
+    """Fold of a name; an unknown name raises a `makespan.errors.UnknownNameError`."""
     if name not in FOLDS:
         raise unknown_name("fold", name, FOLDS)
     return FOLDS[name]
 
 
-# ------------------------------------------------------------------------------------------------
-# Whether a fold adds up as gloo does on this machine, tried with ranks that are threads of this process.
+# --- Trial of a fold against gloo on this machine ---
 
 _TIMEOUT = timedelta(seconds=60)
 _SEED = 20231114
 
 
 class GlooThreads(AbstractContextManager["GlooThreads"]):
-    """Ranks of one gloo group, each a thread; a process group of its own keeps them apart from any other."""
+    """Ranks of one gloo group, one thread per rank; the group is separate from the default one."""
 
     def __init__(self, n_ranks: int) -> None:
         # The stubs of torch hide the public HashStore, and what a group of one's own can do.
@@ -323,7 +323,7 @@ class GlooThreads(AbstractContextManager["GlooThreads"]):
         self._groups.clear()
 
     def all_reduce(self, vectors: Sequence[Tensor]) -> list[Tensor]:
-        """Sum of one vector a rank, as each rank has it."""
+        """Return the sum of one vector per rank, as each rank has it."""
         copies = [one.clone() for one in vectors]
         running = [
             self._pool.submit(lambda group, one: group.allreduce([one]).wait(), group, one)
@@ -340,10 +340,9 @@ def checked_lengths(n_ranks: int) -> tuple[int, ...]:
 
 
 def folds_like_gloo(fold: str, n_ranks: int) -> bool:
-    """Whether a fold gives the bits of gloo's all-reduce on this machine, with this torch.
+    """Return True if a fold gives the bits of gloo's all-reduce on this machine, with this torch.
 
-    It takes parts of a second. The answer holds for a machine and a version of torch, so it is asked once
-    and not at each start.
+    It takes less than a second. `fold_of_machine` keeps the answer per machine and version of torch.
     """
     add, rng = fold_named(fold), np.random.default_rng(_SEED)
     with GlooThreads(n_ranks) as gloo:
@@ -357,14 +356,14 @@ def folds_like_gloo(fold: str, n_ranks: int) -> bool:
 
 
 def fold_of_machine(n_ranks: int, directory: Path) -> str:
-    """Return the fold with which stock training on this machine can be met: ``ring``, else ``rank``.
+    """Return the fold that reproduces stock training on this machine, ``ring``, or else ``rank``.
 
     Parameters
     ----------
     n_ranks
         Number of logical workers.
     directory
-        Where the answer is kept for the next start, one file a machine, version of torch and number.
+        Directory that keeps the answer, in one file per machine, version of torch and number of workers.
     """
     system = [describe_machine()["processor"], platform.system(), torch.__version__]
     key = hashlib.sha256("/".join(map(str, [*system, n_ranks])).encode()).hexdigest()[:16]
@@ -380,12 +379,7 @@ def fold_of_machine(n_ranks: int, directory: Path) -> str:
     return "rank"
 
 
-# ------------------------------------------------------------------------------------------------
-# The sum of the gradients of all logical workers, wherever they are hosted.
-#
-# What a process does is a generator of `Exchange` steps; `over_group` carries them out with
-# ``torch.distributed``, `in_memory` between generators of one thread. Each process receives its range of
-# every bucket from all logical workers, folds it in their order, and sends the result to all.
+# --- Sum of the gradients of all logical workers over processes ---
 
 T = TypeVar("T")
 Scaling = Literal["pre", "post"]
@@ -393,7 +387,7 @@ Scaling = Literal["pre", "post"]
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """One vector for each process, and how many elements come back from each."""
+    """One vector for each process, and the number of elements that each sends back."""
 
     parts: list[Tensor]
     lengths: list[int]
@@ -404,7 +398,7 @@ Steps = Generator[Exchange, list[Tensor], T]
 
 @dataclass(frozen=True, slots=True)
 class Reduction:
-    """How gradients are added up; part of what a job is, because it decides the bits.
+    """Order and scaling of the sum of gradients; part of the job, because they decide the bits.
 
     Parameters
     ----------
@@ -435,30 +429,32 @@ class Reduction:
 
     @property
     def set_scale(self) -> float:
-        """What each gradient set is multiplied by before the sum."""
+        """Factor of each gradient set before the sum."""
         return 1.0 / self.n_logical_workers if self.scaling == "pre" else 1.0
 
 
 def reduce_sets(
     own: Sequence[GradientSet], mapping: RankMapping, process: int, reduction: Reduction
 ) -> Steps[GradientSet]:
-    """Sum the sets of all logical workers; ``own`` are those of a process, in the order of the mapping."""
+    """Sum the sets of all logical workers; ``own`` are those of this process, in the order of the mapping."""
     fold = fold_named(reduction.fold)
     sums = []
     for bucket in zip(*(one.buckets for one in own), strict=True):
         sums.append((yield from _reduce_bucket(bucket, mapping, process, fold)))
     if reduction.scaling == "post":
         sums = [one * (1.0 / reduction.n_logical_workers) for one in sums]
+    # A parameter has a sum if any logical worker of any process used it.
     used = torch.stack([one.used for one in own]).any(dim=0)
     everywhere = yield from share(used.to(torch.uint8), [used.numel()] * mapping.n_processes)
     return GradientSet(sums, torch.stack(everywhere).any(dim=0))
 
 
 def _reduce_bucket(own: Sequence[Tensor], mapping: RankMapping, process: int, fold: Fold) -> Steps[Tensor]:
+    # Each process folds the range of the bucket that belongs to it.
     length, n_processes = own[0].numel(), mapping.n_processes
     ranges = list(pairwise(length * number // n_processes for number in range(n_processes + 1)))
     start, end = ranges[process]
-    # One process has all that it needs; a copy of every set would double its memory.
+    # A single process exchanges nothing: a copy of every set would double its memory.
     pieces = dict(zip(mapping.hosted[process], own, strict=True))
     if n_processes > 1:
         parts = [torch.cat([one[first:last] for one in own]) for first, last in ranges]
@@ -475,12 +471,12 @@ def share(part: Tensor, lengths: list[int]) -> Steps[list[Tensor]]:
 
 
 def over_group(steps: Steps[T], device: torch.device | None = None) -> T:
-    """Carry out the steps of this process with those of the others of the default process group.
+    """Carry out the steps of this process together with the other processes of the default group.
 
     Parameters
     ----------
     device
-        Where the group wants its vectors, None for where they are.
+        Device on which the group takes vectors; None to leave them where they are.
     """
     reply: list[Tensor] | None = None
     try:
@@ -492,12 +488,12 @@ def over_group(steps: Steps[T], device: torch.device | None = None) -> T:
             dist.all_to_all_single(received, sent, request.lengths, [part.numel() for part in request.parts])
             reply = list(torch.split(received.to(home), request.lengths))
     except StopIteration as end:
-        found: T = end.value
-        return found
+        result: T = end.value
+        return result
 
 
 def in_memory(processes: Sequence[Steps[T]]) -> list[T]:
-    """Carry out the steps of all processes in turn, in this thread; what each returned."""
+    """Carry out the steps of all processes in turn, in this thread; return their results."""
     replies: list[list[Tensor]] | None = None
     results: list[T] = []
     while len(results) < len(processes):
@@ -511,6 +507,6 @@ def in_memory(processes: Sequence[Steps[T]]) -> list[T]:
             raise RuntimeError(f"processes disagree: {len(results)} of {len(processes)} have ended")
         replies = [[request.parts[number] for request in requests] for number in range(len(requests))]
         for reply, request in zip(replies, requests, strict=True):
-            if (found := [part.numel() for part in reply]) != request.lengths:
-                raise RuntimeError(f"processes disagree: sent {found}, expected {request.lengths} elements")
+            if (sent := [part.numel() for part in reply]) != request.lengths:
+                raise RuntimeError(f"processes disagree: sent {sent}, expected {request.lengths} elements")
     return results

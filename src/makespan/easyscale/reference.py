@@ -19,15 +19,15 @@ _HASHES = ("parameter_sha", "optimizer_sha", "context_sha")
 
 @dataclass(frozen=True, slots=True)
 class StockRun:
-    """What the ranks of a stock run had.
+    """Results of the ranks of a stock run.
 
     Parameters
     ----------
     steps
-        A row for each mini-batch and rank: ``step`` from 1, ``rank``, ``loss`` and the hashes
-        ``parameter_sha``, ``optimizer_sha`` and ``context_sha``, None where they were not asked for.
+        One row per mini-batch and rank: ``step`` from 1, ``rank``, ``loss`` and the hashes
+        ``parameter_sha``, ``optimizer_sha`` and ``context_sha``, None where they were not requested.
     is_hooked
-        Whether a communication hook added up by rank, because gloo's own order is another one here.
+        True if a communication hook added up by rank, because gloo's own order differs here.
     """
 
     steps: pd.DataFrame
@@ -49,27 +49,37 @@ def train_stock(
     Parameters
     ----------
     jobs
-        Jobs with equally many logical workers, whose levels ask for the same kernels; each logical worker is
-        a process. Their folds are settled: ``ring`` is gloo's own, ``rank`` needs a communication hook.
+        Jobs with equally many logical workers and with levels that need the same kernels; each logical worker
+        is a process. Their folds are ``ring``, gloo's own, or ``rank``, which uses a communication hook.
     steps
         Mini-batches.
     device
-        Kernel set of all processes, if the levels leave that open.
+        Kernel set of all processes, if the levels do not pin one.
     hash_every
         Mini-batches from one set of hashes to the next; 0 for none.
     models
-        Where the trained models are saved, as plain state dictionaries; empty for nowhere.
+        Files for the trained models, as plain state dictionaries; empty to save none.
     launcher, run_dir
-        Where the processes run, None for this machine; their directory, None for a temporary one.
+        Launcher of the processes, None for this machine; their directory, None for a temporary one.
 
     Raises
     ------
     makespan.errors.InputError
-        The jobs cannot share their processes, or no stock training adds up as one of them does.
+        The jobs cannot share processes, or stock training cannot add up gradients as one of them does.
     makespan.errors.WorkerError
         A process failed.
     """
-    _check(jobs, models)
+    kinds = {(job.n_logical_workers, job.level.pins_algorithms, job.level.pins_kernels) for job in jobs}
+    if len(kinds) != 1:
+        problem = f"jobs with {len(kinds)} pairs of logical workers and kernels"
+        raise InputError(f"{problem}; accepted: equally many, and the same ones")
+    if len(models) not in (0, len(jobs)):
+        raise InputError(f"models of {len(models)} jobs; accepted: none, or one for each of {len(jobs)} jobs")
+    for job in jobs:
+        if job.scaling != "pre":
+            raise InputError(f"scaling is {job.scaling!r}; accepted: 'pre', as DistributedDataParallel does")
+        if job.fold == "auto":
+            raise InputError("fold is 'auto'; accepted: ring or rank, see fold_of_machine")
     if run_dir is None:
         with temporary_directory("stock") as path:
             more: dict[str, Any] = {"device": device, "hash_every": hash_every, "models": models}
@@ -86,30 +96,16 @@ def train_stock(
     launch = Launch(_WORKER, request, n_ranks, Path(run_dir), options=options)
     (launcher if launcher is not None else LocalLauncher()).run(launch)
     directory = RunDirectory(launch.run_dir)
-    return [_run(directory.result(number), job) for number, job in enumerate(jobs)]
-
-
-def _check(jobs: Sequence[ElasticJob], models: Sequence[object]) -> None:
-    found = {(job.n_logical_workers, job.level.pins_algorithms, job.level.pins_kernels) for job in jobs}
-    if len(found) != 1:
-        what = f"jobs with {len(found)} pairs of logical workers and kernels"
-        raise InputError(f"{what}; accepted: equally many, and the same ones")
-    if len(models) not in (0, len(jobs)):
-        raise InputError(f"models of {len(models)} jobs; accepted: none, or one for each of {len(jobs)} jobs")
-    for job in jobs:
-        if job.scaling != "pre":
-            raise InputError(f"scaling is {job.scaling!r}; accepted: 'pre', as DistributedDataParallel does")
-        if job.fold == "auto":
-            raise InputError("fold is 'auto'; accepted: ring or rank, see fold_of_machine")
-
-
-def _run(by_rank: Sequence[Sequence[Sequence[Any]]], job: ElasticJob) -> StockRun:
-    """Turn what each rank wrote around: by mini-batch, then by rank."""
-    rows = []
-    for step, found in enumerate(zip(*by_rank, strict=True), start=1):
-        if len({tuple(values[1:3]) for values in found}) != 1:
-            raise TrainingError(f"ranks of stock training differ after mini-batch {step}")
-        for rank, (loss, *hashes) in enumerate(found):
-            named = zip(_HASHES, hashes or [None] * len(_HASHES), strict=True)
-            rows.append({"step": step, "rank": rank, "loss": loss, **dict(named)})
-    return StockRun(pd.DataFrame(rows), job.fold == "rank")
+    runs = []
+    for number, job in enumerate(jobs):
+        rows: list[dict[str, Any]] = []
+        # Results are by rank, then by mini-batch; rows are by mini-batch, then by rank.
+        for step, results in enumerate(zip(*directory.result(number), strict=True), start=1):
+            # Parameters and optimizer are shared; contexts differ between ranks.
+            if len({tuple(values[1:3]) for values in results}) != 1:
+                raise TrainingError(f"ranks of stock training differ after mini-batch {step}")
+            for rank, (loss, *hashes) in enumerate(results):
+                named = zip(_HASHES, hashes or [None] * len(_HASHES), strict=True)
+                rows.append({"step": step, "rank": rank, "loss": loss, **dict(named)})
+        runs.append(StockRun(pd.DataFrame(rows), job.fold == "rank"))
+    return runs

@@ -1,8 +1,8 @@
 """Process of a reference run: ``python -m makespan.easyscale.reference_worker <run directory>``.
 
-`torch.nn.parallel.DistributedDataParallel` on gloo and `torch.utils.data.DataLoader`, one process a rank,
-without a stop. It shares with elastic training what is trained, the rule of seeds, the kernels of devices and
-how results are hashed; how that adds up gradients, swaps contexts and loads samples is unknown here.
+`torch.nn.parallel.DistributedDataParallel` on gloo and `torch.utils.data.DataLoader`, one process per rank,
+without restarts. It shares with elastic training the parts of jobs, the rule of seeds, the kernels of devices
+and the hashes of results, but not the reduction of gradients, the contexts or the loading of samples.
 """
 
 import sys
@@ -31,7 +31,7 @@ from makespan.easyscale.randomness import (
 from makespan.runtime import Identity, RunDirectory, choose_device, end_worker, join, run_worker
 
 OF_SEVERAL = ("torch._dynamo",)
-"""What optimizers load."""
+"""Modules that optimizers load."""
 _MIB = 1 << 20
 _BEAT_S = 0.5
 
@@ -50,27 +50,13 @@ def _batches(job: ElasticJob, parts: JobParts, rank: int) -> Iterator[Any]:
         )  # fmt: skip
 
 
-def _wrapped(job: ElasticJob, model: nn.Module, group: dist.ProcessGroup) -> nn.Module:
-    """Wrap a model as a user would; the hook stands in where gloo's own order cannot be met."""
-    options: dict[str, Any] = {"process_group": group}
-    if job.bucket_cap_bytes is not None:
-        options["bucket_cap_mb"] = job.bucket_cap_bytes / _MIB
-    if job.buffers == "per_rank":
-        options["broadcast_buffers"] = False
-    wrapped = nn.parallel.DistributedDataParallel(model, **options)
-    if job.fold == "rank":
-        # A lambda, because torch wants annotations that its own stubs do not know.
-        wrapped.register_comm_hook(group, lambda group, bucket: _summed_by_rank(group, bucket))
-    return wrapped
-
-
 def _summed_by_rank(group: dist.ProcessGroup, bucket: Any) -> "torch.futures.Future[Tensor]":
     """Sum the gradients of a bucket from rank 0 upwards."""
     scaled = bucket.buffer().cpu() * (1.0 / group.size())
     every = [torch.empty_like(scaled) for _ in range(group.size())]
     dist.all_gather(every, scaled, group=group)
-    for one in every[1:]:
-        every[0].add_(one)
+    for other in every[1:]:
+        every[0].add_(other)
     done: torch.futures.Future[Tensor] = torch.futures.Future()
     done.set_result(every[0].to(bucket.buffer().device))
     return done
@@ -83,22 +69,30 @@ class _Rank:
         self.directory, self.who, self.request = directory, who, directory.request()
         self.device, self.beaten = choose_device(who), 0.0
         join(directory, who)
-        self.group = dist.new_group(backend="gloo")  # also on GPUs: the order of NCCL's sums is not laid down
+        self.group = dist.new_group(backend="gloo")  # also on GPUs: NCCL does not define the order of sums
 
     def run(self) -> None:
-        """Train every job, and write at its end what all ranks had."""
+        """Train every job, and write the results of all ranks at its end."""
         for number, values in enumerate(self.request["jobs"]):
-            found: list[Any] = [None] * self.who.size
-            dist.all_gather_object(found, self.train(job_from(values), number), group=self.group)
+            by_rank: list[Any] = [None] * self.who.size
+            dist.all_gather_object(by_rank, self.train(job_from(values), number), group=self.group)
             if self.who.rank == 0:
-                self.directory.write_result(found, number)
+                self.directory.write_result(by_rank, number)
 
     def train(self, job: ElasticJob, number: int) -> list[list[Any]]:
-        """Train one job; for each mini-batch its loss, and hashes where they are asked for."""
-        parts, found = build_parts(job, self.device), []
+        """Train one job; return the loss of each mini-batch, and hashes where they are requested."""
+        parts, results = build_parts(job, self.device), []
         trained, rank = parts.trained, self.who.rank
         computing = use_kernels(kernels_of(self.request["devices"][rank], job.level), job.level)
-        model = _wrapped(job, trained.model, self.group)
+        options: dict[str, Any] = {"process_group": self.group}
+        if job.bucket_cap_bytes is not None:
+            options["bucket_cap_mb"] = job.bucket_cap_bytes / _MIB
+        if job.buffers == "per_rank":
+            options["broadcast_buffers"] = False
+        model = nn.parallel.DistributedDataParallel(trained.model, **options)
+        if job.fold == "rank":  # the order of gloo on this machine is another one
+            # A lambda, because torch wants annotations that its own stubs do not know.
+            model.register_comm_hook(self.group, lambda group, bucket: _summed_by_rank(group, bucket))
         seed_everything(job.seed, "rank", rank)
         for step, (inputs, targets) in enumerate(islice(_batches(job, parts, rank), self.request["steps"])):
             with computing:
@@ -110,24 +104,24 @@ class _Rank:
             if trained.scheduler is not None:
                 trained.scheduler.step()
             trained.optimizer.zero_grad()
-            found.append([float(loss.item()), *(self.hashes(trained) if self.is_hashed(step) else [])])
+            results.append([float(loss.item()), *(self.hashes(trained) if self.is_hashed(step) else [])])
             self.beat(number, step + 1)
         if rank == 0 and (path := self.request["models"][number]) is not None:
             torch.save(trained.model.state_dict(), path)
-        return found
+        return results
 
     def beat(self, number: int, done: int) -> None:
-        """Say now and then that there is progress."""
+        """Write the progress at intervals."""
         if self.who.rank == 0 and time.monotonic() - self.beaten > _BEAT_S:
             self.beaten = time.monotonic()
             self.directory.write_progress({"job": number, "step": done})
 
     def moved(self, values: Any) -> Any:
-        """Return a batch with its tensors on the device."""
+        """Move the tensors of a batch to the device."""
         return tree_map_only(Tensor, lambda one: one.to(self.device), values)
 
     def is_hashed(self, step: int) -> bool:
-        """Whether the bits after a mini-batch are asked for."""
+        """Return True if hashes after a mini-batch are requested."""
         every = int(self.request["hash_every"])
         return every > 0 and (step + 1) % every == 0
 

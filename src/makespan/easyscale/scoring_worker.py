@@ -1,6 +1,6 @@
 """Process that scores trained stand-ins: ``python -m makespan.easyscale.scoring_worker <run directory>``.
 
-The models are dealt over the processes; how they were trained plays no part.
+The models are dealt over the processes.
 """
 
 import sys
@@ -26,8 +26,8 @@ def count_right(
     model.eval()
     with torch.inference_mode():
         for inputs, targets in batches:
-            found = model(inputs).argmax(1)
-            right += torch.bincount(targets[found == targets], minlength=n_classes)
+            predicted = model(inputs).argmax(1)
+            right += torch.bincount(targets[predicted == targets], minlength=n_classes)
     return [int(number) for number in right]
 
 
@@ -39,17 +39,17 @@ def _work(directory: RunDirectory, who: Identity) -> None:
         spec, request["n_samples"], seed, held_out=True, augment=False, noise=request["noise"]
     )
     batches = list(DataLoader(samples, _BATCH))
-    targets = torch.cat([one for _, one in batches])
-    found: dict[str, Any] = {}
+    targets = torch.cat([labels for _, labels in batches])
+    scored: dict[str, Any] = {}
     for path in request["paths"][who.rank :: who.size]:
         model = build_stand_in(spec, seed)
         model.load_state_dict(torch.load(path, weights_only=True))
-        found[path] = {
+        scored[path] = {
             "right": count_right(model, batches, spec.n_classes),
             "param_sha": parameter_sha(model),
         }
     every: list[Any] = [None] * who.size
-    dist.all_gather_object(every, found)
+    dist.all_gather_object(every, scored)
     if who.rank == 0:
         counted = torch.bincount(targets, minlength=spec.n_classes).tolist()
         scores = {path: score for part in every for path, score in part.items()}

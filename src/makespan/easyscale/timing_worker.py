@@ -1,8 +1,8 @@
 """Process that times training steps: ``python -m makespan.easyscale.timing_worker <run directory>``.
 
-The request lists series. A series is one model and ways to train it, which take turns step by step, so that
-what else the machine does falls on all of them. A way is stock DistributedDataParallel over all processes of
-the run, or logical workers that the first process hosts while the others wait.
+The request lists series. A series is one model and several ways to train it. The ways take turns step by
+step, so that other load of the machine affects all of them. A way is stock DistributedDataParallel over all
+processes of the run, or logical workers that the first process hosts while the others wait.
 """
 
 import ctypes
@@ -32,15 +32,15 @@ from makespan.runtime import Identity, RunDirectory, end_worker, join, run_worke
 from makespan.training.zoo import StandIn, build_stand_in, stand_in_data, stand_in_loss
 
 _CPU = torch.device("cpu")
-_DISTINCT = 64  # samples that are made; a batch repeats them, because only its size matters here
+_DISTINCT = 64  # samples that are generated; a batch repeats them, because only its size matters here
 _LEARNING_RATE, _MOMENTUM = 1e-3, 0.9
 _KIB = 1024
-_TRIM, _MMAP = -1, -3  # of mallopt: free memory that the heap keeps, size from which blocks lie outside
+_TRIM, _MMAP = -1, -3  # parameters of mallopt: free memory that the heap keeps, size of blocks outside it
 _SMALL_BLOCK, _LARGE_BLOCK, _KEPT = 1 << 18, 1 << 25, 1 << 30
 Computing = AbstractContextManager[object]
 Batch = tuple[Any, Any]
 Step = Callable[[], list[float]]
-"""Does one mini-batch; time of each micro-batch, then of what follows the last one [s]."""
+"""Function that runs one mini-batch; returns the time of each micro-batch, then of the rest [s]."""
 
 
 def _parts(spec: StandIn, seed: int) -> TrainedParts:
@@ -55,42 +55,6 @@ def _batch(spec: StandIn, size: int, seed: int) -> Batch:
     index = torch.arange(size) % len(samples)
     inputs, targets = tree_map(lambda one: one[index], tuple(made))
     return inputs, targets
-
-
-def _stock(parts: TrainedParts, batch: Batch, n_micro_batches: int, computing: Computing) -> Step:
-    """Stock data parallelism; of several micro-batches a step the last one alone synchronises."""
-    model, (inputs, targets) = DistributedDataParallel(parts.model, broadcast_buffers=False), batch
-
-    def step() -> list[float]:
-        times = []
-        for number in range(n_micro_batches):
-            begun = time.perf_counter()
-            with nullcontext() if number == n_micro_batches - 1 else model.no_sync(), computing:
-                parts.loss(model(inputs), targets).backward()  # type: ignore[no-untyped-call]
-            times.append(time.perf_counter() - begun)
-        begun = time.perf_counter()
-        parts.optimizer.step()
-        parts.optimizer.zero_grad(set_to_none=True)
-        return [*times, time.perf_counter() - begun]
-
-    return step
-
-
-def _hosted(
-    parts: TrainedParts, batch: Batch, way: Mapping[str, Any], seed: int, computing: Computing
-) -> Step:
-    """Logical workers that this process hosts alone."""
-    n, level = way["n"], DeterminismLevel.named(way["level"])
-    workers = HostedWorkers(
-        parts, _CPU, RankMapping.even(n, 1), 0, Reduction(n), level,
-        seed=seed, computing=computing, swaps_contexts=way["swaps_contexts"],
-    )  # fmt: skip
-
-    def step() -> list[float]:
-        found = over_group(workers.mini_batch(lambda rank: batch))
-        return [*found.micro_batch_s, found.sync_s]
-
-    return step
 
 
 class _Series:
@@ -108,16 +72,16 @@ class _Series:
 
     @property
     def is_over(self) -> bool:
-        """Whether all processes together hold more than the device has."""
+        """Return True if all processes together hold more memory than the device has."""
         budget = self.asked["budget_bytes"]
         return budget is not None and self.held_bytes > budget
 
     def is_mine(self, way: Mapping[str, Any]) -> bool:
-        """Whether this process takes part in a way."""
+        """Return True if this process takes part in a way."""
         return bool(way["is_stock"]) or self.who.rank == 0
 
     def enter(self) -> None:
-        """Get memory, one process after the other, so that only the last one can exceed the budget."""
+        """Allocate memory, one process after the other, so that only the last one can exceed the budget."""
         batch = self.batch
         for turn in range(self.who.size):
             if turn == self.who.rank:
@@ -145,19 +109,44 @@ class _Series:
             parts.optimizer.zero_grad(set_to_none=True)
 
     def _way(self, batch: Batch, way: Mapping[str, Any]) -> Step:
-        computing, parts = self._computing(way), self.parts[way["is_stock"]]
+        computing, parts, n = self._computing(way), self.parts[way["is_stock"]], way["n"]
         if way["is_stock"]:
-            return _stock(parts, batch, way["n"], computing)
-        return _hosted(parts, batch, way, self.asked["seed"], computing)
+            model, (inputs, targets) = DistributedDataParallel(parts.model, broadcast_buffers=False), batch
+
+            def stock_step() -> list[float]:
+                times = []
+                for number in range(n):
+                    begun = time.perf_counter()
+                    # Of several micro-batches per step only the last one synchronises.
+                    with nullcontext() if number == n - 1 else model.no_sync(), computing:
+                        parts.loss(model(inputs), targets).backward()  # type: ignore[no-untyped-call]
+                    times.append(time.perf_counter() - begun)
+                begun = time.perf_counter()
+                parts.optimizer.step()
+                parts.optimizer.zero_grad(set_to_none=True)
+                return [*times, time.perf_counter() - begun]
+
+            return stock_step
+
+        workers = HostedWorkers(
+            parts, _CPU, RankMapping.even(n, 1), 0, Reduction(n), DeterminismLevel.named(way["level"]),
+            seed=self.asked["seed"], computing=computing, swaps_contexts=way["swaps_contexts"],
+        )  # fmt: skip
+
+        def hosted_step() -> list[float]:
+            done = over_group(workers.mini_batch(lambda rank: batch))
+            return [*done.micro_batch_s, done.sync_s]
+
+        return hosted_step
 
     def _computing(self, way: Mapping[str, Any]) -> Computing:
         level = DeterminismLevel.named(way["level"])
         return use_kernels(kernels_of(self.asked["device"], level), level)
 
     def turn(self, way: Mapping[str, Any]) -> list[float]:
-        """Do one mini-batch in one way; its times, none where this process waits."""
+        """Run one mini-batch in one way; return its times, none if this process waits."""
         dist.barrier()
-        self._computing(way)  # sets what is deterministic, for all that follows in this process
+        self._computing(way)  # sets the deterministic mode of the whole process
         if not self.is_mine(way):
             return []
         begun, spent = time.perf_counter(), time.process_time()
@@ -166,7 +155,7 @@ class _Series:
         return times
 
     def weigh(self) -> None:
-        """Add up what all processes hold beyond what they had when idle, gradient sets left out."""
+        """Add up the memory of all processes beyond that of idle ones, without gradient sets."""
         n_sets = max((way["n"] for way in self.ways if not way["is_stock"] and self.steps), default=0)
         self.sets_bytes = n_sets * self.set_bytes
         total = torch.tensor(max(_memory_bytes("VmHWM") - self.idle_bytes, 0))
@@ -174,12 +163,12 @@ class _Series:
         self.held_bytes = int(total.item()) - self.sets_bytes
 
     def run(self) -> dict[str, list[list[float]]]:
-        """Do all steps, ways in an order that changes; times by way and step, warm-up left out.
+        """Run all steps, with the ways in rotating order; return times by way and step, without warm-up.
 
-        Memory is weighed in the warm-up, in which what is freed goes back to the system: what the heap
-        keeps depends on how often something was freed, not on how much was needed.
+        Memory is measured in the warm-up, while freed blocks go back to the system: the size of the heap
+        depends on how often memory was freed, not on how much was needed.
         """
-        found: dict[str, list[list[float]]] = {way["name"]: [] for way in self.ways}
+        times: dict[str, list[list[float]]] = {way["name"]: [] for way in self.ways}
         is_weighed = self.asked["budget_bytes"] is not None
         _keep_freed(not is_weighed)
         self.enter()
@@ -189,42 +178,42 @@ class _Series:
                     self.turn(way)
                     self.weigh()
         if self.is_over:
-            return found
+            return times
         if is_weighed:
             _keep_freed(True)
-            self._pass(self.batch)  # fills the heap, which is full after the warm-up otherwise
-        self.spent = {name: [] for name in found}
+            self._pass(self.batch)  # fills the heap, as the warm-up does where memory is not measured
+        self.spent = {name: [] for name in times}
         for number in range(self.asked["steps"]):
             first = number % len(self.ways)
             for way in [*self.ways[first:], *self.ways[:first]]:
-                found[way["name"]].append(self.turn(way))
-        return found
+                times[way["name"]].append(self.turn(way))
+        return times
 
 
 def measure(who: Identity, asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Do one series and return what all processes found.
+    """Run one series and return the results of all processes.
 
     Returns
     -------
     dict
-        ``times`` by way, process and step, each as micro-batches and what follows them [s]; ``spent`` in the
-        same order, CPU time and time of each step [s]. Of all processes ``held_bytes``, beyond what idle ones
-        have and without gradient sets, and ``gradient_sets_bytes``; ``is_over``, whether that exceeds the
-        budget. ``d2_cheap``, as the scan of the model says.
+        ``times`` by way, process and step, each as micro-batches and the rest of the step [s]; ``spent`` in
+        the same order, CPU time and time of each step [s]. Of all processes ``held_bytes``, beyond the memory
+        of idle ones and without gradient sets, and ``gradient_sets_bytes``; ``is_over``, True if
+        ``held_bytes`` exceeds the budget; ``d2_cheap`` of the scan of the model.
     """
     spec = StandIn(**asked["spec"])
     if asked["budget_bytes"] is not None:
-        # A process is idle once code and libraries of what follows are there: the smallest model loads them.
+        # A process counts as idle once code and libraries are loaded: a run of the smallest model loads them.
         small = dict(asked, micro_batch_size=2, warmup_steps=1, steps=1, budget_bytes=sys.maxsize)
         _Series(who, replace(spec, width=8, depth=1), small, 0).run()
         gc.collect()
     series = _Series(who, spec, asked, _memory_bytes("VmRSS"))
-    own = series.run()
+    local = series.run()
     everything: list[Any] = [None] * who.size
-    dist.all_gather_object(everything, (own, series.spent))
+    dist.all_gather_object(everything, (local, series.spent))
     return {
-        "times": {name: [times[name] for times, _ in everything] for name in own},
-        "spent": {name: [spent[name] for _, spent in everything] for name in own},
+        "times": {name: [times[name] for times, _ in everything] for name in local},
+        "spent": {name: [spent[name] for _, spent in everything] for name in local},
         "held_bytes": series.held_bytes,
         "gradient_sets_bytes": series.sets_bytes,
         "is_over": series.is_over,
@@ -233,7 +222,7 @@ def measure(who: Identity, asked: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _keep_freed(keeps: bool) -> None:
-    """Let the heap keep what is freed, or give large blocks back to the system at once."""
+    """Make the heap keep freed memory, or return large blocks to the system at once."""
     with suppress(AttributeError):  # not every C library has it
         allocator = ctypes.CDLL(None).mallopt
         allocator(_TRIM, _KEPT)
@@ -241,7 +230,7 @@ def _keep_freed(keeps: bool) -> None:
 
 
 def _memory_bytes(name: str) -> int:
-    """Resident memory of this process, ``VmRSS`` now or ``VmHWM`` at most so far [B]."""
+    """Resident memory of this process: current (``VmRSS``) or peak (``VmHWM``) [B]."""
     for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
         if line.startswith(f"{name}:"):
             return int(line.split()[1]) * _KIB
@@ -250,14 +239,14 @@ def _memory_bytes(name: str) -> int:
 
 def _work(directory: RunDirectory, who: Identity) -> None:
     join(directory, who)
-    found = []
+    results = []
     for number, asked in enumerate(directory.request()):
-        found.append(measure(who, asked))
+        results.append(measure(who, asked))
         gc.collect()
         if who.rank == 0:
             directory.write_progress(number)
     if who.rank == 0:
-        directory.write_result(found)
+        directory.write_result(results)
     dist.destroy_process_group()
 
 

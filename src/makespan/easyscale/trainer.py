@@ -1,4 +1,12 @@
-"""Elastic trainer: start, change and resume runs, share processes between jobs, and write their tables."""
+"""Elastic trainer: start, change and resume runs, share processes between jobs, and write their tables.
+
+A run is a sequence of stages. A stage is one set of processes with one mapping, from a checkpoint to the
+next. This module starts the processes and does not load torch; `makespan.easyscale.worker` is their code.
+
+The directory of a run lasts from one stage to the next: ``checkpoints/`` has the newest two, ``records/`` the
+rows and changes between them, ``steps.csv`` and ``reconfigurations.csv`` the tables made of these,
+``state.json`` the state of the run, and ``wanted.json`` a requested mapping.
+"""
 
 import logging
 import os
@@ -17,7 +25,7 @@ import pandas as pd
 
 from makespan import errors
 from makespan.cleanup import temporary_directory
-from makespan.easyscale.job import AUTO, TRAINING_LOCK, ElasticJob, Placing, job_from
+from makespan.easyscale.job import AUTO, MODEL_FILE, TRAINING_LOCK, ElasticJob, Placing, job_from
 from makespan.errors import (
     CheckpointError,
     InputError,
@@ -46,8 +54,7 @@ from makespan.tables import table_schema, write_csv
 _log = logging.getLogger(__name__)
 
 
-# ------------------------------------------------------------------------------------------------
-# Schemas of the tables that an elastic run writes.
+# --- Tables of a run ---
 
 ELASTIC_STEPS = table_schema(
     "steps",
@@ -86,20 +93,15 @@ RECONFIGURATIONS = table_schema(
 )
 
 
-# ------------------------------------------------------------------------------------------------
-# The directory of an elastic run: what lasts from one set of processes to the next.
-#
-# ``checkpoints/`` has the newest two, ``records/`` what happened between them, ``steps.csv`` and
-# ``reconfigurations.csv`` the tables made of that, ``state.json`` whether the run goes on, and
-# ``wanted.json`` what somebody asks for.
+# --- Directory of a run ---
 
-_ENDING_S = 60.0
+_ENDING_S = 60.0  # that training processes of a killed run have to end
 _RECORD = re.compile(r"step-(\d+)\.json")
 
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
-    """The files of a run; one process at a time holds them."""
+    """Files of a run; one process at a time holds them."""
 
     path: Path
 
@@ -110,14 +112,15 @@ class RunFolder:
 
     @property
     def wanted_path(self) -> Path:
-        """Where somebody asks for another mapping."""
+        """File that requests another mapping."""
         return self.path / "wanted.json"
 
     @contextmanager
     def hold(self) -> Iterator[None]:
-        """Be the one process that runs here; an `InputError` says that there is another.
+        """Hold the directory for this process; an `InputError` is raised if another one holds it.
 
-        Processes that train end soon after a run that was killed; until then they may write checkpoints.
+        Training processes end soon after a run was killed; until then they may write checkpoints, so this
+        waits for them.
         """
         self.path.mkdir(parents=True, exist_ok=True)
         accepted = "a directory of its own for each run"
@@ -125,6 +128,8 @@ class RunFolder:
         if handle is None:
             raise InputError(f"run_dir is {self.path}, where a run is going on; accepted: {accepted}")
         try:
+            # Training processes share this lock. Once it is free none of an earlier run is left, and those of
+            # this run need it.
             training = take(self.path / TRAINING_LOCK, _ENDING_S)
             if training is None:
                 found = f"run_dir is {self.path}, where processes of an earlier run still train"
@@ -135,31 +140,32 @@ class RunFolder:
             os.close(handle)
 
     def is_held(self) -> bool:
-        """Whether a run is going on here."""
+        """Return True while a run holds the directory."""
         return is_taken(self.path / "lock")
 
     def checkpoint(self) -> Checkpoint | None:
-        """Newest checkpoint that is as it was written, see `makespan.runtime.sound_checkpoint`."""
+        """Newest undamaged checkpoint, see `makespan.runtime.sound_checkpoint`."""
         return sound_checkpoint(self.checkpoints)
 
     def forget_after(self, step: int) -> None:
-        """Remove records of mini-batches that no checkpoint has."""
+        """Remove the records of mini-batches after the last checkpoint."""
         for path, end in self._records():
             if end > step:
                 path.unlink()
 
     def _records(self) -> list[tuple[Path, int]]:
-        """Files of records with the last mini-batch of each, in order."""
-        found = [(path, _RECORD.fullmatch(path.name)) for path in sorted((self.path / "records").glob("*"))]
-        return [(path, int(match[1])) for path, match in found if match is not None]
+        """Record files in order, each with its last mini-batch."""
+        matches = [(path, _RECORD.fullmatch(path.name)) for path in sorted((self.path / "records").glob("*"))]
+        return [(path, int(match[1])) for path, match in matches if match is not None]
 
     def write_tables(self) -> tuple[pd.DataFrame, pd.DataFrame]:
-        """Make ``steps.csv`` and ``reconfigurations.csv`` of all records, and return them."""
-        found = [read_json(path, CheckpointError) for path, _ in self._records()]
-        changes = {record["rows"][0]["stage"]: record["change"] for record in found}
+        """Write ``steps.csv`` and ``reconfigurations.csv`` from all records, and return both tables."""
+        records = [read_json(path, CheckpointError) for path, _ in self._records()]
+        # A stage with several checkpoints repeats its change; its last record counts.
+        changes = {record["rows"][0]["stage"]: record["change"] for record in records}
         tables = []
         for schema, rows in (
-            (ELASTIC_STEPS, [row for record in found for row in record["rows"]]),
+            (ELASTIC_STEPS, [row for record in records for row in record["rows"]]),
             (RECONFIGURATIONS, list(changes.values())),
         ):
             path = self.path / f"{schema.name}.csv"
@@ -168,34 +174,33 @@ class RunFolder:
         return tables[0], tables[1]
 
     def write_state(self, state: str, step: int, job: dict[str, Any], *, mixes_devices: bool) -> None:
-        """Write whether the run goes on, after which mini-batch, what it trains, and what it allows."""
+        """Write the state of the run, its mini-batches done, its job, and if it mixes devices."""
         values = {"state": state, "step": step, "job": job, "mixes_devices": mixes_devices}
         write_json(values, self.path / "state.json")
 
     def state(self) -> dict[str, Any]:
-        """Return what was written last; an `InputError` says that no run was here."""
-        found = read_json(self.path / "state.json")
-        if not isinstance(found, dict) or "job" not in found:
+        """Return the last written state; an `InputError` is raised if there is none."""
+        state = read_json(self.path / "state.json")
+        if not isinstance(state, dict) or "job" not in state:
             raise InputError(f"run_dir is {self.path}, where no run was; accepted: the directory of a run")
-        return found
+        return state
 
     def want(self, values: dict[str, Any]) -> None:
-        """Ask for the values of another placing, or with none of them for none."""
+        """Request another placing, by its values; an empty dictionary suspends the run."""
         write_json(values, self.wanted_path)
 
     def take_wanted(self) -> dict[str, Any] | None:
-        """Return what somebody asked for, and forget it."""
+        """Return the requested placing and remove the request."""
         taken = self.path / "taken.json"
         try:
-            self.wanted_path.replace(taken)  # what is asked for from now on is not touched
+            self.wanted_path.replace(taken)  # a later request stays
         except FileNotFoundError:
             return None
-        found: dict[str, Any] | None = read_json(taken)
-        return found
+        values: dict[str, Any] | None = read_json(taken)
+        return values
 
 
-# ------------------------------------------------------------------------------------------------
-# The stages of elastic runs: one set of processes after the other, each from a checkpoint to the next.
+# --- Stages of a run ---
 
 _WORKER = "makespan.easyscale.worker"
 _SCAN_WORKER = "makespan.easyscale.scan_worker"
@@ -204,20 +209,20 @@ _FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class ElasticResult:
-    """What came of a run so far.
+    """Result of a run so far.
 
     Parameters
     ----------
     state
-        ``finished``, or ``pending`` if it was suspended; the same call goes on then.
+        ``finished``, or ``pending`` if it was suspended; the same call then resumes it.
     step
         Mini-batches done.
     steps
-        A row for each mini-batch and logical worker, table ``steps``: losses, hashes, times.
+        One row per mini-batch and logical worker, table ``steps``: losses, hashes, times.
     reconfigurations
-        A row for each set of processes, table ``reconfigurations``.
+        One row per set of processes, table ``reconfigurations``.
     rates_per_s
-        Micro-batches a second on each device, from the median of their times; C_i of the planner.
+        Micro-batches per second on each device, from the median of their times; C_i of the planner.
     checkpoint
         Directory of the newest checkpoint, None before the first.
     """
@@ -232,33 +237,33 @@ class ElasticResult:
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """How a run is done; none of it decides a bit.
+    """Options of a run; none of them changes a bit of the result.
 
     Parameters
     ----------
     resume
-        Whether a run in the directory is continued; otherwise one is refused.
+        Whether a run in the directory is resumed; False rejects a directory with a checkpoint.
     checkpoint_every
         Mini-batches from one checkpoint to the next; 0 for none by their number.
     checkpoint_every_s
-        Time from one checkpoint to the next, at least twenty times what writing one takes [s]; 0 for none by
-        the clock. There is one at the end and on request in any case.
+        Time from one checkpoint to the next, at least twenty times the time of writing one [s]; 0 for none by
+        time. A checkpoint is always written at the end and on request.
     hash_every
         Mini-batches from one set of hashes to the next; 0 for none.
     loader_processes, prefetch
-        Processes that load samples for each process, and batches that they are ahead.
+        Loader processes of each training process, and batches that they make ahead.
     max_restarts
-        How often in a row processes are started again from the last checkpoint after one was killed.
+        Restarts in a row from the last checkpoint after a process was killed.
     mixes_devices
-        Whether devices of several types are allowed at a time to a job without D2, whose bits they change.
+        Whether a job without D2 may use devices of several types at a time, which changes its bits.
     ends_on_signals
-        Whether SIGINT, SIGTERM and SIGHUP end the mini-batch that goes on, write a checkpoint, and only then
-        do what they do otherwise; a second one does so at once. In the main thread only; None for whether
-        this is that. A signal that this process ignores stays ignored.
+        Whether SIGINT, SIGTERM and SIGHUP take effect only after the current mini-batch and a checkpoint; a
+        second signal takes effect at once. In the main thread only; None for True there and False elsewhere.
+        A signal that this process ignores stays ignored.
     launcher
-        Where processes run; None for this machine.
+        Launcher of the processes; None for this machine.
     on_progress
-        Called now and then with mini-batches done and the newest loss.
+        Called at intervals with mini-batches done and the newest loss.
     """
 
     resume: bool = True
@@ -291,7 +296,7 @@ class RunOptions:
 
 
 def options_from(given: Mapping[str, Any]) -> RunOptions:
-    """Return options by their names; an `makespan.errors.UnknownNameError` lists those that there are."""
+    """Build options from their names; an unknown name raises a `makespan.errors.UnknownNameError`."""
     known = [one.name for one in fields(RunOptions)]
     for name in given:
         if name not in known:
@@ -312,16 +317,16 @@ class _Run:
 
     @property
     def done(self) -> int:
-        """Mini-batches that the newest checkpoint has."""
+        """Mini-batches done in the newest checkpoint."""
         return 0 if self.checkpoint is None else self.checkpoint.step
 
     @property
     def is_unfinished(self) -> bool:
-        """Whether it needs another set of processes."""
+        """True if the run needs another set of processes."""
         return not self.is_suspended and self.done < self.steps
 
     def begin(self) -> None:
-        """Find out where it is."""
+        """Find the newest checkpoint and check that this call can resume it."""
         self.placing.check_types(self.job, self.options.mixes_devices)
         self.checkpoint = self.folder.checkpoint()
         if self.checkpoint is not None and not self.options.resume:
@@ -335,7 +340,7 @@ class _Run:
         self._write_state("running")
 
     def request(self, is_first: bool, fold_dir: Path) -> dict[str, Any]:
-        """Return what the processes are asked for."""
+        """Return the request to the processes of the next stage."""
         before = None if self.checkpoint is None else self.checkpoint.values
         stage, options = 0 if before is None else before["stage"] + 1, self.options
         manifest = {
@@ -362,17 +367,17 @@ class _Run:
         }  # fmt: skip
 
     def take(self, result: dict[str, Any] | None) -> None:
-        """Take over what a set of processes did; None if it was lost."""
+        """Take the result of a set of processes; None if one was killed."""
         done = self.done
         self.checkpoint = self.folder.checkpoint()
-        self.n_failures = 0 if self.done > done else self.n_failures
+        self.n_failures = 0 if self.done > done else self.n_failures  # progress ends a row of failures
         if result is None:
             self.cause, self.n_failures = "failure", self.n_failures + 1
             self.folder.forget_after(self.done)
             return
         self.folder.write_tables()
         wanted = self.folder.take_wanted()
-        if result["ending"] == "signalled" or wanted == {}:
+        if result["ending"] == "signalled" or wanted == {}:  # no devices are wanted
             self.is_suspended = self.done < self.steps
         elif wanted is not None and self.is_unfinished:
             self.cause, self.placing = "request", Placing.from_values(self.job, wanted)
@@ -384,7 +389,7 @@ class _Run:
         self.folder.write_state(state, self.done, self.job.values(), mixes_devices=mixes)
 
     def result(self) -> ElasticResult:
-        """Tell what came of it."""
+        """Write the tables and the final state, and return the result."""
         state: Literal["finished", "pending"] = "pending" if self.is_suspended else "finished"
         self._write_state(state)
         steps, changes = self.folder.write_tables()
@@ -395,7 +400,7 @@ class _Run:
 
 
 def settled(job: ElasticJob, folder: RunFolder) -> ElasticJob:
-    """Return the job with a determinism level: that of the run so far, else what a scan of its model says."""
+    """Replace the level ``auto`` of a job by that of its checkpoint, or else of a scan of its model."""
     if job.determinism != AUTO:
         return job
     if (checkpoint := folder.checkpoint()) is not None:
@@ -406,8 +411,8 @@ def settled(job: ElasticJob, folder: RunFolder) -> ElasticJob:
             LocalLauncher().run(Launch(_SCAN_WORKER, job.values(), 1, path))
         except WorkerError as error:
             raise _cause(directory, 1) or error from None
-        found = directory.result()
-    level, slow = ("D1+D2", "") if found["d2_cheap"] else ("D1", ", ".join(found["operators"]))
+        scan = directory.result()
+    level, slow = ("D1+D2", "") if scan["d2_cheap"] else ("D1", ", ".join(scan["operators"]))
     _log.info("determinism %s%s", level, f"; slow under D2: {slow}" if slow else "")
     return replace(job, determinism=level)
 
@@ -415,18 +420,19 @@ def settled(job: ElasticJob, folder: RunFolder) -> ElasticJob:
 def train_stages(
     jobs: Sequence[tuple[ElasticJob, RunFolder]], steps: int, placing: Placing, options: RunOptions
 ) -> list[ElasticResult]:
-    """Train jobs together for as long as they need the same processes, then each by itself."""
+    """Train jobs together while they need the same processes, then each one alone."""
     with ExitStack() as held:
         runs = [_Run(job, folder, steps, placing, options) for job, folder in jobs]
         for run in runs:
             held.enter_context(run.folder.hold())
-            run.folder.take_wanted()  # of a run before this one
+            run.folder.take_wanted()  # drops a request to an earlier run
         is_main = threading.current_thread() is threading.main_thread()
         if is_main if options.ends_on_signals is None else options.ends_on_signals:
             held.enter_context(_suspended_by_signals([run.folder for run in runs]))
         for run in runs:
             run.begin()
         _launch([run for run in runs if run.is_unfinished], options)
+        # Requests, signals and killed processes leave runs unfinished, and requests give them new placings.
         for run in runs:
             while run.is_unfinished:
                 _launch([run], options)
@@ -435,7 +441,7 @@ def train_stages(
 
 @contextmanager
 def _suspended_by_signals(folders: Sequence[RunFolder]) -> Iterator[None]:
-    """Let the first signal that asks for the end suspend runs, and come again when they are."""
+    """Suspend runs on the first signal to end, and raise the signal again when they are suspended."""
     if threading.current_thread() is not threading.main_thread():
         raise InputError("ends_on_signals is True in a thread; accepted: False there, or the main thread")
     came: list[int] = []
@@ -446,7 +452,7 @@ def _suspended_by_signals(folders: Sequence[RunFolder]) -> Iterator[None]:
 
     def suspend(number: int, frame: FrameType | None) -> None:
         came.append(number)
-        restore()
+        restore()  # a second signal has its usual effect
         for folder in folders:
             folder.want({})
         name = signal.Signals(number).name
@@ -472,7 +478,7 @@ def _suspended_by_signals(folders: Sequence[RunFolder]) -> Iterator[None]:
 
 
 def _launch(runs: Sequence[_Run], options: RunOptions) -> None:
-    """Let one set of processes train runs as far as it gets."""
+    """Train runs with one set of processes, until all are done or one is interrupted."""
     if not runs:
         return
     launcher = options.launcher if options.launcher is not None else LocalLauncher()
@@ -508,6 +514,7 @@ def _launch(runs: Sequence[_Run], options: RunOptions) -> None:
         for run in runs:
             discard_partial(run.folder.checkpoints)
         raise _cause(directory, n_processes) or error from None
+    # Jobs are trained in order: those after the first one without a result have not begun.
     n_begun = next((number for number in range(len(runs)) if directory.result(number) is None), len(runs)) + 1
     for number, run in enumerate(runs[:n_begun]):
         for notice in (directory.result(number) or {}).get("notices", []):
@@ -520,7 +527,7 @@ def _launch(runs: Sequence[_Run], options: RunOptions) -> None:
 
 
 def _cause(directory: RunDirectory, n_processes: int) -> TrainingError | InputError | None:
-    """Error that a process raised on purpose, without its traceback; None if there is no such."""
+    """Input or training error that a process raised, without its traceback; None if there is none."""
     for rank in range(n_processes):
         report = directory.error(rank)
         name, _, text = (report["error"] if report else "").partition(": ")
@@ -531,12 +538,12 @@ def _cause(directory: RunDirectory, n_processes: int) -> TrainingError | InputEr
 
 
 def _check_continues(checkpoint: Checkpoint, job: ElasticJob, placing: Placing) -> None:
-    """Refuse a checkpoint of another job, and warn of one with which bits may not be kept."""
+    """Reject a checkpoint of another job; warn of differences that may change bits."""
     values, path = checkpoint.values, checkpoint.path
     if values.get("format") != _FORMAT:
         raise CheckpointError(f"{path}: format is {values.get('format')!r}; accepted: {_FORMAT}")
-    found = values["job"] | ({"fold": values["fold"]} if job.fold != "auto" else {})
-    if differences := job.differences(found):
+    saved_job = values["job"] | ({"fold": values["fold"]} if job.fold != "auto" else {})
+    if differences := job.differences(saved_job):
         raise CheckpointError(f"{path}: is that of another job; {'; '.join(differences)}")
     before, now, doubts = values["machine"], describe_machine(), []
     versions = [one["versions"].get("torch") for one in (before, now)]
@@ -545,7 +552,7 @@ def _check_continues(checkpoint: Checkpoint, job: ElasticJob, placing: Placing) 
     ]
     if versions[0] != versions[1]:
         doubts.append(f"written with torch {versions[0]}, going on with {versions[1]}")
-    if not job.level.pins_kernels:
+    if not job.level.pins_kernels:  # only D2 runs the same kernels everywhere
         if before["processor"] != now["processor"]:
             doubts.append(f"written on {before['processor']}, going on with {now['processor']} without D2")
         if set(values["devices"]) != set(placing.devices):
@@ -555,26 +562,23 @@ def _check_continues(checkpoint: Checkpoint, job: ElasticJob, placing: Placing) 
         _log.warning("%s: %s; equal bits are not promised", path, doubt)
 
 
-# ------------------------------------------------------------------------------------------------
-# Elastic training as one call: processes come and go, what they train keeps its bits.
-
-_MODEL_FILE = "model.pt"
+# --- Public functions ---
 
 
 class ElasticTrainer:
-    """Trains a job for N logical workers on any number of processes, with the same bits.
+    """Trains a job for N logical workers on any number of processes, with bitwise equal results.
 
-    What lasts lies in a directory: checkpoints, ``steps.csv`` and ``reconfigurations.csv``. Only the
-    processes that train load torch.
+    The directory of the run holds checkpoints, ``steps.csv`` and ``reconfigurations.csv``. Only the training
+    processes load torch.
 
     Parameters
     ----------
     model, optimizer, data
-        What is trained, by name; fields of `ElasticJob`.
+        Names of the trained parts; fields of `ElasticJob`.
     run_dir
-        Directory of the run, which all processes see.
+        Directory of the run, on a file system that all processes share.
     job
-        Further fields of `ElasticJob`; an `makespan.errors.InputError` says which one is not accepted.
+        Further fields of `ElasticJob`; a `makespan.errors.InputError` names one that is not accepted.
     """
 
     def __init__(
@@ -596,29 +600,30 @@ class ElasticTrainer:
         devices: str | Sequence[str] | None = None,
         **options: Any,
     ) -> ElasticResult:
-        """Train until so many mini-batches are done, and write a checkpoint there.
+        """Train up to a number of mini-batches, and write a checkpoint at the end.
 
         Parameters
         ----------
         steps
-            Mini-batches in all, those of earlier calls included; where they are done nothing starts.
+            Mini-batches in total, including those of earlier calls; no process starts if they are done.
         mapping, devices
-            Who hosts whom, ``0,1/2/3``, and the kernel set of each process, ``A,B,B``. Without a mapping the
-            logical workers are spread evenly over the devices; without either each has a process of its own.
+            Logical workers of each process, ``0,1/2/3``, and the kernel set of each process, ``A,B,B``.
+            Without a mapping the logical workers are spread evenly over the devices; without either each has
+            its own process.
         options
             Fields of `RunOptions`, for example ``resume`` and ``checkpoint_every``.
 
         Returns
         -------
         ElasticResult
-            All of the run, earlier calls included.
+            Result of the whole run, including earlier calls.
 
         Raises
         ------
         makespan.errors.InputError
-            An argument, or what a function of the job returned, cannot be used.
+            An argument, or the return value of a function of the job, cannot be used.
         makespan.errors.CheckpointError
-            A checkpoint is that of another job, or all are damaged.
+            A checkpoint belongs to another job, or all are damaged.
         makespan.errors.WorkerError
             A process failed, or was killed too often.
         """
@@ -626,7 +631,7 @@ class ElasticTrainer:
         return result
 
     def request(self, mapping: str | None = None, devices: str | Sequence[str] | None = None) -> None:
-        """Ask a run that is going on for another mapping; see `request_change`."""
+        """Request another mapping of the active run; see `request_change`."""
         request_change(self.folder.path, mapping, devices)
 
     def export(self, path: str | Path) -> Path:
@@ -641,19 +646,19 @@ def run_together(
     devices: str | Sequence[str] | None = None,
     **options: Any,
 ) -> list[ElasticResult]:
-    """Train several jobs, one after the other in one set of processes, which saves their starts.
+    """Train several jobs one after the other in one set of processes, which starts only once.
 
     Parameters
     ----------
     trainers
-        Jobs with equally many logical workers and levels that start processes in the same way.
+        Jobs with equally many logical workers, and with levels whose processes start with the same options.
     steps, mapping, devices, options
         As for `ElasticTrainer.run`.
 
     Returns
     -------
     list of ElasticResult
-        One for each.
+        One result per job.
 
     Raises
     ------
@@ -664,33 +669,33 @@ def run_together(
         return []
     if steps < 0:
         raise InputError(f"steps is {steps!r}; accepted: a whole number >= 0")
-    how, placing = options_from(options), Placing.of(trainers[0].job, mapping, devices)
+    run_options, placing = options_from(options), Placing.of(trainers[0].job, mapping, devices)
     jobs = [(settled(trainer.job, trainer.folder), trainer.folder) for trainer in trainers]
     first, wanted = jobs[0][0], placing.options(jobs[0][0])
     for job, _ in jobs:
         if Placing.of(job, str(placing.mapping), devices).options(job) != wanted:
             found = f"determinism is {job.determinism} and {first.determinism}"
             raise InputError(f"{found}; accepted together: levels whose processes have the same kernels")
-    return train_stages(jobs, steps, placing, how)
+    return train_stages(jobs, steps, placing, run_options)
 
 
 def request_change(
     run_dir: str | Path, mapping: str | None = None, devices: str | Sequence[str] | None = None
 ) -> None:
-    """Ask for another mapping from the next boundary of mini-batches on.
+    """Request another mapping from the next mini-batch on.
 
     Parameters
     ----------
     run_dir
-        Directory of a run that is going on, in this process or in another one.
+        Directory of an active run, in this process or in another one.
     mapping, devices
-        As for `ElasticTrainer.run`. No devices at all, ``""``, suspend the run: it writes a checkpoint and
-        ends as ``pending``.
+        As for `ElasticTrainer.run`. Empty devices, ``""``, suspend the run: it writes a checkpoint and ends
+        as ``pending``.
 
     Raises
     ------
     makespan.errors.InputError
-        No run is going on there, or the job cannot run so.
+        No run is active there, or the job cannot run with this mapping.
     """
     folder = RunFolder(Path(run_dir))
     state = folder.state()
@@ -709,12 +714,12 @@ def request_change(
 
 
 def export_model(run_dir: str | Path, path: str | Path) -> Path:
-    """Write the model of the newest checkpoint as a plain ``state_dict``, with the first one's buffers.
+    """Write the model of the newest checkpoint, with the buffers of rank 0, as a plain ``state_dict``.
 
     Parameters
     ----------
     run_dir, path
-        Directory of the run, and the file to write, which ``torch.load`` with ``weights_only=True`` reads.
+        Directory of the run, and the file to write; ``torch.load`` with ``weights_only=True`` reads it.
 
     Returns
     -------
@@ -732,5 +737,5 @@ def export_model(run_dir: str | Path, path: str | Path) -> Path:
             f"run_dir is {run_dir}, where no checkpoint is; accepted: the directory of a run"
         )
     with atomic_path(path) as target:
-        shutil.copyfile(checkpoint.path / _MODEL_FILE, target)
+        shutil.copyfile(checkpoint.path / MODEL_FILE, target)
     return Path(path)

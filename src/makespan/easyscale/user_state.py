@@ -1,8 +1,11 @@
-"""State that code of the user keeps in Python: attributes of the model, variables of its files.
+"""State that user code keeps in Python: attributes of the model, variables of its modules.
 
-What a forward pass changes there belongs to the logical worker whose pass it was, and what code after the sum
-of gradients changes belongs to all, as buffers do. A value is taken as tensors and plain values, so that it
-can lie in a checkpoint, and given back in place where it can change in place, because others may refer to it.
+As with buffers, changes by a forward pass belong to its logical worker, and changes after the sum of
+gradients belong to all. A value is taken as tensors and plain values, so that a checkpoint can hold it, and
+given back in place where its type allows that, because other objects may refer to it.
+
+A taken value is a plain value, a tensor, or a tuple of a kind and its content. The kind ``kept`` marks values
+that are not taken, such as open files; they stay where they are.
 """
 
 import argparse
@@ -24,22 +27,32 @@ from torch import Tensor, nn
 from makespan.errors import CheckpointError
 
 ABSENT = ("absent",)
-"""What stands for a value that is not there (yet)."""
+"""Marks a value that does not exist (yet)."""
 _INTERNAL = set(vars(nn.Module())) - {"training"}
-_PLAIN = {bool, int, float, str, bytes, type(None)}
+PLAIN_TYPES = {bool, int, float, str, bytes, type(None)}
+"""Types that a checkpoint holds as they are."""
 _OPEN = (nn.Module, SimpleNamespace, argparse.Namespace)
 _STEPPERS = (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
-_MOST_ITEMS = 10_000
+_MOST_ITEMS = 10_000  # of containers of one value that a snapshot looks at
 _LARGE_BYTES, _MOST_BYTES = 1 << 23, 1 << 26
-"""From this size on, and beyond so many bytes in one place, values are compared by samples."""
-_SAMPLED = 4096
-_OF_DICTIONARY = 3
-_MOST_OUTPUT_BYTES = 1 << 20
+"""Larger tensors and arrays, and all beyond so many bytes of one value, are compared by samples."""
+_SAMPLED = 4096  # elements
+_OF_DICTIONARY = 3  # length of a taken dictionary: kind, values, keys
+_MOST_OUTPUT_BYTES = 1 << 20  # of a tensor with a gradient function, such as a stored output
+_WATCHED_FIRST = 3
+
+
+def is_early(number: int) -> bool:
+    """Return True for the batches, from 0, that are watched: the first ones, and every 2^k-th.
+
+    Comparing all Python values takes time, so most batches are not watched.
+    """
+    return number < _WATCHED_FIRST or number & (number + 1) == 0
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a value lies: under a key of a dictionary, as an attribute of a class, or in a cell."""
+    """Place of a value: a key of a dictionary, an attribute of a class, or a cell of a closure."""
 
     owner: Any
     key: str
@@ -70,11 +83,11 @@ class _Place:
 
 
 def user_modules(files: Iterable[str], names: Iterable[str]) -> list[ModuleType]:
-    """Return the modules that are code of the user: those named, and what lies beside their files."""
+    """Return the imported modules of the user: those of named packages, and those beside the files."""
     folders = {Path(file).resolve().parent for file in files}
     packages = {name.partition(".")[0] for name in names} - {"torch", "makespan"}
-    found, every = [], dict[str, Any](sys.modules)
-    for name, module in every.items():
+    of_user = []
+    for name, module in dict[str, Any](sys.modules).items():
         file = getattr(module, "__file__", None)
         if not file or not isinstance(module, ModuleType) or "site-packages" in file:
             continue
@@ -82,23 +95,23 @@ def user_modules(files: Iterable[str], names: Iterable[str]) -> list[ModuleType]
         if top == "makespan" or name == "__main__":
             continue
         if top in packages or Path(file).resolve().parent in folders:
-            found.append(module)
-    return found
+            of_user.append(module)
+    return of_user
 
 
 class UserState:
-    """Finds, takes and gives back what code of the user keeps in Python.
+    """Finds, takes and gives back the values that user code keeps in Python.
 
     Parameters
     ----------
     model
-        Whose modules are looked at; what has a place of its own in a checkpoint, such as parameters and
+        Model whose modules are searched; state that checkpoints hold elsewhere, such as parameters and
         buffers, is left out.
     modules
-        Modules that are code of the user.
+        Modules of the user.
     others
-        Further objects by name, such as the optimizer. Checkpoints have their ``state_dict``; their other
-        attributes are looked at.
+        Further objects by name, such as the optimizer. Checkpoints hold their ``state_dict``; their other
+        attributes are searched.
     """
 
     def __init__(
@@ -106,28 +119,34 @@ class UserState:
     ) -> None:
         self._model = model
         self._named = {
-            name: one
-            for name, one in (others or {}).items()
-            if hasattr(one, "__dict__") and not type(one).__module__.startswith("makespan.")
+            name: each
+            for name, each in (others or {}).items()
+            if hasattr(each, "__dict__") and not type(each).__module__.startswith("makespan.")
         }
-        self._modules = {_label(module): module for module in modules}
+        self._modules = {
+            # The label of a file must not depend on its directory: checkpoints hold it.
+            module.__name__ if module.__spec__ is not None else Path(str(module.__file__)).name: module
+            for module in modules
+        }
         self._names = {module.__name__: name for name, module in self._modules.items()}
-        self._others = {id(one) for one in (others or {}).values()} | _of_all_code()
+        # The generators behind the global random states are no user state: contexts swap them anyway.
+        of_all_code = (torch.default_generator, mtrand._rand, getattr(random, "_inst", None))
+        self._others = {id(each) for each in (*(others or {}).values(), *of_all_code)}
         self._found: dict[str, _Place] = {}
         self._known: set[int] = set()
 
     def places(self) -> dict[str, _Place]:
-        """Return where values lie now, by name."""
-        found: dict[str, _Place] = {}
+        """Return the current places of values, by name."""
+        places: dict[str, _Place] = {}
         for path, module in self._model.named_modules():
-            is_own = not type(module).__module__.startswith("torch.")
-            where = f"model.{path}" if path else "model"
+            is_of_user = not type(module).__module__.startswith("torch.")
+            prefix = f"model.{path}" if path else "model"
             for key, value in vars(module).items():
-                if key not in _INTERNAL and (is_own or type(value) in _PLAIN):
-                    found[f"{where}.{key}"] = _Place(vars(module), key)
+                if key not in _INTERNAL and (is_of_user or type(value) in PLAIN_TYPES):
+                    places[f"{prefix}.{key}"] = _Place(vars(module), key)
         for label, other in self._named.items():
             left_out = _left_out(other)
-            found |= {
+            places |= {
                 f"{label}.{key}": _Place(vars(other), key) for key in vars(other) if key not in left_out
             }
         for label, module in self._modules.items():
@@ -137,14 +156,14 @@ class UserState:
                 name = f"{label}:{key}"
                 if isinstance(value, type | FunctionType):
                     if value.__module__ == module.__name__ and value.__name__ == key:
-                        found |= self._inside(name, value)
+                        places |= self._inside(name, value)
                 elif id(value) not in self._others:
-                    found[name] = _Place(vars(module), key)
-        self._found = found
+                    places[name] = _Place(vars(module), key)
+        self._found = places
         self._known = {id(one) for one in self._model.modules()} | self._others
         self._known |= {id(one) for one in self._model.parameters()}
         self._known |= {id(one) for one in self._model.buffers()}
-        return found
+        return places
 
     def _inside(self, name: str, value: "type | FunctionType") -> Iterator[tuple[str, _Place]]:
         """Places in a class, or in a function and what it closes over."""
@@ -168,7 +187,7 @@ class UserState:
         }
 
     def iterators(self) -> dict[str, str]:
-        """Return the kinds of iterators that are kept, by name: nobody can see where they are."""
+        """Return the types of kept iterators, by name: nobody can see their position."""
         values = {name: place.get() for name, place in self.places().items()}
         return {
             name: type(value).__name__
@@ -177,7 +196,7 @@ class UserState:
         }
 
     def foreign_object(self, value: Any) -> str:
-        """Class of an object that could not be made again where a checkpoint is read; empty for none."""
+        """Class of an object that cannot be rebuilt from a checkpoint; empty for none."""
         if (
             type(value) is tuple
             and value
@@ -188,7 +207,7 @@ class UserState:
         return ""
 
     def take(self, names: Iterable[str]) -> dict[str, Any]:
-        """Return copies of values as tensors and plain values, `ABSENT` for what is not there."""
+        """Return copies of values as tensors and plain values, `ABSENT` for values that do not exist."""
         return {name: self._take(self._found.get(name) or self._place_of(name)) for name in names}
 
     def _take(self, place: _Place | None) -> Any:
@@ -197,14 +216,14 @@ class UserState:
         return _Taking(self._names, self._known, is_whole=True).take(value)
 
     def give(self, values: Mapping[str, Any]) -> None:
-        """Put values back that `take` or `snapshot` returned; what cannot be put back stays."""
+        """Restore values that `take` or `snapshot` returned; kept values stay as they are."""
         for name, value in values.items():
             place = self._found.get(name) or self._place_of(name)
             if place is not None:
                 place.put(ABSENT if is_absent(value) else self._made(name, value, place.get()))
 
     def _place_of(self, name: str) -> _Place | None:
-        """Return the place of a value that is not there yet."""
+        """Return the place of a value that does not exist yet."""
         if name.startswith("model."):
             path, _, key = name.removeprefix("model").removeprefix(".").rpartition(".")
             module = dict(self._model.named_modules()).get(path)
@@ -221,16 +240,30 @@ class UserState:
         return _Place(vars(holder) if isinstance(holder, FunctionType) else holder, key) if holder else None
 
     def _made(self, name: str, saved: Any, now: Any) -> Any:
-        """Return what shall lie at a place: what lies there, changed in place, or something new."""
-        if type(saved) in _PLAIN:
+        """Return the restored value of a place: the current value ``now``, changed in place, or a new one."""
+        if type(saved) in PLAIN_TYPES:
             return saved
         if isinstance(saved, Tensor):
-            return _copied(saved, now)
+            is_like = isinstance(now, Tensor) and now.shape == saved.shape and now.dtype == saved.dtype
+            if not is_like or now.is_meta:
+                return saved.clone()
+            if now.grad_fn is not None:  # an output cannot change in place
+                return saved.to(now.device, copy=True)
+            with torch.no_grad():
+                now.copy_(saved)
+            return now
         kind, *rest = saved
         if kind == "kept":
             return now
         if kind == "array":
-            return _array(rest, now)
+            dtype, shape, content = rest
+            array = np.frombuffer(content, np.dtype(dtype)).reshape(shape)
+            if isinstance(now, np.ndarray) and now.dtype == array.dtype and now.shape == array.shape:
+                if now.flags.writeable:
+                    now[...] = array
+                return now
+            # A scalar of NumPy is taken as an array without axes.
+            return array.copy() if shape or isinstance(now, np.ndarray) else array[()]
         if kind == "random":
             _set_generator(now, rest[0])
             return now
@@ -238,8 +271,8 @@ class UserState:
             return self._object(name, rest[0], rest[1], now)
         if kind == "stepper":
             if not isinstance(now, _STEPPERS) or _kind(type(now), self._names) != rest[0]:
-                found = f"{name} is {type(now).__name__}, and the checkpoint has a {rest[0]} there"
-                raise CheckpointError(f"{found}; expected one that is made where the model is built")
+                problem = f"{name} is {type(now).__name__}, and the checkpoint has a {rest[0]} there"
+                raise CheckpointError(f"{problem}; expected one that is made where the model is built")
             state = self._made(name, rest[1], None)
             if isinstance(now, torch.optim.Optimizer):
                 load_optimizer(now, state)
@@ -248,10 +281,16 @@ class UserState:
             return now
         if kind == "dict":
             old: dict[Any, Any] = now if isinstance(now, dict) else {}
-            keys = [_key(self._made(name, key, None)) for key in rest[1]]
+            made_keys = [self._made(name, key, None) for key in rest[1]]
+            keys = [tuple(key) if isinstance(key, list) else key for key in made_keys]
+            # Values are restored into the old ones before the dictionary itself is cleared.
             fresh = {key: self._made(name, one, old.get(key)) for key, one in zip(keys, rest[0], strict=True)}
-            return _filled(now, fresh) if isinstance(now, dict) else fresh
-        olds = _items(now)
+            if not isinstance(now, dict):
+                return fresh
+            now.clear()
+            now.update(fresh)
+            return now
+        olds = list(now) if isinstance(now, list | tuple | deque) else []
         made = [
             self._made(name, one, olds[number] if number < len(olds) else None)
             for number, one in enumerate(rest[0])
@@ -261,10 +300,10 @@ class UserState:
     def _object(self, name: str, kind: str, values: Mapping[str, Any], now: Any) -> Any:
         if now is None or now is ABSENT or _kind(type(now), self._names) != kind:
             home, _, label = kind.rpartition(":")
-            found = getattr(self._modules.get(home), label, None)
-            if not isinstance(found, type):
+            its_class = getattr(self._modules.get(home), label, None)
+            if not isinstance(its_class, type):
                 raise CheckpointError(f"{name} is a {kind}, of which nothing is found; accepted: its class")
-            now = object.__new__(found)
+            now = object.__new__(its_class)  # without __init__, which may need arguments
         inside = vars(now)
         for key in [key for key in inside if key not in values]:
             del inside[key]
@@ -274,7 +313,10 @@ class UserState:
 
 
 class _Taking:
-    """One value on its way to tensors and plain values."""
+    """Conversion of one value to tensors and plain values.
+
+    ``is_whole`` takes all of it, for a checkpoint; otherwise fingerprints replace large parts.
+    """
 
     def __init__(self, names: Mapping[str, str], known: set[int], *, is_whole: bool) -> None:
         self._names, self._known, self._is_whole = names, known, is_whole
@@ -282,10 +324,11 @@ class _Taking:
         self._left, self._bytes_left = (sys.maxsize,) * 2 if is_whole else (_MOST_ITEMS, _MOST_BYTES)
 
     def take(self, value: Any) -> Any:
-        if type(value) in _PLAIN:
+        if type(value) in PLAIN_TYPES:
             return value
         if value is ABSENT:
             return ABSENT
+        # Parameters and buffers are saved elsewhere; a value inside of itself would never end.
         if id(value) in self._known or id(value) in self._above:
             return ("kept",)
         if isinstance(value, Tensor):
@@ -305,18 +348,18 @@ class _Taking:
         return not self._is_whole and (n_bytes > _LARGE_BYTES or self._bytes_left < 0)
 
     def _tensor(self, value: Tensor) -> Any:
-        found = value.detach()
-        if type(found) is not Tensor:
-            found = found.as_subclass(Tensor)
-        if found.layout != torch.strided or found.device.type == "meta":
+        plain = value.detach()
+        if type(plain) is not Tensor:
+            plain = plain.as_subclass(Tensor)
+        if plain.layout != torch.strided or plain.device.type == "meta":
             return ("kept", type(value).__name__, id(value))
         if value.grad_fn is not None and value.nbytes > _MOST_OUTPUT_BYTES:
             return ("kept", "large tensor with a gradient", id(value))
-        if self._is_large(found.nbytes):
-            flat = found.reshape(-1)
+        if self._is_large(plain.nbytes):
+            flat = plain.reshape(-1)
             sample = flat[:: max(len(flat) // _SAMPLED, 1)].clone()
-            return ("kept", "large", str(found.dtype), tuple(found.shape), sample)
-        return found.clone()
+            return ("kept", "large", str(plain.dtype), tuple(plain.shape), sample)
+        return plain.clone()
 
     def _numbers(self, value: "np.ndarray[Any, Any]") -> Any:
         if value.dtype.hasobject:
@@ -352,17 +395,13 @@ class _Taking:
         return ("kept", kind.__name__, id(value))
 
 
-def _label(module: ModuleType) -> str:
-    """Name of a module that does not depend on where a file lies."""
-    return module.__name__ if module.__spec__ is not None else Path(str(module.__file__)).name
-
-
 def _kind(kind: type, names: Mapping[str, str]) -> str:
     return f"{names.get(kind.__module__, kind.__module__)}:{kind.__qualname__}"
 
 
 def _left_out(thing: object) -> set[str]:
     """Names of the attributes that the ``state_dict`` of an optimizer, scaler or scheduler covers."""
+    # A fresh instance has the attributes that torch itself sets, whatever its version.
     if isinstance(thing, torch.optim.Optimizer):
         return {*vars(torch.optim.SGD([torch.zeros(1)])), "step", "_opt_called", "_step_count"}
     if isinstance(thing, torch.amp.GradScaler):
@@ -371,7 +410,7 @@ def _left_out(thing: object) -> set[str]:
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
-    """Load a state into the dictionaries that an optimizer has: a wrapped optimizer may share them."""
+    """Load a state into the existing dictionaries of an optimizer: a wrapped optimizer may share them."""
     state, groups = optimizer.state, list(optimizer.param_groups)
     shared = optimizer.param_groups
     optimizer.load_state_dict(saved)
@@ -389,7 +428,7 @@ def load_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> N
 
 
 def same_everywhere(value: Any) -> Any:
-    """Leave out of a value that was taken what tells objects of one process apart."""
+    """Remove from a taken value the ids that differ between processes."""
     if is_opaque(value):
         return value[:2]
     if isinstance(value, dict):
@@ -398,7 +437,7 @@ def same_everywhere(value: Any) -> Any:
 
 
 def is_filled_cache(before: Any, now: Any) -> bool:
-    """Return True for a captured dictionary with further entries whose old ones are unchanged."""
+    """Return True for a taken dictionary that got new entries while the old ones are unchanged."""
     kinds = [type(one) is tuple and len(one) == _OF_DICTIONARY and one[0] == "dict" for one in (before, now)]
     if not all(kinds) or len(now[1]) <= len(before[1]):
         return False
@@ -407,7 +446,7 @@ def is_filled_cache(before: Any, now: Any) -> bool:
 
 
 def changed_values(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values that changed between two snapshots, without caches that were filled."""
+    """Return the values that changed between two snapshots, without filled caches."""
     pairs = {name: (before.get(name, ABSENT), now.get(name, ABSENT)) for name in before.keys() | now.keys()}
     return {
         name: new
@@ -417,17 +456,17 @@ def changed_values(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[st
 
 
 def is_generator(value: Any) -> bool:
-    """Return True for the captured state of a random generator."""
+    """Return True for the taken state of a random generator."""
     return type(value) is tuple and value[0] == "random"
 
 
 def is_absent(value: Any) -> bool:
-    """Whether a value that was taken, maybe from a file, says that nothing was there."""
+    """Return True for `ABSENT`, also after it was read from a file."""
     return type(value) is tuple and len(value) == 1 and value[0] == ABSENT[0]
 
 
 def same_value(one: Any, other: Any) -> bool:
-    """Whether two values that were taken are equal to the bit."""
+    """Return True if two taken values are bitwise equal."""
     if isinstance(one, Tensor) and isinstance(other, Tensor):
         if one.dtype != other.dtype or one.shape != other.shape or one.device != other.device:
             return False
@@ -439,12 +478,7 @@ def same_value(one: Any, other: Any) -> bool:
         return list(one) == list(other) and all(same_value(one[key], other[key]) for key in one)
     if isinstance(one, list | tuple):
         return len(one) == len(other) and all(map(same_value, one, other))
-    return bool(one == other) or bool(one != one and other != other)
-
-
-def _of_all_code() -> set[int]:
-    """Ids of the generators behind the global random states, which are swapped anyway."""
-    return {id(one) for one in (torch.default_generator, mtrand._rand, getattr(random, "_inst", None))}
+    return bool(one == other) or bool(one != one and other != other)  # two NaNs are the same
 
 
 def _generator_state(value: Any) -> Any:
@@ -463,7 +497,7 @@ def _generator_state(value: Any) -> Any:
 
 
 def is_opaque(value: Any) -> bool:
-    """Whether a value that was taken says no more than that something is there."""
+    """Return True for a value that was not taken, only marked as kept."""
     return type(value) is tuple and len(value) > 1 and value[0] == "kept"
 
 
@@ -479,44 +513,10 @@ def _set_generator(now: Any, state: Any) -> None:
 
 
 def listed(state: Any) -> Any:
-    """Return the state of a generator of NumPy with lists for arrays, which a checkpoint does not take."""
+    """Return the state of a NumPy generator with lists for arrays, which a checkpoint cannot hold."""
     if isinstance(state, Mapping):
         return {name: listed(value) for name, value in state.items()}
     return state.tolist() if isinstance(state, np.ndarray | np.generic) else state
-
-
-def _copied(saved: Tensor, now: Any) -> Tensor:
-    if isinstance(now, Tensor) and now.shape == saved.shape and now.dtype == saved.dtype and not now.is_meta:
-        if now.grad_fn is None:
-            with torch.no_grad():
-                now.copy_(saved)
-            return now
-        return saved.to(now.device, copy=True)
-    return saved.clone()
-
-
-def _array(rest: Sequence[Any], now: Any) -> Any:
-    kind, shape, content = rest
-    found = np.frombuffer(content, np.dtype(kind)).reshape(shape)
-    if isinstance(now, np.ndarray) and now.dtype == found.dtype and now.shape == found.shape:
-        if now.flags.writeable:
-            now[...] = found
-        return now
-    return found.copy() if shape or isinstance(now, np.ndarray) else found[()]
-
-
-def _items(now: Any) -> list[Any]:
-    return list(now) if isinstance(now, list | tuple | deque) else []
-
-
-def _key(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
-
-
-def _filled(now: dict[Any, Any], fresh: dict[Any, Any]) -> dict[Any, Any]:
-    now.clear()
-    now.update(fresh)
-    return now
 
 
 def _sequence(kind: str, made: list[Any], rest: Sequence[Any], now: Any) -> Any:
@@ -537,4 +537,4 @@ def _sequence(kind: str, made: list[Any], rest: Sequence[Any], now: Any) -> Any:
             now.update(made)
             return now
         return frozenset(made) if isinstance(now, frozenset) else set(made)
-    return type(now)(*made) if hasattr(type(now), "_make") else tuple(made)
+    return type(now)(*made) if hasattr(type(now), "_make") else tuple(made)  # a named tuple keeps its type

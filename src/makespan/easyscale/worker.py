@@ -1,4 +1,9 @@
-"""Process of an elastic run: ``python -m makespan.easyscale.worker <run directory>``."""
+"""Process of an elastic run: ``python -m makespan.easyscale.worker <run directory>``.
+
+The request lists jobs. The same processes train them one after the other, each from a checkpoint to the next
+with one mapping. In a mini-batch, the logical workers of a process take turns with forward and backward
+passes; then all processes sum the gradients of all logical workers, and each takes the same step.
+"""
 
 import fcntl
 import os
@@ -22,7 +27,7 @@ from torch import Tensor, nn
 
 from makespan.easyscale.context import Contexts, bind_buffer, hide_processes, registered_state, seen_as
 from makespan.easyscale.data import LoaderPool, LoaderState, Shards, loss_of
-from makespan.easyscale.job import TRAINING_LOCK, ElasticJob, RankMapping, job_from
+from makespan.easyscale.job import MODEL_FILE, TRAINING_LOCK, ElasticJob, RankMapping, job_from
 from makespan.easyscale.kernels import DeterminismLevel, kernels_of
 from makespan.easyscale.parts import TrainedParts, build_parts, use_kernels
 from makespan.easyscale.randomness import optimizer_sha, parameter_sha
@@ -43,7 +48,7 @@ from makespan.easyscale.reduction import (
     share,
     trained_parameters,
 )
-from makespan.easyscale.user_state import UserState, load_optimizer
+from makespan.easyscale.user_state import PLAIN_TYPES, UserState, is_early, load_optimizer
 from makespan.errors import CheckpointError, InputError, TrainingError
 from makespan.files import write_json
 from makespan.runtime import (
@@ -58,8 +63,7 @@ from makespan.runtime import (
 )
 from makespan.units import format_bytes
 
-# ------------------------------------------------------------------------------------------------
-# One mini-batch of a job in a process: logical workers in turn, one sum, one step of the optimizer.
+# --- One mini-batch: logical workers in turn, one sum, one step of the optimizer ---
 
 Fetch = Callable[[int], Any]
 _HOST = torch.device("cpu")
@@ -69,14 +73,14 @@ _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: to
 
 @dataclass(frozen=True, slots=True)
 class MiniBatch:
-    """What came of a mini-batch.
+    """Results of a mini-batch.
 
     Parameters
     ----------
     losses
         By virtual rank, of all logical workers.
     micro_batch_s, sync_s
-        Time of each hosted logical worker, and of sum and optimizer step [s].
+        Time of each hosted logical worker, and of the sum and the optimizer step [s].
     """
 
     losses: tuple[float, ...]
@@ -90,23 +94,23 @@ class HostedWorkers:
     Parameters
     ----------
     parts, device
-        What is trained, and where.
+        Trained objects, and their device.
     mapping, process
-        Who hosts whom, and the number of this process there.
+        Mapping of logical workers to processes, and the number of this process in it.
     reduction, level
-        How gradients are added up, and what a change of the mapping may change.
+        Order of the sum of gradients, and the guarantee of equal bits.
     seed
         Seed of the random states of the logical workers.
     buffers
         ``per_rank``: every logical worker keeps its own; ``rank0``: all start a mini-batch from those of
         the first.
     bucket_map
-        Layout to go on with after a restart, if the level wants it; None to find one as
-        DistributedDataParallel does.
+        Layout of a checkpoint, for levels that keep it; None to determine one as DistributedDataParallel
+        does.
     computing
-        What forward passes and losses run in.
+        Context of forward passes and losses.
     swaps_contexts
-        Whether each logical worker has its own random states and buffers; False to see what that costs.
+        Whether each logical worker has its own random states and buffers; False to measure their cost.
     user_state, late_buffers
         See `Contexts`.
     on_micro_batch
@@ -115,7 +119,7 @@ class HostedWorkers:
     Raises
     ------
     makespan.errors.InputError
-        The model cannot be trained so, or sizes disagree.
+        The model cannot be trained by logical workers that take turns, or sizes disagree.
     """
 
     def __init__(
@@ -140,13 +144,19 @@ class HostedWorkers:
         self._parts, self._device, self._process = parts, device, process
         self._reduction, self._buffers, self._swaps = reduction, buffers, swaps_contexts
         self.mapping, self.ranks = mapping, mapping.hosted[process]
-        # Without D1 the place in the mapping takes the part of the virtual rank in communication.
+        # Without D1, communication uses the place in the mapping instead of the virtual rank.
         self._numbered = mapping if level.pins_communication else mapping.by_position()
         self._copies = HostCopies(device)
         self._computing = nullcontext() if computing is None else computing
         self._trained = trained_parameters(parts.model)
         self._frozen = {name: one for name, one in parts.model.named_parameters() if not one.requires_grad}
-        _check_optimizer(parts)
+        known = {id(one) for one in parts.model.parameters()}
+        for number, group in enumerate(parts.optimizer.param_groups):
+            for one in group["params"]:
+                if id(one) not in known:  # no process would add up its gradients
+                    problem = f"group {number} of the optimizer has a parameter of shape {tuple(one.shape)}"
+                    accepted = "parameters of the model, of which a loss with parameters can be a module"
+                    raise InputError(f"{problem} that the model lacks; accepted: {accepted}")
         self._on_micro_batch, self._has_user_step = on_micro_batch, _has_user_step(parts)
         self.contexts = Contexts(parts.model, device, self.ranks, seed, user_state, late_buffers)
         self._n_hooks = _hook_counts(parts.model)
@@ -158,55 +168,51 @@ class HostedWorkers:
 
     @property
     def bucket_map(self) -> BucketMap | None:
-        """Layout for a restart; None before it is known."""
+        """Layout for a checkpoint; None until the first mini-batch has determined it."""
         return None if self._must_rebuild else self._layout.bucket_map
 
     def mini_batch(self, fetch: Fetch, *, watches: bool = False) -> Steps[MiniBatch]:
-        """Do one mini-batch.
+        """Run one mini-batch.
 
         Parameters
         ----------
         fetch
             Returns the batch of a virtual rank.
         watches
-            Whether what code of the user changes in this mini-batch is looked for: values that it keeps in
-            Python, and parameters that a forward pass changes.
+            Whether this mini-batch looks for changes by user code: of values that it keeps in Python, and of
+            parameters in a forward pass.
         """
         if self._buffers == "rank0":
             yield from self.contexts.from_first(self.mapping, self._process)
         if watches:
             self.contexts.begin_watching()
-        own, losses, times, ready, changed = [], [], [], list[str](), set[str]()
+        sets, losses, times, ready, changed = [], [], [], list[str](), set[str]()
         for rank in self.ranks:
             begun = time.perf_counter()
+            # As in DistributedDataParallel, rank 0 determines the layout of all.
             recorder = ReadyOrder(self._trained) if self._must_rebuild and rank == 0 else None
-            own_context = self.contexts.live(rank, watches=watches) if self._swaps else nullcontext()
+            context = self.contexts.live(rank, watches=watches) if self._swaps else nullcontext()
             before = self._checksums() if watches else {}
-            with seen_as(rank, self.mapping.n_logical_workers), own_context:
+            with seen_as(rank, self.mapping.n_logical_workers), context:
                 losses.append(self._micro_batch(fetch(rank)))
             if watches:
                 changed = self._changed_parameters(before, changed)
                 self._check_hooks("a forward pass")
             ready = ready if recorder is None else recorder.finish()
             self._check_gradients()
-            own.append(self._layout.pack(self._reduction.set_scale, self._copies))
+            sets.append(self._layout.pack(self._reduction.set_scale, self._copies))
             settle(self._device)
             times.append(time.perf_counter() - begun)
             self._on_micro_batch()
         begun = time.perf_counter()
-        self._copies.finish()
-        yield from self._update(own, watches)
+        self._copies.finish()  # the sum reads the copies on the host
+        yield from self._update(sets, watches)
         if self._must_rebuild:
             yield from self._rebuild(ready)
         values = torch.stack(losses).to(_HOST, torch.float64)
         everywhere = yield from share(values, [len(ranks) for ranks in self.mapping.hosted])
-        by_rank = dict(
-            zip(
-                (rank for ranks in self.mapping.hosted for rank in ranks),
-                torch.cat(everywhere).tolist(),
-                strict=True,
-            )
-        )
+        ranks_by_place = [rank for ranks in self.mapping.hosted for rank in ranks]
+        by_rank = dict(zip(ranks_by_place, torch.cat(everywhere).tolist(), strict=True))
         ordered = tuple(by_rank[rank] for rank in range(len(by_rank)))
         return MiniBatch(ordered, tuple(times), time.perf_counter() - begun)
 
@@ -220,9 +226,9 @@ class HostedWorkers:
         scaled.backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 
-    def _update(self, own: Sequence[GradientSet], watches: bool) -> Steps[None]:
-        """Sum the gradients of all logical workers and let the optimizer take its step."""
-        total = yield from reduce_sets(own, self._numbered, self._process, self._reduction)
+    def _update(self, sets: Sequence[GradientSet], watches: bool) -> Steps[None]:
+        """Sum the gradients of all logical workers and take the step of the optimizer."""
+        total = yield from reduce_sets(sets, self._numbered, self._process, self._reduction)
         self._layout.unpack(total.buckets, total.used)
         has_shared = self._has_user_step and self._swaps
         if has_shared:
@@ -245,29 +251,29 @@ class HostedWorkers:
             self._check_hooks("after_reduce")
 
     def _check_hooks(self, by: str) -> None:
-        """Refuse hooks that a restart would not know."""
+        """Reject hooks that a restart would lose."""
         for name, number in _hook_counts(self._parts.model).items():
             if number != self._n_hooks.get(name, 0):
                 found = f"module {name or 'model'} got or lost a hook in {by}, which no checkpoint holds"
                 raise InputError(f"{found}; accepted: hooks of where the model is built")
 
     def _check_gradients(self) -> None:
-        """Refuse gradients that nobody would add up."""
+        """Reject gradients that no process would add up."""
         for name, one in self._frozen.items():
             if one.grad is not None:
                 found = f"parameter {name} got a gradient and required none when the run began"
                 raise InputError(f"{found}; accepted: one that requires it when the model is built")
 
     def _checksums(self) -> dict[str, tuple[int, int]]:
-        """Return what tells whether a parameter changed: its place in memory, and a sum of its words."""
-        found = {}
+        """Return a checksum of each parameter: its address, and the sum of its words."""
+        checksums = {}
         for name, one in self._parts.model.named_parameters():
             words = one.detach().contiguous().view(_WORDS[one.element_size()])
-            found[name] = one.data_ptr(), int(words.sum(dtype=torch.int64))
-        return found
+            checksums[name] = one.data_ptr(), int(words.sum(dtype=torch.int64))
+        return checksums
 
     def _changed_parameters(self, before: Mapping[str, tuple[int, int]], already: set[str]) -> set[str]:
-        """Find parameters that a forward pass changed or made."""
+        """Find the parameters that a forward pass changed."""
         now = self._checksums()
         if odd := sorted(now.keys() ^ before.keys()):
             found = f"parameter {odd[0]} came or went in a forward pass"
@@ -275,14 +281,15 @@ class HostedWorkers:
         changed = {name for name, one in now.items() if before[name] != one}
         accepted = "a buffer, or a change in after_reduce"
         for name in sorted(changed):
-            found = f"parameter {name} is changed by a forward pass"
+            # A first change may be an initialization that later passes do not repeat.
+            problem = f"parameter {name} is changed by a forward pass"
             if name in already:
-                raise InputError(f"{found}, and again by the next; accepted: {accepted}")
-            self.notices.append(f"{found}; unless a second one changes nothing more, use {accepted}")
+                raise InputError(f"{problem}, and again by the next; accepted: {accepted}")
+            self.notices.append(f"{problem}; unless a second one changes nothing more, use {accepted}")
         return already | changed
 
     def _rebuild(self, ready: Sequence[str]) -> Steps[None]:
-        """Lay out buckets in the order in which gradients of the first logical worker became ready."""
+        """Rebuild the buckets in the order in which gradients of the first logical worker became ready."""
         names, host = list(self._trained), self.mapping.host(0)
         numbers = torch.full((len(names),), -1)
         numbers[: len(ready)] = torch.tensor([names.index(name) for name in ready], dtype=torch.int64)
@@ -309,17 +316,6 @@ def _check_hosting(model: nn.Module, mapping: RankMapping, reduction: Reduction,
             raise InputError(f"{found}; accepted: {wanted}")
 
 
-def _check_optimizer(parts: TrainedParts) -> None:
-    """Check that an optimizer holds parameters of the model alone, whose gradients are added up."""
-    known = {id(one) for one in parts.model.parameters()}
-    for number, group in enumerate(parts.optimizer.param_groups):
-        for one in group["params"]:
-            if id(one) not in known:
-                found = f"group {number} of the optimizer has a parameter of shape {tuple(one.shape)}"
-                accepted = "parameters of the model, of which a loss with parameters can be a module"
-                raise InputError(f"{found} that the model lacks; accepted: {accepted}")
-
-
 def _hook_counts(model: nn.Module) -> dict[str, int]:
     """Count the hooks of each module."""
     kinds = [name for name in vars(nn.Module()) if name.endswith("_hooks")]
@@ -329,7 +325,7 @@ def _hook_counts(model: nn.Module) -> dict[str, int]:
 
 
 def _has_user_step(parts: TrainedParts) -> bool:
-    """Whether code that is not torch's runs between the sum of gradients and the next mini-batch."""
+    """Return True if user code runs between the sum of gradients and the next mini-batch."""
     optimizer, scheduler = parts.optimizer, parts.scheduler
     if parts.after_reduce is not None or not type(optimizer).__module__.startswith("torch.optim"):
         return True
@@ -339,22 +335,18 @@ def _has_user_step(parts: TrainedParts) -> bool:
     return not plain or isinstance(scheduler, _WITH_FUNCTIONS)
 
 
-# ------------------------------------------------------------------------------------------------
-# The files of a checkpoint: what all logical workers share, what each has for itself, and the bare model.
+# --- Files of a checkpoint: the model, the shared state, and a file for each logical worker ---
 #
-# The model is a plain ``state_dict`` with the buffers of the first logical worker, so a copy of that file
-# is all that an export takes. Nothing in a checkpoint needs code to be read: tensors, numbers, texts, lists
-# and dictionaries of them.
+# The model is a plain ``state_dict`` with the buffers of the first logical worker, so that an export is a
+# copy of its file. Reading a checkpoint runs no code: it holds tensors, numbers, texts, lists, dictionaries.
 
-MODEL_FILE = "model.pt"
 _SHARED_FILE = "shared.pt"
 _PROBE_BYTES = 1 << 16
-_PLAIN = {bool, int, float, str, bytes, type(None)}
 
 
 @dataclass(frozen=True, slots=True)
 class SavedJob:
-    """What a process needs of a checkpoint, beside what `read_saved` has put into model and optimizer."""
+    """State of a checkpoint that `read_saved` has not loaded into model, optimizer and scheduler."""
 
     bucket_map: BucketMap | None
     contexts: Mapping[int, Mapping[str, Any]]
@@ -364,12 +356,12 @@ class SavedJob:
 
 
 def check_can_be_saved(parts: TrainedParts, hosted: HostedWorkers, pool: LoaderPool) -> None:
-    """Refuse now what a checkpoint could not hold later; nothing is written.
+    """Reject early any state that a checkpoint cannot hold; nothing is written.
 
     Raises
     ------
     makespan.errors.InputError
-        It names what is neither a tensor nor a plain value, or is not as the model was built with it.
+        A value is neither a tensor nor a plain value, or an entry came into the model after it was built.
     """
     for rank in hosted.ranks:
         _check_plain("worker", _own_values(rank, hosted, pool))
@@ -378,7 +370,7 @@ def check_can_be_saved(parts: TrainedParts, hosted: HostedWorkers, pool: LoaderP
 
 
 def write_saved(directory: Path, parts: TrainedParts, hosted: HostedWorkers, pool: LoaderPool) -> None:
-    """Write what this process has: its logical workers, and if the first is among them, what all share."""
+    """Write the logical workers of this process, and the shared state if it hosts the first one."""
     for rank in hosted.ranks:
         _write(_own_values(rank, hosted, pool), directory / _worker_file(rank))
     if 0 not in hosted.ranks:
@@ -398,7 +390,8 @@ def _model_state(parts: TrainedParts, hosted: HostedWorkers) -> dict[str, Any]:
         accepted = "what the model has when it is built, or buffers"
         raise InputError(f"{odd[0]} came into the model while it was trained; accepted: {accepted}")
     for name, value in state.items():
-        state[name] = _alone(value)
+        # A copy: torch.save would write the whole storage that the tensor is a view of.
+        state[name] = value.detach().cpu().clone() if isinstance(value, Tensor) else value
     return state
 
 
@@ -415,7 +408,7 @@ def _shared_values(parts: TrainedParts, hosted: HostedWorkers) -> dict[str, Any]
 
 
 def _plain(value: Any) -> Any:
-    """Write a float of NumPy, as learning rates often are, as what it is, a float."""
+    """Convert NumPy floats, which learning rates often are, to floats of Python."""
     if type(value) is dict:
         return {key: _plain(one) for key, one in value.items()}
     if type(value) in (list, tuple):
@@ -424,15 +417,17 @@ def _plain(value: Any) -> Any:
 
 
 def read_saved(directory: Path, parts: TrainedParts, ranks: tuple[int, ...]) -> SavedJob:
-    """Put what all share into model, optimizer and scheduler; return the rest for some logical workers."""
-    own = {rank: _read(directory / _worker_file(rank)) for rank in ranks}
+    """Load the shared state into model, optimizer and scheduler; return the rest for some ranks."""
+    saved = {rank: _read(directory / _worker_file(rank)) for rank in ranks}
     shared = _read(directory / _SHARED_FILE)
     state, late = _read(directory / MODEL_FILE), shared.get("late_buffers", {})
-    contexts = {rank: one["context"] for rank, one in own.items()}
+    contexts = {rank: one["context"] for rank, one in saved.items()}
     values = [*(one["buffers"] for one in contexts.values()), state]
+    device = next((one.device for one in parts.model.parameters()), torch.device("cpu"))
+    # Buffers that came late must be there, in their shape, before the state is loaded.
     for name, is_persistent in late.items():
         if (value := next((one[name] for one in values if name in one), None)) is not None:
-            bind_buffer(parts.model, name, value.to(_device(parts)), is_persistent=is_persistent)
+            bind_buffer(parts.model, name, value.to(device), is_persistent=is_persistent)
     try:
         parts.model.load_state_dict(state)
         load_optimizer(parts.optimizer, shared["optimizer"])
@@ -448,50 +443,38 @@ def read_saved(directory: Path, parts: TrainedParts, ranks: tuple[int, ...]) -> 
     return SavedJob(
         None if buckets is None else tuple(map(tuple, buckets)),
         contexts,
-        {rank: LoaderState.from_values(one["loader"]) for rank, one in own.items()},
+        {rank: LoaderState.from_values(one["loader"]) for rank, one in saved.items()},
         late,
         shared.get("of_all", {}) | {"frozen": shared.get("frozen", [])},
     )
-
-
-def _device(parts: TrainedParts) -> torch.device:
-    return next((one.device for one in parts.model.parameters()), torch.device("cpu"))
 
 
 def _worker_file(rank: int) -> str:
     return f"worker-{rank}.pt"
 
 
-def _alone(value: Any) -> Any:
-    """Copy a tensor to the CPU: what it is a view of is not written."""
-    return value.detach().cpu().clone() if isinstance(value, Tensor) else value
-
-
 def _write(values: Any, path: Path) -> None:
-    """Write tensors and plain values; anything else could not be read again without running code."""
+    """Write tensors and plain values; other types could not be read again without running code."""
     _check_plain(path.stem, values)
     try:
         torch.save(values, path)
     except (OSError, RuntimeError) as error:
-        raise CheckpointError(f"{path}: cannot be written: {_why_not(path, error)}") from error
-
-
-def _why_not(path: Path, error: Exception) -> str:
-    """Say why a file cannot be written: torch does not, so a few more bytes are tried."""
-    if not isinstance(error, OSError):
-        try:
-            with path.open("ab") as stream:
-                stream.write(bytes(_PROBE_BYTES))
-        except OSError as reason:
-            error = reason
-    free = shutil.disk_usage(path.parent).free
-    what = (error.strerror if isinstance(error, OSError) else None) or str(error).splitlines()[0]
-    return f"{what}; {format_bytes(free)} are free on the disk; earlier checkpoints stay"
+        cause: Exception = error
+        if not isinstance(error, OSError):  # torch hides the reason, so writing a few more bytes is tried
+            try:
+                with path.open("ab") as stream:
+                    stream.write(bytes(_PROBE_BYTES))
+            except OSError as reason:
+                cause = reason
+        free = format_bytes(shutil.disk_usage(path.parent).free)
+        text = (cause.strerror if isinstance(cause, OSError) else None) or str(cause).splitlines()[0]
+        text = f"{text}; {free} are free on the disk; earlier checkpoints stay"
+        raise CheckpointError(f"{path}: cannot be written: {text}") from error
 
 
 def _check_plain(name: str, values: Any) -> None:
     for leaf, value in _leaves(name, values):
-        if type(value) not in _PLAIN and type(value) not in (Tensor, nn.Parameter):
+        if type(value) not in PLAIN_TYPES and type(value) not in (Tensor, nn.Parameter):
             raise InputError(f"{leaf} is a {type(value).__name__}; accepted: tensors and plain values")
 
 
@@ -512,36 +495,31 @@ def _read(path: Path) -> Any:
         raise CheckpointError(f"{path}: cannot be read as tensors and plain values: {error}") from None
 
 
-# ------------------------------------------------------------------------------------------------
-# One process of a stage: ``python -m <this module> <run directory>``.
-#
-# The request lists jobs, which the same processes train one after the other, each from a checkpoint to the
-# next with one mapping.
+# --- Process of a stage ---
 
 OF_SEVERAL = ("torch._dynamo",)
-"""What optimizers load, and takes long: a fork server has it before the first worker is forked."""
+"""Modules that optimizers load slowly: a fork server loads them before the first worker is forked."""
 _GO_ON, _DUE, _ASKED, _SIGNALLED = range(4)
 _ENDINGS = ("done", "done", "asked", "signalled")
 _NOTICE = "the run takes this signal as a notice and writes a checkpoint"
 _BEAT_S = 0.5
 _PARAMETERS, _OPTIMIZER = "parameters", "the states of the optimizer"
-_WATCHED_FIRST = 3  # mini-batches; later ones are watched at powers of two, and where hashes are taken
-_MOST_SAVING = 20.0  # a checkpoint that is due by time waits for so many times what the last one took
+_MOST_SAVING = 20.0  # least time between checkpoints that are due by time, in times of writing the last one
 
 
 class _Process:
-    """What this process has for all jobs of the stage: its place, its device, and signals to it."""
+    """State of this process for all jobs of the stage: rank, device, and received signals."""
 
     def __init__(self, directory: RunDirectory, who: Identity) -> None:
         self.directory, self.who = directory, who
         self.is_signalled, self._beaten, self._moved = False, 0.0, 0.0
         self.notices: list[str] = []
         for request in directory.request():
-            # Never closed: who comes after a killed run waits for the end of this process.
+            # Never closed: a run that follows a killed one waits until this process has ended.
             handle = os.open(Path(request["run_dir"], TRAINING_LOCK), os.O_RDWR | os.O_CREAT, 0o644)
             fcntl.flock(handle, fcntl.LOCK_SH)
         self.handlers: dict[signal.Signals, Any] = {signal.SIGTERM: self._on_signal}
-        if who.parent is not None:  # a terminal interrupts all its processes; who launched this one decides
+        if who.parent is not None:  # a terminal interrupts all its processes; the parent decides
             self.handlers |= dict.fromkeys((signal.SIGINT, signal.SIGHUP), signal.SIG_IGN)
         self.take_signals()
         self.device = choose_device(who)
@@ -550,7 +528,7 @@ class _Process:
         hide_processes(directory.request()[0]["job"]["n_logical_workers"])
 
     def take_signals(self) -> list[str]:
-        """Handle the signals that end a run, and name those that code of the user has taken since."""
+        """Set the handlers of signals that end a run; return notices of those that user code had replaced."""
         taken = [one for one, handler in self.handlers.items() if signal.getsignal(one) != handler]
         for one in taken:
             signal.signal(one, self.handlers[one])
@@ -562,14 +540,14 @@ class _Process:
         self.is_signalled = True
 
     def beat(self, step: int, loss: float) -> None:
-        """Say now and then that there is progress."""
+        """Write the progress at intervals, from the first process."""
         if self.who.rank == 0 and time.monotonic() - self._beaten > _BEAT_S:
             self._beaten = time.monotonic()
             values = {"step": step, "loss": loss, "pids": self.pids, "notices": self.notices}
             self.directory.write_progress(values)
 
     def move(self) -> None:
-        """Say now and then that this process has got a piece further."""
+        """Write a sign of life of this process at intervals."""
         if time.monotonic() - self._moved > _BEAT_S:
             self._moved = time.monotonic()
             self.directory.write_beat(self.who.rank)
@@ -588,7 +566,7 @@ class _Stage:
         self.saved_at, self.save_s = time.monotonic(), 0.0
 
     def train(self) -> dict[str, Any]:
-        """Train to the last step of the stage, or until somebody asks for its end."""
+        """Train to the last step of the stage, or until its end is requested."""
         ending = _GO_ON
         with ExitStack() as stack:
             self._build(stack)
@@ -602,7 +580,7 @@ class _Stage:
                 batch = over_group(steps, self.process.device)
                 self.done += 1
                 self.notices.update(self.process.take_signals())
-                if _is_early(self.done - first - 1):
+                if is_early(self.done - first - 1):
                     self._compare(self.done - first)
                 self._record(batch)
                 self.process.beat(self.done, batch.losses[-1])
@@ -617,21 +595,24 @@ class _Stage:
         return result | {"notices": self._told_to_first(notices)}
 
     def _watches(self, number: int) -> bool:
-        """Whether what code of the user changes is looked for in a mini-batch of the stage, from 0."""
+        """Return True if a mini-batch of the stage, from 0, looks for changes by user code."""
         step = self.done + 1
         every = [every for name in ("hash_every", "checkpoint_every") if (every := self.request[name])]
-        return _is_early(number) or any(step % one == 0 for one in every)
+        return is_early(number) or any(step % one == 0 for one in every)
 
     def _compare(self, number: int) -> None:
-        """Refuse to go on where what all share differs between processes; the same answer in each."""
+        """Reject shared state that differs between processes; all of them raise the same error."""
         if number == 1:
             check_can_be_saved(self.parts, self.hosted, self.pool)
         if self.process.who.size == 1:
             return
-        own = self.hosted.contexts.sha_of_all()
-        own |= {_PARAMETERS: parameter_sha(self.parts.model), _OPTIMIZER: optimizer_sha(self.parts.optimizer)}
+        local = self.hosted.contexts.sha_of_all()
+        local |= {
+            _PARAMETERS: parameter_sha(self.parts.model),
+            _OPTIMIZER: optimizer_sha(self.parts.optimizer),
+        }
         everywhere: list[Any] = [None] * self.process.who.size
-        dist.all_gather_object(everywhere, own)
+        dist.all_gather_object(everywhere, local)
         for name in dict.fromkeys(name for one in everywhere for name in one):
             if len({one[name] for one in everywhere if name in one}) > 1:
                 raise _parted(self.done, name)
@@ -643,7 +624,7 @@ class _Stage:
         return sorted({one for part in everywhere for one in part})
 
     def _build(self, stack: ExitStack) -> None:
-        """Build what is trained, from the checkpoint if there is one."""
+        """Build the parts, logical workers and loaders of the job, from its checkpoint if there is one."""
         job, ranks = self.job, self.mapping.hosted[self.number]
         registered_state().clear()
         computing = use_kernels(self.kernels, job.level)
@@ -684,17 +665,17 @@ class _Stage:
         )  # fmt: skip
 
     def _fold(self) -> str:
-        """Order of sums of this machine, found out by the first process for all."""
+        """Order of sums of the job; ``auto`` is tried on this machine by the first process, for all."""
         if self.job.fold != "auto":
             return self.job.fold
-        n_ranks, found = self.job.n_logical_workers, [""]
+        n_ranks, fold = self.job.n_logical_workers, [""]
         if self.number == 0:
-            found = ["ring" if n_ranks == 1 else fold_of_machine(n_ranks, Path(self.request["fold_dir"]))]
-        dist.broadcast_object_list(found, src=0)
-        return found[0]
+            fold = ["ring" if n_ranks == 1 else fold_of_machine(n_ranks, Path(self.request["fold_dir"]))]
+        dist.broadcast_object_list(fold, src=0)
+        return fold[0]
 
     def _record(self, batch: MiniBatch) -> None:
-        """Keep what each logical worker of this process has after a mini-batch."""
+        """Record a row for each logical worker of this process after a mini-batch."""
         hashed = self.request["hash_every"] and self.done % self.request["hash_every"] == 0
         shared = {
             "parameter_sha": parameter_sha(self.parts.model) if hashed else None,
@@ -712,23 +693,24 @@ class _Stage:
             )  # fmt: skip
 
     def _ending(self) -> int:
-        """Whether somebody asks for the end of the stage; the same answer in every process."""
-        own = _SIGNALLED if self.process.is_signalled else _GO_ON
-        if self.number == 0 and own == _GO_ON and Path(self.request["asked"]).exists():
-            own = _ASKED
-        if self.number == 0 and own == _GO_ON and self._is_due():
-            own = _DUE
-        agreed = torch.tensor(own, device=self.process.device)
+        """Return whether to continue, checkpoint or end the stage; the same answer in every process."""
+        answer = _SIGNALLED if self.process.is_signalled else _GO_ON
+        if self.number == 0 and answer == _GO_ON and Path(self.request["asked"]).exists():
+            answer = _ASKED
+        if self.number == 0 and answer == _GO_ON and self._is_due():
+            answer = _DUE
+        # A signal may reach only some processes in time, so the strongest answer counts for all.
+        agreed = torch.tensor(answer, device=self.process.device)
         dist.all_reduce(agreed, op=dist.ReduceOp.MAX)
         return int(agreed.item())
 
     def _is_due(self) -> bool:
-        """Whether the last checkpoint is so old that the next one is written."""
+        """Return True if a checkpoint is due by time."""
         every_s: float = self.request["checkpoint_every_s"]
         return every_s > 0 and time.monotonic() - self.saved_at > max(every_s, _MOST_SAVING * self.save_s)
 
     def _save(self) -> None:
-        """Write a checkpoint; a `CheckpointError` says that the disk is full or the like."""
+        """Write a checkpoint; errors of the disk become a `CheckpointError`."""
         directory = self.run_dir / "checkpoints"
         try:
             self._write(directory)
@@ -738,7 +720,7 @@ class _Stage:
         self.saved_at = time.monotonic()
 
     def _write(self, directory: Path) -> None:
-        """Write a checkpoint with all processes, and before it what was recorded since the last one."""
+        """Write a checkpoint with all processes, and the records since the last one."""
         begun, size = time.perf_counter(), self.process.who.size
         partial = [str(start_checkpoint(directory)) if self.number == 0 else ""]
         dist.broadcast_object_list(partial, src=0)
@@ -756,6 +738,8 @@ class _Stage:
             change = self.request["change"] | {"restart_s": self.restart_s}
             record = {"change": change, "rows": rows}
             write_json(record, self.run_dir / "records" / f"step-{self.done:08d}.json")
+            # The record comes first: a record without checkpoint is removed at the next start, but a
+            # checkpoint without record would leave a gap in the tables.
             values = self.request["manifest"] | {"fold": self.fold}
             self.save_s = time.perf_counter() - begun
             finish_checkpoint(directory, self.done, self.save_s, values)
@@ -763,13 +747,8 @@ class _Stage:
         dist.barrier()
 
 
-def _is_early(number: int) -> bool:
-    """Whether a mini-batch of a stage, from 0, is among the first ones, or at a power of two."""
-    return number < _WATCHED_FIRST or number & (number + 1) == 0
-
-
 def _parted(step: int, name: str) -> TrainingError:
-    """Build the error for what all share and differs between processes."""
+    """Build the error for shared state that differs between processes."""
     by = "after_reduce, the optimizer, the scheduler or a forward pass"
     accepted = "only what follows from the sum of gradients and from seeded draws"
     return TrainingError(f"mini-batch {step}: {name} differ between processes, by {by}; accepted: {accepted}")

@@ -1,7 +1,7 @@
 """The constants of the time model, their priors and bounds, and calibrated sets of them.
 
-Constants are identifiable only in combination (`e_gemm`, `kappa`, `t_layer`, `k_bwd`, `s_*`; `r_cpu`,
-`c_full`, `c_grad`, `e_pcie`; `e_rs`, `e_ag`, `a_zero`) and are no physical measurements.
+Single constants are no physical measurements, because they are identifiable only in combination (`e_gemm`,
+`kappa`, `t_layer`, `k_bwd`, `s_*`; `r_cpu`, `c_full`, `c_grad`, `e_pcie`; `e_rs`, `e_ag`, `a_zero`).
 """
 
 import math
@@ -112,18 +112,18 @@ class Calibration:
         return theta_array(self.theta)
 
     def for_workload(self, workload: Workload) -> "Calibration":
-        """Return the constants themselves, where a set would choose."""
+        """Return the calibration itself; a `CalibrationSet` chooses by workload."""
         return self
 
 
 @dataclass(frozen=True, slots=True)
 class CalibrationSet:
-    """Constants for every workload, and where they come from.
+    """Constants for every workload, and their origin.
 
     Parameters
     ----------
     name, source
-        Key, and what was fitted to what.
+        Key, and a description of the fit and its data.
     level
         ``L0`` public constants; ``L1`` fitted on other models; ``L1a`` with one anchor row;
         ``L2`` with a few rows; ``L3`` with all rows of the model.
@@ -132,9 +132,9 @@ class CalibrationSet:
     constants
         The fit to all models.
     without
-        By model, the fit that did not see it. A workload uses that of its own model.
+        By model, the fit that did not see it. A workload uses the fit without its own model.
     refined
-        By model, the fit that was refined with its own rows (levels L2 and L3); goes first.
+        By model, the fit that was refined with its own rows (levels L2 and L3); it takes precedence.
     anchors
         By workload, the factor on its compute time; 1 where absent.
     active_bounds
@@ -165,10 +165,10 @@ class CalibrationSet:
                 raise InputError(f"anchor of {key} is {scale}; accepted: a positive number")
 
     def for_workload(self, workload: Workload) -> Calibration:
-        """Return the constants that a workload is emulated with.
+        """Return the constants for a workload.
 
-        At level L1 they are those of the fit without its model, so that no emulated trace has seen the
-        measurements it will be compared with.
+        At level L1 they come from the fit without its model, so that no emulated trace has seen the
+        measurements that it will be compared with.
         """
         key = workload.model.key
         if key in self.refined:

@@ -1,8 +1,8 @@
-"""Where the ranks of a plan sit, and what bandwidth each communication group gets there.
+"""Testbed emulator: iteration times of plans in placements, from features and calibrated constants.
 
-Ranks fill the nodes of a placement in order; the rank order is tensor fastest, then data, then
-pipeline. A group that spans nodes spreads its traffic evenly over the network cards of its
-members on each node, and cards are shared by all groups of the same kind that cross the node.
+A point (a plan in a placement) has features that depend on workload, plan, placement and cluster alone. The
+time model combines them with the constants of a calibration into named terms; noise, stragglers and anomalies
+come on top, seeded per row. Trace files have the layout of the published ones.
 """
 
 import hashlib
@@ -47,8 +47,7 @@ from makespan.tables import THROUGHPUT, write_csv
 from makespan.units import MS
 from makespan.workloads import BoundWorkload, Workload
 
-# ------------------------------------------------------------------------------------------------
-# Where the ranks of a plan sit, and what bandwidth each communication group gets there.
+# --- Geometry: positions of the ranks of a plan, and the bandwidth of its communication groups ---
 #
 # Ranks fill the nodes of a placement in order; the rank order is tensor fastest, then data, then pipeline.
 # A group that spans nodes spreads its traffic evenly over the network cards of its members on each node,
@@ -103,23 +102,31 @@ def intra_bandwidth(node: NodeSpec, n_local: int) -> float:
 def geometry(
     gpus_per_node: tuple[int, ...], nodes: tuple[NodeSpec, ...], network: Network, pp: int, tp: int, dp: int
 ) -> Geometry:
-    """Place the ranks of a plan and work out the bandwidth of its groups."""
+    """Place the ranks of a plan and compute the bandwidth of its groups."""
     n_gpus = sum(gpus_per_node)
     if pp * tp * dp != n_gpus:
         raise PlanError(f"PP {pp} x TP {tp} x DP {dp} = {pp * tp * dp} GPUs, but {n_gpus} are placed")
     kinds = nodes if len(nodes) == len(gpus_per_node) else (nodes[0],) * len(gpus_per_node)
     groups = RankGroups.of(gpus_per_node, pp, tp, dp)
+    width = tp * dp
+    boundaries = []
+    for first in range(0, (pp - 1) * width, width):
+        senders, _ = boundary_flows(groups.ranks, first, width, [kind.gpus_per_nic for kind in kinds])
+        # If any rank sends across nodes, the most loaded card sets the rate of the boundary.
+        rates = [
+            kinds[node].nic_bandwidth_bytes_per_s * network.bandwidth_factor / count
+            for (node, _), count in senders.items()
+        ] or [intra_bandwidth(kinds[node], _PAIR) for node, _ in groups.ranks[first : first + width]]
+        boundaries.append(Boundary(bool(senders), min(rates)))
     return Geometry(
         tensor=_slowest_group(groups.tensor, kinds, network),
         data=_slowest_group(groups.data, kinds, network),
-        boundaries=tuple(
-            _boundary(groups.ranks, stage * tp * dp, tp * dp, kinds, network) for stage in range(pp - 1)
-        ),
+        boundaries=tuple(boundaries),
     )
 
 
 def _slowest_group(groups: list[list[_Position]], kinds: tuple[NodeSpec, ...], network: Network) -> Group:
-    """Share the cards among concurrent groups and return the figures of the slowest."""
+    """Return the worst figures of concurrent groups that share the cards."""
     members = [cards_by_node(group, [kind.gpus_per_nic for kind in kinds]) for group in groups]
     load = card_loads(members)
     inter = card_share = float("inf")
@@ -131,7 +138,8 @@ def _slowest_group(groups: list[list[_Position]], kinds: tuple[NodeSpec, ...], n
             continue
         for node, (cards, _) in by_node.items():
             bandwidth = kinds[node].nic_bandwidth_bytes_per_s * network.bandwidth_factor
-            # A group pushes the share 1 / len(cards) of its traffic through each of its cards.
+            # A group pushes the share 1 / len(cards) of its traffic through each of its cards: ``share`` is
+            # the rate of all its cards together, which a flat ring gets; one card carries a part of it.
             share = bandwidth / max(load[node, index] for index in cards)
             inter = min(inter, share)
             card_share = min(card_share, share / len(cards))
@@ -146,19 +154,7 @@ def _slowest_group(groups: list[list[_Position]], kinds: tuple[NodeSpec, ...], n
     )
 
 
-def _boundary(
-    ranks: list[_Position], first: int, width: int, kinds: tuple[NodeSpec, ...], network: Network
-) -> Boundary:
-    senders, _ = boundary_flows(ranks, first, width, [kind.gpus_per_nic for kind in kinds])
-    rates = [
-        kinds[node].nic_bandwidth_bytes_per_s * network.bandwidth_factor / count
-        for (node, _), count in senders.items()
-    ] or [intra_bandwidth(kinds[node], _PAIR) for node, _ in ranks[first : first + width]]
-    return Boundary(bool(senders), min(rates))
-
-
-# ------------------------------------------------------------------------------------------------
-# Features of the time model: what depends on workload, plan and placement, not on constants.
+# --- Features: all that depends on workload, plan and placement, not on constants ---
 
 Features = dict[str, NDArray[np.float64]]
 _FIRST_BUCKET_BYTES = 1e6  # the first bucket of a bucketed exchange is small, so that it starts early
@@ -181,7 +177,7 @@ FEATURE_NAMES = tuple(_NAMES.split())
 
 @dataclass(frozen=True, slots=True)
 class _Setting:
-    """Everything that one row of features is computed from."""
+    """Inputs of one row of features."""
 
     point: Point
     plan: ExecutionPlan
@@ -218,8 +214,8 @@ class _Setting:
 def _stage_nodes(cluster: ClusterSpec, placement: Placement) -> tuple[NodeSpec, ...]:
     """Return the kind of node of each share of a placement, smallest share first; one for all if equal.
 
-    On a mixed cluster the largest share comes first to the node with the fastest device memory that has as
-    many devices, so that the order in which the nodes are listed does not matter.
+    On a mixed cluster the largest share chooses first, and gets the node with the fastest device memory among
+    those with enough devices; the order in which the cluster lists its nodes does not matter.
     """
     if cluster.is_homogeneous:
         return cluster.nodes[:1]
@@ -231,35 +227,20 @@ def _stage_nodes(cluster: ClusterSpec, placement: Placement) -> tuple[NodeSpec, 
     return tuple(reversed(chosen))
 
 
-def _tightest(nodes: tuple[NodeSpec, ...], placement: Placement) -> NodeSpec:
-    """Return a node by which memory is judged: the least of each kind of memory that a placement meets."""
-    smallest = min(nodes, key=lambda node: node.gpu.memory_bytes)
-    if len(nodes) == 1:
-        return smallest
-    fits = all(count <= node.n_gpus for count, node in zip(placement.gpus_per_node, nodes, strict=True))
-    count = max(node.n_gpus for node in nodes) if fits else min(node.n_gpus for node in nodes)
-    host_bytes = min(node.host_memory_bytes for node in nodes)
-    return replace(smallest, n_gpus=count, gpus_per_nic=count, host_memory_bytes=host_bytes)
-
-
-def _element_bytes(stage: Stage, setting: _Setting) -> float:
-    """Kept bytes of a stage on one tensor rank, per sample, logits included."""
-    tp = setting.plan.tp
-    sequence_parallel = setting.plan.sequence_parallel or setting.bound.stack.sequence_parallel
-    replicated = stage.replicated_bytes / (tp if sequence_parallel else 1)
-    attention = 0.0 if setting.bound.stack.fused_attention else stage.attention_bytes / tp
-    return replicated + stage.sharded_bytes / tp + attention + stage.logit_bytes / tp
-
-
 def _stage_work(stage: Stage, setting: _Setting) -> dict[str, float]:
     """Forward work of one micro-batch on one stage."""
     b, tp = setting.plan.micro_batch_size, setting.plan.tp
     peak, streaming = setting.peak_flop_per_s, setting.streaming_bytes_per_s
     fraction = setting.checkpoint_fraction
-    gemm, elements = stage.flop + stage.head_flop, _element_bytes(stage, setting)
+    gemm = stage.flop + stage.head_flop
+    # Bytes that the stage keeps on one tensor rank stand for those that its element-wise kernels move.
+    sequence_parallel = setting.plan.sequence_parallel or setting.bound.stack.sequence_parallel
+    replicated = stage.replicated_bytes / (tp if sequence_parallel else 1)
+    attention = 0.0 if setting.bound.stack.fused_attention else stage.attention_bytes / tp
+    elements = replicated + stage.sharded_bytes / tp + attention + stage.logit_bytes / tp
     if setting.is_selective:
-        again_gemm, again_layers = stage.attention_flop, 0.0
-        again_bytes = 0.0 if setting.bound.stack.fused_attention else stage.attention_bytes / tp
+        # Selective checkpointing recomputes the attention cores alone (Korthikanti et al. 2022, section 5).
+        again_gemm, again_layers, again_bytes = stage.attention_flop, 0.0, attention
     else:
         again_gemm, again_layers = stage.flop, float(stage.n_layers)
         again_bytes = elements - stage.logit_bytes / tp
@@ -291,17 +272,6 @@ def _pipeline_work(setting: _Setting) -> dict[str, float]:
         name: plan.n_microbatches * slowest[name]
         + (sum(work[name] for work in works) - slowest[name]) / chunks
         for name in slowest
-    }
-
-
-def _tensor_features(setting: _Setting) -> dict[str, float]:
-    group = setting.layout.tensor
-    fraction = 0.0 if setting.is_selective else setting.checkpoint_fraction
-    return {
-        "tensor_passes": 2.0 + fraction,
-        "tensor_intra_bytes_per_s": group.intra_bandwidth_bytes_per_s,
-        "tensor_inter_bytes_per_s": group.inter_bandwidth_bytes_per_s,
-        "tensor_crosses": float(group.crosses_nodes),
     }
 
 
@@ -383,21 +353,6 @@ def _optimizer_features(setting: _Setting) -> dict[str, float]:
     }
 
 
-def _constant_features(setting: _Setting) -> dict[str, float]:
-    plan = setting.plan
-    local = max(setting.point.placement.gpus_per_node)
-    loader_rate = min(node.loader_rate_per_thread for node in setting.nodes)
-    decoded = float(setting.bound.model.family == "vit") * plan.replica_batch_size * local
-    return {
-        "microbatches": float(plan.n_microbatches),
-        "loader_s": decoded / (loader_rate * (plan.cpu_threads * local)),
-        "steps": 1.0,
-        "further_nodes": float(setting.point.placement.n_nodes - 1),
-        "is_async": float(setting.bound.stack.phase_style == "ddp"),
-        "is_3d": float(setting.bound.stack.phase_style == "3d"),
-    }
-
-
 def _setting(workload: Workload, plan: ExecutionPlan, point: Point, cluster: ClusterSpec) -> _Setting:
     nodes = _stage_nodes(cluster, point.placement)
     layout = geometry(point.placement.gpus_per_node, nodes, cluster.network, plan.pp, plan.tp, plan.dp)
@@ -405,8 +360,26 @@ def _setting(workload: Workload, plan: ExecutionPlan, point: Point, cluster: Clu
 
 
 def _feature_row(setting: _Setting) -> NDArray[np.float64]:
-    values = _pipeline_work(setting) | _tensor_features(setting) | _transfer_features(setting)
-    values |= _exchange_features(setting) | _optimizer_features(setting) | _constant_features(setting)
+    plan, point, group = setting.plan, setting.point, setting.layout.tensor
+    # A selective recomputation needs no all-reduce: attention cores stay inside a rank.
+    again = 0.0 if setting.is_selective else setting.checkpoint_fraction
+    local = max(point.placement.gpus_per_node)
+    loader_rate = min(node.loader_rate_per_thread for node in setting.nodes)
+    decoded = float(setting.bound.model.family == "vit") * plan.replica_batch_size * local
+    values = _pipeline_work(setting) | _transfer_features(setting)
+    values |= _exchange_features(setting) | _optimizer_features(setting)
+    values |= {
+        "tensor_passes": 2.0 + again,
+        "tensor_intra_bytes_per_s": group.intra_bandwidth_bytes_per_s,
+        "tensor_inter_bytes_per_s": group.inter_bandwidth_bytes_per_s,
+        "tensor_crosses": float(group.crosses_nodes),
+        "microbatches": float(plan.n_microbatches),
+        "loader_s": decoded / (loader_rate * (plan.cpu_threads * local)),
+        "steps": 1.0,
+        "further_nodes": float(point.placement.n_nodes - 1),
+        "is_async": float(setting.bound.stack.phase_style == "ddp"),
+        "is_3d": float(setting.bound.stack.phase_style == "3d"),
+    }
     return np.array([values[name] for name in FEATURE_NAMES])
 
 
@@ -420,7 +393,7 @@ def stage_features(
 
 @dataclass(slots=True)
 class FeatureTable:
-    """Cached feature rows of one workload on one cluster; they grow as points are asked for."""
+    """Cached feature rows of one workload on one cluster, computed when a point is first requested."""
 
     workload: Workload
     cluster: ClusterSpec
@@ -430,7 +403,7 @@ class FeatureTable:
     _matrix: NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, len(FEATURE_NAMES))))
 
     def codes(self, points: Sequence[Point]) -> NDArray[np.int64]:
-        """Return the row number of each point, adding the rows that are new, (n_points,)."""
+        """Return the row number of each point, (n_points,); new points get new rows."""
         known = self._codes
         missing = [point for point in dict.fromkeys(points) if point not in known]
         if missing:
@@ -443,24 +416,32 @@ class FeatureTable:
         return {name: chosen[:, index] for index, name in enumerate(FEATURE_NAMES)}
 
     def feasible(self, codes: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return whether each row can run, (n_points,)."""
+        """Return a mask of the rows that can run, (n_points,)."""
         return np.array([self.verdicts[code].feasible for code in codes], dtype=bool)
 
     def _verdict(self, point: Point) -> tuple[ExecutionPlan, Verdict]:
-        """Return the plan with its micro-batch resolved, and whether it can run."""
-        wanted, there = point.placement.n_nodes, self.cluster.n_nodes
+        """Return the plan with its micro-batch resolved, and its memory verdict."""
+        placement = point.placement
+        wanted, there = placement.n_nodes, self.cluster.n_nodes
         if wanted > there:
-            reason = (
-                f"placement {point.placement.text} has {wanted} nodes, cluster {self.cluster.name!r} {there}"
-            )
+            reason = f"placement {placement.text} has {wanted} nodes, cluster {self.cluster.name!r} {there}"
             return point.plan, Verdict(False, {}, {}, reason)
-        node = _tightest(_stage_nodes(self.cluster, point.placement), point.placement)
+        # On mixed nodes, a node with the least of each kind of memory that the placement meets decides.
+        nodes = _stage_nodes(self.cluster, placement)
+        node = min(nodes, key=lambda kind: kind.gpu.memory_bytes)
+        if len(nodes) > 1:
+            fits = all(
+                count <= kind.n_gpus for count, kind in zip(placement.gpus_per_node, nodes, strict=True)
+            )
+            count = max(kind.n_gpus for kind in nodes) if fits else min(kind.n_gpus for kind in nodes)
+            host_bytes = min(kind.host_memory_bytes for kind in nodes)
+            node = replace(node, n_gpus=count, gpus_per_nic=count, host_memory_bytes=host_bytes)
         plan = resolve_micro_batch(point.plan, self.workload, node)
-        return plan, memory_estimate(plan, self.workload, node, point.placement)
+        return plan, memory_estimate(plan, self.workload, node, placement)
 
     def _add(self, point: Point) -> NDArray[np.float64]:
         plan, verdict = self._verdict(point)
-        row = np.full(len(FEATURE_NAMES), np.nan)  # stays so if the structure alone forbids the plan
+        row = np.full(len(FEATURE_NAMES), np.nan)  # stays NaN if the structure alone forbids the plan
         if verdict.bytes_by_component:
             row = _feature_row(_setting(self.workload, plan, point, self.cluster))
         self._codes[point] = len(self.plans)
@@ -475,8 +456,7 @@ def feature_table(workload: Workload, cluster: ClusterSpec) -> FeatureTable:
     return FeatureTable(workload, cluster)
 
 
-# ------------------------------------------------------------------------------------------------
-# The time model: from constants and features to named terms of one training iteration.
+# --- Time model: named terms of one training iteration from constants and features ---
 #
 # ``T = T_pipe + T_p2p + T_sync + T_d2h + T_opt + T_data + T_const``, see the background page of the
 # emulator. Array operations only; every term is linear in something countable.
@@ -491,46 +471,10 @@ TERM_NAMES = tuple(_TERMS.split())
 _OPTIMIZER = ("device_update", "host_update", "host_to_device", "offload_overhead", "parameter_gather")
 
 
-def _named(theta: _Array) -> dict[str, _Array]:
-    return {name: theta[..., index, np.newaxis] for index, name in enumerate(CONSTANT_NAMES)}
-
-
 def _bandwidth(crosses: _Array, inter: _Array, intra: _Array, c: dict[str, _Array]) -> _Array:
-    """Bandwidth of a ring: the cards, capped by the link inside the node."""
+    """Bandwidth of a ring: that of the cards, capped by the link inside the node."""
     inside = intra * c["e_nv"]
     return np.where(crosses > 0, np.minimum(inter * c["e_net"], inside), inside)
-
-
-def _compute_terms(c: dict[str, _Array], x: Features, scale: _Array | float) -> dict[str, _Array]:
-    stack = np.where(x["is_async"] > 0, c["s_async"], np.where(x["is_3d"] > 0, c["s_3d"], 1.0))
-    scale = scale * stack
-    forward = scale * (x["gemm_s"] / c["e_gemm"] + x["elementwise_s"] * c["kappa"])
-    again = scale * (x["again_gemm_s"] / c["e_gemm"] + x["again_elementwise_s"] * c["kappa"])
-    forward = forward + x["layer_passes"] * c["t_layer"]
-    again = again + x["again_layer_passes"] * c["t_layer"]
-    return {"forward": forward, "backward": c["k_bwd"] * forward, "recompute": again}
-
-
-def _pipeline_terms(c: dict[str, _Array], x: Features) -> dict[str, _Array]:
-    bandwidth = _bandwidth(
-        x["tensor_crosses"], x["tensor_inter_bytes_per_s"], x["tensor_intra_bytes_per_s"], c
-    )
-    one_pass = x["tensor_bytes"] / bandwidth + x["tensor_reductions"] * c["a_coll"]
-    transfer = x["transfer_inter_s"] / c["e_p2p"] + x["transfer_intra_s"] / c["e_nv"]
-    return {
-        "tensor_exchange": x["tensor_passes"] * one_pass,
-        "stage_transfer": transfer + x["transfer_latency_s"] + x["hand_overs"] * c["t_stage"],
-    }
-
-
-def _exchange_time(c: dict[str, _Array], x: Features) -> _Array:
-    """Plain exchange over a flat ring, or hierarchical where the stack allows it and it is faster."""
-    bandwidth = _bandwidth(x["data_crosses"], x["data_inter_bytes_per_s"], x["data_intra_bytes_per_s"], c)
-    step = c["a_net"] * x["network_hops"] + x["local_hops_s"]
-    ring = x["ring_bytes"] / bandwidth + 2.0 * x["plain_buckets"] * step
-    inside = x["hierarchical_intra_bytes"] / (x["data_intra_bytes_per_s"] * c["e_nv"])
-    hierarchical = inside + x["hierarchical_card_s"] / c["e_net"] + 2.0 * x["plain_buckets"] * step
-    return np.where(x["hierarchical"] > 0, np.minimum(ring, hierarchical), ring)
 
 
 def _sync_terms(c: dict[str, _Array], x: Features, backward: _Array, forward: _Array) -> dict[str, _Array]:
@@ -539,11 +483,19 @@ def _sync_terms(c: dict[str, _Array], x: Features, backward: _Array, forward: _A
         np.minimum(x["data_inter_bytes_per_s"], x["data_intra_bytes_per_s"]),
         x["data_intra_bytes_per_s"],
     )
-    step = x["partitioned_buckets"] * (c["a_zero"] * x["network_hops"] + x["local_hops_s"])
-    plain = _exchange_time(c, x)
+    # Plain exchange: over a flat ring, or hierarchical where the stack allows it and it is faster.
+    bandwidth = _bandwidth(x["data_crosses"], x["data_inter_bytes_per_s"], x["data_intra_bytes_per_s"], c)
+    hops = c["a_net"] * x["network_hops"] + x["local_hops_s"]
+    ring = x["ring_bytes"] / bandwidth + 2.0 * x["plain_buckets"] * hops
+    inside = x["hierarchical_intra_bytes"] / (x["data_intra_bytes_per_s"] * c["e_nv"])
+    hierarchical = inside + x["hierarchical_card_s"] / c["e_net"] + 2.0 * x["plain_buckets"] * hops
+    plain = np.where(x["hierarchical"] > 0, np.minimum(ring, hierarchical), ring)
+    # The backward pass of the last micro-batch hides the exchange of all buckets but the last one.
     hidden = np.minimum((1.0 - 1.0 / x["buckets"]) * plain, c["phi"] * backward / x["microbatches"])
+    step = x["partitioned_buckets"] * (c["a_zero"] * x["network_hops"] + x["local_hops_s"])
     scatter = x["scatter_bytes"] / (link * c["e_rs"]) + np.where(x["scatter_bytes"] > 0, step, 0.0)
     fully = x["sharded_bytes"] / (link * c["e_rs"]) + np.where(x["sharded_bytes"] > 0, 3.0 * step, 0.0)
+    # Sharded parameters (ZeRO-3) move during both passes; one bucket cannot be hidden.
     sharded = np.maximum(fully - c["phi"] * (forward + backward), fully / x["buckets"])
     e_gather = np.where(x["on_host"] > 0, c["e_net"], c["e_ag"])
     gather = x["gather_bytes"] / (link * e_gather) + np.where(x["gather_bytes"] > 0, step, 0.0)
@@ -553,32 +505,47 @@ def _sync_terms(c: dict[str, _Array], x: Features, backward: _Array, forward: _A
     }
 
 
-def _optimizer_terms(c: dict[str, _Array], x: Features) -> dict[str, _Array]:
-    link = x["host_link_s"] / c["e_pcie"]
-    fast = np.minimum(x["host_thread_rate"], c["r_cpu"])
-    slow = c["r_slow"] * x["host_threads"]
-    rate = np.minimum(np.where(x["host_is_slow"] > 0, slow, fast), x["host_memory_rate"])
-    return {
-        "device_update": x["device_update_fused_s_per_b"] * c["bpp_fused"]
-        + x["device_update_unfused_s_per_b"] * c["bpp_unfused"],
-        "host_update": x["host_parameters"] / rate,
-        "host_to_device": link,
-        "offload_overhead": c["c_full"] * x["offloaded_parameters"],
-        "gradient_to_host": link * x["microbatches"] + c["c_grad"] * x["offloaded_parameters"],
-    }
-
-
 def predict_terms(theta: _Array, x: Features, compute_scale: _Array | float = 1.0) -> dict[str, _Array]:
     """Compute every term of the iteration time."""
-    c = _named(theta)
-    terms = _compute_terms(c, x, compute_scale)
-    terms |= _pipeline_terms(c, x)
-    terms |= _sync_terms(c, x, terms["backward"], terms["forward"])
-    terms |= _optimizer_terms(c, x)
-    busy = terms["forward"] + terms["backward"] + terms["recompute"] + terms["gradient_exchange"]
-    terms["data_loading"] = np.maximum(0.0, x["loader_s"] - busy)
-    terms["node_wait"] = c["t_node"] * x["further_nodes"]
-    terms["fixed"] = c["t_const"] * x["steps"]
+    c = {name: theta[..., index, np.newaxis] for index, name in enumerate(CONSTANT_NAMES)}
+    stack = np.where(x["is_async"] > 0, c["s_async"], np.where(x["is_3d"] > 0, c["s_3d"], 1.0))
+    # Stack and anchor scale the kernels, not the fixed time of the layers.
+    scale = compute_scale * stack
+    forward = scale * (x["gemm_s"] / c["e_gemm"] + x["elementwise_s"] * c["kappa"])
+    again = scale * (x["again_gemm_s"] / c["e_gemm"] + x["again_elementwise_s"] * c["kappa"])
+    forward = forward + x["layer_passes"] * c["t_layer"]
+    backward = c["k_bwd"] * forward
+    again = again + x["again_layer_passes"] * c["t_layer"]
+    tensor_bandwidth = _bandwidth(
+        x["tensor_crosses"], x["tensor_inter_bytes_per_s"], x["tensor_intra_bytes_per_s"], c
+    )
+    tensor_pass = x["tensor_bytes"] / tensor_bandwidth + x["tensor_reductions"] * c["a_coll"]
+    transfer = x["transfer_inter_s"] / c["e_p2p"] + x["transfer_intra_s"] / c["e_nv"]
+    terms = _sync_terms(c, x, backward, forward)
+    busy = forward + backward + again + terms["gradient_exchange"]
+    host_link = x["host_link_s"] / c["e_pcie"]
+    fast = np.minimum(x["host_thread_rate"], c["r_cpu"])
+    slow = c["r_slow"] * x["host_threads"]
+    host_rate = np.minimum(np.where(x["host_is_slow"] > 0, slow, fast), x["host_memory_rate"])
+    terms |= {
+        "forward": forward,
+        "backward": backward,
+        "recompute": again,
+        "tensor_exchange": x["tensor_passes"] * tensor_pass,
+        "stage_transfer": transfer + x["transfer_latency_s"] + x["hand_overs"] * c["t_stage"],
+        "device_update": x["device_update_fused_s_per_b"] * c["bpp_fused"]
+        + x["device_update_unfused_s_per_b"] * c["bpp_unfused"],
+        "host_update": x["host_parameters"] / host_rate,
+        "host_to_device": host_link,
+        "offload_overhead": c["c_full"] * x["offloaded_parameters"],
+        # Gradients go to the host after every micro-batch, parameters come back once.
+        "gradient_to_host": host_link * x["microbatches"] + c["c_grad"] * x["offloaded_parameters"],
+        # Images are decoded while the devices are busy; only the excess is exposed.
+        "data_loading": np.maximum(0.0, x["loader_s"] - busy),
+        "node_wait": c["t_node"] * x["further_nodes"],
+        "fixed": c["t_const"] * x["steps"],
+    }
+    # Callers add the terms in this order, which fixes the last digits of the sum.
     return {name: terms[name] for name in TERM_NAMES}
 
 
@@ -622,8 +589,7 @@ def phases(style: str, terms: dict[str, _Array], x: Features) -> tuple[_Array, _
     return _STYLES[style](terms, x)
 
 
-# ------------------------------------------------------------------------------------------------
-# Exact event schedule of a pipeline: the slow reference for the closed form.
+# --- Exact event schedule of a pipeline: the slow reference for the closed form ---
 
 
 def closed_form_time_s(
@@ -640,7 +606,7 @@ def pipeline_time_s(
     n_microbatches: int,
     transfer_s: Sequence[float] | float = 0.0,
 ) -> float:
-    """Run the 1F1B schedule event by event and return when the last stage is idle."""
+    """Run the 1F1B schedule event by event and return the time at which the last stage is idle [s]."""
     p, m = len(forward_s), n_microbatches
     edges = [float(transfer_s)] * (p - 1) if isinstance(transfer_s, int | float) else list(transfer_s)
     if p < 1 or m < 1 or len(backward_s) != p or len(edges) != p - 1:
@@ -653,6 +619,7 @@ def pipeline_time_s(
     finished: dict[tuple[int, str, int], float] = {}
     clock, position = [0.0] * p, [0] * p
     remaining = sum(len(order) for order in orders)
+    # Sweep over the stages; each runs until it waits for a pass that a later sweep will have finished.
     while remaining:
         for stage in range(p):
             while position[stage] < len(orders[stage]):
@@ -671,7 +638,7 @@ def pipeline_time_s(
 def _ready_at(
     finished: dict[tuple[int, str, int], float], edges: list[float], stage: int, kind: str, k: int
 ) -> float | None:
-    """Return when the input of an operation has arrived; None if it is not known yet."""
+    """Arrival time of the input of a pass [s]; None if the pass that sends it has not run yet."""
     if kind == "F" and stage == 0:
         return 0.0
     if kind == "B" and stage == len(edges):
@@ -692,7 +659,7 @@ class ExactPipeline:
 
     @property
     def closed_form_s(self) -> float:
-        """Closed form, with two transfers a boundary on the critical path [s]."""
+        """Closed form, with two transfers per boundary on the critical path [s]."""
         transfers = 2.0 * (len(self.forward_s) - 1) * self.transfer_s
         return closed_form_time_s(self.forward_s, self.backward_s, self.n_microbatches) + transfers
 
@@ -705,7 +672,7 @@ class ExactPipeline:
 def exact_pipeline(
     workload: Workload, point: Point, cluster: ClusterSpec, calibration: CalibrationSet | Calibration
 ) -> ExactPipeline:
-    """Work out the stage times of a point.
+    """Compute the stage times of a point.
 
     Raises
     ------
@@ -733,8 +700,7 @@ def exact_pipeline(
     )
 
 
-# ------------------------------------------------------------------------------------------------
-# From points to a throughput table: emulation with seeded noise, and the explanation of a point.
+# --- Emulation: throughput tables with seeded noise, and explanations of points ---
 
 MAX_NOISE = 50.0
 """Largest scale of the noise: the time of a row then spreads by a factor of e, which is no measurement."""
@@ -772,12 +738,12 @@ class NoiseModel:
 
 @dataclass(frozen=True, slots=True)
 class Stragglers:
-    """Nodes that compute slowly, each with a probability in a row.
+    """Slow nodes: each node of a row computes slowly with a probability.
 
     Parameters
     ----------
     probability, mean_slowdown
-        Of a node being slow, and mean of the exponential share by which its compute takes longer [1].
+        Probability of a slow node, and mean of the exponential share by which its compute takes longer [1].
     """
 
     probability: float
@@ -833,7 +799,7 @@ class Anomalies:
 
 
 def row_seed(global_seed: int, cluster: str, workload: str, point: Point) -> int:
-    """Return a 64-bit seed that depends on the row alone, not on what else is emulated."""
+    """Return a 64-bit seed that depends on the row alone, not on the other rows."""
     return named_seed(global_seed, cluster, workload, point.text)
 
 
@@ -843,7 +809,7 @@ def _row_generator(global_seed: int, cluster: str, workload: str, point: Point) 
 
 @dataclass(frozen=True, slots=True)
 class Disturbances:
-    """What makes a measured row differ from the model: scatter, and optional defects."""
+    """Differences between a measured row and the model: scatter, and optional defects."""
 
     noise: NoiseModel = field(default_factory=NoiseModel)
     stragglers: Stragglers | None = None
@@ -908,19 +874,19 @@ def emulate(
     Parameters
     ----------
     points
-        Plans in placements, for example of `trace_points`.
+        Plans in placements, for example from `trace_points`.
     calibration
         Constants; the shipped level L1 if not given.
     seed, noise
-        Seed of all rows (a row depends on it and on itself alone), and scale of the measurement noise; with 0
-        a row has the exact value of the model. At most `MAX_NOISE`.
+        Seed of all rows (a row depends on the seed and its point alone), and scale of the measurement noise,
+        at most `MAX_NOISE`; with 0 a row has the exact value of the model.
     disturbances
         Sizes of the noise, stragglers and anomalies; the defaults if not given.
 
     Returns
     -------
     pandas.DataFrame
-        Schema `makespan.tables.THROUGHPUT`, one row a point in their order; an infeasible point
+        Schema `makespan.tables.THROUGHPUT`, one row per point in their order; an infeasible point
         has no times.
     """
     if not 0.0 <= noise <= MAX_NOISE:
@@ -932,7 +898,12 @@ def emulate(
     x = table.features(codes)
     terms = predict_terms(constants.vector, x, constants.compute_scale)
     if kinds.anomalies is not None and kinds.anomalies.half_batch_when_short:
-        terms = _half_batches(terms, x, points)
+        # Data-parallel rows that need accumulation run one micro-batch only.
+        affected = np.array([not point.plan.is_model_parallel for point in points]) & (x["microbatches"] > 1)
+        divisor = np.where(affected, x["microbatches"], 1.0)
+        terms = {
+            name: values / divisor if name in _COMPUTE_TERMS else values for name, values in terms.items()
+        }
     if noise > 0 or kinds.stragglers is not None or kinds.anomalies is not None:
         terms = _disturbed(terms, workload, points, cluster.name, seed, noise, kinds)
     frame = _frame(workload, points, terms, x, table.feasible(codes))
@@ -944,13 +915,6 @@ def emulate(
         ]
         frame = frame[kept].reset_index(drop=True)
     return frame
-
-
-def _half_batches(terms: dict[str, _Array], x: Features, points: Sequence[Point]) -> dict[str, _Array]:
-    """Let data-parallel rows that need accumulation run one micro-batch."""
-    affected = np.array([not point.plan.is_model_parallel for point in points]) & (x["microbatches"] > 1)
-    divisor = np.where(affected, x["microbatches"], 1.0)
-    return {name: values / divisor if name in _COMPUTE_TERMS else values for name, values in terms.items()}
 
 
 def _disturbed(
@@ -1039,11 +1003,10 @@ def explain(
     )
 
 
-# ------------------------------------------------------------------------------------------------
-# Trace files in the layout of the published ones, with an explanation of every row.
+# --- Trace files in the layout of the published ones, with an explanation of every row ---
 #
 # ``placements.csv`` has the published columns, ``placements.explain.jsonl`` every term of every row, and
-# ``placements.meta.json`` what made them. The files are emulated, not measured.
+# ``placements.meta.json`` their origin. The files are emulated, not measured.
 
 _PACKAGES = ("makespan.hardware", "makespan.workloads", "makespan.emulator")
 _DIGEST_BYTES = 16
@@ -1077,39 +1040,27 @@ def legacy_frame(frame: pd.DataFrame, units: str = "milliseconds") -> pd.DataFra
     return legacy
 
 
-def explanation_record(found: Explanation) -> dict[str, Any]:
+def explanation_record(explanation: Explanation) -> dict[str, Any]:
     """Return an explanation as a record of plain values, ready for JSON."""
-    plan = found.point.plan
-    terms = {name: value for name, value in found.terms_s.items() if math.isfinite(value)}
+    plan = explanation.point.plan
+    terms = {name: value for name, value in explanation.terms_s.items() if math.isfinite(value)}
     return {
         "exec_plan": write_exec_plan(plan),
-        "placement": found.point.placement.text,
+        "placement": explanation.point.placement.text,
         "cpu_threads": plan.cpu_threads,
         "micro_batch_size": plan.micro_batch_size,
         "n_microbatches": plan.n_microbatches,
-        "feasible": found.feasible,
-        "reason": found.reason,
-        "warnings": list(found.warnings),
-        "iter_time_s": found.iter_time_s if found.feasible else None,
-        "terms_s": terms if found.feasible else {},
-        "memory_bytes": found.memory_bytes,
-        "host_memory_bytes": found.host_memory_bytes,
-        "calibration": found.calibration.identifier,
-        "calibration_level": found.calibration.level,
+        "feasible": explanation.feasible,
+        "reason": explanation.reason,
+        "warnings": list(explanation.warnings),
+        "iter_time_s": explanation.iter_time_s if explanation.feasible else None,
+        "terms_s": terms if explanation.feasible else {},
+        "memory_bytes": explanation.memory_bytes,
+        "host_memory_bytes": explanation.host_memory_bytes,
+        "calibration": explanation.calibration.identifier,
+        "calibration_level": explanation.calibration.level,
         "note": EMULATED_NOTE,
     }
-
-
-def _sources(workload: Workload, cluster: ClusterSpec) -> dict[str, str]:
-    """Return where the numbers come from, by what they describe."""
-    stacks = (workload.data_parallel_stack, workload.model_parallel_stack)
-    described = {
-        f"workload {workload.key}": workload.source,
-        f"model {workload.model.key}": workload.model.source,
-    }
-    described |= {f"stack {software.label}": software.source for software in stacks}
-    described |= {f"node {node.name}": node.source for node in cluster.nodes}
-    return described | {f"device {node.gpu.name}": node.gpu.source for node in cluster.nodes}
 
 
 def write_trace(
@@ -1136,13 +1087,21 @@ def write_trace(
     table = legacy_frame(frame, units)
     records = [explanation_record(explain(workload, point, cluster, calibration)) for point in points]
     used = calibration.for_workload(workload)
+    stacks = (workload.data_parallel_stack, workload.model_parallel_stack)
+    sources = {
+        f"workload {workload.key}": workload.source,
+        f"model {workload.model.key}": workload.model.source,
+    }
+    sources |= {f"stack {software.label}": software.source for software in stacks}
+    sources |= {f"node {node.name}": node.source for node in cluster.nodes}
+    sources |= {f"device {node.gpu.name}": node.gpu.source for node in cluster.nodes}
     meta = {
         "note": EMULATED_NOTE,
         "emulator_version": __version__,
         "cluster": cluster.name,
         "workload": workload.key,
-        "stacks": [workload.data_parallel_stack.label, workload.model_parallel_stack.label],
-        "sources": _sources(workload, cluster),
+        "stacks": [software.label for software in stacks],
+        "sources": sources,
         "seed": seed,
         "noise": noise,
         "phase_units": units,

@@ -1,4 +1,4 @@
-"""What is emulated: plans in placements, and the designed grid of them that makes a trace."""
+"""Points of the emulator: plans in placements, and the grid of them that makes up a trace."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,9 +19,9 @@ from makespan.plans import (
 )
 from makespan.workloads import Workload
 
-_MULTISET_GPUS = (1, 2, 4, 8)  # data-parallel plans run in every placement of so many GPUs,
-_EQUAL_SPLIT_GPUS = (16,)  # and in equal splits only of so many
-# tensor parallelism with accumulation stays on one node
+_MULTISET_GPUS = (1, 2, 4, 8)  # data-parallel plans run in every placement of these numbers of GPUs,
+_EQUAL_SPLIT_GPUS = (16,)  # and only in equal splits of these
+# Tensor parallelism with accumulation stays on one node.
 _ONE_NODE = tuple(Placement((count,)) for count in (1, 2, 3, 4))
 _DEGREES, _REPLICAS = range(1, 9), (1, 2, 4, 8)
 
@@ -94,13 +94,13 @@ def trace_points(workload: Workload, cluster: ClusterSpec) -> list[Point]:
     Data-parallel families run in every placement of 1, 2, 4 and 8 GPUs and in equal splits of
     16. Model-parallel families run with pipeline degrees that divide the layers and tensor
     degrees that divide the heads, packed and spread over equal nodes; every pipeline stage has
-    a node of its own, but for jobs of up to 4 GPUs. Tensor parallelism with accumulation runs
+    a node of its own, except in jobs of up to 4 GPUs. Tensor parallelism with accumulation runs
     on 1 to 4 GPUs of a node. Where the published traces cover several numbers of CPU threads, offload
     plans and plans on one GPU run with each of them. The size of the cluster bounds the grid.
     """
     threads = workload.trace_cpu_threads or (DEFAULT_CPU_THREADS,)
     points: list[Point] = []
-    for exec_plan, placement in _texts(workload, cluster):
+    for exec_plan, placement in _trace_texts(workload, cluster):
         try:
             point = read_point(workload, exec_plan, placement.text, threads[0])
         except PlanError:
@@ -110,7 +110,7 @@ def trace_points(workload: Workload, cluster: ClusterSpec) -> list[Point]:
     return list(dict.fromkeys(points))
 
 
-def _texts(workload: Workload, cluster: ClusterSpec) -> Iterator[tuple[str, Placement]]:
+def _trace_texts(workload: Workload, cluster: ClusterSpec) -> Iterator[tuple[str, Placement]]:
     families = [PlanFamily(name) for name in workload.families]
     for family in families:
         if family is PlanFamily.TP_GA:
@@ -119,13 +119,8 @@ def _texts(workload: Workload, cluster: ClusterSpec) -> Iterator[tuple[str, Plac
         elif family.word:
             for placement in data_parallel_placements(cluster):
                 yield family.word, placement
-    if PlanFamily.TP_PP in families or PlanFamily.DP_TP_PP in families:
-        yield from _model_parallel_texts(workload, cluster, families)
-
-
-def _model_parallel_texts(
-    workload: Workload, cluster: ClusterSpec, families: list[PlanFamily]
-) -> Iterator[tuple[str, Placement]]:
+    if PlanFamily.TP_PP not in families and PlanFamily.DP_TP_PP not in families:
+        return
     model = workload.model
     pipeline = [degree for degree in _DEGREES if model.n_layers % degree == 0]
     tensor = [degree for degree in _DEGREES if model.heads % degree == 0]

@@ -1,4 +1,9 @@
-"""Measured rows beside their features, as calibration and validation need them."""
+"""Calibration of the emulator to measured rows, and its validation under leave-out protocols.
+
+A calibration is a robust least-squares fit of the logarithms of the constants, with Gaussian priors. A
+protocol decides which rows a fit sees and which rows judge it. Calibration sets exist at several levels of
+knowledge, from public constants (L0) to all rows of a model (L3).
+"""
 
 import hashlib
 import time
@@ -21,8 +26,7 @@ from makespan.least_squares import forward_differences, least_squares
 from makespan.plans import PlanFamily
 from makespan.workloads import Workload, workload as load_workload
 
-# ------------------------------------------------------------------------------------------------
-# Measured rows beside their features, as calibration and validation need them.
+# --- Observations: measured rows with their features ---
 
 PLAN_CLASSES = ("dp", "gc", "zero", "offload", "3d")
 """Classes of plans that are held out together."""
@@ -41,14 +45,14 @@ _Text = NDArray[np.str_]
 
 @dataclass(frozen=True, slots=True)
 class Observations:
-    """Measured rows with their features; all arrays have one entry a row.
+    """Measured rows with their features; all arrays have one entry per row.
 
     Parameters
     ----------
     software
         Training software that ran the row, see `makespan.workloads.Stack.software`.
     exec_plan, placement, clean
-        The row in trace notation, and whether no measurement anomaly was flagged.
+        The row in trace notation, and a mask of the rows without a flagged measurement anomaly.
     iter_time_s, forward_s, optimize_s
         Measured time and phases [s]; a phase is NaN where the stack reports no meaningful one.
     """
@@ -88,7 +92,7 @@ def observe(frames: Mapping[str, pd.DataFrame], cluster: ClusterSpec) -> Observa
         No table has a feasible row; a row cannot be read.
     """
     parts = [
-        _one(load_workload(key), frame[frame["feasible"]], cluster)
+        _observe_workload(load_workload(key), frame[frame["feasible"]], cluster)
         for key, frame in frames.items()
         if load_workload(key).used_for_calibration
     ]
@@ -104,7 +108,7 @@ def observe(frames: Mapping[str, pd.DataFrame], cluster: ClusterSpec) -> Observa
     return Observations(**joined, features=features)
 
 
-def _one(spec: Workload, frame: pd.DataFrame, cluster: ClusterSpec) -> Observations:
+def _observe_workload(spec: Workload, frame: pd.DataFrame, cluster: ClusterSpec) -> Observations:
     points = points_from_frame(spec, frame, where=f"trace of {spec.key}")
     table = feature_table(spec, cluster)
     codes = table.codes(points)
@@ -142,18 +146,17 @@ def _where_meaningful(
     return np.where(meaningful & (numbers > 0), numbers, np.nan)
 
 
-# ------------------------------------------------------------------------------------------------
-# Calibration: the fit, which rows it sees and which it is judged by, and calibration sets of any level.
-#
-# Robust least squares on log times with priors, phases and model weights.
+# --- Calibration: the fit, protocols of seen and held-out rows, and calibration sets of every level ---
 
 _Array = NDArray[np.float64]
 _Mask = NDArray[np.bool_]
 _FOLDS = 5
 _FEW = 3
-_FEW_SD = 1.0  # how far a few rows of a new model may move constants fitted on other models,
-_MANY_SD = 2.0  # and how far all its rows may, as factors on the spread of the priors
-_ANCHOR_TRUST = 0.5  # share of the anchor's residual that is put down to the model's compute
+# Widths of the priors when constants fitted on other models are refined by rows of a new one, as factors on
+# the spread of the priors: by a few rows, and by many.
+_FEW_SD = 1.0
+_MANY_SD = 2.0
+_ANCHOR_TRUST = 0.5  # share of the anchor's residual that is attributed to the model's compute
 _ANCHOR_RANGE = (0.5, 2.0)
 _COMPUTE = ("forward", "backward", "recompute")
 _DIGEST_BYTES = 16
@@ -197,7 +200,7 @@ def calibrate(
     """Fit the constants to measured rows.
 
     Soft-L1 loss on log iteration times, small weights on the phases that the stacks report,
-    Gaussian priors on the logarithms, and weights that let each model count about equally.
+    Gaussian priors on the logarithms, and weights with which each model counts about equally.
 
     Parameters
     ----------
@@ -221,7 +224,7 @@ def calibrate(
     start = np.minimum(centre, upper - 1e-3)
     if not np.all(np.isfinite(residuals(start))):
         raise FitError("a residual is not finite at the prior; check the measured rows and the hardware")
-    found, cost = least_squares(
+    log_theta, cost = least_squares(
         residuals,
         start,
         (-np.inf, upper),
@@ -230,14 +233,16 @@ def calibrate(
         gradient_tolerance=_TOLERANCE,
         max_evaluations=max_evaluations,
     )
-    jacobian = forward_differences(residuals, found, _STEP_LOG)
+    jacobian = forward_differences(residuals, log_theta, _STEP_LOG)
     covariance = np.linalg.inv(np.einsum("ij,ik->jk", jacobian, jacobian))
     std_err = np.sqrt(np.diag(covariance))
     return CalibrationFit(
-        theta=np.exp(found),
+        theta=np.exp(log_theta),
         n_rows=len(observations),
         cost=cost,
-        active_bounds=tuple(CONSTANTS[i].name for i in np.flatnonzero(found > upper - _BOUND_TOLERANCE_LOG)),
+        active_bounds=tuple(
+            CONSTANTS[i].name for i in np.flatnonzero(log_theta > upper - _BOUND_TOLERANCE_LOG)
+        ),
         correlation=covariance / np.outer(std_err, std_err),
         std_err_log=std_err,
     )
@@ -253,7 +258,10 @@ def _residuals(data: Observations, centre: _Array, spread: _Array, theta_log: _A
     """Residuals for one vector or for a matrix of vectors, one row each."""
     terms = predict_terms(np.exp(theta_log), data.features)
     total = np.asarray(sum(terms.values()))
-    weight = _model_weights(data)
+    # Square roots of weights with which each model counts the same; their mean is 1.
+    _, inverse, counts = np.unique(data.model, return_inverse=True, return_counts=True)
+    share = 1.0 / counts[inverse]
+    weight = np.asarray(np.sqrt(share * len(share) / share.sum()))
     forward, _, optimize = phases("zero", terms, data.features)
     parts = [
         _soft_l1(np.log(total) - np.log(data.iter_time_s)) * weight,
@@ -268,13 +276,6 @@ def _log_ratio(predicted: _Array, measured: _Array) -> _Array:
     known = np.isfinite(measured)
     ratio = np.where(known, predicted / np.where(known, measured, 1.0), 1.0)
     return np.asarray(np.log(np.maximum(ratio, 1e-12)))
-
-
-def _model_weights(data: Observations) -> _Array:
-    """Square roots of weights with which each model counts the same, mean weight 1."""
-    _, inverse, counts = np.unique(data.model, return_inverse=True, return_counts=True)
-    weight = 1.0 / counts[inverse]
-    return np.asarray(np.sqrt(weight * len(weight) / weight.sum()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,10 +306,10 @@ def leave_out(data: Observations, groups: NDArray[np.str_]) -> Protocol:
 
 
 def anchor_rows(data: Observations, kinds: NDArray[np.str_]) -> dict[str, int]:
-    """Choose the anchor of every kind of rows, such as a workload: a small row on one node without offload.
+    """Choose the anchor row of every kind, such as a workload: a small clean row on one node without offload.
 
-    Among clean rows: no offload before offload, one node before several, then closest to four
-    GPUs, then the order of plan classes and of the rows.
+    Rows without offload come before rows with it, one node before several, then rows closest to four GPUs;
+    ties are broken by the order of plan classes and of the rows.
     """
     rank = {name: index for index, name in enumerate(PLAN_CLASSES)}
     chosen: dict[str, tuple[tuple[float, ...], int]] = {}
@@ -327,7 +328,7 @@ def anchor_rows(data: Observations, kinds: NDArray[np.str_]) -> dict[str, int]:
 
 
 def anchor_scale(theta: _Array, data: Observations, row: int) -> float:
-    """Return the factor on compute that one measured row suggests; part of its residual is scatter."""
+    """Return the factor on compute that one measured row suggests, damped because the row has scatter."""
     mask = np.arange(len(data)) == row
     terms = predict_terms(theta, data.subset(mask).features)
     compute = sum(float(terms[name][0]) for name in _COMPUTE)
@@ -337,9 +338,10 @@ def anchor_scale(theta: _Array, data: Observations, row: int) -> float:
 
 
 def anchored(data: Observations, base: Protocol, groups: NDArray[np.str_]) -> Protocol:
-    """Add one measured row a workload, and a group of it, to a protocol that left groups out (level L1a)."""
+    """Add one measured row per workload and group to a protocol that left groups out (level L1a)."""
     predicted, held_out = base.predicted_s.copy(), np.ones(len(data), dtype=bool)
     anchors: dict[str, float] = {}
+    # A workload whose rows are in several groups, such as two kinds of software, gets an anchor in each.
     split = {name for name in set(data.workload) if len(set(groups[data.workload == name])) > 1}
     pairs = zip(data.workload, groups, strict=True)
     kinds = np.array([f"{name}, {group}" if name in split else name for name, group in pairs], dtype=np.str_)
@@ -353,7 +355,7 @@ def anchored(data: Observations, base: Protocol, groups: NDArray[np.str_]) -> Pr
 
 
 def few_shot(data: Observations, base: Protocol) -> Protocol:
-    """Refine the fit that excluded a model by up to three of its rows a plan class (level L2)."""
+    """Refine the fit that excluded a model by up to three of its rows per plan class (level L2)."""
     splits = []
     for model in base.thetas:
         members = data.model == model
@@ -364,7 +366,12 @@ def few_shot(data: Observations, base: Protocol) -> Protocol:
 
 def five_fold(data: Observations, base: Protocol) -> Protocol:
     """Refine by four fifths of the placements of a model and predict the last fifth (level L3)."""
-    fold, splits = _fold_of(data), []
+    # The placements of a workload go to the folds in turn.
+    fold, splits = np.zeros(len(data), dtype=np.int64), []
+    for workload in dict.fromkeys(data.workload):
+        members = data.workload == workload
+        order = {text: index for index, text in enumerate(sorted(set(data.placement[members])))}
+        fold[members] = [order[text] % _FOLDS for text in data.placement[members]]
     for model in base.thetas:
         members = data.model == model
         splits += [(model, members & data.clean & (fold != k), members & (fold == k)) for k in range(_FOLDS)]
@@ -372,7 +379,7 @@ def five_fold(data: Observations, base: Protocol) -> Protocol:
 
 
 def refine(data: Observations, prior: _Array, *, many: bool) -> _Array:
-    """Return constants fitted to rows of one model around those that have not seen it."""
+    """Return constants fitted to rows of one model, with priors around constants that have not seen it."""
     width = _MANY_SD if many else _FEW_SD
     spread = width * np.array([constant.sd_log for constant in CONSTANTS])
     return calibrate(data, prior=prior, sd_log=spread).theta
@@ -381,7 +388,7 @@ def refine(data: Observations, prior: _Array, *, many: bool) -> _Array:
 def _refined(
     data: Observations, base: Protocol, splits: Iterable[tuple[str, _Mask, _Mask]], *, many: bool
 ) -> Protocol:
-    """Refine by the first rows of each split and predict its others."""
+    """Refine by the first rows of each split and predict its other rows."""
     predicted, held_out = base.predicted_s.copy(), np.zeros(len(data), dtype=bool)
     for model, seen, rest in splits:
         theta = refine(data.subset(seen), base.thetas[model], many=many)
@@ -391,7 +398,7 @@ def _refined(
 
 
 def few_rows(data: Observations, candidates: _Mask) -> _Mask:
-    """Choose up to three rows a plan class: the two smallest on one node and one on several."""
+    """Choose up to three rows per plan class: the two smallest on one node and one on several."""
     seen = np.zeros(len(data), dtype=bool)
     for workload in dict.fromkeys(data.workload[candidates]):
         for plan_class in PLAN_CLASSES:
@@ -406,18 +413,8 @@ def few_rows(data: Observations, candidates: _Mask) -> _Mask:
     return seen
 
 
-def _fold_of(data: Observations) -> NDArray[np.int64]:
-    """Return the fold of each row: the placements of a workload go to the folds in turn."""
-    fold = np.zeros(len(data), dtype=np.int64)
-    for workload in dict.fromkeys(data.workload):
-        members = data.workload == workload
-        order = {text: index for index, text in enumerate(sorted(set(data.placement[members])))}
-        fold[members] = [order[text] % _FOLDS for text in data.placement[members]]
-    return fold
-
-
 def data_digest(data: Observations) -> str:
-    """Return a BLAKE2b digest of the measured rows, whatever their order."""
+    """Return a BLAKE2b digest of the measured rows that does not depend on their order."""
     rows = zip(data.workload, data.exec_plan, data.placement, data.iter_time_s, strict=True)
     lines = sorted(
         f"{workload}|{plan}|{placement}|{float(time)!r}" for workload, plan, placement, time in rows
@@ -431,7 +428,7 @@ def calibration_set(name: str, observations: Observations, source: str) -> Calib
     Parameters
     ----------
     observations, source
-        Measured rows, of which flagged ones are left out of the fits; and what they are.
+        Measured rows (the fits leave out flagged ones), and their description.
 
     Returns
     -------
@@ -459,17 +456,17 @@ def calibration_set(name: str, observations: Observations, source: str) -> Calib
 def refined_set(
     name: str, observations: Observations, source: str, level: str, base: CalibrationSet
 ) -> CalibrationSet:
-    """Refine a calibration by measured rows of the models it is to be used for.
+    """Refine a calibration by measured rows of the models that it will predict.
 
     Parameters
     ----------
     observations, source
-        Measured rows, of which flagged ones are not used; and what they are.
+        Measured rows (flagged ones are not used), and their description.
     level
-        ``L1a``: one row a workload sets a factor on its compute. ``L2``: up to three rows a plan
+        ``L1a``: one row per workload sets a factor on its compute. ``L2``: up to three rows per plan
         class. ``L3``: all rows.
     base
-        Constants to start from; of each model those that have not seen it.
+        Constants to start from: for each model those that have not seen it.
 
     Raises
     ------
@@ -506,8 +503,7 @@ def refined_set(
     )
 
 
-# ------------------------------------------------------------------------------------------------
-# Validation against measured traces: agreement under every protocol, one table, and its targets.
+# --- Validation: agreement with measured traces under every protocol, one table, and its targets ---
 
 _CLOSE = 0.05  # a plan within 5 % of the best one counts as good
 _APART = 0.10  # pairs further apart than 10 % should be ordered right
@@ -564,7 +560,7 @@ def _mean(values: list[float]) -> float:
 def _ranking(
     data: Observations, predicted_s: _Array, mask: _Mask
 ) -> tuple[list[float], list[float], list[float]]:
-    """Return regrets a placement, and for each pair of plans there whether its order is right."""
+    """Return the regret per placement, and 1 or 0 per pair of plans there for a right or wrong order."""
     groups: dict[tuple[str, str], list[int]] = {}
     for row in np.flatnonzero(mask):
         groups.setdefault((str(data.workload[row]), str(data.placement[row])), []).append(int(row))
@@ -586,7 +582,7 @@ def _ranking(
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a figure of the validation has to and should reach, and an earlier study of the structure did."""
+    """Bound of one figure of the validation, an aim beyond it, and the figure of an earlier study."""
 
     protocol: str
     metric: str  # a field of `Agreement` or ``points_per_s``
@@ -598,11 +594,11 @@ class Target:
 
     @property
     def higher_is_better(self) -> bool:
-        """Whether larger values are better."""
+        """True for metrics of which larger values are better."""
         return self.metric in _HIGHER_IS_BETTER
 
     def reached_by(self, value: float, bound: float | None) -> bool:
-        """Return whether a value is at least as good as a bound; NaN never is."""
+        """Return True if a value is at least as good as a bound; NaN never is."""
         if bound is None:
             return True
         return value >= bound if self.higher_is_better else value <= bound
@@ -617,7 +613,7 @@ def targets() -> tuple[Target, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Validation:
-    """Result of `validate`: the figures of all protocols, and one row a target in ``table``.
+    """Result of `validate`: the figures of all protocols, and one row per target in ``table``.
 
     Columns of the table: ``protocol, metric, reached, must, aim, reference, verdict`` (aim, must or missed),
     and ``known``, the measured rows that the predictions had seen.
@@ -630,7 +626,7 @@ class Validation:
 
     @property
     def passed(self) -> bool:
-        """Whether every bound holds."""
+        """True if every bound holds."""
         return bool((self.table["verdict"] != "missed").all())
 
     @property
@@ -675,33 +671,7 @@ def validate(data: Observations) -> Validation:
         "LOPO, no offload": _judge(data, by_class, data.clean & (data.plan_class != "offload")),
         "LOMO, all rows": _judge(data, by_model, everything),
     }
-    return Validation(
-        table=_table(figures, predict_speed(data)),
-        agreements=figures,
-        anchors=with_anchor.anchors,
-        active_bounds=calibrate(data.subset(data.clean)).active_bounds,
-    )
-
-
-def _judge(data: Observations, protocol: Protocol, rows: _Mask | None = None) -> Agreement:
-    chosen = data.clean if rows is None else rows
-    return agreement(data, protocol.predicted_s, chosen & protocol.held_out)
-
-
-def predict_speed(data: Observations) -> float:
-    """Measure how many points a second the time model predicts from ready features."""
-    codes = np.arange(_SPEED_POINTS) % len(data)
-    features = {name: values[codes] for name, values in data.features.items()}
-    theta = prior_theta()
-    best = float("inf")
-    for _ in range(_SPEED_REPEATS):
-        start = time.perf_counter()
-        predict(theta, features)
-        best = min(best, time.perf_counter() - start)
-    return _SPEED_POINTS / best
-
-
-def _table(figures: Mapping[str, Agreement], points_per_s: float) -> pd.DataFrame:
+    points_per_s = predict_speed(data)
     records = []
     for target in targets():
         if target.metric == "points_per_s":
@@ -715,4 +685,27 @@ def _table(figures: Mapping[str, Agreement], points_per_s: float) -> pd.DataFram
         figures_of = (target.protocol, target.metric, value, target.must, aim, target.reference)
         records.append((*figures_of, verdict, target.known))
     columns = ["protocol", "metric", "reached", "must", "aim", "reference", "verdict", "known"]
-    return pd.DataFrame(records, columns=columns)
+    return Validation(
+        table=pd.DataFrame(records, columns=columns),
+        agreements=figures,
+        anchors=with_anchor.anchors,
+        active_bounds=calibrate(data.subset(data.clean)).active_bounds,
+    )
+
+
+def _judge(data: Observations, protocol: Protocol, rows: _Mask | None = None) -> Agreement:
+    chosen = data.clean if rows is None else rows
+    return agreement(data, protocol.predicted_s, chosen & protocol.held_out)
+
+
+def predict_speed(data: Observations) -> float:
+    """Measure the speed of the time model with ready features [points/s]."""
+    codes = np.arange(_SPEED_POINTS) % len(data)
+    features = {name: values[codes] for name, values in data.features.items()}
+    theta = prior_theta()
+    best = float("inf")  # the fastest repetition is the one that other processes disturbed least
+    for _ in range(_SPEED_REPEATS):
+        start = time.perf_counter()
+        predict(theta, features)
+        best = min(best, time.perf_counter() - start)
+    return _SPEED_POINTS / best

@@ -1,4 +1,4 @@
-"""What a device, a node and a cluster are."""
+"""Devices, nodes and clusters: their types and presets."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -8,8 +8,7 @@ from typing import Any, Literal, get_args
 from makespan.errors import InputError, unknown_name
 from makespan.files import preset_entry, read_preset
 
-# ------------------------------------------------------------------------------------------------
-# What a device, a node and a cluster are.
+# --- Types ---
 
 IntraKind = Literal["switch", "mesh", "pcie", "pair"]
 
@@ -77,7 +76,7 @@ class NodeSpec:
     name, source
         Key in the catalogue, and where the numbers come from.
     gpu, n_gpus
-        Device and how many of it.
+        Device, and number of devices.
     intra_bandwidth_bytes_per_s, intra_latency_s, intra_kind
         Link between devices: per device and direction [B/s], hop latency [s], and ``switch``,
         ``mesh``, ``pcie`` or ``pair`` (bridged pairs).
@@ -135,14 +134,14 @@ class NodeSpec:
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """What connects the nodes.
+    """Network between the nodes.
 
     Parameters
     ----------
     latency_s, oversubscription
         One way, card to card [s]; of the core network, at least 1.
     rdma, tcp_factor
-        Whether cards use RDMA, and the share of their bandwidth reached without it [1].
+        True if cards use RDMA, and the share of their bandwidth reached without it [1].
     """
 
     latency_s: float
@@ -165,7 +164,7 @@ class Network:
 
 @dataclass(frozen=True, slots=True)
 class ClusterSpec:
-    """Nodes, one entry each, which may differ, and the network between them; named as in the catalogue."""
+    """Nodes, one entry each, equal or not, and the network between them; named as in the catalogue."""
 
     name: str
     nodes: tuple[NodeSpec, ...]
@@ -192,12 +191,12 @@ class ClusterSpec:
 
     @property
     def is_homogeneous(self) -> bool:
-        """Whether all nodes are equal."""
+        """True if all nodes are equal."""
         return len(set(self.nodes)) == 1
 
     @property
     def node(self) -> NodeSpec:
-        """The one kind of node; an `InputError` says that there are several."""
+        """Kind of all nodes; raises `InputError` if there are several kinds."""
         if not self.is_homogeneous:
             kinds = ", ".join(dict.fromkeys(node.name for node in self.nodes))
             raise InputError(f"cluster {self.name!r} has several kinds of node: {kinds}; accepted: one kind")
@@ -219,9 +218,7 @@ def homogeneous(node: NodeSpec, n_nodes: int, network: Network, name: str | None
     return ClusterSpec(name=label, nodes=(node,) * n_nodes, network=network)
 
 
-# ------------------------------------------------------------------------------------------------
-# Presets of devices, nodes and clusters, read from the packaged TOML files.
-
+# --- Presets, read from the packaged TOML files ---
 
 _PACKAGE = "makespan.hardware"
 
@@ -260,7 +257,7 @@ def cluster(name: str) -> ClusterSpec:
 
 
 def cluster_from(name: str, entry: Mapping[str, Any]) -> ClusterSpec:
-    """Build a cluster of equal nodes that the catalogue does not have.
+    """Build a cluster of equal nodes that is not in the catalogue.
 
     Cluster, node and device are called ``name``; ``entry`` has ``n_nodes``, and the tables ``gpu``, ``node``
     and ``network`` with the fields of the presets. Raises `InputError` for missing, unknown and wrong fields.

@@ -1,4 +1,8 @@
-"""What a live run keeps on disk, so that another process can take it over."""
+"""Live engine: the simulator's engine driven by a wall clock and by processes that really train.
+
+Segments run in threads of an `Executor`; the `LiveEngine` counts steps and losses as the processes report
+them; its state is saved so that another process can resume the run.
+"""
 
 import heapq
 import logging
@@ -46,15 +50,14 @@ from makespan.workloads import JobSpec, workload
 _log = logging.getLogger(__name__)
 
 
-# ------------------------------------------------------------------------------------------------
-# Segments of live jobs: processes between a start and a stop, their slots, and who trains.
+# --- Segments ---------------------------------------------------------------------------------------
 
 _KILL_WAIT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """One stretch of a job: processes under one plan, from their start to their end.
+    """One segment of a job: its processes under one plan, from their start to their end.
 
     It serves the allocation of a ``generation``, a number that grows with each change of the job.
     """
@@ -67,11 +70,11 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class SegmentResult:
-    """What a segment did.
+    """Outcome of a segment.
 
-    Steps of the job that are done, counted from its very first one; steps of this segment, wall time
-    that so many take once they are warm, with checkpoints between them [s], and loss of the last of them,
-    NaN without any.
+    ``steps_done`` are the steps of the job, counted from its very first one; ``n_steps`` those of this
+    segment; ``step_wall_s`` is the wall time of as many warm steps, with the checkpoints between them [s];
+    ``loss`` is that of the last step, NaN without any.
     """
 
     steps_done: int
@@ -82,7 +85,7 @@ class SegmentResult:
 
 @dataclass(frozen=True, slots=True)
 class SegmentEnd:
-    """The end of a segment, with its result or the error that ended it."""
+    """End of a segment, with its result or the error that ended it."""
 
     segment: Segment
     result: SegmentResult | None
@@ -91,7 +94,7 @@ class SegmentEnd:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a job shall run as."""
+    """Configuration under which a job should run."""
 
     job: JobSpec
     generation: int
@@ -99,7 +102,7 @@ class Target:
 
 
 class Trainer(Protocol):
-    """Whatever runs segments: real processes, or a stand-in for tests.
+    """Interface that runs segments: with real processes, or with a stand-in in tests.
 
     A segment of a job that has a checkpoint continues from the newest one.
     """
@@ -111,7 +114,7 @@ class Trainer(Protocol):
         """
 
     def stop(self, segment: Segment) -> None:
-        """Ask a segment to write a checkpoint and end; may be called more than once."""
+        """Ask a segment to write a checkpoint and end; may be called repeatedly."""
 
     def kill(self, segment: Segment) -> None:
         """End the processes of a segment at once."""
@@ -124,7 +127,7 @@ class Trainer(Protocol):
 
 
 class Executor:
-    """Runs segments in threads so that jobs come to run as they should.
+    """Runs segments in threads until jobs run as their targets say.
 
     A job changes by stopping its segment and starting another one as soon as enough slots are free.
     """
@@ -141,7 +144,7 @@ class Executor:
         return tuple(self._active.values())
 
     def reconcile(self, targets: Mapping[str, Target]) -> None:
-        """Stop segments that serve no target any more, and start those for which slots are free."""
+        """Stop segments that no longer serve a target, and start those for which slots are free."""
         for job_id, segment in self._active.items():
             target = targets.get(job_id)
             if target is None or target.generation != segment.generation:
@@ -163,7 +166,7 @@ class Executor:
         return end
 
     def shut_down(self, grace_s: float) -> list[SegmentEnd]:
-        """Stop all segments, kill those that do not end within a time [s], and return their ends."""
+        """Stop all segments, kill those that do not end within ``grace_s`` seconds, and return their ends."""
         ends = self._drain(grace_s, self.trainer.stop)
         return ends + self._drain(_KILL_WAIT_S, self.trainer.kill) if self._active else ends
 
@@ -183,17 +186,17 @@ class Executor:
         threading.Thread(target=self._work, args=(segment,), name=name, daemon=True).start()
 
     def _work(self, segment: Segment) -> None:
-        # Inherited by the processes: an interrupt from the keyboard reaches the scheduler alone,
-        # which then lets them write their checkpoints.
+        # The processes inherit the mask: a keyboard interrupt reaches the scheduler alone, which then lets
+        # them write their checkpoints.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             self._ends.put(SegmentEnd(segment, self.trainer.train(segment), None))
-        except Exception as error:  # noqa: BLE001 - whatever it is, the scheduler must hear of it
+        except Exception as error:  # noqa: BLE001 - the scheduler must learn of any failure
             self._ends.put(SegmentEnd(segment, None, error))
 
 
 LaunchOn = Callable[[tuple[int, ...]], Launcher]
-"""From slots to the launcher whose processes use them."""
+"""Maps slots to the launcher whose processes use them."""
 
 
 def _local_slots(device: Literal["cpu", "cuda"]) -> LaunchOn:
@@ -205,7 +208,7 @@ def _local_slots(device: Literal["cpu", "cuda"]) -> LaunchOn:
 
 
 def _slurm_slots(device: Literal["cpu", "cuda"]) -> LaunchOn:
-    """Choose launchers inside an allocation of Slurm: a slot is a task with a device that no other has."""
+    """Choose launchers inside a Slurm allocation: a slot is a task with a device of its own."""
 
     def launcher(slots: tuple[int, ...]) -> Launcher:
         gpus = (f"--gres=gpu:{len(slots)}",) if device == "cuda" else ()
@@ -228,9 +231,9 @@ def slots_of(launcher: str, device: str, n_slots: int) -> LaunchOn:
 
 
 def steady_wall_s(result: RunResult) -> float:
-    """Wall time of as many steps once they are warm, with checkpoints between them [s].
+    """Return the wall time of as many warm steps as a run did, with the checkpoints between them [s].
 
-    A slow first step, and the checkpoint at the end, belong to the restart.
+    A slow first step and the checkpoint at the end count towards the restart.
     """
     warm = result.paces_s[1:] or result.paces_s
     return len(result.paces_s) * fmean(warm) + sum(result.save_s[:-1]) if warm else 0.0
@@ -245,8 +248,9 @@ def configuration_plan(item: Configuration, node: NodeSpec) -> ExecutionPlan:
 class ProcessTrainer:
     """Trains small models in processes of their own.
 
-    It keeps run directories and checkpoints in ``directory``, has the seed of each job and the steps
-    between the checkpoints of each workload, and kills processes only if they are on this machine.
+    Run directories and checkpoints are kept in ``directory``; ``seeds`` has the seed of each job,
+    ``checkpoint_every`` the steps between checkpoints of each workload. Processes are killed only if
+    ``is_here``, that is, if they are on this machine.
     """
 
     def __init__(
@@ -271,7 +275,7 @@ class ProcessTrainer:
         seed, every = self._seeds[name], self._checkpoint_every.get(key, 0)
         job = TrainingJob(model, plan, segment.job.steps, seed, seed, checkpoint_every=every)
         saved = self.saved_steps(segment.job)
-        if saved >= segment.job.steps:  # it ended with its last step, but nobody was there to note it
+        if saved >= segment.job.steps:  # its last step was saved, but the scheduler died before it noted that
             return SegmentResult(saved, 0, 0.0, float("nan"))
         result = train(
             job,
@@ -285,11 +289,11 @@ class ProcessTrainer:
 
     def stop(self, segment: Segment) -> None:
         """Ask a segment to stop; see `Trainer.stop`."""
-        with suppress(FileNotFoundError):  # it is only about to begin; the next request finds it
+        with suppress(FileNotFoundError):  # no run directory yet; the next request will find it
             request_stop(self._run_dir(segment))
 
     def kill(self, segment: Segment) -> None:
-        """Kill the processes of a segment, if they are here and have reported themselves."""
+        """Kill the processes of a segment, if they are on this machine and have reported their ids."""
         pids = RunDirectory(self._run_dir(segment)).meeting() if self._is_here else None
         for pid in pids or ():
             with suppress(ProcessLookupError, PermissionError):
@@ -312,16 +316,15 @@ class ProcessTrainer:
         return self._directory / job.job_id / "checkpoints"
 
 
-# ------------------------------------------------------------------------------------------------
-# The engine of the simulator, driven by a clock on the wall and by processes that really train.
+# --- Engine -----------------------------------------------------------------------------------------
 
 _POLL_WALL_S = 0.1
 _SAVE_EVERY_WALL_S = 2.0
-_MAX_LOSSES = 3  # processes of a job that die one after the other without a step kept between them
+_MAX_LOSSES = 3  # consecutive losses of a job's processes without a saved step between them
 
 
 class LiveClock:
-    """Time of a live run: wall time since its beginning, pauses left out, times a scale."""
+    """Time of a live run: wall time since its beginning without pauses, times a scale."""
 
     def __init__(self, scale: float = 1.0, start_s: float = 0.0) -> None:
         self.scale = scale
@@ -333,12 +336,12 @@ class LiveClock:
         return self._start_s + self.scale * (time.monotonic() - self._began)
 
     def wall_s(self, time_s: float) -> float:
-        """Return the wall time until a time of the schedule [s], 0 if it is over."""
+        """Return the wall time until a time of the schedule [s], 0 if it has passed."""
         return max(time_s - self.now_s(), 0.0) / self.scale
 
 
 class LiveJob(JobView):
-    """A job whose steps are counted by its processes instead of foreseen."""
+    """Job whose steps are counted by its processes instead of predicted from time."""
 
     __slots__ = ()
 
@@ -354,10 +357,10 @@ class LiveJob(JobView):
 class LiveEngine(Engine):
     """Runs a trace for real: decisions as in the simulator, everything else as it happens.
 
-    Arrivals and requests for decisions wait in the queue of the simulator. What the simulator
-    foresees, restarts that are over and last steps, comes from the processes. ``overheads_s`` is, of each
-    segment that ended well, the time that its job held devices for it, less that of as many warm steps [s];
-    ``began_at`` is the time of day before the first job started.
+    Arrivals and requests for decisions wait in the queue of the simulator. Ends of restarts and last steps,
+    which the simulator predicts, come from the processes. ``overheads_s`` has, for each segment that ended
+    well, the time that its job held devices for it minus that of as many warm steps [s]; ``began_at`` is the
+    time of day before the first job started.
     """
 
     def __init__(
@@ -385,12 +388,10 @@ class LiveEngine(Engine):
         self._held: dict[tuple[str, int], list[float]] = {}
         self._losses: dict[str, tuple[int, int]] = {}
 
-    # --- the loop ---------------------------------------------------------------------------
-
     def load(
         self, jobs: Sequence[JobSpec], extra_steps: float = 0, node_events: Sequence[NodeEvent] = ()
     ) -> None:
-        """Take in the trace; live jobs run exactly their steps, and nodes do not fail on schedule."""
+        """Load the trace; live jobs run exactly their steps, and node failures cannot be scheduled."""
         if extra_steps or node_events:
             raise MakespanError("a live run knows neither extra steps nor planned failures")
         order = sorted(jobs, key=lambda job: job.submit_time_s)
@@ -402,21 +403,21 @@ class LiveEngine(Engine):
         self.push_arrival()
 
     def begin_after(self, n_arrived: int) -> None:
-        """Expect only the arrivals behind the first few, which came before this process took over."""
+        """Expect only the arrivals after the first ``n_arrived``, which came before this process resumed."""
         self.queue.clear()
         self.n_arrived = n_arrived
         self.push_arrival()
         self.request_decision()
 
     def wait_again(self, job: LiveJob, reason: str | None) -> None:
-        """Queue a job with the steps of its newest checkpoint; a reason says how it lost devices."""
+        """Queue a job with the steps of its newest checkpoint; a ``reason`` says why it lost its devices."""
         self._count(job, self._executor.trainer.saved_steps(job.spec))
         self.cluster_state.submit(job)
         if reason is not None:
             self.record(EventKind.INTERRUPTED, job, reason)
 
     def run(self) -> None:
-        """Run until no job is left; stop all processes, with checkpoints, if that is not to be."""
+        """Run until no job is left; on an error or interrupt, stop all processes with checkpoints."""
         try:
             with self.adviser.watch:
                 self._handle_due(self._clock.now_s())
@@ -428,15 +429,26 @@ class LiveEngine(Engine):
             raise
 
     def shut_down(self, grace_s: float = 30.0) -> None:
-        """End all processes, with checkpoints where they write them in time [s], and save the state."""
+        """End all processes, with checkpoints if they write them within ``grace_s``, and save the state."""
         for end in self._executor.shut_down(grace_s):
             self._note_end(end)
         self.cluster_state.advance(max(self.view.time_s, self._clock.now_s()))
         self._save(self)
 
     def _turn(self) -> None:
-        self._executor.reconcile(self._targets())
-        self._save_now_and_then()
+        """Reconcile, wait for the next event or end of a segment, and handle what is due."""
+        self._executor.reconcile(
+            {
+                job.spec.job_id: Target(job.spec, job.generation, job.allocation.configuration)
+                for job in self.view.running
+                if job.allocation is not None
+            }
+        )
+        n_rows, saved_at = self._saved
+        now = time.monotonic()
+        if n_rows != len(self.rows) or now - saved_at > _SAVE_EVERY_WALL_S:
+            self._saved = (len(self.rows), now)
+            self._save(self)
         end = self._executor.next_end(min(self._clock.wall_s(self.queue.next_time_s()), _POLL_WALL_S))
         now_s = self._clock.now_s()
         self._handle_due(now_s)
@@ -450,7 +462,7 @@ class LiveEngine(Engine):
             raise self.stalled()
 
     def foresee(self, job: JobView, ready_s: float, *, is_ready: bool = False) -> None:
-        """Enter nothing: the processes will tell."""
+        """Schedule nothing: the processes report when they are ready and when they end."""
 
     def _handle_due(self, now_s: float) -> None:
         while self.queue.next_time_s() <= now_s:
@@ -458,24 +470,8 @@ class LiveEngine(Engine):
             self.cluster_state.advance(time_s)
             handler(first, second)
 
-    def _targets(self) -> dict[str, Target]:
-        return {
-            job.spec.job_id: Target(job.spec, job.generation, job.allocation.configuration)
-            for job in self.view.running
-            if job.allocation is not None
-        }
-
-    def _save_now_and_then(self) -> None:
-        rows, when = self._saved
-        now = time.monotonic()
-        if rows != len(self.rows) or now - when > _SAVE_EVERY_WALL_S:
-            self._saved = (len(self.rows), now)
-            self._save(self)
-
-    # --- what processes tell ----------------------------------------------------------------
-
     def _look(self) -> None:
-        """Count steps, and see which restarts are over."""
+        """Count the steps that processes report, and note which restarts are over."""
         for segment in self._executor.active:
             done = self._executor.trainer.steps_done(segment)
             if done is None:
@@ -492,7 +488,7 @@ class LiveEngine(Engine):
                 self.cluster_state.set_ready(view, max(view.ready_time_s, self.view.time_s))
 
     def _take_end(self, end: SegmentEnd) -> None:
-        """Let a job finish, go on under its next plan, or wait after a loss."""
+        """Finish the job of a segment, continue it under its next plan, or queue it after a loss."""
         job = self.jobs[end.segment.job.job_id]
         self._note_end(end)
         if end.error is not None:
@@ -513,23 +509,20 @@ class LiveEngine(Engine):
         self._count(job, end.result.steps_done)
         if end.result.n_steps:
             self.final_losses[job.spec.job_id] = end.result.loss
-        self._note_overhead(end.segment, end.result.step_wall_s)
-
-    def _note_overhead(self, segment: Segment, step_wall_s: float) -> None:
-        held = self._held.get((segment.job.job_id, segment.generation))
+        held = self._held.get((end.segment.job.job_id, end.segment.generation))
         if held is not None:
             until_s = held[1] if len(held) > 1 else self.view.time_s
-            self.overheads_s.append(until_s - held[0] - step_wall_s * self._clock.scale)
+            self.overheads_s.append(until_s - held[0] - end.result.step_wall_s * self._clock.scale)
 
     def _count_loss(self, end: SegmentEnd, job: LiveJob) -> None:
-        """Give up, with the error, on a job that dies again and again where it is."""
+        """Raise the error of a job whose processes die repeatedly at the same step."""
         if not isinstance(end.error, WorkerError):
             raise end.error if end.error is not None else MakespanError("a segment ended without result")
-        kept = job.steps_done
-        before, count = self._losses.get(job.spec.job_id, (kept, 0))
-        count = count + 1 if before == kept else 1
-        self._losses[job.spec.job_id] = (kept, count)
-        _log.warning("job %s lost its processes at step %d: %s", job.spec.job_id, kept, end.error)
+        done = job.steps_done
+        done_before, count = self._losses.get(job.spec.job_id, (done, 0))
+        count = count + 1 if done_before == done else 1
+        self._losses[job.spec.job_id] = (done, count)
+        _log.warning("job %s lost its processes at step %d: %s", job.spec.job_id, done, end.error)
         if count >= _MAX_LOSSES:
             raise end.error
 
@@ -537,31 +530,28 @@ class LiveEngine(Engine):
         job = self.jobs[segment.job.job_id]
         return job.allocation is not None and job.generation == segment.generation
 
-    # --- what happens to jobs ---------------------------------------------------------------
-
     def _count(self, job: LiveJob, done: int) -> None:
         self.cluster_state.set_steps_left(job, float(job.spec.steps - done))
 
     def hold(self, job: JobView, allocation: Allocation) -> None:
-        """Give devices to a job, and note since when it holds them."""
+        """Give devices to a job, and note the time from which it holds them."""
         super().hold(job, allocation)
         self._held[(job.spec.job_id, job.generation)] = [job.held_since_s]
 
     def release(self, job: JobView) -> None:
-        """Take the devices of a job, and note until when it held them."""
+        """Release the devices of a job, and note the time until which it held them."""
         if job.allocation is not None:
             self._held[(job.spec.job_id, job.generation)].append(self.view.time_s)
         super().release(job)
 
 
-# ------------------------------------------------------------------------------------------------
-# What a live run keeps on disk, so that another process can take it over.
+# --- State on disk ----------------------------------------------------------------------------------
 
 _VERSION = 3
 
 
 def save_state(engine: LiveEngine, path: Path) -> None:
-    """Write what happened so far; a reader finds the old file or the new one."""
+    """Write the state atomically, with the times of each job as they would be if it lost its devices now."""
     ends = {job.spec.job_id: time_s for job, time_s in engine.finished}
     state = {
         "version": _VERSION,
@@ -570,29 +560,26 @@ def save_state(engine: LiveEngine, path: Path) -> None:
         "began_at": engine.began_at,
         "overheads_s": engine.overheads_s,
         "jobs": {
-            name: _snapshot(job, ends.get(name)) | {"final_loss": engine.final_losses[name]}
+            name: {
+                "generation": job.generation,
+                "first_start_s": job.first_start_s,
+                "finish_time_s": ends.get(name),
+                "restart_count": job.restart_count,
+                "held": job.allocation is not None,
+                "running_s": job.running_time_s,
+                "restart_s": job.restart_time_s,
+                "held_gpu_s": job.attained_service_gpu_s,
+                "waiting_s": job.waiting_time_s,
+                "observed": [
+                    [item.plan, item.placement.text, item.cpu_threads, list(item.gpu_types)]
+                    for item in job.observed
+                ],
+                "final_loss": engine.final_losses[name],
+            }
             for name, job in engine.jobs.items()
         },
     }
     write_json(state, path)
-
-
-def _snapshot(job: LiveJob, finish_time_s: float | None) -> dict[str, Any]:
-    """Return the accounts of a job as they would be if it lost its devices now."""
-    return {
-        "generation": job.generation,
-        "first_start_s": job.first_start_s,
-        "finish_time_s": finish_time_s,
-        "restart_count": job.restart_count,
-        "held": job.allocation is not None,
-        "running_s": job.running_time_s,
-        "restart_s": job.restart_time_s,
-        "held_gpu_s": job.attained_service_gpu_s,
-        "waiting_s": job.waiting_time_s,
-        "observed": [
-            [item.plan, item.placement.text, item.cpu_threads, list(item.gpu_types)] for item in job.observed
-        ],
-    }
 
 
 def read_state(path: Path) -> dict[str, Any] | None:
@@ -606,7 +593,7 @@ def read_state(path: Path) -> dict[str, Any] | None:
 
 
 def restore(engine: LiveEngine, state: dict[str, Any]) -> None:
-    """Bring an engine with the same jobs to where a run was left; all of them wait again."""
+    """Bring an engine with the same jobs to the saved state of a run; all unfinished jobs wait again."""
     if set(state["jobs"]) != set(engine.jobs):
         raise TrainingError("the state file belongs to other jobs; accepted: that of the same run")
     engine.rows[:] = [tuple(row) for row in state["rows"]]
@@ -616,32 +603,25 @@ def restore(engine: LiveEngine, state: dict[str, Any]) -> None:
     submitted = {row[3] for row in engine.rows if row[2] == EventKind.SUBMITTED.value}
     engine.begin_after(len(submitted))
     for name in [name for name in engine.jobs if name in submitted]:
-        _restore_job(engine, engine.jobs[name], state["jobs"][name])
-
-
-def _restore_job(engine: LiveEngine, job: LiveJob, saved: dict[str, Any]) -> None:
-    engine.final_losses[job.spec.job_id] = saved["final_loss"]
-    engine.cluster_state.restore(
-        job,
-        generation=saved["generation"] + 1,
-        first_start_s=saved["first_start_s"],
-        restart_count=saved["restart_count"],
-        times_s=(saved["waiting_s"], saved["running_s"], saved["restart_s"]),
-        held_gpu_s=saved["held_gpu_s"],
-        observed=_observed(engine, job, saved["observed"]),
-    )
-    if saved["finish_time_s"] is None:
-        engine.wait_again(job, "the scheduler ended" if saved["held"] else None)
-        return
-    engine.cluster_state.submit(job)
-    engine.cluster_state.finish(job)
-    engine.finished.append((job, saved["finish_time_s"]))
-
-
-def _observed(engine: LiveEngine, job: LiveJob, saved: list[list[Any]]) -> list[Configuration]:
-    """Return the configurations that a job has run; what the catalogue has no more, nobody can use."""
-    found = [
-        engine.view.catalogue.find(job.spec.workload, plan, placement, cpu_threads, tuple(gpu_types))
-        for plan, placement, cpu_threads, gpu_types in saved
-    ]
-    return [item for item in found if item is not None]
+        job, saved = engine.jobs[name], state["jobs"][name]
+        engine.final_losses[name] = saved["final_loss"]
+        # A configuration that the catalogue no longer has cannot be used again, so it is forgotten.
+        observed = [
+            engine.view.catalogue.find(job.spec.workload, plan, placement, cpu_threads, tuple(gpu_types))
+            for plan, placement, cpu_threads, gpu_types in saved["observed"]
+        ]
+        engine.cluster_state.restore(
+            job,
+            generation=saved["generation"] + 1,  # the run directory of the old one stays as it is
+            first_start_s=saved["first_start_s"],
+            restart_count=saved["restart_count"],
+            times_s=(saved["waiting_s"], saved["running_s"], saved["restart_s"]),
+            held_gpu_s=saved["held_gpu_s"],
+            observed=[item for item in observed if item is not None],
+        )
+        if saved["finish_time_s"] is None:
+            engine.wait_again(job, "the scheduler ended" if saved["held"] else None)
+            continue
+        engine.cluster_state.submit(job)
+        engine.cluster_state.finish(job)
+        engine.finished.append((job, saved["finish_time_s"]))

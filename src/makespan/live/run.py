@@ -1,4 +1,4 @@
-"""A live run from profile and prediction to comparison."""
+"""Live runs: profile the slots, predict, run the jobs for real, and compare with the prediction."""
 
 import hashlib
 import json
@@ -73,11 +73,10 @@ from makespan.tables import LIVE, LIVE_JOBS
 from makespan.training import TrainingJob, read_progress, request_stop, train
 from makespan.workloads import workload
 
-# ------------------------------------------------------------------------------------------------
-# What a live run is judged by: its prediction, written before the first job, and a simulation afterwards.
+# --- Prediction and comparison ----------------------------------------------------------------------
 
 _RULES = ("order", "row", "life", "capacity")
-"""What must hold of a schedule that happened; the other rules are about times as simulated."""
+"""Rules that a real schedule must obey; the other rules of the validator concern simulated times."""
 _EXPECTED = "a prediction of a live run"
 _JCT, _MAKESPAN = "avg_jct_s", "makespan_s"
 _BOUNDS, _PERCENTILES = (f"low_{_JCT}", f"high_{_JCT}"), (5, 95)
@@ -86,17 +85,18 @@ _UNDISTURBED = "undisturbed_"
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What was expected of a live run, as a file that was written before its first job started.
+    """Prediction of a live run, as a file that was written before its first job started.
 
-    ``text`` is the file, in which all times are on the wall. Average JCT and makespan are medians over
-    simulations with disturbed step times; the jobs are those of the one with step times as profiled.
+    ``text`` is the content of the file, in which all times are wall times. Average JCT and makespan are
+    medians over simulations with disturbed step times; the jobs are those of the simulation with step times
+    as profiled.
     """
 
     text: str
 
     @classmethod
     def load(cls, path: Path) -> "Prediction | None":
-        """Read the prediction of a run that was left; None if there is none."""
+        """Read the prediction of an interrupted run; None if there is none."""
         return None if read_json(path) is None else cls(read_text(path, _EXPECTED))
 
     @property
@@ -112,13 +112,13 @@ class Prediction:
 
     @property
     def interval_s(self) -> tuple[float, float]:
-        """What nine of ten simulations with disturbed step times lie between [s]; NaN in files without it."""
+        """Interval of the average JCT in nine of ten disturbed simulations [s]; NaN in files without it."""
         low_s, high_s = (float(self.values.get(name, "nan")) for name in _BOUNDS)
         return low_s, high_s
 
     @property
     def jobs(self) -> pd.DataFrame:
-        """A row a job: when it starts and ends, and how often it restarts."""
+        """One row per job: its start, its end, and the number of its restarts."""
         return pd.DataFrame(self.values["jobs"])
 
 
@@ -129,24 +129,24 @@ def predict_live(
     path: Path,
     decision_limit_s: float | None = DECISION_LIMIT_S,
 ) -> Prediction:
-    """Simulate the jobs of a setting, and write what is expected of the live run into a file.
+    """Simulate the jobs of a setting, and write the prediction of the live run into a file.
 
-    A schedule can hang on an instant, and one simulation cannot say which side of it will come. So average
-    JCT and makespan are the medians of many whose step times are somewhat off, and beside them stands
-    between which values nine of ten lie.
+    A schedule can depend on which of two close events comes first, which one simulation cannot predict. So
+    average JCT and makespan are medians of many simulations with slightly disturbed step times, given
+    together with the interval of nine of ten of them.
 
     Parameters
     ----------
     setting, policy, cluster
-        As for `run_live`; the setting has nothing but what was measured before.
+        As for `run_live`; the setting has only values measured before.
     path
-        The file. One that is there stays as it is: a run that goes on is judged by what was written first.
+        The file. An existing one is left unchanged: a resumed run is judged by the first prediction.
     decision_limit_s
         As for `run_live`.
     """
-    left = Prediction.load(path)
-    if left is not None:
-        return left
+    earlier = Prediction.load(path)
+    if earlier is not None:
+        return earlier
     outcomes = _foreseen(setting, setting, policy, cluster, decision_limit_s)
     disturbed = _disturbed(setting, setting, policy, cluster, decision_limit_s)
     columns = ["job_id", "workload", "n_gpus", "plan", "steps", "submit_time_s"]
@@ -159,7 +159,12 @@ def predict_live(
         "n_slots": setting.n_slots,
         "first_start_s": setting.first_start_s,
         "restart_delay_s": setting.restart_delay_s,
-        "step_times_s": {key: _step_times_s(table) for key, table in setting.tables.items()},
+        "step_times_s": {
+            key: dict(
+                zip(table["exec_plan"] + " on " + table["placement"], table["iter_time_s"], strict=True)
+            )
+            for key, table in setting.tables.items()
+        },
         **_medians(outcomes, disturbed),
         **dict(zip(_BOUNDS, _percentiles(disturbed[_JCT], *_PERCENTILES), strict=True)),
         **{_UNDISTURBED + name: value for name, value in _totals(outcomes).items()},
@@ -172,11 +177,11 @@ def predict_live(
 
 @dataclass(frozen=True, slots=True)
 class LiveResult:
-    """A live run beside its prediction; all times on the wall.
+    """Live run together with its prediction; all times are wall times.
 
-    One row of schema `LIVE`, a table of schema `LIVE_JOBS`, the prediction, what happened, and what a
-    simulation with the profiles before and after the run says, in the schemas of the simulator; and what of
-    the run should not be possible, nothing if all is well.
+    ``comparison`` is one row of schema `LIVE`, ``jobs`` a table of schema `LIVE_JOBS`. Events and outcomes,
+    of the run and of a simulation with the profiles before and after it, have the schemas of the simulator.
+    ``violations`` lists whatever in the run should not be possible.
     """
 
     comparison: pd.DataFrame
@@ -197,35 +202,40 @@ def compare_live(
     prediction: Prediction,
     profiled: LiveSetting | None = None,
 ) -> LiveResult:
-    """Compare what ran live with its prediction, and with what would be predicted by what was ``profiled``.
+    """Compare a live run with its prediction, and with a simulation of what was ``profiled``.
 
-    That is the mean of profiles before and after the run, by default the one before it.
+    ``profiled`` is the mean of the profiles before and after the run; by default the one before it.
     """
     profiled = profiled or setting
     catalogue, jobs = setting.catalogue().on(cluster), setting.scaled_jobs()
     finished = sorted(engine.finished, key=lambda entry: entry[0].index)
     events, outcomes = events_table(engine.rows), outcomes_table(finished, catalogue)
     delays = setting.scaled_delays()
-    found = validate_schedule(events, jobs, cluster, catalogue, delays, extra_steps=0, is_live=True)
+    violations = validate_schedule(events, jobs, cluster, catalogue, delays, extra_steps=0, is_live=True)
     again = _simulated(setting, profiled, policy, cluster)
-    tables = [_on_wall(table, setting.scale) for table in (events, outcomes, again.events, again.outcomes)]
-    live = summary(tables[0], tables[1], cluster, restart_delay_s=setting.restart_delay_s, extra_steps=0)
+    live_events, live_outcomes, retrodicted_events, retrodicted_outcomes = (
+        _on_wall(table, setting.scale) for table in (events, outcomes, again.events, again.outcomes)
+    )
+    live = summary(
+        live_events, live_outcomes, cluster, restart_delay_s=setting.restart_delay_s, extra_steps=0
+    )
     overheads_s = [value / setting.scale for value in engine.overheads_s]
-    expected = _medians(tables[3], _disturbed(setting, profiled, policy, cluster))
+    expected = _medians(retrodicted_outcomes, _disturbed(setting, profiled, policy, cluster))
     row = {
         "live_restart_delay_s": sum(overheads_s) / len(overheads_s) if overheads_s else float("nan"),
         "live_gpu_allocation_ratio": live.gpu_allocation_ratio,
         "began_at": engine.began_at,
     }
+    losses = engine.final_losses
     return LiveResult(
-        comparison=_comparison(setting, profiled, row, tables[1], prediction, expected),
-        jobs=_job_table(setting.policy, tables[1], prediction.jobs, tables[3], engine.final_losses),
+        comparison=_comparison(setting, profiled, row, live_outcomes, prediction, expected),
+        jobs=_job_table(setting.policy, live_outcomes, prediction.jobs, retrodicted_outcomes, losses),
         prediction=prediction,
-        live_events=tables[0],
-        live_outcomes=tables[1],
-        retrodicted_events=tables[2],
-        retrodicted_outcomes=tables[3],
-        violations=tuple(violation for violation in found if violation.rule in _RULES),
+        live_events=live_events,
+        live_outcomes=live_outcomes,
+        retrodicted_events=retrodicted_events,
+        retrodicted_outcomes=retrodicted_outcomes,
+        violations=tuple(violation for violation in violations if violation.rule in _RULES),
     )
 
 
@@ -236,7 +246,7 @@ def _simulated(
     cluster: ClusterSpec,
     decision_limit_s: float | None = DECISION_LIMIT_S,
 ) -> SimulationResult:
-    """Simulate the jobs of a setting with what was profiled, in the time of the policy, without guests."""
+    """Simulate the jobs of a setting with profiled times, in the time of the policy, without colocation."""
     return simulate(
         setting.scaled_jobs(),
         cluster,
@@ -256,7 +266,7 @@ def _foreseen(
     cluster: ClusterSpec,
     decision_limit_s: float | None,
 ) -> pd.DataFrame:
-    """Simulate as `_simulated`; the outcomes of the jobs, on the wall."""
+    """Return the outcomes of `_simulated`, in wall time."""
     return _on_wall(_simulated(setting, profiled, policy, cluster, decision_limit_s).outcomes, setting.scale)
 
 
@@ -267,25 +277,26 @@ def _disturbed(
     cluster: ClusterSpec,
     decision_limit_s: float | None = DECISION_LIMIT_S,
 ) -> pd.DataFrame:
-    """Average JCT and makespan of simulations with disturbed step times, in pairs of opposite ones [s]."""
-    how = live_settings()
+    """Return average JCT and makespan of simulations with disturbed step times [s]."""
+    settings = live_settings()
+    # Antithetic pairs: each draw is used with both signs, so that the disturbances balance.
     draws = [
-        profiled.disturbed(np.random.default_rng([setting.seed, 1, pair]), sign * how.noise_log_sd)
-        for pair in range(how.noise_simulations // 2)
+        profiled.disturbed(np.random.default_rng([setting.seed, 1, pair]), sign * settings.noise_log_sd)
+        for pair in range(settings.noise_simulations // 2)
         for sign in (1, -1)
     ]
     return pd.DataFrame(
-        [_totals(_foreseen(setting, one, policy, cluster, decision_limit_s)) for one in draws]
+        [_totals(_foreseen(setting, draw, policy, cluster, decision_limit_s)) for draw in draws]
     )
 
 
 def _medians(outcomes: pd.DataFrame, disturbed: pd.DataFrame) -> dict[str, float]:
-    """Medians of average JCT and makespan over the simulations, that with step times as profiled included."""
+    """Return medians of average JCT and makespan over the disturbed simulations and the undisturbed one."""
     return {name: _percentiles([value, *disturbed[name]], 50)[0] for name, value in _totals(outcomes).items()}
 
 
 def _percentiles(values: Sequence[float] | pd.Series, *which: float) -> list[float]:
-    return [float(one) for one in np.percentile(values, which)]
+    return [float(value) for value in np.percentile(values, which)]
 
 
 def _on_wall(table: pd.DataFrame, scale: float) -> pd.DataFrame:
@@ -293,23 +304,10 @@ def _on_wall(table: pd.DataFrame, scale: float) -> pd.DataFrame:
     return table.assign(**{name: table[name] / scale for name in times})
 
 
-def _step_times_s(table: pd.DataFrame) -> dict[str, float]:
-    """Return what a step takes by plan and slots [s]."""
-    points = table["exec_plan"] + " on " + table["placement"]
-    return dict(zip(points, table["iter_time_s"], strict=True))
-
-
 def _totals(outcomes: pd.DataFrame) -> dict[str, float]:
-    """Mean completion time and makespan of finished jobs [s]."""
+    """Return mean completion time and makespan of finished jobs [s]."""
     ends, begins = outcomes["finish_time_s"], outcomes["submit_time_s"]
     return {_JCT: float((ends - begins).mean()), _MAKESPAN: float(ends.max() - begins.min())}
-
-
-def _drift_pct(before: LiveSetting, mean: LiveSetting) -> float:
-    """Mean relative change of the step times from the first profile to the second [%]."""
-    name, tables = "iter_time_s", before.tables.items()
-    changes = [2 * (mean.tables[key][name] / table[name] - 1) for key, table in tables]
-    return 100 * float(pd.concat(changes).mean())
 
 
 def _comparison(
@@ -320,18 +318,23 @@ def _comparison(
     prediction: Prediction,
     again: Mapping[str, float],
 ) -> pd.DataFrame:
-    """Put a run beside prediction and retrodiction: one row of schema `LIVE`."""
+    """Compare a run with prediction and retrodiction: one row of schema `LIVE`."""
     live, predicted = _totals(outcomes), prediction.values
     n_jobs, n_restarts = len(outcomes), int(outcomes["n_restarts"].sum())
     undisturbed_s = predicted.get(_UNDISTURBED + _JCT, predicted[_JCT])
+    # From the profile before the run to the one after it, which is as far from their mean on the other side.
+    changes = [
+        2 * (profiled.tables[key]["iter_time_s"] / table["iter_time_s"] - 1)
+        for key, table in setting.tables.items()
+    ]
     values: dict[str, Any] = {}
-    for what, total in (("jct", _JCT), ("makespan", _MAKESPAN)):
+    for name, total in (("jct", _JCT), ("makespan", _MAKESPAN)):
         values |= {
             f"live_{total}": live[total],
             f"predicted_{total}": predicted[total],
-            f"{what}_difference_pct": 100 * (predicted[total] / live[total] - 1),
+            f"{name}_difference_pct": 100 * (predicted[total] / live[total] - 1),
             f"retrodiction_{total}": again[total],
-            f"retrodiction_{what}_difference_pct": 100 * (again[total] / live[total] - 1),
+            f"retrodiction_{name}_difference_pct": 100 * (again[total] / live[total] - 1),
         }
     values |= {
         "predicted_low_avg_jct_s": prediction.interval_s[0],
@@ -345,7 +348,7 @@ def _comparison(
         / (n_jobs + n_restarts),
         "n_restarts": n_restarts,
         "predicted_n_restarts": int(prediction.jobs["n_restarts"].sum()),
-        "profile_drift_pct": _drift_pct(setting, profiled),
+        "profile_drift_pct": 100 * float(pd.concat(changes).mean()),
         "predicted_at": prediction.values["written_at"],
         "prediction_sha256": prediction.sha256,
     }
@@ -359,7 +362,7 @@ def _job_table(
     again: pd.DataFrame,
     losses: Mapping[str, float],
 ) -> pd.DataFrame:
-    """Put the jobs of a run beside prediction and retrodiction: a table of schema `LIVE_JOBS`."""
+    """Compare the jobs of a run with prediction and retrodiction: a table of schema `LIVE_JOBS`."""
     begins = live["submit_time_s"]
     foreseen, afterwards = (table.set_index("job_id").loc[live["job_id"]] for table in (predicted, again))
     table = live.assign(
@@ -375,22 +378,21 @@ def _job_table(
     return LIVE_JOBS.validate(table[list(LIVE_JOBS.names)], where="live run")
 
 
-# ------------------------------------------------------------------------------------------------
-# What a live run begins with: the slots as a cluster, and a profile of them with all slots busy.
+# --- Slots and their profile ------------------------------------------------------------------------
 
 Slots = tuple[int, ...]
 _PATTERN = "a800-64"
 _TURNS = 2  # a start, and a continuation under another plan
 _ENDLESS = 1_000_000  # steps of a neighbour, which trains until it is asked to stop
 _POLL_WALL_S = 0.05
-_SMALL_BYTES = 2e9  # of a slot where memory cannot be divided into something sensible
+_SMALL_BYTES = 2e9  # smallest memory of a slot
 
 
 def slot_cluster(n_slots: int) -> ClusterSpec:
     """Return one node whose devices are slots, each with a CPU thread and its share of the memory.
 
-    Bandwidths are those of some catalogued node: times come from the profile, and nothing of a
-    live run reads them.
+    Bandwidths are those of some catalogued node: times come from the profile, and a live run reads no
+    bandwidth.
     """
     base = cluster(_PATTERN)
     share = max(memory_bytes() / n_slots, _SMALL_BYTES)
@@ -418,15 +420,21 @@ def prepare_setting(
     tell: Callable[[str], None] = lambda text: None,
     progress: Callable[[int, int], None] | None = None,
 ) -> LiveSetting:
-    """Return the setting of the run that was left in a directory, or measure and write a new one."""
-    left = LiveSetting.load(directory)
-    if left is not None:
-        left.check_same(policy, spec.name, where.n_gpus, seed)
+    """Return the setting of an interrupted run in a directory, or measure and write a new one."""
+    earlier = LiveSetting.load(directory)
+    if earlier is not None:
+        earlier.check_same(policy, spec.name, where.n_gpus, seed)
         tell("continuing the run that was left")
-        return left
+        return earlier
     kept = directory / "profile.jsonl"
     tables, first_start_s, delay_s = profile(spec, where, launch_on, settings, tell, kept, progress)
-    jobs = live_jobs(spec, lambda key, slots, plan: _time_s(tables[key], slots, plan), seed)
+
+    def iter_time_s(key: str, n_slots: int, plan: str) -> float:
+        table = tables[key]
+        rows = table[(table["exec_plan"] == plan) & (table["placement"] == str(n_slots))]
+        return float(rows["iter_time_s"].iloc[0])
+
+    jobs = live_jobs(spec, iter_time_s, seed)
     setting = LiveSetting(
         policy=policy,
         workload=spec.name,
@@ -453,25 +461,28 @@ def profile(
     path: Path,
     progress: Callable[[int, int], None] | None,
 ) -> tuple[dict[str, pd.DataFrame], float, float]:
-    """Measure the tables of a live workload, and what a first start and a continuation take [s].
+    """Measure the tables of a live workload, and the times of a first start and of a resumption [s].
 
-    Checkpoints on the way count as a part of each step. The ``path`` is that of `Measurements`.
+    Checkpoints during the run count as a part of each step. The ``path`` is that of `Measurements`.
     """
     n_slots, launcher = where.n_gpus, launch_on((0,))
     tell(f"measuring {len(spec.workloads)} workload(s) on {n_slots} slot(s)")
-    how = measured_by(map(workload, spec.workloads), _procedure(settings)) | {
+    conditions = measured_by(map(workload, spec.workloads), _procedure(settings)) | {
         "processes": [type(launcher).__name__, launcher.device, n_slots],
         "plans": dict(spec.plans),
         "restart_steps": settings.restart_steps,
     }
-    kept = Measurements(path, how, _n_runs(spec, settings), progress, tell)
+    # Runs of all points and, for each workload and number of slots, a start and a resumption.
+    runs_per_workload = sum(len(spec.plans[size]) * settings.repetitions + _TURNS for size in spec.slots)
+    kept = Measurements(path, conditions, len(spec.workloads) * runs_per_workload, progress, tell)
     profiler = Profiler(spec, n_slots, where.node, launch_on, settings, kept)
     tables, restarts = profiler.tables(), profiler.restarts()
     for key, table in tables.items():
-        save_s = fmean(one.save_s for one in restarts if one.workload == key)
+        save_s = fmean(restart.save_s for restart in restarts if restart.workload == key)
         table["iter_time_s"] += save_s / _checkpoint_every(table, settings)
     first_start_s, delay_s = (
-        fmean(one.overhead_s for one in restarts if one.is_first == is_first) for is_first in (True, False)
+        fmean(restart.overhead_s for restart in restarts if restart.is_first == is_first)
+        for is_first in (True, False)
     )
     tell(f"a first start takes {first_start_s:.2f} s, a continuation {delay_s:.2f} s")
     return tables, first_start_s, delay_s
@@ -479,17 +490,6 @@ def profile(
 
 def _procedure(settings: LiveSettings) -> Procedure:
     return Procedure(settings.warmup_steps, settings.steps, settings.repetitions, is_paced=True)
-
-
-def _n_runs(spec: LiveWorkload, settings: LiveSettings) -> int:
-    """Count the runs of a profile: points and, of each workload, a start and a continuation."""
-    each = (len(spec.plans[size]) * settings.repetitions + _TURNS for size in spec.slots)
-    return len(spec.workloads) * sum(each)
-
-
-def _time_s(table: pd.DataFrame, n_slots: int, plan: str) -> float:
-    rows = table[(table["exec_plan"] == plan) & (table["placement"] == str(n_slots))]
-    return float(rows["iter_time_s"].iloc[0])
 
 
 def _checkpoint_every(table: pd.DataFrame, settings: LiveSettings) -> int:
@@ -505,9 +505,9 @@ def _training_job(key: str, plan: str, size: int, node: NodeSpec, n_steps: int) 
 def warm_up(spec: LiveWorkload, where: ClusterSpec, launch_on: LaunchOn) -> None:
     """Train one step on as many slots as any job may have.
 
-    What starts processes loads libraries when it is first asked, which no later start pays for. It begins
-    here, with interrupts from the keyboard blocked, as they then are in all that it starts: the scheduler
-    alone hears of them, and lets the processes write their checkpoints.
+    The fork server loads libraries at its first request, and no later start should pay for that. It is
+    started here with keyboard interrupts blocked, and all processes that it forks inherit the mask: only the
+    scheduler receives interrupts, and lets the processes write their checkpoints.
     """
     size = max(spec.slots)
     job = _training_job(next(iter(spec.workloads)), spec.plans[size][0], size, where.node, 1)
@@ -527,7 +527,7 @@ def process_trainer(
     *,
     is_here: bool = True,
 ) -> ProcessTrainer:
-    """Return the trainer of a setting, with checkpoints at about equal times."""
+    """Return the trainer of a setting, with checkpoints at about equal time intervals."""
     every = {key: _checkpoint_every(table, settings) for key, table in setting.tables.items()}
     jobs, node = directory / "jobs", where.node
     return ProcessTrainer(jobs, node, launch_on, setting.seeds, every, is_here=is_here)
@@ -535,7 +535,7 @@ def process_trainer(
 
 @dataclass(frozen=True, slots=True)
 class _Restart:
-    """What a start or a continuation cost beside its warm steps, and the checkpoint at its end alone [s]."""
+    """Cost of a start or a resumption without its warm steps, and of the checkpoint at its end alone [s]."""
 
     workload: str
     is_first: bool
@@ -546,7 +546,7 @@ class _Restart:
 class Profiler:
     """Measures the plans of a live workload while other models of it train on all other slots.
 
-    So the jobs will run. Where a workload is measured moves from slot to slot.
+    The jobs will run under the same load. Different workloads are measured on different slots.
     """
 
     def __init__(
@@ -562,39 +562,40 @@ class Profiler:
         self._launch_on, self._settings, self._kept = launch_on, settings, kept or Measurements()
 
     def tables(self) -> dict[str, pd.DataFrame]:
-        """Measure the steps of every plan; a table of schema `makespan.tables.THROUGHPUT` a workload.
+        """Measure the steps of every plan; one table of schema `makespan.tables.THROUGHPUT` per workload.
 
-        Every round has one run of each point, so whatever slows the machine for some seconds falls on few
-        runs of a point, and their median does not know of it.
+        Every round has one run of each point, so a disturbance of some seconds affects few runs of a point
+        and hardly changes their median.
         """
         parts: dict[str, list[dict[str, Any]]] = {key: [] for key in self._spec.workloads}
         for turn in range(self._settings.repetitions):
-            for key, found in parts.items():
-                found += [self._points(key, size, turn) for size in sorted(self._spec.slots)]
-        return {key: profile_table(found, workload(key)) for key, found in parts.items()}
+            for key, rounds in parts.items():
+                rounds += [self._points(key, size, turn) for size in sorted(self._spec.slots)]
+        return {key: profile_table(rounds, workload(key)) for key, rounds in parts.items()}
 
     def restarts(self) -> list[_Restart]:
-        """Measure, of every workload, a start and a continuation under another plan."""
-        found = []
+        """Measure a start and a resumption under another plan for every workload and number of slots."""
+        restarts = []
         for size in sorted(self._spec.slots):
             for key in self._spec.workloads:
-                slots, beside = self._places(key, size)
-                how = partial(self._turns, key, slots, beside)
-                turns = self._kept.measure(f"restarts of {key}, slots {_listed(slots)}", how, _TURNS)
-                found += [_Restart(key, not turn, *cost) for turn, cost in enumerate(turns)]
-        return found
+                slots, neighbours = self._places(key, size)
+                measure = partial(self._turns, key, slots, neighbours)
+                turns = self._kept.measure(f"restarts of {key}, slots {_listed(slots)}", measure, _TURNS)
+                restarts += [_Restart(key, not turn, *cost) for turn, cost in enumerate(turns)]
+        return restarts
 
     def _points(self, key: str, size: int, turn: int) -> dict[str, Any]:
-        slots, beside = self._places(key, size)
+        slots, neighbours = self._places(key, size)
         once = replace(_procedure(self._settings), repetitions=1)
         points = [ProfilePoint(plan, Placement((size,)), 1) for plan in self._spec.plans[size]]
         return measure_points(
             workload(key), points, self._node, self._launch_on(slots), once, kept=self._kept,
-            where=f", slots {_listed(slots)}, round {turn + 1}", beside=lambda: self._neighbours(beside),
+            where=f", slots {_listed(slots)}, round {turn + 1}",
+            beside=lambda: self._neighbours(neighbours),
         )  # fmt: skip
 
     def _places(self, key: str, size: int) -> tuple[Slots, dict[Slots, str]]:
-        """Slots on which a workload is measured, and which ones train on the other groups of so many."""
+        """Return the slots on which a workload is measured, and its neighbours on the other slots."""
         keys, n_lanes = list(self._spec.workloads), max(self._n_slots // size, 1)
         turn = keys.index(key)
         groups = [tuple(range(lane * size, (lane + 1) * size)) for lane in range(n_lanes)]
@@ -605,7 +606,7 @@ class Profiler:
 
     @contextmanager
     def _neighbours(self, beside: dict[Slots, str]) -> Iterator[None]:
-        """Let workloads train on slots, warm from the beginning of the block to its end."""
+        """Train workloads on other slots, past their first step from the start of the block to its end."""
         with temporary_directory("neighbours") as name, ThreadPoolExecutor(len(beside) or 1) as pool:
             places = {Path(name, _listed(slots)): (slots, key) for slots, key in beside.items()}
             ends = {
@@ -617,7 +618,8 @@ class Profiler:
                         time.sleep(_POLL_WALL_S)
                 yield
             finally:
-                while not all(end.done() for end in ends.values()):  # one may be only about to begin
+                # A run that is only starting has no directory yet, so ask repeatedly.
+                while not all(end.done() for end in ends.values()):
                     for place in filter(Path.exists, places):
                         request_stop(place)
                     time.sleep(_POLL_WALL_S)
@@ -629,8 +631,8 @@ class Profiler:
         train(job, launcher=self._launch_on(slots), run_dir=place)
 
     def _turns(self, key: str, slots: Slots, beside: dict[Slots, str]) -> list[tuple[float, float]]:
-        """Overhead of each turn, and the time of its checkpoint [s]."""
-        found, plans, size = [], self._spec.plans[len(slots)], len(slots)
+        """Measure the overhead of each turn, and the time of its checkpoint [s]."""
+        costs, plans, size = [], self._spec.plans[len(slots)], len(slots)
         with self._neighbours(beside), temporary_directory("restart") as directory:
             for turn in range(_TURNS):
                 n_steps = self._settings.restart_steps * (turn + 1)
@@ -638,12 +640,12 @@ class Profiler:
                 began, source = time.monotonic(), directory if turn else None
                 result = train(job, launcher=self._launch_on(slots), checkpoint_dir=directory, resume=source)
                 overhead_s = time.monotonic() - began - steady_wall_s(result)
-                found.append((overhead_s, sum(result.save_s)))
-        return found
+                costs.append((overhead_s, sum(result.save_s)))
+        return costs
 
 
 def _trains(place: Path) -> bool:
-    """Whether the run in a directory has a step behind it."""
+    """Return True if the run in a directory has done its first step."""
     progress = read_progress(place)
     return progress is not None and progress.step > 0
 
@@ -652,8 +654,7 @@ def _listed(slots: Slots) -> str:
     return ",".join(map(str, slots))
 
 
-# ------------------------------------------------------------------------------------------------
-# A live run from profile and prediction to comparison.
+# --- Live runs --------------------------------------------------------------------------------------
 
 _STATE = "state.json"
 _PREDICTION = "prediction.json"
@@ -668,23 +669,23 @@ def run_live(
     observers: Sequence[Observer] = (),
     decision_limit_s: float | None = DECISION_LIMIT_S,
 ) -> LiveEngine:
-    """Run the jobs of a setting, or what a run that was left in a directory has not finished.
+    """Run the jobs of a setting, or resume the unfinished jobs of an interrupted run.
 
     Parameters
     ----------
     setting, policy, cluster, trainer
-        What to run, what decides, one node whose devices are the slots, and what trains.
+        Jobs to run, policy that decides, one node whose devices are the slots, and trainer of the segments.
     directory, observers
-        Where the state is kept, None to keep none; who is told of every event, in the time of the policy.
+        Directory of the state, None to keep none; observers of every event, in the time of the policy.
     decision_limit_s
         Wall time after which one call of the policy is interrupted [s], None or 0 for no limit.
 
     Raises
     ------
     InputError, WorkerError
-        A job can never run; its processes died several times without getting any further.
+        A job can never run; its processes died several times without progress.
     PolicyError
-        The policy raised, took too long or decided what cannot be done; what ran is kept.
+        The policy raised, took too long or made an impossible decision; completed work is kept.
     """
     catalogue, jobs = setting.catalogue().on(cluster), setting.scaled_jobs()
     check_jobs(jobs, cluster, catalogue)
@@ -723,31 +724,31 @@ def live_experiment(
     progress: Callable[[int, int], None] | None = None,
     decision_limit_s: float | None = DECISION_LIMIT_S,
 ) -> LiveResult:
-    """Profile, predict, run live, profile again and compare; go on with a run that was left.
+    """Profile, predict, run live, profile again and compare; resumes an interrupted run.
 
     The prediction is written before the first job starts, and the run is judged by it. The speed of a
-    machine that others use too drifts within minutes, so a second simulation takes the mean of the profiles
-    before and after the run; it tells how much of the error is drift. Nothing of the run enters either.
+    shared machine drifts within minutes, so a second simulation takes the mean of the profiles before and
+    after the run; it shows how much of the error is drift. Neither uses anything measured during the run.
 
     Parameters
     ----------
     policy, workload, n_slots, seed
-        What decides, the name of a live workload, devices to use, and which jobs.
+        Policy, name of a live workload, number of devices to use, and seed of the job list.
     directory
-        Where measurements, state and checkpoints are kept until the end; then it is removed.
+        Directory of measurements, state and checkpoints; removed at the end.
     launcher, device
         ``local`` or ``slurm``, ``cpu`` or ``cuda``.
     observe, tell, progress
-        From the setting, and the times on the wall at which the prediction lets jobs finish [s], to who is
-        told of every event; is told what is done; as for `Measurements`.
+        Maps the setting, and the wall times at which the prediction lets jobs finish [s], to observers of
+        every event; called with a line of text about each stage; as for `Measurements`.
     decision_limit_s
         As for `run_live`.
 
     Raises
     ------
     InputError, WorkerError
-        The run that was left is another one, or a name is unknown; the processes of a job died
-        several times without getting any further.
+        The interrupted run is a different one, or a name is unknown; the processes of a job died
+        several times without progress.
     """
     check_policy(policy)
     where, settings, slots = slot_cluster(n_slots), live_settings(), slots_of(launcher, device, n_slots)

@@ -1,4 +1,4 @@
-"""What is run live: workloads of the packaged preset, their jobs, and the setting of one run."""
+"""Live workloads of the packaged preset, their jobs, and the setting of one live run."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
@@ -38,18 +38,18 @@ class LiveWorkload:
     source: str
 
     def fitting(self, n_slots: int) -> "LiveWorkload":
-        """Leave out the requests for which there are not enough slots."""
+        """Return the workload without requests for more than ``n_slots`` slots."""
         slots = {count: share for count, share in self.slots.items() if count <= n_slots}
         return replace(self, slots=slots, plans={count: self.plans[count] for count in slots})
 
 
 @dataclass(frozen=True, slots=True)
 class LiveSettings:
-    """How a live run is measured and timed; fields as in the preset.
+    """Settings of measurement and timing of live runs; fields as in the preset.
 
     The time that policies see is scaled so that the measured restart delay looks as long as
-    ``policy_restart_delay_s``, for which their parameters are made. ``noise_log_sd`` is how far the step
-    times of a profile may be off, and ``noise_simulations`` how often that is tried.
+    ``policy_restart_delay_s``, for which their parameters are chosen. ``noise_log_sd`` is the assumed error
+    of the step times of a profile, and ``noise_simulations`` the number of simulations with such errors.
     """
 
     policy_restart_delay_s: float
@@ -69,7 +69,7 @@ def live_workloads() -> tuple[str, ...]:
 
 
 def live_settings() -> LiveSettings:
-    """Return how live runs are measured."""
+    """Return the settings of the preset."""
     return LiveSettings(**read_preset(_PACKAGE, _PRESET)[_SETTINGS])
 
 
@@ -84,10 +84,10 @@ def live_workload(name: str) -> LiveWorkload:
 
 
 def live_jobs(spec: LiveWorkload, iter_time_s: Callable[[str, int, str], float], seed: int) -> list[JobSpec]:
-    """Generate the jobs of a workload from measured times of a step [s], the first submitted at 0 s.
+    """Generate the jobs of a workload from measured step times [s], the first submitted at 0 s.
 
-    Shares are apportioned and quantiles of the durations stratified, so that a seed decides which
-    job gets what, and not how much work there is.
+    Shares are apportioned and quantiles of the durations stratified, so that the seed only decides which
+    job gets which, and not the total amount of work.
     """
     rng = np.random.default_rng(seed)
     keys = rng.permutation(_shared_out(spec.workloads, spec.jobs))
@@ -97,12 +97,12 @@ def live_jobs(spec: LiveWorkload, iter_time_s: Callable[[str, int, str], float],
     durations_s = rng.permutation(spec.median_duration_s * np.array(spread))
     gaps_s = spec.mean_interval_s * (1 + _GAP_JITTER * rng.uniform(-1, 1, spec.jobs))
     submit_s = np.concatenate([[0.0], np.cumsum(gaps_s)[:-1]])
-    taken: dict[int, int] = {}
+    n_jobs: dict[int, int] = {}  # so far, by number of slots: their plans are asked for in turn
     jobs = []
     for number, (key, n_slots) in enumerate(zip(keys.tolist(), slots.tolist(), strict=True)):
         plans = spec.plans[n_slots]
-        plan = plans[taken.setdefault(n_slots, 0) % len(plans)]
-        taken[n_slots] += 1
+        plan = plans[n_jobs.setdefault(n_slots, 0) % len(plans)]
+        n_jobs[n_slots] += 1
         duration_s = float(durations_s[number])
         steps = max(round(duration_s / iter_time_s(key, n_slots, plan)), 1)
         jobs.append(
@@ -113,26 +113,26 @@ def live_jobs(spec: LiveWorkload, iter_time_s: Callable[[str, int, str], float],
 
 
 def _shared_out(shares: Mapping[Any, float], total: int) -> Any:
-    """Each value as often as its share says."""
+    """Repeat each value in proportion to its share, ``total`` values in all."""
     return np.repeat(np.array(list(shares)), apportion(np.array(list(shares.values())), total))
 
 
 @dataclass(frozen=True, slots=True)
 class LiveSetting:
-    """What a live run is given; all times on the wall.
+    """Inputs of a live run; all times are wall times.
 
     Parameters
     ----------
     policy, workload, n_slots, seed
-        Names of policy and live workload, how many slots jobs run on, and what the job list was drawn with.
+        Names of policy and live workload, number of slots, and seed of the job list.
     first_start_s, restart_delay_s
-        Measured means of the first start of a job, and of a continuation from a checkpoint [s].
+        Measured means of the first start of a job, and of a resumption from a checkpoint [s].
     scale
-        Seconds that policies see in a second on the wall.
+        Seconds that policies see per second of wall time.
     jobs, seeds
         The job list, and the seed of each job's training by its name.
     tables
-        Throughput just measured, by workload; `makespan.tables.THROUGHPUT`.
+        Measured throughput by workload; schema `makespan.tables.THROUGHPUT`.
     """
 
     policy: str
@@ -147,8 +147,8 @@ class LiveSetting:
     tables: Mapping[str, pd.DataFrame]
 
     def save(self, directory: Path) -> None:
-        """Write the setting where the run keeps its state."""
-        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        """Write the setting into the directory of the run."""
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
         values["jobs"] = [asdict(job) for job in self.jobs]
         tables = self.tables.items()  # to every digit: a schedule is checked with what was read back
         values["tables"] = {key: table.to_dict(orient="split", index=False) for key, table in tables}
@@ -156,7 +156,7 @@ class LiveSetting:
 
     @classmethod
     def load(cls, directory: Path) -> "LiveSetting | None":
-        """Read the setting of a run that was left in a directory; None if there is none."""
+        """Read the setting of an interrupted run in a directory; None if there is none."""
         path = directory / _SETTING
         values: dict[str, Any] | None = read_json(path)
         if values is None:
@@ -174,9 +174,10 @@ class LiveSetting:
         return RestartDelays(self.first_start_s * self.scale, again_s, again_s)
 
     def catalogue(self) -> Catalogue:
-        """Catalogue of what may run, with times as policies see them."""
-        name, tables = "iter_time_s", self.tables.values()
-        return TableCatalogue.from_tables([one.assign(**{name: one[name] * self.scale}) for one in tables])
+        """Return the catalogue of configurations, with times as policies see them."""
+        return TableCatalogue.from_tables(
+            [table.assign(iter_time_s=table["iter_time_s"] * self.scale) for table in self.tables.values()]
+        )
 
     def scaled_jobs(self) -> list[JobSpec]:
         """List the jobs with submission times as policies see them."""
@@ -185,7 +186,7 @@ class LiveSetting:
     def averaged(
         self, tables: Mapping[str, pd.DataFrame], first_start_s: float, restart_delay_s: float
     ) -> "LiveSetting":
-        """Return the same with the mean of its profile and of another one; points lacking there stay."""
+        """Return the setting with the mean of its profile and another one; points missing there stay."""
         means = {}
         for key, table in self.tables.items():
             there = tables[key].set_index(_POINT).reindex(pd.MultiIndex.from_frame(table[_POINT]))
@@ -201,23 +202,23 @@ class LiveSetting:
         )
 
     def disturbed(self, rng: np.random.Generator, log_sd: float) -> "LiveSetting":
-        """Return the same with step times that are off by log-normal factors, one for all and one each.
+        """Return the setting with step times disturbed by log-normal factors, one common and one per point.
 
-        The same draws with ``-log_sd`` are as much off to the other side.
+        The same draws with ``-log_sd`` disturb them by the inverse factors.
         """
         together = rng.standard_normal()
-        factors = {
-            key: np.exp(log_sd * (together + rng.standard_normal(len(it)))) for key, it in self.tables.items()
-        }
-        tables = {
-            key: it.assign(iter_time_s=it["iter_time_s"] * factors[key]) for key, it in self.tables.items()
-        }
+        tables = {}
+        for key, table in self.tables.items():
+            factors = np.exp(log_sd * (together + rng.standard_normal(len(table))))
+            tables[key] = table.assign(iter_time_s=table["iter_time_s"] * factors)
         return replace(self, tables=tables)
 
     def check_same(self, policy: str, workload: str, n_slots: int, seed: int) -> None:
-        """Check that a run which was left is the one that is asked for."""
+        """Check that an interrupted run is the one that is asked for."""
         wanted = {"policy": policy, "workload": workload, "n_slots": n_slots, "seed": seed}
         for name, value in wanted.items():
-            if (left := getattr(self, name)) != value:
-                found = f"the run that was left has {name} {left!r}, asked for is {value!r}"
-                raise InputError(f"{found}; accepted: the same, or another directory")
+            if (before := getattr(self, name)) != value:
+                raise InputError(
+                    f"the run that was left has {name} {before!r}, asked for is {value!r}; "
+                    "accepted: the same, or another directory"
+                )

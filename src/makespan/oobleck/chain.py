@@ -1,4 +1,8 @@
-"""Models as a chain of layers, with loss and samples: built-in ones and a user's own."""
+"""Models as a chain of layers, with loss and samples: the built-in small models and user-defined chains.
+
+Everything that decides the bits of a layer or a microbatch is seeded from the job and the position (layer,
+iteration, microbatch), never from the plan, so that a model may be cut anywhere without changing a result.
+"""
 
 import copy
 import hashlib
@@ -36,35 +40,36 @@ class Samples(Protocol):
     """A map-style data set: pairs of inputs and targets."""
 
     def __len__(self) -> int:
-        """How many there are."""
+        """Return the number of samples."""
 
     def __getitem__(self, index: int, /) -> tuple[Any, Any]:
-        """Return one of them; it may draw from the random states of Python, NumPy and torch."""
+        """Return a sample; it may draw from the random states of Python, NumPy and torch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """What a function of your own returns: a model that can be cut between any two layers.
+    """Model that can be cut between any two layers; a user-defined model function returns one.
 
     Parameters
     ----------
     layers
-        One function without arguments a layer, in order, which builds it. It may draw its weights from torch,
-        NumPy or Python: their random states follow from the seed and the layer, and in a pass also from
-        iteration and microbatch. A layer takes what the one before it returns, a tensor or a tuple of tensors
-        as arguments; the first takes the inputs of a microbatch. A pass must depend on nothing else: a layer
-        that has a generator or a counter of its own is rejected in the first iteration.
+        One function without arguments per layer, in order; it builds the layer. It may draw the weights from
+        torch, NumPy or Python: their random states are seeded from the seed and the layer, and in a pass also
+        from iteration and microbatch. A layer takes what the layer before it returns (a tensor, or a tuple of
+        tensors as separate arguments); the first takes the inputs of a microbatch. A pass must depend on
+        nothing else: a layer with its own generator or counter is rejected in the first iteration.
     loss
-        Mean loss of a microbatch, of what the last layer returns and the targets.
+        Mean loss of a microbatch, from the output of the last layer and the targets.
     samples
-        A map-style data set of at least one global batch, whose samples are pairs.
+        Map-style data set of at least one global batch; each sample is a pair of inputs and targets.
     tied
-        Weights that shall stay equal, by layer and name there: ``((0, "weight"), (7, "weight"))`` makes that
-        of layer 7 start as that of layer 0 and gives both the sum of their gradients.
+        Weights that are kept equal, by layer and name: with ``((0, "weight"), (7, "weight"))`` the weight of
+        layer 7 starts equal to that of layer 0, and both get the sum of their gradients.
     optimizer
-        From parameters to an optimizer that updates each by itself; None for that of the job.
+        Function from parameters to an optimizer that updates each parameter independently; None for the
+        optimizer of the job.
     rate
-        Learning rate of an iteration, which must depend on nothing else; None for that of the job.
+        Learning rate as a function of the iteration alone; None for the rate of the job.
     """
 
     layers: Sequence[Callable[[], nn.Module]]
@@ -81,7 +86,7 @@ class Chain:
 
 
 def load_chain(job: ChainJob) -> Chain:
-    """Return the chain that a job names; an `InputError` says what is wrong with a user's own."""
+    """Return the chain that a job names; raise `InputError` if a user-defined one cannot be used."""
     if ":" not in job.model:
         spec = small_model(job)
         links = [partial(build_link, spec, job.seed, index) for index in range(n_links(spec))]
@@ -102,16 +107,17 @@ def load_chain(job: ChainJob) -> Chain:
 
 
 def _check(chain: Chain, job: ChainJob) -> None:
+    """Reject a user-defined chain that cannot be trained as the job asks."""
     if not chain.layers:
         raise InputError(f"{job.model}: a chain without layers; accepted: one or more")
-    found = 0 if chain.samples is None else len(chain.samples)
-    if found < job.global_batch_size:
+    n_samples = 0 if chain.samples is None else len(chain.samples)
+    if n_samples < job.global_batch_size:
         raise InputError(
-            f"{job.model}: {found} samples; accepted: those of a global batch or more, "
+            f"{job.model}: {n_samples} samples; accepted: those of a global batch or more, "
             f"{job.n_microbatches} microbatches of {job.microbatch_size}"
         )
     if isinstance(chain.loss, nn.Module):
-        trained = [name for name, one in chain.loss.named_parameters() if one.requires_grad]
+        trained = [name for name, weight in chain.loss.named_parameters() if weight.requires_grad]
         if trained:
             what = f"{job.model}: the loss has a parameter {trained[0]!r}, which no layer holds"
             raise InputError(f"{what}, so nothing would train it; accepted: parameters of layers only")
@@ -133,13 +139,14 @@ def _seed(*words: object) -> int:
 
 
 def seed_layer(job: ChainJob, device: torch.device, *position: int | str) -> None:
-    """Seed torch, NumPy and Python for a layer, by iteration, microbatch and layer: no cut changes draws.
+    """Seed torch, NumPy and Python for a layer by iteration, microbatch and layer, whatever the cut.
 
-    A backward pass has the further word ``backward``.
+    A backward pass appends the word ``backward`` to the position.
     """
     number = _seed(job.seed, "layer", *position)
     random.seed(number)
-    mtrand.seed(number & 0xFFFF_FFFF)
+    mtrand.seed(number & 0xFFFF_FFFF)  # NumPy accepts 32 bits only
+    # torch.manual_seed would also seed devices that the layer does not use.
     torch.default_generator.manual_seed(number)
     if device.type == "cuda":
         torch.cuda.manual_seed(number)
@@ -158,7 +165,7 @@ def draws_kept(device: torch.device) -> Iterator[None]:
 
 
 def build_layer(chain: Chain, job: ChainJob, index: int) -> nn.Module:
-    """Build a layer with its initial weights; reject one with state that copies cannot hold."""
+    """Build a layer with its initial weights; reject one whose state cannot be copied between nodes."""
     number = _seed(job.seed, "build", index)
     random.seed(number)
     mtrand.seed(number & 0xFFFF_FFFF)
@@ -191,7 +198,7 @@ def build_layer(chain: Chain, job: ChainJob, index: int) -> nn.Module:
 
 
 def build_optimizer(chain: Chain, job: ChainJob, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    """Build the optimizer of some weights: the chain's own, or that of the job."""
+    """Build the optimizer of some weights: that of the chain if it has one, else that of the job."""
     if chain.optimizer is not None:
         _check_optimizer(chain.optimizer, parameters)
         return chain.optimizer(parameters)
@@ -206,11 +213,11 @@ def build_optimizer(chain: Chain, job: ChainJob, parameters: list[nn.Parameter])
 
 
 def _check_optimizer(build: Optimizers, parameters: list[nn.Parameter]) -> None:
-    """Reject an optimizer that keeps more than tensors per weight, which nodes cannot copy.
+    """Reject an optimizer that keeps anything but tensors per weight, because only those are copied.
 
-    It takes a step on copies of the weights, before training starts.
+    The check takes a step on copies of the weights, before training starts.
     """
-    copies = [nn.Parameter(one.detach().clone()) for one in parameters]
+    copies = [nn.Parameter(weight.detach().clone()) for weight in parameters]
     with draws_kept(copies[0].device):
         probe = build(copies)
         if not isinstance(probe, torch.optim.Optimizer):
@@ -223,8 +230,8 @@ def _check_optimizer(build: Optimizers, parameters: list[nn.Parameter]) -> None:
         except TypeError as error:
             found = f"{what} has a step that needs an argument ({error})"
             raise InputError(f"{found}; accepted: one whose step takes no argument") from None
-        for one in copies:
-            one.grad = torch.full_like(one, _PROBED_GRADIENT)
+        for weight in copies:
+            weight.grad = torch.full_like(weight, _PROBED_GRADIENT)
         before = copy.deepcopy(_beside_weights(probe))
         probe.step()
     accepted = "state per weight that consists of tensors (optimizer.state[weight])"
@@ -240,7 +247,8 @@ def _check_optimizer(build: Optimizers, parameters: list[nn.Parameter]) -> None:
 
 
 def _beside_weights(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Values of an optimizer that are neither state of a weight nor the rate, which is set anew each step."""
+    """Return the values of an optimizer besides the state of its weights, and the rate, which is set anew."""
+    # What torch itself keeps in every optimizer; a scheduler may have replaced the method `step`.
     internal = {*vars(torch.optim.SGD([torch.zeros(1)])), "step"}
     found = {f"attribute {name!r}": one for name, one in vars(optimizer).items() if name not in internal}
     for number, group in enumerate(optimizer.param_groups):
@@ -249,6 +257,7 @@ def _beside_weights(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
             for name, one in group.items()
             if name not in ("params", "lr")
         }
+    # A wrapped optimizer counts by its state, unless the wrapper exposes the same state as its own.
     inner = {name: one for name, one in found.items() if isinstance(one, torch.optim.Optimizer)}
     for name, one in inner.items():
         found[name] = [] if one.state is optimizer.state else list(one.state.values())
@@ -259,24 +268,30 @@ def _beside_weights(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     }
 
 
+def has_equal_bits(left: Tensor, right: Tensor) -> bool:
+    """Compare two tensors as bytes, so that NaN equals itself and 0.0 differs from -0.0."""
+    if left.shape != right.shape or left.dtype != right.dtype:
+        return False
+    views = [part.detach().contiguous().reshape(-1).view(torch.uint8) for part in (left, right)]
+    return torch.equal(*views)
+
+
 def _is_equal(before: Sequence[Any], now: Sequence[Any]) -> bool:
-    """Compare leaves of values to the bit."""
+    """Compare leaves of values bit by bit."""
     return len(before) == len(now) and all(map(_same_leaf, before, now))
 
 
-def _same_leaf(one: Any, other: Any) -> bool:
-    if isinstance(one, Tensor) and isinstance(other, Tensor):
-        if one.shape != other.shape or one.dtype != other.dtype:
-            return False
-        views = [part.detach().contiguous().reshape(-1).view(torch.uint8) for part in (one, other)]
-        return torch.equal(*views)
-    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
-        return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
-    return type(one) is type(other) and (bool(one == other) or bool(one != one and other != other))
+def _same_leaf(left: Any, right: Any) -> bool:
+    if isinstance(left, Tensor) and isinstance(right, Tensor):
+        return has_equal_bits(left, right)
+    if isinstance(left, np.ndarray) and isinstance(right, np.ndarray):
+        return left.dtype == right.dtype and left.shape == right.shape and left.tobytes() == right.tobytes()
+    # The last test is for NaN, which differs from itself.
+    return type(left) is type(right) and (bool(left == right) or bool(left != left and right != right))
 
 
 def check_repeated(what: str, first: Any, second: Any) -> None:
-    """Reject what comes out otherwise when it is computed again from the same position and random states."""
+    """Reject a value that differs when it is computed again from the same position and random states."""
     leaves = [[leaf for leaf in tree_leaves(one) if isinstance(leaf, _COMPARED)] for one in (first, second)]
     if not _is_equal(*leaves):
         accepted = "draws from torch, NumPy's or Python's global generator, and no state from call to call"
@@ -284,7 +299,7 @@ def check_repeated(what: str, first: Any, second: Any) -> None:
 
 
 def tied_weight(layer: nn.Module, index: int, name: str) -> nn.Parameter:
-    """Return a weight that a chain ties; an `InputError` says that the layer has no such one."""
+    """Return a weight that a chain ties; raise `InputError` if the layer has no such weight."""
     found = dict(layer.named_parameters())
     if name not in found:
         raise InputError(f"tied weight {name!r} of layer {index}; accepted: {', '.join(found) or 'none'}")
@@ -304,42 +319,44 @@ def _drawn(job_model: Any, batch_size: int, seed: int, iteration: int) -> Any:
 def load_microbatch(
     chain: Chain, job: ChainJob, iteration: int, microbatch: int, device: torch.device
 ) -> Microbatch:
-    """Return inputs and targets of a microbatch; the plan has no part in it.
+    """Return inputs and targets of a microbatch, whatever the plan.
 
-    An iteration takes the next window of its epoch's permutation; what is left at the end of an epoch and is
-    less than a global batch is left out.
+    An iteration takes the next window of the permutation of its epoch. Samples at the end of an epoch that
+    do not fill a global batch are dropped.
     """
     size, batch = job.microbatch_size, job.global_batch_size
-    own = slice(microbatch * size, (microbatch + 1) * size)
+    rows = slice(microbatch * size, (microbatch + 1) * size)
     if chain.samples is None:
         drawn = _drawn(small_model(job), batch, job.data_seed, iteration)
-        found = torch.from_numpy(drawn.inputs[own]), torch.from_numpy(drawn.targets[own])
+        parts = torch.from_numpy(drawn.inputs[rows]), torch.from_numpy(drawn.targets[rows])
     else:
         n_samples = len(chain.samples)
         epoch, window = divmod(iteration, n_samples // batch)
-        chosen = _permutation(n_samples, job.data_seed + epoch)[window * batch : (window + 1) * batch][own]
+        chosen = _permutation(n_samples, job.data_seed + epoch)[window * batch : (window + 1) * batch][rows]
+        # Samples may be augmented at random: their draws depend on the position alone, too.
         number = _seed(job.data_seed, "samples", iteration, microbatch)
         random.seed(number)
         mtrand.seed(number & 0xFFFF_FFFF)
         torch.manual_seed(number)
-        found = default_collate([_pair(chain.samples[int(index)], int(index)) for index in chosen])
-    inputs, targets = (_placed(part, getattr(torch, job.dtype), device) for part in found)
+        pairs = []
+        for index in map(int, chosen):
+            sample: Any = chain.samples[index]  # of the user, whatever its declared type
+            if not (isinstance(sample, tuple | list) and len(sample) == 2):
+                found = f"a {type(sample).__name__}"
+                if isinstance(sample, tuple | list | Mapping):
+                    found += f" of {len(sample)}"
+                accepted = (
+                    "a pair of inputs and targets, each a tensor, a number, a tuple or a dictionary of them"
+                )
+                raise InputError(f"sample {index} of the data set is {found}; accepted: {accepted}")
+            pairs.append(sample)
+        parts = default_collate(pairs)
+    inputs, targets = (_placed(part, getattr(torch, job.dtype), device) for part in parts)
     return inputs, targets
 
 
-def _pair(sample: Any, index: int) -> Any:
-    """Return a sample that is a pair; anything else is rejected by name."""
-    if isinstance(sample, tuple | list) and len(sample) == 2:
-        return sample
-    found = f"a {type(sample).__name__}"
-    if isinstance(sample, tuple | list | Mapping):
-        found += f" of {len(sample)}"
-    accepted = "a pair of inputs and targets, each a tensor, a number, a tuple or a dictionary of them"
-    raise InputError(f"sample {index} of the data set is {found}; accepted: {accepted}")
-
-
 def _placed(part: Any, dtype: torch.dtype, device: torch.device) -> Any:
-    """Bring all tensors to a device, and those of real numbers to the type of the weights."""
+    """Move all tensors to a device, and convert floating-point ones to the type of the weights."""
     if isinstance(part, Tensor):
         return part.to(device, dtype if part.is_floating_point() else part.dtype)
     if isinstance(part, Mapping):

@@ -1,4 +1,9 @@
-"""Coordinator of a resilient run: starts processes, detects losses, and carries out the protocol."""
+"""Coordinator of a resilient run: starts processes, detects losses, and carries out the protocol.
+
+The decisions are made by the state machine of `makespan.oobleck.protocol`; this module supplies it with
+time, sockets and processes. A closed connection is a lost node. A node that sends nothing for too long is
+killed first, so that its connection closes too: there is one way to lose a node.
+"""
 
 import logging
 import os
@@ -30,31 +35,30 @@ from makespan.runtime import Process
 _log = logging.getLogger(__name__)
 
 
-# ------------------------------------------------------------------------------------------------
-# What the coordinator asks of planning: who trains what from now on, and who sends which layer.
+# --- Planning ---------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class Decider:
-    """Decides by `reconfigure`, from what each node has.
+    """Decides who trains what and who sends which layer, by `reconfigure` from the layers that nodes hold.
 
     Parameters
     ----------
     profile, templates
-        Times of the layers; templates by number of nodes, to which those of more nodes are added.
+        Times of the layers; templates by number of nodes, extended when the run grows beyond them.
     n_nodes, f, n0, n_microbatches
-        Nodes for which there are templates, losses at once to be survived, least nodes of a pipeline, and
+        Nodes for which there are templates, simultaneous losses to survive, least nodes of a pipeline, and
         microbatches of an iteration.
     layer_bytes
         State of each layer.
     policy
-        What is done below (f + 1) n0 nodes; ``relaunch`` ends the run at any loss.
+        Reaction to fewer than (f + 1) n0 nodes; ``relaunch`` ends the run at any loss.
     first_sizes
         Nodes of the pipelines at the start; none for the best plan.
     origin
-        Directory of the checkpoint from which layers come that nobody has at the start; None for new ones.
+        Directory of the checkpoint that has the layers at the start; None to initialise them.
     hosts
-        Host of each node, as they say hello.
+        Host of each node, from its `Hello`.
     """
 
     profile: ModelProfile
@@ -71,30 +75,32 @@ class Decider:
     latest: Reconfiguration | None = None
 
     def __call__(self, situation: Situation[HybridPlan]) -> Decision[HybridPlan] | Halt:
-        """Decide; a halt says whether all layers are still there."""
+        """Decide; a halt saves a checkpoint first if every layer is still held by some node."""
         held = {node: frozenset(map(int, layers)) for node, layers in situation.holdings.items()}
         whole = set().union(*held.values()) == set(range(len(self.layer_bytes))) if held else False
         if self.policy == "relaunch" and situation.plan is not None:
             return Halt(LostWorkerError("a node was lost; going on from the last checkpoint"), saves=False)
         try:
-            found = self._found(situation, held)
+            outcome = self._reconfigured(situation, held)
         except StateLost as error:
             return Halt(error, saves=False)
         except (InsufficientNodes, InfeasiblePlanError) as error:
             return Halt(error, saves=whole)
-        self.latest = found
+        self.latest = outcome
         work = {
-            "plan": plan_values(found.plan),
-            "copies": [[one.layer, one.src.node, one.dst.node] for one in found.copies],
-            "copies_bytes": found.copies_bytes,
+            "plan": plan_values(outcome.plan),
+            "copies": [[copy.layer, copy.src.node, copy.dst.node] for copy in outcome.copies],
+            "copies_bytes": outcome.copies_bytes,
             "origin": self.origin if situation.plan is None else None,
             "is_start": situation.plan is None,
-            "kinds": list(found.kinds),
-            "f": found.f,
+            "kinds": list(outcome.kinds),
+            "f": outcome.f,
         }
-        return Decision(found.plan, work, found.waiting)
+        return Decision(outcome.plan, work, outcome.waiting)
 
-    def _found(self, situation: Situation[HybridPlan], held: Mapping[int, frozenset[int]]) -> Reconfiguration:
+    def _reconfigured(
+        self, situation: Situation[HybridPlan], held: Mapping[int, frozenset[int]]
+    ) -> Reconfiguration:
         pipelines = () if situation.plan is None else situation.plan.pipelines
         before, there = {node for one in pipelines for node in one.nodes}, set(situation.members)
         leaving = set(situation.leaving)
@@ -115,14 +121,14 @@ class Decider:
             self.n_microbatches,
             layer_bytes=self.layer_bytes,
             drained=sorted(before & leaving),
-            held=None if situation.plan is None else held,
+            held=None if situation.plan is None else held,  # at the start no layer is held yet
             hosts=hosts,
             policy="degrade" if self.policy == "degrade" else "stop",
             profile=self.profile if self.profile.layers[0].allreduce_across_nodes_s else None,
         )
 
     def _first(self, nodes: Sequence[int]) -> Reconfiguration:
-        """Begin with pipelines of given sizes."""
+        """Return a first plan whose pipelines have the sizes of the option."""
         if unknown := sorted(set(self.first_sizes) - set(self.templates)):
             known = ", ".join(map(str, sorted(self.templates)))
             raise InfeasiblePlanError(f"pipelines of {unknown} nodes; there are templates for {known}")
@@ -135,33 +141,28 @@ class Decider:
         )
 
 
-# ------------------------------------------------------------------------------------------------
-# The coordinator of a resilient run: processes, connections, time, and what members tell each other.
-#
-# What it decides is in `makespan.oobleck.protocol`; this module carries it out. The end of a
-# connection is a death. A node that is silent for too long is killed first, and then its connection ends
-# too.
+# --- Coordinator ------------------------------------------------------------------------------------
 
 PlanT = TypeVar("PlanT")
 _TICK_S = 0.05
 _TURN_S = 0.5
-"""What a turn takes beyond that, storing a checkpoint or stopped itself, is no silence of nodes."""
+"""Time by which a turn exceeds this (storing a checkpoint, or stopped itself) is not silence of the nodes."""
 _SEND_S = 5.0
 _ENDING_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How long the coordinator waits [s].
+    """Time limits of the coordinator [s].
 
     Parameters
     ----------
     hang_s
-        Without a sign of life of a node, before it is killed.
+        Silence after which a node is killed.
     start_s
-        For a process that was started to connect, before it is killed.
+        Time within which a started process must connect before it is killed.
     checkpoint_s
-        From one checkpoint to the next, written after the iteration that runs then; 0 for no limit.
+        Longest time between checkpoints, written after the iteration that runs then; 0 for no limit.
     """
 
     hang_s: float = 10.0
@@ -171,7 +172,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that happened, in seconds of the monotonic clock of the coordinator."""
+    """Event of a run, in seconds of the monotonic clock of the coordinator."""
 
     kind: str
     time_s: float
@@ -186,12 +187,12 @@ class Starter(Protocol):
         """Start the process of a node."""
 
     def end(self, process: Process) -> None:
-        """Send it SIGKILL, wherever it runs."""
+        """Kill a process with SIGKILL, wherever it runs."""
 
 
 @dataclass(slots=True)
 class _Peer:
-    """One connection, of a node or of something that has not said what it is."""
+    """Connection to a node, to the process that started one, or to a client not yet known."""
 
     link: Connection
     heard_s: float
@@ -204,22 +205,23 @@ class _Peer:
 
 
 class Coordinator(Generic[PlanT]):
-    """Carries a protocol out until it ends.
+    """Carries out a protocol until it ends.
 
     Parameters
     ----------
     protocol
-        What decides.
+        State machine that decides.
     run_dir, request
-        Directory in which the address stands, and what every node is asked for.
+        Directory in which the address is published, and the request that every node receives.
     starter
-        What starts processes.
+        Starts and kills processes.
     watch
-        Told every event.
+        Called with every event.
     begin_checkpoint, finish_checkpoint
-        Make room for one in a place that nodes know from the request; make it one, of so many iterations.
+        Prepare the folder of a checkpoint, which nodes know from the request; complete it for a number of
+        iterations.
     limits, n_replacements
-        Times, and how many new processes are started for lost ones.
+        Time limits, and the number of processes that may be started to replace lost ones.
     """
 
     def __init__(
@@ -256,7 +258,7 @@ class Coordinator(Generic[PlanT]):
     # --- the loop -----------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Run to the end; the error with which it ends is raised."""
+        """Run to the end; raise the error with which the run ends, if any."""
         try:
             with self._listening() as door:
                 self.selector.register(door, selectors.EVENT_READ, None)
@@ -270,19 +272,19 @@ class Coordinator(Generic[PlanT]):
             raise self.ending.error
 
     def _listening(self) -> socket.socket:
-        """Listen where nodes may be: on this machine, or on all its networks where Slurm has others."""
+        """Listen on this machine only, or in a Slurm job on all its networks, and publish the address."""
         is_alone = "SLURM_JOB_ID" not in os.environ
         host = "127.0.0.1" if is_alone else socket.gethostname()
         door = socket.create_server(("127.0.0.1" if is_alone else "", 0), backlog=64)
         door.settimeout(_SEND_S)
         address = {"host": host, "port": door.getsockname()[1], "token": self.token}
         write_json(address, self.run_dir / ADDRESS_FILE)
-        (self.run_dir / ADDRESS_FILE).chmod(0o600)
+        (self.run_dir / ADDRESS_FILE).chmod(0o600)  # the token permits to drain the run
         return door
 
     def stop(self, why: str) -> None:
-        """Let the run end with a checkpoint after the running iteration; a signal handler may call it."""
-        self.notice = why
+        """End the run with a checkpoint after the running iteration; a signal handler may call it."""
+        self.notice = why  # the loop acts on it: a handler may interrupt the state machine anywhere
 
     def _turn(self, door: socket.socket) -> None:
         for key, _ in self.selector.select(_TICK_S):
@@ -320,11 +322,11 @@ class Coordinator(Generic[PlanT]):
             _log.warning("%s; the connection is closed", error)
             messages = None
         for message in messages or ():
-            self._take(peer, message)
+            self._handle(peer, message)
         if messages is None:
             self._part(peer)
 
-    def _take(self, peer: _Peer, message: said.Message) -> None:
+    def _handle(self, peer: _Peer, message: said.Message) -> None:
         if peer.node is None:
             if not peer.keeps:
                 self._greet(peer, message)
@@ -335,7 +337,9 @@ class Coordinator(Generic[PlanT]):
             case said.Announce():
                 self._tell("announce", peer.node, phase=message.phase, iteration=message.iteration)
             case said.Shared():
-                self._pass_on(peer.node, message)
+                if message.generation == self.protocol.generation:
+                    for other in self.protocol.members - {peer.node}:
+                        self._send(other, message)
             case said.Leaving():
                 self._tell("leaving", peer.node)
                 self._carry_out(self.protocol.drain([peer.node]))
@@ -347,7 +351,7 @@ class Coordinator(Generic[PlanT]):
                 self._carry_out(self.protocol.receive(peer.node, message))
 
     def _greet(self, peer: _Peer, message: said.Message) -> None:
-        """Take the first message of a connection: a node, a keeper of one, or somebody who wants a drain."""
+        """Handle the first message of a connection, from a node, from its starter, or a request to drain."""
         is_known = isinstance(message, said.Hello | said.Drain) and secrets.compare_digest(
             message.token, self.token
         )
@@ -371,7 +375,7 @@ class Coordinator(Generic[PlanT]):
         self._send(node, said.Welcome(node, self.request))
 
     def _part(self, peer: _Peer) -> None:
-        """See a connection off; with that of a node the node is lost."""
+        """Close a connection; a node is lost with its connection."""
         with suppress(KeyError, ValueError):
             self.selector.unregister(peer.link)
         peer.link.close()
@@ -388,14 +392,8 @@ class Coordinator(Generic[PlanT]):
             self._start(self.next_node)
 
     def hold(self, node: int, phase: str, iteration: int) -> None:
-        """Let a node stay at the end of a phase, for who wants to kill it there."""
+        """Hold a node at the end of a phase, so that it can be killed there."""
         self._send(node, said.Hold(phase, iteration))
-
-    def _pass_on(self, node: int, message: said.Shared) -> None:
-        """Tell the other members of a generation what one of them says."""
-        if message.generation == self.protocol.generation:
-            for other in self.protocol.members - {node}:
-                self._send(other, message)
 
     def _send(self, node: int, message: said.Message) -> None:
         peer = self.nodes.get(node)
@@ -406,9 +404,9 @@ class Coordinator(Generic[PlanT]):
         except TimeoutError:
             self._kill(peer)
         except OSError:
-            pass  # the end of the connection is read next
+            pass  # the selector reports the end of the connection next
 
-    # --- what the protocol wants --------------------------------------------------------------
+    # --- actions of the protocol --------------------------------------------------------------
 
     def _carry_out(self, wanted: list[acts.Action]) -> None:
         for action in wanted:
@@ -434,8 +432,9 @@ class Coordinator(Generic[PlanT]):
         self._tell("start", node)
 
     def _look_after(self) -> None:
-        """Notice processes that never connect, and nodes that are silent while this one listens."""
+        """Detect processes that never connect, and nodes that are silent while the coordinator listens."""
         now = time.monotonic()
+        # Time in which the coordinator did not listen is added to every start of a wait.
         deaf, self.looked_s = max(now - self.looked_s - _TURN_S, 0.0), now
         waited = {node: begun for node, begun in self.started_s.items() if node not in self.nodes}
         self.started_s = {node: min(begun + deaf, now) for node, begun in waited.items()}
@@ -450,34 +449,35 @@ class Coordinator(Generic[PlanT]):
             peer.heard_s = min(peer.heard_s + deaf, now)
             silent = now - peer.heard_s
             if silent > 2 * self.limits.hang_s and peer.is_killed:
-                self._part(peer)  # its machine is gone: nobody can end the process any more
+                self._part(peer)  # its machine is gone, so the process cannot be killed
             elif silent > self.limits.hang_s and not peer.is_killed:
                 self._kill(peer)
         self._release_stuck(now, deaf)
 
     def _release_stuck(self, now: float, deaf: float) -> None:
-        """Kill a node that still waits for another one when nobody is left who could release it.
+        """Break a deadlock: kill a node that waits for others when no node is left that could release it.
 
-        The backend may leave a survivor in a transfer with a peer that is gone. As long as one of those who
-        have not given up their groups computes, it may be the one that the others wait for.
+        The backend may leave a survivor in a transfer with a lost peer. As long as one of the nodes that have
+        not dropped their groups still computes, the others may be waiting for that one.
         """
         self._stuck_s = min(self._stuck_s + deaf, now)
         unfrozen = self.protocol.unfrozen & set(self.nodes)
         is_stuck = bool(unfrozen) and all(self.nodes[node].is_waiting for node in unfrozen)
-        found = (self.protocol.generation, frozenset(unfrozen)) if is_stuck else None
-        if found != self._stuck:
-            self._stuck, self._stuck_s = found, now
-        elif found is not None and now - self._stuck_s > self.limits.hang_s:
+        stuck = (self.protocol.generation, frozenset(unfrozen)) if is_stuck else None
+        if stuck != self._stuck:
+            self._stuck, self._stuck_s = stuck, now
+        elif stuck is not None and now - self._stuck_s > self.limits.hang_s:
             self._kill(self.nodes[min(unfrozen)])
             self._stuck_s = now
 
     def _kill(self, peer: _Peer) -> None:
-        """End the process of a node that hangs; its loss follows from that."""
+        """Kill the process of a hung node; its connection closes, and so the node is lost."""
         peer.is_killed = True
         self._tell("hung", peer.node)
         process = None if peer.node is None else self.processes.get(peer.node)
         if process is not None:
             self.starter.end(process)
+        # A node that joined belongs to another process: its starter kills it, else this one if on its host.
         elif (keeper := self._keeper(peer)) is not None:
             with suppress(OSError):
                 keeper.link.send(said.Kill(peer.pid))
@@ -486,13 +486,15 @@ class Coordinator(Generic[PlanT]):
                 os.kill(peer.pid, signal.SIGKILL)
 
     def _keeper(self, peer: _Peer) -> _Peer | None:
-        """Return the connection of the process that started a node which joined."""
+        """Return the connection of the process that started a node which joined, None if there is none."""
         others = [key.data for key in self.selector.get_map().values() if isinstance(key.data, _Peer)]
-        theirs = [one for one in others if one.keeps and (one.pid, one.host) == (peer.pid, peer.host)]
-        return theirs[0] if theirs else None
+        keepers = [
+            other for other in others if other.keeps and (other.pid, other.host) == (peer.pid, peer.host)
+        ]
+        return keepers[0] if keepers else None
 
     def _shut(self) -> None:
-        """Let processes end by themselves, then end them, and leave nothing open."""
+        """Give processes time to end, kill the rest, and close all connections."""
         (self.run_dir / ADDRESS_FILE).unlink(missing_ok=True)
         deadline = time.monotonic() + (_ENDING_S if self.ending is not None else 0.0)
         for process in self.processes.values():

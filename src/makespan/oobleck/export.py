@@ -13,14 +13,14 @@ from makespan.runtime import sound_checkpoint
 def export_model(run_dir: str | Path, path: str | Path) -> Path:
     """Write the model of the newest checkpoint as a plain ``state_dict``.
 
-    Its keys are those of ``torch.nn.Sequential`` over the layers of the chain, ``0.weight`` for the weight of
-    the first layer. Weights that are tied occur in each of their layers. Buffers that a layer does not save
+    Its keys are those of ``torch.nn.Sequential`` over the layers of the chain, such as ``0.weight`` for the
+    weight of the first layer. A tied weight occurs in each of its layers. Buffers that a layer does not save
     (``persistent=False``) are left out.
 
     Parameters
     ----------
     run_dir, path
-        Directory of the run, and the file to write, which ``torch.load`` with ``weights_only=True`` reads.
+        Directory of the run, and the file to write; read it with ``torch.load(path, weights_only=True)``.
 
     Returns
     -------
@@ -30,7 +30,7 @@ def export_model(run_dir: str | Path, path: str | Path) -> Path:
     Raises
     ------
     makespan.errors.CheckpointError
-        There is no checkpoint, or all are damaged.
+        There is no checkpoint, or every checkpoint is damaged.
     """
     checkpoint = sound_checkpoint(Path(run_dir) / "checkpoints")
     if checkpoint is None:

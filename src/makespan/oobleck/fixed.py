@@ -1,4 +1,7 @@
-"""Run a job under plans that do not change, and profile its layers; imports no torch."""
+"""Run a job under fixed plans, and profile its layers; imports no torch.
+
+Training and timing happen in processes of this machine or of an allocation, which import torch.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,17 +15,14 @@ from makespan.oobleck.plan import HybridPlan, plan_values
 from makespan.oobleck.profile import LayerProfile, ModelProfile
 from makespan.runtime import Launch, Launcher, LocalLauncher, RunDirectory
 
-# ------------------------------------------------------------------------------------------------
-# Run jobs under plans that do not change, on processes of this machine or of an allocation; no torch.
-
 _FIXED_WORKER = "makespan.oobleck.fixed_worker"
 
 
 @dataclass(frozen=True, slots=True)
 class FixedRun:
-    """A job, the plan under which it is trained from its start, and for how many iterations.
+    """A job, the plan under which it is trained from its start, and the number of iterations.
 
-    ``with_checksums`` and ``with_states`` say what nodes keep beside losses and times.
+    ``with_checksums`` and ``with_states`` add checksums per iteration and final states to the result.
     """
 
     job: ChainJob
@@ -34,7 +34,7 @@ class FixedRun:
 
 @dataclass(frozen=True, slots=True)
 class NodeSeen:
-    """What a node saw of a run, by iteration.
+    """Observations of a node, by iteration.
 
     Parameters
     ----------
@@ -60,54 +60,53 @@ class NodeSeen:
 def run_fixed(
     runs: Sequence[FixedRun], run_dir: Path, launcher: Launcher | None = None
 ) -> list[dict[int, NodeSeen]]:
-    """Train one job after the other with a process a node; nothing is survived here.
+    """Train one job after the other with one process per node; the loss of a process ends the call.
 
     Parameters
     ----------
     runs
-        What is trained; processes stay from one to the next.
+        Jobs and plans; processes are reused from one run to the next.
     run_dir
         Directory of the runs, which all processes see; it must not have been used.
     launcher
-        What starts the processes; None for this machine with one thread each.
+        Starts the processes; None for this machine with one thread each.
 
     Returns
     -------
     list
-        What each node saw, run by run.
+        Observations by node, run by run.
 
     Raises
     ------
     makespan.errors.WorkerError
-        A process failed; the message has what it reported.
+        A process failed; the message contains its report.
     """
     request = [
         {
-            "job": one.job.values(), "plan": plan_values(one.plan), "n_nodes": len(one.plan.nodes),
-            "n_iterations": one.n_iterations, "with_checksums": one.with_checksums,
-            "with_states": one.with_states,
+            "job": run.job.values(), "plan": plan_values(run.plan), "n_nodes": len(run.plan.nodes),
+            "n_iterations": run.n_iterations, "with_checksums": run.with_checksums,
+            "with_states": run.with_states,
         }
-        for one in runs
+        for run in runs
     ]  # fmt: skip
-    n_processes = max(len(one.plan.nodes) for one in runs)
+    n_processes = max(len(run.plan.nodes) for run in runs)
     (launcher or LocalLauncher()).run(Launch(_FIXED_WORKER, request, n_processes, run_dir))
-    return [
-        {node: _seen(run_dir, f"{number}-{node}", one) for node in one.plan.nodes}
-        for number, one in enumerate(runs)
-    ]
+    seen: list[dict[int, NodeSeen]] = []
+    for number, run in enumerate(runs):
+        seen.append({})
+        for node in run.plan.nodes:
+            values = read_json(run_dir / f"seen-{number}-{node}.json")
+            seen[-1][node] = NodeSeen(
+                tuple(values["losses"]),
+                tuple(values["iter_times_s"]),
+                tuple(values["n_sums"]),
+                tuple({int(layer): sha for layer, sha in row.items()} for row in values["checksums"]),
+                run_dir / f"states-{number}-{node}.pt" if run.with_states else None,
+            )
+    return seen
 
 
-def _seen(run_dir: Path, name: str, run: FixedRun) -> NodeSeen:
-    values = read_json(run_dir / f"seen-{name}.json")
-    checksums = tuple({int(layer): one for layer, one in row.items()} for row in values["checksums"])
-    return NodeSeen(
-        tuple(values["losses"]), tuple(values["iter_times_s"]), tuple(values["n_sums"]), checksums,
-        run_dir / f"states-{name}.pt" if run.with_states else None,
-    )  # fmt: skip
-
-
-# ------------------------------------------------------------------------------------------------
-# Measure what planning needs to know of the layers of a model; no torch in this process.
+# --- Profiling --------------------------------------------------------------------------------------
 
 _PROFILING_WORKER = "makespan.oobleck.profiling_worker"
 _SHORTEST_S = 1e-9
@@ -124,19 +123,19 @@ def profile_chain(
 ) -> ModelProfile:
     """Time the layers of a model with one microbatch, on the hardware at hand.
 
-    Forward and backward pass are medians, both measured; so are the sums of gradients among replicas. Bytes
-    of activations are those of the tensors that the backward pass needs.
+    Forward passes, backward passes and sums of gradients among replicas are measured; each is a median. Bytes
+    of activations count the tensors that the backward pass needs.
 
     Parameters
     ----------
     job
         The model, and the size of a microbatch.
     n_replicas
-        Sums of gradients are timed among up to so many processes.
+        Largest number of processes among which sums of gradients are timed.
     repeats, warm_ups
         Timed and untimed runs; at least 5 timed ones.
     launcher
-        What starts the processes; None for this machine with one thread each.
+        Starts the processes; None for this machine with one thread each.
     run_dir
         Directory of the run, which all processes see and which has not been used; None for a temporary one of
         this machine.
@@ -144,7 +143,7 @@ def profile_chain(
     Returns
     -------
     makespan.oobleck.profile.ModelProfile
-        Times in seconds; a layer without a pass of its own has the least time that a profile may have.
+        Times in seconds; a pass that takes no time gets the least time that a profile may have.
 
     Raises
     ------

@@ -14,11 +14,11 @@ from makespan.oobleck.stage import StageExecutor
 from makespan.runtime import Identity, RunDirectory, choose_device, end_worker, run_worker
 
 OF_SEVERAL = ("torch._dynamo",)
-"""What a step of an optimizer loads when it is first done."""
+"""Modules that the first step of an optimizer loads, which takes long."""
 
 
 def _run(directory: RunDirectory, who: Identity, number: int, request: dict[str, Any]) -> None:
-    """Take part in a run, and write what was seen of it."""
+    """Take part in one run, and write its observations."""
     plan = plan_from(request["plan"])
     node = plan.nodes[who.rank]
     executor = StageExecutor(job_from(request["job"]), who.device, timeout_s=who.timeout_s)
@@ -26,28 +26,28 @@ def _run(directory: RunDirectory, who: Identity, number: int, request: dict[str,
     meeting = importlib.import_module("torch.distributed").FileStore
     executor.connect(plan, node, meeting(str(directory.path / f"store-{number}"), len(plan.nodes)))
     executor.hold(executor.stage_layers)
-    found: dict[str, Any] = {"losses": [], "iter_times_s": [], "n_sums": [], "checksums": []}
+    seen: dict[str, Any] = {"losses": [], "iter_times_s": [], "n_sums": [], "checksums": []}
     for iteration in range(request["n_iterations"]):
         begun = time.perf_counter()
         executor.compute(iteration)
         facts = executor.reduce()
         executor.apply()
-        found["iter_times_s"].append(time.perf_counter() - begun)
-        found["losses"].append(facts.loss)
-        found["n_sums"].append(facts.n_sums)
+        seen["iter_times_s"].append(time.perf_counter() - begun)
+        seen["losses"].append(facts.loss)
+        seen["n_sums"].append(facts.n_sums)
         if request["with_checksums"]:
-            found["checksums"].append({layer: executor.checksum(layer) for layer in executor.layers})
+            seen["checksums"].append({layer: executor.checksum(layer) for layer in executor.layers})
         if who.rank == 0:
             directory.write_progress({"run": number, "iteration": iteration})
     if request["with_states"]:
         states = {layer: executor.layer_state(layer) for layer in executor.layers}
         torch.save(states, directory.path / f"states-{number}-{node}.pt")
-    write_json(found, directory.path / f"seen-{number}-{node}.json")
+    write_json(seen, directory.path / f"seen-{number}-{node}.json")
     executor.disconnect()
 
 
 def run_nodes(directory: RunDirectory, who: Identity) -> None:
-    """Take part in those runs of the request, one after the other, that have so many nodes."""
+    """Take part, one after the other, in those runs of the request that have a node for this rank."""
     torch.set_num_threads(who.threads)
     choose_device(who)
     for number, request in enumerate(directory.request()):

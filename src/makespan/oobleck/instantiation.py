@@ -1,4 +1,10 @@
-"""Choose how many pipelines of which template use all nodes, and how many microbatches each runs."""
+"""Choose how many pipelines of which template use all nodes, and how many microbatches each runs.
+
+Times are compared as whole numbers, so that equal times are equal and ties are resolved the same way on
+every machine. The published formulation gives pipelines of one template equal numbers of microbatches, such
+that the times of templates deviate least; it has no solution where the numbers do not divide. The default
+here gives every pipeline its own number, such that the longest takes the least time.
+"""
 
 import heapq
 import math
@@ -18,14 +24,13 @@ from makespan.oobleck.plan import HybridPlan, Pipeline, PipelineTemplate, Stage
 from makespan.oobleck.profile import PICOSECONDS, ModelProfile
 from makespan.oobleck.templates import Ints
 
-# ------------------------------------------------------------------------------------------------
-# What pipelines really take under one forward, one backward: the schedule, event by event.
+# --- Simulated schedules ----------------------------------------------------------------------------
 
 
 def stage_passes_s(stage: Stage, profile: ModelProfile) -> tuple[float, float]:
     """Return forward and backward pass of one microbatch through a stage [s]."""
     layers = profile.layers[stage.first_layer : stage.end_layer]
-    exchange = sum(one.allreduce_in_node_s[stage.n_gpus] for one in layers) if stage.n_gpus > 1 else 0.0
+    exchange = sum(layer.allreduce_in_node_s[stage.n_gpus] for layer in layers) if stage.n_gpus > 1 else 0.0
     forward = sum(layer.forward_s for layer in layers) / stage.n_gpus + exchange
     return forward, sum(layer.backward_s for layer in layers) / stage.n_gpus + exchange
 
@@ -33,16 +38,17 @@ def stage_passes_s(stage: Stage, profile: ModelProfile) -> tuple[float, float]:
 def event_time_s(
     templates: Sequence[PipelineTemplate], n_microbatches: Sequence[int], profile: ModelProfile
 ) -> float:
-    """Return the iteration time of pipelines by a simulation of their schedules [s].
+    """Return the iteration time of pipelines by simulating their schedules [s].
 
-    The longest pipeline, without transfers between stages, and then the wait for gradients of layer 0.
+    It is the time of the longest pipeline, without transfers between stages, and the wait for gradients of
+    layer 0 after it.
 
     Parameters
     ----------
     templates, n_microbatches
-        Of each pipeline, (n_pipelines,).
+        Template and microbatches of each pipeline, (n_pipelines,).
     profile
-        Times of the layers, of which the templates were made.
+        Times of the layers from which the templates were made.
     """
     longest = max(schedule_times_s(templates, n_microbatches, profile))
     return longest + profile.sync_time_s(len(templates))
@@ -51,7 +57,7 @@ def event_time_s(
 def schedule_times_s(
     templates: Sequence[PipelineTemplate], n_microbatches: Sequence[int], profile: ModelProfile
 ) -> tuple[float, ...]:
-    """Return the time of each pipeline by a simulation of its schedule, without the wait for gradients [s].
+    """Return the time of each pipeline by simulating its schedule, without the wait for gradients [s].
 
     Parameters
     ----------
@@ -61,9 +67,12 @@ def schedule_times_s(
     Returns
     -------
     tuple of float
-        Of each pipeline, (n_pipelines,).
+        Time of each pipeline, (n_pipelines,).
     """
-    passes = {one: tuple(stage_passes_s(stage, profile) for stage in one.stages) for one in set(templates)}
+    passes = {
+        template: tuple(stage_passes_s(stage, profile) for stage in template.stages)
+        for template in set(templates)
+    }
     pairs = zip(templates, n_microbatches, strict=True)
     return tuple(_schedule_s(passes[template], count) for template, count in pairs)
 
@@ -74,19 +83,15 @@ def _schedule_s(passes: tuple[tuple[float, float], ...], n_microbatches: int) ->
     return pipeline_time_s(forward, backward, n_microbatches)
 
 
-# ------------------------------------------------------------------------------------------------
-# How many microbatches each pipeline gets.
-#
-# The published formulation gives equal ones to pipelines of one template, so that their times are as alike
-# as possible; it has no solution where the numbers do not divide. Ours gives every pipeline its own number.
+# --- Microbatches of each pipeline ------------------------------------------------------------------
 
 BatchMode = Literal["per_pipeline", "per_template"]
 Estimator = Literal["1f1b", "compat"]
-_CLOSE = 1e-9  # relative, where the radius of a search is rounded
+_CLOSE = 1e-9  # relative slack, because the bounds of a search within a radius are rounded
 
 
 def microbatches(global_batch_size: int, micro_batch_size: int) -> int:
-    """Return the microbatches of an iteration; `InputError` if the batch cannot be cut into such."""
+    """Return the microbatches per iteration; raise `InputError` if they do not divide the batch."""
     if global_batch_size < 1 or micro_batch_size < 1 or global_batch_size % micro_batch_size:
         raise InputError(
             f"global batch of {global_batch_size} in microbatches of {micro_batch_size}; accepted: 1 or "
@@ -96,7 +101,7 @@ def microbatches(global_batch_size: int, micro_batch_size: int) -> int:
 
 
 def check_modes(mode: str, estimator: str) -> None:
-    """Refuse names that are not known."""
+    """Reject unknown names."""
     if mode not in get_args(BatchMode):
         raise unknown_name("batch mode", mode, get_args(BatchMode))
     if estimator not in get_args(Estimator):
@@ -106,14 +111,14 @@ def check_modes(mode: str, estimator: str) -> None:
 def linear_times(
     templates: Sequence[PipelineTemplate], estimator: Estimator
 ) -> tuple[list[int], list[int], int]:
-    """Return the time of one microbatch and of each further one, and how many of their unit a second has.
+    """Return the times of the first and of each further microbatch by template, and their units per second.
 
     ``1f1b``: all stages once, then the slowest; ``compat``: the cost over the number of stages, each time.
-    Whole numbers, so that equal times are equal.
     """
     if estimator == "1f1b":
-        stages = [[round(one.latency_s * PICOSECONDS) for one in template.stages] for template in templates]
-        return [sum(one) for one in stages], [max(one) for one in stages], PICOSECONDS
+        latencies = [[round(stage.latency_s * PICOSECONDS) for stage in one.stages] for one in templates]
+        return [sum(stages) for stages in latencies], [max(stages) for stages in latencies], PICOSECONDS
+    # A unit that the numbers of stages divide keeps the quotients whole.
     common = math.lcm(*(template.n_stages for template in templates))
     each = [round(one.time_s * PICOSECONDS) * (common // one.n_stages) for one in templates]
     return each, each, PICOSECONDS * common
@@ -132,14 +137,14 @@ def distribute(
     templates
         Template of each pipeline, (n_pipelines,).
     n_microbatches
-        Of all pipelines together.
+        Microbatches of all pipelines together.
     mode
-        ``per_pipeline``: every pipeline has its own number, so that the longest takes as little time as
-        possible; ``per_template``: those of one template have the same, so that the squared deviations of
-        the times of templates from their mean add up to as little as possible.
+        ``per_pipeline``: every pipeline has its own number, which minimises the time of the longest;
+        ``per_template``: pipelines of one template have the same number, which minimises the sum of squared
+        deviations of the times of templates from their mean.
     estimator
-        What a pipeline is taken to need, where each has its own number; see `linear_times`. The published
-        formulation always counts as ``compat``.
+        Estimate of the time of a pipeline in mode ``per_pipeline``, see `linear_times`. The published
+        formulation always uses ``compat``.
 
     Returns
     -------
@@ -156,17 +161,15 @@ def distribute(
         raise InputError("a distribution over no pipeline; accepted: one or more")
     if n_microbatches < len(templates):
         return None
-    if mode == "per_pipeline":
-        return _least_longest(*linear_times(templates, estimator)[:2], n_microbatches)
-    counts = Counter(templates)
-    used = list(counts)
-    each = [one.time_s / one.n_stages for one in used]
-    found = _most_alike(each, [counts[one] for one in used], n_microbatches)
-    return None if found is None else tuple(found[used.index(one)] for one in templates)
-
-
-def _least_longest(first: Sequence[int], further: Sequence[int], n_microbatches: int) -> tuple[int, ...]:
-    """Give one microbatch after the other to the pipeline that would be done with it first."""
+    if mode == "per_template":
+        n_pipelines = Counter(templates)
+        used = list(n_pipelines)
+        each = [template.time_s / template.n_stages for template in used]
+        alike = _most_alike(each, [n_pipelines[template] for template in used], n_microbatches)
+        return None if alike is None else tuple(alike[used.index(template)] for template in templates)
+    # Greedy is exact here: each microbatch goes to the pipeline that would finish it first, and that time
+    # only grows with the microbatches of a pipeline.
+    first, further, _ = linear_times(templates, estimator)
     counts = [1] * len(first)
     queue = [(first[index] + further[index], index) for index in range(len(first))]
     heapq.heapify(queue)
@@ -180,9 +183,9 @@ def _least_longest(first: Sequence[int], further: Sequence[int], n_microbatches:
 def least_time_by_program(
     templates: Sequence[PipelineTemplate], n_microbatches: int, estimator: Estimator = "1f1b"
 ) -> float:
-    """Return the least time of the longest pipeline as an integer program finds it [s].
+    """Return the least time of the longest pipeline, found by an integer program [s].
 
-    The answer of a solver that knows nothing of how `distribute` goes about it.
+    An independent check of `distribute`.
     """
     from scipy.optimize import Bounds, LinearConstraint, milp  # slow to import, and planning does without
 
@@ -210,39 +213,38 @@ def least_time_by_program(
     return max(a + (b - 1) * c for a, b, c in zip(first, counts, further, strict=True)) / unit
 
 
-# --- the published formulation ----------------------------------------------------------------------
-
-
 def _most_alike(each: Sequence[float], counts: Sequence[int], n_microbatches: int) -> tuple[int, ...] | None:
     """Return microbatches of a pipeline of each template for which the times deviate least, None if none.
 
     Around the real-valued optimum the deviations are a quadratic form; all whole numbers within a radius are
-    looked at, and the radius grows until there is one.
+    tried, and the radius grows until there is one.
     """
-    if not _adds_up(counts, n_microbatches):
-        return None
-    if len(each) == 1:
-        return (n_microbatches // counts[0],)
-    rest = min(range(len(each)), key=lambda index: counts[index])  # what the others leave, most often whole
-    search = _Deviations(np.array(each), np.array(counts), n_microbatches, rest)
-    radius = float(max(each)) ** 2
-    while (found := search.best_within(radius)) is None:
-        radius *= 4.0
-    return found
-
-
-def _adds_up(counts: Sequence[int], n_microbatches: int) -> bool:
-    """Whether the batch can be cut so that pipelines of one template have equal numbers, of 1 or more."""
+    # Without any solution the radius would grow for ever: test first whether the numbers divide at all, with
+    # 1 or more for each pipeline.
     left = n_microbatches - sum(counts)
     reachable = [True] + [False] * max(left, 0)
     for count in counts:
         for amount in range(count, left + 1):
             reachable[amount] = reachable[amount] or reachable[amount - count]
-    return left >= 0 and reachable[left]
+    if left < 0 or not reachable[left]:
+        return None
+    if len(each) == 1:
+        return (n_microbatches // counts[0],)
+    # One template takes what the others leave; the one with the fewest pipelines divides it most often.
+    rest = min(range(len(each)), key=lambda index: counts[index])
+    search = _Deviations(np.array(each), np.array(counts), n_microbatches, rest)
+    radius = float(max(each)) ** 2
+    while (numbers := search.best_within(radius)) is None:
+        radius *= 4.0
+    return numbers
 
 
 class _Deviations:
-    """Whole numbers in the order of how much the times of templates deviate from their mean."""
+    """Search for whole numbers of microbatches whose times deviate little from their mean.
+
+    The deviations are a quadratic form around the real-valued optimum. Its triangular factor bounds one
+    template after the other, as in a search for close lattice points.
+    """
 
     def __init__(
         self, each: NDArray[np.float64], counts: NDArray[np.int64], n_microbatches: int, rest: int
@@ -262,15 +264,12 @@ class _Deviations:
             if left < self.counts[self.rest] or left % self.counts[self.rest]:
                 continue
             whole = numbers | {self.rest: left // int(self.counts[self.rest])}
-            found = tuple(whole[index] for index in range(len(self.each)))
-            candidate = self._deviation(found), found
+            ordered = tuple(whole[index] for index in range(len(self.each)))
+            times = self.each * np.array(ordered)
+            candidate = float(np.sum((times - times.mean()) ** 2)), ordered
             if candidate[0] <= radius and (best is None or candidate < best):
                 best = candidate
         return best[1] if best else None
-
-    def _deviation(self, numbers: tuple[int, ...]) -> float:
-        times = self.each * np.array(numbers)
-        return float(np.sum((times - times.mean()) ** 2))
 
     def _within(self, radius: float, row: int, chosen: dict[int, int]) -> Iterator[dict[int, int]]:
         """Yield numbers of the free templates, the last first, whose deviations stay within a radius."""
@@ -293,8 +292,7 @@ class _Deviations:
             yield from self._within(radius - spent, row - 1, chosen | {index: number})
 
 
-# ------------------------------------------------------------------------------------------------
-# All ways to use a number of nodes: how many pipelines of each template, at least f + 1 in all.
+# --- Enumeration of plans ---------------------------------------------------------------------------
 
 
 def _checked(sizes: Sequence[int], n_nodes: int, f: int) -> None:
@@ -305,7 +303,7 @@ def _checked(sizes: Sequence[int], n_nodes: int, f: int) -> None:
 
 
 def enumerate_plans(sizes: Sequence[int], n_nodes: int, f: int = 0) -> Iterator[tuple[int, ...]]:
-    """Yield how many pipelines of each template use all nodes, in numbers of f + 1 pipelines or more.
+    """Yield all plans that use all nodes with f + 1 pipelines or more, as counts by template.
 
     Parameters
     ----------
@@ -325,7 +323,8 @@ def enumerate_plans(sizes: Sequence[int], n_nodes: int, f: int = 0) -> Iterator[
         Sizes are not ascending, or a number is negative.
     """
     _checked(sizes, n_nodes, f)
-    reachable = [[left == 0 for left in range(n_nodes + 1)]]  # by the first templates
+    # Which numbers of nodes the first templates can use, so that no branch of the recursion ends in vain.
+    reachable = [[left == 0 for left in range(n_nodes + 1)]]
     for size in sizes:
         row = list(reachable[-1])
         for count in range(size, n_nodes + 1):
@@ -347,11 +346,11 @@ def enumerate_plans(sizes: Sequence[int], n_nodes: int, f: int = 0) -> Iterator[
 
 
 def count_plans(sizes: Sequence[int], n_nodes: int, f: int = 0) -> int:
-    """Return how many there are, without making them; arguments and errors as for `enumerate_plans`."""
+    """Return the number of plans without listing them; arguments and errors as for `enumerate_plans`."""
     _checked(sizes, n_nodes, f)
     if sizes[0] * (f + 1) > n_nodes:
         return 0
-    # By nodes used, the plans of 0, 1, ... f pipelines, and of all; whole numbers of any length.
+    # Columns: plans of 0, 1, ... f pipelines, and all plans, by nodes used. Python integers never overflow.
     ways = np.zeros((n_nodes + 1, f + 2), dtype=object)
     ways[0, [0, -1]] = 1
     for size in sizes:
@@ -361,28 +360,27 @@ def count_plans(sizes: Sequence[int], n_nodes: int, f: int = 0) -> int:
     return int(ways[n_nodes, -1] - ways[n_nodes, :-1].sum())
 
 
-# ------------------------------------------------------------------------------------------------
-# Which pipelines a job runs: all ways to use its nodes, each with its batches, and the fastest of them.
+# --- Choice of a plan -------------------------------------------------------------------------------
 
 _MOST_PLANS = 1_000_000
 _AT_ONCE = 20_000  # plans that are priced together
-_LISTED = 20_000  # up to so many plans all are listed and priced
-_MOST_VISITED = 20_000  # plans and parts of plans that a bounded search looks at
-_MOST_SLACK = 1e3  # a search for slower plans ends with all of them
+_LISTED = 20_000  # most plans that are all listed and priced
+_MOST_VISITED = 20_000  # most plans and parts of plans that a bounded search visits
+_MOST_SLACK = 1e3  # relative slack beyond which a bounded search considers all plans
 _NONE = -(1 << 60)  # microbatches by a time where there is no plan
 _Key = tuple[int, int, int, tuple[int, ...]]  # time, distinct templates, minus pipelines, counts
 
 
 @dataclass(frozen=True, slots=True)
 class Instantiation:
-    """Pipelines with their batches, before nodes are named.
+    """Pipelines with their batches, before nodes are assigned.
 
     Parameters
     ----------
     templates, n_microbatches
-        Of each pipeline, by ascending number of nodes, (n_pipelines,).
+        Template and microbatches of each pipeline, by ascending number of nodes, (n_pipelines,).
     iter_time_s
-        Estimated time of an iteration, with the wait for gradients where a profile says it [s].
+        Estimated iteration time, with the wait for gradients if there was a profile [s].
     """
 
     templates: tuple[PipelineTemplate, ...]
@@ -391,11 +389,11 @@ class Instantiation:
 
     @property
     def counts(self) -> dict[int, int]:
-        """Return the pipelines of each number of nodes."""
+        """Return the number of pipelines by number of nodes."""
         return dict(Counter(template.n_nodes for template in self.templates))
 
     def on(self, nodes: Sequence[int]) -> HybridPlan:
-        """Give each pipeline its nodes, in order; `InputError` unless there are as many as are needed."""
+        """Give each pipeline its nodes, in order; raise `InputError` unless their number fits."""
         needed = sum(template.n_nodes for template in self.templates)
         if len(set(nodes)) != needed or len(nodes) != needed:
             raise InputError(f"nodes {list(nodes)}; accepted: {needed} different ones")
@@ -410,17 +408,17 @@ class Instantiation:
 
 @dataclass(frozen=True, slots=True)
 class PlanChoice:
-    """The plan that was chosen, and those that come next.
+    """The chosen plan, and the next best ones.
 
     Parameters
     ----------
     best, runners_up
-        The fastest by its estimate, and the following ones in order.
+        The fastest plan by its estimate, and the following ones in order.
     n_plans, n_infeasible
-        All plans that use the nodes, and those for which the batch cannot be distributed.
+        Number of plans that use the nodes, and of those for which the batch cannot be distributed.
     is_exact
-        Whether no other plan comes before these. Otherwise the search was cut short: without a profile the
-        time of the best is still the least of all, and only ties may be resolved in another way.
+        True if no other plan comes before these. Otherwise the search was cut short: without a profile the
+        time of the best plan is still the least of all, and only ties may be resolved differently.
     """
 
     best: Instantiation
@@ -433,7 +431,7 @@ class PlanChoice:
 def estimated_time_s(
     templates: Sequence[PipelineTemplate], n_microbatches: Sequence[int], estimator: Estimator
 ) -> float:
-    """Return what the longest pipeline is taken to need [s], without any wait for gradients.
+    """Return the estimated time of the longest pipeline, without the wait for gradients [s].
 
     ``1f1b``: all stages once, then the slowest for each further microbatch; ``compat``: the whole cost of a
     template for each microbatch, as the artifact compares plans.
@@ -469,20 +467,22 @@ def choose_plan(
     Parameters
     ----------
     templates
-        By number of nodes.
+        Templates by number of nodes.
     n_nodes, f
         Nodes to use, by f + 1 pipelines or more.
     n_microbatches, batch_mode, estimator
-        Of an iteration. ``per_pipeline`` with ``1f1b`` is the least estimated time of all plans,
-        ``per_template`` with ``compat`` the published choice; see `distribute` and `estimated_time_s`.
+        Microbatches per iteration, and their distribution: ``per_pipeline`` with ``1f1b`` gives the least
+        estimated time of all plans, ``per_template`` with ``compat`` the published choice; see `distribute`
+        and `estimated_time_s`.
     profile, n_runners_up
-        Times of the layers, for the wait for gradients, None for none; how many of the next best to return.
+        Times of the layers, to add the wait for gradients (None for no wait); number of next best plans to
+        return.
 
     Returns
     -------
     PlanChoice
-        Of equal times the plan with fewer distinct templates, then with more pipelines, then with fewer of
-        the smallest templates.
+        Ties in time go to the plan with fewer distinct templates, then with more pipelines, then with fewer
+        of the smallest templates.
 
     Raises
     ------
@@ -496,34 +496,45 @@ def choose_plan(
     used = [templates[size] for size in sorted(templates)]
     sizes = [template.n_nodes for template in used]
     n_plans = count_plans(sizes, n_nodes, f)
-    is_bounded = batch_mode == "per_pipeline" and estimator == "1f1b" and n_plans > _LISTED
-    found = (
-        _Bounded(used, n_nodes, f, n_microbatches, profile).ranked(n_runners_up + 1) if is_bounded else None
-    )
-    if found is not None and (found[1] or n_plans > _MOST_PLANS):
-        keys, is_exact = found
+    is_monotone = batch_mode == "per_pipeline" and estimator == "1f1b"
+    bounded = None
+    if is_monotone and n_plans > _LISTED:
+        bounded = _Bounded(used, n_nodes, f, n_microbatches, profile).ranked(n_runners_up + 1)
+    if bounded is not None and (bounded[1] or n_plans > _MOST_PLANS):
+        keys, is_exact = bounded
         n_infeasible = count_plans(sizes, n_nodes, max(f, n_microbatches))
     else:
-        plans = _plans(sizes, n_nodes, f)
-        if batch_mode == "per_pipeline" and estimator == "1f1b":
+        if n_plans > _MOST_PLANS:
+            raise InputError(
+                f"{n_plans} plans of templates for {sizes} nodes use {n_nodes}; accepted: at most "
+                f"{_MOST_PLANS}, fewer templates have fewer"
+            )
+        plans = list(enumerate_plans(sizes, n_nodes, f))
+        times: list[int | None] = []
+        if is_monotone:
             times = _least_times(used, plans, n_microbatches)
         else:
-            times = [_time(_each(used, counts), n_microbatches, batch_mode, estimator) for counts in plans]
+            for counts in plans:
+                each = _each(used, counts)
+                batches = distribute(each, n_microbatches, batch_mode, estimator)
+                times.append(None if batches is None else _estimate(each, batches, estimator))
         keys, is_exact = _ranked(times, plans, profile), True
         n_infeasible = n_plans - len(keys)
     if not keys:
         text = f"{n_plans} plans of templates for {sizes} nodes use {n_nodes} with {f + 1} pipelines or more"
         raise InfeasiblePlanError(f"{text}; none takes {n_microbatches} microbatches {batch_mode}")
-    best, *others = (
-        _instantiation(used, key, n_microbatches, batch_mode, estimator) for key in keys[: n_runners_up + 1]
-    )
-    return PlanChoice(best, tuple(others), n_plans, n_infeasible, is_exact)
+    chosen = []
+    for time, *_, counts in keys[: n_runners_up + 1]:
+        each = _each(used, counts)
+        batches = distribute(each, n_microbatches, batch_mode, estimator) or ()
+        chosen.append(Instantiation(each, batches, time / PICOSECONDS))
+    return PlanChoice(chosen[0], tuple(chosen[1:]), n_plans, n_infeasible, is_exact)
 
 
 def _ranked(
     times: Sequence[int | None], plans: Sequence[tuple[int, ...]], profile: ModelProfile | None
 ) -> list[_Key]:
-    """Return the keys of plans with their times, the best first; those without a time are left out."""
+    """Return the keys of plans, the best first; plans without a time are left out."""
     return sorted(
         (time + _sync(profile, sum(counts)), sum(map(bool, counts)), -sum(counts), counts)
         for time, counts in zip(times, plans, strict=True)
@@ -531,24 +542,13 @@ def _ranked(
     )
 
 
-def _plans(sizes: Sequence[int], n_nodes: int, f: int) -> list[tuple[int, ...]]:
-    """Return all plans, unless there are too many to price."""
-    n_plans = count_plans(sizes, n_nodes, f)
-    if n_plans > _MOST_PLANS:
-        raise InputError(
-            f"{n_plans} plans of templates for {list(sizes)} nodes use {n_nodes}; accepted: at most "
-            f"{_MOST_PLANS}, fewer templates have fewer"
-        )
-    return list(enumerate_plans(sizes, n_nodes, f))
-
-
 class _Bounded:
     """Search for the fastest plans among more than can be listed.
 
-    A plan is done by a time if its pipelines finish all microbatches by then, and how many a pipeline
-    finishes depends on its template alone. So the most that pipelines with a number of nodes finish is a
-    knapsack problem, and the least time of all plans follows by bisection. The plans that have this time are
-    then listed, size by size, leaving out every part that the knapsack says cannot be completed in time.
+    A plan is done by a time if its pipelines finish all microbatches by then, and the number that a pipeline
+    finishes depends on its template alone. So the most that pipelines on a number of nodes finish is a
+    knapsack problem, and bisection finds the least time of all plans. The plans with this time are then
+    listed, size by size; every partial plan that the knapsack excludes is pruned.
     """
 
     def __init__(
@@ -565,7 +565,7 @@ class _Bounded:
         self._first, self._further = np.array(first, dtype=np.int64), np.array(further, dtype=np.int64)
         self._fewest = max(f + 1, -(-n_nodes // self._sizes[-1]))
         self._most = min(n_microbatches, n_nodes // self._sizes[0])
-        # Whether plans with too few or too many pipelines exist, so that their number has to be counted.
+        # If plans with too few or too many pipelines exist, the knapsack must count pipelines as well.
         self._counts = self._fewest * self._sizes[-1] > n_nodes + self._sizes[-1] - 1 or (
             self._most < n_nodes // self._sizes[0]
         )
@@ -573,7 +573,7 @@ class _Bounded:
         self._profile = profile
 
     def ranked(self, n_wanted: int) -> tuple[list[_Key], bool]:
-        """Return the best plans by their keys, and whether no other plan comes before them."""
+        """Return the keys of the best plans, and True if no other plan comes before them."""
         if self._fewest > self._most:
             return [], True
         least = self._least_time()
@@ -588,7 +588,7 @@ class _Bounded:
             last = keys[n_wanted - 1][0] if len(keys) >= n_wanted else None
             if not is_whole or limit >= self._longest or (last is not None and limit + least_sync >= last):
                 return keys, is_whole
-            # Waits for gradients, and further plans that are wanted, ask for slower ones too.
+            # The order counts the wait for gradients, and more plans may be wanted: list slower ones too.
             limit = int(least * (1 + slack)) if last is None else last - least_sync
             slack *= 10
             limit = self._longest if slack > _MOST_SLACK else min(limit, self._longest)
@@ -598,19 +598,22 @@ class _Bounded:
         return _ranked(_least_times(self._used, listed, self._n_microbatches), listed, self._profile)
 
     def _finished(self, time: int) -> list[int]:
-        """Return how many microbatches a pipeline of each template finishes by a time."""
-        each = (time - self._first) // self._further + 1
-        return [
-            int(one) for one in np.where(time >= self._first, np.minimum(each, self._n_microbatches), _NONE)
-        ]
+        """Return the microbatches that a pipeline of each template finishes by a time."""
+        each = np.minimum((time - self._first) // self._further + 1, self._n_microbatches)
+        return [int(count) for count in np.where(time >= self._first, each, _NONE)]
 
     def _most_finished(self, finished: Sequence[int]) -> list[Ints]:
-        """Return the most that pipelines with exactly so many nodes finish, by the first templates."""
+        """Return the most that pipelines of the first templates finish, by the nodes that they use exactly.
+
+        Entry k is the knapsack of the first k templates, (n_nodes + 1,).
+        """
         row = np.full(self._n_nodes + 1, _NONE, dtype=np.int64)
         row[0] = 0
         rows = [row]
         for size, count in zip(self._sizes, finished, strict=True):
             if count > 0:
+                # Numbers of nodes that differ by multiples of the size form a column. Along it, the best
+                # number of further pipelines is a running maximum once their linear gain is subtracted.
                 n_rows = -(-len(row) // size)
                 block = np.full(n_rows * size, _NONE, dtype=np.int64)
                 block[: len(row)] = row
@@ -622,7 +625,7 @@ class _Bounded:
         return rows
 
     def _is_done(self, time: int) -> bool:
-        """Whether some plan is done by a time."""
+        """Tell whether some plan is done by a time."""
         finished = self._finished(time)
         if self._most_finished(finished)[-1][-1] < self._n_microbatches:
             return False
@@ -631,7 +634,7 @@ class _Bounded:
         return any(done for done, _ in self._by_pipelines(finished))
 
     def _by_pipelines(self, finished: Sequence[int]) -> Iterator[tuple[bool, Ints]]:
-        """Yield for 1, 2, ... pipelines whether they do all, and the template of the last by nodes used."""
+        """Yield for 1, 2, ... pipelines if they finish all, and the template of the last by nodes used."""
         row = np.full(self._n_nodes + 1, _NONE, dtype=np.int64)
         row[0] = 0
         for n_pipelines in range(1, self._most + 1):
@@ -646,7 +649,7 @@ class _Bounded:
             yield n_pipelines >= self._fewest and bool(row[-1] >= self._n_microbatches), last
 
     def _fastest(self, time: int) -> tuple[int, ...]:
-        """Return one plan that is done by a time by which some plan is."""
+        """Return a plan that is done by a time, of which `_is_done` holds."""
         chosen = list[Ints]()
         for done, last in self._by_pipelines(self._finished(time)):
             chosen.append(last)
@@ -660,7 +663,7 @@ class _Bounded:
         return tuple(counts)
 
     def _least_time(self) -> int | None:
-        """Return the least time of all plans; None if there is none that takes the microbatches."""
+        """Return the least time of all plans by bisection; None if no plan takes the microbatches."""
         low, high = (
             int(self._first.min()),
             int(self._first.max() + self._n_microbatches * self._further.max()),
@@ -675,9 +678,9 @@ class _Bounded:
         return low
 
     def _even(self) -> list[tuple[int, ...]]:
-        """Return the plans whose pipelines are as equal as can be, one for each number of pipelines."""
+        """Return the plans whose pipelines are as equal as possible, one for each number of pipelines."""
         places = {size: place for place, size in enumerate(self._sizes)}
-        found = []
+        plans = []
         for n_pipelines in range(self._fewest, self._most + 1):
             size, n_larger = divmod(self._n_nodes, n_pipelines)
             if size in places and (not n_larger or size + 1 in places):
@@ -685,14 +688,14 @@ class _Bounded:
                 counts[places[size]] = n_pipelines - n_larger
                 if n_larger:
                     counts[places[size + 1]] = n_larger
-                found.append(tuple(counts))
-        return found
+                plans.append(tuple(counts))
+        return plans
 
     def _done_by(self, time: int) -> tuple[list[tuple[int, ...]], bool]:
-        """Return the plans that are done by a time, and whether these are all."""
+        """Return plans that are done by a time, and True if these are all."""
         finished = self._finished(time)
         most = self._most_finished(finished)
-        found, n_visited = list[tuple[int, ...]](), 0
+        plans, n_visited = list[tuple[int, ...]](), 0
         # Number of templates left, nodes left, microbatches still to finish, pipelines, counts of the others.
         todo = [(len(self._sizes), self._n_nodes, self._n_microbatches, 0, tuple[int, ...]())]
         while todo and n_visited < _MOST_VISITED:
@@ -700,11 +703,12 @@ class _Bounded:
             n_left, nodes, missing, n_pipelines, counts = todo.pop()
             if n_left == 0:
                 if nodes == 0 and self._fewest <= n_pipelines <= self._most:
-                    found.append(counts)
+                    plans.append(counts)
                 continue
             size, count = self._sizes[n_left - 1], finished[n_left - 1]
             tried = np.arange(nodes // size + 1 if count > 0 else 1)
             rest = nodes - size * tried
+            # Prune what the templates left cannot finish, and what leads to too many or too few pipelines.
             fits = most[n_left - 1][rest] + tried * max(count, 0) >= missing
             fits &= n_pipelines + tried <= self._most
             fits &= n_pipelines + tried + rest // self._sizes[0] >= self._fewest
@@ -713,7 +717,7 @@ class _Bounded:
                 todo.append(
                     (n_left - 1, nodes - size * number, left, n_pipelines + number, (number, *counts))
                 )
-        return found, not todo
+        return plans, not todo
 
 
 def _each(templates: Sequence[PipelineTemplate], counts: Sequence[int]) -> tuple[PipelineTemplate, ...]:
@@ -724,47 +728,27 @@ def _sync(profile: ModelProfile | None, n_pipelines: int) -> int:
     return 0 if profile is None else round(profile.sync_time_s(n_pipelines) * PICOSECONDS)
 
 
-def _time(
-    templates: Sequence[PipelineTemplate], n_microbatches: int, mode: BatchMode, estimator: Estimator
-) -> int | None:
-    counts = distribute(templates, n_microbatches, mode, estimator)
-    return None if counts is None else _estimate(templates, counts, estimator)
-
-
-def _instantiation(
-    used: Sequence[PipelineTemplate], key: _Key, n_microbatches: int, mode: BatchMode, estimator: Estimator
-) -> Instantiation:
-    templates = _each(used, key[-1])
-    counts = distribute(templates, n_microbatches, mode, estimator) or ()
-    return Instantiation(templates, counts, key[0] / PICOSECONDS)
-
-
 def _least_times(
     used: Sequence[PipelineTemplate], plans: Sequence[tuple[int, ...]], n_microbatches: int
 ) -> list[int | None]:
     """Return the time of each plan under its best distribution; None for more pipelines than microbatches.
 
-    A time is enough if the pipelines finish so many microbatches by then; bisection finds the least such
-    time, for thousands of plans at once.
+    Bisection finds the least time by which the pipelines finish all microbatches, for thousands of plans at
+    once; it is the time of the longest pipeline in the distribution of `distribute`.
     """
     if not plans:
         return []
     first, further, _ = (np.array(one, dtype=np.int64) for one in linear_times(used, "1f1b"))
-    found: list[int | None] = []
+    times: list[int | None] = []
     for start in range(0, len(plans), _AT_ONCE):
         counts = np.array(plans[start : start + _AT_ONCE], dtype=np.int64)
         low = np.where(counts > 0, first, 0).max(axis=1)
         high = low + n_microbatches * further.max()
         while np.any(low < high):
             middle = (low + high) // 2
-            done = _finished(middle, counts, first, further) >= n_microbatches
+            each = np.maximum((middle[:, None] - first) // further + 1, 0)  # finished per pipeline
+            done = (counts * each).sum(axis=1) >= n_microbatches
             low, high = np.where(done, low, middle + 1), np.where(done, middle, high)
-        enough = counts.sum(axis=1) <= n_microbatches
-        found += [int(time) if ok else None for time, ok in zip(low, enough, strict=True)]
-    return found
-
-
-def _finished(time: Ints, counts: Ints, first: Ints, further: Ints) -> Ints:
-    """Return how many microbatches the pipelines of each plan finish by a time, (n_plans,)."""
-    each = np.maximum((time[:, None] - first) // further + 1, 0)
-    return np.asarray((counts * each).sum(axis=1))
+        is_enough = counts.sum(axis=1) <= n_microbatches
+        times += [int(time) if ok else None for time, ok in zip(low, is_enough, strict=True)]
+    return times

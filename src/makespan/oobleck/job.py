@@ -18,25 +18,25 @@ _SIZES = {"n_layers": 8, "hidden": 64, "heads": 4, "kv_heads": 4, "ffn": 256, "s
 
 @dataclass(frozen=True, slots=True)
 class ChainJob:
-    """What is trained, and all that decides its bits but the plans; an `InputError` names what is wrong.
+    """Training job: everything but the plans that decides its bits; invalid values raise `InputError`.
 
     Parameters
     ----------
     model
-        A family of small models, or ``file.py:function`` that returns a `Chain` of your own.
+        A family of small models, or ``file.py:function`` for a function that returns a `Chain`.
     model_options
         Sizes of the small model, or arguments of the function.
     n_microbatches, microbatch_size
-        Microbatches of an iteration, over all pipelines, and samples of each.
+        Microbatches per iteration, over all pipelines, and samples per microbatch.
     seed, data_seed
-        Of the initial weights and of what layers draw; of the order of the samples.
+        Seed of the initial weights and of random draws in layers; seed of the order of the samples.
     optimizer, optimizer_options, learning_rate, warmup_steps
-        Name in `torch.optim`, its further arguments, and its rate, which grows linearly over the first
+        Name in `torch.optim`, its further arguments, and its rate, which grows linearly over the warm-up
         iterations. A chain may bring its own.
     clip_norm
         Largest norm of all gradients together; None for no limit.
     dtype
-        ``float32`` or ``float64``, of weights, gradients and what passes between stages.
+        ``float32`` or ``float64``, of weights, gradients and activations.
     reduction
         How gradients are added over pipelines: ``ordered``, by the owner of the first pipeline in the order
         of the pipelines, with the same bits for any number of them, or ``allreduce``, by the backend.
@@ -75,7 +75,7 @@ class ChainJob:
 
     @property
     def global_batch_size(self) -> int:
-        """Samples of an iteration."""
+        """Samples per iteration."""
         return self.n_microbatches * self.microbatch_size
 
     def rate(self, iteration: int) -> float:

@@ -1,37 +1,35 @@
-"""Messages between coordinator and nodes, and their encoding on a connection."""
+"""Messages between coordinator and nodes, and their encoding on a connection.
+
+A message is a line of JSON behind its length. The first message of every connection is a `Hello` or a
+request, with the token from the directory of the run.
+"""
 
 import json
 import socket
 import struct
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any, Literal
 
 from makespan.errors import WorkerError
 
-# ------------------------------------------------------------------------------------------------
-# What coordinator and nodes say to each other, and how it goes over a connection.
-#
-# A message is a line of JSON behind its length. Whoever connects first says `Hello` or asks for something,
-# with the token that stands in the directory of the run.
-
 SIZE = struct.Struct("!I")
 LARGEST_BYTES = 1 << 28
 
 
 class Cause(StrEnum):
-    """Where a failure comes from."""
+    """Origin of a failure."""
 
-    PEER = "peer"  # a node with which this one was connected is gone, or gave up its groups
+    PEER = "peer"  # a node to which this one was connected is lost, or dropped its groups
     OWN = "own"  # the node itself
-    INPUT = "input"  # what it was asked to train: another attempt would end in the same way
+    INPUT = "input"  # the job: another attempt would fail in the same way
 
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """A process wants to take part, or, for ``keeps``, to end the one with this id when it hangs."""
+    """A process joins the run; with ``keeps`` it started the one with this id, and kills it if it hangs."""
 
     token: str
     pid: int
@@ -42,7 +40,7 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """It is this node, and the run is asked for this."""
+    """The number of the node, and the request of the run."""
 
     node: int
     request: Any
@@ -50,19 +48,19 @@ class Welcome:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The node has loaded what it needs, and waits."""
+    """The node has loaded the job, and waits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Freeze:
-    """A new generation begins: give up what goes on, and every group of the one before."""
+    """A new generation begins: abort the running work, and drop every group of the previous generation."""
 
     generation: int
 
 
 @dataclass(frozen=True, slots=True)
 class Frozen:
-    """Nothing of an earlier generation is left; the node has this many steps behind it, and these layers."""
+    """All earlier groups are dropped; the node has applied this many steps, and holds these layers."""
 
     generation: int
     step: int
@@ -71,7 +69,7 @@ class Frozen:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """Meet the other members, copy what is missing, and do as the work says."""
+    """Build groups with the other members, copy missing layers, and prepare the plan in ``work``."""
 
     generation: int
     step: int
@@ -81,7 +79,7 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """Groups stand, and the layers that the node owns from now on have these checksums."""
+    """Groups are built, and the layers that the node owns from now on have these checksums."""
 
     generation: int
     checksums: Mapping[str, str]
@@ -89,7 +87,7 @@ class Copied:
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """What members of a generation tell each other to build groups, passed on to all; a value is Base64."""
+    """Key and value (Base64) by which members build groups; the coordinator forwards it to all members."""
 
     generation: int
     key: str
@@ -115,7 +113,7 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """All are prepared: step, then go on with the next iteration or wait."""
+    """All members are prepared: step, then continue with the next iteration or wait."""
 
     generation: int
     iteration: int
@@ -124,7 +122,7 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """Something went wrong with the groups of a generation, or with what they compute."""
+    """Building the groups of a generation failed, or computing with them."""
 
     generation: int
     error: str
@@ -133,7 +131,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """Write layers where a checkpoint is being made."""
+    """Write layers into the checkpoint that is being made."""
 
     generation: int
     step: int
@@ -142,7 +140,7 @@ class Save:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """They are written."""
+    """The layers are written."""
 
     generation: int
     step: int
@@ -150,19 +148,19 @@ class Saved:
 
 @dataclass(frozen=True, slots=True)
 class Leaving:
-    """The node was asked to end, and wants to go when it can without loss."""
+    """The node received SIGTERM, and asks to leave at the next boundary of iterations."""
 
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """Nothing of the run needs the node any more."""
+    """The run does not need the node any more."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Announce:
-    """The node is in this phase of an iteration from now on."""
+    """The node enters this phase of an iteration."""
 
     phase: str
     iteration: int
@@ -170,14 +168,14 @@ class Announce:
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """The node is alive, and may be waiting for another one."""
+    """Heartbeat of a node, which may be waiting for another one."""
 
     is_waiting: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """Somebody outside wants nodes to leave; none for the whole run, which writes a checkpoint then."""
+    """Request from outside that nodes leave; none to end the whole run with a checkpoint."""
 
     token: str
     nodes: tuple[int, ...] = field(default=())
@@ -185,7 +183,7 @@ class Drain:
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Stay at the end of a phase, because the process shall be killed there: a fault is tried."""
+    """Stay at the end of a phase, where the process will be killed: a fault is injected."""
 
     phase: str
     iteration: int
@@ -193,7 +191,7 @@ class Hold:
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """The process that somebody keeps hangs: end it."""
+    """The process that the receiver started hangs: kill it."""
 
     pid: int
 
@@ -213,16 +211,16 @@ _TUPLES = ("layers", "members", "nodes")
 
 
 def encoded(message: Message) -> bytes:
-    """Bytes of a message, its length first."""
+    """Return the bytes of a message, its length first."""
     text = json.dumps([type(message).__name__, asdict(message)]).encode()
     return SIZE.pack(len(text)) + text
 
 
 def decoded(text: bytes) -> Message:
-    """Message of the bytes behind a length; a `makespan.errors.WorkerError` says that it is none."""
+    """Return the message in the bytes behind a length; raise `WorkerError` if they are none."""
     try:
         kind, values = json.loads(text)
-        for name in _TUPLES:
+        for name in _TUPLES:  # JSON knows lists only
             if name in values:
                 values[name] = tuple(values[name])
         return _KINDS[kind](**values)
@@ -230,16 +228,15 @@ def decoded(text: bytes) -> Message:
         raise WorkerError(f"a connection of the run brought {text[:80]!r}, which is no message") from None
 
 
-# ------------------------------------------------------------------------------------------------
-# A connection between coordinator and node: messages in order, and its end, which tells of a death.
+# --- Connection -------------------------------------------------------------------------------------
 
 _BLOCK = 1 << 16
 _KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
-"""A machine that is gone without a word is noticed after so many seconds, and so many tries."""
+"""Probes that detect a machine that disappeared without closing its connections."""
 
 
 class Connection:
-    """Messages over a socket; several threads may send, one receives."""
+    """Messages in order over a socket, and its end; several threads may send, one receives."""
 
     def __init__(self, link: socket.socket) -> None:
         self.link, self._received, self._sending = link, bytearray(), threading.Lock()
@@ -254,12 +251,12 @@ class Connection:
         return self.link.fileno()
 
     def send(self, message: Message) -> None:
-        """Send a message; an `OSError` says that nobody is there, or that it takes nothing any more."""
+        """Send a message; raise `OSError` if the peer is gone or does not receive any more."""
         with self._sending:
             self.link.sendall(encoded(message))
 
     def receive(self) -> list[Message] | None:
-        """Messages that have arrived, waiting for some bytes; None at the end of the connection."""
+        """Wait for bytes and return the messages that are complete; None at the end of the connection."""
         try:
             block = self.link.recv(_BLOCK)
         except OSError:
@@ -267,27 +264,25 @@ class Connection:
         if not block:
             return None
         self._received += block
-        return list(self._complete())
-
-    def _complete(self) -> Iterator[Message]:
-        """Take the messages that are complete out of what was received."""
+        messages = []
         while len(self._received) >= SIZE.size:
             (size,) = SIZE.unpack_from(self._received)
             if size > LARGEST_BYTES:
                 raise WorkerError(f"a connection of the run brought a message of {size} bytes")
             if len(self._received) < SIZE.size + size:
-                return
+                break
             text = bytes(self._received[SIZE.size : SIZE.size + size])
             del self._received[: SIZE.size + size]
-            yield decoded(text)
+            messages.append(decoded(text))
+        return messages
 
     def close(self) -> None:
-        """Close it."""
+        """Close the socket."""
         self.link.close()
 
 
 def connected(host: str, port: int, timeout_s: float) -> Connection:
-    """Connect to a coordinator; an `OSError` says that none is there."""
+    """Connect to a coordinator; raise `OSError` if none listens there."""
     link = socket.create_connection((host, port), timeout_s)
     link.settimeout(None)
     return Connection(link)

@@ -1,4 +1,9 @@
-"""Node side of a resilient run: rendezvous with other members, and the loop that serves the coordinator."""
+"""Node side of a resilient run: rendezvous with other members, and the loop that serves the coordinator.
+
+One thread receives messages; the main thread carries them out in turn, and may wait for other nodes in a
+transfer. It notices a new generation when it announces a phase, or when a transfer fails because the other
+members dropped their groups.
+"""
 
 import base64
 import importlib
@@ -16,7 +21,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn, Protocol
+from typing import Any, Protocol
 
 from makespan.errors import CheckpointError, InputError, TrainingError, WorkerError
 from makespan.files import read_json
@@ -42,47 +47,46 @@ from makespan.oobleck.messages import (
 _log = logging.getLogger(__name__)
 
 
-# ------------------------------------------------------------------------------------------------
-# Where the members of a generation meet: what each says reaches all over the connections to the
-# coordinator.
-#
-# A wait there ends when a new generation begins. No port is opened for it and no name is looked up.
+# --- Rendezvous -------------------------------------------------------------------------------------
 
 
 class Board:
-    """What was said in the newest generations."""
+    """Key-value store of a generation: each member's entries reach all others through the coordinator.
+
+    A wait ends when a new generation begins. The store opens no port and resolves no name.
+    """
 
     def __init__(self, send: Callable[[Message], None]) -> None:
         self._send, self._newest, self._said = send, 0, dict[tuple[int, str], bytes]()
         self._changed = threading.Condition()
 
     def renew(self, generation: int) -> None:
-        """Forget what is older, and end the waits of those who belong to that."""
+        """Begin a generation: forget older entries, and end the waits that belong to them."""
         with self._changed:
             self._newest = generation
-            self._said = {key: one for key, one in self._said.items() if key[0] >= generation}
+            self._said = {key: value for key, value in self._said.items() if key[0] >= generation}
             self._changed.notify_all()
 
     def take(self, message: Shared) -> None:
-        """Note what a member said."""
+        """Enter what a member set."""
         with self._changed:
             self._said[message.generation, message.key] = base64.b64decode(message.value)
             self._changed.notify_all()
 
     def tell(self, generation: int, key: str, value: bytes) -> None:
-        """Say something to all, oneself included."""
+        """Set a value for all members, this one included."""
         message = Shared(generation, key, base64.b64encode(value).decode())
         self.take(message)
         self._send(message)
 
     def has(self, generation: int, key: str) -> bool:
-        """Whether somebody said it; a `RuntimeError` says that a new generation has begun."""
+        """Tell whether a key is set; raise `RuntimeError` if a new generation has begun."""
         with self._changed:
             self._check(generation)
             return (generation, key) in self._said
 
     def wait(self, generation: int, key: str, timeout_s: float) -> bytes:
-        """Wait for something; a `RuntimeError` says that a new generation has begun, or that time is over."""
+        """Wait for a key; raise `RuntimeError` after the timeout, or when a new generation begins."""
         place = (generation, key)
         with self._changed:
             self._changed.wait_for(lambda: place in self._said or self._newest > generation, timeout_s)
@@ -97,7 +101,7 @@ class Board:
 
 
 def store_on(board: Board, generation: int, timeout_s: float) -> Any:
-    """Store of torch for a generation, whose values are on the board."""
+    """Return a store of torch for a generation that keeps its values on the board."""
 
     def put(_: Any, key: str, value: Any) -> None:
         board.tell(generation, key, value.encode() if isinstance(value, str) else bytes(value))
@@ -119,55 +123,50 @@ def store_on(board: Board, generation: int, timeout_s: float) -> Any:
     return type("BoardStore", (base,), methods)()
 
 
-# ------------------------------------------------------------------------------------------------
-# A process that takes part in a resilient run, whatever it trains: connection, heartbeat, phases, signals.
-#
-# Messages are received by a thread and done in turn by the main one, which may wait for other nodes. It
-# notices a new generation when it announces a phase, and otherwise when its groups break, because others
-# gave up theirs.
+# --- Process of a node ------------------------------------------------------------------------------
 
 ADDRESS_FILE = "coordinator.json"
 JOINING = 1 << 20
-"""Ranks from here on are those of processes that nobody has numbered."""
+"""First rank of processes that join a run, whose number the coordinator assigns."""
 _BEAT_S = 0.5
 _CONNECT_S = 30.0
-_ABANDONED = 3
+_ABANDONED = 3  # exit status of a node that lost its coordinator
 _STANDING_S = 60.0
 
 
 class SupersededError(WorkerError):
-    """What a node does belongs to a generation that is over."""
+    """The work of a node belongs to a generation that is over."""
 
 
 class Announcing(Protocol):
-    """Says which phase of an iteration begins; a `SupersededError` ends what is of a former generation."""
+    """Announces phases of an iteration; raises `SupersededError` in work of an earlier generation."""
 
     def __call__(self, phase: str, iteration: int) -> None:
-        """Announce it."""
+        """Announce that a phase begins."""
 
 
 class Engine(Protocol):
-    """What a node computes with."""
+    """Computation of a node, which the loop drives."""
 
     @property
     def layers(self) -> tuple[str, ...]:
-        """Layers whose state is whole here, also those that it does not own any more."""
+        """Layers whose state is complete here, including those that the node does not own any more."""
 
     @property
     def is_waiting(self) -> bool:
-        """Whether it waits for another node, and so computes nothing."""
+        """True while the engine waits for another node, and so computes nothing."""
 
     def prepare(self, node: int, request: Any, announce: Announcing, board: Board) -> None:
-        """Load what the run needs."""
+        """Load the job of the request."""
 
     def drop(self) -> None:
-        """Give up every group, and with it the connections to other nodes."""
+        """Drop every group, and with it the connections to other nodes."""
 
     def form(self, form: Form, forgets: bool) -> Mapping[str, str]:
-        """Meet the others, get what is missing, and return the checksums of the layers that it owns."""
+        """Build groups, receive missing layers, and return the checksums of the layers that it owns."""
 
     def compute(self, iteration: int) -> Any:
-        """Compute gradients and reduce them; what it returns goes into the record."""
+        """Compute gradients and reduce them; the result goes into the record."""
 
     def apply(self, iteration: int) -> None:
         """Step with the gradients."""
@@ -177,7 +176,7 @@ class Engine(Protocol):
 
 
 def host_name(environment: Mapping[str, str] = os.environ) -> str:
-    """Host that fails as a whole; Slurm may know several on one machine."""
+    """Return the name of the host, which fails as a whole; Slurm may define several on one machine."""
     return environment.get("SLURMD_NODENAME") or socket.gethostname()
 
 
@@ -198,16 +197,20 @@ def take_part(run_dir: Path, engine: Engine, node: int | None = None) -> str:
 
 
 def _take_signals() -> None:
-    """Make SIGTERM wake the heartbeat thread only, even while the main thread waits in a collective."""
-    signal.signal(signal.SIGTERM, _ignore)
+    """Make SIGTERM wake only the heartbeat thread, even while the main thread waits in a collective.
 
+    The handler of Python does nothing; the interpreter writes the number of the signal to the wakeup file
+    descriptor, which the heartbeat thread reads.
+    """
 
-def _ignore(number: int, frame: FrameType | None) -> None:
-    """Do nothing."""
+    def ignore(number: int, frame: FrameType | None) -> None:
+        pass
+
+    signal.signal(signal.SIGTERM, ignore)
 
 
 class _Node:
-    """One process of a run."""
+    """Process of a node: connection, heartbeat, phases and signals, whatever the engine trains."""
 
     def __init__(self, link: Connection, engine: Engine) -> None:
         self.link, self.engine, self.part = link, engine, tasks.Participation()
@@ -218,7 +221,7 @@ class _Node:
         self.place: tuple[str, int] = ("", -1)
 
     def run(self, hello: Hello) -> str:
-        """Do what the coordinator says."""
+        """Carry out the messages of the coordinator; return the reason for which the node leaves."""
         woken, wake = os.pipe()
         os.set_blocking(wake, False)
         signal.set_wakeup_fd(wake)
@@ -250,14 +253,11 @@ class _Node:
                             self.board.renew(message.generation)
                         self.inbox.put(message)
         if not is_over:
-            self._abandon()
-
-    def _abandon(self) -> NoReturn:
-        """End at once, because nobody says any more what happens."""
-        with suppress(OSError):
-            sys.stderr.write("the coordinator is gone, and so is this node\n")
-            sys.stderr.flush()
-        os._exit(_ABANDONED)
+            # Without a coordinator the run is over, and the main thread may be stuck in a transfer.
+            with suppress(OSError):
+                sys.stderr.write("the coordinator is gone, and so is this node\n")
+                sys.stderr.flush()
+            os._exit(_ABANDONED)
 
     def _beat(self, woken: int) -> None:
         while True:
@@ -268,49 +268,44 @@ class _Node:
                 self.link.send(told)
 
     def announce(self, phase: str, iteration: int) -> None:
-        """Tell where this node is, unless that is of a generation that is over."""
+        """Announce a phase, and end the work if its generation is over."""
         self._enter(phase, iteration)
         if self.newest > self.part.generation:
             raise SupersededError("a new generation has begun")
 
     def _enter(self, phase: str, iteration: int) -> None:
         if self.place in self.held:
-            self._stand_still()
+            # A fault is injected: this process is killed at the end of the phase.
+            time.sleep(_STANDING_S)
+            raise WorkerError(f"nobody killed node {self.node} in phase {self.place[0]}")
         if self.place != (phase, iteration):
             self.place = (phase, iteration)
             self.link.send(Announce(phase, iteration))
 
-    def _stand_still(self) -> None:
-        """Stay at the end of a phase in which this process shall be killed."""
-        time.sleep(_STANDING_S)
-        raise WorkerError(f"nobody killed node {self.node} in phase {self.place[0]}")
-
     def _do(self, task: tasks.Task) -> list[tasks.Task]:
-        """Do a task; tasks that follow from it."""
+        """Carry out a task; return the tasks that follow from it."""
         match task:
             case tasks.Prepare():
                 self.node = task.node
                 self.engine.prepare(task.node, task.request, self.announce, self.board)
                 _take_signals()  # code of the user that was loaded may have set handlers of its own
             case tasks.Drop():
-                return self._drop(task)
+                self.engine.drop()
+                self._enter("regroup", task.step)
+                return [tasks.Answer(Frozen(task.generation, task.step, self.engine.layers))]
             case tasks.Join():
                 return self._try(lambda: self.part.formed(self.engine.form(task.form, task.forgets)))
             case tasks.Compute():
                 return self._try(lambda: self._compute(task.iteration))
             case tasks.Apply():
-                self._enter("committed", task.iteration)  # a commit is applied, whatever comes after it
+                # A commit is applied even if a new generation has begun, so `_enter`, not `announce`.
+                self._enter("committed", task.iteration)
                 self.engine.apply(task.iteration)
             case tasks.Write():
                 return self._try(lambda: self._write(task.save))
             case tasks.Answer():
                 self.link.send(task.message)
         return []
-
-    def _drop(self, task: tasks.Drop) -> list[tasks.Task]:
-        self.engine.drop()
-        self._enter("regroup", task.step)
-        return [tasks.Answer(Frozen(task.generation, task.step, self.engine.layers))]
 
     def _write(self, save: Save) -> list[tasks.Task]:
         self.engine.write(save)
@@ -322,7 +317,7 @@ class _Node:
         return self.part.computed(report)
 
     def _try(self, act: Callable[[], list[tasks.Task]]) -> list[tasks.Task]:
-        """Do what depends on other nodes; when it fails the groups go first, so that others are released."""
+        """Do work that depends on other nodes; if it fails, drop the groups first to release the others."""
         text, cause = "", Cause.PEER
         try:
             return act()
@@ -335,6 +330,6 @@ class _Node:
                 text, cause = str(error), Cause.INPUT
             elif isinstance(error, CheckpointError) or not isinstance(error, TrainingError):
                 cause = Cause.OWN
-        # Not within the except block: what it holds would keep the groups alive.
+        # Not within the except block: the traceback of the error would keep the groups alive.
         self.engine.drop()
         return self.part.failed(text, cause) if text else []

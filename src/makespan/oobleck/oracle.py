@@ -1,4 +1,8 @@
-"""Bitwise reference of a resilient run: repeat its plans in one process, in the same order of sums."""
+"""Bitwise reference of a resilient run: repeat its plans in one process, in the same order of sums.
+
+Only the division of microbatches among pipelines decides bits, and only through the order of sums. So one
+process that holds all layers reproduces a run with ordered sums bit by bit from the log of its plans.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -13,9 +17,6 @@ from makespan.oobleck.plan import HybridPlan, check_plan
 from makespan.oobleck.stage import HeldLayers, State, classes
 from makespan.oobleck.worker import layer_file
 
-# ------------------------------------------------------------------------------------------------
-# A whole job in one process, bit by bit as its pipelines would do it under the plans of a log.
-
 _CPU = torch.device("cpu")
 Gradients = dict[tuple[int, str], Tensor]
 
@@ -23,9 +24,8 @@ Gradients = dict[tuple[int, str], Tensor]
 class Oracle:
     """One process that holds all layers, and adds up the gradients of the pipelines in their order.
 
-    What it needs of a plan is which pipeline has how many microbatches; which node runs which layers changes
-    no bit. That is what it shows of a job whose sums are ordered: after the same iterations under the same
-    plans, `checksum` is equal, layer by layer.
+    Of a plan it uses only the number of microbatches of each pipeline. After the same iterations under the
+    same plans, `checksum` equals that of a run with ordered sums, layer by layer.
     """
 
     def __init__(self, job: ChainJob) -> None:
@@ -44,20 +44,26 @@ class Oracle:
         return self._chain.n_layers
 
     def iterate(self, iteration: int, plan: HybridPlan) -> float:
-        """Do an iteration under a plan and return its mean loss, before the step."""
+        """Train one iteration under a plan and return its mean loss, before the step."""
         job, layers = self._job, range(self.n_layers)
         check_plan(plan, self.n_layers, job.n_microbatches)
         losses, partial, start = [], list[Gradients](), 0
-        for one in plan.pipelines:
+        for pipeline in plan.pipelines:
             self._held.clear_gradients()
-            own = range(start, start + one.n_microbatches)
-            losses.append(math.fsum(self._pass(iteration, number) for number in own))
-            partial.append(self._gradients())
-            start = own.stop
-        for weight, total in self._sums(partial).items():
-            self._weights[weight].grad = total / job.n_microbatches
+            numbers = range(start, start + pipeline.n_microbatches)
+            losses.append(math.fsum(self._pass(iteration, number) for number in numbers))
+            partial.append(
+                {
+                    key: torch.zeros_like(weight) if weight.grad is None else weight.grad
+                    for key, weight in self._weights.items()
+                }
+            )
+            start = numbers.stop
+        for key, total in self._sums(partial).items():
+            self._weights[key].grad = total / job.n_microbatches
         if job.clip_norm is not None:
-            again = {weight for one in classes(self._chain.tied) for weight in one[1:]}
+            # Tied weights share one gradient, which counts once.
+            again = {key for tied in classes(self._chain.tied) for key in tied[1:]}
             norm = math.sqrt(math.fsum(self._held.squared_norm(layer, again) for layer in layers))
             self._held.scale_gradients(layers, min(1.0, job.clip_norm / (norm + 1e-6)))
         self._held.step(layers, iteration)
@@ -74,30 +80,24 @@ class Oracle:
             loss.backward()  # type: ignore[no-untyped-call]
         return float(loss.detach())
 
-    def _gradients(self) -> Gradients:
-        return {
-            weight: torch.zeros_like(one) if one.grad is None else one.grad
-            for weight, one in self._weights.items()
-        }
-
     def _sums(self, partial: list[Gradients]) -> Gradients:
-        """Add up the pipelines in order; a tied weight within each in the order of its layers."""
-        found: Gradients = {}
-        together = {weight: one for one in classes(self._chain.tied) for weight in one}
-        for weight in self._weights:
-            summands = [own[part] for own in partial for part in together.get(weight, (weight,))]
+        """Add up the pipelines in order, and within a pipeline the layers of a tied weight in order."""
+        sums: Gradients = {}
+        together = {key: tied for tied in classes(self._chain.tied) for key in tied}
+        for key in self._weights:
+            summands = [gradients[part] for gradients in partial for part in together.get(key, (key,))]
             total = summands[0].clone()
             for summand in summands[1:]:
                 total += summand
-            found[weight] = total
-        return found
+            sums[key] = total
+        return sums
 
     def state(self, layer: int) -> State:
-        """Return the state of a layer, as that of a process that holds it."""
+        """Return the state of a layer, in the form of a process that holds it."""
         return self._held.state(layer)
 
     def load(self, states: Mapping[int, Mapping[str, Tensor]]) -> None:
-        """Begin with these states, as a job does that goes on from a checkpoint."""
+        """Begin with these states, like a job that resumes from a checkpoint."""
         for layer, state in states.items():
             self._held.load(layer, state)
 
@@ -106,21 +106,17 @@ class Oracle:
         return self._held.checksum(layer)
 
 
-# ------------------------------------------------------------------------------------------------
-# Repeat a resilient run in one process, and compare what came of both.
-
-
 def replay(
     job: ChainJob, plans: Sequence[tuple[int, HybridPlan]], iterations: int, checkpoint: Path
 ) -> tuple[list[float], bool]:
-    """Repeat iterations from the start under a log of plans.
+    """Repeat iterations from the start under a log of plans, and compare with a checkpoint.
 
     Parameters
     ----------
     job, plans, iterations
-        What was trained, each plan with the first iteration under it, and how long.
+        The job, each plan with the first iteration under it, and the number of iterations.
     checkpoint
-        What the run left after these iterations.
+        Checkpoint of the run after these iterations.
 
     Returns
     -------
@@ -134,9 +130,9 @@ def replay(
         oracle.iterate(iteration, [plan for first, plan in plans if first <= iteration][-1])
         for iteration in range(iterations)
     ]
-    equal = True
+    is_equal = True
     for layer in range(oracle.n_layers):
-        found = torch.load(checkpoint / layer_file(layer), weights_only=True)
-        wanted = oracle.state(layer)
-        equal &= found.keys() == wanted.keys() and all(torch.equal(found[one], wanted[one]) for one in found)
-    return losses, equal
+        saved = torch.load(checkpoint / layer_file(layer), weights_only=True)
+        state = oracle.state(layer)
+        is_equal &= saved.keys() == state.keys() and all(torch.equal(saved[key], state[key]) for key in saved)
+    return losses, is_equal

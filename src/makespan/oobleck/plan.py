@@ -7,9 +7,6 @@ from typing import Any
 
 from makespan.errors import InputError
 
-# ------------------------------------------------------------------------------------------------
-# Stages, templates and plans: what planning, reconfiguration and training hand to each other.
-
 
 @dataclass(frozen=True, slots=True)
 class Stage:
@@ -18,11 +15,11 @@ class Stage:
     Parameters
     ----------
     first_layer, end_layer
-        The layers, from the first to the one behind the last.
+        First layer, and the layer after the last.
     n_gpus
         GPUs that share the stage.
     latency_s
-        Forward and backward pass of one microbatch.
+        Forward and backward pass of one microbatch [s].
     """
 
     first_layer: int
@@ -38,16 +35,16 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class PipelineTemplate:
-    """A pipeline for a number of nodes, none of them named.
+    """Pipeline for a number of nodes that are not yet named.
 
     Parameters
     ----------
     n_nodes, gpus_per_node
-        For what it is made.
+        Number of nodes, and GPUs of each.
     stages
         All layers of the model, in order.
     time_s
-        Cost of the search, of three times as many microbatches as stages and one.
+        Cost by which the search compares pipelines, for 3 S + 1 microbatches in S stages [s].
     """
 
     n_nodes: int
@@ -72,10 +69,10 @@ class PipelineTemplate:
         return max(latencies) * len(latencies) / sum(latencies)
 
     def rank_grid(self, ranks: Sequence[int], n_slots: int | None = None) -> dict[int, tuple[int, ...]]:
-        """Return which ranks hold each layer, given those of all GPUs in order.
+        """Return the ranks that hold each layer, given the ranks of all GPUs in order.
 
-        With a number of slots every layer is so many equal parts, which stages with different numbers of GPUs
-        have in common, and the ranks are those of its parts.
+        With ``n_slots`` every layer is divided into so many equal parts, a unit that stages with different
+        numbers of GPUs have in common; the result then has one rank per part.
         """
         n_gpus = sum(stage.n_gpus for stage in self.stages)
         if len(ranks) != n_gpus:
@@ -97,9 +94,9 @@ class PipelineTemplate:
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """A template on nodes; an iteration gives it so many microbatches.
+    """Template on nodes, with its number of microbatches per iteration.
 
-    Nodes are numbers that are never used for another node.
+    The number of a node is never used again for another node.
     """
 
     nodes: tuple[int, ...]
@@ -119,10 +116,6 @@ class HybridPlan:
         return tuple(node for one in self.pipelines for node in one.nodes)
 
 
-# ------------------------------------------------------------------------------------------------
-# Plans as plain values, those that cannot be run, and who holds what under one.
-
-
 def plan_values(plan: HybridPlan) -> list[dict[str, Any]]:
     """Return a plan as plain values."""
     return [asdict(one) for one in plan.pipelines]
@@ -130,19 +123,16 @@ def plan_values(plan: HybridPlan) -> list[dict[str, Any]]:
 
 def plan_from(values: Sequence[Mapping[str, Any]]) -> HybridPlan:
     """Build a plan from the values of `plan_values`."""
-    return HybridPlan(
-        tuple(
-            Pipeline(tuple(one["nodes"]), _template(one["template"]), one["n_microbatches"]) for one in values
-        )
-    )
-
-
-def _template(values: Mapping[str, Any]) -> PipelineTemplate:
-    return PipelineTemplate(**{**values, "stages": tuple(Stage(**one) for one in values["stages"])})
+    pipelines = []
+    for row in values:
+        stages = tuple(Stage(**stage) for stage in row["template"]["stages"])
+        template = PipelineTemplate(**{**row["template"], "stages": stages})
+        pipelines.append(Pipeline(tuple(row["nodes"]), template, row["n_microbatches"]))
+    return HybridPlan(tuple(pipelines))
 
 
 def check_plan(plan: HybridPlan, n_layers: int, n_microbatches: int) -> None:
-    """Refuse a plan that cannot be run; an `InputError` names what it is."""
+    """Reject a plan that cannot be run, with an `InputError`."""
     if len(set(plan.nodes)) != len(plan.nodes):
         raise InputError(f"plan with nodes {plan.nodes}; accepted: each node once")
     if (found := sum(one.n_microbatches for one in plan.pipelines)) != n_microbatches:

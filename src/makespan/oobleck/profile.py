@@ -13,31 +13,28 @@ from makespan.emulator import CalibrationSet, Point, exact_pipeline, explain, lo
 from makespan.errors import InputError
 from makespan.files import preset_entry, read_text, write_json
 from makespan.hardware import Network, NodeSpec, homogeneous
-from makespan.plans import ExecutionPlan, Placement, Stage, stages
+from makespan.plans import ExecutionPlan, Placement, stages
 from makespan.units import MS
 from makespan.workloads import BlockSpec, ModelSpec, Workload, stack
 
-# ------------------------------------------------------------------------------------------------
-# Times and sizes of the layers of a model: read, checked, written, and the two profiles of the artifact.
-
 PICOSECONDS = 10**12
-"""Of a second; costs are compared as whole picoseconds, so that equal ones are equal."""
+"""Picoseconds per second; costs are compared as whole picoseconds, so that equal costs compare equal."""
 _LONGEST_S = 1_000.0  # of all layers together; costs of a hundred stages then fit 64 bits
 _EXPECTED = "a layer profile (JSON)"
 
 
 @dataclass(frozen=True, slots=True)
 class LayerProfile:
-    """Times of one layer for a microbatch, and what it holds in memory.
+    """Times of one layer for a microbatch, and its memory.
 
     Parameters
     ----------
     forward_s, backward_s
         Passes of one microbatch on one GPU [s].
     allreduce_in_node_s, allreduce_across_nodes_s
-        Exchange of its gradients among so many GPUs of a node, and among so many replicas [s].
+        Exchange of its gradients, by number of GPUs of a node and by number of replicas [s].
     parameter_bytes, activation_bytes
-        Its parameters, and what a microbatch keeps for the backward pass [B].
+        Its parameters, and the activations that one microbatch keeps for the backward pass [B].
 
     Raises
     ------
@@ -76,7 +73,7 @@ class ModelProfile:
     Parameters
     ----------
     name
-        What was profiled; a label.
+        Label of the profiled model.
     layers
         One or more layers.
     micro_batch_size
@@ -110,10 +107,10 @@ class ModelProfile:
         return len(self.layers)
 
     def sync_time_s(self, n_replicas: int) -> float:
-        """Return what an iteration waits for gradients of so many replicas: those of layer 0 [s].
+        """Return the time that an iteration waits for the gradients of replicas, those of layer 0 [s].
 
-        The exchange of the other layers is taken to hide behind the backward pass. Raises `InputError` if
-        the profile has no time for so many; nothing is interpolated.
+        The exchange of the other layers is assumed to overlap with the backward pass. Raises `InputError` if
+        the profile has no time for this number of replicas; nothing is interpolated.
         """
         times = self.layers[0].allreduce_across_nodes_s
         if n_replicas not in times and n_replicas > 1:
@@ -131,8 +128,8 @@ class ModelProfile:
 def read_profile(path: str | Path) -> ModelProfile:
     """Read the times of layers, in milliseconds.
 
-    Accepted is what `write_profile` writes, the list of its layers alone, or a list of numbers: forward and
-    backward pass of each layer together, of which the forward pass is taken to be a third.
+    The file is that of `write_profile`, or only its list of layers, or a list of numbers: the sum of forward
+    and backward pass of each layer, of which the forward pass is taken to be a third.
     Raises `InputError`, which names file, layer and key.
     """
     try:
@@ -197,7 +194,7 @@ def _times(found: Any, where: str) -> dict[int, float]:
 
 
 def write_profile(profile: ModelProfile, path: str | Path) -> None:
-    """Write the times of layers, in milliseconds, as `read_profile` reads them."""
+    """Write the times of layers, in milliseconds, in the format of `read_profile`."""
     write_json(as_plain(profile), path, indent=1)
 
 
@@ -234,38 +231,37 @@ def _made_up(name: str, passes_ms: list[tuple[float, float]], n_replicas: int) -
 
 
 def uniform24() -> ModelProfile:
-    """Return 24 equal layers, as in the tests of the artifact."""
+    """Return a profile of 24 equal layers, as in the tests of the artifact."""
     return _made_up("uniform24", [(0.05, 0.10)] * 24, 16)
 
 
 def random32(seed: int) -> ModelProfile:
-    """Return 32 layers with random times, drawn as in the tests of the artifact, which gave no seed.
+    """Return a profile of 32 layers with random times, drawn as in the tests of the artifact.
 
-    Exchange times go up to 64 replicas, where the artifact's end at 16.
+    The artifact sets no seed, and its exchange times end at 16 replicas; these go up to 64.
     """
     rng = np.random.default_rng(seed)
     passes = [(0.03 + 0.02 * rng.random(), 0.08 + 0.02 * rng.random()) for _ in range(32)]
     return _made_up(f"random32-{seed}", passes, 64)
 
 
-# ------------------------------------------------------------------------------------------------
-# Times of layers from the emulator, for a model and a cluster that nobody has timed yet.
+# --- emulated profiles ------------------------------------------------------------------------------
 
-_WEIGHT_BYTES = 2.0  # at 16 bit, of which a limit of memory says how many times they are held
+_WEIGHT_BYTES = 2.0  # at 16 bit; `MemoryLimit.state_factor` adds gradients, moments and working copies
 _PACKAGE = "makespan.oobleck"
 
 
 def pipeline_workload(model: ModelSpec, global_batch_size: int, precision: str = "fp16") -> Workload:
-    """Return the training of a model in a pipeline by eager software.
+    """Return the workload of training a model in a pipeline by eager software.
 
     Parameters
     ----------
     model
-        Its shape.
+        Shape of the model.
     global_batch_size
-        Samples an optimiser step.
+        Samples per optimizer step.
     precision
-        Of matrix products, such as ``fp16`` or ``fp32``.
+        Precision of matrix products, such as ``fp16`` or ``fp32``.
 
     Raises
     ------
@@ -294,7 +290,7 @@ def paper_model(name: str) -> ModelSpec:
     Parameters
     ----------
     name
-        As in the printed throughput, for example ``GPT-3 2.7B``.
+        Name in the published table of throughput, for example ``GPT-3 2.7B``.
 
     Raises
     ------
@@ -314,22 +310,22 @@ def layer_times(
     calibration: CalibrationSet | None = None,
     most_replicas: int = 64,
 ) -> ModelProfile:
-    """Return what the emulator says of every layer of a model: its passes, exchanges and memory.
+    """Return the emulated passes, exchanges and memory of every layer of a model.
 
     A layer is a pipeline stage of its own on one GPU; the embedding belongs to the first layer, the output
-    head to the last. The exchange of a layer's gradients is its share, by parameters, of that of the whole
-    model, with nothing hidden; replicas are on nodes with a GPU each.
+    head to the last. The exchange of a layer's gradients is its share, by parameters, of the exchange of the
+    whole model without overlap; replicas are on nodes with one GPU each.
 
     Parameters
     ----------
     workload
-        What is trained; its model, precision and the stack of model-parallel plans count.
+        Workload whose model, precision and stack of model-parallel plans are used.
     node, network, micro_batch_size
-        Kind of node, what connects nodes, and samples of a microbatch.
+        Kind of node, network between nodes, and samples per microbatch.
     calibration
-        Constants of the emulator; those that are shipped unless given.
+        Constants of the emulator; None for those that are shipped.
     most_replicas
-        Exchanges across nodes are given for 2 replicas up to these.
+        Exchanges across nodes are given for 2 replicas up to this number.
 
     Returns
     -------
@@ -346,7 +342,13 @@ def layer_times(
             f"microbatch of {micro_batch_size} samples, {most_replicas} replicas; accepted: 1 or more"
         )
     constants = calibration or load_calibration()
-    plan = _layer_by_layer(workload, micro_batch_size)
+    # Every layer on a GPU of its own, for one microbatch.
+    plan = ExecutionPlan(
+        pp=workload.model.n_layers,
+        global_batch_size=micro_batch_size,
+        micro_batch_size=micro_batch_size,
+        partition=(1,) * workload.model.n_layers,
+    )
     one_batch, alone = _exposed(workload, micro_batch_size), replace(node, n_gpus=1)
     point = Point(plan, Placement.packed(plan.pp, 1))
     passes = exact_pipeline(one_batch, point, homogeneous(alone, plan.pp, network), constants)
@@ -354,32 +356,25 @@ def layer_times(
     total = sum(stage.parameters for stage in held)
     inside, across = _exchanges_s(workload, node, network, constants, most_replicas)
     fused = one_batch.model_parallel_stack.fused_attention
-    layers = (
-        LayerProfile(
-            forward_s,
-            backward_s,
-            {width: time_s * stage.parameters / total for width, time_s in inside.items()},
-            {count: time_s * stage.parameters / total for count, time_s in across.items()},
-            _WEIGHT_BYTES * stage.parameters,
-            micro_batch_size * _kept_bytes(stage, fused_attention=fused),
+    layers = []
+    for stage, forward_s, backward_s in zip(held, passes.forward_s, passes.backward_s, strict=True):
+        attention = 0.0 if fused else stage.attention_bytes  # fused kernels never store the scores
+        kept_bytes = stage.replicated_bytes + stage.sharded_bytes + attention + stage.logit_bytes
+        layers.append(
+            LayerProfile(
+                forward_s,
+                backward_s,
+                {width: time_s * stage.parameters / total for width, time_s in inside.items()},
+                {count: time_s * stage.parameters / total for count, time_s in across.items()},
+                _WEIGHT_BYTES * stage.parameters,
+                micro_batch_size * kept_bytes,
+            )
         )
-        for stage, forward_s, backward_s in zip(held, passes.forward_s, passes.backward_s, strict=True)
-    )
     return ModelProfile(f"{workload.model.title} on {node.name}", tuple(layers), micro_batch_size)
 
 
-def _layer_by_layer(workload: Workload, micro_batch_size: int) -> ExecutionPlan:
-    """Return the plan that puts every layer on a GPU of its own, for one microbatch."""
-    return ExecutionPlan(
-        pp=workload.model.n_layers,
-        global_batch_size=micro_batch_size,
-        micro_batch_size=micro_batch_size,
-        partition=(1,) * workload.model.n_layers,
-    )
-
-
 def _exposed(workload: Workload, global_batch_size: int) -> Workload:
-    """Return a workload of so many samples a step that hides no exchange behind its backward pass."""
+    """Return a workload with this batch that does not overlap exchanges with the backward pass."""
     plain = replace(workload.model_parallel_stack, overlaps_gradients=False)
     return replace(
         workload,
@@ -393,7 +388,7 @@ def _exposed(workload: Workload, global_batch_size: int) -> Workload:
 def _exchanges_s(
     workload: Workload, node: NodeSpec, network: Network, constants: CalibrationSet, most_replicas: int
 ) -> tuple[dict[int, float], dict[int, float]]:
-    """Return the exchange of all gradients among GPUs of a node and among replicas, by their number [s]."""
+    """Return the exchange times of all gradients among GPUs of a node, and among replicas, by number [s]."""
 
     def exchange_s(place: NodeSpec, gpus_per_node: tuple[int, ...]) -> float:
         count = sum(gpus_per_node)
@@ -405,9 +400,3 @@ def _exchanges_s(
     widths = (1 << bit for bit in range(1, node.n_gpus.bit_length()))
     inside = {width: exchange_s(node, (width,)) for width in widths}
     return inside, {count: exchange_s(alone, (1,) * count) for count in range(2, most_replicas + 1)}
-
-
-def _kept_bytes(stage: Stage, *, fused_attention: bool) -> float:
-    """Return what a sample keeps in a stage for the backward pass [B]."""
-    attention = 0.0 if fused_attention else stage.attention_bytes
-    return stage.replicated_bytes + stage.sharded_bytes + attention + stage.logit_bytes

@@ -1,9 +1,11 @@
-"""Process that times layers and sums: ``python -m makespan.oobleck.profiling_worker <run directory>``."""
+"""Process that times layers and sums: ``python -m makespan.oobleck.profiling_worker <run directory>``.
+
+The first process times the layers alone, so that no other load disturbs it; then all time the sums.
+"""
 
 import importlib
 import sys
 import time
-from collections.abc import Callable
 from statistics import median
 from typing import Any
 
@@ -36,26 +38,39 @@ class _LayerTimes:
         return sum(one.nbytes for one in self._held.modules[layer].parameters())
 
     def activation_bytes(self) -> list[int]:
-        """Return the bytes that the backward pass of each layer needs of a microbatch, beside the weights."""
-        job, found = self._job, list[int]()
-        state, targets = load_microbatch(self._chain, job, 0, 0, self._device)
+        """Return the bytes that each layer keeps of a microbatch for the backward pass, without weights."""
+        sizes = list[int]()
+        state, targets = load_microbatch(self._chain, self._job, 0, 0, self._device)
         for layer in range(self._chain.n_layers):
-            kept: dict[int, int] = {}
-            with torch.autograd.graph.saved_tensors_hooks(_noting(kept), lambda one: one):
+            kept: dict[int, int] = {}  # by address, because several tensors may be views of one storage
+
+            def note(tensor: Tensor, kept: dict[int, int] = kept) -> Tensor:
+                kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+                return tensor
+
+            with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
                 state = self._held.apply_layer(layer, as_tuple(state), 0, 0)
                 if layer == self._chain.n_layers - 1:
                     state = self._chain.loss(state, targets)
-            own = {one.untyped_storage().data_ptr() for one in self._held.modules[layer].parameters()}
-            found.append(sum(size for place, size in kept.items() if place not in own))
-        return found
+            weights = {one.untyped_storage().data_ptr() for one in self._held.modules[layer].parameters()}
+            sizes.append(sum(size for place, size in kept.items() if place not in weights))
+        return sizes
 
     def measure(self, number: int) -> list[Row]:
-        """Run a microbatch forward and back; the time of both passes by layer [s]."""
+        """Run a microbatch forward and back; return the time of both passes by layer [s]."""
         job, last = self._job, self._chain.n_layers - 1
         state, targets = load_microbatch(self._chain, job, 0, number % job.n_microbatches, self._device)
         rows, ends = list[Row](), list[tuple[tuple[Any, ...], tuple[Any, ...]]]()
+
+        def leaf(value: Any, of_layers: bool) -> Any:
+            """Cut a tensor off the graph, so that the backward pass of each layer runs by itself."""
+            if not isinstance(value, Tensor):
+                return value
+            detached = value.detach()
+            return detached.requires_grad_(value.requires_grad) if of_layers else detached
+
         for layer in range(last + 1):
-            inputs = tuple(_leaf(one, layer > 0) for one in as_tuple(state))
+            inputs = tuple(leaf(value, layer > 0) for value in as_tuple(state))
             begun = self._now()
             state = self._held.apply_layer(layer, inputs, 0, number)
             if layer == last:
@@ -76,41 +91,26 @@ class _LayerTimes:
         return rows
 
 
-def _leaf(one: Any, of_layers: bool) -> Any:
-    if not isinstance(one, Tensor):
-        return one
-    cut = one.detach()
-    return cut.requires_grad_(one.requires_grad) if of_layers else cut
-
-
-def _noting(kept: dict[int, int]) -> Callable[[Tensor], Tensor]:
-    def note(one: Tensor) -> Tensor:
-        kept[one.untyped_storage().data_ptr()] = one.untyped_storage().nbytes()
-        return one
-
-    return note
-
-
 def _sum_times(request: Row, who: Identity, store: Any, elements: list[int]) -> dict[int, list[float]]:
-    """Return by number of processes the time of a sum of the gradients of each layer [s]."""
+    """Return the time of a sum of the gradients of each layer, by number of processes [s]."""
     device, dtype = torch.device(who.device), getattr(torch, request["job"]["dtype"])
     members = list(range(who.size))
     groups = [tuple(members[:count]) for count in range(2, who.size + 1)]
     links = Links(members, who.rank, groups, store, device, who.timeout_s)
-    found: dict[int, list[float]] = {1: [0.0] * len(elements)}
+    sums_s: dict[int, list[float]] = {1: [0.0] * len(elements)}
     for group in groups:
-        times = []
+        times_s = []
         for size in elements:
-            vector, seen = torch.zeros(max(1, size), dtype=dtype, device=device), list[float]()
+            vector, seen_s = torch.zeros(max(1, size), dtype=dtype, device=device), list[float]()
             for _ in range(request["warm_ups"] + request["repeats"]):
                 if who.rank in group:
                     begun = time.perf_counter()
                     links.all_reduce(vector, group).finish()
-                    seen.append(time.perf_counter() - begun)
-            times.append(median(seen[request["warm_ups"] :]) if seen else 0.0)
-        found[len(group)] = times
+                    seen_s.append(time.perf_counter() - begun)
+            times_s.append(median(seen_s[request["warm_ups"] :]) if seen_s else 0.0)
+        sums_s[len(group)] = times_s
     links.close()
-    return found
+    return sums_s
 
 
 def profile_layers(directory: RunDirectory, who: Identity) -> None:
@@ -127,7 +127,7 @@ def profile_layers(directory: RunDirectory, who: Identity) -> None:
             row = {name: median(one[name] for one in runs) for name in runs[0]}
             sizes = {"parameter_bytes": timed.parameter_bytes(layer), "activation_bytes": kept[layer]}
             rows.append(row | sizes)
-    # The others wait here for the first one, without a load of their own.
+    # The others wait idle for the first process when groups are built.
     # The stubs of torch hide its public stores.
     store = importlib.import_module("torch.distributed").FileStore(str(directory.path / "store"), who.size)
     size = torch.empty(0, dtype=getattr(torch, job.dtype)).element_size()

@@ -1,4 +1,13 @@
-"""Commit protocol of a resilient run: state machines of coordinator and worker, without clock or sockets."""
+"""Commit protocol of a resilient run: state machines of coordinator and node, without clock or sockets.
+
+An iteration is a transaction: every member computes, reduces and prepares it, and the coordinator alone
+commits it, once all members are prepared. Connections keep order, so a commit reaches a member before any
+later message, and the loss of a member cannot leave two others at different steps.
+
+A loss, a failure, and a node that joins or leaves begin a generation: members drop their groups and report
+which layers they hold; the coordinator decides on a plan; they build groups, copy layers and compare
+checksums, and resume after the last commit. A loss at any point of that begins the next generation.
+"""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -24,21 +33,13 @@ from makespan.oobleck.messages import (
     Welcome,
 )
 
-# ------------------------------------------------------------------------------------------------
-# The transaction of an iteration, and what follows a loss: two state machines without clock or connection.
-#
-# An iteration is computed, reduced, prepared by every member, and committed by the coordinator alone, once
-# all are prepared. What is committed reaches a member before anything that comes later, because connections
-# keep order; so a member that is lost in between leaves no two others at different steps. A loss, a
-# failure, a node that joins or one that leaves begins a generation: members give up their groups and tell
-# what they hold, the coordinator decides who does what, they meet anew, copy and compare checksums, and go
-# on where the last commit was. A loss at any point of that begins the next generation.
+# --- Coordinator ------------------------------------------------------------------------------------
 
 PlanT = TypeVar("PlanT")
 
 
 class Phase(Enum):
-    """What the coordinator waits for."""
+    """State of the coordinator, named by the answers that it waits for."""
 
     STARTING = "start"
     FREEZING = "regroup"
@@ -50,18 +51,18 @@ class Phase(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Situation(Generic[PlanT]):
-    """What a decision rests on.
+    """Input of a decision.
 
     Parameters
     ----------
     plan
-        Plan of the last generation that trained, None before there was one.
+        Plan of the last generation that trained; None at the start.
     members, leaving
-        Nodes that are there, and those of them that go as soon as they are not needed.
+        Nodes that are present, and those of them that leave as soon as they are not needed.
     step
         Iterations committed.
     holdings
-        Layers that each node has at this step.
+        Layers that each node holds at this step.
     """
 
     plan: PlanT | None
@@ -73,14 +74,14 @@ class Situation(Generic[PlanT]):
 
 @dataclass(frozen=True, slots=True)
 class Decision(Generic[PlanT]):
-    """What the members do from now on.
+    """Outcome of a decision.
 
     Parameters
     ----------
     plan, work
-        The plan, and what the members have to know of it in plain values.
+        The plan, and the plain values from which the members carry it out.
     spare
-        Members for which it has no place; they wait for another one.
+        Members that have no place in the plan; they wait for the next one.
     """
 
     plan: PlanT
@@ -90,7 +91,7 @@ class Decision(Generic[PlanT]):
 
 @dataclass(frozen=True, slots=True)
 class Halt:
-    """The run cannot go on; whether what it has is written to a checkpoint first."""
+    """The run cannot continue; with ``saves`` it writes a checkpoint first."""
 
     error: Exception
     saves: bool
@@ -106,19 +107,19 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """Make room for a checkpoint; layers are written into it next."""
+    """Begin a checkpoint, into which layers are written next."""
 
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """Make a checkpoint of what was written for a step."""
+    """Complete the checkpoint of a step from the layers that were written."""
 
     step: int
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Something for the record."""
+    """Entry for the record of the run."""
 
     kind: str
     values: Mapping[str, Any]
@@ -126,7 +127,7 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The run is over, well without an error."""
+    """The run is over; it succeeded if there is no error."""
 
     error: Exception | None
 
@@ -136,22 +137,22 @@ Decide = Callable[[Situation[PlanT]], Decision[PlanT] | Halt]
 
 
 class Coordination(Generic[PlanT]):
-    """The coordinator's part.
+    """State machine of the coordinator: each event returns the actions to carry out, in order.
 
     Parameters
     ----------
     decide
-        Makes a plan, or says why there is none.
+        Returns a plan, or a halt if there is none.
     expected
         Nodes of the start; the first generation waits until each is ready or lost.
     step, end
-        Iterations that are done, and those to be done in all.
+        Iterations that are done, and the total to do.
     save_every
-        Iterations from one checkpoint to the next, 0 for none but the last.
+        Iterations between checkpoints; 0 for a checkpoint at the end only.
     failed
-        Builds the error of a run that fails for another reason than a loss, from a text.
+        Builds the error, from a text, of a run that fails for another reason than a loss.
     rejected
-        Builds the error of a run that was asked to train what it cannot, from a text.
+        Builds the error, from a text, of a run whose job cannot be trained.
     """
 
     def __init__(
@@ -180,10 +181,10 @@ class Coordination(Generic[PlanT]):
         self._halt: Halt | None = None
         self._unneeded = set[int]()
 
-    # --- what happens -------------------------------------------------------------------------
+    # --- events -------------------------------------------------------------------------------
 
     def ready(self, node: int) -> list[Action]:
-        """Take in a node that waits: at the start at once, later at the next boundary of iterations."""
+        """Admit a node: at the start at once, later at the next boundary of iterations."""
         self.expected.discard(node)
         if self.phase is not Phase.STARTING:
             self.waiting.add(node)
@@ -192,7 +193,7 @@ class Coordination(Generic[PlanT]):
         return [] if self.expected else self._freeze()
 
     def lost(self, node: int) -> list[Action]:
-        """Go on without a node whose process has ended; it needs not have been a member."""
+        """Continue without a node whose process has ended; it need not have been a member."""
         self.expected.discard(node)
         for group in (self.waiting, self.spare, self.leaving):
             group.discard(node)
@@ -203,11 +204,11 @@ class Coordination(Generic[PlanT]):
             return []
         if not is_member and self.phase is not Phase.STARTING:
             return []
-        self._suspected = -1
+        self._suspected = -1  # the loss explains an earlier failure
         return self._freeze()
 
     def drain(self, nodes: Collection[int]) -> list[Action]:
-        """Let nodes go at the next boundary of iterations; none for all, with a checkpoint."""
+        """Release nodes at the next boundary of iterations; none to end the run with a checkpoint."""
         if not nodes:
             self._is_stopping = True
             if self.phase is Phase.STARTING:
@@ -216,16 +217,16 @@ class Coordination(Generic[PlanT]):
         return []
 
     def save_next(self) -> None:
-        """Write a checkpoint at the next boundary of iterations, beside those that are due anyway."""
+        """Write a checkpoint at the next boundary of iterations, besides those that are due anyway."""
         self._is_asked_to_save = True
 
     @property
     def unfrozen(self) -> set[int]:
-        """Return the members that have yet to give up the groups of an earlier generation."""
+        """Return the members that have not yet dropped the groups of an earlier generation."""
         return self.members - set(self._answers) if self.phase is Phase.FREEZING else set()
 
     def receive(self, node: int, message: Message) -> list[Action]:
-        """Take an answer of a member; one of an earlier generation is nothing to anybody."""
+        """Handle an answer of a member; answers of an earlier generation are ignored."""
         if node not in self.members:
             return []
         match message:
@@ -248,14 +249,14 @@ class Coordination(Generic[PlanT]):
     def _gather(
         self, node: int, answer: Message, follow: Callable[[], list[Action]], among: Collection[int] = ()
     ) -> list[Action]:
-        """Keep an answer, and do what follows from all."""
+        """Keep an answer, and continue once all members, or those of ``among``, have answered."""
         self._answers[node] = answer
         return follow() if set(among or self.members) <= set(self._answers) else []
 
     # --- generations --------------------------------------------------------------------------
 
     def _freeze(self) -> list[Action]:
-        """Begin a generation with whoever is there."""
+        """Begin a generation with all nodes that are present."""
         self.generation += 1
         self.members |= self.waiting | self.spare
         self.waiting.clear()
@@ -267,7 +268,8 @@ class Coordination(Generic[PlanT]):
         return [note, *self._to_all(Freeze(self.generation))]
 
     def _regroup(self) -> list[Action]:
-        """Find out who has what, and decide."""
+        """Collect which node holds which layers, and decide."""
+        # State of any other step than the committed one is of no use.
         self.holdings = {
             node: answer.layers if answer.step == self.step else () for node, answer in self._answers.items()
         }
@@ -278,7 +280,7 @@ class Coordination(Generic[PlanT]):
         decided = self._decide(Situation(self.plan, members, leaving, self.step, self.holdings))
         if isinstance(decided, Halt):
             if decided.saves and (self._is_stopping or self.step >= self.end):
-                return self._go_on()  # nothing is left to train, so nobody misses the plan
+                return self._go_on()  # nothing is left to train, so no plan is needed
             self._halt = decided
             return self._save() if decided.saves and self.saved != self.step else self._finish()
         self.spare = set(decided.spare)
@@ -289,7 +291,7 @@ class Coordination(Generic[PlanT]):
         return [Note("plan", {"generation": self.generation, "work": decided.work}), *self._to_all(form)]
 
     def _compare(self) -> list[Action]:
-        """Go on if all copies of each layer are equal; who leaves is not needed any more."""
+        """Resume if all copies of each layer are equal, and release the nodes that leave."""
         seen: dict[str, tuple[str, int]] = {}
         for node, answer in sorted(self._answers.items()):
             for layer, checksum in answer.checksums.items():
@@ -297,7 +299,8 @@ class Coordination(Generic[PlanT]):
                 if first != checksum:
                     text = f"layer {layer} differs between nodes {other} and {node} after step {self.step}"
                     return self._finish(self._failed_error(text))
-        going = self._unneeded & self.leaving & self.members  # one that asked since then has a stage
+        # Only nodes that the plan was made without; one that asked to leave since then has a stage in it.
+        going = self._unneeded & self.leaving & self.members
         self.members -= going
         self.leaving -= going
         self.holdings = {node: tuple(self._answers[node].checksums) for node in self.members}
@@ -307,13 +310,13 @@ class Coordination(Generic[PlanT]):
         return [*told, Note("resume", {"generation": self.generation, "step": self.step}), *self._go_on()]
 
     def _failed(self, node: int, failure: Failed) -> list[Action]:
-        """Try once more in a new generation: the loss behind it may not have been seen yet."""
+        """Try once more in a new generation: the loss behind the failure may not have been detected yet."""
         if self.phase in (Phase.STARTING, Phase.ENDED):
             return []
         if failure.cause == Cause.INPUT:
             return self._finish(self._input_error(failure.error))
         if failure.cause == Cause.OWN:
-            # Its peers fail with it, and may be heard first: what they say is not the reason.
+            # Its peers fail with it and may report first, but their reports are not the reason.
             self._reason = self.step, f"node {node}", failure.error
         if failure.generation != self.generation:
             return []
@@ -343,7 +346,7 @@ class Coordination(Generic[PlanT]):
         return self.saved != self.step and (is_wanted or (every > 0 and self.step % every == 0))
 
     def _go_on(self) -> list[Action]:
-        """Do what has to be done between two iterations, if anything, and go on with the next."""
+        """Save, end or regroup between two iterations if that is due, else train the next iteration."""
         if self._is_due():
             return self._save()
         if self._is_stopping or self.step >= self.end:
@@ -354,7 +357,7 @@ class Coordination(Generic[PlanT]):
         return self._to_all(Train(self.generation, self.step))
 
     def _save(self) -> list[Action]:
-        """Let each layer be written by one node that has it, evenly."""
+        """Begin a checkpoint: each layer is written by one node that holds it, the one with the fewest."""
         written: dict[int, list[str]] = {}
         for layer in sorted({one for held in self.holdings.values() for one in held}):
             holders = [node for node in sorted(self.members) if layer in self.holdings.get(node, ())]
@@ -384,13 +387,12 @@ class Coordination(Generic[PlanT]):
         return [Send(node, message) for node in sorted(self.members)]
 
 
-# ------------------------------------------------------------------------------------------------
-# A node's part of the protocol: what it does when a message comes, and what it answers.
+# --- Node -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Prepare:
-    """Load what the run needs."""
+    """Load the job of the request."""
 
     node: int
     request: Any
@@ -398,7 +400,7 @@ class Prepare:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """Give up every group, then tell what is held, as `Frozen` for this generation and step."""
+    """Drop every group, then report the layers held, as `Frozen` for this generation and step."""
 
     generation: int
     step: int
@@ -406,7 +408,7 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """Meet the others, copy, compare; what is held of another step is worth nothing."""
+    """Build groups, copy and compare; with ``forgets`` the state held is of another step and is dropped."""
 
     form: Form
     forgets: bool
@@ -461,16 +463,17 @@ class _State(Enum):
 
 
 class Participation:
-    """The machine of a node; ``step`` counts iterations that it has applied.
+    """State machine of a node; ``step`` counts iterations that it has applied.
 
-    A message that does not fit is one of a generation that is over, or a `makespan.errors.WorkerError`.
+    A message that does not fit the state is ignored if its generation is over; otherwise it raises
+    `makespan.errors.WorkerError`.
     """
 
     def __init__(self) -> None:
         self.generation, self.step, self.state = 0, 0, _State.NEW
 
     def receive(self, message: Message) -> list[Task]:
-        """Say what a message asks for."""
+        """Return the tasks that a message asks for."""
         match message:
             case Welcome() if self.state is _State.NEW:
                 self.state = _State.IDLE
@@ -502,10 +505,8 @@ class Participation:
             or asked != self.step
             or self.state not in fitting[type(message)]
         ):
-            found = (
-                f"a node that is {self.state.value} in generation {self.generation} after step {self.step}"
-            )
-            raise WorkerError(f"the coordinator sent {message} to {found}")
+            state = f"{self.state.value} in generation {self.generation} after step {self.step}"
+            raise WorkerError(f"the coordinator sent {message} to a node that is {state}")
 
     def _follow(self, message: Form | Train | Commit | Save) -> list[Task]:
         if isinstance(message, Form):
@@ -523,20 +524,20 @@ class Participation:
         return [*applied, Compute(self.step)] if message.then == "train" else applied
 
     def formed(self, checksums: Mapping[str, str]) -> list[Task]:
-        """Tell that groups stand and copies are there."""
+        """Report that groups are built and copies have arrived."""
         self.state = _State.FORMED
         return [Answer(Copied(self.generation, checksums))]
 
     def saved(self, save: Save) -> list[Task]:
-        """Tell that layers are written."""
+        """Report that layers are written."""
         return [Answer(Saved(save.generation, save.step))]
 
     def computed(self, report: Any) -> list[Task]:
-        """Tell that the gradients of the iteration are complete."""
+        """Report that the gradients of the iteration are complete."""
         self.state = _State.PREPARED
         return [Answer(Prepared(self.generation, self.step, report))]
 
     def failed(self, error: str, cause: Cause = Cause.OWN) -> list[Task]:
-        """Tell that forming or computing went wrong, with groups given up."""
+        """Report that forming or computing failed, after the groups were dropped."""
         self.state = _State.IDLE
         return [Answer(Failed(self.generation, error, cause))]

@@ -1,4 +1,9 @@
-"""Adapt a plan to nodes that are lost, leave or join: regroup pipelines, place layers, plan the copies."""
+"""Adapt a plan to nodes that are lost, leave or join: regroup pipelines, place layers, plan the copies.
+
+`reconfigure` first regroups the pipelines with few moves. Only if nodes join, or if regrouping leaves too few
+pipelines or a layer on a single host, does it choose a plan anew for all nodes. Either way the copies follow
+from comparing the layers that nodes hold with those that they will own.
+"""
 
 import math
 from collections import Counter
@@ -6,26 +11,25 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import combinations, islice
-from typing import Literal, NamedTuple, NoReturn
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from makespan.errors import InfeasiblePlanError, InputError, TrainingError
-from makespan.oobleck.instantiation import Instantiation, choose_plan, distribute, enumerate_plans
+from makespan.oobleck.instantiation import choose_plan, distribute, enumerate_plans
 from makespan.oobleck.plan import HybridPlan, Pipeline, PipelineTemplate
 from makespan.oobleck.profile import ModelProfile
 
-# ------------------------------------------------------------------------------------------------
-# What ends training when nodes are lost.
+# --- Errors -----------------------------------------------------------------------------------------
 
 
 class StateLost(TrainingError):
-    """No node that is left has the state of some layer; training can go on from a checkpoint only.
+    """No remaining node has the state of some layer; training can resume only from a checkpoint.
 
     Parameters
     ----------
     layers
-        The layers that nobody holds.
+        Layers that no node holds.
     """
 
     def __init__(self, layers: Iterable[int]) -> None:
@@ -35,12 +39,12 @@ class StateLost(TrainingError):
 
 
 class InsufficientNodes(TrainingError):
-    """So few nodes are left that the losses asked for could not be survived; the state is complete.
+    """Too few nodes are left to survive the required losses; the state is still complete.
 
     Parameters
     ----------
     n_nodes, n_needed
-        Nodes that are left, and the fewest on which training goes on.
+        Nodes that are left, and the fewest on which training continues.
     """
 
     def __init__(self, n_nodes: int, n_needed: int) -> None:
@@ -48,15 +52,14 @@ class InsufficientNodes(TrainingError):
         super().__init__(f"{n_nodes} node(s) are left; accepted: {n_needed} or more; write a checkpoint")
 
 
-# ------------------------------------------------------------------------------------------------
-# Which node has the state of which layer, and who sends what to whom when that changes.
+# --- Holdings and copies ----------------------------------------------------------------------------
 
 Part = tuple[int, int]
-"""A layer and one of the equal slots into which its state is divided."""
+"""Layer, and one of the equal slots into which its state is divided."""
 
 
 class Gpu(NamedTuple):
-    """A GPU of a node, by its number there."""
+    """GPU of a node, by its number there."""
 
     node: int
     number: int
@@ -79,25 +82,28 @@ class Copy:
 
 def node_layers(template: PipelineTemplate) -> tuple[range, ...]:
     """Return the layers of each node of a pipeline, in order."""
-    ends: list[range] = []
-    filled = 0
+    layers: list[range] = []
+    n_filled = 0  # GPUs; a stage lies within one node
     for stage in template.stages:
-        if filled % template.gpus_per_node == 0:
-            ends.append(stage.layers)
+        if n_filled % template.gpus_per_node == 0:
+            layers.append(stage.layers)
         else:
-            ends[-1] = range(ends[-1].start, stage.end_layer)
-        filled += stage.n_gpus
-    return tuple(ends)
+            layers[-1] = range(layers[-1].start, stage.end_layer)
+        n_filled += stage.n_gpus
+    return tuple(layers)
 
 
 def slots_of(templates: Iterable[PipelineTemplate]) -> int:
-    """Return into how many slots a layer is divided: the most GPUs of any stage."""
+    """Return the number of slots into which a layer is divided: the most GPUs of any stage."""
     return max(stage.n_gpus for template in templates for stage in template.stages)
 
 
 @lru_cache(maxsize=256)
 def _owned(template: PipelineTemplate, n_slots: int) -> tuple[tuple[int, int, frozenset[Part]], ...]:
-    """Return place of the node, number, parts of each GPU; of q GPUs of a stage s q / n_slots has slot s."""
+    """Return for each GPU the place of its node, its number there, and its parts.
+
+    Slot s of a stage on q GPUs belongs to GPU s q // n_slots of the stage.
+    """
     owned = []
     filled = 0
     for stage in template.stages:
@@ -111,7 +117,7 @@ def _owned(template: PipelineTemplate, n_slots: int) -> tuple[tuple[int, int, fr
 
 
 def held_parts(pipelines: Iterable[Pipeline], n_slots: int) -> dict[Gpu, frozenset[Part]]:
-    """Return what the GPUs of all pipelines own."""
+    """Return the parts that the GPUs of all pipelines own."""
     return {
         Gpu(one.nodes[place], number): parts
         for one in pipelines
@@ -120,7 +126,7 @@ def held_parts(pipelines: Iterable[Pipeline], n_slots: int) -> dict[Gpu, frozens
 
 
 def held_by_layers(held: Mapping[int, Collection[int]], n_slots: int) -> dict[Gpu, frozenset[Part]]:
-    """Return the same from the layers of each node, which has one GPU."""
+    """Return the parts held, from the layers of each node with one GPU."""
     if n_slots != 1:
         raise InputError(f"layers held by node, where a layer has {n_slots} slots; accepted: one GPU a node")
     return {Gpu(node, 0): frozenset((layer, 0) for layer in layers) for node, layers in held.items()}
@@ -135,24 +141,24 @@ def copy_plan(
 ) -> tuple[Copy, ...]:
     """Choose a sender for every part that a GPU will own and does not have.
 
-    Oobleck, section 5.2; senders need not own the layer afterwards. Large layers are dealt out first, each
-    to a sender on the same node, else of the same host, else to the one that has least to send.
+    Oobleck, section 5.2; senders need not own the layer afterwards. Large layers are assigned first, each to
+    a sender on the same node, else on the same host, else to the one with the least to send.
 
     Parameters
     ----------
     held, needed
         Parts before and after. Every part needed must be held.
     layer_bytes
-        State of each layer, all slots together.
+        State of each layer, all slots together [B].
     n_slots
         Slots of a layer.
     hosts
-        Machine of each node, where several may share one.
+        Machine of each node, if several nodes share one.
 
     Returns
     -------
     tuple of Copy
-        By layer, slot and receiver.
+        Copies by layer, slot and receiver.
     """
     holders: dict[Part, list[Gpu]] = {}
     needers: dict[Part, list[Gpu]] = {}
@@ -184,32 +190,31 @@ def copy_plan(
     return tuple(sorted(copies, key=lambda one: (one.layer, one.slot, one.dst)))
 
 
-# ------------------------------------------------------------------------------------------------
-# Who trains with whom after a loss: pipelines shrink, borrow single nodes, or merge.
+# --- Regrouping: pipelines shrink, borrow single nodes, or merge ------------------------------------
 
 Groups = list[list[int]]
 
 
 @dataclass(frozen=True, slots=True)
 class Regrouping:
-    """Nodes of each pipeline by ascending number, and what was done, each thing once."""
+    """Nodes of each pipeline by ascending size, and the kinds of moves, each once."""
 
     groups: tuple[tuple[int, ...], ...]
     kinds: tuple[str, ...]
 
 
 def regroup(groups: Sequence[Sequence[int]], lost: Collection[int], n0: int) -> Regrouping:
-    """Give every pipeline that is left ``n0`` nodes or more, with as few moves as that takes.
+    """Give every remaining pipeline ``n0`` nodes or more, with as few moves as possible.
 
     Oobleck, section 5.1. A pipeline that still has enough nodes takes a smaller template. One that has too
-    few borrows the last nodes of the largest; where nobody can spare one, whole pipelines merge.
+    few borrows the last nodes of the largest; if no pipeline can spare a node, whole pipelines merge.
 
     Parameters
     ----------
     groups
         Nodes of each pipeline, in order.
     lost
-        Nodes that are gone.
+        Nodes that are lost.
     n0
         Fewest nodes of a pipeline.
 
@@ -228,9 +233,9 @@ def regroup(groups: Sequence[Sequence[int]], lost: Collection[int], n0: int) -> 
     n_nodes = sum(map(len, left))
     if n_nodes < n0:
         raise InsufficientNodes(n_nodes, n0)
-    found, done = _grouped(left, n0, lend_again=False)
-    if len(found) < min(len(left), n_nodes // n0):
-        found, done = _grouped(left, n0, lend_again=True)
+    regrouped, done = _grouped(left, n0, lend_again=False)
+    if len(regrouped) < min(len(left), n_nodes // n0):
+        regrouped, done = _grouped(left, n0, lend_again=True)
     n_left = [len(group) - len(gone.intersection(group)) for group in groups]
     kinds = {
         "drop": len(left) < len(groups),
@@ -239,15 +244,16 @@ def regroup(groups: Sequence[Sequence[int]], lost: Collection[int], n0: int) -> 
         "merge": "merge" in done,
     }
     return Regrouping(
-        tuple(map(tuple, sorted(found, key=len))), tuple(kind for kind, is_done in kinds.items() if is_done)
+        tuple(map(tuple, sorted(regrouped, key=len))),
+        tuple(kind for kind, is_done in kinds.items() if is_done),
     )
 
 
 def _grouped(left: Groups, n0: int, lend_again: bool) -> tuple[Groups, set[str]]:
-    """Borrow, then merge; with ``lend_again`` what a merged pipeline can spare is lent before the next.
+    """Borrow, then merge; with ``lend_again`` a merged pipeline lends its spare nodes before the next merge.
 
-    Deviation: the published order never lends what merging made larger, and then may end with fewer
-    pipelines than the nodes allow; `regroup` falls back to lending there.
+    Deviation: the published order never lends from merged pipelines, and may then end with fewer pipelines
+    than the nodes allow; `regroup` falls back to lending there.
     """
     groups, kinds = [list(group) for group in left], set[str]()
     _borrow(groups, n0, kinds)
@@ -278,11 +284,10 @@ def _borrow(groups: Groups, n0: int, kinds: set[str]) -> None:
                 short.append(donor.pop())
 
 
-# ------------------------------------------------------------------------------------------------
-# Which node takes which place in the pipelines: little to copy, and copies of a layer on several hosts.
+# --- Placement: little to copy, and copies of a layer on several hosts ------------------------------
 
 Hosts = Mapping[int, object]
-"""Machine of each node; one that is not named is a machine of its own."""
+"""Machine of each node; a node that is not named is a machine of its own."""
 
 
 def assign_nodes(
@@ -291,18 +296,18 @@ def assign_nodes(
     layers_of: Mapping[int, Collection[int]],
     layer_bytes: Sequence[int],
 ) -> tuple[tuple[int, ...], ...]:
-    """Give every place to a node so that as few bytes as possible are missing there.
+    """Assign nodes to places in the pipelines so that as few bytes as possible must be copied.
 
     Parameters
     ----------
     templates
-        One a pipeline, together for as many nodes as given.
+        Template of each pipeline, together for as many nodes as given.
     nodes
-        Who takes part; the order decides where nobody holds anything.
+        Nodes that take part; they keep this order if no node holds anything.
     layers_of
-        Layers whose state a node has; nothing where it is not named.
+        Layers whose state a node has; nothing for a node that is not named.
     layer_bytes
-        State of each layer.
+        State of each layer [B].
 
     Returns
     -------
@@ -316,13 +321,14 @@ def assign_nodes(
         lacking = ~_rows((layers_of.get(node, ()) for node in nodes), len(weights))
         from scipy.optimize import linear_sum_assignment  # slow to import, and most plans have no state yet
 
+        # Cost of a node at a place: bytes of the layers of the place that the node lacks.
         _, columns = linear_sum_assignment((places * weights) @ lacking.T)
         chosen = [nodes[int(column)] for column in columns]
     return cut(chosen, [one.n_nodes for one in templates])
 
 
 def cut(nodes: Iterable[int], sizes: Iterable[int]) -> tuple[tuple[int, ...], ...]:
-    """Return the nodes in pieces of so many each."""
+    """Cut the nodes into groups of these sizes."""
     left = iter(nodes)
     return tuple(tuple(islice(left, size)) for size in sizes)
 
@@ -337,10 +343,10 @@ def _rows(
 def exposed_layers(
     templates: Sequence[PipelineTemplate], groups: Sequence[Sequence[int]], hosts: Hosts
 ) -> tuple[int, ...]:
-    """Return the layers that the loss of a single host would take, where there are several hosts."""
-    masks = [_mask(layers) for one in templates for layers in node_layers(one)]
-    found = _exposed(masks, [_host(hosts, node) for group in groups for node in group])
-    return tuple(layer for layer in range(templates[0].n_layers) if found >> layer & 1)
+    """Return the layers that the loss of a single host would take, if there are several hosts."""
+    masks = [_mask(layers) for template in templates for layers in node_layers(template)]
+    exposed = _exposed(masks, [_host(hosts, node) for group in groups for node in group])
+    return tuple(layer for layer in range(templates[0].n_layers) if exposed >> layer & 1)
 
 
 def spread_nodes(
@@ -350,27 +356,29 @@ def spread_nodes(
     layers_of: Mapping[int, Collection[int]],
     layer_bytes: Sequence[int],
 ) -> tuple[tuple[int, ...], ...]:
-    """Let nodes change places, two at a time, until no host has all copies of a layer or nothing helps.
+    """Swap nodes until no host has all copies of a layer, or no swap helps.
 
-    The loss of a machine takes all its nodes at once, so copies must lie on different hosts. Each change is
-    the one after which the fewest layers are exposed, of those the one that copies the fewest bytes.
+    The loss of a machine takes all its nodes at once, so copies must lie on different hosts. Each swap is the
+    one after which the fewest layers are exposed, and among those the one that copies the fewest bytes.
     """
-    masks = [_mask(layers) for one in templates for layers in node_layers(one)]
+    masks = [_mask(layers) for template in templates for layers in node_layers(template)]
     nodes = [node for group in groups for node in group]
     held = {node: _mask(layers_of.get(node, ())) for node in nodes}
     exposed = _exposed(masks, [_host(hosts, node) for node in nodes])
     while exposed:
         best: tuple[int, int, list[int]] | None = None
-        for one, other in combinations(range(len(nodes)), 2):
-            if _host(hosts, nodes[one]) == _host(hosts, nodes[other]):
+        for left, right in combinations(range(len(nodes)), 2):
+            if _host(hosts, nodes[left]) == _host(hosts, nodes[right]):
                 continue
             tried = list(nodes)
-            tried[one], tried[other] = nodes[other], nodes[one]
+            tried[left], tried[right] = nodes[right], nodes[left]
             n_exposed = _exposed(masks, [_host(hosts, node) for node in tried]).bit_count()
+            # The first swap must improve on now; a later one may tie with the best and copy less.
             if n_exposed >= (exposed.bit_count() if best is None else best[0] + 1):
                 continue
+            missing = [mask & ~held[node] for mask, node in zip(masks, tried, strict=True)]
             n_bytes = sum(
-                _bytes(mask & ~held[node], layer_bytes) for mask, node in zip(masks, tried, strict=True)
+                size for mask in missing for layer, size in enumerate(layer_bytes) if mask >> layer & 1
             )
             if best is None or (n_exposed, n_bytes) < best[:2]:
                 best = n_exposed, n_bytes, tried
@@ -390,12 +398,8 @@ def _mask(layers: Iterable[int]) -> int:
     return sum(1 << layer for layer in layers)
 
 
-def _bytes(mask: int, layer_bytes: Sequence[int]) -> int:
-    return sum(size for layer, size in enumerate(layer_bytes) if mask >> layer & 1)
-
-
 def _exposed(masks: Sequence[int], hosts: Sequence[object]) -> int:
-    """Return the layers that one host alone has, as bits; none where there is one host only."""
+    """Return the layers that one host alone has, as bits; none if there is only one host."""
     by_host: dict[object, int] = {}
     for mask, host in zip(masks, hosts, strict=True):
         by_host[host] = by_host.get(host, 0) | mask
@@ -406,18 +410,17 @@ def _exposed(masks: Sequence[int], hosts: Sequence[object]) -> int:
     return once & ~twice if len(by_host) > 1 else 0
 
 
-# ------------------------------------------------------------------------------------------------
-# Pipelines chosen anew for the nodes that there are: fast, little to copy, copies on several hosts.
+# --- Choosing anew: fast, little to copy, copies of a layer on several hosts ------------------------
 
 SLOWER = 0.01
-"""By how much a plan may be slower than the best if less has to be copied for it."""
+"""Share by which a plan may be slower than the fastest if it copies less."""
 MOST_COMPARED = 64
-"""Plans that are looked at, the fastest ones."""
+"""Number of fastest plans that are compared."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What stays the same while nodes are regrouped, and which layers each node has."""
+    """Facts that stay the same while nodes are regrouped, and the layers that each node has."""
 
     templates: Mapping[int, PipelineTemplate]
     n0: int
@@ -430,7 +433,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Arrangement:
-    """A template and its nodes for each pipeline, what was done for it, and joiners without a place."""
+    """Template and nodes of each pipeline, kinds of moves, and joiners without a place."""
 
     templates: tuple[PipelineTemplate, ...]
     groups: tuple[tuple[int, ...], ...]
@@ -441,107 +444,101 @@ class Arrangement:
 def split_group(
     nodes: Sequence[int], templates: Mapping[int, PipelineTemplate]
 ) -> tuple[tuple[int, ...], ...] | None:
-    """Cut nodes without a template for so many into the most pipelines, of sizes as equal as can be."""
+    """Split a group without a template of its size into the most pipelines, as equal as possible."""
     if len(nodes) in templates:
         return (tuple(nodes),)
     sizes = sorted(templates)
-    vectors = [_spelled_out(sizes, counts) for counts in enumerate_plans(sizes, len(nodes), 0)]
-    if not vectors:
+    splits = [
+        [size for size, count in zip(sizes, counts, strict=True) for _ in range(count)]
+        for counts in enumerate_plans(sizes, len(nodes), 0)
+    ]
+    if not splits:
         return None
-    best = min(vectors, key=lambda one: (-len(one), one[-1] - one[0], one))
+    best = min(splits, key=lambda split: (-len(split), split[-1] - split[0], split))
     return cut(nodes, best)
 
 
-def _spelled_out(sizes: Sequence[int], counts: Sequence[int]) -> list[int]:
-    """Return the size of each pipeline of a plan, ascending."""
-    return [size for size, count in zip(sizes, counts, strict=True) for _ in range(count)]
-
-
 def arranged_anew(job: Job, nodes: Sequence[int], f: int) -> Arrangement | None:
-    """Choose pipelines for all nodes, ``f + 1`` or more; None where the templates do not cover so many.
+    """Choose ``f + 1`` or more pipelines for all nodes; None if the templates do not cover this number.
 
-    Of the plans that leave no layer to a single host, if there are any, those within 1 % of the fastest
-    count, and of them the one that copies the fewest bytes.
+    Plans that leave no layer to a single host come first, if there are any. Of the plans within 1 % of the
+    fastest, the one that copies the fewest bytes wins.
     """
+    try:
+        choice = choose_plan(
+            job.templates, len(nodes), f, job.n_microbatches, profile=job.profile,
+            n_runners_up=MOST_COMPARED - 1,
+        )  # fmt: skip
+    except InfeasiblePlanError:
+        return None
     placed: list[tuple[float, Arrangement]] = []
-    fastest_s = math.inf
-    for plan in _ranked(job, len(nodes), f):
+    fastest_s = math.inf  # of the plans that are not exposed
+    for plan in (choice.best, *choice.runners_up):
         if plan.iter_time_s > fastest_s * (1 + SLOWER):
             break
         groups = assign_nodes(plan.templates, nodes, job.layers_of, job.layer_bytes)
-        found = spread(job, Arrangement(plan.templates, groups))
-        if not is_exposed(job, found):
+        arrangement = spread(job, Arrangement(plan.templates, groups))
+        if not is_exposed(job, arrangement):
             fastest_s = min(fastest_s, plan.iter_time_s)
-        placed.append((plan.iter_time_s, found))
-    safe = [one for one in placed if not is_exposed(job, one[1])] or placed
-    near = [found for time_s, found in safe if time_s <= safe[0][0] * (1 + SLOWER)]
-    return min(near, key=lambda one: _missing_bytes(job, one), default=None)
+        placed.append((plan.iter_time_s, arrangement))
+    safe = [pair for pair in placed if not is_exposed(job, pair[1])] or placed
+    near = [arrangement for time_s, arrangement in safe if time_s <= safe[0][0] * (1 + SLOWER)]
 
-
-def _ranked(job: Job, n_nodes: int, f: int) -> list[Instantiation]:
-    """Return the fastest plans for so many nodes, the fastest first; none if there is none."""
-    try:
-        choice = choose_plan(
-            job.templates, n_nodes, f, job.n_microbatches, profile=job.profile, n_runners_up=MOST_COMPARED - 1
+    def missing_bytes(arrangement: Arrangement) -> int:
+        """Return the bytes that the nodes lack, 0 if no node has anything yet."""
+        if not job.layers_of:
+            return 0
+        places = [layers for template in arrangement.templates for layers in node_layers(template)]
+        nodes = [node for group in arrangement.groups for node in group]
+        return sum(
+            job.layer_bytes[layer]
+            for layers, node in zip(places, nodes, strict=True)
+            for layer in layers
+            if layer not in job.layers_of.get(node, ())
         )
-    except InfeasiblePlanError:
-        return []
-    return [choice.best, *choice.runners_up]
+
+    return min(near, key=missing_bytes, default=None)
 
 
-def is_exposed(job: Job, found: Arrangement) -> bool:
-    """Return whether one host alone has a layer although there are several."""
-    return bool(job.hosts and exposed_layers(found.templates, found.groups, job.hosts))
+def is_exposed(job: Job, arrangement: Arrangement) -> bool:
+    """Tell whether one host alone has a layer although there are several hosts."""
+    return bool(job.hosts and exposed_layers(arrangement.templates, arrangement.groups, job.hosts))
 
 
-def _missing_bytes(job: Job, found: Arrangement) -> int:
-    """Return what the nodes would have to get, 0 where nobody has anything yet."""
-    if not job.layers_of:
-        return 0
-    places = [layers for one in found.templates for layers in node_layers(one)]
-    nodes = [node for group in found.groups for node in group]
-    return sum(
-        job.layer_bytes[layer]
-        for layers, node in zip(places, nodes, strict=True)
-        for layer in layers
-        if layer not in job.layers_of.get(node, ())
-    )
+def spread(job: Job, arrangement: Arrangement) -> Arrangement:
+    """Swap nodes of an arrangement in which a single host has all copies of a layer."""
+    if not is_exposed(job, arrangement):
+        return arrangement
+    templates, before = arrangement.templates, arrangement.groups
+    groups = spread_nodes(templates, before, job.hosts, job.layers_of, job.layer_bytes)
+    kinds = arrangement.kinds if groups == before else (*arrangement.kinds, "spread")
+    return Arrangement(templates, groups, kinds, arrangement.waiting)
 
 
-def spread(job: Job, found: Arrangement) -> Arrangement:
-    """Let nodes change places where a single host has all copies of a layer."""
-    if not is_exposed(job, found):
-        return found
-    groups = spread_nodes(found.templates, found.groups, job.hosts, job.layers_of, job.layer_bytes)
-    kinds = found.kinds if groups == found.groups else (*found.kinds, "spread")
-    return Arrangement(found.templates, groups, kinds, found.waiting)
-
-
-# ------------------------------------------------------------------------------------------------
-# From pipelines, losses and joiners to the pipelines that go on, and the state that must move for that.
+# --- Reconfiguration --------------------------------------------------------------------------------
 
 Policy = Literal["stop", "degrade"]
 
 
 @dataclass(frozen=True, slots=True)
 class Reconfiguration:
-    """What becomes of a job after a loss, a drain, or when nodes join.
+    """Outcome for a job after a loss, a drain, or when nodes join.
 
     Parameters
     ----------
     plan
         Pipelines with nodes and microbatches.
     kinds
-        What was done, each thing once: drop (a whole pipeline is gone), re-instantiate, borrow, merge, split
-        (of more nodes than a template has), re-plan, join, drain, spread (over hosts).
+        Kinds of moves, each once: drop (a whole pipeline is lost), re-instantiate, borrow, merge, split (a
+        group larger than any template), re-plan, join, drain, spread (over hosts).
     copies
-        State that nodes must get before they go on.
+        State that nodes must receive before they resume.
     f
-        Losses at once that can be survived now; less than asked for where the job goes on degraded.
+        Simultaneous losses that can be survived now; fewer than required if the job continues degraded.
     waiting
-        Nodes for which no plan of the templates has a place, joiners first; they may join another time.
+        Nodes that have no place in any plan of the templates, joiners first; they may join later.
     exposed
-        Layers that one host alone holds although there are several.
+        Layers that one host alone holds although there are several hosts.
     """
 
     plan: HybridPlan
@@ -553,12 +550,12 @@ class Reconfiguration:
 
     @property
     def action(self) -> str:
-        """Return the heaviest of the kinds, none if nothing was done."""
+        """Return the heaviest of the kinds, ``none`` if nothing was done."""
         return next((kind for kind in _BY_WEIGHT if kind in self.kinds), "none")
 
     @property
     def copies_bytes(self) -> int:
-        """Return what is copied in all."""
+        """Return the total size of the copies."""
         return sum(copy.n_bytes for copy in self.copies)
 
 
@@ -581,43 +578,47 @@ def reconfigure(
     policy: Policy = "stop",
     profile: ModelProfile | None = None,
 ) -> Reconfiguration:
-    """Find the pipelines that go on when nodes are lost, leave or join.
+    """Plan the pipelines that continue when nodes are lost, leave or join.
 
     Oobleck, section 5. Pipelines are regrouped with few moves. If fewer than ``f + 1`` would be left although
-    the nodes are enough, or nodes join, the plan is the one within 1 % of the fastest that copies the least.
+    there are enough nodes, or nodes join, the plan within 1 % of the fastest that copies the least is chosen.
 
     Parameters
     ----------
     pipelines
-        As they train now; none before the start.
+        Pipelines as they train now; none at the start.
     lost, drained, joined
-        Nodes that are gone with their state, that leave but can still send, and that are new.
+        Nodes lost with their state, nodes that leave but can still send, and new nodes.
     templates
-        By number of nodes.
+        Templates by number of nodes.
     f, n0, n_microbatches
-        Losses at once to survive, least nodes of a pipeline, microbatches of an iteration.
+        Simultaneous losses to survive, least nodes of a pipeline, microbatches per iteration.
     layer_bytes, held
-        State of each layer [B], None to leave out of account who holds what; layers that each node of one
-        GPU holds, None for what the pipelines own.
+        State of each layer [B], None to ignore who holds what; layers that each node with one GPU holds, None
+        for those that the pipelines own.
     hosts
-        Machine of each node; None if every node is one of its own.
+        Machine of each node; None if every node is a machine of its own.
     policy
         Below ``(f + 1) n0`` nodes: stop, or degrade and survive fewer losses.
     profile
-        Times of the layers, where the wait for gradients of so many pipelines is to count.
+        Times of the layers, to count the wait for gradients; None to ignore it.
 
     Raises
     ------
     StateLost, InsufficientNodes
-        Nobody has some layer; fewer nodes are left than the policy accepts.
+        No node has some layer; fewer nodes are left than the policy accepts.
     InfeasiblePlanError, InputError
-        No plan has so many nodes and microbatches; nodes are twice there, or lost and were never there.
+        No plan has so many nodes and microbatches; a node is named twice, or is lost but in no pipeline.
     """
     _check(pipelines, lost, joined, drained, templates, layer_bytes)
     gone, away = frozenset(lost), frozenset(lost) | frozenset(drained)
     state = _State.left(pipelines, gone, templates, layer_bytes, held)
     n_nodes = sum(len(one.nodes) for one in pipelines) - len(away) + len(joined)
-    f_now = _losses_to_survive(n_nodes, f, n0, policy)
+    f_now = f
+    if n_nodes < (f + 1) * n0:
+        if policy == "stop" or n_nodes < n0:
+            raise InsufficientNodes(n_nodes, (f + 1) * n0 if policy == "stop" else n0)
+        f_now = n_nodes // n0 - 1
     job = Job(templates, n0, n_microbatches, layer_bytes or (), hosts or {}, state.layers_of(), profile)
     outcome = _rearranged(job, pipelines, away, tuple(joined), f_now)
     counts = distribute(outcome.templates, n_microbatches) or ()
@@ -629,7 +630,7 @@ def reconfigure(
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """What the GPUs that are left hold; nothing before the start, or where it is left out of account."""
+    """Parts that the remaining GPUs hold; nothing at the start, or if holdings are ignored."""
 
     held: Holdings
     n_slots: int
@@ -643,7 +644,7 @@ class _State:
         layer_bytes: Sequence[int] | None,
         held: Mapping[int, Collection[int]] | None,
     ) -> "_State":
-        """Return what is left of what was held; refuse to go on where nobody has some layer."""
+        """Return the parts that survive the loss; raise `StateLost` if no node has some layer."""
         n_slots = slots_of([*templates.values(), *(one.template for one in pipelines)])
         if layer_bytes is None or not (pipelines or held):
             return cls({}, n_slots)
@@ -656,68 +657,55 @@ class _State:
 
     def layers_of(self) -> dict[int, frozenset[int]]:
         """Return the layers whose state each node has."""
-        found: dict[int, set[int]] = {}
+        layers: dict[int, set[int]] = {}
         for gpu, parts in self.held.items():
-            found.setdefault(gpu.node, set()).update(layer for layer, _ in parts)
-        return {node: frozenset(layers) for node, layers in found.items()}
+            layers.setdefault(gpu.node, set()).update(layer for layer, _ in parts)
+        return {node: frozenset(held) for node, held in layers.items()}
 
     def copies(self, plan: HybridPlan, job: Job) -> tuple[Copy, ...]:
-        """Return what must be sent for a plan."""
+        """Return the copies that a plan needs."""
         if not self.held:
             return ()
         needed = held_parts(plan.pipelines, self.n_slots)
         return copy_plan(self.held, needed, job.layer_bytes, self.n_slots, job.hosts)
 
 
-def _losses_to_survive(n_nodes: int, f: int, n0: int, policy: Policy) -> int:
-    """Return how many losses so many nodes survive, at most ``f``; refuse too few of them."""
-    if n_nodes >= (f + 1) * n0:
-        return f
-    if policy == "stop" or n_nodes < n0:
-        raise InsufficientNodes(n_nodes, (f + 1) * n0 if policy == "stop" else n0)
-    return n_nodes // n0 - 1
-
-
 def _rearranged(
     job: Job, pipelines: Sequence[Pipeline], away: frozenset[int], joined: tuple[int, ...], f: int
 ) -> Arrangement:
-    """Regroup, or choose anew where nodes join or regrouping does not keep what was promised."""
+    """Regroup; choose anew if nodes join, or if regrouping leaves too few pipelines or exposed layers."""
     staying = tuple(node for one in pipelines for node in one.nodes if node not in away)
-    found = None if joined else _regrouped(job, pipelines, away, f)
-    if found is not None and not is_exposed(job, found):
-        return found
+    regrouped = None if joined else _regrouped(job, pipelines, away, f)
+    if regrouped is not None and not is_exposed(job, regrouped):
+        return regrouped
     nodes = (*staying, *joined)
+    # If no plan uses all nodes, nodes wait from the end on, so joiners before members.
     for n_used in range(len(nodes), 0, -1):
         anew = arranged_anew(job, nodes[:n_used], f)
-        if found is not None and (anew is None or is_exposed(job, anew)):
-            return found
+        if regrouped is not None and (anew is None or is_exposed(job, anew)):
+            return regrouped
         if anew is not None:
             kinds = ("join",) if n_used > len(staying) else ("re-plan",)
             return replace(anew, kinds=kinds, waiting=nodes[n_used:])
-    return _uncovered(job, len(nodes), f)
-
-
-def _uncovered(job: Job, n_nodes: int, f: int) -> NoReturn:
-    """Refuse templates and batches with which no plan is possible."""
     sizes = ", ".join(map(str, sorted(job.templates)))
     raise InfeasiblePlanError(
-        f"no plan of {f + 1} or more pipelines has {n_nodes} nodes and {job.n_microbatches} microbatches; "
+        f"no plan of {f + 1} or more pipelines has {len(nodes)} nodes and {job.n_microbatches} microbatches; "
         f"there are templates for {sizes} nodes"
     )
 
 
 def _regrouped(job: Job, pipelines: Sequence[Pipeline], away: frozenset[int], f: int) -> Arrangement | None:
-    """Regroup with few moves; None where that leaves too few pipelines, or some without a template."""
-    found = regroup([one.nodes for one in pipelines], away, job.n0)
+    """Regroup with few moves; None if that leaves too few pipelines, or one without a template."""
+    outcome = regroup([one.nodes for one in pipelines], away, job.n0)
     groups: list[tuple[int, ...]] = []
-    for group in found.groups:
+    for group in outcome.groups:
         parts = split_group(group, job.templates)
         if parts is None:
             return None
         groups += parts
     if not f < len(groups) <= job.n_microbatches:
         return None
-    kinds = found.kinds + (("split",) if len(groups) > len(found.groups) else ())
+    kinds = outcome.kinds + (("split",) if len(groups) > len(outcome.groups) else ())
     templates = tuple(job.templates[len(group)] for group in groups)
     return spread(job, Arrangement(templates, tuple(groups), kinds))
 
@@ -730,7 +718,7 @@ def _check(
     templates: Mapping[int, PipelineTemplate],
     layer_bytes: Sequence[int] | None,
 ) -> None:
-    """Refuse nodes in two places or in none, and templates of another model."""
+    """Reject nodes in two places or in none, and templates of another model."""
     nodes = [node for one in pipelines for node in one.nodes]
     twice = sorted(node for node, times in Counter([*nodes, *joined]).items() if times > 1)
     if twice:

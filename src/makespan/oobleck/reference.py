@@ -1,6 +1,6 @@
-"""Training in one process as anybody would write it: the reference of every plan.
+"""Plain training in one process: the reference of every plan.
 
-It shares with the rest what a job is made of, and nothing of how stages, sums and steps are carried out.
+It shares the definition of a job with the rest, but no code of stages, sums or steps.
 """
 
 from typing import Any
@@ -15,7 +15,7 @@ _CPU = torch.device("cpu")
 
 
 class PlainTraining:
-    """The model as one module with one optimizer; gradients add up, microbatch after microbatch."""
+    """Model as one module with one optimizer; gradients accumulate, microbatch after microbatch."""
 
     def __init__(self, job: ChainJob) -> None:
         self._job, self._chain = job, load_chain(job)
@@ -30,7 +30,7 @@ class PlainTraining:
         self._optimizer = build_optimizer(self._chain, job, trained)
 
     def iterate(self, iteration: int) -> float:
-        """Do an iteration and return its mean loss, before the step."""
+        """Train one iteration and return its mean loss, before the step."""
         job, total = self._job, 0.0
         for group in self._optimizer.param_groups:
             group["lr"] = (self._chain.rate or job.rate)(iteration)
@@ -45,10 +45,10 @@ class PlainTraining:
             loss.backward()  # type: ignore[no-untyped-call]
             total += loss.item()
         # The sum is divided, not each summand: the first step of Adam divides gradients by their own size, so
-        # that for the smallest of them a rounding more would be seen in the weights.
-        for one in self._layers.parameters():
-            if one.grad is not None:
-                one.grad /= job.n_microbatches
+        # one more rounding would show in the weights with the smallest gradients.
+        for weight in self._layers.parameters():
+            if weight.grad is not None:
+                weight.grad /= job.n_microbatches
         if job.clip_norm is not None:
             nn.utils.clip_grad_norm_(self._layers.parameters(), job.clip_norm)
         self._optimizer.step()

@@ -1,4 +1,9 @@
-"""Simulators of Oobleck, Varuna and Bamboo over a trace of nodes, as released and with defects repaired."""
+"""Simulators of Oobleck, Varuna and Bamboo over a trace of nodes, as released and with defects repaired.
+
+Each system is a `Machine` that reacts to nodes that come and go. Each defect of the released simulators has
+a switch, see `Defect`; without repairs the results are those of the release. Times are whole milliseconds,
+as there, so that sums are exact.
+"""
 
 import heapq
 import math
@@ -17,14 +22,13 @@ from makespan.oobleck.traces import NodeTrace
 from makespan.sim import EventQueue
 from makespan.units import MS
 
-# ------------------------------------------------------------------------------------------------
-# Kinds of events, and the two queues that hold them: the shared one, and the released simulators' own.
+# --- Events and queues ------------------------------------------------------------------------------
 
-_BITS = 4  # of a key, for the kind
+_BITS = 4  # low bits of a key, for the kind
 
 
 class Kind(IntEnum):
-    """What happens, in the order in which it does at one instant."""
+    """Kind of an event; events of one instant happen in this order."""
 
     ADD = 1
     REMOVE = 2
@@ -36,29 +40,29 @@ class Kind(IntEnum):
 
 
 class Queue(Protocol):
-    """Events to come, with what they concern."""
+    """Events to come, each with its subject."""
 
     def __len__(self) -> int:
-        """Return how many there are."""
+        """Return the number of events."""
 
     def push(self, time_ms: int, kind: Kind, what: Any) -> None:
         """Enter an event."""
 
     def pop(self) -> tuple[int, Kind, Any]:
-        """Take the next one out."""
+        """Remove and return the next event."""
 
     def next_ms(self) -> int:
-        """Return when the next one happens [ms]; there must be one."""
+        """Return the time of the next event [ms]; there must be one."""
 
 
 class _Entry(int):
-    """A key that compares as a number, time before kind, and what the event concerns."""
+    """Key that compares as a number, time before kind, with the subject of the event."""
 
     what: Any
 
 
 class HeapList:
-    """A plain binary heap, whose storage order is seen from outside and decides between equal keys."""
+    """Binary heap whose storage order can be read, as the released simulators do; it also breaks ties."""
 
     def __init__(self) -> None:
         self._heap: list[_Entry] = []
@@ -73,16 +77,16 @@ class HeapList:
         heapq.heappush(self._heap, entry)
 
     def pop(self) -> tuple[int, Kind, Any]:
-        """Take the next one out."""
+        """Remove and return the next event."""
         entry = heapq.heappop(self._heap)
         return entry >> _BITS, _KINDS[entry & _MASK], entry.what
 
     def next_ms(self) -> int:
-        """Return when the next one happens [ms]."""
+        """Return the time of the next event [ms]."""
         return self._heap[0] >> _BITS
 
     def comes_first(self, kind: Kind, other: Kind) -> bool:
-        """Tell whether one kind stands before the first of another in storage, which is no order in time."""
+        """Tell whether one kind precedes the first of another in storage, which is no order in time."""
         for entry in self._heap:
             if entry & _MASK == other:
                 return False
@@ -96,7 +100,7 @@ _KINDS = {int(kind): kind for kind in Kind}
 
 
 class SharedQueue:
-    """The queue of the cluster simulator: equal times and kinds come in the order of entry."""
+    """Queue of the cluster simulator: equal times and kinds come in the order of entry."""
 
     def __init__(self) -> None:
         self._queue: EventQueue[tuple[int, Kind, Any]] = EventQueue()
@@ -109,20 +113,19 @@ class SharedQueue:
         self._queue.push(time_ms * MS, kind, (time_ms, kind, what))
 
     def pop(self) -> tuple[int, Kind, Any]:
-        """Take the next one out."""
+        """Remove and return the next event."""
         return self._queue.pop()[1]
 
     def next_ms(self) -> int:
-        """Return when the next one happens [ms]."""
+        """Return the time of the next event [ms]."""
         return round(self._queue.next_time_s() / MS)
 
 
-# ------------------------------------------------------------------------------------------------
-# What the released simulators do wrong, each with a switch, and the two modes.
+# --- Defects of the released simulators -------------------------------------------------------------
 
 
 class Defect(StrEnum):
-    """A defect of the released simulators; the comment says what a repair does."""
+    """Defect of the released simulators; each comment has the defect, then its repair."""
 
     D1 = "D1"  # a second deadline stops a job that has just restarted: a new rendezvous replaces the old
     D2 = "D2"  # joined nodes idle until a removal: the job is planned anew where that pays within a horizon
@@ -134,7 +137,7 @@ class Defect(StrEnum):
     D8 = "D8"  # the last event of a trace is dropped: it happens
     D9 = "D9"  # Fig. 10 shows zeros for Varuna on GPT-3 6.7B: it shows what was simulated
     D10 = "D10"  # below 15 nodes a job runs as fast as on 15: it waits for nodes
-    D11 = "D11"  # steps go on while a job restarts: the step at a removal is lost
+    D11 = "D11"  # steps continue while a job restarts: the step at a removal is lost
     D12 = "D12"  # rates and times of Varuna's steps get out of step: one record a step
 
 
@@ -146,63 +149,60 @@ MODES = ("compat", "fixed")
 
 def switches(text: str) -> frozenset[Defect]:
     """Read names of defects, separated by commas or spaces."""
-    return frozenset(_defect(name) for name in text.replace(",", " ").split())
-
-
-def _defect(name: str) -> Defect:
-    try:
-        return Defect(name.upper())
-    except ValueError:
-        raise unknown_name("defect", name, [defect.value for defect in DEFECTS]) from None
+    known = {defect.value: defect for defect in DEFECTS}
+    names = text.replace(",", " ").split()
+    for name in names:
+        if name.upper() not in known:
+            raise unknown_name("defect", name, list(known))
+    return frozenset(known[name.upper()] for name in names)
 
 
 def repairs(mode: str, switched: Iterable[Defect] = ()) -> frozenset[Defect]:
-    """Return what is repaired: nothing in ``compat`` and all in ``fixed``, but for what is switched."""
+    """Return the repaired defects: none in ``compat``, all in ``fixed``, except for those switched."""
     if mode not in MODES:
         raise unknown_name("mode of a simulator", mode, MODES)
     return frozenset(switched) if mode == "compat" else frozenset(DEFECTS) - frozenset(switched)
 
 
-# ------------------------------------------------------------------------------------------------
-# What one system costs on one model: throughput by nodes, and the time of all that is not training.
+# --- Costs of a system on a model -------------------------------------------------------------------
 
 SYSTEMS = ("bamboo", "varuna", "oobleck")
-"""In the order of the figures."""
+"""Systems in the order of the figures."""
 _ENDLESS_MS = 10**12  # the released step of a job that cannot run
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What a simulation is given, besides the trace.
+    """Input of a simulation, besides the trace.
 
     Parameters
     ----------
     samples_per_step
         Global batch.
     throughput
-        Samples per second by number of nodes; empty if the model never fits. 0: not with so many nodes.
+        Samples per second by number of nodes; empty if the model never fits, 0 if it does not run on so many.
     creation_ms
-        From a node's arrival to its being ready.
+        Time from the arrival of a node until it is ready.
     global_ms, local_ms
-        Rendezvous of all nodes, and the one by which Bamboo takes spare nodes in.
+        Rendezvous of all nodes, and the one by which Bamboo takes in spare nodes.
     checkpoint_ms, checkpoint_every
-        Writing one, and after how many steps.
+        Time to write a checkpoint, and steps between checkpoints.
     charges_checkpoints
-        Whether writing one takes that time; where it does not, none fails.
+        Whether writing a checkpoint takes that time; if not, no checkpoint fails.
     restart_ms, restart_by_nodes_ms
-        Varuna: restart from a checkpoint, checkpoint included, at first and after a rendezvous of so many
-        nodes.
+        Varuna: restart from a checkpoint, including the checkpoint, at first and by number of nodes of
+        the last rendezvous.
     idle_gpus
-        GPUs that Varuna's plan for so many nodes leaves idle.
+        GPUs that Varuna's plan leaves idle, by number of nodes.
     falls_back
         Whether Varuna loses the steps since the last checkpoint.
     n_stages, slow_down, overload_limit, useful_share
         Stages of a pipeline; Bamboo: factor of a step while a node does the work of two, share of such nodes
-        above which it plans anew, share of a step that is useful as the release has it.
+        above which it plans anew, share of a step that the release counts as useful.
     plain_throughput
         Samples per second without redundant work.
     horizon_ms
-        Over how much time joined nodes must pay for a new plan (repair of D2).
+        Time within which joined nodes must pay for a new plan (repair of D2).
     """
 
     samples_per_step: int
@@ -225,11 +225,11 @@ class Costs:
     horizon_ms: int = 3_600_000
 
     def known(self, n_nodes: int) -> int:
-        """Return the number of nodes of the table that is nearest."""
+        """Return the nearest number of nodes in the table of throughput."""
         return min(max(n_nodes, min(self.throughput)), max(self.throughput))
 
     def samples_per_s(self, n_nodes: int, repaired: frozenset[Defect]) -> float:
-        """Return the throughput on so many nodes; nodes beyond the table are idle, too few make 0."""
+        """Return the throughput; nodes beyond the table are idle, too few nodes give 0 (repair of D10)."""
         if Defect.D10 in repaired and n_nodes < min(self.throughput):
             return 0.0
         return self.throughput[self.known(n_nodes)]
@@ -239,14 +239,14 @@ class Costs:
         rate = self.samples_per_s(n_nodes, repaired)
         if rate > 0:
             return max(int(1000 * self.samples_per_step / rate), 1)
-        # As released, fewer nodes than the table has run at the rate of its first row, also where that is 0.
+        # As released, fewer nodes than in the table run at the rate of its first row, even if that is 0.
         waits_below = Defect.D10 in repaired and n_nodes < min(self.throughput)
         return None if Defect.D7 in repaired or waits_below else _ENDLESS_MS
 
 
 @dataclass(frozen=True, slots=True)
 class ModelCosts:
-    """What configuration says of one model; times [s]."""
+    """Configured costs of one model; times [s]."""
 
     name: str
     samples_per_step: int
@@ -259,7 +259,7 @@ class ModelCosts:
 
 @dataclass(frozen=True, slots=True)
 class Assumptions:
-    """What configuration says of the systems; times [s]."""
+    """Configured assumptions about the systems; times [s]."""
 
     node_creation_s: float
     n_stages: int
@@ -278,9 +278,9 @@ class Systems:
     ----------
     cells
         Throughput, restart times and idle GPUs by model, system and number of nodes, schema
-        ``published_throughput``; a model that a system does not fit has no rows.
+        ``published_throughput``; a model that does not fit under a system has no rows.
     models, assumptions
-        As in the configuration; see `ModelCosts` and `Assumptions`.
+        Entries of the configuration; see `ModelCosts` and `Assumptions`.
 
     Raises
     ------
@@ -346,24 +346,23 @@ class Systems:
         )
 
     def _column(self, system: str, model: str, column: str) -> dict[int, float]:
-        """Return a column by number of nodes, without what is missing."""
+        """Return a column by number of nodes, without missing values."""
         rows = self._cells.get((model, system))
         if rows is None:
             return {}
         pairs = zip(rows["n_nodes"].tolist(), rows[column].tolist(), strict=True)
-        return {int(n): float(value) for n, value in pairs if value == value}
+        return {int(n): float(value) for n, value in pairs if value == value}  # NaN differs from itself
 
 
 def _ms(time_s: float) -> int:
     return round(time_s / MS)
 
 
-# ------------------------------------------------------------------------------------------------
-# What a run leaves: its steps, and where its time went.
+# --- Records of a run: its steps, and where its time went -------------------------------------------
 
 
 class Category(StrEnum):
-    """Where time goes, in the order of the figures."""
+    """Category of time, in the order of the figures."""
 
     USEFUL = "useful"
     REDUNDANT = "redundant"
@@ -372,15 +371,15 @@ class Category(StrEnum):
     REBALANCE = "rebalance"
     LOST = "lost"
     STALLED = "stalled"
-    IDLE = "idle"  # of GPUs beside those that work; no part of the wall time
+    IDLE = "idle"  # of GPUs without work while others train; no part of the wall time
 
 
 Run = tuple[int, int, int, float]
-"""Start and end of consecutive equal steps [ms], how many they are, and samples of each that count."""
+"""Start and end of consecutive equal steps [ms], their number, and the samples of each that count."""
 
 
 class Steps:
-    """One record for each step, or for several that nothing came between."""
+    """One record for each step, or for several steps without an event between them."""
 
     def __init__(self) -> None:
         self._runs: list[Run] = []
@@ -390,7 +389,10 @@ class Steps:
         self._runs.append((min(start_ms, end_ms), end_ms, n_steps, samples))
 
     def lose_from(self, time_ms: int | None) -> int:
-        """Let steps from then on count nothing, all if None; return twice their number less one."""
+        """Void the steps that start at a time or later, all if None; return twice their number less one.
+
+        The result is the number of entries that the released lists would set to 0.
+        """
         n_lost = 0
         for index in range(len(self._runs) - 1, -1, -1):
             if time_ms is not None and self._runs[index][0] < time_ms:
@@ -404,7 +406,7 @@ class Steps:
         return n_steps
 
     def lose_last(self, n_steps: int) -> None:
-        """Let the last steps count nothing."""
+        """Void the last steps."""
         index = len(self._runs)
         while n_steps > 0 and index > 0:
             index -= 1
@@ -416,7 +418,7 @@ class Steps:
 
 
 class PairedLists:
-    """As released: start and end of every step in one list, its rate twice in another (defect D12)."""
+    """Steps as released: start and end of every step in one list, its rate twice in another (defect D12)."""
 
     def __init__(self) -> None:
         self._times_ms: list[int] = []
@@ -431,20 +433,17 @@ class PairedLists:
         self._rates += [rate] * (2 * n_steps)
 
     def lose_from(self, time_ms: int | None) -> int:
-        """Set rates behind the first entry of that time to 0, all if None; return how many."""
-        first = 0 if time_ms is None else self._found(time_ms) + 1
+        """Set rates after the first entry of that time to 0, all if None; return their number."""
+        try:
+            first = 0 if time_ms is None else self._times_ms.index(time_ms) + 1
+        except ValueError:
+            first = len(self._times_ms)
         n_lost = max(len(self._rates) - first, 0)
         self._rates[first:] = [0.0] * n_lost
         return n_lost
 
-    def _found(self, time_ms: int) -> int:
-        try:
-            return self._times_ms.index(time_ms)
-        except ValueError:
-            return len(self._times_ms) - 1
-
     def lose_last(self, n_steps: int) -> None:
-        """Set the last rates to 0; where there are fewer, the list grows."""
+        """Set the last rates to 0; if there are fewer, the list grows, as released."""
         self._rates[-2 * n_steps :] = [0.0] * (2 * n_steps)
 
     def runs(self) -> list[Run]:
@@ -456,10 +455,10 @@ class PairedLists:
 
 @dataclass(slots=True)
 class Account:
-    """Where time goes: as the released simulators count it, and millisecond by millisecond.
+    """Time by category, as the released simulators count it and millisecond by millisecond.
 
-    Released categories overlap. Of the others each millisecond from the first ready node on has one; it
-    is known when it is over, so a category may be held in advance up to some time.
+    Released categories overlap (defect D5). In ``spent_ms`` each millisecond from the first ready node on has
+    exactly one category; it is entered when the time is over, but may be held in advance up to some time.
     """
 
     released_ms: dict[Category, int] = field(default_factory=lambda: dict.fromkeys(Category, 0))
@@ -474,16 +473,22 @@ class Account:
             self._cursor_ms = time_ms
 
     def hold(self, category: Category, until_ms: int) -> None:
-        """Say in advance what time is spent on up to some time, unless the run ends before."""
+        """Set in advance the category of the time up to ``until_ms``, unless the run ends before."""
         self._held = category, until_ms
 
     def spend(self, category: Category, until_ms: int, useful_ms: int | None = None) -> None:
-        """Close the time up to now; ``useful_ms``: how much of it is useful, the rest has the category."""
+        """Close the time up to now; the first ``useful_ms`` of it are useful, the rest has the category."""
         start_ms = self._cursor_ms
         if start_ms is None:
             return
         if self._held is not None:
-            start_ms = self._spend_held(until_ms)
+            # The time held in advance comes first.
+            held, end_ms = self._held
+            if end_ms <= until_ms:
+                self._held = None
+            if min(end_ms, until_ms) > start_ms:
+                self.spent_ms[held] += min(end_ms, until_ms) - start_ms
+                self._cursor_ms = start_ms = min(end_ms, until_ms)
         if until_ms <= start_ms:
             return
         if useful_ms is not None and start_ms + useful_ms < until_ms:
@@ -494,25 +499,12 @@ class Account:
         if category is Category.USEFUL:
             self._uncommitted_ms += until_ms - start_ms
 
-    def _spend_held(self, until_ms: int) -> int:
-        """Spend what was said in advance, and return from when on the time is free."""
-        category, end_ms = self._held or (Category.STALLED, until_ms)
-        if end_ms <= until_ms:
-            self._held = None
-        self._take(category, min(end_ms, until_ms))
-        return self._cursor_ms or 0
-
-    def _take(self, category: Category, until_ms: int) -> None:
-        if self._cursor_ms is not None and until_ms > self._cursor_ms:
-            self.spent_ms[category] += until_ms - self._cursor_ms
-            self._cursor_ms = until_ms
-
     def drop_held(self) -> None:
-        """Forget what was said in advance."""
+        """Forget the category set in advance."""
         self._held = None
 
     def commit(self) -> None:
-        """Make useful time safe."""
+        """Protect useful time from later losses, as a checkpoint does."""
         self._uncommitted_ms = 0
 
     def lose_uncommitted(self) -> None:
@@ -522,24 +514,20 @@ class Account:
         self._uncommitted_ms = 0
 
     def times_s(self, *, is_conservative: bool) -> dict[str, float]:
-        """Return the time of each category [s]."""
-        found = self.spent_ms if is_conservative else self.released_ms
-        idle = self.released_ms[Category.IDLE]
-        times = {category.value: found[category] * MS for category in Category}
-        return times | {Category.IDLE.value: idle * MS}
+        """Return the time of each category [s], each millisecond once if conservative, else as released."""
+        chosen_ms = self.spent_ms if is_conservative else self.released_ms
+        times = {category.value: chosen_ms[category] * MS for category in Category}
+        return times | {Category.IDLE.value: self.released_ms[Category.IDLE] * MS}
 
 
-# ------------------------------------------------------------------------------------------------
-# The machine that the systems share: nodes that come and go, rendezvous, one step after the other.
-#
-# Times are whole milliseconds, as in the released simulators, so that sums are exact.
+# --- Machine shared by the systems ------------------------------------------------------------------
 
 ALL = 10**18
-"""So many that there is no limit."""
+"""Number of steps that means no limit."""
 
 
 class State(Enum):
-    """What the job does."""
+    """State of the job."""
 
     STOPPED = "stopped"  # waits for nodes
     RENDEZVOUS = "rendezvous"
@@ -548,12 +536,12 @@ class State(Enum):
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """A node that is there.
+    """Node that is present.
 
     Attributes
     ----------
     is_ready, is_used
-        Whether it has been created, and takes part in the plan or in the rendezvous.
+        Whether it has been created, and whether it takes part in the plan or in the rendezvous.
     coordinates
         Pipelines and stages that it runs.
     """
@@ -564,7 +552,11 @@ class Node:
 
 
 class Machine(ABC):
-    """One system on one trace; `run` is called once."""
+    """One system on one trace: nodes that come and go, rendezvous, and steps; call `run` once.
+
+    A rendezvous ends at a deadline, which places the nodes that met and starts steps. `version` changes with
+    every plan, so that the end of a step of an earlier plan is ignored.
+    """
 
     rendezvous_category = Category.RESTART
 
@@ -574,7 +566,7 @@ class Machine(ABC):
         self.queue: Queue = SharedQueue() if self.heap is None else self.heap
         self.steps = Steps() if Defect.D12 in repaired else self._released_steps()
         self.account = Account()
-        self.sees_storage = True  # whether a heap's storage order counts: then each step must pass through it
+        self.sees_storage = True  # if the storage order of the heap counts, each step must pass through it
         self.nodes: dict[str, Node] = {}
         self.state, self.has_lost_member = State.STOPPED, False
         self.members: list[Node] = []
@@ -594,7 +586,7 @@ class Machine(ABC):
         return defect in self.repaired
 
     def run(self) -> None:
-        """Let everything happen up to the time of the last event of the trace."""
+        """Process events up to the time of the last event of the trace."""
         for event in self.trace.events:
             self.queue.push(event.time_ms, Kind.ADD if event.is_added else Kind.REMOVE, event.node)
         handle: dict[Kind, Callable[[int, Any], None]] = {
@@ -602,7 +594,7 @@ class Machine(ABC):
             Kind.REMOVE: self._remove,
             Kind.READY: self._ready,
             Kind.DEADLINE: self._deadline_over,
-            Kind.LOCAL_DEADLINE: self._local_deadline_over,
+            Kind.LOCAL_DEADLINE: self._deadline_over,
             Kind.STEP_DONE: self._step_done,
             Kind.CHECKPOINT_DONE: self.checkpoint_done,
         }
@@ -671,7 +663,7 @@ class Machine(ABC):
         """React to the end of a step of the present plan."""
 
     def meet(self, time_ms: int, delay_ms: int | None = None) -> None:
-        """Start a rendezvous, of all nodes unless a shorter time is given [ms]."""
+        """Start a rendezvous: a global one, or a local one that takes ``delay_ms``."""
         self.state, self.has_lost_member = State.RENDEZVOUS, False
         self.members = [node for node in self.nodes.values() if node.is_ready]
         for node in self.nodes.values():
@@ -696,10 +688,8 @@ class Machine(ABC):
         else:
             self._place(time_ms)
 
-    _local_deadline_over = _deadline_over
-
     def _place(self, time_ms: int) -> None:
-        """Give the nodes that met their stages; too few of them stop the job."""
+        """Assign stages to the nodes that met; too few nodes stop the job."""
         members, n_stages = self.members, self.costs.n_stages
         self.n_pipelines = len(members) // n_stages
         n_placed = n_stages * self.n_pipelines
@@ -722,33 +712,28 @@ class Machine(ABC):
         self.next_step(time_ms)
 
     def next_step(self, time_ms: int) -> None:
-        """Start a step; before it, take all those at once that nothing can come between."""
+        """Start a step; before it, record at once all steps that end before anything else happens."""
         is_free = self.heap is None or not self.sees_storage
         if is_free and self.previous_ms == time_ms:
-            time_ms = self._take_steps(time_ms)
+            free_ms = min(self.queue.next_ms(), self.trace.end_ms) - time_ms - 1
+            n_steps = min(free_ms // self.step_ms, self.alike())
+            if n_steps >= 1:
+                self.count_released_steps(n_steps)
+                self.record(time_ms + n_steps * self.step_ms, n_steps)
+                time_ms = self.previous_ms
         self.count_released_steps(1)
         self.end_step_at(time_ms + self.step_ms)
 
-    def _take_steps(self, time_ms: int) -> int:
-        """Take steps that end before anything else happens; return when the last one does [ms]."""
-        free_ms = min(self.queue.next_ms(), self.trace.end_ms) - time_ms - 1
-        n_steps = min(free_ms // self.step_ms, self.alike())
-        if n_steps < 1:
-            return time_ms
-        self.count_released_steps(n_steps)
-        self.record(time_ms + n_steps * self.step_ms, n_steps)
-        return self.previous_ms
-
     @abstractmethod
     def alike(self) -> int:
-        """Return how many steps would come now at whose end nothing else is done."""
+        """Return the number of steps from now on that end without any further action."""
 
     def end_step_at(self, time_ms: int) -> None:
-        """Let the step end then."""
+        """Schedule the end of the step."""
         self.queue.push(time_ms, Kind.STEP_DONE, self.version)
 
     def count_released_steps(self, n_steps: int) -> None:
-        """Count steps that start as useful."""
+        """Count starting steps as useful time, as released."""
         self.account.released_ms[Category.USEFUL] += n_steps * self.step_ms
 
     def _step_done(self, time_ms: int, version: int) -> None:
@@ -767,7 +752,7 @@ class Machine(ABC):
         self.account.spend(Category.USEFUL, time_ms)
 
     def close_time(self, time_ms: int, *, is_local: bool = False) -> None:
-        """Account for the time up to now by what the job did; a step that did not end is lost."""
+        """Account for the time up to now by the state of the job; a step that did not end is lost."""
         category = {
             State.RUNNING: Category.LOST,
             State.STOPPED: Category.STALLED,
@@ -783,18 +768,17 @@ class Machine(ABC):
         return new * (self.costs.horizon_ms - cost_ms) > old * self.costs.horizon_ms
 
 
-# ------------------------------------------------------------------------------------------------
-# Oobleck: every loss regroups the nodes and copies state; nothing but the running step is lost.
+# --- The systems ------------------------------------------------------------------------------------
 
 
 class OobleckMachine(Machine):
-    """Pipelines from templates."""
+    """Oobleck: every loss regroups the nodes and copies state; only the running step is lost."""
 
     rendezvous_category = Category.REBALANCE
 
     def __init__(self, trace: NodeTrace, costs: Costs, repaired: frozenset[Defect]) -> None:
         super().__init__(trace, costs, repaired)
-        self.sees_storage = Defect.D3 in repaired  # else no matter which nodes are there
+        self.sees_storage = Defect.D3 in repaired  # else it does not matter which nodes are present
 
     def rendezvous_ms(self) -> int:
         """Return the time of regrouping, copying and building groups."""
@@ -813,11 +797,11 @@ class OobleckMachine(Machine):
         self.meet(time_ms)
 
     def alike(self) -> int:
-        """Return all: nodes only join and leave in between."""
+        """Return no limit: a step ends with an action only if nodes have joined."""
         return ALL
 
     def step_done(self, time_ms: int) -> None:
-        """Go on; take joined nodes in where that pays."""
+        """Continue; take in joined nodes if that pays."""
         self.record(time_ms)
         if self.pays(self.costs.global_ms):
             self.meet(time_ms)
@@ -825,14 +809,10 @@ class OobleckMachine(Machine):
             self.next_step(time_ms)
 
 
-# ------------------------------------------------------------------------------------------------
-# Varuna: every loss restarts the job from the last checkpoint, on the nodes that are left.
-
-
 class VarunaMachine(Machine):
-    """Checkpoints and restarts."""
+    """Varuna: every loss restarts the job from the last checkpoint, on the nodes that are left."""
 
-    committed_ms: int | None = None  # where training goes on after a restart
+    committed_ms: int | None = None  # time of the checkpoint from which a restart resumes
     writing_ms: int | None = None  # end of the checkpoint that is being written (repair of D6)
     has_removal = False  # since the last finished step
     n_nodes = 0
@@ -845,13 +825,13 @@ class VarunaMachine(Machine):
         return PairedLists()
 
     def rendezvous_ms(self) -> int:
-        """Return the time of a restart without the checkpoint that it includes."""
+        """Return the time of a restart, without the checkpoint that it includes."""
         by_nodes = self.costs.restart_by_nodes_ms
         restart_ms = by_nodes[self.n_nodes] if by_nodes and self.n_nodes else self.costs.restart_ms
         return restart_ms - self.costs.checkpoint_ms
 
     def placed(self, n_nodes: int) -> None:
-        """Note how long the next restart takes."""
+        """Note the number of nodes, which sets the time of the next restart."""
         self.n_nodes = self.costs.known(n_nodes)
 
     def spend_steps(self, time_ms: int, n_steps: int) -> None:
@@ -863,7 +843,10 @@ class VarunaMachine(Machine):
     def lose(self, time_ms: int, node: Node) -> None:
         """Fall back to the last checkpoint and restart."""
         self.has_removal = True
-        self._settle(time_ms)
+        # A checkpoint that ends now counts, even if its event comes after that of the removal.
+        if self.writing_ms is not None and self.writing_ms <= time_ms:
+            self.checkpoint_done(self.writing_ms, self.writing_ms)
+        self.writing_ms = None
         if self.costs.falls_back:
             lost_ms = self.account.released_ms
             n_lost = self.steps.lose_from(self.committed_ms)
@@ -874,19 +857,13 @@ class VarunaMachine(Machine):
             self.account.lose_uncommitted()
         self.meet(time_ms)
 
-    def _settle(self, time_ms: int) -> None:
-        """Decide what becomes of a checkpoint that is being written when a node is lost."""
-        if self.writing_ms is not None and self.writing_ms <= time_ms:
-            self.checkpoint_done(self.writing_ms, self.writing_ms)
-        self.writing_ms = None
-
     def alike(self) -> int:
-        """Return those before the next checkpoint."""
+        """Return the number of steps before the next checkpoint."""
         every = self.costs.checkpoint_every
         return 0 if self.has_removal else every - 1 - self.n_steps % every
 
     def step_done(self, time_ms: int) -> None:
-        """Go on, with a checkpoint after so many steps and after the first one of a restart."""
+        """Continue, with a checkpoint when one is due, and after the first step of a restart."""
         self.record(time_ms)
         joins = self.pays(self.rendezvous_ms() + self.costs.checkpoint_ms)
         next_ms = time_ms
@@ -898,7 +875,7 @@ class VarunaMachine(Machine):
             self.next_step(next_ms)
 
     def _checkpoint(self, time_ms: int) -> int:
-        """Write a checkpoint and return when the next step starts [ms]."""
+        """Write a checkpoint and return the start of the next step [ms]."""
         self.has_removal = False
         cost_ms = self.costs.checkpoint_ms
         if not self.costs.charges_checkpoints:
@@ -915,7 +892,11 @@ class VarunaMachine(Machine):
         return end_ms
 
     def _released_checkpoint(self, end_ms: int) -> None:
-        """Let storage order decide, with a marker twice the cost behind the step; the first marker counts."""
+        """Decide by storage order if a checkpoint fails, as released (defect D6).
+
+        A marker is pushed at twice the duration of the checkpoint; the checkpoint fails if a removal precedes
+        the first marker in the storage of the heap, whenever that removal happens.
+        """
         self.queue.push(end_ms + self.costs.checkpoint_ms, Kind.CHECKPOINT_DONE, None)
         every, heap = self.costs.checkpoint_every, self.heap
         is_late = heap is not None and heap.comes_first(Kind.REMOVE, Kind.CHECKPOINT_DONE)
@@ -938,13 +919,9 @@ class VarunaMachine(Machine):
         self.account.commit()
 
 
-# ------------------------------------------------------------------------------------------------
-# Bamboo: nodes do part of their successor's work in advance, so that one loss is absorbed.
-
-
 @dataclass(slots=True)
 class _SlowDown:
-    """Since when a step is slower: after how many steps, at what time, and whether that step paid for it."""
+    """Begin of slower steps: steps done and time then, and whether the running step was extended."""
 
     n_steps: int
     time_ms: int
@@ -952,7 +929,7 @@ class _SlowDown:
 
 
 class BambooMachine(Machine):
-    """Redundant computation."""
+    """Bamboo: nodes do part of their successor's work in advance, so that one loss is absorbed."""
 
     slow_down: _SlowDown | None = None
     n_double = 0  # nodes that do the work of two
@@ -962,17 +939,17 @@ class BambooMachine(Machine):
         return self.costs.global_ms
 
     def placed(self, n_nodes: int) -> None:
-        """Let steps be as fast as they should be."""
+        """Reset the speed of steps: no node does the work of two."""
         self.slow_down, self.n_double = None, 0
 
     def count_released_steps(self, n_steps: int) -> None:
-        """Split steps by the share that the release has for all."""
+        """Split steps into useful and redundant time by one share for all, as released."""
         useful_ms = round(self.costs.useful_share * self.step_ms)
         self.account.released_ms[Category.USEFUL] += n_steps * useful_ms
         self.account.released_ms[Category.REDUNDANT] += n_steps * (self.step_ms - useful_ms)
 
     def spend_steps(self, time_ms: int, n_steps: int) -> None:
-        """Count as useful what the same samples take without redundant work; double stages are not."""
+        """Count as useful the time that the same samples take without redundant work."""
         plain = self.costs.plain_throughput
         if plain is None:
             super().spend_steps(time_ms, n_steps)
@@ -989,7 +966,7 @@ class BambooMachine(Machine):
         """Do nothing: there are no checkpoints."""
 
     def lose(self, time_ms: int, node: Node) -> None:
-        """Let the predecessor take over, or restart if it does the work of two already."""
+        """Hand the work to the predecessor, or restart if one of the two did the work of two already."""
         self.account.released_ms[Category.LOST] += self.step_ms
         if node.coordinates and not self._taken_over(node):
             self.close_time(time_ms)
@@ -1012,16 +989,17 @@ class BambooMachine(Machine):
         return True
 
     def alike(self) -> int:
-        """Return all, unless the next one is still to pay for a slow-down."""
+        """Return no limit, unless the next step must be extended for a slow-down or ends with a new plan."""
         return 0 if self._has_to_pay(self.slow_down) or self._plans_anew() else ALL
 
     def _has_to_pay(self, slow: _SlowDown | None) -> bool:
         return slow is not None and slow.n_steps == self.n_steps and not slow.has_paid
 
     def step_done(self, time_ms: int) -> None:
-        """Go on, or plan anew where spare nodes or too many double ones ask for it."""
+        """Continue, or plan anew if spare nodes or too many doubly loaded ones require it."""
         slow = self.slow_down
         if slow is not None and self._has_to_pay(slow):
+            # The step that ran at the loss is extended by the slow-down of its remaining part.
             slow.has_paid = True
             self.end_step_at(time_ms + int((self.costs.slow_down - 1.0) * (time_ms - slow.time_ms)))
             return
@@ -1039,15 +1017,14 @@ class BambooMachine(Machine):
         return (n_placed + self.waiting) // self.costs.n_stages > self.n_pipelines
 
 
-# ------------------------------------------------------------------------------------------------
-# What is to be expected where losses are rare, without a simulation.
+# --- Expectation for rare losses, without a simulation ----------------------------------------------
 
 
 def expected_share(system: str, costs: Costs, n_nodes: int, mtbf_s: float) -> float:
-    """Return the share of full throughput that is left when a node is lost now and then.
+    """Return the share of full throughput that remains under rare losses of single nodes.
 
-    Holds where losses are much rarer than what each of them costs; the time between losses and the place of
-    a loss in a step, or between two checkpoints, are taken for evenly distributed.
+    The time between losses must be much longer than the cost of each. Losses are assumed to be evenly
+    distributed within a step, or between two checkpoints.
 
     Parameters
     ----------
@@ -1080,7 +1057,7 @@ def expected_share(system: str, costs: Costs, n_nodes: int, mtbf_s: float) -> fl
 
 
 def young_daly_steps(costs: Costs, n_nodes: int, mtbf_s: float) -> int:
-    """Return the steps between checkpoints that lose least by the estimate of Young and Daly, 1 or more.
+    """Return the steps between checkpoints that lose least, by the estimate of Young and Daly; 1 or more.
 
     Parameters
     ----------
@@ -1103,8 +1080,7 @@ def _step_s(costs: Costs, n_nodes: int) -> float:
     return costs.samples_per_step / rate
 
 
-# ------------------------------------------------------------------------------------------------
-# Run one system on one trace.
+# --- Simulation -------------------------------------------------------------------------------------
 
 Floats = npt.NDArray[np.float64]
 _MACHINES: dict[str, type[Machine]] = {
@@ -1116,7 +1092,7 @@ _MACHINES: dict[str, type[Machine]] = {
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a simulation found.
+    """Result of a simulation.
 
     Parameters
     ----------
@@ -1127,9 +1103,9 @@ class Outcome:
     n_steps, n_failures
         Steps that the system counts, and nodes removed.
     times_s
-        Time by category.
+        Time by category [s].
     runs
-        Steps, see `steps`; consecutive equal ones together.
+        Steps, consecutive equal ones together; see `steps`.
     """
 
     is_feasible: bool
@@ -1140,7 +1116,7 @@ class Outcome:
     runs: tuple[Run, ...] = ()
 
     def steps(self) -> Floats:
-        """Return start and end [s] and samples that count, one row a step, (n_steps, 3)."""
+        """Return start and end [s] and samples that count, one row per step, (n_steps, 3)."""
         parts = [
             np.column_stack([edges[:-1], edges[1:], np.full(n_steps, samples)])
             for start_ms, end_ms, n_steps, samples in self.runs
@@ -1162,7 +1138,7 @@ def simulate(system: str, trace: NodeTrace, costs: Costs, repaired: Collection[D
     Returns
     -------
     Outcome
-        Of a model without throughput at once, with ``is_feasible`` false.
+        Result; a model without throughput has ``is_feasible`` false, and is not simulated.
 
     Raises
     ------
@@ -1176,9 +1152,17 @@ def simulate(system: str, trace: NodeTrace, costs: Costs, repaired: Collection[D
     machine = _MACHINES[system](trace, costs, frozenset(repaired))
     machine.run()
     runs = machine.steps.runs()
+    # As released the average ends with the last step (defect D4), else with the trace.
+    start_ms, end_ms = machine.start_ms, machine.last_step_ms
+    if machine.is_repaired(Defect.D4):
+        start_ms, end_ms = machine.first_ready_ms, trace.end_ms
+    throughput_samples_per_s = 0.0
+    if start_ms is not None and end_ms > start_ms:
+        n_samples = sum(n_steps * samples for *_, n_steps, samples in runs)
+        throughput_samples_per_s = n_samples / ((end_ms - start_ms) * MS)
     return Outcome(
         is_feasible=True,
-        throughput_samples_per_s=_average(machine, sum(n_steps * samples for *_, n_steps, samples in runs)),
+        throughput_samples_per_s=throughput_samples_per_s,
         n_steps=machine.n_steps,
         n_failures=machine.n_failures,
         times_s=machine.account.times_s(is_conservative=Defect.D5 in machine.repaired),
@@ -1187,27 +1171,16 @@ def simulate(system: str, trace: NodeTrace, costs: Costs, repaired: Collection[D
 
 
 def unused_nodes(trace: NodeTrace, costs: Costs) -> int:
-    """Return how many nodes of a trace stay idle because throughput is known for fewer only.
+    """Return the number of nodes of a trace that stay idle because the table of throughput ends before.
 
     Parameters
     ----------
     trace, costs
-        What is simulated.
+        Trace and costs of a simulation.
 
     Returns
     -------
     int
-        The most nodes that are there at once less the most of the table; 0 where there are no more.
+        The most nodes present at once, less the most of the table; at least 0.
     """
     return max(0, max(trace.counts()) - max(costs.throughput, default=0)) if costs.throughput else 0
-
-
-def _average(machine: Machine, n_samples: float) -> float:
-    """Return samples over time: to the last step as released, or to the end of the trace."""
-    if machine.is_repaired(Defect.D4):
-        start_ms, end_ms = machine.first_ready_ms, machine.trace.end_ms
-    else:
-        start_ms, end_ms = machine.start_ms, machine.last_step_ms
-    if start_ms is None or end_ms <= start_ms:
-        return 0.0
-    return n_samples / ((end_ms - start_ms) * MS)

@@ -1,4 +1,9 @@
-"""Execution of a pipeline stage: instructions, layers, peer groups, passes, and the sum over pipelines."""
+"""Execution of a pipeline stage: instructions, layers, peer groups, passes, and the sum over pipelines.
+
+With ordered sums the bits of an iteration depend only on the division of microbatches among pipelines, not on
+the cut into stages: every layer is seeded by its position, tensors have the same layout at every boundary,
+and gradients are added in the order of the pipelines.
+"""
 
 import hashlib
 import importlib
@@ -24,6 +29,7 @@ from makespan.oobleck.chain import (
     build_optimizer,
     check_repeated,
     draws_kept,
+    has_equal_bits,
     load_chain,
     load_microbatch,
     seed_layer,
@@ -33,19 +39,14 @@ from makespan.oobleck.plan import HybridPlan, check_plan, owners
 from makespan.plans import one_f_one_b_order
 from makespan.training import refuse_plain_clipping
 
-# ------------------------------------------------------------------------------------------------
-# What a stage of a pipeline does in an iteration, one instruction after the other.
-#
-# Whoever carries them out may block in every transfer until the other side does the same one: where a stage
-# sends an activation and receives a gradient between two passes, it does first what its neighbour does
-# first.
+# --- Instructions of a stage ------------------------------------------------------------------------
 
 Kind = Literal["load", "recv_act", "fwd", "send_act", "recv_grad", "bwd", "send_grad"]
 
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """One thing to do for a microbatch, whose activations lie in a buffer."""
+    """Operation on a microbatch, whose activations are in a buffer."""
 
     kind: Kind
     microbatch: int
@@ -53,12 +54,16 @@ class Instruction:
 
 
 def n_buffers(stage: int, n_stages: int, n_microbatches: int) -> int:
-    """Return how many microbatches a stage has room for, between their passes."""
+    """Return the number of microbatches that a stage keeps between their passes."""
     return max(2, min(n_stages - stage, n_microbatches))
 
 
 def instructions(stage: int, n_stages: int, n_microbatches: int) -> Iterator[Instruction]:
-    """Yield the instructions of a stage in order; neither sums over pipelines nor steps are among them."""
+    """Yield the instructions of a stage in order, without sums over pipelines and steps.
+
+    Every transfer may block until the other side takes part in it. So if a stage sends an activation and
+    receives a gradient between two passes, it begins with the transfer that its neighbour begins with.
+    """
     room = n_buffers(stage, n_stages, n_microbatches)
     first, last = stage == 0, stage == n_stages - 1
     passes = one_f_one_b_order(stage, n_stages, n_microbatches)
@@ -85,17 +90,16 @@ def instructions(stage: int, n_stages: int, n_microbatches: int) -> Iterator[Ins
             yield Instruction(kind, microbatch, microbatch % room)
 
 
-# ------------------------------------------------------------------------------------------------
-# The layers that a process holds: weights, buffers and optimizer state of each, by name.
+# --- Layers of a process: weights, buffers and optimizer state by name ------------------------------
 
 State = dict[str, Tensor]
 
 
 class _Boundary(torch.autograd.Function):
-    """What passes from layer to layer, laid out in both directions as after a transfer.
+    """Boundary between layers: tensors get the memory layout of a transfer, in both directions.
 
-    Kernels depend on how their operands lie in memory, so that a cut would change bits without it. ``begin``
-    is called where the backward pass of the layer begins.
+    Kernels depend on the layout of their operands, so without it a cut would change bits. ``begin`` is called
+    when the backward pass of the layer begins.
     """
 
     @staticmethod
@@ -109,16 +113,8 @@ class _Boundary(torch.autograd.Function):
         return gradients[0].contiguous(), None
 
 
-def _has_equal_bits(one: Tensor, other: Tensor) -> bool:
-    """Compare as bytes, so that NaN equals itself."""
-    if one.shape != other.shape or one.dtype != other.dtype:
-        return False
-    views = [part.detach().contiguous().reshape(-1).view(torch.uint8) for part in (one, other)]
-    return torch.equal(*views)
-
-
 class HeldLayers:
-    """Layers by their index, each with an optimizer of its own."""
+    """Layers by index, each with its own optimizer, so that its state can move to another node."""
 
     def __init__(self, job: ChainJob, chain: Chain, device: torch.device) -> None:
         self._job, self._chain, self._device = job, chain, device
@@ -127,7 +123,7 @@ class HeldLayers:
         self._checked = set[str]()
 
     def hold(self, layers: Iterable[int]) -> None:
-        """Build those that are not held yet, with their initial weights."""
+        """Build the layers that are not held yet, with their initial weights."""
         for index in sorted(set(layers) - set(self.modules)):
             module = build_layer(self._chain, self._job, index).to(self._device)
             trained = [one for one in module.parameters() if one.requires_grad]
@@ -136,31 +132,31 @@ class HeldLayers:
             self.modules[index] = module
 
     def keep(self, layers: Iterable[int]) -> None:
-        """Drop all others."""
+        """Drop all layers but these."""
         kept = set(layers)
         self.modules = {index: one for index, one in self.modules.items() if index in kept}
         self._optimizers = {index: one for index, one in self._optimizers.items() if index in kept}
 
     def apply_layer(self, index: int, state: tuple[Any, ...], iteration: int, microbatch: int) -> Any:
-        """Run a layer forward; what it draws follows from the position, and what it returns lies as sent."""
+        """Run a layer forward, seeded by its position; outputs have the layout of a transfer."""
         seed_layer(self._job, self._device, iteration, microbatch, index)
-        found = self.modules[index](*state)
-        self._check_output(index, found)
+        output = self.modules[index](*state)
+        self._check_output(index, output)
         begin = partial(seed_layer, self._job, self._device, iteration, microbatch, index, "backward")
-        if isinstance(found, tuple):
-            return tuple(_Boundary.apply(one, begin) for one in found)  # type: ignore[no-untyped-call]
-        return _Boundary.apply(found, begin)  # type: ignore[no-untyped-call]
+        if isinstance(output, tuple):
+            return tuple(_Boundary.apply(part, begin) for part in output)  # type: ignore[no-untyped-call]
+        return _Boundary.apply(output, begin)  # type: ignore[no-untyped-call]
 
-    def _check_output(self, index: int, found: Any) -> None:
-        """Reject what cannot be sent to another stage."""
-        parts = found if isinstance(found, tuple) else (found,)
-        wrong = [place for place, one in enumerate(parts) if not isinstance(one, Tensor)]
+    def _check_output(self, index: int, output: Any) -> None:
+        """Reject an output that cannot be sent to another stage."""
+        parts = output if isinstance(output, tuple) else (output,)
+        wrong = [place for place, part in enumerate(parts) if not isinstance(part, Tensor)]
         if not wrong and parts:
             return
-        what = type(found).__name__ if not isinstance(found, tuple) else "an empty tuple"
-        if wrong and isinstance(found, tuple):
-            what = f"a tuple with {type(found[wrong[0]]).__name__} at place {wrong[0]}"
-        raise InputError(f"{self._named(index)} returns {what}; accepted: a tensor or a tuple of tensors")
+        kind = type(output).__name__ if not isinstance(output, tuple) else "an empty tuple"
+        if wrong and isinstance(output, tuple):
+            kind = f"a tuple with {type(output[wrong[0]]).__name__} at place {wrong[0]}"
+        raise InputError(f"{self._named(index)} returns {kind}; accepted: a tensor or a tuple of tensors")
 
     def _named(self, index: int) -> str:
         return f"layer {index} ({type(self.modules[index]).__name__})"
@@ -168,20 +164,21 @@ class HeldLayers:
     def check_repeats(self, index: int, state: tuple[Any, ...], iteration: int, microbatch: int) -> None:
         """Reject a layer whose pass depends on more than its input and position.
 
-        Such a layer draws from a generator of its own, or keeps a count in Python: its result would depend on
-        which node runs it, and on how many passes that node has run.
+        Such a layer draws from its own generator, or keeps a count in Python: its result would depend on the
+        node that runs it, and on the number of passes that the node has run.
         """
         if not self.is_first_check(f"layer {index}"):
             return
         names, buffers = self.names([index]), self.buffers([index])
         # Copies, because a layer may work in place.
-        copies = [tuple(one.clone() if isinstance(one, Tensor) else one for one in state) for _ in range(2)]
-        first, second = (self.apply_layer(index, one, iteration, microbatch) for one in copies)
+        copies = [
+            tuple(part.clone() if isinstance(part, Tensor) else part for part in state) for _ in range(2)
+        ]
+        outputs = [self.apply_layer(index, inputs, iteration, microbatch) for inputs in copies]
         self.check_names(names, [index])
         self.check_buffers(buffers)
-        parts = [one if isinstance(one, tuple) else (one,) for one in (first, second)]
-        pairs = zip(*parts, strict=False)
-        if len(parts[0]) != len(parts[1]) or not all(_has_equal_bits(one, other) for one, other in pairs):
+        first, second = (output if isinstance(output, tuple) else (output,) for output in outputs)
+        if len(first) != len(second) or not all(map(has_equal_bits, first, second)):
             what = (
                 f"{self._named(index)} returns something else for the same input, position and random state"
             )
@@ -191,7 +188,7 @@ class HeldLayers:
             )
 
     def is_first_check(self, what: str) -> bool:
-        """Return True the first time that something is checked in this process."""
+        """Return True the first time that a name is checked in this process."""
         is_first = what not in self._checked
         self._checked.add(what)
         return is_first
@@ -230,7 +227,7 @@ class HeldLayers:
             raise InputError(f"{what}; accepted: those that the layer has when it is built")
 
     def check_buffers(self, before: Mapping[tuple[int, str], Tensor]) -> None:
-        """Refuse buffers that passes change: pipelines see other samples, so that theirs would differ."""
+        """Reject buffers that a pass changes: pipelines see different samples, so the copies would differ."""
         for (layer, name), now in self.buffers({layer for layer, _ in before}).items():
             if not torch.equal(now, before[layer, name]):
                 what = f"layer {layer}: a pass changes its buffer {name!r}"
@@ -260,7 +257,7 @@ class HeldLayers:
                 one.grad = None if one.grad is None else one.grad * factor
 
     def squared_norm(self, index: int, left_out: Container[tuple[int, str]]) -> float:
-        """Return the sum of the squared gradients of a layer, without some weights; exact to double."""
+        """Return the sum of the squared gradients of a layer, in double precision, without some weights."""
         squares = [
             one.grad.double().square().sum()
             for name, one in self.parameters(index).items()
@@ -278,10 +275,10 @@ class HeldLayers:
                 optimizer.step()
 
     def state(self, index: int) -> State:
-        """Return all that a layer is: weights, buffers and optimizer state, not copied."""
+        """Return weights, buffers and optimizer state of a layer by name, not copied."""
         module, optimizer = self.modules[index], self._optimizers[index]
-        found = {f"parameter/{name}": one.detach() for name, one in module.named_parameters()}
-        found |= {f"buffer/{name}": one.detach() for name, one in module.named_buffers()}
+        state = {f"parameter/{name}": weight.detach() for name, weight in module.named_parameters()}
+        state |= {f"buffer/{name}": buffer.detach() for name, buffer in module.named_buffers()}
         for name, weight in self.parameters(index).items():
             for key, value in (optimizer.state.get(weight, {}) if optimizer is not None else {}).items():
                 if value is None:
@@ -289,23 +286,24 @@ class HeldLayers:
                 if not isinstance(value, Tensor):
                     kind = type(optimizer).__name__
                     raise InputError(f"optimizer {kind} keeps {key} = {value!r}; accepted: tensors only")
-                found[f"optimizer/{name}/{key}"] = value.detach()
-        return found
+                state[f"optimizer/{name}/{key}"] = value.detach()
+        return state
 
     @torch.no_grad()
     def load(self, index: int, state: Mapping[str, Tensor]) -> None:
-        """Take over the state of a layer that is held; an `InputError` says that it is of another one."""
+        """Load the state of a held layer; raise `InputError` if it is that of another layer."""
         module, optimizer = self.modules[index], self._optimizers[index]
-        own: State = {f"parameter/{name}": one for name, one in module.named_parameters()}
-        own |= {f"buffer/{name}": one for name, one in module.named_buffers()}
-        given = {name: one for name, one in state.items() if not name.startswith("optimizer/")}
-        if {name: one.shape for name, one in given.items()} != {name: one.shape for name, one in own.items()}:
+        held: State = {f"parameter/{name}": weight for name, weight in module.named_parameters()}
+        held |= {f"buffer/{name}": buffer for name, buffer in module.named_buffers()}
+        loaded = {name: one for name, one in state.items() if not name.startswith("optimizer/")}
+        shapes = [{name: one.shape for name, one in tensors.items()} for tensors in (loaded, held)]
+        if shapes[0] != shapes[1]:
             raise InputError(
-                f"state of layer {index} with {', '.join(sorted(given))}; accepted: {', '.join(sorted(own))} "
-                "with the same shapes"
+                f"state of layer {index} with {', '.join(sorted(loaded))}; accepted: "
+                f"{', '.join(sorted(held))} with the same shapes"
             )
-        for name, one in own.items():
-            one.copy_(given[name])
+        for name, tensor in held.items():
+            tensor.copy_(loaded[name])
         if optimizer is None:
             return
         optimizer.state.clear()
@@ -317,38 +315,37 @@ class HeldLayers:
 
     def checksum(self, index: int) -> str:
         """Return the SHA-256 of the state of a layer."""
-        found = hashlib.sha256()
-        for name, one in sorted(self.state(index).items()):
-            found.update(f"{name}\0{one.dtype}\0{tuple(one.shape)}\0".encode())
-            found.update(one.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-        return found.hexdigest()
+        digest = hashlib.sha256()
+        for name, tensor in sorted(self.state(index).items()):
+            digest.update(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
+            digest.update(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        return digest.hexdigest()
 
 
-# ------------------------------------------------------------------------------------------------
-# Transfers between the processes of a plan, over groups that can be dropped and built anew.
+# --- Transfers, over groups that can be dropped and built anew --------------------------------------
 #
-# Groups are objects of their own beside those that `torch.distributed` knows of. What closes their sockets,
-# and so releases whoever waits for this process, is that nobody refers to them or to a work any more. Both
-# are attributes of objects of this module only, which `Links.close` empties: whatever else still refers to
-# these, the frames of an exception for example, keeps no socket open.
+# The groups are objects that `torch.distributed` does not register. Their sockets close, which releases the
+# processes that wait for this one, when nothing refers to a group or to a work any more. Both are therefore
+# attributes of objects of this module only, and `Links.close` clears these: another reference to such an
+# object, for example from the frames of an exception, keeps no socket open.
 
 
 _LOOK_S = 0.02
 
 
 class LostPeerError(TrainingError):
-    """A transfer failed because a process at its other end is gone, or has dropped its groups."""
+    """A transfer failed because the process at its other end is lost, or has dropped its groups."""
 
 
 class Transfer:
-    """One that was started; it keeps its tensor."""
+    """Transfer that was started; it keeps its tensor alive."""
 
     def __init__(self, work: Any, tensor: Tensor, pending: set["Transfer"]) -> None:
         self._work, self._tensor, self._pending = work, tensor, pending
         pending.add(self)
 
     def finish(self) -> None:
-        """Wait for its end; a `LostPeerError` says that the other side is gone."""
+        """Wait for the end of the transfer; raise `LostPeerError` if the other side is lost."""
         Links.n_waiting += 1
         try:
             if self._work is not None:
@@ -358,7 +355,7 @@ class Transfer:
             self.drop()
 
     def drop(self) -> None:
-        """Forget it."""
+        """Forget the transfer."""
         self._work = None
         self._pending.discard(self)
 
@@ -373,13 +370,13 @@ class Links:
     groups
         Nodes that add up together, in an order that all members share.
     store
-        Where the members meet, of this generation alone; closed, it releases those who still wait there.
+        Rendezvous store of this generation alone; closing it releases the members that still wait there.
     meet_s
         Longest time until all groups are built [s]; None for ``timeout_s``.
     """
 
     n_waiting = 0
-    """Waits of this process for others that have not ended."""
+    """Number of running waits of this process for others."""
 
     def __init__(
         self,
@@ -404,8 +401,8 @@ class Links:
                 among = list(members) if group is None else list(group)
                 if own in among and len(among) > 1:
                     self._built[group] = self._meet(str(number), among, store)
-            # Nobody begins before all are there: who gave up in the middle keeps connections for a while,
-            # and whoever waited at the other end of one would not be told.
+            # No member begins before all have built their groups: a member that fails halfway keeps its
+            # connections open for a while, and its peers would wait on them in vain.
             _guarded(lambda: store.set(f"met/{own}", "1"))
             left = timedelta(seconds=max(self._meet_until_s - time.monotonic(), _LOOK_S))
             _guarded(lambda: store.wait([f"met/{node}" for node in members], left))
@@ -416,12 +413,12 @@ class Links:
             raise LostPeerError(f"node {own} could not meet nodes {list(members)}: {problem}")
 
     def _meet(self, name: str, among: list[int], store: Any) -> Any:
-        """Build a group, unless the store is closed meanwhile: gloo would wait long for who died just now."""
-        found, problems, done = list[Any](), list[str](), threading.Event()
+        """Build a group in a thread, until the store is closed: gloo waits long for a lost peer."""
+        built, problems, done = list[Any](), list[str](), threading.Event()
 
         def build() -> None:
             try:
-                found.append(self._build(name, among, store))
+                built.append(self._build(name, among, store))
             except RuntimeError as error:
                 problems.append(str(error).partition("\n")[0])
             finally:
@@ -434,7 +431,7 @@ class Links:
                 raise LostPeerError(f"timed out after {self._meet_s:g} s building the group of nodes {among}")
         if problems:
             raise LostPeerError(problems[0])
-        return found.pop()
+        return built.pop()  # so that the closure of the thread keeps no reference
 
     def _build(self, name: str, among: list[int], store: Any) -> Any:
         # The stubs of torch hide its public stores and backends.
@@ -447,34 +444,34 @@ class Links:
         return self._started(tensor, lambda: self._built[None].send([tensor], self._ranks[node], tag))
 
     def receive(self, tensor: Tensor, node: int, tag: int) -> Tensor:
-        """Fill a tensor with what a node sends under the same tag; those of one tag come in their order."""
+        """Receive a tensor that a node sends under the same tag; those of one tag arrive in their order."""
         self._started(tensor, lambda: self._built[None].recv([tensor], self._ranks[node], tag)).finish()
         return tensor
 
     def all_reduce(self, tensor: Tensor, group: tuple[int, ...]) -> Transfer:
-        """Start to replace a tensor by its sum over a group; all of its members start theirs in one order."""
+        """Start to replace a tensor by its sum over a group; all members start sums in the same order."""
         return self._started(tensor, lambda: self._built[group].allreduce([tensor]))
 
     def send_values(self, values: Any, node: int, tag: int) -> list[Transfer]:
-        """Start to send what JSON can write."""
+        """Start to send values as JSON."""
         text = torch.frombuffer(bytearray(json.dumps(values).encode()), dtype=torch.uint8).to(self.device)
         size = torch.tensor([text.numel()], device=self.device)
         return [self.send(size, node, tag), self.send(text, node, tag)]
 
     def receive_values(self, node: int, tag: int) -> Any:
-        """Receive what a node sends with `send_values`."""
+        """Receive the values that a node sends with `send_values`."""
         size = self.receive(torch.empty(1, dtype=torch.int64, device=self.device), node, tag)
         text = torch.empty(int(size.item()), dtype=torch.uint8, device=self.device)
         return json.loads(bytes(self.receive(text, node, tag).tolist()))
 
     def close(self) -> None:
-        """Drop all groups and works; never waits for anybody."""
+        """Drop all groups and works, without waiting for any process."""
         for transfer in list(self._pending):
             transfer.drop()
         groups = list(self._built.values())
         self._built.clear()
-        # The end of a group waits for sums that are under way in it, which may wait for a process that waits
-        # for another of these groups: so each ends by itself.
+        # The destructor of a group waits for its running sums, which may wait for a process that waits for
+        # another of these groups: so each group is dropped in its own thread.
         while groups:
             threading.Thread(target=_drop, args=([groups.pop()], self.device)).start()
 
@@ -485,7 +482,7 @@ class Links:
 
 
 def _guarded(call: Callable[[], Any]) -> Any:
-    """Call what torch raises errors of the network from; no frame of theirs is left in the one raised."""
+    """Call a function of torch that raises network errors; the error raised keeps no frame of theirs."""
     problem = ""
     try:
         return call()
@@ -500,22 +497,21 @@ def _drop(groups: list[Any], device: torch.device) -> None:
     groups.clear()
 
 
-# ------------------------------------------------------------------------------------------------
-# Forward and backward passes of one stage of a pipeline, in the order of its instructions.
+# --- Passes of a stage ------------------------------------------------------------------------------
 
 _ACTIVATION_TAG, _GRADIENT_TAG = 1, 2
 
 
 def as_tuple(state: Any) -> tuple[Any, ...]:
-    """Return what passes between layers as arguments of the next one."""
+    """Return the output of a layer as the arguments of the next one."""
     return tuple(state) if isinstance(state, tuple | list) else (state,)
 
 
 @dataclass(frozen=True, slots=True)
 class StagePlace:
-    """Where a stage stands in its pipeline, and which microbatches of an iteration the pipeline has.
+    """Position of a stage in its pipeline, and the microbatches of the pipeline in an iteration.
 
-    ``previous`` and ``following`` are the nodes of the stages beside it, None where there is none.
+    ``previous`` and ``following`` are the nodes of the neighbouring stages, None at an end of the pipeline.
     """
 
     index: int
@@ -528,7 +524,7 @@ class StagePlace:
 
 @dataclass(slots=True)
 class _Slot:
-    """What a stage keeps of a microbatch between its passes."""
+    """Data that a stage keeps of a microbatch between its passes."""
 
     microbatch: int
     inputs: tuple[Any, ...] = ()
@@ -539,11 +535,11 @@ class _Slot:
 
 
 Shape = tuple[tuple[int, ...], str, bool]
-"""Shape, type, and whether a gradient comes back."""
+"""Shape, type, and True if a gradient comes back."""
 
 
 class StagePasses:
-    """The part of an iteration that one stage has; as many microbatches as it needs are kept at a time."""
+    """Forward and backward passes of one stage, in the order of its instructions."""
 
     def __init__(
         self,
@@ -570,7 +566,7 @@ class StagePasses:
         }  # fmt: skip
 
     def run(self, iteration: int, *, checks: bool = False) -> list[float]:
-        """Leave the sums of gradients in the weights and return the losses, empty but for the last stage.
+        """Accumulate gradients in the weights, and return the losses, which only the last stage has.
 
         With ``checks`` every layer runs the first microbatch three times, and is rejected if its pass depends
         on more than its input and position.
@@ -578,26 +574,23 @@ class StagePasses:
         self._iteration, losses, self._checks = iteration, list[Tensor](), checks
         slots: list[_Slot | None] = [None] * self._n_buffers
         self._sent = [[] for _ in slots]
-        for one in self._order:
-            slot = slots[one.buffer]
-            if slot is None or slot.microbatch != one.microbatch:
-                self._finish(one)
-                slot = slots[one.buffer] = _Slot(one.microbatch)
-            self._current = one.buffer
-            self._do[one.kind](slot)
-            if one.kind == "fwd" and slot.loss is not None:
+        for step in self._order:
+            slot = slots[step.buffer]
+            if slot is None or slot.microbatch != step.microbatch:
+                # The buffer is reused, once everything that it held has been sent.
+                for transfer in self._sent[step.buffer]:
+                    transfer.finish()
+                self._sent[step.buffer] = []
+                slot = slots[step.buffer] = _Slot(step.microbatch)
+            self._current = step.buffer
+            self._do[step.kind](slot)
+            if step.kind == "fwd" and slot.loss is not None:
                 losses.append(slot.loss.detach())
         for sent in self._sent:
             for transfer in sent:
                 transfer.finish()
         self._sent = []
-        return [float(one) for one in losses]
-
-    def _finish(self, one: Instruction) -> None:
-        """Wait until what a buffer held was sent."""
-        for transfer in self._sent[one.buffer]:
-            transfer.finish()
-        self._sent[one.buffer] = []
+        return [float(loss) for loss in losses]
 
     def _load(self, slot: _Slot) -> None:
         number, device = self._place.microbatches[slot.microbatch], self._links.device
@@ -612,15 +605,13 @@ class StagePasses:
 
     def _receive_activation(self, slot: _Slot) -> None:
         node = _present(self._place.previous)
-        if self._incoming is None:
+        if self._incoming is None:  # shapes are sent once, before the first activation
             self._incoming = self._links.receive_values(node, _ACTIVATION_TAG)
-        slot.inputs = tuple(
-            self._links.receive(self._empty(shape, kind), node, _ACTIVATION_TAG).requires_grad_(returns)
-            for shape, kind, returns in self._incoming
-        )
-
-    def _empty(self, shape: Sequence[int], kind: str) -> Tensor:
-        return torch.empty(tuple(shape), dtype=getattr(torch, kind), device=self._links.device)
+        inputs = []
+        for shape, kind, returns in self._incoming:
+            empty = torch.empty(tuple(shape), dtype=getattr(torch, kind), device=self._links.device)
+            inputs.append(self._links.receive(empty, node, _ACTIVATION_TAG).requires_grad_(returns))
+        slot.inputs = tuple(inputs)
 
     def _forward(self, slot: _Slot) -> None:
         self._announce("forward")
@@ -639,23 +630,23 @@ class StagePasses:
 
     def _check_loss(self, state: tuple[Any, ...], targets: Any) -> None:
         """Reject a loss that depends on more than outputs, targets and the global random states."""
-        found = []
+        losses = []
         for _ in range(2):
             # Copies, because a loss may work in place.
-            copies = tree_map_only(Tensor, torch.clone, (state, targets))
+            outputs, wanted = tree_map_only(Tensor, torch.clone, (state, targets))
             with draws_kept(self._links.device):
-                one, wanted = copies
-                found.append(checked_loss(self._chain.loss(one if len(one) > 1 else one[0], wanted)))
-        check_repeated("losses of the same outputs and targets", *found)
+                loss = self._chain.loss(outputs if len(outputs) > 1 else outputs[0], wanted)
+                losses.append(checked_loss(loss))
+        check_repeated("losses of the same outputs and targets", *losses)
 
     def _send_activation(self, slot: _Slot) -> None:
         node, sent = _present(self._place.following), self._sent[self._current]
-        found = [(tuple(one.shape), type_name(one), one.requires_grad) for one in slot.outputs]
+        shapes = [(tuple(one.shape), type_name(one), one.requires_grad) for one in slot.outputs]
         if self._outgoing is None:
-            self._outgoing = found
-            sent += self._links.send_values(found, node, _ACTIVATION_TAG)
-        elif found != self._outgoing:
-            what = f"layer {self._place.layers[-1]} returned {found} after {self._outgoing}"
+            self._outgoing = shapes
+            sent += self._links.send_values(shapes, node, _ACTIVATION_TAG)
+        elif shapes != self._outgoing:
+            what = f"layer {self._place.layers[-1]} returned {shapes} after {self._outgoing}"
             raise InputError(f"{what}; accepted: the same for all microbatches")
         sent += [self._links.send(one.detach(), node, _ACTIVATION_TAG) for one in slot.outputs]
 
@@ -686,7 +677,7 @@ class StagePasses:
 
 
 def checked_loss(found: Any) -> Tensor:
-    """Return the loss of a microbatch; an `InputError` says that it is none."""
+    """Return the loss of a microbatch; raise `InputError` if it is not a tensor with one value."""
     if isinstance(found, Tensor) and found.numel() == 1:
         return found
     what = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
@@ -694,7 +685,7 @@ def checked_loss(found: Any) -> Tensor:
 
 
 def type_name(tensor: Tensor) -> str:
-    """Return the name of the type of a tensor in torch."""
+    """Return the name of the type of a tensor, such as ``float32``."""
     return str(tensor.dtype).removeprefix("torch.")
 
 
@@ -704,12 +695,11 @@ def _present(node: int | None) -> int:
     return node
 
 
-# ------------------------------------------------------------------------------------------------
-# The sum of gradients over pipelines whose stages begin and end at different layers.
+# --- Sum of gradients over pipelines ----------------------------------------------------------------
 #
-# Every process goes through the same buckets in the same order, by descending layer, and takes part in
-# those of layers that it holds. Layers in a row with the same owners make one bucket; weights that are tied
-# make one of their own, to which each of their layers contributes.
+# Stages of different pipelines begin and end at different layers. Every process goes through the same buckets
+# in the same order, by descending layer, and takes part in those of layers that it holds. Consecutive layers
+# with the same owners form one bucket. Tied weights form their own; each of their layers contributes to it.
 
 _BUCKET_TAG, _SUM_TAG = 16, 17
 Ties = Sequence[tuple[tuple[int, str], tuple[int, str]]]
@@ -725,9 +715,9 @@ class Bucket:
     Parameters
     ----------
     layers
-        Their layers, descending; of tied weights, ascending.
+        Layers of the bucket, descending; ascending for tied weights.
     tied
-        The weights that are tied, None for all of the layers that are not.
+        Tied weights of the bucket; None for all weights of the layers that are not tied.
     contributions
         Node and layers of each summand, in the order of the sum.
     """
@@ -738,11 +728,11 @@ class Bucket:
 
     @property
     def nodes(self) -> tuple[int, ...]:
-        """Return all who take part, the one that adds up first."""
+        """Return the nodes that take part; the first one adds up."""
         return tuple(dict.fromkeys(node for node, _ in self.contributions))
 
     def weights(self, layers: tuple[int, ...], held: Held, tied: frozenset[Weight]) -> list[nn.Parameter]:
-        """Return the weights that a contribution is made of."""
+        """Return the weights of a contribution."""
         if self.tied is not None:
             return [held[layer][name] for layer, name in self.tied if layer in layers]
         return [
@@ -771,38 +761,32 @@ def buckets(plan: HybridPlan, n_layers: int, ties: Ties, bucketed: bool) -> list
     plain = [
         Bucket(tuple(layers), None, tuple((node, tuple(layers)) for node in nodes)) for nodes, layers in runs
     ]
-    return plain + [_tied(plan, weights) for weights in reversed(classes(ties))]
-
-
-def _tied(plan: HybridPlan, weights: tuple[Weight, ...]) -> Bucket:
-    places = [owners(plan, layer) for layer, _ in weights]
-    summands = [
-        (node, (layer,)) for nodes in zip(*places, strict=True)
-        for node, (layer, _) in zip(nodes, weights, strict=True)
-    ]  # fmt: skip
-    return Bucket(tuple(layer for layer, _ in weights), weights, tuple(summands))
+    tied = []
+    for weights in reversed(classes(ties)):
+        layers = [layer for layer, _ in weights]
+        # Pipeline by pipeline, and within a pipeline in the order of the layers.
+        nodes_of = zip(*(owners(plan, layer) for layer in layers), strict=True)
+        summands = [(node, (layer,)) for nodes in nodes_of for node, layer in zip(nodes, layers, strict=True)]
+        tied.append(Bucket(tuple(layers), weights, tuple(summands)))
+    return plain + tied
 
 
 def sum_groups(found: Sequence[Bucket]) -> list[tuple[int, ...]]:
-    """Return the sets of nodes that add up together, each once, in an order that all share."""
+    """Return the sets of nodes that add up together, each once, in an order that all members share."""
     return list(dict.fromkeys(one.nodes for one in found if len(one.nodes) > 1))
 
 
-def _flat(weights: Sequence[nn.Parameter]) -> Tensor:
-    parts = [torch.zeros_like(one) if one.grad is None else one.grad for one in weights]
-    return torch.cat([one.reshape(-1) for one in parts])
-
-
 def _scatter(total: Tensor, weights: Sequence[nn.Parameter]) -> None:
+    """Make the gradients of weights views of a flat sum."""
     start = 0
-    for one in weights:
-        one.grad = total[start : start + one.numel()].view_as(one)
-        start += one.numel()
+    for weight in weights:
+        weight.grad = total[start : start + weight.numel()].view_as(weight)
+        start += weight.numel()
 
 
 @dataclass(frozen=True, slots=True)
 class _Own:
-    """The part of this process in a bucket: its summands by their number, and where the sum goes."""
+    """Part of this process in a bucket: its summands by number, and the weights that receive the sum."""
 
     bucket: Bucket
     summands: dict[int, Tensor]
@@ -810,22 +794,26 @@ class _Own:
 
 
 def _parts(found: Sequence[Bucket], node: int, held: Held, ties: Ties) -> Iterator[_Own]:
-    tied = frozenset(weight for one in classes(ties) for weight in one)
+    """Yield the parts of a node in the buckets; gradients are flattened when a part is reached."""
+    tied = frozenset(weight for weights in classes(ties) for weight in weights)
     for bucket in found:
-        numbers = [number for number, (one, _) in enumerate(bucket.contributions) if one == node]
-        weights = [bucket.weights(bucket.contributions[one][1], held, tied) for one in numbers]
+        numbers = [number for number, (owner, _) in enumerate(bucket.contributions) if owner == node]
+        weights = [bucket.weights(bucket.contributions[number][1], held, tied) for number in numbers]
         if weights and weights[0]:
-            summands = {number: _flat(one) for number, one in zip(numbers, weights, strict=True)}
+            summands = {}
+            for number, group in zip(numbers, weights, strict=True):
+                gradients = [torch.zeros_like(one) if one.grad is None else one.grad for one in group]
+                summands[number] = torch.cat([gradient.reshape(-1) for gradient in gradients])
             yield _Own(bucket, summands, weights)
 
 
 def all_reduce(
     found: Sequence[Bucket], links: Links, held: Held, ties: Ties, divisor: int, begin: Callable[[], object]
 ) -> int:
-    """Add up with the sum of the backend.
+    """Add up with the all-reduce of the backend.
 
     Gradients become their sum over all pipelines, divided by ``divisor``; ``begin`` is called before each
-    sum. Returns in how many sums with others this process took part.
+    sum. Returns the number of sums with others in which this process took part.
     """
     running: list[tuple[_Own, Tensor, Transfer | None]] = []
     for own in _parts(found, links.own, held, ties):
@@ -846,6 +834,7 @@ def ordered_sums(
 ) -> int:
     """Add up in the order of the pipelines, at the first owner; otherwise as `all_reduce`."""
     parts = list(_parts(found, links.own, held, ties))
+    # All summands are sent before any wait: two processes may each add up a bucket of the other.
     sent = [
         links.send(one, own.bucket.nodes[0], _BUCKET_TAG)
         for own in parts if own.bucket.nodes[0] != links.own
@@ -881,22 +870,21 @@ def _added(summands: Sequence[Tensor]) -> Tensor:
     return total
 
 
-# ------------------------------------------------------------------------------------------------
-# One process of a resilient job: its stage of a plan, the sums with others, and the layers that it holds.
+# --- Process of a stage -----------------------------------------------------------------------------
 
 _FACTS, _STATE = 32, 33
 
 
 @dataclass(frozen=True, slots=True)
 class IterationFacts:
-    """What is known of an iteration before its step, the same in every process but for the number of sums.
+    """Results of an iteration before its step, equal in all processes except for the number of sums.
 
     Parameters
     ----------
     loss
         Mean over all microbatches.
     gradient_norm
-        Of all gradients together, before it was limited; None without a limit.
+        Norm of all gradients together, before clipping; None without a limit.
     n_sums
         Sums of gradients in which this process took part.
     """
@@ -907,7 +895,7 @@ class IterationFacts:
 
 
 def stage_place(plan: HybridPlan, node: int) -> tuple[int, StagePlace]:
-    """Return the pipeline of a node by its number, and the place of its stage there."""
+    """Return the number of the pipeline of a node, and the position of its stage there."""
     start = 0
     for number, one in enumerate(plan.pipelines):
         if node in one.nodes:
@@ -921,34 +909,32 @@ def stage_place(plan: HybridPlan, node: int) -> tuple[int, StagePlace]:
 
 
 class StageExecutor:
-    """What a process computes, and with whom; which iteration and which plan it is told from outside.
+    """One process of a resilient job: its stage of a plan, the sums with others, and the layers it holds.
 
     An iteration is `compute`, `reduce`, and, once all processes are known to have done both, `apply`. Until
-    `apply` nothing that lasts has changed: whoever was interrupted calls `disconnect`, then `connect` with
-    another plan, and repeats the iteration, with the same result bit by bit where the sums are ordered and
-    the plan gives the pipelines the same microbatches. `apply` needs nobody else and fails for no reason that
-    lies with others.
+    `apply` no lasting state has changed: an interrupted process calls `disconnect`, then `connect` with a new
+    plan, and repeats the iteration. The result is the same bit by bit if the sums are ordered and the plan
+    gives the pipelines the same microbatches. `apply` needs no other process, so no other can make it fail.
 
-    `connect`, `compute`, `reduce`, `send_layer` and `receive_layer` raise `LostPeerError` when a process with
-    which they were concerned is gone or has disconnected, within milliseconds of it, whatever they waited
-    for. Then, or whenever the plan shall change, `disconnect`: it drops every group, work and activation, so
-    that the sockets close and others who wait for this process are told in turn. It waits for nobody, may be
-    called twice. The error may be kept; it refers to nothing that keeps a socket open. Any other exception is
-    no loss of a peer but a mistake in the model or the plan.
+    `connect`, `compute`, `reduce`, `send_layer` and `receive_layer` raise `LostPeerError` within milliseconds
+    when a process that they depend on is lost or has disconnected. Call `disconnect` then, and whenever the
+    plan changes: it drops every group, work and activation, so that the sockets close and processes that wait
+    for this one are told in turn. It waits for no process and may be called twice. The error may be kept; it
+    refers to nothing that keeps a socket open. Any other exception is a mistake in the model or the plan.
 
-    What is held stays over any number of plans. All calls come from one thread.
+    Layers stay held over any number of plans. All calls must come from one thread.
 
     Parameters
     ----------
     job
-        What is trained.
+        Job to train.
     device
         ``cpu`` (gloo) or ``cuda`` (NCCL, which has not been tried).
     announce
         Called with ``forward`` and ``backward`` before each pass of a microbatch, with ``reduction`` before
         each sum of gradients.
     timeout_s
-        Longest wait for another process [s], a last resort: losses are noticed by the end of connections.
+        Longest wait for another process [s]; a last resort, because losses close connections.
     meet_s
         Longest time in which the processes of a plan build their groups [s]; None for ``timeout_s``.
     """
@@ -986,7 +972,7 @@ class StageExecutor:
         return range(0) if self._passes is None else self._place.layers
 
     def hold(self, layers: Iterable[int]) -> None:
-        """Hold further layers, with the weights of the start; those that are held stay as they are."""
+        """Hold further layers, with their initial weights; layers that are held stay unchanged."""
         self._held.hold(layers)
 
     def keep(self, layers: Iterable[int]) -> None:
@@ -1002,7 +988,7 @@ class StageExecutor:
         return self._held.unsaved_buffers(layer)
 
     def load_layer_state(self, layer: int, state: Mapping[str, Tensor]) -> None:
-        """Take over, as a copy, what `layer_state` returned anywhere; the layer must be held."""
+        """Load a copy of the result of `layer_state` of any process; the layer must be held."""
         self._held.load(layer, state)
 
     def checksum(self, layer: int) -> str:
@@ -1010,18 +996,18 @@ class StageExecutor:
         return self._held.checksum(layer)
 
     def connect(self, plan: HybridPlan, node: int, store: Any, also: Sequence[int] = ()) -> None:
-        """Meet the other processes of a plan, and prepare to run the stage of a node.
+        """Build groups with the other processes of a plan, and prepare to run the stage of a node.
 
         Parameters
         ----------
         plan
-            The pipelines; each node runs one stage on one device, or an `InputError` says what is else.
+            Pipelines in which each node runs one stage on one device; others raise `InputError`.
         node
-            That of this process.
+            Node of this process.
         store
-            Of `torch.distributed`, one that no other generation uses; who closes it releases those who wait.
+            Store of `torch.distributed` that no other generation uses; closing it releases waiting members.
         also
-            Nodes that are no part of the plan and take part in copies only; the same for all.
+            Nodes outside the plan that take part in copies only; the same for all members.
         """
         check_plan(plan, self.n_layers, self.job.n_microbatches)
         self.disconnect()
@@ -1038,7 +1024,7 @@ class StageExecutor:
             )
 
     def disconnect(self) -> None:
-        """Drop all that ties this process to others, and the gradients; what is held stays."""
+        """Drop all connections to other processes, and the gradients; layers stay held."""
         self._passes, self._is_reduced = None, False
         self._losses = []
         if self._links is not None:
@@ -1047,9 +1033,9 @@ class StageExecutor:
         self._held.clear_gradients()
 
     def send_layer(self, layer: int, node: int) -> None:
-        """Send the state of a layer to a member, who calls `receive_layer`; returns when it is sent.
+        """Send the state of a layer to a member that calls `receive_layer`; return when it is sent.
 
-        Copies of a plan are done in one order by all, each process those of which it is a part.
+        All members must carry out the copies of a plan in the same order, each those that it takes part in.
         """
         links, state = self._connected(), self._held.state(layer)
         shapes = [(name, tuple(one.shape), type_name(one), one.device.type) for name, one in state.items()]
@@ -1059,16 +1045,16 @@ class StageExecutor:
             transfer.finish()
 
     def receive_layer(self, layer: int, node: int) -> None:
-        """Hold a layer and take over the state that a member sends with `send_layer`."""
-        links, found = self._connected(), State()
+        """Hold a layer and load the state that a member sends with `send_layer`."""
+        links, state = self._connected(), State()
         for name, shape, kind, place in links.receive_values(node, _STATE):
             empty = torch.empty(shape, dtype=getattr(torch, kind), device=self._device)
-            found[name] = links.receive(empty, node, _STATE).to(place)
+            state[name] = links.receive(empty, node, _STATE).to(place)
         self._held.hold([layer])
-        self._held.load(layer, found)
+        self._held.load(layer, state)
 
     def compute(self, iteration: int) -> None:
-        """Run all passes of an iteration in this stage, and leave the sums of its gradients."""
+        """Run all passes of an iteration in this stage, and accumulate its gradients."""
         if self._passes is None:
             raise InputError("this process is part of no plan; accepted: compute after connect")
         if missing := set(self._place.layers) - set(self.layers):
@@ -1084,7 +1070,7 @@ class StageExecutor:
         self._has_computed = True
 
     def reduce(self) -> IterationFacts:
-        """Add up the gradients over all pipelines, and limit their norm; also the loss."""
+        """Add up the gradients over all pipelines, clip their norm, and return the loss."""
         links, job = self._connected(), self.job
         weights = {layer: self._held.parameters(layer) for layer in self._place.layers}
         add_up = ordered_sums if job.reduction == "ordered" else all_reduce
@@ -1101,7 +1087,7 @@ class StageExecutor:
         return IterationFacts(math.fsum(losses) / job.n_microbatches, norm, n_sums)
 
     def apply(self) -> None:
-        """Do the step of the iteration that was reduced, once."""
+        """Take the optimizer step of the reduced iteration, once."""
         if not self._is_reduced:
             raise InputError("gradients are not there; accepted: apply after reduce, once, before disconnect")
         self._is_reduced = False
@@ -1115,14 +1101,15 @@ class StageExecutor:
     def _shared(self, links: Links) -> tuple[list[float], list[float]]:
         """Return the loss of each pipeline and the squared norm of each layer's gradients.
 
-        Each of these numbers has one process that knows it, so that no order of the sum changes a bit.
+        Only one process contributes each number, so the order of the sum cannot change a bit.
         """
         n_pipelines = len(self._plan.pipelines)
         own = torch.zeros(n_pipelines + self.n_layers, dtype=torch.float64)
         if self._place.following is None:
             own[self._pipeline] = math.fsum(self._losses)
         if self._pipeline == 0 and self.job.clip_norm is not None:
-            again = {weight for one in classes(self.chain.tied) for weight in one[1:]}
+            # Tied weights share one gradient, which counts once.
+            again = {weight for tied in classes(self.chain.tied) for weight in tied[1:]}
             for layer in self._place.layers:
                 own[n_pipelines + layer] = self._held.squared_norm(layer, again)
         first, *others = self._plan.nodes

@@ -1,10 +1,19 @@
-"""Pipeline templates: stage costs, the exact and the published search, coverage of node counts, and files."""
+"""Pipeline templates: stage costs, the exact and the published search, coverage of node counts, and files.
+
+The cost of a pipeline is the time to fill it, to be held up by its slowest stage, and to drain. With
+latencies L of S stages, m the largest of them, k the last stage that has it, and N microbatches,
+
+    T = sum(L) + (N - S + k) m + sum(L[k:])
+
+where N is 3 S + 1 unless a number is given, and a single stage counts 4 L, as in the artifact. Latencies are
+whole picoseconds, so that equal costs compare equal.
+"""
 
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
@@ -18,15 +27,7 @@ from makespan.oobleck.plan import PipelineTemplate, Stage
 from makespan.oobleck.profile import PICOSECONDS, ModelProfile, as_plain
 from makespan.units import format_bytes
 
-# ------------------------------------------------------------------------------------------------
-# What a pipeline costs: latencies of stages in whole picoseconds, and the time that a search compares.
-#
-# The cost is that of a pipeline which is filled, is held up by its slowest stage, and drains: with
-# latencies L of S stages, m the largest of them, k the last stage that has it, and N microbatches,
-#
-#     T = sum(L) + (N - S + k) m + sum(L[k:])
-#
-# where N is 3 S + 1 unless a number is given, and a single stage counts 4 L, as in the artifact.
+# --- Costs ------------------------------------------------------------------------------------------
 
 Ints = NDArray[np.int64]
 _Number = TypeVar("_Number", np.int64, np.float64)
@@ -34,13 +35,13 @@ _Number = TypeVar("_Number", np.int64, np.float64)
 
 @dataclass(frozen=True, slots=True)
 class CostRule:
-    """How often the slowest stage counts.
+    """Number of microbatches for which pipelines are priced.
 
     Parameters
     ----------
     n_microbatches
-        Microbatches that a pipeline is priced for; None for three times as many as stages and one. Pipelines
-        of more stages than microbatches are not considered.
+        Microbatches per pipeline; None for 3 S + 1 in a pipeline of S stages. Pipelines of more stages than
+        microbatches are not considered.
     """
 
     n_microbatches: int | None = None
@@ -50,22 +51,22 @@ class CostRule:
             raise InputError(f"cost of {self.n_microbatches} microbatches; accepted: 1 or more")
 
     def allows(self, n_stages: int) -> bool:
-        """Whether a pipeline of so many stages has a price."""
+        """Tell whether a pipeline of this number of stages has a price."""
         return self.n_microbatches is None or n_stages <= self.n_microbatches
 
     def steady(self, n_stages: int) -> int:
-        """Return how often the slowest stage counts, beside once for each stage before it."""
+        """Return how often the slowest stage counts, besides once for each stage before it."""
         if self.n_microbatches is not None:
             return self.n_microbatches - n_stages
         return 2 * n_stages + 1 if n_stages > 1 else 2
 
 
 REFERENCE = CostRule()
-"""The rule of the artifact."""
+"""Rule of the artifact."""
 
 
 def pipeline_cost(latencies: Sequence[int], rule: CostRule = REFERENCE) -> int:
-    """Return the cost of stages with these latencies; the last of several slowest ones counts."""
+    """Return the cost of stages with these latencies; of equal slowest stages the last one counts."""
     slowest = max(latencies)
     last = max(index for index, latency in enumerate(latencies) if latency == slowest)
     return sum(latencies) + (rule.steady(len(latencies)) + last) * slowest + sum(latencies[last:])
@@ -73,17 +74,17 @@ def pipeline_cost(latencies: Sequence[int], rule: CostRule = REFERENCE) -> int:
 
 @dataclass(frozen=True, slots=True)
 class MemoryLimit:
-    """Memory of a GPU, and what training holds of a layer.
+    """Memory of a GPU, and the memory that training needs for a layer.
 
     Parameters
     ----------
     device_bytes
-        Memory of one GPU [B]; GPUs that share a stage share what it holds.
+        Memory of one GPU [B]; GPUs that share a stage share its memory.
     state_factor
-        Bytes held for each byte of parameters: weights, gradients, two moments and working copies.
+        Bytes held per byte of parameters: weights, gradients, two moments and working copies.
     counts_in_flight
-        Whether a stage keeps the activations of as many microbatches as there are stages from it to the
-        end, as one forward, one backward needs; else those of one, as in the artifact.
+        Whether a stage keeps the activations of one microbatch per stage from it to the end, as the schedule
+        one forward, one backward needs; if not, those of one microbatch, as in the artifact.
     """
 
     device_bytes: float
@@ -106,9 +107,9 @@ class StageTimes:
     profile
         Times of the layers.
     gpus_per_node
-        GPUs that a stage may have: 1, 2, 4 ... up to these.
+        Largest number of GPUs of a stage, which has 1, 2, 4 ...
     memory
-        What a GPU holds; None for no limit.
+        Memory of a GPU; None for no limit.
 
     Raises
     ------
@@ -127,7 +128,15 @@ class StageTimes:
         both = forward + _whole([layer.backward_s for layer in profile.layers])
         self.latency = {width: _between(both) for width in self.widths[:1]}
         for width in self.widths[1:]:
-            exchange = 2 * _between(_whole(list(_exchanges(profile, width))))
+            for index, layer in enumerate(profile.layers):
+                if width not in layer.allreduce_in_node_s:
+                    known = ", ".join(map(str, sorted(layer.allreduce_in_node_s))) or "none"
+                    raise InputError(
+                        f"profile {profile.name!r}: layer {index} has no allreduce_in_node_ms for {width} "
+                        f"GPUs; it has: {known}"
+                    )
+            # Once in the forward and once in the backward pass; the quotient is rounded to the nearest.
+            exchange = 2 * _between(_whole([layer.allreduce_in_node_s[width] for layer in profile.layers]))
             self.latency[width] = (self.latency[1] + width // 2) // width + exchange
         state = memory.state_factor if memory else 0.0
         self._state = _between(np.array([state * layer.parameter_bytes for layer in profile.layers]))
@@ -136,7 +145,7 @@ class StageTimes:
         self._is_stage = order[:, None] < order[None, :]
 
     def allowed(self, width: int, behind: int) -> NDArray[np.bool_]:
-        """Return which stages on so many GPUs, with so many stages behind them, fit into memory."""
+        """Return which stages on ``width`` GPUs, with ``behind`` stages behind them, fit into memory."""
         if self.memory is None:
             return self._is_stage
         in_flight = behind + 1 if self.memory.counts_in_flight else 1
@@ -144,23 +153,14 @@ class StageTimes:
         return np.asarray(self._is_stage & (held <= width * self.memory.device_bytes))
 
     def stage_counts(self, n_nodes: int, rule: CostRule) -> range:
-        """Return how many stages a pipeline on so many nodes may have; a stage has 1, 2, 4 ... GPUs."""
+        """Return the possible numbers of stages of a pipeline on so many nodes."""
+        # A stage has 1, 2, 4 ... GPUs of one node, so a node has at least as many stages as its number of
+        # GPUs has binary ones.
         least = n_nodes * self.gpus_per_node.bit_count()
         most = min(self.n_layers, n_nodes * self.gpus_per_node)
         if rule.n_microbatches is not None:
             most = min(most, rule.n_microbatches)
         return range(least, most + 1)
-
-
-def _exchanges(profile: ModelProfile, width: int) -> Iterator[float]:
-    for index, layer in enumerate(profile.layers):
-        if width not in layer.allreduce_in_node_s:
-            known = ", ".join(map(str, sorted(layer.allreduce_in_node_s))) or "none"
-            raise InputError(
-                f"profile {profile.name!r}: layer {index} has no allreduce_in_node_ms for {width} GPUs; "
-                f"it has: {known}"
-            )
-        yield layer.allreduce_in_node_s[width]
 
 
 def _whole(times_s: list[float]) -> Ints:
@@ -173,18 +173,16 @@ def _between(values: NDArray[_Number]) -> NDArray[_Number]:
     return np.asarray(ends[None, :] - ends[:, None])
 
 
-# ------------------------------------------------------------------------------------------------
-# The best pipeline for a number of nodes, with proof: a search over its slowest stage.
+# --- Exact search over the slowest stage ------------------------------------------------------------
 #
-# Fix the slowest stage: its layers, its GPUs, how many stages stand before it and how many GPUs those have.
-# All before it take at most its latency m, all behind it less, so that ties have one price. The cost is
-# then
+# Fix the slowest stage: its layers and GPUs, and the number of stages before it and of their GPUs. Stages
+# before it take at most its latency m, stages behind it less, so that ties have one price. The cost is then
 #
 #     2 m + (sum of those before) + 2 (sum of those behind) + (steady + number before) m
 #
-# and the two sums are least by dynamic programming over layers, stages and GPUs used. Without the bound m
-# the same programme gives a lower bound of every choice; they are tried from the lowest on until none can
-# win.
+# and dynamic programming over layers, stages and GPUs used minimises the two sums. Without the bound m the
+# same program gives a lower bound for every choice; choices are tried from the lowest bound on until none
+# can win.
 
 _NEVER = np.int64(1 << 60)
 _KEPT = 64  # matrices of costs, each of all stages
@@ -195,7 +193,7 @@ _Tables = dict[tuple[int, int], Ints]  # by stages and GPUs used: least sum of l
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """A slowest stage, and how many stages and GPUs come before it."""
+    """Choice of the slowest stage, and of the numbers of stages and GPUs before it."""
 
     bound: int
     latency: int
@@ -207,7 +205,7 @@ class _Choice:
 
 
 class _Search:
-    """Pipelines of so many stages on so many nodes."""
+    """Search among pipelines with a number of stages on a number of nodes."""
 
     def __init__(self, times: StageTimes, n_nodes: int, n_stages: int, steady: int) -> None:
         self.times, self.n_stages, self.steady = times, n_stages, steady
@@ -222,18 +220,18 @@ class _Search:
         self.free = self._before(int(_NEVER)), self._behind(int(_NEVER))
 
     def tables(self, slowest: int) -> tuple[_Tables, _Tables]:
-        """Return least sums before and behind a slowest stage of this latency."""
+        """Return the least sums before and behind a slowest stage of this latency."""
         if slowest not in self._tables:
             self._tables[slowest] = self._before(slowest), self._behind(slowest - 1)
         return self._tables[slowest]
 
     def costs(self, width: int, behind: int, longest: int) -> Ints:
-        """Return latencies of stages that are allowed there and take no longer, else never."""
+        """Return latencies of stages that are allowed there and take at most ``longest``, else never."""
         latency = self.times.latency[width]
         return np.where(self.allowed[width, behind] & (latency <= longest), latency, _NEVER)
 
     def fits(self, gpus_used: int, width: int) -> bool:
-        """Whether a stage on so many GPUs stays within a node when so many are used."""
+        """Tell whether a stage stays within a node if ``gpus_used`` GPUs are used before it."""
         return gpus_used % self.times.gpus_per_node + width <= self.times.gpus_per_node
 
     def _before(self, longest: int) -> _Tables:
@@ -260,7 +258,7 @@ class _Search:
         return sums
 
     def _by_width(self, behind: int, longest: int) -> dict[int, Ints]:
-        # Without a limit of memory it does not matter how many stages come behind.
+        # Without a memory limit the number of stages behind does not matter.
         key = behind if self.times.memory else 0, longest
         if key not in self._costs:
             if len(self._costs) > _KEPT:
@@ -269,18 +267,19 @@ class _Search:
         return self._costs[key]
 
     def _extended(self, level: dict[int, Ints], costs: dict[int, Ints]) -> dict[int, Ints]:
-        """Return what one stage more reaches, by GPUs; ``costs`` has a row for each layer that is reached."""
-        found: dict[int, Ints] = {}
+        """Return the sums with one more stage, by GPUs; ``costs`` has a row for each layer reached."""
+        extended: dict[int, Ints] = {}
         for gpus, sums in level.items():
             for width, cost in costs.items():
                 if gpus + width <= self.n_gpus and self.fits(gpus, width):
+                    # Two costs of never add up to more: cap them, so that they cannot overflow.
                     least = np.minimum((cost + sums).min(axis=1), _NEVER)
-                    other = found.get(gpus + width)
-                    found[gpus + width] = least if other is None else np.minimum(other, least)
-        return found
+                    other = extended.get(gpus + width)
+                    extended[gpus + width] = least if other is None else np.minimum(other, least)
+        return extended
 
     def choices(self, below: int | None) -> Iterator[_Choice]:
-        """Yield the choices of a slowest stage that may cost less than given, lowest bound first."""
+        """Yield the choices of a slowest stage that may cost less than ``below``, lowest bound first."""
         before, behind = self.free
         found = []
         for (n_before, gpus), sums in before.items():
@@ -291,6 +290,7 @@ class _Search:
                     continue
                 latency = self.times.latency[width]
                 bound = sums[:, None] + (self.steady + n_before + 2) * latency + 2 * other[None, :]
+                # Prune choices whose other stages cannot all be as fast as this one.
                 ok = self.allowed[width, n_behind] & (sums[:, None] <= n_before * latency)
                 ok &= other[None, :] <= n_behind * (latency - 1)
                 if below is not None:
@@ -300,11 +300,11 @@ class _Search:
                 found.append(np.stack([bound[first, end], latency[first, end], first, end, *same]))
         if found:
             listed = np.concatenate(found, axis=1)
-            for index in np.lexsort(listed[::-1]):
+            for index in np.lexsort(listed[::-1]):  # by the first row, ties by the next ones
                 yield _Choice(*listed[:, index].tolist())
 
     def cost(self, choice: _Choice) -> int:
-        """Return what the best pipeline with this slowest stage costs."""
+        """Return the cost of the best pipeline with this slowest stage."""
         before, behind = self.tables(choice.latency)
         ahead = int(before[choice.n_before, choice.gpus_before][choice.first])
         after = int(behind[self._after(choice)][choice.end])
@@ -314,28 +314,25 @@ class _Search:
         return self.n_stages - 1 - choice.n_before, self.n_gpus - choice.gpus_before - choice.width
 
     def cuts(self, choice: _Choice) -> tuple[Cut, ...]:
-        """Return its stages; among equal ones every cut is as far left as it can be."""
+        """Return the stages of the best pipeline; among equal ones every cut is as far left as possible."""
         before, behind = self.tables(choice.latency)
         ahead = self._walk_back(before, choice)
         return (*ahead, (choice.first, choice.end, choice.width), *self._walk_on(behind, choice))
 
     def _walk_back(self, tables: _Tables, choice: _Choice) -> Iterator[Cut]:
         n_used, gpus, end = choice.n_before, choice.gpus_before, choice.first
-        found: list[Cut] = []
+        stages: list[Cut] = []
         while n_used:
-            first, width = self._previous(tables, n_used, gpus, end, choice.latency)
-            found.append((first, end, width))
+            goal = tables[n_used, gpus][end]
+            first, width = min(
+                (int(first), width)
+                for width, cost in self._by_width(self.n_stages - n_used, choice.latency).items()
+                if (n_used - 1, gpus - width) in tables and self.fits(gpus - width, width)
+                for first in np.flatnonzero(tables[n_used - 1, gpus - width] + cost[:, end] == goal)
+            )
+            stages.append((first, end, width))
             n_used, gpus, end = n_used - 1, gpus - width, first
-        return reversed(found)
-
-    def _previous(self, tables: _Tables, n_used: int, gpus: int, end: int, longest: int) -> tuple[int, int]:
-        goal = tables[n_used, gpus][end]
-        return min(
-            (int(first), width)
-            for width, cost in self._by_width(self.n_stages - n_used, longest).items()
-            if (n_used - 1, gpus - width) in tables and self.fits(gpus - width, width)
-            for first in np.flatnonzero(tables[n_used - 1, gpus - width] + cost[:, end] == goal)
-        )
+        return reversed(stages)
 
     def _walk_on(self, tables: _Tables, choice: _Choice) -> Iterator[Cut]:
         first = choice.end
@@ -355,7 +352,7 @@ class _Search:
 def exact_cuts(times: StageTimes, n_nodes: int, rule: CostRule) -> tuple[Cut, ...] | None:
     """Return the stages of the cheapest pipeline on so many nodes, None if there is none.
 
-    Of equal costs the fewest stages win, then the choice with the lowest bound and latency.
+    Ties in cost go to the fewest stages, then to the choice with the lowest bound and latency.
     """
     best: int | None = None
     cuts = None
@@ -372,16 +369,12 @@ def exact_cuts(times: StageTimes, n_nodes: int, rule: CostRule) -> tuple[Cut, ..
     return cuts
 
 
-# ------------------------------------------------------------------------------------------------
-# The published search: divide layers and nodes in two, and each half again, as the artifact does.
-#
-# Each half is the best by its own cost, which says little of its cost within the whole, so the result may
-# be worse than the best; `exact_cuts` finds that.
+# --- Published search: divide and conquer -----------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class _Key:
-    """How many stages, nodes and GPUs of each, and how many stages come behind where memory is limited."""
+    """Numbers of stages, of nodes, of GPUs per node, and of stages behind if memory is limited (else 0)."""
 
     n_stages: int
     n_nodes: int
@@ -391,10 +384,10 @@ class _Key:
 
 @dataclass(slots=True)
 class _Best:
-    """The best pipeline of every range of layers, all (n_layers + 1, n_layers + 1).
+    """Best pipeline of every range of layers, all arrays (n_layers + 1, n_layers + 1).
 
-    ``last`` is the index of its slowest stage, ``tail`` the sum from that on; ``cut`` and ``split`` say how
-    it is put together.
+    ``last`` is the index of its slowest stage, ``tail`` the sum of latencies from that stage on; ``cut`` is
+    the layer between its halves, and ``split`` their index in the list of splits.
     """
 
     cost: Ints
@@ -407,14 +400,17 @@ class _Best:
 
 
 class DivideAndConquer:
-    """Templates of a model by the published search; what is found for one number of nodes serves the others.
+    """Published search: divide layers and nodes in two, and each half again, as the artifact does.
+
+    Each half is the best by its own cost, which does not determine its cost within the whole, so the result
+    may be worse than the optimum of `exact_cuts`. Results for one number of nodes are reused for others.
 
     Parameters
     ----------
     times
         Latencies and memory of the stages.
     rule
-        How pipelines are priced.
+        Rule by which pipelines are priced.
     """
 
     def __init__(self, times: StageTimes, rule: CostRule) -> None:
@@ -422,7 +418,7 @@ class DivideAndConquer:
         self._found: dict[_Key, _Best | None] = {}
 
     def cuts(self, n_nodes: int) -> tuple[Cut, ...] | None:
-        """Return the stages that are found for so many nodes, None if there are none."""
+        """Return the stages found for so many nodes, None if there are none."""
         n_layers, best, winner = self._times.n_layers, int(_NEVER), None
         for n_stages in self._times.stage_counts(n_nodes, self._rule):
             key = _Key(n_stages, n_nodes, self._times.gpus_per_node, 0)
@@ -478,8 +474,18 @@ class DivideAndConquer:
             left, right = self._best(left_key), self._best(right_key)
             if left is None or right is None:
                 continue
-            found = _join(left, right, left_key.n_stages, steady, index)
-            best = found if best is None else _better(best, found)
+            joined = _join(left, right, left_key.n_stages, steady, index)
+            if best is None:
+                best = joined
+                continue
+            # Per range of layers the cheaper one wins, of equal ones the earlier cut, then the earlier split.
+            wins = (joined.cost < best.cost) | ((joined.cost == best.cost) & (joined.cut < best.cut))
+            best = _Best(
+                *(
+                    np.where(wins, getattr(joined, field.name), getattr(best, field.name))
+                    for field in fields(_Best)
+                )
+            )
         return best
 
     def _stages(self, key: _Key, first: int, end: int) -> tuple[Cut, ...]:
@@ -492,10 +498,10 @@ class DivideAndConquer:
 
 
 def _join(left: _Best, right: _Best, n_left: int, steady: int, index: int) -> _Best:
-    """Put two halves together at the cheapest cut of every range, of equal ones the first."""
+    """Join two halves at the cheapest cut of every range of layers, the first of equal cuts."""
 
     def at(values: Ints, is_left: bool) -> Ints:
-        """Values by (first layer, cut, end layer)."""
+        """Return values by (first layer, cut, end layer)."""
         return values[:, :, None] if is_left else values[None, :, :]
 
     ahead = at(right.slowest, False) >= at(left.slowest, True)
@@ -521,18 +527,10 @@ def _join(left: _Best, right: _Best, n_left: int, steady: int, index: int) -> _B
     )
 
 
-def _better(one: _Best, other: _Best) -> _Best:
-    """Take of every range the cheaper of two, of equal ones that with the earlier cut, then the first."""
-    wins = (other.cost < one.cost) | ((other.cost == one.cost) & (other.cut < one.cut))
-    names = ("cost", "total", "slowest", "last", "tail", "cut", "split")
-    return _Best(*(np.where(wins, getattr(other, name), getattr(one, name)) for name in names))
-
-
-# ------------------------------------------------------------------------------------------------
-# Which template sizes are needed so that every number of nodes can be used, and f lost at once.
+# --- Template sizes that cover every number of nodes ------------------------------------------------
 #
-# With templates of n0 up to n0 + p - 1 nodes, x pipelines take any number of nodes from x n0 to x (n0 + p -
-# 1). From f + 1 pipelines on these ranges leave no gap if and only if p >= 1 + ceil((n0 - 1) / (f + 1)).
+# With templates of n0 to n0 + p - 1 nodes, x pipelines use any number of nodes from x n0 to x (n0 + p - 1).
+# From f + 1 pipelines on, these ranges leave no gap if and only if p >= 1 + ceil((n0 - 1) / (f + 1)).
 
 TemplateSet = Literal["full", "minimal"]
 
@@ -542,7 +540,7 @@ class GuaranteeUnsatisfiable(InputError):
 
 
 def least_template_count(n0: int, f: int) -> int:
-    """Return how many consecutive sizes from n0 on cover every number of nodes with f + 1 pipelines."""
+    """Return the number of consecutive sizes from n0 on that cover every number of nodes from (f + 1) n0."""
     return 1 + -(-(n0 - 1) // (f + 1))
 
 
@@ -559,12 +557,12 @@ def check_guarantee(sizes: Iterable[int], n0: int, f: int, n_nodes: int) -> int 
         Most nodes; every number from (f + 1) n0 to this is tried.
     """
     usable = sorted(set(sizes))
-    most: list[int | None] = [0]  # pipelines that use exactly so many nodes
+    most: list[int | None] = [0]  # most pipelines that use exactly so many nodes
     for count in range(1, n_nodes + 1):
-        found = [
+        options = [
             before + 1 for size in usable if size <= count and (before := most[count - size]) is not None
         ]
-        most.append(max(found, default=None))
+        most.append(max(options, default=None))
     for count in range((f + 1) * n0, n_nodes + 1):
         if (most[count] or 0) < f + 1:
             return count
@@ -579,19 +577,19 @@ def template_sizes(
     largest: int | None = None,
     most_possible: int | None = None,
 ) -> range:
-    """Return the nodes of each template that is needed.
+    """Return the numbers of nodes for which templates are needed.
 
     Parameters
     ----------
     n0, f, n_nodes
         Least nodes that hold the model, nodes that may be lost at once, and nodes at the start.
     template_set
-        ``full``: up to what one pipeline can have, which leaves most choice; ``minimal``: as few as cover
-        every number of nodes.
+        ``full``: up to the most nodes of one pipeline, which leaves most choice; ``minimal``: the fewest that
+        cover every number of nodes.
     largest
-        Nodes of the largest template, instead of ``n_nodes - f * n0``.
+        Nodes of the largest template; None for ``n_nodes - f * n0``.
     most_possible
-        Nodes beyond which there is no template, since a node has a stage and a stage a layer.
+        Most nodes of any template, because each node has a stage and each stage a layer; None for no limit.
 
     Raises
     ------
@@ -621,8 +619,7 @@ def template_sizes(
     return sizes
 
 
-# ------------------------------------------------------------------------------------------------
-# Templates of a model for numbers of nodes.
+# --- Templates of a model ---------------------------------------------------------------------------
 
 SearchMode = Literal["exact", "dc"]
 
@@ -637,12 +634,12 @@ class TemplateSearch:
     gpus_per_node
         GPUs of each node, all of which are used; a stage has 1, 2, 4 ... of one node.
     mode
-        ``exact``: the least cost; ``dc``: the published divide and conquer, at most as good, for which what
-        was found for one number of nodes serves the others.
+        ``exact``: the least cost; ``dc``: the published divide and conquer, at most as good, which reuses
+        results for other numbers of nodes.
     memory
-        What a GPU holds, None for no limit.
+        Memory of a GPU; None for no limit.
     rule
-        How pipelines are priced.
+        Rule by which pipelines are priced.
 
     Raises
     ------
@@ -664,16 +661,15 @@ class TemplateSearch:
         self._published = DivideAndConquer(self._times, rule) if mode == "dc" else None
 
     def template(self, n_nodes: int) -> PipelineTemplate | None:
-        """Return the template for so many nodes, None if none fits; `InputError` for less than 1."""
+        """Return the template for so many nodes, None if none fits; raise `InputError` for less than 1."""
         if n_nodes < 1:
             raise InputError(f"a template for {n_nodes} nodes; accepted: 1 or more")
         if self._published is None:
             cuts = exact_cuts(self._times, n_nodes, self._rule)
         else:
             cuts = self._published.cuts(n_nodes)
-        return None if cuts is None else self._template(n_nodes, cuts)
-
-    def _template(self, n_nodes: int, cuts: tuple[Cut, ...]) -> PipelineTemplate:
+        if cuts is None:
+            return None
         latencies = [int(self._times.latency[width][first, end]) for first, end, width in cuts]
         stages = (
             Stage(first, end, width, latency / PICOSECONDS)
@@ -698,7 +694,7 @@ def make_templates(
     profile, gpus_per_node, mode, memory, rule
         See `TemplateSearch`.
     sizes
-        Numbers of nodes; those for which nothing fits are left out of the result.
+        Numbers of nodes; those for which no pipeline fits are left out of the result.
 
     Returns
     -------
@@ -723,7 +719,7 @@ def smallest_node_count(
     Raises
     ------
     InfeasiblePlanError
-        It does not fit on ``n_nodes``; the message has the bytes needed and the largest layer.
+        It does not fit on ``n_nodes``; the message names the bytes needed and the largest layer.
     """
     held = [0.0] * profile.n_layers
     first = 1
@@ -752,7 +748,7 @@ def covering_templates(
     mode: SearchMode = "exact",
     memory: MemoryLimit | None = None,
 ) -> dict[int, PipelineTemplate]:
-    """Find the templates with which a job on so many nodes survives the loss of f at once.
+    """Find the templates with which a job survives the loss of f nodes at once.
 
     Parameters
     ----------
@@ -761,7 +757,7 @@ def covering_templates(
     n_nodes, f
         Nodes at the start, and nodes that may be lost at once.
     n0
-        Least number of nodes of a pipeline; None for what memory asks for.
+        Least number of nodes of a pipeline; None for the least that memory allows.
     template_set
         See `template_sizes`.
 
@@ -785,10 +781,9 @@ def covering_templates(
     return found
 
 
-# ------------------------------------------------------------------------------------------------
-# Templates as files that people read, and a folder of those that were made before.
+# --- Files and cache --------------------------------------------------------------------------------
 
-_VERSION = 1  # of what a search finds and how it is written; another one makes all cached files stale
+_VERSION = 1  # of the searches and of the format; a change makes all cached files stale
 _MS = PICOSECONDS // 1000
 _LARGEST = 100_000  # nodes, stages, layers or GPUs of a template
 _EXPECTED = "templates (JSON), as 'makespan oobleck plan' writes them"
@@ -817,10 +812,10 @@ def write_templates(templates: Mapping[int, PipelineTemplate], path: str | Path)
 
 
 def read_templates(path: str | Path) -> dict[int, PipelineTemplate]:
-    """Read templates of `write_templates`, or such with ``n``, ``S`` and ``T`` alone.
+    """Read templates of `write_templates`, or entries with only ``n``, ``S`` and ``T``.
 
-    The stages of these are taken to be equal, with a layer each. Raises `InputError`, which names file,
-    entry and what is accepted.
+    The latter are taken to have equal stages of one layer. Raises `InputError`, which names the file, the
+    entry and the accepted values.
     """
     try:
         found = json.loads(read_text(path, _EXPECTED))
@@ -900,12 +895,12 @@ def cached_templates(
     memory: MemoryLimit | None = None,
     rule: CostRule = REFERENCE,
 ) -> dict[int, PipelineTemplate]:
-    """Return what `make_templates` does, from a folder where it was found before.
+    """Return the templates of `make_templates`, and cache them in a folder.
 
     Parameters
     ----------
     folder
-        Of the files, one for each profile and way to search, named by a checksum of these.
+        Folder with one file per profile and search, named by a checksum of these.
     profile, sizes, gpus_per_node, mode, memory, rule
         See `make_templates`.
     """
@@ -919,7 +914,12 @@ def cached_templates(
     }
     key = hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()
     path = Path(folder, f"{key[:16]}.json")
-    known, tried = _known(path, key)
+    known: dict[int, PipelineTemplate] = {}
+    tried: set[int] = set()
+    with suppress(InputError, OSError, KeyError, TypeError):  # a damaged file is made anew
+        content = read_json(path)
+        if content is not None and content["key"] == key:
+            known, tried = _from_rows(content["templates"], str(path)), set(content["tried"])
     wanted = sorted(set(sizes))
     missing = [size for size in wanted if size not in tried]
     if missing:
@@ -928,12 +928,3 @@ def cached_templates(
         content = {"key": key, "tried": sorted({*tried, *missing}), "templates": rows, "made_of": made_of}
         write_json(content, path, indent=1)
     return {size: known[size] for size in wanted if size in known}
-
-
-def _known(path: Path, key: str) -> tuple[dict[int, PipelineTemplate], set[int]]:
-    """Return templates of a file and the sizes that were tried; nothing if it is not whole."""
-    with suppress(InputError, OSError, KeyError, TypeError):
-        found = read_json(path)
-        if found is not None and found["key"] == key:
-            return _from_rows(found["templates"], str(path)), set(found["tried"])
-    return {}, set()

@@ -12,13 +12,10 @@ from makespan.files import preset_entry, read_preset
 from makespan.traces import read_oobleck_nodes
 from makespan.units import MS
 
-# ------------------------------------------------------------------------------------------------
-# Traces of nodes that come and go: the authors' files.
-
 
 @dataclass(frozen=True, slots=True)
 class NodeEvent:
-    """A node is added or removed; its name is never used again."""
+    """Addition or removal of a node, whose name is never used again."""
 
     time_ms: int
     is_added: bool
@@ -32,14 +29,14 @@ class NodeTrace:
     Raises
     ------
     TraceError
-        There is none.
+        There is no event.
     """
 
     name: str
     events: tuple[NodeEvent, ...]
 
     def __post_init__(self) -> None:
-        """Check that there is something to simulate."""
+        """Check that there is an event."""
         if not self.events:
             raise TraceError(f"trace {self.name!r}: no event; accepted: at least one")
 
@@ -49,7 +46,7 @@ class NodeTrace:
         return self.events[-1].time_ms
 
     def counts(self) -> list[int]:
-        """Return the number of nodes that are there after each event."""
+        """Return the number of nodes present after each event."""
         counts, n_nodes = [], 0
         for event in self.events:
             n_nodes += 1 if event.is_added else -1
@@ -66,8 +63,7 @@ def read_trace(path: str | Path, name: str) -> NodeTrace:
     )
 
 
-# ------------------------------------------------------------------------------------------------
-# Generated traces: failures at a fixed distance, and spot instances with the statistics of real ones.
+# --- Generated traces -------------------------------------------------------------------------------
 
 _PACKAGE = "makespan.oobleck"
 _MINUTE_MS = 60_000
@@ -79,15 +75,15 @@ SPOT_TRACES = tuple(read_preset(_PACKAGE, "spot"))
 
 
 def generate_failures(name: str, seed: int) -> NodeTrace:
-    """Generate a trace in which a node is lost again and again at a fixed distance.
+    """Generate a trace in which nodes are lost at fixed intervals.
 
     Parameters
     ----------
     name
         One of `FAILURE_TRACES`.
     seed
-        Decides which nodes are lost. When they are is the same for all, so systems that do not ask which node
-        it is have the same run under every seed.
+        Seed of the choice of lost nodes. The times do not depend on it, so a system that does not distinguish
+        nodes has the same run under every seed.
 
     Returns
     -------
@@ -111,7 +107,7 @@ def generate_failures(name: str, seed: int) -> NodeTrace:
 
 @dataclass(frozen=True, slots=True)
 class _Statistics:
-    """What a preset of spot instances says."""
+    """Statistics of a preset of spot instances; groups of removed nodes are negative."""
 
     start: list[int]
     groups: list[int]
@@ -122,18 +118,18 @@ class _Statistics:
 
 
 def generate_spot(name: str, seed: int) -> NodeTrace:
-    """Generate spot instances that come and go.
+    """Generate a trace of spot instances that come and go.
 
-    Groups of nodes that are added and removed, and the times between instants, are those of the preset in an
-    order that is drawn, such that the number of nodes stays between the preset's least and most after the
-    start; a removed node is any that is there.
+    The sizes of groups that are added or removed, and the times between instants, are those of the preset in
+    random order, such that the number of nodes stays between the preset's least and most after the start.
+    A removed node is any node present.
 
     Parameters
     ----------
     name
         One of `SPOT_TRACES`.
     seed
-        Of all that is drawn.
+        Seed of all random draws.
 
     Returns
     -------
@@ -162,16 +158,29 @@ def generate_spot(name: str, seed: int) -> NodeTrace:
 
 
 def _repeated(histogram: Sequence[Sequence[int]]) -> list[int]:
-    """Return each value as often as it occurs."""
+    """Return each value of a histogram as often as it occurs."""
     return [value for value, n in histogram for _ in range(n)]
 
 
 def _instants(name: str, known: _Statistics, rng: np.random.Generator) -> list[list[int]]:
-    """Return the groups of each instant: positive ones are added, negative ones removed."""
+    """Draw the groups of each instant: positive ones are added, negative ones removed."""
     for _ in range(_ATTEMPTS):
-        order = _order(known, rng)
-        pairs = [index for index, (one, other) in enumerate(pairwise(order)) if one > 0 > other]
-        if len(order) == len(known.groups) and len(pairs) >= known.n_joint:
+        # Draw groups one after the other, among those that the limits allow; the draw may get stuck.
+        left, n_nodes, order = rng.permutation(known.groups).tolist(), sum(known.start), list[int]()
+        while left:
+            allowed = [
+                index
+                for index, size in enumerate(left)
+                if known.min_nodes <= n_nodes + size <= known.max_nodes
+            ]
+            if not allowed:
+                break
+            size = left.pop(allowed[int(rng.integers(len(allowed)))])
+            n_nodes += size
+            order.append(size)
+        # Some additions and the removals right after them share an instant.
+        pairs = [index for index, (size, after) in enumerate(pairwise(order)) if size > 0 > after]
+        if not left and len(pairs) >= known.n_joint:
             joint = set(rng.permutation(pairs)[: known.n_joint].tolist())
             behind = {index + 1 for index in joint}
             rest = [
@@ -181,23 +190,8 @@ def _instants(name: str, known: _Statistics, rng: np.random.Generator) -> list[l
     raise InputError(f"spot trace {name!r}: no order keeps its numbers of nodes; accepted: wider limits")
 
 
-def _order(known: _Statistics, rng: np.random.Generator) -> list[int]:
-    """Draw groups one after the other, of those that the limits allow; may end before all are drawn."""
-    left, n_nodes, order = rng.permutation(known.groups).tolist(), sum(known.start), list[int]()
-    while left:
-        allowed = [
-            index for index, size in enumerate(left) if known.min_nodes <= n_nodes + size <= known.max_nodes
-        ]
-        if not allowed:
-            break
-        size = left.pop(allowed[int(rng.integers(len(allowed)))])
-        n_nodes += size
-        order.append(size)
-    return order
-
-
 def _events(instants: Sequence[tuple[int, list[int]]], rng: np.random.Generator) -> list[NodeEvent]:
-    """Give nodes their names in the order of their arrival, and draw who is removed."""
+    """Name nodes in the order of their arrival, and draw the nodes that are removed."""
     events, alive, n_named = list[NodeEvent](), list[str](), 0
     for time_ms, groups in instants:
         for size in groups:
@@ -220,16 +214,16 @@ def generate_steady(n_nodes: int, mtbf_s: float, n_losses: int, seed: int) -> No
     n_nodes
         Nodes at time 0.
     mtbf_s
-        Mean of the times between losses, which are exponentially distributed [s].
+        Mean time between losses, which is exponentially distributed [s].
     n_losses
-        How many nodes are lost.
+        Number of nodes that are lost.
     seed
-        Of the times and of which nodes are lost.
+        Seed of the times and of the choice of lost nodes.
 
     Returns
     -------
     NodeTrace
-        It ends with the last loss.
+        Trace that ends with the last loss.
 
     Raises
     ------

@@ -1,4 +1,8 @@
-"""Train through failures: start, join, drain and resume resilient runs, inject faults, write their tables."""
+"""Train through failures: start, join, drain and resume resilient runs, inject faults, write their tables.
+
+The process that calls `train_resilient` is the coordinator. `Record` and `Faults` listen to its events; they
+see what happens, and take no part in the decisions.
+"""
 
 import itertools
 import json
@@ -43,8 +47,7 @@ from makespan.runtime import (
 )
 from makespan.tables import TableSchema, csv_text, table_schema
 
-# ------------------------------------------------------------------------------------------------
-# Schemas of the tables that a resilient run writes.
+# --- Schemas of the tables of a run -----------------------------------------------------------------
 
 _TIMES = (
     ("frozen_wall_s", "float", "s", "until the last of those who go on had given up its groups"),
@@ -88,37 +91,36 @@ RECOVERIES = table_schema(
 )
 
 
-# ------------------------------------------------------------------------------------------------
-# Kill nodes of a run at chosen moments, each within a phase that it announced.
+# --- Fault injection: kill nodes within phases that they announced ----------------------------------
 
 PHASES = {
     "forward": "compute", "backward": "compute", "reduction": "reduction", "prepared": "commit",
     "regroup": "recovery", "group build": "recovery", "copy": "recovery",
 }  # fmt: skip
-"""Phases in which a node can be killed, and what kind of moment that is."""
+"""Phases in which a node can be killed, with the kind of each."""
 KINDS = tuple(dict.fromkeys(PHASES.values()))
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One loss.
+    """Injected loss of a node.
 
     Parameters
     ----------
     phase
-        Where the victim is then; one of `PHASES`. In a phase of a recovery it is the next recovery after the
-        fault before it.
+        Phase in which the victim is killed; one of `PHASES`. A phase of a recovery is that of the recovery
+        from the previous fault.
     iteration
-        Which iteration, or for a phase of a recovery any.
+        Iteration of the fault; ignored for a phase of a recovery.
     victim
-        Number of the victim among the nodes of the plan, modulo how many there are.
+        Number of the victim among the nodes of the plan, modulo their count.
     delay_s
-        From the beginning of the phase to the signal [s]; the victim waits for it at the end of the phase.
+        Time from the start of the phase to the signal [s]; the victim waits for it at the end of the phase.
     number
-        Signal, SIGKILL unless a hung process is wanted.
+        Signal; SIGKILL unless the process should hang.
     follows
-        Whether it belongs to the fault before it, as those in a phase of a recovery always do. Victims that
-        follow each other in one phase are killed at once, ``delay_s`` of the first after all are in it.
+        Whether the fault belongs to the previous one, as faults in a phase of a recovery always do. Victims
+        that follow each other in one phase are killed together, ``delay_s`` of the first after all are in it.
     """
 
     phase: str
@@ -130,16 +132,16 @@ class Fault:
 
     @property
     def is_next(self) -> bool:
-        """Whether it comes together with, or in the recovery from, the fault before it."""
+        """True if it comes together with the previous fault, or in the recovery from it."""
         return self.follows or PHASES[self.phase] == "recovery"
 
 
 @dataclass(slots=True)
 class Killed:
-    """What became of a fault, in seconds of the coordinator's clock; None for what did not happen.
+    """Outcome of a fault, in seconds of the coordinator's clock; None for events that did not happen.
 
-    ``armed`` is the iteration that was next when the victim was chosen, ``phase`` the last that it announced
-    before its connection ended, ``iteration`` the one that was begun first after that.
+    ``armed`` is the iteration that was next when the victim was chosen, ``phase`` the last phase that it
+    announced before its connection closed, ``iteration`` the first iteration that began after that.
     """
 
     fault: Fault
@@ -154,28 +156,28 @@ class Killed:
 
 
 class Faults:
-    """Listens to a coordinator, and carries faults out in turn.
+    """Listens to a coordinator, and injects faults in turn.
 
     Parameters
     ----------
     faults
-        In order. One whose phase belongs to a recovery is armed by the fault before it, any other when its
+        Faults in order. A fault in a phase of a recovery is armed with the previous fault, any other when its
         iteration is next and as many nodes train as at the start.
     waits_for
-        Nodes that have to train before the next is armed; None for those of the start.
+        Number of nodes that must train before the next fault is armed; None for that of the start.
     """
 
     def __init__(self, faults: Sequence[Fault], waits_for: int | None = None) -> None:
         self.pending, self.done, self.n_nodes = list(faults), list[Killed](), waits_for
         self.hold: Callable[[int, str, int], None] = lambda node, phase, iteration: None
-        self._armed: list[list[Killed]] = []  # of each list all are killed at once
-        self._reached: set[int] = set()  # victims that are where they shall be killed
+        self._armed: list[list[Killed]] = []  # the victims of each list are killed together
+        self._reached: set[int] = set()  # victims in the phase where they are killed
         self._pids: dict[int, int] = {}
         self._phases: dict[int, str] = {}
         self._nodes: list[int] = []
 
     def __call__(self, event: Event) -> None:
-        """Take an event."""
+        """Handle an event."""
         node, values = event.node, event.values
         match event.kind:
             case "hello" if node is not None:
@@ -191,9 +193,15 @@ class Faults:
                 self._arm(values["iteration"] + 1)
             case "announce" if node is not None:
                 self._phases[node] = values["phase"]
-                self._strike(node, values["phase"], values["iteration"])
+                at = (node, values["phase"], values["iteration"])
+                victims = (one for group in self._armed for one in group)
+                if any((one.node, one.fault.phase, one.armed) == at for one in victims):
+                    self._reached.add(node)
+                    self._kill_groups()
                 if values["phase"] == "forward":
-                    self._mark_first(event.time_s, values["iteration"])
+                    for one in self.done:
+                        if one.is_over and one.first_s is None:
+                            one.first_s, one.iteration = event.time_s, values["iteration"]
             case "frozen":
                 for one in self.done:
                     if one.phase and not one.is_over:
@@ -207,16 +215,11 @@ class Faults:
 
     @property
     def is_over(self) -> bool:
-        """Whether training goes on after the last fault."""
+        """True if training has resumed after the last fault."""
         return not self.pending and not self._armed and all(one.first_s is not None for one in self.done)
 
-    def _mark_first(self, time_s: float, iteration: int) -> None:
-        for one in self.done:
-            if one.is_over and one.first_s is None:
-                one.first_s, one.iteration = time_s, iteration
-
     def _arm(self, iteration: int) -> None:
-        """Choose the victim of the next fault, if its time has come, and of those that follow from it."""
+        """Choose the victim of the next fault, if it is due, and the victims of faults that follow it."""
         is_dying = any(not one.is_over for one in self.done)
         if not self.pending or self._armed or is_dying or len(self._nodes) < (self.n_nodes or 0):
             return
@@ -234,14 +237,8 @@ class Faults:
             self._armed[-1].append(Killed(fault, victim, iteration))
             self.hold(victim, fault.phase, iteration)
 
-    def _strike(self, node: int, phase: str, iteration: int) -> None:
-        at = (node, phase, iteration)
-        if any((one.node, one.fault.phase, one.armed) == at for group in self._armed for one in group):
-            self._reached.add(node)
-            self._kill_groups()
-
     def _kill_groups(self) -> None:
-        """Kill those that are where they shall be killed, and so are all who shall die at once with them."""
+        """Kill the victims of each group of which all have reached their phase."""
         for group in self._armed:
             if group and self._reached.issuperset(one.node for one in group):
                 self.done += group
@@ -255,13 +252,12 @@ class Faults:
                 os.kill(self._pids[one.node], one.fault.number)
 
 
-# ------------------------------------------------------------------------------------------------
-# What happens in a resilient run, gathered from the events of its coordinator into tables.
+# --- Record of a run --------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class Recovery:
-    """What lies between two stretches of training, in seconds of the coordinator's clock."""
+    """Interruption between two stretches of training, in seconds of the coordinator's clock."""
 
     begin_s: float
     cause: str
@@ -278,7 +274,7 @@ class Recovery:
     work: dict[str, Any] = field(default_factory=dict)
 
     def row(self, start_s: float, plan: HybridPlan) -> dict[str, Any]:
-        """Row of the table of recoveries."""
+        """Return the row of the table of recoveries."""
         marks = ("frozen", "decided", "built", "copied", "first")
         times = {
             f"{name}_wall_s": (getattr(self, f"{name}_s") or self.begin_s) - self.begin_s for name in marks
@@ -300,7 +296,7 @@ class Recovery:
 
 
 class Record:
-    """Listens to a coordinator."""
+    """Listens to a coordinator, and gathers its events into tables."""
 
     def __init__(self) -> None:
         self.call = 1
@@ -319,35 +315,35 @@ class Record:
         self._begun = (0, -1)
 
     def __call__(self, event: Event) -> None:
-        """Take an event."""
+        """Handle an event with the method ``_on_<kind>``, if there is one."""
         if self.start_s is None:
             self.start_s = event.time_s
             self._open = Recovery(event.time_s, "start", self.call)
-        if (take := getattr(self, f"_on_{event.kind}", None)) is not None:
-            take(event)
+        if (handle := getattr(self, f"_on_{event.kind}", None)) is not None:
+            handle(event)
 
     @property
     def n_repeated(self) -> int:
-        """Iterations that were begun again."""
+        """Number of times that an iteration was begun again."""
         return sum(count - 1 for count in self.attempts.values())
 
     @property
     def first_wall_s(self) -> float:
-        """When training began, from the start of the run."""
+        """Time from the start of the run to the start of training."""
         return (self.recoveries[0].copied_s or 0.0) - (self.start_s or 0.0)
 
     @property
     def keeps_processes(self) -> bool:
-        """Whether each node that was there had one process."""
+        """True if each node had one process."""
         return all(count == 1 for count in self.n_greetings.values())
 
     def iterations(self) -> pd.DataFrame:
-        """Table of iterations."""
+        """Return the table of iterations."""
         rows = [row | {"attempts": self.attempts[row["iteration"]]} for row in self.rows]
         return ITERATIONS.validate(pd.DataFrame(rows, columns=ITERATIONS.names), "iterations of the run")
 
     def recovery_table(self) -> pd.DataFrame:
-        """Table of recoveries."""
+        """Return the table of recoveries."""
         rows = [
             one.row(self.start_s or 0.0, plan)
             for one, (_, plan) in zip(self.recoveries, self.plans, strict=True)
@@ -408,13 +404,13 @@ class Record:
             self._open.copied_s = event.time_s
 
     def _on_resume(self, event: Event) -> None:
-        if (found := self._open) is None:
+        if (recovery := self._open) is None:
             return
-        found.generation, found.iteration = event.values["generation"], event.values["step"]
-        plan = plan_from(found.work["plan"])
-        self.generation, self.members = found.generation, set(plan.nodes)
-        self.plans.append((found.iteration, plan))
-        self.recoveries.append(found)
+        recovery.generation, recovery.iteration = event.values["generation"], event.values["step"]
+        plan = plan_from(recovery.work["plan"])
+        self.generation, self.members = recovery.generation, set(plan.nodes)
+        self.plans.append((recovery.iteration, plan))
+        self.recoveries.append(recovery)
         self._open, self._begun = None, (0, -1)
 
     def _on_commit(self, event: Event) -> None:
@@ -430,37 +426,37 @@ class Record:
         )  # fmt: skip
 
 
-# ------------------------------------------------------------------------------------------------
-# Train through the loss of nodes: start the nodes of a run, coordinate them, and tell what came of it.
+# --- Training ---------------------------------------------------------------------------------------
 
 WORKER = "makespan.oobleck.worker"
 PROCESSES = "processes"
 _FORMAT = 1
 _STATE_FACTOR = 3
-"""Bytes of state a byte of parameters: itself and two moments."""
+"""Bytes of state per byte of parameters: the parameter and two moments."""
 _SAME_NOTICE_S = 1.0
 """Signals that follow the first within this time are the same notice: Ctrl-C, then SIGTERM of a wrapper."""
 _START_S, _SLOW_START_S = 60.0, 300.0
-"""Until a forked process must have connected, and one that starts from nothing or waits for Slurm."""
+"""Time to connect for a forked process, and for one that starts from scratch or waits for Slurm."""
 _TABLE_SHARE = 20
-"""Tables are written at checkpoints as long as that takes at most one part in so many of the time."""
+"""Tables are written at checkpoints only if that takes at most this fraction (1 / 20) of the time."""
 
 
 @dataclass(frozen=True, slots=True)
 class LiveOptions:
-    """How a job is run; none of it decides a bit but the plans that follow.
+    """Options of a run; they influence results only through the plans.
 
     Parameters
     ----------
     n_nodes
-        Processes at the start, one a node.
+        Processes at the start, one per node.
     f, n0
-        Losses at once that must be survived, and the fewest nodes of a pipeline.
+        Simultaneous losses to survive, and the fewest nodes of a pipeline.
     template_set
         ``full`` or ``minimal``, see `covering_templates`.
     policy
-        Below ``(f + 1) n0`` nodes: ``stop`` with a checkpoint, or ``degrade``, go on and survive less.
-        ``relaunch``: any loss ends the run, as without Oobleck; the same call goes on from the checkpoint.
+        Below ``(f + 1) n0`` nodes: ``stop`` with a checkpoint, or ``degrade``: continue and survive fewer
+        losses. ``relaunch``: any loss ends the run, as without Oobleck; the same call resumes from the
+        checkpoint.
     checkpoint_every
         Iterations between checkpoints; 0 for none by count.
     checkpoint_interval_s
@@ -468,11 +464,11 @@ class LiveOptions:
         by time. With both at 0 a checkpoint is written at the end, at a notice, and when too few nodes are
         left.
     n_replacements
-        New processes that are started for lost ones.
+        Number of processes that may be started to replace lost ones.
     hang_s
-        A process that is silent for so long is killed [s].
+        Silence after which a process is killed [s].
     resume
-        Whether a run in the directory is continued; otherwise one is refused.
+        Whether a run in the directory is resumed; if not, a directory with a checkpoint is rejected.
     first_sizes
         Nodes of the pipelines at the start; none for the best plan.
     """
@@ -507,20 +503,20 @@ class LiveOptions:
 
 @dataclass(frozen=True, slots=True)
 class LiveResult:
-    """What came of a run, from its start or its continuation on.
+    """Result of a call that trained.
 
     Parameters
     ----------
     step
-        Iterations done in all.
+        Iterations done in total.
     iterations, recoveries
-        Tables of what happened.
+        Tables of the call.
     plans
-        Each plan with the first iteration that was done under it; a replay needs no more.
+        Each plan with the first iteration under it; sufficient for a replay.
     pids
         Process ids by node.
     checkpoint
-        The newest.
+        Newest checkpoint, None if there is none.
     """
 
     step: int
@@ -543,29 +539,29 @@ def train_resilient(
     faults: Faults | None = None,
     record: Record | None = None,
 ) -> LiveResult:
-    """Train until so many iterations are done, through losses, joins and drains.
+    """Train a number of iterations, through losses, joins and drains.
 
     In the main thread SIGINT and SIGTERM are notices: the running iteration ends, a checkpoint and the tables
-    are written, and only then the signal does what it does otherwise. A second one does so at once. There is
-    no time limit.
+    are written, and only then the signal has its usual effect. A second signal has it at once. There is no
+    time limit.
 
     Parameters
     ----------
     job, profile
-        What is trained, and the times of its layers, by which pipelines are cut.
+        Job to train, and the times of its layers, by which it is cut into stages.
     iterations
-        In all, those of earlier calls included.
+        Total number of iterations, including those of earlier calls.
     run_dir
         Directory of the run, which all nodes see, with the newest two checkpoints and the tables. A further
         call resumes from the newest checkpoint.
     options, launcher
-        How, and where processes run, None for this machine.
+        Options of the run; where processes run, None for this machine.
     watch
-        Told every event of the coordinator, in its process.
+        Called with every event of the coordinator, in its process.
     faults
-        What kills nodes at chosen moments, to try the run.
+        Faults to inject.
     record
-        What gathers events; one that has those of an earlier call goes on with them.
+        Record that gathers events; it may continue that of an earlier call.
 
     Returns
     -------
@@ -575,13 +571,13 @@ def train_resilient(
     Raises
     ------
     InputError
-        An argument cannot be used, a run is going on in the directory, or there are too few GPUs.
+        An argument is invalid, another run uses the directory, or there are too few GPUs.
     CheckpointError
-        A checkpoint is that of another job, or all are damaged.
+        A checkpoint is that of another job, or every checkpoint is damaged.
     StateLost, InsufficientNodes
-        Too much was lost; after the second a checkpoint has all.
+        Too many nodes were lost; with `InsufficientNodes` a checkpoint has the complete state.
     WorkerError
-        Something failed that is no loss.
+        A node failed for another reason than a loss.
     """
     launcher = launcher or LocalLauncher()
     check_gpus(launcher, options.n_nodes)
@@ -604,14 +600,16 @@ def train_resilient(
 
 @contextmanager
 def _notices(take: Callable[[str], object]) -> Iterator[list[int]]:
-    """Hand the first signal that asks for the end to a function, and leave a second one its usual effect."""
+    """Pass the first SIGINT or SIGTERM to a function, and give a second one its usual effect."""
     came: list[int] = []
     first_s = 0.0
     is_main = threading.current_thread() is threading.main_thread()
     numbers = (signal.SIGINT, signal.SIGTERM) if is_main else ()
-    # A process in the background may have been told to ignore Ctrl-C.
-    found = {one: signal.getsignal(one) for one in numbers}
-    before = {one: handler for one, handler in found.items() if handler not in (signal.SIG_IGN, None)}
+    # A process in the background may have been started with Ctrl-C ignored.
+    handlers = {number: signal.getsignal(number) for number in numbers}
+    before = {
+        number: handler for number, handler in handlers.items() if handler not in (signal.SIG_IGN, None)
+    }
 
     def restore() -> None:
         for number, handler in before.items():
@@ -636,7 +634,7 @@ def _notices(take: Callable[[str], object]) -> Iterator[list[int]]:
 
 
 def saved_text(run_dir: str | Path) -> str:
-    """Say which checkpoint a run directory has, and what the same call would do with it."""
+    """Describe the checkpoint of a run directory, and the iteration from which the same call resumes."""
     found = sound_checkpoint(Path(run_dir) / "checkpoints")
     if found is None:
         return f"{run_dir} has no checkpoint; the same call starts from iteration 0"
@@ -644,13 +642,13 @@ def saved_text(run_dir: str | Path) -> str:
 
 
 class _History:
-    """A table of the run directory, to which every call appends its rows."""
+    """Table in the run directory, to which every call appends its rows."""
 
     def __init__(self, schema: TableSchema, folder: Path, n_known: int) -> None:
         self._path, self._n_known = folder / f"{schema.name}.csv", n_known
         header = ",".join(schema.names) + "\n"
         text = self._path.read_text(encoding="utf-8") if self._path.exists() else header
-        self._before = text[: text.rfind("\n") + 1]
+        self._before = text[: text.rfind("\n") + 1]  # without an incomplete last line
         first, *rows = self._before.splitlines(keepends=True) or [""]
         if first != header:
             found = f"{self._path} has the columns {first.strip() or 'of no table'}"
@@ -659,19 +657,19 @@ class _History:
         self.n_calls = max(map(int, calls), default=0)
 
     def write(self, table: pd.DataFrame) -> None:
-        """Write the earlier rows and those of this call, which are the last of a table."""
+        """Write the earlier rows and those of this call, the last rows of ``table``."""
         own = csv_text(table.iloc[self._n_known :], header=False)
         write_text(self._before + own, self._path)
 
 
 def _gpus_of(launcher: Launcher) -> Sequence[int]:
-    """Return the GPUs of this machine, by their places, that nodes may have; empty where they use none."""
+    """Return the indices of the GPUs of this machine that nodes may use; empty if they use none."""
     named = launcher.gpus if isinstance(launcher, LocalLauncher) else None
     return range(launcher.n_devices or 0) if named is None else named
 
 
 class _Run:
-    """One run while its directory is held."""
+    """Run whose directory is locked: sets up the coordinator, and starts and kills processes for it."""
 
     def __init__(
         self,
@@ -714,24 +712,22 @@ class _Run:
         self.launch = Launch(WORKER, {}, options.n_nodes, folder / PROCESSES, on_loss="tell")
 
     def _start(self, iterations: int) -> Any:
-        """Find the checkpoint from which the run goes on, if there is one."""
-        found = sound_checkpoint(self.checkpoints)
-        if found is None:
+        """Return the checkpoint from which the run resumes, None if there is none."""
+        saved = sound_checkpoint(self.checkpoints)
+        if saved is None:
             return None
         if not self.options.resume:
-            where = f"run_dir is {self.folder}, which has a checkpoint after {found.step} iterations"
+            where = f"run_dir is {self.folder}, which has a checkpoint after {saved.step} iterations"
             raise InputError(f"{where}; accepted: resume, or a directory without one")
-        if found.values.get("format") != _FORMAT or found.values.get("job") != self._plain_job():
-            raise CheckpointError(f"{found.path}: is that of another job")
-        if found.step > iterations:
-            raise InputError(f"iterations is {iterations}; accepted: at least {found.step}, which are done")
-        return found
-
-    def _plain_job(self) -> Any:
-        return json.loads(json.dumps(self.job.values()))
+        job = json.loads(json.dumps(self.job.values()))  # tuples become lists, as in the checkpoint
+        if saved.values.get("format") != _FORMAT or saved.values.get("job") != job:
+            raise CheckpointError(f"{saved.path}: is that of another job")
+        if saved.step > iterations:
+            raise InputError(f"iterations is {iterations}; accepted: at least {saved.step}, which are done")
+        return saved
 
     def run(self) -> LiveResult:
-        """Train."""
+        """Train to the end."""
         if self.started is not None and self.started.step >= self.protocol.end:
             return self._result()
         request = {"job": self.job.values(), "partial": str(self.checkpoints / ".partial")}
@@ -753,17 +749,18 @@ class _Run:
         try:
             coordinator.run()
         except InsufficientNodes as error:
-            # A notice may have reached the nodes first, all of which leave then.
+            # A notice may reach the nodes first; then all of them leave, which is no failure.
             if not self.notice or self.protocol.saved != self.protocol.step:
                 raise self._at_start(error) from None
         finally:
             self._write()
         if self.notice and self.protocol.step < self.protocol.end:
-            self._take_event(Event("stopped", time.monotonic(), None, self._stopped()))
+            stopped = {"signal": self.notice, "step": self.protocol.step, "saved": saved_text(self.folder)}
+            self._take_event(Event("stopped", time.monotonic(), None, stopped))
         return self._result()
 
     def _at_start(self, error: InsufficientNodes) -> Exception:
-        """Return what processes reported that ended before a plan was made, else the error itself."""
+        """Return the report of a process that ended before a plan was made, else the error itself."""
         directory = RunDirectory(self.launch.run_dir)
         for node in range(self.options.n_nodes if self.protocol.plan is None else 0):
             kind, _, text = ((directory.error(node) or {}).get("error") or "").partition(": ")
@@ -779,11 +776,8 @@ class _Run:
         if self.coordinator is not None:
             self.coordinator.stop(name)
 
-    def _stopped(self) -> dict[str, Any]:
-        return {"signal": self.notice, "step": self.protocol.step, "saved": saved_text(self.folder)}
-
     def start(self, node: int) -> Process:
-        """Start the process of a node, on a GPU that no other has if there are any; of a `Starter`."""
+        """Start the process of a node, on a free GPU if there are GPUs (see `Starter`)."""
         launcher = self.launcher
         if not (self.gpus and isinstance(launcher, LocalLauncher)):
             return launcher.start(self.launch, node)
@@ -794,11 +788,11 @@ class _Run:
 
     @property
     def is_forked(self) -> bool:
-        """Whether processes are forked from one that has torch loaded."""
+        """True if processes are forked from one that has loaded torch."""
         return isinstance(self.launcher, LocalLauncher) and self.launcher.device == "cpu"
 
     def end(self, process: Process) -> None:
-        """End a process; of a `Starter`."""
+        """Kill a process (see `Starter`)."""
         self.launcher.end(process)
 
     def _take_event(self, event: Event) -> None:
@@ -808,7 +802,7 @@ class _Run:
             self.faults(event)
 
     def _finish(self, step: int) -> None:
-        # Tables first, so that whoever finds the checkpoint finds its iterations too.
+        # Tables first, so that a checkpoint never lacks its iterations in them.
         begin_s = time.monotonic()
         if begin_s >= self._write_next_s:
             self._write()
@@ -834,8 +828,7 @@ class _Run:
         )  # fmt: skip
 
 
-# ------------------------------------------------------------------------------------------------
-# The baseline of resilient training: any loss ends all processes, and new ones go on from a checkpoint.
+# --- Baseline: relaunch all processes from a checkpoint after each loss -----------------------------
 
 
 def train_relaunching(
@@ -848,10 +841,10 @@ def train_relaunching(
     record: Record,
     faults: Faults | None = None,
 ) -> LiveResult:
-    """Train as `train_resilient`, but start all over from the newest checkpoint after each loss.
+    """Train as `train_resilient`, but relaunch all processes from the newest checkpoint after each loss.
 
-    Processes are forked from one that has torch loaded, so that a relaunch is as short as it can be.
-    ``record`` has what happened in all launches, the result what came of the last.
+    Processes are forked from one that has loaded torch, so that a relaunch is as short as possible.
+    ``record`` has the events of all launches; the result is that of the last one.
     """
     while True:
         try:
@@ -863,15 +856,14 @@ def train_relaunching(
             continue
 
 
-# ------------------------------------------------------------------------------------------------
-# Reach a run that is going on from outside: bring a node in, or let some go.
+# --- Joining and draining a run from outside --------------------------------------------------------
 
 _CONNECT_S = 30.0
 _numbers = itertools.count()
 
 
 def _reached(run_dir: str | Path) -> tuple[Path, str, Connection]:
-    """Directory of the processes, token, and a connection to the coordinator of a run."""
+    """Return the directory of the processes, the token, and a connection to the coordinator of a run."""
     processes = Path(run_dir).resolve() / PROCESSES
     address = read_json(processes / ADDRESS_FILE)
     if address is None:
@@ -884,25 +876,27 @@ def _reached(run_dir: str | Path) -> tuple[Path, str, Connection]:
 
 
 def join_run(run_dir: str | Path, launcher: Launcher | None = None) -> str:
-    """Take part in a run with one more process, until the run is over or the process leaves it.
+    """Join a run with one more process, until the run is over or the process leaves it.
+
+    SIGTERM and SIGINT make the process leave at the next boundary of iterations; a second SIGINT ends it at
+    once.
 
     Parameters
     ----------
     run_dir
-        Directory of a run that is going on, on a file system that this machine sees.
+        Directory of an active run, on a file system that this machine sees.
     launcher
-        Where the process runs, None for this machine; of its GPUs the process must be left one alone. SIGTERM
-        and SIGINT let it leave at the next boundary of iterations; a second SIGINT ends it at once.
+        Where the process runs, None for this machine; at most one of its GPUs may be visible.
 
     Returns
     -------
     str
-        Why it ended.
+        Reason for which the process ended.
 
     Raises
     ------
     InputError
-        No run is going on there, or the process does not know which of several GPUs is free.
+        No run is active there, or several GPUs are visible.
     WorkerError
         The process failed or was killed.
     """
@@ -948,17 +942,17 @@ def join_run(run_dir: str | Path, launcher: Launcher | None = None) -> str:
 
 
 def drain_nodes(run_dir: str | Path, nodes: tuple[int, ...] = ()) -> None:
-    """Let nodes leave a run at the next boundary of iterations, or end it there with a checkpoint.
+    """Release nodes of a run at the next boundary of iterations, or end it there with a checkpoint.
 
     Parameters
     ----------
     run_dir, nodes
-        Directory of a run that is going on, and who shall leave; none for the end of the run.
+        Directory of an active run, and the nodes to release; none to end the run.
 
     Raises
     ------
     InputError
-        No run is going on there.
+        No run is active there.
     """
     _, token, link = _reached(run_dir)
     link.send(Drain(token, tuple(nodes)))

@@ -1,7 +1,8 @@
-"""The constants that all models of a cluster share, fitted to the rows of several models at once.
+"""Fitting the performance model: one form to one workload, throughput tables, and shared constants.
 
-They show what a model meets whose own rows nobody has seen: the constants of the presets were chosen with
-measured rows of every model in view.
+A fit is bounded least squares in the logarithms of times and parameters, from several starts. `fit_table`
+samples the rows to fit and predicts all others, a `Learner` fits again after further runs, and `fit_shared`
+fits the constants that all models of a cluster share.
 """
 
 import logging
@@ -37,9 +38,7 @@ from makespan.workloads import Workload, is_in_zoo, workload as load_workload, w
 
 _LOG = logging.getLogger(__name__)
 
-
-# ------------------------------------------------------------------------------------------------
-# Fitting a form to observations: bounded least squares on log times from several starts.
+# --- One form, one workload ---
 
 Index = npt.NDArray[np.intp]
 _PREFERRED_GPUS = 2.0  # one GPU often needs several passes, many GPUs leave few samples each
@@ -48,7 +47,7 @@ Bools = npt.NDArray[np.bool_]
 FORMS: dict[str, Form] = {form.name: form for form in (PUBLISHED, EXTENDED)}
 """The forms of the model by name; every experiment can use either."""
 _N_STARTS = 12
-_START_SPREAD = 0.5  # of the prior's own standard deviation
+_START_SPREAD = 0.5  # of the standard deviation of the prior
 _SEARCH_TOLERANCE, _FINAL_TOLERANCE = 1e-6, 1e-10  # relative change of cost and parameters
 _STEP = 1e-6  # of the finite differences in log parameters
 _DECIMALS = 5  # of log parameters, so five significant digits of a parameter
@@ -57,27 +56,18 @@ _DETERMINED = 0.5  # share of the prior's standard deviation that may be left
 
 
 def forward_profile(points: Points, measured: Measured, backward_ratio: float) -> Profile:
-    """Find the forward time that all predictions of a model are scaled from.
+    """Find the forward time from which all predictions of a model are scaled.
 
-    In order of preference: the forward phase of a data-parallel row on one node; where the stack
-    reports launch times instead (it runs asynchronously), the growth of the iteration time with
-    the samples of a replica; the least that the pipeline phase or iteration time of any row
-    leaves for a sample. All but the first contain the backward pass and are divided by
-    ``1 + backward_ratio``. The choice does not depend on the order of the rows.
+    In order of preference: the forward phase of a data-parallel row on one node; where the stack runs
+    asynchronously and reports launch times instead, the growth of the iteration time with the samples of a
+    replica; the least time per sample that the pipeline phase or iteration time of any row implies. All but
+    the first contain the backward pass and are divided by ``1 + backward_ratio``. The choice does not depend
+    on the order of the rows.
     """
     if len(points) == 0:
         raise FitError(f"no observation of {points.workload.key!r}; at least one row is needed for a fit")
-    replicated = _ordered(points, measured, ~points.is_model_parallel & (points.n_nodes == 1))
-    if points.workload.data_parallel_stack.phase_style == "ddp":
-        found = _from_growth(points, measured, replicated, backward_ratio)
-    else:
-        found = _from_phase(points, measured, replicated)
-    return found or _from_whole(points, measured, backward_ratio)
-
-
-def _ordered(points: Points, measured: Measured, mask: npt.NDArray[np.bool_]) -> Index:
-    """Rows of a mask, plain data parallel first, then nearest to the preferred number of GPUs."""
-    rows = np.flatnonzero(mask)
+    # Data-parallel rows on one node: plain ones first, then nearest to the preferred number of GPUs.
+    rows = np.flatnonzero(~points.is_model_parallel & (points.n_nodes == 1))
     keys = (
         measured.iter_time_s[rows],
         points.n_gpus[rows],
@@ -86,37 +76,28 @@ def _ordered(points: Points, measured: Measured, mask: npt.NDArray[np.bool_]) ->
         points.is_offload[rows],
         ~points.is_data_parallel[rows],
     )
-    return rows[np.lexsort(keys)]
-
-
-def _from_phase(points: Points, measured: Measured, rows: Index) -> Profile | None:
-    for row in rows:
-        if measured.forward_s[row] > 0:
-            samples, passes = points.replica_batch_size[row], points.n_micro[row]
-            return Profile(float(measured.forward_s[row]), float(samples), float(passes), "forward phase")
-    return None
-
-
-def _from_growth(points: Points, measured: Measured, rows: Index, backward_ratio: float) -> Profile | None:
-    rows = rows[points.is_data_parallel[rows] & (points.checkpoint_fraction[rows] == 0)]
-    if len(rows) < 2:
-        return None
-    batch, time = points.replica_batch_size[rows], measured.iter_time_s[rows]
-    most, least = int(np.argmax(batch)), int(np.argmin(batch))
-    samples, growth = batch[most] - batch[least], time[most] - time[least]
-    if samples <= 0 or growth <= 0:
-        return None
-    return Profile(float(growth / (1.0 + backward_ratio)), float(samples), 0.0, "growth with the batch")
-
-
-def _from_whole(points: Points, measured: Measured, backward_ratio: float) -> Profile:
-    """Take the least forward time of a sample that any row implies: each bounds it from above."""
+    rows = rows[np.lexsort(keys)]  # the last key is the most significant
+    if points.workload.data_parallel_stack.phase_style == "ddp":
+        rows = rows[points.is_data_parallel[rows] & (points.checkpoint_fraction[rows] == 0)]
+        if len(rows) >= 2:
+            batch, iter_time_s = points.replica_batch_size[rows], measured.iter_time_s[rows]
+            most, least = int(np.argmax(batch)), int(np.argmin(batch))
+            samples, growth = batch[most] - batch[least], iter_time_s[most] - iter_time_s[least]
+            if samples > 0 and growth > 0:
+                forward_s = float(growth / (1.0 + backward_ratio))
+                return Profile(forward_s, float(samples), 0.0, "growth with the batch")
+    else:
+        for row in rows:
+            if measured.forward_s[row] > 0:
+                n_samples, passes = float(points.replica_batch_size[row]), float(points.n_micro[row])
+                return Profile(float(measured.forward_s[row]), n_samples, passes, "forward phase")
+    # Every row bounds the forward time of a sample from above, so the least bound is the tightest.
     bubble = (points.n_micro + points.pp - 1.0) / (points.n_micro * points.pp)
     reported = points.is_model_parallel & (measured.overlap_sync_s > 0)
     time = np.where(reported, measured.overlap_sync_s, measured.iter_time_s)
     time = time * points.tp / np.where(points.is_model_parallel, bubble, 1.0)
-    passes = 1.0 + backward_ratio + points.checkpoint_fraction
-    per_sample = time / passes / (points.replica_batch_size * points.tokens_share)
+    work = 1.0 + backward_ratio + points.checkpoint_fraction
+    per_sample = time / work / (points.replica_batch_size * points.tokens_share)
     return Profile(float(per_sample.min()), 1.0, 0.0, "least share of an iteration")
 
 
@@ -127,13 +108,13 @@ class Fit:
     Parameters
     ----------
     profile
-        Forward time that predictions are scaled from.
+        Forward time from which predictions are scaled.
     points, measured
         The observations.
     values, std_err, identified, information, at_bound
-        Fitted parameters; their standard errors; whether the observations determine them (off the bounds,
-        and a standard error of at most half of the prior's); share of the prior variance that the
-        observations removed; whether they stopped at a bound; each (n_parameters,).
+        Fitted parameters; their standard errors; a mask of those that the observations determine (off the
+        bounds, and with a standard error of at most half of the prior's); share of the prior variance that
+        the observations removed; a mask of those that stopped at a bound; each (n_parameters,).
     residual
         Log of predicted over measured iteration time of the observations, (n,).
     cost
@@ -172,7 +153,7 @@ class Fit:
         return self.phases(points).iter_time_s
 
     def busy_shares(self, points: Points) -> tuple[Floats, Floats]:
-        """Predicted shares of a step in which devices compute, and in which data move, ``(n,)``, 0 to 1."""
+        """Predict the shares of a step in which devices compute, and in which data move, ``(n,)``, 0 to 1."""
         work_s = self.form.work(self.values, Terms(points, self.profile, self.environment.constants))
         computing, moving = (np.minimum(part_s / self.predict(points), 1.0) for part_s in work_s)
         return computing, moving
@@ -238,6 +219,7 @@ class _Problem:
 
 
 def _known(predicted: Floats, log_measured: Floats) -> Floats:
+    """Log ratio of predicted over measured phases, 0 where the phase was not reported."""
     floor = np.finfo(np.float64).tiny
     return np.nan_to_num(np.log(np.maximum(predicted, floor)) - log_measured, nan=0.0)
 
@@ -265,12 +247,6 @@ def fit(form: str, points: Points, measured: Measured, environment: Environment,
     """
     if form not in FORMS:
         raise unknown_name("form of the performance model", form, FORMS)
-    _check_times(points, measured)
-    problem = _problem(FORMS[form], points, measured, environment)
-    return _result(problem, _solve(problem, seed), environment, measured)
-
-
-def _check_times(points: Points, measured: Measured) -> None:
     if len(points) != len(measured):
         raise FitError(f"{len(points)} points but {len(measured)} measured times")
     bad = np.flatnonzero(~(np.isfinite(measured.iter_time_s) & (measured.iter_time_s > 0)))
@@ -279,6 +255,17 @@ def _check_times(points: Points, measured: Measured) -> None:
             f"observation {bad[0] + 1} of {points.workload.key!r}: iteration time "
             f"{measured.iter_time_s[bad[0]]} s; accepted: a positive time"
         )
+    problem = _problem(FORMS[form], points, measured, environment)
+    rng, bounds = np.random.default_rng(seed), problem.bounds
+    offsets = rng.standard_normal((_N_STARTS, len(problem.centre))) * _START_SPREAD * problem.spread
+    offsets[0] = 0.0  # the first start is the centre of the priors
+    starts = np.clip(problem.centre + offsets, bounds[0] + _STEP, bounds[1] - _STEP)
+    descend = partial(least_squares, problem.residuals, bounds=bounds, step=_STEP, scale=problem.spread)
+    searches = [descend(start, tolerance=_SEARCH_TOLERANCE) for start in starts]
+    best = min(searches, key=lambda pair: pair[1])[0]
+    # Only the best start is refined, and rounded so that all processors agree on the parameters.
+    z = descend(best, tolerance=_FINAL_TOLERANCE, decimals=_DECIMALS)[0]
+    return _result(problem, z, environment, measured)
 
 
 def _priors(form: Form, environment: Environment) -> list[Prior]:
@@ -307,17 +294,6 @@ def _problem(form: Form, points: Points, measured: Measured, environment: Enviro
     )
 
 
-def _solve(problem: _Problem, seed: int) -> Floats:
-    rng, bounds = np.random.default_rng(seed), problem.bounds
-    offsets = rng.standard_normal((_N_STARTS, len(problem.centre))) * _START_SPREAD * problem.spread
-    offsets[0] = 0.0
-    starts = np.clip(problem.centre + offsets, bounds[0] + _STEP, bounds[1] - _STEP)
-    descend = partial(least_squares, problem.residuals, bounds=bounds, step=_STEP, scale=problem.spread)
-    found = [descend(start, tolerance=_SEARCH_TOLERANCE) for start in starts]
-    best = min(found, key=lambda pair: pair[1])[0]
-    return descend(best, tolerance=_FINAL_TOLERANCE, decimals=_DECIMALS)[0]
-
-
 def _result(problem: _Problem, z: Floats, environment: Environment, measured: Measured) -> Fit:
     values, jacobian, rows = np.exp(z), forward_differences(problem.residuals, z, _STEP), problem.residuals(z)
     lower, upper = problem.bounds
@@ -340,10 +316,9 @@ def _result(problem: _Problem, z: Floats, environment: Environment, measured: Me
     )
 
 
-# ------------------------------------------------------------------------------------------------
-# From throughput tables to models: which rows are sampled, what a fit predicts, learning from what ran.
+# --- Throughput tables: sampled rows, predictions, regret, and learning from further runs ---
 
-_SIZES = tuple(10 ** (half / 2) for half in range(16, 23))  # of models that the zoo lacks [parameters]
+_SIZES = tuple(10 ** (half / 2) for half in range(16, 23))  # of models not in the zoo [parameters]
 Pair = tuple[ExecutionPlan, Placement]
 _OFFLOAD = (PlanFamily.ZERO_OFFLOAD, PlanFamily.ZERO_OFFLOAD_GC)
 _WANTED: tuple[tuple[tuple[PlanFamily, ...], tuple[str, ...]], ...] = (
@@ -354,19 +329,18 @@ _WANTED: tuple[tuple[tuple[PlanFamily, ...], tuple[str, ...]], ...] = (
 _MIXED_DEGREE = 4  # both degrees of the third model-parallel row, if it exists
 _TIE = 1e-9  # relative difference below which two predictions count as equal
 SAMPLED = "sampled"
-"""Why rows of the sampling design are known."""
+"""Reason for which rows of the sampling design are known."""
 
 
 def sampling_design(frame: pd.DataFrame, workload: str | Workload) -> Bools:
     """Choose the rows to fit: at most seven data-parallel ones and three model-parallel ones.
 
-    The rule looks at plans and placements, never at times. Of plain data parallelism it takes two
-    and eight GPUs of one node and eight GPUs on four nodes, of the partitioned optimiser
-    eight GPUs on two nodes, of offload the same three as of data parallelism. A family of which
-    fewer than two of its rows exist (fewer than one, if one is wanted) is spread over what
-    there is: fewest, most and middle number of GPUs and CPU threads. Of model-parallel plans it
-    takes the shallowest with the widest tensor parallelism on most GPUs, the deepest with the
-    narrowest on fewest GPUs, and the one nearest to tensor and pipeline degree four.
+    The rule uses plans and placements, never times. Of plain data parallelism it takes two and eight GPUs of
+    one node and eight GPUs on four nodes, of the partitioned optimiser eight GPUs on two nodes, of offload
+    the same three as of data parallelism. If fewer than two of these rows of a family exist (fewer than one,
+    if one is wanted), it takes the fewest, most and middle number of GPUs and CPU threads instead. Of
+    model-parallel plans it takes the shallowest with the widest tensor parallelism on most GPUs, the deepest
+    with the narrowest on fewest GPUs, and the one nearest to tensor and pipeline degree four.
 
     Parameters
     ----------
@@ -433,14 +407,14 @@ def _model_parallel_rows(members: dict[int, Pair]) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class TableFit:
-    """A fit to the sampled rows of a throughput table and its predictions of all of them.
+    """A fit to the sampled rows of a throughput table, and its predictions of all rows.
 
     Parameters
     ----------
     frame
         The feasible rows of the table, with a new index.
     fitted, predicted_s
-        Which of them were sampled, and predicted iteration times [s], (n,).
+        Mask of the sampled rows, and predicted iteration times [s], (n,).
     """
 
     fit: Fit
@@ -455,7 +429,7 @@ class TableFit:
         return np.asarray(100.0 * np.abs(self.predicted_s - measured) / measured)
 
     def errors(self) -> pd.DataFrame:
-        """Return errors [%] on rows that were not sampled, one row a plan family and one for ``all``.
+        """Return errors [%] on rows that were not sampled, one row per plan family and one for ``all``.
 
         Columns: ``model, plan_family, form, n_fit, n_validate, avg_error_pct, p95_error_pct, max_error_pct``
         over clean rows, and ``avg_error_all_rows_pct`` with flagged ones.
@@ -493,8 +467,8 @@ def fit_table(
 ) -> TableFit:
     """Sample, fit and predict the rows of one workload in a throughput table.
 
-    The zoo may lack the workload: then a decoder of usual proportions stands for the model, and where nobody
-    states its size, the size is the one of a grid with which the model fits best, which is logged.
+    For a workload that is not in the zoo, a decoder of usual proportions stands for the model. Without
+    ``parameters``, every size of a grid is tried, and the size with the best fit is used and logged.
 
     Parameters
     ----------
@@ -505,7 +479,7 @@ def fit_table(
     sampled
         Rows to fit, (n_rows,); those of `sampling_design` if not given.
     parameters
-        Number of parameters of a model that the zoo lacks.
+        Number of parameters of a model that is not in the zoo.
 
     Raises
     ------
@@ -517,8 +491,10 @@ def fit_table(
     if is_known and parameters is not None:
         there = load_workload(workload).model.parameters
         if parameters != there:
-            found = f"{key!r} has {there} parameters, got {parameters:g}"
-            raise InputError(f"{found}; state no number, or name the model differently")
+            raise InputError(
+                f"{key!r} has {there} parameters, got {parameters:g}; state no number, or name the model "
+                "differently"
+            )
     usable = ((frame["workload"] == key) & frame["feasible"].astype(bool)).to_numpy()
     kept = frame[usable].reset_index(drop=True)
     if not len(kept):
@@ -528,8 +504,15 @@ def fit_table(
     specs = [workload_of(key, batch, size) for size in sizes]
     measured = measured_from_table(kept)
     fitted = sampling_design(kept, specs[0]) if sampled is None else sampled[usable]
+    # A trace does not record the cap on micro-batches; where the cap of the preset is not at one of the
+    # extremes, one sample per micro-batch is tried as well, and the better fit decides.
+    variants = []
+    for spec in specs:
+        variants.append(spec)
+        if spec.max_microbatches not in (1, spec.global_batch_size):
+            variants.append(replace(spec, max_microbatches=spec.global_batch_size))
     candidates = []
-    for variant in (variant for spec in specs for variant in _micro_batch_variants(spec)):
+    for variant in variants:
         points = points_from_table(kept, variant, environment)
         result = fit(form, points.take(fitted), measured.take(fitted), environment)
         candidates.append(TableFit(result, kept, fitted, result.predict(points)))
@@ -540,17 +523,11 @@ def fit_table(
     return best
 
 
-def _micro_batch_variants(spec: Workload) -> list[Workload]:
-    """Return the workload with each cap on micro-batches that its trace may have used but does not record."""
-    one_a_sample = replace(spec, max_microbatches=spec.global_batch_size)
-    return [spec] if spec.max_microbatches in (1, spec.global_batch_size) else [spec, one_a_sample]
-
-
 def regret(frame: pd.DataFrame, predicted_s: Floats) -> pd.DataFrame:
-    """Evaluate the choice of the plan: what is lost when the plan predicted as fastest is run.
+    """Evaluate the choice of the plan: the throughput lost by running the plan predicted as fastest.
 
-    Of plans predicted as equally fast the one that partitions most is chosen, because it needs
-    no more memory.
+    Of plans predicted as equally fast the one that partitions most is chosen, because it needs no more
+    memory.
 
     Parameters
     ----------
@@ -563,31 +540,27 @@ def regret(frame: pd.DataFrame, predicted_s: Floats) -> pd.DataFrame:
     Returns
     -------
     pandas.DataFrame
-        ``workload, placement, best_plan, chosen_plan, regret_pct``, one row a placement (and number
+        ``workload, placement, best_plan, chosen_plan, regret_pct``, one row per placement (and number
         of CPU threads) on which at least two clean plans were measured; regret is the share [%]
         of the best throughput that is lost.
     """
     usable = (frame["clean"] & frame["feasible"]).to_numpy(dtype=bool)
     kept = frame[usable].assign(predicted_s=np.asarray(predicted_s)[usable])
     keys = ["workload", "placement"] + (["cpu_threads"] if "cpu_threads" in kept else [])
-    records = [
-        {"workload": key[0], "placement": key[1]} | _chosen_plan(group)
-        for key, group in kept.groupby(keys, sort=True)
-        if len(group) > 1
-    ]
+    records = []
+    for key, group in kept.groupby(keys, sort=True):
+        if len(group) < 2:
+            continue
+        measured = group["iter_time_s"].to_numpy(dtype=np.float64)
+        predicted = group["predicted_s"].to_numpy(dtype=np.float64)
+        plans = [str(text) for text in group["exec_plan"]]
+        tied = np.flatnonzero(predicted <= predicted.min() * (1.0 + _TIE))
+        chosen = min(tied.tolist(), key=lambda row: (not plans[row].startswith("zero"), plans[row]))
+        best = int(np.argmin(measured))
+        lost = 100.0 * (1.0 - measured[best] / measured[chosen])
+        records.append((key[0], key[1], plans[best], plans[chosen], float(lost)))
     names = ["workload", "placement", "best_plan", "chosen_plan", "regret_pct"]
     return pd.DataFrame(records, columns=names)
-
-
-def _chosen_plan(group: pd.DataFrame) -> dict[str, object]:
-    measured = group["iter_time_s"].to_numpy(dtype=np.float64)
-    predicted = group["predicted_s"].to_numpy(dtype=np.float64)
-    plans = [str(text) for text in group["exec_plan"]]
-    tied = np.flatnonzero(predicted <= predicted.min() * (1.0 + _TIE))
-    chosen = min(tied.tolist(), key=lambda row: (not plans[row].startswith("zero"), plans[row]))
-    best = int(np.argmin(measured))
-    lost = 100.0 * (1.0 - measured[best] / measured[chosen])
-    return {"best_plan": plans[best], "chosen_plan": plans[chosen], "regret_pct": float(lost)}
 
 
 @dataclass(slots=True)
@@ -600,10 +573,11 @@ class Learner:
         Schema `makespan.tables.THROUGHPUT`, one workload, with a new index; may have infeasible rows,
         which are runs that fail. Flagged rows are known once they ran, but not fitted.
     first, reasons
-        Fit to the sampled rows, and why each row is known, (n_rows,); empty where it has not run.
+        Fit to the sampled rows, and the reason for which each row is known, (n_rows,); empty where it has
+        not run.
     runs_by_preset
-        Whether runs after the sampled ones split their batch as the preset of the workload says, or as
-        the fit to the sampled rows found.
+        True if runs after the sampled ones split their batch by the preset of the workload, False if as in
+        the fit to the sampled rows.
     """
 
     rows: pd.DataFrame
@@ -635,7 +609,7 @@ class Learner:
         return np.asarray(np.nan_to_num(self.rows["iter_time_s"].to_numpy(dtype=np.float64)))
 
     def learn(self, which: Iterable[int], reason: str) -> None:
-        """Note that rows have run, and why; a reason that is known already stays."""
+        """Record that rows have run, and the reason; a row keeps its first reason."""
         for row in which:
             self.reasons[row] = self.reasons[row] or reason
 
@@ -651,14 +625,14 @@ class Learner:
         return self.first.refit(points, measured_from_table(further))
 
     def learn_until_known(self, choose: Callable[[Fit], list[int]], reason: str) -> tuple[list[int], int]:
-        """Run the rows that are expected to be best, fit again, and repeat until those are known.
+        """Run the rows that are expected to be best, fit again, and repeat until the choice is known.
 
-        ``choose`` maps the present fit to the rows that should run; ``reason`` says why they are known then.
+        ``choose`` maps the present fit to the rows that should run; ``reason`` is recorded for them.
 
         Returns
         -------
         tuple
-            The rows chosen in the end, and how many ran for it.
+            The rows of the last choice, and how many rows ran for it.
         """
         before = sum(map(bool, self.reasons))
         while True:
@@ -669,42 +643,51 @@ class Learner:
             self.learn(unknown, reason)
 
 
-# ------------------------------------------------------------------------------------------------
-# The constants that all models of a cluster share, fitted to the rows of several models at once.
+# --- Shared constants of a cluster, fitted to the rows of several models at once ---
 #
-# They show what a model meets whose own rows nobody has seen: the constants of the presets were chosen with
-# measured rows of every model in view.
+# The constants of the presets were chosen with measured rows of every model in view. Constants fitted without
+# a model show how well the model is predicted whose rows nobody has seen.
 
 _TOLERANCE = 1e-6
 
 
 def fit_shared(fits: Iterable[TableFit], environment: Environment) -> dict[str, float]:
-    """Fit what an environment leaves open, constants and centres of priors, to the rows of some models.
+    """Fit the open values of an environment, constants and centres of priors, to the rows of some models.
 
-    All clean rows of the models are used, and parameters of each model are fitted beside what they share.
-    Squared log errors of the iteration times, with which each table counts the same, are minimised together
-    with the priors of ``environment.neutral``, which no measured row has entered; their medians come back
-    where there is no fit.
+    All clean rows of the models are used, and the parameters of each model are fitted together with the
+    shared values. The objective adds the squared log errors of the iteration times, weighted so that each
+    table counts the same, and the priors of ``environment.neutral``, which no measured row has entered.
+    Without any model the medians of these priors come back.
 
     Parameters
     ----------
     fits
-        One of each workload, of any form; those of unclear configuration
-        (``Workload.used_for_calibration``) are left out.
+        One fit per workload, of any form; workloads of unclear configuration (see
+        ``Workload.used_for_calibration``) are left out.
     environment
-        What it leaves open has a prior in ``neutral``.
+        Its open values have a prior in ``neutral``.
 
     Returns
     -------
     dict
         Value of each name in ``neutral``, in its unit, for ``environment.with_shared``.
     """
-    models = [_model(one, environment) for one in fits if one.fit.points.workload.used_for_calibration]
+    models = []
+    for table_fit in fits:
+        workload = table_fit.fit.points.workload
+        if not workload.used_for_calibration:
+            continue
+        rows = table_fit.frame[table_fit.frame["clean"].to_numpy(dtype=bool)]
+        points = points_from_table(rows, workload, environment)
+        log_time = np.log(measured_from_table(rows).iter_time_s)
+        weight = 1.0 / (environment.constants.time_log_sd * np.sqrt(len(rows)))
+        models.append(_Model(points, table_fit.fit.profile, log_time, float(weight)))
     problem = _Joint(environment, tuple(models))
-    priors = [*environment.neutral.values(), *(problem.own * len(models))]
+    of_model = [environment.priors[EXTENDED.name][name] for name in EXTENDED.parameters]
+    priors = [*environment.neutral.values(), *(of_model * len(models))]
     bounds = np.log([[prior.low for prior in priors], [prior.high for prior in priors]])
     start = np.log([prior.median for prior in priors])
-    found, _ = least_squares(
+    z, _ = least_squares(
         problem.residuals,
         np.clip(start, bounds[0] + _STEP, bounds[1] - _STEP),
         (bounds[0], bounds[1]),
@@ -712,7 +695,7 @@ def fit_shared(fits: Iterable[TableFit], environment: Environment) -> dict[str, 
         tolerance=_TOLERANCE,
         scale=np.array([prior.log_sd for prior in priors]),
     )
-    return problem.values_of(found[: len(environment.neutral)])
+    return problem.values_of(z[: len(environment.neutral)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -725,33 +708,22 @@ class _Model:
     weight: float
 
 
-def _model(found: TableFit, environment: Environment) -> _Model:
-    rows = found.frame[found.frame["clean"].to_numpy(dtype=bool)]
-    points = points_from_table(rows, found.fit.points.workload, environment)
-    log_time = np.log(measured_from_table(rows).iter_time_s)
-    weight = 1.0 / (environment.constants.time_log_sd * np.sqrt(len(rows)))
-    return _Model(points, found.fit.profile, log_time, float(weight))
-
-
 @dataclass(frozen=True, slots=True)
 class _Joint:
-    """The least-squares problem in logarithms: what is shared, then the parameters of each model."""
+    """The least-squares problem in logarithms: shared values, then the parameters of each model."""
 
     environment: Environment
     models: Sequence[_Model]
 
-    @property
-    def own(self) -> list[Prior]:
-        """Priors of the parameters of one model."""
-        return [self.environment.priors[EXTENDED.name][name] for name in EXTENDED.parameters]
-
     def values_of(self, log_shared: Floats) -> dict[str, float]:
-        """Return what is shared by name."""
+        """Return the shared values by name."""
         return dict(zip(self.environment.neutral, np.exp(log_shared).tolist(), strict=True))
 
     def residuals(self, z: Floats) -> Floats:
         """Weighted residuals of one vector or of a matrix of vectors, one row each."""
         rows, n_shared, n_own = np.atleast_2d(z), len(self.environment.neutral), len(EXTENDED.parameters)
+        # Environment and terms are rebuilt once for each distinct vector of shared values: in a Jacobian, all
+        # vectors that step in a parameter of one model have the same shared values.
         shared, which = np.unique(rows[:, :n_shared], axis=0, return_inverse=True)
         environments = [self.environment.with_shared(self.values_of(values)) for values in shared]
         neutral = self.environment.neutral.values()

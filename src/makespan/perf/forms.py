@@ -1,4 +1,4 @@
-"""Constants of a cluster that all fitted models share, from the packaged preset or a file."""
+"""Forms of the performance model, and their inputs: shared constants of a cluster, and points as arrays."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -27,11 +27,10 @@ from makespan.plans import (
 )
 from makespan.workloads import Workload, workload as load_workload
 
-# ------------------------------------------------------------------------------------------------
-# Constants of a cluster that all fitted models share, from the packaged preset or a file.
+# --- Environment: constants of a cluster that all fitted models share ---
 
 _PACKAGE = "makespan.perf"
-_OPEN_FORM = "extended"  # whose priors may have been centred with measured rows in view
+_OPEN_FORM = "extended"  # its priors may have been centred with measured rows in view
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +85,7 @@ _CONSTANT_NAMES = frozenset(field.name for field in fields(Constants))
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """Everything that the models fitted on one cluster have in common.
+    """Constants and priors that all models fitted on one cluster share.
 
     Parameters
     ----------
@@ -95,9 +94,9 @@ class Environment:
     constants, priors
         Shared constants, and the prior of every fitted parameter, by form and name.
     neutral
-        What is known without measured rows of constants, and of centres of the priors of the form
-        ``extended``, that were chosen with the rows of all models in view; by name. Empty where
-        nothing was chosen in that way.
+        Priors from before any measured row, by name, for constants and for centres of the priors of the form
+        ``extended`` that were chosen with the rows of all models in view. Empty where nothing was chosen in
+        that way.
     without
         By model, values of the same names that were fitted to the rows of the other models alone.
     """
@@ -143,8 +142,8 @@ def load_environment(name: str) -> Environment:
     Parameters
     ----------
     name
-        Name of the environment, which is that of its cluster; or path of a ``.toml`` file with one, whose
-        cluster is a table (see `makespan.hardware.cluster_from`) in place of a name.
+        Name of the environment, the same as that of its cluster; or path of a ``.toml`` file with one. In a
+        file the cluster is a table (see `makespan.hardware.cluster_from`) in place of a name.
 
     Raises
     ------
@@ -152,7 +151,16 @@ def load_environment(name: str) -> Environment:
         No environment has that name; there is no such file; it cannot be read, or constants are
         missing or not known.
     """
-    return _from_file(name) if name.endswith(".toml") else _from_presets(name)
+    if not name.endswith(".toml"):
+        return _from_presets(name)
+    # Files are read anew on every call, presets only once.
+    entry = read_toml(name, "an environment")
+    try:
+        return _environment(name, cluster_from(Path(name).stem, entry["cluster"]), entry)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise InputError(
+            f"{name}: cannot be read as an environment: {error}; accepted: tables cluster, constants, priors"
+        ) from None
 
 
 def load_cluster(name: str) -> ClusterSpec:
@@ -165,16 +173,6 @@ def _from_presets(name: str) -> Environment:
     entry = preset_entry(_PACKAGE, "environments", "environment", name)
     without = read_preset(_PACKAGE, "unseen").get(name, {})
     return _environment(name, cluster(entry["cluster"]), {**entry, "without": without})
-
-
-def _from_file(path: str) -> Environment:
-    entry = read_toml(path, "an environment")
-    try:
-        return _environment(path, cluster_from(Path(path).stem, entry["cluster"]), entry)
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
-        raise InputError(
-            f"{path}: cannot be read as an environment: {error}; accepted: tables cluster, constants, priors"
-        ) from None
 
 
 def _environment(name: str, spec: ClusterSpec, entry: Mapping[str, Any]) -> Environment:
@@ -206,8 +204,7 @@ def _environment(name: str, spec: ClusterSpec, entry: Mapping[str, Any]) -> Envi
     )
 
 
-# ------------------------------------------------------------------------------------------------
-# Plans and placements as arrays: what a form of the model needs to know of each point.
+# --- Points: plans and placements as arrays ---
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -264,15 +261,15 @@ class Points:
     Parameters
     ----------
     workload
-        What is trained; the same for all points.
+        The workload of all points.
     n_gpus, n_nodes, gpus_on_largest_node, dp, tp, pp, cpu_threads
-        Size and shape of the placement, degrees of the plan, and CPU threads a GPU.
+        Size and shape of the placement, degrees of the plan, and CPU threads per GPU.
     replica_batch_size, n_micro
         Samples and passes of one replica in one optimiser step; micro-batches under a pipeline.
     checkpoint_fraction
-        Share of the layers that recompute their activations, by the plan or by its stack.
+        Share of the layers that recompute their activations, because of the plan or its stack.
     tokens_share
-        Tokens of a sample over those of the plain data-parallel plans of the workload.
+        Tokens per sample over those under plain data-parallel plans of the workload.
     is_zero, is_offload, is_model_parallel
         Partitioned optimiser, optimiser on the host, family with tensor or pipeline parallelism.
     ring_load, tp_load, tp_local_share, pp_load, pp_local_hops
@@ -321,7 +318,7 @@ class Points:
 
     @property
     def is_data_parallel(self) -> Bools:
-        """Whether the plan is neither model parallel nor partitioned."""
+        """Mask of the plans that are neither model parallel nor partitioned."""
         return ~(self.is_zero | self.is_offload | self.is_model_parallel)
 
 
@@ -363,34 +360,32 @@ def points_from_plans(
         Plan, with its micro-batch size resolved, and placement of each point.
     """
     spec = load_workload(workload) if isinstance(workload, str) else workload
-    per_nic = environment.node.gpus_per_nic
-    rows = [_row(plan, placement, spec, per_nic) for plan, placement in pairs]
+    rows: list[tuple[float, ...]] = []
+    for plan, placement in pairs:
+        bound = spec.for_plan(plan)
+        loads = geometry(placement.gpus_per_node, plan.pp, plan.tp, plan.dp, environment.node.gpus_per_nic)
+        row = (  # in the order of the fields of `Points`
+            plan.n_gpus,
+            placement.n_nodes,
+            placement.gpus_per_node[-1],
+            plan.dp,
+            plan.tp,
+            plan.pp,
+            plan.replica_batch_size,
+            plan.n_microbatches,
+            plan.cpu_threads,
+            1.0 if bound.stack.full_checkpointing else plan.checkpoint_fraction,
+            bound.model.seq / spec.model.seq,
+            plan.zero_stage > 0 and not plan.offload,
+            plan.offload,
+            plan.is_model_parallel,
+            *loads,
+        )
+        rows.append(row)
     columns = np.array(rows, dtype=np.float64).reshape(len(rows), len(_ARRAYS)).T
     arrays: dict[str, Any] = dict(zip(_ARRAYS, columns, strict=True))
     arrays |= {name: arrays[name].astype(bool) for name in _FLAGS}
     return Points(workload=spec, **arrays)
-
-
-def _row(plan: ExecutionPlan, placement: Placement, spec: Workload, gpus_per_nic: int) -> tuple[float, ...]:
-    bound = spec.for_plan(plan)
-    loads = geometry(placement.gpus_per_node, plan.pp, plan.tp, plan.dp, gpus_per_nic)
-    return (
-        plan.n_gpus,
-        placement.n_nodes,
-        placement.gpus_per_node[-1],
-        plan.dp,
-        plan.tp,
-        plan.pp,
-        plan.replica_batch_size,
-        plan.n_microbatches,
-        plan.cpu_threads,
-        1.0 if bound.stack.full_checkpointing else plan.checkpoint_fraction,
-        bound.model.seq / spec.model.seq,
-        plan.zero_stage > 0 and not plan.offload,
-        plan.offload,
-        plan.is_model_parallel,
-        *loads,
-    )
 
 
 def plans_from_table(frame: pd.DataFrame, spec: Workload) -> list[tuple[ExecutionPlan, Placement]]:
@@ -441,30 +436,29 @@ def measured_from_table(frame: pd.DataFrame) -> Measured:
     return Measured(time, *(np.where(phase > 0, phase, np.nan) for phase in phases))
 
 
-# ------------------------------------------------------------------------------------------------
-# The forms of the performance model: what a form is, the one of the paper and the one the traces ask for.
+# --- Forms: the published form of the paper, and the extended form that the traces need ---
 
-_PARAMETER_UNIT = 1e9  # costs a parameter are fitted per 1e9 parameters, so that they are of order one
+_PARAMETER_UNIT = 1e9  # costs per parameter are fitted per 1e9 parameters, so that they are of order one
 _HALF = 2  # bytes of one 16-bit activation
-_ALL_REDUCES = 4  # a layer: two forward, two backward (Shoeybi et al. 2019, section 3)
+_ALL_REDUCES = 4  # per layer: two forward, two backward (Shoeybi et al. 2019, section 3)
 _ALL_REDUCE_PASSES = 2  # reduce-scatter and all-gather
 _DIRECTIONS = 2  # activations forward, their gradients back
-_MOST_FIXED = 0.8  # a profile that is all fixed cost says nothing of a sample
+_MOST_FIXED = 0.8  # share of a profile; one that is all fixed cost would predict samples for free
 Values = dict[str, Floats]
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """The forward time of so many samples of a model on one device, from one profiled run."""
+    """Forward time of a number of samples of a model on one device, from one profiled run."""
 
     time_s: float
     samples: float
-    n_micro: float  # passes it was taken in; 0 if the time is free of the fixed cost of a pass
+    n_micro: float  # passes in which it was measured; 0 if the time is free of the fixed cost of a pass
     origin: str
 
     @property
     def per_sample_s(self) -> float:
-        """Forward time of a sample, the fixed cost of the passes included."""
+        """Forward time per sample, with the fixed cost of the passes."""
         return self.time_s / self.samples
 
     def marginal_s(self, launch_s: float) -> float:
@@ -546,9 +540,10 @@ class Terms:
 class Form:
     """One form of the performance model: `Phases` of n points from parameters (..., n_parameters).
 
-    ``comparable`` says where the reported compute and optimiser phases mean what the form predicts. ``work``
-    gives the times in a step [s] in which the devices of a job compute, fixed costs included, and in which
-    its data move; pipeline bubbles, waiting for stragglers and updates on the host are neither.
+    ``comparable`` returns masks of the points whose reported compute and optimiser phases contain the same
+    work as the predicted ones. ``work`` returns the times in a step [s] in which the devices of a job
+    compute, with fixed costs, and in which its data move; pipeline bubbles, waiting for stragglers and
+    updates on the host are neither.
     """
 
     name: str
@@ -563,7 +558,7 @@ class Form:
 
 
 def reported_phases(points: Points) -> Bools:
-    """Whether the phase columns of a point are those of its plan.
+    """Return a mask of the points whose phase columns describe their plan.
 
     An asynchronous stack reports the exposed exchange of replicated plans under the optimiser, and
     the model-parallel stacks report nothing useful of plans without model parallelism.
@@ -575,7 +570,8 @@ def reported_phases(points: Points) -> Bools:
 
 
 def p_norm(x: Floats, y: Floats, k: Floats) -> Floats:
-    """Overlap of two activities, ``(x^k + y^k)^(1/k)``: 1 in turn, large hidden (Morphling, section 4)."""
+    """Overlap two activities, ``(x^k + y^k)^(1/k)``: k=1 in turn, large k hidden (Morphling, section 4)."""
+    # Divided by the larger activity first, because its power alone may overflow or underflow.
     largest = np.maximum(np.maximum(x, y), np.finfo(np.float64).tiny)
     smaller = np.minimum(x, y) / largest
     return np.asarray(largest * (1.0 + smaller**k) ** (1.0 / k))
@@ -588,7 +584,7 @@ def _published_phases(theta: Floats, terms: Terms) -> Phases:
     forward = terms.profile.per_sample_s * samples / points.tp
     backward = k["k_bwd"] * forward + points.checkpoint_fraction * forward
     forward, backward = forward * terms.bubble_factor, backward * terms.bubble_factor
-    # Only the last of a micro-steps overlaps the exchange; a pipeline exchanges once, at its end.
+    # Only the last of *a* micro-steps overlaps the exchange; a pipeline exchanges once, at its end.
     overlapped = np.where(points.is_model_parallel, 1.0, 1.0 / points.n_micro) * backward
     sync = p_norm(overlapped, _exchange_s(terms), k["k_sync"])
     compute = forward + (backward - overlapped) + sync + _model_parallel_s(terms)
@@ -648,17 +644,36 @@ PUBLISHED = Form(
 
 def _extended_phases(theta: Floats, terms: Terms) -> Phases:
     """Predict iteration times; the terms are derived on the background page of the model."""
-    points, k = terms.points, EXTENDED.named(theta)
-    compute, optimize = _replicated(k, terms)
+    points, constants, k = terms.points, terms.constants, EXTENDED.named(theta)
+    forward, backward = _forward_backward(k, terms)
+    # Replicated: the backward pass hides two ring passes, and every device updates all weights.
+    compute = forward + p_norm(backward, 2.0 * _ring_s(k, terms), k["k_sync"])
+    optimize = k["k_opt"] * terms.parameters + np.zeros_like(compute)
+    is_partitioned = points.is_zero | points.is_offload
+    if is_partitioned.any():
+        scatter = _ring_s(k, terms, partitioned=True)
+        gather = scatter / constants.gather_efficiency
     if points.is_zero.any():
-        compute, optimize = _choose(points.is_zero, _partitioned(k, terms), (compute, optimize))
+        # Partitioned: one pass scatters gradients in the backward pass, one gathers updated weights.
+        partitioned = forward + p_norm(backward, scatter, k["k_zero"])
+        update = gather + k["k_opt"] * terms.parameters / points.n_gpus
+        compute, optimize = _choose(points.is_zero, (partitioned, update), (compute, optimize))
     if points.is_offload.any():
-        compute, optimize = _choose(points.is_offload, _offloaded(k, terms), (compute, optimize))
+        # Offloaded: nothing hides the scatter and the copy, and the processes of a node contend for its host.
+        copy = terms.gradient_bytes / points.n_gpus / constants.pcie_bandwidth_bytes_per_s
+        offloaded = forward + backward + scatter + copy + k["k_off"] * terms.parameters
+        alone = k["k_cpu"] * constants.reference_cpu_threads / points.cpu_threads
+        shared = constants.host_contention_s * (points.gpus_on_largest_node - 1.0)
+        on_host = constants.host_update_s + (alone + shared) / points.n_gpus
+        update = gather + on_host * terms.parameters
+        compute, optimize = _choose(points.is_offload, (offloaded, update), (compute, optimize))
     total = compute + optimize + k["k_const"]
     if not points.is_model_parallel.any():
         return Phases(total, compute, optimize)
-    pipeline, exchange, update = _model_parallel(k, terms)
-    with_exchange = pipeline + exchange
+    # Model parallel: the exchange follows the pipeline; some stacks report it apart from the pipeline phase.
+    pipeline = terms.bubble_factor * (_passes_s(k, terms) + _activations_s(k, terms))
+    update = k["k_opt3"] * terms.parameters / (points.tp * points.pp)
+    with_exchange = pipeline + 2.0 * _ring_s(k, terms, stragglers=False)
     is_apart = points.workload.model_parallel_stack.phase_style == "3d"
     reported = pipeline if is_apart else with_exchange
     parallel = points.is_model_parallel
@@ -682,8 +697,8 @@ def _ring_s(k: Values, terms: Terms, stragglers: bool = True, partitioned: bool 
     if not stragglers:
         return wire
     fixed = constants.zero_straggler_s if partitioned else constants.straggler_s
-    a_byte = constants.zero_straggler_s_per_byte if partitioned else constants.straggler_s_per_byte
-    return np.asarray(wire + (fixed + a_byte * terms.gradient_bytes) * terms.straggler_factor)
+    per_byte = constants.zero_straggler_s_per_byte if partitioned else constants.straggler_s_per_byte
+    return np.asarray(wire + (fixed + per_byte * terms.gradient_bytes) * terms.straggler_factor)
 
 
 def _forward_backward(k: Values, terms: Terms) -> tuple[Floats, Floats]:
@@ -698,41 +713,15 @@ def _forward_backward(k: Values, terms: Terms) -> tuple[Floats, Floats]:
     return forward, backward
 
 
-def _replicated(k: Values, terms: Terms) -> tuple[Floats, Floats]:
-    forward, backward = _forward_backward(k, terms)
-    compute = forward + p_norm(backward, 2.0 * _ring_s(k, terms), k["k_sync"])
-    return compute, k["k_opt"] * terms.parameters + np.zeros_like(compute)
-
-
-def _partitioned(k: Values, terms: Terms) -> tuple[Floats, Floats]:
-    forward, backward = _forward_backward(k, terms)
-    scatter = _ring_s(k, terms, partitioned=True)
-    compute = forward + p_norm(backward, scatter, k["k_zero"])
-    gather = scatter / terms.constants.gather_efficiency
-    return compute, gather + k["k_opt"] * terms.parameters / terms.points.n_gpus
-
-
-def _offloaded(k: Values, terms: Terms) -> tuple[Floats, Floats]:
-    points, constants = terms.points, terms.constants
-    forward, backward = _forward_backward(k, terms)
-    scatter = _ring_s(k, terms, partitioned=True)
-    copy = terms.gradient_bytes / points.n_gpus / constants.pcie_bandwidth_bytes_per_s
-    compute = forward + backward + scatter + copy + k["k_off"] * terms.parameters
-    own = k["k_cpu"] * constants.reference_cpu_threads / points.cpu_threads
-    shared = constants.host_contention_s * (points.gpus_on_largest_node - 1.0)
-    update = constants.host_update_s + (own + shared) / points.n_gpus
-    return compute, scatter / constants.gather_efficiency + update * terms.parameters
-
-
 def _passes_s(k: Values, terms: Terms) -> Floats:
-    """Forward and backward time of a replica's batch on one tensor-parallel group, all stages in turn."""
+    """Forward and backward time of a replica's batch on one tensor-parallel group, summed over stages."""
     samples = terms.points.replica_batch_size * terms.points.tokens_share / terms.points.tp
     passes = 1.0 + k["k_bwd"] + terms.points.checkpoint_fraction
     return np.asarray(passes * (k["k_fwd"] * terms.profile.per_sample_s * samples))
 
 
 def _activations_s(k: Values, terms: Terms) -> Floats:
-    """Time in which the activations of a replica's batch and their gradients move, all stages in turn."""
+    """Transfer time of activations of a replica's batch and of their gradients, summed over stages."""
     points, constants = terms.points, terms.constants
     tensor = terms.tp_bytes * (
         points.tp_local_share / constants.tp_bandwidth_bytes_per_s
@@ -743,14 +732,6 @@ def _activations_s(k: Values, terms: Terms) -> Floats:
         + points.pp_load / constants.p2p_bandwidth_bytes_per_s
     )
     return tensor + k["k_pp"] * hops
-
-
-def _model_parallel(k: Values, terms: Terms) -> tuple[Floats, Floats, Floats]:
-    """Pipeline, gradient exchange and optimiser times."""
-    points = terms.points
-    pipeline = terms.bubble_factor * (_passes_s(k, terms) + _activations_s(k, terms))
-    exchange = 2.0 * _ring_s(k, terms, stragglers=False)
-    return pipeline, exchange, k["k_opt3"] * terms.parameters / (points.tp * points.pp)
 
 
 def _extended_work(theta: Floats, terms: Terms) -> tuple[Floats, Floats]:

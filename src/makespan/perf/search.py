@@ -1,6 +1,6 @@
-"""Search for the fastest feasible plan, on one placement and against GPUs and CPU threads."""
+"""Plan search: the fastest feasible plan on a placement, and sensitivity to GPUs and CPU threads."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -76,11 +76,11 @@ def rank_plans(
     cluster
         Decides memory; its nodes must be of one kind.
     cpu_threads
-        CPU threads a GPU; the node's threads divided by its GPUs if not given. Ignored for
+        CPU threads per GPU; the node's threads divided by its GPUs if not given. Ignored for
         ``plans``, which carry their own.
     plans
-        Candidates, of which those that fit in memory are ranked; all plans of the workload's
-        families if not given.
+        Candidates; those that do not fit in memory are left out. All plans of the workload's families if
+        not given.
 
     Returns
     -------
@@ -128,15 +128,15 @@ def sensitivity_families(
     Parameters
     ----------
     cluster, gpu_counts
-        Nodes of one kind, and how many of their GPUs to use exactly, on as few nodes as possible.
+        Nodes of one kind, and exact numbers of GPUs to use, on as few nodes as possible.
     cpu_threads
-        Further CPU threads a GPU at which the offload families are predicted, beside the
+        Further CPU threads per GPU at which the offload families are predicted, in addition to the
         node's threads divided by its GPUs; numbers for which a node lacks threads are left out.
 
     Returns
     -------
     pandas.DataFrame
-        Schema `makespan.tables.SENSITIVITY_FAMILIES`, one row a family, number of GPUs and number of
+        Schema `makespan.tables.SENSITIVITY_FAMILIES`, one row per family, number of GPUs and number of
         CPU threads for which a feasible plan exists.
 
     Raises
@@ -144,15 +144,30 @@ def sensitivity_families(
     InputError
         A number of GPUs or threads is below 1, or the cluster has fewer GPUs.
     """
-    counts = _checked_counts(gpu_counts, cluster)
+    counts = sorted(set(gpu_counts))
+    if not counts or counts[0] < 1 or counts[-1] > cluster.n_gpus:
+        raise InputError(
+            f"GPU counts {counts}; accepted: one or more, each from 1 to the {cluster.n_gpus} GPUs of "
+            f"{cluster.name!r}"
+        )
     threads = sorted(set(cpu_threads))
     if threads and threads[0] < 1:
         raise InputError(f"cpu_threads {threads[0]}; accepted: at least 1 a GPU")
-    pairs = [pair for count in counts for pair in _candidates(fit, cluster, count, threads)]
+    node, workload = cluster.node, fit.points.workload
+    pairs: list[tuple[ExecutionPlan, Placement]] = []
+    for count in counts:
+        placement = Placement.packed(count, node.n_gpus)
+        plans = feasible_plans(workload, placement, node)
+        usual, most = node.cpu_threads_per_gpu, node.cpu_threads // placement.gpus_per_node[-1]
+        others = [number for number in threads if number != usual and number <= most]
+        # Further threads help only where the optimiser runs on the host.
+        for plan in [plan for plan in plans if plan.plan_family in _OFFLOAD]:
+            plans += [plan.with_cpu_threads(number) for number in others]
+        pairs += [(plan, placement) for plan in plans]
     schema = SENSITIVITY_FAMILIES
     if not pairs:
         return schema.validate(pd.DataFrame(columns=schema.names), where="sensitivity")
-    times = fit.predict(points_from_plans(pairs, fit.points.workload, fit.environment))
+    times = fit.predict(points_from_plans(pairs, workload, fit.environment))
     frame = pd.DataFrame(
         {
             "model": fit.workload,
@@ -161,36 +176,13 @@ def sensitivity_families(
             "gpus": [plan.n_gpus for plan, _ in pairs],
             "cpu_threads": [plan.cpu_threads for plan, _ in pairs],
             "plan": [write_exec_plan(plan) for plan, _ in pairs],
-            "throughput_samples_per_s": fit.points.workload.global_batch_size / times,
+            "throughput_samples_per_s": workload.global_batch_size / times,
         }
     )
     keys = ["order", "gpus", "cpu_threads"]
     by = [*keys, "throughput_samples_per_s"]
     frame = frame.sort_values(by, ascending=[True, True, True, False], kind="stable")
     return schema.validate(frame.drop_duplicates(keys)[schema.names], where="sensitivity")
-
-
-def _checked_counts(gpu_counts: Iterable[int], cluster: ClusterSpec) -> list[int]:
-    counts = sorted(set(gpu_counts))
-    if not counts or counts[0] < 1 or counts[-1] > cluster.n_gpus:
-        raise InputError(
-            f"GPU counts {counts}; accepted: one or more, each from 1 to the {cluster.n_gpus} GPUs of "
-            f"{cluster.name!r}"
-        )
-    return counts
-
-
-def _candidates(
-    fit: Fit, cluster: ClusterSpec, count: int, threads: Sequence[int]
-) -> list[tuple[ExecutionPlan, Placement]]:
-    node, workload = cluster.node, fit.points.workload
-    placement = Placement.packed(count, node.n_gpus)
-    plans = feasible_plans(workload, placement, node)
-    seen, most = node.cpu_threads_per_gpu, node.cpu_threads // placement.gpus_per_node[-1]
-    others = [number for number in threads if number != seen and number <= most]
-    for plan in [plan for plan in plans if plan.plan_family in _OFFLOAD]:
-        plans += [plan.with_cpu_threads(number) for number in others]
-    return [(plan, placement) for plan in plans]
 
 
 def envelope(families: pd.DataFrame, gpu_counts: Iterable[int] | None = None) -> pd.DataFrame:
@@ -201,7 +193,7 @@ def envelope(families: pd.DataFrame, gpu_counts: Iterable[int] | None = None) ->
     families
         Result of `sensitivity_families`; rows with further CPU threads are left out.
     gpu_counts
-        Limits g; all from 1 to the largest number of GPUs in the table if not given.
+        Limits g; all numbers from 1 to the largest one in the table if not given.
 
     Returns
     -------
@@ -209,7 +201,12 @@ def envelope(families: pd.DataFrame, gpu_counts: Iterable[int] | None = None) ->
         Schema `makespan.tables.SENSITIVITY`; throughput never falls with g. Where nothing can run
         the plan is empty and the throughput 0.
     """
-    usual = _usual_threads(families)
+    # Plans on the device, and offload plans with the number of threads that those come with.
+    usual = families
+    if len(families):
+        on_device = families[~families["plan_family"].isin([family.title for family in _OFFLOAD])]
+        threads = on_device["cpu_threads"] if len(on_device) else families["cpu_threads"]
+        usual = families[families["cpu_threads"] == threads.max()]
     largest = int(usual["gpus"].max()) if len(usual) else 0
     limits = sorted(set(gpu_counts)) if gpu_counts is not None else list(range(1, largest + 1))
     records = []
@@ -223,13 +220,6 @@ def envelope(families: pd.DataFrame, gpu_counts: Iterable[int] | None = None) ->
             winner = int(np.argmax(rate[:end])) if end else -1
             records.append((model, limit, plans[winner] if end else "", best[end - 1] if end else 0.0))
     return SENSITIVITY.validate(pd.DataFrame(records, columns=SENSITIVITY.names), where="sensitivity")
-
-
-def _usual_threads(families: pd.DataFrame) -> pd.DataFrame:
-    """Rows of plans on the device, and of offload plans with the threads that those come with."""
-    on_device = families[~families["plan_family"].isin([family.title for family in _OFFLOAD])]
-    usual = on_device["cpu_threads"] if len(on_device) else families["cpu_threads"]
-    return families[families["cpu_threads"] == usual.max()] if len(families) else families
 
 
 def sensitivity_curve(fit: Fit, cluster: ClusterSpec, gpu_counts: Iterable[int]) -> pd.DataFrame:

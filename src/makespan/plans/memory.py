@@ -41,19 +41,19 @@ DEFAULT_MEMORY_RULES = MemoryRules()
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether a plan can run, and why not.
+    """Memory verdict of a plan: feasible or not, the reason, and bytes by component.
 
     Parameters
     ----------
     feasible, reason
-        Whether it fits, and why it cannot run; empty if it can.
+        True if the plan can run; the reason if it cannot, empty if it can.
     bytes_by_component
         Device memory of the fullest pipeline stage [B]: ``states``, ``activations``, ``logits``,
         ``workspace``, ``fragmentation``, ``reserved``.
     host_bytes_by_component
         Host memory of the node with most processes [B]: ``optimizer``.
     warnings
-        What is unusual but was run in published traces.
+        Unusual properties of plans that published traces have nevertheless run.
     """
 
     feasible: bool
@@ -90,8 +90,8 @@ def memory_estimate(
     plan
         The plan, with its micro-batch size resolved.
     node, placement
-        Kind of node (on a mixed cluster the one with the least memory), and where the plan runs; nodes filled
-        one after another if not given.
+        Kind of node (on a mixed cluster the one with the least memory), and the placement of the plan; nodes
+        filled one after another if not given.
     """
     bound = workload.for_plan(plan)
     place = placement or Placement.packed(plan.n_gpus, node.n_gpus)
@@ -100,12 +100,25 @@ def memory_estimate(
     warnings = (f"tp={plan.tp} does not divide {bound.model.heads} attention heads",) if odd else ()
     if problem:
         return Verdict(False, {}, {}, problem, warnings)
-    per_stage = (
-        _stage_bytes(plan, bound, index, stage, node, rules)
-        for index, stage in enumerate(stages(bound.model, plan))
-    )
+    per_stage: list[dict[str, float]] = []
+    workspace = 2 * rules.bucket_bytes + rules.workspace_bytes
+    for index, stage in enumerate(stages(bound.model, plan)):
+        activations = _activation_bytes(plan, bound, index, stage)
+        logits = plan.micro_batch_size * stage.logit_bytes / plan.tp
+        parts = {
+            "states": _state_bytes(plan, bound.stack, stage, rules),
+            "activations": activations,
+            "logits": logits,
+            "workspace": workspace,
+            "fragmentation": (rules.fragmentation - 1.0) * (activations + logits + workspace),
+            "reserved": node.gpu.reserved_bytes,
+        }
+        per_stage.append(parts)
     device = max(per_stage, key=lambda parts: sum(parts.values()))
-    host = _host_bytes(plan, bound, place)
+    host: dict[str, float] = {}
+    if plan.offload:
+        shard = bound.model.parameters / (plan.tp * plan.pp * plan.dp)
+        host = {"optimizer": _HOST_STATE * shard * place.gpus_per_node[-1]}
     used, host_used = sum(device.values()), sum(host.values())
     reason = ""
     if used > node.gpu.memory_bytes:
@@ -141,22 +154,6 @@ def _structural_problem(
     return ""
 
 
-def _stage_bytes(
-    plan: ExecutionPlan, bound: BoundWorkload, index: int, stage: Stage, node: NodeSpec, rules: MemoryRules
-) -> dict[str, float]:
-    activations = _activation_bytes(plan, bound, index, stage)
-    logits = plan.micro_batch_size * stage.logit_bytes / plan.tp
-    workspace = 2 * rules.bucket_bytes + rules.workspace_bytes
-    return {
-        "states": _state_bytes(plan, bound.stack, stage, rules),
-        "activations": activations,
-        "logits": logits,
-        "workspace": workspace,
-        "fragmentation": (rules.fragmentation - 1.0) * (activations + logits + workspace),
-        "reserved": node.gpu.reserved_bytes,
-    }
-
-
 def _state_bytes(plan: ExecutionPlan, stack: Stack, stage: Stage, rules: MemoryRules) -> float:
     held, shards = stage.parameters / plan.tp, plan.dp
     # A gradient has one width, in memory as on the wire, and a weight that of its gradient.
@@ -169,8 +166,10 @@ def _state_bytes(plan: ExecutionPlan, stack: Stack, stage: Stage, rules: MemoryR
     if plan.zero_stage == 1:
         return (weight + gradient + optimizer / shards) * held
     if plan.zero_stage == 2:
+        # A step that accumulates keeps a whole gradient beside the shard.
         transient = gradient * held if plan.grad_accum_steps > 1 and shards > 1 else 0.0
         return (weight + (gradient + optimizer) / shards) * held + transient
+    # Weights and gradient of the largest layer are gathered while it runs.
     largest = (weight + gradient) * stage.largest.parameters / plan.tp
     return (weight + gradient + optimizer) * held / shards + largest
 
@@ -189,27 +188,18 @@ def _activation_bytes(plan: ExecutionPlan, bound: BoundWorkload, index: int, sta
     else:
         kept = (1.0 - fraction) * (rest + attention) + fraction * stage.input_bytes
         recomputed = per_layer
-    in_flight = _microbatches_in_flight(plan, index)
-    return plan.micro_batch_size * (in_flight * kept + (recomputed if fraction > 0 else 0.0))
-
-
-def _microbatches_in_flight(plan: ExecutionPlan, index: int) -> float:
     m, p = plan.n_microbatches, plan.pp
+    in_flight = float(
+        min(m, p - index)
+    )  # 1F1B: stage i has started p - i micro-batches before its first backward
     if p == 1:
-        return 1.0  # without a pipeline each micro-batch is finished before the next begins
-    if plan.schedule == "gpipe":
-        return float(m)
-    warm_up = float(min(m, p - index))
-    if plan.schedule == "interleaved":
-        warm_up = min(float(m), warm_up + (p - 1) / plan.interleave)
-    return warm_up
-
-
-def _host_bytes(plan: ExecutionPlan, bound: BoundWorkload, placement: Placement) -> dict[str, float]:
-    if not plan.offload:
-        return {}
-    shard = bound.model.parameters / (plan.tp * plan.pp * plan.dp)
-    return {"optimizer": _HOST_STATE * shard * placement.gpus_per_node[-1]}
+        in_flight = 1.0  # without a pipeline each micro-batch is finished before the next begins
+    elif plan.schedule == "gpipe":
+        in_flight = float(m)
+    elif plan.schedule == "interleaved":
+        in_flight = min(float(m), in_flight + (p - 1) / plan.interleave)
+    # One layer at a time recomputes, so its activations come on top only once.
+    return plan.micro_batch_size * (in_flight * kept + (recomputed if fraction > 0 else 0.0))
 
 
 @lru_cache(maxsize=65536)
@@ -218,10 +208,10 @@ def resolve_micro_batch(
 ) -> ExecutionPlan:
     """Choose the micro-batch size by the rule of the plan's stack.
 
-    A plan that accumulates already keeps its micro-batch. Otherwise plans with data parallelism
-    alone start from the whole batch of a replica and halve it until it fits in memory, and
-    model-parallel plans split the batch into as many micro-batches as the workload's traces used,
-    at most. If no micro-batch fits, the smallest one tried comes back; `memory_estimate` then says why.
+    A plan that accumulates already keeps its micro-batch. Otherwise plans with data parallelism alone start
+    from the whole batch of a replica and halve it until it fits in memory, and model-parallel plans split the
+    batch into at most as many micro-batches as the workload's traces used. If no micro-batch fits, the
+    smallest one tried comes back, and `memory_estimate` gives the reason.
     """
     if plan.grad_accum_steps > 1:
         return plan

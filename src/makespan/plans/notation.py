@@ -2,7 +2,7 @@
 
 A text starts with a word or three degrees. ``ga``, ``gc``, ``zero-dp``, ``zero-offload`` and ``tp+ga`` take
 their degree from the number of devices; ``abc`` is pipeline degree a, tensor degree b, data degree c,
-joined by ``-`` above nine (``1-8-16``). Whatever differs from the plain plan of that text follows:
+joined by ``-`` above nine (``1-8-16``). Differences from the plain plan of that text follow as suffixes:
 
 | suffix | meaning |
 | --- | --- |
@@ -10,11 +10,11 @@ joined by ``-`` above nine (``1-8-16``). Whatever differs from the plain plan of
 | ``+offload`` | optimiser on the host, for plans written by degrees or ``tp+ga`` |
 | ``+gc``, ``+gc0.5`` | activation checkpointing of all layers, or of that share |
 | ``+selective``, ``+selective0.5`` | the same, selective |
-| ``+gpipe``, ``+interleaved2`` | pipeline schedule, with the model chunks a stage |
+| ``+gpipe``, ``+interleaved2`` | pipeline schedule, with the model chunks per stage |
 | ``+layers1-3`` | layers of each model chunk |
 | ``+sp`` | sequence parallelism |
 | ``+a4`` | gradient accumulation steps (micro-batches in flight) |
-| ``+cpu4`` | CPU threads a GPU, where they are not the usual ones |
+| ``+cpu4`` | CPU threads per GPU, where they are not the usual ones |
 
 Devices, global batch size and usual CPU threads stand beside the text. The notation of published traces is
 that of plain plans, whose micro-batch the rule of the workload chooses (`resolve_micro_batch`).
@@ -31,7 +31,7 @@ from makespan.plans.plan import DEFAULT_CPU_THREADS, ExecutionPlan, PlanFamily
 _WORDS = tuple(family.word for family in PlanFamily if family.word)
 PLAN_TEXTS = "three degrees PP, TP, DP such as 244 (1-8-16 above nine) that multiply to the GPUs, "
 PLAN_TEXTS += ", ".join(_WORDS)
-"""What a text may start with, for messages."""
+"""Accepted starts of a text, for messages."""
 _DEGREES = re.compile(r"[1-9][1-9][1-9]|[1-9]\d*-[1-9]\d*-[1-9]\d*", re.ASCII)
 _SUFFIX = re.compile(
     r"zero(?P<zero_stage>[0-3])|(?P<offload>offload)"
@@ -50,18 +50,18 @@ def read_plan(
 ) -> ExecutionPlan:
     """Read a plan.
 
-    Without ``+a`` the plan comes back with the whole batch of a replica as one micro-batch; how
-    much of it fits in memory is decided by the micro-batch rule of the workload.
+    Without ``+a`` the plan comes back with the whole batch of a replica as one micro-batch; the micro-batch
+    rule of the workload decides how much of it fits in memory.
 
     Parameters
     ----------
     text
         The notation, for example ``"244"``, ``"zero-dp"`` or ``"122+zero1+gc+a2"``.
     n_gpus, global_batch_size
-        Devices of the placement beside it, and samples an optimiser step; None for one sample per replica
+        Devices of the placement beside it, and samples per optimiser step; None for one sample per replica
         and pass, where only the form of the plan matters.
     cpu_threads
-        CPU threads a GPU, unless the text says otherwise.
+        CPU threads per GPU, unless the text states them.
 
     Raises
     ------
@@ -99,7 +99,7 @@ def stated_cpu_threads(text: str) -> int | None:
 
 @lru_cache(maxsize=4096)
 def _parse(text: str) -> tuple[str, dict[str, Any]]:
-    """Split a text into its start and the fields that its suffixes set, which nobody may change."""
+    """Split a text into its start and the fields that its suffixes set; callers must not change these."""
     start, *suffixes = text.strip().lower().split("+")
     if start == "tp" and suffixes[:1] == ["ga"]:
         start, suffixes = "tp+ga", suffixes[1:]
@@ -110,10 +110,10 @@ def _parse(text: str) -> tuple[str, dict[str, Any]]:
     fields: dict[str, Any] = {}
     for suffix in suffixes:
         match = _SUFFIX.fullmatch(suffix)
-        found = _suffix_field(match) if match else {}
-        if not found or found.keys() & fields.keys():
+        options = _suffix_field(match) if match else {}
+        if not options or options.keys() & fields.keys():
             raise _unreadable(text)
-        fields |= found
+        fields |= options
     return start, fields
 
 
@@ -140,20 +140,20 @@ def _degrees_family(dp: int) -> PlanFamily:
 
 
 def _suffix_field(match: re.Match[str]) -> dict[str, Any]:
-    given = {name: value for name, value in match.groupdict().items() if value is not None}
-    if "method" in given:
+    groups = {name: value for name, value in match.groupdict().items() if value is not None}
+    if "method" in groups:
         try:
-            fraction = float(given.get("fraction", "1"))
+            fraction = float(groups.get("fraction", "1"))
         except ValueError:
             return {}
-        return {"checkpoint_method": _METHODS[given["method"]], "checkpoint_fraction": fraction}
-    if "gpipe" in given:
+        return {"checkpoint_method": _METHODS[groups["method"]], "checkpoint_fraction": fraction}
+    if "gpipe" in groups:
         return {"schedule": "gpipe"}
-    if "interleave" in given:
-        return {"schedule": "interleaved", "interleave": int(given["interleave"])}
-    if "partition" in given:
-        return {"partition": tuple(int(count) for count in given["partition"].split("-"))}
-    ((name, value),) = given.items()
+    if "interleave" in groups:
+        return {"schedule": "interleaved", "interleave": int(groups["interleave"])}
+    if "partition" in groups:
+        return {"partition": tuple(int(count) for count in groups["partition"].split("-"))}
+    ((name, value),) = groups.items()
     return {name: int(value) if value.isdecimal() else True}
 
 
@@ -169,14 +169,26 @@ def write_plan(plan: ExecutionPlan, *, cpu_threads: int = DEFAULT_CPU_THREADS) -
     >>> write_plan(ExecutionPlan(dp=2, pp=2, zero_stage=1, global_batch_size=16, micro_batch_size=8))
     '212+zero1'
     """
-    start = _start(plan)
+    family = plan.plan_family
+    if family in (PlanFamily.TP_PP, PlanFamily.DP_TP_PP):
+        degrees = (plan.pp, plan.tp, plan.dp)
+        start = ("" if max(degrees) <= 9 else "-").join(str(degree) for degree in degrees)
+    elif family is PlanFamily.GC:
+        start = PlanFamily.DP.word  # checkpointing is a suffix
+    else:
+        start = PlanFamily.ZERO_OFFLOAD.word if family in _OFFLOADED else family.word
     usual = _start_fields(start, plan.n_gpus)
     parts = [start]
     if plan.zero_stage != usual.get("zero_stage", 0):
         parts.append(f"zero{plan.zero_stage}")
     if plan.offload != usual.get("offload", False):
         parts.append("offload")
-    parts += _checkpoint_suffix(plan) + _pipeline_suffixes(plan)
+    fraction, is_full = plan.checkpoint_fraction, plan.checkpoint_method == "full"
+    if fraction != 0 or not is_full:
+        parts.append(("gc" if is_full else "selective") + ("" if fraction == 1 else repr(float(fraction))))
+    parts += {"1f1b": [], "gpipe": ["gpipe"], "interleaved": [f"interleaved{plan.interleave}"]}[plan.schedule]
+    if plan.partition is not None:
+        parts.append("layers" + "-".join(str(count) for count in plan.partition))
     if plan.sequence_parallel:
         parts.append("sp")
     if plan.grad_accum_steps > 1:
@@ -186,34 +198,10 @@ def write_plan(plan: ExecutionPlan, *, cpu_threads: int = DEFAULT_CPU_THREADS) -
     return "+".join(parts[1:] if parts[:2] == ["ga", "gc"] else parts)
 
 
-def _start(plan: ExecutionPlan) -> str:
-    family = plan.plan_family
-    if family in (PlanFamily.TP_PP, PlanFamily.DP_TP_PP):
-        degrees = (plan.pp, plan.tp, plan.dp)
-        return ("" if max(degrees) <= 9 else "-").join(str(degree) for degree in degrees)
-    if family is PlanFamily.GC:
-        return PlanFamily.DP.word
-    return PlanFamily.ZERO_OFFLOAD.word if family in _OFFLOADED else family.word
-
-
-def _checkpoint_suffix(plan: ExecutionPlan) -> list[str]:
-    fraction, is_full = plan.checkpoint_fraction, plan.checkpoint_method == "full"
-    if is_full and fraction == 0:
-        return []
-    return [("gc" if is_full else "selective") + ("" if fraction == 1 else repr(float(fraction)))]
-
-
-def _pipeline_suffixes(plan: ExecutionPlan) -> list[str]:
-    parts = {"1f1b": [], "gpipe": ["gpipe"], "interleaved": [f"interleaved{plan.interleave}"]}[plan.schedule]
-    if plan.partition is not None:
-        parts.append("layers" + "-".join(str(count) for count in plan.partition))
-    return parts
-
-
 def write_exec_plan(plan: ExecutionPlan) -> str:
-    """Write a plan as tables name it in ``exec_plan``: without micro-batches and CPU threads.
+    """Write a plan as in the column ``exec_plan`` of tables: without micro-batches and CPU threads.
 
-    The rule of the workload chooses the one, the other has a column.
+    The rule of the workload chooses the micro-batch; CPU threads have a column of their own.
     """
     return write_plan(plan.with_micro_batch(plan.replica_batch_size), cpu_threads=plan.cpu_threads)
 
@@ -228,7 +216,7 @@ def enumerate_plans(
     max_tp: int,
     cpu_threads: int = DEFAULT_CPU_THREADS,
 ) -> list[ExecutionPlan]:
-    """Return every plan of the given families whose structure is valid; memory is not looked at.
+    """Return every plan of some families whose structure is valid; memory is not checked.
 
     Each has the whole batch of a replica as one micro-batch; they come in the order of the families, then by
     pipeline and tensor degree.
@@ -236,8 +224,8 @@ def enumerate_plans(
     Parameters
     ----------
     n_gpus, global_batch_size
-        Devices that each plan must use, and samples an optimiser step, which the data-parallel degree must
-        divide.
+        Devices that each plan must use, and samples per optimiser step; the data-parallel degree must divide
+        them.
     n_layers, heads, max_tp
         Bounds: layers and attention heads of the model (a multiple of the tensor-parallel degree), and the
         largest tensor-parallel degree, usually the devices of a node.
@@ -249,7 +237,14 @@ def enumerate_plans(
             if family is not PlanFamily.TP_GA or (n_gpus <= max_tp and heads % n_gpus == 0):
                 texts.append(family.word)
         else:
-            texts += _degree_texts(n_gpus, family, n_layers, heads, max_tp)
+            texts += [
+                f"{pp}-{tp}-{n_gpus // (pp * tp)}"
+                for pp in range(1, min(n_gpus, n_layers) + 1)
+                for tp in range(1, min(n_gpus // pp, max_tp) + 1)
+                if n_gpus % (pp * tp) == 0
+                and heads % tp == 0
+                and _degrees_family(n_gpus // (pp * tp)) is family
+            ]
     plans = []
     for text in texts:
         try:
@@ -259,12 +254,3 @@ def enumerate_plans(
         except PlanError:
             continue  # the batch cannot be split over so many replicas
     return plans
-
-
-def _degree_texts(n_gpus: int, family: PlanFamily, n_layers: int, heads: int, max_tp: int) -> list[str]:
-    return [
-        f"{pp}-{tp}-{n_gpus // (pp * tp)}"
-        for pp in range(1, min(n_gpus, n_layers) + 1)
-        for tp in range(1, min(n_gpus // pp, max_tp) + 1)
-        if n_gpus % (pp * tp) == 0 and heads % tp == 0 and _degrees_family(n_gpus // (pp * tp)) is family
-    ]

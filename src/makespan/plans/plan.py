@@ -1,8 +1,4 @@
-"""The placement of a job on nodes, the communication groups of its plan there, and the cards that they share.
-
-Ranks fill the nodes in order; tensor rank runs fastest, then data, then pipeline. A group spreads its
-traffic evenly over the cards of its members on a node.
-"""
+"""Placements, execution plans and pipeline stages: how a job uses its devices."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,11 +9,9 @@ from itertools import accumulate, pairwise
 from typing import Literal, cast
 
 from makespan.errors import NotationError, PlanError, unknown_name
-from makespan.workloads import Head, Layer, ModelSpec, head, layers
+from makespan.workloads import Layer, ModelSpec, head, layers
 
-# ------------------------------------------------------------------------------------------------
-# The placement of a job on nodes, the communication groups of its plan there, and the cards that they
-# share.
+# --- Placement of a job on nodes, its communication groups there, and the network cards that they share ---
 #
 # Ranks fill the nodes in order; tensor rank runs fastest, then data, then pipeline. A group spreads its
 # traffic evenly over the cards of its members on a node.
@@ -45,7 +39,7 @@ class Placement:
 
     @classmethod
     def parse(cls, text: str) -> "Placement":
-        """Read a placement: one digit a node, or counts joined by ``-``.
+        """Read a placement: one digit per node, or counts joined by ``-``.
 
         A single node with ten devices or more is written with a trailing ``-``, as ``16-``; raises
         `NotationError` for other texts.
@@ -94,7 +88,7 @@ class Placement:
         return len(self.gpus_per_node)
 
     def fits(self, gpus_per_node: int, n_nodes: int) -> bool:
-        """Whether an empty cluster of equal nodes could hold the placement."""
+        """Return True if an empty cluster of equal nodes could hold the placement."""
         return self.n_nodes <= n_nodes and self.gpus_per_node[-1] <= gpus_per_node
 
 
@@ -136,7 +130,7 @@ class RankGroups:
 
 
 def cards_by_node(group: Iterable[Position], gpus_per_nic: Sequence[int]) -> Cards:
-    """Return the cards and the number of members of a group on each node, given the devices a card there."""
+    """Return cards and number of members of a group on each node, given the devices per card there."""
     found: Cards = {}
     for node, local in group:
         cards, count = found.get(node, (set(), 0))
@@ -176,11 +170,10 @@ def boundary_flows(
     return sent, received
 
 
-# ------------------------------------------------------------------------------------------------
-# The execution plan: how a job uses its devices.
+# --- Execution plan ---
 
 DEFAULT_CPU_THREADS = 8
-"""CPU threads a GPU that a job asks for unless it says otherwise (Morphling, workload table)."""
+"""Default CPU threads per GPU of a job (Morphling, workload table)."""
 _COUNTS = (
     "dp", "tp", "pp", "global_batch_size", "micro_batch_size", "grad_accum_steps", "interleave",
     "cpu_threads", "zero_stage",
@@ -221,7 +214,7 @@ class PlanFamily(Enum):
 
     @property
     def is_model_parallel(self) -> bool:
-        """Whether plans of the family may split the model over devices."""
+        """True for families whose plans may split the model over devices."""
         return self in (PlanFamily.TP_GA, PlanFamily.TP_PP, PlanFamily.DP_TP_PP)
 
 
@@ -244,26 +237,26 @@ class ExecutionPlan:
     dp, tp, pp
         Data-, tensor- and pipeline-parallel degree.
     global_batch_size
-        Samples an optimiser step, *B = b a d*.
+        Samples per optimiser step, *B = b a d*.
     micro_batch_size
-        Samples a replica and forward pass, *b*.
+        Samples per replica and forward pass, *b*.
     grad_accum_steps
-        Passes an optimiser step and replica, *a*; under pipeline parallelism these are the
+        Passes per optimiser step and replica, *a*; under pipeline parallelism these are the
         micro-batches in flight.
     zero_stage
         0 none, 1 optimiser state, 2 plus gradients, 3 plus parameters.
     offload
-        Whether optimiser state and step are on the host; needs ``zero_stage >= 1``.
+        True if optimiser state and step are on the host; needs ``zero_stage >= 1``.
     checkpoint_fraction, checkpoint_method
         Share of the layers with activation checkpointing in [0, 1]; ``full`` or ``selective``.
     schedule, interleave
-        Pipeline schedule ``1f1b``, ``gpipe`` or ``interleaved``, and model chunks a stage.
+        Pipeline schedule ``1f1b``, ``gpipe`` or ``interleaved``, and model chunks per stage.
     cpu_threads
-        CPU threads a GPU.
+        CPU threads per GPU.
     sequence_parallel
-        Whether tensor parallelism also shards norms and dropout.
+        True if tensor parallelism also shards norms and dropout.
     partition
-        Layers of each model chunk, in the order of the model: one chunk a pipeline stage, or
+        Layers of each model chunk, in the order of the model: one chunk per pipeline stage, or
         ``interleave`` chunks dealt to the stages in turn; None for an even split.
     family
         Family of the plan; derived from the degrees if not given.
@@ -299,8 +292,19 @@ class ExecutionPlan:
             )
         if self.family is None:
             object.__setattr__(self, "family", _derive_family(self))
-        else:
-            _check_family(self)
+            return
+        family, derived = self.plan_family, _derive_family(self)
+        # Degrees alone do not tell a family of model-parallel plans from another, so one may be stated.
+        allowed = {
+            PlanFamily.TP_GA: self.dp == 1 and self.pp == 1,
+            PlanFamily.TP_PP: self.dp == 1,
+            PlanFamily.DP_TP_PP: self.dp != 1,
+        }
+        if family != derived and not allowed.get(family, False):
+            raise PlanError(
+                f"family {family.title!r} does not fit dp={self.dp} tp={self.tp} pp={self.pp} "
+                f"zero_stage={self.zero_stage} offload={self.offload}; these make {derived.title!r}"
+            )
 
     def _check_ranges(self) -> None:
         for name in _COUNTS:
@@ -344,7 +348,7 @@ class ExecutionPlan:
 
     @property
     def activation_checkpointing(self) -> bool:
-        """Whether any layer recomputes its activations."""
+        """True if any layer recomputes its activations."""
         return self.checkpoint_fraction > 0
 
     @property
@@ -354,7 +358,7 @@ class ExecutionPlan:
 
     @property
     def is_model_parallel(self) -> bool:
-        """Whether the plan belongs to a family that may split the model."""
+        """True if the plan belongs to a family that may split the model."""
         return self.plan_family.is_model_parallel
 
     @property
@@ -373,7 +377,7 @@ class ExecutionPlan:
         return replace(self, micro_batch_size=micro_batch_size, grad_accum_steps=steps)
 
     def with_cpu_threads(self, cpu_threads: int) -> "ExecutionPlan":
-        """Return the plan with another number of CPU threads a GPU."""
+        """Return the plan with another number of CPU threads per GPU."""
         return replace(self, cpu_threads=cpu_threads)
 
 
@@ -405,8 +409,7 @@ def _check_family(plan: ExecutionPlan) -> None:
         )
 
 
-# ------------------------------------------------------------------------------------------------
-# Pipeline stages: which layers each holds, and the sums over them.
+# --- Pipeline stages: the layers of each, and the sums over them ---
 
 
 @dataclass(frozen=True, slots=True)
@@ -427,7 +430,7 @@ class Stage:
     all_reduce_bytes, n_all_reduces, n_kernels
         All-reduces of tensor parallelism and device kernels in one forward pass.
     boundary_bytes, logit_bytes
-        What leaves the stage, 0 for the last one; logits and their copy, 0 but for the last one [B].
+        Output of the stage, 0 for the last one; logits and their copy, 0 except for the last one [B].
     largest
         The layer that keeps most.
     """
@@ -452,9 +455,10 @@ class Stage:
 def chunk_layers(n_layers: int, plan: ExecutionPlan) -> tuple[range, ...]:
     """Return the layers of every model chunk of a plan, in the order of the model.
 
-    The split of everything that knows pipelines: executor, time model and memory estimate. Chunk k
-    belongs to pipeline stage k mod *p*; without interleaving, chunks are stages. The partition of the
-    plan decides, or else a split as even as possible.
+    Executor, time model and memory estimate all use this split. Chunk k belongs to pipeline stage k mod *p*;
+    without interleaving, chunks are stages. The partition of the plan decides, or else a split as even as
+    possible.
+
     Raises `PlanError` for fewer layers than chunks and for partitions that do not add up to the layers.
     """
     count, sizes = plan.n_chunks, plan.partition
@@ -477,35 +481,33 @@ def stages(model: ModelSpec, plan: ExecutionPlan) -> tuple[Stage, ...]:
 @lru_cache(maxsize=4096)
 def _stages(model: ModelSpec, pp: int, chunks: tuple[range, ...]) -> tuple[Stage, ...]:
     all_layers, ends = layers(model), head(model)
-    own = ends.embedding_parameters + ends.head_parameters
-    scale = model.parameters / (own + sum(layer.parameters for layer in all_layers))
-    held = [[all_layers[index] for chunk in chunks[stage::pp] for index in chunk] for stage in range(pp)]
-    return tuple(
-        _stage(ends, part, scale, is_first=stage == 0, is_last=stage == pp - 1)
-        for stage, part in enumerate(held)
-    )
-
-
-def _stage(ends: Head, held: list[Layer], scale: float, *, is_first: bool, is_last: bool) -> Stage:
-    parameters = sum(layer.parameters for layer in held)
-    parameters += ends.embedding_parameters * is_first + ends.head_parameters * is_last
-    return Stage(
-        n_layers=len(held),
-        parameters=parameters * scale,
-        flop=sum(layer.flop for layer in held),
-        attention_flop=sum(layer.attention_flop for layer in held),
-        head_flop=ends.flop * is_last,
-        replicated_bytes=sum(layer.replicated_bytes for layer in held),
-        sharded_bytes=sum(layer.sharded_bytes for layer in held),
-        attention_bytes=sum(layer.attention_bytes for layer in held),
-        input_bytes=sum(layer.input_bytes for layer in held),
-        all_reduce_bytes=sum(layer.n_all_reduces * layer.input_bytes for layer in held),
-        n_all_reduces=sum(layer.n_all_reduces for layer in held),
-        n_kernels=sum(layer.n_kernels for layer in held),
-        boundary_bytes=0.0 if is_last else held[-1].boundary_bytes,
-        logit_bytes=ends.logit_bytes * is_last,
-        largest=max(held, key=lambda layer: layer.kept_bytes(1)),
-    )
+    outside = ends.embedding_parameters + ends.head_parameters
+    scale = model.parameters / (outside + sum(layer.parameters for layer in all_layers))
+    result = []
+    for index in range(pp):
+        is_first, is_last = index == 0, index == pp - 1
+        held = [all_layers[number] for chunk in chunks[index::pp] for number in chunk]
+        parameters = sum(layer.parameters for layer in held)
+        parameters += ends.embedding_parameters * is_first + ends.head_parameters * is_last
+        stage = Stage(
+            n_layers=len(held),
+            parameters=parameters * scale,
+            flop=sum(layer.flop for layer in held),
+            attention_flop=sum(layer.attention_flop for layer in held),
+            head_flop=ends.flop * is_last,
+            replicated_bytes=sum(layer.replicated_bytes for layer in held),
+            sharded_bytes=sum(layer.sharded_bytes for layer in held),
+            attention_bytes=sum(layer.attention_bytes for layer in held),
+            input_bytes=sum(layer.input_bytes for layer in held),
+            all_reduce_bytes=sum(layer.n_all_reduces * layer.input_bytes for layer in held),
+            n_all_reduces=sum(layer.n_all_reduces for layer in held),
+            n_kernels=sum(layer.n_kernels for layer in held),
+            boundary_bytes=0.0 if is_last else held[-1].boundary_bytes,
+            logit_bytes=ends.logit_bytes * is_last,
+            largest=max(held, key=lambda layer: layer.kept_bytes(1)),
+        )
+        result.append(stage)
+    return tuple(result)
 
 
 def one_f_one_b_order(stage: int, n_stages: int, n_microbatches: int) -> list[tuple[str, int]]:

@@ -1,4 +1,4 @@
-"""Lines of policies: means with confidence bands, costs on logarithmic axes, distributions."""
+"""Charts: lines of policies, bars, figures of the performance model, and pictures of one simulation."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -38,7 +38,6 @@ from makespan.plots.style import (
     pale,
     patches,
     plain_numbers,
-    published,
     published as published_marks,
     published_handle,
     reference,
@@ -50,20 +49,17 @@ from makespan.plots.style import (
 )
 from makespan.units import HOUR
 
-# ------------------------------------------------------------------------------------------------
-# Lines of policies: means with confidence bands, costs on logarithmic axes, distributions.
+# --- Lines of policies ------------------------------------------------------------------------------
 
 _MARGIN = 1.25
 _PANELS_IN_ROW, _LINE_IN = 4, 0.15
 _VARIANTS_IN_ROW, _MOST_RATIO, _WIDE_RATIO = 3, 4.0, 2.0
-_COARSE_RANGE, _COARSE_IN_ROW = (
-    12.0,
-    6.0,
-)  # from where on few ticks have room, and in one panel of a row of four
+_COARSE_RANGE = 12.0  # from which on there is room for few ticks only
+_COARSE_IN_ROW = 6.0  # the same in one panel of a row of four
 _LEGEND_COLUMNS = 6
-_TOGETHER = 3  # policies whose bands can be told apart in one panel
+_TOGETHER = 3  # policies whose bands can be distinguished in one panel
 _CONTEXT = "#C4C4C4"
-_LETTER_PT = 4.5  # of a number at a tick
+_LETTER_PT = 4.5  # width of a digit at a tick
 _TIMES = (("avg_jct_s", "average JCT [h]"), ("makespan_s", "makespan [h]"))
 Floats = npt.NDArray[np.float64]
 
@@ -74,14 +70,14 @@ def plot_bands(
 ) -> Figure:
     """Draw average JCT and makespan against a parameter: geometric means over seeds with 95 % confidence.
 
-    Three policies at most share a panel, where the means of the others are light grey.
+    At most three policies share a panel, in which the means of the others are light grey.
 
     Parameters
     ----------
     table
-        One row a simulation: ``policy, seed, avg_jct_s, makespan_s`` and the parameter.
+        One row per simulation: ``policy, seed, avg_jct_s, makespan_s`` and the parameter.
     parameter, label
-        Column of the parameter, and what it is.
+        Column of the parameter, and its description.
     """
     require_columns(table, "policy", parameter, "seed", "avg_jct_s", "makespan_s", figure="bands")
     policies = ordered(table["policy"], looks)
@@ -105,23 +101,39 @@ def plot_bands(
     finished(figure, source, strip=False)
     name_coincident(figure)
     for axes, group in zip(panels[0], groups, strict=True):
-        _legend_above(axes, _handles(group, looks))
+        # Above the panel and its title, whose height is known only now.
+        top = axes.title.get_window_extent().y1
+        above = axes.transAxes.inverted().transform((0.0, top))[1] if axes.get_title() else 1.0
+        handles, corner = _handles(group, looks), (0.5, above)
+        axes.legend(handles=handles, loc="lower center", bbox_to_anchor=corner, labelspacing=0.3)
     return figure
 
 
 def _draw_bands(axes: Axes, table: pd.DataFrame, shown: set[str], looks: Mapping[str, Look]) -> None:
+    """Draw means and bands of the ``shown`` policies over ``x``, and the means of the others."""
     for policy in ordered(table["policy"], looks):
-        rows = table[table["policy"] == policy]
-        groups = np.log(rows["hours"]).groupby(rows["x"])
-        if policy in shown:
-            _band(axes, groups, look_of(looks, policy))
-        else:
+        rows, look = table[table["policy"] == policy], look_of(looks, policy)
+        groups = np.log(rows["hours"]).groupby(rows["x"])  # in logarithms: times are positive and skewed
+        if policy not in shown:
             axes.plot(groups.mean().index, np.exp(groups.mean()), color=_CONTEXT, lw=0.7, zorder=1)
-    _log_hours(axes)
+            continue
+        x, mean = groups.mean().index.to_numpy(float), groups.mean().to_numpy(float)
+        half = np.nan_to_num(half_widths(groups))
+        mark: dict[str, Any] = {"marker": look.marker, "ms": 3, "label": look.title}
+        axes.plot(x, np.exp(mean), color=look.colour, ls=look.line, zorder=3, **mark)
+        if half.any():
+            low, high = np.exp(mean - half), np.exp(mean + half)
+            axes.fill_between(x, low, high, fc=(look.colour, 0.16), ec=(look.colour, 0.6), lw=0.5, zorder=2)
+    # The axis holds all lines, but not all of wide bands.
+    values = np.concatenate([np.asarray(line.get_ydata(), dtype=float) for line in axes.lines])
+    least, most = float(values.min()) / _MARGIN, float(values.max()) * _MARGIN
+    axes.set_yscale("log")
+    _log_ticks(axes.yaxis, least, most)
+    axes.set_ylim(least, most)
 
 
 def _parameter_ticks(axes: Axes, points: Floats, n_columns: int) -> None:
-    """Put a tick at every point, with its number where there is room."""
+    """Put a tick at every point, with its number if there is room."""
     scale = 0.75 * 72 * TWO_COLUMNS_IN / n_columns / max(float(np.ptp(points)), 1e-9)
     end, labels = -math.inf, []
     for point in points:
@@ -132,13 +144,6 @@ def _parameter_ticks(axes: Axes, points: Floats, n_columns: int) -> None:
     axes.set_xticks(points, labels)
 
 
-def _legend_above(axes: Axes, handles: list[Line2D]) -> None:
-    """Put a legend above a panel and what is written there."""
-    title = axes.title.get_window_extent()
-    above = axes.transAxes.inverted().transform((0.0, title.y1))[1] if axes.get_title() else 1.0
-    axes.legend(handles=handles, loc="lower center", bbox_to_anchor=(0.5, above), labelspacing=0.3)
-
-
 def _handles(policies: Iterable[str], looks: Mapping[str, Look], with_marker: bool = True) -> list[Line2D]:
     def line(look: Look) -> Line2D:
         marker = look.marker if with_marker else ""
@@ -147,31 +152,11 @@ def _handles(policies: Iterable[str], looks: Mapping[str, Look], with_marker: bo
     return [line(look_of(looks, name)) for name in ordered(policies, looks)]
 
 
-def _band(axes: Axes, groups: "pd.api.typing.SeriesGroupBy[float, float]", look: Look) -> None:
-    """Draw means and band of one policy; in logarithms, because times are positive and skewed."""
-    x, mean = groups.mean().index.to_numpy(float), groups.mean().to_numpy(float)
-    half = np.nan_to_num(half_widths(groups))
-    mark: dict[str, Any] = {"marker": look.marker, "ms": 3, "label": look.title}
-    axes.plot(x, np.exp(mean), color=look.colour, ls=look.line, zorder=3, **mark)
-    if half.any():
-        low, high = np.exp(mean - half), np.exp(mean + half)
-        axes.fill_between(x, low, high, fc=(look.colour, 0.16), ec=(look.colour, 0.6), lw=0.5, zorder=2)
-
-
 def _is_cut(axes: Axes) -> bool:
-    """Tell whether a band goes on beyond its panel, which holds all lines but not all of wide bands."""
+    """Return True if a band extends beyond its panel, which holds all lines but not all of wide bands."""
     low, high = axes.get_ylim()
     ends = [np.asarray(path.vertices)[:, 1] for band in axes.collections for path in band.get_paths()]
     return any(bool((end < low).any() or (end > high).any()) for end in ends)
-
-
-def _log_hours(axes: Axes) -> None:
-    """Use a logarithmic axis that holds all lines, if not all of wide bands, with plain numbers."""
-    values = np.concatenate([np.asarray(line.get_ydata(), dtype=float) for line in axes.lines])
-    low, high = float(values.min()) / _MARGIN, float(values.max()) * _MARGIN
-    axes.set_yscale("log")
-    _log_ticks(axes.yaxis, low, high)
-    axes.set_ylim(low, high)
 
 
 def _log_ticks(
@@ -197,16 +182,16 @@ def plot_intervals(
     spread_label: str,
     looks: Mapping[str, Look] = POLICIES,
 ) -> Figure:
-    """Draw a mean with its interval for every policy, one panel a ``panel``, four in a row.
+    """Draw a mean with its interval for every policy, one panel per ``panel``, four in a row.
 
-    Panels hold all means; an interval that goes on beyond a panel ends in an arrow with the value of its end.
+    Panels hold all means; an interval that extends beyond a panel ends in an arrow with the value of its end.
 
     Parameters
     ----------
     table
         Columns ``panel, policy, mean, low, high`` [s] and ``is_hollow``; missing ends have no interval.
     heading, hollow, spread_label
-        What the means are, what a hollow mark says, and what the intervals are, for the legend.
+        Legend texts of the means, of hollow marks and of the intervals.
     """
     columns = ("panel", "policy", "mean", "low", "high", "is_hollow")
     require_columns(table, *columns, figure="intervals")
@@ -218,7 +203,7 @@ def plot_intervals(
     is_beyond = []
     for axes, name in zip(panels.flat, names, strict=False):
         is_beyond.append(_intervals(axes, table[table["panel"] == name], policies, looks))
-        axes.set_yticks(range(len(policies)), [look_of(looks, one).title for one in policies])
+        axes.set_yticks(range(len(policies)), [look_of(looks, policy).title for policy in policies])
         axes.set_title(name)
     for axes in panels.flat[len(names) :]:
         axes.remove()
@@ -235,13 +220,14 @@ def plot_intervals(
 
 
 def _intervals(axes: Axes, rows: pd.DataFrame, policies: list[str], looks: Mapping[str, Look]) -> bool:
-    """Draw one panel, and return whether something lies beyond it."""
+    """Draw one panel, and return True if a value lies beyond it."""
     hours = rows[["mean", "low", "high"]].to_numpy(float) / HOUR
     for name, (mean, low, high), is_hollow in zip(rows["policy"], hours, rows["is_hollow"], strict=True):
         look, y = look_of(looks, str(name)), policies.index(str(name))
         spread(axes, y, low, high, look.colour, is_across=True)
         face = "white" if is_hollow else look.colour
         axes.plot([mean], [y], look.marker, color=look.colour, mfc=face, ms=5, mew=0.7, zorder=5)
+    # All intervals, but no more than a factor of two beyond the means.
     means, ends = hours[:, 0], np.where(np.isfinite(hours[:, 1:]), hours[:, 1:], hours[:, :1])
     least = float(max(min(means.min(), ends.min()), means.min() / 2)) / _MARGIN
     most = float(min(max(means.max(), ends.max()), means.max() * 2)) * _MARGIN
@@ -259,20 +245,20 @@ def _intervals(axes: Axes, rows: pd.DataFrame, policies: list[str], looks: Mappi
 
 
 def _mark_beyond(axes: Axes, spans: Iterable[tuple[int, Floats, Look]], limits: tuple[float, float]) -> bool:
-    """Mark means, or else ends of intervals, beyond the limits of a panel; return whether there are any."""
-    found = False
+    """Mark means, or else ends of intervals, beyond the limits of a panel; return True if there are any."""
+    is_any = False
     for y, (mean, low, high), look in spans:
         is_inside = limits[0] <= mean <= limits[1]
         for value in (low, high) if is_inside else (mean,):
-            found |= beyond(axes, y, value, limits, look.colour)
-    return found
+            is_any |= beyond(axes, y, value, limits, look.colour)
+    return is_any
 
 
 @styled
 def plot_variants(
     table: pd.DataFrame, source: str, heading: str, reference_label: str, looks: Mapping[str, Look] = POLICIES
 ) -> Figure:
-    """Draw how far every variant of a policy is from what it varies, one panel a policy, three in a row.
+    """Draw the ratio of every variant of a policy to the policy, one panel per policy, three in a row.
 
     Ratios of less than a quarter or more than four lie beyond the axis, and are written at its ends.
 
@@ -281,14 +267,15 @@ def plot_variants(
     table
         Columns ``policy, variant, mean, low, high``, ratios to the policy; missing ends have no interval.
     heading, reference_label
-        What the ratios are, and what a ratio of 1 is, for the legend.
+        Title of the ratios, and legend text of a ratio of 1.
     """
     require_columns(table, "policy", "variant", "mean", "low", "high", figure="variants")
     names = ordered(table["policy"], looks)
     n_columns = min(len(names), _VARIANTS_IN_ROW)
     rows = [names[k : k + n_columns] for k in range(0, len(names), n_columns)]
     heights = [
-        table["policy"].isin(row).pipe(lambda own: table[own].groupby("policy").size().max()) for row in rows
+        table["policy"].isin(row).pipe(lambda is_in: table[is_in].groupby("policy").size().max())
+        for row in rows
     ]
     figure = new_figure(TWO_COLUMNS_IN, 0.5 + sum(0.4 + _LINE_IN * height for height in heights))
     grid = figure.add_gridspec(len(rows), n_columns, height_ratios=[height + 2 for height in heights])
@@ -297,15 +284,15 @@ def plot_variants(
     is_beyond = False
     for number, name in enumerate(names):
         axes = figure.add_subplot(grid[number // n_columns, number % n_columns])
-        own, look = table[table["policy"] == name], look_of(looks, name)
-        spans = own[["mean", "low", "high"]].to_numpy(float)
+        variants, look = table[table["policy"] == name], look_of(looks, name)
+        spans = variants[["mean", "low", "high"]].to_numpy(float)
         for y, (mean, low, high) in enumerate(spans):
             spread(axes, y, low, high, look.colour, is_across=True)
             axes.plot([mean], [y], look.marker, color=look.colour, ms=3.5, zorder=5)
-        axes.set_yticks(range(len(own)), own["variant"].tolist())
+        axes.set_yticks(range(len(variants)), variants["variant"].tolist())
         axes.tick_params(axis="y", length=0)
-        axes.set_ylim(len(own) - 0.5, -0.5)
-        reference(axes, [1.0, 1.0], [len(own) - 0.5, -0.5])
+        axes.set_ylim(len(variants) - 0.5, -0.5)
+        reference(axes, [1.0, 1.0], [len(variants) - 0.5, -0.5])
         if limits[1] > _WIDE_RATIO * limits[0]:
             axes.set_xscale("log")
             _log_ticks(axes.xaxis, *limits)
@@ -331,22 +318,23 @@ def plot_costs(
     spread_label: str,
     looks: Mapping[str, Look] = POLICIES,
 ) -> Figure:
-    """Draw what scheduling costs against the number of jobs, with the GPUs below it, on logarithmic axes.
+    """Draw the cost of scheduling against the number of jobs, with the GPUs below it, on logarithmic axes.
 
-    Lines with caps go from the smallest to the largest value that was measured.
+    Lines with caps extend from the smallest to the largest measured value.
 
     Parameters
     ----------
     table
-        One row a simulation: ``policy, jobs, gpus`` and the columns of the metrics.
+        One row per simulation: ``policy, jobs, gpus`` and the columns of the metrics.
     metrics
         One panel each: columns of the median, smallest and largest value, factor to the unit shown, label.
     heading, spread_label
-        What was repeated and how the values are shown; what the lines with caps are, for the legend.
+        Title that describes repetitions and values; legend text of the lines with caps.
     """
-    require_columns(
-        table, "policy", "jobs", "gpus", *(name for one in metrics for name in one[:3]), figure="costs"
-    )
+    needed = [name for metric in metrics for name in metric[:3]]
+    require_columns(table, "policy", "jobs", "gpus", *needed, figure="costs")
+    gpus = table.groupby("jobs")["gpus"].agg(lambda counts: ", ".join(f"{n:g}" for n in sorted(set(counts))))
+    jobs = [float(str(count)) for count in gpus.index]
     figure = new_figure(TWO_COLUMNS_IN, 2.7)
     for axes, (*columns, unit, label) in zip(figure.subplots(1, len(metrics)), metrics, strict=True):
         for policy in ordered(table["policy"], looks):
@@ -358,19 +346,13 @@ def plot_costs(
             spread(axes, rows["jobs"], low, high, look.colour)
         axes.set(xscale="log", yscale="log", xlabel="jobs in the trace, GPUs of the cluster", ylabel=label)
         axes.yaxis.set_major_formatter(plain_numbers())
-        _size_ticks(axes, table)
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.set_xticks(jobs, [f"{count:,.0f}\n{text}" for count, text in zip(jobs, gpus, strict=True)])
+        axes.margins(x=0.08)
     handles = [*_handles(table["policy"], looks), spread_handle(spread_label, PALETTE["grey"])]
     finished(figure, source, handles, ncols=_LEGEND_COLUMNS, title=heading)
     name_coincident(figure)
     return figure
-
-
-def _size_ticks(axes: Axes, table: pd.DataFrame) -> None:
-    gpus = table.groupby("jobs")["gpus"].agg(lambda counts: ", ".join(f"{n:g}" for n in sorted(set(counts))))
-    axes.xaxis.set_minor_locator(NullLocator())
-    jobs = [float(str(count)) for count in gpus.index]
-    axes.set_xticks(jobs, [f"{count:,.0f}\n{text}" for count, text in zip(jobs, gpus, strict=True)])
-    axes.margins(x=0.08)
 
 
 @styled
@@ -380,12 +362,12 @@ def plot_cdf(
     looks: Mapping[str, Look] = POLICIES,
     titles: Mapping[str, str] | None = None,
 ) -> Figure:
-    """Draw the share of jobs that completed within a time, one line a policy, one panel a trace.
+    """Draw the share of jobs that completed within a time, one line per policy, one panel per trace.
 
     Parameters
     ----------
     table
-        One row a job: columns ``policy, jct_s`` and, for several panels, ``trace``.
+        One row per job: columns ``policy, jct_s`` and, for several panels, ``trace``.
     """
     require_columns(table, "policy", "jct_s", figure="cdf")
     traces = list(dict.fromkeys(table["trace"])) if "trace" in table.columns else [""]
@@ -415,15 +397,14 @@ def plot_cdf(
     return figure
 
 
-# ------------------------------------------------------------------------------------------------
-# Bars: values of many policies with their ratios and published marks, and groups of bars side by side.
+# --- Bars -------------------------------------------------------------------------------------------
 
 _ROW_HEIGHT_IN = 0.145
-_BROKEN = 1.12  # where a broken bar ends, over the longest of the others
+_BROKEN = 1.12  # length of a broken bar over the longest of the others
 _ROOM = 1.05
 _NUMBER_PT = 22.0  # between bars and names: room for the ratios
-_MOST_BARS = 15  # of a panel that stands beside another one
-_LONGEST = 3.0  # times the median: bars that are longer are broken, to leave the others room
+_MOST_BARS = 15  # of a panel with another one at its side
+_LONGEST = 3.0  # times the median: longer bars are broken, to leave the others room
 
 
 @styled
@@ -437,23 +418,24 @@ def plot_ratio_bars(
     published: pd.DataFrame | None = None,
     published_label: str = "published",
 ) -> Figure:
-    """Draw times of every policy on every trace as bars behind their ratios, one column of panels a trace.
+    """Draw times of every policy on every trace as bars with their ratios, one column of panels per trace.
 
-    Ratios stand before the bars, where no published mark comes between a number and its bar. A bar of more
-    than three times the median is broken and holds its length.
+    Ratios are written before the bars, so that no published mark comes between a number and its bar. A bar
+    of more than three times the median is broken and shows its length as text.
 
     Parameters
     ----------
     table
-        One row a trace and policy: columns ``trace, policy`` and those that the metrics name.
+        One row per trace and policy: columns ``trace, policy`` and those that the metrics name.
     metrics
         One row of panels each: column of the time [s], column of the ratio, label.
     note, published_label
-        What the numbers and the marks are, for the legend.
+        Legend texts of the numbers and of the marks.
     published
         Reference marks: ``trace, policy`` and the columns of times; missing values are left out.
     """
-    require_columns(table, "trace", "policy", *(name for one in metrics for name in one[:2]), figure="bars")
+    needed = [name for metric in metrics for name in metric[:2]]
+    require_columns(table, "trace", "policy", *needed, figure="bars")
     traces, policies = list(dict.fromkeys(table["trace"])), ordered(table["policy"], looks)
     shown = None if published is None else published[published["policy"].isin(policies)]
     figure = new_figure(TWO_COLUMNS_IN, 0.75 + len(metrics) * (0.35 + _ROW_HEIGHT_IN * len(policies)))
@@ -488,13 +470,13 @@ def _ratio_bars(
     positions = [policies.index(str(name)) for name in rows.index]
     hours = rows[value].to_numpy(float) / HOUR
     colours = [pale(look_of(looks, str(name))) for name in rows.index]
-    limit = float(hours[hours <= _LONGEST * np.median(hours)].max())
-    ends = np.where(hours > limit, _BROKEN * limit, hours)
+    longest = float(hours[hours <= _LONGEST * np.median(hours)].max())
+    ends = np.where(hours > longest, _BROKEN * longest, hours)
     axes.barh(positions, ends, 0.74, color=colours, lw=0, zorder=2)
     for y, length in zip(positions, hours, strict=True):
-        if length > limit:
+        if length > longest:
             gap: dict[str, Any] = {"bbox": {"fc": "white", "lw": 0, "pad": 1.4}, "ha": "center", "zorder": 3}
-            axes.text(0.75 * limit, y, f"{length:.1f} h", va="center_baseline", **gap)
+            axes.text(0.75 * longest, y, f"{length:.1f} h", va="center_baseline", **gap)
     for y, factor in zip(positions, rows[ratio].to_numpy(float), strict=True):
         if np.isfinite(factor):
             left: dict[str, Any] = {"ha": "right", "va": "center", "annotation_clip": False}
@@ -520,20 +502,20 @@ def plot_grouped_bars(
     looks: Mapping[str, Look] = POLICIES,
     spread_label: str = "",
 ) -> Figure:
-    """Draw groups of bars side by side, one bar a series, with values above them, one panel a ``panel``.
+    """Draw groups of bars side by side, one bar per series, with values above them, one panel per ``panel``.
 
-    Panels stand side by side, or one above the other where they have many bars.
+    Panels are side by side, or one above the other if they have many bars.
 
     Parameters
     ----------
     table
-        Columns ``panel, group, series, value``; combinations without a row have no bar. With ``text`` that
-        stands above the bars instead of the values, with ``low, high`` bars have whiskers, NaN for none.
+        Columns ``panel, group, series, value``; combinations without a row have no bar. A column ``text``
+        replaces the values above the bars; columns ``low, high`` give whiskers, NaN for none.
     series
         Looks of the series, in the order of the bars; in a panel that has a look, bars of black series have
         its colour in the strength of the series.
     label, spread_label
-        What the values are, and what the whiskers are, for the legend.
+        Label of the values, and legend text of the whiskers.
     """
     require_columns(table, "panel", "group", "series", "value", figure="groups")
     names, groups = (list(dict.fromkeys(table[column])) for column in ("panel", "group"))
@@ -543,11 +525,11 @@ def plot_grouped_bars(
     panels = figure.subplots(n_rows, len(names) // n_rows, sharey=True, squeeze=False)
     for axes, name in zip(panels.flat, names, strict=True):
         panel = looks.get(name)
-        own = {
+        panel_series = {
             key: replace(panel, strength=look.strength) if panel and look.colour == PALETTE["black"] else look
             for key, look in series.items()
         }
-        _bar_groups(axes, table[table["panel"] == name], groups, own)
+        _bar_groups(axes, table[table["panel"] == name], groups, panel_series)
         axes.set_xticks(range(len(groups)), [shown.get(group, group) for group in groups])
         axes.tick_params(axis="x", length=0)
         axes.grid(visible=False, axis="x")
@@ -576,12 +558,10 @@ def _bar_groups(axes: Axes, rows: pd.DataFrame, groups: list[str], series: Mappi
         axes.text(x, end, str(row.get("text", f"{value:.2f}")), ha="center", va="bottom")
 
 
-# ------------------------------------------------------------------------------------------------
-# Figures of the performance model: errors, predictions, and throughput against resources.
+# --- Performance model ------------------------------------------------------------------------------
 
 ENVELOPE = "best plan"
 """Name of the envelope in the column ``plan_family``."""
-_Array = npt.NDArray[Any]
 _PUBLISHED_COLUMNS = ("published_avg_error_pct", "published_max_error_pct")
 _LOW_IN = 2.5  # a figure too low for a label in one line
 _GROUP_GAP = 1.7
@@ -612,13 +592,18 @@ def plot_error_bars(table: pd.DataFrame, source: str, form: str, other_form: str
     require_columns(table, figure="table2")
     figure = new_figure(TWO_COLUMNS_IN, 3.7)
     top, bottom = figure.subplots(2, 1, sharex=True)
-    positions = _bar_positions(table)
+    positions: dict[tuple[str, str], float] = {}
+    x, models = 0.0, ordered(table["model"], MODEL_TITLES)
+    for model in models:
+        for family in ordered(table.loc[table["model"] == model, "plan_family"], FAMILIES):
+            positions[model, family] = x
+            x += 1.0
+        x += _GROUP_GAP
     for axes, kind in ((top, "avg"), (bottom, "max")):
         _error_panel(axes, table, positions, (form, other_form), kind)
         axes.tick_params(axis="x", length=0)
     top.set_ylabel("average error [%],\nsquare-root axis")
     bottom.set_ylabel("largest error [%],\nsquare-root axis")
-    models = ordered(table["model"], MODEL_TITLES)
     centres = [np.mean([x for (model, _), x in positions.items() if model == name]) for name in models]
     bottom.set_xticks(centres, [MODEL_TITLES.get(name, name) for name in models])
     bottom.set_xlim(min(positions.values()) - 1.0, max(positions.values()) + 1.0)
@@ -629,27 +614,6 @@ def plot_error_bars(table: pd.DataFrame, source: str, form: str, other_form: str
         handles.append(published_handle("printed in the paper"))
     handles.append(limit_handle("claimed bound of the average"))
     return finished(figure, source, handles, ncols=min(len(handles), 5))
-
-
-def _ticks_pct(largest: float) -> list[float]:
-    """Choose ticks that are far enough apart on the square-root scale."""
-    ticks = [0.0]
-    for tick in _TICKS_PCT:
-        if tick <= largest and math.sqrt(tick) - math.sqrt(ticks[-1]) >= _TICK_GAP * math.sqrt(largest):
-            ticks.append(tick)
-    return ticks
-
-
-def _bar_positions(table: pd.DataFrame) -> dict[tuple[str, str], float]:
-    """Position of each bar, (model, family) to x."""
-    positions: dict[tuple[str, str], float] = {}
-    x = 0.0
-    for model in ordered(table["model"], MODEL_TITLES):
-        for family in ordered(table.loc[table["model"] == model, "plan_family"], FAMILIES):
-            positions[model, family] = x
-            x += 1.0
-        x += _GROUP_GAP
-    return positions
 
 
 def _error_panel(
@@ -663,7 +627,7 @@ def _error_panel(
         x, value = positions[row["model"], row["plan_family"]], row[f"{kind}_error_pct"]
         if row["form"] == forms[0]:
             axes.bar(x, value, 0.8, color=look_of(FAMILIES, row["plan_family"]).colour, lw=0, zorder=2)
-            published(axes, x, row[f"published_{kind}_error_pct"], ms=3.0)
+            published_marks(axes, x, row[f"published_{kind}_error_pct"], ms=3.0)
         elif row["form"] == forms[1]:
             axes.bar(x, value, 0.8, fill=False, edgecolor=_OTHER, lw=0.6, zorder=3)
     if kind == "avg":
@@ -673,12 +637,17 @@ def _error_panel(
     axes.set_yscale("function", functions=signed_sqrt)
     axes.set_ylim(bottom=0)
     axes.yaxis.set_major_formatter(plain_numbers())
-    axes.set_yticks(_ticks_pct(axes.get_ylim()[1]))
+    # Only ticks that are far enough apart on the square-root scale.
+    largest, ticks = axes.get_ylim()[1], [0.0]
+    for tick in _TICKS_PCT:
+        if tick <= largest and math.sqrt(tick) - math.sqrt(ticks[-1]) >= _TICK_GAP * math.sqrt(largest):
+            ticks.append(tick)
+    axes.set_yticks(ticks)
 
 
 @styled
 def plot_prediction(table: pd.DataFrame, source: str, form: str) -> Figure:
-    """Draw predicted against measured (or emulated) iteration time, one panel a model.
+    """Draw predicted against measured (or emulated) iteration time, one panel per model.
 
     Held-out rows are filled, flagged rows hollow, and rows used in the fit plus signs.
 
@@ -698,7 +667,18 @@ def plot_prediction(table: pd.DataFrame, source: str, form: str) -> Figure:
         1.75,
         lambda axes, model: _prediction_panel(axes, shown[shown["model"] == model]),
     )
-    free.legend(handles=_prediction_handles(shown), loc="center", labelspacing=0.35)
+    point: dict[str, Any] = {"ls": "none"}
+    looks = [look_of(FAMILIES, name) for name in ordered(shown["plan_family"], FAMILIES)]
+    handles = [
+        Line2D([], [], marker=look.marker, color=look.colour, label=look.title, **point) for look in looks
+    ]
+    if shown["fitted"].any():
+        handles.append(Line2D([], [], marker="+", color=_OTHER, label="used in the fit", **point))
+    if not shown["clean"].all():
+        hollow: dict[str, Any] = {"marker": "o", "mfc": "white", "mec": _OTHER}
+        handles.append(Line2D([], [], label="flagged anomaly", **hollow, **point))
+    handles.append(reference_handle("prediction without error"))
+    free.legend(handles=handles, loc="center", labelspacing=0.35)
     made = {"emulated": "emulated", "published": "measured", "measured": "measured"}.get(source, "given")
     gap = "\n" if figure.get_figheight() < _LOW_IN else " "
     label = f"predicted iteration time [s],{gap}{form} form"
@@ -721,47 +701,29 @@ def _prediction_panel(axes: Axes, rows: pd.DataFrame) -> None:
         for number, (kept, mark) in enumerate(zip(kinds, marks, strict=True)):
             points = part[kept]
             axes.plot(points["measured_s"], points["predicted_s"], ls="none", zorder=2 + number, **mark)
-    _log_axes(axes, low, high)
-    axes.text(0.04, 0.96, _error_note(rows), transform=axes.transAxes, va="top")
-
-
-def _error_note(rows: pd.DataFrame) -> str:
-    validated = rows[~rows["fitted"] & rows["clean"]]
-    if validated.empty:
-        return "no held-out rows"
-    error = 100.0 * (validated["predicted_s"] / validated["measured_s"] - 1.0).abs()
-    return f"mean {error.mean():.1f} %\nn = {len(error)}"
-
-
-def _log_axes(axes: Axes, low: float, high: float) -> None:
     axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high), aspect="equal")
     few = math.log10(high / low) < 1.7
     for axis in (axes.xaxis, axes.yaxis):
         _decades(axis, few)
+    validated = rows[~rows["fitted"] & rows["clean"]]
+    if validated.empty:
+        note = "no held-out rows"
+    else:
+        error = 100.0 * (validated["predicted_s"] / validated["measured_s"] - 1.0).abs()
+        note = f"mean {error.mean():.1f} %\nn = {len(error)}"
+    axes.text(0.04, 0.96, note, transform=axes.transAxes, va="top")
 
 
 def _decades(axis: Axis, few: bool) -> None:
+    """Put ticks at decades, and at two and five times them if there are few."""
     axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if few else (1.0,)))
     axis.set_major_formatter(plain_numbers())
     axis.set_minor_formatter(NullFormatter())
 
 
-def _prediction_handles(rows: pd.DataFrame) -> list[Line2D]:
-    point: dict[str, Any] = {"ls": "none"}
-    looks = [look_of(FAMILIES, name) for name in ordered(rows["plan_family"], FAMILIES)]
-    handles = [Line2D([], [], marker=one.marker, color=one.colour, label=one.title, **point) for one in looks]
-    if rows["fitted"].any():
-        handles.append(Line2D([], [], marker="+", color=_OTHER, label="used in the fit", **point))
-    if not rows["clean"].all():
-        hollow: dict[str, Any] = {"marker": "o", "mfc": "white", "mec": _OTHER}
-        handles.append(Line2D([], [], label="flagged anomaly", **hollow, **point))
-    handles.append(reference_handle("prediction without error"))
-    return handles
-
-
 @styled
 def plot_sensitivity(table: pd.DataFrame, source: str) -> Figure:
-    """Draw throughput against GPUs, one panel a model, one line a plan family.
+    """Draw throughput against GPUs, one panel per model, one line per plan family.
 
     The envelope is the broad line behind the others. Lines join the counts at which a family is faster than
     with fewer GPUs; the other counts are left out.
@@ -770,16 +732,36 @@ def plot_sensitivity(table: pd.DataFrame, source: str) -> Figure:
     ----------
     table
         Columns ``model, plan_family, gpus, throughput_samples_per_s``; the rows of family `ENVELOPE` are the
-        best plan with at most that many GPUs. Rows of no throughput are left out.
+        best plan with at most that many GPUs. Rows without throughput are left out.
     """
     require_columns(table, "model", "plan_family", "gpus", "throughput_samples_per_s", figure="sensitivity")
     shown = table[table["throughput_samples_per_s"] > 0]
-    figure, free = model_panels(
-        ordered(table["model"], MODEL_TITLES),
-        1.55,
-        lambda axes, model: _curve_panel(axes, shown[shown["model"] == model]),
-    )
-    handles = [_family_line(name) for name in ordered(shown["plan_family"], FAMILIES) if name != ENVELOPE]
+
+    def draw(axes: Axes, model: str) -> None:
+        rows = shown[shown["model"] == model]
+        for family in reversed(ordered(rows["plan_family"], FAMILIES)):
+            part = rows[rows["plan_family"] == family].sort_values("gpus")
+            x, y = part["gpus"].to_numpy(), part["throughput_samples_per_s"].to_numpy()
+            if family == ENVELOPE:
+                axes.plot(x, y, color=_ENVELOPE_COLOUR, lw=3.2, drawstyle="steps-post", zorder=1)
+                continue
+            look, gains = (
+                look_of(FAMILIES, family),
+                y > np.maximum.accumulate(np.concatenate([[0.0], y[:-1]])),
+            )
+            axes.plot(
+                x[gains], y[gains], color=look.colour, marker=look.marker, ms=2.8, lw=0.9,
+                mec="white", mew=0.2, zorder=3, label=look.title,
+            )  # fmt: skip
+        _log2_axes(axes, int(rows["gpus"].max()) if len(rows) else 1)
+
+    figure, free = model_panels(ordered(table["model"], MODEL_TITLES), 1.55, draw)
+    handles = [
+        Line2D([], [], color=look.colour, marker=look.marker, ms=3, lw=1, label=name)
+        for name in ordered(shown["plan_family"], FAMILIES)
+        if name != ENVELOPE
+        for look in [look_of(FAMILIES, name)]
+    ]
     handles.append(Line2D([], [], color=_ENVELOPE_COLOUR, lw=3.2, label=ENVELOPE + " (envelope)"))
     free.legend(handles=handles, loc="center", labelspacing=0.4)
     _labelled(figure, source, "GPUs", "throughput [samples/s]")
@@ -793,34 +775,8 @@ def _labelled(figure: Figure, source: str, across: str, upwards: str) -> Figure:
     return finished(figure, source, strip=False)
 
 
-def _family_line(family: str) -> Line2D:
-    look = look_of(FAMILIES, family)
-    return Line2D([], [], color=look.colour, marker=look.marker, ms=3, lw=1, label=family)
-
-
-def _curve_panel(axes: Axes, rows: pd.DataFrame) -> None:
-    for family in reversed(ordered(rows["plan_family"], FAMILIES)):
-        part = rows[rows["plan_family"] == family].sort_values("gpus")
-        x, y = part["gpus"].to_numpy(), part["throughput_samples_per_s"].to_numpy()
-        if family == ENVELOPE:
-            axes.plot(x, y, color=_ENVELOPE_COLOUR, lw=3.2, drawstyle="steps-post", zorder=1)
-        else:
-            _draw_family(axes, x, y, family)
-    _log2_axes(axes, int(rows["gpus"].max()) if len(rows) else 1)
-
-
-def _draw_family(axes: Axes, gpus: _Array, throughput: _Array, family: str) -> None:
-    """Join the counts at which more GPUs are faster than all fewer."""
-    look = look_of(FAMILIES, family)
-    gains = throughput > np.maximum.accumulate(np.concatenate([[0.0], throughput[:-1]]))
-    axes.plot(
-        gpus[gains], throughput[gains], color=look.colour, marker=look.marker, ms=2.8, lw=0.9,
-        mec="white", mew=0.2, zorder=3, label=look.title,
-    )  # fmt: skip
-
-
 def _log2_axes(axes: Axes, largest: int) -> None:
-    """Use powers of two up to a largest one across, and a logarithmic axis upwards."""
+    """Use powers of two up to ``largest`` on the horizontal axis, and a logarithmic vertical axis."""
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_locator(FixedLocator([2**k for k in range(int(math.log2(max(largest, 2))) + 1)]))
     axes.xaxis.set_minor_locator(NullLocator())
@@ -832,7 +788,7 @@ def _log2_axes(axes: Axes, largest: int) -> None:
 
 @styled
 def plot_cpu_sensitivity(table: pd.DataFrame, source: str) -> Figure:
-    """Draw throughput of offload plans against CPU threads, one panel a model, one line a number of GPUs.
+    """Draw throughput of offload plans against CPU threads, one panel per model, one line per GPU count.
 
     Parameters
     ----------
@@ -859,8 +815,7 @@ def plot_cpu_sensitivity(table: pd.DataFrame, source: str) -> Figure:
     return _labelled(figure, source, "CPU threads a GPU", "offload throughput [samples/s]")
 
 
-# ------------------------------------------------------------------------------------------------
-# One simulation as a picture: GPUs by plan family over time, and who held which GPU when.
+# --- One simulation ---------------------------------------------------------------------------------
 
 _BINS = 600
 _RESTART_COLOUR = "#C4C4C4"
@@ -873,13 +828,13 @@ _TIME_LABEL = "time since the first submission [h]"
 
 @styled
 def plot_allocation(table: pd.DataFrame, source: str, n_gpus: int, titles: dict[str, str]) -> Figure:
-    """Draw the GPUs that jobs hold over time, stacked by plan family, one panel a policy.
+    """Draw the GPUs that jobs hold over time, stacked by plan family, one panel per policy.
 
     Parameters
     ----------
     table
-        ``time_s`` and one column a plan family with the GPUs that its plans hold from then on; for
-        several panels also ``policy``. The mean of each of many equal spans of time is drawn.
+        ``time_s`` and one column per plan family with the GPUs that its plans hold from then on; for
+        several panels also ``policy``. The chart shows means over many equal spans of time.
     n_gpus
         GPUs of the cluster, drawn as a line.
     """
@@ -889,7 +844,18 @@ def plot_allocation(table: pd.DataFrame, source: str, n_gpus: int, titles: dict[
     figure = new_figure(TWO_COLUMNS_IN, 0.55 + 1.35 * len(panels))
     axes_list = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
     for axes, panel in zip(axes_list, panels, strict=True):
-        _stack_families(axes, table[table["policy"] == panel] if panel else table, families, n_gpus)
+        rows = table[table["policy"] == panel] if panel else table
+        end_s = float(rows["time_s"].max())
+        edges = np.linspace(0.0, end_s, _BINS + 1) if end_s > 0 else np.array([0.0, 1.0])
+        base = np.zeros(len(edges) - 1)
+        for family in families:
+            held = rows[family].fillna(0.0).to_numpy(float)
+            mean = _bin_means(rows["time_s"].to_numpy(float), held, edges)
+            colour = look_of(FAMILIES, family).colour
+            axes.stairs(base + mean, edges / HOUR, baseline=base, fill=True, color=colour, lw=0)
+            base = base + mean
+        limit(axes, n_gpus, zorder=3)
+        axes.set_ylim(0, 1.08 * max(n_gpus, float(base.max(initial=0.0))))
         axes.set_ylabel("GPUs held")
         axes.set_title(titles.get(panel, panel), loc="left")
     axes_list[-1].set_xlabel(_TIME_LABEL)
@@ -898,24 +864,11 @@ def plot_allocation(table: pd.DataFrame, source: str, n_gpus: int, titles: dict[
     return finished(figure, source, handles, strip=False, ncols=min(len(handles), 5))
 
 
-def _stack_families(axes: Axes, rows: pd.DataFrame, families: list[str], n_gpus: int) -> None:
-    end_s = float(rows["time_s"].max())
-    edges = np.linspace(0.0, end_s, _BINS + 1) if end_s > 0 else np.array([0.0, 1.0])
-    base = np.zeros(len(edges) - 1)
-    for family in families:
-        held = rows[family].fillna(0.0).to_numpy(float)
-        mean = _bin_means(rows["time_s"].to_numpy(float), held, edges)
-        colour = look_of(FAMILIES, family).colour
-        axes.stairs(base + mean, edges / HOUR, baseline=base, fill=True, color=colour, lw=0)
-        base = base + mean
-    limit(axes, n_gpus, zorder=3)
-    axes.set_ylim(0, 1.08 * max(n_gpus, float(base.max(initial=0.0))))
-
-
 def _bin_means(times: np.ndarray, values: np.ndarray, edges: np.ndarray) -> np.ndarray:
     """Average a step function, zero before its first time, over the spans between edges."""
     if not len(times):
         return np.zeros(len(edges) - 1)
+    # The integral up to each edge; its differences are exact, however many steps fall into a span.
     area = np.concatenate([[0.0], np.cumsum(values[:-1] * np.diff(times))])
     at = np.searchsorted(times, edges, side="right") - 1
     integral = np.where(at >= 0, area[at] + values[at] * (edges - times[at]), 0.0)
@@ -924,7 +877,7 @@ def _bin_means(times: np.ndarray, values: np.ndarray, edges: np.ndarray) -> np.n
 
 @styled
 def plot_gantt(table: pd.DataFrame, source: str) -> Figure:
-    """Draw who held which GPU when, as `job_spans` returns it: one line a GPU, one colour a plan family.
+    """Draw the spans of `job_spans` as a Gantt chart: one line per GPU, one colour per plan family.
 
     Restart delays are light grey, and lines separate the nodes.
     """
@@ -954,7 +907,7 @@ def plot_gantt(table: pd.DataFrame, source: str) -> Figure:
 
 
 def _bars(axes: Axes, rows: np.ndarray, start: np.ndarray, end: np.ndarray, colour: str) -> None:
-    """Draw horizontal bars one line high; many at once."""
+    """Draw many horizontal bars at once, each one line high."""
     shown = end > start
     low, left, right = rows[shown].astype(float), start[shown], end[shown]
     edges = ((left, low), (right, low), (right, low + 0.92), (left, low + 0.92))
@@ -964,13 +917,11 @@ def _bars(axes: Axes, rows: np.ndarray, start: np.ndarray, end: np.ndarray, colo
 
 
 def job_spans(events: pd.DataFrame) -> pd.DataFrame:
-    """Return who held which GPU of which node, from when until when.
+    """Return the spans in which jobs held each GPU of each node, from the events of a simulation.
 
-    The simulation allocates numbers of GPUs on nodes; which ones they are is chosen here, the
-    lowest free ones first.
-
-    Takes the events of a simulation. Returns ``job_id, plan_family, node, gpu, start_s, ready_s, end_s``:
-    restarting until ``ready_s``, running afterwards. Guests, which hold no GPUs, are left out.
+    The simulation allocates numbers of GPUs on nodes; this function chooses the GPUs, the lowest free ones
+    first. Returns ``job_id, plan_family, node, gpu, start_s, ready_s, end_s``: restarting until ``ready_s``,
+    running afterwards. Opportunistic jobs, which hold no GPUs, are left out.
     """
     require_columns(events, "time_s", "seq", "kind", "job_id", "nodes", "family", figure="gantt")
     rows = events[events["kind"].isin(_TRACKED)].sort_values(["time_s", "seq"])
@@ -981,6 +932,7 @@ def job_spans(events: pd.DataFrame) -> pd.DataFrame:
     for time, group in rows.groupby("time_s", sort=False):
         columns = (group[name].astype(str) for name in ("kind", "job_id", "nodes", "family"))
         records = list(zip(*columns, strict=True))
+        # First all that ends at this time, then all that starts: a GPU may change hands at one instant.
         for kind, job, _, _ in records:
             if kind == "ready":
                 ready.add(job)

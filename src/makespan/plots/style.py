@@ -1,4 +1,4 @@
-"""Style sheet, sizes, looks and the one way in which a figure is saved."""
+"""Style of all figures: sizes, looks, legends, saving, and marks with one meaning in all figures."""
 
 import math
 import textwrap
@@ -30,8 +30,7 @@ from makespan.errors import TraceError
 from makespan.files import atomic_path, write_text
 from makespan.tables import source_label, write_csv
 
-# ------------------------------------------------------------------------------------------------
-# Style sheet, sizes, looks and the one way in which a figure is saved.
+# --- Looks and figures ------------------------------------------------------------------------------
 
 ONE_COLUMN_IN = 3.3
 TWO_COLUMNS_IN = 6.9
@@ -54,14 +53,14 @@ LineStyle = str | tuple[int, tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """How a policy or a plan family looks in every figure.
+    """Look of a policy or a plan family in every figure.
 
     Parameters
     ----------
     title, colour, marker, line
-        Name in legends; of bars, points and lines, with the dash pattern of these.
+        Name in legends; colour, marker of points, and dash pattern of lines.
     strength
-        From 0 (white) to 1: how much of the colour bars have.
+        Strength of the colour in bars, from 0 (white) to 1.
     """
 
     title: str
@@ -95,7 +94,7 @@ POLICIES = {
     "sjf": Look("SJF", PALETTE["black"], ">", (0, (5, 1, 1, 1))),
     "fifo": Look("FIFO", PALETTE["grey"], "h", (0, (1, 1))),
 }
-"""Policies with which papers compare theirs, in the order of the figures."""
+"""Policies that papers compare with their own, in the order of the figures."""
 MODEL_TITLES = {
     "vit": "ViT-Base",
     "roberta": "RoBERTa-large",
@@ -116,15 +115,15 @@ def look_of(looks: Mapping[str, Look], name: str) -> Look:
 
 
 def ordered(names: Iterable[Any], known: Iterable[str]) -> list[str]:
-    """Return distinct names in the order of the known ones, the others sorted behind them."""
-    found = set(names)
-    first = [name for name in known if name in found]
-    return first + sorted(found - set(first))
+    """Return distinct names in the order of the known ones, followed by the others in sorted order."""
+    distinct = set(names)
+    first = [name for name in known if name in distinct]
+    return first + sorted(distinct - set(first))
 
 
 @contextmanager
 def style() -> Iterator[None]:
-    """Switch the style sheet on inside a block; the caller's settings come back afterwards."""
+    """Apply the style sheet inside a block, and restore the caller's settings afterwards."""
     sheet = resources.files("makespan.plots").joinpath("makespan.mplstyle")
     with mpl.rc_context(), resources.as_file(sheet) as path:
         mpl.rcdefaults()
@@ -144,14 +143,14 @@ def styled(draw: Callable[_P, Figure]) -> Callable[_P, Figure]:
 
 
 def new_figure(width_in: float, height_in: float) -> Figure:
-    """Create an empty figure [inches] that belongs to no window system."""
+    """Create an empty figure of a size [inches], without a window system."""
     return Figure(figsize=(width_in, height_in))
 
 
 def model_panels(
     models: Sequence[str], height_in: float, draw: Callable[[Axes, str], None]
 ) -> tuple[Figure, Axes]:
-    """Draw a panel a model, four at most in a row [inches]; the panel returned is free for the legend."""
+    """Draw one panel per model, at most four in a row [inches]; the returned panel is free for the legend."""
     n_columns = min(len(models) + 1, _PANELS_PER_ROW)
     n_rows = math.ceil((len(models) + 1) / n_columns)
     figure = new_figure(TWO_COLUMNS_IN * max(n_columns, 3) / _PANELS_PER_ROW, height_in * n_rows + 0.2)
@@ -184,7 +183,7 @@ def patches(names: Iterable[str], looks: Mapping[str, Look]) -> list[Patch | Lin
 def finished(
     figure: Figure, source: str, handles: Sequence[Artist] = (), strip: bool = True, **legend: Any
 ) -> Figure:
-    """Give a figure its legend, and say in the lower right corner where its numbers come from.
+    """Add the legend to a figure, and the source of its numbers in the lower right corner.
 
     Parameters
     ----------
@@ -192,7 +191,7 @@ def finished(
         Legend entries, none for a figure that has its legend elsewhere, and further options of the legend;
         ``ncols`` is the largest number of columns.
     strip
-        Whether a strip at the lower edge is kept free; not needed beside an x label.
+        Whether a strip at the lower edge is kept free; not needed if there is an x label.
     """
     if handles:
         n_rows = math.ceil(len(handles) / legend.get("ncols", 1))
@@ -209,41 +208,39 @@ def finished(
 
 
 def name_coincident(figure: Figure) -> None:
-    """Say above each panel which of its labelled lines are nowhere further apart than they are wide."""
-    figure.draw_without_rendering()  # distances on paper are known once the panels have their places
+    """Name above each panel the labelled lines that coincide, that is, are never further apart than wide."""
+    figure.draw_without_rendering()  # distances on paper are known only after the layout
     for axes in figure.axes:
         lines = [line for line in axes.lines if not str(line.get_label()).startswith("_")]
         groups: list[list[Line2D]] = []
         for line in lines:
             home = next((group for group in groups if _coincide(group[0], line, figure.dpi / 72)), None)
             groups.append([line]) if home is None else home.append(line)
-        notes = [_coincidence([str(line.get_label()) for line in group], lines) for group in groups]
+        notes = []
+        for names in ([str(line.get_label()) for line in group] for group in groups):
+            others = [str(line.get_label()) for line in lines if line.get_label() not in names]
+            if len(names) > 3 and len(others) <= 2:
+                notes.append(f"all but {' and '.join(others)} coincide" if others else "all lines coincide")
+            elif len(names) > 1:
+                notes.append(f"{', '.join(names[:-1])} and {names[-1]} coincide")
         n_letters = int(axes.get_window_extent().width * 72 / figure.dpi / _LETTER_PT)
-        told = [part for note in notes if note for part in textwrap.wrap(note, n_letters)]
-        axes.set_title("\n".join([*filter(None, [axes.get_title()]), *told]))
+        wrapped = [part for note in notes for part in textwrap.wrap(note, n_letters)]
+        axes.set_title("\n".join([*filter(None, [axes.get_title()]), *wrapped]))
 
 
-def _coincide(one: Line2D, other: Line2D, px_per_pt: float) -> bool:
-    first, second = (line.get_transform().transform(line.get_xydata()) for line in (one, other))
+def _coincide(line: Line2D, other: Line2D, px_per_pt: float) -> bool:
+    first, second = (each.get_transform().transform(each.get_xydata()) for each in (line, other))
     if len(first) == 0 or first.shape != second.shape or (np.isnan(first) != np.isnan(second)).any():
         return False
     apart_px = np.hypot(*(first - second).T)
-    width_px = px_per_pt * min(one.get_linewidth(), other.get_linewidth())
+    width_px = px_per_pt * min(line.get_linewidth(), other.get_linewidth())
     return bool(np.isfinite(apart_px).any() and np.nanmax(apart_px) <= width_px)
-
-
-def _coincidence(names: list[str], lines: Sequence[Line2D]) -> str:
-    """Put a group of coincident lines into words; of many, those that are not in it."""
-    others = [str(line.get_label()) for line in lines if line.get_label() not in names]
-    if len(names) > 3 and len(others) <= 2:
-        return f"all but {' and '.join(others)} coincide" if others else "all lines coincide"
-    return f"{', '.join(names[:-1])} and {names[-1]} coincide" if len(names) > 1 else ""
 
 
 def save_figure(
     figure: Figure, table: pd.DataFrame, stem: str | Path, caption: str | None = None
 ) -> tuple[Path, ...]:
-    """Write a figure as PDF and PNG, the table behind it as CSV and a caption as text; return their paths.
+    """Write a figure as PDF and PNG, its table as CSV and a caption as text; return their paths.
 
     All files appear together or not at all, and equal tables give equal bytes. The stem is a path without
     suffix. Without a caption there is no text. Paragraphs of the caption are wrapped.
@@ -252,43 +249,40 @@ def save_figure(
     pdf, png, csv, txt = (base.with_name(f"{base.name}.{kind}") for kind in ("pdf", "png", "csv", "txt"))
     with ExitStack() as stack, style():
         new_pdf, new_png, new_csv = (stack.enter_context(atomic_path(path)) for path in (pdf, png, csv))
-        _settle(figure)
+        # Lay the figure out once and round the positions: the solver's last digits differ between runs.
+        figure.draw_without_rendering()
+        figure.set_layout_engine("none")
+        for axes in figure.axes:
+            edges = [round(edge, 9) for edge in axes.get_position(original=True).bounds]
+            axes.set_position(Bbox.from_bounds(*edges))
         undated = dict.fromkeys(("CreationDate", "Creator", "Producer"))
         figure.savefig(new_pdf, format="pdf", metadata=undated)
         figure.savefig(new_png, format="png", metadata={"Software": None})
         write_csv(table, new_csv)
         if caption is None:
             return pdf, png, csv
-        paragraphs = [textwrap.fill(one, _CAPTION_WIDTH) for one in caption.split("\n\n")]
+        paragraphs = [textwrap.fill(paragraph, _CAPTION_WIDTH) for paragraph in caption.split("\n\n")]
         write_text("\n\n".join(paragraphs) + "\n", stack.enter_context(atomic_path(txt)))
     return pdf, png, csv, txt
 
 
-def _settle(figure: Figure) -> None:
-    """Lay a figure out once, free of the last digits in which two solutions of one layout may differ."""
-    figure.draw_without_rendering()
-    figure.set_layout_engine("none")
-    for axes in figure.axes:
-        edges = [round(edge, 9) for edge in axes.get_position(original=True).bounds]
-        axes.set_position(Bbox.from_bounds(*edges))
-
-
 def require_columns(table: pd.DataFrame, *names: str, figure: str) -> None:
-    """Check that a table can be drawn: it has rows and these columns, or `TraceError` says what it lacks."""
+    """Check that a table has rows and these columns; a `TraceError` names missing columns."""
     missing = [name for name in names if name not in table.columns]
     if missing:
-        found = ", ".join(str(name) for name in table.columns) or "none"
-        raise TraceError(f"figure {figure!r}: table lacks column(s) {', '.join(missing)}; found: {found}")
+        columns = ", ".join(str(name) for name in table.columns) or "none"
+        raise TraceError(f"figure {figure!r}: table lacks column(s) {', '.join(missing)}; found: {columns}")
     if table.empty:
         raise TraceError(f"figure {figure!r}: the table has no rows")
 
 
-# ------------------------------------------------------------------------------------------------
-# Marks that have one meaning in all figures, each with the entry that explains it in a legend.
+# --- Marks ------------------------------------------------------------------------------------------
+#
+# Each has one meaning in all figures, and an entry that explains it in a legend.
 #
 # - A hollow diamond is a published value, of the paper or of the artifact, never one of ours.
 # - A thin line with caps is a spread or an interval around a value of ours.
-# - A cross stands where something cannot run or does not exist.
+# - A cross marks something that cannot run or does not exist.
 # - A dashed line is a limit, and a dotted one a reference, such as equality.
 # - A black dot is another value of ours beside the one that a bar shows.
 # - An arrow at the edge of a panel points to a value beyond it, which is written beside the arrow.
@@ -310,7 +304,7 @@ _NUMBER_PT = 26.0  # length of a number beside an arrow
 def published(
     axes: Axes, x: Numbers, y: Numbers, colour: str = "black", *, is_joined: bool = False, **more: Any
 ) -> None:
-    """Mark published values; missing ones have no mark, and several series may each have its own colour."""
+    """Mark published values; missing ones have no mark, and each of several series may have a colour."""
     line = {"ls": "-", "lw": 0.7, "color": colour} if is_joined else {}
     axes.plot(x, y, **_PUBLISHED | {"mec": colour, "zorder": _OVER} | line | more)
 
@@ -326,7 +320,7 @@ def spread(
 ) -> None:
     """Draw lines with caps from ``low`` to ``high`` at places on the other axis; missing ends draw none.
 
-    Times, rates and ratios have no values below zero, so a symmetric interval that reaches below ends there.
+    Times, rates and ratios are never negative, so a symmetric interval is cut at zero.
     """
     at, ends = (
         np.atleast_1d(np.asarray(place, dtype=float)),
@@ -348,12 +342,12 @@ def spread_handle(label: str, colour: str = "black") -> Line2D:
 
 
 def cannot_run(axes: Axes, x: Numbers, y: Numbers, colour: str = "black", **more: Any) -> None:
-    """Mark what cannot run or does not exist, where its value would be."""
+    """Mark something that cannot run or does not exist, at the place of its value."""
     axes.plot(x, y, **_CANNOT_RUN | {"color": colour, "zorder": _OVER} | more)
 
 
 def cannot_run_handle(label: str = "cannot run") -> Line2D:
-    """Return the legend entry of what cannot run."""
+    """Return the legend entry of things that cannot run."""
     return Line2D([], [], label=label, color="black", **_CANNOT_RUN)
 
 
@@ -368,7 +362,7 @@ def compared_handle(label: str) -> Line2D:
 
 
 def limit(axes: Axes, value: float, is_across: bool = True, **more: Any) -> None:
-    """Draw a limit: across the panel at a height, or upwards."""
+    """Draw a limit as a horizontal line, or as a vertical one."""
     (axes.axhline if is_across else axes.axvline)(value, **_LIMIT | {"zorder": 1} | more)
 
 
@@ -398,7 +392,7 @@ def beyond(axes: Axes, place: float, value: float, limits: tuple[float, float], 
     is_across
         Whether the value lies on the horizontal axis.
     row, n_before
-        Position of the number, that of the arrow by default, and how many numbers stand there already.
+        Position of the number, that of the arrow by default, and how many numbers are there already.
 
     Returns
     -------

@@ -1,9 +1,8 @@
-"""Scheduling policies, one file each, all behind the protocol `makespan.sim.Policy`.
+"""Scheduling policies, all behind the protocol `makespan.sim.Policy`.
 
-A module ``_<something>.py`` defines ``POLICIES``, a tuple of policies; the registry names the module of each,
-so that names can be checked, and the code of one policy told from that of others, without importing any.
-A file of the user's defines the same, and `policy` takes its path for a name. `Room` and `serve` are what
-many policies share.
+A module defines ``POLICIES``, a tuple of policies; the registry names the module of each, so that names can
+be checked, and the code of one policy told from that of others, without importing any. A user file defines
+the same, and `policy` accepts its path as a name. Many policies share `Room` and `serve`.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""AntMan: guaranteed jobs get what they asked for, best-effort jobs use what is left over."""
+"""AntMan: guaranteed jobs run as requested, best-effort jobs use free devices and idle time of others."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -11,21 +11,22 @@ from makespan.policies.placing import GuestRoom, Places
 from makespan.sim import Allocation, Catalogue, ClusterView, Configuration, Decision, JobView
 
 Options = tuple[Configuration, ...]
-_Waiting = tuple[tuple[Any, ...], Options, list[Any]]  # the first of a group in the queue, as what, the group
+_Waiting = tuple[tuple[Any, ...], Options, list[Any]]  # first entry of a group in the queue, options, group
 
 
 @dataclass(frozen=True, slots=True)
 class AntMan:
-    """Run guaranteed jobs as requested and best-effort jobs on left-overs, first come first served.
+    """Run guaranteed jobs as requested and best-effort jobs on the rest, first come first served.
 
-    A best-effort job in the way, latest start first, becomes a guest on its devices: it computes while these
-    are idle, and has them to itself again once nobody else holds them. One that finds no devices begins
-    as a guest, where it is fastest, if that is ``least_pace`` of how fast it is alone or more. Best-effort
-    jobs accept more nodes up to ``max_slowdown`` times the predicted step.
+    A guaranteed job preempts best-effort jobs, latest start first. These become guests on their devices: they
+    compute while the devices are idle, and hold them again once no other job does. A best-effort job that
+    finds no devices begins as a guest, where it is fastest, if its speed is at least ``least_pace`` of that
+    alone. Best-effort jobs accept more nodes up to ``max_slowdown`` times the predicted step.
 
-    Reading: a guest moves to free devices elsewhere once it has been where it is for as long as a restart
-    takes. Deviation: a guest must fit into what memory others leave, where the original moves some of it to
-    the host. One that does not, or needs host memory, is suspended, as all are where devices are not shared.
+    Reading: a guest moves to free devices elsewhere once it has been in place for as long as a restart takes.
+    Deviation: a guest must fit into the memory that others leave, while the original moves some of it to the
+    host. A guest that does not fit, or needs host memory, is suspended, like every preempted job if devices
+    are not shared.
     """
 
     max_slowdown: float = 1.5  # ratio of predicted steps up to which best-effort jobs accept more nodes
@@ -41,7 +42,7 @@ class AntMan:
     )
 
     def initial_state(self, cluster: ClusterSpec, catalogue: Catalogue) -> Queue:
-        """Return the queue, still empty."""
+        """Return an empty queue."""
         return Queue(Places.on(cluster, catalogue))
 
     def decide(self, view: ClusterView, state: Queue) -> tuple[Decision, Queue]:
@@ -53,7 +54,7 @@ class AntMan:
 
         def options(job: JobView) -> Options:
             if job.spec.is_guaranteed:
-                return requested(job.spec)[:1] * 2  # twice, so that nobody else has the same options
+                return requested(job.spec)[:1] * 2  # twice, so that no best-effort job has the same options
             return acceptable(job, requested(job.spec), 1.0, 0.0, self.max_slowdown)
 
         least = self.least_pace if self.shares and view.shares_devices else None
@@ -62,10 +63,12 @@ class AntMan:
         state.update(view, order, options)
         started: dict[Options, int] = {}
         groups = [(group[0], choices, group) for choices, group in state.groups(view.n_gpus)]
-        _serve([one for one in groups if one[0][-1].spec.is_guaranteed], draft.start_guaranteed, started)
+        guaranteed = [entry for entry in groups if entry[0][-1].spec.is_guaranteed]
+        _serve(guaranteed, draft.start_guaranteed, started)
         draft.make_memory(range(view.n_nodes))
-        others: list[_Waiting] = [one for one in groups if not one[0][-1].spec.is_guaranteed]
+        others: list[_Waiting] = [entry for entry in groups if not entry[0][-1].spec.is_guaranteed]
         delay_s = view.restart_delay_s
+        # Displaced jobs compete for what is left, and so do guests once in place for a restart delay.
         restless = [job for job, _ in draft.guests() if job.held_since_s + delay_s <= view.time_s]
         others += [((*order(job), job.index, job), options(job), []) for job in draft.displaced + restless]
         _serve(others, draft.start, started)
@@ -76,7 +79,7 @@ class AntMan:
 def _serve(
     waiting: list[_Waiting], start: Callable[[JobView, Options], bool], started: dict[Options, int]
 ) -> None:
-    """Start jobs in order, the first of each group first; one that is refused stands for all like it."""
+    """Start jobs in order, the first of each group first; a refusal holds for all with the same options."""
     heapify(waiting)
     refused: set[Options] = set()
     while waiting:
@@ -92,7 +95,7 @@ def _serve(
 
 
 class _Draft:
-    """Who will have what, and be guest where."""
+    """Tentative allocations of all jobs within one decision."""
 
     def __init__(self, view: ClusterView, least_pace: float | None, queue: Queue) -> None:
         self.changes: dict[str, Allocation | None] = {}
@@ -109,13 +112,13 @@ class _Draft:
         return [entry for _, entry in sorted(self._held.items()) if entry[1].is_guest]
 
     def next_move_s(self) -> float | None:
-        """Return when the next guest has been where it is for long enough to move [s]."""
+        """Return when the next guest has been in place for long enough to move [s]."""
         now_s, delay_s = self._view.time_s, self._view.restart_delay_s
         since_s = [now_s if job.spec.job_id in self.changes else job.held_since_s for job, _ in self.guests()]
-        return min((one + delay_s for one in since_s if one + delay_s > now_s), default=None)
+        return min((time_s + delay_s for time_s in since_s if time_s + delay_s > now_s), default=None)
 
     def end_sharing(self) -> None:
-        """Let guests have the devices where they are to themselves, if nobody holds them."""
+        """Give guests the devices where they are if no job holds these."""
         for job, held in self.guests():
             if self._free.take_if_free(held.configuration, held.nodes[::-1]):
                 self._give(job, held.beside(is_guest=False))
@@ -138,7 +141,7 @@ class _Draft:
         return True
 
     def make_memory(self, nodes: Iterable[int]) -> None:
-        """Displace guests of nodes where not all find a device with memory for them, the latest first."""
+        """Displace guests of nodes where not all find a device with enough memory, the latest first."""
         for node in nodes:
             while self._guests.is_crowded(node):
                 there = [(job.held_since_s, job.index) for job, held in self.guests() if node in held.nodes]
@@ -163,7 +166,7 @@ class _Draft:
         return False
 
     def _yield(self, job: JobView) -> None:
-        """Let a job be a guest where it has devices, or displace it."""
+        """Make a job a guest on its own devices, or displace it."""
         _, held = self._held[job.index]
         if self._shares and self._guests.has_devices(held):
             self._give(job, held.beside(is_guest=True))

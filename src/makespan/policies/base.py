@@ -1,4 +1,4 @@
-"""Every policy by its name, imported when it is asked for, and policies in files of the user."""
+"""Registry of policies, policies in user files, and the queue that several policies share."""
 
 from __future__ import annotations
 
@@ -25,8 +25,7 @@ from makespan.sim import (
 )
 from makespan.user_code import load_file, load_module, user_file
 
-# ------------------------------------------------------------------------------------------------
-# Every policy by its name, imported when it is asked for, and policies in files of the user.
+# --- Registry ---
 
 _MODULES = {
     "antman": "makespan.policies.antman",
@@ -62,12 +61,12 @@ _MODULES = {
 
 @cache
 def _load(name: str) -> Policy:
-    """Policy of that name in the tuple ``POLICIES`` of its module."""
+    """Import the module of a policy and return it from the tuple ``POLICIES`` there."""
     return policy_in_module(_MODULES[name], name)
 
 
 class _Registry(Mapping[str, "Policy"]):
-    """Names that are known without importing a policy: quickly, and whether it can be imported or not."""
+    """Policies by name; listing the names imports none, so it is fast and works if a module is broken."""
 
     def __getitem__(self, name: str) -> Policy:
         return _load(name)
@@ -99,10 +98,8 @@ def policy(name: str | Path) -> Policy:
     UnknownNameError
         No policy has that name.
     PolicyError
-        Its file is broken; says where and why. Other policies are not concerned.
+        Its file is broken; says where and why.
     """
-    from makespan.sim import PolicyError
-
     text = str(name)
     if text in REGISTRY:
         return REGISTRY[text]
@@ -114,14 +111,13 @@ def policy(name: str | Path) -> Policy:
     return found
 
 
-# ------------------------------------------------------------------------------------------------
-# Policies from modules and from files of the user, and what is wrong where there are none.
+# --- Policies in modules and files ---
 
 _FILE = re.compile(r"(?P<path>.*\.py)(?::(?P<name>[^/:]+))?", re.DOTALL)
 
 
 def is_file_name(text: str) -> bool:
-    """Whether a text stands for a file, maybe with the name of one of its policies behind a colon."""
+    """Return whether a text names a file, maybe with the name of one of its policies after a colon."""
     return "/" in text or _FILE.fullmatch(text) is not None
 
 
@@ -144,7 +140,7 @@ def policy_in_file(text: str) -> Policy:
 
 @cache
 def _loaded(file: str, mtime_ns: int, size: int) -> ModuleType:
-    """Run a file as a module; again when it has changed, and without leaving compiled code beside it."""
+    """Run a file as a module, without a bytecode cache; the other arguments make a changed file a new key."""
     return load_file(file, PolicyError)
 
 
@@ -165,8 +161,7 @@ def _chosen(module: ModuleType, file: str, name: str | None) -> Policy:
     return entry
 
 
-# ------------------------------------------------------------------------------------------------
-# The queue of policies that keep what users asked for and only choose the order, and its preemption.
+# --- Queue of policies that keep requests and choose only the order ---
 
 Key = tuple[Any, ...]
 Order = Callable[[JobView], Key]
@@ -174,17 +169,17 @@ Options = tuple[Configuration, ...]
 
 
 def acceptable(job: JobView, options: Options, steps: float, delay_s: float, max_stretch: float) -> Options:
-    """Options on which a run, restart delay included, takes at most ``max_stretch`` times the first's."""
+    """Return the options whose run, restart included, takes at most ``max_stretch`` times the first's."""
     limit_s = max_stretch * (delay_s + steps * job.step_s(options[0]))
     chosen = tuple(item for item in options if delay_s + steps * job.step_s(item) <= limit_s)
     return options if len(chosen) == len(options) else chosen
 
 
 class Queue:
-    """Waiting jobs grouped by what they may run as, each group in the order of a policy.
+    """Waiting jobs grouped by their options, each group in the order of a policy.
 
-    A policy may keep one in its state if neither order nor options of a job change while it waits. It has
-    the places on the cluster, if the policy keeps them.
+    A policy may keep a queue in its state if neither order nor options of a job change while it waits.
+    ``places`` is the placement cache of the cluster, if the policy keeps one.
     """
 
     __slots__ = ("_displaced", "_groups", "_last_index", "_n_jobs", "places")
@@ -197,16 +192,17 @@ class Queue:
         self._n_jobs = 0
 
     def room(self, view: ClusterView, kept_threads: int = 0) -> Room:
-        """Return what is free now, see `Room`."""
+        """Return the free resources, see `Room`."""
         if self.places is None:
             return Room.of(view, is_tight=True, kept_threads=kept_threads)
         return self.places.room(view, kept_threads)
 
     def update(self, view: ClusterView, order: Order, options: Callable[[JobView], Options]) -> None:
-        """Take in who has come since the last decision, or everybody if others came or went as well."""
+        """Add the jobs that arrived since the last decision; rebuild the queue if it changed otherwise."""
         new = [job for job in self._displaced if job.allocation is None]
         new += view.waiting_after(self._last_index)
         self._displaced = []
+        # Jobs interrupted by a node are in neither list: then the numbers differ, and all are read anew.
         is_partial = self._n_jobs + len(new) == len(view.pending)
         if not is_partial:
             self._groups.clear()
@@ -230,7 +226,7 @@ class Queue:
                 yield choices, group
 
     def note(self, started: Mapping[Options, int], displaced: Iterable[JobView]) -> None:
-        """Forget how many of each group start now, and expect who is suspended."""
+        """Remove the jobs of each group that start now, and expect suspended ones to return."""
         for choices, number in started.items():
             del self._groups[choices][:number]
             if not self._groups[choices]:
@@ -254,13 +250,13 @@ def serve(
     Parameters
     ----------
     order
-        Sorting key of a job, smallest first; must put victims behind those they yield to.
+        Sorting key of a job, smallest first; must put victims behind the jobs that they yield to.
     options
         Configurations that a job may run as, best first.
     victims
-        Running jobs that a job may displace, first to go first; None for no preemption.
+        Running jobs that a job may displace, in the order of preemption; None for no preemption.
     queue, kept_threads
-        What the policy keeps between decisions, if order and options of a waiting job stay; see `Room`.
+        Queue kept between decisions, if order and options of a waiting job never change; see `Room`.
     """
     queue = Queue() if queue is None else queue
     room = queue.room(view, kept_threads)
@@ -304,9 +300,9 @@ def serve(
 def preempt(
     room: Room, options: tuple[Configuration, ...], victims: Iterable[JobView]
 ) -> tuple[Room, Fit, list[JobView]] | None:
-    """Room after running jobs lost their devices, what then fits, and who they are; None if all are too few.
+    """Return the room after preemption, what then fits, and the victims; None if all of them are too few.
 
-    Victims are given up in order until an option fits, then spared again if not needed, the last first.
+    Victims lose their devices in order until an option fits; those not needed get them back, the last first.
     """
     held = [(job, job.allocation) for job in victims if job.allocation is not None]
     if not held:
@@ -314,7 +310,7 @@ def preempt(
     trial = room.copy()
     for _, allocation in held:
         trial.give(allocation.configuration, allocation.nodes[::-1])
-    if trial.first_fit(options) is None:
+    if trial.first_fit(options) is None:  # not even with all victims gone, so skip the search
         return None
     trial = room.copy()
     found, n_gone = trial.first_fit(options), 0

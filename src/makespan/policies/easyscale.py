@@ -43,7 +43,7 @@ _NUMBERS = re.compile(r"(\d+)")
 
 
 class _Offer(NamedTuple):
-    """A change that a job offers: its score, the GPUs that it needs, and what it may run as then."""
+    """A change that a job offers: its score, the GPUs that it needs, and the options after it."""
 
     score: float
     n_gpus: int
@@ -52,7 +52,7 @@ class _Offer(NamedTuple):
 
 
 class _Menu:
-    """What jobs may run as and would offer, by the devices that they hold; keeps what was asked before."""
+    """Options and offers of jobs by the devices that they hold, cached."""
 
     def __init__(self, catalogue: Catalogue, cluster: ClusterSpec, policy: "EasyScale") -> None:
         self._catalogue, self._policy = catalogue, policy
@@ -72,7 +72,7 @@ class _Menu:
         return self._turns[spec.job_id]
 
     def options(self, workload: str, devices: Devices) -> Options:
-        """Return what a workload may run as on just these devices, one a placement."""
+        """Return the options of a workload on exactly these devices, one per placement."""
         key = (workload, devices)
         if key not in self._options:
             held = self._catalogue.holding(workload, devices)
@@ -93,7 +93,7 @@ class _Menu:
         return self._types[key]
 
     def offers(self, job: JobView) -> tuple[_Offer, ...]:
-        """Return what a running job offers."""
+        """Return the offers of a running job."""
         types = self.types(job)
         if job.allocation is None or not types:
             return ()
@@ -137,7 +137,7 @@ class _Menu:
         return _Offer(round(gain / n_gpus, _DIGITS), n_gpus, gpu_type, options)
 
     def _rate(self, workload: str, devices: Devices) -> float:
-        """Return steps a second on the placement of these devices that is predicted fastest, 0 if on none."""
+        """Return the steps per second on the fastest predicted placement of these devices, 0 if on none."""
         times = [item.predicted_iter_time_s for item in self.options(workload, devices)]
         return 1.0 / min(times) if times else 0.0
 
@@ -163,7 +163,7 @@ class EasyScale:
     Parameters
     ----------
     mixes_types, swaps
-        Whether a job uses all types on which it has configurations, or only that of its request; whether it
+        Whether a job uses all types on which it has configurations, or only the requested one; whether it
         exchanges GPUs for those of another type.
     max_waste, min_swap_gain
         Share of the capability of its GPUs that a job may leave unused after a change, and the least
@@ -185,23 +185,23 @@ class EasyScale:
     references: tuple[str, ...] = _REFERENCES
 
     def initial_state(self, cluster: ClusterSpec, catalogue: Catalogue) -> _Menu:
-        """Return what jobs may run as."""
+        """Return the options of jobs, still empty."""
         return _Menu(catalogue, cluster, self)
 
     def decide(self, view: ClusterView, state: _Menu) -> tuple[Decision, _Menu]:
-        """Give back what is withdrawn, start waiting jobs, then accept the best offers."""
+        """Shrink jobs where devices are withdrawn, start waiting jobs, then accept the best offers."""
         round_ = _Round(view, state)
         round_.give_back()
         if round_.free[""] > 0:
             round_.start()
             round_.accept()
-        # Without a change the next round would find the same; after one, jobs may go on growing.
+        # Without a change the next round would find the same; after one, jobs may grow further.
         again_s = view.time_s + (view.interval_s or self.interval_s)
         return Decision(round_.changes, again_s if round_.changes else None), state
 
 
 class _Round:
-    """One decision in the making; ``free`` counts the GPUs that may be given away now, by type and in all."""
+    """State of one decision; ``free`` counts the GPUs that may be given away now, by type and in total."""
 
     def __init__(self, view: ClusterView, menu: _Menu) -> None:
         self._view, self._menu = view, menu
@@ -232,6 +232,7 @@ class _Round:
             return 0
         name = dict(zip(held.nodes, configuration.gpu_types, strict=False)).get(node, "")
         self._room.give(configuration, held.nodes[::-1])
+        # More than is missing if the job has no configuration on exactly the rest.
         for count in range(min(missing, share), share + 1):
             devices = changed(configuration.devices, {name: -count})
             found = self._room.first_fit(self._menu.options(job.spec.workload, devices)) if devices else None
@@ -267,9 +268,10 @@ class _Round:
         ]
         for *_, offer, job in sorted(offers, key=lambda entry: entry[:5]):
             held = job.allocation
+            # Further offers of a changed job refer to devices that it held before.
             if job.spec.job_id in self.changes or held is None or self.free[offer.gpu_type] < offer.n_gpus:
                 continue
-            self._room.give(held.configuration, held.nodes[::-1])
+            self._room.give(held.configuration, held.nodes[::-1])  # the job may stay where it is
             found = self._room.first_fit(offer.options)
             if found is None:
                 self._room.take(held.configuration, held.nodes[::-1])
@@ -278,7 +280,7 @@ class _Round:
             self._spend(((offer.gpu_type, offer.n_gpus),))
 
     def _fit(self, options: Options) -> Fit | None:
-        """Return what fits into what may be given away."""
+        """Return the first option that fits and needs no more GPUs than may be given away, with its nodes."""
         affordable = tuple(
             item for item in options if all(self.free[name] >= count for name, count in item.devices)
         )

@@ -1,4 +1,4 @@
-"""Gavel: shares of each type of device's time by one of three objectives, realised round by round."""
+"""Gavel: each job gets a share of the time of each type of device by an objective, realised in rounds."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -17,14 +17,15 @@ from makespan.workloads import JobSpec
 
 Objective = Literal["max-min", "finish-time-fairness", "makespan"]
 Floats = NDArray[np.float64]
-_HALVINGS = 40  # of the interval in which the best level lies
-_LEAST_STEPS = 1e-9  # left of a job that ends just now
+_HALVINGS = 40  # bisection steps of the level
+_LEAST_STEPS = 1e-9  # steps left of a job that ends at this instant, so that no ratio divides by zero
 
 
 def fair_shares(sizes: Mapping[int, int], n_gpus: int) -> dict[int, float]:
-    """Share of time that each job of a size should run, from the number of jobs by size: water filling."""
+    """Return the share of time that each job of a size should run, by water filling, from numbers by size."""
     if sum(size * number for size, number in sizes.items()) <= n_gpus:  # nothing to share out
         return dict.fromkeys(sizes, 1.0)
+    # All jobs hold the same number of devices on average, except small ones that run all the time.
     levels, numbers = (np.array(values) for values in zip(*sorted(sizes.items()), strict=True))
     rising = np.cumsum(numbers[::-1])[::-1]
     heights = np.diff(levels, prepend=0)
@@ -36,9 +37,9 @@ def fair_shares(sizes: Mapping[int, int], n_gpus: int) -> dict[int, float]:
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """Throughput of jobs by type of device, zero where a job cannot run [steps/s], and what there is of each.
+    """Throughput of jobs by type of device, zero where a job cannot run [steps/s], and numbers of devices.
 
-    Shares of time have the shape of ``rates``, ``(n_jobs, n_types)``; a job's add up to 1 at the most.
+    Shares of time have the shape of ``rates``, ``(n_jobs, n_types)``; those of a job add up to at most 1.
     """
 
     rates: Floats
@@ -47,24 +48,25 @@ class Matrix:
 
     @property
     def fastest(self) -> Floats:
-        """Rate of each job where it runs all the time on its best type."""
+        """Rate of each job if it runs all the time on its best type."""
         fastest: Floats = self.rates.max(axis=1)
         return fastest
 
     @property
     def equal(self) -> Floats:
-        """Rate of each job where it runs on every type in proportion to the number of devices."""
+        """Rate of each job if it runs on every type in proportion to the number of devices."""
         rates: Floats = np.sum(self.rates * (self.n_gpus / max(self.n_gpus.sum(), 1.0)), axis=1)
         return rates
 
     def shares(self, needed: Floats) -> Floats | None:
-        """Shares that give each job a rate, or None if the devices do not suffice."""
+        """Return shares that give each job a rate, or None if the devices do not suffice."""
         n_jobs, n_types = self.rates.shape
         if n_types == 1:
             only: Floats = needed / self.rates[:, 0]
             return only[:, None] if np.sum(only * self.sizes) <= self.n_gpus[0] else None
-        # Variables are shares, job by job; the cost prefers the type on which a job is fastest. Rates are
-        # relative to the best of the job, so that the solver sees the same numbers in any unit of time.
+        # Variables are shares, job by job; the cost is device time, so each job uses the type on which it is
+        # fastest as far as that goes. Rates are relative to the best of the job, so that the solver sees the
+        # same numbers in any unit of time.
         fastest = self.fastest
         jobs = np.repeat(np.arange(n_jobs), n_types)
         types = np.tile(np.arange(n_types), n_jobs)
@@ -81,9 +83,9 @@ class Matrix:
 
 
 def needed_shares(matrix: Matrix, rates_at: Callable[[float], Floats]) -> Floats:
-    """Shares at the highest level from 0 to 1 at which all rates that it needs can be had.
+    """Return the shares at the highest level from 0 to 1 whose rates are all possible.
 
-    A job that would need more than it can have on its best type all the time needs just that.
+    A rate is limited to that of the job on its best type all the time.
     """
     low, high = 0.0, 1.0
     best = matrix.shares(np.minimum(rates_at(high), matrix.fastest))
@@ -92,17 +94,17 @@ def needed_shares(matrix: Matrix, rates_at: Callable[[float], Floats]) -> Floats
     best = np.zeros_like(matrix.rates)
     for _ in range(_HALVINGS):
         level = (low + high) / 2
-        found = matrix.shares(np.minimum(rates_at(level), matrix.fastest))
-        if found is None:
+        shares = matrix.shares(np.minimum(rates_at(level), matrix.fastest))
+        if shares is None:
             high = level
         else:
-            low, best = level, found
+            low, best = level, shares
     return best
 
 
 @dataclass(slots=True)
 class Turns:
-    """What jobs may run as by type of device, computed once a kind, and what each has received of it [s]."""
+    """Options of jobs by type of device, computed once per kind, and the time each job has received [s]."""
 
     places: Places
     time_s: float = 0.0
@@ -110,7 +112,7 @@ class Turns:
     _known: dict[tuple[str, str, int], dict[str, tuple[Configuration, ...]]] = field(default_factory=dict)
 
     def update(self, view: ClusterView) -> None:
-        """Credit running jobs with the time since the last decision, and forget who is gone."""
+        """Credit running jobs with the time since the last decision, and forget finished ones."""
         kept: dict[str, dict[str, float]] = {}
         for job in (*view.pending, *view.running):
             received = kept[job.spec.job_id] = self.received_s.get(job.spec.job_id, {})
@@ -121,7 +123,7 @@ class Turns:
         self.time_s, self.received_s = view.time_s, kept
 
     def options(self, spec: JobSpec, catalogue: Catalogue) -> Mapping[str, tuple[Configuration, ...]]:
-        """Return what a job may run as by type of device."""
+        """Return the options of a job by type of device."""
         key = (spec.workload, spec.plan, spec.n_gpus)
         if key not in self._known:
             groups: dict[str, list[Configuration]] = {}
@@ -132,7 +134,7 @@ class Turns:
 
 
 def _type_of(item: Configuration) -> str:
-    """Type of the devices of a configuration, all of those that it mixes, or nothing if any will do."""
+    """Return the type of a configuration's devices, all types if it mixes them, empty if any will do."""
     return "+".join(dict.fromkeys(item.types_by_count))
 
 
@@ -140,10 +142,11 @@ def _type_of(item: Configuration) -> str:
 class Gavel:
     """Give every job its share of the time of each type of device, by an objective.
 
-    Max-min makes the least device time large; finish-time fairness the worst ratio of a job's completion time
-    to that with an equal part of the cluster small; makespan the last completion early. The latter two know
-    the steps left. Deviations: a job is displaced only after a turn of ``turn_s`` or ``turn_delays`` restart
-    delays, the larger, by one with ``advantage`` times its priority; idle devices are given to anybody.
+    Max-min maximises the least device time; finish-time fairness minimises the worst ratio of a job's
+    completion time to that with an equal part of the cluster; makespan minimises the last completion. The
+    latter two know the steps left. Deviations: a job is displaced only after a turn, the larger of ``turn_s``
+    and ``turn_delays`` restart delays, by a job with ``advantage`` times its priority; idle devices go to any
+    job.
     """
 
     objective: Objective = "max-min"
@@ -162,21 +165,32 @@ class Gavel:
     )
 
     def initial_state(self, cluster: ClusterSpec, catalogue: Catalogue) -> Turns:
-        """Return what jobs have received: nothing."""
+        """Return the state in which no job has received anything."""
         return Turns(Places.on(cluster, catalogue))
 
     def decide(self, view: ClusterView, state: Turns) -> tuple[Decision, Turns]:
-        """Compute the shares, then serve jobs by how far behind their share they are."""
+        """Compute the shares, then serve jobs by the ratio of their share to what they have received."""
         state.update(view)
         now_s = view.time_s
         jobs = (*view.pending, *view.running)
         choices = {job: state.options(job.spec, view.catalogue) for job in jobs}
-        by_type = {
-            job: _behind(job, part, state.received_s[job.spec.job_id], view)
-            for job, part in zip(jobs, self._shares(jobs, choices, view), strict=True)
+        # Priority by type: the share over the part of its time that a job held such devices. A round more on
+        # both sides keeps new jobs finite and equal.
+        round_s = view.interval_s or 1.0
+        by_type: dict[JobView, dict[str, float]] = {}
+        for job, shares in zip(jobs, self._shares(jobs, choices, view), strict=True):
+            received_s, age_s = state.received_s[job.spec.job_id], now_s - job.spec.submit_time_s + round_s
+            by_type[job] = {
+                name: share * age_s / (received_s.get(name, 0.0) + round_s) for name, share in shares.items()
+            }
+        # A running job counts with the type that it holds, a waiting one with the type that it lacks most.
+        priority = {
+            job: max(by_type[job].values())
+            if job.allocation is None
+            else by_type[job].get(_type_of(job.allocation.configuration), 0.0)
+            for job in jobs
         }
         turn_s = max(self.turn_s, self.turn_delays * view.restart_delay_s)
-        priority = {job: _priority(job, by_type[job]) for job in jobs}
         over = sorted(
             (job for job in view.running if now_s - job.held_since_s >= turn_s),
             key=lambda job: (priority[job], job.index),
@@ -194,7 +208,12 @@ class Gavel:
             return [other for other in over if priority[other] * self.advantage <= priority[job]]
 
         decision = serve(view, order, options, victims, Queue(state.places))
-        return Decision(decision.changes, _next_turn_s(view, turn_s)), state
+        if not view.pending:
+            return Decision(decision.changes), state
+        # Shares shift while jobs wait, so decide again at the end of a turn although nothing happened.
+        ends = (job.held_since_s + turn_s for job in view.running)
+        again_s = min((end for end in ends if end > now_s), default=now_s + turn_s)
+        return Decision(decision.changes, again_s), state
 
     def _shares(
         self,
@@ -207,35 +226,29 @@ class Gavel:
         if len(types) == 1 and self.objective == "max-min":
             shares = fair_shares(Counter(job.spec.n_gpus for job in jobs), view.n_gpus)
             return [{types[0]: shares[job.spec.n_gpus]} for job in jobs]
-        matrix = _matrix(jobs, choices, types, view)
+        rates = np.zeros((len(jobs), len(types)))
+        for row, job in enumerate(jobs):
+            for column, name in enumerate(types):
+                if name in choices[job]:
+                    rates[row, column] = 1.0 / min(job.step_s(item) for item in choices[job][name])
+        n_gpus = Counter[str]()
+        for gpu_type, count in zip(view.gpu_types, view.gpus_per_node, strict=True):
+            n_gpus[gpu_type] += count
+        present = [float(n_gpus.get(name, view.n_gpus)) for name in types]
+        matrix = Matrix(rates, np.array([float(job.spec.n_gpus) for job in jobs]), np.array(present))
         rates_at = {
             "max-min": _least_service,
             "finish-time-fairness": _finish_times,
             "makespan": _last_completion,
         }[self.objective]
-        found = needed_shares(matrix, rates_at(jobs, matrix, view))
+        table = needed_shares(matrix, rates_at(jobs, matrix, view))
         return [
-            {name: found[row, column] for column, name in enumerate(types) if name in choices[job]}
+            {name: table[row, column] for column, name in enumerate(types) if name in choices[job]}
             for row, job in enumerate(jobs)
         ]
 
 
-def _matrix(
-    jobs: Sequence[JobView],
-    choices: Mapping[JobView, Mapping[str, tuple[Configuration, ...]]],
-    types: Sequence[str],
-    view: ClusterView,
-) -> Matrix:
-    rates = np.zeros((len(jobs), len(types)))
-    for row, job in enumerate(jobs):
-        for column, name in enumerate(types):
-            if name in choices[job]:
-                rates[row, column] = 1.0 / min(job.step_s(item) for item in choices[job][name])
-    n_gpus = Counter[str]()
-    for gpu_type, count in zip(view.gpu_types, view.gpus_per_node, strict=True):
-        n_gpus[gpu_type] += count
-    present = [float(n_gpus.get(name, view.n_gpus)) for name in types]
-    return Matrix(rates, np.array([float(job.spec.n_gpus) for job in jobs]), np.array(present))
+# --- Objectives: the rates that jobs need at a level from 0 to 1 ---
 
 
 def _least_service(jobs: Sequence[JobView], matrix: Matrix, _: ClusterView) -> Callable[[float], Floats]:
@@ -268,30 +281,6 @@ def _last_completion(jobs: Sequence[JobView], matrix: Matrix, _: ClusterView) ->
 
 def _left(jobs: Sequence[JobView]) -> Floats:
     return np.maximum([job.steps_left for job in jobs], _LEAST_STEPS)
-
-
-def _behind(
-    job: JobView, shares: Mapping[str, float], received_s: Mapping[str, float], view: ClusterView
-) -> dict[str, float]:
-    """Return by type the share of a job over the part of its time that it held such devices, a round more."""
-    round_s = view.interval_s or 1.0
-    age_s = view.time_s - job.spec.submit_time_s + round_s
-    return {name: share * age_s / (received_s.get(name, 0.0) + round_s) for name, share in shares.items()}
-
-
-def _priority(job: JobView, by_type: Mapping[str, float]) -> float:
-    """Return how far a job is behind: with the devices that it holds, or where it is most."""
-    if job.allocation is None:
-        return max(by_type.values())
-    return by_type.get(_type_of(job.allocation.configuration), 0.0)
-
-
-def _next_turn_s(view: ClusterView, turn_s: float) -> float | None:
-    """Return when to look again although nothing happened [s]: shares shift while jobs wait."""
-    if not view.pending:
-        return None
-    ends = (job.held_since_s + turn_s for job in view.running)
-    return min((end for end in ends if end > view.time_s), default=view.time_s + turn_s)
 
 
 POLICIES = (

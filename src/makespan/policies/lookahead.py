@@ -1,4 +1,9 @@
-"""Sharing: best-effort jobs that wait compute meanwhile on devices that others hold, where these are idle."""
+"""Lookahead policies after Morphling, with and without knowledge of remaining work.
+
+A decision builds a tentative schedule in five steps: price and rank the queue, start what fits, let blocked
+jobs preempt others where a lookahead finds that all known jobs gain together, grow running jobs on devices
+that are left, and let jobs that still wait share devices as guests.
+"""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,34 +17,33 @@ from makespan.policies.morphling import FULL_FREEDOM, LESS, Freedom, Options, Op
 from makespan.policies.placing import GuestRoom, Places, Room
 from makespan.sim import Allocation, Catalogue, ClusterView, Configuration, Decision, JobView
 
-# ------------------------------------------------------------------------------------------------
-# Every number of our policies that is a choice, in one place.
+# --- Parameters ---
 
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """Parameters of both variants, one set each for all lists, restart delays and sizes of clusters.
+    """Parameters of a variant, the same for all lists, restart delays and sizes of clusters.
 
     The first nine are searched by ``benchmarks/search_policies.py``, others bound the effort of a decision.
 
     Parameters
     ----------
     start_horizon_s, growth_horizon_s, preempt_horizon_s
-        Arrivals within it are those that a starting job delays, one that takes more devices, which it can
-        give back, or one that takes them from others [s].
+        Time whose arrivals count as delayed by a job that starts, by one that takes more devices, which it
+        can give back, and by one that takes them from others [s].
     cost_tolerance
-        Ratio of its least cost at which a job starts at once rather than wait.
+        Ratio to its least cost up to which a job starts at once rather than wait.
     guarantee_factor, preempt_factor
-        On the area of guaranteed jobs: in the queue, where 0 serves them first, and where it is priced, as
-        they preempt others.
+        Factors on the area of guaranteed jobs: in the queue, where 0 serves them first, and in the price of
+        devices when they preempt others.
     blocking_limit
-        Share of the time that it has waited and will run itself for which a guaranteed job, which nothing
-        stops, may keep arrivals waiting, all of them together; one that would keep them longer is held back.
+        Limit on the time for which a guaranteed job, which cannot be suspended, keeps all arrivals together
+        waiting, relative to the time that it has waited and will run itself; beyond it the job is held back.
     last_share
-        Share of all known jobs that the end of the schedule counts as.
+        Weight of the end of the schedule, as a share of all known jobs.
     min_growth_share
-        Share of the time left by which a running job ends earlier with more devices, restart and devices
-        paid for.
+        Share of the time left by which a running job must end earlier with more devices, restart and price
+        of the devices included.
     arrival_memory_s
         Age at which an arrival counts 1/e in the arrival rate [s].
     look_again_s
@@ -49,8 +53,8 @@ class Tuning:
     max_foreseen, max_preempting
         Blocked jobs, from the head of the queue, that the lookahead follows, and that may preempt others.
     max_trials, max_preemptions
-        Preemptions that are tried, by what they could save at most, for each that is carried out, and these
-        in one decision.
+        Preemptions tried, by the most that they could save, for each that is carried out; preemptions carried
+        out in one decision.
     """
 
     start_horizon_s: float = 300.0
@@ -84,11 +88,10 @@ NON_CLAIRVOYANT = Tuning(
     last_share=0.02,
     min_growth_share=0.05,
 )
-"""Parameters of `morphling-lookahead`, which foresees no end by estimates alone."""
+"""Parameters of `morphling-lookahead`, for which all ends are estimates."""
 
 
-# ------------------------------------------------------------------------------------------------
-# Tentative schedule: what every known job would hold after a decision, and in which order jobs enter it.
+# --- Tentative schedule ---
 
 
 class Slot:
@@ -104,10 +107,10 @@ class Slot:
 
 
 class Task:
-    """A job as a decision sees it.
+    """A job within one decision.
 
-    ``choices`` are what it starts with, ``least_gpus`` and ``least_s`` the fewest devices and the shortest
-    time [s] of these; ``rank`` is its place in the queue.
+    ``choices`` are the options that it may start with, ``least_gpus`` and ``least_s`` the fewest devices and
+    the shortest time [s] of these; ``rank`` is its place in the queue.
     """
 
     __slots__ = (
@@ -150,7 +153,7 @@ class Task:
                 self.held = slot
 
     def price_like(self, other: "Task") -> None:
-        """Take over what was found for a job with the same options and steps."""
+        """Copy the choices and the rank of a job with the same options and steps."""
         self.choices, self.least_gpus, self.least_s = other.choices, other.least_gpus, other.least_s
         self.rank = (other.rank[0], self.index)
 
@@ -178,13 +181,13 @@ class Schedule:
         return Schedule(self.room.copy(), self.slots.copy(), self.start_s, self.delay_s)
 
     def place(self, task: Task, item: Configuration, nodes: tuple[int, ...]) -> None:
-        """Let a job that has nothing hold a configuration."""
+        """Place a job that holds nothing."""
         self.room.take(item, nodes)
         step_s = task.options.step_s[item]
         self.slots[task] = Slot(item, nodes, step_s, self.start_s + task.steps * step_s)
 
     def remove(self, task: Task) -> Slot:
-        """Take everything away from a job and return what it was."""
+        """Remove a job and return what it held."""
         slot = self.slots.pop(task)
         self.room.give(slot.item, slot.nodes)
         return slot
@@ -202,10 +205,12 @@ class Schedule:
         return blocked
 
     def decision(self, tasks: Iterable[Task], wake_up_s: float | None = None) -> Decision:
-        """Return what must change for the jobs to hold what the schedule says."""
+        """Return the changes that lead from the present allocations to the schedule."""
         changes: dict[str, Allocation | None] = {}
         for task in tasks:
             slot = self.slots.get(task)
+            # By identity: a job that was removed and placed again on the same nodes has a new slot; the
+            # engine leaves equal allocations as they are.
             if slot is not task.held:
                 changes[task.job.spec.job_id] = None if slot is None else slot.item.on(slot.nodes)
         return Decision(changes, wake_up_s=wake_up_s)
@@ -215,7 +220,8 @@ class Schedule:
 class Arrivals:
     """Arrivals up to the job with the last index.
 
-    ``per_s`` is their rate, which forgets, at a time [s]; ``sizes`` counts jobs by the devices they need.
+    ``per_s`` is their rate at ``time_s``, with exponential forgetting; ``sizes`` counts jobs by the devices
+    that they need.
     """
 
     per_s: float = 0.0
@@ -224,7 +230,7 @@ class Arrivals:
     sizes: Mapping[int, int] = field(default_factory=dict)
 
     def updated(self, tasks: Iterable[Task], now_s: float, memory_s: float) -> "Arrivals":
-        """Return what is known after what has arrived since; in the rate age ``memory_s`` counts 1/e."""
+        """Return the arrivals including new jobs; in the rate an age of ``memory_s`` counts 1/e."""
         new = [task for task in tasks if task.index > self.last_index]
         per_s = self.per_s * exp((self.time_s - now_s) / memory_s) + len(new) / memory_s
         if not new:
@@ -236,17 +242,18 @@ class Arrivals:
         return Arrivals(per_s, now_s, max(task.index for task in new), sizes)
 
     def share_between(self, n_gpus: int, limit: int) -> float:
-        """Return the share of jobs that need more than so many devices, but not more than a limit."""
-        found = sum([count for size, count in self.sizes.items() if n_gpus < size <= limit])
-        return found / sum(self.sizes.values()) if found else 0.0
+        """Return the share of jobs that need more than ``n_gpus`` devices, but not more than a limit."""
+        number = sum([count for size, count in self.sizes.items() if n_gpus < size <= limit])
+        return number / sum(self.sizes.values()) if number else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What the parts of a decision share: time, delay [s], devices, parameters, and what these come to now.
+    """Inputs common to the steps of a decision: time, delay [s], devices, parameters, and prices by these.
 
-    The prices are of a device second [1]: to a job that starts, and to one that preempts others. The weight
-    says as how many jobs the end of the schedule counts.
+    ``start_price`` and ``preempt_price`` are the price of a device second [1], the arrivals per device within
+    a horizon, for a job that starts and for one that preempts others. ``last_weight`` is the number of jobs
+    that the end of the schedule counts as.
     """
 
     now_s: float
@@ -258,8 +265,8 @@ class Context:
     tuning: Tuning
 
     def admit(self, tasks: Sequence[Task]) -> list[Task]:
-        """Price and rank jobs that wait or are to wait, and return them in the order of their ranks."""
-        priced: dict[tuple[int, float, bool], Task] = {}  # jobs that look alike are priced once
+        """Price and rank jobs that wait or will wait, and return them in the order of their ranks."""
+        priced: dict[tuple[int, float, bool], Task] = {}  # equal jobs are priced once
         for task in tasks:
             if not task.least_gpus:
                 like = priced.setdefault((id(task.options), task.steps, task.is_guaranteed), task)
@@ -272,10 +279,10 @@ class Context:
     def held_back(
         self, queue: Sequence[Task], running: Iterable[Task], arrivals: Arrivals
     ) -> tuple[Sequence[Task], list[Task]]:
-        """Divide a queue into who may start, and guaranteed jobs that must wait for fewer arrivals.
+        """Divide a queue into jobs that may start, and guaranteed jobs that would block too many arrivals.
 
-        Who arrives while such a job runs waits for half of its time on average, if it fits beside the
-        guaranteed jobs of now but not beside that one too.
+        An arrival that fits beside the present guaranteed jobs, but not beside this one too, waits for half
+        of its time on average.
         """
         if self.tuning.blocking_limit == inf:
             return queue, []
@@ -288,7 +295,7 @@ class Context:
         return starting, held
 
     def _keeps_too_long(self, task: Task, rest: int, arrivals: Arrivals) -> bool:
-        """Whether a job with a share of the rest of the devices keeps arrivals waiting beyond the limit."""
+        """Return whether a job on a part of the ``rest`` devices blocks arrivals beyond the limit."""
         item = task.choices[0]
         time_s = self.delay_s + task.steps * task.options.step_s[item]
         own_s = self.now_s - task.job.spec.submit_time_s + time_s
@@ -296,10 +303,10 @@ class Context:
         return n_kept * time_s / 2 > self.tuning.blocking_limit * own_s
 
     def _price(self, task: Task) -> None:
-        """Set the rank of a waiting job, little work first, and the options that it would start with.
+        """Set the rank of a waiting job, least work first, and the options that it may start with.
 
-        ``g`` devices for ``T`` s cost ``T (1 + price g)``; what costs little more than the least is
-        acceptable.
+        ``g`` devices for ``T`` s cost ``T (1 + price g)``; options up to ``cost_tolerance`` times the least
+        cost are acceptable, the cheapest first.
         """
         price, (times, area) = self.start_price, task.options.times(task.steps, self.delay_s)
         costs = [time_s * (1.0 + price * n_gpus) for time_s, n_gpus in times]
@@ -311,14 +318,13 @@ class Context:
         task.least_s = min([times[order][0] for order in ranks])
 
 
-# ------------------------------------------------------------------------------------------------
-# Sharing: best-effort jobs that wait compute meanwhile on devices that others hold, where these are idle.
+# --- Guests ---
 
 
 def start_guests(tasks: Iterable[Task], schedule: Schedule, context: Context) -> list[Task]:
-    """Give guests that may start so the free devices where they are, and return who is still to start.
+    """Give guests the devices where they are if these are free; return the jobs that are still to start.
 
-    Guests start elsewhere only where they would end earlier, restart included.
+    A guest starts elsewhere only if it would end earlier, restart included.
     """
     kept = []
     for task in tasks:
@@ -341,19 +347,34 @@ def start_guests(tasks: Iterable[Task], schedule: Schedule, context: Context) ->
 def with_guests(
     decision: Decision, view: ClusterView, schedule: Schedule, tasks: Sequence[Task], context: Context
 ) -> Decision:
-    """Let best-effort jobs without devices be guests, first those that are or had devices, where they are.
+    """Add best-effort jobs without devices as guests.
 
-    A guest that finds no memory any more beside new holders is suspended. Any other job of the queue goes
-    where it makes most progress.
+    Jobs that lose their devices become guests where they were; other jobs of the queue go where they make
+    most progress. A guest that no longer finds memory beside new holders is suspended.
     """
     slots = schedule.slots
     rest = sorted([task for task in tasks if task not in slots], key=attrgetter("rank"))
     if not rest:
         return decision
     changes, room = dict(decision.changes), GuestRoom(view, schedule.room.places)
-    _make_room(
-        [task for task in rest[::-1] if task.guest], _with_holders(room, schedule, tasks), room, changes
-    )
+    new_nodes: set[int] = set()  # nodes with new holders
+    for task in tasks:
+        slot, allocation = slots.get(task), task.job.allocation
+        if slot is task.held:
+            continue
+        if allocation is not None:
+            room.remove(task.index, allocation)
+        if slot is not None:
+            room.add(task.index, slot.item.on(slot.nodes))
+            new_nodes.update(slot.nodes)
+    # Of the guests on nodes with too little memory now, those last in the queue are suspended first.
+    for task in rest[::-1]:
+        allocation = task.job.allocation if task.guest else None
+        if allocation is not None and any(
+            node in new_nodes and room.is_crowded(node) for node in allocation.nodes
+        ):
+            room.remove(task.index, allocation)
+            changes[task.job.spec.job_id] = None
     for task in rest:
         if (
             task.held is not None
@@ -362,87 +383,67 @@ def with_guests(
         ):
             guest = changes[task.job.spec.job_id] = task.held.item.on(task.held.nodes).beside(is_guest=True)
             room.add(task.index, guest)
-    waiting = [task for task in rest if not task.is_guaranteed and _has_nothing(task, changes)]
+    waiting = [
+        task
+        for task in rest
+        if not task.is_guaranteed and changes.get(task.job.spec.job_id, task.job.allocation) is None
+    ]
     refused: set[tuple[Configuration, ...]] = set()
     for task in waiting[: context.tuning.max_foreseen]:
         options = task.options
-        found = None if options.items in refused else room.fastest_of(options.by_step)
-        if found is None:
+        fastest = None if options.items in refused else room.fastest_of(options.by_step)
+        if fastest is None:
             refused.add(options.items)
         else:
-            room.add(task.index, found)
-            changes[task.job.spec.job_id] = found
+            room.add(task.index, fastest)
+            changes[task.job.spec.job_id] = fastest
     return Decision(changes, wake_up_s=decision.wake_up_s)
 
 
-def _has_nothing(task: Task, changes: Mapping[str, Allocation | None]) -> bool:
-    return changes.get(task.job.spec.job_id, task.job.allocation) is None
+# --- Growth ---
 
-
-def _with_holders(room: GuestRoom, schedule: Schedule, tasks: Iterable[Task]) -> set[int]:
-    """Take in who holds what from now on; return the nodes on which there is somebody new."""
-    found: set[int] = set()
-    for task in tasks:
-        slot, held = schedule.slots.get(task), task.job.allocation
-        if slot is task.held:
-            continue
-        if held is not None:
-            room.remove(task.index, held)
-        if slot is not None:
-            room.add(task.index, slot.item.on(slot.nodes))
-            found.update(slot.nodes)
-    return found
-
-
-def _make_room(
-    guests: Iterable[Task], touched: set[int], room: GuestRoom, changes: dict[str, Allocation | None]
-) -> None:
-    """Suspend guests, in the order given, of nodes where not all find a device with memory for them."""
-    for task in guests:
-        held = task.job.allocation
-        if held is not None and any(node in touched and room.is_crowded(node) for node in held.nodes):
-            room.remove(task.index, held)
-            changes[task.job.spec.job_id] = None
-
-
-# ------------------------------------------------------------------------------------------------
-# Growth: free devices go to the jobs that gain most from them.
-
-Step = tuple[float, Configuration]
+Step = tuple[float, Configuration]  # share of time saved per device, and configuration
 
 
 def grow(schedule: Schedule, price: float, context: Context) -> None:
     """Carry out the steepest step that fits, until none is worth its devices at the price of waiting.
 
-    Blocked jobs and arrivals set the price, so what nobody waits for is used where a restart pays.
+    Blocked jobs and arrivals set the price, so devices that no job waits for are used where a restart pays.
     """
     room = schedule.room
     if not room.n_gpus:
         return
     steps = {task: _steps(schedule, task, slot, price, context) for task, slot in schedule.slots.items()}
     while room.n_gpus:
-        found = _steepest(schedule, steps)
-        if found is None:
+        best: tuple[float, Task, Configuration, tuple[int, ...]] | None = None
+        for task, options in steps.items():
+            # Steps are sorted: a job whose first one is not steeper than the best needs no search of nodes.
+            if not options or (best is not None and options[0][0] <= best[0]):
+                continue
+            step = _first_with_room(schedule, task, options, 0.0 if best is None else best[0])
+            if step is not None:
+                best = (step[0], task, *step[1:])
+        if best is None:
             return
-        task, item, nodes = found
+        _, task, item, nodes = best
         schedule.remove(task)
         schedule.place(task, item, nodes)
         steps[task] = _steps(schedule, task, schedule.slots[task], price, context)
 
 
 def _steps(schedule: Schedule, task: Task, slot: Slot, price: float, context: Context) -> list[Step]:
-    """List larger configurations that pay, with the share of time saved a device, the steepest first."""
+    """List larger configurations that pay, with the share of time saved per device, the steepest first."""
     left_s = slot.finish_s - context.now_s
     delay_s, steps, held = context.delay_s, task.steps, slot.item.n_gpus
     least_s = context.tuning.min_growth_share * left_s if slot is task.held else 0.0
     upgrades, fastest_s = task.options.upgrades(slot.item, slot.step_s)
     if left_s - (delay_s + steps * fastest_s) <= least_s:
-        return []
+        return []  # not even the fastest option pays for a restart
     budget_s, most = left_s * (1.0 + price * held) - least_s, schedule.room.n_gpus + held
     found: list[tuple[float, int, Configuration]] = []
     for order, (step_s, item) in enumerate(upgrades):
         if item.n_gpus > most:
-            break
+            break  # options are in the order of their devices
         time_s = delay_s + steps * step_s
         if time_s * (1.0 + price * item.n_gpus) >= budget_s or left_s - time_s <= least_s:
             continue
@@ -452,20 +453,6 @@ def _steps(schedule: Schedule, task: Task, slot: Slot, price: float, context: Co
     return [(-slope, item) for slope, _, item in found]
 
 
-def _steepest(
-    schedule: Schedule, steps: dict[Task, list[Step]]
-) -> tuple[Task, Configuration, tuple[int, ...]] | None:
-    """Return the steepest step of all jobs for which there is room now."""
-    best: tuple[float, Task, Configuration, tuple[int, ...]] | None = None
-    for task, options in steps.items():
-        if not options or (best is not None and options[0][0] <= best[0]):
-            continue
-        found = _first_with_room(schedule, task, options, 0.0 if best is None else best[0])
-        if found is not None:
-            best = (found[0], task, *found[1:])
-    return None if best is None else best[1:]
-
-
 def _first_with_room(
     schedule: Schedule, task: Task, options: Iterable[Step], above: float
 ) -> tuple[float, Configuration, tuple[int, ...]] | None:
@@ -473,32 +460,32 @@ def _first_with_room(
     slot, room = schedule.slots[task], schedule.room
     most = room.n_gpus + slot.item.n_gpus
     room.give(slot.item, slot.nodes)
-    found = None
+    first = None
     for slope, item in options:
         if slope <= above:
             break
         if item.n_gpus <= most:
             nodes = room.fit(item)
             if nodes is not None:
-                found = (slope, item, nodes)
+                first = (slope, item, nodes)
                 break
     room.take(slot.item, slot.nodes)
-    return found
+    return first
 
 
-# ------------------------------------------------------------------------------------------------
-# Lookahead: what follows from a schedule if nobody else arrives, followed no further than anybody asks.
+# --- Lookahead ---
 
 _Run = tuple[float, int, Configuration, tuple[int, ...]]  # finish time [s], index, configuration, nodes
 _Group = list[tuple[int, Task]]  # places in the queue, and jobs, the first one last
 
 
 class Lookahead:
-    """All known jobs run to their end by list scheduling: blocked ones start in order as others finish.
+    """Simulation of all known jobs to their ends, without arrivals, by list scheduling.
 
-    The cost is the sum of all finish times, the last one weighted, and the price of the devices that jobs
-    hold until then, which others will want who arrive. Jobs beyond ``max_foreseen`` count as ending when the
-    last of these starts.
+    Blocked jobs start in order as others finish. It is lazy: it advances only as far as a caller asks. The
+    cost is the sum of all finish times, the last one weighted, and the price of the devices that jobs hold
+    until then, which future arrivals will want. Jobs beyond ``max_foreseen`` count as ending when the last of
+    these starts.
 
     Attributes
     ----------
@@ -532,7 +519,7 @@ class Lookahead:
         self.ends_s: dict[Task, float] = {}
 
     def follow(self, tasks: Iterable[Task]) -> None:
-        """Go on until it is known when some blocked jobs end."""
+        """Advance until the ends of some blocked jobs are known."""
         self._run({task for task in tasks if task not in self.ends_s}, inf)
 
     def cost_s(self, limit_s: float = inf) -> float | None:
@@ -545,7 +532,10 @@ class Lookahead:
         return cost_s if cost_s < limit_s else None
 
     def _run(self, awaited: set[Task] | set[None], limit_s: float) -> bool:
-        """Let time go on until the ends of all awaited jobs are known; False if the limit is reached."""
+        """Advance until the ends of all awaited jobs are known; False if the cost reaches the limit.
+
+        ``{None}`` is never emptied, so it runs to the end.
+        """
         tuning, price, delay_s = self._context.tuning, self._context.preempt_price, self._context.delay_s
         weight, factor, n_beyond = self._context.last_weight, tuning.preempt_factor, self._n_beyond
         grain_s = tuning.grain_s
@@ -557,6 +547,7 @@ class Lookahead:
             room.give(item, nodes)
             if heap and heap[0][0] <= time_s + grain_s:
                 continue
+            # A lower bound of the cost: waiting jobs cannot start before now, and need `rest_s` at least.
             if total_s + rest_s + (n_waiting + n_beyond) * time_s + weight * last_s >= limit_s:
                 return False
             n_gpus = room.n_gpus
@@ -567,7 +558,7 @@ class Lookahead:
                 task = group[-1][1]
                 chosen = room.first_fit(task.choices) if task.least_gpus <= room.n_gpus else None
                 if chosen is None:
-                    continue  # nor does anybody else with these choices fit now
+                    continue  # nor does any other job with these choices fit now
                 group.pop()
                 if group:
                     heappush(turns, (group[-1][0], group))
@@ -585,13 +576,12 @@ class Lookahead:
                 awaited.discard(task)
         self._total_s, self._rest_s, self.last_s, self._n_waiting = total_s, rest_s, last_s, n_waiting
         self._time_s = time_s
-        if not heap:  # what never fits
+        if not heap:  # jobs that never fit
             ends_s |= {task: last_s for group in groups.values() for _, task in group}
         return True
 
 
-# ------------------------------------------------------------------------------------------------
-# Preemption: blocked jobs displace running ones where, by a lookahead, all known jobs together gain.
+# --- Preemption ---
 
 _Entry = tuple[int, int, int, Task]  # nodes of a job, minus its devices on this one, index, job
 _Clearing = tuple[int, int, int, list[Task]]  # stops on nodes, free devices, node, whom to remove
@@ -600,7 +590,7 @@ _Trial = tuple[float, Task, Configuration, _Victims]  # gain expected [s], who g
 
 
 def preempt(schedule: Schedule, blocked: list[Task], context: Context) -> tuple[Schedule, list[Task]]:
-    """Carry out the preemption that gains most until none pays; return who is still blocked too."""
+    """Carry out the preemption that gains most until none pays; return schedule and jobs still blocked."""
     winners: set[Task] = set()
     ahead = Lookahead(schedule, blocked, context)
     while blocked and len(winners) < context.tuning.max_preemptions:
@@ -612,11 +602,13 @@ def preempt(schedule: Schedule, blocked: list[Task], context: Context) -> tuple[
         limit_s = now_s
         for expected_s, task, item, clearing in trials:
             if expected_s <= now_s - limit_s:
-                break
+                break  # trials are sorted: no other one can gain more than the best so far
             cleared = displace(schedule, task, item, *clearing)
             if cleared is None:
                 continue
-            trial, waiting = _started(*cleared, [other for other in blocked if other is not task], context)
+            trial, suspended = cleared
+            others = [other for other in blocked if other is not task]
+            waiting = trial.start(context.admit([*others, *suspended]) if suspended else others)
             foreseen = Lookahead(trial, waiting, context)
             cost_s = foreseen.cost_s(limit_s)
             if cost_s is not None:
@@ -632,11 +624,11 @@ def preempt(schedule: Schedule, blocked: list[Task], context: Context) -> tuple[
 def _worth_a_trial(
     schedule: Schedule, blocked: Sequence[Task], winners: set[Task], ahead: Lookahead, context: Context
 ) -> list[_Trial]:
-    """List what blocked jobs could get by force, and from whom, by what may be gained [s], most first.
+    """List preemptions by the most that they could gain [s], largest gain first.
 
-    A job ends earlier, which moves the end of the schedule where it ends last, and elsewhere may let others
-    end earlier, which counts as much again at most; everybody removed loses a restart; and whoever waits, or
-    arrives meanwhile, does without the devices for as long.
+    The gain of an earlier end counts once for the job itself; in addition as the end of the schedule if the
+    job ends last, else at most once more for others that may then end earlier. Every victim loses a restart,
+    and jobs that wait or arrive meanwhile do without the devices.
     """
     tuning, delay_s = context.tuning, context.delay_s
     tasks = blocked[: tuning.max_preempting]
@@ -660,7 +652,7 @@ def _worth_a_trial(
     found: list[tuple[float, int, int, Task, Configuration, _Victims]] = []
     for worth, index, order, task, item in possible:
         if len(found) == tuning.max_trials and worth > found[-1][0]:
-            break  # whoever is in the way, the rest gains less than what was found
+            break  # the rest gains less than the trials found, even without any victim
         clearing = residents.cheapest(item)
         if clearing is not None and worth + len(clearing[1]) * delay_s < 0:
             found.append((worth + len(clearing[1]) * delay_s, index, order, task, item, clearing))
@@ -673,14 +665,6 @@ def _by_worth(entry: tuple[Any, ...]) -> tuple[float, int, int]:
     return entry[:3]
 
 
-def _started(
-    trial: Schedule, suspended: list[Task], blocked: list[Task], context: Context
-) -> tuple[Schedule, list[Task]]:
-    """Let waiting jobs and suspended ones start where there is room; return who waits."""
-    queue = context.admit([*blocked, *suspended]) if suspended else blocked
-    return trial, trial.start(queue)
-
-
 def displace(
     schedule: Schedule,
     task: Task,
@@ -688,14 +672,15 @@ def displace(
     nodes: tuple[int, ...],
     victims: Sequence[Task],
 ) -> tuple[Schedule, list[Task]] | None:
-    """Return a copy in which a job holds a configuration on nodes instead of others, and who lost everything.
+    """Return a copy in which a job displaces victims from nodes, and the victims without another place.
 
-    None if a guaranteed job could not be kept.
+    None if a guaranteed victim could not be kept running.
     """
     trial = schedule.copy()
     lost = [(victim, trial.remove(victim)) for victim in victims]
     trial.place(task, item, nodes)
     break_s = trial.slots[task].finish_s
+    # Guaranteed victims choose first, then those that would have ended first.
     lost.sort(key=lambda entry: (not entry[0].is_guaranteed, entry[1].finish_s, entry[0].index))
     suspended = []
     for victim, slot in lost:
@@ -707,7 +692,7 @@ def displace(
 
 
 def _relocate(trial: Schedule, victim: Task, slot: Slot, break_s: float) -> bool:
-    """Place a job elsewhere on as many devices at most, unless to go on after a time [s] is better."""
+    """Place a victim elsewhere on no more devices, unless it ends earlier by resuming after a time [s]."""
     step_s = victim.options.step_s
     best: tuple[float, Configuration, tuple[int, ...]] | None = None
     for item in victim.options.items:
@@ -728,7 +713,7 @@ def _relocate(trial: Schedule, victim: Task, slot: Slot, break_s: float) -> bool
 
 
 class Residents:
-    """Who could be removed from every node of a schedule, whom it is cheapest to remove first.
+    """Jobs that could be removed from each node of a schedule, the cheapest to remove first.
 
     Jobs on one node come before those on several, which are hard to move, and those with many devices first.
     """
@@ -750,7 +735,7 @@ class Residents:
         self._cheapest: dict[tuple[tuple[int, ...], tuple[str, ...]], _Victims | None] = {}
 
     def cheapest(self, item: Configuration) -> _Victims | None:
-        """Choose nodes for a configuration, and whom to remove from them, greedily by cost."""
+        """Choose nodes for a configuration, and the jobs to remove from them, greedily by cost."""
         shape = (item.counts, item.types_by_count)
         if shape not in self._cheapest:
             self._cheapest[shape] = self._chosen(item)
@@ -765,10 +750,11 @@ class Residents:
             best = next((it for it in ranking if it[2] not in touched and it[2] not in nodes), None)
             if victims:
                 usable = self._places.nodes_of_type(gpu_type)
+                # Nodes of earlier victims may be cheaper than ranked, as those victims leave anyway.
                 for node in sorted(touched.difference(nodes).intersection(usable)):
-                    found = self._clearing(node, count, victims)
-                    if found is not None and (best is None or found[:3] < best[:3]):
-                        best = found
+                    clearing = self._clearing(node, count, victims)
+                    if clearing is not None and (best is None or clearing[:3] < best[:3]):
+                        best = clearing
             if best is None:
                 return None
             nodes.append(best[2])
@@ -778,16 +764,16 @@ class Residents:
         return tuple(nodes), list(victims)
 
     def _ranking(self, count: int, gpu_type: str) -> list[_Clearing]:
-        """Return how so many devices of each node are freed, the cheapest first."""
-        found = self._rankings.get((count, gpu_type))
-        if found is None:
+        """Return how to free a number of devices on each node, the cheapest first."""
+        ranking = self._rankings.get((count, gpu_type))
+        if ranking is None:
             possible = [self._clearing(node, count, {}) for node in self._places.nodes_of_type(gpu_type)]
-            found = sorted([it for it in possible if it is not None], key=_by_cost)
-            self._rankings[count, gpu_type] = found
-        return found
+            ranking = sorted([it for it in possible if it is not None], key=_by_cost)
+            self._rankings[count, gpu_type] = ranking
+        return ranking
 
     def _clearing(self, node: int, count: int, removed: dict[Task, None]) -> _Clearing | None:
-        """Return how so many devices of a node are freed beside what is removed; None if impossible."""
+        """Return how to free a number of devices on a node, given removed jobs; None if impossible."""
         free, entries = self._free[node], self._of_node[node]
         shortfall = count - free
         if removed:
@@ -807,8 +793,7 @@ def _by_cost(clearing: _Clearing) -> tuple[int, int, int]:
     return clearing[:3]
 
 
-# ------------------------------------------------------------------------------------------------
-# Our policies after Morphling: clairvoyant or not, and what each loses with less to choose.
+# --- Policies ---
 
 _REFERENCES = (
     "Morphling: Exploiting Job Reconfigurability for Deep Learning Cluster Scheduling. MLSys 2025.",
@@ -817,7 +802,7 @@ _REFERENCES = (
 
 @dataclass(frozen=True, slots=True)
 class PolicyState:
-    """What the policies remember."""
+    """State of the policies between decisions."""
 
     options: OptionTable
     places: Places
@@ -864,7 +849,7 @@ def _decide(
 
 @dataclass(frozen=True, slots=True)
 class _Variant:
-    """What both variants have; whether best-effort jobs may be guests, where the engine lets them."""
+    """Fields of both variants; ``shares``: best-effort jobs may be guests, where the engine allows it."""
 
     freedom: Freedom = FULL_FREEDOM
     tuning: Tuning = CLAIRVOYANT
@@ -878,10 +863,10 @@ class _Variant:
 
 @dataclass(frozen=True, slots=True)
 class MorphlingLookahead(_Variant):
-    """Choose devices and plans together by sensitivity curves, expecting of jobs what they showed.
+    """Choose devices and plans together by sensitivity curves, with remaining work estimated from run time.
 
     Run times are heavy-tailed, so a job that has run for long will probably run on for as long again. Of jobs
-    from which equally much is expected, the one with the steepest normalised curve is served first.
+    with equal estimates, the one with the steepest normalised curve is served first.
 
     Parameters
     ----------
@@ -890,7 +875,7 @@ class MorphlingLookahead(_Variant):
     expected_s
         Time that a new job is expected to run at its requested speed [s].
     expected_share
-        Share of the time that a job has run which it is expected to run on.
+        Time that a job is expected to run on, per time that it has run [1].
     """
 
     tuning: Tuning = NON_CLAIRVOYANT
@@ -904,7 +889,7 @@ class MorphlingLookahead(_Variant):
     references: tuple[str, ...] = _REFERENCES
 
     def decide(self, view: ClusterView, state: PolicyState) -> tuple[Decision, PolicyState]:
-        """Schedule all known jobs by estimates and return what changes."""
+        """Schedule all known jobs by estimates and return the changes."""
         return _decide(view, state, self.tuning, lambda job: self.expected_steps(job, view), self.shares)
 
     def expected_steps(self, job: JobView, view: ClusterView) -> float:
@@ -916,13 +901,14 @@ class MorphlingLookahead(_Variant):
 
 def _next_multiple(time_s: float, every_s: float) -> float:
     """Return the next multiple after a time [s]: the same for all decisions in between."""
+    # The floored quotient of floats may be one too small, and its multiple then not after the time.
     turn = time_s // every_s + 1
     return turn * every_s if turn * every_s > time_s else (turn + 1) * every_s
 
 
 @dataclass(frozen=True, slots=True)
 class MorphlingWork(_Variant):
-    """Choose devices and plans together, knowing how many steps each job has left."""
+    """Choose devices and plans together, with known remaining steps of each job."""
 
     name: str = "morphling-work"
     title: str = "Morphling (work-aware)"
@@ -932,7 +918,7 @@ class MorphlingWork(_Variant):
     references: tuple[str, ...] = _REFERENCES
 
     def decide(self, view: ClusterView, state: PolicyState) -> tuple[Decision, PolicyState]:
-        """Schedule all known jobs and return what changes."""
+        """Schedule all known jobs and return the changes."""
         return _decide(view, state, self.tuning, lambda job: job.steps_left, self.shares)
 
 

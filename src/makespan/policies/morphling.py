@@ -1,4 +1,39 @@
-"""What each job may run as, by how much a policy may change of the request and what is known of its times."""
+"""Morphling as published: five rules on sensitivity curves, and the options of jobs that they choose from.
+
+A curve is the speed of a job relative to its speed as requested, by number of GPUs, on its best plan for each
+shape. The paper leaves readings open; each has its ground: the paper (P), the released scheduler (R), or a
+choice of ours (O). Names in parentheses are fields of `Morphling`; ``readings.csv`` has the cost of the
+alternatives.
+
+- A starving job takes from every job with a lower slope, and does not only move up the queue: past the age
+  limit its slope counts as the largest (R; ``starving_takes``). Among starving jobs the oldest is served
+  first (O; ``starving_order``). Age counts from submission, whatever the job has run since (R;
+  ``age_since``). The paper names no limit and that of the release, 200,000 s, never binds on its own
+  lists; ours is an hour (O; ``age_limit_s``).
+- Room is forced for smaller sizes of a waiting job too, in the order of their slopes, if the steepest
+  cannot be reached (R; ``forces_smaller``).
+- N of the gate counts the changes that reconfigured a job for its own gain; a restart because others
+  stopped or shrank the job is not its own (P: the gate bounds what a job spends on its own
+  reconfigurations; ``gate_counts``). T is the time with GPUs so far, restarts included (O;
+  ``gate_time``).
+- Best-effort jobs take from jobs whose slope is lower and whose gate would be open for one more change
+  (O; ``victim_counts``), starving ones included (O; ``starving_passes_gates``), and a job that is itself
+  past the age limit yields like any other (O; ``old_yield``). The minimum of a best-effort job is
+  nothing, so it may be stopped.
+- The slope of a waiting job is its gain per GPU from nothing to the size at which that is steepest, of a
+  guaranteed job to its minimum; it starts with that size, and rule 4 makes it larger (P). The slope of a
+  running job is what it would lose per GPU at the smaller size that costs least (P).
+- Steps go from size to size, because not every number of GPUs has a plan (O).
+- Fewest nodes first means the fewest for one number of GPUs, then the fastest shape (P; ``shape_order``);
+  a share goes to the node that it fills best. A plan with fewer CPU threads or less host memory is taken
+  if a node lacks what the faster one wants (O).
+- GPUs taken from others that turn out not to be needed are given back (O; ``gives_back``). Stopped jobs may
+  start again in the same decision on what is free, without taking from others (O; ``restarts_stopped``).
+- A job that has never run, or that changes in this decision already, has no gate to pass. A decision
+  follows when a gate opens or a job starts to starve (O).
+- A plan that the job has run counts with the time that was observed; a guarantee rests on known times
+  alone, so the minimum of a guaranteed job is its request until more is known (O).
+"""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -10,21 +45,20 @@ from makespan.policies.placing import Fit, Places, Room, keeps_plan
 from makespan.sim import Allocation, Catalogue, ClusterView, Configuration, Decision, JobView
 from makespan.workloads import JobSpec
 
-# ------------------------------------------------------------------------------------------------
-# What each job may run as, by how much a policy may change of the request and what is known of its times.
+# --- Options of jobs ---
 
 _Request = tuple[str | int | bool, ...]
-# How often what a job holds has changed, whether it has run as now, and its options since then.
+# Generation of a job, whether it has run its present configuration, and its options as long as both hold.
 _Known = tuple[int, bool, "Options"]
 Times = tuple[list[tuple[float, int]], float]  # time [s] and devices by option, and the least area [GPU s]
-Upgrades = tuple[list[tuple[float, Configuration]], float]  # steps [s] and options, and the least step
+Upgrades = tuple[list[tuple[float, Configuration]], float]  # steps [s] and options, and the least step [s]
 Choices = tuple[tuple[Configuration, ...], int]  # some options, and the fewest devices of any
 _MAX_TIMES = 1024  # numbers of steps for which the times of a kind of job are kept
 
 
 @dataclass(frozen=True, slots=True)
 class Freedom:
-    """What a policy may choose for a job; the ablations take one or both away.
+    """Freedom of a policy to change a job's request; the ablations remove one part or both.
 
     Parameters
     ----------
@@ -45,11 +79,11 @@ LESS = {
     "-r": (Freedom(plan=False), "resources only"),
     "-n": (Freedom(plan=False, resources=False), "neither"),
 }
-"""Endings of the ablations' names, with what is left to each."""
+"""Suffixes of the ablations' names, with the freedom of each."""
 
 
 def allowed(catalogue: Catalogue, job: JobSpec, freedom: Freedom) -> tuple[Configuration, ...]:
-    """Return what a job may run as if no more of its request is changed than a policy is free to."""
+    """Return the configurations of a job that change no more of its request than a policy may."""
     if not freedom.plan and not freedom.resources:
         return tuple(catalogue.as_requested(job))
     reference = catalogue.requested(job)
@@ -82,43 +116,43 @@ class Options:
         return self._by_step
 
     def times(self, steps: float, delay_s: float) -> Times:
-        """Return how long so many steps take after a delay [s], and on how many devices, in each option.
+        """Return the time of some steps after a delay [s] and the devices of each option.
 
-        The least product of the two comes with it.
+        Also returns the least product of the two.
         """
-        found = self._times.get((steps, delay_s))
-        if found is None:
+        times = self._times.get((steps, delay_s))
+        if times is None:
             if len(self._times) > _MAX_TIMES:
                 self._times.clear()
             pairs = [(delay_s + steps * self.step_s[item], item.n_gpus) for item in self.items]
-            found = self._times[steps, delay_s] = pairs, min([time_s * n_gpus for time_s, n_gpus in pairs])
-        return found
+            times = self._times[steps, delay_s] = pairs, min([time_s * n_gpus for time_s, n_gpus in pairs])
+        return times
 
     def choices(self, ranks: tuple[int, ...]) -> Choices:
         """Return the options at some positions, always the same tuple, and the fewest devices of any."""
-        found = self._choices.get(ranks)
-        if found is None:
+        choices = self._choices.get(ranks)
+        if choices is None:
             items = tuple([self.items[rank] for rank in ranks])
-            found = self._choices[ranks] = items, min([item.n_gpus for item in items])
-        return found
+            choices = self._choices[ranks] = items, min([item.n_gpus for item in items])
+        return choices
 
     def upgrades(self, item: Configuration, step_s: float) -> Upgrades:
         """Return the options that are faster than a step [s] of a configuration, on no fewer devices.
 
-        Each comes with its step [s], and all with the least of these, infinite if there are none.
+        Each comes with its step [s]. Also returns the least of these, infinite if there are none.
         """
         key = (item.n_gpus, step_s)
-        found = self._faster.get(key)
-        if found is None:
+        upgrades = self._faster.get(key)
+        if upgrades is None:
             larger = [(self.step_s[other], other) for other in self.items if other.n_gpus >= item.n_gpus]
             faster = [pair for pair in larger if pair[0] < step_s]
-            found = self._faster[key] = faster, min([pair[0] for pair in faster], default=inf)
-        return found
+            upgrades = self._faster[key] = faster, min([pair[0] for pair in faster], default=inf)
+        return upgrades
 
 
 @dataclass(frozen=True, slots=True)
 class OptionTable:
-    """Options of jobs, looked up in the catalogue once a kind of request and what such a job has shown."""
+    """Options of jobs, looked up once per kind of request and set of configurations that a job has run."""
 
     catalogue: Catalogue
     freedom: Freedom
@@ -159,14 +193,14 @@ class OptionTable:
         return found
 
     def _request(self, spec: JobSpec, is_guaranteed: bool = False) -> _Request:
-        """Return what of a request its options depend on."""
+        """Return the part of a request on which its options depend."""
         if self.freedom == FULL_FREEDOM and not is_guaranteed:
             return (spec.workload,)
         return spec.workload, spec.plan, spec.n_gpus, spec.n_cpus, is_guaranteed
 
 
 class _Menu:
-    """What kinds of requests may run as, by placement, and which placements are parts of which."""
+    """Configurations of a kind of request by placement, and which placements are parts of which."""
 
     def __init__(self, items: tuple[Configuration, ...]) -> None:
         self.items = items
@@ -174,85 +208,50 @@ class _Menu:
         for item in items:
             groups.setdefault((item.counts, item.types_by_count), []).append(item)
         self._groups = list(groups.values())
+        # A placement is part of another one if it has no more devices on any node, of the same types.
         firsts = [group[0] for group in self._groups]
         self._parts = [
-            [rank for rank, one in enumerate(firsts) if one is not other and _is_part(one, other)]
-            for other in firsts
+            [
+                rank
+                for rank, part in enumerate(firsts)
+                if part is not whole
+                and part.n_nodes <= whole.n_nodes
+                and all(few <= many for few, many in zip(part.counts, whole.counts, strict=False))
+                and all(a in ("", b) for a, b in zip(part.types_by_count, whole.types_by_count, strict=False))
+            ]
+            for whole in firsts
         ]
 
     def best(self, step_s: Mapping[Configuration, float], *, by_room: bool) -> tuple[Configuration, ...]:
-        """Return the fastest on each placement of those with a time [s], in the order of placements.
+        """Return the fastest configuration with a time [s] on each placement, in the order of placements.
 
-        ``by_room`` leaves out what another one beats: as fast or faster in part of its room.
+        ``by_room`` leaves out those that another one dominates: no slower, within a part of the placement,
+        with no more CPU threads and host memory per device.
         """
         groups = ([item for item in group if item in step_s] for group in self._groups)
-        found = [min(group, key=step_s.__getitem__) if group else None for group in groups]
+        fastest = [min(group, key=step_s.__getitem__) if group else None for group in groups]
         kept = []
-        for item, ranks in zip(found, self._parts, strict=True):
+        for item, ranks in zip(fastest, self._parts, strict=True):
             if item is not None:
-                smaller = [found[rank] for rank in ranks] if by_room else []
-                if not any(it and step_s[it] <= step_s[item] and _is_lean(it, item) for it in smaller):
+                smaller = [fastest[rank] for rank in ranks] if by_room else []
+                is_dominated = any(
+                    part
+                    and step_s[part] <= step_s[item]
+                    and part.cpu_threads <= item.cpu_threads
+                    and part.host_memory_bytes_per_gpu <= item.host_memory_bytes_per_gpu
+                    for part in smaller
+                )
+                if not is_dominated:
                     kept.append(item)
         return tuple(kept)
 
 
-def _is_part(one: Configuration, other: Configuration) -> bool:
-    """Whether a configuration has no more devices than another one on any node, and of the same types."""
-    return (
-        one.n_nodes <= other.n_nodes
-        and all(mine <= theirs for mine, theirs in zip(one.counts, other.counts, strict=False))
-        and all(a in ("", b) for a, b in zip(one.types_by_count, other.types_by_count, strict=False))
-    )
-
-
-def _is_lean(one: Configuration, other: Configuration) -> bool:
-    """Whether a configuration needs no more CPU threads and host memory than another one for a device."""
-    has_threads = one.cpu_threads <= other.cpu_threads
-    return has_threads and one.host_memory_bytes_per_gpu <= other.host_memory_bytes_per_gpu
-
-
-# ------------------------------------------------------------------------------------------------
-# Morphling as published: five rules on sensitivity curves, and how they are read where they leave room.
-#
-# A curve is the speed of a job over its speed as requested, by number of GPUs, on its best plan for each
-# shape.
-#
-# Each reading has its ground: the paper (P), the released scheduler (R), or a choice of ours (O). Those
-# with a name in parentheses are fields of `Morphling`; ``readings.csv`` has what the alternatives cost.
-#
-# - A starving job takes from every job with a lower slope, not only from the queue before it: past the age
-#   limit its slope counts as the largest (R; ``starving_takes``). Among starving jobs the oldest is served
-#   first (O; ``starving_order``). Age counts from submission, whatever the job has run since (R;
-#   ``age_since``). The paper names no limit and that of the release, 200,000 s, never binds on its own
-#   lists; ours is an hour (O; ``age_limit_s``).
-# - Room is forced for smaller sizes of a waiting job too, in the order of their slopes, where the steepest
-#   cannot be reached (R; ``forces_smaller``).
-# - N of the gate counts the changes that reconfigured a job for its own gain; a restart because others
-#   stopped or shrank the job is not its own (P: the gate bounds what a job spends on its own
-#   reconfigurations; ``gate_counts``). T is the time with GPUs so far, restarts included (O;
-#   ``gate_time``).
-# - Best-effort jobs take from jobs whose slope is lower and whose gate would be open for one change more
-#   (O; ``victim_counts``), starving ones included (O; ``starving_passes_gates``), and a job that is itself
-#   past the age limit yields like any other (O; ``old_yield``). The minimum of a best-effort job is
-#   nothing, so it may be stopped.
-# - The slope of a waiting job is its gain per GPU from nothing to the size at which that is steepest, of a
-#   guaranteed job to its minimum; it starts with that size, and rule 4 makes it larger (P). The slope of a
-#   running job is what it would lose per GPU at the smaller size that costs least (P).
-# - Steps go from size to size, because not every number of GPUs has a plan (O).
-# - Fewest nodes first means the fewest for one number of GPUs, then the fastest shape (P; ``shape_order``);
-#   a share goes to the node that it fills best. A plan with fewer CPU threads or less host memory is taken
-#   where a node lacks what the faster one wants (O).
-# - What turns out not to be needed is given back (O; ``gives_back``). Stopped jobs may start again in the
-#   same decision on what is free, without taking from others (O; ``restarts_stopped``).
-# - A job that has never run, or that changes in this decision already, has no gate to pass. A decision
-#   follows when a gate opens or a job starts to starve (O).
-# - A plan that the job has run counts with the time that was observed; a guarantee rests on known times
-#   alone, so the minimum of a guaranteed job is its request until more is known (O).
+# --- Sensitivity curves ---
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A size that a job could change to, the change of its speed a device, and the shapes of that size."""
+    """A size that a job could change to, the change of its speed per device, and the shapes of that size."""
 
     slope: float
     n_gpus: int
@@ -294,7 +293,7 @@ class Curve:
         return self._up[item]
 
     def down(self, item: Configuration) -> tuple[Step, ...]:
-        """Return the smaller sizes down to the minimum, the one that costs least a device first."""
+        """Return the smaller sizes down to the minimum, the one that costs least per device first."""
         if item not in self._down:
             speed = self.speeds[item]
             smaller = [o for o in self._options if o.n_gpus < item.n_gpus]
@@ -318,7 +317,7 @@ class Curve:
         return tuple(sorted(steps, key=lambda step: (-step.slope, step.n_gpus)))
 
     def _worth_it(self, items: Iterable[Configuration]) -> list[Configuration]:
-        """Leave out what needs no less than a faster configuration on the same shape."""
+        """Leave out configurations that need no less than a faster one on the same shape."""
         shapes: dict[object, list[Configuration]] = {}
         for item in sorted(items, key=lambda item: (-self.speeds[item], item.cpu_threads)):
             others = shapes.setdefault((item.counts, item.types_by_count), [])
@@ -333,7 +332,7 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Curves:
-    """Curves by what they depend on: a kind of request, and what a job of it has run."""
+    """Curves by kind of request and the configurations that a job of it has run."""
 
     catalogue: Catalogue
     freedom: Freedom
@@ -342,13 +341,13 @@ class Curves:
     _of_job: dict[str, tuple[object, Curve]] = field(default_factory=dict)
 
     def of(self, job: JobView) -> Curve:
-        """Return the curve of a job by what is known of it now."""
+        """Return the curve of a job by what it has run so far."""
         held = job.allocation
         moment = (job.generation, held is not None and job.has_run(held.configuration))
-        found = self._of_job.get(job.spec.job_id)
-        if found is None or found[0] != moment:
-            found = self._of_job[job.spec.job_id] = (moment, self._look_up(job))
-        return found[1]
+        known = self._of_job.get(job.spec.job_id)
+        if known is None or known[0] != moment:
+            known = self._of_job[job.spec.job_id] = (moment, self._look_up(job))
+        return known[1]
 
     def _look_up(self, job: JobView) -> Curve:
         spec = job.spec
@@ -360,11 +359,13 @@ class Curves:
         return self._of_kind[key]
 
 
-class Task:
-    """A job in one decision: its curve, what it holds, and what the gate and its age allow.
+# --- Decisions ---
 
-    ``is_open`` is whether it may be reconfigured for its own gain, ``yields`` whether best-effort jobs may
-    take from it.
+
+class Task:
+    """A job within one decision: its curve, what it holds, and what the gate and its age allow.
+
+    ``is_open``: it may be reconfigured for its own gain; ``yields``: best-effort jobs may take from it.
     """
 
     __slots__ = ("curve", "held", "index", "is_guaranteed", "is_open", "is_starving", "job", "yields")
@@ -384,7 +385,7 @@ class Task:
 
 
 class Draft:
-    """What every job would hold; copied where victims are tried."""
+    """Tentative allocations of all jobs; copied to try victims."""
 
     __slots__ = ("room", "slots")
 
@@ -393,19 +394,19 @@ class Draft:
         self.slots = slots
 
     def place(self, task: Task, fit: Fit) -> None:
-        """Let a job that has nothing hold something."""
+        """Place a job that holds nothing."""
         self.room.take(*fit)
         self.slots[task] = fit
 
     def remove(self, task: Task) -> Fit | None:
-        """Take everything from a job and return what it was."""
+        """Remove a job and return what it held."""
         fit = self.slots.pop(task, None)
         if fit is not None:
             self.room.give(*fit)
         return fit
 
     def start(self, task: Task) -> bool:
-        """Place a job on what is free at the steepest step of its curve that fits, if any does."""
+        """Place a job on free devices at the steepest step of its curve that fits, if any does."""
         for step in task.curve.starts:
             found = self.room.first_fit(step.items) if step.n_gpus <= self.room.n_gpus else None
             if found is not None:
@@ -414,7 +415,7 @@ class Draft:
         return False
 
     def make_room(self, task: Task, how: "Morphling") -> bool:
-        """Start a job by shrinking the lowest slopes; change nothing where no size can be reached."""
+        """Start a job by shrinking the lowest slopes; change nothing if no size can be reached."""
         takes_all = task.is_guaranteed or (task.is_starving and how.starving_takes)
         ignores_gates = task.is_guaranteed or (task.is_starving and how.starving_passes_gates)
         victims = [
@@ -424,7 +425,7 @@ class Draft:
             and (ignores_gates or other.yields)
             and (how.old_yield or task.is_guaranteed or not other.is_starving)
         ]
-        most = self.room.n_gpus
+        most = self.room.n_gpus  # with all that victims could release: larger steps need no trial
         most += sum(self.slots[other][0].n_gpus - other.curve.least_gpus for other in victims)
         steps = task.curve.starts if how.forces_smaller else task.curve.starts[:1]
         for step in steps:
@@ -436,7 +437,8 @@ class Draft:
     def _force(
         self, task: Task, wanted: Step, victims: Iterable[Task], limit: float, *, gives_back: bool
     ) -> bool:
-        """Shrink jobs below a slope, the lowest first, until a step fits; change nothing if in vain."""
+        """Shrink jobs below a slope, the lowest first, until a step fits; change nothing if none does."""
+        # On a copy, as free devices in sum may still fit on no nodes.
         trial = Draft(self.room.copy(), self.slots.copy())
         shrunk: dict[Task, None] = {}
         while trial.room.first_fit(wanted.items) is None:
@@ -454,7 +456,7 @@ class Draft:
         return True
 
     def shrink_lowest(self, victims: Iterable[Task], limit: float) -> Task | None:
-        """Take the cheapest step down of all victims below a slope; return whose it was."""
+        """Take the cheapest step down of all victims below a slope; return the victim."""
         steps = [
             (step.slope, -task.index, order, task, step)
             for task in victims
@@ -480,7 +482,7 @@ class Draft:
         before: dict[Task, Fit],
         items: tuple[Configuration, ...],
     ) -> None:
-        """Give back what was taken from jobs, the last first, where a newcomer fits all the same."""
+        """Give back what was taken from jobs, the last first, if the newcomer still fits."""
         for task in reversed(list(shrunk)):
             smaller = self.remove(task)
             if self.room.take_if_free(*before[task]):
@@ -496,6 +498,7 @@ class Draft:
         while self.room.n_gpus:
             best: tuple[float, Task, Fit] | None = None
             for task, fit in self.slots.items():
+                # A job that changes in this decision restarts anyway, so it has no gate to pass.
                 if fit is not task.held or task.is_open:
                     found = self._larger(task, fit, 0.0 if best is None else best[0])
                     best = best if found is None else (found[0], task, found[1])
@@ -521,7 +524,7 @@ class Draft:
         return found
 
     def decision(self, tasks: Iterable[Task], wake_up_s: float) -> Decision:
-        """Return what must change for the jobs to hold what the draft says."""
+        """Return the changes that lead from the present allocations to the draft."""
         changes: dict[str, Allocation | None] = {}
         for task in tasks:
             fit = self.slots.get(task)
@@ -600,19 +603,19 @@ class Morphling:
     )
 
     def initial_state(self, cluster: ClusterSpec, catalogue: Catalogue) -> RulesState:
-        """Return no curves yet."""
+        """Return an empty table of curves."""
         fitting = catalogue.on(cluster)
         curves = Curves(fitting, self.freedom, by_speed=self.shape_order == "speed")
         return RulesState(curves, Places.on(cluster, fitting))
 
     def decide(self, view: ClusterView, state: RulesState) -> tuple[Decision, RulesState]:
-        """Start waiting jobs, at the cost of others where they may, and hand out what is left."""
+        """Start waiting jobs, at the cost of others where allowed, and hand out the free devices."""
         waiting, running = (
             [self._task(job, view, state) for job in jobs] for jobs in (view.pending, view.running)
         )
         held = {task: task.held for task in running if task.held is not None}
         draft = Draft(state.places.room(view), held)
-        refused: set[tuple[Curve, bool]] = set()
+        refused: set[tuple[Curve, bool]] = set()  # a job like one that found no room finds none either
         for task in sorted(waiting, key=self.rank):
             kind = task.curve, task.is_starving
             if kind not in refused and not (draft.start(task) or draft.make_room(task, self)):
@@ -621,7 +624,18 @@ class Morphling:
             for task in sorted((task for task in running if task not in draft.slots), key=self.rank):
                 draft.start(task)
         draft.grow()
-        state = replace(state, own_changes=_own_changes(running, draft, state.own_changes))
+        # Changes that make a running job faster are its own; a job that others shrink does not count.
+        gained = [
+            task.job.spec.job_id
+            for task in running
+            if task.held is not None
+            and (fit := draft.slots.get(task, task.held)) != task.held
+            and task.curve.speeds[fit[0]] > task.curve.speeds[task.held[0]]
+        ]
+        if gained:
+            before = state.own_changes
+            counted = {job_id: before.get(job_id, 0) + 1 for job_id in gained}
+            state = replace(state, own_changes={**before, **counted})
         return draft.decision([*running, *waiting], self._wake_up_s(draft, waiting, view, state)), state
 
     def _task(self, job: JobView, view: ClusterView, state: RulesState) -> Task:
@@ -634,14 +648,14 @@ class Morphling:
         )
 
     def starves_from_s(self, job: JobView, view: ClusterView) -> float:
-        """When a job that gets no GPUs reaches the age limit [s]."""
+        """Return when a job that gets no GPUs reaches the age limit [s]."""
         if self.age_since == "submission":
             return job.spec.submit_time_s + self.age_limit_s
         since_s = view.time_s if job.allocation is not None else job.waiting_since_s
         return since_s + self.age_limit_s
 
     def rank(self, task: Task) -> tuple[bool, bool, float, float, int]:
-        """Order in which jobs are served: guaranteed first, then starving, then steep ones."""
+        """Return the sorting key of jobs: guaranteed first, then starving, then steep ones."""
         job, by_age = task.job, task.is_starving and self.starving_order == "age"
         since_s = job.spec.submit_time_s if self.age_since == "submission" else job.waiting_since_s
         slope = task.curve.starts[0].slope
@@ -650,9 +664,9 @@ class Morphling:
         )  # fmt: skip
 
     def opens_s(self, job: JobView, view: ClusterView, state: RulesState, n_more: int = 1) -> float:
-        """When ``(T - N delay) / T`` of a job reaches the gate if it keeps its GPUs until then [s].
+        """Return when ``(T - N delay) / T`` of a job reaches the gate if it keeps its GPUs until then [s].
 
-        N counts so many changes more than there were.
+        N is the number of changes so far and ``n_more``.
         """
         if job.first_start_s is None:
             return view.time_s
@@ -668,7 +682,7 @@ class Morphling:
     def _wake_up_s(
         self, draft: Draft, waiting: Iterable[Task], view: ClusterView, state: RulesState
     ) -> float:
-        """When the next gate opens or the next job starts to starve [s]; infinity if never."""
+        """Return when the next gate opens or the next job starts to starve [s]; infinity if never."""
         # A change that this decision makes is counted in `own_changes` already, but not yet as a restart.
         is_counted = self.gate_counts == "own"
         moments = [
@@ -679,18 +693,6 @@ class Morphling:
         return min((moment for moment in moments if moment > view.time_s), default=inf)
 
 
-def _own_changes(running: Iterable[Task], draft: Draft, before: Mapping[str, int]) -> Mapping[str, int]:
-    """Count the changes of running jobs that make them faster; a job that others shrink does not count."""
-    gained = [
-        task.job.spec.job_id
-        for task in running
-        if task.held is not None
-        and (fit := draft.slots.get(task, task.held)) != task.held
-        and task.curve.speeds[fit[0]] > task.curve.speeds[task.held[0]]
-    ]
-    return {**before, **{job_id: before.get(job_id, 0) + 1 for job_id in gained}} if gained else before
-
-
 POLICIES = (
     Morphling(),
     *(
@@ -698,4 +700,4 @@ POLICIES = (
         for suffix, (freedom, title) in LESS.items()
     ),
 )
-"""The policy, and what it loses with less to choose."""
+"""The policy and its ablations."""

@@ -1,4 +1,4 @@
-"""Placing: configurations worth a look, what is free on the nodes, and best fit that scales."""
+"""Placement: best fit with a cache per cluster, the free resources of a decision, and room for guests."""
 
 from bisect import bisect_left
 from collections import defaultdict
@@ -10,17 +10,13 @@ from makespan.hardware import ClusterSpec
 from makespan.plans import read_plan
 from makespan.sim import Allocation, Catalogue, ClusterView, Company, Configuration
 
-# ------------------------------------------------------------------------------------------------
-# Placing: configurations worth a look, what is free on the nodes, and best fit that scales.
-
-
 K = TypeVar("K")
 V = TypeVar("V")
 Fit = tuple[Configuration, tuple[int, ...]]  # what runs, and its nodes in the order of its counts
 
 
 def can_starve(cluster: ClusterSpec, catalogue: Catalogue) -> bool:
-    """Whether a node could run out of CPU threads or host memory before devices; errs towards True."""
+    """Return whether a node may run out of CPU threads or host memory before devices; errs towards True."""
     items = [item for key in catalogue.workloads for item in catalogue.all(key)]
     threads = max((item.cpu_threads for item in items), default=0)
     host_bytes = max((item.host_memory_bytes_per_gpu for item in items), default=0.0)
@@ -42,7 +38,7 @@ def fastest_by_placement(items: Iterable[Configuration]) -> list[Configuration]:
 
 
 def keeps_plan(reference: Configuration, item: Configuration) -> bool:
-    """Whether a plan is the reference's, or splits the model in the same way into more or fewer replicas."""
+    """Return whether a plan is the reference's, or that with more or fewer replicas of the split model."""
     if item.plan == reference.plan:
         return True
     split = _split(reference.plan, reference.n_gpus)
@@ -51,28 +47,28 @@ def keeps_plan(reference: Configuration, item: Configuration) -> bool:
 
 @cache
 def _split(plan: str, n_gpus: int) -> tuple[int, int] | None:
-    """Tensor and pipeline degree of a plan that splits the model, None for any other."""
+    """Return tensor and pipeline degree of a plan that splits the model, None for any other."""
     found = read_plan(plan, n_gpus=n_gpus, global_batch_size=None)
     return (found.tp, found.pp) if found.is_model_parallel else None
 
 
-_UNKNOWN: Any = object()  # in place of an answer that nobody has asked for yet
-_MAX_REMEMBERED = 1 << 17  # answers, beyond which all are forgotten
+_UNKNOWN: Any = object()  # not in the cache; None is an answer
+_MAX_REMEMBERED = 1 << 17  # answers in the cache, beyond which it is cleared
 
 
 class Places:
-    """Best fit that is remembered, as where a configuration goes depends on what is free alone.
+    """Best fit with a cache, as the nodes of a configuration depend only on the free devices.
 
-    Each share, largest first, goes to the first node with the fewest free devices that can take it. What is
-    free is one number with a field for each node, whose highest bit is 0: all nodes are compared at once, so
-    the cost hardly grows with the cluster. Whoever decides often keeps places between decisions.
+    Each share, largest first, goes to the first node with the fewest free devices that can take it. The free
+    devices are one number with a field per node, whose highest bit is 0: all nodes are compared at once, so
+    the cost hardly grows with the cluster. Policies keep the object between decisions.
 
     Parameters
     ----------
     n_nodes, most
         Number of nodes, and the most devices of one of them.
     of_type
-        Nodes by type of device, the bits of a number each.
+        Nodes by type of device, as the bits of a number each.
     is_tight
         Whether a node may run out of CPU threads or host memory before devices, see `can_starve`.
     """
@@ -96,7 +92,7 @@ class Places:
 
     @classmethod
     def on(cls, cluster: ClusterSpec, catalogue: Catalogue) -> "Places":
-        """Return the places of a cluster for what a catalogue holds."""
+        """Return the cache of a cluster for the configurations of a catalogue."""
         of_type: dict[str, int] = {}
         for number, node in enumerate(cluster.nodes):
             of_type[node.gpu.name] = of_type.get(node.gpu.name, 0) | 1 << number
@@ -104,17 +100,17 @@ class Places:
         return cls(cluster.n_nodes, most, of_type, is_tight=is_tight)
 
     def room(self, view: ClusterView, kept_threads: int = 0) -> "Room":
-        """Return what is free now, see `Room`."""
+        """Return the free resources, see `Room`."""
         return Room.of(view, is_tight=self.is_tight, places=self, kept_threads=kept_threads)
 
     def packed(self, gpus: Sequence[int]) -> int:
-        """Return so many devices of every node as one number."""
+        """Return the devices of every node as one number."""
         if self._bits == 8:
             return int.from_bytes(bytes(gpus), "little")
         return sum(count << self._bits * node for node, count in enumerate(gpus))
 
     def unpacked(self, free: int) -> list[int]:
-        """Return the devices of every node that a number stands for."""
+        """Return the devices of every node from such a number."""
         if self._bits == 8:
             return list(free.to_bytes(self._n_nodes, "little"))
         return [free >> self._bits * node & (1 << self._bits) - 1 for node in range(self._n_nodes)]
@@ -138,7 +134,7 @@ class Places:
         return nodes
 
     def first_fit(self, free: int, n_gpus: int, items: tuple[Configuration, ...]) -> Fit | None:
-        """Return the first configuration that fits on so many devices, with its nodes, or None."""
+        """Return the first configuration that fits on at most ``n_gpus`` devices, and its nodes, or None."""
         known = self._first[items]
         found: Fit | None = known.get(free, _UNKNOWN)
         if found is _UNKNOWN:
@@ -154,7 +150,7 @@ class Places:
     def search(
         self, free: int, item: Configuration, suits: Callable[[int, int, int], bool] | None = None
     ) -> tuple[int, ...] | None:
-        """Look for nodes, in the order of `counts`, which must suit: node, free devices there, share."""
+        """Return nodes in the order of `counts`, or None; ``suits`` takes node, free devices, share."""
         if item.counts[0] >= len(self._equal):
             return None
         if suits is None and not item.gpu_types:
@@ -163,7 +159,7 @@ class Places:
             nodes = self._search_suited(free, item, suits)
         if nodes is None or len(nodes) == 1:
             return nodes
-        # In the order of `Allocation.nodes`, so that a policy sees where a job would stay as it is.
+        # In the order of `Allocation.nodes`, so that a policy can tell whether a job would stay as it is.
         shares = sorted(zip(item.counts, item.types_by_count, nodes, strict=True), reverse=True)
         return tuple([node for _, _, node in shares])
 
@@ -188,7 +184,9 @@ class Places:
         return tuple(nodes)
 
     def _search(self, free: int, counts: tuple[int, ...]) -> tuple[int, ...] | None:
-        # The highest bits of fields stand for nodes: those with enough, then those with just so many.
+        # Adding `_lacking` to all fields sets the highest bit of nodes with enough devices. XOR with a count
+        # gives 0 in the fields of nodes with exactly that, where adding `_low` leaves the highest bit clear.
+        # Lowest bit first is lowest node first.
         bits, low, usable, nodes = self._bits, self._low, self._high, list[int]()
         for count in counts:
             able = free + self._lacking[count] & usable
@@ -225,10 +223,10 @@ class Places:
 
 @lru_cache(maxsize=64)
 def _fields(n_nodes: int, bits: int, most: int) -> tuple[int, int, list[int], list[int]]:
-    """Return numbers for all fields: all bits but the highest, the highest, and two for each count.
+    """Return numbers for all fields: all bits but the highest, the highest bit, and two lists by count.
 
-    The first has the count in each field; the second, added to what is free, sets the highest bit where that
-    is the count or more.
+    The first list has the count in each field; an entry of the second, added to the free devices, sets the
+    highest bit of the fields with the count or more.
     """
     ones, half = sum(1 << bits * node for node in range(n_nodes)), 1 << bits - 1
     counts = range(most + 1)
@@ -247,15 +245,15 @@ class Room:
     cpus, host_bytes
         Free CPU threads and host memory [B] of every node; None where they never run out.
     places
-        Where what fits, of the same cluster.
+        Placement cache of the same cluster.
     kept_threads
-        CPU threads that stay with each device that is still free, where `first_fit` has an option that needs
-        no more than these for each of its own.
+        CPU threads reserved for each device that stays free, if `first_fit` has an option that needs no more
+        than these per device.
 
     Attributes
     ----------
     n_gpus, places
-        Free devices on all nodes together; where what fits.
+        Free devices on all nodes together; the placement cache.
     """
 
     __slots__ = ("_free", "_kept", "_refused", "_supplies", "kept_threads", "n_gpus", "places")
@@ -273,14 +271,14 @@ class Room:
         self._free = self.places.packed(gpus)
         self._supplies = None if cpus is None or host_bytes is None else (cpus, host_bytes)
         self.kept_threads, self._kept = kept_threads, 0
-        # Where supplies matter: what did not fit, single or several, until something is given back.
+        # If supplies matter: configurations, and tuples of them, that did not fit, until something is freed.
         self._refused: set[Configuration | tuple[Configuration, ...]] = set()
 
     @classmethod
     def of(
         cls, view: ClusterView, *, is_tight: bool, places: Places | None = None, kept_threads: int = 0
     ) -> "Room":
-        """Return what is free now; watch CPU threads and host memory if it is tight, see `can_starve`."""
+        """Return the free resources; CPU threads and host memory too if these are tight, see `can_starve`."""
         cpus, host_bytes = (view.free_cpus, view.free_host_memory_bytes) if is_tight else (None, None)
         if places is None:
             places = Places(view.n_nodes, len(view.nodes_by_free_gpus) - 1, view.nodes_by_type)
@@ -344,7 +342,7 @@ class Room:
             self._refused.clear()
 
     def take_if_free(self, item: Configuration, nodes: Sequence[int]) -> bool:
-        """Hold a configuration on just these nodes and return True, or return False if they lack room."""
+        """Hold a configuration on exactly these nodes and return True, or return False if it does not fit."""
         free = self.gpus
         if any(free[node] < count for node, count in zip(nodes, item.counts, strict=True)):
             return False
@@ -355,7 +353,7 @@ class Room:
         return True
 
     def has_shortage(self) -> bool:
-        """Whether more was taken than there was of CPU threads or host memory."""
+        """Return whether more was taken than there was of CPU threads or host memory."""
         if self._supplies is None:
             return False
         cpus, host_bytes = self._supplies
@@ -371,7 +369,7 @@ class Room:
             return has_threads and host_bytes[node] >= count * own_bytes
 
         nodes = self.places.search(self._free, item, suits)
-        if nodes is None and not kept:  # else it may fit once fewer devices have threads to keep
+        if nodes is None and not kept:  # else it may fit once fewer free devices have threads reserved
             self._refused.add(item)
         return nodes
 
@@ -383,20 +381,19 @@ class Room:
                 host_bytes[node] += sign * count * item.host_memory_bytes_per_gpu
 
 
-# ------------------------------------------------------------------------------------------------
-# Where one more guest fits, and where it would be fastest.
+# --- Guests ---
 
-_ALMOST = 1 - 1e-9  # of what a guest needs, so that nobody who just fits is turned away
+_ALMOST = 1 - 1e-9  # of the memory of a guest, so that rounding rejects none that just fits
 Place = tuple[float, tuple[int, ...]]  # pace, and nodes in the order of the counts
 
 
 class GuestRoom:
-    """Holders and guests of every node, as they are now and then as a decision changes them.
+    """Holders and guests of every node during a decision, to find room for one more guest.
 
     Parameters
     ----------
     places
-        Where what fits on the cluster.
+        Placement cache of the cluster.
     """
 
     __slots__ = ("_company", "_places", "_sharing", "_spare")
@@ -404,47 +401,47 @@ class GuestRoom:
     def __init__(self, view: ClusterView, places: Places) -> None:
         self._sharing = view.sharing()
         self._places = places
-        # Who is on each node, and the memory for guests on devices without one, the least first, until
-        # something changes.
+        # Cached until something changes: the jobs of each node, and the memory left on devices without a
+        # guest, the least first.
         self._company: list[Company] = []
         self._spare: list[float] = []
 
     def add(self, index: int, held: Allocation) -> None:
-        """Take in what a job, by its position in the order of submission, is to hold or use."""
+        """Add what a job, by its position in the order of submission, will hold or use."""
         self._sharing.add(index, held)
         self._company = []
 
     def remove(self, index: int, held: Allocation) -> None:
-        """Forget what a job holds or uses."""
+        """Remove what a job holds or uses."""
         self._sharing.remove(index, held)
         self._company = []
 
     def is_crowded(self, node: int) -> bool:
-        """Whether some guest of a node finds no device with memory for it."""
+        """Return whether some guest of a node finds no device with memory for it."""
         return self._sharing.on(node).crowded_bytes is not None
 
     def has_devices(self, held: Allocation) -> bool:
-        """Whether where a job holds devices as many have no guest, whatever memory there is."""
+        """Return whether each node of a job has as many devices without a guest, whatever their memory."""
         is_lean = not held.configuration.host_memory_bytes_per_gpu
         return is_lean and all(self._sharing.on(node).n_unshared >= count for node, count in held.shares)
 
     def has_place(self, item: Configuration, nodes: Sequence[int]) -> bool:
-        """Whether one more guest fits on just these nodes, in the order of its `counts`."""
+        """Return whether one more guest fits on exactly these nodes, in the order of its `counts`."""
         if item.host_memory_bytes_per_gpu:
             return False
         own_bytes, shares = item.device_memory_bytes_per_gpu, zip(nodes, item.counts, strict=True)
         return all(self._sharing.on(node).has_memory(count, own_bytes) for node, count in shares)
 
     def fastest_of(self, options: Iterable[tuple[float, Configuration]]) -> Allocation | None:
-        """Return as what and where one more guest would make most progress, or None if it fits nowhere.
+        """Return the allocation in which one more guest makes most progress, or None if it fits nowhere.
 
-        ``options`` are what it may run as with the time of a step alone [s], the fastest first.
+        ``options`` are times of a step alone [s] with their configurations, the fastest first.
         """
         found, most = None, 0.0
         spare = self._spare_bytes()
         for step_s, item in options:
             if most * step_s >= 1.0:
-                break  # even alone it would make less
+                break  # even alone it would be slower
             own_bytes = item.device_memory_bytes_per_gpu * _ALMOST
             if len(spare) - bisect_left(spare, own_bytes) < item.n_gpus:
                 continue  # too few devices have memory, wherever they are
@@ -454,9 +451,9 @@ class GuestRoom:
         return found
 
     def fastest(self, item: Configuration, least_pace: float = 0.0) -> Place | None:
-        """Return where one more guest is fastest, and how fast, or None if it fits nowhere.
+        """Return the speed and the nodes of one more guest where it is fastest, or None if it fits nowhere.
 
-        The slowest device that it uses counts. Guests that need host memory fit nowhere.
+        Its slowest device counts. Guests that need host memory fit nowhere.
         """
         own_bytes = item.device_memory_bytes_per_gpu * _ALMOST
         spare = self._spare_bytes()

@@ -1,4 +1,4 @@
-"""FIFO: first in, first out, the plainest policy."""
+"""Policies that serve a queue with requests as they are: FIFO, SJF, SRTF, Tiresias and Synergy."""
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
@@ -11,13 +11,12 @@ from makespan.policies.placing import Places
 from makespan.sim import Allocation, Catalogue, ClusterView, Configuration, Decision, JobView
 from makespan.workloads import JobSpec
 
-# ------------------------------------------------------------------------------------------------
-# FIFO: first in, first out, the plainest policy.
+# --- FIFO ---
 
 
 @dataclass(frozen=True, slots=True)
 class Fifo:
-    """Jobs start in the order of submission, as requested; one that does not fit stops all behind it.
+    """Start jobs in the order of submission, as requested; one that does not fit blocks all behind it.
 
     With ``is_serial`` each has the whole cluster to itself.
     """
@@ -31,7 +30,7 @@ class Fifo:
     is_serial: bool = False
 
     def initial_state(self, cluster: ClusterSpec, catalogue: Catalogue) -> Places:
-        """Return where what fits, which does not change."""
+        """Return the placement cache of the cluster."""
         return Places.on(cluster, catalogue)
 
     def decide(self, view: ClusterView, state: Places) -> tuple[Decision, Places]:
@@ -54,11 +53,7 @@ class Fifo:
         return Decision(changes), state
 
 
-_FIFO = (Fifo(), Fifo("fifo-serial", "FIFO, one job at a time", is_serial=True))
-
-
-# ------------------------------------------------------------------------------------------------
-# SJF and SRTF: the job that ends soonest first, without and with preemption.
+# --- SJF and SRTF ---
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +72,7 @@ class ShortestJobFirst:
     )
 
     def initial_state(self, cluster: ClusterSpec, catalogue: Catalogue) -> Queue:
-        """Return the queue, still empty."""
+        """Return an empty queue."""
         return Queue(Places.on(cluster, catalogue))
 
     def decide(self, view: ClusterView, state: Queue) -> tuple[Decision, Queue]:
@@ -97,7 +92,7 @@ class ShortestJobFirst:
 class ShortestRemainingTimeFirst:
     """Serve jobs by remaining time, and displace running ones that have more left."""
 
-    min_advantage: float = 6.0  # restart delays that a displaced job must have left more
+    min_advantage: float = 6.0  # restart delays by which the time left of a displaced job must be longer
     max_stretch: float = 1.0  # ratio of predicted whole runs up to which a job accepts more nodes
     name: str = "srtf"
     title: str = "SRTF"
@@ -110,11 +105,11 @@ class ShortestRemainingTimeFirst:
     )
 
     def initial_state(self, cluster: ClusterSpec, catalogue: Catalogue) -> Queue:
-        """Return the queue, still empty."""
+        """Return an empty queue."""
         return Queue(Places.on(cluster, catalogue))
 
     def decide(self, view: ClusterView, state: Queue) -> tuple[Decision, Queue]:
-        """Serve the queue by remaining time; the longest running job is displaced first."""
+        """Serve the queue by remaining time; the running job with most time left is displaced first."""
         catalogue, delay_s, stretch = view.catalogue, view.restart_delay_s, self.max_stretch
         left_s = {job: _remaining_time_s(job, view) for job in view.running}
         longest_first = sorted(view.running, key=lambda job: (-left_s[job], job.index))
@@ -134,7 +129,7 @@ class ShortestRemainingTimeFirst:
 
 
 def _remaining_time_s(job: JobView, view: ClusterView) -> float:
-    """How long a job still holds devices if it starts now as requested, or goes on, as predicted [s]."""
+    """Return the predicted time for which a job still holds devices, started now if it waits [s]."""
     if job.allocation is None:
         step_s = job.step_s(view.catalogue.requested(job.spec))
         return view.restart_delay_s + job.steps_left * step_s
@@ -142,18 +137,14 @@ def _remaining_time_s(job: JobView, view: ClusterView) -> float:
     return max(job.ready_time_s - view.time_s, 0.0) + job.steps_left * step_s
 
 
-_SHORTEST = (ShortestJobFirst(), ShortestRemainingTimeFirst())
-
-
-# ------------------------------------------------------------------------------------------------
-# Tiresias: least attained service with discretised queues, for jobs of unknown length.
+# --- Tiresias ---
 
 
 @dataclass(frozen=True, slots=True)
 class Tiresias:
-    """Serve the jobs that have received the least device time, in a few queues.
+    """Serve jobs by least attained service, discretised to a few queues.
 
-    A job sinks a queue at each of ``thresholds_gpu_s``, and returns to the first once it has waited
+    A job is demoted one queue at each of ``thresholds_gpu_s``, and promoted to the first once it has waited
     ``promotion`` times as long as it has run; None never promotes.
     """
 
@@ -170,11 +161,11 @@ class Tiresias:
     )
 
     def initial_state(self, cluster: ClusterSpec, catalogue: Catalogue) -> Queue:
-        """Return the queue, still empty."""
+        """Return an empty queue."""
         return Queue(Places.on(cluster, catalogue))
 
     def queue(self, job: JobView) -> int:
-        """Return the queue of a job, 0 for the one that is served first."""
+        """Return the queue of a job, 0 for the first to be served."""
         level = bisect_right(self.thresholds_gpu_s, job.attained_service_gpu_s)
         if level and self.promotion is not None and job.allocation is None:
             held_s = job.running_time_s + job.restart_time_s
@@ -201,7 +192,8 @@ class Tiresias:
             level = self.queue(job)
             return list(takewhile(lambda other: queues[other] > level, candidates))
 
-        kept = state if self.promotion is None else Queue(state.places)  # promotion comes with time alone
+        # Promotion follows from the passing of time, so a queue in a kept order would be out of date.
+        kept = state if self.promotion is None else Queue(state.places)
         return serve(view, order, options, victims, kept), state
 
 
@@ -209,16 +201,12 @@ def _since_s(job: JobView) -> float:
     return job.spec.submit_time_s if job.first_start_s is None else job.first_start_s
 
 
-_TIRESIAS = (Tiresias(),)
-
-
-# ------------------------------------------------------------------------------------------------
-# Synergy: devices as requested, CPU threads by how much a job gains from them, in FIFO order.
+# --- Synergy ---
 
 
 @dataclass(frozen=True, slots=True)
 class CpuDemands:
-    """What each kind of request may run as, most wanted first; ``fair_threads`` belong to each GPU."""
+    """Options of each kind of request, best first; ``fair_threads`` is the even share of each GPU."""
 
     fair_threads: int
     _known: dict[tuple[str, str, int], tuple[Configuration, ...]] = field(default_factory=dict)
@@ -245,7 +233,7 @@ class CpuDemands:
         return self._known[key]
 
     def _tuned(self, variants: Sequence[Configuration], tolerance: float) -> Iterator[Configuration]:
-        """Yield the demand of one placement, then what is below it, down to what a fair share pays for."""
+        """Yield the demand of one placement, then options with fewer threads, down to a fair share."""
         limit_s = (1 + tolerance) * min(item.predicted_iter_time_s for item in variants)
         enough = [item for item in variants if item.predicted_iter_time_s <= limit_s]
         demand = min(enough, key=lambda item: item.cpu_threads)
@@ -278,7 +266,7 @@ class Synergy:
     )
 
     def initial_state(self, cluster: ClusterSpec, catalogue: Catalogue) -> tuple[CpuDemands, Queue]:
-        """Return the table of demands and the queue, still empty."""
+        """Return an empty table of demands and an empty queue."""
         fair_threads = min(node.cpu_threads // max(node.n_gpus, 1) for node in cluster.nodes)
         return CpuDemands(fair_threads), Queue(Places.on(cluster, catalogue))
 
@@ -301,7 +289,11 @@ class Synergy:
         return serve(view, order, options, queue=queue, kept_threads=demands.fair_threads), state
 
 
-_SYNERGY = (Synergy(),)
-
-
-POLICIES = (*_FIFO, *_SHORTEST, *_TIRESIAS, *_SYNERGY)
+POLICIES = (
+    Fifo(),
+    Fifo("fifo-serial", "FIFO, one job at a time", is_serial=True),
+    ShortestJobFirst(),
+    ShortestRemainingTimeFirst(),
+    Tiresias(),
+    Synergy(),
+)

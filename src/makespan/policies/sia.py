@@ -1,9 +1,10 @@
-"""The multiple-choice knapsack of adaptive scheduling: one size a job, no more devices than there are.
+"""Sia: the devices of all jobs are chosen together, as one multiple-choice knapsack, whenever jobs change.
 
-A greedy solution is taken where it is within the accepted gap of the linear relaxation. Elsewhere most
-choices are settled by the price of a device in the relaxation: one whose reduced cost exceeds the distance
-between the bound and a known solution cannot be part of a better one. What is left is solved exactly, by
-dynamic programming over the devices, so that schedules do not depend on the version of a solver.
+Each job takes one size, and all together no more devices than exist. A greedy solution is accepted if it is
+within a gap of the linear relaxation. Otherwise most choices are settled by the price of a device in the
+relaxation: one whose reduced cost exceeds the distance between the bound and a known solution cannot be part
+of a better one. The rest is solved exactly, by dynamic programming over the devices, so that schedules do not
+depend on the version of a solver.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,22 +20,15 @@ from makespan.policies.placing import Room, fastest_by_placement, keeps_plan
 from makespan.sim import Allocation, Catalogue, ClusterView, Configuration, Decision, JobView
 from makespan.workloads import JobSpec
 
-# ------------------------------------------------------------------------------------------------
-# The multiple-choice knapsack of adaptive scheduling: one size a job, no more devices than there are.
-#
-# A greedy solution is taken where it is within the accepted gap of the linear relaxation. Elsewhere most
-# choices are settled by the price of a device in the relaxation: one whose reduced cost exceeds the
-# distance between the bound and a known solution cannot be part of a better one. What is left is solved
-# exactly, by dynamic programming over the devices, so that schedules do not depend on the version of a
-# solver.
+# --- Knapsack ---
 
 _ROUNDING = 1e-9  # of sums of costs, absolute
-_Costs = NDArray[np.float64]  # least cost of so many devices, exactly; infinite where they cannot be given
+_Costs = NDArray[np.float64]  # least cost of using exactly so many devices; infinite if that is impossible
 
 
 @dataclass(frozen=True, slots=True)
 class Menu:
-    """What each of ``n_jobs`` equal jobs may be given: devices, ascending, and cost relative to nothing."""
+    """Choices of each of ``n_jobs`` equal jobs: devices, ascending, and cost relative to no devices."""
 
     n_jobs: int
     sizes: tuple[int, ...]
@@ -42,15 +36,18 @@ class Menu:
 
 
 def choose(menus: Sequence[Menu], n_gpus: int, gap: float) -> list[list[int]]:
-    """How many jobs of each menu take each choice, at the least total cost up to a relative gap."""
+    """Return how many jobs of each menu take each choice, at the least total cost up to a relative gap."""
     counts = _greedy(menus, n_gpus)
     cost = _cost(menus, counts)
     price = _price(menus, n_gpus)
+    # Lagrangian bound at this price: each job takes its best choice with devices paid for.
     least = [min(0.0, *(c + price * g for g, c in _choices(menu))) for menu in menus]
     bound = sum(menu.n_jobs * value for menu, value in zip(menus, least, strict=True)) - price * n_gpus
     slack = cost - bound - gap * abs(cost)
     if slack <= _ROUNDING:
         return counts
+    # A choice that exceeds the best of its menu by more than the slack is in no better solution; where that
+    # holds for no devices too, the job is certain to get some.
     kept = [
         [k for k, (g, c) in enumerate(_choices(menu)) if c + price * g - value <= slack]
         for menu, value in zip(menus, least, strict=True)
@@ -72,26 +69,22 @@ def _cost(menus: Sequence[Menu], counts: Sequence[Sequence[int]]) -> float:
     )
 
 
-def _hull(menu: Menu) -> list[tuple[int, float]]:
-    """Choices that a linear programme would mix, by size, beginning with nothing."""
-    hull = [(0, 0.0)]
-    for g, c in _choices(menu):
-        if c >= hull[-1][1]:
-            continue
-        while len(hull) > 1:
-            (g0, c0), (g1, c1) = hull[-2:]
-            if (c1 - c0) * (g - g1) < (c - c1) * (g1 - g0):
-                break
-            hull.pop()
-        hull.append((g, c))
-    return hull
-
-
 def _price(menus: Sequence[Menu], n_gpus: int) -> float:
-    """Cost that one more device would save in the linear relaxation."""
+    """Return the cost that one more device would save in the linear relaxation."""
     steps = []
     for menu in menus:
-        for (g0, c0), (g1, c1) in pairwise(_hull(menu)):
+        # The lower convex hull of the choices, from no devices on: a linear programme mixes only these.
+        hull = [(0, 0.0)]
+        for g, c in _choices(menu):
+            if c >= hull[-1][1]:
+                continue
+            while len(hull) > 1:
+                (g0, c0), (g1, c1) = hull[-2:]
+                if (c1 - c0) * (g - g1) < (c - c1) * (g1 - g0):
+                    break
+                hull.pop()
+            hull.append((g, c))
+        for (g0, c0), (g1, c1) in pairwise(hull):
             steps.append(((c0 - c1) / (g1 - g0), (g1 - g0) * menu.n_jobs))
     left = n_gpus
     for saving, devices in sorted(steps, reverse=True):
@@ -102,8 +95,8 @@ def _price(menus: Sequence[Menu], n_gpus: int) -> float:
 
 
 def _greedy(menus: Sequence[Menu], n_gpus: int) -> list[list[int]]:
-    """Solution that always takes the step next that saves most a device and still fits."""
-    # Place 0 of each row counts the jobs that are given nothing.
+    """Return the solution that always takes the step that saves most per device and still fits."""
+    # Place 0 of each row counts the jobs without devices.
     counts = [[menu.n_jobs, *(0 for _ in menu.sizes)] for menu in menus]
     left = n_gpus
     steps = [step for i in range(len(menus)) for step in _steps(menus, i, 0)]
@@ -125,7 +118,7 @@ def _greedy(menus: Sequence[Menu], n_gpus: int) -> list[list[int]]:
 
 
 def _steps(menus: Sequence[Menu], i: int, old: int) -> Iterator[tuple[float, int, int, int]]:
-    """Next steps of the jobs of a menu: negated saving a device, menu, place, negated new place."""
+    """Yield the next steps of jobs of a menu: negated saving per device, menu, place, negated new place."""
     menu = menus[i]
     g0, c0 = (menu.sizes[old - 1], menu.costs[old - 1]) if old else (0, 0.0)
     for new in range(old + 1, len(menu.sizes) + 1):
@@ -137,7 +130,7 @@ def _steps(menus: Sequence[Menu], i: int, old: int) -> Iterator[tuple[float, int
 def _solve(
     menus: Sequence[Menu], kept: Sequence[Sequence[int]], certain: Sequence[bool], n_gpus: int
 ) -> list[list[int]] | None:
-    """Best solution of the choices that are left, with the fewest devices; None if there is none."""
+    """Return the best solution of the choices that are left, with the fewest devices; None if impossible."""
     counts = [[0] * len(menu.sizes) for menu in menus]
     left, open_menus = n_gpus, []
     for i, (menu, choices) in enumerate(zip(menus, kept, strict=True)):
@@ -148,12 +141,23 @@ def _solve(
             open_menus.append(i)
     if left < 0:
         return None
-    tables: list[_Costs] = [_nothing(left)]
+    # Equal jobs are added by the binary digits of their number: tables of 1, 2, 4 ... jobs, each the sum of
+    # two of the one before. All partial tables are kept to trace the solution back.
+    nothing = np.full(left + 1, np.inf)
+    nothing[0] = 0.0
+    tables: list[_Costs] = [nothing]
     doubled: list[list[_Costs]] = []
     for i in open_menus:
-        doubled.append(_doubled(_one_job(menus[i], kept[i], certain[i], left), menus[i].n_jobs))
+        single = np.full(left + 1, np.inf) if certain[i] else nothing.copy()
+        for k in kept[i]:
+            if menus[i].sizes[k] <= left:
+                single[menus[i].sizes[k]] = menus[i].costs[k]
+        powers = [single]
+        while len(powers) < menus[i].n_jobs.bit_length():
+            powers.append(_sum(powers[-1], powers[-1]))
+        doubled.append(powers)
         for j in _bits(menus[i].n_jobs):
-            tables.append(_sum(tables[-1], doubled[-1][j]))
+            tables.append(_sum(tables[-1], powers[j]))
     used = int(np.argmin(tables[-1]))
     if not np.isfinite(tables[-1][used]):
         return None
@@ -168,36 +172,13 @@ def _solve(
     return counts
 
 
-def _nothing(n_gpus: int) -> _Costs:
-    """No job: no devices, no cost."""
-    costs = np.full(n_gpus + 1, np.inf)
-    costs[0] = 0.0
-    return costs
-
-
-def _one_job(menu: Menu, choices: Sequence[int], is_certain: bool, n_gpus: int) -> _Costs:
-    costs = np.full(n_gpus + 1, np.inf) if is_certain else _nothing(n_gpus)
-    for k in choices:
-        if menu.sizes[k] <= n_gpus:
-            costs[menu.sizes[k]] = menu.costs[k]
-    return costs
-
-
 def _bits(number: int) -> list[int]:
-    """Places of the ones of a number in base two, lowest first."""
+    """Return the places of the ones of a number in base two, lowest first."""
     return [j for j in range(number.bit_length()) if number >> j & 1]
 
 
-def _doubled(one: _Costs, n_jobs: int) -> list[_Costs]:
-    """Costs of 1, 2, 4 ... equal jobs, as many as there are."""
-    powers = [one]
-    while len(powers) < n_jobs.bit_length():
-        powers.append(_sum(powers[-1], powers[-1]))
-    return powers
-
-
 def _sum(a: _Costs, b: _Costs) -> _Costs:
-    """Least cost of two sets of jobs together."""
+    """Return the least cost of two sets of jobs together."""
     total = np.full_like(a, np.inf)
     for devices in np.flatnonzero(np.isfinite(b)):
         np.minimum(total[devices:], a[: len(a) - devices] + b[devices], out=total[devices:])
@@ -205,12 +186,12 @@ def _sum(a: _Costs, b: _Costs) -> _Costs:
 
 
 def _split(a: _Costs, b: _Costs, devices: int) -> int:
-    """How many of so many devices the second set of jobs has where the cost of both is least."""
+    """Return the devices of the second of two sets of jobs at the least cost of both on ``devices``."""
     return int(np.argmin(a[devices::-1] + b[: devices + 1]))
 
 
 def _shares(powers: Sequence[_Costs], j: int, devices: int) -> Iterator[int]:
-    """Devices of each job that is given any."""
+    """Yield the devices of each of ``2**j`` jobs that gets any."""
     if not devices:
         return
     if j == 0:
@@ -221,8 +202,7 @@ def _shares(powers: Sequence[_Costs], j: int, devices: int) -> Iterator[int]:
     yield from _shares(powers, j - 1, second)
 
 
-# ------------------------------------------------------------------------------------------------
-# Sia: how many devices each job gets is one multiple-choice knapsack, solved anew whenever jobs change.
+# --- Policy ---
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,10 +216,10 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """All sizes of each kind of request, computed once a kind.
+    """Sizes of each kind of request, computed once per kind.
 
-    Inside a node, counts are powers of two; beyond, whole nodes; what the job asked for is always among them.
-    Left out are counts that bring no speed, and placements slower than ``max_slowdown`` allows.
+    Counts are powers of two within a node and whole nodes beyond; the requested count is always among them.
+    Counts that are not faster, and placements slower than ``max_slowdown`` allows, are left out.
     """
 
     gpus_per_node: int
@@ -281,7 +261,7 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Jobs that are alike, and the cost of each size less that of none; a running job is alone."""
+    """Equal jobs, and the cost of each size relative to no devices; a running job is a group of its own."""
 
     jobs: tuple[JobView, ...]
     sizes: tuple[Size, ...]
@@ -316,11 +296,11 @@ class Sia:
     )
 
     def initial_state(self, cluster: ClusterSpec, catalogue: Catalogue) -> Sizes:
-        """Return the table of sizes, still empty."""
+        """Return an empty table of sizes."""
         return Sizes(max(node.n_gpus for node in cluster.nodes), self.max_slowdown)
 
     def decide(self, view: ClusterView, state: Sizes) -> tuple[Decision, Sizes]:
-        """Solve the knapsack, then find room for what it chose."""
+        """Solve the knapsack, then place the sizes that it chose."""
         groups = self._groups(view, state)
         menus = [
             Menu(len(group.jobs), tuple(size.n_gpus for size in group.sizes), group.costs) for group in groups
@@ -347,37 +327,28 @@ class Sia:
         damping = max(age_s - lost_s, 0.0) / (age_s + delay_s) if age_s + delay_s > 0 else 1.0
         held = _n_gpus(job)
         sizes = _limited(sizes, held, self.growth)
-        costs = tuple(
-            self._cost(speed if size.n_gpus == held else max(damping, 1e-6) * speed)
-            for size, speed in zip(sizes, _speeds(job, sizes), strict=True)
-        )
-        return Group((job,), sizes, costs)
+        # Speeds normalised by the smallest size, at the present placement where a size includes it.
+        present = None if job.allocation is None else job.allocation.configuration
+        least_s = sizes[0].n_gpus * job.step_s(sizes[0].options[0])
+        costs = []
+        for size in sizes:
+            item = size.options[0] if present is None or present not in size.options else present
+            speed = least_s / job.step_s(item)
+            costs.append(self._cost(speed if size.n_gpus == held else max(damping, 1e-6) * speed))
+        return Group((job,), sizes, tuple(costs))
 
     def _cost(self, worth: float) -> float:
         return float(worth**self.power) - self.queueing_penalty
 
 
 def _limited(sizes: tuple[Size, ...], n_gpus: int, factor: float | None) -> tuple[Size, ...]:
-    """Sizes up to a multiple of some devices, and at least the next one if the factor is more than 1."""
+    """Return the sizes up to a multiple of some devices, at least the next one if the factor exceeds 1."""
     if factor is None:
         return sizes
     most = factor * n_gpus
     if factor > 1:
         most = max(most, min((size.n_gpus for size in sizes if size.n_gpus > n_gpus), default=n_gpus))
     return tuple(size for size in sizes if size.n_gpus <= most) or sizes[:1]
-
-
-def _speeds(job: JobView, sizes: tuple[Size, ...]) -> list[float]:
-    """Speed of a running job at each size, by what it has observed as far as it has."""
-    held = job.allocation
-    least = sizes[0].n_gpus * job.step_s(sizes[0].options[0])
-    return [
-        least
-        / job.step_s(
-            size.options[0] if held is None or held.configuration not in size.options else held.configuration
-        )
-        for size in sizes
-    ]
 
 
 def _n_gpus(job: JobView) -> int:
@@ -387,11 +358,12 @@ def _n_gpus(job: JobView) -> int:
 def _realise(
     view: ClusterView, groups: Iterable[Group], counts: Iterable[Sequence[int]]
 ) -> dict[str, Allocation | None]:
-    """Place what the knapsack chose, large jobs first; what does not fit stays or shrinks."""
+    """Place the sizes that the knapsack chose, large jobs first; a job that does not fit stays or shrinks."""
     room = Room.of(view, is_tight=True)
     targets: list[tuple[JobView, tuple[Size, ...]]] = []
     changes: dict[str, Allocation | None] = {}
     for group, numbers in zip(groups, counts, strict=True):
+        # Of equal jobs, those submitted first get the largest sizes.
         chosen = [k for k in range(len(numbers))[::-1] for _ in range(numbers[k])]
         for position, job in enumerate(group.jobs):
             size = group.sizes[chosen[position]] if position < len(chosen) else None

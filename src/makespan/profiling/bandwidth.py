@@ -1,4 +1,4 @@
-"""One process of a bandwidth measurement: ``python -m makespan.profiling.bandwidth <run directory>``."""
+"""Worker process of a bandwidth measurement: ``python -m makespan.profiling.bandwidth <run directory>``."""
 
 import sys
 import time
@@ -15,7 +15,7 @@ _FLOAT_BYTES = 4
 
 
 def _timed(action: Callable[[], object], device: torch.device) -> float:
-    """Median time of an action on all processes at once [s]."""
+    """Return the median time of an action on all processes at once [s]."""
     times = []
     for _ in range(_WARM_UP + _REPEATS):
         dist.barrier()
@@ -27,11 +27,13 @@ def _timed(action: Callable[[], object], device: torch.device) -> float:
     return median(times[_WARM_UP:])
 
 
-def _measure(gradient_bytes: int, activation_bytes: int, device: torch.device) -> dict[str, float]:
-    """Time the collectives that training uses [s]; one process alone has none."""
+def measure(directory: RunDirectory, who: Identity) -> None:
+    """Time the copy to the host and, with several processes, the collectives that training uses [s]."""
+    request, device = directory.request(), choose_device(who)
+    join(directory, who)
     size, rank = dist.get_world_size(), dist.get_rank()
-    whole = torch.zeros(gradient_bytes // _FLOAT_BYTES // size * size, device=device)
-    activation = torch.zeros(activation_bytes // _FLOAT_BYTES, device=device)
+    whole = torch.zeros(request["gradient_bytes"] // _FLOAT_BYTES // size * size, device=device)
+    activation = torch.zeros(request["activation_bytes"] // _FLOAT_BYTES, device=device)
     on_host = torch.zeros(len(whole))
 
     def transfer() -> None:
@@ -40,23 +42,15 @@ def _measure(gradient_bytes: int, activation_bytes: int, device: torch.device) -
         elif rank == 1:
             dist.recv(activation, 0)
 
-    found = {"copy_s": _timed(lambda: on_host.copy_(whole), device), "bytes": float(whole.nbytes)}
+    times = {"copy_s": _timed(lambda: on_host.copy_(whole), device), "bytes": float(whole.nbytes)}
     if size > 1:
-        found |= {
+        times |= {
             "all_reduce_s": _timed(lambda: dist.all_reduce(whole), device),
             "transfer_s": _timed(transfer, device),
             "activation_bytes": float(activation.nbytes),
         }
-    return found
-
-
-def measure(directory: RunDirectory, who: Identity) -> None:
-    """Take part in the measurement that the request asks for."""
-    request, device = directory.request(), choose_device(who)
-    join(directory, who)
-    found = _measure(request["gradient_bytes"], request["activation_bytes"], device)
     if who.rank == 0:
-        directory.write_result(found)
+        directory.write_result(times)
     dist.destroy_process_group()
 
 

@@ -1,4 +1,8 @@
-"""Which plans of a workload are profiled, in which job, and the small model behind a workload."""
+"""Profiler: measured iteration times of a workload under many plans, with phases and noise.
+
+The points to measure and the jobs that measure them, the file that lets an interrupted profile resume, and
+the measurement itself with its table and record.
+"""
 
 import itertools
 import json
@@ -6,7 +10,7 @@ import logging
 import math
 import socket
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,8 +31,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-# ------------------------------------------------------------------------------------------------
-# Which plans of a workload are profiled, in which job, and the small model behind a workload.
+# --- Points -----------------------------------------------------------------------------------------
 
 _WORDS = tuple(family.word for family in PlanFamily if family.word and not family.is_model_parallel)
 _FAMILIES = {"gpt2": "gpt", "llama": "llama", "bert": "bert", "t5": "t5", "vit": "vit"}
@@ -36,7 +39,7 @@ _FAMILIES = {"gpt2": "gpt", "llama": "llama", "bert": "bert", "t5": "t5", "vit":
 
 @dataclass(frozen=True, slots=True)
 class ProfilePoint:
-    """One point to measure: execution plan in trace notation, processes on each node, CPU threads of each."""
+    """One point to measure: execution plan in trace notation, processes per node, CPU threads per process."""
 
     exec_plan: str
     placement: Placement
@@ -44,7 +47,7 @@ class ProfilePoint:
 
 
 def model_of(workload: Workload) -> SmallModel:
-    """Return the model that trains for a workload; an `InputError` says that it cannot be trained here."""
+    """Return the small model that stands for a workload; an `InputError` says that it cannot be trained."""
     spec, first = workload.model, workload.model.blocks[0]
     if spec.family not in _FAMILIES:
         raise InputError(
@@ -58,36 +61,32 @@ def model_of(workload: Workload) -> SmallModel:
 def profile_points(
     workload: Workload, placements: Iterable[Placement], cpu_threads: int
 ) -> list[ProfilePoint]:
-    """List every plan of the families of a workload, the rows of the sampling design and those held out.
+    """List every plan of the families of a workload: rows of the sampling design and held-out ones.
 
     For each placement come the data-parallel families, then all degrees of model parallelism.
     """
-    return [
-        ProfilePoint(text, placement, cpu_threads)
-        for placement in placements
-        for text in (*_WORDS, *_degrees(placement.n_gpus))
-        if _is_used(workload, text, placement)
-    ]
-
-
-def _degrees(n: int) -> Iterator[str]:
-    for pp in range(1, n + 1):
-        for tp in range(1, n // pp + 1):
-            if n % (pp * tp) == 0:
-                degrees = (pp, tp, n // (pp * tp))
-                yield ("" if max(degrees) <= 9 else "-").join(map(str, degrees))
-
-
-def _is_used(workload: Workload, text: str, placement: Placement) -> bool:
-    try:
-        plan = read_plan(text, n_gpus=placement.n_gpus, global_batch_size=workload.global_batch_size)
-    except MakespanError:
-        return False
-    return plan.plan_family.title in workload.families
+    points = []
+    for placement in placements:
+        n_gpus = placement.n_gpus
+        degrees = [
+            (pp, tp, n_gpus // (pp * tp))
+            for pp in range(1, n_gpus + 1)
+            for tp in range(1, n_gpus // pp + 1)
+            if n_gpus % (pp * tp) == 0
+        ]
+        notations = [("" if max(each) <= 9 else "-").join(map(str, each)) for each in degrees]
+        for text in (*_WORDS, *notations):
+            try:
+                plan = read_plan(text, n_gpus=n_gpus, global_batch_size=workload.global_batch_size)
+            except MakespanError:  # no such plan for this placement and batch
+                continue
+            if plan.plan_family.title in workload.families:
+                points.append(ProfilePoint(text, placement, cpu_threads))
+    return points
 
 
 def point_plan(point: ProfilePoint, workload: Workload, node: NodeSpec) -> ExecutionPlan:
-    """Return the plan of a point with its micro-batch size, as the performance model assumes it."""
+    """Return the plan of a point, with the micro-batch size that the performance model assumes."""
     plan = read_plan(
         point.exec_plan,
         n_gpus=point.placement.n_gpus,
@@ -100,10 +99,10 @@ def point_plan(point: ProfilePoint, workload: Workload, node: NodeSpec) -> Execu
 def profile_batches(
     points: Sequence[ProfilePoint], points_per_job: int | None
 ) -> dict[str, list[ProfilePoint]]:
-    """Divide points of a workload into jobs that each need the same processes throughout.
+    """Divide the points of a workload into jobs that each use one set of processes throughout.
 
-    Jobs are named ``<placement>.<number>``. Without ``points_per_job`` all points of a placement are one
-    job, which starts their processes once.
+    Jobs are named ``<placement>.<number>``. Without ``points_per_job`` all points of a placement form one
+    job, which starts its processes once.
     """
     by_placement: dict[str, list[ProfilePoint]] = {}
     for point in points:
@@ -116,31 +115,30 @@ def profile_batches(
     }
 
 
-# ------------------------------------------------------------------------------------------------
-# What a profile has measured so far: kept in a file, so that an interrupted one goes on, and counted.
+# --- Measurements so far ----------------------------------------------------------------------------
 
 _EXPECTED = "what an interrupted profile measured"
 _OF_A_MOMENT = ("load", "slurm")  # in the description of a machine
 
 
 class Measurements:
-    """Named values of a profile, each written to a file as soon as it is there.
+    """Named values of a profile, each written to a file as soon as it is measured.
 
-    The file has a line for the settings and one for each value. A profile with equal settings on the same
-    machine goes on with them; another one begins anew, and says so. Threads may share one.
+    The file has one line for the settings and one per value. A profile with equal settings on the same
+    machine resumes from it; any other starts from scratch, and says so. Threads may share an instance.
 
     Parameters
     ----------
     path
-        The file, which comes into being with the first value; None to keep nothing.
+        The file, created with the first value; None to keep nothing.
     settings
-        Whatever a value depends on beside its name, plain.
+        Plain values: everything that a value depends on besides its name.
     total
-        Runs to measure in all.
+        Total number of runs to measure.
     progress
-        Is told how many runs are done, and of how many, with every value and every heartbeat; or None.
+        Called with the number of finished runs and the total, at every value and every heartbeat; or None.
     tell
-        Is told in a line what was found.
+        Called with a line of text that says what was found in the file.
     """
 
     def __init__(
@@ -157,7 +155,11 @@ class Measurements:
         self._stream: IO[str] | None = None
         self._lock = threading.Lock()
         if path is not None:
-            self._head = json.loads(json.dumps({"machine": _machine(), "settings": dict(settings or {})}))
+            machine = {
+                name: value for name, value in describe_machine().items() if name not in _OF_A_MOMENT
+            } | {"host": socket.gethostname()}
+            # Through JSON and back, to compare equal with a head that was read from the file.
+            self._head = json.loads(json.dumps({"machine": machine, "settings": dict(settings or {})}))
             self._load(path)
         self._done = sum(n_runs for n_runs, _ in self._values.values())
         if self._done:
@@ -165,7 +167,7 @@ class Measurements:
         self._progress(self._done, total)
 
     def __contains__(self, name: str) -> bool:
-        """Whether there is a value of this name."""
+        """Return True if there is a value of this name."""
         return name in self._values
 
     def __getitem__(self, name: str) -> Any:
@@ -173,7 +175,7 @@ class Measurements:
         return self._values[name][1]
 
     def add(self, name: str, value: Any, n_runs: int = 1) -> None:
-        """Keep a plain value, which took so many runs."""
+        """Keep a plain value that took ``n_runs`` runs to measure."""
         with self._lock:
             if self._path is not None:
                 self._write(self._path, _line(name, n_runs, value))
@@ -182,22 +184,22 @@ class Measurements:
             self._progress(self._done, self._total)
 
     def measure(self, name: str, how: Callable[[], Any], n_runs: int = 1) -> Any:
-        """Return the value of this name, which is measured if it is not there."""
+        """Return the value of this name; call ``how`` to measure it if it is missing."""
         if name not in self:
             self.add(name, how(), n_runs)
         return self[name]
 
     def skip(self, n_runs: int) -> None:
-        """Count runs that cannot be made as done."""
+        """Count runs that are not possible as done."""
         self._done += n_runs
 
     def beat(self) -> None:
-        """Tell that the measurement goes on."""
+        """Report progress without a new value."""
         with self._lock:
             self._progress(self._done, self._total)
 
     def remove(self) -> None:
-        """Remove the file, when what is measured is written elsewhere."""
+        """Remove the file, once its values have been written elsewhere."""
         if self._stream is not None:
             self._stream.close()
         if self._path is not None:
@@ -206,16 +208,22 @@ class Measurements:
     def _load(self, path: Path) -> None:
         if not path.exists():
             return
-        first, *others = _lines(path) or [None]
+        lines: list[Any] = []
+        for line in read_text(path, _EXPECTED).splitlines(keepends=True):
+            try:
+                lines.append(json.loads(line if line.endswith("\n") else ""))
+            except ValueError:  # the last line of a killed process may be cut
+                break
+        first, *others = lines or [None]
         if first == self._head:
-            self._values = {one["name"]: (one["n_runs"], one["value"]) for one in others}
+            self._values = {entry["name"]: (entry["n_runs"], entry["value"]) for entry in others}
             return
-        found = first.get("machine") if isinstance(first, dict) else None
-        what = "with other settings" if found == self._head["machine"] else "on another machine"
-        self._tell(f"{path}: was measured {what}, beginning anew")
+        machine = first.get("machine") if isinstance(first, dict) else None
+        difference = "with other settings" if machine == self._head["machine"] else "on another machine"
+        self._tell(f"{path}: was measured {difference}, beginning anew")
 
     def _write(self, path: Path, line: str) -> None:
-        if self._stream is None:  # whole lines only: the last one of a killed process may be cut
+        if self._stream is None:  # before appending, write the file anew: its last line may be cut
             kept = (_line(name, *value) for name, value in self._values.items())
             write_text("".join([json.dumps(self._head), "\n", *kept]), path)
             self._stream = path.open("a", encoding="utf-8")
@@ -227,23 +235,6 @@ def _line(name: str, n_runs: int, value: Any) -> str:
     return json.dumps({"name": name, "n_runs": n_runs, "value": value}) + "\n"
 
 
-def _lines(path: Path) -> list[Any]:
-    """Values of the whole lines of a file."""
-    found: list[Any] = []
-    for line in read_text(path, _EXPECTED).splitlines(keepends=True):
-        try:
-            found.append(json.loads(line if line.endswith("\n") else ""))
-        except ValueError:
-            break
-    return found
-
-
-def _machine() -> dict[str, Any]:
-    """Describe what is the same as long as the machine is."""
-    found = {name: value for name, value in describe_machine().items() if name not in _OF_A_MOMENT}
-    return found | {"host": socket.gethostname()}
-
-
 def train_missing(
     jobs: Mapping[str, TrainingJob],
     read: Callable[[RunResult], Any],
@@ -252,9 +243,9 @@ def train_missing(
     run_dir: str | Path | None = None,
     beside: Callable[[], AbstractContextManager[object]] = nullcontext,
 ) -> list[Any]:
-    """Return what is read of the runs of named jobs; those not kept are trained, beside others, and kept."""
+    """Train the named jobs that are not kept yet, in the context ``beside``; return what is read of all."""
     missing = [name for name in jobs if name not in kept]
-    names = iter(missing)
+    names = iter(missing)  # results arrive in the order of the jobs
 
     def note(results: Sequence[RunResult]) -> None:
         for result, name in zip(results, names, strict=False):
@@ -267,8 +258,7 @@ def train_missing(
     return [kept[name] for name in jobs]
 
 
-# ------------------------------------------------------------------------------------------------
-# The profiler: real iteration times of a workload under many plans, with phases and noise.
+# --- Profiles ---------------------------------------------------------------------------------------
 
 _PHASES = {
     "iter_time_s": "step_s", "forward_s": "forward_s", "overlap_sync_s": "backward_sync_s",
@@ -279,19 +269,19 @@ _KEYS = ("exec_plan", "placement", "cpu_threads")
 
 @dataclass(frozen=True, slots=True)
 class Procedure:
-    """How a point is measured; an `InputError` names a number that is too small.
+    """Procedure by which a point is measured; an `InputError` names a number that is too small.
 
     Parameters
     ----------
     warmup_steps
-        Steps of a run that are thrown away: they allocate, compile and fill caches.
+        Steps of a run that are discarded: they allocate, compile and fill caches.
     steps
-        Steps of a run that are timed; the run counts with their median.
+        Steps of a run that are timed; the time of the run is their median.
     repetitions
-        Runs of each point, all points in turn, so that slow drifts of the machine show as noise.
+        Runs per point, all points in turn, so that slow drifts of the machine show as noise.
     is_paced
-        Whether an iteration counts with the mean pace at which the steps of a run follow each other, as the
-        end of a job depends on it, instead of the median of the steps alone.
+        Whether the iteration time is the mean pace at which the steps of a run follow each other, on which
+        the end of a job depends, instead of the median of the steps alone.
     """
 
     warmup_steps: int = 1
@@ -328,14 +318,14 @@ def measure_points(
     Parameters
     ----------
     workload, points, node
-        What is trained, and points of it on one and the same placement; the node decides the
+        Workload to train, and points of it that all have the same placement; the node sets the
         micro-batch size, as in the performance model.
     launcher, procedure, run_dir
         Starts the processes, once for all points; steps and repetitions; directory in which the
-        processes meet, seen by all nodes, None for a temporary one.
+        processes meet, visible to all nodes, None for a temporary one.
     kept, where, beside
-        Where runs are kept as they end, to go on with them after an interrupt, or None; the part
-        of their names that tells devices apart; what goes on meanwhile, begun only if a run is to be made.
+        Store of finished runs from which an interrupted profile resumes, or None; the part of their names
+        that tells devices apart; context that surrounds the training, entered only if a run is missing.
 
     Returns
     -------
@@ -354,12 +344,26 @@ def measure_points(
         for point, plan in zip(points, plans, strict=True)
     ]
     able = {name: plan for name, plan, why in zip(names, plans, reasons, strict=True) if not why}
-    jobs = _jobs(workload, able, procedure)
-    found = train_missing(jobs, lambda run: _medians(run, procedure), launcher, kept, run_dir, beside)
-    runs = {name: found[index :: len(able)] for index, name in enumerate(able)}
+    model, n_steps = model_of(workload), procedure.warmup_steps + procedure.steps
+    # All plans in turn, then all again: a drift of the machine affects all of them alike.
+    jobs = {
+        f"{name}, run {number + 1}": TrainingJob(model, plan, n_steps)
+        for number in range(procedure.repetitions)
+        for name, plan in able.items()
+    }
+
+    def medians_of(run: RunResult) -> dict[str, Any]:
+        timed = run.times[procedure.warmup_steps :]
+        phases = {name: median(getattr(step, source) for step in timed) for name, source in _PHASES.items()}
+        if procedure.is_paced:
+            phases["iter_time_s"] = fmean(run.paces_s[procedure.warmup_steps :])
+        return {"device": run.device, **phases}
+
+    medians = train_missing(jobs, medians_of, launcher, kept, run_dir, beside)
+    runs = {name: medians[index :: len(able)] for index, name in enumerate(able)}
     return {
         "workload": workload.key,
-        "device": found[0]["device"] if found else launcher.device,
+        "device": medians[0]["device"] if medians else launcher.device,
         "machine": machine,
         "procedure": asdict(procedure),
         "points": [
@@ -374,31 +378,11 @@ def measure_points(
     }
 
 
-def _jobs(
-    workload: Workload, plans: Mapping[str, ExecutionPlan], procedure: Procedure
-) -> dict[str, TrainingJob]:
-    """Name the runs of named plans, all plans in turn."""
-    model, n_steps = model_of(workload), procedure.warmup_steps + procedure.steps
-    return {
-        f"{name}, run {number + 1}": TrainingJob(model, plan, n_steps)
-        for number in range(procedure.repetitions)
-        for name, plan in plans.items()
-    }
-
-
-def _medians(run: RunResult, procedure: Procedure) -> dict[str, Any]:
-    timed = run.times[procedure.warmup_steps :]
-    phases = {name: median(getattr(step, source) for step in timed) for name, source in _PHASES.items()}
-    if procedure.is_paced:
-        phases["iter_time_s"] = fmean(run.paces_s[procedure.warmup_steps :])
-    return {"device": run.device, **phases}
-
-
 def profile_table(parts: Sequence[Mapping[str, Any]], workload: Workload) -> "pd.DataFrame":
     """Join parts, results of `measure_points` of one workload, into its throughput table.
 
-    The times of a point are medians over its runs, in whichever part, each of which counts with its median
-    step or its mean pace. Points that cannot be trained are infeasible and have no time.
+    The times of a point are medians over its runs in all parts; the time of a run is its median step or its
+    mean pace. Points that cannot be trained are infeasible and have no time.
     """
     import pandas as pd  # the design is read without it
 
@@ -407,43 +391,48 @@ def profile_table(parts: Sequence[Mapping[str, Any]], workload: Workload) -> "pd
     for part in parts:
         if part["workload"] != workload.key:
             raise InputError(f"a profile of {part['workload']!r}; accepted: profiles of {workload.key!r}")
-    rows = [_row(point, workload) for point in _points(parts)]
+    rows: list[dict[str, object]] = []
+    for point in _points(parts):
+        runs = point["runs"]
+        times = {phase: median(run[phase] for run in runs) if runs else math.nan for phase in _PHASES}
+        rows.append(
+            {
+                "workload": workload.key,
+                **{name: point[name] for name in _KEYS},
+                "global_batch_size": workload.global_batch_size,
+                **times,
+                "feasible": bool(runs),
+                "clean": True,
+                "flag": "",
+                "provenance": "measured",
+            }
+        )
     return THROUGHPUT.validate(pd.DataFrame(rows), where=f"profile of {workload.key}")
 
 
 def _points(parts: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the points of parts; one that was measured in several has the runs of all."""
-    found: dict[tuple[Any, ...], dict[str, Any]] = {}
+    """Return the points of all parts; a point that was measured in several parts has the runs of all."""
+    merged: dict[tuple[Any, ...], dict[str, Any]] = {}
     for part in parts:
         for point in part["points"]:
             key = tuple(point[name] for name in _KEYS)
-            known = found.get(key, {"runs": []})
-            found[key] = {**point, "runs": [*known["runs"], *point["runs"]]}
-    return list(found.values())
-
-
-def _row(point: Mapping[str, Any], workload: Workload) -> dict[str, object]:
-    runs = point["runs"]
-    times = {phase: median(run[phase] for run in runs) if runs else math.nan for phase in _PHASES}
-    return {
-        "workload": workload.key,
-        **{name: point[name] for name in _KEYS},
-        "global_batch_size": workload.global_batch_size,
-        **times,
-        "feasible": bool(runs),
-        "clean": True,
-        "flag": "",
-        "provenance": "measured",
-    }
+            known = merged.get(key, {"runs": []})
+            merged[key] = {**point, "runs": [*known["runs"], *point["runs"]]}
+    return list(merged.values())
 
 
 def profile_record(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Describe what stands behind a throughput table, from the same parts, to be kept beside it.
+    """Describe how a throughput table was measured, from the same parts, for a record beside it.
 
-    ``repeatability_pct``, of each of the points and as their mean, is the mean relative difference
-    between two runs of the same point [%], that is, the error of a prediction that has seen the point.
+    ``repeatability_pct``, of each point and as their mean, is the mean relative difference between two runs
+    of the same point [%], that is, the error of a prediction that has seen the point.
     """
-    points = [_noise(point) for point in _points(parts)]
+    points = []
+    for point in _points(parts):
+        times = [run["iter_time_s"] for run in point["runs"]]
+        pairs = [100.0 * abs(a - b) / b for a, b in itertools.permutations(times, 2)]
+        values = {name: point[name] for name in (*_KEYS, "micro_batch_size", "reason")}
+        points.append(values | {"n_runs": len(times), "repeatability_pct": mean(pairs) if pairs else None})
     known = [point["repeatability_pct"] for point in points if point["repeatability_pct"] is not None]
     machines: list[Mapping[str, Any]] = []
     for part in parts:
@@ -457,10 +446,3 @@ def profile_record(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "repeatability_pct": mean(known) if known else None,
         "points": points,
     }
-
-
-def _noise(point: Mapping[str, Any]) -> dict[str, Any]:
-    times = [run["iter_time_s"] for run in point["runs"]]
-    pairs = [100.0 * abs(a - b) / b for a, b in itertools.permutations(times, 2)]
-    kept = {name: point[name] for name in (*_KEYS, "micro_batch_size", "reason")}
-    return kept | {"n_runs": len(times), "repeatability_pct": mean(pairs) if pairs else None}

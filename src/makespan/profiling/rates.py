@@ -1,4 +1,4 @@
-"""Constants of the machine: measured here, and written as the environment of the performance model."""
+"""Constants of the machine: measure them, and write them as the environment of the performance model."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -30,7 +30,7 @@ from makespan.workloads import Workload
 
 _BANDWIDTH_WORKER = "makespan.profiling.bandwidth"
 _FLOAT_BYTES = 4
-_UNUSED_BYTES_PER_S = 1e12  # between processes where there is one alone
+_UNUSED_BYTES_PER_S = 1e12  # between processes, if there is only one
 _STEPS, _WARM_UP = 10, 3
 _EXCHANGE_RUNS, _PLANS = 1, 3  # of the exchange, and of each workload alone and divided
 _TENSOR_BYTES = 2 * 4 * 2 / 2  # 16 bit, four all-reduces a layer, two passes each, half sent by each of two
@@ -41,7 +41,7 @@ _ACTIVATION_SHARE = 0.5  # the fitted forms count activations at 16 bit, trainin
 
 @dataclass(frozen=True, slots=True)
 class MachineRates:
-    """What was measured of a machine; an `InputError` names a rate or time that cannot be."""
+    """Measured constants of a machine; an `InputError` names a rate or time that is out of range."""
 
     n_devices: int  # processes that run side by side without sharing one
     device_memory_bytes: float
@@ -64,9 +64,9 @@ class MachineRates:
 
 
 def profiling_launcher(device: Literal["auto", "cpu", "cuda"], cpu_threads: int) -> LocalLauncher:
-    """Return where models are profiled; ``auto`` takes GPUs if there are any.
+    """Return the launcher of profiling runs; ``auto`` uses GPUs if there are any.
 
-    An `InputError` says that there are none for ``cuda``.
+    Raises an `InputError` for ``cuda`` without a GPU.
     """
     launcher = replace(local_launcher(device, 1), threads_per_process=cpu_threads)
     check_gpus(launcher, 1)
@@ -83,9 +83,9 @@ def allocation_launcher(
     point, device
         Processes of each node; ``auto`` for GPUs if each process has one that its torch can use.
     gres
-        GPUs of each node, as the allocation was asked for; steps do not inherit them. Empty for none.
+        GPUs of each node, as requested for the allocation; job steps do not inherit them. Empty for none.
     run_dir
-        Directory that all nodes see, in which processes tell of their GPUs.
+        Directory that all nodes see, in which processes report their GPUs.
     """
     place = point.placement
     options = [f"--nodes={place.n_nodes}", f"--cpus-per-task={point.cpu_threads}", "--overlap"]
@@ -107,17 +107,17 @@ def measure_rates(
 ) -> MachineRates:
     """Measure the constants that all models on a machine share.
 
-    With one process alone the rates between processes are only large.
+    With a single process, rates between processes are set to a large number.
 
     Parameters
     ----------
     workloads
-        Their sizes are those of the messages, and their models are those whose passes are timed.
+        Workloads that set the sizes of the messages and whose models are timed.
     n_processes, cpu_threads, launcher
-        Processes of the exchange, on this machine, fewer where there are fewer GPUs; CPU threads of each;
-        where they run.
+        Processes of the exchange, on this machine, fewer if there are fewer GPUs; CPU threads of each; the
+        launcher that starts them.
     kept
-        As for `measure_points`; `rate_runs` are added.
+        As for `measure_points`; counts `rate_runs` runs.
     """
     kept = kept or Measurements()
     n_processes = _n_meeting(n_processes, launcher)
@@ -126,15 +126,21 @@ def measure_rates(
         "exchange", lambda: _exchange_times(workloads, n_processes, cpu_threads, launcher), _EXCHANGE_RUNS
     )
     between, alone = _rates(times, n_processes), _alone(workloads, launcher, kept)
-    forward_s, backward_s = _launch_times(workloads, alone)
+    # The time of a pass at no samples, by a line through the batch of one and the whole batch.
+    launch_s: dict[str, list[float]] = {name: [] for name in _PASSES}
+    for spec, results in zip(workloads, alone, strict=True):
+        for name, values in launch_s.items():
+            single_s, whole_s = (result[name] for result in results[:2])
+            growth_s = (whole_s - single_s) / max(spec.global_batch_size - 1, 1)
+            values.append(max(single_s - growth_s, 0.0))
     return MachineRates(
         n_devices=n_devices,
         device_memory_bytes=_device_memory(launcher.device, n_devices),
         host_memory_bytes=memory_bytes(),
         cpu_threads=cpu_threads,
         copy_bytes_per_s=times["bytes"] / times["copy_s"],
-        forward_launch_s=forward_s,
-        backward_launch_s=backward_s,
+        forward_launch_s=mean(launch_s["forward_s"]),
+        backward_launch_s=mean(launch_s["backward_sync_s"]),
         **between,
         **_added_by_division(workloads, alone, launcher, between["ring_bytes_per_s"], n_processes, kept),
     )
@@ -163,22 +169,18 @@ def _rates(times: dict[str, float], n_processes: int) -> dict[str, float]:
 def _exchange_times(
     workloads: Sequence[Workload], n_processes: int, cpu_threads: int, launcher: LocalLauncher
 ) -> dict[str, float]:
-    request = {
-        "gradient_bytes": round(
-            mean(spec.data_parallel_stack.gradient_bytes * spec.model.parameters for spec in workloads)
-        ),
-        "activation_bytes": round(mean(_activation_bytes(spec) for spec in workloads)),
-    }
+    """Time the collectives, with messages of the mean sizes that the workloads send."""
+    gradients = [spec.data_parallel_stack.gradient_bytes * spec.model.parameters for spec in workloads]
+    activations = [
+        _FLOAT_BYTES * (spec.global_batch_size // spec.max_microbatches) * spec.model.seq * spec.model.hidden
+        for spec in workloads
+    ]
+    request = {"gradient_bytes": round(mean(gradients)), "activation_bytes": round(mean(activations))}
     with temporary_directory("rates") as directory:
         options = [ProcessOptions(threads=cpu_threads)] * n_processes
         launcher.run(Launch(_BANDWIDTH_WORKER, request, n_processes, directory, options=options))
-        found: dict[str, float] = RunDirectory(directory).result()
-    return found
-
-
-def _activation_bytes(spec: Workload) -> int:
-    samples = spec.global_batch_size // spec.max_microbatches
-    return _FLOAT_BYTES * samples * spec.model.seq * spec.model.hidden
+        times: dict[str, float] = RunDirectory(directory).result()
+    return times
 
 
 Times = Mapping[str, float]
@@ -188,7 +190,7 @@ Times = Mapping[str, float]
 def _alone(
     workloads: Sequence[Workload], launcher: LocalLauncher, kept: Measurements
 ) -> list[tuple[Times, ...]]:
-    """Train each workload in one process: a batch of one, a whole batch, and the same in micro-batches."""
+    """Train each workload in one process: a batch of one, the whole batch, and the same in micro-batches."""
     plans = [(_whole(1), _whole(spec.global_batch_size), _plan(spec)) for spec in workloads]
     return _times("alone", workloads, plans, launcher, kept)
 
@@ -206,25 +208,14 @@ def _times(
         for spec, members in zip(workloads, plans, strict=True)
         for part, plan in enumerate(members)
     }
-    found = iter(train_missing(jobs, _medians, launcher, kept))
-    return [tuple(next(found) for _ in members) for members in plans]
+    medians = iter(train_missing(jobs, _medians, launcher, kept))
+    return [tuple(next(medians) for _ in members) for members in plans]
 
 
 def _medians(result: RunResult) -> dict[str, float]:
     warm = result.times[_WARM_UP:]
     times = {name: median(getattr(step, name) for step in warm) for name in ("step_s", *_PASSES)}
     return times | {"passes_s": median(sum(getattr(step, name) for name in _PASSES) for step in warm)}
-
-
-def _launch_times(workloads: Sequence[Workload], alone: Sequence[Sequence[Times]]) -> tuple[float, float]:
-    """Time of a forward and of a backward pass at no samples, by a line through two batch sizes [s]."""
-    found: dict[str, list[float]] = {name: [] for name in _PASSES}
-    for spec, results in zip(workloads, alone, strict=True):
-        for name, values in found.items():
-            one, many = (result[name] for result in results[:2])
-            growth = (many - one) / max(spec.global_batch_size - 1, 1)
-            values.append(max(one - growth, 0.0))
-    return mean(found["forward_s"]), mean(found["backward_sync_s"])
 
 
 def _added_by_division(
@@ -235,17 +226,21 @@ def _added_by_division(
     n_processes: int,
     kept: Measurements,
 ) -> dict[str, float]:
-    """Rates from what dividing a model over two processes adds to a step: messages, and its own cost."""
+    """Return rates from the time that dividing a model over two processes adds to a step.
+
+    Tensor parallelism adds the exchange of activations; a partitioned optimiser (ZeRO) adds the gathering of
+    parameters.
+    """
     if n_processes == 1:
         return {"tensor_bytes_per_s": _UNUSED_BYTES_PER_S, "gather_efficiency": 1.0}
     plans = [(_plan(spec, tp=2), _plan(spec, dp=2), _plan(spec, dp=2, zero_stage=2)) for spec in workloads]
     two = _times("divided", workloads, plans, launcher, kept)
     moved = ring_s = tensor_s = gather_s = 0.0
-    for spec, (*_, one), (tensor, whole, divided) in zip(workloads, alone, two, strict=True):
+    for spec, (*_, single), (tensor, whole, divided) in zip(workloads, alone, two, strict=True):
         activations = sum(block.n_layers * block.seq * block.hidden for block in spec.model.blocks)
         moved += _TENSOR_BYTES * spec.global_batch_size * activations
         ring_s += _FLOAT_BYTES * spec.model.parameters / 2 / ring_bytes_per_s
-        tensor_s += _difference_s(tensor["passes_s"], one["passes_s"] / 2)
+        tensor_s += _difference_s(tensor["passes_s"], single["passes_s"] / 2)  # each computes half
         gather_s += _difference_s(divided["step_s"], whole["step_s"])
     return {"tensor_bytes_per_s": moved / tensor_s, "gather_efficiency": ring_s / gather_s}
 
@@ -273,9 +268,9 @@ def _device_memory(kind: str, n_devices: int) -> float:
 
 
 def environment_text(rates: MachineRates, source: str) -> str:
-    """Write the environment of a measured machine, a file for `makespan.perf.load_environment`.
+    """Return the environment of a measured machine, text of a file for `makespan.perf.load_environment`.
 
-    The ``source``, on what, when and how, stands with each constant.
+    The ``source`` (machine, time and method) is given with each constant.
     """
     preset = read_preset("makespan.profiling", "environment")
     constants = {
@@ -284,8 +279,30 @@ def environment_text(rates: MachineRates, source: str) -> str:
     }
     lines = ["# Written by the profiler of makespan; measure again rather than edit.", ""]
     lines += _table("cluster", {"n_nodes": 1})
-    lines += _table("cluster.gpu", _device(rates, source))
-    lines += _table("cluster.node", _node(rates, source) | preset["node"])
+    gpu = {
+        "peak_flop_per_s": {"fp32": 1e12},  # no fitted model reads it
+        "memory_bytes": float(rates.device_memory_bytes),
+        "memory_bandwidth_bytes_per_s": float(rates.copy_bytes_per_s),
+        "reserved_bytes": 0.0,
+        "launch_gap_s": 1e-6,
+        "memory_efficiency": 1.0,
+        "source": source,
+    }
+    node = {
+        "n_gpus": rates.n_devices,
+        "intra_bandwidth_bytes_per_s": float(rates.ring_bytes_per_s),
+        "intra_kind": "switch",
+        "pcie_bandwidth_bytes_per_s": float(rates.copy_bytes_per_s),
+        "n_nics": 1,
+        "nic_bandwidth_bytes_per_s": float(rates.ring_bytes_per_s),
+        "gpus_per_nic": rates.n_devices,
+        "cpu_threads": rates.cpu_threads * rates.n_devices,
+        "host_memory_bytes": float(rates.host_memory_bytes),
+        "host_bandwidth_bytes_per_s": float(rates.copy_bytes_per_s),
+        "source": source,
+    }
+    lines += _table("cluster.gpu", gpu)
+    lines += _table("cluster.node", node | preset["node"])
     lines += _table("cluster.network", {"latency_s": preset["node"]["intra_latency_s"]})
     for name, entry in sorted({**preset["constants"], **constants}.items()):
         lines += _table(f"constants.{name}", entry)
@@ -296,6 +313,7 @@ def environment_text(rates: MachineRates, source: str) -> str:
 
 
 def _measured(rates: MachineRates) -> dict[str, tuple[float, str, str]]:
+    """Return value, unit and method of each constant; several constants share one measurement."""
     ring = (rates.ring_bytes_per_s, "B/s", "ring pass of a gradient-sized all-reduce")
     transfer = (_ACTIVATION_SHARE * rates.transfer_bytes_per_s, "B/s", "half the rate of a transfer")
     tensor = (rates.tensor_bytes_per_s, "B/s", "activations exchanged over time added by tensor parallelism")
@@ -314,34 +332,6 @@ def _measured(rates: MachineRates) -> dict[str, tuple[float, str, str]]:
         "async_launch_s": forward,
         "backward_launch_s": (rates.backward_launch_s, "s", "time of a backward pass at no samples"),
         "reference_cpu_threads": (float(rates.cpu_threads), "threads", "threads a process while profiling"),
-    }
-
-
-def _device(rates: MachineRates, source: str) -> dict[str, Any]:
-    return {
-        "peak_flop_per_s": {"fp32": 1e12},  # no fitted model reads it
-        "memory_bytes": float(rates.device_memory_bytes),
-        "memory_bandwidth_bytes_per_s": float(rates.copy_bytes_per_s),
-        "reserved_bytes": 0.0,
-        "launch_gap_s": 1e-6,
-        "memory_efficiency": 1.0,
-        "source": source,
-    }
-
-
-def _node(rates: MachineRates, source: str) -> dict[str, Any]:
-    return {
-        "n_gpus": rates.n_devices,
-        "intra_bandwidth_bytes_per_s": float(rates.ring_bytes_per_s),
-        "intra_kind": "switch",
-        "pcie_bandwidth_bytes_per_s": float(rates.copy_bytes_per_s),
-        "n_nics": 1,
-        "nic_bandwidth_bytes_per_s": float(rates.ring_bytes_per_s),
-        "gpus_per_nic": rates.n_devices,
-        "cpu_threads": rates.cpu_threads * rates.n_devices,
-        "host_memory_bytes": float(rates.host_memory_bytes),
-        "host_bandwidth_bytes_per_s": float(rates.copy_bytes_per_s),
-        "source": source,
     }
 
 

@@ -1,11 +1,11 @@
-"""Checkpoints on disk: complete or not there, with a checksum of every file.
+"""Checkpoints on disk: complete or absent, with a checksum for every file.
 
-A directory of checkpoints holds ``step-<number>`` directories. One is written beside them under a
-name that readers ignore, gets its manifest with checksums last, and is renamed then. Whatever kills
-the writer, the checkpoints before it stay as they were.
+A directory of checkpoints holds ``step-<number>`` directories. A new one is written beside them under a
+name that readers ignore, gets its manifest with checksums last, and is then renamed. Whatever kills
+the writer, earlier checkpoints stay intact.
 
-Whoever reads the files with torch runs what is pickled in them, so nothing is read that the manifest does
-not vouch for. Checksums tell damaged and mixed files, not who wrote them.
+Torch unpickles checkpoint files, which can run code, so no file is read that the manifest does not list.
+Checksums detect damaged and mixed files; they do not prove who wrote them.
 """
 
 import hashlib
@@ -38,9 +38,9 @@ class Checkpoint:
     Parameters
     ----------
     path, step, save_s
-        Its directory, steps done, and the time that writing it took [s].
+        Its directory, steps done, and the time it took to write [s].
     values, checksums
-        Plain values that its writer left in the manifest; SHA-256 of every file by name.
+        Plain values that the writer stored in the manifest; SHA-256 of every file by name.
     """
 
     path: Path
@@ -53,13 +53,13 @@ class Checkpoint:
         """Check every file before anything else opens it.
 
         The distributed format of torch unpickles its ``.metadata``, which can run any code, and looks for
-        files by name. What passes is what was written, not necessarily by someone to be trusted.
+        files by name. Files that pass are as they were written, not necessarily by a trusted writer.
 
         Raises
         ------
         ChecksumError
-            It names a file that is missing, differs from what was written, is no regular file, or lies there
-            without being in the manifest.
+            A file is missing, differs from what was written, is not a regular file, or is not listed in the
+            manifest; the message names it.
         """
         for path in sorted(self.path.rglob("*")):
             name, mode = path.relative_to(self.path).as_posix(), path.lstat().st_mode
@@ -76,25 +76,23 @@ class Checkpoint:
 
 
 def latest_checkpoint(directory: str | Path) -> Checkpoint | None:
-    """Newest complete checkpoint of a directory, None if there is none; one without a manifest is none.
+    """Return the newest checkpoint of a directory that has a manifest, None if there is none.
 
-    Its files are not looked at: call `Checkpoint.verify` before torch loads them, which runs what is pickled.
+    Its files are not checked: call `Checkpoint.verify` before torch loads and unpickles them.
 
     Raises
     ------
     CheckpointError, ChecksumError
-        The manifest is none that `finish_checkpoint` wrote for this step; it was changed since.
+        The manifest was not written by `finish_checkpoint` for this step; it was changed since.
     """
-    found = _complete(Path(directory))
-    if not found:
-        return None
-    return _read(found[-1])
+    complete = _complete(Path(directory))
+    return _read(complete[-1]) if complete else None
 
 
 def sound_checkpoint(directory: str | Path) -> Checkpoint | None:
-    """Newest checkpoint of which every file is as it was written, None if there never was one.
+    """Return the newest checkpoint whose files are all as they were written, None if there never was one.
 
-    One that is damaged is left out with a warning.
+    Damaged checkpoints are skipped with a warning.
 
     Raises
     ------
@@ -128,13 +126,14 @@ def _read(directory: Path) -> Checkpoint:
     except (AttributeError, KeyError, TypeError):
         expected = "one that makespan wrote, with step, save_s, files and digest"
         raise CheckpointError(f"{path}: is no manifest of a checkpoint; accepted: {expected}") from None
-    if _step_of(directory) != step:
+    name = _NAME.fullmatch(directory.name)
+    if name is None or int(name[1]) != step:
         raise CheckpointError(f"{path}: was written for step {step}, not for this directory")
     return Checkpoint(directory, step, save_s, manifest, files)
 
 
 def start_checkpoint(directory: Path) -> Path:
-    """Empty directory in which a checkpoint can be written; what a killed run left there is removed."""
+    """Create an empty directory for a new checkpoint, removing what a killed run left there."""
     partial = directory / _PARTIAL
     discard_partial(directory)
     partial.mkdir(parents=True)
@@ -142,30 +141,32 @@ def start_checkpoint(directory: Path) -> Path:
 
 
 def discard_partial(directory: Path) -> None:
-    """Remove what a run that ended amid a checkpoint left of it, which takes room on a disk that is full."""
+    """Remove a checkpoint that a run did not finish, to free space on a disk that may be full."""
     shutil.rmtree(directory / _PARTIAL, ignore_errors=True)
 
 
 def finish_checkpoint(
     directory: Path, step: int, save_s: float, values: Mapping[str, Any], keep: int = _KEPT
 ) -> Path:
-    """Turn what was written since `start_checkpoint` into a complete checkpoint, and return its directory.
+    """Complete the checkpoint begun by `start_checkpoint`, and return its directory.
 
     Parameters
     ----------
     directory, keep
-        Directory of checkpoints, and how many of the newest stay; the others are fields of `Checkpoint`.
+        Directory of checkpoints, and number of newest ones to keep; the others are fields of `Checkpoint`.
     """
     partial = directory / _PARTIAL
     files = sorted(path for path in partial.rglob("*") if path.is_file())
     digests = {str(path.relative_to(partial)): _digest(path) for path in files}
     manifest = {**values, "step": step, "save_s": save_s, "files": digests}
     write_json({**manifest, "digest": _digest_of(manifest)}, partial / _MANIFEST)
+    # Everything reaches the disk before the rename, so a power failure cannot leave an incomplete checkpoint
+    # under a final name.
     for path in [*files, partial / _MANIFEST, partial]:
         _to_disk(path)
     target = directory / f"step-{step:08d}"
     again = 0
-    while target.exists():
+    while target.exists():  # a run that resumed from an earlier step reaches this one once more
         again += 1
         target = directory / f"step-{step:08d}.{again}"
     partial.rename(target)
@@ -178,23 +179,18 @@ def finish_checkpoint(
 
 
 def _complete(directory: Path) -> list[Path]:
-    """Directories of checkpoints with a manifest, in the order of `_named`."""
+    """Return the checkpoint directories that have a manifest, in the order of `_named`."""
     return [path for path in _named(directory) if (path / _MANIFEST).is_file()]
 
 
 def _named(directory: Path) -> list[Path]:
-    """Directories with the name of a checkpoint by step, and of one step in the order of writing."""
+    """Return the directories named like a checkpoint, by step and then in the order of writing."""
     keyed = [(match, path) for path in directory.glob("step-*") if (match := _NAME.fullmatch(path.name))]
-    return [path for _, _, path in sorted((int(one[1]), int(one[2] or 0), path) for one, path in keyed)]
-
-
-def _step_of(directory: Path) -> int | None:
-    name = _NAME.fullmatch(directory.name)
-    return None if name is None else int(name[1])
+    return [path for _, _, path in sorted((int(name[1]), int(name[2] or 0), path) for name, path in keyed)]
 
 
 def _digest_of(values: Mapping[str, Any]) -> str:
-    """Digest of plain values, the same before they are written and after they are read."""
+    """Hash plain values so that the digest is the same before they are written and after they are read."""
     text = json.dumps(json.loads(json.dumps(values)), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 

@@ -1,9 +1,12 @@
-"""Start Python workers by forking a process that has loaded their libraries already.
+"""Fork server: start Python workers by forking a process that has already loaded their libraries.
 
-A worker that trains loads torch, which takes seconds of CPU time; a fork of a process that has it takes
-milliseconds. Servers belong to the process that launches, one for each set of the variables that a library
-reads once, when it is loaded. They end when that process is gone, and the workers with them. A worker whose
-launcher closed its end of the pipe is killed.
+Loading torch takes seconds of CPU time; forking a process that has loaded it takes milliseconds. Servers
+belong to the launching process, one for each set of values of the variables that libraries read only once,
+when they are loaded. Servers and workers end when the launching process is gone.
+
+Each worker has a pipe to its launcher. The server writes the process id of the worker into it, then its exit
+status. A pipe that ends without a status means that the server was killed; a launcher that closes its end
+asks for the worker to be killed.
 """
 
 import gc
@@ -47,12 +50,12 @@ _servers: dict[_Key, tuple[socket.socket, "subprocess.Popen[bytes]"]] = {}
 
 
 class Process(Protocol):
-    """What a launcher needs of a process: the part of `subprocess.Popen` that it uses."""
+    """Process as a launcher sees it: the part of `subprocess.Popen` that it uses."""
 
     pid: int
 
     def poll(self) -> int | None:
-        """Exit status, negative for a signal; None while it runs."""
+        """Return the exit status, negative for a signal; None while it runs."""
 
     def wait(self, timeout: float | None = None) -> int:
         """Wait for the end; `subprocess.TimeoutExpired` after ``timeout`` seconds."""
@@ -65,14 +68,14 @@ class Process(Protocol):
 
 
 class ForkedProcess:
-    """A worker that was forked by the server, seen from the process that launched it."""
+    """Worker forked by the server, as seen by the launching process."""
 
     def __init__(self, status: int, pid: int) -> None:
         self._status, self.pid = status, pid
         self._ended: int | None = None
 
     def poll(self) -> int | None:
-        """Exit status, negative for a signal; None while it runs."""
+        """Return the exit status, negative for a signal; None while it runs."""
         with suppress(subprocess.TimeoutExpired):
             self.wait(0.0)
         return self._ended
@@ -84,7 +87,7 @@ class ForkedProcess:
                 raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0)
             told = os.read(self._status, _NUMBER.size)
             os.close(self._status)
-            # Without a word the server was killed; and the worker, which has the pipe too, is gone.
+            # The worker holds the pipe too: its end without a status means that both of them are gone.
             self._ended = _NUMBER.unpack(told)[0] if told else -signal.SIGKILL
         return self._ended
 
@@ -100,56 +103,46 @@ class ForkedProcess:
 
 
 def can_fork(worker: str | Sequence[str] | None) -> TypeGuard[str]:
-    """Whether a worker can be started so: a module of this package, on a system where forking is safe."""
+    """Return True if a worker can be forked: a module of this package, on a system where forking is safe."""
     return sys.platform == "linux" and isinstance(worker, str) and worker.startswith(f"{_PACKAGE}.")
 
 
 def fork_worker(module: str, argument: str, environment: Mapping[str, str], log: Path) -> ForkedProcess:
-    """Run a module as a program of one argument in a process of its own, its output in ``log``.
+    """Run a module as a program with one argument in a process of its own, with its output in ``log``.
 
-    A server that was killed is replaced; a `WorkerError` says that this did not help.
+    A killed server is replaced; a `WorkerError` says that every attempt failed.
     """
     request = {"module": module, "argument": argument, "environment": dict(environment)}
-    request["directory"] = str(Path.cwd())
+    text = json.dumps(request | {"directory": str(Path.cwd())}).encode()
     for _ in range(_ATTEMPTS):
-        if (process := _asked_for(request, log)) is not None:
-            return process
+        read, write = os.pipe()
+        told = b""
+        try:
+            try:
+                with log.open("wb") as stream, _lock:
+                    server = _server(environment)
+                    socket.send_fds(server, [_SIZE.pack(len(text))], (write, stream.fileno()))
+                    server.sendall(text)
+            finally:
+                os.close(write)  # the server has its own copy; ours would keep the pipe open for ever
+            told = os.read(read, _NUMBER.size)
+        except ConnectionError:
+            pass
+        except BaseException:
+            os.close(read)
+            raise
+        if told:
+            return ForkedProcess(read, _NUMBER.unpack(told)[0])
+        os.close(read)  # the server was killed before it sent a process id
+        with _lock:
+            _discard(server)
     raise WorkerError(f"the process that starts workers was killed {_ATTEMPTS} times")
 
 
-def _asked_for(request: Mapping[str, Any], log: Path) -> ForkedProcess | None:
-    """Worker that the server started; None if the server was killed before it told of one."""
-    read, write = os.pipe()
-    told = b""
-    try:
-        try:
-            with log.open("wb") as stream, _lock:
-                server = _server(request["environment"])
-                _send(server, request, (write, stream.fileno()))
-        finally:
-            os.close(write)
-        told = os.read(read, _NUMBER.size)
-    except ConnectionError:
-        pass
-    except BaseException:
-        os.close(read)
-        raise
-    if told:
-        return ForkedProcess(read, _NUMBER.unpack(told)[0])
-    os.close(read)
-    with _lock:
-        _discard(server)
-    return None
-
-
-def _key(environment: Mapping[str, str]) -> _Key:
-    """Which server starts a worker: that of this process with the same variables."""
-    return os.getpid(), tuple(environment.get(name) for name in _READ_ONCE)
-
-
 def _server(environment: Mapping[str, str]) -> socket.socket:
-    """Return the connection to the server for a worker, which is started the first time."""
-    key = _key(environment)
+    """Return the connection to the server for a worker; start the server the first time."""
+    # The process id is part of the key: a fork of this process must not use the servers of its parent.
+    key = os.getpid(), tuple(environment.get(name) for name in _READ_ONCE)
     if (known := _servers.get(key)) is not None:
         if known[1].poll() is None:
             return known[0]
@@ -166,7 +159,7 @@ def _server(environment: Mapping[str, str]) -> socket.socket:
 
 
 def _discard(server: socket.socket) -> None:
-    """Do away with a server that was killed, unless another thread has done so."""
+    """Remove a server that was killed, unless another thread has done so."""
     for key, (connection, process) in list(_servers.items()):
         if connection is server:
             del _servers[key]
@@ -175,14 +168,8 @@ def _discard(server: socket.socket) -> None:
             process.wait()
 
 
-def _send(server: socket.socket, request: Mapping[str, Any], handles: tuple[int, int]) -> None:
-    text = json.dumps(request).encode()
-    socket.send_fds(server, [_SIZE.pack(len(text))], handles)
-    server.sendall(text)
-
-
 class _Server:
-    """The loop of the server: fork what is asked for, and tell how each worker ended."""
+    """Loop of the server: fork the requested workers, and report how each one ended."""
 
     def __init__(self, client: socket.socket, parent: int) -> None:
         self.client, self.parent, self.running = client, parent, dict[int, int]()
@@ -192,25 +179,25 @@ class _Server:
         self.own = [client.fileno(), self.woken, wake]
         signal.set_wakeup_fd(wake)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        # A timer, because it ticks while libraries are loaded too, and because a fork with threads is unsafe.
+        # A timer rather than a thread: it ticks while libraries load, and forking with threads is unsafe.
         signal.signal(signal.SIGALRM, self.end_with_parent)
         signal.siginterrupt(signal.SIGALRM, False)
         signal.setitimer(signal.ITIMER_REAL, _CHECK_S, _CHECK_S)
 
     def end_with_parent(self, *_: object) -> None:
-        """End at once, whatever is going on, when the process that asks is gone."""
+        """End at once when the launching process is gone."""
         if os.getppid() != self.parent:
             os._exit(1)
 
     def run(self) -> None:
-        """Serve until the process that asks closes the connection."""
+        """Serve until the launching process closes the connection."""
         while True:
             ready = self.wait()
             if self.woken in ready:
                 os.read(self.woken, _BLOCK)
                 self.reap()
             for pid, status in self.running.items():
-                if status in ready:  # nobody reads it any more
+                if status in ready:  # the launcher closed its end of the pipe
                     os.kill(pid, signal.SIGKILL)
                     os.close(status)
                     self.running[pid] = _GIVEN_UP
@@ -223,16 +210,16 @@ class _Server:
                 self.fork(json.loads(text), *handles)
 
     def wait(self) -> set[int]:
-        """Wait for a request, the end of a worker, or of interest in one; handles at which it happened."""
+        """Wait for a request, the end of a worker or a closed pipe; return the handles that are ready."""
         poll = select.poll()
         for handle in (self.client.fileno(), self.woken):
             poll.register(handle, select.POLLIN)
         for status in set(self.running.values()) - {_GIVEN_UP}:
-            poll.register(status, 0)
+            poll.register(status, 0)  # no events asked for: errors such as a closed reader are always told
         return {handle for handle, _ in poll.poll()}
 
     def receive(self, size: int) -> bytes:
-        """Read so many bytes."""
+        """Read ``size`` bytes, or fewer if the connection ends."""
         parts: list[bytes] = []
         while size > 0:
             parts.append(self.client.recv(min(size, _BLOCK)))
@@ -240,7 +227,7 @@ class _Server:
         return b"".join(parts)
 
     def reap(self) -> None:
-        """Tell the exit statuses of workers that have ended."""
+        """Report the exit statuses of workers that have ended."""
         with suppress(ChildProcessError):
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
                 status = self.running.pop(ended[0])
@@ -249,18 +236,18 @@ class _Server:
                     os.close(status)
 
     def tell(self, status: int, number: int) -> None:
-        """Write a number to the launcher of a worker, if it still wants to know."""
+        """Write a number to the launcher of a worker, if it still listens."""
         with suppress(BrokenPipeError):
             os.write(status, _NUMBER.pack(number))
 
     def fork(self, request: Mapping[str, Any], status: int, log: int) -> None:
-        """Start a worker, with its libraries loaded, and tell its process id."""
-        with suppress(Exception):  # the worker says itself what is wrong
+        """Start a worker, with its libraries loaded, and report its process id."""
+        with suppress(Exception):  # the worker fails on the same import and reports it
             worker = importlib.import_module(request["module"])
             if request["environment"].get("MAKESPAN_WORLD_SIZE") != "1":
                 for name in getattr(worker, "OF_SEVERAL", ()):
                     importlib.import_module(name)
-        gc.freeze()  # else the first collection in a worker copies all pages that it shares with the server
+        gc.freeze()  # else the first collection in a worker would copy all pages shared with the server
         pid = os.fork()
         if pid == 0:
             self.become(request, status, log)
@@ -269,7 +256,7 @@ class _Server:
         os.close(log)
 
     def become(self, request: Mapping[str, Any], status: int, log: int) -> NoReturn:
-        """Be the worker; it keeps the pipe, so that its launcher sees the end of the last who has it."""
+        """Become the worker; it keeps the pipe, which ends when both the server and the worker are gone."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         for number in (signal.SIGTERM, signal.SIGCHLD, signal.SIGALRM):
@@ -290,7 +277,7 @@ class _Server:
             ended = 0
         except SystemExit as end:
             ended = end.code if isinstance(end.code, int) else int(end.code is not None)
-        except BaseException:  # noqa: BLE001 - a fork must never go on as the server
+        except BaseException:  # noqa: BLE001 - a fork must never continue as the server
             sys.excepthook(*sys.exc_info())
         finally:
             with suppress(Exception):

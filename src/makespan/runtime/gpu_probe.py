@@ -1,4 +1,4 @@
-"""A process that tells which GPUs it has: ``python -m makespan.runtime.gpu_probe <run directory>``."""
+"""Process that reports which GPUs it has: ``python -m makespan.runtime.gpu_probe <run directory>``."""
 
 import sys
 from dataclasses import asdict
@@ -9,7 +9,7 @@ from makespan.runtime.rendezvous import Identity, end_worker, run_worker
 
 
 def tell(directory: RunDirectory, who: Identity) -> None:
-    """Write the GPUs that this process sees, and whether one of them is for it."""
+    """Write the GPUs that this process sees, and whether one of them is its own."""
     gpus = gpus_of_torch()
     try:
         gpu_of(who.local_rank, gpus)

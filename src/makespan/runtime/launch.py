@@ -1,4 +1,12 @@
-"""What a measurement was made on: processor, memory, devices, libraries, and who else was busy."""
+"""Launch the processes of a run, on this machine or through Slurm, and watch them.
+
+The launcher and the processes communicate through files in a `RunDirectory`. The launcher ends a run that
+exceeds its time limit, makes no progress, or whose processes do not meet. When a process is lost, either all
+end with its error or the others are told.
+
+The first two parts describe the machine: its hardware for the record beside a measurement, and the GPUs that
+torch can use.
+"""
 
 import os
 import platform
@@ -22,8 +30,7 @@ from makespan.errors import InputError, LostWorkerError, MakespanError, WorkerEr
 from makespan.files import read_json, write_json
 from makespan.runtime.forkserver import Process, can_fork, fork_worker
 
-# ------------------------------------------------------------------------------------------------
-# What a measurement was made on: processor, memory, devices, libraries, and who else was busy.
+# --- Machine ----------------------------------------------------------------------------------------
 
 _LIBRARIES = ("makespan", "numpy", "torch")
 _SLURM = ("SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_JOB_PARTITION")
@@ -33,10 +40,14 @@ _QUERY_LIMIT_S = 30
 def describe_machine() -> dict[str, Any]:
     """Describe this machine in plain values, for the record beside a measurement.
 
-    ``cpus`` are those usable by this process, ``gpus`` those that the tool of the driver lists, whoever uses
-    them, ``visible_devices`` those granted to this process (None without a grant), ``load`` is the mean
-    number of processes that wanted to run over the last minute.
+    ``cpus`` counts the CPUs usable by this process, ``gpus`` lists all GPUs that the tool of the driver
+    reports, ``visible_devices`` those granted to this process (None without a grant); ``load`` is the mean
+    number of runnable processes over the last minute.
     """
+    versions = {}
+    for name in _LIBRARIES:
+        with suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
     return {
         "processor": _processor(),
         "cpus": usable_cpus(),
@@ -46,41 +57,35 @@ def describe_machine() -> dict[str, Any]:
         "visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
         "slurm": {name: os.environ[name] for name in _SLURM if name in os.environ},
         "load": round(os.getloadavg()[0], 2),
-        "versions": {"python": platform.python_version(), **_versions()},
+        "versions": {"python": platform.python_version(), **versions},
     }
 
 
 def usable_cpus() -> int:
-    """CPUs that this process may run on, counted."""
+    """Count the CPUs on which this process may run."""
     return len(os.sched_getaffinity(0))
 
 
 def memory_bytes() -> int:
-    """Memory of the machine [B]."""
+    """Return the memory of the machine [B]."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def gpu_names(places: Sequence[int]) -> str:
-    """Name GPUs, given by their places among those granted to this process, as CUDA wants to be told."""
-    granted = _granted_gpus()
-    if granted is None:
-        return ",".join(map(str, places))
+    """Return ``CUDA_VISIBLE_DEVICES`` for GPUs given by their positions among the granted ones."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return _listed(places)
+    # Like CUDA, ignore everything from the first empty or negative entry on.
+    names = [name.strip() for name in visible.split(",")]
+    granted = list(takewhile(lambda name: bool(name) and not name.startswith("-"), names))
     if beyond := [place for place in places if place >= len(granted)]:
         raise InputError(f"GPU {beyond[0]}, but {len(granted)} granted; accepted: places from 0 on")
     return ",".join(granted[place] for place in places)
 
 
-def _granted_gpus() -> list[str] | None:
-    """Names in ``CUDA_VISIBLE_DEVICES``, None where it is not set; like CUDA, none after a number below 0."""
-    named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if named is None:
-        return None
-    names = [one.strip() for one in named.split(",")]
-    return list(takewhile(lambda one: bool(one) and not one.startswith("-"), names))
-
-
 def _gpus_of_driver() -> list[dict[str, str]]:
-    """Name, memory and driver of each GPU, with the keys of nvidia-smi; empty where there is no driver."""
+    """Query name, memory and driver of each GPU, with the keys of nvidia-smi; empty without a driver."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return []
@@ -102,19 +107,10 @@ def _processor() -> str:
     return platform.processor() or platform.machine()
 
 
-def _versions() -> dict[str, str]:
-    found = {}
-    for name in _LIBRARIES:
-        with suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    return found
-
-
-# ------------------------------------------------------------------------------------------------
-# GPUs as torch counts them: the one place that says what there is, asked in a process that would use them.
+# --- GPUs as torch counts them ----------------------------------------------------------------------
 #
-# Variables such as ``CUDA_VISIBLE_DEVICES`` and the tools of a driver say what was granted or built in.
-# Whether torch can use it, which may be built for the CPU alone, only torch knows.
+# ``CUDA_VISIBLE_DEVICES`` and the tools of a driver list what was granted or built in. Only torch knows
+# whether it can use those GPUs (it may be built for the CPU alone), so a process that would use them asks it.
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,9 +120,9 @@ class Gpus:
     Parameters
     ----------
     memory_bytes
-        Memory of each [B].
+        Memory of each GPU [B].
     source
-        Torch as it was found, with its version, and what it was granted.
+        Version of torch, and a reason why it may see fewer GPUs than the machine has.
     """
 
     memory_bytes: Sequence[float]
@@ -139,25 +135,31 @@ class Gpus:
 
 
 def gpus_of_torch() -> Gpus:
-    """GPUs that torch can use in this process, which loads it."""
+    """Return the GPUs that torch can use in this process; loads torch."""
     try:
         import torch
     except ImportError as error:
         return Gpus((), f"torch cannot be imported ({error})")
     n_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    memory: list[Any] = [torch.cuda.get_device_properties(index).total_memory for index in range(n_gpus)]
-    return Gpus([float(one) for one in memory], _source(torch))
+    properties: list[Any] = [torch.cuda.get_device_properties(index) for index in range(n_gpus)]
+    if torch.version.cuda or torch.version.hip:
+        granted = os.environ.get("CUDA_VISIBLE_DEVICES")
+        limit = "" if granted is None else f" with CUDA_VISIBLE_DEVICES={granted}"
+        source = f"as torch {torch.__version__} counts them{limit}"
+    else:
+        source = f"torch {torch.__version__} is built without CUDA"
+    return Gpus([float(gpu.total_memory) for gpu in properties], source)
 
 
 def gpu_of(local_rank: int, gpus: Gpus) -> int:
-    """Index of the GPU that a process uses, from its number among those of its node.
+    """Return the index of the GPU that a process uses, from its number among the processes of its node.
 
-    The only GPU is that of each process: Slurm may have granted each its own.
+    If a process sees one GPU only, it uses that one: Slurm may have granted each process its own.
 
     Raises
     ------
     InputError
-        There is none for it.
+        There is no GPU for the process.
     """
     index = local_rank if gpus.count > 1 else 0
     if index >= gpus.count:
@@ -166,17 +168,7 @@ def gpu_of(local_rank: int, gpus: Gpus) -> int:
     return index
 
 
-def _source(torch: Any) -> str:
-    """Version of torch, and why it may see fewer GPUs than there are."""
-    if not (torch.version.cuda or torch.version.hip):
-        return f"torch {torch.__version__} is built without CUDA"
-    granted = os.environ.get("CUDA_VISIBLE_DEVICES")
-    limit = "" if granted is None else f" with CUDA_VISIBLE_DEVICES={granted}"
-    return f"as torch {torch.__version__} counts them{limit}"
-
-
-# ------------------------------------------------------------------------------------------------
-# The directory of a run: where its processes, and those that started them, leave word for each other.
+# --- Run directory ----------------------------------------------------------------------------------
 
 _OF_A_RUN = (
     "request.json", "result-*.json", "progress.json", "stop", "met-*.json", "store-*.json", "error-*.json",
@@ -186,15 +178,15 @@ _OF_A_RUN = (
 
 @dataclass(frozen=True, slots=True)
 class RunDirectory:
-    """Files by which the processes of a run are asked, watched and stopped; all must see them.
+    """Files through which the processes of a run are asked, watched and stopped; all processes must see them.
 
-    Every file is whole or not there. Values are plain: what JSON can hold.
+    Every file is written atomically. Values are plain: they can be stored as JSON.
     """
 
     path: Path
 
     def prepare(self, request: Any) -> None:
-        """Create the directory, remove what an earlier run left, and write the request of a new one."""
+        """Create the directory, remove the files of an earlier run, and write the request of a new one."""
         self.path.mkdir(parents=True, exist_ok=True)
         for pattern in _OF_A_RUN:
             for path in self.path.glob(pattern):
@@ -202,51 +194,51 @@ class RunDirectory:
         write_json(request, self.path / "request.json")
 
     def request(self) -> Any:
-        """Request of the run."""
+        """Return the request of the run."""
         return read_json(self.path / "request.json")
 
     def write_result(self, result: Any, number: int = 0) -> None:
-        """Write what came of the run, or of one of its jobs by number; one process does."""
+        """Write the outcome of the run, or of one of its jobs by number; called by one process."""
         write_json(result, self.path / f"result-{number}.json")
 
     def result(self, number: int = 0) -> Any:
-        """Outcome of the run, or of one of its jobs; None before it is written."""
+        """Return the outcome of the run, or of one of its jobs; None before it is written."""
         return read_json(self.path / f"result-{number}.json")
 
     def write_progress(self, values: Any) -> None:
-        """Write a heartbeat; one process does, and the time without one is limited."""
+        """Write a heartbeat, in one process; the run ends when it stays without one for too long."""
         write_json(values, self.path / "progress.json")
 
     def progress(self) -> Any:
-        """Newest heartbeat; None before the first."""
+        """Return the newest heartbeat; None before the first."""
         return read_json(self.path / "progress.json")
 
     def write_beat(self, rank: int) -> None:
-        """Say that a process has got a piece further; the time without that is limited, too."""
+        """Record progress of one process between heartbeats; it counts as one for the stall limit."""
         (self.path / f"beat-{rank}").touch()
 
     def write_sign_of_life(self, rank: int) -> None:
-        """Say that a process is there, whatever it is doing."""
+        """Record that a process is alive, whatever it is doing."""
         (self.path / f"alive-{rank}").touch()
 
     def remove_sign_of_life(self, rank: int) -> None:
-        """Say that a process gives no more signs, because it ends."""
+        """Record that a process gives no more signs of life, because it ends."""
         (self.path / f"alive-{rank}").unlink(missing_ok=True)
 
     def signs_of_life_ns(self) -> dict[int, int]:
-        """Time of the newest sign of life of each process that gives some, by rank [ns]."""
-        found = {}
+        """Return the time of the newest sign of life of each process that gives some, by rank [ns]."""
+        signs = {}
         for path in self.path.glob("alive-*"):
-            with suppress(FileNotFoundError):
-                found[int(path.name.partition("-")[2])] = path.stat().st_mtime_ns
-        return found
+            with suppress(FileNotFoundError):  # removed by a process that ends
+                signs[int(path.name.partition("-")[2])] = path.stat().st_mtime_ns
+        return signs
 
     def write_ready(self, rank: int) -> None:
-        """Say that a process is about to meet the others for the first time."""
+        """Record that a process is about to meet the others for the first time."""
         (self.path / f"ready-{rank}").touch()
 
     def n_ready(self) -> int:
-        """Return how many processes are about to meet, or have met."""
+        """Count the processes that are about to meet, or have met."""
         return sum(1 for _ in self.path.glob("ready-*"))
 
     def request_stop(self) -> None:
@@ -254,62 +246,61 @@ class RunDirectory:
         (self.path / "stop").touch()
 
     def is_stop_requested(self) -> bool:
-        """Whether someone asked the processes to end."""
+        """Return True if the processes were asked to end."""
         return (self.path / "stop").exists()
 
     def write_meeting(self, meeting: int, pids: list[int]) -> None:
-        """Write that the processes have met, with the process id of each; from then on stalls count."""
+        """Record that the processes have met, with the id of each; from then on the stall limit applies."""
         write_json(pids, self.path / f"met-{meeting}.json")
 
     def meeting(self, number: int = 0) -> list[int] | None:
-        """Process ids of those who met, by rank in the meeting; None before they have."""
+        """Return the ids of the processes that met, by rank in the meeting; None before they have."""
         pids: list[int] | None = read_json(self.path / f"met-{number}.json")
         return pids
 
     def store_path(self, meeting: int) -> Path:
-        """Path of the address at which the processes of a meeting find each other."""
+        """Return the file with the address at which the processes of a meeting find each other."""
         return self.path / f"store-{meeting}.json"
 
     def log_path(self, rank: int) -> Path:
-        """Path of the output of a local process."""
+        """Return the file with the output of a local process."""
         return self.path / f"log-{rank}.txt"
 
     def write_error(self, rank: int, error: BaseException) -> None:
-        """Report why a process failed, with the time and the traceback of what is being handled.
+        """Report why a process failed, with the time and the traceback of the exception being handled.
 
-        There is none of our own errors, whose message says what was found and what is accepted.
+        A `MakespanError` is reported without its traceback: its message is enough.
         """
         report = {"time_s": time.time(), "error": f"{type(error).__name__}: {error}"}
         trace = "" if isinstance(error, MakespanError) else traceback.format_exc()
         write_json(report | {"traceback": trace}, self.path / f"error-{rank}.json")
 
     def error(self, rank: int) -> Any:
-        """Report of a process that failed: ``time_s``, ``error``, ``traceback``; None without one."""
+        """Return the report of a failed process: ``time_s``, ``error``, ``traceback``; None without one."""
         return read_json(self.path / f"error-{rank}.json")
 
     def write_lost(self, rank: int, reason: str) -> None:
-        """Tell the processes that go on that one is gone, and why."""
+        """Tell the remaining processes that one is lost, and why."""
         write_json(reason, self.path / f"lost-{rank}.json")
 
     def lost(self) -> dict[int, str]:
-        """Who is gone, by rank, with the reason."""
+        """Return the lost processes by rank, with the reason."""
         ranks = sorted(int(path.stem.partition("-")[2]) for path in self.path.glob("lost-*.json"))
         return {rank: read_json(self.path / f"lost-{rank}.json") for rank in ranks}
 
     def last_beat_ns(self) -> int | None:
-        """Time of the newest heartbeat or meeting [ns]; None before the processes have met."""
+        """Return the time of the newest heartbeat or meeting [ns]; None before the processes have met."""
         times = []
-        places = (self.path.glob(pattern) for pattern in ("met-*.json", "beat-*"))
-        for path in (self.path / "progress.json", *(path for found in places for path in found)):
+        for path in (
+            self.path / "progress.json",
+            *(path for pattern in ("met-*.json", "beat-*") for path in self.path.glob(pattern)),
+        ):
             with suppress(FileNotFoundError):
                 times.append(path.stat().st_mtime_ns)
         return max(times, default=None)
 
 
-# ------------------------------------------------------------------------------------------------
-# Start the processes of a run, whatever they do, on this machine or through Slurm, and watch them.
-#
-# When one is lost all end with its error, or the others are told.
+# --- Launchers --------------------------------------------------------------------------------------
 
 _SRUN_INTERRUPTS = 2
 """Interrupts within a second that make srun end its tasks."""
@@ -323,12 +314,10 @@ _OF_ONE_PROCESS = ("MAKESPAN_RANK", "MAKESPAN_WORLD_SIZE", "MAKESPAN_LOCAL_RANK"
                    "MAKESPAN_CPUS")  # fmt: skip
 _Processes = Sequence[Process]
 OnLoss = Literal["end", "tell"]
-
-
 _NO_LIMIT_S = 20 * 24 * 3600.0
-"""Longest wait of a process where a run has no limit [s]; some libraries count it in 31 bits of ms."""
+"""Longest wait of a process in a run without a limit [s]; some libraries count it in 31 bits of ms."""
 _PAUSE_S = 5.0
-"""If a launcher has not looked at its processes for so long [s], it was paused itself, maybe they too."""
+"""Gap between two looks [s] after which the launcher assumes that it was paused itself, perhaps with them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,12 +332,12 @@ class _Limits:
 
 @dataclass(frozen=True, slots=True)
 class ProcessOptions:
-    """What one process of a run gets for itself.
+    """Options of one process of a run.
 
     Parameters
     ----------
     environment
-        Variables beside those that all get.
+        Variables in addition to those of all processes.
     threads, cpus
         CPU threads, and CPUs to which it is bound; None for those of the launcher.
     """
@@ -360,23 +349,23 @@ class ProcessOptions:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What is started.
+    """Specification of a run.
 
     Parameters
     ----------
     worker
         Module of the worker, or its command; the run directory is its last argument.
     request, n_processes, run_dir
-        Plain values that the processes find in the directory of the run, which all see.
+        Plain values for the processes; their number; the run directory, which all of them must see.
     threads
-        CPU threads a process where neither the launcher nor the options say.
+        CPU threads per process if neither the launcher nor the options set them.
     options
-        What each process gets for itself, by rank; empty for nothing.
+        Options of each process, by rank; empty for none.
     on_loss
-        ``end``: when a process fails all end; ``tell``: the others find it in the directory and go on,
-        and the run is well if one of them ends well.
+        ``end``: when one process fails, all end. ``tell``: the others find the loss in the directory and
+        continue, and the run succeeds if one of them does.
     on_beat
-        Called here, in the process that waits, soon after each heartbeat.
+        Called in the launching process soon after each heartbeat.
     """
 
     worker: str | Sequence[str]
@@ -390,26 +379,27 @@ class Launch:
 
     def __post_init__(self) -> None:
         """Check the options."""
-        found, wanted = len(self.options), self.n_processes
-        if found not in (0, wanted):
-            raise InputError(f"options of {found} processes; accepted: none, or those of {wanted}")
+        n_options, wanted = len(self.options), self.n_processes
+        if n_options not in (0, wanted):
+            raise InputError(f"options of {n_options} processes; accepted: none, or those of {wanted}")
 
     def command(self, interpreter: Sequence[str]) -> list[str]:
-        """Command of each process."""
+        """Return the command of each process."""
         module = [*interpreter, "-m", self.worker] if isinstance(self.worker, str) else self.worker
         return [*module, str(self.run_dir)]
 
     def own_variables(self, rank: int, threads: int | None) -> dict[str, str]:
-        """Environment of one process beside what all share."""
-        own = self.options[rank] if self.options else ProcessOptions()
-        found = {"MAKESPAN_RANK": str(rank), "MAKESPAN_WORLD_SIZE": str(self.n_processes)}
-        if own.cpus is not None:
-            found["MAKESPAN_CPUS"] = _listed(own.cpus)
-        return found | _thread_variables(own.threads or threads or self.threads) | dict(own.environment)
+        """Return the variables of one process beside those that all share."""
+        options = self.options[rank] if self.options else ProcessOptions()
+        variables = {"MAKESPAN_RANK": str(rank), "MAKESPAN_WORLD_SIZE": str(self.n_processes)}
+        if options.cpus is not None:
+            variables["MAKESPAN_CPUS"] = _listed(options.cpus)
+        n_threads = options.threads or threads or self.threads
+        return variables | _thread_variables(n_threads) | dict(options.environment)
 
 
 class Launcher(Protocol):
-    """What starts the processes of a run."""
+    """Interface that starts the processes of a run."""
 
     @property
     def device(self) -> Literal["cpu", "cuda"]:
@@ -417,20 +407,20 @@ class Launcher(Protocol):
 
     @property
     def n_devices(self) -> int | None:
-        """Devices at hand, None if there is no limit."""
+        """Number of available devices, None if there is no limit."""
 
     def run(self, launch: Launch) -> dict[int, str]:
         """Start the processes and wait for their end.
 
-        Returns the processes that were lost, by rank, with the reason. A `WorkerError` says that a
-        process died where a loss ends all, hung or could not start, or that none is left.
+        Returns the lost processes by rank, with the reason. Raises a `WorkerError` if a process could not
+        start, hung, or died in a run that a loss ends, or if no process is left.
         """
 
     def start(self, launch: Launch, rank: int) -> Process:
-        """Start one process of a run whose directory is prepared, also one more than the launch has."""
+        """Start one process of a run whose directory is prepared, possibly one in addition to the launch."""
 
     def end(self, process: Process) -> None:
-        """End a process that was started so, even one that hangs."""
+        """End a process started by `start`, even one that hangs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -440,22 +430,23 @@ class LocalLauncher:
     Parameters
     ----------
     device
-        ``cpu`` (gloo) or ``cuda`` (NCCL, one GPU a process).
+        ``cpu`` (gloo) or ``cuda`` (NCCL, one GPU per process).
     threads_per_process
-        CPU threads; None for what the run asks for.
+        CPU threads; None for the number that the run asks for.
     cpus, gpus
-        CPUs to which all are bound, None for no binding; GPUs by place among those granted, None for all.
+        CPUs to which all processes are bound, None for no binding; GPUs by their position among the granted
+        ones, None for all.
     timeout_s
-        The run is brought down when it takes longer [s]; None for no limit.
+        Time limit of the run [s]; None for no limit.
     stall_timeout_s
-        The run is brought down when none of its processes has made progress for so long after they met [s].
+        The run is ended when no process has made progress for this long after they met [s].
     meet_timeout_s
-        The run is brought down when all processes are ready to meet and have not met for so long [s].
+        The run is ended when all processes have been ready to meet for this long and have not met [s].
     silence_timeout_s
-        A process that gives no sign of life for so long counts as killed [s]: one that is stopped, or whose
-        machine does not answer. A process that computes or waits gives one every second.
+        A process that gives no sign of life for this long counts as killed [s]: it is stopped, or its machine
+        does not answer. A process that computes or waits gives a sign every second.
     interpreter
-        What runs the module of a worker.
+        Command that runs the module of a worker.
     """
 
     device: Literal["cpu", "cuda"] = "cpu"
@@ -470,14 +461,14 @@ class LocalLauncher:
 
     @property
     def n_devices(self) -> int | None:
-        """GPUs at hand, as torch counts them; None on CPU, where processes may share one."""
+        """Number of GPUs that torch can use; None on CPU, which processes may share."""
         if self.device == "cpu":
             return None
         count = local_gpus(self.interpreter).count
         return count if self.gpus is None else sum(place < count for place in self.gpus)
 
     def run(self, launch: Launch) -> dict[int, str]:
-        """Run processes of this machine, each with a GPU of its own if any; see `Launcher.run`."""
+        """Run processes on this machine, each with its own GPU on ``cuda``; see `Launcher.run`."""
         check_gpus(self, launch.n_processes)
         return _run(launch, launch.n_processes, self.start, _limits(self))
 
@@ -493,7 +484,7 @@ class LocalLauncher:
             shared["MAKESPAN_CPUS"] = _listed(self.cpus)
         environment = shared | launch.own_variables(rank, self.threads_per_process)
         log = RunDirectory(launch.run_dir).log_path(rank)
-        # What uses a GPU starts from nothing: its driver does not survive a fork.
+        # A process that uses a GPU is not forked: the driver does not survive a fork.
         worker = launch.worker if self.device == "cpu" and tuple(self.interpreter) == _PYTHON else None
         if can_fork(worker):
             return fork_worker(worker, str(launch.run_dir), environment, log)
@@ -508,15 +499,15 @@ class LocalLauncher:
 class SlurmLauncher:
     """Processes started by ``srun``, inside an allocation or with one of their own.
 
-    Processes that get something for themselves, or that may be lost alone, are one step each.
+    Processes that have options of their own, or that may be lost alone, are one job step each.
 
     Parameters
     ----------
     options
         Further options of ``srun``, for example ``("--nodes=2", "--gres=gpu:a800:8")``.
     device, threads_per_process, timeout_s, stall_timeout_s, meet_timeout_s, silence_timeout_s, interpreter
-        As for `LocalLauncher`; waiting for an allocation counts for ``timeout_s``. Files of other machines
-        may be seen a minute late.
+        As for `LocalLauncher`; the wait for an allocation counts towards ``timeout_s``. Files written by
+        other machines may become visible up to a minute late.
     """
 
     device: Literal["cpu", "cuda"] = "cuda"
@@ -530,7 +521,7 @@ class SlurmLauncher:
 
     @property
     def n_devices(self) -> int | None:
-        """Devices at hand; Slurm decides, so None."""
+        """None, because Slurm decides."""
         return None
 
     def run(self, launch: Launch) -> dict[int, str]:
@@ -541,9 +532,9 @@ class SlurmLauncher:
         return _run(launch, 1, self._start_together, limits, _SRUN_INTERRUPTS)
 
     def start(self, launch: Launch, rank: int) -> Process:
-        """Start one process as a step of its own; see `Launcher.start`."""
-        own = launch.own_variables(rank, self.threads_per_process)
-        return self._step(launch, rank, ["--ntasks=1", "--exact"], own)
+        """Start one process as a job step of its own; see `Launcher.start`."""
+        variables = launch.own_variables(rank, self.threads_per_process)
+        return self._step(launch, rank, ["--ntasks=1", "--exact"], variables)
 
     def end(self, process: Process) -> None:
         """End a step whose task may hang; srun has to end before its task does."""
@@ -553,9 +544,9 @@ class SlurmLauncher:
         tasks = [f"--ntasks={launch.n_processes}", "--kill-on-bad-exit=1"]
         return self._step(launch, rank, tasks, _thread_variables(self.threads_per_process or launch.threads))
 
-    def _step(self, launch: Launch, rank: int, tasks: Sequence[str], own: dict[str, str]) -> Process:
+    def _step(self, launch: Launch, rank: int, tasks: Sequence[str], variables: dict[str, str]) -> Process:
         command = ["srun", *tasks, *self.options, *launch.command(self.interpreter)]
-        environment = _run_variables(self.device, self.timeout_s) | own
+        environment = _run_variables(self.device, self.timeout_s) | variables
         return _start(command, environment, RunDirectory(launch.run_dir).log_path(rank))
 
 
@@ -572,7 +563,7 @@ def _run(
     limits: _Limits,
     interrupts: int = 0,
 ) -> dict[int, str]:
-    """Start so many processes and watch them."""
+    """Start ``n_processes`` processes, each of which may stand for several tasks, and watch them."""
     RunDirectory(launch.run_dir).prepare(launch.request)
     processes: list[Process] = []
     try:
@@ -585,22 +576,22 @@ def _run(
 
 
 def local_gpus(interpreter: Sequence[str] = _PYTHON) -> Gpus:
-    """GPUs of this machine that processes started here can use; torch is asked in such a process."""
+    """Return the GPUs of this machine that processes started here can use; one such process asks torch."""
     return _probed(tuple(interpreter), os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
 @cache
 def _probed(interpreter: tuple[str, ...], granted: str | None) -> Gpus:
-    """Answer of a process; ``granted`` is what it inherits, by which answers differ."""
+    """Probe in a process of its own; ``granted`` is only a key of the cache, since it changes the answer."""
     with temporary_directory("gpus") as directory:
         LocalLauncher(interpreter=interpreter).run(Launch(_GPU_PROBE, {}, 1, directory))
         return Gpus(**RunDirectory(directory).result()["gpus"])
 
 
 def slurm_device(launcher: SlurmLauncher, n_processes: int, run_dir: Path) -> Literal["cpu", "cuda"]:
-    """Device for tasks of Slurm: GPUs if each of so many has one of its own that its torch can use.
+    """Choose the device for Slurm tasks: GPUs if each task has one of its own that its torch can use.
 
-    The tasks are asked, which may run on other machines; all see the ``run_dir``.
+    A probe runs in every task, possibly on other machines; all must see the ``run_dir``.
     """
     launch = Launch(_GPU_PROBE, {}, n_processes, run_dir)
     launcher.run(launch)
@@ -609,14 +600,14 @@ def slurm_device(launcher: SlurmLauncher, n_processes: int, run_dir: Path) -> Li
 
 
 def local_launcher(device: Literal["auto", "cpu", "cuda"], n_processes: int) -> LocalLauncher:
-    """Launcher for this machine; ``auto`` takes GPUs where there is one for each process, else the CPU."""
+    """Return a launcher for this machine; ``auto`` uses GPUs if there is one per process, else the CPU."""
     if device == "auto":
         device = "cuda" if local_gpus().count >= n_processes else "cpu"
     return LocalLauncher(device)
 
 
 def check_gpus(launcher: Launcher, n_processes: int) -> None:
-    """Check that processes have a GPU each, if they use any; an `InputError` says how many there are."""
+    """Check that each process has a GPU, if they use any; an `InputError` says how many there are."""
     if (n_devices := launcher.n_devices) is not None and n_processes > n_devices:
         found = f"device {launcher.device}: {n_processes} process(es), but {n_devices} GPU(s) at hand"
         source = (
@@ -626,11 +617,11 @@ def check_gpus(launcher: Launcher, n_processes: int) -> None:
 
 
 def _run_variables(device: str, timeout_s: float | None) -> dict[str, str]:
-    """Environment that all processes of a run share."""
+    """Return the environment that all processes of a run share."""
     inherited = {name: value for name, value in os.environ.items() if name not in _OF_ONE_PROCESS}
     return inherited | {
         "MAKESPAN_DEVICE": device,
-        # Not that of a stall, which is nobody's before all have met.
+        # The limit of the whole run: the stall limit does not apply before all have met.
         "MAKESPAN_TIMEOUT_S": repr(_NO_LIMIT_S if timeout_s is None else timeout_s),
         "MAKESPAN_LAUNCHED_AT": repr(time.time()),
         "PYTHONUNBUFFERED": "1",
@@ -653,8 +644,14 @@ def _start(command: Sequence[str], environment: Mapping[str, str], log: Path) ->
             raise WorkerError(f"cannot start {command[0]}: {error.strerror}") from None
 
 
+# --- Watching ---------------------------------------------------------------------------------------
+#
+# A launcher has one process per rank, or one ``srun`` for all ranks. In the second case the exit status and
+# process id of a rank are unknown, and only the files in the run directory tell about it.
+
+
 def _watch(launch: Launch, processes: _Processes, limits: _Limits, interrupts: int) -> dict[int, str]:
-    """Wait for the end of all processes, in the way that the launch asks for, or end a run that hangs."""
+    """Wait until all processes have ended, or end a run that hangs; return the lost ranks and reasons."""
     directory, n_processes, begun = RunDirectory(launch.run_dir), launch.n_processes, time.monotonic()
     signs, beat, beat_time, ready_time, looked = _Signs(directory, processes, begun), None, begun, None, begun
     lost: dict[int, str] = {}
@@ -663,6 +660,7 @@ def _watch(launch: Launch, processes: _Processes, limits: _Limits, interrupts: i
             states = [process.poll() for process in processes]
             failed = [rank for rank, state in enumerate(states) if state and rank not in lost]
             if failed and launch.on_loss == "end":
+                # Processes that fail together report together: the first cause is often not seen first.
                 time.sleep(_GRACE_S)
                 raise _failure(processes, directory, n_processes)
             for rank in failed:
@@ -673,7 +671,7 @@ def _watch(launch: Launch, processes: _Processes, limits: _Limits, interrupts: i
                     raise WorkerError(f"no process is left; the first: {next(iter(lost.values()))}")
                 return lost
             now = time.monotonic()
-            if now - looked > _PAUSE_S:
+            if now - looked > _PAUSE_S:  # this process was paused: all limits but that of the run start anew
                 beat_time, ready_time = now, None if ready_time is None else now
                 signs.forgive(now)
             looked = now
@@ -685,12 +683,13 @@ def _watch(launch: Launch, processes: _Processes, limits: _Limits, interrupts: i
             if beat is not None and now - beat_time > limits.stall_timeout_s:
                 limit = f"{limits.stall_timeout_s:g} s (stall_timeout_s)"
                 raise LostWorkerError(f"no progress within {limit}; the run was brought down")
+            # Starting may take any time (loading libraries, waiting for Slurm); meeting may not.
             if beat is None and ready_time is None and directory.n_ready() == n_processes:
                 ready_time = now
             if beat is None and ready_time is not None and now - ready_time > limits.meet_timeout_s:
-                found = f"{n_processes} processes were ready and did not meet"
                 raise WorkerError(
-                    f"{found} within {limits.meet_timeout_s:g} s; check that they reach each other by network"
+                    f"{n_processes} processes were ready and did not meet within "
+                    f"{limits.meet_timeout_s:g} s; check that they reach each other by network"
                 )
             for rank in signs.look(now, limits.silence_timeout_s, n_processes):
                 if launch.on_loss == "end" or len(processes) < n_processes:
@@ -702,7 +701,7 @@ def _watch(launch: Launch, processes: _Processes, limits: _Limits, interrupts: i
 
 
 class _Signs:
-    """When each process of a run was last seen alive: by its sign, or by the CPU time that it takes."""
+    """Last sign of life of each process of a run: the file that it touches, or the CPU time that it uses."""
 
     def __init__(self, directory: RunDirectory, processes: _Processes, begun: float) -> None:
         self._directory, self._processes, self._looked = directory, processes, begun
@@ -710,21 +709,22 @@ class _Signs:
         self.silent: dict[int, str] = {}
 
     def forgive(self, now: float) -> None:
-        """Count from now, because it is this process that was away."""
+        """Restart the time limits at ``now``, because it was this process that paused."""
         self._seen = {rank: (sign, now) for rank, (sign, _) in self._seen.items()}
 
     def look(self, now: float, limit_s: float, n_processes: int) -> list[int]:
-        """Return processes that are newly silent for too long; why, is in ``silent``."""
+        """Return the ranks that have newly been silent for too long, and add the reasons to ``silent``."""
         if now - self._looked < min(1.0, limit_s / 4):
             return []
-        self._looked, found = now, []
+        self._looked, newly_silent = now, []
         for rank, sign_ns in self._directory.signs_of_life_ns().items():
             if rank in self.silent:
                 continue
-            has_own = len(self._processes) == n_processes and rank < n_processes
-            if has_own and self._processes[rank].poll() is not None:
+            is_process = len(self._processes) == n_processes and rank < n_processes
+            if is_process and self._processes[rank].poll() is not None:
                 continue
-            sign = sign_ns, _cpu_ticks(self._processes[rank].pid) if has_own else None
+            # A process that holds the interpreter lock for long, or cannot write, still uses CPU time.
+            sign = sign_ns, _cpu_ticks(self._processes[rank].pid) if is_process else None
             before, since = self._seen.get(rank, (None, now))
             if sign != before:
                 self._seen[rank] = sign, now
@@ -733,13 +733,14 @@ class _Signs:
                     f"process {rank} of {n_processes} gave no sign of life for {limit_s:g} s "
                     "and counts as killed"
                 )
-                found.append(rank)
-        return found
+                newly_silent.append(rank)
+        return newly_silent
 
 
 def _cpu_ticks(pid: int) -> int | None:
-    """CPU time of a process of this machine, in ticks; None where it cannot be known."""
+    """Return the CPU time of a process of this machine, in ticks; None if it is unknown."""
     try:
+        # The second field, the name of the program, may hold spaces and parentheses.
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     except OSError:
         return None
@@ -747,27 +748,26 @@ def _cpu_ticks(pid: int) -> int | None:
 
 
 def _failure(processes: _Processes, directory: RunDirectory, n_processes: int) -> WorkerError:
-    """Build the error of a run of which a process failed."""
-    text = _first_cause(processes, directory, n_processes)
-    silent = [one.poll() or 0 for rank, one in enumerate(processes) if directory.error(rank) is None]
-    is_lost = len(processes) == n_processes and any(state < 0 for state in silent)
+    """Build the error of a failed run, which names the process that failed first and the reason."""
+    # A process that ended without a report was killed, and the errors of the others follow from that.
+    killed = [
+        rank
+        for rank, process in enumerate(processes)
+        if len(processes) == n_processes and process.poll() and directory.error(rank) is None
+    ]
+    if killed:
+        text = _cause(processes[killed[0]], directory, killed[0], n_processes)
+    elif reports := {rank: report for rank in range(n_processes) if (report := directory.error(rank))}:
+        first = min(reports, key=lambda rank: (reports[rank]["time_s"], rank))
+        text = _cause(processes[0], directory, first, n_processes)
+    else:
+        text = f"the launch failed with status {processes[0].poll()}{_last_lines(directory, 0)}"
+    is_lost = any((processes[rank].poll() or 0) < 0 for rank in killed)
     return LostWorkerError(text) if is_lost else WorkerError(text)
 
 
-def _first_cause(processes: _Processes, directory: RunDirectory, n_processes: int) -> str:
-    """Say which process failed first, and why; one that was killed comes before all others."""
-    if len(processes) == n_processes:
-        for rank, process in enumerate(processes):
-            if process.poll() and directory.error(rank) is None:
-                return _cause(process, directory, rank, n_processes)
-    reports = {rank: report for rank in range(n_processes) if (report := directory.error(rank))}
-    if reports:
-        rank = min(reports, key=lambda rank: (reports[rank]["time_s"], rank))
-        return _cause(processes[0], directory, rank, n_processes)
-    return f"the launch failed with status {processes[0].poll()}{_last_lines(directory, 0)}"
-
-
 def _cause(process: Process, directory: RunDirectory, rank: int, n_processes: int) -> str:
+    """Describe how one process ended; its report counts more than the exit status."""
     report, state = directory.error(rank), process.poll()
     if report is not None:
         how = f"failed: {report['error']}\n{report['traceback']}".rstrip("\n")
@@ -787,7 +787,7 @@ def _last_lines(directory: RunDirectory, rank: int) -> str:
 
 
 def _end(processes: _Processes, interrupts: int) -> None:
-    """End what still runs; SIGKILL, because a process in a collective does not react to less."""
+    """End all processes that still run; with SIGKILL, because a process in a collective ignores less."""
     running = [process for process in processes if process.poll() is None]
     for _ in range(interrupts):
         for process in running:

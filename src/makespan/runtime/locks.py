@@ -1,4 +1,4 @@
-"""Files that a process holds for itself until it ends, however it ends."""
+"""Lock files that a process holds until it ends, however it ends."""
 
 import fcntl
 import os
@@ -9,19 +9,19 @@ _POLL_S = 0.05
 
 
 def take(path: Path, wait_s: float = 0.0) -> int | None:
-    """Lock a file for this process alone, and return the handle that holds it.
+    """Lock a file for this process alone, and return the handle that holds the lock.
 
     Parameters
     ----------
     path
-        Made if it is not there; its directory must be.
+        Created if it does not exist; its directory must exist.
     wait_s
-        How long others may keep it [s].
+        Longest wait for another process to release it [s].
 
     Returns
     -------
     int or None
-        To be closed by the caller; None if others keep the file for longer.
+        Handle that the caller closes to release the lock; None if the wait timed out.
     """
     handle, deadline = os.open(path, os.O_RDWR | os.O_CREAT, 0o644), time.monotonic() + wait_s
     while True:
@@ -37,17 +37,17 @@ def take(path: Path, wait_s: float = 0.0) -> int | None:
 
 
 def is_taken(path: Path) -> bool:
-    """Say whether some process holds a file.
+    """Return True if some process holds the lock of a file now.
 
     Parameters
     ----------
     path
-        Need not be there.
+        Need not exist.
 
     Returns
     -------
     bool
-        Whether it does now.
+        False also if there is no such file.
     """
     try:
         handle = os.open(path, os.O_RDWR)

@@ -1,7 +1,7 @@
-"""What a worker process calls: who it is, meeting the others, and ending with a report.
+"""Worker side of a run: identity of the process, rendezvous with the others, and its final report.
 
 Rank and number of processes come from the launcher (``MAKESPAN_RANK``, ...) or from ``srun``
-(``SLURM_PROCID``, ...). Torch is imported by the calls that need it.
+(``SLURM_PROCID``, ...). Only the functions that need torch import it.
 """
 
 import importlib
@@ -29,18 +29,18 @@ _LIFE_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who a process is among those of its run, and what it was given.
+    """Rank and resources of one process of a run.
 
     Parameters
     ----------
     rank, size, local_rank
-        Its number, the number of processes, and its number among those of its node.
+        Its number, the number of processes, and its number among the processes of its node.
     device, threads
         ``cpu`` or ``cuda``; CPU threads.
     timeout_s, launched_s
-        Longest wait for other processes, that of the run [s]; time of the launch [s since the epoch].
+        Longest wait for other processes, the limit of the run [s]; time of the launch [s since the epoch].
     parent, cpus
-        Process id of a launcher on the same machine; CPUs to which it shall be bound. None for none.
+        Process id of a launcher on the same machine; CPUs to which the process is bound. None for none.
     """
 
     rank: int
@@ -55,7 +55,7 @@ class Identity:
 
 
 def identity(environment: Mapping[str, str] = os.environ) -> Identity:
-    """Identity of this process, from the variables of the launcher or of ``srun``."""
+    """Return the identity of this process, from the variables of the launcher or of ``srun``."""
     by_launcher = "MAKESPAN_RANK" in environment
     rank, size = ("MAKESPAN_RANK", "MAKESPAN_WORLD_SIZE") if by_launcher else ("SLURM_PROCID", "SLURM_NTASKS")
     local_rank = "MAKESPAN_LOCAL_RANK" if "MAKESPAN_LOCAL_RANK" in environment else "SLURM_LOCALID"
@@ -74,9 +74,9 @@ def identity(environment: Mapping[str, str] = os.environ) -> Identity:
 
 
 def choose_device(who: Identity) -> "torch.device":
-    """Device of this process: the CPU, or the GPU of its rank within the node.
+    """Return the device of this process: the CPU, or the GPU of its rank within the node.
 
-    An `InputError` says that torch has no GPU for it here.
+    Raises an `InputError` if torch has no GPU for it here.
     """
     import torch
 
@@ -92,22 +92,22 @@ def join(
 ) -> list[int]:
     """Meet other processes: form the process group of ``torch.distributed``, and return their process ids.
 
-    On GPUs NCCL works on tensors there, on the GPU of each process, and gloo on those of the host. The first
-    member opens a port that is free and writes its address into the directory; a
-    `TimeoutError` says that it did not. Processes that go on without a lost one destroy the group and
-    meet again.
+    With GPUs, NCCL serves tensors on the GPU of each process and gloo serves tensors in host memory. The
+    first member opens a free port and writes its address into the directory; the others raise a
+    `TimeoutError` if it does not. Processes that continue after the loss of one destroy the group and meet
+    again.
 
     Parameters
     ----------
     members, meeting
-        Ranks of those who meet, in the order of their ranks in the group, None for all; number of the
-        meeting, another one each time.
+        Ranks of the processes that meet, in the order of their ranks in the group, None for all; number of
+        the meeting, a new one each time.
     """
     import torch
     import torch.distributed as dist
 
     torch.set_num_threads(who.threads)
-    choose_device(who)  # or all processes of a node would meet on its first GPU
+    choose_device(who)  # before the group forms, or all processes of a node would meet on its first GPU
     ranks = list(range(who.size)) if members is None else list(members)
     timeout, rank = timedelta(seconds=who.timeout_s), ranks.index(who.rank)
     if members is None:
@@ -123,9 +123,11 @@ def join(
 
 
 def _store(path: Path, who: Identity, rank: int, size: int, timeout: timedelta) -> Any:
+    """Open or find the key-value store at which the processes of a meeting find each other."""
     # The stubs of torch hide its public TCPStore behind a private module.
     tcp_store = importlib.import_module("torch.distributed").TCPStore
     if rank == 0:
+        # Port 0 asks for a free one, so runs on one machine never collide; the file tells the others which.
         host = "127.0.0.1" if who.parent is not None else socket.gethostname()
         store = tcp_store(host, 0, size, True, timeout, wait_for_workers=False)
         write_json({"host": host, "port": store.port}, path)
@@ -139,10 +141,10 @@ def _store(path: Path, who: Identity, rank: int, size: int, timeout: timedelta) 
 
 
 def run_worker(run_dir: str | Path, body: Callable[[RunDirectory, Identity], None]) -> int:
-    """Do a process's part of a run, ``body``, and return its exit status.
+    """Run ``body``, the part of this process in a run, and return the exit status.
 
-    The process is bound to its CPUs, gives signs of life, and ends when the launcher is gone. What it raises
-    is written into the directory, where the launcher finds it.
+    The process is bound to its CPUs, gives signs of life, and ends when the launcher is gone. An exception is
+    written into the directory, where the launcher finds it.
     """
     who, directory = identity(), RunDirectory(Path(run_dir))
     if who.cpus is not None:
@@ -150,11 +152,11 @@ def run_worker(run_dir: str | Path, body: Callable[[RunDirectory, Identity], Non
     if who.parent is not None:
         end_with_parent(who.parent)
     ended = threading.Event()
-    directory.write_sign_of_life(who.rank)  # here, so that there is one whatever happens to the thread
+    directory.write_sign_of_life(who.rank)  # the first one here, whatever happens to the thread
     threading.Thread(target=_live, args=(directory, who.rank, ended), daemon=True).start()
     try:
         body(directory, who)
-    except BaseException as error:  # noqa: BLE001 - whatever it is, the launcher must hear of it
+    except BaseException as error:  # noqa: BLE001 - the launcher must learn of any failure
         directory.write_error(who.rank, error)
         return 1
     finally:
@@ -167,13 +169,13 @@ def run_worker(run_dir: str | Path, body: Callable[[RunDirectory, Identity], Non
 def _live(directory: RunDirectory, rank: int, ended: threading.Event) -> None:
     """Give signs of life until the work of this process is done."""
     while not ended.is_set():
-        with suppress(OSError):  # a full disk is no reason to end; nor is a directory that is gone
+        with suppress(OSError):  # neither a full disk nor a removed directory ends the thread
             directory.write_sign_of_life(rank)
         ended.wait(_LIFE_S)
 
 
 def end_worker(status: int) -> NoReturn:
-    """End this process at once, without the usual clean-up, which may wait for processes that are gone."""
+    """End this process at once; the usual clean-up could wait for processes that are gone."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)

@@ -1,10 +1,9 @@
 """The event-driven simulator of a cluster.
 
-`simulate` runs a trace under a policy and leaves two tables behind, of the schemas
-`makespan.tables.EVENTS` and `makespan.tables.OUTCOMES`;
-`validate_schedule` replays the first of them with code of its own and reports what could not have
-happened. A policy sees a `ClusterView` and returns a `Decision`; what may run comes from a
-`Catalogue`. Both `Policy` and `Catalogue` are protocols: this package knows no implementation.
+`simulate` runs a trace under a policy and returns two tables, of the schemas `makespan.tables.EVENTS` and
+`makespan.tables.OUTCOMES`; `validate_schedule` replays the first of them with code of its own and reports
+what could not have happened. A policy sees a `ClusterView` and returns a `Decision`; the configurations of
+jobs come from a `Catalogue`. `Policy` and `Catalogue` are protocols: this package has no implementation.
 """
 
 from makespan.sim.catalogue import (

@@ -1,4 +1,4 @@
-"""What a job may run as, where it runs, and the protocol of a catalogue of such configurations."""
+"""Configurations of jobs, allocations of them to nodes, the protocol of a catalogue, and restart costs."""
 
 import math
 from collections.abc import Hashable, Sequence
@@ -10,12 +10,9 @@ from makespan.hardware import ClusterSpec
 from makespan.plans import Placement
 from makespan.workloads import JobSpec
 
-# ------------------------------------------------------------------------------------------------
-# What a job may run as, where it runs, and the protocol of a catalogue of such configurations.
-
 Devices = tuple[tuple[str, int], ...]
 """Pairs of type and number of devices, 1 or more, by type; the type is empty where any device will do."""
-TOLERANCE = 1e-9  # of rounding, in comparisons with a guarantee
+TOLERANCE = 1e-9  # relative, for rounding in comparisons of times and of memory
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,35 +27,35 @@ class Configuration:
     plan, family
         Labels in tables and figures; the engine does not read them.
     cpu_threads, host_memory_bytes_per_gpu
-        What the job takes on a node for each of its GPUs there; memory in B.
+        CPU threads and host memory [B] per GPU that the job takes on a node.
     iter_time_s, provenance
-        Time of an optimiser step [s], by which the engine runs, and its source; not for policies.
+        True time of an optimiser step [s], by which the engine runs, and its source; not for policies.
     predicted_iter_time_s, is_known
-        The same as predicted [s], by which policies decide, and whether guarantees may rely on it.
+        Predicted time of a step [s], by which policies decide, and whether guarantees may rely on it.
     device_memory_bytes_per_gpu
-        Memory that the job needs on each device [B]; 0 where that does not matter, as nobody shares.
+        Memory that the job needs on each device [B]; 0 where nobody shares devices.
     busy
         Shares of a step in which the devices compute and in which data move, or None where no model says;
-        by them a guest beside the job makes progress, see `pace_beside`.
+        they determine the progress of a guest beside the job, see `pace_beside`.
     gpu_types
         Names of devices, one for each entry of ``placement.gpus_per_node``, equally many devices in
         alphabetical order; empty if any device will do.
     key
-        What tells it from all others of its catalogue; by default labels, devices and threads.
+        Identity within its catalogue; by default labels, devices and threads.
 
     Attributes
     ----------
     counts
-        Devices a node, largest first.
+        Devices per node, largest first.
     types_by_count
         Names of each count's devices, empty where any will do.
     devices
-        How many of each type on all nodes together.
+        Number of devices of each type on all nodes together.
 
     Raises
     ------
     InputError
-        The names of devices are not one a node, or out of order.
+        The names of devices are not one per node, or out of order.
     """
 
     workload: str
@@ -109,7 +106,7 @@ class Configuration:
 
     @property
     def rate(self) -> float:
-        """Units of work a second; policies must not read it."""
+        """Steps per second, in truth; policies must not read it."""
         return 1.0 / self.iter_time_s
 
     def on(self, nodes: Sequence[int]) -> "Allocation":
@@ -121,15 +118,15 @@ class Configuration:
 class Allocation:
     """A configuration on certain nodes, aligned with ``placement.gpus_per_node`` (smallest share first).
 
-    Equal shares are in the order of their nodes, however they are given, so that two allocations are equal if
-    and only if nothing would change between them.
+    Equal shares are brought into the order of their nodes, so that two allocations are equal if and only if
+    nothing would change between them.
 
-    A guest has no devices of its own: it computes on those of others, or free ones, in moments when these are
-    idle, at most one guest a device, and the slowest of them holds it up (`pace_beside`). It must fit into
-    memory beside the holder; on which devices of a node jobs are is nobody's business, so that they are
-    paired as fits. It takes host memory like any job, but no CPU threads: those of idle moments do.
+    A guest has no devices of its own: it computes on those of others, or free ones, while these are idle, at
+    most one guest per device, and its slowest device limits it (`pace_beside`). It must fit into memory
+    beside the holder; jobs are not bound to particular devices of a node, so they are paired as fits best. It
+    takes host memory like any job, but no CPU threads: those of idle moments suffice.
 
-    An InputError says that the number of nodes is not that of the placement, or that a node occurs twice.
+    Raises InputError if the number of nodes is not that of the placement, or if a node occurs twice.
     """
 
     configuration: Configuration
@@ -160,7 +157,7 @@ class Allocation:
         return 0 if self.is_guest else self.configuration.n_gpus
 
     def beside(self, is_guest: bool) -> "Allocation":
-        """Return the same with devices shared, or with devices of its own."""
+        """Return the same allocation as a guest, or with devices of its own."""
         return Allocation(self.configuration, self.nodes, is_guest)
 
     @property
@@ -170,9 +167,9 @@ class Allocation:
 
 
 class Catalogue(Protocol):
-    """What jobs may run as; known in advance, or planned when somebody asks.
+    """Configurations that jobs may run as; known in advance, or planned on demand.
 
-    It gives the same object for the same configuration, and equal answers to equal questions, every time.
+    It returns the same object for the same configuration, and equal answers to equal questions, every time.
     """
 
     @property
@@ -186,16 +183,16 @@ class Catalogue(Protocol):
         """Return the configurations of a workload on just these devices, on the fewest nodes first."""
 
     def requested(self, job: JobSpec) -> Configuration:
-        """Return the reference of a job: what it asked for, or what stands for that.
+        """Return the reference of a job: what it asked for, or the configuration that stands in for that.
 
-        Guarantees and slowdowns are relative to it. An InputError says why nothing can stand for a request.
+        Guarantees and slowdowns are relative to it. Raises InputError if nothing can stand in for a request.
         """
 
     def as_requested(self, job: JobSpec) -> tuple[Configuration, ...]:
         """Return the configurations that keep plan and number of devices of `requested`, it first."""
 
     def accepts(self, configuration: Configuration) -> bool:
-        """Whether a configuration is one of this catalogue, so that it may run."""
+        """Return whether a configuration is one of this catalogue, and so may run."""
 
     def find(
         self, workload_key: str, plan: str, placement: str, cpu_threads: int, gpu_types: tuple[str, ...] = ()
@@ -210,32 +207,31 @@ class Catalogue(Protocol):
         """Return the catalogue of what an empty cluster can hold; itself if that is everything."""
 
 
-# ------------------------------------------------------------------------------------------------
-# What a start or a change of a job costs.
+# --- Restart costs ---
 
 
 class RestartCost(Protocol):
-    """Time without progress at the beginning of each allocation; engine and validator ask the same value."""
+    """Time without progress at the start of each allocation; engine and validator use the same value."""
 
     @property
     def expected_s(self) -> float:
-        """What policies reckon with for any change [s]."""
+        """Delay that policies assume for any change [s]."""
 
     def __call__(self, job: JobSpec, old: Allocation | None, new: Allocation) -> float:
         """Return the time between getting an allocation and making progress on it [s].
 
-        The old one is what the job held last, even if it has waited since; None at its first start.
+        ``old`` is the job's last allocation, even if it has waited since; None at its first start.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class RestartDelays:
-    """Fixed delays by the kind of change, finite and not negative, or an InputError.
+    """Fixed delays by the kind of change; InputError unless they are finite and not negative.
 
     Parameters
     ----------
     first_start_s, replan_s, move_s
-        At the first start, where the configuration changes, and where the same one starts again [s].
+        Delay of the first start, of a changed configuration, and of a restart in the same one [s].
     """
 
     first_start_s: float
@@ -275,7 +271,7 @@ class RestartDelays:
 
 
 def restart_cost(restart_delay_s: float | RestartCost) -> RestartCost:
-    """Return a cost, given as such or as one delay [s], not negative and finite or an InputError."""
+    """Return a cost given as such or as one delay [s]; InputError unless that is finite and not negative."""
     if not isinstance(restart_delay_s, int | float):
         return restart_delay_s
     _check_delay("restart_delay_s", restart_delay_s)

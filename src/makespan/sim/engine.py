@@ -1,4 +1,14 @@
-"""What a policy is and returns, asking it, and the check of a decision before anything of it is applied."""
+"""Event-driven engine: ask a policy, check its decision, apply it, and record what happens.
+
+Job semantics follow the simulator released with Morphling, except that progress is conserved: a job makes
+progress while, and only while, it holds devices. Invariants:
+
+- A decision is checked as a whole before any part of it is applied; a rejected one changes nothing.
+- At one instant node events come first, then completions, arrivals, the decision, and last the speeds of
+  guests, so that a policy sees every event of the instant and guests are rated once.
+- Releasing an allocation and rating a guest raise the generation of the job. Queued completions carry the
+  generation for which they hold; outdated ones are skipped, not removed from the queue.
+"""
 
 import ctypes
 import gc
@@ -13,7 +23,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from numbers import Integral, Real
 from types import TracebackType
-from typing import Any, Protocol, TypeGuard
+from typing import Any, Protocol
 
 import numpy as np
 import pandas as pd
@@ -40,14 +50,13 @@ from makespan.tables import EVENTS, OUTCOMES, TableSchema
 from makespan.units import format_bytes
 from makespan.workloads import JobSpec
 
-# ------------------------------------------------------------------------------------------------
-# The limit on the time that one call of a policy may take.
+# --- Time limit of a policy's calls ---
 
 DECISION_LIMIT_S = 600.0
 """Wall time that one call of a policy may take [s]; far more than any policy needs at any size tried."""
-_TICKS = 8  # looks at a call before it counts as too long, unless the limit is so long that more fit in
+_TICKS = 8  # checks of a call until it counts as too long; more if `_MAX_TICK_S` bounds their distance
 _MIN_TICK_S, _MAX_TICK_S = 0.001, 1.0
-_AGAIN = 16  # ticks until a call that swallowed the interruption is interrupted once more
+_AGAIN = 16  # ticks until a call that swallowed the exception is interrupted again
 
 
 class TookTooLong(BaseException):
@@ -55,11 +64,11 @@ class TookTooLong(BaseException):
 
 
 class Watch:
-    """Ends calls that take too long, from a thread that looks at the running call now and then.
+    """Interrupt calls that exceed a time limit, from a thread that checks the running call periodically.
 
-    Unlike a signal this works in every thread and beside whatever else uses signals. While the process is
-    stopped, the thread does not look either, so that this time does not count. Only code of Python is ended,
-    not a single call of C that never returns.
+    Unlike a signal, this works in every thread and does not conflict with other users of signals. Time in
+    which the process is stopped does not count, as the thread is stopped too. Only Python code can be
+    interrupted, not a C call that never returns.
     """
 
     def __init__(self, limit_s: float | None) -> None:
@@ -73,9 +82,9 @@ class Watch:
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> "Watch":
-        """Begin to look at calls of this thread."""
+        """Start to watch the calls of this thread."""
         if self.limit_s:
-            # Made anew each time: a thread does not outlive a fork, and forks warn while one is there.
+            # A new thread each time: threads do not survive a fork, and forking with one running warns.
             self._over = threading.Event()
             watched = threading.get_ident()
             self._thread = threading.Thread(
@@ -87,7 +96,7 @@ class Watch:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Leave no thread behind."""
+        """Stop the thread."""
         self._over.set()
         if self._thread is not None:
             self._thread.join()
@@ -103,7 +112,7 @@ class Watch:
             finally:
                 self._close()
         except TookTooLong:
-            self._close()  # it may have come while the first one was under way
+            self._close()  # the exception may have arrived inside the first `_close`
             raise
 
     def _close(self) -> None:
@@ -111,7 +120,13 @@ class Watch:
             self._is_open = False
             was_interrupted, self._is_interrupted = self._is_interrupted, False
         if was_interrupted:
-            _receive()
+            # The exception may not have arrived yet: wait for it here, or it would hit later code. Cancelling
+            # it instead would leave the interpreter checking for it, slower from then on. A thread has one
+            # slot for such an exception, so raising it again replaces one that is still on its way.
+            with suppress(TookTooLong):
+                _raise_in(threading.get_ident(), TookTooLong)
+                while True:
+                    pass
 
     def _look(self, watched: int, limit_s: float) -> None:
         tick_s = min(max(limit_s / _TICKS, _MIN_TICK_S), _MAX_TICK_S)
@@ -129,24 +144,11 @@ class Watch:
 
 
 def _raise_in(thread: int, kind: type[BaseException]) -> None:
-    """Raise an exception in a thread at its next instruction of Python."""
+    """Raise an exception in a thread at its next Python instruction."""
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(kind))
 
 
-def _receive() -> None:
-    """Let what may still be on its way to this thread arrive here, so that it does not arrive later.
-
-    Taking it back would leave the interpreter looking for it: slower from then on, and for ever where a
-    tracer follows the program. There is place for one: a second one takes the place of the first.
-    """
-    with suppress(TookTooLong):
-        _raise_in(threading.get_ident(), TookTooLong)
-        while True:
-            pass
-
-
-# ------------------------------------------------------------------------------------------------
-# What a policy is and returns, asking it, and the check of a decision before anything of it is applied.
+# --- Policies and decisions ---
 
 _NAME = re.compile(r"\w[\w.+-]*", re.ASCII)
 _REPR = reprlib.Repr()
@@ -156,14 +158,14 @@ _MAX_SHOWN = 160
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What shall change, all at once, so that jobs may swap devices.
+    """Changes that a policy wants, applied all at once, so that jobs may swap devices.
 
     Parameters
     ----------
     changes
-        From job to its new allocation, or None to take all devices away; all others go on as they are.
+        From job to its new allocation, or None to suspend it; all other jobs stay as they are.
     wake_up_s
-        Ask again at this time [s], or the first round after it, even if nothing happens before.
+        Ask again at this time [s], or in the first round after it, even if nothing happens before.
     """
 
     changes: Mapping[str, Allocation | None] = field(default_factory=dict)
@@ -173,8 +175,7 @@ class Decision:
 class Policy(Protocol):
     """A scheduling policy: an immutable object with typed fields and one pure function.
 
-    It holds nothing between calls but the state that `decide` gets back, and draws no random numbers but
-    from a generator in there.
+    Between calls it keeps only the state that `decide` returns; a random generator must be part of that.
     """
 
     @property
@@ -191,29 +192,29 @@ class Policy(Protocol):
 
     @property
     def is_clairvoyant(self) -> bool:
-        """Whether the policy reads `JobView.steps_left`; the view refuses it to all others."""
+        """Declaration that the policy reads `JobView.steps_left`, which raises for all others."""
 
     @property
     def honours_guarantees(self) -> bool:
-        """Whether the engine holds it to this: no guaranteed job is suspended or slower than requested."""
+        """Promise, enforced by the engine: no guaranteed job is suspended or slower than requested."""
 
     @property
     def references(self) -> tuple[str, ...]:
         """Literature that the policy implements."""
 
     def initial_state(self, cluster: ClusterSpec, catalogue: Catalogue) -> Any:
-        """Return what the policy remembers before the first decision; None if nothing."""
+        """Return the state before the first decision; None if the policy keeps none."""
 
     def decide(self, view: ClusterView, state: Any) -> tuple[Decision, Any]:
-        """Return what shall change now, and what to remember; the view is valid during the call only."""
+        """Return the decision and the new state; the view is valid during the call only."""
 
 
 class PolicyError(MakespanError):
-    """A policy raised, took too long, returned no decision, or is none; names its file, and line if known."""
+    """A policy is invalid, raised, timed out or returned no decision; names its file, and line if known."""
 
 
 class InfeasibleDecision(PolicyError):
-    """A policy decided what cannot be done; nothing of the decision was applied, the view is as it saw it."""
+    """A decision cannot be carried out; nothing of it was applied, so ``view`` is as the policy saw it."""
 
     def __init__(self, message: str, view: ClusterView) -> None:
         super().__init__(message)
@@ -221,7 +222,7 @@ class InfeasibleDecision(PolicyError):
 
 
 class StalledError(MakespanError):
-    """Jobs wait, nothing runs and nothing will happen any more: the policy left them behind."""
+    """Deadlock: jobs are pending, none runs and no event is left."""
 
 
 def _shown(value: object) -> str:
@@ -268,7 +269,7 @@ def check_policy(policy: Policy) -> None:
     Raises
     ------
     PolicyError
-        It is not; says what was found where, and what is accepted.
+        A field or method is missing or of the wrong kind.
     """
     kind = policy if isinstance(policy, type) else type(policy)
     where = f"{short_path(_file(policy))}: " if _file(policy) else ""
@@ -285,19 +286,19 @@ def check_policy(policy: Policy) -> None:
 
 
 class Adviser:
-    """Asks a policy, ends what takes too long, and takes nothing but a decision for an answer."""
+    """Call a policy under the time limit, and check the type of its answers."""
 
     def __init__(self, policy: Policy, limit_s: float | None) -> None:
         self.policy = policy
         self.watch = Watch(limit_s)
 
     def initial_state(self, cluster: ClusterSpec, catalogue: Catalogue) -> Any:
-        """Return what the policy remembers before the first decision."""
+        """Return the policy's state before the first decision."""
         with self.watch:
             return self._call(self.policy.initial_state, None, cluster, catalogue)
 
     def decide(self, view: ClusterView, state: Any) -> tuple[Decision, Any]:
-        """Return what shall change, and what the policy remembers."""
+        """Return the policy's decision and its new state."""
         answer = self._call(self.policy.decide, view, view, state)
         if not (isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[0], Decision)):
             accepted = "a pair of a Decision and what to remember, (Decision(changes), state)"
@@ -307,8 +308,10 @@ class Adviser:
             accepted = "a mapping from the name of a job to an Allocation or None, each job once"
             found = f"changes are {_shown(changes)}"
             raise self._refused(view, f"{found}; accepted: {accepted}")
-        if not (wake_up_s is None or _is_later(wake_up_s, view.time_s)):
-            raise self._refused(view, f"wake_up_s is {_shown(wake_up_s)}; accepted: a later time")
+        if wake_up_s is not None:
+            is_time = isinstance(wake_up_s, Real) and math.isfinite(wake_up_s)
+            if not (is_time and float(wake_up_s) > view.time_s):
+                raise self._refused(view, f"wake_up_s is {_shown(wake_up_s)}; accepted: a later time")
         return answer
 
     def _refused(self, view: ClusterView, problem: str) -> InfeasibleDecision:
@@ -332,16 +335,22 @@ class Adviser:
 def checked_changes(
     decision: Decision, state: ClusterState, policy: Policy
 ) -> list[tuple[JobView, Allocation | None]]:
-    """Return what really changes: suspensions first, then changes of running jobs, then starts."""
+    """Check a decision; return its effective changes: suspensions, then running jobs, then starts."""
     changes, view = [], state.view
-    found: Iterable[tuple[object, object]] = decision.changes.items()  # whoever wrote it, checked or not
-    for job_id, new in found:
+    # Policies are user code and dataclasses check no types, so nothing is assumed of keys and values.
+    entries: Iterable[tuple[object, object]] = decision.changes.items()
+    for job_id, new in entries:
         job = state.find(job_id) if isinstance(job_id, str) else None
         if job is None:
             raise _error(view, policy, job_id, "neither waits nor runs; accepted: a job of the view")
-        if not (new is None or _is_allocation(new)):
-            accepted = "an Allocation of a Configuration on nodes, which are whole numbers, or None"
-            raise _error(view, policy, job_id, f"shall have {_shown(new)}; accepted: {accepted}")
+        if new is not None:
+            fields = (getattr(new, name, None) for name in ("configuration", "nodes", "is_guest"))
+            configuration, nodes, is_guest = fields
+            is_whole = isinstance(nodes, tuple) and all(isinstance(node, Integral) for node in nodes)
+            is_typed = is_whole and isinstance(configuration, Configuration) and isinstance(is_guest, bool)
+            if not (isinstance(new, Allocation) and is_typed):
+                accepted = "an Allocation of a Configuration on nodes, which are whole numbers, or None"
+                raise _error(view, policy, job_id, f"shall have {_shown(new)}; accepted: {accepted}")
         if new == job.allocation:
             continue
         problem = _problem(job, new, view, policy)
@@ -358,18 +367,8 @@ def _error(view: ClusterView, policy: Policy, job_id: object, problem: str) -> I
     return InfeasibleDecision(f"{where}: {problem}", view)
 
 
-def _is_allocation(new: object) -> TypeGuard[Allocation]:
-    configuration, nodes = (getattr(new, name, None) for name in ("configuration", "nodes"))
-    is_placed = isinstance(nodes, tuple) and all(isinstance(node, Integral) for node in nodes)
-    is_whole = is_placed and isinstance(configuration, Configuration)
-    return isinstance(new, Allocation) and is_whole and isinstance(new.is_guest, bool)
-
-
-def _is_later(wake_up_s: object, now_s: float) -> bool:
-    return isinstance(wake_up_s, Real) and math.isfinite(wake_up_s) and float(wake_up_s) > now_s
-
-
 def _problem(job: JobView, new: Allocation | None, view: ClusterView, policy: Policy) -> str:
+    """Return why a job must not have an allocation, whatever is free; empty if it may."""
     keeps = policy.honours_guarantees and job.spec.is_guaranteed
     if new is None:
         return "is guaranteed and must not be suspended" if keeps else ""
@@ -399,9 +398,10 @@ def _label(chosen: Configuration) -> str:
 def _check_resources(
     changes: list[tuple[JobView, Allocation | None]], view: ClusterView, nodes: Nodes, policy: Policy
 ) -> None:
-    """Try all changes at once on the real nodes, and undo them."""
+    """Check that all changes together fit: apply them to the accounts of the nodes, and undo that."""
     done: list[tuple[Allocation, int]] = []
     try:
+        # Releases first: jobs may swap devices, which no order of single changes allows.
         for job, _ in changes:
             if job.allocation is not None:
                 nodes.move(job.allocation, 1)
@@ -424,7 +424,7 @@ def _check_resources(
 def _check_memory(
     changes: list[tuple[JobView, Allocation | None]], view: ClusterView, policy: Policy
 ) -> None:
-    """Check that each guest finds a device with memory for it."""
+    """Check that each guest finds a device with enough memory."""
     sharing, touched = view.sharing(), set[int]()
     for job, _ in changes:
         if job.allocation is not None:
@@ -435,37 +435,37 @@ def _check_memory(
             sharing.add(job.index, new)
             touched.update(new.nodes)
     for node in sorted(touched):
-        own_bytes = sharing.on(node).crowded_bytes
-        if own_bytes is not None:
+        guest_bytes = sharing.on(node).crowded_bytes
+        if guest_bytes is not None:
             after = {job.spec.job_id: job.allocation for job in view.running}
             after |= {job.spec.job_id: new for job, new in changes}
-            job_id = next(name for name, held in after.items() if _is_guest_with(held, node, own_bytes))
-            there = format_bytes(view.cluster.nodes[node].gpu.usable_bytes)
-            found = f"needs {format_bytes(own_bytes)} on a device of node {node} beside what others need"
-            raise _error(view, policy, job_id, f"{found}; accepted: {there} for both")
+            job_id = next(
+                name
+                for name, held in after.items()
+                if held is not None
+                and held.is_guest
+                and node in held.nodes
+                and held.configuration.device_memory_bytes_per_gpu == guest_bytes
+            )
+            usable = format_bytes(view.cluster.nodes[node].gpu.usable_bytes)
+            need = f"needs {format_bytes(guest_bytes)} on a device of node {node} beside what others need"
+            raise _error(view, policy, job_id, f"{need}; accepted: {usable} for both")
 
 
-def _is_guest_with(held: Allocation | None, node: int, own_bytes: float) -> bool:
-    if held is None or not held.is_guest or node not in held.nodes:
-        return False
-    return held.configuration.device_memory_bytes_per_gpu == own_bytes
+# --- The engine ---
 
-
-# ------------------------------------------------------------------------------------------------
-# The engine: what happens at each event of the queue, and what of it is recorded.
-
-# Order of what happens at one instant; the policy is asked last, and then it is known how fast guests go.
+# Priorities at one instant: the policy is asked last, and only then are the speeds of guests known.
 _NODE, _COMPLETION, _ARRIVAL, _ASK, _RATE = range(5)
 _MAX_IDLE_ROUNDS = 10_000  # rounds without any job on devices before a policy counts as stuck
-_ROUNDING = 1e-9  # of a checkpoint interval: a checkpoint due at this very moment counts as written
+_ROUNDING = 1e-9  # of a checkpoint interval: a checkpoint due at this instant counts as written
 _NAN = float("nan")
 
 
 class Engine:
-    """Runs a trace under a policy in simulated time.
+    """Run a trace under a policy in simulated time.
 
     An engine for real runs overrides how the end of a restart and of a job become known (`foresee`)
-    and how time goes on (`run`); everything else is the same. ``rows`` are those of the events table so far,
+    and how time advances (`run`); everything else is the same. ``rows`` are those of the events table so far,
     plain tuples in the order of the fields of `Event`; ``finished`` has the jobs that ended, with times [s].
 
     Parameters
@@ -550,10 +550,10 @@ class Engine:
                 handler(first, second)
         if len(finished) < n_jobs:
             raise self.stalled()
-        queue.clear()  # what is out of date refers to the engine, and would keep all of it alive
+        queue.clear()  # outdated entries refer to the engine and would keep all of it alive
 
     def stalled(self) -> StalledError:
-        """Return the error that says who waits for ever."""
+        """Return the error that names the first job that waits for ever."""
         waiting = [job.spec.job_id for job in self.view.pending]
         return StalledError(
             f"{known_as(self.policy)} at {self.view.time_s} s: {len(waiting)} job(s) wait and nothing "
@@ -563,7 +563,7 @@ class Engine:
     # --- what happens to jobs ---------------------------------------------------------------
 
     def push_arrival(self) -> None:
-        """Expect the next job of the trace."""
+        """Enter the next job of the trace; one at a time, which keeps the queue short."""
         if self.n_arrived < len(self.arrivals):
             job = self.arrivals[self.n_arrived]
             self.n_arrived += 1
@@ -579,7 +579,7 @@ class Engine:
 
     @property
     def known_starts(self) -> float:
-        """Share of all starts and changes to something whose time the job knew before [1]."""
+        """Share of all starts and changes to a configuration whose time the job knew before [1]."""
         return self._n_known_starts / self._n_starts if self._n_starts else _NAN
 
     def hold(self, job: JobView, allocation: Allocation) -> None:
@@ -589,7 +589,7 @@ class Engine:
         self.foresee(job, self.cluster_state.hold(job, allocation))
 
     def go_on(self, job: JobView, allocation: Allocation, ready_s: float) -> None:
-        """Give a job where it was what it had just now, shared or no longer; ready at a time [s]."""
+        """Continue a job where it was, with devices shared or no longer; ready at a time [s]."""
         self.cluster_state.hold(job, allocation, max(ready_s, self.view.time_s))
         self.foresee(job, job.ready_time_s, is_ready=ready_s <= self.view.time_s)
 
@@ -598,7 +598,7 @@ class Engine:
         self.cluster_state.release(job)
 
     def foresee(self, job: JobView, ready_s: float, *, is_ready: bool = False) -> None:
-        """Enter the end of a restart [s], if that is still to come, and, from there, the last step."""
+        """Enter the end of the restart [s], if still to come, and the last step that follows from it."""
         if job.allocation is None:
             return
         if not is_ready:
@@ -615,7 +615,7 @@ class Engine:
             self.finish(job)
 
     def finish(self, job: JobView) -> None:
-        """Let a job end now."""
+        """Finish a job now."""
         self.release(job)
         self.cluster_state.finish(job)
         self.finished.append((job, self.view.time_s))
@@ -624,7 +624,7 @@ class Engine:
         self.request_decision()
 
     def evict(self, jobs: Sequence[JobView]) -> None:
-        """Take the devices of jobs, and the progress that no checkpoint holds; they wait again."""
+        """Take the devices of jobs, roll them back to their last checkpoints, and queue them again."""
         for job in jobs:
             lost_steps = self._steps_since_checkpoint(job)
             self.release(job)
@@ -651,7 +651,7 @@ class Engine:
             self._record_node(EventKind.CAPACITY_RETURNED, node, "returned", n_gpus)
         elif event.kind is NodeEventKind.WITHDRAWN:
             hit = self._in_the_way(node, n_gpus)
-            self.evict(hit)
+            self.evict(hit)  # before the change: only free devices can be withdrawn
             self.cluster_state.change_capacity(event, n_gpus)
             self._record_node(EventKind.CAPACITY_WITHDRAWN, node, "withdrawn", n_gpus)
         else:
@@ -666,7 +666,7 @@ class Engine:
         self.request_decision()
 
     def _in_the_way(self, node: int, n_gpus: int) -> list[JobView]:
-        """Return who must go for devices of a node to be withdrawn: last started, first out."""
+        """Return the jobs to evict before devices of a node are withdrawn: last started, first out."""
         nodes, hit = self.cluster_state.nodes, []
         if not nodes.up[node]:
             return []
@@ -679,7 +679,7 @@ class Engine:
         return hit + self._crowded_out(node, n_gpus, hit)
 
     def _crowded_out(self, node: int, n_gpus: int, gone: Sequence[JobView]) -> list[JobView]:
-        """Return the guests that find no memory once devices and jobs are gone: last started, first out."""
+        """Return the guests that find no memory once devices and jobs are gone, last started first."""
         there_bytes = self.view.cluster.nodes[node].gpu.usable_bytes
         left = [job for job in self.cluster_state.holders(node) if job not in gone]
         guests = [job for job in left if job.allocation is not None and job.allocation.is_guest]
@@ -693,19 +693,21 @@ class Engine:
         return hit
 
     def _steps_since_checkpoint(self, job: JobView) -> float:
+        """Return the steps that an interruption loses; checkpoints count running time, from ready on."""
         if self.checkpoint_interval_s is None or job.allocation is None:
             return 0.0
         elapsed_s, every_s = max(self.view.time_s - job.ready_time_s, 0.0), self.checkpoint_interval_s
         lost_s = elapsed_s - math.floor(elapsed_s / every_s + _ROUNDING) * every_s
         if lost_s <= 0 or not job.allocation.is_guest:
             return max(lost_s, 0.0) / job._step_s
+        # The speed of a guest has changed meanwhile: interpolate its steps between those moments.
         times_s, steps_left = zip(*job._marks, (self.view.time_s, job._steps_left_now()), strict=True)
         return float(np.interp(self.view.time_s - lost_s, times_s, steps_left) - steps_left[-1])
 
     # --- guests -----------------------------------------------------------------------------
 
     def _expect_rating(self) -> None:
-        """Look at the end of this instant how fast guests go."""
+        """Rate guests at the end of this instant, once all changes of it are known."""
         if self._rating_s != self.view.time_s and any(self.cluster_state.nodes.guests):
             self._rating_s = self.view.time_s
             self.queue.push(self.view.time_s, _RATE, (self._rate, None, None))
@@ -724,8 +726,16 @@ class Engine:
         self._ask_at(self.view.time_s)
 
     def _ask_at(self, time_s: float) -> None:
-        if self.view.interval_s is not None:
-            time_s = _round_at(time_s, self.view.interval_s)
+        interval_s = self.view.interval_s
+        if interval_s is not None:
+            # The first multiple of the interval that is not before the time; the rounded quotient alone may
+            # give one that is.
+            number = math.ceil(time_s / interval_s)
+            while number * interval_s < time_s:
+                number += 1
+            if not math.isfinite(number * interval_s):
+                raise InputError(f"no round of {interval_s} s at {time_s} s")
+            time_s = number * interval_s
         if time_s not in self._ask_times:
             self._ask_times.add(time_s)
             self.queue.push(time_s, _ASK, (self._ask, None, None))
@@ -746,7 +756,7 @@ class Engine:
         self._check_idle()
 
     def _check_idle(self) -> None:
-        """Stop a policy that is asked again and again and never starts what waits."""
+        """Raise if a policy is woken up again and again and never starts the pending jobs."""
         if self.view.running or self._n_node_events_left or self.n_arrived < len(self.arrivals):
             self._idle_rounds = 0
             return
@@ -758,7 +768,8 @@ class Engine:
         changes = checked_changes(decision, self.cluster_state, self.policy)
         suspended = [job for job, new in changes if new is None]
         moved = {job.index for job, new in changes if new is not None and job.allocation is not None}
-        ready_s: dict[int, float] = {}  # of those that stay where they are
+        ready_s: dict[int, float] = {}  # of jobs that stay where they are and only begin or cease to share
+        # All releases before any start, as jobs may swap devices.
         for job, new in changes:
             if job.allocation is not None:
                 if new is not None and new.beside(job.allocation.is_guest) == job.allocation:
@@ -766,6 +777,7 @@ class Engine:
                 self.release(job)
         if suspended:
             self.cluster_state.queue_again(suspended)
+        # The speed of a guest depends on all jobs of the decision, also on those that start after it.
         self.cluster_state.expect(changes)
         for job, new in changes:
             if new is None:
@@ -782,7 +794,7 @@ class Engine:
     # --- records ----------------------------------------------------------------------------
 
     def record(self, kind: EventKind, job: JobView, reason: str) -> None:
-        """Note what happened to a job, and tell the observers."""
+        """Append a row about a job to the events, and tell the observers."""
         held, rows = job.allocation, self.rows
         what = (self.view.time_s, len(rows), kind._value_, job.spec.job_id)
         if held is None:
@@ -808,37 +820,21 @@ class Engine:
             observer.observe(event, self.view)
 
 
-def _round_at(time_s: float, interval_s: float) -> float:
-    """Return the first multiple of the interval that is not before a time."""
-    number = math.ceil(time_s / interval_s)
-    while number * interval_s < time_s:
-        number += 1
-    if not math.isfinite(number * interval_s):
-        raise InputError(f"no round of {interval_s} s at {time_s} s")
-    return number * interval_s
-
-
-# ------------------------------------------------------------------------------------------------
-# Running a trace under a policy.
-#
-# Job semantics follow the simulator released with Morphling, except that progress is conserved: a job runs
-# while, and only while, it holds devices.
-
-_DTYPES: dict[str, Any] = {"int": "int64", "float": "float64", "bool": bool}
+# --- Simulations and their tables ---
 
 
 @dataclass(frozen=True, slots=True)
 class SimulationResult:
-    """What a simulation leaves behind.
+    """Tables and costs of a simulation.
 
     Parameters
     ----------
     events, outcomes
-        Tables of the schemas `EVENTS` and, a row a job in the order of submission, `OUTCOMES`.
+        Tables of the schemas `EVENTS` and, one row per job in the order of submission, `OUTCOMES`.
     wall_s, policy_wall_s, n_decisions
-        Wall time of it all and of the policy's share [s]; how often the policy was asked.
+        Wall time of the simulation and of the policy alone [s]; number of decisions.
     known_starts
-        Share of all starts and changes to something whose time the job knew before (`JobView.knows`) [1].
+        Share of starts and changes to a configuration whose time the job knew before (`JobView.knows`) [1].
     """
 
     events: pd.DataFrame
@@ -870,15 +866,15 @@ def simulate(
     Parameters
     ----------
     jobs, catalogue
-        The trace, in which jobs of the same time queue in the order given; what they may run as.
+        The trace, whose jobs of the same time queue in the order given; the configurations of jobs.
     restart_delay_s, interval_s
         Cost of each start and each change [s], or a function of job, old and new allocation; length of a
         round [s], None for the policy's own choice, 0 to ask after each event.
     failures, checkpoint_interval_s
         Nodes that fail and join, and capacity that is withdrawn and returned; running time between
-        checkpoints [s], as an interruption loses what was done since the last one, None if nothing.
+        checkpoints [s], as an interruption loses the progress since the last one, None if nothing is lost.
     extra_steps, observers
-        Work of every job beyond what it asked for, as in the released simulator; who is told of events.
+        Work of every job beyond its request, as in the released simulator; observers of the events.
     decision_limit_s
         Wall time after which one call of the policy is interrupted [s], None or 0 for no limit; nothing in
         the result depends on it.
@@ -890,13 +886,16 @@ def simulate(
     InputError
         Before anything runs: a job, a node event or an option cannot be used.
     PolicyError
-        The policy is none, raised, took too long or, an `InfeasibleDecision`, decided what cannot be done.
+        The policy is invalid, raised, timed out or, an `InfeasibleDecision`, decided what cannot be done.
     StalledError
-        The policy left jobs behind for ever.
+        Jobs are pending for ever.
     """
     began = time.perf_counter()
     check_policy(policy)
-    _check_options(checkpoint_interval_s, extra_steps)
+    if checkpoint_interval_s is not None and not checkpoint_interval_s > 0:
+        raise InputError(f"checkpoint_interval_s is {checkpoint_interval_s!r}; accepted: positive, or None")
+    if not (math.isfinite(extra_steps) and extra_steps >= 0):
+        raise InputError(f"extra_steps is {extra_steps!r}; accepted: a finite number >= 0")
     fitting, cost = catalogue.on(cluster), restart_cost(restart_delay_s)
     check_jobs(jobs, cluster, fitting)
     flags = {"reveals_requests": reveals_requests, "shares_devices": shares_devices}
@@ -904,20 +903,16 @@ def simulate(
     engine = Engine(cluster, fitting, policy, cost, round_length(policy, interval_s), *limits, **flags)
     engine.observers += observers
     engine.load(jobs, extra_steps, ordered_node_events(failures, cluster))
-    _run_to_the_end(engine)
-    finished = sorted(engine.finished, key=lambda entry: entry[0].index)
-    tables = events_table(engine.rows), outcomes_table(finished, fitting)
-    wall_s = time.perf_counter() - began
-    return SimulationResult(*tables, wall_s, engine.policy_wall_s, engine.n_decisions, engine.known_starts)
-
-
-def _run_to_the_end(engine: Engine) -> None:
-    # What is there now stays: the collector need not look through it again and again.
+    # Objects that exist now outlive the run, so the garbage collector need not scan them again and again.
     gc.freeze()
     try:
         engine.run()
     finally:
         gc.unfreeze()
+    finished = sorted(engine.finished, key=lambda entry: entry[0].index)
+    tables = events_table(engine.rows), outcomes_table(finished, fitting)
+    wall_s = time.perf_counter() - began
+    return SimulationResult(*tables, wall_s, engine.policy_wall_s, engine.n_decisions, engine.known_starts)
 
 
 def events_table(rows: Sequence[tuple[Any, ...]]) -> pd.DataFrame:
@@ -955,17 +950,19 @@ def outcomes_table(jobs: Sequence[tuple[JobView, float]], catalogue: Catalogue) 
     return _table(rows, OUTCOMES)
 
 
+_DTYPES: dict[str, Any] = {"int": "int64", "float": "float64", "bool": bool}
+
+
 def _table(rows: Sequence[tuple[Any, ...]], schema: TableSchema) -> pd.DataFrame:
     columns = list(zip(*rows, strict=True)) if rows else [()] * len(schema.columns)
-    pairs = zip(schema.columns, columns, strict=True)
-    return pd.DataFrame({column.name: _array(values, column.kind) for column, values in pairs}, copy=False)
-
-
-def _array(values: Sequence[Any], kind: str) -> Any:
-    # Through an array of numpy, which takes a third of the time of pandas' own conversion.
-    if kind == "text":
-        return pd.array(np.array(values, dtype=object), dtype="str")
-    return np.array(values, dtype=_DTYPES[kind])
+    # Through numpy arrays, which takes a third of the time of pandas' own conversion.
+    arrays: dict[str, Any] = {}
+    for column, values in zip(schema.columns, columns, strict=True):
+        if column.kind == "text":
+            arrays[column.name] = pd.array(np.array(values, dtype=object), dtype="str")
+        else:
+            arrays[column.name] = np.array(values, dtype=_DTYPES[column.kind])
+    return pd.DataFrame(arrays, copy=False)
 
 
 def check_jobs(
@@ -986,48 +983,40 @@ def check_jobs(
         The catalogue lacks a workload.
     """
     rows: dict[str, int] = {}
-    known: set[tuple[str, str, int, int]] = set()
+    checked: set[tuple[str, str, int, int]] = set()
     for row, job in enumerate(jobs, start=1):
         if job.job_id in rows:
             found = f"job name {job.job_id!r} is that of row {rows[job.job_id]}"
             raise InputError(f"{where}: row {row}: {found}; accepted: one row for each name")
         rows[job.job_id] = row
-        key = (job.workload, job.plan, job.n_gpus, job.n_cpus)
-        if key not in known:
-            _check_request(f"{where}: row {row}, job {job.job_id!r}", job, cluster, catalogue)
-            known.add(key)
-
-
-def _check_request(where: str, job: JobSpec, cluster: ClusterSpec, catalogue: Catalogue) -> None:
-    if job.n_gpus > cluster.n_gpus:
-        raise InputError(
-            f"{where}: asks for {job.n_gpus} GPUs; accepted: at most the {cluster.n_gpus} of cluster "
-            f"{cluster.name!r}, or it would wait for ever"
-        )
-    threads = cluster.max_cpu_threads(job.n_gpus)
-    if job.n_cpus > threads:
-        raise InputError(
-            f"{where}: asks for {job.n_cpus} CPU threads; accepted: at most the {threads} of the "
-            f"{min(job.n_gpus, cluster.n_nodes)} node(s) of {cluster.name!r} that {job.n_gpus} GPU(s) can use"
-        )
-    try:
-        catalogue.requested(job)
-    except InputError as error:
-        raise type(error)(f"{where}, on cluster {cluster.name!r}: {error}") from error
-
-
-def _check_options(checkpoint_interval_s: float | None, extra_steps: float) -> None:
-    if checkpoint_interval_s is not None and not checkpoint_interval_s > 0:
-        raise InputError(f"checkpoint_interval_s is {checkpoint_interval_s!r}; accepted: positive, or None")
-    if not (math.isfinite(extra_steps) and extra_steps >= 0):
-        raise InputError(f"extra_steps is {extra_steps!r}; accepted: a finite number >= 0")
+        request = (job.workload, job.plan, job.n_gpus, job.n_cpus)
+        if request in checked:
+            continue
+        place = f"{where}: row {row}, job {job.job_id!r}"
+        if job.n_gpus > cluster.n_gpus:
+            raise InputError(
+                f"{place}: asks for {job.n_gpus} GPUs; accepted: at most the {cluster.n_gpus} of cluster "
+                f"{cluster.name!r}, or it would wait for ever"
+            )
+        threads = cluster.max_cpu_threads(job.n_gpus)
+        if job.n_cpus > threads:
+            raise InputError(
+                f"{place}: asks for {job.n_cpus} CPU threads; accepted: at most the {threads} of the "
+                f"{min(job.n_gpus, cluster.n_nodes)} node(s) of {cluster.name!r} that {job.n_gpus} GPU(s) "
+                "can use"
+            )
+        try:
+            catalogue.requested(job)
+        except InputError as error:
+            raise type(error)(f"{place}, on cluster {cluster.name!r}: {error}") from error
+        checked.add(request)
 
 
 def round_length(policy: Policy, interval_s: float | None) -> float | None:
     """Return the length of a round [s], or None if the policy is asked after each event.
 
-    ``interval_s`` is what the experiment wants: None for the policy's own choice, 0 for no rounds. An
-    InputError says that it is negative or not finite.
+    ``interval_s`` is the choice of the experiment: None for the policy's own, 0 for no rounds. Raises
+    InputError if the length is negative or not finite.
     """
     length_s = policy.interval_s if interval_s is None else interval_s
     if length_s is not None and not (math.isfinite(length_s) and length_s >= 0):

@@ -1,4 +1,9 @@
-"""Devices that two jobs share: who fits beside whom, and how fast guests go."""
+"""Devices that two jobs share: who fits beside whom, and the speeds of guests.
+
+A holder has devices of its own and is never slowed down; a guest computes on them while they are idle.
+Devices of a node are interchangeable, so pairs of holder and guest are derived from who is on the node, not
+stored.
+"""
 
 from collections.abc import Iterable
 from functools import lru_cache
@@ -10,24 +15,24 @@ Use = tuple[int, int, Configuration]  # position of a job by submission, devices
 Part = tuple[int, Configuration]  # devices of a node that a job uses, and what it runs as
 Parts = tuple[Part, ...]  # by submission of the jobs
 IDLE_SHARE = 0.34
-"""How much of the progress that it would make alone a guest makes where no model says what it is.
+"""Speed of a guest relative to running alone, where no model predicts it.
 
 Source: AntMan (W. Xiao et al., OSDI 2020, abstract) reports 34 % more use of the computing units of a cluster
-with sharing than without, and holders as fast as alone. All of that is taken for what the guests do.
+with sharing than without, and holders as fast as alone. All of that is attributed to the guests.
 """
-LEAST_PACE = 0.01  # so that a guest beside somebody who leaves nothing ends at some time
+LEAST_PACE = 0.01  # so that a guest beside a holder without idle time finishes eventually
 
 
 def memory_by_device(
     allocations: Iterable["Allocation | None"], n_nodes: int
 ) -> tuple[list[list[float]], list[list[float]]]:
-    """Return for each node the memory that holders, and guests, need on each device that they use [B]."""
+    """Return per node the memory that holders, and guests, need on each device that they use [B]."""
     needed: tuple[list[list[float]], ...] = tuple([[] for _ in range(n_nodes)] for _ in range(2))
     for held in allocations:
         if held is not None:
-            of_kind, own_bytes = needed[held.is_guest], held.configuration.device_memory_bytes_per_gpu
+            by_node, job_bytes = needed[held.is_guest], held.configuration.device_memory_bytes_per_gpu
             for node, count in zip(held.nodes, held.configuration.placement.gpus_per_node, strict=True):
-                of_kind[node] += [own_bytes] * count
+                by_node[node] += [job_bytes] * count
     return needed[0], needed[1]
 
 
@@ -36,31 +41,30 @@ def crowded_guest(
 ) -> float | None:
     """Return the memory of the largest guest that finds no device on a node, or None if all do.
 
-    Largest guests go where the least is taken, which leaves no guest without a device where any pairing does.
-
     Parameters
     ----------
     holders, guests
-        Memory on a device of each device held, and of each that a guest uses [B].
+        Memory needed on each device held, and on each device that a guest uses [B].
     n_devices, there_bytes
         Devices of the node, and the memory of each that jobs may use [B].
     """
     taken = sorted(holders)
     devices = [0.0] * (n_devices - len(taken)) + taken
-    for own_bytes, beside_bytes in zip(sorted(guests, reverse=True), devices, strict=False):
-        if own_bytes + beside_bytes > there_bytes * (1 + TOLERANCE):
-            return own_bytes
+    # The largest guest goes where the least memory is taken: if any pairing fits all guests, this one does.
+    for guest_bytes, holder_bytes in zip(sorted(guests, reverse=True), devices, strict=False):
+        if guest_bytes + holder_bytes > there_bytes * (1 + TOLERANCE):
+            return guest_bytes
     return None
 
 
 @lru_cache(maxsize=1 << 16)
 def pace_beside(guest: Configuration, holder: Configuration | None) -> float:
-    """Return how much of the progress that it would make alone a guest makes beside a holder, or nobody.
+    """Return the speed of a guest beside a holder, or nobody, relative to running alone.
 
-    Each phase of the guest takes as much longer as the holder leaves less of what the phase needs: with
-    shares of a step in which devices compute, a, and in which data move, c, a step of the guest takes
-    ``a / (1 - a') + c / (1 - c')`` and the rest of it as long as alone. The holder goes as fast as alone.
-    Where nothing is known of the two it is `IDLE_SHARE`; never less than `LEAST_PACE`.
+    Each phase of the guest is stretched by the share of the holder's step in which the holder needs the same
+    resource: with shares of a step in which devices compute, a, and in which data move, c, a step of the
+    guest takes ``a / (1 - a') + c / (1 - c')``, and the rest of it as long as alone. The holder is as fast as
+    alone. The speed is `IDLE_SHARE` where the shares are unknown, and never less than `LEAST_PACE`.
     """
     if holder is None:
         return 1.0
@@ -78,11 +82,11 @@ def pace_beside(guest: Configuration, holder: Configuration | None) -> float:
 def paces_on(
     holders: Iterable[Use], guests: Iterable[Use], n_devices: int, there_bytes: float
 ) -> tuple[dict[int, float], list[Configuration | None]]:
-    """Return how fast each guest on a node goes, by position, and the holders of devices without a guest.
+    """Return the speed of each guest on a node, by position, and the holders of devices without a guest.
 
     Guests that need most memory come first, then those submitted first. Each takes the devices on which it is
-    fastest of those where it fits, of equal ones those whose holder was submitted first, free ones last. The
-    slowest of them holds it up; if there are too few, it is at `LEAST_PACE`.
+    fastest of those where it fits, of equal ones those whose holder was submitted first, free ones last. Its
+    slowest device limits it; if there are too few, its speed is `LEAST_PACE`.
 
     Parameters
     ----------
@@ -95,7 +99,7 @@ def paces_on(
     for _, count, item in sorted(holders, key=lambda use: use[0]):
         left += [item] * count
     left += [None] * (n_devices - len(left))
-    found: dict[int, float] = {}
+    paces: dict[int, float] = {}
     for index, count, item in sorted(guests, key=lambda use: (-use[2].device_memory_bytes_per_gpu, use[0])):
         most_bytes = there_bytes * (1 + TOLERANCE) - item.device_memory_bytes_per_gpu
         fitting = [
@@ -104,19 +108,19 @@ def paces_on(
             if other is None or other.device_memory_bytes_per_gpu <= most_bytes
         ]
         taken = sorted(fitting)[:count]
-        found[index] = -taken[-1][0] if len(taken) == count else LEAST_PACE
+        paces[index] = -taken[-1][0] if len(taken) == count else LEAST_PACE
         gone = {rank for _, rank in taken}
         left = [other for rank, other in enumerate(left) if rank not in gone]
-    return found, left
+    return paces, left
 
 
 class Company:
-    """What follows from who holds devices of a node and who is a guest there, whichever jobs these are.
+    """Holders and guests of one node, and what follows from them; jobs count by configuration alone.
 
     Attributes
     ----------
     paces
-        How fast each guest goes, in the order of submission.
+        Speed of each guest, in the order of submission.
     crowded_bytes
         Memory of the largest guest that finds no device [B], or None if all do.
     n_unshared, spare_bytes, most_bytes
@@ -143,19 +147,19 @@ class Company:
         self._paces_for: dict[Configuration, list[float]] = {}
 
     def paces_for(self, item: Configuration) -> list[float]:
-        """Return how fast one more guest would be on each device, if no other guest makes room."""
-        found = self._paces_for.get(item)
-        if found is None:
+        """Return the speed of one more guest on each device where it fits, if no other guest moves."""
+        paces = self._paces_for.get(item)
+        if paces is None:
             most_bytes = self._there_bytes * (1 + TOLERANCE) - item.device_memory_bytes_per_gpu
-            found = self._paces_for[item] = [
+            paces = self._paces_for[item] = [
                 pace_beside(item, holder)
                 for holder in self._left
                 if holder is None or holder.device_memory_bytes_per_gpu <= most_bytes
             ]
-        return found
+        return paces
 
     def has_memory(self, n_more: int, own_bytes: float) -> bool:
-        """Whether each guest finds a device, with so many more that need so much memory [B]."""
+        """Return whether all guests find devices if one more uses ``n_more`` of them with that memory [B]."""
         if n_more > self.n_unshared:
             return False
         return self._crowded(self._guests + [own_bytes] * n_more) is None
@@ -164,13 +168,13 @@ class Company:
         return crowded_guest(self._holders, guests, self._n_devices, self._there_bytes)
 
 
-_company = lru_cache(maxsize=1 << 13)(Company)  # the same is on a node again and again
+_company = lru_cache(maxsize=1 << 13)(Company)  # nodes have the same few combinations again and again
 
 
 class Sharing:
-    """Holders and guests of every node, kept up to date as jobs take devices and give them back.
+    """Holders and guests of every node, kept up to date as jobs take and release devices.
 
-    Whoever gets a `copy` may change it to try what would be.
+    A `copy` may be changed to try a decision.
     """
 
     __slots__ = ("_company", "_here", "_n_devices", "_there_bytes")
@@ -178,7 +182,8 @@ class Sharing:
     def __init__(self, cluster: ClusterSpec) -> None:
         self._n_devices = [node.n_gpus for node in cluster.nodes]
         self._there_bytes = [node.gpu.usable_bytes for node in cluster.nodes]
-        # Uses by position, of holders and of guests; what follows from them, until something changes.
+        # Per node the uses of holders and of guests, by position; these pairs are replaced, never changed, so
+        # that copies share them. And what follows from each pair, until it is replaced.
         self._here: list[tuple[dict[int, Part], dict[int, Part]]] = [({}, {}) for _ in cluster.nodes]
         self._company: list[Company | None] = [None] * cluster.n_nodes
 
@@ -190,11 +195,11 @@ class Sharing:
         return other
 
     def resize(self, node: int, n_devices: int) -> None:
-        """Let a node have so many devices from now on."""
+        """Set the number of devices of a node."""
         self._n_devices[node], self._company[node] = n_devices, None
 
     def add(self, index: int, held: Allocation) -> None:
-        """Take in what a job, by its position in the order of submission, holds or uses; unchecked."""
+        """Add what a job, by its position in the order of submission, holds or uses; unchecked."""
         item, is_guest = held.configuration, held.is_guest
         for node, count in zip(held.nodes, item.placement.gpus_per_node, strict=True):
             uses, part = self._here[node], (count, item)
@@ -204,7 +209,7 @@ class Sharing:
                 self._here[node], self._company[node] = changed, None
 
     def remove(self, index: int, held: Allocation) -> None:
-        """Forget what a job holds or uses."""
+        """Remove what a job holds or uses."""
         for node in held.nodes:
             holders, guests = self._here[node]
             changed = holders.copy(), guests.copy()
@@ -216,20 +221,20 @@ class Sharing:
         return self._here[node][True].keys()
 
     def on(self, node: int) -> Company:
-        """Return what follows from who is on a node now."""
-        found = self._company[node]
-        if found is None:
+        """Return the holders and guests of a node."""
+        company = self._company[node]
+        if company is None:
             holders, guests = (tuple([uses[index] for index in sorted(uses)]) for uses in self._here[node])
-            found = _company(holders, guests, self._n_devices[node], self._there_bytes[node])
-            self._company[node] = found
-        return found
+            company = _company(holders, guests, self._n_devices[node], self._there_bytes[node])
+            self._company[node] = company
+        return company
 
     def everywhere(self) -> list[Company]:
-        """Return the same of every node."""
+        """Return the holders and guests of every node."""
         return [it or self.on(node) for node, it in enumerate(self._company)]
 
     def pace(self, index: int, held: Allocation) -> float:
-        """Return how much of the progress that it would make alone a guest makes where it is slowest."""
+        """Return the speed of a guest relative to running alone, on the node where it is slowest."""
         ranks = [(node, sorted(self._here[node][True]).index(index)) for node in held.nodes]
         return min([self.on(node).paces[rank] for node, rank in ranks])
 

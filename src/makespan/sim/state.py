@@ -1,4 +1,10 @@
-"""What will happen, in order, and what happened, as observers and tables see it."""
+"""State of a simulated cluster: events, the read-only views of policies, and the transitions between states.
+
+`ClusterState` is the only code that changes nodes and jobs. `JobView` and `ClusterView` reject assignment,
+so policies and observers may receive the live objects instead of copies. Between its submission and its end a
+job is either pending or running; pending jobs are in the order of submission, running ones in the order of
+their last start.
+"""
 
 import heapq
 import math
@@ -19,14 +25,13 @@ from makespan.sim.sharing import Sharing
 from makespan.tables import FAILURES
 from makespan.workloads import JobSpec
 
-# ------------------------------------------------------------------------------------------------
-# What will happen, in order, and what happened, as observers and tables see it.
+# --- Events ---
 
 T = TypeVar("T")
 
 
 class EventQueue(Generic[T]):
-    """What will happen, by time, then by priority at one instant, then by the order of entry."""
+    """Future events by time, then by priority at one instant, then by the order of entry."""
 
     __slots__ = ("_heap", "_seq")
 
@@ -35,7 +40,7 @@ class EventQueue(Generic[T]):
         self._seq = 0
 
     def __len__(self) -> int:
-        """Return how many events are still to come."""
+        """Return the number of events still to come."""
         return len(self._heap)
 
     def push(self, time_s: float, priority: int, event: T) -> None:
@@ -53,7 +58,7 @@ class EventQueue(Generic[T]):
         return self._heap[0][0] if self._heap else math.inf
 
     def clear(self) -> None:
-        """Forget everything that is still to come."""
+        """Remove all events."""
         self._heap.clear()
 
 
@@ -67,17 +72,13 @@ class EventKind(StrEnum):
     RATED = "rated"  # a guest goes faster or slower from now on, as other jobs use its devices
     READY = "ready"  # the restart delay is over, progress begins
     SUSPENDED = "suspended"  # the policy took all devices of a job
-    INTERRUPTED = (
-        "interrupted"  # a job lost all its devices because one of its nodes failed or gave up devices
-    )
+    INTERRUPTED = "interrupted"  # a job was evicted because one of its nodes failed or lost devices
     FINISHED = "finished"  # a job ran its last step
-    NODE_FAILED = "node_failed"  # a node went away
-    NODE_JOINED = "node_joined"  # a node came or came back
-    CAPACITY_ANNOUNCED = (
-        "capacity_announced"  # it became known that devices of a node will be withdrawn or returned
-    )
-    CAPACITY_WITHDRAWN = "capacity_withdrawn"  # devices of a node went away
-    CAPACITY_RETURNED = "capacity_returned"  # devices of a node came back
+    NODE_FAILED = "node_failed"  # a node failed
+    NODE_JOINED = "node_joined"  # a node joined, or joined again
+    CAPACITY_ANNOUNCED = "capacity_announced"  # notice that devices of a node will be withdrawn or returned
+    CAPACITY_WITHDRAWN = "capacity_withdrawn"  # devices of a node were withdrawn
+    CAPACITY_RETURNED = "capacity_returned"  # devices of a node were returned
 
 
 class Event(NamedTuple):
@@ -94,9 +95,9 @@ class Event(NamedTuple):
     job_id
         Job concerned, empty for node events.
     nodes
-        What is held after the event, ``node:devices`` joined by spaces; of a node event the node.
+        Devices held after the event, ``node:devices`` joined by spaces; the node, for a node event.
     n_gpus
-        Devices held after the event; of a node event those that it concerns.
+        Number of devices held after the event; for a node event the number that it concerns.
     plan, family, cpu_threads, iter_time_s
         Configuration after the event; empty, 0 and NaN if nothing is held.
     reason
@@ -104,7 +105,7 @@ class Event(NamedTuple):
     steps_left
         Steps still to run; NaN for node events.
     shared_nodes
-        What a guest uses of others' devices after the event, see `Allocation`, like ``nodes``.
+        Devices of others that a guest uses after the event, see `Allocation`, like ``nodes``.
     """
 
     time_s: float
@@ -123,19 +124,19 @@ class Event(NamedTuple):
 
 
 class Observer(Protocol):
-    """Whoever watches a simulation; an observer cannot influence it."""
+    """Receiver of the events of a simulation; it cannot influence them."""
 
     def observe(self, event: Event, view: "ClusterView") -> None:
         """Take note of an event; ``view`` is the cluster after it, valid during the call only."""
 
 
 class NodeEventKind(StrEnum):
-    """What can happen to a node."""
+    """Kinds of node events."""
 
-    FAILED = "failed"  # it goes away with all devices
-    JOINED = "joined"  # it comes, or comes back, with all devices free
-    WITHDRAWN = "withdrawn"  # some or all of its devices go away, perhaps with notice
-    RETURNED = "returned"  # devices that were withdrawn come back, perhaps with notice
+    FAILED = "failed"  # it fails with all its devices
+    JOINED = "joined"  # it joins, or joins again, with all devices free
+    WITHDRAWN = "withdrawn"  # some or all of its devices are withdrawn, perhaps with notice
+    RETURNED = "returned"  # devices that were withdrawn are returned, perhaps with notice
 
 
 _OF_CAPACITY = (NodeEventKind.WITHDRAWN, NodeEventKind.RETURNED)
@@ -143,10 +144,10 @@ _OF_CAPACITY = (NodeEventKind.WITHDRAWN, NodeEventKind.RETURNED)
 
 @dataclass(frozen=True, slots=True)
 class NodeEvent:
-    """A node leaves or comes, or some of its devices do.
+    """Failure or arrival of a node, or of some of its devices.
 
     A node whose first event is ``joined`` is absent until then. Withdrawn devices stay usable until
-    the notice is over; whoever still needs them then is interrupted, the job that started last first.
+    the notice is over; jobs that still need them then are interrupted, the job that started last first.
 
     Parameters
     ----------
@@ -158,7 +159,7 @@ class NodeEvent:
     Raises
     ------
     InputError
-        A value is out of range, or a node that fails or joins is to do so in part or with notice.
+        A value is out of range, or a failure or join has a number of devices or a notice.
     """
 
     time_s: float
@@ -192,7 +193,7 @@ class NodeEvent:
 
     @property
     def in_force_s(self) -> float:
-        """When it happens [s]."""
+        """Time at which it takes effect [s]."""
         return self.time_s + self.notice_s
 
 
@@ -213,6 +214,7 @@ def read_failures(frame: pd.DataFrame, where: str) -> tuple[NodeEvent, ...]:
 
 def ordered_node_events(events: Iterable[NodeEvent], cluster: ClusterSpec) -> list[NodeEvent]:
     """Return node events by the time at which they happen, with numbers of devices, and check them."""
+    # By when they take effect, not when they are announced: each change is checked against earlier ones.
     ordered = sorted(events, key=lambda event: (event.in_force_s, event.node_id))
     is_up: dict[int, bool] = {}
     withdrawn = [0] * cluster.n_nodes
@@ -241,7 +243,7 @@ def ordered_node_events(events: Iterable[NodeEvent], cluster: ClusterSpec) -> li
 
 
 def absent_nodes(ordered: Iterable[NodeEvent]) -> list[int]:
-    """Return the nodes of which the first is heard that they join."""
+    """Return the nodes whose first event, other than of capacity, is that they join."""
     first: dict[int, NodeEventKind] = {}
     for event in ordered:
         if event.kind not in _OF_CAPACITY:
@@ -249,11 +251,10 @@ def absent_nodes(ordered: Iterable[NodeEvent]) -> list[int]:
     return sorted(node for node, kind in first.items() if kind is NodeEventKind.JOINED)
 
 
-# ------------------------------------------------------------------------------------------------
-# What policies and observers see: the cluster and its jobs, read-only.
+# --- Read-only views ---
 
 _NAN = float("nan")
-# Views refuse assignment; this is how they are filled, and how `ClusterState` writes to them.
+# Views reject assignment; `ClusterState` fills and changes them through this.
 write = object.__setattr__
 
 
@@ -262,7 +263,7 @@ def _refuse(self: object, name: str, value: object = None) -> NoReturn:
 
 
 class _JobSlots:
-    """Plain attributes of a job: policies read them in their innermost loops."""
+    """Plain attributes of a job, not properties: policies read them in their innermost loops."""
 
     __slots__ = (
         "_held_gpu_s",
@@ -297,12 +298,12 @@ class JobView(_JobSlots):
     spec, index
         The job as submitted, and its position in the order of submission.
     allocation, generation
-        What it holds, or None while it waits; how often that, or how fast a guest goes, has changed.
+        Its present allocation, or None while it waits; how often that, or the speed of a guest, has changed.
     ready_time_s, held_since_s, waiting_since_s
-        When its present restart delay is or was over, since when it holds its present allocation, since
-        when it waits [s]; NaN where it does not.
+        End of its present restart delay, start of its present allocation, start of its present wait [s];
+        NaN where there is none.
     restart_count, first_start_s
-        Restart delays begun after the first start, and when that was [s], or None.
+        Restart delays begun after the first start, and time of that [s], or None.
     """
 
     __slots__ = ()
@@ -317,7 +318,8 @@ class JobView(_JobSlots):
         self.first_start_s: float | None = None
         self.waiting_since_s = spec.submit_time_s
         self.ready_time_s = self.held_since_s = _NAN
-        # Since when each step takes _step_s, with _steps_left then; as a guest, all such moments.
+        # From `_since_s` on, with `_steps_left` steps left then, a step takes `_step_s`. `_marks` has all
+        # such moments of the present allocation; a guest has several, as its speed changes.
         self._since_s = _NAN
         self._marks: tuple[tuple[float, float], ...] = ()
         self.restart_count = self.generation = 0
@@ -328,7 +330,7 @@ class JobView(_JobSlots):
         self.__class__ = kind
 
     def __repr__(self) -> str:
-        """Return name and allocation."""
+        """Show name and allocation."""
         held = "waiting" if self.allocation is None else self.allocation.text
         return f"JobView({self.spec.job_id!r}, {held})"
 
@@ -341,7 +343,7 @@ class JobView(_JobSlots):
         return self._observed | {held.configuration}
 
     def has_run(self, configuration: Configuration) -> bool:
-        """Whether the job has done a step in a configuration, or its user has stated the time of one."""
+        """Return whether the job has done a step in a configuration, or its user stated the time of one."""
         if configuration in self._observed:
             return True
         held = self.allocation
@@ -359,18 +361,18 @@ class JobView(_JobSlots):
 
     @property
     def pace(self) -> float:
-        """How much of the progress that it would make with devices of its own it makes; 0 if it waits."""
+        """Speed relative to that with devices of its own; 0 if it waits."""
         held = self.allocation
         return 0.0 if held is None else held.configuration.iter_time_s / self._step_s
 
     def knows(self, configuration: Configuration) -> bool:
-        """Whether `step_s` is certain: sampled before, or observed by this very job."""
+        """Return whether `step_s` is certain: sampled before, or observed by this very job."""
         return configuration.is_known or self.has_run(configuration)
 
     def assures(self, configuration: Configuration) -> bool:
-        """Whether a configuration is sure to keep the guarantee of the job, as far as anybody can know.
+        """Return whether a configuration keeps the guarantee of the job for certain.
 
-        The request itself does. Anything else must be known, like the request, and not slower.
+        The request itself does. Any other must be known, like the request, and not slower.
         """
         reference = self._view.catalogue.requested(self.spec)
         if configuration is reference:
@@ -428,7 +430,7 @@ class JobView(_JobSlots):
 
 
 def unlocked(job: JobView) -> type[JobView]:
-    """Let a job be written to, much faster than by `write`, and return the class that locks it again."""
+    """Make a job writable, which is much faster than `write`, and return the class that locks it again."""
     kind = type(job)
     write(job, "__class__", _JobSlots)
     return kind
@@ -441,17 +443,18 @@ class ClusterView:
     Attributes
     ----------
     cluster, catalogue
-        All nodes that there may be, down ones too; what jobs may run as there.
+        All nodes that may exist, down ones too; the configurations that fit there.
     restart_cost, restart_delay_s
-        What a start or change costs, exactly, and the one number [s] to reckon with.
+        Cost of each start and change, and one number [s] that stands for it in estimates.
     interval_s
         Length of a round [s], or None where the policy is asked after each event.
     shows_remaining_work, announced
-        Whether `JobView.steps_left` may be read; changes of capacity that are still to come.
+        Whether `JobView.steps_left` may be read; announced changes of capacity still to come.
     shares_devices
         Whether a job may be a guest on devices, see `Allocation`; in simulations.
     pending, running
-        Jobs without devices in the order of submission, and with, as they last started; live collections.
+        Jobs without devices in the order of submission, and jobs with, in the order of their last start; live
+        collections.
     """
 
     __setattr__ = __delattr__ = _refuse
@@ -479,7 +482,7 @@ class ClusterView:
 
     @property
     def n_gpus(self) -> int:
-        """Devices that are there now."""
+        """Devices present now."""
         return self._nodes.n_gpus
 
     @property
@@ -489,7 +492,7 @@ class ClusterView:
 
     @property
     def gpus_per_node(self) -> list[int]:
-        """Devices of every node that are there now; a new list."""
+        """Devices of every node present now; a new list."""
         return self._nodes.gpus_per_node()
 
     @property
@@ -508,7 +511,7 @@ class ClusterView:
         return [self._nodes.unshared(node) for node in range(self.n_nodes)]
 
     def sharing(self) -> Sharing:
-        """Return who holds devices and who is a guest on them: a copy, to try what would be."""
+        """Return who holds devices and who is a guest on them: a copy, on which a policy may try changes."""
         return self._sharing()
 
     @property
@@ -538,10 +541,11 @@ class ClusterView:
 
     def waiting_after(self, index: int) -> list[JobView]:
         """Return the waiting jobs behind a position in the order of submission, the last one first."""
+        # From the back: policies ask for new arrivals alone, however many jobs wait.
         return list(takewhile(lambda job: job.index > index, reversed(self._pending.values())))
 
     def is_up(self, node: int) -> bool:
-        """Whether a node is there."""
+        """Return whether a node is up."""
         return self._nodes.up[node]
 
     def job(self, job_id: str) -> JobView:
@@ -552,8 +556,7 @@ class ClusterView:
         return found
 
 
-# ------------------------------------------------------------------------------------------------
-# The state of a cluster and its jobs, and the transitions that change it.
+# --- Transitions ---
 
 
 class Nodes:
@@ -582,7 +585,7 @@ class Nodes:
             self.of_type[gpu_type] |= 1 << node
 
     def gpus_per_node(self) -> list[int]:
-        """Return the devices of every node that are there now."""
+        """Return the devices of every node present now."""
         rows = zip(self._capacity, self.withdrawn, self.up, strict=True)
         return [gpus - gone if up else 0 for (gpus, _, _), gone, up in rows]
 
@@ -600,6 +603,7 @@ class Nodes:
                 self.free_host_bytes[node] += count * host * sign
             return
         free_gpus, free_cpus, levels = self.free_gpus, self.free_cpus, self.levels
+        # The innermost loop of a simulation: local names, and flipped bits instead of sets of nodes.
         for node, count in zip(allocation.nodes, configuration.placement.gpus_per_node, strict=True):
             change = count * sign
             free, bit = free_gpus[node], 1 << node
@@ -612,7 +616,7 @@ class Nodes:
         self.n_free_gpus += sign * configuration.n_gpus
 
     def shortage(self, allocation: Allocation) -> str:
-        """Return what an allocation lacks, empty if it fits."""
+        """Describe the first resource that an allocation lacks; empty if it fits."""
         configuration, is_guest = allocation.configuration, allocation.is_guest
         for node, wanted in zip(allocation.nodes, configuration.gpu_types, strict=False):
             if 0 <= node < len(self.up) and self.gpu_types[node] != wanted:
@@ -636,13 +640,13 @@ class Nodes:
         return ""
 
     def fail(self, node: int) -> None:
-        """Take a node away; its devices must be free."""
+        """Take a node down; its devices must be free."""
         self.n_gpus -= self._capacity[node][0] - self.withdrawn[node]
         self.up[node] = False
         self._set_free(node, 0, 0, 0.0)
 
     def join(self, node: int) -> None:
-        """Bring a node back, free."""
+        """Bring a node up, all devices free."""
         gpus, cpus, memory = self._capacity[node]
         gpus -= self.withdrawn[node]
         self.up[node] = True
@@ -650,7 +654,7 @@ class Nodes:
         self.n_gpus += gpus
 
     def withdraw(self, node: int, n_gpus: int) -> None:
-        """Take free devices of a node away, or return them where the number is negative."""
+        """Withdraw free devices of a node, or return them where the number is negative."""
         self.withdrawn[node] += n_gpus
         if self.up[node]:
             self.n_gpus -= n_gpus
@@ -666,9 +670,9 @@ class Nodes:
 
 
 class _Shared:
-    """Who shares devices with whom, and the copies of it that views hand out.
+    """Sharing of devices, and the copies of it that views hand out.
 
-    It knows neither view nor state, which would keep each other alive after the end of a run.
+    Refers neither to view nor to state: in a reference cycle they would outlive the run.
     """
 
     __slots__ = ("_cluster", "_nodes", "_running", "now")
@@ -680,7 +684,7 @@ class _Shared:
     def __call__(self) -> Sharing:
         """Return who holds devices and who is a guest on them, a copy."""
         if self.now is not None:
-            self.now.everywhere()  # what follows from who is where now is of use later, too
+            self.now.everywhere()  # fills the cache before copying, so that later copies have it too
             return self.now.copy()
         found = Sharing(self._cluster)
         for node, n_gpus in enumerate(self._nodes.gpus_per_node()):
@@ -692,7 +696,7 @@ class _Shared:
 
 
 class ClusterState:
-    """Jobs and nodes with the transitions between their states; the only code that writes to views."""
+    """Jobs and nodes with the transitions between their states; the only code that writes to the views."""
 
     def __init__(
         self,
@@ -732,7 +736,7 @@ class ClusterState:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no job waits or runs."""
+        """Return whether no job waits or runs."""
         return not self._pending and not self._running
 
     def find(self, job_id: str) -> JobView | None:
@@ -740,7 +744,7 @@ class ClusterState:
         return self._running.get(job_id) or self._pending.get(job_id)
 
     def advance(self, time_s: float) -> None:
-        """Let time go on [s]."""
+        """Advance the time [s]."""
         write(self.view, "time_s", time_s)
 
     # --- jobs -------------------------------------------------------------------------------
@@ -750,19 +754,21 @@ class ClusterState:
         self._pending[job.spec.job_id] = job
 
     def reveal(self, job: JobView, configuration: Configuration) -> None:
-        """Let everybody know how long a job takes for a step in a configuration."""
+        """Reveal the time of a job's step in a configuration."""
         write(job, "_observed", job._observed | {configuration})
 
     def hold(self, job: JobView, allocation: Allocation, going_on_from_s: float | None = None) -> float:
-        """Give devices to a job that has none; return when its restart delay will be over [s].
+        """Give devices to a job that has none; return the end of its restart delay [s].
 
-        One that only shares them from now on, or no longer, goes on, ready from a time [s] that is not past.
+        A job that only begins or ceases to share its devices continues without one: ``going_on_from_s``, not
+        in the past, is when it is ready [s].
         """
         now_s = self.view.time_s
         ready_s = going_on_from_s
         if ready_s is None:
             ready_s = now_s + self.view.restart_cost(job.spec, job._last, allocation)
         step_s = allocation.configuration.iter_time_s
+        # The speed of a guest follows from the pairing on its nodes, which must include this job first.
         if allocation.is_guest or self._shared.now is not None:
             self.expect([(job, allocation)])
         if allocation.is_guest and self._shared.now is not None:
@@ -790,6 +796,7 @@ class ClusterState:
         held = job.allocation
         if held is None:
             return
+        # Read before anything changes: these depend on the present allocation.
         steps_left, running_s, restart_s = job._steps_left_now(), job.running_time_s, job.restart_time_s
         held_gpu_s, observed = job.attained_service_gpu_s, job.observed
         self.nodes.move(held, 1)
@@ -809,11 +816,12 @@ class ClusterState:
         for job in jobs:
             self._pending[job.spec.job_id] = self._running.pop(job.spec.job_id)
             write(job, "waiting_since_s", self.view.time_s)
+        # Moving every job to the end, in the order of submission, sorts the queue.
         for job in sorted(self._pending.values(), key=lambda job: job.index):
             self._pending.move_to_end(job.spec.job_id)
 
     def finish(self, job: JobView) -> None:
-        """Let a job end, wherever it is."""
+        """End a job that runs or waits."""
         self.release(job)
         if self._running.pop(job.spec.job_id, None) is None:
             del self._pending[job.spec.job_id]
@@ -823,7 +831,7 @@ class ClusterState:
         job.__class__ = kind
 
     def set_steps_left(self, job: JobView, steps: float) -> None:
-        """Settle what a job has still to do, where it is counted or lost and not foreseen."""
+        """Set the steps that a job has left, where they are counted or rolled back and not foreseen."""
         write(job, "_steps_left", steps)
 
     def restore(
@@ -837,9 +845,10 @@ class ClusterState:
         held_gpu_s: float,
         observed: Iterable[Configuration],
     ) -> None:
-        """Bring a job that holds nothing to where it was.
+        """Restore the recorded state of a job that holds nothing.
 
-        These are waiting, running and restart time, device time, and the configurations whose time it knows.
+        ``times_s`` are waiting, running and restart time; ``observed`` are the configurations whose time it
+        knows.
         """
         kind = unlocked(job)
         job.generation, job.restart_count = generation, restart_count
@@ -849,14 +858,15 @@ class ClusterState:
         job.__class__ = kind
 
     def set_ready(self, job: JobView, time_s: float) -> None:
-        """Correct when the restart delay of a job is over [s]."""
+        """Correct the end of a job's restart delay [s]."""
         write(job, "ready_time_s", time_s)
         write(job, "_since_s", time_s)
 
     # --- guests -----------------------------------------------------------------------------
 
     def expect(self, changes: Sequence[tuple[JobView, Allocation | None]]) -> None:
-        """Take in what jobs will have, so that it is known how fast guests among them go."""
+        """Note future allocations before the first of them is held, as speeds of guests depend on all."""
+        # Simulations without guests never pay for this: it begins with the first guest.
         if self._shared.now is None:
             if not any(new is not None and new.is_guest for _, new in changes):
                 return
@@ -867,7 +877,7 @@ class ClusterState:
                 self._touched.update(new.nodes)
 
     def guests_to_rate(self) -> list[JobView]:
-        """Return the guests on nodes on which something has changed, in the order of submission."""
+        """Return the guests on nodes that changed since the last call, in the order of submission."""
         if self._shared.now is None:
             return []
         found = {index for node in self._touched for index in self._shared.now.guests(node)}
@@ -879,13 +889,14 @@ class ClusterState:
         )
 
     def pace(self, job: JobView) -> bool:
-        """Let a guest go as fast as who is beside it lets it, and return whether that is a change."""
+        """Update the speed of a guest from who is beside it; return whether it changed."""
         held = job.allocation
         if held is None or self._shared.now is None:
             return False
         step_s = held.configuration.iter_time_s / self._shared.now.pace(job.index, held)
         if step_s == job._step_s:
             return False
+        # Progress until now counts at the old speed; a job that still restarts begins with the new one.
         since_s, steps_left = max(self.view.time_s, job._since_s), job._steps_left_now()
         kind = unlocked(job)
         job._since_s, job._steps_left, job._step_s = since_s, steps_left, step_s
@@ -895,7 +906,7 @@ class ClusterState:
         return True
 
     def devices_changed(self, node: int) -> None:
-        """Note that a node has more or fewer devices now."""
+        """Note that the number of devices of a node changed."""
         if self._shared.now is not None:
             self._shared.now.resize(node, self.nodes.gpus_per_node()[node])
             self._touched.add(node)
@@ -908,7 +919,7 @@ class ClusterState:
         return [job for job in running if job.allocation is not None and node in job.allocation.nodes]
 
     def announce(self, event: NodeEvent) -> None:
-        """Let it be known that capacity will change."""
+        """Announce a change of capacity."""
         write(self.view, "announced", (*self.view.announced, event))
 
     def change_capacity(self, event: NodeEvent, n_gpus: int) -> None:

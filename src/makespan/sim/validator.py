@@ -1,4 +1,24 @@
-"""What the validator is told, what it finds, and its accounts of each node."""
+"""Validator of schedules: replays an events table and reports what could not have happened.
+
+It shares no code with the engine. From the rows, the trace, the nodes and the times of a step alone it
+computes who held what, when, and how far that carried each job. The rules are:
+
+- ``order``: time and ``seq`` never decrease.
+- ``row``: a row names a job, a kind and a configuration that exist and agree with each other; the speed of a
+  guest is the one that its holders leave it.
+- ``life``: a job is submitted once, when the trace says, starts only while it waits, changes only while
+  it runs, and finishes once.
+- ``capacity``: at the end of every instant no node gives more devices, CPU threads or memory than it has,
+  and no device to more than one guest, nor to one that does not fit beside its holder.
+- ``failure``: nodes fail and join in turn, and no more devices are withdrawn than a node has; jobs on devices
+  that disappear lose them at once, and no job is interrupted without reason.
+- ``restart``: after every start and change a job makes no progress for as long as the restart costs, and
+  its ``ready`` row marks the end of that; no job restarts to hold what it held.
+- ``progress``: the steps left follow from the time with progress and the time of a step, and end at zero.
+- ``round``: decisions fall on rounds.
+- ``guarantee``: guarantees are kept, where they are promised.
+- ``outcomes``: the second table agrees with the first.
+"""
 
 import math
 from collections import Counter
@@ -15,18 +35,17 @@ from makespan.sim.sharing import IDLE_SHARE, LEAST_PACE
 from makespan.tables import EVENTS, OUTCOMES
 from makespan.workloads import JobSpec
 
-# ------------------------------------------------------------------------------------------------
-# What the validator is told, what it finds, and its accounts of each node.
-
-_Job = tuple[int, str]  # its position by submission, and its name
-SLACK = 1e-9  # of rounding, relative
+_Job = tuple[int, str]  # position by submission, and name
+SLACK = 1e-9  # relative, for rounding
+_SLACK_S = 1e-6  # absolute, for rounding
+_RELATIVE = 1e-6  # for rounding, in the comparison of the two tables
 
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """Something in a schedule that is not possible: the rule that it breaks, and where.
+    """Impossible event in a schedule: the rule that it breaks, and where.
 
-    Where no single row is at fault, ``time_s`` [s] is NaN and ``seq`` is -1.
+    If no single row is at fault, ``time_s`` [s] is NaN and ``seq`` is -1.
     """
 
     rule: str
@@ -56,7 +75,7 @@ class Row(NamedTuple):
 
 @dataclass(slots=True)
 class Rules:
-    """What a schedule is held to, and what was found against it."""
+    """Rules for a schedule, and the violations found so far."""
 
     catalogue: Catalogue
     restart_cost: RestartCost
@@ -68,16 +87,19 @@ class Rules:
     found: list[Violation] = field(default_factory=list)
 
     def report(self, rule: str, row: Row, message: str) -> None:
-        """Note a violation at a row."""
+        """Record a violation at a row."""
         self.found.append(Violation(rule, row.time_s, row.seq, row.job_id, message))
 
     def report_job(self, rule: str, job_id: str, message: str) -> None:
-        """Note a violation of a job that no single row shows."""
+        """Record a violation of a job that no single row shows."""
         self.found.append(Violation(rule, math.nan, -1, job_id, message))
 
 
+# --- Accounts of nodes ---
+
+
 class NodeAccounts:
-    """Who holds how much of each node."""
+    """Resources of each node that jobs hold, and the jobs there."""
 
     def __init__(self, cluster: ClusterSpec, rules: Rules) -> None:
         self._rules = rules
@@ -109,7 +131,7 @@ class NodeAccounts:
             used[2] += sign * count * held.host_memory_bytes_per_gpu
 
     def has(self, node: int) -> bool:
-        """Whether there is a node of that number."""
+        """Return whether a node of that number exists."""
         return 0 <= node < len(self._nodes)
 
     def gpu_type(self, node: int) -> str:
@@ -117,7 +139,7 @@ class NodeAccounts:
         return self._nodes[node].gpu.name
 
     def is_short(self, node: int) -> bool:
-        """Whether a node has fewer devices, or memory, at this moment than jobs there need."""
+        """Return whether a node has fewer devices, or less memory, at this moment than its jobs need."""
         return (
             max(self._used[node][0], self._used[node][3]) > self._devices(node) or self._crowding(node) != ""
         )
@@ -126,7 +148,7 @@ class NodeAccounts:
         return self._nodes[node].n_gpus - self._withdrawn[node] if self._is_up[node] else 0
 
     def change(self, row: Row) -> None:
-        """Follow a node event."""
+        """Apply a node event."""
         if not (row.nodes.isdigit() and self.has(int(row.nodes))):
             self._rules.report("row", row, f"node {row.nodes!r}; accepted: 0 to {len(self._nodes) - 1}")
             return
@@ -151,13 +173,14 @@ class NodeAccounts:
         self._touched.add(node)
 
     def check(self, row: Row) -> None:
-        """Compare what is held at the end of an instant with what there is."""
+        """Compare what is held at the end of an instant with what the nodes have."""
         for node in sorted(self._touched):
             spec, used = self._nodes[node], self._used[node]
             rest = (spec.cpu_threads, spec.host_memory_bytes) if self._is_up[node] else (0, 0)
             n_devices = self._devices(node)
             names = "GPUs", "CPU threads", "B of host memory", "GPUs for guests"
             for name, amount, most in zip(names, used, (n_devices, *rest, n_devices), strict=True):
+                # Only memory is a float that rounds; all other amounts are whole and compared exactly.
                 if amount > most + SLACK * max(spec.host_memory_bytes, 1.0) * (name[0] == "B"):
                     state = "" if self._is_up[node] else ", which is down"
                     message = f"node {node}{state}: {amount:g} {name} are held; accepted: at most {most:g}"
@@ -168,24 +191,24 @@ class NodeAccounts:
         self._touched.clear()
 
     def paces(self) -> dict[str, float]:
-        """Return how fast guests on the nodes that changed in this instant must go, by job."""
+        """Return the speeds that guests on nodes changed in this instant must have, by job."""
         changed = {
             job for node in self._touched for job, (*_, is_guest) in self._here[node].items() if is_guest
         }
-        found = dict.fromkeys(sorted(changed), 1.0)
+        paces = dict.fromkeys(sorted(changed), 1.0)
         for node, here in enumerate(self._here):
             if not changed.isdisjoint(here):
                 for job, pace in self._paces_on(node):
-                    found[job] = min(found.get(job, 1.0), pace)
-        return {job[1]: pace for job, pace in found.items() if job in changed}
+                    paces[job] = min(paces.get(job, 1.0), pace)
+        return {job[1]: pace for job, pace in paces.items() if job in changed}
 
     def _paces_on(self, node: int) -> Iterator[tuple[_Job, float]]:
-        """Give each guest its devices one by one: the neediest chooses first, and where it is fastest."""
+        """Assign devices to guests one by one: largest memory first, each where it is fastest."""
         gpu, here = self._nodes[node].gpu, self._here[node]
         most = (gpu.memory_bytes - gpu.reserved_bytes) * (1 + SLACK)
         held = {float(job[0]): item for job, (_, item, is_guest) in here.items() if not is_guest}
         free = Counter({float(job[0]): n for job, (n, _, is_guest) in here.items() if not is_guest})
-        free[math.inf] = self._devices(node) - free.total()  # nobody's come last
+        free[math.inf] = self._devices(node) - free.total()  # devices without a holder come last
         guests = [
             (-it.device_memory_bytes_per_gpu, job, n) for job, (n, it, is_guest) in here.items() if is_guest
         ]
@@ -206,20 +229,23 @@ class NodeAccounts:
                 yield job, 1.0 / slowdown
 
     def _crowding(self, node: int) -> str:
-        """Count, from the largest guests down, the devices with memory for them; return what is missing."""
+        """Describe the guests of a node that find no device with enough memory; empty if all do.
+
+        By Hall's condition: for each size, guests of that size or more against the devices that can take it.
+        """
         gpu, (holders, guests) = self._nodes[node].gpu, self._memory[node]
         most, n_guests = (gpu.memory_bytes - gpu.reserved_bytes) * (1 + SLACK), 0
-        for own_bytes in sorted(+guests, reverse=True):
-            n_guests += guests[own_bytes]
-            n_crowded = sum(n for taken, n in holders.items() if taken + own_bytes > most)
+        for guest_bytes in sorted(+guests, reverse=True):
+            n_guests += guests[guest_bytes]
+            n_crowded = sum(n for taken, n in holders.items() if taken + guest_bytes > most)
             if n_guests > self._devices(node) - n_crowded:
-                found = f"node {node}: too little memory for {n_guests} guest(s) of {own_bytes:g} B or more"
+                found = f"node {node}: too little memory for {n_guests} guest(s) of {guest_bytes:g} B or more"
                 return f"{found}; accepted: {most:g} B"
         return ""
 
 
 def _slowdown(guest: Configuration, holder: Configuration | None) -> float:
-    """Return how many times as long a step takes beside a holder or nobody, phase by phase."""
+    """Return the ratio of a guest's step beside a holder, or nobody, to one alone, phase by phase."""
     if holder is None:
         return 1.0
     if guest.busy is None or holder.busy is None:
@@ -231,14 +257,11 @@ def _slowdown(guest: Configuration, holder: Configuration | None) -> float:
     return min(sum(own / (1.0 - taken) for own, taken in phases if own), 1.0 / LEAST_PACE)
 
 
-# ------------------------------------------------------------------------------------------------
-# The accounts that the validator keeps of each job, from the rows of a table alone.
-
-_SLACK_S = 1e-6  # of rounding, besides
+# --- Accounts of jobs ---
 
 
 class JobAccount:
-    """What happened to a job so far."""
+    """State of a job by the rows so far, absent, waiting, running or finished; its times and progress."""
 
     def __init__(self, index: int, job: JobSpec, rules: Rules, nodes: NodeAccounts) -> None:
         self.job = job
@@ -252,7 +275,7 @@ class JobAccount:
         self._left = self._total
         self._held: Configuration | None = None
         self._is_guest = False
-        self._paces: list[tuple[float, float]] = []  # since when [s] a step takes how long [s]
+        self._paces: list[tuple[float, float]] = []  # from a time [s] on, time of a step [s]
         self._last: Allocation | None = None
         self._shares: dict[int, int] = {}
         self._since_s = job.submit_time_s
@@ -271,7 +294,7 @@ class JobAccount:
         }
 
     def follow(self, row: Row) -> None:
-        """Take in one row."""
+        """Apply one row."""
         if row.kind not in self._handlers:
             self._report("row", row, f"kind {row.kind!r}; accepted: {', '.join(self._handlers)}")
             return
@@ -289,11 +312,11 @@ class JobAccount:
             self._report("progress", row, f"{found}; accepted: {self._left_at(row.time_s)!r}")
 
     def close(self) -> None:
-        """Check that the job came to its end."""
+        """Check that the job finished."""
         if self.state != "finished":
             self._rules.report_job("life", self.job.job_id, f"is {self.state} at the end; accepted: finished")
 
-    # --- one method a kind ------------------------------------------------------------------
+    # --- one method per kind ----------------------------------------------------------------
 
     def _submit(self, row: Row) -> None:
         if row.time_s != self.job.submit_time_s:
@@ -321,6 +344,7 @@ class JobAccount:
         self._take(row)
         if (self._held, self._shares, self._is_guest) != (before, shares, not is_guest):
             self._report("row", row, "what is shared differs from what was held, or the other way round")
+        # To share devices, or no longer, is no restart: undo what `_take` counted.
         self.starts -= 1
         self._ready_s, self._saw_ready = max(ready_s, row.time_s), saw_ready
 
@@ -331,7 +355,7 @@ class JobAccount:
         self._paces.append((row.time_s, max(alone_s, row.iter_time_s)))
 
     def check_pace(self, row: Row, pace: float) -> None:
-        """Compare how fast a guest goes at the end of an instant with how fast it must."""
+        """Compare the speed of a guest at the end of an instant with the one that it must have."""
         if self._held is not None and self._is_guest:
             found_s, due_s = self._paces[-1][1], self._held.iter_time_s / pace
             if abs(found_s - due_s) > SLACK * due_s:
@@ -370,7 +394,7 @@ class JobAccount:
         self.state, self.finish_s = "finished", row.time_s
 
     def _finish_late(self, row: Row) -> None:
-        """Close the account of a job whose last step was done when its processes were told to stop."""
+        """Finish a job that did its last step while its processes were being stopped."""
         self.waiting_s += row.time_s - self._since_s
         self._left, self.state, self.finish_s = 0.0, "finished", row.time_s
 
@@ -420,12 +444,12 @@ class JobAccount:
         return held
 
     def _typed_shares(self) -> list[tuple[int, str, int]]:
-        """Return devices, their type and node of each share, in the order of `Configuration.gpu_types`."""
+        """Return the devices, their type and the node of each share, in the order of `gpu_types`."""
         nodes = self._nodes
         return sorted((count, nodes.gpu_type(node), node) for node, count in self._shares.items())
 
     def _settle(self, row: Row) -> None:
-        """Close the account of what is held: its time and its progress."""
+        """End the present allocation: add up its times and its progress."""
         held_s = row.time_s - self._since_s
         progress_s = max(row.time_s - self._ready_s, 0.0)
         self.running_s += progress_s
@@ -459,7 +483,7 @@ class JobAccount:
             return 0.0
         lost_s = max(time_s - self._ready_s, 0.0) % every_s
         if every_s - lost_s < _slack_s(time_s):
-            lost_s = 0.0  # the checkpoint of this very moment counts as written
+            lost_s = 0.0  # a checkpoint due at this instant counts as written
         return self._steps_between(time_s - lost_s, time_s)
 
     def _tolerance(self, time_s: float) -> float:
@@ -487,29 +511,7 @@ def _read_shares(text: str) -> dict[int, int]:
     return shares
 
 
-# ------------------------------------------------------------------------------------------------
-# The validator: replays an events table on its own and reports what could not have happened.
-#
-# It shares no code with the engine, and computes from the rows, the trace, the nodes and the times of a
-# step alone who held what, when and how far that carried each job. The rules are:
-#
-# - ``order``: time and ``seq`` never go back.
-# - ``row``: a row names a job, a kind and a configuration that exist and agree with each other; a guest
-#   goes as fast as its holders leave it room.
-# - ``life``: a job is submitted once, when the trace says, starts only while it waits, changes only while
-#   it runs, and finishes once.
-# - ``capacity``: at the end of every instant no node gives more devices, CPU threads or memory than it has,
-#   and no device to more than one guest, nor to one that does not fit beside its holder.
-# - ``failure``: nodes fail and join in turn, and no more devices are withdrawn than there are; whoever
-#   holds what goes away loses it at once, and nobody is interrupted without reason.
-# - ``restart``: after every start and change a job makes no progress for as long as the restart costs, and
-#   its ``ready`` row stands at the end of it; nobody restarts to hold what it held.
-# - ``progress``: the steps left follow from the time with progress and the time of a step, and end at zero.
-# - ``round``: decisions fall on rounds.
-# - ``guarantee``: guarantees are kept, where they are promised.
-# - ``outcomes``: the second table agrees with the first.
-
-_RELATIVE = 1e-6  # of rounding, in the comparison of the two tables
+# --- Replay ---
 
 
 def validate_schedule(
@@ -533,13 +535,13 @@ def validate_schedule(
     events, outcomes
         Tables of the schemas `makespan.tables.EVENTS` and, which must agree, `makespan.tables.OUTCOMES`.
     jobs, cluster, catalogue, restart_delay_s, checkpoint_interval_s, extra_steps
-        What the simulation was given.
+        Arguments of the simulation.
     interval_s
         Length of a round [s] if decisions must fall on multiples of it, else None or 0.
     keeps_guarantees
         Whether a guaranteed job must not be suspended, nor run slower than requested.
     is_live
-        Whether the schedule is of real processes, of which one may do its last step while it is stopped.
+        Whether the schedule is of real processes, which may do their last step while they are stopped.
 
     Raises
     ------
@@ -570,6 +572,7 @@ def validate_schedule(
 def _replay(
     events: pd.DataFrame, accounts: Mapping[str, JobAccount], nodes: NodeAccounts, rules: Rules
 ) -> None:
+    """Apply all rows in order; nodes and speeds are checked once per instant, as jobs may swap devices."""
     columns = (events[name].tolist() for name in EVENTS.names)
     last: Row | None = None
     for values in zip(*columns, strict=True):
@@ -590,7 +593,7 @@ def _replay(
 
 
 def _close_instant(last: Row, accounts: Mapping[str, JobAccount], nodes: NodeAccounts) -> None:
-    """Check what holds once everything of an instant has happened."""
+    """Check speeds and nodes once all rows of an instant are applied."""
     for name, pace in nodes.paces().items():
         accounts[name].check_pace(last, pace)
     nodes.check(last)
@@ -609,22 +612,20 @@ def _check_outcomes(outcomes: pd.DataFrame, accounts: Mapping[str, JobAccount], 
             rules.report_job("outcomes", job_id, "is not in the trace or occurs twice")
             continue
         seen.add(job_id)
-        for name, expected in _expected_outcome(accounts[job_id]).items():
+        account = accounts[job_id]
+        values = {
+            "submit_time_s": account.job.submit_time_s,
+            "n_gpus": float(account.job.n_gpus),
+            "steps": float(account.job.steps),
+            "is_guaranteed": float(account.job.is_guaranteed),
+            "first_start_s": account.first_start_s,
+            "finish_time_s": account.finish_s,
+            "n_restarts": float(account.starts - 1),
+            "attained_service_gpu_s": account.held_gpu_s,
+            "waiting_time_s": account.waiting_s,
+            "running_time_s": account.running_s,
+            "restart_time_s": account.restart_s,
+        }
+        for name, expected in values.items():
             if not math.isclose(float(row[name]), expected, rel_tol=_RELATIVE, abs_tol=_RELATIVE):
                 rules.report_job("outcomes", job_id, f"{name} is {row[name]!r}; accepted: {expected!r}")
-
-
-def _expected_outcome(account: JobAccount) -> dict[str, float]:
-    return {
-        "submit_time_s": account.job.submit_time_s,
-        "n_gpus": float(account.job.n_gpus),
-        "steps": float(account.job.steps),
-        "is_guaranteed": float(account.job.is_guaranteed),
-        "first_start_s": account.first_start_s,
-        "finish_time_s": account.finish_s,
-        "n_restarts": float(account.starts - 1),
-        "attained_service_gpu_s": account.held_gpu_s,
-        "waiting_time_s": account.waiting_s,
-        "running_time_s": account.running_s,
-        "restart_time_s": account.restart_s,
-    }

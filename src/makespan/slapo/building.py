@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from makespan.slapo.errors import ArgumentError, BuildError
 from makespan.slapo.layouts import PARTIAL, Ranks, Sharding, sharding_of
+from makespan.slapo.pipelining import build_pipeline, stages_of
 from makespan.slapo.schedule import carry_tags, digest, is_leaf
 from makespan.slapo.sharding import CLIPPING
 from makespan.training import refuse_plain_clipping
@@ -23,12 +24,11 @@ if TYPE_CHECKING:
     from makespan.slapo.schedule import Schedule
 
 
-# ------------------------------------------------------------------------------------------------
-# What a schedule must have done before its model is built, as far as the tree can tell.
+# --- Checks before a build ---
 
 
 def is_parallel(sch: "Schedule") -> bool:
-    """Whether the processes of the group share the model, rather than each having it whole."""
+    """Return True if the processes of the group share the model, False if each has all of it."""
     return any(
         entry.op == "shard" or (entry.op == "sync" and isinstance(entry.arguments["sync_op_or_fn"], str))
         for entry in sch.metadata.journal
@@ -36,17 +36,17 @@ def is_parallel(sch: "Schedule") -> bool:
 
 
 def agreed_seed(seed: int | None) -> int:
-    """Return the seed of all processes: the one given, or that of the first one."""
+    """Return the seed for all processes: the given one, or that of the first process."""
     if seed is not None:
         return seed
-    told = [torch.initial_seed()]
+    seeds = [torch.initial_seed()]
     if dist.is_initialized():
-        dist.broadcast_object_list(told, src=0)
-    return told[0]
+        dist.broadcast_object_list(seeds, src=0)
+    return seeds[0]
 
 
 def check_group(sch: "Schedule", mesh: DeviceMesh | None) -> None:
-    """Refuse a group that is smaller than the world, or another one than the mesh has."""
+    """Reject a group smaller than the world, or one that differs from the mesh."""
     if not dist.is_initialized():
         return
     if mesh is None:
@@ -69,25 +69,26 @@ def check_group(sch: "Schedule", mesh: DeviceMesh | None) -> None:
 
 
 def check_same_program(sch: "Schedule") -> None:
-    """Refuse to build where processes applied different steps, since they would wait for each other."""
+    """Reject a build if processes applied different steps: their collectives would deadlock."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return
-    told: list[Any] = [None] * dist.get_world_size()
+    journals: list[Any] = [None] * dist.get_world_size()
     journal = sch.metadata.journal
-    dist.all_gather_object(told, [digest([entry]) for entry in journal])
-    for step in range(max(map(len, told))):
-        found = [one[step] if step < len(one) else None for one in told]
-        if len(set(found)) > 1:
-            own = str(journal[step]) if step < len(journal) else "nothing"
-            other = next(rank for rank, one in enumerate(found) if one != found[dist.get_rank()])
+    # One digest per step, so that the first step that differs can be named without sending the journals.
+    dist.all_gather_object(journals, [digest([entry]) for entry in journal])
+    for step in range(max(map(len, journals))):
+        digests = [steps[step] if step < len(steps) else None for steps in journals]
+        if len(set(digests)) > 1:
+            here = str(journal[step]) if step < len(journal) else "nothing"
+            other = next(rank for rank, text in enumerate(digests) if text != digests[dist.get_rank()])
             raise BuildError(
-                f"build: processes applied different primitives; step {step + 1} is {own} here, and "
+                f"build: processes applied different primitives; step {step + 1} is {here} here, and "
                 f"another one in process {other}; accepted: the same schedule in all"
             )
 
 
 def check_complete(sch: "Schedule", ties: str) -> None:
-    """Refuse layers and ties of which a part is sharded alone, and warn of forgotten exchanges."""
+    """Reject layers and ties that are sharded only in part, and warn about missing synchronisation."""
     for path, node in sch.named_schedules():
         sharding = sharding_of(node.mod)
         names = [name for name in sorted(sharding.together) if getattr(node.mod, name, None) is not None]
@@ -97,41 +98,33 @@ def check_complete(sch: "Schedule", ties: str) -> None:
                 f"build: {', '.join(map(repr, left))} of {path!r} ({type(node.mod).__name__}) is whole, but "
                 f"{', '.join(map(repr, sharding.tensors))} is sharded; accepted: {', '.join(names)} together"
             )
-    for group in _broken_ties(sch):
+    for group in sch.metadata.ties:
+        sharded: list[str] = []
+        whole: list[str] = []
+        for path in group:
+            owner, _, name = path.rpartition(".")
+            try:
+                module = sch.mod.get_submodule(owner)
+            except AttributeError:  # a primitive has replaced what held it
+                continue
+            if module._parameters.get(name) is not None:
+                (sharded if name in sharding_of(module).tensors else whole).append(path)
+        if not sharded or not whole:
+            continue
         message = (
-            f"build: {group[0]!r} and {group[1]!r} were one parameter, of which {group[0]!r} alone is "
+            f"build: {sharded[0]!r} and {whole[0]!r} were one parameter, of which {sharded[0]!r} alone is "
             "sharded; accepted: the same shard of both"
         )
         if ties == "error":
             raise BuildError(message)
         warnings.warn(message, stacklevel=4)
     if sch.world_size > 1:
-        for message in _forgotten(sch):
+        for message in _missing_exchanges(sch):
             warnings.warn(message, stacklevel=4)
 
 
-def _broken_ties(sch: "Schedule") -> Iterator[tuple[str, str]]:
-    """Pairs of a sharded and a whole member of a tie."""
-    for group in sch.metadata.ties:
-        known = {path: _sharding_at(sch, path) for path in group}
-        sharded = [path for path, one in known.items() if one is True]
-        whole = [path for path, one in known.items() if one is False]
-        if sharded and whole:
-            yield sharded[0], whole[0]
-
-
-def _sharding_at(sch: "Schedule", path: str) -> bool | None:
-    """Whether a parameter is sharded; None if there is no such parameter any more."""
-    owner, _, name = path.rpartition(".")
-    try:
-        module = sch.mod.get_submodule(owner)
-    except AttributeError:
-        return None
-    return name in sharding_of(module).tensors if module._parameters.get(name) is not None else None
-
-
-def _forgotten(sch: "Schedule") -> Iterator[str]:
-    """Messages on outputs that stay partial, or in parts that no layer after them takes."""
+def _missing_exchanges(sch: "Schedule") -> Iterator[str]:
+    """Yield a message per output that stays a partial sum, or whose parts no later layer takes."""
     nodes = [(path, node, sharding_of(node.mod)) for path, node in sch.named_schedules()]
     for place, (path, node, sharding) in enumerate(nodes):
         if sharding.computes is not None and sharding.returns == PARTIAL:
@@ -145,44 +138,39 @@ def _forgotten(sch: "Schedule") -> Iterator[str]:
             and sharding.returns is not None
             and sharding.computes == sharding.returns
         ):
+            # Parts are taken by a layer with the same parent, or by the next sharded layer elsewhere.
             siblings = [one for _, other, one in nodes if other.parent is node.parent]
-            if not _is_taken(node, siblings, nodes[place + 1 :]):
+            following = next(
+                (
+                    one
+                    for _, other, one in nodes[place + 1 :]
+                    if one.computes == PARTIAL
+                    or (one.computes is not None and other.parent is not node.parent)
+                ),
+                Sharding(),
+            )
+            if all(one.computes != PARTIAL for one in (*siblings, following)):
                 yield (
                     f"build: {path!r} ({type(node.mod).__name__}) returns a {sharding.returns} and no layer "
                     "after it takes parts; accepted: sync('fwd_post', 'all_gather') there, or one that does"
                 )
 
 
-def _is_taken(
-    node: "Schedule", siblings: list[Sharding], later: list[tuple[str, "Schedule", Sharding]]
-) -> bool:
-    """Whether a layer beside, or the next sharded one elsewhere, takes what a layer returns in parts."""
-    if any(one.computes == PARTIAL for one in siblings):
-        return True
-    for _, other, sharding in later:
-        if sharding.computes == PARTIAL:
-            return True
-        if sharding.computes is not None and other.parent is not node.parent:
-            return False
-    return False
-
-
-# ------------------------------------------------------------------------------------------------
-# Parameters that exist by shape alone, and how they get values when a schedule is complete.
+# --- Empty weights, and their values ---
 
 Initialiser = Callable[..., object]
 
 
 @contextmanager
 def init_empty_weights(enable: bool = True, include_buffers: bool = False) -> Iterator[None]:
-    """Create the parameters of modules on ``meta``, where they have a shape and no values.
+    """Create the parameters of modules on the ``meta`` device: with a shape but without values.
 
     Parameters
     ----------
     enable
         False to do nothing.
     include_buffers
-        Whether buffers are created so, too. A build can fill those of the layers of `torch.nn` alone.
+        Create buffers without values, too. A build can only fill those of `torch.nn` layers.
     """
     if not enable:
         yield
@@ -226,10 +214,10 @@ def consolidate(
     again: bool = False,
     only: Collection[int] | None = None,
 ) -> None:
-    """Give values to all parameters that have none, those of one module at a time.
+    """Give values to all parameters that have none, one module at a time.
 
-    The first process of the group initialises whole tensors, from a seed that follows from ``seed`` and the
-    path of the module, and each keeps its part: how many processes there are changes nothing.
+    The first process of the group initialises whole tensors with a seed derived from ``seed`` and the path of
+    the module, and each process keeps its part. So values do not depend on the number of processes.
 
     Parameters
     ----------
@@ -237,11 +225,11 @@ def consolidate(
         Function of a module, or of module and path; None for ``_init_weights`` of the module or of an owner,
         else ``reset_parameters``.
     seed
-        None for the seed that torch has.
+        None for the current seed of torch.
     device
-        Where the parameters shall be, None for the CPU.
+        Device of the parameters, None for the CPU.
     again
-        Whether parameters that have values get new ones.
+        Give new values to parameters that have some.
     only
         Parameters and buffers that this process needs, by identity; None for all.
     """
@@ -253,10 +241,10 @@ def consolidate(
 
 
 def check_filled(model: nn.Module, only: Collection[int] | None = None) -> None:
-    """Refuse a model of which something that is needed has no values."""
+    """Reject a model if a tensor that this process needs has no values."""
     for path, module in model.named_modules():
-        own = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
-        names = [name for name, tensor in own if tensor.is_meta and (only is None or id(tensor) in only)]
+        tensors = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
+        names = [name for name, tensor in tensors if tensor.is_meta and (only is None or id(tensor) in only)]
         if names:
             raise BuildError(
                 f"build: {', '.join(map(repr, names))} of {path!r} ({type(module).__name__}) on meta, "
@@ -280,7 +268,7 @@ class _Filling:
         self.root, self.tags, self.ranks, self.device = sch.mod, sch.metadata.tags, ranks, device
         self.again, self.only = again, only
         self.initialiser, self.seed = initialiser, torch.initial_seed() if seed is None else seed
-        # By identity of what had no values, which is kept alive so that no other gets its number.
+        # Old and new parameter by the id of the old one, which is kept alive so that its id is not reused.
         self.made: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}
 
     def fill(self, path: str, module: nn.Module) -> None:
@@ -317,7 +305,7 @@ class _Filling:
         return self.only is None or id(tensor) in self.only
 
     def _initialise(self, path: str, module: nn.Module, buffers: list[str]) -> Callable[[], object] | None:
-        """Return what initialises a module; None for zeros, which are all that is known of its own."""
+        """Return the function that initialises a module, None if it gets zeros for lack of one."""
         if self.initialiser is not None:
             user, n_given = self.initialiser, len(inspect.signature(self.initialiser).parameters)
             return (lambda: user(module)) if n_given == 1 else (lambda: user(module, path))
@@ -354,7 +342,8 @@ class _Filling:
     def _wholes(
         self, path: str, module: nn.Module, names: list[str], initialise: Callable[[], object] | None
     ) -> dict[str, Tensor]:
-        """Initialise on the first process, and send to the others."""
+        """Initialise whole tensors on the first process and broadcast them."""
+        # Every process learns whether the first one succeeded, or the others would wait for its broadcast.
         if self.ranks.rank == 0:
             try:
                 wholes = self._initialised(path, module, names, initialise)
@@ -372,12 +361,12 @@ class _Filling:
         return wholes
 
     def _agreed(self, is_well: bool) -> bool:
-        """Tell the others how it went, since they wait."""
+        """Return on every process whether the first one succeeded."""
         if self.ranks.size == 1:
             return is_well
-        told = torch.tensor([is_well], dtype=torch.int32, device=self.device)
-        dist.broadcast(told, group=self.ranks.group, group_src=0)
-        return bool(told.item())
+        flag = torch.tensor([is_well], dtype=torch.int32, device=self.device)
+        dist.broadcast(flag, group=self.ranks.group, group_src=0)
+        return bool(flag.item())
 
     def _empty(self, module: nn.Module, name: str) -> Tensor:
         tensor: Tensor = getattr(module, name)
@@ -388,7 +377,7 @@ class _Filling:
     def _initialised(
         self, path: str, module: nn.Module, names: list[str], initialise: Callable[[], object] | None
     ) -> dict[str, Tensor]:
-        """Let a module be whole for the time of its initialisation."""
+        """Initialise a module while it holds whole tensors and the attributes of the whole layer."""
         every = [
             *(name for name, one in module._parameters.items() if one is not None),
             *(name for name, _ in module.named_buffers(recurse=False) if name in names),
@@ -397,6 +386,7 @@ class _Filling:
         wholes = {name: self._empty(module, name) for name in every}
         attributes = sharding_of(module).attributes
         ours = {name: getattr(module, name) for name in attributes}
+        # NaN marks what the initialiser leaves untouched; the check at the end reports it.
         for name, whole in wholes.items():
             whole.fill_(float("nan") if whole.is_floating_point() and initialise is not None else 0)
             is_parameter = isinstance(before[name], nn.Parameter)
@@ -405,33 +395,30 @@ class _Filling:
             for name, value in attributes.items():
                 setattr(module, name, value)
             with torch.random.fork_rng(), torch.no_grad():
-                torch.manual_seed(_seed_of(self.seed, path))
+                # Unlike hash(), the digest is the same in every process and every run.
+                key = hashlib.blake2b(f"{self.seed}:{path}".encode(), digest_size=7).digest()
+                torch.manual_seed(int.from_bytes(key, "big"))
                 if initialise is not None:
                     initialise()
-            found = {name: getattr(module, name).detach() for name in names}
+            values = {name: getattr(module, name).detach() for name in names}
         finally:
             for name, value in (before | ours).items():
                 setattr(module, name, value)
-        for name, whole in found.items():
+        for name, whole in values.items():
             if whole.is_floating_point() and bool(whole.isnan().any()):
                 raise BuildError(
                     f"build: the initialiser of {path!r} ({type(module).__name__}) leaves "
                     f"{name!r} without values"
                 )
-        return found
+        return values
 
 
-def _seed_of(seed: int, path: str) -> int:
-    return int.from_bytes(hashlib.blake2b(f"{seed}:{path}".encode(), digest_size=7).digest(), "big")
-
-
-# ------------------------------------------------------------------------------------------------
-# From a schedule to a model that runs: parameters get values, and the model is handed to what runs it.
+# --- Targets of a build ---
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a model is handed to.
+    """A runtime that a scheduled model is built for.
 
     Parameters
     ----------
@@ -440,7 +427,7 @@ class Target:
     options
         Names of the options that it accepts.
     part
-        Function of schedule and mesh that returns what this process needs of the model; None for all.
+        Function of schedule and mesh that returns the part of the model this process needs; None for all.
     """
 
     make: Callable[["Schedule", DeviceMesh | None, Mapping[str, Any]], tuple[nn.Module, Any]]
@@ -461,7 +448,7 @@ def build(
     reinitialise: bool = False,
     **options: Any,
 ) -> tuple[nn.Module, Any]:
-    """Make a scheduled model ready to run; all processes must call this.
+    """Make a scheduled model ready to run. All processes must call it.
 
     Parameters
     ----------
@@ -470,25 +457,27 @@ def build(
     target
         None or ``eager`` for the module as it is, ``compile``, ``ddp``, ``fsdp`` or ``pipeline``.
     init_weights
-        True to initialise parameters on ``meta`` by ``_init_weights`` of a module or of what holds it, or by
-        ``reset_parameters``; a function of module, or module and path, that does; False to refuse them.
+        True to initialise parameters on ``meta`` with ``_init_weights`` of the module or of an owner, or with
+        ``reset_parameters``; a function of module, or of module and path, that does; False to reject them.
     check
-        Whether to look for sharded layers and ties of which a part is whole, and for forgotten exchanges.
+        Look for layers and ties that are sharded only in part, and for missing synchronisation.
     ties
-        ``error`` or ``warn``, for ties of which a member alone is sharded.
+        ``error`` or ``warn``: what to do if only one member of a tie is sharded.
     mesh
-        All processes, with dimensions named ``dp``, ``tp`` and ``pp``; None where they are one group.
+        All processes, with dimensions named ``dp``, ``tp`` and ``pp``; None if they form one group.
     seed, device
         Seed of the initialisation, None for that of torch; device of the parameters, None for the CPU.
     reinitialise
-        Whether parameters that have values get new ones.
+        Give new values to parameters that have some.
     **options
-        Options of the target's class or function; ``units`` of fsdp, paths to shard each by itself; of a
-        pipeline ``n_microbatches``, ``loss_fn``, a mean, and ``schedule``, ``1f1b`` or ``gpipe``.
+        Options of the target's class or function. For fsdp also ``units``, the paths of modules that are
+        sharded separately; for a pipeline ``n_microbatches``, ``loss_fn`` (a mean over samples), and
+        ``schedule`` (``1f1b`` or ``gpipe``).
 
     Returns
     -------
-    The scheduled module, or its stage here, and what runs it: compiled module, wrapped one, pipeline or None.
+    The scheduled module, or the stage of this process, and its engine: compiled module, wrapped module,
+    pipeline, or None.
 
     Raises
     ------
@@ -501,49 +490,32 @@ def build(
     ----------
     Slapo, section 3.4, the framework dialects that a schedule is built for.
     """
-    made = _checked(sch, target or "eager", ties, options)
-    check_group(sch, mesh)
-    check_same_program(sch)
-    if check:
-        check_complete(sch, ties)
-    _fill(sch, init_weights, seed, device, reinitialise, _needed(sch, made, mesh))
-    return made.make(sch, mesh, options)
-
-
-def _checked(sch: "Schedule", target: str, ties: str, options: Mapping[str, Any]) -> Target:
-    made = TARGETS.get(target)
-    if made is None:
+    target = target or "eager"
+    runtime = TARGETS.get(target)
+    if runtime is None:
         raise ArgumentError(f"build: target {target!r}; accepted: None, {', '.join(TARGETS)}")
     if ties not in ("error", "warn"):
         raise ArgumentError(f"build: ties {ties!r}; accepted: 'error' or 'warn'")
     if sch.parent is not None:
         raise ArgumentError(f"build of {sch.path!r}: accepted: the schedule of a whole model, sch.root")
-    if unknown := sorted(options.keys() - made.options):
-        accepted = ", ".join(sorted(made.options)) or "none"
+    if unknown := sorted(options.keys() - runtime.options):
+        accepted = ", ".join(sorted(runtime.options)) or "none"
         raise ArgumentError(f"build: option {unknown[0]!r} for {target}; accepted: {accepted}")
-    return made
-
-
-def _fill(
-    sch: "Schedule",
-    init_weights: bool | Initialiser,
-    seed: int | None,
-    device: torch.device | str | None,
-    again: bool,
-    needed: Collection[int] | None,
-) -> None:
+    check_group(sch, mesh)
+    check_same_program(sch)
+    if check:
+        check_complete(sch, ties)
+    needed = None
+    if runtime.part is not None:
+        part = runtime.part(sch, mesh)
+        needed = {id(tensor) for tensor in (*part.parameters(), *part.buffers())}
     if init_weights is False:
         check_filled(sch.mod, needed)
     else:
-        user = None if init_weights is True else init_weights
-        consolidate(sch, user, seed=agreed_seed(seed), device=device, again=again, only=needed)
-
-
-def _needed(sch: "Schedule", made: Target, mesh: DeviceMesh | None) -> set[int] | None:
-    if made.part is None:
-        return None
-    module = made.part(sch, mesh)
-    return {id(one) for one in (*module.parameters(), *module.buffers())}
+        initialiser = None if init_weights is True else init_weights
+        common = agreed_seed(seed)
+        consolidate(sch, initialiser, seed=common, device=device, again=reinitialise, only=needed)
+    return runtime.make(sch, mesh, options)
 
 
 def _eager(sch: "Schedule", mesh: DeviceMesh | None, options: Mapping[str, Any]) -> tuple[nn.Module, Any]:
@@ -556,7 +528,7 @@ def _compile(sch: "Schedule", mesh: DeviceMesh | None, options: Mapping[str, Any
 
 
 def _replicas(sch: "Schedule", mesh: DeviceMesh | None, target: str) -> dist.ProcessGroup | None:
-    """Return the processes that have the same part of the model, None for all."""
+    """Return the group of processes that hold the same part of the model, None for all."""
     if not dist.is_initialized():
         raise ArgumentError(f"build: {target} without a process group; accepted: after init_process_group")
     if mesh is not None:
@@ -585,42 +557,39 @@ def _fsdp(sch: "Schedule", mesh: DeviceMesh | None, options: Mapping[str, Any]) 
     kind = next((one.device.type for one in sch.mod.parameters()), "cpu")
     along = init_device_mesh(kind, (dist.get_world_size(),)) if mesh is None else mesh["dp"]
     further = {name: value for name, value in options.items() if name != "units"}
+    # Units first: what they hold is no longer part of the whole that fully_shard gathers last.
     for unit in _units(sch, options.get("units")):
         fully_shard(unit, mesh=along, **further)
     fully_shard(sch.mod, mesh=along, **further)
-    if is_parallel(sch) and sch.world_size > 1:  # torch adds up over its own mesh alone
+    if is_parallel(sch) and sch.world_size > 1:  # torch only sums over its own mesh
         refuse_plain_clipping(sch.mod.parameters(), CLIPPING)
     return sch.mod, sch.mod
 
 
 def _pipeline(sch: "Schedule", mesh: DeviceMesh | None, options: Mapping[str, Any]) -> tuple[nn.Module, Any]:
-    from makespan.slapo.pipelining import build_pipeline  # takes long to load
-
     return build_pipeline(sch, mesh, options, is_parallel(sch) and sch.world_size > 1)
 
 
 def _stage(sch: "Schedule", mesh: DeviceMesh | None) -> nn.Module:
-    from makespan.slapo.pipelining import stages_of  # takes long to load
-
     parts, group = stages_of(sch, mesh, is_parallel(sch) and sch.world_size > 1)
     return parts.stages[dist.get_rank(group)]
 
 
 def _units(sch: "Schedule", paths: object) -> list[nn.Module]:
-    """Modules that are gathered each by itself: those named, or the outermost elements of lists."""
+    """Return the modules that are gathered separately: those named, or the outermost elements of lists."""
     if paths is not None:
         if isinstance(paths, str) or not isinstance(paths, list | tuple):
             raise ArgumentError(f"build: units {paths!r}; accepted: a list of paths")
         return [sch[path].mod for path in paths]
-    found, waiting = [], [sch]
+    units, waiting = [], [sch]
     while waiting:
         node = waiting.pop(0)
         for name, child in node.child.items():
             if "." in name and any(True for _ in child.mod.parameters()):
-                found.append(child.mod)
+                units.append(child.mod)
             else:
                 waiting.append(child)
-    return found
+    return units
 
 
 TARGETS: dict[str, Target] = {
@@ -631,4 +600,4 @@ TARGETS: dict[str, Target] = {
     "fsdp": Target(_fsdp, frozenset({"units", "mp_policy", "offload_policy", "reshard_after_forward"})),
     "pipeline": Target(_pipeline, frozenset({"n_microbatches", "loss_fn", "schedule"}), _stage),
 }  # fmt: skip
-"""What a model can be handed to, by name."""
+"""Runtimes that a model can be built for, by name."""

@@ -1,4 +1,4 @@
-"""Errors of the schedule language, each also of the kind that Python users expect.
+"""Errors of the schedule language; each also has the base class that Python users expect.
 
 ::
 
@@ -32,35 +32,35 @@ class ScheduleError(MakespanError):
 
 
 class PathError(ScheduleError, KeyError):
-    """The schedule has no module of that path; the message says where the path stops and what is near."""
+    """The schedule has no module at that path; the message names where the path ends and close names."""
 
     def __str__(self) -> str:
-        """Print the message as it is; a `KeyError` would print it in quotation marks."""
+        """Return the message unchanged; a `KeyError` would put it in quotation marks."""
         return str(self.args[0]) if self.args else ""
 
 
 class MemberError(ScheduleError, AttributeError):
-    """There is no primitive, parameter, buffer or attribute of that name; the message lists what there is."""
+    """There is no primitive, parameter, buffer or attribute of that name; the message lists known names."""
 
 
 class ArgumentError(ScheduleError, ValueError):
-    """A primitive does not accept a value; the model is as it was."""
+    """A primitive rejects a value; the model has not changed."""
 
 
 class KindError(ScheduleError, TypeError):
-    """An argument is of another kind than accepted, missing or superfluous."""
+    """An argument has the wrong kind, is missing or superfluous."""
 
 
 class ConflictError(ScheduleError, RuntimeError):
-    """A primitive contradicts one that was applied before, which the message quotes."""
+    """A primitive contradicts an earlier one; the message quotes it."""
 
 
 class ShardError(ScheduleError, RuntimeError):
-    """A tensor cannot be split that way; the message says sizes, axis and processes."""
+    """A tensor cannot be split that way; the message names sizes, axis and processes."""
 
 
 class TracingError(ScheduleError, RuntimeError):
-    """No graph can be captured of a module; the message says where and what to do."""
+    """No graph of a module can be captured; the message names the place and a remedy."""
 
 
 class BuildError(ScheduleError, RuntimeError):
@@ -72,11 +72,11 @@ class ReplayError(ScheduleError, RuntimeError):
 
 
 class VerificationError(ScheduleError, AssertionError):
-    """The scheduled model does not compute what the original one does; the message says where first."""
+    """The scheduled model differs from the original one; the message is the report."""
 
 
 def close_names(found: str, known: Iterable[str]) -> str:
-    """Return the end of a message: up to five known names like the one found, or all if there are few."""
+    """Return the end of a message: up to five close names, or the known names if none is close."""
     names = list(known)
     close = difflib.get_close_matches(found, names, n=5, cutoff=0.5)
     if close:
@@ -87,7 +87,7 @@ def close_names(found: str, known: Iterable[str]) -> str:
 
 
 def shown(value: Any) -> str:
-    """Return a value as messages print it: short, and of a tensor its shape and type alone."""
+    """Return a short text for a value in a message; of a tensor only shape and type."""
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         return f"a tensor of shape {tuple(value.shape)}, {str(value.dtype).removeprefix('torch.')}"
     if type(value) in (tuple, list):

@@ -1,4 +1,9 @@
-"""Graphs of forwards: traced modules, the tracer that captures them, and examples that decide branches."""
+"""Graphs of forwards: traced modules, the tracer that captures them, and examples that decide branches.
+
+A `TracedModule` stands in for the module that was traced: same parameters, names, arguments and hooks. An
+`Example` gives nodes of a graph a value while it is captured, so that a forward may branch on shapes and
+types; `KeptState` lets a forward run a second time from the state that the first run started from.
+"""
 
 import copy
 import functools
@@ -12,8 +17,8 @@ from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, is_dataclass
-from types import MappingProxyType, TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from types import TracebackType
+from typing import Any, Self
 from unittest import mock
 
 import numpy as np
@@ -25,20 +30,15 @@ from torch.utils import _pytree as pytree  # there is no public name for it
 from makespan.errors import failed_at
 from makespan.slapo.errors import ArgumentError, KindError, TracingError, shown
 
-if TYPE_CHECKING:
-    pass
-
-
-# ------------------------------------------------------------------------------------------------
-# A module that runs the graph of another's forward: same parameters, same names, same arguments.
+# --- Traced modules ---
 
 PLAIN = (bool, int, float, str, type(None))
-# What belongs to the graph and not to the module that was traced.
+# Attributes that belong to the graph, not to the module that was traced.
 _OF_THE_GRAPH = frozenset(vars(fx.GraphModule(nn.Module(), fx.Graph()))) - frozenset(vars(nn.Module()))
 
 
 class TracedModule(fx.GraphModule):
-    """The graph of a forward, with all that the traced module had, whether the graph uses it or not."""
+    """The graph of a forward, with everything that the traced module held, used by the graph or not."""
 
     def __init__(self, root: nn.Module, graph: fx.Graph, class_name: str = "TracedModule") -> None:
         super().__init__(root, graph, class_name)
@@ -52,7 +52,8 @@ class TracedModule(fx.GraphModule):
     def around(
         cls, module: nn.Module, graph: fx.Graph, fixed: Mapping[str, Any], constants: Mapping[str, Any]
     ) -> Self:
-        """Build it around a traced module; constants are what its graph reads beside what the module has."""
+        """Build it around a traced module; constants are values that only its graph reads."""
+        # A graph module takes what its graph reads from the root, so the root holds the constants meanwhile.
         vars(module).update(constants)
         try:
             traced = cls(module, graph, type(module).__name__)
@@ -77,7 +78,7 @@ class TracedModule(fx.GraphModule):
                 vars(self)[name] = value
 
     def keep(self, name: str, value: object) -> None:
-        """Hold a constant that is no part of the state; a tensor moves with the module."""
+        """Hold a constant that is not part of the state; a tensor moves with the module."""
         if isinstance(value, Tensor):
             self.register_buffer(name, value, persistent=False)
         else:
@@ -85,15 +86,15 @@ class TracedModule(fx.GraphModule):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the graph if the arguments are those that it was traced for."""
-        given = dict(zip(self.argument_names, args, strict=False)) | kwargs
+        arguments = dict(zip(self.argument_names, args, strict=False)) | kwargs
         for name, value in self.fixed.items():
-            if name in given and not is_same(given[name], value):
+            if name in arguments and not is_same(arguments[name], value):
                 raise TracingError(
                     f"{self.origin}: the argument {name!r} was fixed to {shown(value)} when it was traced;"
-                    f" found {shown(given[name])}; accepted: that value, or trace again with {name!r} in"
+                    f" found {shown(arguments[name])}; accepted: that value, or trace again with {name!r} in"
                     " inputs"
                 )
-        if missing := self.required - set(given):
+        if missing := self.required - set(arguments):
             wanted = ", ".join(name for name in self.argument_names if name in self.required)
             raise TracingError(
                 f"{self.origin}: called without {', '.join(map(repr, sorted(missing)))}; accepted: every"
@@ -102,8 +103,8 @@ class TracedModule(fx.GraphModule):
         return super().__call__(*args, **kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "TracedModule":
-        """Copy with hooks and constants, which a plain graph module would lose."""
-        kind = type(self).__mro__[1]  # the class of one graph module is its own and cannot be called
+        """Copy with hooks and constants; a plain graph module would lose them."""
+        kind = type(self).__mro__[1]  # each graph module has a class of its own that cannot be called
         result: TracedModule = kind(self, copy.deepcopy(self.graph, memo), type(self).__name__)
         memo[id(self)] = result
         for name, value in vars(self).items():
@@ -113,11 +114,11 @@ class TracedModule(fx.GraphModule):
         return result
 
     def after_copy(self) -> None:
-        """Do what is left to do for a copy."""
+        """Finish a copy; subclasses override it."""
 
 
 class FusedModule(TracedModule):
-    """A part of a graph; the modules that it calls are still registered with the owner of the graph.
+    """A part of a graph; the modules that it calls stay registered with the owner of the graph.
 
     So their parameters keep their names, and their modes follow those of the model.
     """
@@ -130,23 +131,23 @@ class FusedModule(TracedModule):
 
     @classmethod
     def of(cls, graph: fx.Graph, modules: Mapping[str, nn.Module], class_name: str, training: bool) -> Self:
-        """Build it of a graph and the modules that it calls."""
+        """Build it from a graph and the modules that it calls."""
         holder = nn.Module()
         vars(holder).update(modules)
         module = cls(holder, graph, class_name)
-        for name in modules:
+        for name in modules:  # a plain attribute, so that the owner of the graph alone registers it
             vars(module)[name] = module._modules.pop(name)
         module.borrowed = tuple(modules)
         module.training = training
         return module
 
     def exchange(self, new: Mapping[int, nn.Module]) -> None:
-        """Call new modules, given by the identity of those that they replace."""
+        """Call new modules, given by the id of those that they replace."""
         for name in self.borrowed:
             vars(self)[name] = new.get(id(vars(self)[name]), vars(self)[name])
 
     def compile_by(self, backend: str | None) -> None:
-        """Let a backend of torch.compile run the graph, from the first call on."""
+        """Run the graph with a backend of torch.compile, from the first call on."""
         self.backend = backend
         if backend is not None:
             self.compile(backend=backend)
@@ -159,21 +160,20 @@ class FusedModule(TracedModule):
 
 
 def exchange_borrowed(root: nn.Module, new: Mapping[int, nn.Module]) -> None:
-    """Let parts of graphs call new modules, given by the identity of the old ones, as their owners do."""
+    """Make parts of graphs call new modules, given by the id of the old ones, as their owners do."""
     for part in root.modules():
         if isinstance(part, FusedModule):
             part.exchange(new)
 
 
 def is_same(found: object, fixed: object) -> bool:
-    """Tell whether an argument carries the value that it was fixed to."""
+    """Return True if an argument has the value that it was fixed to."""
     if found is fixed:
         return True
     return type(found) is type(fixed) and isinstance(found, PLAIN) and found == fixed
 
 
-# ------------------------------------------------------------------------------------------------
-# State that a second pass of a forward finds as the first one did, and leaves as it was before it.
+# --- State of a forward, kept for a second pass ---
 
 _OF_EVERY_MODULE = frozenset(vars(nn.Module())) - {"training"}
 _CONTAINERS = (list, dict, set, deque, OrderedDict, defaultdict, Counter)
@@ -181,17 +181,17 @@ _STATELESS = frozenset({type(None), bool, int, float, complex, str, bytes, Tenso
 
 
 class _Draws:
-    """Generators of random numbers with the states that they have at one moment.
+    """Random generators with their states at one moment.
 
-    Torch's own default generator is not among them; who runs a forward twice sees to it.
+    The default generator of torch is not among them: whoever runs a forward twice restores it.
     """
 
     def __init__(self, values: Iterable[Any], with_global: bool) -> None:
         self._access: list[_Access] = []
         if with_global:
             self._access += [(random.getstate, random.setstate), _GLOBAL_NUMPY]
-        found = {id(one): one for value in values for one in pytree.tree_leaves(value)}
-        self._access += [access for one in found.values() if (access := _access_to(one)) is not None]
+        leaves = {id(one): one for value in values for one in pytree.tree_leaves(value)}
+        self._access += [access for one in leaves.values() if (access := _access_to(one)) is not None]
         self._states = self.now()
 
     def now(self) -> list[Any]:
@@ -199,13 +199,19 @@ class _Draws:
         return [read() for read, _ in self._access]
 
     def forget_what_is_the_same(self) -> None:
-        """Drop generators from which nobody has drawn since."""
-        pairs = zip(self._access, self._states, self.now(), strict=True)
-        kept = [(access, state) for access, state, now in pairs if not _is_same_state(state, now)]
-        self._access, self._states = [one for one, _ in kept], [one for _, one in kept]
+        """Drop generators that have not been used since."""
+        kept = []
+        for access, state, now in zip(self._access, self._states, self.now(), strict=True):
+            if isinstance(state, Tensor):
+                is_same_state = torch.equal(state, now)
+            else:
+                is_same_state = pickle.dumps(state) == pickle.dumps(now)
+            if not is_same_state:
+                kept.append((access, state))
+        self._access, self._states = [access for access, _ in kept], [state for _, state in kept]
 
     def put_back(self, states: list[Any] | None = None) -> None:
-        """Give the generators their states, or others that `now` returned."""
+        """Restore the states of the generators, or others that `now` returned."""
         for (_, write), state in zip(self._access, self._states if states is None else states, strict=True):
             write(state)
 
@@ -215,7 +221,7 @@ _GLOBAL_NUMPY: _Access = (np.random.get_state, np.random.set_state)
 
 
 def _access_to(value: Any) -> _Access | None:
-    """Return what reads and what writes the state of a generator; None for anything else."""
+    """Return the functions that read and write the state of a generator; None for anything else."""
     match value:
         case torch.Generator():
             return value.get_state, value.set_state
@@ -229,16 +235,10 @@ def _access_to(value: Any) -> _Access | None:
     return None
 
 
-def _is_same_state(state: Any, other: Any) -> bool:
-    if isinstance(state, Tensor):
-        return torch.equal(state, other)
-    return pickle.dumps(state) == pickle.dumps(other)
-
-
 class KeptState:
-    """Buffers with their values, and attributes, of a module and all that it calls, at one moment.
+    """Buffers with their values, and attributes, of a module and of all that it calls, at one moment.
 
-    Generators of random numbers among attributes and arguments are part of it, and those of Python and NumPy.
+    Random generators among attributes and arguments are part of it, and those of Python and NumPy.
 
     Parameters
     ----------
@@ -247,13 +247,23 @@ class KeptState:
     given
         Arguments of its forward.
     with_global_draws
-        Whether the generators that Python and NumPy have for everybody are part of it.
+        Include the global generators of Python and NumPy.
     """
 
     def __init__(self, root: nn.Module, given: Any = (), with_global_draws: bool = True) -> None:
         modules = list(_called_by(root))
-        memo: dict[int, Any] = {}  # of all together, so that what two modules share stays one
-        self._attributes = [(one, _attributes_of(one, memo)) for one in modules]
+        memo: dict[int, Any] = {}  # one for all modules, so that an object that two share stays one object
+        self._attributes = [
+            (
+                module,
+                {
+                    name: copied_object(value, memo)
+                    for name, value in vars(module).items()
+                    if name not in _OF_EVERY_MODULE
+                },
+            )
+            for module in modules
+        ]
         self._buffers = [(one, dict(one._buffers)) for one in modules if one._buffers]
         held = [one for _, buffers in self._buffers for one in buffers.values() if one is not None]
         self._values = {id(one): (one, one.detach().clone()) for one in held}
@@ -261,7 +271,7 @@ class KeptState:
         self.draws = _Draws([values, given], with_global_draws)
 
     def forget_what_is_the_same(self) -> None:
-        """Drop copies of buffers that nobody has changed since, and generators that nobody has used."""
+        """Drop copies of buffers that have not changed since, and generators that have not been used."""
         self.draws.forget_what_is_the_same()
         now = {id(one) for module, _ in self._buffers for one in module._buffers.values() if one is not None}
         self._values = {
@@ -271,22 +281,24 @@ class KeptState:
         }
 
     def put_back(self) -> "_PutBack":
-        """Return a context in which modules have this state; at its end they have what they had before it."""
+        """Return a context in which modules have this state; its end restores the state before it."""
         return _PutBack(self)
 
     def enter(self) -> None:
-        """Give modules this state, buffers as tensors of their own."""
+        """Give modules this state, with buffers as separate tensors."""
         fresh = {key: value.clone() for key, (_, value) in self._values.items()}
         for module, buffers in self._buffers:
             vars(module)["_buffers"] = {name: fresh.get(id(one), one) for name, one in buffers.items()}
         memo: dict[int, Any] = {}
         for module, attributes in self._attributes:
-            _set_attributes(module, attributes, memo)
+            for name in vars(module).keys() - attributes.keys() - _OF_EVERY_MODULE:
+                del vars(module)[name]
+            vars(module).update({name: copied_object(value, memo) for name, value in attributes.items()})
         self.draws.put_back()
 
 
 class _PutBack:
-    """A context that may be entered again, also by what runs in it."""
+    """A context that can be entered repeatedly, also from within."""
 
     def __init__(self, state: KeptState) -> None:
         self._state = state
@@ -310,7 +322,7 @@ class _PutBack:
 
 
 def _called_by(root: nn.Module) -> Iterator[nn.Module]:
-    """Go through the modules that a forward may run, those of a part of a graph too."""
+    """Iterate over the modules that a forward may run, including those that a part of a graph borrows."""
     seen: set[int] = set()
     waiting = [root]
     while waiting:
@@ -323,19 +335,8 @@ def _called_by(root: nn.Module) -> Iterator[nn.Module]:
                 waiting += [vars(one)[name] for name in one.borrowed]
 
 
-def _attributes_of(module: nn.Module, memo: dict[int, Any]) -> dict[str, Any]:
-    own = {name: one for name, one in vars(module).items() if name not in _OF_EVERY_MODULE}
-    return {name: copied_object(one, memo) for name, one in own.items()}
-
-
-def _set_attributes(module: nn.Module, attributes: dict[str, Any], memo: dict[int, Any]) -> None:
-    for name in vars(module).keys() - attributes.keys() - _OF_EVERY_MODULE:
-        del vars(module)[name]
-    vars(module).update({name: copied_object(one, memo) for name, one in attributes.items()})
-
-
 def is_object(value: Any) -> bool:
-    """Whether a value is an object with a state of its own, such as a cache, but no tensor or module."""
+    """Return True for an object with a state of its own, such as a cache, that is no tensor or module."""
     return (
         (hasattr(value, "__dict__") or bool(_slots_of(value)))
         and not isinstance(value, Tensor | nn.Module | type)
@@ -346,7 +347,7 @@ def is_object(value: Any) -> bool:
 
 
 def _slots_of(value: Any) -> list[str]:
-    """Return the attributes of an object whose class, that of a user, lists them in ``__slots__``."""
+    """Return the attributes that a user's class lists in ``__slots__``."""
     kind = type(value)
     space = kind.__module__.partition(".")[0]
     if space == "torch" or (space in sys.stdlib_module_names and space != "__main__"):
@@ -362,22 +363,22 @@ def _held_by(value: Any) -> dict[str, Any]:
 
 
 def copied_object(value: Any, memo: dict[int, Any] | None = None) -> Any:
-    """Return a value with a state of its own that is made of the same tensors, modules and functions.
+    """Copy an object and the containers in it, down to tensors, modules and functions, which are shared.
 
-    What cannot be copied, such as a lock, is shared.
+    An object that cannot be copied, such as a lock, is shared too.
     """
     memo = {} if memo is None else memo
     if id(value) in memo:
         return memo[id(value)][0]
     if type(value) is tuple:
         return tuple(copied_object(one, memo) for one in value)
-    if not (is_object(value) or type(value) in _CONTAINERS):
+    if not _has_state(value):
         return value
     try:
         new = copy.copy(value)
     except (TypeError, NotImplementedError, RuntimeError):
         return value
-    memo[id(value)] = new, value  # the old one too, so that no identity is used again
+    memo[id(value)] = new, value  # the old one too, so that its id is not reused
     if new is value:  # there is only one, such as a logger of a name
         return value
     if isinstance(new, dict):
@@ -399,22 +400,25 @@ def _has_state(value: Any) -> bool:
 def kept_arguments(
     args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Callable[[tuple[Any, ...], Mapping[str, Any]], tuple[tuple[Any, ...], dict[str, Any]]] | None:
-    """Return what puts objects and containers among arguments back as they are now, None without any.
+    """Return a function that restores objects and containers among arguments, None if there are none.
 
-    What is returned gets the arguments of a later pass, and returns them with copies of the objects.
+    The function takes the arguments of a later pass and returns them with copies of the objects as they are
+    now.
     """
     leaves, _ = pytree.tree_flatten((args, tuple(kwargs.values())), is_leaf=_has_state)
-    memo: dict[int, Any] = {}  # of all together, so that what two arguments share stays one
+    memo: dict[int, Any] = {}  # one for all arguments, so that an object that two share stays one object
     objects = {place: copied_object(one, memo) for place, one in enumerate(leaves) if _has_state(one)}
     if not objects:
         return None
 
-    def put_back(own: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        found, spec = pytree.tree_flatten((own, tuple(named.values())), is_leaf=_has_state)
+    def put_back(
+        positional: tuple[Any, ...], named: Mapping[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        leaves, spec = pytree.tree_flatten((positional, tuple(named.values())), is_leaf=_has_state)
         again: dict[int, Any] = {}
         kept = [
-            copied_object(objects[place], again) if place in objects else one
-            for place, one in enumerate(found)
+            copied_object(objects[place], again) if place in objects else leaf
+            for place, leaf in enumerate(leaves)
         ]
         positional, values = pytree.tree_unflatten(kept, spec)
         return positional, dict(zip(named, values, strict=True))
@@ -423,7 +427,7 @@ def kept_arguments(
 
 
 def opened(value: Any, above: tuple[int, ...] = ()) -> Any:
-    """Return an object as a dictionary of its class and its attributes, down to tensors and plain values."""
+    """Return an object as a dictionary of its class and attributes, down to tensors and plain values."""
     if id(value) in above:
         return f"the {type(value).__name__} that holds it"
     inside = (*above, id(value))
@@ -437,24 +441,34 @@ def opened(value: Any, above: tuple[int, ...] = ()) -> Any:
     return value
 
 
-# ------------------------------------------------------------------------------------------------
-# Functions that a graph calls as they are: their calls become nodes while a forward is captured.
+# --- Functions that a graph calls as they are ---
 
 
 @contextmanager
 def recording(
     tracer: fx.Tracer, module: nn.Module, functions: Sequence[Callable[..., Any]]
 ) -> Iterator[None]:
-    """Make nodes of the calls of some functions, wherever a module has a name for one of them.
+    """Record calls of some functions as nodes, under every name that a module has for one of them.
 
-    Functions of torch that make a tensor of sizes are among them, since torch itself sees no node in a size
-    that stands by itself.
+    Functions of torch that create a tensor from sizes are among them, since a tracer does not see a call
+    whose only nodes are sizes.
     """
     with ExitStack() as stack:
         for name in _MAKERS:
             stack.enter_context(mock.patch.object(torch, name, _recorded(tracer, getattr(torch, name))))
         if functions:
-            stack.enter_context(_recording_named(tracer, module, functions))
+            recorded = {id(function): _recorded(tracer, function) for function in functions}
+            spaces: dict[int, dict[str, Any]] = {}
+            for loaded in list(sys.modules.values()):
+                if not getattr(loaded, "__name__", "torch").startswith("torch"):
+                    namespace = vars(loaded)
+                    spaces[id(namespace)] = namespace
+            for inner in module.modules():
+                spaces |= {id(space): space for space in _namespaces_behind(type(inner).forward)}
+            for space in spaces.values():
+                names = {key: recorded[id(one)] for key, one in list(space.items()) if id(one) in recorded}
+                if names:
+                    stack.enter_context(mock.patch.dict(space, names))
         yield
 
 
@@ -475,31 +489,8 @@ _MAKERS = (
 )
 
 
-@contextmanager
-def _recording_named(
-    tracer: fx.Tracer, module: nn.Module, functions: Sequence[Callable[..., Any]]
-) -> Iterator[None]:
-    recorded = {id(one): _recorded(tracer, one) for one in functions}
-    spaces = {id(space): space for space in _namespaces(module)}
-    with ExitStack() as stack:
-        for space in spaces.values():
-            names = {name: recorded[id(one)] for name, one in list(space.items()) if id(one) in recorded}
-            if names:
-                stack.enter_context(mock.patch.dict(space, names))
-        yield
-
-
-def _namespaces(module: nn.Module) -> Iterator[dict[str, Any]]:
-    for loaded in list(sys.modules.values()):
-        if not getattr(loaded, "__name__", "torch").startswith("torch"):
-            yield vars(loaded)
-    for inner in module.modules():
-        function = getattr(type(inner).forward, "__globals__", None)
-        yield from (one for one in (function, *_behind(type(inner).forward)) if isinstance(one, dict))
-
-
-def _behind(function: object) -> Iterator[dict[str, Any]]:
-    """Namespaces of what a decorator wraps, whether it says so or holds it in a closure."""
+def _namespaces_behind(function: object) -> Iterator[dict[str, Any]]:
+    """Yield the namespaces of a function and of all that its decorators wrap, openly or in a closure."""
     seen: set[int] = set()
     waiting: list[Any] = [function]
     while waiting:
@@ -530,17 +521,15 @@ def _recorded(tracer: fx.Tracer, function: Callable[..., Any]) -> Callable[..., 
     return record
 
 
-# ------------------------------------------------------------------------------------------------
-# What nodes of a graph are for one example, so that a forward that branches on shapes and types has a
-# graph.
+# --- Examples ---
 #
-# A branch is taken as the example takes it, and the graph checks at every call that it would be taken so
-# again.
+# A forward that branches on shapes and types is captured along the branches that an example takes. The graph
+# checks at every call that each branch would be taken again.
 
 
-@fx.node.has_side_effect  # or it would be dropped, as nothing reads what it returns
+@fx.node.has_side_effect  # or it would be dropped, as nothing reads its result
 def check_branch(found: Any, expected: Any, where: str) -> None:
-    """Check while a graph runs that a forward would branch as it did for the example it was traced with."""
+    """Check while a graph runs that the forward would branch as it did for the example of the trace."""
     if found != expected:
         raise TracingError(
             f"{where}: it was traced with an example for which this is {shown(expected)}, and is "
@@ -565,7 +554,7 @@ class Example:
         self._modes = {path: one.training for path, one in root.named_modules()}
 
     def value(self, node: fx.Node) -> Any:
-        """Return what a node is for the example; buffers and random generators stay as they are."""
+        """Return the value of a node for the example; buffers and random generators do not change."""
         if node not in self._values:
             with _untraced(), torch.no_grad(), torch.random.fork_rng(), KeptState(self._root).put_back():
                 self._run_to(node)
@@ -609,7 +598,7 @@ class Example:
 
 @contextmanager
 def _untraced() -> Iterator[None]:
-    """Let modules run as they are while a tracer is at work."""
+    """Run modules without tracing while a tracer has patched them."""
     with (
         mock.patch.object(nn.Module, "__call__", tracing._orig_module_call),
         mock.patch.object(nn.Module, "__getattr__", tracing._orig_module_getattr),
@@ -626,7 +615,7 @@ def _by_name(signature: inspect.Signature, args: Any, kwargs: Any) -> dict[str, 
 
 
 def as_example(module: nn.Module, signature: inspect.Signature, inputs: Any, where: str) -> Example:
-    """Return the example that a user gave: a tensor, positional arguments, or arguments by name."""
+    """Return the example for a user's inputs: a tensor, positional arguments, or arguments by name."""
     args, kwargs = ((), inputs) if isinstance(inputs, Mapping) else (inputs, {})
     try:
         return Example(module, _by_name(signature, (args,) if isinstance(args, Tensor) else args, kwargs))
@@ -634,13 +623,12 @@ def as_example(module: nn.Module, signature: inspect.Signature, inputs: Any, whe
         raise ArgumentError(f"{where}: example_inputs do not fit {signature}: {error}") from None
 
 
-# ------------------------------------------------------------------------------------------------
-# Capture the graph of one module: its forward, with the modules it calls as they are or down to leaves.
+# --- Capture ---
 
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """How a forward is called: parameters that vary from call to call, and values of all others."""
+    """Arguments of a forward: names of those that vary from call to call, and values of all others."""
 
     inputs: frozenset[str]
     fixed: Mapping[str, Any]
@@ -648,27 +636,27 @@ class Arguments:
 
 @dataclass(frozen=True, slots=True)
 class Leaves:
-    """What is not looked into: modules by class or its name, functions by object or dotted name."""
+    """Modules (by class or its name) and functions (by object or dotted name) that are not looked into."""
 
     modules: tuple[str | type[nn.Module], ...] = ()
     functions: tuple[Callable[..., Any], ...] = ()
 
     @classmethod
     def of(cls, modules: Sequence[Any], functions: Sequence[Any]) -> "Leaves":
-        """Check what a user listed."""
+        """Check the modules and functions that a user listed."""
         for one in modules:
             if not (isinstance(one, str) or (inspect.isclass(one) and issubclass(one, nn.Module))):
                 raise KindError(
                     f"leaf_modules has {one!r}; accepted: a class of modules, its name or full name"
                 )
-        found = tuple(pkgutil.resolve_name(one) if isinstance(one, str) else one for one in functions)
-        for one in found:
-            if not callable(one):
-                raise KindError(f"leaf_functions has {one!r}; accepted: a function or its full name")
-        return cls(tuple(modules), found)
+        resolved = tuple(pkgutil.resolve_name(one) if isinstance(one, str) else one for one in functions)
+        for function in resolved:
+            if not callable(function):
+                raise KindError(f"leaf_functions has {function!r}; accepted: a function or its full name")
+        return cls(tuple(modules), resolved)
 
     def has(self, module: nn.Module) -> bool:
-        """Whether a graph calls a module and does not look inside."""
+        """Return True if a graph calls a module without looking inside."""
         kind = type(module)
         if kind.__module__.startswith("torch.nn.") and not isinstance(module, nn.Sequential):
             return True
@@ -683,24 +671,24 @@ VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def forward_of(module: nn.Module) -> inspect.Signature:
-    """Signature of a forward, seen through decorators, without self."""
+    """Return the signature of a forward, seen through decorators, without self."""
     return inspect.signature(module.forward)
 
 
 def is_wrapped(module: nn.Module) -> bool:
-    """Whether something was put around the forward of this very module, such as recomputation."""
+    """Return True if the forward of this very module is wrapped, for example for recomputation."""
     return "forward" in vars(module)
 
 
 def is_inlined(module: nn.Module) -> bool:
-    """Whether the operations of a module appear in the graph of its owner, as those of a decomposed one."""
+    """Return True if the operations of a module appear in the graph of its owner, as after ``decompose``."""
     return getattr(module, "traceable", None) is True and not is_wrapped(module)
 
 
 def run_hooks_before(
     module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Do what a module does before its forward."""
+    """Run the hooks before the forward of a module."""
     for key, hook in module._forward_pre_hooks.items():
         if key in module._forward_pre_hooks_with_kwargs:
             changed = hook(module, args, kwargs)
@@ -712,7 +700,7 @@ def run_hooks_before(
 
 
 def run_hooks_after(module: nn.Module, args: list[Any], kwargs: dict[str, Any], output: Any) -> Any:
-    """Do what a module does after its forward."""
+    """Run the hooks after the forward of a module."""
     for key, hook in module._forward_hooks.items():
         with_kwargs = key in module._forward_hooks_with_kwargs
         result = (
@@ -723,7 +711,7 @@ def run_hooks_after(module: nn.Module, args: list[Any], kwargs: dict[str, Any], 
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Whether something runs before or after a module that its forward does not show."""
+    """Return True if hooks run before or after a module, which its forward does not show."""
     names = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     return any(vars(module).get(name) for name in names)
 
@@ -744,7 +732,7 @@ class _Tracer(fx.Tracer):
         self._objects: dict[int, tuple[fx.Node, Any]] = {}
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        """Look into what is written to be looked into, and into everything else only to flatten."""
+        """Look into modules marked as traceable, and into all others only to flatten."""
         if is_inlined(m):
             return False
         return not self._flatten or isinstance(m, fx.GraphModule) or has_hooks(m) or self._leaves.has(m)
@@ -752,7 +740,7 @@ class _Tracer(fx.Tracer):
     def call_module(
         self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Call a module; one that is inlined keeps its hooks, as nodes before and after."""
+        """Call a module; an inlined one keeps its hooks, as nodes before and after."""
         path = self.path_of_module(m)
         if self.is_leaf_module(m, path) or not has_hooks(m):
             return super().call_module(m, forward, args, kwargs)
@@ -760,6 +748,7 @@ class _Tracer(fx.Tracer):
         inputs: Any = self.create_proxy("call_function", run_hooks_before, (itself, args, kwargs), {})
         plain = [inputs[0][place] for place in range(len(args))]
         named = {name: inputs[1][name] for name in kwargs}
+        # Its forward runs here, so that its operations become nodes between those of the hooks.
         output = m.forward(*plain, **named)
         if not m._forward_hooks:
             return output
@@ -774,16 +763,16 @@ class _Tracer(fx.Tracer):
         name: str | None = None,
         type_expr: Any = None,
     ) -> fx.Node:
-        """Make a node; the value of a module named self is called otherwise in the code of the graph."""
+        """Make a node; a value named self gets another name, which the code of the graph needs for itself."""
         named = "self_value" if name is None and target == "self" else name
         return super().create_node(kind, target, args, kwargs, named, type_expr)
 
     def create_args_for_root(
         self, root_fn: Any, is_module: bool, concrete_args: Any = None
     ) -> tuple[Callable[..., Any], list[Any]]:
-        """Make a placeholder of every parameter; those that are fixed are passed as they are.
+        """Make a placeholder for every parameter; fixed ones are passed as values.
 
-        All that can be left out are passed by name, because some decorators look for names.
+        Arguments that can be left out are passed by name, because some decorators look for names.
         """
         signature, module = inspect.signature(root_fn), self.root
         defaults = _defaults(signature, self._arguments)
@@ -797,7 +786,13 @@ class _Tracer(fx.Tracer):
                 value = self._arguments.fixed[name]
             else:
                 continue
-            if _is_positional(signature.parameters.get(name)) and not kwargs:
+            parameter = signature.parameters.get(name)
+            is_positional = (
+                parameter is not None
+                and parameter.kind is not parameter.KEYWORD_ONLY
+                and (parameter.default is parameter.empty or parameter.kind is parameter.POSITIONAL_ONLY)
+            )
+            if is_positional and not kwargs:
                 args.append(value)
             else:
                 kwargs[name] = value
@@ -805,6 +800,7 @@ class _Tracer(fx.Tracer):
         return lambda: root_fn(module, *args, **kwargs), []
 
     def _keep_training_live(self, root: nn.Module) -> None:
+        # A forward that passes self.training on reads it through a node, so that the graph follows the mode.
         for path, module in root.named_modules():
             if module is root or is_inlined(module) or not self.is_leaf_module(module, path):
                 self._training.append((module, module.training))
@@ -812,7 +808,7 @@ class _Tracer(fx.Tracer):
                 vars(module)["training"] = self.create_proxy("get_attr", target, (), {})
 
     def finish(self) -> None:
-        """Give modules their modes back, and drop the reads of modes that nothing used."""
+        """Restore the modes of modules, and drop the reads of modes that nothing uses."""
         for module, mode in self._training:
             vars(module)["training"] = mode
         for node in reversed(getattr(self, "graph", fx.Graph()).find_nodes(op="get_attr")):
@@ -820,12 +816,21 @@ class _Tracer(fx.Tracer):
                 self.graph.erase_node(node)
 
     def create_arg(self, a: Any) -> Any:
-        """Keep the class of a structured value, and pass on an object that graphs know nothing of."""
+        """Keep the class of a structured value, and pass on objects that graphs cannot express."""
         if is_dataclass(a) and not isinstance(a, type | fx.Node) and isinstance(a, dict):
             present = {one.name: self.create_arg(getattr(a, one.name)) for one in fields(a)}
             return self.create_node("call_function", type(a), (), present)
-        if is_dataclass(a) and not isinstance(a, type | fx.Node | fx.Proxy) and not _has_proxies(a):
-            return self._as_it_is(a)  # its fields may not be all of it
+        if is_dataclass(a) and not isinstance(a, type | fx.Node | fx.Proxy):
+            proxies: list[fx.Proxy] = []
+
+            def note(inner: Any) -> Any:
+                proxies.extend([inner] if isinstance(inner, fx.Proxy) else [])
+                return inner
+
+            for one in fields(a):
+                fx.node.map_aggregate(getattr(a, one.name, None), note)
+            if not proxies:
+                return self._as_it_is(a)  # it may hold more than its fields
         if isinstance(a, dict) and type(a) is not dict:
             return self.create_node("call_function", type(a), (self.create_arg(dict(a)),), {})
         try:
@@ -834,7 +839,7 @@ class _Tracer(fx.Tracer):
             return self._as_it_is(a)
 
     def _as_it_is(self, value: Any) -> fx.Node:
-        """Read an object that was made while tracing; each call gets its own, for a cache grows in a call."""
+        """Read an object that was made while tracing; each call gets a copy, as a cache grows in a call."""
         if id(value) in self._objects:
             return self._objects[id(value)][0]
         name = f"_constant_{len(self.constants)}"
@@ -843,37 +848,37 @@ class _Tracer(fx.Tracer):
         node = self.create_node("get_attr", name, (), {})
         if is_object(value):
             node = self.create_node("call_function", copied_object, (node,), {})
-        self._objects[id(value)] = node, value  # the value too, so that no identity is used again
+        self._objects[id(value)] = node, value  # the value too, so that its id is not reused
         return node
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
-        """Make what stands for a value; with an example its length and its number are known."""
+        """Make the proxy for a value; with an example its length and its number are known."""
         return fx.Proxy(node, self) if self._example is None else _Measured(node, self)
 
     def iter(self, obj: fx.Proxy) -> Iterator[Any]:
-        """Take a value apart that has a known length for the example, such as a shape."""
+        """Iterate over a value whose length the example knows, such as a shape."""
         if self._example is None:
-            found: Iterator[Any] = super().iter(obj)
-            return found
+            elements: Iterator[Any] = super().iter(obj)
+            return elements
         if isinstance(self._example.value(obj.node), Tensor):
             raise fx.proxy.TraceError(f"it iterates over a tensor, {obj.node.format_node() or obj.node.name}")
         return iter([operator.getitem(obj, place) for place in range(self.as_in_example(obj, len))])
 
     def as_in_example(self, obj: fx.Proxy, measure: Callable[[Any], Any]) -> Any:
-        """Return a number of a value as the example has it, which the graph checks at every call."""
+        """Return a number measured on the example; the graph checks it at every call."""
         value = None if self._example is None else self._example.value(obj.node)
         if isinstance(value, Tensor) and measure is not len:
             raise fx.proxy.TraceError(
                 f"it branches on the elements of {obj.node.format_node() or obj.node.name}"
             )
         known = measure(value)
-        found = self.create_proxy("call_function", measure, (obj,), {})
+        measured = self.create_proxy("call_function", measure, (obj,), {})
         where = f"{self._path or 'the model'!r}, at {obj.node.name}"
-        self.create_proxy("call_function", check_branch, (found, known, where), {})
+        self.create_proxy("call_function", check_branch, (measured, known, where), {})
         return known
 
     def to_bool(self, obj: fx.Proxy) -> bool:
-        """Branch as the example does, or say on what a forward branches that is known only when it runs."""
+        """Branch as the example does; without one, raise an error that names the value branched on."""
         if self._example is not None:
             is_true: bool = self.as_in_example(obj, bool)
             return is_true
@@ -883,12 +888,12 @@ class _Tracer(fx.Tracer):
 
 
 class _Measured(fx.Proxy):
-    """What stands for a value that an example has; its length and its number are those of the example."""
+    """Proxy for a value that the example has, with the length and number that it has there."""
 
     tracer: _Tracer
 
     def __getattr__(self, name: str) -> "_KnownAttribute":
-        """Return what stands for an attribute."""
+        """Return the proxy for an attribute."""
         return _KnownAttribute(self, name)
 
     def __len__(self) -> int:
@@ -905,42 +910,28 @@ class _Measured(fx.Proxy):
 
 
 class _KnownAttribute(_Measured, fx.proxy.Attribute):
-    """An attribute of such a value, which is a node once somebody uses it."""
-
-
-def _has_proxies(value: Any) -> bool:
-    """Whether any field of a dataclass is known only when the graph runs."""
-    found: list[Any] = []
-    for one in fields(value):
-        fx.node.map_aggregate(
-            getattr(value, one.name, None), lambda inner: found.append(isinstance(inner, fx.Proxy))
-        )
-    return any(found)
-
-
-def _is_positional(parameter: inspect.Parameter | None) -> bool:
-    """Whether a parameter must be given, or can be given by its place only."""
-    if parameter is None or parameter.kind is parameter.KEYWORD_ONLY:
-        return False
-    return parameter.default is parameter.empty or parameter.kind is parameter.POSITIONAL_ONLY
+    """An attribute of such a value; it becomes a node when it is first used."""
 
 
 def _defaults(signature: inspect.Signature, arguments: Arguments) -> dict[str, tuple[Any, ...]]:
-    """Defaults as a signature in source code can have them: none before a parameter without one.
+    """Return defaults as source code can have them: no parameter with one before a parameter without one.
 
     Keyword arguments that have no parameter of their own come last.
     """
-    own = {one.name: one for one in list(signature.parameters.values())[1:] if one.kind not in VARIADIC}
-    extra = sorted({*arguments.inputs, *arguments.fixed} - set(own))
+    parameters = {
+        one.name: one for one in list(signature.parameters.values())[1:] if one.kind not in VARIADIC
+    }
+    extra = sorted({*arguments.inputs, *arguments.fixed} - set(parameters))
     defaults: dict[str, tuple[Any, ...]] = {}
+    # From the end: once a parameter has no default, none before it can have one.
     open_end = True
-    for name in reversed([*own, *extra]):
-        value = own[name].default if name in own else inspect.Parameter.empty
+    for name in reversed([*parameters, *extra]):
+        value = parameters[name].default if name in parameters else inspect.Parameter.empty
         if name not in arguments.inputs:
             value = arguments.fixed.get(name, value)
         open_end = open_end and not (name in arguments.inputs and value is inspect.Parameter.empty)
         defaults[name] = ((value if isinstance(value, PLAIN) else None),) if open_end else ()
-    return {name: defaults[name] for name in [*own, *extra]}
+    return {name: defaults[name] for name in [*parameters, *extra]}
 
 
 def trace_module(
@@ -951,7 +942,7 @@ def trace_module(
     flatten: bool = False,
     example: Example | None = None,
 ) -> TracedModule:
-    """Return a module that runs the graph of another one, which stays as it is."""
+    """Return a module that runs the graph of another one; the other one does not change."""
     tracer = _Tracer(arguments, leaves, flatten, example, path)
     before, attributes = torch.get_rng_state(), set(vars(module))
     try:
@@ -967,9 +958,11 @@ def trace_module(
         tracer.finish()
         torch.set_rng_state(before)
         constants = {name: vars(module).pop(name) for name in set(vars(module)) - attributes}
+    parameters = forward_of(module).parameters.values()
+    defaults = {one.name: one.default for one in parameters if one.name not in arguments.inputs}
     fixed = {
         name: value
-        for name, value in _fixed(module, arguments).items()
+        for name, value in (defaults | dict(arguments.fixed)).items()
         if value is not inspect.Parameter.empty
     }
     traced = TracedModule.around(module, graph, fixed, dict(sorted(constants.items())))
@@ -979,18 +972,19 @@ def trace_module(
     return traced
 
 
-def _fixed(module: nn.Module, arguments: Arguments) -> Mapping[str, Any]:
-    parameters = forward_of(module).parameters.values()
-    defaults = {one.name: one.default for one in parameters if one.name not in arguments.inputs}
-    return MappingProxyType(defaults | dict(arguments.fixed))
+_LISTS = nn.ModuleList | nn.ModuleDict | nn.ParameterList | nn.ParameterDict
 
 
 def _shells(module: nn.Module, tracer: _Tracer, path: str = "") -> dict[str, nn.Module | None]:
-    """Children of a flat module: its leaves, inside of what has the names and parameters of the others."""
+    """Return the children of a flat module: leaves, inside shells with names and parameters of the rest."""
     shells: dict[str, nn.Module | None] = {}
     for name, child in module._modules.items():
         inner = f"{path}{name}"
-        if child is None or is_inlined(child) or _is_called(child, inner, tracer):
+        if (
+            child is None
+            or is_inlined(child)
+            or (tracer.is_leaf_module(child, inner) and not isinstance(child, _LISTS))
+        ):
             shells[name] = child
             continue
         shell = nn.Module()
@@ -999,11 +993,6 @@ def _shells(module: nn.Module, tracer: _Tracer, path: str = "") -> dict[str, nn.
         vars(shell)["_modules"] = _shells(child, tracer, f"{inner}.")
         shells[name] = shell
     return shells
-
-
-def _is_called(module: nn.Module, path: str, tracer: _Tracer) -> bool:
-    lists = nn.ModuleList | nn.ModuleDict | nn.ParameterList | nn.ParameterDict
-    return tracer.is_leaf_module(module, path) and not isinstance(module, lists)
 
 
 def _untraceable(module: nn.Module, path: str, error: Exception) -> TracingError:

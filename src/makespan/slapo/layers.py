@@ -1,6 +1,6 @@
-"""Layers that hold a part of their weight and compute something else than the whole layer would.
+"""Layers that hold a part of their weight and add their bias after a reduction.
 
-A layer becomes one of these where it stands: its class changes; parameters, hooks and names stay.
+A layer becomes one of these in place: its class changes; parameters, hooks and names stay.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from torch.nn import functional as F
 
 
 class LateBias(nn.Module):
-    """A layer that adds its bias in a step of its own, after ``reduce``, which `sync` sets.
+    """A layer that adds its bias in a separate step, after ``reduce``, which `sync` sets.
 
-    So a bias is added once to a product whose summands the processes have. A tracer looks inside where
+    So the bias is added once to a product that is a sum over processes. A tracer looks inside if
     ``traceable`` is true.
     """
 
@@ -65,7 +65,7 @@ class LateBiasConvolution(LateBias):
         return convolve(hidden, self.weight, None)
 
     def added(self) -> Tensor:
-        """Return the bias with an axis for each of the image."""
+        """Return the bias with an axis for each axis of the image."""
         return self.bias.view(-1, *(1,) * (self.weight.dim() - 2))
 
 
@@ -89,11 +89,12 @@ class LateBiasTransposedConvolution(LateBiasConvolution):
         return done
 
 
+# One mixed class per pair, so that layers of one class keep one class.
 _mixed: dict[tuple[type[nn.Module], type[nn.Module]], type[nn.Module]] = {}
 
 
 def become(module: nn.Module, behaviour: type[nn.Module]) -> None:
-    """Let a module behave in another way; it remains an instance of what it is."""
+    """Put a behaviour before the class of a module; the module remains an instance of its class."""
     layer = type(module)
     if (behaviour, layer) not in _mixed:
         bases, space = (behaviour, layer), {"__module__": __name__}

@@ -14,11 +14,10 @@ from torch.fx import Proxy
 
 from makespan.slapo.errors import ShardError
 
-# ------------------------------------------------------------------------------------------------
-# Exchanges of tensors between the processes of a group, each with the exchange of its gradient.
+# --- Exchanges ---
 #
-# What goes forward by one operation comes back by another, and both are chosen together: whether a gradient
-# is summed, cut or handed on depends on what reads the result, which an operation alone cannot know.
+# An exchange pairs the operation of the forward pass with that of the backward pass. Whether a gradient is
+# summed, cut or passed on depends on the readers of the result, which an operation alone cannot know.
 
 _Raw = Callable[[Tensor], Tensor]
 
@@ -32,12 +31,12 @@ class Ranks:
     group: dist.ProcessGroup | None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Ranks:
-        """Return itself: a process group stands for connections, which cannot be copied."""
+        """Return itself: a process group stands for connections that cannot be copied."""
         return self
 
 
 class _Conjugate(torch.autograd.Function):
-    """One operation forward and another backward, which is differentiable in its turn."""
+    """One operation forward and another backward; the backward pass is differentiable, too."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, there: _Raw, back: _Raw) -> Tensor:
@@ -54,14 +53,14 @@ _conjugate: Callable[..., Any] = _Conjugate.apply
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """An operation on a tensor of each process, and that on its gradient.
+    """An operation on a tensor of each process, and the operation on its gradient.
 
     Parameters
     ----------
     name
-        What messages and prints call it.
+        Name in messages and prints.
     there, back
-        The operation, and the one that the gradient of its result undergoes. Neither changes its input.
+        The operation, and the one on the gradient of its result. Neither changes its input.
     """
 
     name: str
@@ -74,25 +73,25 @@ class Exchange:
         return self.name
 
     def __call__(self, tensor: Any) -> Any:
-        """Exchange a tensor with the group; all its processes must come here in the same order."""
-        if isinstance(tensor, Proxy):  # one operation of the graph, which nothing looks into
+        """Exchange a tensor with the group; all its processes must call it in the same order."""
+        if isinstance(tensor, Proxy):  # one opaque operation of the graph
             return tensor.tracer.create_proxy("call_function", self, (tensor,), {})
         return _conjugate(tensor, self.there, self.back)
 
 
 Blocks: TypeAlias = int | tuple[int, ...]
-"""Blocks of an axis that are cut each by itself: how many equal ones, or the size of each."""
+"""Blocks of an axis that are cut separately: the number of equal ones, or the size of each."""
 
 
 def sizes_of(blocks: Blocks, length: int) -> tuple[int, ...]:
-    """Return the sizes of the blocks of an axis, or of the part of it that a process has."""
+    """Return the sizes of the blocks of an axis, or of one process's part of it."""
     if isinstance(blocks, int):
         return (length // blocks,) * blocks
     return tuple(one * length // sum(blocks) for one in blocks)
 
 
 def cut(tensor: Tensor, axis: int, n_parts: int, groups: Blocks = 1) -> list[Tensor]:
-    """Cut a tensor into parts along an axis, each block of the axis by itself."""
+    """Cut a tensor into parts along an axis, each block of the axis separately."""
     length = tensor.shape[axis]
     sizes = sizes_of(groups, length)
     if sum(sizes) != length or any(one % n_parts for one in sizes):
@@ -102,6 +101,7 @@ def cut(tensor: Tensor, axis: int, n_parts: int, groups: Blocks = 1) -> list[Ten
             f"axis {axis} of a tensor of shape {tuple(tensor.shape)} does not divide{among} among {n_parts} "
             "processes"
         )
+    # Part i has piece i of every block, such as its heads of queries, of keys and of values.
     blocks = [block.chunk(n_parts, axis) for block in torch.split(tensor, list(sizes), axis)]
     return [torch.cat([block[part] for block in blocks], axis) for part in range(n_parts)]
 
@@ -148,12 +148,12 @@ def _swapped(ranks: Ranks, split: int, join: int, tensor: Tensor) -> Tensor:
 
 
 def all_reduce(ranks: Ranks) -> Exchange:
-    """Sum over the processes; each keeps the gradient of the sum."""
+    """Sum over the processes; each gets the gradient of the sum unchanged."""
     return Exchange("all_reduce", partial(_summed, ranks), _same)
 
 
 def sum_gradient(ranks: Ranks) -> Exchange:
-    """Hand a tensor on as it is, and sum its gradient over the processes."""
+    """Pass a tensor on unchanged, and sum its gradient over the processes."""
     return Exchange("sum_gradient", _same, partial(_summed, ranks))
 
 
@@ -162,8 +162,8 @@ def all_gather(
 ) -> Exchange:
     """Join the parts of the processes.
 
-    If what reads the whole is itself sharded, each process has another gradient, and they are summed and
-    cut; else all have the same, of which each takes its part.
+    If readers of the whole are sharded, gradients differ between processes: they are summed and cut.
+    Otherwise all processes have the same gradient, and each takes its part.
     """
     back = _sum_scattered if tensor_parallel_output_grad else _own_part
     return Exchange(
@@ -174,25 +174,25 @@ def all_gather(
 
 
 def reduce_scatter(ranks: Ranks, axis: int) -> Exchange:
-    """Sum over the processes, of which each keeps its part."""
+    """Sum over the processes; each keeps its part of the sum."""
     return Exchange("reduce_scatter", partial(_sum_scattered, ranks, axis), partial(_gathered, ranks, axis))
 
 
 def scatter(ranks: Ranks, axis: int) -> Exchange:
-    """Keep the own part of what all processes have."""
+    """Keep this process's part of a tensor that all processes have."""
     return Exchange("scatter", partial(_own_part, ranks, axis), partial(_gathered, ranks, axis))
 
 
 _AXES: dict[str, int | None] = {"RR": None, "RS": -1, "SR": -2}
 SCHEMES = tuple(f"{there}->{back}" for there in _AXES for back in _AXES)
-"""Schemes of `reshard`: how the last two axes lie before and after."""
+"""Schemes of `reshard`: layout of the last two axes before and after."""
 
 
 def reshard(ranks: Ranks, scheme: str) -> Exchange:
-    """Change which of the last two axes is cut: R stands for whole, S for sharded.
+    """Change which of the last two axes is cut; in a scheme, R stands for whole and S for sharded.
 
-    A gradient has the layout of its tensor, so it takes the way back. What is whole has the same gradient
-    on all processes.
+    A gradient has the layout of its tensor, so it is exchanged the other way round. A whole tensor has the
+    same gradient on all processes.
     """
     before, after = (_AXES[one] for one in scheme.split("->"))
     return Exchange(scheme, _moved(ranks, before, after), _moved(ranks, after, before))
@@ -206,20 +206,19 @@ def _moved(ranks: Ranks, before: int | None, after: int | None) -> _Raw:
     return _same if before == after else partial(_swapped, ranks, after, before)
 
 
-# ------------------------------------------------------------------------------------------------
-# What a module returns on each process when its tensors are sharded, and what synchronising makes of it.
+# --- Layouts, and the sharding of a module ---
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How the processes share a tensor.
+    """Layout of a tensor on the processes.
 
     Parameters
     ----------
     kind
         ``partition`` for parts along an axis, ``partial`` for summands, ``replicated`` for the same on all.
     axis, groups
-        The axis of a partition, and the blocks along it that are cut each by itself: how many equal ones, or
+        The axis of a partition, and the blocks along it that are cut separately: the number of equal ones, or
         their sizes.
     """
 
@@ -244,23 +243,23 @@ PARTIAL, REPLICATED = Layout("partial"), Layout("replicated")
 
 
 def partition(axis: int) -> Layout:
-    """Layout of parts along an axis."""
+    """Return the layout of parts along an axis."""
     return Layout("partition", axis)
 
 
 @dataclass(frozen=True, slots=True)
 class TensorShard:
-    """Which part of a tensor a process holds; it stands on the parameter as ``shard``.
+    """The part of a tensor that a process holds; the attribute ``shard`` of its parameter.
 
     Parameters
     ----------
     orig_shape
         Shape of the whole tensor.
     axis, groups
-        Axis that is cut, and the blocks along it that are cut each by itself: how many equal ones, or their
+        Axis that is cut, and the blocks along it that are cut separately: the number of equal ones, or their
         sizes in the whole tensor.
     rank, world_size
-        Number of the part, and of parts.
+        Index of the part, and number of parts.
     """
 
     orig_shape: tuple[int, ...]
@@ -289,18 +288,18 @@ class TensorShard:
 
 @dataclass(frozen=True, slots=True)
 class Sharding:
-    """What of a module is sharded and synchronised; it stands on the module, and is copied with it.
+    """Sharded tensors and layouts of a module; an attribute of the module, copied with it.
 
     Parameters
     ----------
     tensors
         Its sharded parameters and buffers by name.
     together
-        Tensors of which all that the module has must be sharded if one is.
+        Names of tensors that must all be sharded if one of them is.
     attributes
-        Values that its attributes had before, for whoever needs the whole layer.
+        Values of its attributes in the whole layer.
     computes, returns
-        What it returns by itself, and after it is synchronised; None where that is not known.
+        Layout of its own output, and of the output after synchronisation; None if that is not known.
     """
 
     tensors: Mapping[str, TensorShard] = field(default_factory=dict)
@@ -314,13 +313,13 @@ _PLACE = "_makespan_sharding"
 
 
 def sharding_of(module: nn.Module) -> Sharding:
-    """Return what is sharded of a module."""
+    """Return the sharding of a module."""
     known = module.__dict__.get(_PLACE)
     return known if isinstance(known, Sharding) else Sharding()
 
 
 def hand_over(old: nn.Module, new: nn.Module) -> None:
-    """Let a module that has tensors of another one, the same objects, know how they are sharded."""
+    """Record on a module the sharding of tensors that it shares with another one."""
     known, kept = sharding_of(old), {}
     for name, shard in known.tensors.items():
         if getattr(new, name, None) is getattr(old, name):
@@ -330,5 +329,5 @@ def hand_over(old: nn.Module, new: nn.Module) -> None:
 
 
 def keep_sharding(module: nn.Module, sharding: Sharding) -> None:
-    """Leave on a module what is sharded of it."""
+    """Record the sharding of a module on it."""
     module.__dict__[_PLACE] = sharding

@@ -26,8 +26,7 @@ from makespan.slapo.pipelining import default_cuts
 from makespan.slapo.rewriting import select_layers
 from makespan.slapo.schedule import Schedule, Snapshot, create_schedule
 
-# ------------------------------------------------------------------------------------------------
-# Options of the schedules of families, and the modules that these put into models.
+# --- Options, and modules that schedules insert ---
 
 _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 _ATTENTIONS = ("eager", "sdpa")
@@ -36,28 +35,28 @@ _POLICIES = ("even", "head")
 
 @dataclass(frozen=True, slots=True)
 class ScheduleOptions:
-    """How a family is scheduled.
+    """Options of the schedule of a family.
 
     Parameters
     ----------
     dtype
-        Type of parameters: ``fp32``, ``fp16`` or ``bf16``, one of them; None for what they are.
+        Type of parameters: ``fp32``, ``fp16`` or ``bf16``; None to keep their types.
     ckpt_ratio, ckpt_policy
         Share of the layers that are recomputed, and which: spread (``even``) or the first (``head``).
     shard_embedding
-        Whether vocabulary and logits are split.
+        Split vocabulary and logits.
     attn
-        ``eager`` as the model has it, ``sdpa`` for one kernel.
+        ``eager`` for the attention of the model, ``sdpa`` for one kernel.
     fuse, compiler
-        Whether element-wise operations are fused, and by what, see the primitive ``fuse``.
+        Fuse element-wise operations, and the compiler for them, see the primitive ``fuse``.
     pipeline_cuts
-        Number of stages of nearly equal numbers of layers, or paths of modules behind which a stage ends.
+        Number of stages with nearly equal numbers of layers, or paths of modules after which a stage ends.
     group
         Processes of tensor parallelism, as for `create_schedule`.
     prefix
         Path of the model in a larger one.
     broadcast_input
-        Whether the first process gives its samples to the others of the group.
+        Give all processes of the group the samples of the first one.
     """
 
     dtype: str | None = None
@@ -98,7 +97,7 @@ class ScheduleOptions:
 
     @property
     def torch_dtype(self) -> torch.dtype | None:
-        """Type of the parameters, None for what they are."""
+        """Type of the parameters, None to keep their types."""
         return None if self.dtype is None else _DTYPES[self.dtype]
 
 
@@ -108,9 +107,9 @@ class EfficientAttention(nn.Module):
     Parameters
     ----------
     dropout
-        Probability with which a share is dropped in training.
+        Probability with which an attention weight is dropped in training.
     scale
-        What scores are multiplied by.
+        Factor of the scores.
     """
 
     def __init__(self, dropout: float, scale: float) -> None:
@@ -118,11 +117,11 @@ class EfficientAttention(nn.Module):
         self.p, self.scale = dropout, scale
 
     def extra_repr(self) -> str:
-        """Return what a printed schedule shows."""
+        """Return the text that a printed schedule shows."""
         return f"dropout={self.p}, scale={self.scale}"
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
-        """Return what ``(n, heads, seq, size)`` queries see; ``mask`` is added to the scaled scores."""
+        """Attend for queries of shape ``(n, heads, seq, size)``; ``mask`` is added to the scaled scores."""
         rate = self.p if self.training else 0.0
         return F.scaled_dot_product_attention(
             query, key, value, attn_mask=mask, dropout_p=rate, scale=self.scale
@@ -130,7 +129,7 @@ class EfficientAttention(nn.Module):
 
 
 class BroadcastInputs:
-    """A hook that gives a module the tensors that the first process of a group passes it."""
+    """A hook that broadcasts the inputs of a module from the first process of a group."""
 
     with_kwargs = True
 
@@ -138,7 +137,7 @@ class BroadcastInputs:
         self.group = group
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return the inputs of the first process; those that were passed stay as they are."""
+        """Return copies of the inputs of the first process."""
         group = self.group if self.group is not None else dist.group.WORLD
         source = 0 if group is None else dist.get_global_rank(group, 0)
 
@@ -151,15 +150,11 @@ class BroadcastInputs:
         return pytree.tree_map_only(Tensor, sent, (args, kwargs))
 
 
-# ------------------------------------------------------------------------------------------------
-# Schedules of the families of the zoo, made of primitives and of steps that families share.
+# --- Schedules of the families ---
 #
-# The order is the same in all: split the vocabulary, split attention and feed-forward part with the heads
-# that are left to a process, put efficient kernels in, let all processes read the same samples, recompute,
-# cut stages. A step takes nodes of a schedule and asks for no family.
-
-
-# --- families -------------------------------------------------------------------------------------------
+# All have the same order: split the vocabulary, split attention and feed-forward part by heads, insert
+# efficient kernels, broadcast inputs, recompute layers, cut stages. A step takes nodes of a schedule and does
+# not know the family.
 
 
 def schedule_bert(sch: Schedule, options: ScheduleOptions) -> None:
@@ -195,7 +190,7 @@ def schedule_roberta(sch: Schedule, options: ScheduleOptions) -> None:
 
 
 def schedule_albert(sch: Schedule, options: ScheduleOptions) -> None:
-    """Schedule ALBERT, whose one layer is all layers."""
+    """Schedule ALBERT; all its layers are one module."""
     split_vocabulary(sch["albert.embeddings.word_embeddings"], sch["predictions.decoder"], options)
     layers = elements(sch, "albert.encoder.albert_layer_groups.0.albert_layers")
     for layer in layers:
@@ -307,11 +302,11 @@ def apply_schedule(model: nn.Module | Schedule, family: str, **options: Any) -> 
     Parameters
     ----------
     model
-        The model, or its schedule, which goes on from what was applied before.
+        The model, or its schedule, which is continued.
     family
-        Which schedule.
+        Name of the schedule, a key of `SCHEDULES`.
     **options
-        Those of `ScheduleOptions`.
+        Options of `ScheduleOptions`.
 
     Returns
     -------
@@ -323,8 +318,8 @@ def apply_schedule(model: nn.Module | Schedule, family: str, **options: Any) -> 
     ArgumentError
         The family is unknown, or an option is not accepted; also a `ValueError`.
     ScheduleError
-        The model is of another make, or a primitive does not accept it; the message says where. Model and
-        schedule are as they were.
+        The model is not built like the family, or a primitive rejects it; the message names the place. Model
+        and schedule have not changed.
 
     References
     ----------
@@ -356,7 +351,7 @@ def apply_schedule(model: nn.Module | Schedule, family: str, **options: Any) -> 
     return sch
 
 
-# --- steps that families share --------------------------------------------------------------------------
+# --- Steps that families share ---
 
 
 def elements(sch: Schedule, path: str) -> list[Schedule]:
@@ -373,13 +368,13 @@ def split_columns(*nodes: Schedule) -> None:
 
 
 def split_rows(node: Schedule) -> None:
-    """Split a layer by its inputs, and add up what the processes have of its output."""
+    """Split a layer by its inputs, and sum its output over the processes."""
     node.shard("weight", axis=1)
     node.sync("fwd_post", "all_reduce")
 
 
 def split_vocabulary(table: Schedule, head: Schedule, options: ScheduleOptions) -> None:
-    """Split an embedding by tokens, and with it the head, whose logits are put together again."""
+    """Split an embedding by tokens, and the head with it; logits are gathered."""
     if options.shard_embedding:
         table.shard("weight", axis=0)
         table.sync("fwd_post", "all_reduce")
@@ -397,9 +392,9 @@ def split_attention(
     scaled: bool = True,
     apart: bool = False,
 ) -> None:
-    """Split projections by heads, of which a process knows its own, and attend by an efficient kernel.
+    """Split projections by heads, set the number of heads per process, and insert an efficient kernel.
 
-    Gradients are summed before the projections, apart where these are not all that reads the inputs.
+    Gradients are summed before the attention, or before each projection if others read its inputs: ``apart``.
     """
     for name in heads:
         if (number := getattr(node.mod, name)) % node.world_size:
@@ -416,7 +411,7 @@ def split_attention(
 
 
 def attend_efficiently(node: Schedule, dropout: str, scaled: bool) -> Schedule:
-    """Put one kernel in the place of attention that is written out; return its node."""
+    """Replace attention that is written out by one kernel; return its node."""
     attending: Any = node.mod
     dropping: Any = node[dropout].mod
     scale: float = attending.head_size**-0.5 if scaled else 1.0
@@ -432,13 +427,13 @@ def attend_efficiently(node: Schedule, dropout: str, scaled: bool) -> Schedule:
 
 
 def draw_apart(dropout: Schedule) -> None:
-    """Let dropout of what is split draw other numbers in each process."""
+    """Make dropout of split activations draw different numbers in each process."""
     if dropout.world_size > 1:
         dropout.fork_rng()
 
 
 def only_match(node: Schedule, pattern: Callable[..., Any]) -> Any:
-    """Return the one match of a pattern; a `TracingError` if there are more or none."""
+    """Return the only match of a pattern; raise a `TracingError` if there are more or none."""
     matches = node.find(pattern)
     if len(matches) != 1:
         raise TracingError(
@@ -448,7 +443,7 @@ def only_match(node: Schedule, pattern: Callable[..., Any]) -> Any:
 
 
 def fuse_all(node: Schedule, pattern: Callable[..., Any], options: ScheduleOptions, *decomposed: str) -> None:
-    """Fuse the match of a pattern, of which the biases of decomposed layers may be a part."""
+    """Decompose layers so that a pattern can include their biases, and fuse the match of the pattern."""
     if options.fuse:
         for name in decomposed:
             node[name].decompose()
@@ -456,7 +451,7 @@ def fuse_all(node: Schedule, pattern: Callable[..., Any], options: ScheduleOptio
 
 
 def finish(sch: Schedule, layers: Sequence[Schedule], options: ScheduleOptions) -> None:
-    """Let processes read the same samples, recompute some of the layers, cut stages between layers."""
+    """Broadcast inputs, recompute some of the layers, and cut stages between layers."""
     if options.broadcast_input and sch.world_size > 1:
         sch.sync("fwd_pre", BroadcastInputs(sch.group))
     for index in select_layers(len(layers), options.ckpt_ratio, options.ckpt_policy):
@@ -471,7 +466,7 @@ def finish(sch: Schedule, layers: Sequence[Schedule], options: ScheduleOptions) 
         sch.root[path].cut_pipeline_stage()
 
 
-# --- what is fused --------------------------------------------------------------------------------------
+# --- Patterns to fuse ---
 
 
 def bias_gelu(product: Tensor, bias: Tensor) -> Tensor:
@@ -480,7 +475,7 @@ def bias_gelu(product: Tensor, bias: Tensor) -> Tensor:
 
 
 def bias_tanh_gelu(product: Tensor, bias: Tensor) -> Tensor:
-    """Match GELU by hyperbolic tangent."""
+    """Match GELU of a product and its bias, approximated by tanh."""
     return F.gelu(product + bias, approximate="tanh")
 
 
@@ -490,12 +485,12 @@ def bias_relu(product: Tensor, bias: Tensor) -> Tensor:
 
 
 def bias_dropout_norm(product: Tensor, bias: Tensor, residual: Tensor) -> Any:
-    """Match bias, dropout, residual and norm behind a product."""
+    """Match bias, dropout, residual and norm after a product."""
     return call_module("LayerNorm", F.dropout(product + bias) + residual)
 
 
 def gated(gate: Tensor, raised: Tensor) -> Tensor:
-    """Match the product of a gate with what it lets through."""
+    """Match the product of a SiLU gate and its input."""
     return F.silu(gate) * raised
 
 

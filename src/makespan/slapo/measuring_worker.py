@@ -1,7 +1,7 @@
-"""Process that times scheduled models: ``python -m makespan.slapo.measuring_worker <run directory>``.
+"""Worker that times scheduled models: ``python -m makespan.slapo.measuring_worker <run directory>``.
 
 A request has a ``task``: ``steps`` verifies and times schedules one after the other in all processes of the
-run, ``search`` lets strategies find the fastest point within a budget of bytes, in one process.
+run, ``search`` runs strategies that find the fastest point within a budget of bytes, in one process.
 """
 
 import sys
@@ -18,7 +18,7 @@ from makespan.slapo.library import apply_schedule
 from makespan.slapo.memory import saved_tensors
 from makespan.slapo.schedule import create_schedule
 from makespan.slapo.tuning import Point, Space, Status, strategy_named, tune
-from makespan.slapo.verification import Verify, VerifyReport
+from makespan.slapo.verification import Verify
 from makespan.training.zoo import build_family, family_batch, family_loss, family_spec
 
 Record = dict[str, Any]
@@ -27,14 +27,14 @@ _REPEATS = 2
 
 
 def kept_bytes(model: nn.Module, batch: Any, budget_bytes: int | None = None) -> int:
-    """Return what the forward pass and the loss keep for the backward pass, in this process [B]."""
+    """Return the bytes that forward pass and loss keep for the backward pass in this process [B]."""
     with saved_tensors(model, budget_bytes=budget_bytes) as kept:
         family_loss(model(*batch.inputs), batch.targets)
     return kept.n_bytes
 
 
 def timed_passes(model: nn.Module, batch: Any, asked: Mapping[str, Any]) -> list[float]:
-    """Return times of forward and backward pass together, those of the warm-up left out [s]."""
+    """Return times of forward and backward pass together, without those of the warm-up [s]."""
     times = []
     for _ in range(asked["warmup_passes"] + asked["passes"]):
         model.zero_grad(set_to_none=True)
@@ -44,47 +44,35 @@ def timed_passes(model: nn.Module, batch: Any, asked: Mapping[str, Any]) -> list
     return times[asked["warmup_passes"] :]
 
 
-# --- steps ----------------------------------------------------------------------------------------------
-
-
-def _steps(who: Identity, asked: Mapping[str, Any]) -> list[Record]:
-    """Verify, weigh and time the model after each step of a schedule."""
+def _steps(directory: RunDirectory, who: Identity, asked: Mapping[str, Any]) -> list[Record]:
+    """Verify the model after each step of a schedule, and measure its memory and its times."""
     batch = family_batch(family_spec(asked["family"], asked["size"]), asked["batch"], asked["seed"])
     found = []
     for way in asked["ways"]:
         sch = create_schedule(build_family(asked["family"], asked["size"], seed=asked["seed"]))
         with Verify(sch, tuple(batch.inputs), seed=asked["seed"]) as verified:
             apply_schedule(sch, asked["family"], **way["options"])
-        own = _of_process(sch.mod, batch, verified.report, asked)
-        everything = [own] * who.size
-        dist.all_gather_object(everything, own)
+        comparisons = verified.report.comparisons if verified.report else ()
+        outputs, gradients = (
+            [one.max_rel_error for one in comparisons if one.kind.endswith(kind) and one.max_rel_error >= 0]
+            for kind in ("output", "gradient")
+        )
+        record = {
+            "saved_bytes": kept_bytes(sch.mod, batch),
+            "parameter_bytes": sum(one.numel() * one.element_size() for one in sch.mod.parameters()),
+            "times_s": timed_passes(sch.mod, batch, asked),
+            "output_error": max(outputs),
+            "gradient_error": max(gradients),
+        }
+        everything = [record] * who.size
+        dist.all_gather_object(everything, record)
         compilers = {str(one.arguments["compiler"]) for one in sch.metadata.journal if one.op == "fuse"}
         found.append({"name": way["name"], "processes": everything, "compiler": " ".join(sorted(compilers))})
     return found
 
 
-def _of_process(
-    model: nn.Module, batch: Any, report: VerifyReport | None, asked: Mapping[str, Any]
-) -> Record:
-    comparisons = report.comparisons if report else ()
-    outputs, gradients = (
-        [one.max_rel_error for one in comparisons if one.kind.endswith(kind) and one.max_rel_error >= 0]
-        for kind in ("output", "gradient")
-    )
-    return {
-        "saved_bytes": kept_bytes(model, batch),
-        "parameter_bytes": sum(one.numel() * one.element_size() for one in model.parameters()),
-        "times_s": timed_passes(model, batch, asked),
-        "output_error": max(outputs),
-        "gradient_error": max(gradients),
-    }
-
-
-# --- search ---------------------------------------------------------------------------------------------
-
-
-def _search(directory: RunDirectory, asked: Mapping[str, Any]) -> list[Record]:
-    """Let strategies search, each point measured once; those that see the whole space come last."""
+def _search(directory: RunDirectory, who: Identity, asked: Mapping[str, Any]) -> list[Record]:
+    """Run strategies one after the other; a database shared by all measures each point once."""
     spec = family_spec(asked["family"], asked["size"])
 
     def declare(space: Space) -> None:
@@ -102,7 +90,7 @@ def _search(directory: RunDirectory, asked: Mapping[str, Any]) -> list[Record]:
 
     found = []
     for name in asked["strategies"]:
-        # Times of one point may differ by more than those of neighbours do: noise would choose.
+        # Times of one point may differ by more than those of its neighbours, so that noise would choose.
         result = tune(
             declare, evaluate, strategy_named(name), db=directory.path / "points.jsonl", seed=asked["seed"],
             repeats=_REPEATS,
@@ -123,8 +111,8 @@ def _search(directory: RunDirectory, asked: Mapping[str, Any]) -> list[Record]:
 
 
 _TASKS: Mapping[str, Callable[[RunDirectory, Identity, Mapping[str, Any]], list[Record]]] = {
-    "steps": lambda directory, who, asked: _steps(who, asked),
-    "search": lambda directory, who, asked: _search(directory, asked),
+    "steps": _steps,
+    "search": _search,
 }
 
 

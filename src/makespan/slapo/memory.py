@@ -1,4 +1,4 @@
-"""Memory that a forward pass keeps for the backward one, and the primitive ``fork_rng``."""
+"""Memory that a forward pass keeps for the backward pass, and the primitive ``fork_rng``."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,17 +22,16 @@ if TYPE_CHECKING:
     from makespan.slapo.schedule import Schedule
 
 
-# ------------------------------------------------------------------------------------------------
-# Bytes that a forward pass keeps for the backward one: what a schedule frees, and an artificial memory.
+# --- Saved tensors ---
 
 
 class OutOfBudgetError(ScheduleError, MemoryError):
-    """A forward pass keeps more bytes for the backward pass than it may; where a device would be full."""
+    """A forward pass keeps more bytes for the backward pass than the budget, as on a device that is full."""
 
 
 @dataclass
 class SavedTensors:
-    """What was kept so far."""
+    """Bytes and storages kept so far."""
 
     n_bytes: int = 0
     storages: set[int] = field(default_factory=set)
@@ -40,39 +39,39 @@ class SavedTensors:
 
 @contextmanager
 def saved_tensors(model: nn.Module, *, budget_bytes: int | None = None) -> Iterator[SavedTensors]:
-    """Count what is kept in the block, each storage once, without parameters and buffers of the model.
+    """Count the bytes kept in the block, each storage once, without parameters and buffers of the model.
 
-    A checkpointed region keeps its inputs only; what it keeps while it is computed again is not counted.
+    A checkpointed region only keeps its inputs; bytes that it keeps during recomputation do not count.
 
     Parameters
     ----------
     model
         Model whose own tensors do not count.
     budget_bytes
-        Most bytes that may be kept; None for any number.
+        Largest number of bytes that may be kept; None for any number.
 
     Raises
     ------
     OutOfBudgetError
-        More than that is kept; raised in the operation that keeps too much.
+        More bytes are kept; raised in the operation that exceeds the budget.
     """
-    found = SavedTensors()
+    kept = SavedTensors()
     own = {_address(one) for one in (*model.parameters(), *model.buffers()) if not one.is_meta}
 
     def keep(tensor: Tensor) -> Tensor:
         address = _address(tensor)
-        if address not in own and address not in found.storages:
-            found.storages.add(address)
-            found.n_bytes += tensor.untyped_storage().nbytes()
-            if budget_bytes is not None and found.n_bytes > budget_bytes:
+        if address not in own and address not in kept.storages:
+            kept.storages.add(address)
+            kept.n_bytes += tensor.untyped_storage().nbytes()
+            if budget_bytes is not None and kept.n_bytes > budget_bytes:
                 raise OutOfBudgetError(
-                    f"the forward pass keeps {found.n_bytes} bytes for the backward pass so far; "
+                    f"the forward pass keeps {kept.n_bytes} bytes for the backward pass so far; "
                     f"accepted: at most {budget_bytes}"
                 )
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, _same):
-        yield found
+        yield kept
 
 
 def _same(tensor: Tensor) -> Tensor:
@@ -83,17 +82,16 @@ def _address(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
-# ------------------------------------------------------------------------------------------------
-# Random numbers that differ between the processes of a group, while the global generators stay in step.
+# --- Random numbers that differ between processes ---
 
 _OFFSET = 2718  # Megatron-LM, seeds of tensor-parallel regions
 
 
 class Forked(ForwardWrapper):
-    """A forward that draws from generators of this process.
+    """A forward that draws from a generator of its own in each process.
 
-    The seed follows from one number of the global generator. So it is another one at every call, and the same
-    one when `torch.utils.checkpoint` repeats the call with the global state of the first.
+    The seed is derived from one number of the global generator. So it changes with every call, but not when
+    `torch.utils.checkpoint` repeats a call from the same global state.
     """
 
     op = "fork_rng"
@@ -103,7 +101,8 @@ class Forked(ForwardWrapper):
         self.rank = rank
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the forward under a seed of this process; then put the global generators back in step."""
+        """Run the forward with a seed of this process; then restore the global generators."""
+        # Drawn outside of the fork, so that all processes advance the global generator alike.
         base = int(torch.randint(2**62, ()).item())
         seed = base + _OFFSET + self.rank
         devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
@@ -116,7 +115,7 @@ class Forked(ForwardWrapper):
 
 @register_primitive()
 class ForkRng(Primitive):
-    """Let a module that works on partitioned activations draw other numbers in each process."""
+    """Make a module that works on partitioned activations draw different numbers in each process."""
 
     @classmethod
     def name(cls) -> str:
@@ -125,7 +124,7 @@ class ForkRng(Primitive):
 
     @classmethod
     def apply(cls, sch: "Schedule") -> None:
-        """Run the forward of this module under a generator of each process; of one process, unchanged."""
+        """Run the forward of this module with a separate generator per process; no change for one process."""
         check_is_called(sch, cls.name())
         if wrapped_forward(sch.mod, Forked):
             raise ConflictError(f"fork_rng of {sch.path!r}: it is forked already, {sch.conflict('fork_rng')}")
@@ -134,5 +133,5 @@ class ForkRng(Primitive):
 
     @classmethod
     def is_verifiable(cls) -> bool:
-        """Say that masks differ from those of the original model."""
+        """Return False: masks differ from those of the original model."""
         return False

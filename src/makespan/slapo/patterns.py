@@ -16,20 +16,21 @@ from torch.nn import functional as F
 from makespan.slapo.errors import ArgumentError, KindError
 from makespan.slapo.graphs import TracedModule
 
-# ------------------------------------------------------------------------------------------------
-# What a node of a graph computes, in one form for functions, methods and modules that compute the same.
+# --- Normal forms of operations ---
+#
+# A function, a method and a module that compute the same have the same `Operation`.
 
 
 @dataclass(frozen=True, slots=True)
 class Attribute:
-    """A tensor of the module that owns a graph, by its path, where no node reads it yet."""
+    """A tensor of the module that owns a graph, by its path, that no node reads yet."""
 
     target: str
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """A kind of operation and its operands by name or place, in the order of the parameters."""
+    """A kind of operation, and its operands by name or place, in the order of the parameters."""
 
     kind: str
     operands: Mapping[str | int, Any]
@@ -37,7 +38,7 @@ class Operation:
 
 
 class _Ignored:
-    """Stands for an operand that is not compared."""
+    """Type of the mark for an operand that is not compared."""
 
     def __repr__(self) -> str:
         return "IGNORED"
@@ -60,7 +61,7 @@ _ALIASES = {
 _CONV = "input weight bias=None stride=1 padding=0 dilation=1 groups=1"
 _MAX_POOL = "input kernel_size stride=None padding=0 dilation=1 ceil_mode=False return_indices=False"
 _ACTIVATION = "input inplace=~"
-# Parameters in order, with the defaults of torch; ~ marks what does not steer what is computed, or is a mode.
+# Parameters in order, with the defaults of torch; ~ marks one that does not change the result, or is a mode.
 _PARAMETERS = {
     "add": "input other alpha=1",
     "sub": "input other alpha=1",
@@ -167,22 +168,19 @@ def _parsed(text: str) -> dict[str, Any]:
 _SIGNATURES = {name: _parsed(text) for name, text in _PARAMETERS.items()}
 
 
-def _names() -> Iterator[tuple[Any, str]]:
-    """Functions of torch and operators, by identity; later ones count where a function has two names."""
-    for space in (torch, F, operator):
-        for name, value in vars(space).items():
-            if callable(value) and not isinstance(value, type) and not name.startswith("_"):
-                yield value, name
-    yield builtins.getattr, "getattr"
-
-
-_NAMES = {id(function): _ALIASES.get(name, name) for function, name in _names()}
+# Names of functions of torch and of operators by id; the last one counts if a function has several.
+_NAMES = {
+    id(function): _ALIASES.get(name, name)
+    for space in (torch, F, operator)
+    for name, function in vars(space).items()
+    if callable(function) and not isinstance(function, type) and not name.startswith("_")
+} | {id(builtins.getattr): "getattr"}
 
 
 def operation(node: fx.Node, owner: nn.Module, is_pattern: bool = False) -> Operation | None:
-    """Return what a node computes; None for what only reads, takes in or gives back.
+    """Return the operation of a node; None for one that only reads, takes in or returns values.
 
-    The tensors of a module in a pattern are not compared: they are its own.
+    Tensors of a module in a pattern are not compared, since they belong to the pattern alone.
     """
     if node.op == "call_module":
         return _of_module(node, owner.get_submodule(str(node.target)), is_pattern)
@@ -203,6 +201,7 @@ def _of_module(node: fx.Node, module: nn.Module, is_pattern: bool) -> Operation:
         return Operation(
             module.origin if isinstance(module, TracedModule) else name, _named("", node.args, node.kwargs)
         )
+    # A module gives its attributes as the operands after the first, like the call of the function would.
     first, *others = _SIGNATURES[kind]
     operands: dict[str | int, Any] = {first: inputs[0]}
     for name in others:
@@ -220,18 +219,17 @@ def _named(kind: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[
     signature = _SIGNATURES.get(kind)
     if signature is None or len(args) > len(signature) or not set(kwargs) <= set(signature):
         return {**dict(enumerate(args)), **{name: kwargs[name] for name in sorted(kwargs)}}
-    given = dict(zip(signature, args, strict=False)) | dict(kwargs)
+    passed = dict(zip(signature, args, strict=False)) | dict(kwargs)
     operands: dict[str | int, Any] = {}
     for name, default in signature.items():
         if default is IGNORED:
             operands[name] = IGNORED
-        elif name in given or default is not _REQUIRED:
-            operands[name] = given.get(name, default)
+        elif name in passed or default is not _REQUIRED:
+            operands[name] = passed.get(name, default)
     return operands
 
 
-# ------------------------------------------------------------------------------------------------
-# Patterns to look for in graphs: functions or modules, of which the data flow counts.
+# --- Patterns ---
 
 
 class _Any(enum.Enum):
@@ -243,7 +241,7 @@ ANY = _Any.ANY
 
 
 class Pattern(nn.Module):
-    """A pattern with modules of its own: subclass it, and write in ``forward`` what is looked for.
+    """A pattern with modules of its own: subclass it, and write the computation to find in ``forward``.
 
     A module in it stands for any module of its class, or for the function that computes the same; a
     `ModulePattern` for any module by its name.
@@ -264,7 +262,7 @@ class ModulePattern(nn.Module):
         self.regex = regex
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Refuse to compute: it only stands for a module."""
+        """Raise an error: it only stands for a module."""
         raise KindError("a ModulePattern computes nothing; it belongs in a pattern for find")
 
 
@@ -276,7 +274,7 @@ def call_module(regex: str, *args: Any, **kwargs: Any) -> Any:
     regex
         Regular expression, matched from the start of the target.
     args, kwargs
-        What the module is called with.
+        Arguments of the call.
 
     Raises
     ------
@@ -293,7 +291,7 @@ def call_module(regex: str, *args: Any, **kwargs: Any) -> Any:
 
 class _PatternTracer(fx.Tracer):
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        """Look into no module: each stands for one."""
+        """Look into no module: each stands for one of the graph."""
         return True
 
 
@@ -307,7 +305,7 @@ class PatternGraph:
     returns_tuple: bool
 
     def regex(self, node: fx.Node) -> str | None:
-        """Return the expression that a node has for the target of a module, if it has one."""
+        """Return the regular expression that a node has for the target of a module, if it has one."""
         if node.op == "call_function" and node.target is call_module:
             return str(node.args[0])
         if node.op == "call_module":
@@ -338,14 +336,10 @@ def pattern_graph(pattern: Callable[..., Any]) -> PatternGraph:
     if not results or any(one.op in ("placeholder", "get_attr") for one in results):
         raise ArgumentError(f"the pattern {name} has to return what it computes")
     for node in graph.nodes:
-        _check_regex(node, name)
+        if node.op == "call_function" and node.target is call_module:
+            checked_regex(cast("str", node.args[0]), f"the pattern {name}")
     owner = pattern if isinstance(pattern, nn.Module) else nn.Module()
     return PatternGraph(owner, parameters, tuple(dict.fromkeys(results)), not isinstance(output, fx.Node))
-
-
-def _check_regex(node: fx.Node, name: str) -> None:
-    if node.op == "call_function" and node.target is call_module:
-        checked_regex(cast("str", node.args[0]), f"the pattern {name}")
 
 
 def checked_regex(text: object, where: str) -> re.Pattern[str]:
@@ -358,8 +352,11 @@ def checked_regex(text: object, where: str) -> re.Pattern[str]:
         raise ArgumentError(f"{where}: {text!r} is no regular expression: {error}") from None
 
 
-# ------------------------------------------------------------------------------------------------
-# Search for a pattern in a graph, along the flow of the data.
+# --- Matching ---
+#
+# A depth-first search with backtracking along the flow of the data, from the results of the pattern to its
+# parameters. Every step yields the states that are still consistent; a state is never changed, so that each
+# alternative goes on from its own.
 
 
 class Match(list[tuple[str, fx.Node]]):
@@ -372,12 +369,12 @@ class Match(list[tuple[str, fx.Node]]):
     nodes
         Nodes of its graph.
     inputs
-        What the parameters of the pattern stand for, by name and in their order: a node, a constant, or a
-        tensor of the module that no node reads.
+        Values that the parameters of the pattern stand for, by name and in their order: a node, a constant,
+        or a tensor of the module that no node reads.
     outputs
         Nodes whose values the pattern returns.
     returns_tuple
-        Whether the pattern returns a tuple, even of one value.
+        True if the pattern returns a tuple, even of one value.
     """
 
     def __init__(
@@ -400,7 +397,7 @@ class Match(list[tuple[str, fx.Node]]):
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """What parameters and nodes of the pattern stand for so far."""
+    """Values that parameters and nodes of the pattern stand for so far."""
 
     inputs: dict[fx.Node, Any] = field(default_factory=dict)
     nodes: dict[fx.Node, fx.Node] = field(default_factory=dict)
@@ -416,10 +413,11 @@ class _Search:
         self.wanted: dict[fx.Node, Operation | None] = {}
 
     def all(self) -> list[_State]:
-        """Every way in which the first result of the pattern and then the others fit."""
+        """Return a state per node that fits the first result of the pattern, if all other results fit."""
         first, *others = self.pattern.outputs
         states = []
         for node in self.order:
+            # The first state is enough: matches that start at one node overlap.
             state = next(self._with_others(self.nodes(first, node, _State()), others), None)
             if state is not None:
                 states.append(state)
@@ -436,18 +434,18 @@ class _Search:
                 yield from self._with_others(self.nodes(first, node, state), others)
 
     def nodes(self, wanted: fx.Node, found: fx.Node, state: _State) -> Iterator[_State]:
-        """Ways in which a node fits one of the pattern, with all that leads to it."""
+        """Yield the ways in which a node fits one of the pattern, with all that leads to it."""
         if wanted in state.nodes:
             if state.nodes[wanted] is found:
                 yield state
             return
-        if found in state.nodes.values():
+        if found in state.nodes.values():  # two nodes of a pattern stand for two of the graph
             return
         for pairs in self._orders(wanted, found):
             yield from self.operands(pairs, _State(state.inputs, {**state.nodes, wanted: found}))
 
     def _orders(self, wanted: fx.Node, found: fx.Node) -> Iterator[list[tuple[Any, Any]]]:
-        """Operands to compare, in each order that is worth it; none if the operations differ."""
+        """Yield the operands to compare, in each order worth trying; none if the operations differ."""
         regex = self.pattern.regex(wanted)
         if regex is not None:
             if found.op == "call_module" and re.match(regex, str(found.target)):
@@ -473,7 +471,7 @@ class _Search:
             yield [(one.operands[name], swapped[name]) for name in one.operands]
 
     def operands(self, pairs: list[tuple[Any, Any]], state: _State) -> Iterator[_State]:
-        """Ways in which operands fit, one after the other."""
+        """Yield the ways in which operands fit, one after the other."""
         if not pairs:
             yield state
             return
@@ -482,7 +480,7 @@ class _Search:
             yield from self.operands(others, after)
 
     def operand(self, wanted: Any, found: Any, state: _State) -> Iterator[_State]:
-        """Ways in which one operand fits."""
+        """Yield the ways in which one operand fits."""
         if wanted is IGNORED or found is IGNORED or wanted is ANY:
             yield state
         elif isinstance(wanted, fx.Node) and wanted.op in ("placeholder", "get_attr"):
@@ -505,18 +503,16 @@ class _Search:
             return
         if wanted not in state.inputs:
             yield _State({**state.inputs, wanted: found}, state.nodes)
-        elif _is_same_value(state.inputs[wanted], found):
+            return
+        # A parameter that is used twice stands for the same node, or for equal constants.
+        known = state.inputs[wanted]
+        is_node = isinstance(known, fx.Node) or isinstance(found, fx.Node)
+        if known is found if is_node else _is_equal(known, found):
             yield state
 
 
-def _is_same_value(known: Any, found: Any) -> bool:
-    if isinstance(known, fx.Node) or isinstance(found, fx.Node):
-        return known is found
-    return _is_equal(known, found)
-
-
 def _is_equal(wanted: Any, found: Any) -> bool:
-    """Whether two constants are the same; one number stands for as many as there are axes."""
+    """Return True if two constants are equal; one number stands for one per axis, as in ``kernel_size``."""
     if isinstance(found, tuple | list) and found and not isinstance(wanted, tuple | list):
         return all(_is_equal(wanted, one) for one in found)
     if isinstance(wanted, tuple | list) and wanted and not isinstance(found, tuple | list):
@@ -529,12 +525,12 @@ def _is_equal(wanted: Any, found: Any) -> bool:
 def matches_in(pattern: PatternGraph, owner: str, module: nn.Module, graph: fx.Graph) -> list[Match]:
     """Return matches that do not overlap, by the place of their first nodes."""
     search = _Search(pattern, module, graph)
-    found = []
+    candidates = []
     for state in search.all():
         nodes = sorted(state.nodes.values(), key=search.order.__getitem__)
-        found.append((search.order[nodes[0]], nodes, state))
+        candidates.append((search.order[nodes[0]], nodes, state))
     matches, taken = [], set[fx.Node]()
-    for _, nodes, state in sorted(found, key=lambda one: one[0]):
+    for _, nodes, state in sorted(candidates, key=lambda candidate: candidate[0]):
         if taken.isdisjoint(nodes):
             taken.update(nodes)
             inputs = {str(one.target): state.inputs.get(one) for one in pattern.parameters}

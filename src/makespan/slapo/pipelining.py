@@ -10,7 +10,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, fx, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from makespan.slapo.errors import ArgumentError, BuildError, ConflictError, TracingError
@@ -26,8 +25,10 @@ if TYPE_CHECKING:
     from makespan.slapo.schedule import Schedule
 
 
-# ------------------------------------------------------------------------------------------------
-# A traced model as pipeline stages: one flat sequence of operations, split where the schedule was cut.
+# --- Partition ---
+#
+# The graphs of the model and of all containers above a cut are joined into one flat sequence of operations,
+# which is split at the cuts. Each stage hands on the tensors that any later stage needs.
 
 _SCALAR_METHODS = frozenset({"size", "dim", "ndimension", "numel", "element_size", "stride"})
 _SCALAR_ATTRIBUTES = frozenset({"shape", "ndim", "dtype", "device", "requires_grad", "is_cuda"})
@@ -47,20 +48,16 @@ class _Flat:
     result: Any = None
 
     def build(self) -> None:
-        """Go through the model as it would run."""
+        """Emit the operations of the model in the order in which it runs them."""
         inputs = {
             str(one.target): self._placeholder(one) for one in self.root.graph.find_nodes(op="placeholder")
         }
         self.result = self._emit(self.root, "", inputs)
+        # The elements of a tuple can be sent, the tuple cannot: take it apart in the stage that made it.
         for node in self.graph.nodes:
-            if (
-                node.op == "call_function"
-                and node.target is operator.getitem
-                and isinstance(node.args[1], int)
-            ):
-                self.stage[node] = self.stage[
-                    node.args[0]
-                ]  # what a tuple holds can be sent, the tuple cannot
+            is_element = node.op == "call_function" and node.target is operator.getitem
+            if is_element and isinstance(node.args[1], int):
+                self.stage[node] = self.stage[node.args[0]]
 
     def _placeholder(self, node: fx.Node) -> fx.Node:
         return self._note(self.graph.node_copy(node))
@@ -92,11 +89,11 @@ class _Flat:
         module = self.root.get_submodule(target)
         if not isinstance(module, TracedModule):
             raise ArgumentError(f"{target!r} is not traced any more; accepted: a cut in traced modules")
-        given = dict(zip(module.argument_names, args, strict=False)) | kwargs
-        return self._emit(module, f"{target}.", given)
+        inputs = dict(zip(module.argument_names, args, strict=False)) | kwargs
+        return self._emit(module, f"{target}.", inputs)
 
     def is_copied(self, node: fx.Node) -> bool:
-        """Whether a value is made anew in every stage that needs it: attributes of the model, and numbers."""
+        """Return True if each stage that needs a value computes it: attributes of the model, and numbers."""
         if node.op == "get_attr":
             return True
         if node.op == "call_method":
@@ -112,7 +109,7 @@ class _Flat:
         return node.op != "get_attr" and self.is_copied(node)
 
     def needs(self, nodes: Iterable[fx.Node]) -> Iterator[fx.Node]:
-        """Go through the values that must be there for some others to be had."""
+        """Iterate over the values that must be at hand to compute some others."""
         waiting, seen = list(nodes), set[fx.Node]()
         while waiting:
             node = waiting.pop()
@@ -127,7 +124,7 @@ class _Flat:
 
 @dataclass(frozen=True, slots=True)
 class Tie:
-    """A parameter that several stages have: its path in each of them, by the index of the stage."""
+    """A parameter in several stages: its path in each of them, by the index of the stage."""
 
     paths: dict[int, str]
     shape: tuple[int, ...]
@@ -140,9 +137,9 @@ class Partition:
     Parameters
     ----------
     stages
-        Modules that take what the stage before returned, with the names of the whole model inside.
+        Modules that take the result of the stage before; names inside are those of the whole model.
     ties
-        Parameters that are in several stages.
+        Parameters in several stages.
     values
         Names of the values that each stage hands to the next.
     """
@@ -161,11 +158,16 @@ class Partition:
 
 
 def staged_operations(sch: "Schedule", cuts: Collection[str]) -> _Flat:
-    """Put the operations of a model in order, each with its stage; a stage has to compute something."""
+    """Put the operations of a model in order, each with its stage; reject a stage that computes nothing."""
     root = sch.root.mod
     if not isinstance(root, TracedModule):
         raise ArgumentError("the model is not traced; accepted: after trace_until")
-    containers = {node.path for one in cuts for node in _containers_of(sch.root[one])}
+    containers: set[str] = set()
+    for path in cuts:
+        above = sch.root[path].parent
+        while above is not None and above.parent is not None:
+            containers.add(above.path)
+            above = above.parent
     flat = _Flat(root, containers, frozenset(cuts))
     flat.build()
     computing = {
@@ -179,15 +181,8 @@ def staged_operations(sch: "Schedule", cuts: Collection[str]) -> _Flat:
     return flat
 
 
-def _containers_of(node: "Schedule") -> Iterator["Schedule"]:
-    above = node.parent
-    while above is not None and above.parent is not None:
-        yield above
-        above = above.parent
-
-
 def partition(sch: "Schedule") -> Partition:
-    """Return the stages of a schedule that was cut; a schedule without cuts is one stage."""
+    """Return the stages of a schedule; without cuts there is one."""
     cuts = sch.root.metadata.slots["cut_pipeline_stage"]
     flat = staged_operations(sch, cuts)
     order = {node: place for place, node in enumerate(flat.graph.nodes)}
@@ -199,14 +194,20 @@ def partition(sch: "Schedule") -> Partition:
         if not flat.is_copied(node):
             used[stage].update(flat.needs(node.all_input_nodes))
     used[-1].update(flat.needs(results))
+    # A value that a later stage needs passes through all stages between: each talks to its neighbours only.
     handed: list[list[fx.Node]] = []
     for stage in range(1, count):
         later = set().union(*used[stage:])
         handed.append(sorted((one for one in later if flat.stage[one] < stage), key=order.__getitem__))
     stages = tuple(_stage(flat, index, handed) for index in range(count))
-    return Partition(
-        stages, tuple(_ties(stages)), tuple(tuple(one.name for one in values) for values in handed)
-    )
+    paths: dict[int, dict[int, str]] = {}
+    shapes: dict[int, tuple[int, ...]] = {}
+    for index, module in enumerate(stages):
+        for path, parameter in module.named_parameters():
+            paths.setdefault(id(parameter), {})[index] = path
+            shapes[id(parameter)] = tuple(parameter.shape)
+    ties = tuple(Tie(places, shapes[key]) for key, places in paths.items() if len(places) > 1)
+    return Partition(stages, ties, tuple(tuple(one.name for one in values) for values in handed))
 
 
 def _stage(flat: _Flat, index: int, handed: list[list[fx.Node]]) -> TracedModule:
@@ -225,14 +226,18 @@ def _stage(flat: _Flat, index: int, handed: list[list[fx.Node]]) -> TracedModule
             copied(node)
     if index == len(handed):
         graph.output(fx.node.map_arg(flat.result, copied))
-    else:  # what is sent has to lie in one piece
+    else:
         graph.output(tuple(copied(one) for one in handed[index]))
     stage = TracedModule(flat.root, graph, f"Stage{index}")
     for target in {str(one.target) for one in graph.nodes if one.op == "call_module"}:
         part = flat.root.get_submodule(target)
         if isinstance(part, FusedModule):
             _lend(flat.root, stage, part)
-    _keep_transient(flat.root, stage)
+    # Buffers that were not in the state of the model are not in that of a stage.
+    for path, module in stage.named_modules():
+        if module._buffers:
+            original = flat.root.get_submodule(path)
+            module._non_persistent_buffers_set |= original._non_persistent_buffers_set & set(module._buffers)
     fixed = flat.root.fixed if index == 0 else {}
     stage.origin, stage.fixed = flat.root.origin, dict(fixed)
     stage.required = frozenset(stage.argument_names) - frozenset(fixed)
@@ -240,7 +245,7 @@ def _stage(flat: _Flat, index: int, handed: list[list[fx.Node]]) -> TracedModule
 
 
 def _lend(root: nn.Module, stage: nn.Module, part: FusedModule) -> None:
-    """Register what a part of a graph calls, under the name that it has in the model."""
+    """Register the modules that a part of a graph calls, under their names in the model."""
     borrowed = {id(vars(part)[name]) for name in part.borrowed}
     for path, module in root.named_modules():
         if id(module) in borrowed:
@@ -253,27 +258,8 @@ def _lend(root: nn.Module, stage: nn.Module, part: FusedModule) -> None:
             holder._modules[name] = module
 
 
-def _keep_transient(root: nn.Module, stage: nn.Module) -> None:
-    """Keep buffers out of the state that were out of it in the model."""
-    for path, module in stage.named_modules():
-        if not module._buffers:
-            continue
-        original = root.get_submodule(path)
-        module._non_persistent_buffers_set |= original._non_persistent_buffers_set & set(module._buffers)
-
-
-def _ties(stages: Iterable[nn.Module]) -> Iterator[Tie]:
-    found: dict[int, dict[int, str]] = {}
-    shapes: dict[int, tuple[int, ...]] = {}
-    for index, stage in enumerate(stages):
-        for path, parameter in stage.named_parameters():
-            found.setdefault(id(parameter), {})[index] = path
-            shapes[id(parameter)] = tuple(parameter.shape)
-    return (Tie(paths, shapes[key]) for key, paths in found.items() if len(paths) > 1)
-
-
 def default_cuts(n_layers: int, n_stages: int) -> list[int]:
-    """Return the layers after which to cut: stages of equal length, the last ones a layer longer if need be.
+    """Return the layers after which to cut: stages of equal length, or the last ones a layer longer.
 
     Parameters
     ----------
@@ -294,8 +280,7 @@ def default_cuts(n_layers: int, n_stages: int) -> list[int]:
     return [sum(lengths[: index + 1]) - 1 for index in range(n_stages - 1)]
 
 
-# ------------------------------------------------------------------------------------------------
-# The primitive that ends a pipeline stage.
+# --- Primitive ---
 
 
 @register_primitive()
@@ -314,7 +299,7 @@ class CutPipelineStage(Primitive):
 
     @classmethod
     def apply(cls, sch: "Schedule") -> None:
-        """Let this module be the last of its stage; all modules above it must be traced."""
+        """Make this module the last of its stage; all modules above it must be traced."""
         where = f"cut_pipeline_stage of {sch.path!r}"
         if sch.parent is None:
             raise ArgumentError(f"{where}: nothing follows the whole model; accepted: a module in it")
@@ -336,56 +321,47 @@ class CutPipelineStage(Primitive):
 
 
 def _check_owners(where: str, sch: "Schedule") -> None:
-    for above in _ancestors(sch):
+    above = sch.parent
+    while above is not None:
         if is_wrapped(above.mod):
             raise ConflictError(
                 f"{where}: the forward of {above.path!r} above it is wrapped, {above.conflict('checkpoint')};"
                 " accepted: a module of which none above it is wrapped"
             )
         if not isinstance(above.mod, TracedModule):
-            if _is_never_called(above):
-                continue
-            raise TracingError(
-                f"{where}: {above.path!r} above it is not traced; accepted: after"
-                f" trace_until({sch.parent.path if sch.parent else ''!r}) on the root"
-            )
-        if has_hooks(above.mod):
+            if not _is_never_called(above):
+                raise TracingError(
+                    f"{where}: {above.path!r} above it is not traced; accepted: after"
+                    f" trace_until({sch.parent.path if sch.parent else ''!r}) on the root"
+                )
+        elif has_hooks(above.mod):
             raise ConflictError(
                 f"{where}: {above.path!r} above it has hooks, which no stage would run,"
                 f" {above.conflict('sync')}; accepted: a module of which none above it has hooks"
             )
+        above = above.parent
 
 
 def _is_never_called(sch: "Schedule") -> bool:
-    """Whether a module only holds what a traced one above calls by its path, past the holder's forward."""
+    """Return True if a module only holds modules that a traced one above calls directly by their paths."""
     owner = sch.parent
     while owner is not None and not isinstance(owner.mod, TracedModule):
         owner = owner.parent
     if owner is None or is_wrapped(owner.mod):
         return False
-    own = sch.path.removeprefix(owner.path).lstrip(".")
+    relative = sch.path.removeprefix(owner.path).lstrip(".")
     targets = {str(node.target) for node in graph_of(owner, "cut_pipeline_stage").graph.nodes}
-    return own not in targets and any(one.startswith(f"{own}.") for one in targets)
+    return relative not in targets and any(target.startswith(f"{relative}.") for target in targets)
 
 
-def _ancestors(sch: "Schedule") -> Iterator["Schedule"]:
-    above = sch.parent
-    while above is not None:
-        yield above
-        above = above.parent
+# --- Execution, one stage per process ---
 
-
-# ------------------------------------------------------------------------------------------------
-# What runs the stages of a cut model, one in each process.
-#
-# Imported by pipelined runs only, because what it needs of torch takes long to load.
-
-_SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
+_SCHEDULES = ("gpipe", "1f1b")
 
 
 @dataclass(frozen=True, slots=True)
 class _Structure:
-    """Values of which tensors alone can be sent: what else there is, and where tensors belong."""
+    """Structure of values of which only the tensors are sent: all other leaves, and the places of tensors."""
 
     spec: TreeSpec
     leaves: tuple[Any, ...]
@@ -393,21 +369,21 @@ class _Structure:
 
     @classmethod
     def of(cls, values: Any) -> tuple["_Structure", tuple[Tensor, ...]]:
-        """Take values apart."""
+        """Split values into structure and tensors."""
         leaves, spec = tree_flatten(values)
         places = tuple(isinstance(one, Tensor) for one in leaves)
         others = tuple(None if place else one for one, place in zip(leaves, places, strict=True))
         return cls(spec, others, places), tuple(one for one in leaves if isinstance(one, Tensor))
 
     def filled(self, tensors: Tensor | Sequence[Tensor]) -> Any:
-        """Put values together again."""
+        """Rebuild the values from tensors."""
         rest = iter([tensors] if isinstance(tensors, Tensor) else tensors)
         pairs = zip(self.leaves, self.is_tensor, strict=True)
         return tree_unflatten([next(rest) if place else one for one, place in pairs], self.spec)
 
 
 class _TensorStage(nn.Module):
-    """A stage that takes and returns tensors alone, as the runtime wants."""
+    """A stage that takes and returns only tensors, as the runtime of torch requires."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -426,10 +402,11 @@ class _TensorStage(nn.Module):
                 " micro-batch, so what samples decide, such as whether there is a mask, comes as an input"
             )
         self.gives = gives
+        # The runtime receives into buffers that lie in one piece.
         return tuple(one.contiguous() for one in results)
 
     def output(self, tensors: Tensor | Sequence[Tensor]) -> Any:
-        """Return what the stage returned, of these tensors."""
+        """Return the result of the stage for these tensors."""
         return tensors if self.gives is None else self.gives.filled(tensors)
 
 
@@ -439,15 +416,15 @@ class Pipeline:
     Parameters
     ----------
     parts
-        All stages, of which this process runs the one with its number in the group.
+        All stages; this process runs the one with its rank in the group.
     group
-        One process a stage, in order.
+        One process per stage, in order.
     lines
-        The processes of this pipeline and of the others, each in order.
+        The processes of all pipelines, one sequence per pipeline, in the order of the stages.
     replicas
-        Processes that have the same stage, whose gradients are averaged; None for no others.
+        Processes with the same stage, over which gradients are averaged; None for no others.
     n_microbatches
-        Parts into which the samples of a step are split.
+        Number of micro-batches per step.
     loss_fn
         Function of output and target that returns the mean over samples; None for forward passes only.
     schedule
@@ -469,14 +446,15 @@ class Pipeline:
         self.ties = parts.ties
         self._count, self._n_microbatches, self._loss_fn = len(parts.stages), n_microbatches, loss_fn
         self._is_first, self._is_last = self.index == 0, self.index == self._count - 1
-        self._kind = _SCHEDULES[schedule]
+        self._kind = schedule
         self._schedule: Any = None
         self._owners = list(self._groups_of_ties(lines))
 
     def _groups_of_ties(
         self, lines: Sequence[Sequence[int]]
     ) -> Iterator[tuple[nn.Parameter, dist.ProcessGroup]]:
-        """Make the groups of all pipelines, in the same order in every process."""
+        """Yield the tied parameters of this stage with the processes that share each."""
+        # new_group is collective: every process creates the groups of all pipelines, in the same order.
         made: dict[tuple[int, ...], dist.ProcessGroup] = {}
         for tie in self.ties:
             for line in lines:
@@ -493,11 +471,11 @@ class Pipeline:
         Parameters
         ----------
         args, kwargs
-            Inputs of the model, of which the first stage takes notice.
+            Inputs of the model, used by the first stage.
         target
-            What the loss compares with, of which the last stage takes notice.
+            Targets of the loss, used by the last stage.
         losses
-            Gets the loss of each micro-batch in the last stage.
+            List to which the last stage appends the loss of each micro-batch.
 
         Returns
         -------
@@ -508,7 +486,7 @@ class Pipeline:
         parameters = list(self.module.parameters())
         before = [parameter.grad for parameter in parameters]
         for parameter in parameters:
-            parameter.grad = None  # what is scaled and summed now is of this step alone
+            parameter.grad = None  # only gradients of this step are scaled and summed
         result = self._run(args, kwargs, target, losses)
         if self._loss_fn is not None:
             self._sum_up()
@@ -539,17 +517,20 @@ class Pipeline:
         return stage.output(run.step(*inputs, target=target, losses=losses, **named))
 
     def _prepared(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Pass one micro-batch through all stages, which tells their shapes, and undo what it changed."""
+        """Pass one micro-batch through all stages to learn the shapes, and restore the buffers after it."""
         buffers = [(one, one.clone()) for one in self.module.buffers()]
         stage = _TensorStage(self.module)
         inputs, results, failure = self._passed_on(stage, args, kwargs)
         with torch.no_grad():
             for buffer, before in buffers:
                 buffer.copy_(before)
-        told: list[str | None] = [None] * self._count
-        dist.all_gather_object(told, failure, group=self._group)  # or the others would wait for this one
-        if found := [one for one in told if one]:
-            raise BuildError(found[0])
+        failures: list[str | None] = [None] * self._count
+        dist.all_gather_object(failures, failure, group=self._group)  # or the others would wait for this one
+        if reported := [text for text in failures if text]:
+            raise BuildError(reported[0])
+        # Imported here, because the runtime takes long to load and loads the compiler of torch.
+        from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+
         part = PipelineStage(
             stage, self.index, self._count, self._device(), tuple(inputs), tuple(results), group=self._group
         )
@@ -558,21 +539,22 @@ class Pipeline:
         def loss(outputs: Any, target: Any) -> Tensor:
             return user(stage.output(outputs), target) if user else torch.zeros(())
 
-        return self._kind(part, self._n_microbatches, loss if user else None), stage
+        kind = ScheduleGPipe if self._kind == "gpipe" else Schedule1F1B
+        return kind(part, self._n_microbatches, loss if user else None), stage
 
     def _passed_on(
         self, stage: _TensorStage, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[list[Any], Sequence[Tensor], str | None]:
-        """Return inputs and outputs of this stage, and what went wrong; hand the outputs to the next one."""
+        """Return inputs, outputs and error of this stage; send the outputs to the next stage."""
         inputs, named, failure = [self._part(one) for one in args], {}, None
         results: Sequence[Tensor] = ()
         ranks = dist.get_process_group_ranks(self._group)
         if self._is_first:
             named = {name: self._part(one) for name, one in kwargs.items()}
         else:
-            told: list[Any] = [None]
-            dist.recv_object_list(told, src=ranks[self.index - 1], group=self._group)
-            stage.takes, handed = told[0]
+            received: list[Any] = [None]
+            dist.recv_object_list(received, src=ranks[self.index - 1], group=self._group)
+            stage.takes, handed = received[0]
             inputs = [one.to(self._device()).requires_grad_(needs) for one, needs in handed]
         if self._is_first or stage.takes is not None:
             try:
@@ -582,16 +564,15 @@ class Pipeline:
                 failure = f"stage {self.index} of {self._count}: {error}"
         if not self._is_last and failure is None and stage.gives is not None:
             failure = self._of_objects(stage.gives)
-        if not self._is_last:
+        if not self._is_last:  # also after a failure, as the next stage waits for a message
             # By way of the host: a tensor of a GPU would come out on the GPU of the same number.
             handed = [(one.detach().cpu(), one.requires_grad) for one in results]
             dist.send_object_list([(stage.gives, handed)], dst=ranks[self.index + 1], group=self._group)
         return inputs, results, failure
 
     def _of_objects(self, gives: "_Structure") -> str | None:
-        """Say of an object with tensors in it, such as a cache, that a stage cannot hand it on."""
-        held = [one for one in gives.leaves if is_object(one)]
-        for one in held:
+        """Return an error if the stage would hand on an object with tensors in it, such as a cache."""
+        for one in filter(is_object, gives.leaves):
             if any(isinstance(part, Tensor) for part in tree_flatten(opened(one))[0]):
                 return (
                     f"stage {self.index} of {self._count} hands on a {type(one).__name__}, whose tensors are "
@@ -616,7 +597,7 @@ class Pipeline:
 def stages_of(
     sch: "Schedule", mesh: DeviceMesh | None, is_shared: bool
 ) -> tuple[Partition, dist.ProcessGroup]:
-    """Return the stages of a schedule, and the processes that have one each."""
+    """Return the stages of a schedule, and the group with one process per stage."""
     if not dist.is_initialized():
         raise ArgumentError("build: pipeline without a process group; accepted: after init_process_group")
     names = () if mesh is None else mesh.mesh_dim_names or ()
@@ -635,7 +616,7 @@ def stages_of(
 def build_pipeline(
     sch: "Schedule", mesh: DeviceMesh | None, options: Mapping[str, Any], is_shared: bool
 ) -> tuple[nn.Module, Pipeline]:
-    """Return the stage of this process and what runs it."""
+    """Return the stage of this process and the pipeline that runs it."""
     parts, group = stages_of(sch, mesh, is_shared)
     names = () if mesh is None else mesh.mesh_dim_names or ()
     replicas = mesh.get_group("dp") if mesh is not None and "dp" in names else None

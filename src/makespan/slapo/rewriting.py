@@ -1,4 +1,7 @@
-"""Primitives that find and rewrite: ``find``, ``replace``, ``fuse``, ``checkpoint``, ``decompose``."""
+"""Primitives that find and rewrite: ``find``, ``replace``, ``fuse``, ``checkpoint``, ``decompose``.
+
+Rollback does not cover changes inside a graph, so a primitive checks all matches before it changes a node.
+"""
 
 import copy
 import inspect
@@ -43,12 +46,11 @@ if TYPE_CHECKING:
     from makespan.slapo.schedule import Schedule
 
 
-# ------------------------------------------------------------------------------------------------
-# The primitives that look for nodes and patterns in traced graphs, and what others take from them.
+# --- Find ---
 
 
 def _graphs(sch: "Schedule") -> Iterator[tuple[str, TracedModule]]:
-    """Go through the traced modules at and below a node, by their paths from it."""
+    """Iterate over the traced modules at and below a node, with their paths from it."""
     ensure_traced(sch)
     for path, node in sch.named_schedules():
         if isinstance(node.mod, TracedModule):
@@ -58,7 +60,7 @@ def _graphs(sch: "Schedule") -> Iterator[tuple[str, TracedModule]]:
 class _Query(Primitive):
     @classmethod
     def is_query(cls) -> bool:
-        """Say that the model stays as it is; a trace that was needed is journalled."""
+        """Return True: the model does not change; a necessary trace has its own entry in the journal."""
         return True
 
 
@@ -73,7 +75,7 @@ class Find(_Query):
 
     @classmethod
     def apply(cls, sch: "Schedule", pattern: str | Callable[..., Any]) -> list[Any]:
-        """Search the graphs of this module and of those below it; trace it first if it is not traced.
+        """Search the graphs of this module and of those below it; trace it first if necessary.
 
         Parameters
         ----------
@@ -85,10 +87,10 @@ class Find(_Query):
         if not isinstance(pattern, str):
             return list(FindSubgraph.apply(sch, pattern))
         regex = checked_regex(pattern, f"find of {sch.path!r}")
-        found: list[tuple[str, fx.Node]] = sch.find_node(
+        calls: list[tuple[str, fx.Node]] = sch.find_node(
             lambda node: node.op == "call_module" and regex.match(str(node.target)) is not None
         )
-        return found
+        return calls
 
 
 @register_primitive()
@@ -102,14 +104,15 @@ class FindNode(_Query):
 
     @classmethod
     def apply(cls, sch: "Schedule", condition: Callable[[fx.Node], bool]) -> list[tuple[str, fx.Node]]:
-        """Return pairs of owner and node for which a condition holds, of any kind of node.
+        """Return pairs of owner and node, for all kinds of nodes for which a condition holds.
 
         Parameters
         ----------
         condition
             Called with each node.
         """
-        if not _is_function(condition):
+        function: object = condition
+        if not callable(function) or isinstance(function, type):
             raise KindError(f"find_node of {sch.path!r}: found {condition!r}; accepted: a function of a node")
         return [(owner, node) for owner, mod in _graphs(sch) for node in mod.graph.nodes if condition(node)]
 
@@ -125,7 +128,7 @@ class FindSubgraph(_Query):
 
     @classmethod
     def apply(cls, sch: "Schedule", pattern: Callable[..., Any]) -> list[Match]:
-        """Return the matches of a pattern, which do not overlap, in the order of their first nodes.
+        """Return the matches of a pattern in the order of their first nodes; they do not overlap.
 
         Parameters
         ----------
@@ -133,12 +136,11 @@ class FindSubgraph(_Query):
             A function or a `Pattern`; its parameters stand for any value.
         """
         wanted = pattern_graph(pattern)
-        found = [matches_in(wanted, owner, mod, mod.graph) for owner, mod in _graphs(sch)]
-        return [match for matches in found for match in matches]
+        return [match for owner, mod in _graphs(sch) for match in matches_in(wanted, owner, mod, mod.graph)]
 
 
 def as_matches(sch: "Schedule", primitive: str, targets: object) -> list[Match]:
-    """Check what a user passes on from a search: one match or several, one pair or several."""
+    """Check the results of a search that a user passes on: one or several matches, one or several pairs."""
     where = f"{primitive} of {sch.path!r}"
     if isinstance(targets, Match) or _is_pair(targets):
         targets = [targets]
@@ -150,17 +152,21 @@ def as_matches(sch: "Schedule", primitive: str, targets: object) -> list[Match]:
         )
     matches = [_as_match(where, one) for one in targets]
     for match in matches:
-        _check_is_current(sch, where, match)
+        owner = sch[match.owner].mod
+        graph = owner.graph if isinstance(owner, TracedModule) else None
+        current = set() if graph is None else set(graph.nodes)
+        for node in match.nodes:
+            if node.graph is not graph or node not in current:
+                raise ArgumentError(
+                    f"{where}: node {node.name!r} is not in the graph of {match.owner!r} any more; accepted:"
+                    " matches that are still there, so search again"
+                )
     nodes = [node for match in matches for node in match.nodes]
     if len(set(nodes)) < len(nodes):
         raise ArgumentError(
             f"{where}: two of the matches share a node; accepted: matches that do not overlap"
         )
     return matches
-
-
-def _is_function(value: object) -> bool:
-    return callable(value) and not isinstance(value, type)
 
 
 def _is_pair(value: object) -> bool:
@@ -173,7 +179,7 @@ def _is_pair(value: object) -> bool:
 
 
 def _as_match(where: str, value: Any) -> Match:
-    """Make a match of nodes that were not found by a pattern: inputs in the order of their first use."""
+    """Make a match of nodes that no pattern found: inputs in the order of their first use."""
     if isinstance(value, Match):
         return value
     pairs = [value] if _is_pair(value) else value
@@ -194,28 +200,12 @@ def _as_match(where: str, value: Any) -> Match:
     return Match(pairs[0][0], nodes, inputs, outputs, returns_tuple=len(outputs) > 1)
 
 
-def _check_is_current(sch: "Schedule", where: str, match: Match) -> None:
-    owner = sch[match.owner].mod
-    graph = owner.graph if isinstance(owner, TracedModule) else None
-    gone = [
-        node
-        for node in match.nodes
-        if graph is None or node.graph is not graph or node not in set(graph.nodes)
-    ]
-    if gone:
-        raise ArgumentError(
-            f"{where}: node {gone[0].name!r} is not in the graph of {match.owner!r} any more; accepted:"
-            " matches that are still there, so search again"
-        )
-
-
-# ------------------------------------------------------------------------------------------------
-# Surgery on graphs: one call in the place of matches, and a match as a module of its own.
+# --- Change graphs ---
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What takes the place of matches: a module or function, with its arguments as values of the graph."""
+    """The replacement of matches: a module or function, with values of the graph as arguments."""
 
     target: nn.Module | Callable[..., Any]
     args: tuple[Any, ...]
@@ -223,7 +213,7 @@ class Call:
 
 
 def check_is_closed(where: str, match: Match) -> None:
-    """Refuse a match of which somebody else uses a value, or that waits for what follows from it."""
+    """Reject a match if a value inside is used outside, or if an input depends on one of its results."""
     chosen = set(match.nodes)
     for node in match.nodes:
         users = [user for user in node.users if user not in chosen]
@@ -253,8 +243,11 @@ def _inputs_of(match: Match) -> Iterator[fx.Node]:
 
 
 def check_hooks(where: str, owner: nn.Module, matches: Sequence[Match]) -> tuple[nn.Module, nn.Module] | None:
-    """Return the modules at both ends of a match if their hooks can be kept; refuse all other hooks."""
-    called = [[_called(owner, node) for node in match.nodes] for match in matches]
+    """Return the modules at both ends of a match if their hooks can be kept; reject all other hooks."""
+    called = [
+        [owner.get_submodule(str(node.target)) if node.op == "call_module" else None for node in match.nodes]
+        for match in matches
+    ]
     hooked = [one for modules in called for one in modules if one is not None and has_hooks(one)]
     if not hooked:
         return None
@@ -270,14 +263,10 @@ def check_hooks(where: str, owner: nn.Module, matches: Sequence[Match]) -> tuple
     return hooked[0], hooked[-1]
 
 
-def _called(owner: nn.Module, node: fx.Node) -> nn.Module | None:
-    return owner.get_submodule(str(node.target)) if node.op == "call_module" else None
-
-
 def bound_arguments(
     where: str, target: nn.Module | Callable[..., Any], match: Match, concrete_args: Mapping[str, Any]
 ) -> Call:
-    """Hand the inputs of a match over in the order of the pattern's parameters."""
+    """Pass the inputs of a match in the order of the pattern's parameters."""
     values = tuple(match.inputs.values())
     function = target.forward if isinstance(target, nn.Module) else target
     try:
@@ -291,8 +280,8 @@ def bound_arguments(
     takes_any = any(one.kind is one.VAR_POSITIONAL for one in parameters.values())
     left = [name for name in names if name not in concrete_args]
     required = [name for name in left if parameters[name].default is inspect.Parameter.empty]
-    given = left[: len(values)]
-    if unknown or not set(required) <= set(given) or (len(values) > len(left) and not takes_any):
+    filled = left[: len(values)]
+    if unknown or not set(required) <= set(filled) or (len(values) > len(left) and not takes_any):
         name = type(target).__name__ if isinstance(target, nn.Module) else getattr(target, "__name__", target)
         extra = f" and concrete_args ({', '.join(concrete_args)})" if concrete_args else ""
         raise ArgumentError(
@@ -301,7 +290,8 @@ def bound_arguments(
         )
     if takes_any and len(values) > len(left):
         return Call(target, values, concrete_args)
-    named = dict(zip(given, values, strict=True)) | dict(concrete_args)
+    named = dict(zip(filled, values, strict=True)) | dict(concrete_args)
+    # By position as far as there is no gap; what follows a gap, or is keyword-only, goes by name.
     positional: list[Any] = []
     for name in names:
         if name not in named or parameters[name].kind is inspect.Parameter.KEYWORD_ONLY:
@@ -312,7 +302,7 @@ def bound_arguments(
 
 @contextmanager
 def _edited(owner: TracedModule) -> Iterator[fx.Graph]:
-    """Change a graph; if that fails, the module gets a copy of the graph that it had."""
+    """Yield the graph to change; on an error the module gets back a copy made before."""
     before = copy.deepcopy(owner.graph)
     try:
         yield owner.graph
@@ -326,12 +316,15 @@ def _edited(owner: TracedModule) -> Iterator[fx.Graph]:
 def insert_call(
     owner: TracedModule, matches: Sequence[Match], call: Call, name: str, keeps_modules: bool
 ) -> None:
-    """Let one call compute what the matches compute; several matches get one element of its result each."""
+    """Replace matches by one call; each of several matches gets one element of its result."""
     outputs = [one for match in matches for one in match.outputs]
     gives_tuple = len(matches) > 1 or matches[0].returns_tuple
     nodes = [node for match in matches for node in match.nodes]
     with _edited(owner) as graph:
-        with graph.inserting_after(_last_input(graph, call)):
+        # Behind its last argument, and behind all placeholders even if it has no argument.
+        inputs: set[fx.Node] = set(graph.find_nodes(op="placeholder"))
+        fx.node.map_arg((call.args, dict(call.kwargs)), inputs.add)
+        with graph.inserting_after(next((node for node in reversed(graph.nodes) if node in inputs), None)):
             node = _call_node(owner, graph, call, name)
         after = node
         for place, output in enumerate(outputs):
@@ -343,16 +336,13 @@ def insert_call(
         targets = [str(one.target) for one in nodes if one.op == "call_module"]
         _erase(graph, nodes)
         _sort(graph)
-    for target in targets if not keeps_modules else ():
-        if not _is_used(graph, target):
+    if keeps_modules:
+        return
+    reads = [*graph.find_nodes(op="call_module"), *graph.find_nodes(op="get_attr")]
+    used = [str(node.target) for node in reads]
+    for target in targets:
+        if not any(path == target or path.startswith(f"{target}.") for path in used):
             owner.delete_submodule(target)
-
-
-def _last_input(graph: fx.Graph, call: Call) -> fx.Node | None:
-    """Return the last node that a call waits for, which are at least the arguments of the forward."""
-    wanted: set[fx.Node] = set(graph.find_nodes(op="placeholder"))
-    fx.node.map_arg((call.args, dict(call.kwargs)), wanted.add)
-    return next((node for node in reversed(graph.nodes) if node in wanted), None)
 
 
 def _call_node(owner: TracedModule, graph: fx.Graph, call: Call, name: str) -> fx.Node:
@@ -377,7 +367,8 @@ def _call_node(owner: TracedModule, graph: fx.Graph, call: Call, name: str) -> f
 
 
 def _erase(graph: fx.Graph, nodes: Sequence[fx.Node]) -> None:
-    """Erase nodes whose results nobody uses, and what only they needed."""
+    """Erase nodes whose results are not used any more, and what only they needed."""
+    # From the end, since fx refuses to erase a node that has users.
     order = {node: place for place, node in enumerate(graph.nodes)}
     for node in sorted(nodes, key=order.__getitem__, reverse=True):
         waiting = node.all_input_nodes
@@ -392,10 +383,10 @@ def _erase(graph: fx.Graph, nodes: Sequence[fx.Node]) -> None:
 
 
 def _sort(graph: fx.Graph) -> None:
-    """Move what uses a value behind it; everything else stays in order."""
+    """Move each node behind the values that it uses; all others keep their order."""
     done: set[fx.Node] = set()
     waiting = list(graph.nodes)
-    if all(_precede(node, waiting) for node in waiting):
+    if all(used < node for node in waiting for used in node.all_input_nodes):
         return
     last: fx.Node | None = None
     while waiting:
@@ -405,15 +396,6 @@ def _sort(graph: fx.Graph) -> None:
         done.add(node)
         waiting.remove(node)
         last = node
-
-
-def _precede(node: fx.Node, order: list[fx.Node]) -> bool:
-    return all(one < node for one in node.all_input_nodes)
-
-
-def _is_used(graph: fx.Graph, target: str) -> bool:
-    reads = [*graph.find_nodes(op="call_module"), *graph.find_nodes(op="get_attr")]
-    return any(str(one.target) == target or str(one.target).startswith(f"{target}.") for one in reads)
 
 
 @dataclass(frozen=True, slots=True)
@@ -428,7 +410,7 @@ class Part:
 def part_of(
     owner: nn.Module, match: Match, ordered: Callable[[list[fx.Node]], Sequence[fx.Node]] | None = None
 ) -> Part:
-    """Copy a match; inputs come in the order of the pattern, then what else it reads by first use."""
+    """Copy a match; its inputs come in the order of the pattern, all other values by first use."""
     chosen = set(match.nodes)
     inputs = list(dict.fromkeys(one for one in match.inputs.values() if isinstance(one, fx.Node)))
     names = {one: name for name, one in match.inputs.items() if isinstance(one, fx.Node)}
@@ -448,27 +430,9 @@ def part_of(
     return Part(graph, tuple(inputs), modules)
 
 
-# ------------------------------------------------------------------------------------------------
-# Parts of a graph as modules of their own, compiled or not, that call modules which stay where they are.
+# --- Fuse ---
 
 _BACKENDS = {"inductor": "inductor", "dynamo": "eager", "torchscript": "inductor", None: None}
-
-
-def _backend(where: str, compiler: str | None) -> str | None:
-    if compiler not in _BACKENDS:
-        accepted = ", ".join(map(repr, _BACKENDS))
-        raise ArgumentError(f"{where}: compiler {compiler!r}; accepted: {accepted}")
-    if compiler == "torchscript":
-        warnings.warn(f"{where}: torch.jit.script is deprecated; inductor takes its place", stacklevel=4)
-    backend = _BACKENDS[compiler]
-    if backend == "inductor" and not (torch.cuda.is_available() or _has_compiler()):
-        warnings.warn(f"{where}: there is no C++ compiler, so the part runs eagerly", stacklevel=4)
-        return None
-    return backend
-
-
-def _has_compiler() -> bool:
-    return any(shutil.which(one) for one in (os.environ.get("CXX", "g++"), "clang++", "cl"))
 
 
 @register_primitive()
@@ -491,14 +455,23 @@ class Fuse(Primitive):
         subgraph
             A match of `find`, or the list that `find` returned if it has one.
         compiler
-            ``inductor`` compiles when the part first runs, and runs it eagerly with a warning where no
-            compiler is; ``dynamo`` captures without compiling; ``torchscript`` means inductor; None groups
-            the nodes only.
+            ``inductor`` compiles when the part first runs, or runs it eagerly with a warning if there is no
+            compiler; ``dynamo`` captures without compiling; ``torchscript`` means inductor; None only groups
+            the nodes.
         name
             Class of the module, and with a number its name in the owner of the graph.
         """
         where = f"fuse of {sch.path!r}"
-        backend = _backend(where, compiler)
+        if compiler not in _BACKENDS:
+            accepted = ", ".join(map(repr, _BACKENDS))
+            raise ArgumentError(f"{where}: compiler {compiler!r}; accepted: {accepted}")
+        if compiler == "torchscript":
+            warnings.warn(f"{where}: torch.jit.script is deprecated; inductor takes its place", stacklevel=3)
+        backend = _BACKENDS[compiler]
+        compilers = (os.environ.get("CXX", "g++"), "clang++", "cl")
+        if backend == "inductor" and not (torch.cuda.is_available() or any(map(shutil.which, compilers))):
+            warnings.warn(f"{where}: there is no C++ compiler, so the part runs eagerly", stacklevel=3)
+            backend = None
         if not name.isidentifier():
             raise ArgumentError(f"{where}: name {name!r}; accepted: an identifier")
         matches = as_matches(sch, cls.name(), subgraph)
@@ -509,7 +482,7 @@ class Fuse(Primitive):
 
 
 def check_not_fused(sch: "Schedule", primitive: str) -> None:
-    """Refuse to change tensors that a part of a graph computes with."""
+    """Reject a change of tensors that a part of a graph computes with."""
     if sch.parent is None:
         return
     for node in sch.parent.child.values():
@@ -529,7 +502,7 @@ def check_not_fused(sch: "Schedule", primitive: str) -> None:
 def take_out(
     sch: "Schedule", primitive: str, match: Any, name: str, order_args_fn: Any = None
 ) -> FusedModule:
-    """Put a module of its own in the place of a match, and return it."""
+    """Replace a match by a new module that computes it, and return the module."""
     owner, where = graph_of(sch[match.owner], primitive), f"{primitive} of {sch.path!r}"
     check_is_closed(where, match)
     check_hooks(where, owner, [match])
@@ -548,8 +521,7 @@ def take_out(
     return module
 
 
-# ------------------------------------------------------------------------------------------------
-# Parts of a traced graph in the hands of primitives that also work on whole modules.
+# --- Replace and checkpoint parts of graphs ---
 
 
 def replace_subgraph(
@@ -560,7 +532,7 @@ def replace_subgraph(
     concrete_args: Mapping[str, Any] | None,
     each: bool,
 ) -> None:
-    """Replace matches in graphs: one, several with the same inputs by one call, or each by its own."""
+    """Replace matches in graphs: one, several with the same inputs by one call, or each separately."""
     where = f"replace of {sch.path!r}"
     matches = as_matches(sch, "replace", target_ops)
     if not callable(new):
@@ -571,35 +543,34 @@ def replace_subgraph(
         made = [new(index) for index in range(len(matches))]
         groups = [([match], one) for match, one in zip(matches, made, strict=True)]
     else:
-        _check_same_inputs(where, matches)
+        first = list(matches[0].inputs.values())
+        for match in matches[1:]:
+            if match.owner != matches[0].owner or list(match.inputs.values()) != first:
+                raise ArgumentError(
+                    f"{where}: {len(matches)} matches with different inputs; accepted: one match, matches"
+                    " with the same inputs, or each=True with a function that makes a module of the index of"
+                    " a match"
+                )
+            if len(match.outputs) != 1:
+                raise ArgumentError(
+                    f"{where}: several matches of several results; accepted: one result a match"
+                )
         groups = [(matches, new)]
-    ready = [_ready(sch, where, group, one, concrete_args or {}) for group, one in groups]
+    ready = [_checked_call(sch, where, group, one, concrete_args or {}) for group, one in groups]
     for (group, one), call in zip(groups, ready, strict=True):
         owner = graph_of(sch[group[0].owner], "replace")
         if isinstance(one, nn.Module):
-            _take_hooks(where, owner, group, one)
+            for module in dict.fromkeys(check_hooks(where, owner, group) or ()):
+                move_hooks(module, one)
             one.train(owner.training)
         insert_call(owner, group, call, name or type(one).__name__, keeps_modules=False)
         sch[group[0].owner].rebuild()
 
 
-def _check_same_inputs(where: str, matches: Sequence[Match]) -> None:
-    first = list(matches[0].inputs.values())
-    for match in matches[1:]:
-        others = list(match.inputs.values())
-        if match.owner != matches[0].owner or first != others:
-            raise ArgumentError(
-                f"{where}: {len(matches)} matches with different inputs; accepted: one match, matches with"
-                " the same inputs, or each=True with a function that makes a module of the index of a match"
-            )
-        if len(match.outputs) != 1:
-            raise ArgumentError(f"{where}: several matches of several results; accepted: one result a match")
-
-
-def _ready(
+def _checked_call(
     sch: "Schedule", where: str, group: Sequence[Match], new: Any, concrete_args: Mapping[str, Any]
-) -> Any:
-    """Check everything that can be wrong before anything is changed."""
+) -> Call:
+    """Return the call that replaces matches; all checks are made before any graph changes."""
     if not callable(new):
         raise KindError(
             f"{where}: the factory returned {type(new).__name__}; accepted: a module or a function"
@@ -613,28 +584,21 @@ def _ready(
     return bound_arguments(where, new, group[0], concrete_args)
 
 
-def _take_hooks(where: str, owner: nn.Module, group: Sequence[Match], new: nn.Module) -> None:
-    """Hand the hooks of the modules at the ends of a match to what takes its place."""
-    for module in dict.fromkeys(check_hooks(where, owner, group) or ()):
-        move_hooks(module, new)
-
-
 def checkpoint_subgraph(
     sch: "Schedule", subgraph: object, order_args_fn: Callable[..., Any] | None
 ) -> FusedModule:
-    """Make a module of one match, for its activations to be recomputed."""
+    """Make a module of one match, so that its activations can be recomputed."""
     matches = as_matches(sch, "checkpoint", subgraph)
     if len(matches) != 1:
         raise ArgumentError(f"checkpoint of {sch.path!r}: found {len(matches)} matches; accepted: one")
     return take_out(sch, "checkpoint", matches[0], "Recomputed", order_args_fn)
 
 
-# ------------------------------------------------------------------------------------------------
-# Another module in the place of one: of one node, or of all modules of a type.
+# --- Replace modules ---
 
 
 def put_in_place(sch: "Schedule", new: nn.Module) -> None:
-    """Let a module take the place of that of a node, wherever the model holds it, with its hooks and tags."""
+    """Replace the module of a node wherever the model holds it; hooks, tags and sharding carry over."""
     old = sch.mod
     if new is old:
         return
@@ -655,28 +619,28 @@ def put_in_place(sch: "Schedule", new: nn.Module) -> None:
 
 
 def _warn_of_differences(sch: "Schedule", new: nn.Module) -> None:
-    """Warn where the new module is in another mode, on another device or of another precision."""
+    """Warn if the new module has another mode, device or precision."""
     pairs: list[tuple[str, object, object]] = [("training mode", sch.mod.training, new.training)]
     before = next((one for one in sch.mod.parameters() if one.is_floating_point()), None)
     after = next((one for one in new.parameters() if one.is_floating_point()), None)
     if before is not None and after is not None:
         pairs += [("device", before.device, after.device), ("dtype", before.dtype, after.dtype)]
-    for what, was, now in pairs:
+    for name, was, now in pairs:
         if was != now:
-            done = "; it takes that of the old one" if what == "training mode" else ""
+            done = "; it takes that of the old one" if name == "training mode" else ""
             message = (
-                f"replace of {sch.path!r}: {what} of the old module is {was}, of the new one {now}{done}"
+                f"replace of {sch.path!r}: {name} of the old module is {was}, of the new one {now}{done}"
             )
             warnings.warn(message, stacklevel=5)
 
 
-def _whole_module(sch: "Schedule", given: object, name: str | None) -> nn.Module:
-    """Check what should take the place of a module, and make it if a function was given."""
-    new = given if isinstance(given, nn.Module) else given(sch.mod) if callable(given) else None
+def _whole_module(sch: "Schedule", source: object, name: str | None) -> nn.Module:
+    """Check the replacement of a module, and make it if the source is a function."""
+    new = source if isinstance(source, nn.Module) else source(sch.mod) if callable(source) else None
     if not isinstance(new, nn.Module):
         raise KindError(
-            f"replace of {sch.path!r}: got {type(given).__name__}"
-            + (f", which returned {type(new).__name__}" if callable(given) else "")
+            f"replace of {sch.path!r}: got {type(source).__name__}"
+            + (f", which returned {type(new).__name__}" if callable(source) else "")
             + "; accepted: a module, or a function that makes one of the old module"
         )
     wrapper = wrapped_forward(sch.mod)
@@ -726,7 +690,7 @@ class Replace(Primitive):
         target_ops
             Matches of `find`, or one pair of `find_node`; None for the whole module.
         name
-            What the new module is called in the graph, with a number; a whole module keeps its name.
+            Name of the new module in the graph, completed by a number; a whole module keeps its name.
         concrete_args
             Values of parameters that have no counterpart in the pattern.
         each
@@ -743,10 +707,6 @@ class Replace(Primitive):
             new.train(sch.mod.training)
         put_in_place(sch, new)
         return None
-
-
-def _is_module_type(thing: object) -> bool:
-    return isinstance(thing, type) and issubclass(thing, nn.Module)
 
 
 @register_primitive()
@@ -775,26 +735,26 @@ class ReplaceAll(Primitive):
         make_mod_fn
             Called with path, old module and ``kwargs``; returns the new module, which may contain the old.
         """
-        if not _is_module_type(module_type):
+        kind: object = module_type
+        if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
             raise KindError(f"replace_all of {sch.path!r}: got {module_type!r}; accepted: a class of modules")
         targets = [(path, one) for path, one in sch.named_schedules() if isinstance(one.mod, module_type)]
-        # The innermost first: their nodes are gone once an owner is replaced.
+        # Innermost first: their nodes are gone once an owner is replaced.
         for path, node in reversed(targets):
             node.replace(make_mod_fn(path, node.mod, **kwargs))
         return len(targets)
 
 
-# ------------------------------------------------------------------------------------------------
-# Recomputation of activations in the backward pass, and the choice of layers for it.
+# --- Recompute activations ---
 
 
 class Checkpointed(ForwardWrapper):
-    """A forward whose activations are recomputed, and whose state is not changed by that.
+    """A forward whose activations are recomputed without changing its state again.
 
-    The second pass starts from the state that the first one found: buffers, attributes, generators of random
-    numbers, and objects, lists and dictionaries among the arguments, such as a cache. What it changes of them
-    is dropped when it ends. So batch norm counts a batch once, spectral norm multiplies by the same vectors,
-    a cache does not grow twice, and a layer that Python's generator leaves out is left out again.
+    The second pass starts from the same state as the first one: buffers, attributes, random generators, and
+    objects, lists and dictionaries among the arguments, such as a cache. Its changes to them are dropped when
+    it ends. So batch norm counts a batch once, spectral norm multiplies by the same vectors, a cache does not
+    grow twice, and a layer that was dropped at random is dropped again.
     """
 
     op = "checkpoint"
@@ -806,22 +766,30 @@ class Checkpointed(ForwardWrapper):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the forward now, and again when its gradients are needed."""
         inner = self.inner
-        # Without gradients nothing is run again, and a compiler keeps state out of what it repeats.
+        # Without gradients nothing runs twice, and a compiler keeps state out of what it repeats.
         if torch.compiler.is_compiling() or not torch.is_grad_enabled():
             return checkpoint(
                 inner, *args, use_reentrant=False, preserve_rng_state=self.preserve_rng, **kwargs
             )
         before = KeptState(self.module, (args, kwargs), with_global_draws=self.preserve_rng)
         kept = kept_arguments(args, kwargs)
-        versions = [(name, one, one._version) for name, one in _frozen(self.module)]
+        # Parameters that no optimizer changes, so that a forward may. Embeddings and recurrent layers do not
+        # count: a second pass leaves weights alone that the first one has normalised or flattened.
+        versions = [
+            (name, parameter, parameter._version)
+            for path, module in self.module.named_modules()
+            if not isinstance(module, nn.Embedding | nn.EmbeddingBag | nn.RNNBase)
+            for name, parameter in module.named_parameters(path, recurse=False)
+            if not parameter.requires_grad and not parameter.is_inference()
+        ]
         passes = 0
 
-        def run(*own: Any, **named: Any) -> Any:
+        def run(*positional: Any, **named: Any) -> Any:
             nonlocal passes
             passes += 1
             if kept is not None and passes > 1:
-                own, named = kept(own, named)
-            return inner(*own, **named)
+                positional, named = kept(positional, named)
+            return inner(*positional, **named)
 
         try:
             output = checkpoint(
@@ -832,7 +800,7 @@ class Checkpointed(ForwardWrapper):
                 context_fn=lambda: (nullcontext(), before.put_back()),
                 **kwargs,
             )
-        finally:
+        finally:  # copies are kept until the backward pass, so only of what this forward has changed
             before.forget_what_is_the_same()
         for name, one, version in versions:
             if one._version != version:
@@ -844,21 +812,9 @@ class Checkpointed(ForwardWrapper):
         return output
 
 
-def _frozen(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """Go through the parameters that no optimizer changes, so that a forward may do it.
-
-    Those layers are left out that bring their weights into a form in which a second pass leaves them.
-    """
-    for path, one in module.named_modules():
-        if not isinstance(one, nn.Embedding | nn.EmbeddingBag | nn.RNNBase):
-            for name, parameter in one.named_parameters(path, recurse=False):
-                if not parameter.requires_grad and not parameter.is_inference():
-                    yield name, parameter
-
-
 @register_primitive()
 class Checkpoint(Primitive):
-    """Keep no activations of a module, or of nodes of its graph; recompute them for the backward pass."""
+    """Recompute the activations of a module, or of nodes of its graph, in the backward pass."""
 
     @classmethod
     def name(cls) -> str:
@@ -880,10 +836,10 @@ class Checkpoint(Primitive):
         subgraph
             A match of `find`; None for the whole module.
         order_args_fn
-            Called with the inputs of the match, returns them in the order in which they are passed.
+            Function of the inputs of the match that returns them in the order in which they are passed.
         preserve_rng
-            Whether the second pass draws the same random numbers as the first, also from the generators of
-            Python and NumPy. From generators that the module holds it always does.
+            Draw the same random numbers in the second pass as in the first, also from the generators of
+            Python and NumPy. Generators that the module holds always repeat their numbers.
         """
         if subgraph is not None:
             part = checkpoint_subgraph(sch, subgraph, order_args_fn)
@@ -930,19 +886,18 @@ def select_layers(n: int, ratio: float, policy: str = "even") -> list[int]:
         raise ArgumentError(f"select_layers got n = {n}, ratio = {ratio}; accepted: n >= 0, ratio in [0, 1]")
     if policy not in ("even", "head"):
         raise ArgumentError(f"select_layers got policy {policy!r}; accepted: 'even', 'head'")
-    count = math.floor(n * ratio + 1e-9)
+    count = math.floor(n * ratio + 1e-9)  # 100 * 0.29 is 28.999... in binary
     if policy == "head":
         return list(range(count))
     return [index for index in range(n) if (index + 1) * count // n > index * count // n]
 
 
-# ------------------------------------------------------------------------------------------------
-# The primitive that shows the product of a linear layer, and the addition of its bias, by themselves.
+# --- Decompose ---
 
 
 @register_primitive()
 class Decompose(Primitive):
-    """Show the product and the addition of the bias of a linear layer as two nodes of a graph."""
+    """Show product and bias addition of a linear layer as two nodes of a graph."""
 
     @classmethod
     def name(cls) -> str:
@@ -951,7 +906,7 @@ class Decompose(Primitive):
 
     @classmethod
     def apply(cls, sch: "Schedule") -> None:
-        """Let this layer, which must be linear with a bias, add it in a step of its own."""
+        """Make this layer, which must be linear with a bias, add it in a separate step."""
         mod = sch.mod
         is_late = isinstance(mod, LateBiasLinear)
         if is_late and vars(mod).get("traceable"):

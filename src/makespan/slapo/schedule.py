@@ -1,4 +1,8 @@
-"""Schedules: the tree over a model, its primitives, the journal, rollback, and replay."""
+"""Schedules: the tree over a model, its primitives, the journal, rollback, and replay.
+
+A primitive either succeeds, and is one entry of the journal, or raises an error and leaves model, tree and
+metadata as they were. Primitives that another one applies belong to the step of that one.
+"""
 
 import copy
 import functools
@@ -10,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
-from itertools import chain, groupby
+from itertools import groupby
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, TypeAlias, TypeVar, overload
 
@@ -31,26 +35,25 @@ from makespan.slapo.errors import (
 )
 from makespan.slapo.patterns import Attribute, Match
 
-# ------------------------------------------------------------------------------------------------
-# Which modules of a model are nodes of its schedule, and how a path leads to one.
+# --- Nodes and paths ---
 
 
 def is_leaf(module: nn.Module) -> bool:
-    """Whether a schedule does not look inside: the layers of torch.nn itself, and what torch.jit made."""
+    """Return True if a schedule does not look inside: layers of torch.nn itself, and scripted modules."""
     if isinstance(module, ScriptModule):
         return True
     return type(module).__module__.startswith("torch.nn.") and not isinstance(module, nn.Sequential)
 
 
 def is_list(module: nn.Module) -> bool:
-    """Whether a module only holds others, which its owner calls: lists, and what a flat graph leaves."""
+    """Return True if a module only holds others, which its owner calls: lists, and shells of a flat graph."""
     if isinstance(module, nn.ModuleList | nn.ModuleDict):
         return type(module).forward is nn.Module.forward
     return type(module) is nn.Module
 
 
 def node_modules(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Go through name and module of the children of a node."""
+    """Iterate over names and modules of the children of a node."""
     if is_list(module) or not is_leaf(module):
         yield from _elements(module, "")
 
@@ -64,10 +67,11 @@ def _elements(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]
 
 
 def found_at(start: "Schedule", path: str) -> "Schedule":
-    """Return the node of a path below another one."""
+    """Return the node at a path below another one."""
     if not isinstance(path, str):
         raise KindError(f"a schedule is indexed with a path such as 'layers.0', not with {path!r}")
     node, tokens = start, path.split(".") if path else []
+    # A child has a dotted name if it is an element of a list, so try one token, then two, and so on.
     while tokens:
         for count in range(1, len(tokens) + 1):
             if (name := ".".join(tokens[:count])) in node.child:
@@ -79,7 +83,7 @@ def found_at(start: "Schedule", path: str) -> "Schedule":
 
 
 def _elsewhere(start: "Schedule", path: str, node: "Schedule", tokens: list[str]) -> "Schedule":
-    """Return the node of a module that stands at another path as well, or say why there is none."""
+    """Return the node of a shared module that has another path in the tree, or raise an error."""
     module, walked = node.mod, 0
     for token in tokens:
         inner = dict(module._modules.items()).get(token)
@@ -88,38 +92,42 @@ def _elsewhere(start: "Schedule", path: str, node: "Schedule", tokens: list[str]
         module, walked = inner, walked + 1
         if not is_list(module):
             same = next((one for _, one in start.root.named_schedules() if one.mod is module), None)
-            if same is not None:
-                return _in_shared(same, f"{start.path}.{path}".lstrip("."), tokens[walked:])
-            break
-    raise PathError(_why_not(start, path, node, tokens, walked, module))
+            if same is None:
+                break
+            try:
+                return found_at(same, ".".join(tokens[walked:]))
+            except PathError as error:
+                full = f"{start.path}.{path}".lstrip(".")
+                raise PathError(
+                    f"no module {full!r} in the schedule: it stands at {same.path!r}, too, and there is "
+                    f"{error}"
+                ) from None
+    raise PathError(_reason(start, path, node, tokens, walked, module))
 
 
-def _in_shared(same: "Schedule", full: str, tokens: list[str]) -> "Schedule":
-    try:
-        return found_at(same, ".".join(tokens))
-    except PathError as error:
-        raise PathError(
-            f"no module {full!r} in the schedule: it stands at {same.path!r}, too, and there is {error}"
-        ) from None
-
-
-def _why_not(
+def _reason(
     start: "Schedule", path: str, node: "Schedule", tokens: list[str], walked: int, module: nn.Module
 ) -> str:
+    """Return the message for a path that ends below a node, after some tokens that lead to a module."""
     full = f"{start.path}.{path}" if start.path else path
-    for above in _ancestors(node):
+    above: Schedule | None = node
+    while above is not None:
         for step, entry in enumerate(node.metadata.journal, start=1):
             if entry.op == "trace" and entry.path == above.path and entry.arguments.get("flatten") is True:
                 return f"no module {full!r} in the schedule: step {step} swallowed it, {entry}"
+        above = above.parent
     where = f"no module {full!r} in the schedule"
     if 0 < walked < len(tokens) and is_list(module):
         stop = ".".join(filter(None, (node.path, *tokens[:walked])))
         known = close_names(tokens[walked], module._modules)
         return f"{where}: {type(module).__name__} at {stop!r} has no {tokens[walked]!r}; {known}"
     if walked and is_list(module):
-        elements = [f"{full}.{name}" for name, _ in _elements(module, "")]
+        elements = [repr(f"{full}.{name}") for name, _ in _elements(module, "")]
+        if len(elements) > 3:
+            elements = [*elements[:2], "...", elements[-1]]
+        listed = ", ".join(elements) if elements else "of which it has none"
         kind = type(module).__name__
-        return f"{where}: it is a {kind}, which nobody calls; index an element, {_few(elements)}"
+        return f"{where}: it is a {kind}, which nobody calls; index an element, {listed}"
     owner = f"{type(node.mod).__name__} at {node.path!r}" if node.path else f"{type(node.mod).__name__}"
     if walked:
         return f"{where}: {owner} is a layer of torch.nn or a script, inside which schedules do not look"
@@ -127,25 +135,10 @@ def _why_not(
     return f"{where}: {owner} has no {tokens[0]!r}; {close_names('.'.join(tokens[:2]), names)}"
 
 
-def _ancestors(node: "Schedule") -> Iterator["Schedule"]:
-    above: Schedule | None = node
-    while above is not None:
-        yield above
-        above = above.parent
-
-
-def _few(names: list[str]) -> str:
-    shown = [*names[:2], "...", names[-1]] if len(names) > 3 else names
-    return ", ".join(one if one == "..." else repr(one) for one in shown) if shown else "of which it has none"
-
-
-# ------------------------------------------------------------------------------------------------
-# What a failed primitive must leave as it was: structure, attributes, hooks and tags.
-
-
-def _contents(attributes: dict[str, Any]) -> dict[str, tuple[Any, ...]]:
-    """Return what the containers among attributes hold, such as parameters and hooks by name."""
-    return {key: _inside(one) for key, one in attributes.items() if isinstance(one, dict | set | list)}
+# --- Rollback ---
+#
+# A snapshot holds references and shallow copies only. Values that are changed in place are not covered: those
+# of tensors and of traced graphs.
 
 
 def _inside(container: Any) -> tuple[Any, ...]:
@@ -153,7 +146,7 @@ def _inside(container: Any) -> tuple[Any, ...]:
 
 
 class Snapshot:
-    """The state of a node, of what is below it and of what holds it, without copying a tensor."""
+    """The state of a node, of all below it, and of the modules that hold it, without copies of tensors."""
 
     def __init__(self, sch: "Schedule") -> None:
         root = sch.root
@@ -161,11 +154,16 @@ class Snapshot:
         for token in sch.path.split(".") if sch.path else ():
             owner = owner.get_submodule(token)
             held.append(owner)
-        top = root if sch.metadata.has_shared else sch  # what is shared is replaced elsewhere, too
+        top = root if sch.metadata.has_shared else sch  # a shared module is replaced elsewhere, too
         modules = {id(one): one for one in (*held, *top.mod.modules())}
-        self._modules = [
-            (one, type(one), one.__dict__.copy(), _contents(one.__dict__)) for one in modules.values()
-        ]
+        self._modules = []
+        for module in modules.values():
+            containers = {
+                key: _inside(value)
+                for key, value in module.__dict__.items()
+                if isinstance(value, dict | set | list)
+            }
+            self._modules.append((module, type(module), module.__dict__.copy(), containers))
         parameters = {id(one): one for one in sch.mod.parameters()}
         self._parameters = [(one, one.__dict__.copy(), one.requires_grad) for one in parameters.values()]
         nodes = [node for _, node in top.named_schedules()] + ([sch.parent] if sch.parent else [])
@@ -181,7 +179,7 @@ class Snapshot:
         self._root = root
 
     def restore(self) -> None:
-        """Put everything back; containers keep their identity, since handles of hooks refer to them."""
+        """Restore everything; containers keep their identity, since handles of hooks refer to them."""
         for module, kind, attributes, contents in self._modules:
             if type(module) is not kind:
                 module.__class__ = kind
@@ -213,7 +211,7 @@ class Snapshot:
 
 
 def _refill(container: Any, content: tuple[Any, ...]) -> None:
-    """Put back what a container held, if that is not what it holds: some of users cannot be changed."""
+    """Restore the content of a container if it has changed: containers of users may be read-only."""
     now, held = _inside(container), content
     if isinstance(container, dict):
         now, held = (tuple(part for pair in one for part in pair) for one in (now, held))
@@ -226,8 +224,9 @@ def _refill(container: Any, content: tuple[Any, ...]) -> None:
         container.update(content)
 
 
-# ------------------------------------------------------------------------------------------------
-# What was applied to a model: steps as values without tensors, modules or graphs, to print and to repeat.
+# --- Journal ---
+#
+# Steps are plain values without tensors, modules or graphs: they can be printed, compared and replayed.
 
 Value: TypeAlias = "bool | int | float | str | list[Value] | dict[str, Value] | None"
 
@@ -239,10 +238,10 @@ class JournalEntry:
     Parameters
     ----------
     op, path
-        Name of the primitive and path of the module that it was applied to, as it was called then.
+        Name of the primitive, and path at that time of the module that it was applied to.
     arguments
-        What was passed, by name of the parameter, as plain values: a callable or a class by its qualified
-        name, a node of a graph by owner and name, anything else by its class.
+        Arguments by name of the parameter, as plain values: a callable or a class by its qualified name, a
+        node of a graph by owner and name, anything else by its class.
     seconds
         Wall time that the primitive took, s.
     """
@@ -254,7 +253,7 @@ class JournalEntry:
 
     @property
     def call(self) -> str:
-        """The step as it would be written, without the path."""
+        """The step as it would be written in code, without the path."""
         return f"{self.op}({', '.join(f'{name}={_shown(one)}' for name, one in self.arguments.items())})"
 
     def __str__(self) -> str:
@@ -268,7 +267,7 @@ def qualified(thing: Any) -> str:
 
 
 def described(value: Any) -> Value:
-    """Return a plain value that says what an argument was; `replay` turns it back."""
+    """Return a plain value that describes an argument; `replay` turns it back."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], fx.Node):
@@ -337,20 +336,18 @@ def digest(journal: Iterable[JournalEntry]) -> str:
     return hashlib.blake2b(json.dumps(steps, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 
-# ------------------------------------------------------------------------------------------------
-# Primitives by name; anybody can add one.
+# --- Primitives ---
 
 
 class Primitive:
     """One transformation of a model; subclass it, implement `name` and `apply`, and register the class.
 
     A schedule offers a registered primitive as a method: ``sch.<name>(...)`` calls ``apply(sch, ...)``. The
-    call is timed and written to the journal. If it raises, structure, attributes, hooks and tags of the
-    subtree, the tree and the metadata are put back as they were. What cannot be put back are values that are
-    changed in place, those of tensors or of traced graphs: check all arguments first, change such
-    things last.
+    call is timed and written to the journal. If it raises an error, structure, attributes, hooks and tags of
+    the subtree, the tree and the metadata are rolled back. Values that are changed in place, those of tensors
+    and of traced graphs, are not: check all arguments first, and change such values last.
 
-    After the module tree below ``sch`` changed, `apply` calls ``sch.rebuild()``.
+    `apply` must call ``sch.rebuild()`` after it changed the modules below ``sch``.
     """
 
     @classmethod
@@ -360,22 +357,22 @@ class Primitive:
 
     @classmethod
     def apply(cls, sch: "Schedule", *args: Any, **kwargs: Any) -> Any:
-        """Transform the module of ``sch`` and what is below it; what is returned, the caller gets."""
+        """Transform the module of ``sch`` and the modules below it; the caller gets the result."""
         raise NotImplementedError(f"{cls.__name__} does not say what it does")
 
     @classmethod
     def init_metadata(cls) -> Any:
-        """Return what ``sch.metadata.slots[name]`` is at first: state of the primitive, one for a tree."""
+        """Return the initial value of ``sch.metadata.slots[name]``, the state of the primitive in a tree."""
         return {}
 
     @classmethod
     def is_verifiable(cls) -> bool:
-        """Say whether a model must compute the same after this primitive as before."""
+        """Return True if a model must compute the same after this primitive as before."""
         return True
 
     @classmethod
     def is_query(cls) -> bool:
-        """Say whether the primitive only looks: then it is not journalled, but others that it applies are."""
+        """Return True if the primitive only looks: it is not journalled, but others that it applies are."""
         return False
 
 
@@ -393,32 +390,25 @@ def register_primitive() -> Callable[[_Any], _Any]:
     Raises
     ------
     ArgumentError
-        What is decorated is no subclass of `Primitive`, its name is no identifier, or the name is taken by
-        another primitive or by a member of `Schedule`; also a `ValueError`.
+        The class is no subclass of `Primitive`, its name is no identifier, or another primitive or a member
+        of `Schedule` has the name; also a `ValueError`.
     """
 
     def register(cls: _Any) -> _Any:
-        if not _is_primitive(cls):
+        decorated: object = cls  # a user may decorate anything
+        if not (inspect.isclass(decorated) and issubclass(decorated, Primitive)):
             raise ArgumentError(f"cannot register {cls!r}; accepted: a subclass of Primitive")
         name = cls.name()
         if not name.isidentifier() or name.startswith("_"):
             raise ArgumentError(f"{cls.__name__} is named {name!r}; accepted: an identifier, no leading _")
         if name in _PRIMITIVES:
             raise ArgumentError(f"primitive {name!r} is registered already, by {_PRIMITIVES[name].__name__}")
-        if name in _members():
+        if name in {*dir(Schedule), *Schedule.FIELDS}:
             raise ArgumentError(f"primitive {name!r} would hide the member of that name of Schedule")
         _PRIMITIVES[name] = cls
         return cls
 
     return register
-
-
-def _is_primitive(thing: object) -> bool:
-    return inspect.isclass(thing) and issubclass(thing, Primitive)
-
-
-def _members() -> set[str]:
-    return {*dir(Schedule), *Schedule.FIELDS}
 
 
 _BUILT_IN = ("memory", "pipelining", "rewriting", "sharding", "syncing", "tracing")
@@ -431,7 +421,7 @@ def _load() -> None:
 
 
 def primitive_named(name: str) -> type[Primitive] | None:
-    """Return the primitive of a name, None if there is none."""
+    """Return the primitive with a name, None if there is none."""
     _load()
     return _PRIMITIVES.get(name)
 
@@ -446,21 +436,20 @@ def list_primitives(name_only: bool = True) -> list[str] | Mapping[str, type[Pri
     Parameters
     ----------
     name_only
-        Whether to return a list of names, or a mapping from the names to the classes.
+        True for a list of names, False for a mapping from names to classes.
     """
     _load()
     ordered = dict(sorted(_PRIMITIVES.items()))
     return list(ordered) if name_only else MappingProxyType(ordered)
 
 
-# ------------------------------------------------------------------------------------------------
-# What happens when a primitive is applied: check the call, do it, write it down, or undo all of it.
+# --- Application of a primitive ---
 
 
 def applied(primitive: type[Primitive], sch: "Schedule", /, *args: Any, **kwargs: Any) -> Any:
-    """Apply a primitive to a node.
+    """Apply a primitive to a node: check the call, apply it, and journal it, or roll it back.
 
-    Only the outermost of nested primitives is journalled, and only it has to be undone.
+    Only the outermost of nested primitives is journalled and rolled back.
     """
     name = primitive.name()
     signature = inspect.signature(primitive.apply)
@@ -473,7 +462,13 @@ def applied(primitive: type[Primitive], sch: "Schedule", /, *args: Any, **kwargs
     metadata = sch.metadata
     if primitive.is_query() or metadata.depth:
         return primitive.apply(*bound.args, **bound.kwargs)
-    arguments = _arguments(bound)
+    # Described before the call, since a primitive may change its arguments. Without the node and defaults.
+    arguments: dict[str, Value] = {}
+    for parameter in list(signature.parameters.values())[1:]:
+        if parameter.name in bound.arguments:
+            value = bound.arguments[parameter.name]
+            named = value if parameter.kind is parameter.VAR_KEYWORD else {parameter.name: value}
+            arguments |= {key: described(one) for key, one in named.items()}
     before, start = Snapshot(sch), time.perf_counter()
     metadata.depth += 1
     try:
@@ -487,19 +482,8 @@ def applied(primitive: type[Primitive], sch: "Schedule", /, *args: Any, **kwargs
     return result
 
 
-def _arguments(bound: inspect.BoundArguments) -> dict[str, Value]:
-    """Return what was passed by name, without the node itself and without defaults."""
-    arguments: dict[str, Value] = {}
-    for parameter in list(bound.signature.parameters.values())[1:]:
-        if parameter.name in bound.arguments:
-            value = bound.arguments[parameter.name]
-            named = value if parameter.kind is parameter.VAR_KEYWORD else {parameter.name: value}
-            arguments |= {key: described(one) for key, one in named.items()}
-    return arguments
-
-
 def _check_is_there(name: str, sch: "Schedule") -> None:
-    """Refuse a node that tree or model have lost, since nobody would see what is done to it."""
+    """Reject a node that tree or model no longer contain: a change of it would have no effect."""
     node = sch
     while node.parent is not None:
         if node.parent.child.get(node.name) is not node:
@@ -518,8 +502,7 @@ def _check_is_there(name: str, sch: "Schedule") -> None:
         )
 
 
-# ------------------------------------------------------------------------------------------------
-# What runs around a forward: wrappers, which leave structure, names and state as they are, and hooks.
+# --- Wrappers and hooks of a forward ---
 
 _HOOKS = (
     "_forward_hooks",
@@ -533,14 +516,14 @@ _HOOKS = (
 
 
 class ForwardWrapper:
-    """What stands in for the ``forward`` of one module; calls what it wraps.
+    """Callable that replaces the ``forward`` of one module and calls the wrapped one.
 
-    Being an attribute of the module, it is copied with it. A module with such a forward is a leaf for a
-    tracer of a module above.
+    As an attribute of the module, it is copied with it and changes neither structure nor names. Tracers of a
+    module above treat a module with such a forward as a leaf.
     """
 
     op: ClassVar[str]
-    """Name of the primitive that wraps so."""
+    """Name of the primitive that applies the wrapper."""
 
     def __init__(self, module: nn.Module) -> None:
         self.inner: Callable[..., Any] = module.forward
@@ -551,22 +534,23 @@ class ForwardWrapper:
 
 
 def wrap_forward(module: nn.Module, wrapper: ForwardWrapper) -> None:
-    """Let a wrapper, made of this module, stand in for its forward."""
+    """Replace the forward of a module by a wrapper that was made for this module."""
     object.__setattr__(module, "forward", wrapper)
 
 
 def wrapped_forward(module: nn.Module, kind: type[ForwardWrapper] = ForwardWrapper) -> ForwardWrapper | None:
     """Return the wrapper of a kind around the forward of a module, None if there is none."""
-    found = module.__dict__.get("forward")
-    while isinstance(found, ForwardWrapper):
-        if isinstance(found, kind):
-            return found
-        found = found.inner
+    forward = module.__dict__.get("forward")
+    while isinstance(forward, ForwardWrapper):
+        if isinstance(forward, kind):
+            return forward
+        forward = forward.inner
     return None
 
 
 def move_hooks(old: nn.Module, new: nn.Module) -> None:
-    """Hand the hooks over; those of the old module come first, and their handles remain valid."""
+    """Move hooks to another module; those of the old module come first, and their handles remain valid."""
+    # A handle refers to the dictionary itself, so the new module takes over the one of the old module.
     for kind in _HOOKS:
         mine, others = getattr(old, kind), getattr(new, kind)
         if mine:
@@ -577,8 +561,7 @@ def move_hooks(old: nn.Module, new: nn.Module) -> None:
         new._is_full_backward_hook = old._is_full_backward_hook
 
 
-# ------------------------------------------------------------------------------------------------
-# A schedule as text: the tree of modules, each with what was applied to it.
+# --- Printed schedules ---
 
 
 def printed(sch: "Schedule") -> str:
@@ -605,12 +588,11 @@ def _lines(sch: "Schedule", calls: dict[str, list[str]]) -> Iterator[str]:
         yield from (f"  {line}" for line in body[1:])
 
 
-# ------------------------------------------------------------------------------------------------
-# The tree of a schedule: one node a module, found by its path, with the primitives as methods.
+# --- Tree ---
 
 
 class _Slots(dict[str, Any]):
-    """State of the primitives, made when it is first asked for."""
+    """State of the primitives, created on first access."""
 
     def __missing__(self, name: str) -> Any:
         primitive = primitive_named(name)
@@ -622,7 +604,7 @@ class _Slots(dict[str, Any]):
 
 @dataclass(slots=True)
 class Metadata:
-    """What all nodes of a tree share.
+    """State that all nodes of a tree share.
 
     Parameters
     ----------
@@ -633,11 +615,11 @@ class Metadata:
     slots
         State of each primitive, by its name.
     journal
-        What was applied, in order; steps are counted from one.
+        Primitives that were applied, in order; steps are counted from one.
     has_shared
-        Whether a module was met at several places.
+        True if a module has several places in the model.
     depth
-        How many primitives are at work: those that another one applies belong to that one's step.
+        Number of nested primitives that are running.
     """
 
     ties: list[tuple[str, ...]] = field(default_factory=list)
@@ -654,7 +636,7 @@ class Schedule:
     Parameters
     ----------
     mod
-        The module; what takes its place is found here, too.
+        The module, or the one that replaced it.
     name, path
         Name in the parent, ``"layers.0"`` for an element of a list, and path from the root.
     parent
@@ -667,9 +649,9 @@ class Schedule:
     child
         Nodes below by name, in the order of the module.
     world_size, rank
-        Number of processes in the group, and which of them this is.
+        Number of processes in the group, and the rank of this one.
     metadata
-        What all nodes share, see `Metadata`.
+        State that all nodes share, see `Metadata`.
     """
 
     FIELDS: ClassVar = ("mod", "name", "path", "parent", "group", "child", "world_size", "rank", "metadata")
@@ -705,7 +687,7 @@ class Schedule:
         return node
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        """Return a primitive, ready to be applied here."""
+        """Return a primitive bound to this node."""
         primitive = None if name.startswith("_") else primitive_named(name)
         if primitive is None:
             message = f"a schedule has no primitive {name!r}; {close_names(name, list_primitives())}"
@@ -713,22 +695,22 @@ class Schedule:
         return functools.partial(applied, primitive, self)
 
     def __getitem__(self, path: str) -> "Schedule":
-        """Return the node of a path below this one; a `PathError` says where it stops."""
+        """Return the node at a path below this one; a `PathError` names the place where the path ends."""
         return found_at(self, path)
 
     def __contains__(self, path: object) -> bool:
-        """Whether there is a node of that path."""
+        """Return True if there is a node at that path."""
         try:
             return isinstance(path, str) and found_at(self, path) is not None
         except KeyError:
             return False
 
     def __str__(self) -> str:
-        """Print the tree, with what was applied to each module."""
+        """Return the tree as text, with the primitives applied to each module."""
         return printed(self)
 
     def __repr__(self) -> str:
-        """Name path and class of the module."""
+        """Return path and class of the module as text."""
         return f"<Schedule {self.path!r}: {type(self.mod).__name__}>"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Schedule":
@@ -748,13 +730,13 @@ class Schedule:
         return new
 
     def named_schedules(self) -> Iterator[tuple[str, "Schedule"]]:
-        """Go through path and node of this one and all below, owners first."""
+        """Iterate over paths and nodes, from this one down, owners first."""
         yield self.path, self
         for node in self.child.values():
             yield from node.named_schedules()
 
     def get_module(self, name: str) -> nn.Module:
-        """Return the module of a path below this node."""
+        """Return the module at a path below this node."""
         return self[name].mod
 
     def get_top_schedule(self) -> "Schedule":
@@ -762,10 +744,11 @@ class Schedule:
         return self.root
 
     def rebuild(self) -> None:
-        """Make the tree below this node agree with the modules again; nodes that stay keep their identity.
+        """Update the tree below this node to its modules; nodes that remain keep their identity.
 
         Primitives call it after they changed modules below this node, or ``mod`` itself.
         """
+        # A module has one node, at its first place: elsewhere in the tree it counts as seen.
         below = {id(node) for _, node in self.named_schedules()}
         others = (node for _, node in self.root.named_schedules() if id(node) not in below)
         self._rebuild({*(id(node.mod) for node in others), id(self.mod)})
@@ -788,7 +771,7 @@ class Schedule:
             node._rebuild(seen)
 
     def dump(self) -> str:
-        """Return the journal as JSON, which `replay` applies to a fresh model."""
+        """Return the journal as JSON, for `replay` on a fresh model."""
         fields = ("op", "path", "arguments", "seconds")
         steps = [{name: getattr(entry, name) for name in fields} for entry in self.metadata.journal]
         return json.dumps({"steps": steps}, indent=1)
@@ -823,15 +806,15 @@ def create_schedule(
 
     Elements of a ``ModuleList`` or ``ModuleDict`` are children of the owner of the list, named
     ``"<list>.<element>"``; layers of `torch.nn` except ``Sequential`` have no children. A module that the
-    model holds at several places has one node, at the first of them, which the other paths lead to.
+    model holds at several places has one node, at the first of them; the other paths lead to it.
 
     Parameters
     ----------
     root
-        The model, on any device, ``meta`` too.
+        The model, on any device, including ``meta``.
     name, path, parent
-        Place of the tree in one above it, whose model holds ``root`` there already; leave them out for a
-        whole model.
+        Place of the tree in one above it whose model already holds ``root`` there; leave them out for a whole
+        model.
     group
         Processes of tensor parallelism; None for the default group, or for one process without any.
 
@@ -870,12 +853,11 @@ def create_schedule(
     return schedule
 
 
-# ------------------------------------------------------------------------------------------------
-# Primitives that note something: tags of parameters, attributes of modules, values of symbols.
+# --- Primitives that annotate ---
 
 
 def carry_tags(old: nn.Parameter, new: nn.Parameter, tags: Iterable[str]) -> None:
-    """Give a parameter the tags of the one whose place it takes; tags that it has, it keeps."""
+    """Copy tags to the parameter that replaces another one; tags that it already has stay."""
     for tag in tags:
         if tag in old.__dict__ and tag not in new.__dict__:
             setattr(new, tag, old.__dict__[tag])
@@ -892,17 +874,17 @@ class Annotate(Primitive):
 
     @classmethod
     def apply(cls, sch: "Schedule", param: str, key: str, value: Any) -> None:
-        """Set an attribute of a parameter, which it keeps when it is sharded, replaced or consolidated.
+        """Set an attribute of a parameter that it keeps when it is sharded, replaced or consolidated.
 
         Parameters
         ----------
         param
             Name of a parameter of this module itself.
         key, value
-            Name of the attribute, an identifier that no tensor has, and what it becomes.
+            Name of the attribute, an identifier that tensors do not use, and its value.
         """
-        found = sch.mod._parameters.get(param)
-        if found is None:
+        parameter = sch.mod._parameters.get(param)
+        if parameter is None:
             known = close_names(param, (name for name, one in sch.mod._parameters.items() if one is not None))
             raise MemberError(f"annotate of {sch.path!r}: no parameter {param!r}; {known}")
         if not key.isidentifier() or hasattr(nn.Parameter, key):
@@ -910,26 +892,13 @@ class Annotate(Primitive):
                 f"annotate of {sch.path!r}: cannot tag {param!r} with {key!r}; accepted: an identifier "
                 "that tensors do not use themselves"
             )
-        setattr(found, key, value)
+        setattr(parameter, key, value)
         sch.metadata.tags.add(key)
-
-
-def _plain_attributes(module: nn.Module) -> Iterator[str]:
-    """Go through what a module and its classes define themselves: values, no methods."""
-    classes = [one for one in type(module).__mro__ if not issubclass(nn.Module, one)]
-    of_classes = [pair for one in classes for pair in vars(one).items() if not _is_method(pair[1])]
-    for name, _ in chain(vars(module).items(), of_classes):
-        if not (name.startswith("_") or hasattr(nn.Module, name) or name == "training"):
-            yield name
-
-
-def _is_method(value: object) -> bool:
-    return callable(value) or isinstance(value, property | classmethod | staticmethod)
 
 
 @register_primitive()
 class SetAttr(Primitive):
-    """Change attributes of a module, such as the number of heads that are left to a process."""
+    """Change attributes of a module, such as the number of heads per process."""
 
     @classmethod
     def name(cls) -> str:
@@ -938,8 +907,21 @@ class SetAttr(Primitive):
 
     @classmethod
     def apply(cls, sch: "Schedule", **values: Any) -> None:
-        """Set attributes that the module has; not its parameters, buffers or modules."""
-        plain = set(_plain_attributes(sch.mod))
+        """Set attributes that the module has, except parameters, buffers and modules."""
+        # Attributes that the module and its classes define themselves: values, no methods.
+        names = list(vars(sch.mod))
+        for kind in type(sch.mod).__mro__:
+            if not issubclass(nn.Module, kind):
+                names += [
+                    name
+                    for name, value in vars(kind).items()
+                    if not (callable(value) or isinstance(value, property | classmethod | staticmethod))
+                ]
+        plain = {
+            name
+            for name in names
+            if not (name.startswith("_") or hasattr(nn.Module, name) or name == "training")
+        }
         for name in values:
             if isinstance(getattr(sch.mod, name, None), Tensor | nn.Module):
                 raise ArgumentError(
@@ -959,7 +941,7 @@ class SetAttr(Primitive):
 
 @register_primitive()
 class Bind(Primitive):
-    """Note in the journal which values the symbols of a schedule had."""
+    """Record in the journal the values of the symbols of a schedule."""
 
     @classmethod
     def name(cls) -> str:
@@ -968,7 +950,7 @@ class Bind(Primitive):
 
     @classmethod
     def apply(cls, sch: "Schedule", **symbols: Any) -> None:
-        """Remember the values; a symbol that has one keeps it."""
+        """Remember the values; a symbol that has a value keeps it."""
         bound: dict[str, Any] = sch.metadata.slots[cls.name()]
         for name, value in symbols.items():
             if name in bound and bound[name] != value:
@@ -979,8 +961,7 @@ class Bind(Primitive):
         bound.update(symbols)
 
 
-# ------------------------------------------------------------------------------------------------
-# A journal as a file, and the same steps on a fresh model.
+# --- Replay ---
 
 
 def replay(
@@ -999,23 +980,34 @@ def replay(
     journal
         Text of ``sch.dump()``, or ``sch.metadata.journal`` itself.
     group
-        Processes of tensor parallelism; their number may differ from that of the first time.
+        Processes of tensor parallelism; their number may differ from that of the first run.
     given
-        Arguments by step, from one, and by name. What was no plain value, function or class, such as a
-        module that took the place of another one, is not in a journal and must be given.
+        Arguments by step, counted from one, and by name. A journal only holds plain values, functions and
+        classes: all others, such as a module that replaced another one, must be given.
 
     Returns
     -------
-    The new schedule, whose journal is the same but for the times.
+    The new schedule; its journal is the same except for the times.
 
     Raises
     ------
     ReplayError
         The text is no journal, a step names what does not exist, or its argument must be given; also a
-        `RuntimeError`. What a primitive raises is its cause.
+        `RuntimeError`. The error of a primitive is its cause.
     """
     sch = create_schedule(model, group=group)
-    for step, (op, path, arguments) in enumerate(_steps(journal), start=1):
+    if isinstance(journal, str):
+        try:
+            entries = [
+                (raw["op"], raw["path"], dict(raw["arguments"])) for raw in json.loads(journal)["steps"]
+            ]
+        except (ValueError, TypeError, LookupError) as error:
+            raise ReplayError(
+                f"this is no journal ({error!r}); accepted: the text of Schedule.dump()"
+            ) from None
+    else:
+        entries = [(entry.op, entry.path, dict(entry.arguments)) for entry in journal]
+    for step, (op, path, arguments) in enumerate(entries, start=1):
         primitive = primitive_named(op)
         if primitive is None:
             raise ReplayError(f"step {step} of the journal: no primitive {op!r} is registered")
@@ -1026,23 +1018,16 @@ def replay(
                 name: _value(one, node.mod) for name, one in arguments.items() if name not in known
             }
             signature = inspect.signature(primitive.apply)
-            args, kwargs = _call(signature, values)
+            args, kwargs = _split_arguments(signature, values)
             getattr(node, op)(*args, **kwargs)
         except (ScheduleError, ImportError, AttributeError, LookupError, ValueError) as error:
             raise ReplayError(f"step {step} of the journal, {op} at {path!r}: {error}") from error
     return sch
 
 
-def _steps(journal: "str | Sequence[JournalEntry]") -> list[tuple[str, str, dict[str, Value]]]:
-    if not isinstance(journal, str):
-        return [(entry.op, entry.path, dict(entry.arguments)) for entry in journal]
-    try:
-        return [(one["op"], one["path"], dict(one["arguments"])) for one in json.loads(journal)["steps"]]
-    except (ValueError, TypeError, LookupError) as error:
-        raise ReplayError(f"this is no journal ({error!r}); accepted: the text of Schedule.dump()") from None
-
-
-def _call(signature: inspect.Signature, values: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+def _split_arguments(
+    signature: inspect.Signature, values: dict[str, Any]
+) -> tuple[list[Any], dict[str, Any]]:
     """Return positional and named arguments; those of ``*args`` come after all that are positional."""
     parameters = list(signature.parameters.values())[1:]
     several = next((one for one in parameters if one.kind is one.VAR_POSITIONAL), None)
@@ -1058,13 +1043,25 @@ def _value(value: Value, module: nn.Module) -> Any:
     """Turn a described argument back into what it was."""
     match value:
         case {"$name": str(name)}:
-            return _named(name)
+            module_name, _, qualified_name = name.partition(":")
+            if "<" in qualified_name:
+                raise ReplayError(f"{name} is defined inside a function; accepted: hand it over with given")
+            return functools.reduce(getattr, qualified_name.split("."), import_module(module_name))
         case {"$dtype": str(name)}:
             return getattr(torch, name)
         case {"$node": [str(owner), str(name)]}:
             return owner, _node(module.get_submodule(owner), owner, name)
         case {"$match": dict(match)}:
-            return _match(match, module)
+            fields: Any = match
+            path = fields["owner"]
+            traced = module.get_submodule(path)
+            inputs = {name: _value(one, module) for name, one in fields["inputs"].items()}
+            # A node comes back with its owner, which a match names once for all.
+            inputs = {name: one[1] if isinstance(one, tuple) else one for name, one in inputs.items()}
+            nodes, outputs = (
+                [_node(traced, path, name) for name in fields[key]] for key in ("nodes", "outputs")
+            )
+            return Match(path, nodes, inputs, outputs, fields["returns_tuple"])
         case {"$attribute": str(name)}:
             return Attribute(name)
         case {"$partial": [function, [*args], dict(named)]}:
@@ -1079,22 +1076,6 @@ def _value(value: Value, module: nn.Module) -> Any:
         case list():
             return [_value(one, module) for one in value]
     return value
-
-
-def _named(name: str) -> Any:
-    module, _, path = name.partition(":")
-    if "<" in path:
-        raise ReplayError(f"{name} is defined inside a function; accepted: hand it over with given")
-    return functools.reduce(getattr, path.split("."), import_module(module))
-
-
-def _match(value: Mapping[str, Any], module: nn.Module) -> Match:
-    path = value["owner"]
-    owner = module.get_submodule(path)
-    inputs = {name: _value(one, module) for name, one in value["inputs"].items()}
-    inputs = {name: one[1] if isinstance(one, tuple) else one for name, one in inputs.items()}
-    nodes, outputs = ([_node(owner, path, name) for name in value[key]] for key in ("nodes", "outputs"))
-    return Match(path, nodes, inputs, outputs, value["returns_tuple"])
 
 
 def _node(owner: nn.Module, path: str, name: str) -> fx.Node:

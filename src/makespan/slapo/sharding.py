@@ -48,12 +48,11 @@ if TYPE_CHECKING:
     from makespan.slapo.schedule import Schedule
 
 
-# ------------------------------------------------------------------------------------------------
-# Embeddings of which each process has a part of the rows, and vocabularies that divide among processes.
+# --- Vocabularies ---
 
 
 class VocabularyPart(nn.Module):
-    """An embedding that has the rows from ``first_row`` on, and zeros for the ids of other rows."""
+    """An embedding with the rows from ``first_row`` on; ids of other rows give zeros."""
 
     first_row = 0
 
@@ -63,7 +62,7 @@ class VocabularyPart(nn.Module):
         padding_idx: int | None
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Look up the ids that are this process's own."""
+        """Look up the ids whose rows this process has."""
         is_own = (ids >= self.first_row) & (ids < self.first_row + self.num_embeddings)
         rows = F.embedding(torch.where(is_own, ids - self.first_row, 0), self.weight, self.padding_idx)
         return rows * is_own.unsqueeze(-1).to(rows.dtype)
@@ -72,17 +71,17 @@ class VocabularyPart(nn.Module):
 def pad_vocabulary(model: nn.Module, paths: Sequence[str], multiple: int) -> int:
     """Enlarge a vocabulary so that it divides among processes, before a model is scheduled.
 
-    The new rows are zero: no id leads to them, and the logits that they add are for the loss to leave out.
+    The new rows are zero. No id refers to them, and the loss must leave out the logits that they add.
 
     Parameters
     ----------
     model
         Any model, on any device; it is changed.
     paths
-        All its modules that have a row for each token: embeddings, and linear layers that return logits.
-        What is tied among them stays tied.
+        All its modules with a row per token: embeddings, and linear layers that return logits. Tied
+        parameters among them stay tied.
     multiple
-        What the size shall be a multiple of, Megatron-LM takes 128 times the number of processes.
+        The new size is a multiple of it; Megatron-LM takes 128 times the number of processes.
 
     Returns
     -------
@@ -98,7 +97,20 @@ def pad_vocabulary(model: nn.Module, paths: Sequence[str], multiple: int) -> int
     ConflictError
         A module is sharded already; also a `RuntimeError`.
     """
-    layers = [(path, _table(model, path)) for path in paths]
+    layers: list[tuple[str, nn.Embedding | nn.Linear]] = []
+    for path in paths:
+        try:
+            layer = model.get_submodule(path)
+        except AttributeError as error:
+            raise PathError(f"pad_vocabulary: no module {path!r}; {error}") from None
+        if not isinstance(layer, nn.Embedding | nn.Linear):
+            raise ArgumentError(
+                f"pad_vocabulary: {path!r} is a {type(layer).__name__}; accepted: an embedding or a linear "
+                "layer"
+            )
+        if sharding_of(layer).tensors:
+            raise ConflictError(f"pad_vocabulary: {path!r} is sharded already; accepted: pad first")
+        layers.append((path, layer))
     sizes = {len(layer.weight) for _, layer in layers}
     if len(sizes) != 1 or multiple < 1:
         found = ", ".join(f"{path!r} with {len(layer.weight)}" for path, layer in layers) or "no path"
@@ -106,53 +118,40 @@ def pad_vocabulary(model: nn.Module, paths: Sequence[str], multiple: int) -> int
             f"pad_vocabulary: {found} to a multiple of {multiple}; accepted: one size, and 1 or more"
         )
     missing = -sizes.pop() % multiple
-    padded: dict[int, nn.Parameter] = {}
-    for _, layer in layers:
-        for name, old in list(layer.named_parameters(recurse=False)):
+    padded: dict[int, nn.Parameter] = {}  # by the id of the old parameter, so that ties stay
+    for _, table in layers:
+        for name, old in list(table.named_parameters(recurse=False)):
             if id(old) not in padded:
                 rows = torch.cat([old.detach(), old.new_zeros(missing, *old.shape[1:])])
                 padded[id(old)] = nn.Parameter(rows, old.requires_grad)
                 vars(padded[id(old)]).update(vars(old))
-            setattr(layer, name, padded[id(old)])
-        size = len(layer.weight)
-        if isinstance(layer, nn.Embedding):
-            layer.num_embeddings = size
+            setattr(table, name, padded[id(old)])
+        size = len(table.weight)
+        if isinstance(table, nn.Embedding):
+            table.num_embeddings = size
         else:
-            layer.out_features = size
+            table.out_features = size
     return size
 
 
-def _table(model: nn.Module, path: str) -> nn.Embedding | nn.Linear:
-    try:
-        layer = model.get_submodule(path)
-    except AttributeError as error:
-        raise PathError(f"pad_vocabulary: no module {path!r}; {error}") from None
-    if not isinstance(layer, nn.Embedding | nn.Linear):
-        raise ArgumentError(
-            f"pad_vocabulary: {path!r} is a {type(layer).__name__}; accepted: an embedding or a linear layer"
-        )
-    if sharding_of(layer).tensors:
-        raise ConflictError(f"pad_vocabulary: {path!r} is sharded already; accepted: pad first")
-    return layer
-
-
-# ------------------------------------------------------------------------------------------------
-# What becomes of a layer when one of its tensors is cut along an axis; users add rules for their layers.
+# --- Rules per layer ---
+#
+# A rule answers how a layer changes if one of its tensors is cut. Users add rules for their layers.
 
 
 @dataclass(frozen=True, slots=True)
 class ShardRequest:
-    """A tensor that shall be cut; name, axis and size are known to be right.
+    """A tensor to cut; name, axis and size have been checked.
 
     Parameters
     ----------
     module, path
-        The layer, and where it stands in the model.
+        The layer, and its path in the model.
     name, axis, groups
-        Parameter or buffer, its axis from zero on, and the blocks of the axis that are cut each by itself:
-        how many equal ones, or the size of each.
+        Parameter or buffer, its axis from zero on, and the blocks of the axis that are cut separately: the
+        number of equal ones, or the size of each.
     local
-        Size of the axis that is left to each process.
+        Size of the axis on each process.
     ranks
         The processes that share the layer.
     """
@@ -176,18 +175,18 @@ class ShardRequest:
 
 @dataclass(frozen=True, slots=True)
 class ShardEffect:
-    """What a rule answers.
+    """Answer of a rule: how the layer changes.
 
     Parameters
     ----------
     returns
-        What the layer returns then, None if that is not known.
+        Layout of its output, None if that is not known.
     attributes
-        Attributes of the layer that get another value.
+        New values of its attributes.
     together
-        Tensors that have to be cut if one of them is.
+        Tensors that must all be cut if one of them is.
     behaviour
-        What the layer becomes where several processes share it, a class that comes before its own.
+        Class that the layer becomes if several processes share it; it is put before its own class.
     """
 
     returns: Layout | None = None
@@ -207,7 +206,7 @@ def register_shard_rule(*layers: type[nn.Module] | str) -> Callable[[ShardRule],
     Parameters
     ----------
     *layers
-        Classes, or their qualified names with the module, for libraries that need not be there. A rule
+        Classes, or their qualified names with the module for libraries that may not be installed. A rule
         that was registered before is replaced.
 
     Returns
@@ -231,7 +230,7 @@ def register_shard_rule(*layers: type[nn.Module] | str) -> Callable[[ShardRule],
 
 
 def shard_effect(request: ShardRequest) -> ShardEffect:
-    """Ask the rule of a layer, or of the nearest class above its own; without any nothing is known.
+    """Return the answer of the rule for a layer: that of its class, or of the nearest class above.
 
     A layer of torch without a rule is rejected: its forward reads the sizes that it was built with, and
     kernels that rely on them, such as those of an LSTM, read memory beyond a part of a weight.
@@ -241,6 +240,7 @@ def shard_effect(request: ShardRequest) -> ShardEffect:
         if rule is None:
             continue
         effect = rule(request)
+        # A behaviour replaces the forward, so no subclass may have one that the rule does not know.
         between = type(request.module).__mro__[: type(request.module).__mro__.index(kind)]
         new = effect.behaviour is not None and not isinstance(request.module, effect.behaviour)
         if new and any("forward" in vars(one) for one in between):
@@ -263,7 +263,7 @@ def _columns(request: ShardRequest, axis: int, *attributes: str) -> ShardEffect:
 
 
 def _rows(request: ShardRequest, attribute: str, behaviour: type[nn.Module]) -> ShardEffect:
-    """Cut along the inputs, where each process has a summand; a bias waits until they are summed."""
+    """Cut along the inputs: each process has a summand, and the bias is added after the sum."""
     has_bias = request.module.bias is not None
     return ShardEffect(PARTIAL, {attribute: request.local}, behaviour=behaviour if has_bias else None)
 
@@ -295,12 +295,13 @@ def _transposed_convolution(request: ShardRequest) -> ShardEffect:
 
 
 def _convolved(request: ShardRequest, channels: tuple[str, str], behaviour: type[nn.Module]) -> ShardEffect:
-    """Cut a kernel; ``channels`` are what its first two axes stand for."""
+    """Cut a kernel; ``channels`` names its first two axes."""
     axis, size = request.axis, request.ranks.size
     if request.name not in _BOTH:
         return ShardEffect()
     if request.name == "weight" and axis > 1:
         raise ArgumentError(f"{request}: axis {axis} is that of the kernel; accepted: axis 0 or 1")
+    # With groups, a process keeps whole groups: their inputs and outputs with the kernels of both.
     if (groups := request.whole("groups")) > 1:
         if request.name == "weight" and axis == 1:
             raise ArgumentError(f"{request}: each of its {groups} groups is whole; accepted: axis 0")
@@ -359,16 +360,15 @@ def _embedding(request: ShardRequest) -> ShardEffect:
     return ShardEffect(PARTIAL, attributes, behaviour=VocabularyPart)
 
 
-# ------------------------------------------------------------------------------------------------
-# The primitive that splits parameters and buffers of a module among the processes of a group.
+# --- Primitive ---
 
 CLIPPING = "makespan.slapo.clip_grad_norm(schedule, max_norm)"
-"""What clips gradients by the norm of the whole model."""
+"""Call that clips gradients by the norm of the whole model."""
 
 
 @dataclass(frozen=True, slots=True)
 class TiedShard:
-    """The part that all tensors of a tie share, kept by the path at which it was made."""
+    """The part that all tensors of a tie share, and the path at which it was made."""
 
     path: str
     parameter: nn.Parameter
@@ -381,14 +381,14 @@ def ranks_of(sch: Schedule) -> Ranks:
 
 
 def tie_of(sch: Schedule, name: str) -> tuple[str, ...] | None:
-    """Return the group of parameters that are one object, to which a parameter of a module belongs."""
+    """Return the tie that a parameter of a module belongs to, None if it is not tied."""
     full = f"{sch.path}.{name}" if sch.path else name
     return next((group for group in sch.metadata.ties if full in group), None)
 
 
 @register_primitive()
 class Shard(Primitive):
-    """Split tensors of a module evenly along an axis, of which each process keeps a part."""
+    """Split tensors of a module evenly along an axis; each process keeps one part."""
 
     @classmethod
     def name(cls) -> str:
@@ -413,17 +413,18 @@ class Shard(Primitive):
         axis
             Axis along which it is cut; negative ones count from the end.
         groups
-            Blocks of the axis that are cut each by itself: how many equal ones, three for queries, keys and
-            values in one, or their sizes, where there are fewer keys and values than queries.
+            Blocks of the axis that are cut separately: the number of equal ones (three if queries, keys and
+            values are one tensor), or their sizes if there are fewer keys and values than queries.
         unit
-            What a process has a whole number of, such as the size of a head; 1 for no such thing. None for
-            the size of heads that the owner of a layer names, where its outputs are whole heads.
+            Size of a unit that must not be cut, such as a head; 1 for none. None for the head size that the
+            owner of the layer names, if outputs are whole heads.
         """
         names = [tensor_name] if isinstance(tensor_name, str) else list(tensor_name)
         if not names or len(set(names)) < len(names) or not all(isinstance(one, str) for one in names):
             raise KindError(f"shard of {sch.path!r}: found {shown(tensor_name)}; accepted: a name or several")
         check_not_fused(sch, cls.name())
         blocks: Any = tuple(groups) if isinstance(groups, list | tuple) else groups
+        # All checks come before the first change; only then are parts cut and attributes set.
         plans = [_planned(sch, name, axis, blocks, unit) for name in names]
         sharding = sharding_of(sch.mod)
         for plan in plans:
@@ -442,7 +443,7 @@ class Shard(Primitive):
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """A tensor that will be cut, checked."""
+    """A tensor to cut, checked."""
 
     name: str
     tensor: Tensor
@@ -454,7 +455,12 @@ class _Plan:
 def _planned(sch: Schedule, name: str, axis: int, groups: Blocks, unit: int | None) -> _Plan:
     """Check one tensor, without changing anything."""
     where = f"shard of {sch.path!r} ({type(sch.mod).__name__})"
-    tensor = _tensor(sch.mod, name, where)
+    tensors = dict(sch.mod.named_parameters(recurse=False)) | dict(sch.mod.named_buffers(recurse=False))
+    if name not in tensors:
+        is_none = name in {*sch.mod._parameters, *sch.mod._buffers}
+        why = "it is None" if is_none else close_names(name, tensors)
+        raise MemberError(f"{where}: no parameter or buffer {name!r}; {why}")
+    tensor = tensors[name]
     known = sharding_of(sch.mod).tensors.get(name)
     if known is not None:
         raise ConflictError(
@@ -493,14 +499,24 @@ def _planned(sch: Schedule, name: str, axis: int, groups: Blocks, unit: int | No
     effect = shard_effect(request)
     if effect.returns is not None and effect.returns.kind == "partition":
         _check_units(sch, name, sizes_of(groups, size), unit, where)
-    return _Plan(name, tensor, shard, effect, _tied(sch, name, shard, where))
+    # A tied tensor must become the part that another member of the tie has already become.
+    group = tie_of(sch, name)
+    made: dict[tuple[str, ...], TiedShard] = sch.metadata.slots["shard"]
+    tied = None if group is None else made.get(group)
+    if tied is not None and tied.shard != shard:
+        raise ShardError(
+            f"{where}: {name!r} is tied to {tied.path!r}, which is sharded on axis {tied.shard.axis} to "
+            f"{tied.shard.shape}, in {said(tied.shard.groups)}; this would be axis {shard.axis}, "
+            f"{shard.shape}, in {said(shard.groups)}; accepted: the same part"
+        )
+    return _Plan(name, tensor, shard, effect, tied)
 
 
 _HEAD_SIZES = ("head_dim", "head_size", "attention_head_size", "key_value_proj_dim")
 
 
 def _check_units(sch: Schedule, name: str, sizes: Sequence[int], unit: int | None, where: str) -> None:
-    """Refuse a cut through a head: attention would take parts of two heads for one, or fail when it runs."""
+    """Reject a cut through a head: attention would mix parts of two heads, or fail when it runs."""
     if unit is None:
         owner = sch.parent.mod if sch.parent is not None else None
         named = [getattr(owner, one, None) for one in _HEAD_SIZES]
@@ -522,32 +538,8 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _tensor(module: nn.Module, name: str, where: str) -> Tensor:
-    own = dict(module.named_parameters(recurse=False)) | dict(module.named_buffers(recurse=False))
-    if name not in own:
-        why = "it is None" if name in {*module._parameters, *module._buffers} else close_names(name, own)
-        raise MemberError(f"{where}: no parameter or buffer {name!r}; {why}")
-    return own[name]
-
-
-def _tied(sch: Schedule, name: str, shard: TensorShard, where: str) -> TiedShard | None:
-    """Return the part that another member of the tie has; it must be the same part."""
-    group = tie_of(sch, name)
-    made: dict[tuple[str, ...], TiedShard] = sch.metadata.slots["shard"]
-    known = None if group is None else made.get(group)
-    if known is None:
-        return None
-    if known.shard != shard:
-        raise ShardError(
-            f"{where}: {name!r} is tied to {known.path!r}, which is sharded on axis {known.shard.axis} to "
-            f"{known.shard.shape}, in {said(known.shard.groups)}; this would be axis {shard.axis}, "
-            f"{shard.shape}, in {said(shard.groups)}; accepted: the same part"
-        )
-    return known
-
-
 def _after(sch: Schedule, before: Sharding, plan: _Plan) -> Sharding:
-    """Return what is sharded once a plan is carried out; contradictions are errors."""
+    """Return the sharding after a plan; raise an error if they contradict each other."""
     effect, where = plan.effect, f"shard of {sch.path!r} ({type(sch.mod).__name__})"
     returns = effect.returns
     if returns is not None and returns.kind == "partition":
@@ -574,7 +566,7 @@ def _after(sch: Schedule, before: Sharding, plan: _Plan) -> Sharding:
 
 
 def _keep_part(sch: Schedule, plan: _Plan) -> None:
-    """Put the part in the place of the whole tensor; members of a tie share it."""
+    """Replace the whole tensor by the part; members of a tie share one part."""
     whole, shard = plan.tensor, plan.shard
     if not isinstance(whole, nn.Parameter):
         setattr(sch.mod, plan.name, shard.part_of(whole))

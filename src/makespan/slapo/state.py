@@ -1,4 +1,4 @@
-"""The state of a scheduled model under the keys and shapes of the original one, whatever the group."""
+"""State of a scheduled model under the keys and shapes of the original one, for any group of processes."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from makespan.slapo.errors import ArgumentError, ShardError, close_names
-from makespan.slapo.layouts import Ranks, TensorShard, sharding_of
+from makespan.slapo.layouts import Ranks, sharding_of
 from makespan.slapo.schedule import carry_tags
 
 if TYPE_CHECKING:
@@ -21,30 +21,32 @@ _OWNERS = "owners of the state"
 
 @dataclass(frozen=True, slots=True)
 class _Owners:
-    """Which stage of a pipeline has what of the state."""
+    """Stage of a pipeline that has each entry of the state."""
 
     ranks: Ranks
     stage: Mapping[str, int]
 
     def is_elsewhere(self, key: str) -> bool:
-        """Whether another stage has it, and this one has not."""
+        """Return True if another stage has the entry, and this one does not."""
         return self.stage.get(key, self.ranks.rank) != self.ranks.rank
 
 
 def note_owners(sch: "Schedule", ranks: Ranks, stages: Sequence[nn.Module]) -> None:
-    """Remember that from now on a process has the state of its own stage only."""
+    """Record that each process has the state of its own stage only."""
+    # Backwards, so that an entry in several stages belongs to the first of them.
     owned = {key: index for index in reversed(range(len(stages))) for key in stages[index].state_dict()}
     sch.metadata.slots[_OWNERS] = _Owners(ranks, owned)
 
 
 def owners_of(sch: "Schedule") -> _Owners:
-    """Return which stage of a pipeline has what; without stages everything is here."""
-    found = dict.get(sch.metadata.slots, _OWNERS)
-    return found if isinstance(found, _Owners) else _Owners(Ranks(0, 1, None), {})
+    """Return the owners of the state; without stages this process owns all of it."""
+    # Past the slots' own __missing__, which looks for a primitive of that name.
+    owners = dict.get(sch.metadata.slots, _OWNERS)
+    return owners if isinstance(owners, _Owners) else _Owners(Ranks(0, 1, None), {})
 
 
 def full_state_dict(sch: "Schedule") -> dict[str, Tensor]:
-    """Return the whole state of a scheduled model; all processes of the group must call this.
+    """Return the whole state of a scheduled model. All processes of the group must call it.
 
     Parameters
     ----------
@@ -53,8 +55,8 @@ def full_state_dict(sch: "Schedule") -> dict[str, Tensor]:
 
     Returns
     -------
-    Tensors by the keys of the original model's ``state_dict``, in their original shapes, copies on their
-    device. Every process has all of them, those of other stages of a pipeline too.
+    Copies of tensors on their device, by the keys and in the shapes of the original model's ``state_dict``.
+    Every process gets all of them, including those of other pipeline stages.
 
     Raises
     ------
@@ -70,8 +72,16 @@ def full_state_dict(sch: "Schedule") -> dict[str, Tensor]:
             continue
         if tensor.is_meta:
             raise ArgumentError(f"full_state_dict: {key!r} has no values; accepted: a built model")
-        own = _local(tensor)
-        state[key] = own.clone() if shard is None or shard.world_size == 1 else _gathered(sch, own, shard)
+        # Data parallelism may have cut this process's part again: full_tensor undoes that.
+        full_tensor = getattr(tensor, "full_tensor", None)
+        own: Tensor = tensor.detach() if full_tensor is None else full_tensor().detach()
+        if shard is None or shard.world_size == 1:
+            state[key] = own.clone()
+        else:
+            own = own.contiguous()
+            parts = [torch.empty_like(own) for _ in range(shard.world_size)]
+            dist.all_gather(parts, own, group=sch.group)
+            state[key] = shard.whole_of(parts)
     if owners.ranks.size > 1:
         device = next((one.device for key, one in state.items() if not owners.is_elsewhere(key)), None)
         for key in [one for one in state if one in owners.stage]:
@@ -81,14 +91,14 @@ def full_state_dict(sch: "Schedule") -> dict[str, Tensor]:
 
 
 def load_full_state_dict(sch: "Schedule", state: Mapping[str, Tensor]) -> None:
-    """Take the own parts of a whole state; parameters without values get them.
+    """Load this process's parts of a whole state; parameters without values get some.
 
     Parameters
     ----------
     sch
-        Schedule of a whole model; the number of processes may differ from that of the state's.
+        Schedule of a whole model; the state may come from another number of processes.
     state
-        What `full_state_dict` returned, or the ``state_dict`` of the original model.
+        Result of `full_state_dict`, or the ``state_dict`` of the original model.
 
     Raises
     ------
@@ -101,10 +111,11 @@ def load_full_state_dict(sch: "Schedule", state: Mapping[str, Tensor]) -> None:
     keys = {key for key, *_ in entries}
     if keys != state.keys():
         missing, unknown = sorted(keys - state.keys()), sorted(state.keys() - keys)
-        found = [f"no {missing[0]!r} ({len(missing)} missing)"] if missing else []
+        faults = [f"no {missing[0]!r} ({len(missing)} missing)"] if missing else []
         if unknown:
-            found.append(f"{unknown[0]!r} ({len(unknown)} unknown; {close_names(unknown[0], keys)})")
-        raise ArgumentError(f"load_full_state_dict: {', '.join(found)}; accepted: the keys of the model")
+            faults.append(f"{unknown[0]!r} ({len(unknown)} unknown; {close_names(unknown[0], keys)})")
+        raise ArgumentError(f"load_full_state_dict: {', '.join(faults)}; accepted: the keys of the model")
+    # Check all shapes before the first tensor changes.
     for key, module, name, tensor in entries:
         shard = sharding_of(module).tensors.get(name)
         shape = tuple(tensor.shape) if shard is None else shard.orig_shape
@@ -132,8 +143,11 @@ def _take(
     made: dict[int, tuple[nn.Parameter, nn.Parameter]],
 ) -> None:
     if not tensor.is_meta:
-        spread = _spread(tensor, part)
-        tensor.copy_(spread)
+        from torch.distributed.tensor import DTensor, distribute_tensor  # takes long to load
+
+        if isinstance(tensor, DTensor):  # data parallelism has cut the tensor: cut the part alike
+            part = distribute_tensor(part.to(tensor.device), tensor.device_mesh, tensor.placements)
+        tensor.copy_(part)
     elif isinstance(tensor, nn.Parameter):
         if id(tensor) not in made:
             new = nn.Parameter(part.to(tensor.dtype, copy=True), tensor.requires_grad)
@@ -145,7 +159,7 @@ def _take(
 
 
 def _entries(sch: "Schedule") -> Iterator[tuple[str, nn.Module, str, Tensor]]:
-    """Go through key, module, name and tensor of the state, in its order."""
+    """Iterate over key, module, name and tensor of the state, in its order."""
     if sch.parent is not None:
         raise ArgumentError(f"the state of {sch.path!r}: accepted: the schedule of a whole model")
     for path, module in sch.mod.named_modules(remove_duplicate=False):
@@ -155,26 +169,3 @@ def _entries(sch: "Schedule") -> Iterator[tuple[str, nn.Module, str, Tensor]]:
         for name, buffer in module._buffers.items():
             if buffer is not None and name not in module._non_persistent_buffers_set:
                 yield f"{path}.{name}".removeprefix("."), module, name, buffer
-
-
-def _gathered(sch: "Schedule", own: Tensor, shard: TensorShard) -> Tensor:
-    own = own.contiguous()
-    parts = [torch.empty_like(own) for _ in range(shard.world_size)]
-    dist.all_gather(parts, own, group=sch.group)
-    return shard.whole_of(parts)
-
-
-def _local(tensor: Tensor) -> Tensor:
-    """Return what a process of the group has, of which data parallelism may have cut another part."""
-    whole = getattr(tensor, "full_tensor", None)
-    found: Tensor = tensor.detach() if whole is None else whole().detach()
-    return found
-
-
-def _spread(tensor: Tensor, part: Tensor) -> Tensor:
-    """Cut a part like a tensor that data parallelism has cut."""
-    from torch.distributed.tensor import DTensor, distribute_tensor  # takes long to load
-
-    if isinstance(tensor, DTensor):
-        return distribute_tensor(part.to(tensor.device), tensor.device_mesh, tensor.placements)
-    return part

@@ -40,14 +40,15 @@ if TYPE_CHECKING:
     from makespan.slapo.schedule import Schedule
 
 
-# ------------------------------------------------------------------------------------------------
-# The hooks that synchronised modules carry; a copy of a module has copies of them.
+# --- Hooks ---
+#
+# A copy of a module has copies of its hooks, so they hold no module.
 
 
 def input_places(
     module: nn.Module, inputs: Sequence[int | str], where: str
 ) -> tuple[frozenset[int], frozenset[str]]:
-    """Return places and names of arguments, each argument by both where it has both."""
+    """Return the places and the names of arguments."""
     names = list(inspect.signature(module.forward).parameters)
     wanted = [inputs] if isinstance(inputs, int | str) else list(inputs)
     for one in wanted:
@@ -59,7 +60,7 @@ def input_places(
 
 @dataclass(frozen=True, slots=True)
 class ExchangeInputs:
-    """Exchange arguments before a module is called; its other arguments pass."""
+    """Exchange some arguments before a module is called."""
 
     exchange: Exchange
     places: tuple[frozenset[int], frozenset[str]] | None
@@ -78,7 +79,7 @@ class ExchangeInputs:
         return self.places is None or which in self.places[isinstance(which, str)]
 
     def _done(self, value: Any) -> Any:
-        """Exchange the tensors in a value, which keeps its class: a named tuple, an output of a model."""
+        """Exchange the tensors in a value, which keeps its class, such as a named tuple or a model output."""
         return pytree.tree_map(self._exchanged, value)
 
     def _exchanged(self, value: Any) -> Any:
@@ -95,7 +96,7 @@ class ExchangeInputs:
 
 @dataclass(frozen=True, slots=True)
 class ExchangeOutput:
-    """Exchange what a module returns, or one element of it."""
+    """Exchange the output of a module, or one element of it."""
 
     exchange: Exchange
     element: Any
@@ -138,7 +139,7 @@ class ExchangeOutput:
 class SumParameterGradients:
     """Sum the gradients of parameters that see other parts of the sequence on other processes.
 
-    The hook of a parameter is set when it is first used, since copies of a module have other parameters.
+    The hook of a parameter is registered on first use, since copies of a module have other parameters.
     """
 
     SUMMED: ClassVar[WeakIdKeyDictionary] = WeakIdKeyDictionary()
@@ -147,7 +148,7 @@ class SumParameterGradients:
     exchange: Exchange
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        """Let the gradients of this pass be summed."""
+        """Register the hooks that sum the gradients of this pass."""
         for name in self.names:
             parameter = getattr(module, name)
             if parameter.requires_grad and parameter not in self.SUMMED:
@@ -162,8 +163,7 @@ def _located(exchange: Callable[[Tensor], Tensor], value: Tensor, where: str) ->
         raise ShardError(f"{where}: {error}") from None
 
 
-# ------------------------------------------------------------------------------------------------
-# The primitive that says where the processes of a group exchange what a module takes or returns.
+# --- Primitive ---
 
 _OPS = {
     "fwd_post": ("all_reduce", "all_gather", "reduce_scatter", "scatter", *SCHEMES),
@@ -175,7 +175,7 @@ _TAKES_AXIS = ("all_gather", "reduce_scatter", "scatter")
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """What was asked for, with the place for messages."""
+    """Arguments of a call, with the place for messages."""
 
     mode: str
     op: str
@@ -207,34 +207,42 @@ class Sync(Primitive):
         output: int | str | None = None,
         on: str = "inputs",
     ) -> None:
-        """Exchange at this module from now on.
+        """Exchange tensors at this module from now on.
 
         Parameters
         ----------
         mode
-            ``fwd_pre`` for what it takes, ``fwd_post`` for what it returns, ``bwd_post`` for gradients.
+            ``fwd_pre`` for inputs, ``fwd_post`` for the output, ``bwd_post`` for gradients.
         sync_op_or_fn
-            An operation by name, or a hook of the user's with the signature that torch asks for; with an
-            attribute ``with_kwargs`` that is true it gets keyword arguments, too.
+            An operation by name, or a hook with the signature that torch requires; a hook with a true
+            attribute ``with_kwargs`` also gets keyword arguments.
         axis
-            Axis of the activation; an ``all_gather`` takes the one that is cut, or the last.
+            Axis of the activation; the default of ``all_gather`` is the axis that is cut, or the last.
         tensor_parallel_output_grad
-            Whether what reads a gathered tensor is sharded, so that the processes' gradients are summands.
+            True if readers of a gathered tensor are sharded, so that gradients of the processes are summands.
         inputs
             Arguments that are exchanged, by name or place; None for all tensors of floating-point numbers,
-            and for ``bwd_post`` all that have a gradient.
+            and with ``bwd_post`` for all that have a gradient.
         output
-            Which element of a tuple, or which key, is exchanged; None where a tensor is returned.
+            Index of a tuple, or key, of the element that is exchanged; None if the output is a tensor.
         on
-            ``inputs``, or ``parameters`` to sum the gradients of the module's own parameters, which each
-            process has for its part of the sequence.
+            ``inputs``, or ``parameters`` to sum the gradients of the module's own parameters, to which each
+            process contributes for its part of the sequence.
         """
         where = f"sync of {sch.path!r} ({type(sch.mod).__name__})"
         check_is_called(sch, cls.name())
         if mode not in _OPS:
             raise ArgumentError(f"{where}: mode {mode!r}; accepted: {', '.join(_OPS)}")
         if callable(sync_op_or_fn):
-            _install_users(sch.mod, mode, sync_op_or_fn)
+            with_kwargs = bool(getattr(sync_op_or_fn, "with_kwargs", False))
+            if mode == "fwd_pre":
+                sch.mod.register_forward_pre_hook(sync_op_or_fn, with_kwargs=with_kwargs)
+            elif mode == "fwd_post":
+                sch.mod.register_forward_hook(sync_op_or_fn, with_kwargs=with_kwargs)
+                # The layout after a user's hook is unknown; that of the module itself remains known.
+                keep_sharding(sch.mod, replace(sharding_of(sch.mod), returns=None))
+            else:
+                sch.mod.register_full_backward_hook(sync_op_or_fn)
             return
         if not isinstance(sync_op_or_fn, str):
             raise KindError(f"{where}: found {sync_op_or_fn!r}; accepted: an operation by name, or a hook")
@@ -249,7 +257,7 @@ class Sync(Primitive):
 
 
 def _check(call: _Call, inputs: Sequence[int | str] | None, output: int | str | None) -> None:
-    """Refuse operations and options that do not belong together."""
+    """Reject operations and options that do not belong together."""
     if call.op not in _OPS[call.mode]:
         raise ArgumentError(
             f"{call.where}: operation {call.op!r} in mode {call.mode!r}; accepted: "
@@ -264,13 +272,13 @@ def _check(call: _Call, inputs: Sequence[int | str] | None, output: int | str | 
         "output": output is not None and call.mode != "fwd_post",
         "on": call.on != "inputs" and not (call.on == "parameters" and call.mode == "bwd_post"),
     }
-    for name, found in superfluous.items():
-        if found:
+    for name, is_superfluous in superfluous.items():
+        if is_superfluous:
             raise ArgumentError(f"{call.where}: {call.op} in mode {call.mode!r} takes no such {name}")
 
 
 def _after(sch: "Schedule", call: _Call, before: Sharding) -> Sharding:
-    """Return what the module returns once it is synchronised; a contradiction is an error."""
+    """Return the sharding after the synchronisation; raise an error if they contradict each other."""
     found = before.returns
 
     def refuse(accepted: str) -> ArgumentError:
@@ -286,7 +294,12 @@ def _after(sch: "Schedule", call: _Call, before: Sharding) -> Sharding:
                 raise refuse(_ACCEPTED[found.kind].format(axis=found.axis))
             after = REPLICATED if call.op == "all_reduce" else partition(_axis(call, before))
         case "all_gather":
-            if found is not None and (found.kind != "partition" or not _may_agree(call.axis, found.axis)):
+            # Axes counted from different ends may be the same one; only a tensor can tell.
+            axis, known = call.axis, None if found is None else found.axis
+            may_agree = (
+                axis is None or known is None or axis == known or (axis != 0 and (axis < 0) != (known < 0))
+            )
+            if found is not None and (found.kind != "partition" or not may_agree):
                 raise refuse(_ACCEPTED[found.kind].format(axis=found.axis))
             after = REPLICATED
         case "scatter":
@@ -309,35 +322,11 @@ _ACCEPTED = {
 
 
 def _axis(call: _Call, before: Sharding) -> int:
-    """Axis of the activation."""
+    """Return the axis of the activation: the given one, the one that is cut, or the last."""
     if call.axis is not None:
         return call.axis
     known = before.returns if call.mode == "fwd_post" else None
     return known.axis if known is not None and known.axis is not None else -1
-
-
-def _may_agree(axis: int | None, known: int | None) -> bool:
-    """Whether two axes can be the same one; counted from different ends only a tensor can tell."""
-    if axis is None or known is None or axis == known:
-        return True
-    return axis != 0 and (axis < 0) != (known < 0)
-
-
-def _exchange(sch: "Schedule", call: _Call, before: Sharding) -> Exchange:
-    ranks = ranks_of(sch)
-    match call.mode, call.op:
-        case "bwd_post", _:
-            return sum_gradient(ranks)
-        case _, "all_reduce":
-            return all_reduce(ranks)
-        case _, "all_gather":
-            groups = 1 if call.mode == "fwd_pre" or before.returns is None else before.returns.groups
-            return all_gather(ranks, _axis(call, before), call.tensor_parallel_output_grad, groups)
-        case _, "reduce_scatter":
-            return reduce_scatter(ranks, _axis(call, before))
-        case _, "scatter":
-            return scatter(ranks, _axis(call, before))
-    return reshard(ranks, call.op)
 
 
 def _install(
@@ -347,7 +336,22 @@ def _install(
     places: tuple[frozenset[int], frozenset[str]] | None,
     output: int | str | None,
 ) -> None:
-    module, exchange = sch.mod, _exchange(sch, call, before)
+    """Make the exchange of an operation and hang it into the module."""
+    module, ranks = sch.mod, ranks_of(sch)
+    match call.mode, call.op:
+        case "bwd_post", _:
+            exchange = sum_gradient(ranks)
+        case _, "all_reduce":
+            exchange = all_reduce(ranks)
+        case _, "all_gather":
+            groups = 1 if call.mode == "fwd_pre" or before.returns is None else before.returns.groups
+            exchange = all_gather(ranks, _axis(call, before), call.tensor_parallel_output_grad, groups)
+        case _, "reduce_scatter":
+            exchange = reduce_scatter(ranks, _axis(call, before))
+        case _, "scatter":
+            exchange = scatter(ranks, _axis(call, before))
+        case _:
+            exchange = reshard(ranks, call.op)
     if call.on == "parameters":
         names = tuple(name for name, _ in module.named_parameters(recurse=False))
         module.register_forward_pre_hook(SumParameterGradients(names, exchange))
@@ -355,45 +359,33 @@ def _install(
         hook = ExchangeInputs(exchange, places, call.where, of_gradients=call.mode == "bwd_post")
         module.register_forward_pre_hook(hook, with_kwargs=True)
     elif isinstance(module, LateBias) and before.returns == PARTIAL:
+        # The layer reduces its product itself, before it adds the bias: a hook would sum the bias, too.
         module.reduce = exchange
         if call.op == "reduce_scatter":  # each process adds the bias to its part only
-            module.register_forward_pre_hook(SumParameterGradients(("bias",), sum_gradient(ranks_of(sch))))
+            module.register_forward_pre_hook(SumParameterGradients(("bias",), sum_gradient(ranks)))
     else:
         expected = before.returns.axis if call.op == "all_gather" and before.returns is not None else None
         module.register_forward_hook(ExchangeOutput(exchange, output, call.axis, expected, call.where))
 
 
-def _install_users(module: nn.Module, mode: str, hook: Callable[..., Any]) -> None:
-    with_kwargs = bool(getattr(hook, "with_kwargs", False))
-    if mode == "fwd_pre":
-        module.register_forward_pre_hook(hook, with_kwargs=with_kwargs)
-    elif mode == "fwd_post":
-        module.register_forward_hook(hook, with_kwargs=with_kwargs)
-        # What a user's hook makes of the output nobody knows; what the module computes remains known.
-        keep_sharding(module, replace(sharding_of(module), returns=None))
-    else:
-        module.register_full_backward_hook(hook)
-
-
-# ------------------------------------------------------------------------------------------------
-# Gradients of a scheduled model, limited by the norm of all that its processes hold.
+# --- Gradient clipping ---
 
 
 def clip_grad_norm(
     sch: "Schedule", max_norm: float, norm_type: float = 2.0, *, error_if_nonfinite: bool = False
 ) -> Tensor:
-    """Scale the gradients of a scheduled model so that their norm is at most so large.
+    """Scale the gradients of a scheduled model so that their norm is at most ``max_norm``.
 
-    The norm is that of the whole model, whatever is split: parts of sharded parameters are added up, and what
-    all processes have, or several stages of a pipeline share, counts once. All processes must call this after
-    the backward passes, or after the step of a pipeline.
+    The norm is that of the whole model: parts of sharded parameters are added up, and a parameter that all
+    processes have, or several pipeline stages share, counts once. All processes must call it after the
+    backward passes, or after the step of a pipeline.
 
     Parameters
     ----------
     sch
         Schedule of a whole model, built for any target.
     max_norm, norm_type, error_if_nonfinite
-        As of `torch.nn.utils.clip_grad_norm_`, whose bits are the same where nothing is split.
+        As of `torch.nn.utils.clip_grad_norm_`; the result is bitwise the same if nothing is split.
 
     Returns
     -------
@@ -411,7 +403,7 @@ def clip_grad_norm(
     for path, module in sch.mod.named_modules():
         for name, parameter in module._parameters.items():
             if parameter is None or id(parameter) in held:
-                continue  # of a tie the first place counts, in the stage that has it
+                continue  # the first place of a tie counts, in the stage that has it
             held[id(parameter)] = parameter
             shard = sharding_of(module).tensors.get(name)
             counts_here = not is_shared or sch.rank == 0 or (shard is not None and shard.world_size > 1)

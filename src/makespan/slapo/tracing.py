@@ -1,4 +1,4 @@
-"""Capture forwards as graphs: tracer, traced modules, examples for branches, and the primitive ``trace``."""
+"""Primitives ``trace`` and ``trace_until``: capture graphs of a module, or of the way to some modules."""
 
 import inspect
 import warnings
@@ -31,15 +31,14 @@ if TYPE_CHECKING:
     from makespan.slapo.schedule import Schedule
 
 
-# ------------------------------------------------------------------------------------------------
-# The primitives that capture graphs, of one module with those it calls, or of what leads to some modules.
+# --- Plan: graphs before they replace modules ---
 
 _SHOWN = 4
 
 
 @dataclass
 class _Plan:
-    """Graphs that were captured, by the modules that they are to stand in for; nothing is changed yet."""
+    """Captured graphs by the id of the modules that they will replace; the model has not changed yet."""
 
     leaves: Leaves = NO_LEAVES
     only: Collection[str] | None = None
@@ -49,7 +48,7 @@ class _Plan:
     opaque: dict[str, str] = field(default_factory=dict)
 
     def add(self, module: nn.Module, path: str, arguments: Arguments, example: Example | None = None) -> None:
-        """Capture a module, then those it calls; one of these that cannot be captured stays as it is."""
+        """Capture a module, then those it calls; a called one that cannot be captured stays as it is."""
         traced = trace_module(module, path, arguments, self.leaves, example=example)
         self.traced[id(module)], self.originals[id(module)] = traced, module
         self.arguments[id(module)] = arguments
@@ -72,16 +71,18 @@ class _Plan:
         arguments = _arguments_of_calls(child, path, nodes)
         known = self.arguments.get(id(child))
         if known is None:
-            own = None if example is None else example.of_call(child, forward_of(child), nodes[0])
-            self.add(child, path, arguments, own)
+            inner_example = None if example is None else example.of_call(child, forward_of(child), nodes[0])
+            self.add(child, path, arguments, inner_example)
         elif known.inputs != arguments.inputs or not _agree(known.fixed, arguments.fixed):
+            # Its graph holds for the other calls only: the module and all below it stay untraced.
             for inner in child.modules():
                 self.traced.pop(id(inner), None)
             raise _differently(path)
 
     def commit(self, sch: "Schedule") -> None:
-        """Put the graphs in the places of the modules, wherever the model holds them."""
+        """Replace the modules by their graphs wherever the model holds them."""
         new = self.traced.get(id(sch.mod), sch.mod)
+        # Captured graphs hold the original modules that they call, so these are replaced inside them, too.
         seen: set[int] = set()
         waiting: list[nn.Module] = [sch.root.mod, new]
         while waiting:
@@ -111,7 +112,7 @@ def _differently(path: str) -> TracingError:
 
 
 def _arguments_of_calls(module: nn.Module, path: str, nodes: Iterable[fx.Node]) -> Arguments:
-    """How the graph of the owner calls a module: values in the graph are inputs, the rest is fixed."""
+    """Return the arguments with which a graph calls a module: values of the graph vary, others are fixed."""
     signature, found = forward_of(module), None
     for node in nodes:
         try:
@@ -123,7 +124,12 @@ def _arguments_of_calls(module: nn.Module, path: str, nodes: Iterable[fx.Node]) 
             if more and one.kind is one.VAR_POSITIONAL:
                 raise TracingError(f"trace of {path!r}: it is called with a variable number of arguments")
             bound |= more or {}
-        inputs = {name for name, value in bound.items() if _has_nodes(value)}
+        inputs = set()
+        for name, value in bound.items():
+            used: list[fx.Node] = []
+            fx.node.map_arg(value, used.append)
+            if used:
+                inputs.add(name)
         fixed = {name: value for name, value in bound.items() if name not in inputs}
         called = Arguments(frozenset(inputs), fixed)
         if found is not None and (found.inputs != called.inputs or not _agree(found.fixed, called.fixed)):
@@ -132,19 +138,13 @@ def _arguments_of_calls(module: nn.Module, path: str, nodes: Iterable[fx.Node]) 
     return found or Arguments(frozenset(), {})
 
 
-def _has_nodes(value: Any) -> bool:
-    nodes: list[fx.Node] = []
-    fx.node.map_arg(value, nodes.append)
-    return bool(nodes)
-
-
 def _arguments_given(
     sch: "Schedule",
     concrete_args: Mapping[str, Any] | None,
     inputs: Sequence[str] | None,
     example_inputs: Any,
 ) -> tuple[Arguments, Example | None]:
-    """Read what a user said of the arguments; those without a default vary unless they are fixed."""
+    """Return arguments and example for a user's options; arguments without a default vary unless fixed."""
     parameters = {
         one.name: one for one in forward_of(sch.mod).parameters.values() if one.kind not in VARIADIC
     }
@@ -167,7 +167,7 @@ def _arguments_given(
     required = {name for name, one in parameters.items() if one.default is inspect.Parameter.empty}
     varies = frozenset((required - set(fixed)) | set(varying))
     if not varies and inputs is None and parameters.keys() - fixed.keys():
-        # A graph of it would be the result of one call, that without any argument.
+        # Its graph would be the result of a single call without arguments.
         names = ", ".join(list(parameters)[:_SHOWN]) + (", ..." if len(parameters) > _SHOWN else "")
         raise TracingError(
             f"{where}: every argument has a default and none is said to vary, so that all would be fixed; "
@@ -194,7 +194,7 @@ def _refuse_wrapped(sch: "Schedule") -> None:
 
 
 def _checked(sch: "Schedule", strict: bool, capture: Callable[[], None]) -> bool:
-    """Capture, or say why not: loudly, or with a warning and False."""
+    """Run a capture; if it fails, raise the error, or warn and return False if not strict."""
     try:
         capture()
     except TracingError as error:
@@ -205,9 +205,12 @@ def _checked(sch: "Schedule", strict: bool, capture: Callable[[], None]) -> bool
     return True
 
 
+# --- Primitives ---
+
+
 @register_primitive()
 class Trace(Primitive):
-    """Capture the static graph of a module, which primitives that look inside a forward need."""
+    """Capture the static graph of a module for primitives that look inside a forward."""
 
     @classmethod
     def name(cls) -> str:
@@ -216,7 +219,7 @@ class Trace(Primitive):
 
     @classmethod
     def init_metadata(cls) -> dict[str, str]:
-        """Return why modules stay opaque, by their paths."""
+        """Return the reasons why modules stay opaque, by their paths."""
         return {}
 
     @classmethod
@@ -233,17 +236,17 @@ class Trace(Primitive):
         inputs: Sequence[str] | None = None,
         example_inputs: Any = None,
     ) -> bool:
-        """Let a graph stand in for the forward of this module, and return whether there is one.
+        """Replace the forward of this module by a graph, and return True if there is one.
 
         Parameters
         ----------
         recursive
-            Capture the modules that it calls as well, each in a graph of its own; one that has no static
+            Also capture the modules that it calls, each in a graph of its own. A module without a static
             graph stays as it is, and the reason is in ``metadata.slots["trace"]`` by its path.
         flatten
-            One graph down to leaves; the nodes of the modules between are gone from the schedule.
+            Capture one graph down to leaves; the schedule loses the nodes of the modules between.
         leaf_modules, leaf_functions
-            What is called and not looked into: classes or their names, functions or their full names.
+            Classes or their names, and functions or their full names, that are called and not looked into.
         concrete_args
             Values of arguments that do not vary.
         tracer
@@ -251,18 +254,22 @@ class Trace(Primitive):
         strict
             Raise if this module has no static graph; otherwise warn and return False.
         inputs
-            Arguments that vary although they have a default; the others keep their default. Where every
+            Arguments that vary although they have a default; the others keep their default. If every
             argument has one, as in models that are called by keyword, some must be named.
         example_inputs
-            A tensor, positional arguments, or arguments by name, of which the tensors vary. Where a forward
-            branches on a shape, a length or a type it goes the way of the example, and a call that would go
-            another one raises an error. None for a forward that branches on nothing of the kind.
+            A tensor, positional arguments, or arguments by name; tensors among them vary. If a forward
+            branches on a shape, a length or a type, the graph takes the branch of the example, and a call
+            that would take another branch raises an error. None if the forward has no such branches.
         """
         _check_tracer(sch, tracer)
         leaves = Leaves.of(leaf_modules, leaf_functions)
         if isinstance(sch.mod, fx.GraphModule):
             return True
-        _refuse_wrapped(sch)
+        if is_wrapped(sch.mod):
+            raise ConflictError(
+                f"trace of {sch.path!r}: its forward is wrapped, {sch.conflict('checkpoint')}; "
+                "accepted: trace first, then wrap"
+            )
         plan = _Plan(leaves, None if recursive else ())
 
         def capture() -> None:
@@ -306,7 +313,7 @@ class TraceUntil(Primitive):
         Parameters
         ----------
         paths
-            Paths of modules; everything beside the way to them is called as it is.
+            Paths of modules; modules beside the way to them are called as they are.
         leaf_modules, leaf_functions, concrete_args, tracer, strict, inputs, example_inputs
             As of ``trace``.
         """
@@ -317,37 +324,31 @@ class TraceUntil(Primitive):
             raise ConflictError(f"trace_until of the root: it is traced already, {sch.conflict('trace')}")
         wanted = [paths] if isinstance(paths, str) else list(paths)
         nodes = [sch[one] for one in wanted]
-        on_the_way = {node.path[:end] for node in nodes for end in _ends(node.path)}
-        plan = _Plan(Leaves.of(leaf_modules, leaf_functions), on_the_way)
+        on_the_way: dict[str, set[str]] = {}  # the path of a node with those of all its owners
+        for node in nodes:
+            tokens = node.path.split(".")
+            on_the_way[node.path] = {".".join(tokens[: end + 1]) for end in range(len(tokens))}
+        everything = {path for paths_down in on_the_way.values() for path in paths_down}
+        plan = _Plan(Leaves.of(leaf_modules, leaf_functions), everything)
 
         def capture() -> None:
             arguments, example = _arguments_given(sch, concrete_args, inputs, example_inputs)
             plan.add(sch.mod, "", arguments, example)
             for node in nodes:
-                missing = next((one for path, one in plan.opaque.items() if path in _above(node.path)), None)
-                if missing is None and id(node.mod) not in plan.traced:
-                    missing = _not_captured(node.path, node.mod, plan.leaves)
-                if missing is not None:
-                    raise TracingError(missing)
+                for path, reason in plan.opaque.items():
+                    if path in on_the_way[node.path]:
+                        raise TracingError(reason)
+                is_left = isinstance(node.mod, fx.GraphModule) or plan.leaves.has(node.mod)
+                if id(node.mod) not in plan.traced and not is_left:
+                    raise TracingError(
+                        f"trace_until of {node.path!r}: no traced module calls it; "
+                        "accepted: what its owner's forward calls"
+                    )
 
         if not _checked(sch, strict, capture):
             return False
         plan.commit(sch)
         return True
-
-
-def _not_captured(path: str, module: nn.Module, leaves: Leaves) -> str | None:
-    if isinstance(module, fx.GraphModule) or leaves.has(module):
-        return None
-    return f"trace_until of {path!r}: no traced module calls it; accepted: what its owner's forward calls"
-
-
-def _ends(path: str) -> list[int]:
-    return [place for place, one in enumerate(path) if one == "."] + [len(path)]
-
-
-def _above(path: str) -> set[str]:
-    return {path[:end] for end in _ends(path)}
 
 
 def ensure_traced(sch: "Schedule") -> None:
@@ -357,7 +358,7 @@ def ensure_traced(sch: "Schedule") -> None:
 
 
 def check_is_called(sch: "Schedule", primitive: str) -> None:
-    """Refuse a module whose operations stand in the graph of its owner, which does not call it any more."""
+    """Reject a module whose owner no longer calls it, since its operations are in the owner's graph."""
     owner = sch.parent.mod if sch.parent is not None else None
     if not (isinstance(owner, TracedModule) and is_inlined(sch.mod)):
         return
@@ -370,7 +371,7 @@ def check_is_called(sch: "Schedule", primitive: str) -> None:
 
 
 def graph_of(sch: "Schedule", primitive: str) -> TracedModule:
-    """Return the traced module of a node whose graph is about to be changed."""
+    """Return the traced module of a node, for a primitive that is about to change its graph."""
     if is_wrapped(sch.mod):
         raise ConflictError(
             f"{primitive} of {sch.path!r}: its forward is wrapped, {sch.conflict('checkpoint')};"

@@ -1,4 +1,7 @@
-"""Tuner: spaces that need not be rectangles, search strategies, and a database of evaluations."""
+"""Tuner: spaces that need not be rectangles, search strategies, and a database of evaluations.
+
+The module does not import torch. The same arguments evaluate the same points in the same order.
+"""
 
 import json
 import math
@@ -16,23 +19,22 @@ import numpy as np
 from makespan.errors import InputError, MakespanError, TraceError, unknown_name
 from makespan.files import read_bytes
 
-# ------------------------------------------------------------------------------------------------
-# What a schedule may choose: symbols with candidates, where those of one may depend on others.
+# --- Spaces ---
 
 Value = int | float | str | bool
 Point = Mapping[str, Value]
-"""One value a symbol, by name."""
+"""One value per symbol, by name."""
 
 
 class UnfixedSymbolError(MakespanError, ValueError):
-    """The value of a symbol is asked for before it has one."""
+    """The value of a symbol is read before it has one."""
 
 
 class Symbol:
-    """Something to choose: its candidates, or its value once that is fixed.
+    """A choice: its candidates, or its value once that is fixed.
 
-    Every comparison of a symbol that has no value yet is false, so that branches of a declaration which
-    depend on it are taken only once it has one.
+    Every comparison of a symbol without a value is false, so that a declaration takes branches that depend on
+    the symbol only once it has a value.
     """
 
     def __init__(self, name: str, candidates: Sequence[Value], fixed: Value | None = None) -> None:
@@ -45,7 +47,7 @@ class Symbol:
 
     @property
     def is_fixed(self) -> bool:
-        """Whether it has a value."""
+        """True if it has a value."""
         return self._value is not None
 
     @property
@@ -90,9 +92,9 @@ class Space:
     Parameters
     ----------
     declare
-        Creates symbols and constraints in the space that it is given. It is called again whenever one more
-        symbol has a value, so that the candidates of later symbols may depend on earlier ones. Without it
-        symbols are created in the space itself and span a grid.
+        Function that creates symbols and constraints in a space. It is called again whenever one more symbol
+        has a value, so that candidates of later symbols may depend on earlier ones. Without it symbols are
+        created in the space itself and span a grid.
 
     Notes
     -----
@@ -106,12 +108,12 @@ class Space:
         self._conditions: list[Callable[[Point], bool]] = []
 
     def create_symbol(self, name: str, values: Iterable[Any]) -> Symbol:
-        """Return a symbol with these candidates; one that has a value already stays as it is.
+        """Return a symbol with these candidates; a symbol that already has a value keeps it.
 
         Raises
         ------
         InputError
-            A candidate occurs twice, or is no number, text or truth value.
+            A candidate occurs twice, or is not a number, text or truth value.
         """
         candidates = [getattr(value, "item", lambda value=value: value)() for value in values]
         wrong = [value for value in candidates if not isinstance(value, Value)]
@@ -133,7 +135,7 @@ class Space:
         Raises
         ------
         InputError
-            A symbol that has a value is no longer declared once another one has one.
+            A symbol with a value is no longer declared once another symbol gets a value.
         """
         return list(self._points({}))
 
@@ -141,7 +143,7 @@ class Space:
         return len(self.enumerate())
 
     def _at(self, fixed: Point) -> "Space":
-        """Return the space as it is declared with some symbols fixed."""
+        """Return the space that the declaration gives with some symbols fixed."""
         scope = Space()
         scope._fixed = fixed
         if self._declare is not None:
@@ -159,6 +161,7 @@ class Space:
         return scope
 
     def _points(self, fixed: Point) -> Iterator[Point]:
+        # Depth first: fix the first free symbol and declare again, as later candidates may depend on it.
         scope = self._at(fixed)
         free = next((symbol for symbol in scope._symbols.values() if not symbol.is_fixed), None)
         if free is not None:
@@ -190,9 +193,10 @@ class Polygon:
             raise InputError(f"found a polygon of {len(self.vertices)} vertices; accepted: three or more")
 
     def __call__(self, point: Point) -> bool:
-        """Whether a point of the space is inside or on the border."""
+        """Return True if a point of the space is inside or on the border."""
         x, y = (Fraction(str(point[name])) for name in (self.x, self.y))
         corners = [(Fraction(str(one)), Fraction(str(other))) for one, other in self.vertices]
+        # Count the edges that a ray to one side crosses; an odd number means inside.
         is_inside = False
         for (x1, y1), (x2, y2) in zip(corners, [*corners[1:], corners[0]], strict=True):
             side = (x2 - x1) * (y - y1) - (y2 - y1) * (x - x1)
@@ -203,8 +207,7 @@ class Polygon:
         return is_inside
 
 
-# ------------------------------------------------------------------------------------------------
-# One point, tried: what came of it, and a file in which it is found again.
+# --- Evaluations, and a database of them ---
 
 Status = Literal["ok", "oom", "invalid", "fail"]
 STATUSES: tuple[str, ...] = get_args(Status)
@@ -212,24 +215,24 @@ STATUSES: tuple[str, ...] = get_args(Status)
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """What came of one point.
+    """Result of one point.
 
     Parameters
     ----------
     point
         Values of the symbols.
     status
-        ``ok``; ``oom``, it needs more memory than there is; ``invalid``, it contradicts itself, which costs
-        nothing; ``fail``, anything else.
+        ``ok``; ``oom``, memory ran out; ``invalid``, the point contradicts itself, which costs no evaluation;
+        ``fail``, anything else.
     value
-        What is maximised; None unless the status is ``ok``.
+        Value to maximise; None unless the status is ``ok``.
     info
-        Whatever else the objective tells, as JSON.
+        All other results of the objective, as JSON.
 
     Raises
     ------
     InputError
-        The status is none of these, or a value is missing or not finite where there must be one.
+        The status is none of these, or the value is missing, not finite, or superfluous.
     """
 
     point: Point
@@ -251,12 +254,12 @@ class Evaluation:
 
     @property
     def score(self) -> float:
-        """The value; minus infinity where there is none."""
+        """The value; minus infinity if there is none."""
         return -math.inf if self.value is None else self.value
 
 
 def key_of(point: Point) -> str:
-    """Return a text that equal points share, whatever the order of their symbols; 1 is equal to 1.0."""
+    """Return a text that is the same for equal points, in any order of symbols; 1 is equal to 1.0."""
     plain = {
         name: int(value) if isinstance(value, float) and value.is_integer() else value
         for name, value in point.items()
@@ -265,9 +268,9 @@ def key_of(point: Point) -> str:
 
 
 class Database:
-    """Evaluations in a file of JSON lines, each on the disk before the next begins.
+    """Evaluations in a file of JSON lines, each on disk before the next one begins.
 
-    A line that a killed process left unfinished is forgotten. Raises `TraceError` where another line is no
+    A last line that a killed process left unfinished is dropped. Raises `TraceError` if another line is no
     evaluation; the message names file and line.
     """
 
@@ -290,19 +293,20 @@ class Database:
             ) from None
 
     def known(self, points: Iterable[Point]) -> dict[str, Evaluation]:
-        """Return those of its evaluations that are of these points, by key."""
+        """Return the evaluations of these points, by key."""
         return {key: self._known[key] for key in map(key_of, points) if key in self._known}
 
-    def append(self, found: Evaluation) -> None:
-        """Write one evaluation and wait until the disk has it."""
+    def append(self, evaluation: Evaluation) -> None:
+        """Write one evaluation and wait until it is on disk."""
         record = {
-            "point": dict(found.point),
-            "status": found.status,
-            "value": found.value,
-            "info": dict(found.info),
+            "point": dict(evaluation.point),
+            "status": evaluation.status,
+            "value": evaluation.value,
+            "info": dict(evaluation.info),
         }
         line = json.dumps(record, allow_nan=False) + "\n"
         self._path.parent.mkdir(parents=True, exist_ok=True)
+        # Cut off what a killed process left of a line, or the next line would be joined to it.
         with self._path.open("ab") as stream:
             stream.truncate(self._whole_bytes)
             stream.seek(self._whole_bytes)
@@ -310,34 +314,35 @@ class Database:
             stream.flush()
             os.fsync(stream.fileno())
         self._whole_bytes += len(line.encode())
-        self._known[key_of(found.point)] = found
+        self._known[key_of(evaluation.point)] = evaluation
 
 
-# ------------------------------------------------------------------------------------------------
-# In which order points are tried: each strategy asks for one and is told what came of it.
+# --- Strategies ---
+#
+# A strategy is a generator: it yields the next point and receives the evaluation of it.
 
 Search = Generator[Point, Evaluation, None]
 
 
 class Strategy(ABC):
-    """An order of trying points; immutable, the state of a search is that of its generator."""
+    """An order in which to try points; immutable, as the state of a search is that of its generator."""
 
     name: ClassVar[str]
     finds_best: ClassVar[bool] = True
-    """Whether no better point is left where the search has nothing more to ask."""
+    """True if a search that ends by itself leaves no better point."""
 
     @abstractmethod
     def search(
         self, points: Sequence[Point], rng: np.random.Generator, known: Mapping[str, Evaluation]
     ) -> Search:
-        """Yield points of the space, one at a time, and take what came of each.
+        """Yield points of the space, one at a time, and receive the evaluation of each.
 
-        A point may be asked for again, it is not evaluated twice. ``known``: what a database says already,
-        by key.
+        A point may be yielded again; it is not evaluated twice. ``known``: evaluations in the database, by
+        key.
         """
 
     def round_of(self, point: Point) -> Hashable:
-        """Return what a round of the search has in common; patience counts rounds without a better point."""
+        """Return the key of the round of a point; patience counts rounds without a better point."""
         return key_of(point)
 
 
@@ -371,7 +376,7 @@ class Random(Strategy):
 
 @dataclass(frozen=True, slots=True)
 class CoordinateDescent(Strategy):
-    """From random points: the best value of one symbol at a time, until no symbol has a better one."""
+    """Take the best value of one symbol at a time, from random points, until no symbol has a better one."""
 
     starts: int = 3
     name = "coordinate_descent"
@@ -387,29 +392,31 @@ class CoordinateDescent(Strategy):
             while is_better:
                 is_better = False
                 for name in best.point:
-                    line = [point for point in points if _differ_only_in(name, point, best.point)]
-                    found = best
+                    # All points that differ from the best one in this symbol alone.
+                    line = [
+                        point
+                        for point in points
+                        if set(point) == set(best.point)
+                        and [key for key in point if point[key] != best.point[key]] == [name]
+                    ]
+                    best_of_line = best
                     for point in line:
                         tried = yield point
-                        found = max(found, tried, key=lambda one: one.score)
-                    is_better |= found.score > best.score
-                    best = found
-
-
-def _differ_only_in(name: str, one: Point, other: Point) -> bool:
-    return set(one) == set(other) and [key for key in one if one[key] != other[key]] == [name]
+                        best_of_line = max(best_of_line, tried, key=lambda one: one.score)
+                    is_better |= best_of_line.score > best.score
+                    best = best_of_line
 
 
 @dataclass(frozen=True, slots=True)
 class Frontier(Strategy):
-    """Along the border of what fits into memory.
+    """Search along the border of the points that fit into memory.
 
     Memory grows with one symbol and falls with another, and so does the value of points that fit: a larger
-    batch shares the fixed time of a step, and what is recomputed costs time. So only the corners of the
-    border can be best. From the largest values of both: a point that fits leads to the next smaller value of
-    the second, one that does not to the next smaller of the first, until the smallest value of the second
-    fits. That takes at most as many steps as there are values of both, less one. Each combination of other
-    symbols has a border of its own.
+    batch shares the fixed time of a step, and recomputation costs time. So only the corners of the border can
+    be best. The search starts at the largest values of both: a point that fits leads to the next smaller
+    value of the second symbol, one that does not to the next smaller of the first, until the smallest value
+    of the second fits. That takes at most as many steps as there are values of both, less one. Each
+    combination of other symbols has a separate border.
 
     Parameters
     ----------
@@ -424,7 +431,7 @@ class Frontier(Strategy):
     def search(
         self, points: Sequence[Point], rng: np.random.Generator, known: Mapping[str, Evaluation]
     ) -> Search:
-        """Yield the points of the border; those that another one out of memory implies are left out."""
+        """Yield the points of the border, except those that another one out of memory implies."""
         if wrong := [point for point in points if not {self.grows, self.saves} <= set(point)]:
             raise InputError(
                 f"strategy frontier: found a space of {', '.join(wrong[0])}; accepted: one with "
@@ -433,16 +440,16 @@ class Frontier(Strategy):
         borders: defaultdict[str, list[Point]] = defaultdict(list)
         for point in points:
             borders[self._others(point)].append(point)
-        for others, own in borders.items():
+        for others, points_of_border in borders.items():
             full = [
                 one.point
                 for one in known.values()
                 if one.status == "oom" and self._others(one.point) == others
             ]
-            yield from self._border(own, full)
+            yield from self._border(points_of_border, full)
 
     def round_of(self, point: Point) -> Hashable:
-        """Return the value with which memory grows, so that patience counts batches, not runs."""
+        """Return the value with which memory grows, so that patience counts batch sizes, not points."""
         return self._others(point), point[self.grows]
 
     def _others(self, point: Point) -> str:
@@ -468,7 +475,7 @@ class Frontier(Strategy):
                 fits = True
 
     def _is_implied(self, point: Point, full: Point) -> bool:
-        """Whether a point needs at least the memory of another one, which did not fit."""
+        """Return True if a point needs at least the memory of another one that did not fit."""
         return (
             point != full
             and _number(point[self.grows]) >= _number(full[self.grows])
@@ -494,8 +501,7 @@ def strategy_named(name: str, **options: Any) -> Strategy:
     return STRATEGIES[name](**options)
 
 
-# ------------------------------------------------------------------------------------------------
-# The search: asks a strategy for points, evaluates them, and knows when to stop.
+# --- Search ---
 
 Objective = Callable[[Point], tuple[Status, float | None, Mapping[str, Any]]]
 OnFail = Literal["skip", "stop-symbol", "stop-all"]
@@ -505,25 +511,25 @@ Optimum = Literal["best", "local", "unknown"]
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a search found.
+    """Result of a search.
 
     Parameters
     ----------
     best, best_value
-        The best point and its value; None where none is ``ok``.
+        The best point and its value; None if no point is ``ok``.
     history
-        Every point that was tried or found in the database, in the order in which it was asked for.
+        Every point that was evaluated or found in the database, in the order of the search.
     n_space
-        Points of the space.
+        Number of points of the space.
     stopped
-        ``finished``, the strategy had no more to ask; or what ended it before: ``budget``, ``patience``,
-        which can leave a better point unseen, or ``fail``.
+        ``finished``, the strategy had no more points; or the reason for an earlier end: ``budget``,
+        ``patience`` (a better point may remain unseen), or ``fail``.
     optimum
-        What the best point is: ``best`` of the space, as far as the strategy's assumptions hold; ``local``,
-        no symbol alone has a better value, but points that differ in several were not tried; ``unknown``
-        where the search ended before its time, or nothing was found.
+        ``best`` of the space, as far as the assumptions of the strategy hold; ``local``, no single symbol has
+        a better value, but points that differ in several were not tried; ``unknown`` if the search ended
+        early, or found nothing.
     spread
-        Largest difference between evaluations of one point; None where none was repeated.
+        Largest difference between evaluations of one point; None if none was repeated.
     """
 
     best: Point | None
@@ -536,21 +542,21 @@ class Result:
 
     @property
     def n_eval(self) -> int:
-        """Evaluations, those out of memory among them; what is invalid costs none."""
+        """Number of evaluations, including those out of memory; invalid points cost none."""
         return sum(one.status != "invalid" for one in self.history)
 
     @property
     def n_oom(self) -> int:
-        """Evaluations that ran out of memory."""
+        """Number of evaluations that ran out of memory."""
         return sum(one.status == "oom" for one in self.history)
 
     @property
     def share(self) -> float:
-        """Evaluations as a share of the space."""
+        """Number of evaluations as a share of the space."""
         return self.n_eval / self.n_space
 
     def share_of(self, optimum: float) -> float:
-        """Return what was found as a share of the best value of the whole space; 0 if nothing was found."""
+        """Return the best value as a share of that of the whole space; 0 if nothing was found."""
         return 0.0 if self.best_value is None else self.best_value / optimum
 
 
@@ -565,44 +571,44 @@ def tune(
     on_fail: OnFail = "skip",
     repeats: int = 0,
 ) -> Result:
-    """Search a space for the point with the largest value; the same arguments ask for the same points.
+    """Search a space for the point with the largest value.
 
     Parameters
     ----------
     space_fn
-        Declares the space, see `Space`.
+        Function that declares the space, see `Space`.
     eval_fn
-        Tells status, value and anything else of a point. Exceptions that say that memory ran out count as
-        ``oom``; others pass.
+        Function of a point that returns status, value and other results. Exceptions that report exhausted
+        memory count as ``oom``; others propagate.
     strategy
         One of `STRATEGIES`, by name or as a value.
     budget
-        Evaluations after which the search ends.
+        Number of evaluations after which the search ends.
     patience
-        Rounds without a better point after which it ends, counted from the first point that is ``ok``. What a
-        round is depends on the strategy: one point, with ``frontier`` all points of a batch size.
+        Rounds without a better point after which it ends, counted from the first point that is ``ok``. A
+        round is one point, or all points of a batch size for ``frontier``.
     db
-        File of evaluations, see `Database`: its points are not evaluated again, and what is evaluated here is
+        File of evaluations, see `Database`: its points are not evaluated again, and new evaluations are
         added.
     seed
-        Seed of strategies that draw.
+        Seed of random strategies.
     on_fail
-        After a status ``fail``: ``skip``, go on; ``stop-symbol``, leave out all points that differ from it in
-        the last symbol alone; ``stop-all``, end.
+        After a status ``fail``: ``skip``, continue; ``stop-symbol``, leave out all points that differ from it
+        only in the last symbol; ``stop-all``, end.
     repeats
-        Further evaluations of the best point, and of each whose value is no further from it than evaluations
-        of one point are from each other; their medians decide. They cost no budget. 0 for an objective that
-        always tells the same.
+        Further evaluations of the best point and of its rivals, the points whose value differs from the best
+        by no more than evaluations of one point differ from each other; medians decide. They cost no budget.
+        0 for a deterministic objective.
 
     Raises
     ------
     InputError, TraceError
-        The space is empty, or the strategy cannot search it; the database is none.
+        The space is empty, or the strategy cannot search it; the file is no database.
 
     Notes
     -----
-    After the auto-tuner of Slapo (ASPLOS 2024): spaces that are no rectangle, coordinate descent, and running
-    out of memory as a normal result. The frontier is ours.
+    After the auto-tuner of Slapo (ASPLOS 2024): non-rectangular spaces, coordinate descent, and running out
+    of memory as a normal result. The frontier is an addition.
     """
     points = Space(space_fn).enumerate()
     if not points:
@@ -625,7 +631,7 @@ def tune(
 
 
 class _Run:
-    """One search: what was tried, and what may still be."""
+    """State of one search: points asked for, evaluations, and points left out."""
 
     def __init__(
         self, eval_fn: Objective, store: Database | None, known: dict[str, Evaluation], on_fail: OnFail
@@ -667,15 +673,23 @@ class _Run:
         return "finished"
 
     def repeat(self, repeats: int) -> float | None:
-        """Evaluate again what noise may have put in front; return the largest spread of a point."""
-        values = {key_of(one.point): _values_of(one) for one in self.history if one.value is not None}
+        """Evaluate the best point and its rivals again; return the largest spread of a point."""
+        values: dict[str, list[float]] = {}
+        for one in self.history:
+            if one.value is not None:
+                # A point in the database may have been repeated by an earlier search.
+                known = one.info.get("values")
+                if isinstance(known, list) and known:
+                    values[key_of(one.point)] = [float(value) for value in known]
+                else:
+                    values[key_of(one.point)] = [one.score]
         if repeats < 1 or not values:
             return None
         while True:
             ranked = sorted(values, key=lambda key: float(np.median(values[key])), reverse=True)
             spread = max((max(one) - min(one) for one in values.values() if len(one) > 1), default=0.0)
             best = float(np.median(values[ranked[0]]))
-            # The best and the next one tell how much a value is worth; two that differ tell too little of it.
+            # The best and the next point show the noise; two values that differ are too few to estimate it.
             fewest = min(3 if spread else 2, repeats + 1)
             unsure = [key for key in ranked[:2] if len(values[key]) < fewest]
             rivals = unsure or [key for key in ranked if float(np.median(values[key])) >= best - spread]
@@ -694,7 +708,7 @@ class _Run:
             values.append(found.value)
             middle = float(np.median(values))
             found = Evaluation(known.point, "ok", middle, {**found.info, "values": list(values)})
-        else:  # it does not always fit
+        else:  # the point does not always fit into memory, so it must not win
             values[:] = [-np.inf] * (len(values) + 1)
         self.history[place] = self._known[key] = found
         if self._store is not None:
@@ -719,7 +733,7 @@ class _Run:
 
 
 class _Rounds:
-    """Counts rounds without a better point."""
+    """Counter of rounds without a better point."""
 
     def __init__(self, patience: int | None) -> None:
         self._patience = patience
@@ -729,7 +743,7 @@ class _Rounds:
         self._best = -np.inf
 
     def are_enough_before(self, one: Hashable) -> bool:
-        """Begin a round if this is a new one; say whether patience is at its end before it."""
+        """Begin a round if its key is new; return True if patience has run out before it."""
         if one != self._round:
             self._n_idle = 0 if self._is_better or self._best == -np.inf else self._n_idle + 1
             self._round, self._is_better = one, False
@@ -740,14 +754,8 @@ class _Rounds:
             self._best, self._is_better = found.score, True
 
 
-def _values_of(found: Evaluation) -> list[float]:
-    """Return what evaluations of a point have told, those in a database too."""
-    known = found.info.get("values")
-    return [float(one) for one in known] if isinstance(known, list) and known else [found.score]
-
-
 def _line_of(point: Point) -> str:
-    """Return what all points share that differ in the last symbol alone."""
+    """Return a key that points share if they differ in the last symbol alone."""
     return key_of(dict(list(point.items())[:-1]))
 
 
@@ -755,15 +763,10 @@ def _tried(eval_fn: Objective, point: Point) -> Evaluation:
     try:
         status, value, info = eval_fn(point)
     except Exception as error:
-        if not _is_out_of_memory(error):
+        # The error of torch is recognised by its name, so that torch need not be imported.
+        names = {kind.__name__ for kind in type(error).__mro__}
+        is_named_so = isinstance(error, RuntimeError) and "out of memory" in str(error).lower()
+        if not ({"MemoryError", "OutOfMemoryError"} & names or is_named_so):
             raise
         return Evaluation(point, "oom", None, {"error": str(error)})
     return Evaluation(point, status, value, info)
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    """Whether memory ran out; torch's own error is known by its name, so that torch need not be imported."""
-    names = {kind.__name__ for kind in type(error).__mro__}
-    return bool({"MemoryError", "OutOfMemoryError"} & names) or (
-        isinstance(error, RuntimeError) and "out of memory" in str(error).lower()
-    )

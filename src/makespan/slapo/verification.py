@@ -1,4 +1,10 @@
-"""Verify a scheduled model against the original: outputs, gradients, buffers, and where they diverge."""
+"""Verify a scheduled model against the original: outputs, gradients, buffers, and where they diverge.
+
+Copies of both models run with the same weights, inputs and random numbers: by default first in evaluation
+mode, then in training mode without dropout. If they differ, both run once more with hooks that record every
+module, and the report names the modules at which they diverge. The processes of the group exchange results
+before they branch on them, so that all reach the same collectives.
+"""
 
 import copy
 import functools
@@ -29,10 +35,9 @@ from makespan.slapo.errors import ArgumentError, KindError, VerificationError, s
 from makespan.slapo.graphs import TracedModule, copied_object, opened
 from makespan.slapo.layouts import PARTIAL, Ranks, TensorShard, cut, sharding_of
 from makespan.slapo.pipelining import Partition, partition
-from makespan.slapo.schedule import JournalEntry, Schedule, digest, primitive_named
+from makespan.slapo.schedule import JournalEntry, Schedule, create_schedule, digest, primitive_named
 
-# ------------------------------------------------------------------------------------------------
-# When two tensors count as equal, and by how much they differ.
+# --- Comparison of tensors ---
 
 OUTPUT, GRADIENT = "output", "gradient"
 _TOLERANCES = {
@@ -45,29 +50,29 @@ _TOLERANCES = {
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """How far a value may be off: ``rtol`` of itself, and ``atol`` of the largest value of its tensor."""
+    """Accepted error: ``rtol`` relative to the value, ``atol`` to the largest value of its tensor."""
 
     rtol: float
     atol: float
 
     def __str__(self) -> str:
-        """Return it as reports name it."""
+        """Return the text for reports."""
         return f"{self.rtol:g} of the value and {self.atol:g} of the largest"
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A tensor of the scheduled model beside that of the original one.
+    """Comparison of a tensor of the scheduled model with that of the original one.
 
     Parameters
     ----------
     kind, name
-        What it is, such as ``parameter gradient``, and whose.
+        Kind of the tensor, such as ``parameter gradient``, and its name.
     max_abs_error, max_rel_error
-        Largest difference, and the same over the largest value of the original tensor; NaN where they cannot
-        be compared.
+        Largest difference, and its ratio to the largest value of the original tensor; NaN if they cannot be
+        compared.
     fault
-        What is wrong, empty where they agree.
+        Description of the difference, empty if they agree.
     """
 
     kind: str
@@ -77,12 +82,12 @@ class Comparison:
     fault: str = ""
 
     def __str__(self) -> str:
-        """Return it as a line of a report."""
+        """Return a line of a report."""
         return f"{self.kind} {self.name}: {self.fault or 'agrees'}"
 
 
 def tolerance_for(dtype: torch.dtype, what: str, rtol: float | None, atol: float | None) -> Tolerance:
-    """Return what is accepted of an output or gradient of a type, where nobody said it otherwise."""
+    """Return the tolerance of outputs or gradients of a type; ``rtol`` and ``atol`` override defaults."""
     if not (dtype.is_floating_point or dtype.is_complex):
         return Tolerance(0.0, 0.0)
     known = _TOLERANCES.get(dtype.to_real(), _TOLERANCES[torch.bfloat16])[what]
@@ -106,10 +111,10 @@ def size_of(tensor: Tensor) -> float:
 def compare(
     kind: str, name: str, actual: Tensor, expected: Tensor, accepted: Tolerance, size: float | None = None
 ) -> Comparison:
-    """Compare a tensor with what is expected.
+    """Compare a tensor with the expected one.
 
-    ``size`` takes the place of the largest expected value: of a whole of which this is a part, or of other
-    tensors of the kind where all values of this one may be rounding.
+    ``size`` replaces the largest expected value: that of the whole if the tensor is a part, or that of other
+    tensors of the kind if all values of this one may be rounding errors.
     """
     if actual.shape != expected.shape:
         fault = f"has shape {tuple(actual.shape)}; expected: {tuple(expected.shape)}"
@@ -126,6 +131,7 @@ def compare(
     largest = size_of(difference)
     relative = largest / scale if scale else math.inf if largest else 0.0
     rtol, atol = (accepted.rtol, accepted.atol * scale) if is_number else (0.0, 0.0)
+    # The usual case needs no second pass; assert_close decides on NaN, infinity and the relative tolerance.
     is_finite = bool(torch.isfinite(difference.sum()))
     if is_finite and largest <= atol:
         return Comparison(kind, name, largest, relative)
@@ -141,10 +147,9 @@ def compare(
     return Comparison(kind, name, largest, relative)
 
 
-# ------------------------------------------------------------------------------------------------
-# Copies of modules that run by themselves: what is patched, hooked or compiled comes along.
+# --- Copies of modules ---
 #
-# `copy.deepcopy` drops the hooks of a traced module, and a function that is hung into a module keeps
+# `copy.deepcopy` drops the hooks of a traced module, and a function that is attached to a module keeps
 # calling the module that it was made for.
 
 _TABLES = ("_parameters", "_buffers", "_modules")
@@ -155,29 +160,29 @@ _Mapped = Callable[[Tensor], Tensor]
 def copy_module(module: nn.Module, tensor_of: Callable[[Tensor], Tensor]) -> nn.Module:
     """Return a module of the same structure with other parameters and buffers.
 
-    Graphs are copied, and generators of random numbers in their state; functions and process groups are
-    shared, but functions and methods that were made for a module of the original are made for its copy anew.
+    Graphs are copied, and random generators with their state. Functions and process groups are shared, except
+    functions and methods that refer to a module of the original: the copy gets its own.
 
     Parameters
     ----------
     module
-        What is copied; nothing in it changes.
+        The original; it does not change.
     tensor_of
-        Called once for each parameter and buffer, returns the one of the copy; ties stay.
+        Function that is called once per parameter and buffer and returns the one of the copy; ties stay.
     """
     return _Copier(tensor_of).copy(module)
 
 
 class _Copier:
-    """What has been copied so far, by identity."""
+    """State of one copy: copied objects by the id of the original."""
 
     def __init__(self, tensor_of: _Mapped) -> None:
         self._tensor_of = tensor_of
         self._done: dict[int, Any] = {}
-        self._kept: list[Any] = []  # so that no identity is used again
+        self._kept: list[Any] = []  # originals are kept alive, so that no id is reused
 
     def copy(self, root: nn.Module) -> nn.Module:
-        """Copy a module and all below it: first the objects, then what is in them, as they go in circles."""
+        """Copy a module and all below it: first objects, then their content, as references are circular."""
         modules = list(root.modules())
         for module in modules:
             self._remember(module, type(module).__new__(type(module)))
@@ -190,12 +195,12 @@ class _Copier:
             self._fill(module, self._done[id(module)])
         for module in reversed(modules):
             if isinstance(module, fx.GraphModule):
-                new = self._done[id(module)]  # of a class of its own, as each traced module is
+                new = self._done[id(module)]  # each traced module has a class of its own
                 type(new).__name__ = type(module).__name__
                 new.graph = copy.deepcopy(module.graph)
                 if isinstance(module, TracedModule):
                     new.after_copy()
-            if "__getstate__" in vars(type(module)):  # it has its own way to come to life, as compiled ones
+            if "__getstate__" in vars(type(module)):  # as compiled modules have, which restore themselves
                 get_state: Callable[[], dict[str, Any]] = module.__getstate__
                 self._done[id(module)].__setstate__(self._mapped(get_state()))
         copied: nn.Module = self._done[id(root)]
@@ -218,7 +223,7 @@ class _Copier:
                 vars(new)[name] = value.copy() if is_own else mapped
 
     def _mapped(self, value: Any) -> Any:
-        """Return what takes the place of a value in the copy, itself if nothing of a module is in it."""
+        """Return the counterpart of a value in the copy: the value itself if it refers to nothing copied."""
         if id(value) in self._done:
             return self._done[id(value)]
         match value:
@@ -234,7 +239,11 @@ class _Copier:
                 return self._function(value)
             case dict():
                 mapped = {key: self._mapped(one) for key, one in value.items()}
-                return _refilled(value, mapped) if _is_other(mapped, value) else value
+                if not _is_other(mapped, value):
+                    return value
+                new = value.copy()  # of the same class, in the same order
+                new.update(mapped)
+                return new
             case list() | set() | tuple():
                 parts = list(map(self._mapped, value))
                 if all(one is other for one, other in zip(parts, value, strict=True)):
@@ -245,8 +254,8 @@ class _Copier:
         return value
 
     def _object(self, value: Any) -> Any:
-        """Copy an object that is called, such as what wraps a forward, if it has hold of something copied."""
-        self._remember(value, value)  # it may have hold of itself
+        """Copy a callable object, such as a wrapper of a forward, if it refers to something copied."""
+        self._remember(value, value)  # it may refer to itself
         mapped = {name: self._mapped(one) for name, one in vars(value).items()}
         if not _is_other(mapped, vars(value)):
             return value
@@ -256,11 +265,11 @@ class _Copier:
         return new
 
     def _function(self, value: types.FunctionType) -> types.FunctionType:
-        """Make a function anew if it has hold of something that is copied."""
+        """Copy a function if its closure refers to something copied."""
         cells = value.__closure__ or ()
         if not cells:
             return value
-        self._remember(value, value)  # a function may have hold of itself
+        self._remember(value, value)  # a function may refer to itself
         held = [cell.cell_contents if _is_set(cell) else cell for cell in cells]
         mapped = [
             self._mapped(one) if one is not cell else cell for one, cell in zip(held, cells, strict=True)
@@ -283,12 +292,6 @@ def _is_other(mapped: dict[Any, Any], value: dict[Any, Any]) -> bool:
     return any(mapped[key] is not one for key, one in value.items())
 
 
-def _refilled(value: dict[Any, Any], mapped: dict[Any, Any]) -> dict[Any, Any]:
-    new = value.copy()  # of the same class, in the same order
-    new.update(mapped)
-    return new
-
-
 def _is_set(cell: types.CellType) -> bool:
     try:
         return cell.cell_contents is not cell
@@ -296,17 +299,16 @@ def _is_set(cell: types.CellType) -> bool:
         return False
 
 
-# ------------------------------------------------------------------------------------------------
-# What a verification found.
+# --- Report ---
 
 IN_TRAINING = " in training"
-"""End of the kind of what was compared in training mode, after it had agreed in evaluation mode."""
+"""Suffix of kinds that are compared in training mode, after evaluation mode agreed."""
 _SHOWN_PLACES = 6
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A module at which original and scheduled model part.
+    """A module at which original and scheduled model diverge.
 
     Parameters
     ----------
@@ -315,15 +317,15 @@ class Place:
     path, module
         Path of the module in the scheduled model, and its class.
     call
-        Which call of the module it is, from 0.
+        Index of the call of the module, from 0.
     ranks
-        Processes of the group that see it.
+        Processes of the group on which they differ.
     step
         The last step of the schedule at the module or above it, None without one.
     stage
-        The pipeline stage in which the module runs, None where the schedule has no stages.
+        The pipeline stage in which the module runs, None if the schedule has no stages.
     is_summand
-        Whether the processes have summands of what is expected, so that an exchange is missing.
+        True if the sum over the processes is the expected value, so that an exchange is missing.
     """
 
     what: str
@@ -336,7 +338,7 @@ class Place:
     is_summand: bool = False
 
     def __str__(self) -> str:
-        """Return it as a line of a report."""
+        """Return a line of a report."""
         which = {
             "output": "first output that differs",
             "input gradient": "last input gradient that differs",
@@ -361,24 +363,24 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
-    """What a verification found.
+    """Result of a verification.
 
     Parameters
     ----------
     path, world_size
-        What was verified, and the number of processes that share it.
+        Path of the verified module, and number of processes that share it.
     steps
-        The steps of the schedule in the block that was verified.
+        The steps of the schedule in the verified block.
     comparisons
-        Every tensor that was compared, of all processes together: those with a fault first.
+        All tensors that were compared, each with the worst result of all processes: those with a fault first.
     faults
-        What else is wrong.
+        Other differences.
     places
-        Where original and scheduled model part; empty where they agree.
+        Modules at which original and scheduled model diverge; empty if they agree.
     not_compared
         Parameters of either model without a counterpart in the other.
     notes
-        What one should know of the comparison.
+        Remarks on the comparison.
     """
 
     path: str
@@ -392,11 +394,11 @@ class VerifyReport:
 
     @property
     def is_equal(self) -> bool:
-        """Whether the scheduled model computes what the original one does."""
+        """True if the scheduled model computes the same as the original one."""
         return not self.faults and all(not one.fault for one in self.comparisons)
 
     def largest(self, kind: str) -> tuple[float, float]:
-        """Return the largest absolute and the largest relative error of a kind, 0 where there is none."""
+        """Return the largest absolute and the largest relative error of a kind, 0 if there is none."""
         alike = [one for one in self.comparisons if one.kind == kind and not math.isnan(one.max_abs_error)]
         return (
             max((one.max_abs_error for one in alike), default=0.0),
@@ -441,37 +443,36 @@ def _listed(what: str, which: Iterable[int] | int) -> str:
     return f"{what}{'' if len(numbers) == 1 else 's'} {', '.join(map(str, numbers))}"
 
 
-# ------------------------------------------------------------------------------------------------
-# The weights under which original and scheduled model are compared: the same, and nobody else's.
+# --- Weights ---
 
 ORIGIN = "makespan_verified_name"
-"""Tag of a parameter: its name when the verification began, which it keeps wherever it goes."""
+"""Tag of a parameter: its name when the verification began; it follows the parameter through primitives."""
 _SPREAD = 0.1
 _WHOLE_NUMBERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _Object = TypeVar("_Object")
 
 
 def everywhere(ranks: Ranks, value: _Object) -> list[_Object]:
-    """Return what all processes of the group have, in their order."""
+    """Return the values of all processes of the group, in the order of ranks."""
     if ranks.size == 1:
         return [value]
-    found: list[Any] = [None] * ranks.size
-    dist.all_gather_object(found, value, group=ranks.group)
-    return found
+    values: list[Any] = [None] * ranks.size
+    dist.all_gather_object(values, value, group=ranks.group)
+    return values
 
 
 def from_first(ranks: Ranks, value: _Object) -> _Object:
-    """Return what the first process of the group has."""
+    """Return the value of the first process of the group."""
     if ranks.size == 1:
         return value
     held: list[Any] = [value]
     dist.broadcast_object_list(held, group=ranks.group, group_src=0)
-    given: _Object = held[0]
-    return given
+    received: _Object = held[0]
+    return received
 
 
 class Original:
-    """A model as it was when a verification began: it shares the parameters, and has buffers of its own."""
+    """Copy of a model when a verification began: it shares parameter memory and has its own buffers."""
 
     def __init__(self, module: nn.Module) -> None:
         self._seen: list[tuple[str, nn.Parameter, int, int]] = []
@@ -485,12 +486,13 @@ class Original:
             self._seen.append((name, one, one._version, _checksum(one)))
 
     def forget(self, scheduled: nn.Module) -> None:
-        """Take the tags away again."""
+        """Remove the tags."""
         for one in (*self._begun, *scheduled.parameters()):
             vars(one).pop(ORIGIN, None)
 
     def changed(self) -> list[str]:
-        """Return the parameters whose values somebody has changed in place."""
+        """Return the parameters whose values have changed in place."""
+        # Not every change in place counts as a version, one through .data does not: hence the checksum.
         return [
             name
             for name, one, version, checksum in self._seen
@@ -520,20 +522,21 @@ def _checksum(tensor: Tensor) -> int:
 
 @dataclass(slots=True)
 class Weights:
-    """Copies of both models with the same weights, and which parameter is which.
+    """Copies of both models with the same weights, and the correspondence of their parameters.
 
     Parameters
     ----------
     original, scheduled
         The copies.
     origin
-        Name of the original parameter by that of the scheduled one, and how the latter is cut out of it.
+        Name of the original parameter by that of the scheduled one, and the shard that cuts one out of the
+        other.
     own, lost
-        Parameters that only the scheduled model has, which keep their values, or only the original one.
+        Parameters of the scheduled model only, which keep their values, and of the original one only.
     differed
-        Parameters and buffers whose values were not the same on all processes.
+        Parameters and buffers whose values differed between processes.
     buffers
-        How buffers are cut out of those of the original model.
+        Shards that cut buffers out of those of the original model.
     """
 
     original: nn.Module
@@ -546,12 +549,12 @@ class Weights:
 
 
 def filled(module: nn.Module, ranks: Ranks, seed: int, device: torch.device) -> nn.Module:
-    """Return a module with values for parameters that exist by shape alone, as a build would give them."""
+    """Return a module with values for parameters on ``meta``, as a build would initialise them."""
     if not any(one.is_meta for one in (*module.parameters(), *module.buffers())):
         return module
-    own = copy_module(module, lambda tensor: tensor)
-    consolidate(Schedule(own, group=ranks.group), seed=seed, device=device)
-    return own
+    copied = copy_module(module, lambda tensor: tensor)
+    consolidate(Schedule(copied, group=ranks.group), seed=seed, device=device)
+    return copied
 
 
 def same_weights(
@@ -559,20 +562,25 @@ def same_weights(
 ) -> Weights:
     """Copy both models, with the weights of the first process of the group.
 
-    Parameters that are all the same number, such as biases of zero, are moved off it: else nobody would see
-    that one is missing. All processes of the group must come here.
+    Parameters with equal elements, such as biases of zero, are moved off their value: otherwise a missing one
+    would go unnoticed. All processes of the group must call it.
     """
     sources = dict(original.named_parameters())
     origin, own = _counterparts(sources, scheduled)
     kept = {name for name, _ in origin.values()}
-    found = Weights(original, scheduled, origin, own, [name for name in sources if name not in kept])
+    weights = Weights(original, scheduled, origin, own, [name for name in sources if name not in kept])
     names = {id(one): name for name, one in (*sources.items(), *original.named_buffers())}
     prepared: dict[str, Tensor] = {}
 
     def prepare(tensor: Tensor) -> Tensor:
         name, values = names[id(tensor)], tensor.detach()
         if ranks.size > 1 and getattr(tensor, "shard", None) is None:
-            values = _of_first(ranks, values, lambda: found.differed.append(name))
+            received = values.clone(memory_format=torch.contiguous_format)
+            dist.broadcast(received, group=ranks.group, group_src=0)
+            # Keep the tensor of this process if its values are the same.
+            if not torch.equal(received.nan_to_num(), values.nan_to_num()):
+                weights.differed.append(name)
+                values = received
         if name in kept or name.endswith(("running_mean", "running_var")):
             values = _off_constant(values, seed, name)
         values = values.to(device)
@@ -582,8 +590,12 @@ def same_weights(
         prepared[name] = values
         return _like(tensor, values)
 
-    found.original = copy_module(original, prepare)
-    shards = _buffer_shards(scheduled)
+    weights.original = copy_module(original, prepare)
+    shards: dict[int, TensorShard] = {}
+    for module in scheduled.modules():
+        for name, shard in sharding_of(module).tensors.items():
+            if (buffer := module._buffers.get(name)) is not None:
+                shards[id(buffer)] = shard
     places = {id(one): name for name, one in (*scheduled.named_parameters(), *scheduled.named_buffers())}
 
     def take(tensor: Tensor) -> Tensor:
@@ -599,17 +611,17 @@ def same_weights(
         if whole is None or (shard is None and whole.shape != tensor.shape):
             return tensor.detach().to(device, copy=True)
         if shard is not None:
-            found.buffers[name] = shard
+            weights.buffers[name] = shard
         return (whole if shard is None else shard.part_of(whole)).to(tensor.dtype, copy=True)
 
-    found.scheduled = copy_module(scheduled, take)
-    return found
+    weights.scheduled = copy_module(scheduled, take)
+    return weights
 
 
 def _counterparts(
     sources: dict[str, nn.Parameter], scheduled: nn.Module
 ) -> tuple[dict[str, tuple[str, TensorShard | None]], list[str]]:
-    """Say of which original parameter each scheduled one is a part: by its tag, or else by its name."""
+    """Return original parameter and shard of each scheduled one (by tag, else by name), and the rest."""
     origin: dict[str, tuple[str, TensorShard | None]] = {}
     own = []
     for name, one in scheduled.named_parameters():
@@ -624,33 +636,14 @@ def _counterparts(
 
 
 def _shard(part: Tensor, shard: TensorShard | None, whole: Tensor | None) -> TensorShard | None:
-    """Return how a tensor is cut out of the original one, None if it has been its size already."""
+    """Return the shard that cuts a tensor out of the original one, None if they have the same shape."""
     if shard is None or whole is None or part.shape == whole.shape or shard.orig_shape != tuple(whole.shape):
         return None
     return shard
 
 
-def _buffer_shards(module: nn.Module) -> dict[int, TensorShard]:
-    found = {}
-    for one in module.modules():
-        for name, shard in sharding_of(one).tensors.items():
-            if (buffer := one._buffers.get(name)) is not None:
-                found[id(buffer)] = shard
-    return found
-
-
-def _of_first(ranks: Ranks, values: Tensor, note: Callable[[], None]) -> Tensor:
-    """Return the values of the first process; the own tensor where they are the same."""
-    received = values.clone(memory_format=torch.contiguous_format)
-    dist.broadcast(received, group=ranks.group, group_src=0)
-    if torch.equal(received.nan_to_num(), values.nan_to_num()):
-        return values
-    note()
-    return received
-
-
 def _off_constant(values: Tensor, seed: int, name: str) -> Tensor:
-    """Move a tensor whose elements are all one number off it; variances stay positive."""
+    """Move a tensor with equal elements off their value; variances stay positive."""
     flat = values.flatten()
     if not values.is_floating_point() or values.numel() == 0 or bool(flat[0] != flat[-1]):
         return values
@@ -661,12 +654,11 @@ def _off_constant(values: Tensor, seed: int, name: str) -> Tensor:
     return values + (_SPREAD + _SPREAD * drawn).to(values)
 
 
-# ------------------------------------------------------------------------------------------------
-# Where two runs part: what every module returned and which gradient its inputs got, module by module.
+# --- Divergence, module by module ---
 #
-# Between a sharded layer and the synchronisation after it a process has parts or summands of what the
-# original model has. A part is looked for along each axis. Summands are looked for only inside a module
-# that is synchronised itself: anywhere else a sum that is missing is the very error to be found.
+# Between a sharded layer and the synchronisation after it a process has parts or summands of the original
+# tensor. A part is looked for along each axis. Summands are accepted only inside a module that is
+# synchronised: anywhere else a missing sum is the very error to find.
 
 _SAME, _DIFFERS, _SUMMAND, _UNKNOWN = "same", "differs", "summand", "unknown"
 _Key = tuple[str, int]
@@ -683,7 +675,7 @@ class Passage:
 
 @dataclass(slots=True)
 class Capture:
-    """What happened in a run, by path of a module and number of the call."""
+    """Record of a run, by path of a module and index of the call."""
 
     passages: dict[_Key, Passage] = field(default_factory=dict)
     begun: list[_Key] = field(default_factory=list)
@@ -694,11 +686,16 @@ class Capture:
 
 @contextmanager
 def captured(model: nn.Module) -> Iterator[Capture]:
-    """Record every call of a module in the forward pass, and the gradients that come to its inputs."""
+    """Record every call of a module in the forward pass, and the gradients of its inputs."""
     capture, counts = Capture(), dict[str, int]()
     handles = []
     try:
-        for path, module in _seen_modules(model):
+        hidden: list[str] = []  # what is compiled as a whole runs no hooks of the modules inside
+        for path, module in model.named_modules():
+            if any(path.startswith(prefix) for prefix in hidden):
+                continue
+            if "__getstate__" in vars(type(module)):
+                hidden.append(f"{path}." if path else "_orig_mod")
             enter, leave = _recorders(capture, counts, path)
             handles.append(module.register_forward_pre_hook(enter, prepend=True, with_kwargs=True))
             handles.append(module.register_forward_hook(leave))
@@ -706,17 +703,6 @@ def captured(model: nn.Module) -> Iterator[Capture]:
     finally:
         for handle in handles:
             handle.remove()
-
-
-def _seen_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Go through modules, but not into what is compiled as a whole."""
-    hidden: list[str] = []
-    for path, module in model.named_modules():
-        if any(path.startswith(prefix) for prefix in hidden):
-            continue
-        if "__getstate__" in vars(type(module)):
-            hidden.append(f"{path}." if path else "_orig_mod")
-        yield path, module
 
 
 def _recorders(capture: Capture, counts: dict[str, int], path: str) -> tuple[Callable[..., Any], ...]:
@@ -730,8 +716,14 @@ def _recorders(capture: Capture, counts: dict[str, int], path: str) -> tuple[Cal
         capture.running.append(key)
         for place, one in enumerate(pytree.tree_leaves((args, kwargs))):
             if isinstance(one, Tensor) and one.requires_grad:
+
+                def keep(
+                    gradient: Tensor, gradients: dict[int, Tensor] = passage.gradients, place: int = place
+                ) -> None:
+                    gradients[place] = gradient.detach().clone()
+
                 register: Callable[..., Any] = one.register_hook
-                register(_keep(passage.gradients, place))
+                register(keep)
 
     def leave(module: nn.Module, args: Any, result: Any) -> None:
         if not capture.is_forward:
@@ -744,16 +736,9 @@ def _recorders(capture: Capture, counts: dict[str, int], path: str) -> tuple[Cal
     return enter, leave
 
 
-def _keep(gradients: dict[int, Tensor], place: int) -> Callable[[Tensor], None]:
-    def keep(gradient: Tensor) -> None:
-        gradients[place] = gradient.detach().clone()
-
-    return keep
-
-
 @dataclass(frozen=True, slots=True)
 class Parting:
-    """A module at which two runs part."""
+    """A module at which two runs diverge."""
 
     what: str
     path: str
@@ -761,7 +746,7 @@ class Parting:
     call: int
     ranks: tuple[int, ...]
     is_summand: bool = False
-    """Whether the sum over the processes is what is expected."""
+    """True if the sum over the processes is the expected value."""
 
 
 def first_partings(
@@ -773,8 +758,8 @@ def first_partings(
 ) -> list[Parting]:
     """Return the first module whose output differs, and the last whose input gradient does.
 
-    The order is that of execution, results after those of modules inside. ``synced`` says which modules are
-    synchronised, by the mode. All processes of the group must come here, with runs of the same modules.
+    The order is that of execution, results after those of modules inside. ``synced`` lists the synchronised
+    modules by mode. All processes of the group must call it, with runs of the same modules.
     """
     found = []
     both = [key for key in scheduled.ended if key in original.passages]
@@ -784,19 +769,20 @@ def first_partings(
     if place is not None:
         found.append(_parting("output", place, scheduled))
     summed = [*synced.get("fwd_pre", ()), *synced.get("bwd_post", ())]
-    gradients = {key: _gradients(original.passages[key], scheduled.passages[key])
-                 for key in reversed(scheduled.begun) if key in original.passages}  # fmt: skip
+    gradients: dict[_Key, tuple[list[Tensor], list[Tensor]]] = {}
+    for key in reversed(scheduled.begun):
+        if key not in original.passages:
+            continue
+        expected, actual = original.passages[key].gradients, scheduled.passages[key].gradients
+        if not actual and any(map(size_of, expected.values())):
+            gradients[key] = [torch.ones(1)], [torch.zeros(1)]  # a gradient is missing: any pair that differs
+            continue
+        shared = [index for index in expected if index in actual]
+        gradients[key] = [expected[index] for index in shared], [actual[index] for index in shared]
     place = _first(gradients, summed, ranks, accepted["gradient"])
     if place is not None:
         found.append(_parting("input gradient", place, scheduled))
     return found
-
-
-def _gradients(original: Passage, scheduled: Passage) -> tuple[list[Tensor], list[Tensor]]:
-    if not scheduled.gradients and any(map(size_of, original.gradients.values())):
-        return [torch.ones(1)], [torch.zeros(1)]  # none came, though it should
-    places = [one for one in original.gradients if one in scheduled.gradients]
-    return [original.gradients[one] for one in places], [scheduled.gradients[one] for one in places]
 
 
 def _parting(what: str, place: tuple[_Key, tuple[int, ...], bool], run: Capture) -> Parting:
@@ -810,10 +796,12 @@ def _first(
     ranks: Ranks,
     accepted: Callable[[torch.dtype], Tolerance],
 ) -> tuple[_Key, tuple[int, ...], bool] | None:
-    """Return the first call where something differs, on which processes, and whether their sum agrees."""
+    """Return the first call that differs, the processes on which it does, and True if their sum agrees."""
     verdicts = {}
     for (path, call), (expected, actual) in pairs.items():
-        may_sum = ranks.size > 1 and any(_is_inside(path, above) for above in summed)
+        may_sum = ranks.size > 1 and any(
+            path != above and (not above or path.startswith(f"{above}.")) for above in summed
+        )
         if len(expected) != len(actual):
             verdicts[path, call] = [_UNKNOWN]
             continue
@@ -821,7 +809,10 @@ def _first(
             _verdict(one, other, may_sum, ranks, accepted(other.dtype))
             for one, other in zip(actual, expected, strict=True)
         ]
-    for key, seen in _of_all(ranks, verdicts):
+    # One exchange of all verdicts; after it all processes go through the same calls and the same all_reduce.
+    gathered = everywhere(ranks, verdicts)
+    for key in verdicts:
+        seen = [of_rank.get(key, [_UNKNOWN]) for of_rank in gathered]
         expected, actual = pairs[key]
         off = {rank for rank, own in enumerate(seen) if _DIFFERS in own}
         for index in range(max(map(len, seen))):
@@ -842,7 +833,7 @@ def sums_agree(
     ranks: Ranks,
     accepted: Callable[[torch.dtype], Tolerance],
 ) -> bool:
-    """Whether the sums over the processes are what is expected; all processes must come here."""
+    """Return True if the sums over the processes are the expected tensors; all processes must call it."""
     shapes = everywhere(ranks, [(tuple(one.shape), one.dtype) for one in actual])
     is_possible = ranks.size > 1 and bool(actual) and len({str(one) for one in shapes}) == 1
     if not all(everywhere(ranks, is_possible and len(actual) == len(expected))):
@@ -855,18 +846,8 @@ def sums_agree(
     return all(everywhere(ranks, agrees))
 
 
-def _is_inside(path: str, above: str) -> bool:
-    return path != above and (not above or path.startswith(f"{above}."))
-
-
-def _of_all(ranks: Ranks, verdicts: dict[_Key, list[str]]) -> Iterator[tuple[_Key, list[list[str]]]]:
-    found = everywhere(ranks, verdicts)
-    for key in verdicts:
-        yield key, [one.get(key, [_UNKNOWN]) for one in found]
-
-
 def _verdict(actual: Tensor, expected: Tensor, may_sum: bool, ranks: Ranks, accepted: Tolerance) -> str:
-    """Say whether a tensor is the original one, or a part of it."""
+    """Return the verdict on a tensor: the original one or a part of it, a summand, different, or unknown."""
     if actual.dtype != expected.dtype:
         return _DIFFERS
     if actual.shape == expected.shape:
@@ -886,7 +867,7 @@ def _verdict(actual: Tensor, expected: Tensor, may_sum: bool, ranks: Ranks, acce
 
 
 def is_part(actual: Tensor, expected: Tensor, axis: int, ranks: Ranks, accepted: Tolerance) -> bool:
-    """Whether a tensor is the part of this process, the axis cut in any number of equal blocks."""
+    """Return True if a tensor is this process's part of another one, for any number of equal blocks."""
     size, length = size_of(expected), actual.shape[axis]
     for n_blocks in (one for one in range(1, length + 1) if length % one == 0):
         part = cut(expected, axis, ranks.size, n_blocks)[ranks.rank]
@@ -895,8 +876,7 @@ def is_part(actual: Tensor, expected: Tensor, axis: int, ranks: Ranks, accepted:
     return False
 
 
-# ------------------------------------------------------------------------------------------------
-# One forward and one backward pass of a model on given inputs, of which nothing remains outside.
+# --- One forward and one backward pass ---
 
 Inputs: TypeAlias = "Tensor | Sequence[Any] | Mapping[str, Any] | Callable[[torch.Generator], Any]"
 LossFunction: TypeAlias = Callable[[Any], Tensor]
@@ -904,7 +884,7 @@ LossFunction: TypeAlias = Callable[[Any], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """Arguments of a forward pass, the names of the positional ones, and of those that want a gradient."""
+    """Arguments of a forward pass, names of the positional ones, and names of those that need a gradient."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -920,7 +900,7 @@ class Call:
         return dict(zip(self.names, self.args, strict=True)) | self.kwargs
 
     def fresh(self, device: torch.device) -> "Call":
-        """Return copies; those of real numbers want a gradient, or those among them that are named."""
+        """Return a call with copies; floating-point ones need a gradient, or only those that are named."""
 
         def copied(name: str, value: Any) -> Any:
             wants = self.wanting is None or name in self.wanting
@@ -940,10 +920,10 @@ class Call:
 
 @dataclass(slots=True)
 class Outcome:
-    """What came of a forward pass.
+    """Result of a forward pass.
 
-    ``held`` names the tensors that are inside of objects, such as a cache: what a model keeps there for
-    itself may be the part of a process, and no gradient starts from it.
+    ``held`` names the tensors inside objects, such as a cache: they may be the part of one process, and no
+    gradient starts from them.
     """
 
     leaves: dict[str, Tensor]
@@ -955,7 +935,7 @@ class Outcome:
     held: frozenset[str] = frozenset()
 
     def changed_inputs(self) -> list[str]:
-        """Return which arguments the model has changed in place."""
+        """Return the names of arguments that the model has changed in place."""
         return [
             name
             for name, leaf in self.leaves.items()
@@ -964,22 +944,22 @@ class Outcome:
 
 
 def call_from(inputs: Inputs, seed: int) -> Call:
-    """Return the arguments that a user gave: positional ones, keyword ones, or what a function draws."""
-    given = inputs(torch.Generator().manual_seed(seed)) if callable(inputs) else inputs
-    if isinstance(given, Tensor):
-        return Call((given,), {})
-    if isinstance(given, Mapping) and all(isinstance(name, str) for name in given):
-        return Call((), dict(given))
-    if isinstance(given, Sequence) and not isinstance(given, str):
-        return Call(tuple(given), {})
+    """Return the call for a user's inputs: positional or keyword arguments, or a function that draws them."""
+    drawn = inputs(torch.Generator().manual_seed(seed)) if callable(inputs) else inputs
+    if isinstance(drawn, Tensor):
+        return Call((drawn,), {})
+    if isinstance(drawn, Mapping) and all(isinstance(name, str) for name in drawn):
+        return Call((), dict(drawn))
+    if isinstance(drawn, Sequence) and not isinstance(drawn, str):
+        return Call(tuple(drawn), {})
     raise KindError(
-        f"Verify: example inputs are {type(given).__name__}; accepted: a tensor, a sequence of positional "
+        f"Verify: example inputs are {type(drawn).__name__}; accepted: a tensor, a sequence of positional "
         "arguments, a mapping of keyword arguments, or a function of a generator that returns one of these"
     )
 
 
 def checked_call(model: nn.Module, call: Call, path: str, wanting: Sequence[str] | None) -> Call:
-    """Name the arguments; refuse those that the forward pass does not take."""
+    """Name the arguments; reject those that the forward pass does not take."""
     signature = inspect.signature(model.forward)
     try:
         signature.bind(*call.args, **call.kwargs)
@@ -997,7 +977,7 @@ def checked_call(model: nn.Module, call: Call, path: str, wanting: Sequence[str]
 
 
 def named_tensors(tree: Any) -> dict[str, Tensor]:
-    """Return the tensors in a tree by their place."""
+    """Return the tensors in a tree by their path in it."""
     leaves, _ = pytree.tree_flatten_with_path(tree)
     return {_named(place): one for place, one in leaves if isinstance(one, Tensor)}
 
@@ -1011,7 +991,7 @@ def _named(place: tuple[Any, ...]) -> str:
 
 @contextmanager
 def _seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Draw random numbers from a seed, those of Python and NumPy too; leave the generators as they were."""
+    """Seed torch, Python and NumPy; restore the generators at the end."""
     devices = [device] if device.type == "cuda" else []
     of_python, of_numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 - models may draw from it
     try:
@@ -1027,11 +1007,11 @@ def _seeded(seed: int, device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def without_dropout() -> Iterator[None]:
-    """Let dropout of models in training mode drop nothing, and draw nothing.
+    """Make dropout of models in training mode drop and draw nothing.
 
-    So that they can be compared: which values are dropped depends on the order of all that draws, and on how
-    tensors are split. The functions are exchanged rather than intercepted, because no interception of torch
-    reaches what is recomputed in a backward pass. What is compiled runs as it was written meanwhile.
+    Otherwise models could not be compared: dropped values depend on the order of all draws, and on how
+    tensors are split. The functions are replaced rather than intercepted, because no interception of torch
+    reaches the recomputation in a backward pass. Compiled code runs eagerly meanwhile.
     """
     compiler = sys.modules.get("torch._dynamo")  # not loaded as long as nothing compiled has run
     with ExitStack() as stack:
@@ -1053,11 +1033,11 @@ _RATES: Mapping[str, tuple[str, int | None]] = {
     "scaled_dot_product_attention": ("dropout_p", 4),
     "multi_head_attention_forward": ("dropout_p", 10),
 }  # fmt: skip
-"""Functions that drop something: name and place of the rate."""
+"""Functions with dropout: name and position of the rate."""
 _RATES_OF_LAYERS: Mapping[str, tuple[str, int | None]] = dict.fromkeys(
     ("lstm", "gru", "rnn_tanh", "rnn_relu"), ("dropout", None)
 )
-"""The same of recurrent layers, whose only fraction is the rate."""
+"""The same for recurrent layers; their only argument of type float is the rate."""
 
 
 def _at_rate_of_zero(dropping: Callable[..., Any], rate: tuple[str, int | None]) -> Callable[..., Any]:
@@ -1079,7 +1059,7 @@ def run_forward(
 ) -> Outcome:
     """Run a model forward on copies of the arguments."""
     own = call.fresh(device)
-    # What a model does in place it may not do to a leaf.
+    # Clones, as a model may change its inputs in place, which autograd forbids for a leaf.
     passed = pytree.tree_map_only(Tensor, Tensor.clone, (own.args, own.kwargs))
     seen = Call(passed[0], passed[1], own.names)
     with _seeded(seed, device), torch.enable_grad():
@@ -1095,7 +1075,7 @@ def run_forward(
 
 
 def run_backward(outcome: Outcome, seed: int, device: torch.device) -> None:
-    """Run backward from the loss, or from all outputs with gradients that the seed decides."""
+    """Run backward from the loss, or from all outputs with random gradients."""
     if outcome.loss is not None:
         ends = {"loss": outcome.loss}
     else:
@@ -1111,14 +1091,13 @@ def run_backward(outcome: Outcome, seed: int, device: torch.device) -> None:
             torch.autograd.backward(list(ends.values()), starts)
 
 
-# ------------------------------------------------------------------------------------------------
-# The pipeline stages of a scheduled model, run in the processes that verify it.
+# --- Pipeline stages in one process ---
 
 _CUT = "cut_pipeline_stage"
 
 
 class Staged(nn.Module):
-    """Stages that one process runs one after the other: each gets what its pipeline would send it."""
+    """Stages that one process runs one after the other; each gets the tensors that a pipeline would send."""
 
     def __init__(self, parts: Partition) -> None:
         super().__init__()
@@ -1130,41 +1109,37 @@ class Staged(nn.Module):
         return self._parts.run(*args, **kwargs)
 
     def stage_of(self, path: str) -> int | None:
-        """Return the stage in which a module of the whole model runs, None for one that several share."""
-        found = [index for index, stage in enumerate(self.stages) if _has(stage, path)]
-        return found[0] if len(found) == 1 else None
-
-
-def _has(stage: nn.Module, path: str) -> bool:
-    try:
-        return bool(path) and stage.get_submodule(path) is not None
-    except AttributeError:
-        return False
+        """Return the stage in which a module of the whole model runs, None if several share it."""
+        holders = []
+        for index, stage in enumerate(self.stages):
+            try:
+                if path and stage.get_submodule(path) is not None:
+                    holders.append(index)
+            except AttributeError:
+                pass
+        return holders[0] if len(holders) == 1 else None
 
 
 def scheduled_copy(sch: "Schedule", copied: nn.Module) -> "Schedule":
     """Return a schedule of a copy of the model, with the cuts of the original one."""
-    from makespan.slapo.schedule import create_schedule
-
     new = create_schedule(copied, group=sch.group)
     new.metadata.slots[_CUT] = list(sch.metadata.slots[_CUT])
     return new
 
 
 def in_stages(sch: "Schedule", copied: nn.Module) -> nn.Module:
-    """Return what runs a copy of the model: its stages, or itself where the schedule cuts none."""
+    """Return the stages of a copy of the model, or the copy itself if the schedule cuts none."""
     if sch.parent is not None or not sch.metadata.slots[_CUT]:
         return copied
     return Staged(partition(scheduled_copy(sch, copied)))
 
 
-# ------------------------------------------------------------------------------------------------
-# Original and scheduled model side by side: first what they compute, and if it differs, where.
+# --- Passes of both models ---
 
 MARGIN, _UNITS = 10.0, 4.0
-"""Times the measured noise that is accepted, and rounding units by which weights are moved to measure it."""
+"""Accepted multiple of the measured noise, and rounding units by which weights move to measure it."""
 _ROUNDING = 1e-2
-"""Share of the usual size of gradients below which a whole tensor of them may be rounding."""
+"""Share of the median size of gradients below which a whole gradient may be rounding error."""
 Accepted = Mapping[str, Callable[[torch.dtype], Tolerance]]
 
 
@@ -1177,17 +1152,17 @@ class Passes:
     weights, call
         The models and their arguments.
     scheduled
-        What is called of the scheduled model: itself, or its stages one after the other.
+        The scheduled model, or its stages one after the other.
     ranks, device, seed
-        Processes that share the scheduled model, where it runs, and what decides all that is drawn.
+        Processes that share the scheduled model, device, and seed of all random numbers.
     accepted
         Accepted differences by type, of outputs and of gradients.
     loss_fn, check_grad
-        Where gradients start, and whether they are asked for.
+        Loss from which gradients start, and True to compare gradients.
     suffix
-        What is added to the kind of every comparison, such as the mode of the models.
+        Suffix of the kind of every comparison, such as the mode of the models.
     noise
-        What rounding alone may change of a tensor, by its kind and name, relative to its largest value.
+        Change of a tensor by rounding alone, by its kind and name, relative to its largest value.
     """
 
     weights: Weights
@@ -1205,14 +1180,14 @@ class Passes:
     faults: list[str] = field(default_factory=list)
 
     def reference(self) -> Outcome:
-        """Return what the original model computes, with its gradients."""
+        """Run the original model and return its outcome, with gradients."""
         expected = self._forward(self.weights.original)
         if self.check_grad:
             self._backward(expected)
         return expected
 
     def run(self, expected: Outcome) -> bool:
-        """Compare what the scheduled model computes with the reference; whether it agrees everywhere."""
+        """Run the scheduled model and compare it with the reference; return True if all processes agree."""
         buffers = {name: one.clone() for name, one in self.weights.original.named_buffers()}
         try:
             actual = self._forward(self.scheduled)
@@ -1256,11 +1231,11 @@ class Passes:
             self.faults.append(f"the output is {structures[0]}; expected: {structures[1]}")
             return
         for name, one in expected.tensors.items():
-            found = actual.tensors.get(name)
-            if found is None:
+            output = actual.tensors.get(name)
+            if output is None:
                 self.faults.append(f"output {name} is {shown(actual.others[name])}; expected: a tensor")
-            elif not (name in expected.held and self._is_own_part(found, one)):
-                self._note("output", name, found, one)
+            elif not (name in expected.held and self._is_own_part(output, one)):
+                self._note("output", name, output, one)
         if expected.loss is not None and actual.loss is not None:
             self._note("loss", "of the outputs", actual.loss, expected.loss)
         for name, value in expected.others.items():
@@ -1271,7 +1246,7 @@ class Passes:
         self.faults += [f"input {name} is changed in place by one model only" for name in changed]
 
     def _is_own_part(self, actual: Tensor, expected: Tensor) -> bool:
-        """Whether a tensor in an object is what this process has of the whole, as keys of its own heads."""
+        """Return True if a tensor in an object is this process's part, such as the keys of its heads."""
         if actual.dtype != expected.dtype or actual.dim() != expected.dim():
             return False
         axes = [axis for axis in range(actual.dim()) if actual.shape[axis] != expected.shape[axis]]
@@ -1289,7 +1264,8 @@ class Passes:
         def arrive(name: str, parameter: Tensor) -> None:
             source, shard = self.weights.origin[name]
             gradient, whole = parameter.grad, original[source].grad
-            parameter.grad = None  # compared and dropped, so that both gradients never stand side by side
+            # Dropped once compared, so that not all gradients of both models need memory at a time.
+            parameter.grad = None
             arrived.add(name)
             if gradient is None:
                 return
@@ -1316,11 +1292,13 @@ class Passes:
                 self.comparisons.append(Comparison(kind, name, math.nan, math.nan, fault))
         for name, leaf in expected.leaves.items():
             if leaf.grad is not None:
-                own = actual.leaves[name].grad
-                self._note("input gradient", name, torch.zeros_like(leaf) if own is None else own, leaf.grad)
+                gradient = actual.leaves[name].grad
+                if gradient is None:
+                    gradient = torch.zeros_like(leaf)
+                self._note("input gradient", name, gradient, leaf.grad)
 
     def _compare_buffers(self, expected: Mapping[str, Tensor]) -> None:
-        """Compare what a forward pass leaves in buffers, such as running means."""
+        """Compare buffers after a forward pass, such as running means."""
         for name, one in self.weights.scheduled.named_buffers():
             shard, whole = self.weights.buffers.get(name), expected.get(name)
             if whole is not None and (shard is not None or whole.shape == one.shape):
@@ -1338,10 +1316,10 @@ class Passes:
         ]
 
     def measured_noise(self) -> dict[tuple[str, str], float]:
-        """Return by how much the original model changes when its weights change by rounding alone.
+        """Return the change of the original model if its weights change by rounding alone.
 
-        Batch norm over a few samples divides by what is nearly nothing, so that a sum in another order is
-        seen in the result; no fixed tolerance tells that from a mistake.
+        Batch norm over a few samples divides by nearly zero, so that another order of summation shows in the
+        result; no fixed tolerance can tell that from a mistake.
         """
         original = self.weights.original
         generator = torch.Generator().manual_seed(self.seed)
@@ -1357,7 +1335,7 @@ class Passes:
             return nn.Parameter(values, tensor.requires_grad)
 
         other = copy_module(original, moved)
-        found = []
+        results = []
         for model in (original, other):
             outcome = self._forward(model)
             if self.check_grad:
@@ -1371,10 +1349,10 @@ class Passes:
                 "input gradient": inputs,
                 "buffer": {name: one.clone() for name, one in model.named_buffers()},
             }
-            found.append(
+            results.append(
                 {(kind, name): one for kind, all_of in tensors.items() for name, one in all_of.items()}
             )
-        expected, actual = found
+        expected, actual = results
         noise = {}
         for key, one in expected.items():
             if one.is_floating_point() and (size := size_of(one)) and key in actual:
@@ -1383,7 +1361,7 @@ class Passes:
         return noise
 
     def partings(self, synced: Mapping[str, Sequence[str]]) -> list[Parting]:
-        """Run both models once more, and return where they part."""
+        """Run both models once more, and return the modules at which they diverge."""
         with captured(self.weights.original) as expected:
             self._recorded(self.weights.original, expected)
         with captured(self.weights.scheduled) as actual:
@@ -1393,8 +1371,13 @@ class Passes:
             except Exception:  # noqa: BLE001 - as it did before
                 key = actual.running[-1] if actual.running else ("", 0)
                 stopped = (*key, actual.passages[key].module if key in actual.passages else "")
-        stops = {one: ranks for one, ranks in _together(everywhere(self.ranks, stopped)).items() if one}
-        found = [Parting("error", path, module, call, who) for (path, call, module), who in stops.items()][:1]
+        # An error comes first: that of the first process that stopped, and all processes that stopped there.
+        stops = everywhere(self.ranks, stopped)
+        found: list[Parting] = []
+        if (stop := next(filter(None, stops), None)) is not None:
+            path, call, module = stop
+            who = tuple(rank for rank, other in enumerate(stops) if other == stop)
+            found.append(Parting("error", path, module, call, who))
         for one in first_partings(expected, actual, synced, self.ranks, self.accepted):
             returns = sharding_of(self.weights.scheduled.get_submodule(one.path)).returns
             found.append(
@@ -1420,13 +1403,14 @@ class Passes:
         return []
 
     def _is_summand(self, kind: str, name: str) -> bool:
-        """Whether the gradients that the processes have of a whole parameter add up to what is expected."""
+        """Return True if the gradients of a whole parameter add up over the processes to the expected one."""
         source, shard = self.weights.origin.get(name, ("", None))
         if kind != "parameter gradient" or shard is not None or not source:
             return False
-        own = self.weights.scheduled.get_parameter(name).grad
+        gradient = self.weights.scheduled.get_parameter(name).grad
         whole = self.weights.original.get_parameter(source).grad
-        pairs = [] if own is None or whole is None else [(own, whole)]
+        # Without a gradient the lists are empty: the other processes still wait for this one.
+        pairs = [] if gradient is None or whole is None else [(gradient, whole)]
         actual, expected = [one for one, _ in pairs], [one for _, one in pairs]
         return sums_agree(actual, expected, self.ranks, self.accepted[GRADIENT])
 
@@ -1439,13 +1423,13 @@ class Passes:
 
 @torch.no_grad()
 def put_back(buffers: Sequence[tuple[nn.Module, str, Tensor, Tensor]]) -> None:
-    """Give modules the buffers that they had, with the values of their copies."""
+    """Restore the buffers of modules, with the values of their copies."""
     for module, name, one, values in buffers:
         module._buffers[name] = one.copy_(values)
 
 
 def _is_same_value(found: Any, expected: Any) -> bool:
-    """Compare what is no tensor; what is no number is equal to itself."""
+    """Compare values other than tensors; NaN is equal to NaN."""
     if found is expected:
         return True
     try:
@@ -1454,12 +1438,7 @@ def _is_same_value(found: Any, expected: Any) -> bool:
         return repr(found) == repr(expected)
 
 
-def _together(seen: Sequence[Any]) -> dict[Any, tuple[int, ...]]:
-    return {key: tuple(rank for rank, one in enumerate(seen) if one == key) for key in dict.fromkeys(seen)}
-
-
-# ------------------------------------------------------------------------------------------------
-# Check that a scheduled model computes what the original one does: outputs and gradients, everywhere.
+# --- Verification ---
 
 _SHOWN_NAMES = 4
 
@@ -1467,11 +1446,11 @@ _SHOWN_NAMES = 4
 class Verify:
     """Verify the primitives that are applied in a block.
 
-    On leaving the block without an error, original and scheduled model are run on the same inputs with the
-    same weights: outputs, input gradients and the gradient of every parameter must agree on every process of
-    the group, and so must what a step in training mode leaves in buffers. What differs is reported by place.
-    Weights that are all one number, such as biases of zero, are moved off it in both. The schedule, its
-    model, the modes of its modules and the generators of random numbers stay as they were. Where the schedule
+    When the block ends without an error, original and scheduled model run on the same inputs with the same
+    weights. Outputs, input gradients and the gradients of all parameters must agree on every process of the
+    group, and so must buffers after a step in training mode. The report names the modules at which they
+    diverge. Weights with equal elements, such as biases of zero, are moved off their value in both models.
+    The schedule, its model, the modes of its modules and the random generators do not change. If the schedule
     cuts a pipeline, its stages run one after the other.
 
     Parameters
@@ -1480,39 +1459,40 @@ class Verify:
         The schedule, or a node of it; all processes of its group must verify it together.
     example_inputs
         A tensor, positional arguments, keyword arguments by name, or a function of a `torch.Generator` that
-        draws any of these. Those of the first process of the group are taken.
+        draws any of these. All processes use the inputs of the first one of the group.
     device
-        Where the models run; None for where the parameters are.
+        Device of the models; None for that of the parameters.
     eval_mode
         True to run both models in evaluation mode only, False in their own modes only. None for both modes of
-        all modules: evaluation first, then training, where batch norm counts but nothing is dropped. Where
-        the original model raises an error in training mode, evaluation mode alone is compared.
+        all modules: evaluation first, then training with batch statistics but without dropout. If the
+        original model raises an error in training mode, only evaluation mode is compared.
     check_grad
-        Whether gradients are compared, too.
+        Compare gradients, too.
     rtol, atol
-        Accepted differences, of the value and of the largest value in its tensor; None for those of the type.
+        Accepted differences, relative to the value and to the largest value in its tensor; None for the
+        defaults of the type.
     loss_fn
         Loss of the outputs, from which gradients start; None for a random gradient of every output.
     enable
         False to do nothing.
     input_grads
-        Names of arguments whose gradients are compared; None for all that are real numbers. A mask that is
-        never trained may be left out.
+        Names of arguments whose gradients are compared; None for all of floating-point numbers. A mask that
+        is never trained may be left out.
     seed
-        Of inputs that are drawn, dropout and gradients at the outputs.
+        Seed of drawn inputs, dropout, and gradients at the outputs.
 
     Attributes
     ----------
     report
-        The `VerifyReport` after the block, None before or where nothing was verified.
+        The `VerifyReport` after the block, None before or if nothing was verified.
 
     Raises
     ------
     VerificationError
         The models differ, on every process of the group; also an `AssertionError`. The message is the report.
     KindError, ArgumentError
-        The inputs are of another kind than accepted, or do not fit the model; a tolerance is negative, or a
-        name is not one of an argument.
+        The inputs have the wrong kind or do not fit the model; a tolerance is negative, or a name is no
+        argument.
 
     References
     ----------
@@ -1551,10 +1531,10 @@ class Verify:
         self._notes: list[str] = []
 
     def __enter__(self) -> Self:
-        """Keep the model as it is."""
+        """Keep a copy of the model before the block."""
         if self._enable:
-            given = call_from(self._inputs, self._seed)
-            self._call = checked_call(self._sch.mod, given, self._sch.path, self._input_grads)
+            call = call_from(self._inputs, self._seed)
+            self._call = checked_call(self._sch.mod, call, self._sch.path, self._input_grads)
             self._n_steps = len(self._sch.metadata.journal)
             self._original = Original(self._sch.mod)
             self._sch.metadata.tags.add(ORIGIN)
@@ -1563,7 +1543,7 @@ class Verify:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Compare the models, unless the block has failed."""
+        """Compare the models, unless the block raised an error."""
         if not self._enable:
             return
         try:
@@ -1579,7 +1559,12 @@ class Verify:
         ranks, journal = self._ranks, self._sch.metadata.journal
         if len(set(everywhere(ranks, digest(journal)))) > 1:
             return self._report([], [_other_steps(everywhere(ranks, [str(one) for one in journal]))], [])
-        device = torch.device(self._device) if self._device is not None else _device_of(self._sch.mod)
+        if self._device is not None:
+            device = torch.device(self._device)
+        else:
+            tensors = (*self._sch.mod.parameters(), *self._sch.mod.buffers())
+            devices = {one.device for one in tensors if not one.is_meta}
+            device = next(iter(devices), torch.device("cpu"))
         call = from_first(ranks, self._call)
         original = filled(self._original.module, ranks, self._seed, device)
         weights = same_weights(original, self._sch.mod, ranks, device, self._seed)
@@ -1597,13 +1582,13 @@ class Verify:
             places = self._trained(passes)
         faults = [*passes.faults]
         faults += [f"parameter {name} was changed in place" for name in self._original.changed()]
-        found = everywhere(ranks, (passes.comparisons, faults, weights.differed))
-        weights.differed = [name for _, _, names in found for name in names]
-        merged = _merged([one[:2] for one in found])
+        results = everywhere(ranks, (passes.comparisons, faults, weights.differed))
+        weights.differed = [name for _, _, names in results for name in names]
+        merged = _merged([result[:2] for result in results])
         return self._report(*merged, places, weights)
 
     def _trained(self, passes: Passes) -> list[Parting]:
-        """Compare the models in training mode, too; return where they part."""
+        """Compare the models in training mode, too; return the modules at which they diverge."""
         training = replace(passes, suffix=IN_TRAINING, comparisons=[], faults=[])
         before = training.buffers()
         with without_dropout():
@@ -1614,7 +1599,7 @@ class Verify:
                 self._notes.append(f"not compared in training mode, where the original raises {why}")
                 return []
             agrees = training.run(expected)
-            if not agrees:
+            if not agrees:  # again, with the noise that rounding alone makes in this model
                 put_back(before)
                 training.noise = training.measured_noise()
                 put_back(before)
@@ -1678,7 +1663,7 @@ class Verify:
         return running.stage_of(path) if isinstance(running, Staged) else None
 
     def _step(self, path: str) -> JournalEntry | None:
-        """Return the last step at a module or above it, of the block if there is one."""
+        """Return the last step at a module or above it, preferably one of the block."""
         full = self._full(path)
         for journal in (self._sch.metadata.journal[self._n_steps :], self._sch.metadata.journal):
             for entry in reversed(journal):
@@ -1687,37 +1672,32 @@ class Verify:
         return None
 
     def _synced(self) -> dict[str, list[str]]:
-        """Return the modules that are synchronised, by the mode."""
-        found: dict[str, list[str]] = {}
+        """Return the synchronised modules by mode."""
+        synced: dict[str, list[str]] = {}
         start = f"{self._sch.path}." if self._sch.path else ""
         for entry in self._sch.metadata.journal:
             if entry.op != "sync" or entry.arguments.get("on") == "parameters":
                 continue
             if f"{entry.path}.".startswith(start):
-                found.setdefault(str(entry.arguments["mode"]), []).append(entry.path.removeprefix(start))
-        return found
-
-
-def _device_of(module: nn.Module) -> torch.device:
-    devices = {one.device for one in (*module.parameters(), *module.buffers()) if not one.is_meta}
-    return next(iter(devices), torch.device("cpu"))
+                synced.setdefault(str(entry.arguments["mode"]), []).append(entry.path.removeprefix(start))
+        return synced
 
 
 def _other_steps(journals: Sequence[Sequence[str]]) -> str:
-    """Say where the schedules of the processes part."""
+    """Return a fault that names the first step at which the schedules of the processes differ."""
     length = max(map(len, journals))
     for step in range(length):
         texts = [journal[step] if step < len(journal) else "nothing" for journal in journals]
         if len(set(texts)) > 1:
-            said = "; ".join(f"rank {rank}: {text}" for rank, text in enumerate(texts))
-            return f"the processes have other schedules, from step {step + 1} on: {said}"
+            listed = "; ".join(f"rank {rank}: {text}" for rank, text in enumerate(texts))
+            return f"the processes have other schedules, from step {step + 1} on: {listed}"
     return "the processes have other schedules"
 
 
 def _merged(
     found: Sequence[tuple[Sequence[Comparison], Sequence[str]]],
 ) -> tuple[list[Comparison], list[str]]:
-    """Put together what the processes found: of each tensor the worst."""
+    """Merge the results of the processes: the worst comparison of each tensor, and all faults once."""
     worst: dict[tuple[str, str], Comparison] = {}
     for rank, (comparisons, _) in enumerate(found):
         for one in comparisons:

@@ -1,4 +1,4 @@
-"""Process that verifies library schedules: ``python -m makespan.slapo.verify_worker <run directory>``."""
+"""Worker that verifies library schedules: ``python -m makespan.slapo.verify_worker <run directory>``."""
 
 import inspect
 import sys
@@ -15,18 +15,35 @@ from makespan.slapo.verification import Verify, VerifyReport
 from makespan.training.zoo import build_family, family_batch, family_spec
 
 OF_SEVERAL = ("torch.distributed", "torch._dynamo")
-"""Loaded once for all workers that are forked."""
+"""Modules that are loaded once for all forked workers."""
 
 
 def verify_cases(directory: RunDirectory, who: Identity) -> None:
-    """Verify all schedules that the request names; the first process writes what was found of each."""
+    """Verify all schedules that the request names; the first process writes one row per schedule."""
     torch.set_num_threads(who.threads)
     join(directory, who)
     request, device = directory.request(), torch.device(choose_device(who))
     rows = []
     for case in request["cases"]:
         report = _verified(case, request, device)
-        rows.append(_row(report))
+        errors = {
+            kind: report.largest(kind)[1] for kind in ("output", "input gradient", "parameter gradient")
+        }
+        wrong = [str(one) for one in report.comparisons if one.fault]
+        rows.append(
+            {
+                "steps": len(report.steps),
+                "outputs": report.count("output"),
+                "gradients": report.count("parameter gradient"),
+                "not_compared": len(report.not_compared),
+                "output_error": errors["output"],
+                "input_gradient_error": errors["input gradient"],
+                "gradient_error": errors["parameter gradient"],
+                "is_equal": report.is_equal,
+                "fault": "; ".join([*report.faults, *wrong[:1], *map(str, report.places)]),
+                "report": str(report),
+            }
+        )
         directory.write_progress({"done": len(rows)})
     if who.rank == 0:
         directory.write_result(rows)
@@ -37,7 +54,7 @@ def _verified(case: Mapping[str, Any], request: Mapping[str, Any], device: torch
     model = build_family(family, request["size"], seed=seed).to(device)
     batch = family_batch(family_spec(family, request["size"]), request["samples"], seed)
     schedule = create_schedule(model)
-    # Of inputs only images are what a model before this one could have made; a mask is never trained.
+    # Only images could be the output of another model and need a gradient; a mask is never trained.
     trained = [name for name in inspect.signature(model.forward).parameters if name == "images"]
     check = Verify(schedule, batch.inputs, device=device, input_grads=trained, seed=seed)
     try:
@@ -49,28 +66,6 @@ def _verified(case: Mapping[str, Any], request: Mapping[str, Any], device: torch
     if check.report is None:
         raise VerificationError(f"{family}: nothing was verified")
     return check.report
-
-
-def _row(report: VerifyReport) -> dict[str, Any]:
-    errors = {kind: report.largest(kind)[1] for kind in ("output", "input gradient", "parameter gradient")}
-    return {
-        "steps": len(report.steps),
-        "outputs": report.count("output"),
-        "gradients": report.count("parameter gradient"),
-        "not_compared": len(report.not_compared),
-        "output_error": errors["output"],
-        "input_gradient_error": errors["input gradient"],
-        "gradient_error": errors["parameter gradient"],
-        "is_equal": report.is_equal,
-        "fault": _fault(report),
-        "report": str(report),
-    }
-
-
-def _fault(report: VerifyReport) -> str:
-    """Say in a line what differs first, and where."""
-    wrong = [str(one) for one in report.comparisons if one.fault]
-    return "; ".join([*report.faults, *wrong[:1], *map(str, report.places)])
 
 
 if __name__ == "__main__":

@@ -2,9 +2,9 @@
 
 A `Scenario` is everything that a simulation needs, except the policy; `scenario` assembles one from names
 and files. `run` simulates one under one policy, `run_all` a list of `Case` in processes, and `attempt_all`
-goes on where one fails; every schedule is validated. `comparison` makes a table of the runs, with ratios to a
-baseline, and `demand` says how much of the cluster the jobs ask for. `TableCatalogue` holds what jobs may run
-as, from throughput tables.
+continues if one fails; every schedule is validated. `comparison` makes a table of the runs, with ratios to a
+baseline, and `demand` computes the load that the jobs put on the cluster. `TableCatalogue` holds the
+configurations of jobs, from throughput tables.
 """
 
 from makespan.studies.catalogue import (
@@ -37,8 +37,7 @@ from makespan.studies.scenarios import (
     generated_jobs as generated_jobs,
     knowing as knowing,
     limited_statistics as limited_statistics,
-    read_scenarios as read_scenarios,
-    read_times as read_times,
     read_trace as read_trace,
     scenario as scenario,
+    table_scenarios as table_scenarios,
 )

@@ -1,4 +1,10 @@
-"""A catalogue of configurations that are known in advance, built from throughput tables."""
+"""Catalogue of configurations built from throughput tables, and the predictions that policies decide by.
+
+A policy decides by predicted times, the simulation runs by true ones. Predictions come from the model that is
+fitted to the sampled rows, whose times are known. Any other time is known only to a job that has run so
+itself (`makespan.sim.JobView.has_run`) or, if users state what their requests take, from its submission on.
+No job list teaches another one, and a trial run costs its time like any other run.
+"""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,32 +20,28 @@ from makespan.hardware import ClusterSpec, NodeSpec
 from makespan.numerics import significant
 from makespan.perf import Environment, Learner, load_environment, points_from_table
 from makespan.plans import (
-    ExecutionPlan,
     Placement,
     memory_estimate,
     read_plan,
     write_plan,
 )
 from makespan.sim import Catalogue, Configuration, Devices
-from makespan.tables import ON_DEMAND, PREDICTIONS, THROUGHPUT
+from makespan.tables import ON_DEMAND, PREDICTIONS, THROUGHPUT, cached_table
 from makespan.throughput import (
     placement_order,
     reference_plan,
 )
-from makespan.workloads import JobSpec, Workload, is_in_zoo, workload_of
-
-# ------------------------------------------------------------------------------------------------
-# A catalogue of configurations that are known in advance, built from throughput tables.
+from makespan.workloads import JobSpec, is_in_zoo, workload_of
 
 Busy = tuple[float, float]  # shares of a step in which devices compute, and in which data move
-# Time that policies see [s], whether they may rely on it, and what the devices do.
+# Time that policies see [s], whether they may rely on it, and the busy shares.
 Seen = tuple[float, bool, Busy | None]
 
 
 class TableCatalogue:
     """Configurations by workload; immutable, and a `makespan.sim.Catalogue`. Only these may run.
 
-    Everything is computed once, so that a policy may ask in its inner loops.
+    All answers are cached, so that policies may ask in their inner loops.
 
     Raises
     ------
@@ -53,7 +55,16 @@ class TableCatalogue:
         groups: dict[str, list[Configuration]] = {}
         self._index: dict[object, Configuration] = {}
         for item in configurations:
-            _check_times(item)
+            for name in ("iter_time_s", "predicted_iter_time_s"):
+                value = getattr(item, name)
+                if not (math.isfinite(value) and value > 0):
+                    raise InputError(
+                        f"catalogue: {_label(item)}: {name} is {value!r}; accepted: a positive time in s"
+                    )
+            if item.busy is not None and not all(0 <= share <= 1 for share in item.busy):
+                raise InputError(
+                    f"catalogue: {_label(item)}: busy is {item.busy!r}; accepted: shares from 0 to 1"
+                )
             if item.key in self._index:
                 raise InputError(f"catalogue: configuration {_label(item)} occurs twice")
             self._index[item.key] = item
@@ -81,15 +92,15 @@ class TableCatalogue:
         frames
             Tables of schema `makespan.tables.THROUGHPUT`, as a sequence or by workload.
         predicted
-            Predicted iteration times [s] of each row, by workload; without error where absent.
+            Predicted iteration times [s] of each row, by workload; exact where absent.
         known
             Whether each row was measured beforehand, by workload, so that policies know its time and may
-            rely on it for a guarantee. Where it is absent, that is so of all rows but predicted ones.
+            rely on it for a guarantee. Where absent, all rows without predictions are known.
         busy
             Shares of a step in which the devices compute, and in which data move, of each row, by workload;
             unknown where absent.
         node, gpu_type
-            Kind of node for the estimate of host memory, and devices that the tables hold for, if not any.
+            Kind of node for the estimate of memory, and type of the devices of the tables, None for any.
 
         Raises
         ------
@@ -111,7 +122,7 @@ class TableCatalogue:
 
     @classmethod
     def joined(cls, parts: Iterable["TableCatalogue"]) -> "TableCatalogue":
-        """Return one catalogue of several, say of those for each type of device in a mixed cluster."""
+        """Return one catalogue of several, for example of those for each type of device in a cluster."""
         return cls(item for part in parts for item in part._index.values())
 
     @property
@@ -140,7 +151,7 @@ class TableCatalogue:
         return self._holding[workload_key].get(devices, ())
 
     def accepts(self, configuration: Configuration) -> bool:
-        """Whether a configuration is one of this catalogue."""
+        """Return whether a configuration is one of this catalogue."""
         return self._index.get(configuration.key) is configuration
 
     def find(
@@ -151,11 +162,11 @@ class TableCatalogue:
         return self._index.get((*labels, gpu_types)) or self._index.get((*labels, ()))
 
     def requested(self, job: JobSpec) -> Configuration:
-        """Return the reference of a job: what it asked for, in the form that is measured.
+        """Return the reference of a job: its request, in the form that is measured.
 
         This is the requested plan with the requested devices on the fewest nodes for which it is
-        measured. Where it is not measured at all, it is the fastest measured plan with as many
-        devices (Morphling artifact: job lists name pairs that its traces lack).
+        measured. If it is not measured at all, the fastest measured plan with as many devices stands in
+        (Morphling artifact: job lists name pairs that its traces lack).
         """
         return self.as_requested(job)[0]
 
@@ -163,13 +174,13 @@ class TableCatalogue:
         """Return all configurations with plan and devices of `requested`, fewest nodes first.
 
         One for each placement and type of device, with the most CPU threads that do not exceed the
-        request, or the fewest that are measured; policies that take the user's plan choose from these.
+        request, or the fewest that are measured; policies that keep the user's plan choose from these.
         """
         key = (job.workload, job.plan, job.n_gpus, job.n_cpus)
-        found = self._as_requested.get(key)
-        if found is None:
-            found = self._as_requested[key] = self._look_up(job)
-        return found
+        items = self._as_requested.get(key)
+        if items is None:
+            items = self._as_requested[key] = self._look_up(job)
+        return items
 
     def on(self, cluster: ClusterSpec) -> "TableCatalogue":
         """Return the catalogue of what fits an empty cluster; itself if everything does."""
@@ -190,7 +201,21 @@ class TableCatalogue:
                 f"accepted: {sizes}"
             )
         plan = reference_plan(plan_text, ((item.plan, item.counts, item.iter_time_s) for item in same_size))
-        return _by_placement([item for item in same_size if item.plan == plan], job.n_cpus // job.n_gpus)
+        n_threads = job.n_cpus // job.n_gpus
+        best: dict[tuple[Placement, tuple[str, ...]], tuple[tuple[bool, int], Configuration]] = {}
+        for item in same_size:
+            if item.plan == plan:
+                # By distance to the threads asked for, fewer before more; of equal ones the first counts.
+                distance = (item.cpu_threads > n_threads, abs(item.cpu_threads - n_threads))
+                where = (item.placement, item.gpu_types)
+                if where not in best or distance < best[where][0]:
+                    best[where] = distance, item
+        return tuple(
+            sorted(
+                (item for _, item in best.values()),
+                key=lambda item: (*_order(item)[:3], item.predicted_iter_time_s),
+            )
+        )
 
 
 def canonical_plan(job: JobSpec) -> str:
@@ -213,22 +238,8 @@ def _order(item: Configuration) -> tuple[int, int, tuple[int, ...], str, int, tu
     return (item.n_gpus, *placement_order(item.counts), item.plan, item.cpu_threads, item.gpu_types)
 
 
-def _by_placement(items: Sequence[Configuration], n_threads: int) -> tuple[Configuration, ...]:
-    """One of some configurations for each placement, by the number of CPU threads asked for."""
-
-    def distance(item: Configuration) -> tuple[bool, int]:
-        return (item.cpu_threads > n_threads, abs(item.cpu_threads - n_threads))
-
-    best: dict[tuple[Placement, tuple[str, ...]], Configuration] = {}
-    for item in items:
-        where = (item.placement, item.gpu_types)
-        if where not in best or distance(item) < distance(best[where]):
-            best[where] = item
-    return tuple(sorted(best.values(), key=lambda item: (*_order(item)[:3], item.predicted_iter_time_s)))
-
-
 def _fits(item: Configuration, cluster: ClusterSpec, is_homogeneous: bool) -> bool:
-    """Whether an empty cluster can hold the configuration; each share on the smallest node with room."""
+    """Return whether an empty cluster can hold a configuration, each share on the smallest node with room."""
     if item.n_nodes > cluster.n_nodes:
         return False
     if is_homogeneous:
@@ -252,17 +263,6 @@ def _node_holds(node: NodeSpec, item: Configuration, count: int, gpu_type: str) 
     )
 
 
-def _check_times(item: Configuration) -> None:
-    for name in ("iter_time_s", "predicted_iter_time_s"):
-        value = getattr(item, name)
-        if not (math.isfinite(value) and value > 0):
-            raise InputError(
-                f"catalogue: {_label(item)}: {name} is {value!r}; accepted: a positive time in s"
-            )
-    if item.busy is not None and not all(0 <= share <= 1 for share in item.busy):
-        raise InputError(f"catalogue: {_label(item)}: busy is {item.busy!r}; accepted: shares from 0 to 1")
-
-
 def _seen(
     key: str,
     rows: pd.DataFrame,
@@ -270,7 +270,7 @@ def _seen(
     known: Sequence[bool] | None,
     busy: Sequence[Busy] | None,
 ) -> list[Seen]:
-    """Return what is known of each row beside what its table says."""
+    """Return what policies see of each row; a known row shows its true time."""
     truth = rows["iter_time_s"].tolist()
     for name, values in (("predicted times", predicted), ("marks", known), ("busy shares", busy)):
         if values is not None and len(values) != len(rows):
@@ -289,106 +289,94 @@ def _seen(
 def _read_rows(
     key: str, rows: pd.DataFrame, seen: Sequence[Seen], node: NodeSpec | None, gpu_type: str | None
 ) -> list[Configuration]:
-    # The rule of thumb for memory needs the layers of a model; where the zoo lacks it, times alone are known.
+    """Return the configurations of the feasible rows of a workload."""
+    # The memory estimate needs the layers of a model, which only models of the zoo have.
     batch = int(rows["global_batch_size"].iloc[0])
     spec = workload_of(key, batch, 1.0) if is_in_zoo(key) else None
     columns = ("exec_plan", "placement", "cpu_threads", "iter_time_s", "provenance")
     values = zip(*(rows[name].tolist() for name in columns), strict=True)
-    chosen = zip(values, seen, rows["feasible"], strict=True)
-    given = key, batch, spec, node, gpu_type
-    return [_read_row(*given, row, expected) for row, expected, feasible in chosen if feasible]
+    configurations: list[Configuration] = []
+    for row, (predicted_s, is_known, busy), feasible in zip(values, seen, rows["feasible"], strict=True):
+        if not feasible:
+            continue
+        plan_text, placement_text, cpu_threads, iter_time_s, provenance = row
+        try:
+            placement = Placement.parse(placement_text)
+            plan = read_plan(
+                plan_text, n_gpus=placement.n_gpus, global_batch_size=batch, cpu_threads=cpu_threads
+            )
+        except InputError as error:
+            where = f"catalogue: {plan_text!r} on {placement_text!r} of {key!r}"
+            raise TraceError(f"{where}: {error}") from error
+        device_bytes = host_bytes = 0.0
+        if node is not None and spec is None:
+            device_bytes = node.gpu.usable_bytes  # may need all of a device, so it shares none
+        elif node is not None and spec is not None:
+            needed = memory_estimate(plan, spec, node, placement)
+            job_bytes = needed.device_bytes - needed.bytes_by_component.get("reserved", 0.0)
+            # The table says that the plan has run, so the estimate may not exceed the device.
+            device_bytes = min(job_bytes, node.gpu.usable_bytes)
+            host_bytes = needed.host_bytes / max(placement.gpus_per_node) if plan.offload else 0.0
+        configurations.append(
+            Configuration(
+                workload=key,
+                plan=plan_text,
+                family=plan.plan_family.title,
+                placement=placement,
+                cpu_threads=cpu_threads,
+                host_memory_bytes_per_gpu=host_bytes,
+                iter_time_s=iter_time_s,
+                predicted_iter_time_s=predicted_s,
+                provenance=provenance,
+                is_known=is_known,
+                device_memory_bytes_per_gpu=device_bytes,
+                busy=busy,
+                gpu_types=() if gpu_type is None else (gpu_type,) * placement.n_nodes,
+            )
+        )
+    return configurations
 
 
-def _read_row(
-    key: str,
-    batch: int,
-    spec: Workload | None,
-    node: NodeSpec | None,
-    gpu_type: str | None,
-    values: tuple[str, str, int, float, str],
-    seen: Seen,
-) -> Configuration:
-    plan_text, placement_text, cpu_threads, iter_time_s, provenance = values
-    try:
-        placement = Placement.parse(placement_text)
-        plan = read_plan(plan_text, n_gpus=placement.n_gpus, global_batch_size=batch, cpu_threads=cpu_threads)
-    except InputError as error:
-        where = f"catalogue: {plan_text!r} on {placement_text!r} of {key!r}"
-        raise TraceError(f"{where}: {error}") from error
-    device_bytes, host_bytes = _bytes_per_gpu(plan, spec, placement, node)
-    return Configuration(
-        workload=key,
-        plan=plan_text,
-        family=plan.plan_family.title,
-        placement=placement,
-        cpu_threads=cpu_threads,
-        host_memory_bytes_per_gpu=host_bytes,
-        iter_time_s=iter_time_s,
-        predicted_iter_time_s=seen[0],
-        provenance=provenance,
-        is_known=seen[1],
-        device_memory_bytes_per_gpu=device_bytes,
-        busy=seen[2],
-        gpu_types=() if gpu_type is None else (gpu_type,) * placement.n_nodes,
-    )
-
-
-def _bytes_per_gpu(
-    plan: ExecutionPlan, spec: Workload | None, placement: Placement, node: NodeSpec | None
-) -> tuple[float, float]:
-    """Memory on device, at most what there is of it as the plan has run, and on the host [B]."""
-    if node is None:
-        return 0.0, 0.0
-    if spec is None:  # whoever might need all of a device shares none
-        return node.gpu.usable_bytes, 0.0
-    needed = memory_estimate(plan, spec, node, placement)
-    own_bytes = needed.device_bytes - needed.bytes_by_component.get("reserved", 0.0)
-    host_bytes = needed.host_bytes / max(placement.gpus_per_node) if plan.offload else 0.0
-    return min(own_bytes, node.gpu.usable_bytes), host_bytes
-
-
-# ------------------------------------------------------------------------------------------------
-# What the scheduler knows: predictions, and which times are certain.
-#
-# A policy decides by predicted times, the simulation runs by true ones. Predictions come from the model
-# that is fitted to the sampled rows, whose times are known. Of everything else the time is known for a job
-# alone, once it has run so (`makespan.sim.JobView.has_run`) or, if users state what their requests take,
-# once it is submitted. No list of jobs teaches another one, and a trial costs its time like any other run.
+# --- Predictions ---
 
 PredictionMode = Literal["sampled", "requests", "exact"]
 PREDICTION_MODES: tuple[PredictionMode, ...] = ("sampled", "requests", "exact")
-"""What policies know of times: sampled rows, what users state of their requests too, or everything."""
+"""Times that policies know: those of sampled rows, also those that users state of requests, or all."""
 _PAIR = ["exec_plan", "placement", "cpu_threads"]
+_PREDICTED_BY = (
+    "makespan.perf", "makespan.plans", "makespan.workloads", "makespan.hardware", "makespan.least_squares",
+    "makespan.numerics", __name__,
+)  # fmt: skip
 
 
 def predictions(tables: Mapping[str, pd.DataFrame], cluster: str, form: str) -> pd.DataFrame:
-    """Predict the time of every pair of plan and placement, and say which times are known beforehand.
+    """Predict the time of every pair of plan and placement, and mark the times that are known beforehand.
 
-    These are the times of the rows to which the performance model is fitted.
+    Known are the rows to which the performance model is fitted.
 
     Parameters
     ----------
     tables
         Throughput table (schema `makespan.tables.THROUGHPUT`) by workload.
     cluster, form
-        Name of the cluster, whose constants enter the performance model, and form of that.
+        Name of the cluster whose constants enter the performance model, and form of the model.
 
     Returns
     -------
     pandas.DataFrame
-        Schema `makespan.tables.PREDICTIONS`, one row a feasible row of the tables.
+        Schema `makespan.tables.PREDICTIONS`, one row per feasible row of the tables.
     """
     environment, parts = load_environment(cluster), []
     for table in tables.values():
         rows = table[table["feasible"]].reset_index(drop=True)
-        given = _Given(rows, environment, _digest(rows), form, repr(environment))
-        parts.append(_predicted(given))
+        digest = pd.util.hash_pandas_object(rows, index=False).to_numpy().tobytes()
+        parts.append(_predicted(_FitInput(rows, environment, digest, form, repr(environment))))
     return PREDICTIONS.validate(pd.concat(parts, ignore_index=True), where="predictions")
 
 
 @dataclass(frozen=True, slots=True)
-class _Given:
-    """What a workload's predictions follow from; rows are equal if their digests are, and so on."""
+class _FitInput:
+    """Input of a workload's predictions, hashable: digest and text stand for rows and environment."""
 
     rows: pd.DataFrame = field(compare=False)
     environment: Environment = field(compare=False)
@@ -397,26 +385,28 @@ class _Given:
     constants: str
 
 
-def _digest(rows: pd.DataFrame) -> bytes:
-    return pd.util.hash_pandas_object(rows, index=False).to_numpy().tobytes()
+@lru_cache(maxsize=64)  # scenarios that differ in jobs or delay share predictions, and a fit takes long
+def _predicted(inputs: _FitInput) -> pd.DataFrame:
+    key = (inputs.digest, inputs.form, inputs.constants)
+    return cached_table(PREDICTIONS, key, _PREDICTED_BY, lambda: _fitted(inputs))
 
 
-@lru_cache(maxsize=64)  # scenarios that differ in jobs or delay share them, and a fit takes a while
-def _predicted(given: _Given) -> pd.DataFrame:
-    """Return true times of the sampled rows, and predictions elsewhere; all shares are predicted.
+def _fitted(inputs: _FitInput) -> pd.DataFrame:
+    """Return true times of the sampled rows and predictions elsewhere; all shares are predicted.
 
     Rows computed on demand are predicted but never sampled, so that a request of one job does not change
     what policies believe of all others.
     """
-    in_table = (given.rows["provenance"] != ON_DEMAND).to_numpy(dtype=bool)
-    learner = Learner.from_table(given.rows[in_table], given.form, given.environment)
+    rows = inputs.rows
+    in_table = (rows["provenance"] != ON_DEMAND).to_numpy(dtype=bool)
+    learner = Learner.from_table(rows[in_table], inputs.form, inputs.environment)
     fit = learner.fit()
-    points = points_from_table(given.rows, fit.points.workload, given.environment)
+    points = points_from_table(rows, fit.points.workload, inputs.environment)
     computing, moving = fit.busy_shares(points)
-    is_sampled = np.zeros(len(given.rows), dtype=bool)
+    is_sampled = np.zeros(len(rows), dtype=bool)
     is_sampled[in_table] = [bool(reason) for reason in learner.reasons]
-    times_s = given.rows["iter_time_s"].to_numpy(dtype=np.float64)
-    return given.rows[["workload", *_PAIR]].assign(
+    times_s = rows["iter_time_s"].to_numpy(dtype=np.float64)
+    return rows[["workload", *_PAIR]].assign(
         predicted_iter_time_s=np.where(is_sampled, times_s, significant(fit.predict(points))),
         known=is_sampled,
         computing_share=significant(computing),
@@ -427,21 +417,21 @@ def _predicted(given: _Given) -> pd.DataFrame:
 def predicted_catalogue(
     tables: Mapping[str, pd.DataFrame], predicted_times: pd.DataFrame, node: NodeSpec
 ) -> Catalogue:
-    """Return the catalogue of throughput tables, predicted as their table of `predictions` says."""
+    """Return the catalogue of throughput tables with the times of a table of `predictions`."""
     predicted: dict[str, list[float]] = {}
     known: dict[str, list[bool]] = {}
     busy: dict[str, list[tuple[float, float]]] = {}
     for key, table in tables.items():
-        own = predicted_times[predicted_times["workload"] == key]
-        joined = table[_PAIR].merge(own, on=_PAIR, how="left")
+        times = predicted_times[predicted_times["workload"] == key]
+        joined = table[_PAIR].merge(times, on=_PAIR, how="left")
         predicted[key] = joined["predicted_iter_time_s"].tolist()
-        known[key] = joined["known"].eq(True).tolist()
+        known[key] = joined["known"].eq(True).tolist()  # infeasible rows have no prediction, hence NaN
         busy[key] = list(joined[["computing_share", "moving_share"]].itertuples(index=False, name=None))
     return TableCatalogue.from_tables(tables, predicted, known=known, busy=busy, node=node)
 
 
 def exactly(catalogue: Catalogue) -> TableCatalogue:
-    """Return a catalogue with the same configurations, whose true times all policies know."""
+    """Return a catalogue of the same configurations in which policies know all true times."""
     return TableCatalogue(
         replace(item, predicted_iter_time_s=item.iter_time_s, is_known=True)
         for key in catalogue.workloads

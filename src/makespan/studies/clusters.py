@@ -1,4 +1,8 @@
-"""Clusters of scenarios: of the catalogue, of another size, or from a list of nodes."""
+"""Clusters of scenarios: of the catalogue, of another size, or from a list of nodes.
+
+If nodes have several types of GPU, each type has iteration times of its own, and a job holds GPUs of one type
+at a time.
+"""
 
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -10,32 +14,18 @@ import pandas as pd
 from makespan.errors import InputError, MissingDataError, UnknownNameError
 from makespan.hardware import ClusterSpec, Network, NodeSpec, cluster, cluster_names, homogeneous
 from makespan.perf import environment_names, load_environment
-from makespan.studies.catalogue import (
-    TableCatalogue,
-)
-from makespan.throughput import (
-    ThroughputSource,
-)
-from makespan.traces import (
-    Finding,
-    ReadReport,
-    read_nodes,
-)
-
-# ------------------------------------------------------------------------------------------------
-# The cluster of a scenario: of the catalogue, of another size, or from a list of nodes.
-#
-# Where nodes have several types of GPU, each type has iteration times of its own, and a job holds GPUs of
-# one.
+from makespan.studies.catalogue import TableCatalogue
+from makespan.throughput import ThroughputSource
+from makespan.traces import Finding, ReadReport, read_nodes
 
 _MAX_NODES, _MAX_GPUS = 10_000, 1_024
 _KNOWN_GPUS = {"v100m32": "v100-32", "p100": "p100-16", "t4": "t4-16"}
-"""Types of GPU as openb and PAI spell them, where one device of the catalogue alone can be meant."""
+"""Types of GPU as openb and PAI spell them, if only one device of the catalogue can be meant."""
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A cluster, the performance model whose constants hold there, if any, and how its list was read."""
+    """A cluster, the environment whose constants hold there, if any, and the report of its list."""
 
     cluster: ClusterSpec
     environment: str | None
@@ -48,7 +38,7 @@ def site(
     gpus_per_node: int | None = None,
     gpus: Mapping[str, str] | None = None,
 ) -> Site:
-    """Return what is meant by the name of a cluster, a list of nodes, or a cluster itself.
+    """Return the site for the name of a cluster, a list of nodes, or a cluster itself.
 
     Arguments are as for `makespan.scenario`.
     """
@@ -60,7 +50,7 @@ def site(
     report = ""
     if not isinstance(given, ClusterSpec):
         if isinstance(given, str) and not (Path(given).suffix or "/" in given or Path(given).exists()):
-            cluster(given)  # says which names there are
+            cluster(given)  # raises with the known names
         given, read = read_cluster(given, gpus)
         report = read.text
     alike = (name for name in environment_names() if load_environment(name).node == given.nodes[0])
@@ -73,7 +63,7 @@ def resized(
 ) -> ClusterSpec:
     """Return a cluster, or that of a name, with another number of nodes or of devices in each.
 
-    CPU threads, memory and network cards of a node follow its devices in proportion.
+    CPU threads, memory and network cards of a node scale with its devices.
     """
     base = cluster(given) if isinstance(given, str) else given
     if n_nodes is None and gpus_per_node is None:
@@ -105,19 +95,19 @@ def _with_gpus(node: NodeSpec, n_gpus: int) -> NodeSpec:
     )
 
 
-# --- lists of nodes ---------------------------------------------------------------------------------
+# --- Lists of nodes ---
 
 
 def read_cluster(path: str | Path, gpus: Mapping[str, str] | None = None) -> tuple[ClusterSpec, ReadReport]:
     """Read a list of nodes, of any form of `makespan.traces.read_nodes`, as a cluster; and the report.
 
-    Links and rates of a node are those of the node of the catalogue with its type of GPU; so are CPU threads
-    and memory for each GPU where the list states none. The network is the slowest of theirs.
+    Links and rates of a node are those of the catalogue's node with its type of GPU; so are CPU threads and
+    memory per GPU if the list states none. The network is the slowest of the types.
 
     Parameters
     ----------
     gpus
-        Devices of the catalogue that stand for types of GPU in the list, by these.
+        Devices of the catalogue that stand in for types of GPU in the list, by type.
 
     Raises
     ------
@@ -137,8 +127,21 @@ def read_cluster(path: str | Path, gpus: Mapping[str, str] | None = None) -> tup
         )
     templates = _templates(kept["gpu"], gpus or {}, str(path))
     rows = zip(*(kept[name].tolist() for name in ("gpu", "n_gpus", "n_cpus", "memory_bytes")), strict=True)
-    nodes = tuple(_listed_node(templates[gpu], *rest) for gpu, *rest in rows)
-    networks = [_catalogued(node).network for node in dict.fromkeys(templates.values())]
+    nodes: list[NodeSpec] = []
+    for gpu, n_gpus, n_cpus, memory_bytes in rows:
+        template = templates[gpu]
+        usual = template if n_gpus == template.n_gpus else _with_gpus(template, n_gpus)
+        threads, host_bytes = n_cpus or usual.cpu_threads, memory_bytes or usual.host_memory_bytes
+        node = replace(usual, cpu_threads=threads, host_memory_bytes=host_bytes)
+        # A node like that of the catalogue keeps its name.
+        name = f"{template.name} with {n_gpus} GPUs, {threads} threads, {host_bytes / 1e9:.0f} GB"
+        nodes.append(template if node == template else replace(node, name=name))
+    # The network of a type is that of the first cluster of the catalogue whose nodes all have it.
+    clusters = [cluster(name) for name in cluster_names()]
+    networks = [
+        next(spec.network for spec in clusters if spec.gpu_types == (node.gpu_type,))
+        for node in dict.fromkeys(templates.values())
+    ]
     network = Network(
         latency_s=max(net.latency_s for net in networks),
         oversubscription=max(net.oversubscription for net in networks),
@@ -146,20 +149,14 @@ def read_cluster(path: str | Path, gpus: Mapping[str, str] | None = None) -> tup
         tcp_factor=min(net.tcp_factor for net in networks),
     )
     report = replace(read, n_kept=len(kept), findings=tuple(findings))
-    return ClusterSpec(Path(path).stem, nodes, network), report
+    return ClusterSpec(Path(path).stem, tuple(nodes), network), report
 
 
-def _catalogued(node: NodeSpec) -> ClusterSpec:
-    """Return the first cluster of the catalogue whose nodes all have this type of GPU."""
-    clusters = (cluster(name) for name in cluster_names())
-    return next(spec for spec in clusters if spec.gpu_types == (node.gpu_type,))
-
-
-def _templates(found: Iterable[str], gpus: Mapping[str, str], where: str) -> dict[str, NodeSpec]:
+def _templates(types: Iterable[str], gpus: Mapping[str, str], where: str) -> dict[str, NodeSpec]:
     """Return the node of the catalogue for each type of GPU of a list."""
     clusters = (cluster(name) for name in cluster_names())
     known = {spec.gpu_types[0]: spec.nodes[0] for spec in clusters if len(spec.gpu_types) == 1}
-    wanted = list(dict.fromkeys(found))
+    wanted = list(dict.fromkeys(types))
     if unused := sorted(set(gpus) - set(wanted)):
         names = ", ".join(map(repr, wanted))
         raise InputError(
@@ -175,30 +172,25 @@ def _templates(found: Iterable[str], gpus: Mapping[str, str], where: str) -> dic
     return {text: known[name] for text, name in named.items()}
 
 
-def _listed_node(template: NodeSpec, n_gpus: int, n_cpus: int, memory_bytes: float) -> NodeSpec:
-    """Return a node of a list; one like that of the catalogue is that."""
-    usual = template if n_gpus == template.n_gpus else _with_gpus(template, n_gpus)
-    cpus, memory = n_cpus or usual.cpu_threads, memory_bytes or usual.host_memory_bytes
-    node = replace(usual, cpu_threads=cpus, host_memory_bytes=memory)
-    if node == template:
-        return template
-    return replace(node, name=f"{template.name} with {n_gpus} GPUs, {cpus} threads, {memory / 1e9:.0f} GB")
-
-
-# --- types of GPU -----------------------------------------------------------------------------------
+# --- Types of GPU ---
 
 
 def pools(where: ClusterSpec) -> dict[str, ClusterSpec]:
     """Return the nodes of each type of GPU as a cluster of equal nodes, the largest of the type.
 
-    Raises `InputError` if nodes with the same type of GPU have other links.
+    Raises `InputError` if nodes with the same type of GPU have different links.
     """
-    found: dict[str, list[NodeSpec]] = {}
+    by_type: dict[str, list[NodeSpec]] = {}
     for node in where.nodes:
-        found.setdefault(node.gpu_type, []).append(node)
+        by_type.setdefault(node.gpu_type, []).append(node)
     pooled = {}
-    for gpu_type, nodes in sorted(found.items()):
-        if len({_links(node) for node in nodes}) > 1:
+    for gpu_type, nodes in sorted(by_type.items()):
+        # Nodes of a type may differ in name, source and sizes alone.
+        bare = {
+            replace(node, name="", source="", n_gpus=1, n_nics=1, cpu_threads=1, host_memory_bytes=1.0)
+            for node in nodes
+        }
+        if len(bare) > 1:
             raise InputError(
                 f"cluster {where.name!r}: nodes with device {gpu_type!r} differ in their links or rates; "
                 "accepted: another name for the device of each"
@@ -210,14 +202,8 @@ def pools(where: ClusterSpec) -> dict[str, ClusterSpec]:
     return pooled
 
 
-def _links(node: NodeSpec) -> NodeSpec:
-    """Return a node without name, source and sizes: what is left must be equal for one type of GPU."""
-    bare = replace(node, name="", source="", n_gpus=1, n_nics=1)
-    return replace(bare, cpu_threads=1, host_memory_bytes=1.0)
-
-
 def largest_pool(where: ClusterSpec) -> int:
-    """Return the most GPUs of one type, which is as many as a job can hold."""
+    """Return the most GPUs of one type, the limit of a job."""
     counts: dict[str, int] = {}
     for node in where.nodes:
         counts[node.gpu_type] = counts.get(node.gpu_type, 0) + node.n_gpus
@@ -225,10 +211,10 @@ def largest_pool(where: ClusterSpec) -> int:
 
 
 def emulated_cluster(pool: ClusterSpec) -> ClusterSpec:
-    """Return what is emulated for equal nodes: no fewer of them than in the catalogue.
+    """Return the cluster to emulate for equal nodes: no fewer of them than in the catalogue.
 
-    Jobs are drawn by its times, which must not follow from the size of the cluster. The noise follows the
-    name of a cluster, so nodes with the same device and as many of it keep that of the catalogue.
+    Jobs are drawn by its times, which must not depend on the size of the cluster. Noise depends on the name
+    of a cluster, so nodes with the same device and as many of it keep that of the catalogue.
     """
     node, names = pool.nodes[0], (name for name in cluster_names())
     alike = [spec for spec in map(cluster, names) if spec.gpu_types == (node.gpu_type,)]
@@ -257,27 +243,27 @@ class TypedSource:
         return next(iter(self.parts.values())).name
 
     def workload_keys(self) -> tuple[str, ...]:
-        """Return the workloads that one type can run, or several."""
+        """Return the workloads that at least one type can run."""
         return tuple(dict.fromkeys(key for part in self.parts.values() for key in part.workload_keys()))
 
     def tables(self, workload_key: str) -> dict[str, pd.DataFrame]:
         """Return the table of a workload for each type of GPU that has one."""
-        found, missing = {}, list[MissingDataError | UnknownNameError]()
+        tables, missing = {}, list[MissingDataError | UnknownNameError]()
         for gpu_type, part in self.parts.items():
             try:
-                found[gpu_type] = part.load(workload_key)
+                tables[gpu_type] = part.load(workload_key)
             except (MissingDataError, UnknownNameError) as error:  # a type that cannot train this
                 missing.append(error)
-        if not found:
+        if not tables:
             raise missing[0]
-        return found
+        return tables
 
     def load(self, workload_key: str) -> pd.DataFrame:
         """Return the tables of a workload for all types in one."""
         return pd.concat(self.tables(workload_key).values(), ignore_index=True)
 
     def batch_of(self, name: str) -> int | None:
-        """Return the global batch of own measurements, see `makespan.throughput.MeasuredSource.batch_of`."""
+        """Return the global batch of a measured workload, see `MeasuredSource.batch_of`."""
         asked: list[Callable[[str], int | None]] = [
             part.batch_of for part in self.parts.values() if hasattr(part, "batch_of")
         ]
@@ -287,7 +273,7 @@ class TypedSource:
 def exact_catalogue(
     tables: Mapping[str, pd.DataFrame], throughput: ThroughputSource, where: ClusterSpec
 ) -> TableCatalogue:
-    """Return the catalogue of tables by their own times, with a part for each type of GPU."""
+    """Return the catalogue of tables with their times as known, with a part for each type of GPU."""
     parts = pools(where)
     if not isinstance(throughput, TypedSource):
         return TableCatalogue.from_tables(tables, node=next(iter(parts.values())).nodes[0])

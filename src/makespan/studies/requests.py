@@ -1,4 +1,9 @@
-"""Requests of jobs, settled before a simulation: honoured, priced by the emulator, rejected, or reported."""
+"""Requests of jobs, settled before a simulation: honoured, priced by the emulator, rejected, or reported.
+
+A catalogue holds what throughput tables hold, and a job may request something else: a plan that was never
+run, other CPU threads, or more devices than the cluster has. Every such request is settled here, and each
+change of one becomes a line of the report of the scenario.
+"""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,37 +26,23 @@ from makespan.sim import Configuration
 from makespan.studies.catalogue import TableCatalogue, canonical_plan
 from makespan.studies.clusters import exact_catalogue, largest_pool
 from makespan.tables import ON_DEMAND
-from makespan.throughput import (
-    EmulatedSource,
-    ReferenceTimes,
-    ThroughputSource,
-    reference_plan,
-)
+from makespan.throughput import EmulatedSource, ReferenceTimes, ThroughputSource, reference_plan
 from makespan.workloads import JobSpec, workload
 
-# ------------------------------------------------------------------------------------------------
-# Requests of jobs, settled before anything runs: honoured, priced by the emulator, rejected, or reported.
-#
-# A catalogue holds what throughput tables hold, and a job may request something else: a plan that was never
-# run, other CPU threads, more devices than there are. Every such request is settled here, and each change
-# of one becomes a line of the report of the scenario.
-
 Kept = Literal["durations", "work"]
-"""Whether jobs take as long as their list says, on whatever cluster, or do the same work everywhere."""
-
-
+"""Quantity that jobs keep on any cluster: the durations of their list, or their work."""
 KEPT: tuple[Kept, ...] = ("durations", "work")
 """All values of `Kept`."""
 TooLarge = Literal["drop", "reject"]
 """Jobs that request more than the cluster has: left out and reported, or an error."""
 TOO_LARGE: tuple[TooLarge, ...] = ("drop", "reject")
 """All values of `TooLarge`."""
-_SHOWN = 3
+_SHOWN = 3  # jobs named in a line of the report
 _MULTISET_GPUS = (1, 2, 4, 8)  # tables have data-parallel plans in every placement of so many devices
 
 
 def line_of(what: str, reason: str, items: Iterable[str]) -> str:
-    """Return a line of a report: what happened to how many jobs, why, and the first few of them."""
+    """Return a line of a report: the change, the number of jobs, the reason, and the first few of them."""
     listed = list(items)
     shown = "; ".join(listed[:_SHOWN]) + ("; ..." if len(listed) > _SHOWN else "")
     return f"  {what} {len(listed)} job{'s' if len(listed) != 1 else ''}: {reason} ({shown})"
@@ -79,17 +70,22 @@ def fitting(
     kept: list[tuple[JobSpec, int]] = []
     dropped: list[str] = []
     held_h = 0.0
+    most_gpus = largest_pool(where)
     for job, row in zip(jobs, rows, strict=True):
-        found = _excess(job, where)
-        if not found:
+        if job.n_gpus > most_gpus:
+            excess = f"{job.n_gpus} GPUs, more than the {most_gpus}"
+        elif job.n_cpus > (threads := where.max_cpu_threads(job.n_gpus)):
+            nodes = f"{job.n_gpus} GPU(s) on {min(job.n_gpus, where.n_nodes)} node(s)"
+            excess = f"{job.n_cpus} CPU threads for {nodes}, more than the {threads}"
+        else:
             kept.append((job, row))
             continue
         if too_large == "reject":
             raise InputError(
-                f"{origin}: row {row}, job {job.job_id!r}: requests {found} of cluster {where.name!r}; leave "
-                "it out, choose a larger cluster, or let such jobs be dropped"
+                f"{origin}: row {row}, job {job.job_id!r}: requests {excess} of cluster {where.name!r}; "
+                "leave it out, choose a larger cluster, or let such jobs be dropped"
             )
-        dropped.append(f"row {row}, job {job.job_id}: {found}")
+        dropped.append(f"row {row}, job {job.job_id}: {excess}")
         held_h += job.n_gpus * (job.duration_s or 0.0) / 3600.0
     if jobs and not kept:
         raise TraceError(
@@ -100,17 +96,6 @@ def fitting(
     reason = f"more than cluster {where.name!r} has, {held_h:.1f} GPU hours as stated"
     specs, numbers = zip(*kept, strict=True)
     return specs, numbers, [line_of("dropped", reason, dropped)]
-
-
-def _excess(job: JobSpec, where: ClusterSpec) -> str:
-    """Return what a job requests beyond the cluster, empty if nothing."""
-    if job.n_gpus > largest_pool(where):
-        return f"{job.n_gpus} GPUs, more than the {largest_pool(where)}"
-    threads = where.max_cpu_threads(job.n_gpus)
-    if job.n_cpus > threads:
-        held = f"{job.n_gpus} GPU(s) on {min(job.n_gpus, where.n_nodes)} node(s)"
-        return f"{job.n_cpus} CPU threads for {held}, more than the {threads}"
-    return ""
 
 
 def with_steps(
@@ -146,7 +131,7 @@ _MORE = "they request more CPU threads per GPU than the tables have; the most of
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """One request as it will run: plan and CPU threads, and what changed, empty if nothing."""
+    """A request as it will run: plan and CPU threads, and the change, empty if there is none."""
 
     plan: str
     n_cpus: int
@@ -168,8 +153,8 @@ def settled(
 ) -> tuple[tuple[JobSpec, ...], tuple[int, ...], ReferenceTimes, list[str]]:
     """Return jobs with canonical plans, their rows, times with all that they need, and lines on changes.
 
-    A plan that the tables lack is computed by the emulator where that is the source. The tables of other
-    sources are all there is: there the fastest plan with as many devices stands in for it.
+    A plan that the tables lack is computed if the source is the emulator. Other sources have nothing but
+    their tables: there the fastest plan with as many devices stands in for it.
 
     Parameters
     ----------
@@ -178,9 +163,10 @@ def settled(
     times, source, where
         Throughput tables, where they come from, and the cluster on which the jobs run.
     is_drawn
-        Whether plans were drawn, not requested: one that cannot run here gives way to the fastest that can.
+        Whether plans were drawn, not requested: a drawn plan that cannot run is replaced by the fastest that
+        can.
     states_cpus
-        Whether the list states CPU threads; what becomes of drawn ones is not reported.
+        Whether the list states CPU threads; changes of drawn ones are not reported.
 
     Raises
     ------
@@ -215,7 +201,7 @@ def settled(
 
 @dataclass(slots=True)
 class _Settler:
-    """Throughput tables that grow by the rows that jobs request."""
+    """Throughput tables that are extended by the rows that jobs request."""
 
     tables: dict[str, pd.DataFrame]
     source: ThroughputSource
@@ -226,7 +212,15 @@ class _Settler:
 
     def answer(self, job: JobSpec) -> _Answer:
         """Settle one request; raises `InputError` if it cannot be met."""
-        text, n_cpus = canonical_plan(job), _n_cpus(job)
+        text, n_cpus = canonical_plan(job), job.n_cpus
+        stated = stated_cpu_threads(job.plan)
+        if stated is not None:  # by the plan: the job must request as many, or none
+            if n_cpus and n_cpus // job.n_gpus != stated:
+                raise InputError(
+                    f"plan {job.plan!r} states {stated} CPU threads per GPU, but the job requests {n_cpus} "
+                    f"CPU threads for {job.n_gpus} GPU(s); make them agree"
+                )
+            n_cpus = stated * job.n_gpus
         threads = n_cpus // job.n_gpus
         batch = int(self.tables[job.workload]["global_batch_size"].iloc[0])
         plan = read_plan(text, n_gpus=job.n_gpus, global_batch_size=batch)
@@ -256,7 +250,10 @@ class _Settler:
     def _with_threads(
         self, job: JobSpec, plan: ExecutionPlan, text: str, n_cpus: int, known: set[int]
     ) -> _Answer:
-        """Settle the CPU threads of a plan that the tables have; more than they have matter under offload."""
+        """Settle the CPU threads of a plan that the tables have.
+
+        Fewer threads than any row has always matter, others only if the optimizer runs on the host.
+        """
         threads = n_cpus // job.n_gpus
         matters = threads < min(known) or (plan.offload and threads not in known)
         if not self.states_cpus or threads == 0 or not matters:
@@ -272,7 +269,7 @@ class _Settler:
             return _Answer(text, n_cpus, "priced", _PRICED, self._compute(self.source, job, plan, threads))
         taken = max((count for count in known if count <= threads), default=min(known))
         detail = f"{threads} -> {taken} for {text} of {job.workload} on {job.n_gpus} GPUs"
-        # What is drawn may be written as a list, which then requests what runs.
+        # Drawn jobs may be written as a list, which should then request what runs.
         n_cpus = taken * job.n_gpus if self.is_drawn else n_cpus
         return _Answer(text, n_cpus, "replaced", _FEWER if threads < taken else _MORE, detail)
 
@@ -302,7 +299,7 @@ class _Settler:
         return ", ".join([shown, f"{points[0].plan.cpu_threads} CPU threads per GPU", *warnings])
 
     def _placements(self, plan: ExecutionPlan) -> list[Placement]:
-        """Return where a plan is computed: packed, spread evenly and, where tables have them, in all ways."""
+        """Return the placements of a plan: packed, spread evenly and, for sizes as in the tables, all."""
         n_gpus, most, where = plan.n_gpus, self.where.gpus_per_node, self.where
         places = [Placement.packed(n_gpus, most), *equal_placements(n_gpus, where, min(plan.tp, most))]
         if not plan.is_model_parallel and n_gpus in _MULTISET_GPUS:
@@ -313,22 +310,9 @@ class _Settler:
         return [item for item in self._runnable(key) if item.n_gpus == n_gpus]
 
     def _runnable(self, key: str) -> tuple[Configuration, ...]:
-        """Return what the table of a workload lets run on the empty cluster."""
+        """Return the configurations of a workload's table that fit the empty cluster."""
         if key not in self._catalogues:
             table = exact_catalogue({key: self.tables[key]}, self.source, self.where)
             self._catalogues[key] = table.on(self.where)
-        found = self._catalogues[key]
-        return found.all(key) if key in found.workloads else ()
-
-
-def _n_cpus(job: JobSpec) -> int:
-    """Return the CPU threads of a job, from its plan if that alone states them."""
-    stated = stated_cpu_threads(job.plan)
-    if stated is None:
-        return job.n_cpus
-    if job.n_cpus and job.n_cpus // job.n_gpus != stated:
-        raise InputError(
-            f"plan {job.plan!r} states {stated} CPU threads per GPU, but the job requests {job.n_cpus} CPU "
-            f"threads for {job.n_gpus} GPU(s); make them agree"
-        )
-    return stated * job.n_gpus
+        catalogue = self._catalogues[key]
+        return catalogue.all(key) if key in catalogue.workloads else ()

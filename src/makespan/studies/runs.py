@@ -1,4 +1,4 @@
-"""Many simulations, several at the same time."""
+"""Scenarios, validated simulations of them, many at a time in a pool of processes, and their comparison."""
 
 import math
 import multiprocessing
@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, MutableSequence, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, wait
+from concurrent.futures import ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -42,10 +42,9 @@ from makespan.sim import (
 from makespan.tables import COMPARISON
 from makespan.workloads import JobSpec
 
-# ------------------------------------------------------------------------------------------------
-# Scenarios: what is simulated, running it under a policy, and checking the schedule.
+# --- Scenarios and runs ---
 
-_SHOWN = 5
+_SHOWN = 5  # violations named in an error
 
 
 class ImpossibleScheduleError(MakespanError):
@@ -59,11 +58,11 @@ class Scenario:
     Parameters
     ----------
     name, report
-        For tables and messages; what readers or the generator say of the jobs.
+        For tables and messages; report of the readers or the generator of the jobs.
     jobs, cluster
         The trace and the nodes.
     catalogue
-        What jobs may run as, how fast in truth, and how fast as policies believe.
+        Configurations of the jobs, with true times and the times that policies believe.
     restart_delay_s
         Time without progress after each start and change [s], or a function of job, old and new allocation.
     interval_s
@@ -71,21 +70,21 @@ class Scenario:
     failures, checkpoint_interval_s
         Nodes that fail and join, and running time between checkpoints [s], as for `makespan.sim.simulate`.
     source, predictions
-        Where iteration times come from, and what policies know of them, one of `PREDICTION_MODES`.
+        Source of iteration times, and the knowledge of policies about them, one of `PREDICTION_MODES`.
     decision_limit_s
         Wall time after which one call of a policy is interrupted [s], None or 0 for no limit; no result
         depends on it.
     kept
-        What stays as in the job list whatever the cluster, for the title: durations or steps.
+        Quantity that stays as in the job list on any cluster, for the title: durations or steps.
     made_for
-        Cluster for whose nodes and network the times of the catalogue hold, however many nodes; None if
-        nobody says.
+        Cluster for whose nodes and network the times of the catalogue hold, with any number of nodes; None if
+        unknown.
 
     Raises
     ------
     InputError
-        The cluster has other nodes or another network than ``made_for``, or predictions that are called exact
-        are not.
+        The cluster has other nodes or another network than ``made_for``, or ``predictions`` is exact but the
+        catalogue predicts other times.
     """
 
     name: str
@@ -104,17 +103,21 @@ class Scenario:
     made_for: ClusterSpec | None = None
 
     def __post_init__(self) -> None:
-        """Check that times and knowledge are those of the cluster and of the label beside them."""
-        there = self.made_for
-        if there is not None and not (
-            set(self.cluster.nodes) <= set(there.nodes) and self.cluster.network == there.network
-        ):
+        """Check that the catalogue fits the cluster and the label of its predictions."""
+        made_for = self.made_for
+        if made_for is None:
+            return
+        if not (set(self.cluster.nodes) <= set(made_for.nodes) and self.cluster.network == made_for.network):
             raise InputError(
                 f"scenario {self.name!r}: its iteration times hold for nodes and network of cluster "
-                f"{there.name!r}, got cluster {self.cluster.name!r}; assemble it anew by scenario(..., "
+                f"{made_for.name!r}, got cluster {self.cluster.name!r}; assemble it anew by scenario(..., "
                 f"cluster_name=...), or replace catalogue and made_for too"
             )
-        if self.predictions == "exact" and there is not None and not _is_exact(self.catalogue):
+        if self.predictions == "exact" and not all(
+            item.predicted_iter_time_s == item.iter_time_s
+            for key in self.catalogue.workloads
+            for item in self.catalogue.all(key)
+        ):
             raise InputError(
                 f"scenario {self.name!r}: predictions are 'exact', but its catalogue predicts other times "
                 "than jobs take; change what policies know by makespan.studies.knowing"
@@ -122,7 +125,7 @@ class Scenario:
 
     @property
     def title(self) -> str:
-        """Name, source, size, and what stays as in the job list, in a few words."""
+        """Name, source, size, and the kept quantity, in a few words."""
         source = f" ({self.source})" if self.source else ""
         nodes = self.cluster.nodes
         if len({(node.n_gpus, node.gpu_type) for node in nodes}) == 1:
@@ -136,14 +139,6 @@ class Scenario:
         return f"{self.name}{source}, {len(self.jobs)} jobs on {size}{kept}"
 
 
-def _is_exact(catalogue: Catalogue) -> bool:
-    return all(
-        item.predicted_iter_time_s == item.iter_time_s
-        for key in catalogue.workloads
-        for item in catalogue.all(key)
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class Case:
     """One simulation of several.
@@ -151,11 +146,11 @@ class Case:
     Parameters
     ----------
     scenario, policy
-        What is simulated, and who decides: a policy, or the name or the file of one.
+        Scenario, and policy: itself, or its name or file.
     keeps_tables, repeats
-        Whether its tables are handed back, and how often it is run again to compare schedules.
+        Whether its tables are returned, and how often it is run again to compare schedules.
     repeat_within_s
-        No further repeat once the simulations of the case took so long together [s, wall clock].
+        Total time of the simulations of the case after which none is repeated [s, wall clock].
     """
 
     scenario: Scenario
@@ -167,23 +162,23 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A simulation that is over, what it comes to, and what the validator says of it.
+    """Result of a simulation: metrics, tables and violations.
 
     Parameters
     ----------
     scenario, policy
         Names.
     restart_delay_s, interval_s
-        Restart delay that policies reckon with, and length of a round [s]; None if asked after each event.
+        Restart delay that policies assume, and length of a round [s]; None if asked after each event.
     given_interval_s
-        Length of a round that the scenario gives [s]; None where it leaves that to the policy.
+        Length of a round that the scenario gives [s]; None if it leaves that to the policy.
     metrics, result
         Its metrics; tables, empty if the case does not keep them, and wall clock times.
     violations, n_events
-        What is impossible in the schedule; rows of the events table.
+        Violations found by the validator; rows of the events table.
     n_repeats, n_identical, repeat_walls_s
-        How often it was run again, how many of these gave the same events, and wall clock times [s] of each:
-        of the whole simulation, and of the policy.
+        Number of repeats, number of these with the same events, and wall clock times of each [s]: of the
+        whole simulation, and of the policy.
     """
 
     scenario: str
@@ -201,7 +196,7 @@ class Run:
 
     @property
     def decision_wall_s(self) -> float:
-        """Wall clock time of the policy a decision [s]."""
+        """Wall clock time of the policy per decision [s]."""
         return self.result.policy_wall_s / max(self.result.n_decisions, 1)
 
     def check(self) -> None:
@@ -217,7 +212,7 @@ class Run:
 def run(scenario: Scenario, policy: str | Path | Policy, observers: Sequence[Observer] = ()) -> Run:
     """Simulate a scenario under a policy, given itself, by name or by file, and validate the schedule.
 
-    Observers are told of every event.
+    Observers receive every event.
 
     Raises
     ------
@@ -250,17 +245,16 @@ def resolved(policy: str | Path | Policy) -> Policy:
 
 
 def repeated(case: Case, first: Run) -> Run:
-    """Run a case again as often as it asks for, and say in its first run what came of that."""
+    """Run a case again as often as it asks for, and add the results to its first run."""
     same, walls_s = 0, list[tuple[float, float]]()
-    while len(walls_s) < case.repeats and _total_s(first, walls_s) < case.repeat_within_s:
+    while (
+        len(walls_s) < case.repeats
+        and first.result.wall_s + sum(wall_s for wall_s, _ in walls_s) < case.repeat_within_s
+    ):
         again = _simulated(case.scenario, resolved(case.policy))
         same += again.events.equals(first.result.events)
         walls_s.append((again.wall_s, again.policy_wall_s))
     return replace(first, n_repeats=len(walls_s), n_identical=same, repeat_walls_s=tuple(walls_s))
-
-
-def _total_s(first: Run, walls_s: Sequence[tuple[float, float]]) -> float:
-    return first.result.wall_s + sum(wall_s for wall_s, _ in walls_s)
 
 
 def _simulated(scenario: Scenario, policy: Policy, observers: Sequence[Observer] = ()) -> SimulationResult:
@@ -280,17 +274,16 @@ def _simulated(scenario: Scenario, policy: Policy, observers: Sequence[Observer]
 
 
 def violation_lines(done: Run) -> list[str]:
-    """Return the first violations of a run in words, one a line."""
+    """Return the first violations of a run in words, one per line."""
     return [
         f"{found.rule} at {found.time_s:.1f} s, row {found.seq}, job {found.job_id or '-'}: {found.message}"
         for found in done.violations[:_SHOWN]
     ]
 
 
-# ------------------------------------------------------------------------------------------------
-# Many simulations, several at the same time.
+# --- Many runs at a time ---
 
-_SHORT_JOBS = 2500  # jobs in all up to which starting processes takes longer than it saves
+_SHORT_JOBS = 2500  # total jobs up to which starting processes takes longer than it saves
 _POLL_S = 0.2
 _CAN_COPY = sys.platform == "linux"
 _FINISHED = EventKind.FINISHED.value
@@ -298,12 +291,12 @@ Shares = MutableSequence[float]
 
 
 class RunError(MakespanError):
-    """One of several simulations cannot be done; says which."""
+    """One of several simulations failed; names it."""
 
 
 Attempt = Run | RunError
 Progress = Callable[[Sequence[float], Sequence[Attempt | None]], None]
-"""Told now and then of the share of jobs that each simulation has finished, and of those that are over."""
+"""Callback with the share of jobs that each simulation has finished, and with the finished simulations."""
 
 
 def run_all(
@@ -314,17 +307,17 @@ def run_all(
     is_strict: bool = True,
     can_spawn: bool = False,
 ) -> list[Run]:
-    """Run simulations, several at the same time, and validate every schedule; runs stay in order.
+    """Run simulations, several at a time, and validate every schedule; runs are in the order of cases.
 
     Parameters
     ----------
     n_processes, progress
-        Simulations at the same time, None to choose by processors and jobs; who is told how far they are.
+        Number of simulations at a time, None to choose by processors and jobs; progress callback.
     is_strict
         Whether an impossible schedule is an error, or left to the caller in `Run.violations`.
     can_spawn
-        Whether the main module may be imported again, which is how processes start where they cannot be
-        copies of this one. Without it everything runs in this process there.
+        Whether the main module may be imported again, as processes need where they cannot be forked. If
+        not, everything runs in this process there.
 
     Raises
     ------
@@ -333,10 +326,10 @@ def run_all(
     ImpossibleScheduleError
         A schedule breaks a rule of the validator.
     RunError
-        A simulation cannot be done, or a process died.
+        A simulation failed, or a process died.
     """
-    found = _all(cases, n_processes, progress, keeps_going=False, can_spawn=can_spawn)
-    done = [item for item in found if not isinstance(item, RunError)]  # the first one would have been raised
+    attempts = _all(cases, n_processes, progress, keeps_going=False, can_spawn=can_spawn)
+    done = [item for item in attempts if not isinstance(item, RunError)]  # all: errors have been raised
     if is_strict:
         for item in done:
             item.check()
@@ -350,7 +343,7 @@ def attempt_all(
     progress: Progress | None = None,
     can_spawn: bool = False,
 ) -> list[Attempt]:
-    """Run simulations as `run_all`, and go on where one cannot be done; its `RunError` takes its place.
+    """Run simulations as `run_all`, and continue if one fails; its `RunError` takes its place.
 
     Impossible schedules are left to the caller, in `Run.violations`. Raises as `run_all` does before
     anything runs.
@@ -366,11 +359,10 @@ def _all(
     keeps_going: bool,
     can_spawn: bool,
 ) -> list[Attempt]:
-    """Run simulations; without ``keeps_going`` the first error is raised."""
+    """Run simulations; unless ``keeps_going``, the first error is raised."""
     listed = list(cases)
     for case in listed:
-        # Only to see whether it can be; where processes are no copies of this one, each loads its policies.
-        resolved(case.policy)
+        resolved(case.policy)  # only to raise early; processes that are no forks load their policies again
     if n_processes is None:
         is_short = sum(len(case.scenario.jobs) for case in listed) <= _SHORT_JOBS
         n_processes = 1 if is_short else len(os.sched_getaffinity(0))
@@ -382,7 +374,7 @@ def _all(
 
 @dataclass(slots=True)
 class _Share:
-    """An observer that notes the share of finished jobs."""
+    """Observer of the share of finished jobs."""
 
     shares: Shares
     number: int
@@ -402,7 +394,7 @@ def _one(case: Case, number: int, shares: Shares | None, tell: Callable[[], None
     try:
         done = run(case.scenario, case.policy, observers)
         done = repeated(case, done)
-    except MakespanError as error:  # some carry what cannot be sent to another process
+    except MakespanError as error:  # as text, since some errors cannot be sent to another process
         raise _failure(case, str(error)) from None
     if case.keeps_tables:
         return done
@@ -439,47 +431,44 @@ def _in_processes(
 ) -> list[Attempt]:
     context = multiprocessing.get_context("fork" if _CAN_COPY else "spawn")
     shares: Any = None if progress is None else context.Array("d", len(cases), lock=False)
-    began = {child.pid for child in multiprocessing.active_children()}
+    others = {child.pid for child in multiprocessing.active_children()}
     pool = ProcessPoolExecutor(n_processes, context, _start_worker, (os.getpid(), cases, shares))
     done: list[Attempt | None] = [None] * len(cases)
-    with _stopped_at_an_error(pool, began):
+    with _stopped_at_an_error(pool, others):
         with _interrupts_later():
             futures = {pool.submit(_work, number): number for number in range(len(cases))}
         waiting = set(futures)
         while waiting:
             ready, waiting = wait(waiting, _POLL_S)
-            for future in sorted(ready, key=futures.__getitem__):
+            for future in sorted(ready, key=futures.__getitem__):  # of failed ones the first case raises
                 number = futures[future]
-                done[number] = _result(future, cases[number], keeps_going)
+                try:
+                    done[number] = future.result()
+                    continue
+                except BrokenProcessPool:
+                    killed = "a process of the simulations was killed, perhaps for want of memory"
+                    error = _failure(cases[number], f"{killed}; run fewer at a time")
+                except RunError as failed:
+                    error = failed
+                if not keeps_going:
+                    raise error
+                done[number] = error
             if progress is not None:
                 progress(shares, done)
         return [item for item in done if item is not None]
 
 
-def _result(future: "Future[Run]", case: Case, keeps_going: bool) -> Attempt:
-    try:
-        return future.result()
-    except BrokenProcessPool:
-        killed = "a process of the simulations was killed, perhaps for want of memory; run fewer at a time"
-        error = _failure(case, killed)
-    except RunError as failed:
-        error = failed
-    if not keeps_going:
-        raise error
-    return error
-
-
 @contextmanager
 def _stopped_at_an_error(pool: ProcessPoolExecutor, others: set[int | None]) -> Iterator[None]:
-    """Leave no process behind, and wait for none that still works when another has failed."""
+    """Leave no process behind, and do not wait for those that still work when another has failed."""
     try:
         yield
     except BaseException:
         for child in multiprocessing.active_children():
             if child.pid not in others:
                 child.terminate()
-        # The thread of the pool ends with its processes; one that still ended when the interpreter does would
-        # have its pipe closed under it.
+        # The thread of the pool ends once its processes have. Without waiting for it, the end of the
+        # interpreter would close its pipe while it still runs.
         pool.shutdown(cancel_futures=True)
         raise
     pool.shutdown()
@@ -487,11 +476,11 @@ def _stopped_at_an_error(pool: ProcessPoolExecutor, others: set[int | None]) -> 
 
 @contextmanager
 def _interrupts_later() -> Iterator[None]:
-    """Raise an interrupt after the block only; processes that start in it never hear of one.
+    """Defer an interrupt to the end of the block; processes started in it ignore interrupts.
 
-    An interrupt between the start of a process and the note of it would leave the process behind. The mask is
-    for the new processes, which inherit it. For this one it does not suffice, because another thread
-    may receive the signal.
+    An interrupt between the start of a process and its registration would leave the process behind. New
+    processes inherit the signal mask. For this process the mask does not suffice, because another thread may
+    receive the signal.
     """
     came: list[int] = []
     is_main = threading.current_thread() is threading.main_thread()
@@ -507,7 +496,7 @@ def _interrupts_later() -> Iterator[None]:
         raise KeyboardInterrupt
 
 
-_given: tuple[Sequence[Case], Shares | None] = ((), None)  # what a worker process works on
+_given: tuple[Sequence[Case], Shares | None] = ((), None)  # cases and shares of a worker process
 
 
 def _start_worker(parent: int, cases: Sequence[Case], shares: Shares | None) -> None:
@@ -521,8 +510,7 @@ def _work(number: int) -> Run:
     return _one(cases[number], number, shares, lambda: None)
 
 
-# ------------------------------------------------------------------------------------------------
-# Tables over several simulations: their metrics, ratios to a baseline, and what the jobs ask for.
+# --- Comparisons ---
 
 _SETTING = ["trace", "restart_delay_s", "rounds"]
 _FURTHER = (
@@ -537,14 +525,27 @@ _MEASURES = (
 
 
 def comparison(runs: Iterable[Run], baseline: str) -> pd.DataFrame:
-    """Return one row a simulation, with ratios to a baseline.
+    """Return one row per simulation, with ratios to a baseline.
 
     The baseline is the policy of this name in the same scenario, restart delay and given round. Ratios are
     missing where it did not run; above 1, a policy takes longer. Returns schema
     `makespan.tables.COMPARISON`, then further metrics of `makespan.metrics.Summary`.
     """
     listed = list(runs)
-    table = pd.DataFrame([_row(run) for run in listed], columns=[*COMPARISON.names, *_FURTHER])
+    rows: list[dict[str, Any]] = []
+    for run in listed:
+        row: dict[str, Any] = {
+            "trace": run.scenario,
+            "policy": run.policy,
+            "restart_delay_s": float(run.restart_delay_s),
+            "interval_s": float(run.interval_s) if run.interval_s else float("nan"),
+            "jobs": run.metrics.n_jobs,
+            "wall_s": float(run.result.wall_s),
+            **dict.fromkeys(_RATIOS, float("nan")),
+        }
+        names = [name for name in (*COMPARISON.names, *_FURTHER) if name not in row]
+        rows.append(row | {name: getattr(run.metrics, name) for name in names})
+    table = pd.DataFrame(rows, columns=[*COMPARISON.names, *_FURTHER])
     rounds = [float("nan") if run.given_interval_s is None else run.given_interval_s for run in listed]
     settings = table[["trace", "restart_delay_s", *_RATIOS.values()]].assign(rounds=rounds)
     base = settings[table["policy"] == baseline].drop_duplicates(_SETTING)
@@ -554,21 +555,6 @@ def comparison(runs: Iterable[Run], baseline: str) -> pd.DataFrame:
     return COMPARISON.validate(table, where="comparison")
 
 
-def _row(run: Run) -> dict[str, Any]:
-    found = run.metrics
-    given = {
-        "trace": run.scenario,
-        "policy": run.policy,
-        "restart_delay_s": float(run.restart_delay_s),
-        "interval_s": float(run.interval_s) if run.interval_s else float("nan"),
-        "jobs": found.n_jobs,
-        "wall_s": float(run.result.wall_s),
-        **dict.fromkeys(_RATIOS, float("nan")),
-    }
-    names = [name for name in (*COMPARISON.names, *_FURTHER) if name not in given]
-    return given | {name: getattr(found, name) for name in names}
-
-
 def measures(run: Run) -> dict[str, float]:
     """Return the metrics that studies report of every simulation, by column."""
     return {name: getattr(run.metrics, name) for name in _MEASURES}
@@ -576,7 +562,7 @@ def measures(run: Run) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """GPUs that the jobs of a scenario ask for, if each starts at its submission and runs as requested.
+    """Demand of the jobs of a scenario for GPUs if each starts at its submission and runs as requested.
 
     Parameters
     ----------
@@ -592,7 +578,7 @@ class Demand:
 
 
 def demand(scenario: Scenario) -> Demand:
-    """Return how much of the cluster the jobs of a scenario ask for."""
+    """Return the demand of the jobs of a scenario."""
     jobs, fitting = scenario.jobs, scenario.catalogue.on(scenario.cluster)
     start_s = np.array([job.submit_time_s for job in jobs])
     gpus = np.array([job.n_gpus for job in jobs], dtype=np.int64)
@@ -605,5 +591,5 @@ def demand(scenario: Scenario) -> Demand:
 
 
 def nobody_waited(runs: Iterable[Run]) -> bool:
-    """Whether no job of any of these runs waited for longer than a round of its policy."""
+    """Return whether no job of any of these runs waited for longer than a round of its policy."""
     return all(run.metrics.max_waiting_time_s <= (run.interval_s or 0.0) for run in runs)

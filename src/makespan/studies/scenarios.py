@@ -1,4 +1,8 @@
-"""Scenarios from the tables that earlier stages wrote, and with other knowledge."""
+"""Assembly of scenarios: from names and files, from generated jobs, or from tables of the workflow.
+
+Durations that a list states become work by the times of one cluster. If work is kept, that is the cluster on
+which the list was recorded, so that every simulated cluster gets the same jobs.
+"""
 
 import logging
 import math
@@ -31,7 +35,7 @@ from makespan.studies.clusters import (
 )
 from makespan.studies.requests import KEPT, TOO_LARGE, Kept, TooLarge, fitting, settled, with_steps
 from makespan.studies.runs import Scenario
-from makespan.tables import PREDICTIONS, THROUGHPUT, read_csv, shown_source
+from makespan.tables import shown_source
 from makespan.throughput import (
     SOURCE_NAMES,
     EmulatedSource,
@@ -54,6 +58,7 @@ from makespan.traces import (
     WorkloadMapping,
     WorkloadStatistics,
     generate_jobs,
+    listed_jobs,
     map_requests,
     read_easyscale_jobs,
     read_gavel_jobs,
@@ -75,47 +80,48 @@ from makespan.traces import (
 from makespan.units import HOUR
 from makespan.workloads import JobSpec, is_in_zoo
 
-# ------------------------------------------------------------------------------------------------
-# Scenarios from the tables that earlier stages wrote, and with other knowledge.
+# --- Scenarios from tables of the workflow ---
 
 
-def read_scenarios(
-    tables: Mapping[str, str], predictions: str, lists: Mapping[str, str], cluster_name: str
+def table_scenarios(
+    times: Mapping[str, pd.DataFrame],
+    predictions: pd.DataFrame,
+    lists: Mapping[str, pd.DataFrame],
+    cluster_name: str,
 ) -> dict[str, Scenario]:
-    """Read a scenario for each job list from paths by name, without restart delay and rounds.
+    """Return a scenario for each job list from tables by name, without restart delay and rounds.
 
     Policies know the sampled rows; `knowing` tells them more.
+
+    Parameters
+    ----------
+    times, lists
+        Throughput tables by workload, and jobs by list (schemas `makespan.tables.THROUGHPUT` and `JOBS`).
+    predictions
+        Table of `predictions`.
     """
-    frames = {key: read_csv(path, THROUGHPUT) for key, path in tables.items()}
     hardware = cluster(cluster_name)
-    catalogue = predicted_catalogue(frames, read_csv(predictions, PREDICTIONS), hardware.nodes[0])
-    jobs = {name: read_jobs(path).jobs for name, path in lists.items()}
+    catalogue = predicted_catalogue(times, predictions, hardware.nodes[0])
     return {
-        name: Scenario(name, own, hardware, catalogue, predictions="sampled", made_for=hardware)
-        for name, own in jobs.items()
+        name: Scenario(name, listed_jobs(own), hardware, catalogue, predictions="sampled", made_for=hardware)
+        for name, own in lists.items()
     }
 
 
 def knowing(scenario: Scenario, mode: PredictionMode) -> Scenario:
-    """Return a scenario whose policies know sampled rows, with what they know in another mode instead."""
+    """Return a scenario of mode sampled with the knowledge of policies in another mode."""
     if mode != "exact":
         return replace(scenario, predictions=mode)
     return replace(scenario, catalogue=exactly(scenario.catalogue), predictions=mode)
 
 
-def read_times(tables: Mapping[str, str]) -> ReferenceTimes:
-    """Read the iteration times of requests from throughput tables by workload."""
-    return ReferenceTimes({key: read_csv(path, THROUGHPUT) for key, path in tables.items()})
-
-
-# ------------------------------------------------------------------------------------------------
-# The jobs of a scenario that are read: a trace of any known format, and where the authors' lists lie.
+# --- Traces ---
 
 FORMATS = (
     "auto", "morphling", "requests", "philly", "helios", "pai", "openb", "spot", "tiresias", "pollux",
     "gavel", "easyscale",
 )  # fmt: skip
-"""Formats of traces; jobs of those after the second name no workload known here."""
+"""Formats of traces; only jobs of the first two name workloads known here."""
 _PAI_TASKS, _GAVEL_THROUGHPUTS = "pai_task_table.csv", "simulation_throughputs.json"
 _WITH_SECOND_FILE = ("pai", "gavel")
 _PACKED = (".gz", ".bz2", ".xz", ".zst", ".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
@@ -150,25 +156,23 @@ def read_trace(
         table of that name), ``philly``, ``helios``, ``pai``, ``openb``, ``spot`` (Alibaba 2026),
         ``tiresias``, ``pollux`` (also Sia), ``gavel`` or ``easyscale``.
     tasks
-        Second file of formats that have one, beside the first unless given, packed or not: the task table of
-        pai, the table of throughputs of gavel.
+        Second file of formats that have one, packed or not (default: in the directory of the first): the task
+        table of pai, the table of throughputs of gavel.
     epoch_time_s
-        Format easyscale: how long an epoch takes with all logical workers [s]; its lists give epochs only.
-
+        Format easyscale: time of an epoch with all logical workers [s]; its lists give epochs only.
     batch_of
-        Formats auto and morphling: global batch of workloads with measurements of their own, see
-        `makespan.traces.read_jobs`.
+        Formats auto and morphling: global batch of measured workloads, see `makespan.traces.read_jobs`.
 
     Returns
     -------
     JobTrace or RequestTrace
         Jobs that are ready to run, or, from formats after the second, requests that name no workload known
-        here (`makespan.traces.map_requests` chooses). Both have a report of what was dropped and repaired.
+        here (`makespan.traces.map_requests` chooses). Both have a report of dropped and repaired rows.
 
     Raises
     ------
     MakespanError
-        The format is unknown, a file is missing or broken, or something that the format needs is not given.
+        The format is unknown, a file is missing or broken, or an argument that the format needs is missing.
     """
     place = Path(path)
     if file_format in FORMATS:
@@ -190,11 +194,23 @@ def read_trace(
             f"{path}: lists of this format state epochs, not durations; accepted: --epoch-time "
             "(epoch_time_s) with the seconds of an epoch"
         )
-    return _easyscale(place, epoch_time_s)
+    table, report = read_easyscale_jobs(place)
+    requests = pd.DataFrame(
+        {
+            "job_id": table["job_id"],
+            "submit_time_s": table["submit_time_s"],
+            "n_gpus": table["max_parallelism"],
+            "duration_s": table["epochs"] * epoch_time_s,
+            "tenant": table["home_gpu"],
+        }
+    )
+    reason = "what a row trains, its batch size and where it may run have no effect: models are drawn"
+    extended = replace(report, findings=(*report.findings, Finding("ignored", reason)))
+    return request_trace(requests, str(place), before=extended)
 
 
 def refuse_unused(what: str, file_format: str, tasks: Path | None, epoch_time_s: float | None) -> None:
-    """Raise `InputError` for an argument of `read_trace` that has no effect; ``what`` is read, in words."""
+    """Raise `InputError` for an argument of `read_trace` without effect; ``what`` names the trace."""
     if tasks is not None and file_format not in _WITH_SECOND_FILE:
         accepted = "leave tasks out (--tasks), or choose format pai or gavel"
         raise InputError(f"{what} has no second file, got tasks '{tasks}'; {accepted}")
@@ -207,40 +223,23 @@ def _beside(path: Path, name: str) -> Path:
     """Return the second file of a trace, packed or not; the plain name if there is none."""
     stem = name.partition(".")[0]
     names = (name, stem, *(f"{packed}{end}" for packed in (name, stem) for end in _PACKED))
-    found = (path.with_name(text) for text in names)
-    return next((place for place in found if place.is_file()), path.with_name(name))
-
-
-def _easyscale(path: Path, epoch_time_s: float) -> RequestTrace:
-    table, report = read_easyscale_jobs(path)
-    requests = pd.DataFrame(
-        {
-            "job_id": table["job_id"],
-            "submit_time_s": table["submit_time_s"],
-            "n_gpus": table["max_parallelism"],
-            "duration_s": table["epochs"] * epoch_time_s,
-            "tenant": table["home_gpu"],
-        }
-    )
-    reason = "what a row trains, its batch size and where it may run have no effect: models are drawn"
-    told = replace(report, findings=(*report.findings, Finding("ignored", reason)))
-    return request_trace(requests, str(path), before=told)
+    candidates = (path.with_name(text) for text in names)
+    return next((place for place in candidates if place.is_file()), path.with_name(name))
 
 
 def published_list(directory: Path, name: str) -> Path:
-    """Return where a directory with published files has a job list; refuses one that was changed."""
+    """Return the path of a job list in a directory with published files; rejects a modified one."""
     stem = name if name == "naive" else f"workload-{name}"
     return verify(find_dataset(shipped_register(), f"morphling-workloads-{stem}"), directory)
 
 
-# ------------------------------------------------------------------------------------------------
-# The jobs of a scenario that are generated.
+# --- Generated jobs ---
 
 GENERATED = ("naive", *VARIANTS)
-"""Workloads that are known by name: a short one for getting started, and the variants of the generator."""
+"""Workloads known by name: a short one for getting started, and the variants of the generator."""
 _MAX_JOBS = 100_000
 _NAIVE_JOBS = 10
-_NAIVE_SPAN_S = 5400.0  # as the authors' list; in the hours of the Base workload ten jobs never meet
+_NAIVE_SPAN_S = 5400.0  # as the authors' list; in the hours of the Base workload ten jobs never overlap
 
 
 def generated_jobs(
@@ -252,16 +251,16 @@ def generated_jobs(
     max_gpus: int | None = None,
     span_s: float | None = None,
 ) -> JobTrace:
-    """Generate a workload of requests that can run; the report says which cannot.
+    """Generate a workload of requests that can run; the report names those that cannot.
 
-    However many jobs, they arrive at the rate of the whole list, so that the load stays the same.
+    Any number of jobs arrives at the rate of the whole list, so that the load stays the same.
 
     Parameters
     ----------
     name, n_jobs
-        One of `GENERATED`, and jobs; None for 10 of ``naive``, and as many as the Base trace has of others.
+        One of `GENERATED`, and number of jobs (default: 10 of ``naive``, else as many as the Base trace has).
     seed, times
-        Of all random choices; iteration times of the source.
+        Seed of all random choices; iteration times of the source.
     max_gpus, span_s
         GPUs of the cluster, None for no limit; time from first to last submission of ``naive`` [s].
     """
@@ -283,12 +282,12 @@ def generated_jobs(
 
 
 def limited_statistics(times: ReferenceTimes, max_gpus: int | None = None) -> WorkloadStatistics:
-    """Return the statistics of the Base trace, of requests alone that the source has and the GPUs can hold.
+    """Return the statistics of the Base trace, limited to requests that the source has and the GPUs can hold.
 
     Raises
     ------
     TraceError
-        None is left.
+        No request is left.
     """
     known, available = statistics(), set(times.workload_keys())
 
@@ -307,7 +306,7 @@ def limited_statistics(times: ReferenceTimes, max_gpus: int | None = None) -> Wo
 
 
 def left_out(known: WorkloadStatistics, possible: WorkloadStatistics) -> str:
-    """Return which requests are left out, by workload, empty if none."""
+    """Return the requests that are left out, by workload in words; empty if none."""
     absent: dict[str, set[int]] = {}
     for offer in known.requests:
         if offer not in possible.requests:
@@ -318,13 +317,12 @@ def left_out(known: WorkloadStatistics, possible: WorkloadStatistics) -> str:
     return f", without what cannot run here ({'; '.join(texts)} GPUs)"
 
 
-# ------------------------------------------------------------------------------------------------
-# Assembling a scenario: cluster, throughput, jobs, and what policies know.
+# --- Assembly ---
 
 _CALIBRATION, _NOISE_SEED, _NOISE_SCALE = "L1", 0, 1.0
-_CPU_THREADS = 12  # a GPU, where published tables do not say: an even share of the node of the testbed
+_CPU_THREADS = 12  # per GPU, if published tables do not say: an even share of the node of the testbed
 _FORM = "extended"
-_TESTBED = "a800-64"  # on which the durations of generated lists hold
+_TESTBED = "a800-64"  # the cluster for which the durations of generated lists hold
 _STDIN = "-"
 ROUND_S, RESTART_DELAY_S = 60.0, 260.0  # of the simulator released with Morphling, as in the experiments
 _PUBLISHED_DIR = "MAKESPAN_PUBLISHED_DIR"
@@ -361,29 +359,29 @@ def scenario(
         A job list (a path), jobs, or a generated workload: ``naive`` (10 jobs), ``base``, ``bp`` (best
         plans), ``mt`` (multi-tenant). With source published, a name means the authors' list.
     n_jobs, seed, load
-        Jobs to generate, at the rate of the whole list, or to take of a list; seed of what is generated,
-        models of foreign traces too; arrival rate over that of the list.
+        Jobs to generate, at the rate of the whole list, or to take from a list; seed of generated jobs and of
+        the models of foreign traces; arrival rate over that of the list.
     source, cluster_name, n_nodes, gpus_per_node
-        Where iteration times come from, ``emulated``, ``published`` or ``measured``; cluster of the
-        catalogue, list of nodes (see `makespan.traces.read_nodes`) or cluster itself, and other numbers of
-        nodes or of GPUs in each. With several types of GPU a job holds GPUs of one type at a time.
+        Source of iteration times, ``emulated``, ``published`` or ``measured``; cluster of the catalogue, list
+        of nodes (see `makespan.traces.read_nodes`) or cluster itself, and other numbers of nodes or of GPUs
+        in each. With several types of GPU a job holds GPUs of one type at a time.
     restart_delay_s, interval_s
         Time without progress after every start and change [s]; length of a round [s], None for the policy's
         own, 0 to decide after each event. By default as in the simulator released with Morphling.
     predictions
-        What policies decide by: ``exact``, the source's own times; ``sampled``, those of a model fitted to
+        Times that policies decide by: ``exact``, the source's own; ``sampled``, those of a model fitted to
         a few sampled rows, the default if the cluster has its constants and the zoo all workloads; or
-        ``requests``, the same, and users state with each job what its request takes.
+        ``requests``, the same, and users state with each job the time of its request.
     file_format, tasks, epoch_time_s, published_dir, measured_dir
-        As for `read_trace`; directories with published files, ``MAKESPAN_PUBLISHED_DIR`` unless given, and
-        with ``<workload>.csv`` tables, of a cluster with several types of GPU in a directory for each.
+        As for `read_trace`; directories with published files (default: ``MAKESPAN_PUBLISHED_DIR``), and with
+        ``<workload>.csv`` tables, one directory per type of GPU for a cluster with several types.
     gpus
-        Devices of the catalogue that stand for types of GPU in a list of nodes, by these.
+        Devices of the catalogue that stand in for types of GPU in a list of nodes, by type.
     keep, recorded_on
         ``durations``: jobs take as long as their list states, on this cluster and as requested, the default
         of foreign and generated lists. ``work``: they do the same steps on every cluster, the default of
-        lists that state steps; where a list states durations, the steps are those that fill them on cluster
-        ``recorded_on`` (for generated lists ``a800-64`` unless given).
+        lists that state steps; if a list states durations, the steps are those that fill them on cluster
+        ``recorded_on`` (default for generated lists: ``a800-64``).
     too_large
         Jobs that request more GPUs or CPU threads than the cluster has: ``drop`` leaves them out and reports
         them, ``reject`` raises.
@@ -391,7 +389,7 @@ def scenario(
     Raises
     ------
     MakespanError
-        A name is unknown, a file is missing or broken, or a job can never run; says which.
+        A name is unknown, a file is missing or broken, or a job can never run.
     """
     place = site(cluster_name, n_nodes, gpus_per_node, gpus)
     where = place.cluster
@@ -413,10 +411,13 @@ def scenario(
         is_drawn=listed.is_drawn,
         states_cpus=listed.states_cpus,
     )
+    # After `settled`, which may have replaced plans: durations hold for the plans that run.
     if keep == "durations" and not listed.is_drawn:
         jobs = with_steps(jobs, rows, times, origin)
     jobs = with_load(jobs, load)
-    mode = predictions or _usual_mode(place.environment, jobs)
+    keys = sorted({job.workload for job in jobs})
+    is_fitted = place.environment is not None and all(map(is_in_zoo, keys))
+    mode: PredictionMode = predictions or ("sampled" if is_fitted else "exact")
     known = _catalogue(jobs, times, throughput, place, mode, origin)
     head = trace.report.text + (f"; load {load:g}" if load != 1 else "")
     return Scenario(
@@ -426,7 +427,9 @@ def scenario(
         known,
         restart_delay_s,
         interval_s,
-        source=_shown(throughput, times, jobs),
+        source=shown_source(
+            throughput.name, (kind for key in keys for kind in times.tables[key]["provenance"])
+        ),
         predictions=mode,
         report="\n".join(filter(None, [place.report, head, *listed.lines, *lines, *changed])),
         kept=listed.kept,
@@ -436,7 +439,7 @@ def scenario(
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """What stays as in a job list, and what becomes of jobs that are too large; as for `scenario`."""
+    """Choices of how to treat a job list: the quantity to keep, and jobs that are too large."""
 
     keep: Kept | None
     recorded_on: str | None
@@ -454,7 +457,7 @@ class _Choice:
             )
 
     def of_stated_steps(self, where: str) -> str:
-        """Return what stays of a list that states steps, in words."""
+        """Return the quantity that is kept of a list that states steps, in words."""
         if self.recorded_on is not None:
             raise InputError(
                 f"{where}: recorded_on {self.recorded_on!r}, but the list states steps, which are its work "
@@ -463,7 +466,7 @@ class _Choice:
         return "durations kept" if self.keep == "durations" else "steps kept"
 
     def of_durations(self, where: str, source: ThroughputSource, usual: str | None) -> ThroughputSource:
-        """Return the source by whose times durations become steps: the given one, or another cluster."""
+        """Return the source whose times turn durations into steps: the given one, or of another cluster."""
         if self.keep != "work":
             return source
         emulated = next(iter(source.parts.values())) if isinstance(source, TypedSource) else source
@@ -482,12 +485,6 @@ class _Choice:
         return replace(emulated, cluster=homogeneous(recorded.node, recorded.n_nodes, recorded.network, name))
 
 
-def _usual_mode(environment: str | None, jobs: Iterable[JobSpec]) -> PredictionMode:
-    """Return what policies know unless told otherwise: predictions, where all workloads are of the zoo."""
-    is_known = all(is_in_zoo(key) for key in {job.workload for job in jobs})
-    return "sampled" if is_known and environment else "exact"
-
-
 def _throughput(
     source: str, where: ClusterSpec, reader: "_Reader", measured_dir: Path | None
 ) -> ThroughputSource:
@@ -499,11 +496,11 @@ def _throughput(
             "(--measured-dir), or choose source 'measured'"
         )
     if source == "emulated":
-        found = {
+        emulated = {
             gpu_type: EmulatedSource(emulated_cluster(pool), _CALIBRATION, _NOISE_SEED, _NOISE_SCALE)
             for gpu_type, pool in parts.items()
         }
-        return TypedSource(found) if len(found) > 1 else next(iter(found.values()))
+        return TypedSource(emulated) if len(emulated) > 1 else next(iter(emulated.values()))
     if source == "published":
         check_published_gpus(where)
         return PublishedSource(reader.published(), _CPU_THREADS, shipped_register())
@@ -525,10 +522,10 @@ def _throughput(
 
 @dataclass(frozen=True, slots=True)
 class _Listed:
-    """A job list, the throughput of what it trains, and what stays of it, in words.
+    """A job list, the iteration times of its workloads, and the quantity that is kept of it, in words.
 
-    ``lines`` go into the report beside that of the reader; ``is_drawn``: models, plans and steps are ours;
-    ``states_cpus``: CPU threads are not.
+    ``lines`` are added to the report of the reader; ``is_drawn``: models, plans and steps are drawn, not
+    listed; ``states_cpus``: CPU threads are listed.
     """
 
     trace: JobTrace
@@ -541,7 +538,7 @@ class _Listed:
 
 @dataclass(frozen=True, slots=True)
 class _Reader:
-    """What says which jobs a scenario has; as for `scenario`."""
+    """Arguments of `scenario` that determine the jobs, and their reading."""
 
     workload: str | Path | Sequence[JobSpec]
     source: str
@@ -573,10 +570,10 @@ class _Reader:
         return Path(given)
 
     def read(self, source: ThroughputSource, where: ClusterSpec, choice: _Choice) -> "_Listed":
-        """Return the jobs and the throughput of what they train.
+        """Return the jobs and the iteration times of their workloads.
 
-        Models, plans and steps are drawn by the times that turn durations into work: where work is kept,
-        every cluster gets the same jobs.
+        Models, plans and steps are drawn by the times that turn durations into work, so that every cluster
+        gets the same jobs if work is kept.
         """
         if not isinstance(self.workload, str | Path):
             if self.file_format != "auto":
@@ -597,13 +594,13 @@ class _Reader:
             return _Listed(
                 trace, _times(source, statistics().requests), kept, is_drawn=True, states_cpus=False
             )
-        own = source.batch_of if isinstance(source, MeasuredSource | TypedSource) else None
-        found = read_trace(
-            path, self.file_format, tasks=self.tasks, epoch_time_s=self.epoch_time_s, batch_of=own
+        batch_of = source.batch_of if isinstance(source, MeasuredSource | TypedSource) else None
+        requests = read_trace(
+            path, self.file_format, tasks=self.tasks, epoch_time_s=self.epoch_time_s, batch_of=batch_of
         )
-        if isinstance(found, JobTrace):
-            return _Listed(found, _times(source, found.jobs), choice.of_stated_steps(str(path)))
-        largest = int(found.table["n_gpus"].max())
+        if isinstance(requests, JobTrace):
+            return _Listed(requests, _times(source, requests.jobs), choice.of_stated_steps(str(path)))
+        largest = int(requests.table["n_gpus"].max())
         if choice.too_large == "reject" and largest > largest_pool(where):
             raise InputError(
                 f"{path}: a job requests {largest} GPUs, more than the {largest_pool(where)} of cluster "
@@ -614,8 +611,8 @@ class _Reader:
         mapping = replace(WorkloadMapping.like_base(self.seed, largest_pool(where)), offers=possible.requests)
         absent = left_out(statistics(), possible)
         lines = (f"  models are drawn{absent.removeprefix(',')}",) if absent else ()
-        trace = map_requests(found, mapping, times)
-        stated = bool((found.table["n_cpus"] > 0).any())
+        trace = map_requests(requests, mapping, times)
+        stated = bool((requests.table["n_cpus"] > 0).any())
         usual = _times(source, statistics().requests)
         return _Listed(trace, usual, kept, lines, is_drawn=True, states_cpus=stated)
 
@@ -623,14 +620,14 @@ class _Reader:
     def _drawn_by(
         by: ThroughputSource, source: ThroughputSource, where: ClusterSpec
     ) -> tuple[ReferenceTimes, int, str]:
-        """Return times and most GPUs of what is drawn, and what stays as in the list, in words."""
+        """Return times and most GPUs of drawn jobs, and the quantity that is kept, in words."""
         times = _times(by, statistics().requests)
         if by is source or not isinstance(by, EmulatedSource):
             return times, largest_pool(where), "durations kept"
         return times, by.cluster.n_gpus, f"work on {by.cluster.name} kept"
 
     def _path(self, text: str) -> Path | None:
-        """Return the job list that is meant, or None if the workload is to be generated."""
+        """Return the path of the job list, or None if the workload is to be generated."""
         is_foreign = self.file_format not in ("auto", "morphling")
         is_path = text == _STDIN or Path(text).exists() or bool(Path(text).suffix) or "/" in text
         if is_foreign or (is_path and text not in GENERATED):
@@ -644,12 +641,6 @@ def _times(source: ThroughputSource, users: Iterable[JobSpec | StatedRequest]) -
     return ReferenceTimes({key: source.load(key) for key in dict.fromkeys(user.workload for user in users)})
 
 
-def _shown(source: ThroughputSource, times: ReferenceTimes, jobs: Sequence[JobSpec]) -> str:
-    """Return what the iteration times of the jobs are said to be."""
-    keys = sorted({job.workload for job in jobs})
-    return shown_source(source.name, (kind for key in keys for kind in times.tables[key]["provenance"]))
-
-
 def _catalogue(
     jobs: Sequence[JobSpec],
     times: ReferenceTimes,
@@ -658,7 +649,7 @@ def _catalogue(
     mode: PredictionMode,
     origin: str,
 ) -> Catalogue:
-    """Return what jobs may run as, by the truth or by a fitted model, after a check that all can run."""
+    """Return the configurations of jobs, with exact or fitted predictions, and check that all can run."""
     if not jobs:
         raise TraceError(f"{origin}: no job; accepted: at least one")
     where = place.cluster
@@ -672,8 +663,8 @@ def _catalogue(
             f"{mode} predictions: no constants of the performance model for cluster {where.name!r}; "
             f"accepted: {', '.join(environment_names())}, or exact predictions"
         )
-    found = predicted(tables, place.environment, _FORM)
-    catalogue = predicted_catalogue(tables, found, where.nodes[0])
+    predicted_times = predicted(tables, place.environment, _FORM)
+    catalogue = predicted_catalogue(tables, predicted_times, where.nodes[0])
     return exactly(catalogue) if mode == "exact" else catalogue
 
 

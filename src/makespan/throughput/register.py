@@ -1,8 +1,8 @@
-"""The register of published data sets: where each file comes from and how to know it.
+"""Register of published data sets: origin and checksum of each file.
 
-The register is a reviewed CSV file, one row a file, with the commit it was taken from and the
-checksum of its content. Nothing here holds data; files are found in a directory that the user
-names, or fetched from the pinned commit.
+The register is a reviewed CSV file, one row per file, with the commit that the file was taken from and the
+checksum of its content. It holds no data; files are found in a directory that the user names, or fetched
+from the pinned commit.
 """
 
 import hashlib
@@ -39,7 +39,7 @@ class _Readable(Protocol):
 
 
 Opener = Callable[[str], AbstractContextManager[_Readable]]
-"""Opens an address and gives something with ``read()``; replaced in tests."""
+"""Function that opens an address and returns a stream with ``read()``; replaced in tests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Dataset:
     name
         Key of the file in the register.
     path, upstream_path
-        Where the file lies in a directory with the published files, and in a clone of the repository.
+        Path of the file in a directory with the published files, and in a clone of the repository.
     version, licence
         Short name of the state of the source, and the licence that the authors state.
     size_bytes, sha256
@@ -61,7 +61,7 @@ class Dataset:
     url
         Pattern of its address, filled from the other fields; empty if it cannot be fetched.
     note
-        What a reader must know, for example what was changed.
+        Remarks for readers, for example on changes to the file.
     """
 
     name: str
@@ -95,35 +95,32 @@ def read_register(path: str | Path) -> tuple[Dataset, ...]:
     missing = [field.name for field in fields(Dataset) if field.name not in table.columns]
     if missing:
         raise TraceError(f"{path}: register lacks column(s) {', '.join(missing)}")
-    rows = enumerate(table.to_dict("records"), start=1)
-    entries = tuple(_entry(row, number, path) for number, row in rows)
+    entries = []
+    for number, row in enumerate(table.to_dict("records"), start=1):
+        relative = PurePosixPath(row["path"])
+        is_inside = not relative.is_absolute() and ".." not in relative.parts
+        is_digest = re.fullmatch("[0-9a-f]{64}", row["sha256"]) is not None
+        for column, is_good, accepted in (
+            ("size_bytes", row["size_bytes"].isdigit(), "a whole number of bytes"),
+            ("sha256", is_digest, "64 lower-case hexadecimal digits"),
+            ("path", is_inside, "a relative path that stays inside the directory"),
+        ):
+            if not is_good:
+                raise cell_error(str(path), number, column, row[column], accepted)
+        text = {field.name: row[field.name] for field in fields(Dataset) if field.name != "size_bytes"}
+        entries.append(Dataset(size_bytes=int(row["size_bytes"]), **text))
     names = [entry.name for entry in entries]
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
         raise TraceError(f"{path}: column 'name': {', '.join(repeated)} occur(s) more than once")
-    return entries
+    return tuple(entries)
 
 
 @cache
 def shipped_register() -> tuple[Dataset, ...]:
-    """Return the register that comes with the package."""
+    """Return the register of the package."""
     with resources.as_file(resources.files("makespan.throughput").joinpath("presets/datasets.csv")) as path:
         return read_register(path)
-
-
-def _entry(row: dict[str, str], number: int, path: str | Path) -> Dataset:
-    relative = PurePosixPath(row["path"])
-    is_inside = not relative.is_absolute() and ".." not in relative.parts
-    is_digest = re.fullmatch("[0-9a-f]{64}", row["sha256"]) is not None
-    for column, is_good, accepted in (
-        ("size_bytes", row["size_bytes"].isdigit(), "a whole number of bytes"),
-        ("sha256", is_digest, "64 lower-case hexadecimal digits"),
-        ("path", is_inside, "a relative path that stays inside the directory"),
-    ):
-        if not is_good:
-            raise cell_error(str(path), number, column, row[column], accepted)
-    text = {field.name: row[field.name] for field in fields(Dataset) if field.name != "size_bytes"}
-    return Dataset(size_bytes=int(row["size_bytes"]), **text)
 
 
 def find_dataset(register: Iterable[Dataset], name: str) -> Dataset:
@@ -161,9 +158,9 @@ def verify(dataset: Dataset, directory: str | Path) -> Path:
 
 
 def check_content(dataset: Dataset, path: Path) -> None:
-    """Check that a file has the registered content; the error says what differs and what to do."""
+    """Check that a file has the registered content; the error names the difference and the remedy."""
     size = path.stat().st_size
-    if size > 2 * dataset.size_bytes:  # nothing that converted line ends could explain: not read
+    if size > 2 * dataset.size_bytes:  # converted line ends cannot explain this, so it is not read
         found = f"data set {dataset.name!r} has {size} bytes; registered: {dataset.size_bytes} bytes"
         raise ChecksumError(
             f"{path}: {found} (commit {dataset.commit}); delete it and fetch or copy it again"
@@ -174,7 +171,7 @@ def check_content(dataset: Dataset, path: Path) -> None:
 def fetch(dataset: Dataset, directory: str | Path, opener: Opener | None = None) -> Path:
     """Fetch a registered file from its pinned commit into ``directory``, unless it is there already.
 
-    The file that comes back is checked; a failed fetch leaves nothing behind. ``opener`` opens an address.
+    The fetched content is checked; a failed fetch leaves no file behind. ``opener`` opens an address.
     Raises `MissingDataError` without address, `OfflineError` without answer, `ChecksumError` for wrong files.
     """
     target = Path(directory) / dataset.path
@@ -186,7 +183,15 @@ def fetch(dataset: Dataset, directory: str | Path, opener: Opener | None = None)
             f"data set {dataset.name!r} cannot be fetched ({dataset.note or 'no address'}); "
             f"put it at {target}"
         )
-    content = _download(dataset, opener or _open, target)
+    try:
+        with (opener or _open)(dataset.address) as stream:
+            content = stream.read()
+    except OSError as error:  # URLError, HTTPError and time-outs are all OSError
+        raise OfflineError(
+            f"data set {dataset.name!r} could not be fetched from {dataset.address}: {error}; connect "
+            f"to the network and run again, put the file at {target} by hand, or set "
+            "MAKESPAN_PUBLISHED_DIR to a directory that has it"
+        ) from error
     _check(content, dataset, where=dataset.address)
     with atomic_path(target) as temporary:
         temporary.write_bytes(content)
@@ -199,18 +204,6 @@ def _open(address: str) -> AbstractContextManager[_Readable]:
         raise urllib.error.URLError(f"only https addresses are fetched, not {address}")
     stream: AbstractContextManager[_Readable] = urllib.request.urlopen(address, timeout=_TIMEOUT_S)
     return stream
-
-
-def _download(dataset: Dataset, opener: Opener, target: Path) -> bytes:
-    try:
-        with opener(dataset.address) as stream:
-            return stream.read()
-    except OSError as error:  # URLError, HTTPError and time-outs are all OSError
-        raise OfflineError(
-            f"data set {dataset.name!r} could not be fetched from {dataset.address}: {error}; connect "
-            f"to the network and run again, put the file at {target} by hand, or set "
-            "MAKESPAN_PUBLISHED_DIR to a directory that has it"
-        ) from error
 
 
 def _check(content: bytes, dataset: Dataset, where: str) -> None:

@@ -1,10 +1,7 @@
-"""What the Morphling authors measured and published: reader, rule for anomalies, source.
+"""Sources of throughput tables: measured by the user, published by the Morphling authors, or emulated.
 
-One CSV file a model, columns ``exec_plan, placement, iter_time`` [s] and, in most files,
-``forward, overlap_sync, optimize``, and in one file ``cpu_threads``. An iteration time of zero
-marks a run that failed. The phase columns are in milliseconds in most files and in seconds in
-some rows; the numbers of a row decide, see `phase_unit`. Measurement anomalies are found by rule
-from measured columns alone, before any model is fitted.
+All sources return tables of schema `makespan.tables.THROUGHPUT`, with plans and placements in canonical
+notation. `ReferenceTimes` looks up the configuration of a request in such tables.
 """
 
 import logging
@@ -25,6 +22,7 @@ from makespan.emulator import (
     CalibrationSet,
     Explanation,
     Point,
+    calibration_names,
     emulate,
     explain,
     load_calibration,
@@ -42,16 +40,14 @@ from makespan.errors import (
 from makespan.files import read_bytes
 from makespan.hardware import ClusterSpec
 from makespan.plans import PLAN_TEXTS, Placement, PlanFamily, read_plan, write_plan
-from makespan.tables import ON_DEMAND, PROVENANCES, THROUGHPUT, parse_csv, read_csv
+from makespan.tables import ON_DEMAND, PROVENANCES, THROUGHPUT, cached_table, parse_csv, read_csv
 from makespan.throughput.register import Dataset, check_content
 from makespan.units import MS
 from makespan.workloads import Workload, is_in_zoo, resolve_workload_key, workload, workload_keys
 
 _LOG = logging.getLogger(__name__)
 
-
-# ------------------------------------------------------------------------------------------------
-# Throughput tables in the canonical schema: reading and checking them, and the source of own ones.
+# --- Tables in the canonical schema, and the source of the user's own measurements ---
 
 FLAG_FAILED = "failed run"
 """Flag of rows in which nothing ran."""
@@ -59,9 +55,9 @@ FLAG_FAILED = "failed run"
 
 @dataclass(frozen=True, slots=True)
 class MeasuredSource:
-    """Tables measured on the user's own devices: a file ``<workload>.csv`` each, in the canonical schema.
+    """Tables measured on the user's own devices: one file ``<workload>.csv`` each, in the canonical schema.
 
-    Workloads that the zoo lacks are as welcome as its own, and the global batch is that of the table.
+    Workloads need not be in the zoo; the global batch is that of the table.
     """
 
     directory: Path
@@ -84,7 +80,7 @@ class MeasuredSource:
         if key is None:
             names = sorted(path.stem for path in self.directory.glob("*.csv"))
             if not names:
-                self.workload_keys()  # says what is accepted
+                self.workload_keys()  # raises an error with the accepted files
             raise MissingDataError(
                 f"{self.directory}: no measured trace {workload_key}.csv; it has: {', '.join(names)}"
             )
@@ -99,7 +95,7 @@ class MeasuredSource:
         return self.directory / f"{key}.csv"
 
     def _key(self, name: str) -> str | None:
-        """Return the name by which there is a file: as it is, or what it is an alias of."""
+        """Return the name of the file of a workload: its name as it is, or the key that it is an alias of."""
         is_known = is_in_zoo(name)
         keys = [name, workload(name).key] if is_known else [name]
         return next((key for key in keys if Path(key).name == key and self._path(key).is_file()), None)
@@ -113,33 +109,29 @@ def read_throughput(path: str | Path, key: str | None = None) -> pd.DataFrame:
     frame, where = read_csv(path, THROUGHPUT), str(path)
     keys = sorted(set(frame["workload"]))
     if len(keys) != 1:
-        found = ", ".join(keys) or "no rows"
-        raise TraceError(f"{where}: column 'workload': found {found}; accepted: one workload a file")
+        stated = ", ".join(keys) or "no rows"
+        raise TraceError(f"{where}: column 'workload': found {stated}; accepted: one workload a file")
     wanted = key or (workload(keys[0]).key if is_in_zoo(keys[0]) else keys[0])
     batch = int(frame["global_batch_size"].iloc[0])
     if batch < 1:
         raise cell_error(where, 1, "global_batch_size", batch, "a whole number, at least 1")
     accepted: dict[str, str | int] = {"workload": wanted, "global_batch_size": batch}
     for column, value in accepted.items():
-        for row, found_value in enumerate(frame[column], 1):
-            if found_value != value:
-                raise cell_error(where, row, column, found_value, str(value))
-    _check_measured(frame, where)
-    return canonical_rows(frame, batch, where)
-
-
-def _check_measured(frame: pd.DataFrame, where: str) -> None:
+        for row, cell in enumerate(frame[column], 1):
+            if cell != value:
+                raise cell_error(where, row, column, cell, str(value))
     cells = zip(frame["cpu_threads"], frame["feasible"], frame["iter_time_s"], strict=True)
     for row, (threads, feasible, time) in enumerate(cells, 1):
         if threads < 1:
             raise cell_error(where, row, "cpu_threads", threads, "a whole number, at least 1")
         if not feasible and not math.isnan(time):
             raise cell_error(where, row, "iter_time_s", time, "no value where feasible is false")
-    for row, value in enumerate(frame["provenance"], 1):
-        if value not in PROVENANCES:
-            raise cell_error(where, row, "provenance", value, ", ".join(PROVENANCES))
+    for row, cell in enumerate(frame["provenance"], 1):
+        if cell not in PROVENANCES:
+            raise cell_error(where, row, "provenance", cell, ", ".join(PROVENANCES))
     for phase in ("forward_s", "overlap_sync_s", "optimize_s"):
         check_times(frame[phase].fillna(0.0), phase, where, "a time, not negative")
+    return canonical_rows(frame, batch, where)
 
 
 def check_times(values: Iterable[float], column: str, where: str, accepted: str) -> None:
@@ -152,14 +144,24 @@ def check_times(values: Iterable[float], column: str, where: str, accepted: str)
 def canonical_rows(frame: pd.DataFrame, global_batch_size: int, where: str) -> pd.DataFrame:
     """Check plans and placements and write them in canonical notation: equal ones have equal text.
 
-    Refused are texts that cannot be read, plans whose degrees do not multiply to the GPUs of the
+    Raises `TraceError` for texts that cannot be read, plans whose degrees do not multiply to the GPUs of the
     placement, and (plan, placement, threads) that occur twice.
     """
     cells = zip(frame["exec_plan"], frame["placement"], frame["cpu_threads"], frame["feasible"], strict=True)
     texts = [_canonical(row, cell, global_batch_size, where) for row, cell in enumerate(cells, 1)]
     plans, placements = zip(*texts, strict=True)
     result = frame.assign(exec_plan=plans, placement=placements)
-    _reject_duplicates(result, where)
+    # Duplicates show only in canonical notation, so they are looked for in the result.
+    first: dict[tuple[str, str, int], int] = {}
+    triples = zip(result["exec_plan"], result["placement"], result["cpu_threads"], strict=True)
+    for row, (plan, placement, threads) in enumerate(triples, 1):
+        known = first.setdefault((str(plan), str(placement), int(threads)), row)
+        if known != row:
+            accepted = (
+                "one row for each plan, placement (in any order) and CPU threads; row "
+                f"{known} is the same run ({plan} on {placement} with {threads} threads)"
+            )
+            raise cell_error(where, row, "exec_plan", plan, accepted)
     return result
 
 
@@ -182,29 +184,15 @@ def _canonical(
     return write_plan(plan, cpu_threads=cpu_threads), placement.text
 
 
-def _reject_duplicates(frame: pd.DataFrame, where: str) -> None:
-    first: dict[tuple[str, str, int], int] = {}
-    triples = zip(frame["exec_plan"], frame["placement"], frame["cpu_threads"], strict=True)
-    for row, (plan, placement, threads) in enumerate(triples, 1):
-        known = first.setdefault((str(plan), str(placement), int(threads)), row)
-        if known != row:
-            accepted = (
-                "one row for each plan, placement (in any order) and CPU threads; row "
-                f"{known} is the same run ({plan} on {placement} with {threads} threads)"
-            )
-            raise cell_error(where, row, "exec_plan", plan, accepted)
-
-
-# ------------------------------------------------------------------------------------------------
-# What the Morphling authors measured and published: reader, rule for anomalies, source.
+# --- Published traces of the Morphling authors: source, reader, and rules for anomalies ---
 #
-# One CSV file a model, columns ``exec_plan, placement, iter_time`` [s] and, in most files, ``forward,
+# One CSV file per model, columns ``exec_plan, placement, iter_time`` [s] and, in most files, ``forward,
 # overlap_sync, optimize``, and in one file ``cpu_threads``. An iteration time of zero marks a run that
 # failed. The phase columns are in milliseconds in most files and in seconds in some rows; the numbers of a
 # row decide, see `phase_unit`. Measurement anomalies are found by rule from measured columns alone, before
 # any model is fitted.
 
-_GPU = "a800-80"  # on which the authors ran everything
+_GPU = "a800-80"  # device of all published runs
 _LAYOUTS = ("morphling/throughput", "throughput", "simulator/traces")
 _FILE = "placements.csv"
 _REQUIRED = ("exec_plan", "placement", "iter_time")
@@ -236,7 +224,7 @@ class PublishedSource:
     directory
         A directory with the published files, or the root of a clone of the authors' repository.
     default_cpu_threads
-        CPU threads a GPU where neither a file nor the workload says.
+        CPU threads per GPU where neither the file nor the workload states them.
     register
         If given, every file must be in it and have its checksum.
     """
@@ -248,8 +236,8 @@ class PublishedSource:
 
     def workload_keys(self) -> tuple[str, ...]:
         """Return the workloads whose trace file is in the directory."""
-        found = self._files()
-        return tuple(key for key in workload_keys() if key in found)
+        files = self._files()
+        return tuple(key for key in workload_keys() if key in files)
 
     def load(self, workload_key: str) -> pd.DataFrame:
         """Read, convert and flag the trace of one workload."""
@@ -268,7 +256,12 @@ class PublishedSource:
 
     def _files(self) -> dict[str, Path]:
         for layout in _LAYOUTS:
-            files = _trace_files(self.directory / layout)
+            files: dict[str, Path] = {}
+            for path in sorted((self.directory / layout).glob(f"*/{_FILE}")):
+                try:
+                    files[resolve_workload_key(path.parent.name)] = path
+                except UnknownNameError:
+                    _LOG.warning("%s: not a trace of a known model, left out", path)
             if files:
                 return files
         raise MissingDataError(
@@ -280,7 +273,7 @@ class PublishedSource:
 
 
 def check_published_gpus(where: ClusterSpec) -> None:
-    """Raise `InputError` for a cluster with other devices than the one that the authors timed."""
+    """Raise `InputError` for a cluster with other devices than that of the published traces."""
     if where.gpu_types != (_GPU,):
         raise InputError(
             f"source published: its times are of {_GPU}, cluster {where.name!r} has "
@@ -289,7 +282,7 @@ def check_published_gpus(where: ClusterSpec) -> None:
 
 
 def _registered(register: Iterable[Dataset], path: Path, key: str) -> Dataset:
-    """Entry of the trace of a workload, whatever its folder is called."""
+    """Return the registered trace of a workload; its folder may have the key or an alias."""
     for entry in register:
         parts = Path(entry.path).parts
         if len(parts) > 2 and parts[-3] == "throughput" and parts[-1] == _FILE:
@@ -309,11 +302,8 @@ def _trace_files(base: Path) -> dict[str, Path]:
     return files
 
 
-# --- reader -----------------------------------------------------------------------------------------
-
-
 def phase_unit(phases_total: float, iter_time_s: float) -> float:
-    """Seconds per unit of the phases of a row: 1 or 1e-3, whichever fits its time [s], NaN if neither."""
+    """Return the unit of the phases of a row [s]: 1 or 1e-3, whichever fits its time [s], NaN if neither."""
     ratio = phases_total / iter_time_s
     if ratio <= _SECONDS_RATIO_MAX:
         return 1.0
@@ -328,7 +318,26 @@ def read_artifact_trace(
 
     A byte order mark, Windows line ends and a missing final newline are accepted.
     """
-    where, raw = str(path), _read_text(Path(path))
+    where = str(path)
+    raw: pd.DataFrame = parse_csv(
+        read_bytes(path, "a trace", TraceError), where, "a trace", dtype=str, keep_default_na=False
+    )
+    raw.columns = pd.Index([str(name).strip() for name in raw.columns])
+    missing = [name for name in _REQUIRED if name not in raw.columns]
+    phases = [name for name in _PHASES if name in raw.columns]
+    if phases and len(phases) < len(_PHASES):
+        missing += [name for name in _PHASES if name not in phases]
+    if missing:
+        raise TraceError(
+            f"{path}: column(s) {', '.join(missing)} missing; found: {', '.join(raw.columns)}; "
+            f"accepted: {', '.join(_REQUIRED)}, optionally {_THREADS}, optionally all of "
+            f"{', '.join(_PHASES)}"
+        )
+    if raw.empty:
+        raise TraceError(f"{path}: no rows; accepted: at least one measured run")
+    ignored = [name for name in raw.columns if name not in (*_REQUIRED, *_PHASES, _THREADS)]
+    if ignored:
+        _LOG.warning("%s: column(s) %s are not used", path, ", ".join(ignored))
     numbers = _numbers(raw, default_cpu_threads, where)
     table = pd.DataFrame(
         {
@@ -347,30 +356,8 @@ def read_artifact_trace(
     return THROUGHPUT.validate(canonical_rows(table, workload.global_batch_size, where), where)
 
 
-def _read_text(path: Path) -> pd.DataFrame:
-    content = read_bytes(path, "a trace", TraceError)
-    raw: pd.DataFrame = parse_csv(content, str(path), "a trace", dtype=str, keep_default_na=False)
-    raw.columns = pd.Index([str(name).strip() for name in raw.columns])
-    missing = [name for name in _REQUIRED if name not in raw.columns]
-    phases = [name for name in _PHASES if name in raw.columns]
-    if phases and len(phases) < len(_PHASES):
-        missing += [name for name in _PHASES if name not in phases]
-    if missing:
-        raise TraceError(
-            f"{path}: column(s) {', '.join(missing)} missing; found: {', '.join(raw.columns)}; "
-            f"accepted: {', '.join(_REQUIRED)}, optionally {_THREADS}, optionally all of "
-            f"{', '.join(_PHASES)}"
-        )
-    if raw.empty:
-        raise TraceError(f"{path}: no rows; accepted: at least one measured run")
-    ignored = [name for name in raw.columns if name not in (*_REQUIRED, *_PHASES, _THREADS)]
-    if ignored:
-        _LOG.warning("%s: column(s) %s are not used", path, ", ".join(ignored))
-    return raw
-
-
 def _numbers(raw: pd.DataFrame, default_cpu_threads: int, where: str) -> pd.DataFrame:
-    """Convert the numeric columns; cells that cannot be read become NaN and are refused."""
+    """Convert the numeric columns; raises for cells that are not numbers in range."""
     numbers = pd.DataFrame(index=raw.index)
     for name in ("iter_time", *_PHASES):
         if name in raw.columns:
@@ -404,19 +391,6 @@ def _times(numbers: pd.DataFrame, where: str) -> dict[str, "pd.Series[float] | f
     return times | {column: numbers[name] * scale for name, column in _PHASES.items()}
 
 
-# --- anomalies --------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class _Rows:
-    family: npt.NDArray[np.object_]
-    n_gpus: npt.NDArray[np.int64]
-    is_single_node: Bools
-    is_odd: Bools
-    forward_s: npt.NDArray[np.float64]
-    compute_s: npt.NDArray[np.float64]
-
-
 def flag_anomalies(frame: pd.DataFrame, spec: Workload) -> pd.DataFrame:
     """Fill the columns ``clean`` and ``flag`` of the measured rows of one workload.
 
@@ -426,75 +400,55 @@ def flag_anomalies(frame: pd.DataFrame, spec: Workload) -> pd.DataFrame:
     one GPU whose forward and backward phases are too short for the whole batch.
     """
     ran = np.flatnonzero(frame["feasible"].to_numpy(dtype=bool))
-    rows = _rows(frame.iloc[ran], spec)
+    rows = frame.iloc[ran]
+    placements = [Placement.parse(text) for text in rows["placement"]]
+    plans = [
+        read_plan(text, n_gpus=place.n_gpus, global_batch_size=spec.global_batch_size)
+        for text, place in zip(rows["exec_plan"], placements, strict=True)
+    ]
+    families = np.empty(len(rows), dtype=object)
+    families[:] = [plan.plan_family for plan in plans]
+    n_gpus = np.array([place.n_gpus for place in placements], dtype=np.int64)
+    single = np.array([place.n_nodes == 1 for place in placements], dtype=bool)
+    odd = np.array([any(count % 2 for count in place.gpus_per_node) for place in placements], dtype=bool)
+    odd = odd & ~single
+    forward_s = rows["forward_s"].to_numpy(dtype=np.float64)
+    compute_s = forward_s + rows["overlap_sync_s"].to_numpy(dtype=np.float64)
+    slow, half = np.zeros(len(rows), dtype=bool), np.zeros(len(rows), dtype=bool)
+    for family in _DATA_PARALLEL:
+        members = families == family
+        # Ratio of each odd row to the other rows of its family with as many GPUs.
+        suspects, ratios = np.flatnonzero(members & odd), []
+        for row in suspects:
+            peers = forward_s[members & ~odd & (n_gpus == n_gpus[row]) & (forward_s > 0)]
+            if peers.size:
+                ratios.append(float(forward_s[row] / np.median(peers)))
+        known = np.array([ratio for ratio in ratios if np.isfinite(ratio)])
+        if known.size and float(np.median(known)) > _SLOW_FORWARD_RATIO:
+            slow[suspects] = True
+        timed = members & single & (compute_s > 0)
+        on_1, on_2 = timed & (n_gpus == 1), timed & (n_gpus == 2)
+        if on_1.any() and on_2.any():
+            half[on_1] = compute_s[on_1] < _HALF_BATCH_RATIO * float(np.median(compute_s[on_2]))
     flag = np.full(len(frame), FLAG_FAILED, dtype=object)
     flag[ran] = ""
-    flag[ran[_slow_forward(rows)]] = FLAG_SLOW_FORWARD
-    flag[ran[_half_batch(rows)]] = FLAG_HALF_BATCH
+    flag[ran[slow]] = FLAG_SLOW_FORWARD
+    flag[ran[half]] = FLAG_HALF_BATCH
     return frame.assign(clean=flag == "", flag=flag.astype(str))
 
 
-def _rows(frame: pd.DataFrame, spec: Workload) -> _Rows:
-    placements = [Placement.parse(text) for text in frame["placement"]]
-    plans = [
-        read_plan(text, n_gpus=place.n_gpus, global_batch_size=spec.global_batch_size)
-        for text, place in zip(frame["exec_plan"], placements, strict=True)
-    ]
-    family = np.empty(len(frame), dtype=object)
-    family[:] = [plan.plan_family for plan in plans]
-    single = np.array([place.n_nodes == 1 for place in placements], dtype=bool)
-    odd = np.array([any(count % 2 for count in place.gpus_per_node) for place in placements], dtype=bool)
-    forward = frame["forward_s"].to_numpy(dtype=np.float64)
-    return _Rows(
-        family=family,
-        n_gpus=np.array([place.n_gpus for place in placements], dtype=np.int64),
-        is_single_node=single,
-        is_odd=odd & ~single,
-        forward_s=forward,
-        compute_s=forward + frame["overlap_sync_s"].to_numpy(dtype=np.float64),
-    )
-
-
-def _slow_forward(rows: _Rows) -> Bools:
-    slow = np.zeros(len(rows.family), dtype=bool)
-    for family in _DATA_PARALLEL:
-        members = rows.family == family
-        odd = np.flatnonzero(members & rows.is_odd)
-        ratios = [_forward_ratio(rows, members & ~rows.is_odd, int(row)) for row in odd]
-        known = np.array([ratio for ratio in ratios if np.isfinite(ratio)])
-        if known.size and float(np.median(known)) > _SLOW_FORWARD_RATIO:
-            slow[odd] = True
-    return slow
-
-
-def _forward_ratio(rows: _Rows, peers: Bools, row: int) -> float:
-    reference = rows.forward_s[peers & (rows.n_gpus == rows.n_gpus[row]) & (rows.forward_s > 0)]
-    return float(rows.forward_s[row] / np.median(reference)) if reference.size else float("nan")
-
-
-def _half_batch(rows: _Rows) -> Bools:
-    short = np.zeros(len(rows.family), dtype=bool)
-    for family in _DATA_PARALLEL:
-        members = (rows.family == family) & rows.is_single_node & (rows.compute_s > 0)
-        one, two = members & (rows.n_gpus == 1), members & (rows.n_gpus == 2)
-        if one.any() and two.any():
-            short[one] = rows.compute_s[one] < _HALF_BATCH_RATIO * float(np.median(rows.compute_s[two]))
-    return short
-
-
-# ------------------------------------------------------------------------------------------------
-# Iteration time of what a job asks for, looked up in throughput tables.
+# --- Reference configuration and iteration time of a request, looked up in throughput tables ---
 
 
 def placement_order(counts: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
-    """Return the sort key of placements, given devices a node, largest first: fewest nodes first."""
+    """Return the sort key of placements, given devices per node, largest first: fewest nodes first."""
     return len(counts), counts
 
 
 def reference_plan(plan: str, measured: Iterable[tuple[str, tuple[int, ...], float]]) -> str:
-    """Return the plan that stands for a requested one: itself if it was measured, else the fastest.
+    """Return the reference of a requested plan: the plan itself if it was measured, else the fastest.
 
-    ``measured``: plan, devices a node (largest first) and iteration time [s] of runs on as many devices.
+    ``measured``: plan, devices per node (largest first) and iteration time [s] of runs on as many devices.
     """
     rows = list(measured)
     if any(name == plan for name, _, _ in rows):
@@ -504,7 +458,7 @@ def reference_plan(plan: str, measured: Iterable[tuple[str, tuple[int, ...], flo
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """A configuration that stands for a request: plan in trace notation, placement, iteration time [s]."""
+    """Reference configuration of a request: plan in trace notation, placement, iteration time [s]."""
 
     plan: str
     placement: str
@@ -512,7 +466,7 @@ class Reference:
 
 
 _Measured = tuple[Reference, tuple[int, ...]]
-"""A configuration that ran, and its devices a node, largest first."""
+"""A configuration that ran, and its devices per node, largest first."""
 
 
 @dataclass(frozen=True)
@@ -528,8 +482,16 @@ class ReferenceTimes:
 
     @cached_property
     def _measured(self) -> dict[str, dict[int, list[_Measured]]]:
-        """What ran, by workload and number of GPUs."""
-        return {key: _by_gpus(table) for key, table in self.tables.items()}
+        """Configurations that ran, by workload and number of GPUs."""
+        measured: dict[str, dict[int, list[_Measured]]] = {}
+        for key, table in self.tables.items():
+            by_gpus = measured.setdefault(key, {})
+            ran = table[table["feasible"].astype(bool)]
+            for plan, text, time in zip(ran["exec_plan"], ran["placement"], ran["iter_time_s"], strict=True):
+                placement = Placement.parse(str(text))
+                row = Reference(str(plan), str(text), float(time))
+                by_gpus.setdefault(placement.n_gpus, []).append((row, placement.gpus_per_node[::-1]))
+        return measured
 
     def workload_keys(self) -> tuple[str, ...]:
         """Return the workloads that have a table, sorted."""
@@ -581,27 +543,20 @@ class ReferenceTimes:
         return self._measured[workload_key]
 
 
-def _by_gpus(table: pd.DataFrame) -> dict[int, list[_Measured]]:
-    found: dict[int, list[_Measured]] = {}
-    ran = table[table["feasible"].astype(bool)]
-    for plan, text, time in zip(ran["exec_plan"], ran["placement"], ran["iter_time_s"], strict=True):
-        placement = Placement.parse(str(text))
-        row = Reference(str(plan), str(text), float(time))
-        found.setdefault(placement.n_gpus, []).append((row, placement.gpus_per_node[::-1]))
-    return found
-
-
-# ------------------------------------------------------------------------------------------------
-# Where throughput tables come from: one protocol for all sources, and the emulated one.
+# --- Protocol of all sources, and the emulated source ---
 #
-# Everything downstream asks a source for the canonical table of a workload and never how it was made. Each
+# Users of a source ask for the canonical table of a workload and do not depend on how it was made. Each
 # result path begins with the name of its source.
 
 SOURCE_NAMES = ("emulated", "published", "measured")
+_EMULATED_BY = (
+    "makespan.emulator", "makespan.plans", "makespan.workloads", "makespan.hardware", "makespan.numerics",
+    __name__,
+)  # fmt: skip
 
 
 class ThroughputSource(Protocol):
-    """What every source of throughput tables offers.
+    """Interface of all sources of throughput tables.
 
     ``load`` returns a table of schema `makespan.tables.THROUGHPUT`, clean and flagged rows
     alike, whose plans and placements are in canonical notation and unique; it raises
@@ -634,7 +589,7 @@ class EmulatedSource:
     seed, noise
         Seed of the measurement noise and its scale; 0 gives the exact value of the model.
     cpu_threads
-        Numbers of CPU threads a GPU with which every plan runs; empty for those of the published traces.
+        Numbers of CPU threads per GPU with which every plan runs; empty for those of the published traces.
     """
 
     cluster: ClusterSpec
@@ -649,8 +604,14 @@ class EmulatedSource:
         return workload_keys()
 
     def load(self, workload_key: str) -> pd.DataFrame:
-        """Emulate the trace points of one workload."""
-        spec, calibration = workload(workload_key), load_calibration(self.calibration)
+        """Emulate the trace points of one workload; tables of shipped constants are kept in the cache."""
+        spec = workload(workload_key)
+        if self.calibration not in calibration_names():
+            return self._emulated(spec)
+        return cached_table(THROUGHPUT, (spec, self), _EMULATED_BY, lambda: self._emulated(spec))
+
+    def _emulated(self, spec: Workload) -> pd.DataFrame:
+        calibration = load_calibration(self.calibration)
         points: Iterable[Point] = trace_points(spec, self.cluster)
         if self.cpu_threads:
             varied = product(points, self.cpu_threads)
@@ -658,7 +619,7 @@ class EmulatedSource:
         return self._rows(spec, list(points), calibration)
 
     def on_demand(self, workload_key: str, points: Iterable[Point]) -> pd.DataFrame:
-        """Emulate further points of a workload; a row is the one that `load` would have had."""
+        """Emulate further points of a workload; each row equals the row that `load` would return."""
         rows = self._rows(workload(workload_key), list(points), load_calibration(self.calibration))
         return rows.assign(provenance=ON_DEMAND)
 

@@ -19,6 +19,7 @@ from makespan.traces.cells import (
 from makespan.traces.jobs import (
     JobTrace as JobTrace,
     jobs_table as jobs_table,
+    listed_jobs as listed_jobs,
     read_jobs as read_jobs,
     read_morphling_jobs as read_morphling_jobs,
     write_jobs as write_jobs,

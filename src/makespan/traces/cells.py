@@ -1,4 +1,7 @@
-"""The repairs of job traces: one table for all readers, and the account of what they did."""
+"""Cells and repairs of job traces: files as text, numbers and times, and the account of every repair.
+
+Readers record a `Finding` for the rows that they drop or repair; rows read minus rows dropped are rows kept.
+"""
 
 import codecs
 import csv
@@ -27,9 +30,7 @@ from makespan.units import HOUR
 
 _LOG = logging.getLogger(__name__)
 
-
-# ------------------------------------------------------------------------------------------------
-# The repairs of job traces: one table for all readers, and the account of what they did.
+# --- Repairs: one table for all readers, and the account of them ---
 
 _SHOWN_ROWS = 5
 ROW = "_row"
@@ -91,7 +92,7 @@ _REPAIRED = (
 REPAIRS: Mapping[str, Literal["dropped", "repaired"]] = MappingProxyType(
     {reason: "dropped" if reason in _DROPPED else "repaired" for reason in (*_DROPPED, *_REPAIRED)}
 )
-"""What is done about each kind of defect, by the reason that reports give, in every reader alike."""
+"""Treatment of each kind of defect, by the reason in reports; the same in every reader."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,15 +102,15 @@ class Finding:
     Parameters
     ----------
     action, reason
-        What was done, and why; see `REPAIRS`.
+        Treatment and its reason; see `REPAIRS`.
     rows
-        The data rows concerned, counted from one as in the file; empty if the whole file is meant.
+        The data rows concerned, counted from one as in the file; empty if the whole file is concerned.
     gpu_hours
         GPUs times duration of these rows after the repair [GPU·h]; None if no row states both.
     added_gpu_hours
-        Difference that the repair makes to their GPU time [GPU·h].
+        Change of their GPU time by the repair [GPU·h].
     n_untimed
-        How many of the rows do not state GPUs and duration.
+        Number of these rows that do not state both GPUs and duration.
     """
 
     action: Literal["dropped", "repaired", "ignored"]
@@ -165,15 +166,15 @@ class ReadReport:
 
     @property
     def gpu_hours_read(self) -> float | None:
-        """GPU time of all rows as the file states it [GPU·h], as far as it does."""
+        """GPU time of all rows as the file states it [GPU·h]; rows that state none count as 0."""
         if self.gpu_hours is None:
             return None
-        dropped = sum(one.gpu_hours or 0.0 for one in self.findings if one.action == "dropped")
-        return self.gpu_hours + dropped - sum(one.added_gpu_hours for one in self.findings)
+        dropped = sum(finding.gpu_hours or 0.0 for finding in self.findings if finding.action == "dropped")
+        return self.gpu_hours + dropped - sum(finding.added_gpu_hours for finding in self.findings)
 
     @property
     def text(self) -> str:
-        """The account for a reader: one line a finding."""
+        """The account as text: one line per finding."""
         head = f"{self.where}: {self.n_read} rows read, {self.n_kept} kept"
         if self.gpu_hours is not None and self.gpu_hours_read is not None:
             head += f"; {_shown(self.gpu_hours_read)} GPU-hours read, {_shown(self.gpu_hours)} kept"
@@ -218,7 +219,7 @@ def repair(
 def _gpu_time(frame: pd.DataFrame) -> tuple[float | None, float, int]:
     """Return the GPU time of rows [GPU·h], no difference, and how many rows do not state theirs."""
     if not {"n_gpus", "duration_s"} <= set(frame.columns) or not is_numeric_dtype(frame["n_gpus"]):
-        return None, 0.0, 0  # cells as they are in the file have the same names in some formats
+        return None, 0.0, 0  # in some formats the raw text cells have the same names
     durations = frame["duration_s"].where(frame["duration_s"] >= 0)
     hours = frame["n_gpus"].astype("float64") * durations.astype("float64") / HOUR
     n_untimed = int(hours.isna().sum())
@@ -226,7 +227,7 @@ def _gpu_time(frame: pd.DataFrame) -> tuple[float | None, float, int]:
 
 
 def in_order(frame: pd.DataFrame, findings: list[Finding]) -> pd.DataFrame:
-    """Sort rows by their submission and report those that come late."""
+    """Sort rows by submission and report those that are out of order."""
     late = frame["submit_time_s"].diff() < 0
     repair(frame, late, LATE_ROW, findings)
     return frame.sort_values("submit_time_s", kind="stable")
@@ -234,17 +235,6 @@ def in_order(frame: pd.DataFrame, findings: list[Finding]) -> pd.DataFrame:
 
 def _rows(frame: pd.DataFrame, wrong: "pd.Series[bool]") -> tuple[int, ...]:
     return tuple(int(row) for row in frame[ROW].to_numpy()[np.flatnonzero(wrong.to_numpy())])
-
-
-def _merged(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Make one finding of those that repair cells of several columns for the same reason."""
-    merged: dict[object, Finding] = {}
-    for number, finding in enumerate(findings):
-        is_of_cells = finding.action == "repaired" and finding.gpu_hours is None
-        key = finding.reason if is_of_cells else number
-        rows = {*finding.rows, *(merged[key].rows if key in merged else ())}
-        merged[key] = replace(finding, rows=tuple(sorted(rows)))
-    return tuple(merged.values())
 
 
 def finish_report(
@@ -256,12 +246,19 @@ def finish_report(
     logged: int = 0,
     kept: pd.DataFrame | None = None,
 ) -> ReadReport:
-    """Build the report, log all findings but the first ``logged``, and refuse a trace with nothing left.
+    """Build the report, log all findings except the first ``logged``, and reject a trace with no row left.
 
-    ``kept`` has the rows that are left, for their GPU time.
+    ``kept`` has the remaining rows, for their GPU time.
     """
     hours = None if kept is None else _gpu_time(kept)[0]
-    report = ReadReport(where, n_read, n_kept, _merged(findings), hours)
+    # Cells of several columns that were repaired for the same reason make one finding.
+    merged: dict[object, Finding] = {}
+    for number, finding in enumerate(findings):
+        is_of_cells = finding.action == "repaired" and finding.gpu_hours is None
+        key = finding.reason if is_of_cells else number
+        rows = {*finding.rows, *(merged[key].rows if key in merged else ())}
+        merged[key] = replace(finding, rows=tuple(sorted(rows)))
+    report = ReadReport(where, n_read, n_kept, tuple(merged.values()), hours)
     if n_kept == 0:
         raise TraceError(f"{where}: no job left of {n_read} rows; accepted: at least one\n{report.text}")
     for finding in report.findings[logged:]:
@@ -269,8 +266,7 @@ def finish_report(
     return report
 
 
-# ------------------------------------------------------------------------------------------------
-# Cells of job traces: separators, spellings, numbers and times; each repair appends its finding.
+# --- Files: separators, headers, Parquet; each repair appends its finding ---
 
 FLAGS = "0 or 1, true or false"
 """Accepted spellings of a flag, for messages."""
@@ -278,7 +274,7 @@ _TRUE, _FALSE = ("1", "1.0", "true"), ("0", "0.0", "false")
 _SHOWN = 5
 _PROBE_BYTES = 1 << 16
 _LARGEST = 2.0**53
-_MOST_PARQUET_CELLS = 1 << 26  # its size says little: a column of equal values takes no room in the file
+_MOST_PARQUET_CELLS = 1 << 26  # a limit on cells, since equal values take almost no space in the file
 _EXPECTED = "a job trace"
 _AS_TEXT: dict[str, Any] = {"dtype": str, "keep_default_na": False}
 _MISSING = ("", "none", "nan", "nat", "null", "unknown", "na", "<na>")
@@ -296,14 +292,11 @@ _DECIMAL_COMMA = r"[+-]?\d+,\d+"
 Required = Sequence[str] | Callable[[list[str]], Sequence[str]]
 """Columns, or those of a file by the columns that it has."""
 TIME = "a time such as 2020-06-09 18:41:01, 2020-06-09T18:41:01+08:00 or 1591728061"
-"""What `times` accepts, for messages."""
-
-
-# --- files ------------------------------------------------------------------------------------------
+"""Accepted spellings of times, for messages."""
 
 
 def read_raw(path: str | Path, findings: list[Finding]) -> str:
-    """Read a text file, take Windows line ends and a byte order mark off, and say so."""
+    """Read a text file without Windows line ends and byte order mark; changed line ends are a finding."""
     text = read_text(path, _EXPECTED, TraceError)
     if not text.strip():
         raise TraceError(f"{path}: the file is empty; accepted: a job trace with at least one job")
@@ -317,9 +310,9 @@ def _note_line_ends(content: bytes, findings: list[Finding]) -> None:
 
 
 def read_lines(path: str | Path, columns: Sequence[str], findings: list[Finding]) -> list[list[str]]:
-    """Read the stripped cells of all lines that are not blank, which may differ in their length.
+    """Read the stripped cells of all lines that are not blank; lines may differ in length.
 
-    ``columns`` are those of the list, with or without a header line; they tell the separator.
+    ``columns`` are those of the list, with or without a header line; they identify the separator.
     """
     text = read_raw(path, findings)
     separator, n_skipped = _dialect(text[:_PROBE_BYTES].encode(), columns, len(columns), findings)
@@ -367,16 +360,16 @@ def iter_cells(
     path
         The file.
     required, optional
-        Columns that must be there; columns that are read where they are, and are left out of the result
-        elsewhere. Both may depend on those there are. Their case does not matter.
+        Required columns, and columns that are read if present and left out of the result otherwise. Both may
+        be functions of the columns of the file. Case does not matter.
     findings
-        What was repaired is appended.
+        Repairs are appended.
     header
         Names of the columns of a file without header line; the same line at its top is accepted.
     hint
-        Says, by the columns there are, what to do if one is missing.
+        Returns, from the columns of the file, advice for the error if one is missing.
     chunk_rows
-        Rows of a piece; all if None.
+        Rows per piece; all if None.
     """
     where = str(path)
     stated = (names([]) if callable(names) else names for names in (required, optional))
@@ -398,7 +391,7 @@ def iter_cells(
             "index_col": False,
             "header": None,
             "skiprows": n_skipped + has_header,
-            "names": range(len(columns)),  # a name may occur twice where it is not read
+            "names": range(len(columns)),  # positions, as a name that is not read may occur twice
             "iterator": True,
             "chunksize": chunk_rows,
         }
@@ -410,11 +403,15 @@ def iter_cells(
                 for piece in [pieces.read()] if chunk_rows is None else pieces:
                     if piece.empty and read_rows == 0:
                         raise TraceError(f"{where}: no rows; accepted: a trace with at least one")
-                    # Cells that are not there are read as empty ones, and the last one is among them.
+                    # The parser fills short lines with empty cells; an empty last cell may mean one.
                     if not is_even and bool((piece[len(columns) - 1] == "").any()):
                         refuse_uneven_rows(stream, where, **uneven)  # type: ignore[arg-type]
                         is_even = True
-                    cells = _cells(piece, columns, chosen, read_rows)
+                    # The first column of each name counts.
+                    places = {name: place for place, name in reversed(list(enumerate(columns)))}
+                    kept = {name: piece[places[name]].str.strip() for name in chosen}
+                    cells = pd.DataFrame(kept, index=piece.index).reset_index(drop=True)
+                    cells = cells.assign(**{ROW: np.arange(read_rows + 1, read_rows + len(cells) + 1)})
                     cells.attrs["separator"] = separator
                     yield cells
                     read_rows += len(piece)
@@ -428,7 +425,7 @@ def iter_cells(
 
 @contextmanager
 def _opened(path: str | Path, chunk_rows: int | None) -> Iterator[IO[bytes]]:
-    """Open a trace: all of it, or, to be read in pieces, the file itself, however large."""
+    """Open a trace: a copy in memory, or the file itself if it is read in pieces, without limit of size."""
     if chunk_rows is None:
         yield io.BytesIO(read_sealed(path, _EXPECTED, binary=PARQUET))
         return
@@ -442,9 +439,9 @@ def first_cells(path: str | Path, known: Sequence[str], expected: str) -> list[s
     Parameters
     ----------
     known
-        Names of columns; they tell the separator, and comments from a header.
+        Names of columns; they identify the separator, and distinguish comments from a header.
     expected
-        What the file is, for messages.
+        Description of the file, for messages.
     """
     content = read_sealed(path, expected)
     if not content.removeprefix(codecs.BOM_UTF8).strip():
@@ -460,18 +457,12 @@ def _head(stream: IO[bytes]) -> bytes:
     return head
 
 
-def _cells(piece: pd.DataFrame, columns: Sequence[str], chosen: Sequence[str], offset: int) -> pd.DataFrame:
-    places = {name: place for place, name in reversed(list(enumerate(columns)))}  # the first of each name
-    kept = {name: piece[places[name]].str.strip() for name in chosen}
-    stripped = pd.DataFrame(kept, index=piece.index).reset_index(drop=True)
-    return stripped.assign(**{ROW: np.arange(offset + 1, offset + len(stripped) + 1)})
-
-
 def _dialect(head: bytes, known: Sequence[str], n_cells: int, findings: list[Finding]) -> tuple[str, int]:
-    """Find the separator and the number of lines before the first one that is of the table.
+    """Find the separator and the number of lines before the table.
 
     Lines that begin with # are comments, unless they name columns, and Excel may state the separator itself.
-    The separator is the one that finds the most known names, or else ``n_cells`` cells, or else the most.
+    Otherwise the separator that finds the most known names wins; ties go to ``n_cells`` cells, then to the
+    most cells.
     """
     lines = head.decode("utf-8-sig", errors="replace").splitlines()
     names = {name.lower() for name in known}
@@ -492,7 +483,9 @@ def _dialect(head: bytes, known: Sequence[str], n_cells: int, findings: list[Fin
 
     def fit(separator: str) -> tuple[int, bool, int]:
         line = cells[separator]
-        n_cells_found = 0 if separator == " " else len(line)  # blanks separate where names tell so alone
+        n_cells_found = (
+            0 if separator == " " else len(line)
+        )  # blanks occur in cells, so only names count for them
         return len(names & set(line)), 0 < n_cells == n_cells_found, n_cells_found
 
     return max(_SEPARATORS, key=fit), n_skipped
@@ -529,7 +522,7 @@ def _chosen(
     findings: list[Finding],
     hint: Callable[[list[str]], str] | None,
 ) -> tuple[list[str], list[str]]:
-    """Return the names of all columns, those that are read in their usual case, and which are read."""
+    """Return the names of all columns (those that are read in their usual case), and those that are read."""
     wanted, further = (list(names(columns) if callable(names) else names) for names in (required, optional))
     usual = {name.lower(): name for name in (*wanted, *further)}
     right = set(usual.values())
@@ -551,7 +544,7 @@ def _chosen(
 def lacking(
     missing: Sequence[str], columns: Sequence[str], required: Sequence[str], where: str, hint: str = ""
 ) -> TraceError:
-    """Build the error for columns that are not there."""
+    """Build the error for missing columns."""
     return TraceError(
         f"{where}: lacks column(s) {', '.join(missing)}; found: {', '.join(columns) or 'none'}; "
         f"required: {', '.join(required)}{hint and '; '}{hint}"
@@ -594,13 +587,13 @@ def _parquet(
 
 
 def as_text(values: "pd.Series[Any]") -> "pd.Series[str]":
-    """Return the cells of a column as a file would have them, empty where they are missing."""
+    """Return the cells of a column as in a text file, empty where they are missing."""
     is_dated = pd.api.types.is_datetime64_any_dtype(values)
     text = values.dt.strftime("%Y-%m-%d %H:%M:%S.%f%z") if is_dated else values.astype(str)
     return text.astype(object).where(values.notna(), "").astype(str).str.strip().reset_index(drop=True)
 
 
-# --- cells ------------------------------------------------------------------------------------------
+# --- Cells: names, flags, numbers and times ---
 
 
 def refuse(cells: pd.DataFrame, wrong: "pd.Series[bool]", column: str, accepted: str, where: str) -> None:
@@ -611,7 +604,7 @@ def refuse(cells: pd.DataFrame, wrong: "pd.Series[bool]", column: str, accepted:
 
 
 def is_missing(cells: "pd.Series[str]") -> "pd.Series[bool]":
-    """Say which cells hold no value: empty, None, nan, null, NA or Unknown."""
+    """Return a mask of cells without value: empty, None, nan, null, NA or Unknown."""
     return cells.str.lower().isin(_MISSING)
 
 
@@ -631,25 +624,26 @@ def flags(cells: pd.DataFrame, column: str, where: str) -> "pd.Series[bool]":
 
 
 def further_columns(names: Iterable[str], known: Iterable[str]) -> list[str]:
-    """Return the columns beside the known ones, without those whose name occurs twice or is empty."""
+    """Return the columns that are not known, without those whose name occurs twice or is empty."""
     columns, expected = list(names), {name.lower() for name in known}
     times = Counter(name.lower() for name in columns)
     return [name for name in columns if name and name.lower() not in expected and times[name.lower()] == 1]
 
 
 def report_further(cells: pd.DataFrame, known: Iterable[str], findings: list[Finding]) -> None:
-    """Report columns beside the known ones, which have no effect, unless all cells are 0 or empty."""
+    """Report columns that are not known and have no effect, unless all their cells are 0 or empty."""
     read = {*known, ROW}
     further = (name for name in cells if name not in read)
     used = (name for name in further if not (is_missing(cells[name]) | cells[name].isin(_FALSE)).all())
-    told = list(islice(used, _SHOWN + 1))
-    if told:
-        shown = ", ".join(repr(str(name)) for name in told[:_SHOWN]) + (", ..." if len(told) > _SHOWN else "")
+    reported = list(islice(used, _SHOWN + 1))
+    if reported:
+        shown = ", ".join(repr(str(name)) for name in reported[:_SHOWN])
+        shown += ", ..." if len(reported) > _SHOWN else ""
         findings.append(Finding("ignored", f"columns that have no effect: {shown}"))
 
 
 def names(cells: pd.DataFrame, column: str, where: str) -> "pd.Series[str]":
-    """Read a column of names, none of which may be missing."""
+    """Read a column of names; raises if one is missing."""
     refuse(cells, cells[column] == "", column, "a name", where)
     return cells[column]
 
@@ -672,7 +666,7 @@ def numbers(
     if bool(text.str.contains(",", regex=False).any()):
         grouped = text.str.fullmatch(_GROUPED)
         if cells.attrs.get("separator") == ";":
-            # Where commas are no separators they are decimal ones, but nobody can tell of 3,600.
+            # Files separated by semicolons use decimal commas, but 3,600 remains ambiguous.
             refuse(cells, grouped, column, f"{accepted}, without a comma before three digits", where)
         decimal = text.str.fullmatch(_DECIMAL_COMMA) & ~grouped
         repair(cells, grouped, THOUSANDS, findings)
@@ -693,8 +687,8 @@ def times(
 ) -> "list[pd.Series[float]]":
     """Read all columns of dates with time of day of one trace, as seconds; missing cells become NaN.
 
-    Times are local ones of the trace, or state a zone, or count seconds, milliseconds or less since 1970.
-    They are read together, because a zone in some of them says nothing of the others, unless it is UTC.
+    Times are local to the trace, or state a zone, or count seconds to nanoseconds since 1970. They are read
+    together, because times without a zone beside others with one can be placed only if the zone is UTC.
     """
     read = [_parsed(cells, column, where, findings) for cells, column in columns]
     is_zoned = any(bool(offsets.notna().any()) for _, offsets in read)
@@ -749,7 +743,7 @@ def _seconds(text: "pd.Series[str]") -> "pd.Series[float]":
 def unique_counts(
     cells: pd.DataFrame, name_column: str, column: str, where: str, findings: list[Finding]
 ) -> dict[str, int]:
-    """Return the GPUs of each machine, refusing parts of one and machines with two different counts."""
+    """Return the GPUs of each machine; raises for fractions and for machines with two different counts."""
     accepted = "a whole number of GPUs, 0 or more"
     counts = numbers(cells, column, where, accepted, least=0, is_whole=True, findings=findings).fillna(0)
     found: dict[str, int] = {}

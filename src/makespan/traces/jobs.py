@@ -59,7 +59,7 @@ _FOREIGN = {
 
 @dataclass(frozen=True, slots=True)
 class JobTrace:
-    """A job trace that can be simulated, in order of submission, and how it was read or made."""
+    """A job trace that can be simulated, in order of submission, and the report of how it was made."""
 
     jobs: tuple[JobSpec, ...]
     report: ReadReport
@@ -73,10 +73,15 @@ def jobs_table(jobs: Iterable[JobSpec]) -> pd.DataFrame:
     return JOBS.validate(table.astype({"duration_s": "float64"}), where="jobs")
 
 
+def listed_jobs(table: pd.DataFrame) -> tuple[JobSpec, ...]:
+    """Return the jobs of a table of schema `JOBS` as `jobs_table` makes it, in order of submission."""
+    return _specs(table.sort_values("submit_time_s", kind="stable"))
+
+
 def write_jobs(jobs: Iterable[JobSpec], path: str | Path) -> None:
     """Write jobs, in order of submission, as a list that `read_jobs` reads back unchanged.
 
-    ``-`` stands for the standard output. Raises `InputError` for a name that would not be read as it is.
+    ``-`` stands for the standard output. Raises `InputError` for names that would be read back changed.
     """
     listed = sorted(jobs, key=attrgetter("submit_time_s"))
     for job in listed:
@@ -92,9 +97,9 @@ def read_morphling_jobs(path: str | Path, batch_of: BatchOf | None = None) -> Jo
     """Read a job list of the Morphling artifact; ``batch_of`` and errors are as for `read_jobs`.
 
     Columns ``name, submission_time`` [s], ``duration`` [s], ``application, num_gpus, num_cpus,
-    exec_plan, steps, is_sla``; other columns such as ``bandwidth`` have no effect, which is
-    reported. A missing duration is accepted, because the steps decide how long a job runs, and so is a list
-    without ``is_sla``.
+    exec_plan, steps, is_sla``; other columns such as ``bandwidth`` have no effect and are
+    reported. A missing duration is accepted, because the run time of a job follows from its steps, and so is
+    a list without ``is_sla``.
     """
     findings: list[Finding] = []
 
@@ -108,15 +113,15 @@ def read_morphling_jobs(path: str | Path, batch_of: BatchOf | None = None) -> Jo
 def read_jobs(path: str | Path, batch_of: BatchOf | None = None) -> JobTrace:
     """Read a job trace that names models and plans, in either of two forms.
 
-    The canonical form has the columns of `JOBS`, of which ``is_guaranteed``, ``tenant`` and ``duration_s``
-    may be missing; the form of the Morphling artifact is recognised by its column ``submission_time``. Plans
+    The canonical form has the columns of `JOBS`; ``is_guaranteed``, ``tenant`` and ``duration_s`` may be
+    missing. The form of the Morphling artifact is recognised by its column ``submission_time``. Plans
     and workloads come back in canonical notation.
 
     Parameters
     ----------
     batch_of
-        Returns the global batch of a workload that has measurements of its own, and None for others, which
-        must be in the zoo; for example `makespan.throughput.MeasuredSource.batch_of`.
+        Returns the global batch of a workload with measurements of the user, and None for others (these must
+        be in the zoo); for example `makespan.throughput.MeasuredSource.batch_of`.
 
     Raises
     ------
@@ -146,7 +151,7 @@ def _needed(form: dict[str, str]) -> list[str]:
 
 
 def _hint(columns: list[str]) -> str:
-    """Say which other format a list seems to have."""
+    """Return advice if a list seems to have another format."""
     found = {name.lower() for name in columns}
     for name, signature in _FOREIGN.items():
         if signature <= found:
@@ -163,12 +168,21 @@ def _job_trace(
 ) -> JobTrace:
     report_further(cells, columns.values(), findings)
     frame = pd.DataFrame({ROW: cells[ROW], "job_id": cells[columns["job_id"]]})
-    _check_names(frame, columns["job_id"], where)
+    first: dict[str, int] = {}
+    for row, name in zip(frame[ROW], frame["job_id"], strict=True):
+        if not name:
+            raise cell_error(where, int(row), columns["job_id"], name, "a name")
+        if name in first:
+            accepted = f"names that occur once; row {first[name]} has the same"
+            raise cell_error(where, int(row), columns["job_id"], name, accepted)
+        first[name] = int(row)
     frame["submit_time_s"] = _required(
         cells, columns["submit_time_s"], where, "a time in s, 0 or more", 0, findings
     )
     for name, least in (("n_gpus", 1), ("n_cpus", 0), ("steps", 1)):
-        frame[name] = _counts(cells, columns[name], where, least, findings)
+        accepted = f"a whole number, {least} or more"
+        counts = _required(cells, columns[name], where, accepted, least, findings, is_whole=True)
+        frame[name] = counts.astype("int64")
     frame["duration_s"] = math.nan
     if columns["duration_s"] in cells:
         frame["duration_s"] = numbers(
@@ -184,32 +198,33 @@ def _job_trace(
         findings.append(Finding("repaired", NO_GUARANTEE))
     frame["tenant"] = cells[columns["tenant"]] if columns.get("tenant") in cells else ""
     batches = {name: batch_of(name) for name in dict.fromkeys(cells[columns["workload"]]) if batch_of}
-    own = {name: batch for name, batch in batches.items() if batch is not None}
-    keys = _workloads(cells, columns["workload"], own, where)
+    measured = {name: batch for name, batch in batches.items() if batch is not None}
+    keys = []
+    for row, name in zip(cells[ROW], cells[columns["workload"]], strict=True):
+        if name in measured and not is_in_zoo(name):
+            keys.append(name)
+            continue
+        try:
+            keys.append(resolve_workload_key(name))
+        except InputError as error:
+            accepted = ", ".join(workload_keys())
+            accepted += "; or a workload with measurements of its own (source measured)"
+            raise cell_error(where, int(row), columns["workload"], name, accepted) from error
     frame["workload"] = keys
-    frame["plan"] = _plans(cells, columns["plan"], keys, own, frame, where)
+    frame["plan"] = _plans(cells, columns["plan"], keys, measured, frame, where)
     ordered = in_order(frame, findings)
     report = finish_report(where, len(cells), len(frame), findings, kept=frame)
-    specs = tuple(_spec(row) for row in ordered[JOBS.names].itertuples(index=False, name=None))
-    return JobTrace(specs, report, tuple(ordered[ROW].tolist()))
+    return JobTrace(_specs(ordered), report, tuple(ordered[ROW].tolist()))
 
 
-def _spec(row: tuple[object, ...]) -> JobSpec:
-    values: dict[str, Any] = dict(zip(JOBS.names, row, strict=True))
-    if math.isnan(values["duration_s"]):
-        values["duration_s"] = None
-    return JobSpec(**values)
-
-
-def _check_names(frame: pd.DataFrame, column: str, where: str) -> None:
-    first: dict[str, int] = {}
-    for row, name in zip(frame[ROW], frame["job_id"], strict=True):
-        if not name:
-            raise cell_error(where, int(row), column, name, "a name")
-        if name in first:
-            accepted = f"names that occur once; row {first[name]} has the same"
-            raise cell_error(where, int(row), column, name, accepted)
-        first[name] = int(row)
+def _specs(table: pd.DataFrame) -> tuple[JobSpec, ...]:
+    specs = []
+    for row in table[JOBS.names].itertuples(index=False, name=None):
+        values: dict[str, Any] = dict(zip(JOBS.names, row, strict=True))
+        if math.isnan(values["duration_s"]):
+            values["duration_s"] = None
+        specs.append(JobSpec(**values))
+    return tuple(specs)
 
 
 def _required(
@@ -226,44 +241,22 @@ def _required(
     return numbers(cells, column, where, accepted, least=least, is_whole=is_whole, findings=findings)
 
 
-def _counts(
-    cells: pd.DataFrame, column: str, where: str, least: int, findings: list[Finding]
-) -> "pd.Series[int]":
-    accepted = f"a whole number, {least} or more"
-    return _required(cells, column, where, accepted, least, findings, is_whole=True).astype("int64")
-
-
-def _workloads(cells: pd.DataFrame, column: str, own: Mapping[str, int], where: str) -> list[str]:
-    keys = []
-    for row, name in zip(cells[ROW], cells[column], strict=True):
-        if name in own and not is_in_zoo(name):
-            keys.append(name)
-            continue
-        try:
-            keys.append(resolve_workload_key(name))
-        except InputError as error:
-            accepted = ", ".join(workload_keys())
-            accepted += "; or a workload with measurements of its own (source measured)"
-            raise cell_error(where, int(row), column, name, accepted) from error
-    return keys
-
-
 def _plans(
     cells: pd.DataFrame,
     column: str,
     keys: list[str],
-    own: Mapping[str, int],
+    measured: Mapping[str, int],
     frame: pd.DataFrame,
     where: str,
 ) -> list[str]:
-    """Read the plans; one that names its CPU threads must agree with those requested, if any are."""
-    known: dict[tuple[str, str, int, int], str] = {}
+    """Read the plans; CPU threads in the text of a plan must agree with those of the row, if it has any."""
+    known: dict[tuple[str, str, int, int], str] = {}  # long traces repeat few different requests
     requests = list(zip(cells[column], keys, frame["n_gpus"], frame["n_cpus"], strict=True))
     for row, request in zip(cells[ROW], requests, strict=True):
         if request in known:
             continue
         text, key, gpus, cpus = request
-        batch = own[key] if key in own else workload(key).global_batch_size
+        batch = measured[key] if key in measured else workload(key).global_batch_size
         usual = int(cpus) // int(gpus) or DEFAULT_CPU_THREADS
         try:
             plan = read_plan(text, n_gpus=int(gpus), global_batch_size=batch, cpu_threads=usual)

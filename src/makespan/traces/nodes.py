@@ -1,4 +1,4 @@
-"""Lists of nodes of any known form as one table: own ones, and those that public traces bring along."""
+"""Lists of nodes in any known form as one table: those of the user, and those of public traces."""
 
 import math
 from itertools import chain
@@ -48,11 +48,11 @@ _FORMS = {
 def read_nodes(path: str | Path) -> tuple[pd.DataFrame, ReadReport]:
     """Read a list of nodes: schema `NODE_LIST`, and the report.
 
-    The columns say which form it is: that of the schema, in which ``n_cpus`` and ``memory_bytes`` may be
-    missing, the nodes of openb or of Alibaba's spot trace, the machines of PAI or Philly, with their header
-    line or without, or the quotas of Helios. Of quotas the last day counts, and each virtual cluster has
-    nodes of eight GPUs, and one with the rest. CPUs and memory that a list does not state are 0,
-    types of GPU empty; Philly states the memory of its GPUs in place of their type.
+    The columns decide the form: that of the schema (``n_cpus`` and ``memory_bytes`` may be missing), the
+    nodes of openb or of Alibaba's spot trace, the machines of PAI or Philly, with or without header line, or
+    the quotas of Helios. Of quotas the last day counts; each virtual cluster gets nodes of eight GPUs, and
+    one with the rest. CPUs and memory that a list does not state are 0, types of GPU empty; Philly states the
+    memory of its GPUs in place of their type.
 
     Raises
     ------
@@ -65,7 +65,17 @@ def read_nodes(path: str | Path) -> tuple[pd.DataFrame, ReadReport]:
     first = first_cells(path, known, "a list of nodes")
     found = {name.lower() for name in first}
     if set(_QUOTA) <= found:
-        return _quota_nodes(path)
+        quota, quota_report = read_helios_quota(path)
+        day = quota["date"].max()
+        held = quota[(quota["date"] == day) & (quota["n_gpus"] > 0)]
+        rows = [
+            (f"{tenant}-{number}", min(_HELIOS_GPUS, n_gpus - number * _HELIOS_GPUS), 0, 0.0, "")
+            for tenant, n_gpus in zip(held["tenant"], held["n_gpus"].tolist(), strict=True)
+            for number in range(math.ceil(n_gpus / _HELIOS_GPUS))
+        ]
+        where = f"{path}, quotas of {day}"
+        table = NODE_LIST.validate(pd.DataFrame(rows, columns=NODE_LIST.names), where)
+        return table, finish_report(where, len(rows), len(rows), quota_report.findings)
     for form, columns in _FORMS.items():
         if {name.lower() for name in columns} <= found:
             return _read(path, form, has_header=True)
@@ -121,17 +131,3 @@ def _read(path: str | Path, form: str, *, has_header: bool) -> tuple[pd.DataFram
     refuse(cells.loc[kept.index], again, node, "one row per node, or equal ones", where)
     report = finish_report(where, len(cells), len(kept), findings)
     return NODE_LIST.validate(kept.drop(columns=ROW), where), report
-
-
-def _quota_nodes(path: str | Path) -> tuple[pd.DataFrame, ReadReport]:
-    quota, report = read_helios_quota(path)
-    day = quota["date"].max()
-    held = quota[(quota["date"] == day) & (quota["n_gpus"] > 0)]
-    rows = [
-        (f"{tenant}-{number}", min(_HELIOS_GPUS, n_gpus - number * _HELIOS_GPUS), 0, 0.0, "")
-        for tenant, n_gpus in zip(held["tenant"], held["n_gpus"].tolist(), strict=True)
-        for number in range(math.ceil(n_gpus / _HELIOS_GPUS))
-    ]
-    where = f"{path}, quotas of {day}"
-    table = NODE_LIST.validate(pd.DataFrame(rows, columns=NODE_LIST.names), where)
-    return table, finish_report(where, len(rows), len(rows), report.findings)

@@ -1,10 +1,7 @@
-"""Readers of public traces that are one list of jobs, and of the lists of nodes and quotas beside them.
+"""Readers of public job traces, and of the lists of nodes and quotas that come with them.
 
-Formats: the data descriptions of Hu et al., "Characterization and Prediction of Deep Learning Workloads",
-SC 2021 (Helios; times are local, without a zone; states are those of Slurm), of Weng et al., "Beware of
-Fragmentation", ATC 2023 (openb; CPUs and shares of a GPU in thousandths, memory in MiB, times in seconds from
-an undisclosed origin), and of Duan et al., "GFS", ASPLOS 2026 (the spot trace of Alibaba; requests hold for
-each worker, times in seconds from the first submission).
+Every reader returns a `RequestTrace` or a table, with the account of its repairs. The formats are described
+at the head of each part.
 """
 
 import ast
@@ -67,14 +64,13 @@ from makespan.traces.cells import (
 from makespan.traces.requests import RequestTrace, finish_requests
 from makespan.units import GIB, MS
 
-# ------------------------------------------------------------------------------------------------
-# Readers of public traces that are one list of jobs, and of the lists of nodes and quotas beside them.
+# --- Traces that are one list of jobs: Helios, openb, Alibaba spot ---
 #
 # Formats: the data descriptions of Hu et al., "Characterization and Prediction of Deep Learning Workloads",
 # SC 2021 (Helios; times are local, without a zone; states are those of Slurm), of Weng et al., "Beware of
 # Fragmentation", ATC 2023 (openb; CPUs and shares of a GPU in thousandths, memory in MiB, times in seconds
 # from an undisclosed origin), and of Duan et al., "GFS", ASPLOS 2026 (the spot trace of Alibaba; requests
-# hold for each worker, times in seconds from the first submission).
+# are per worker, times in seconds from the first submission).
 
 _HELIOS = ("job_id", "gpu_num", "submit_time", "start_time", "end_time")
 _HELIOS_MORE = ("vc", "cpu_num", "state", "duration")
@@ -127,10 +123,10 @@ def _optional(cells: pd.DataFrame, column: str) -> "pd.Series[str]":
 def read_helios_jobs(path: str | Path, *, keep_cancelled: bool = False) -> RequestTrace:
     """Read the job list of one Helios cluster (``cluster_log.csv``); the tenant is the virtual cluster.
 
-    Columns ``job_id, gpu_num, submit_time, start_time, end_time`` and, where they are there, ``vc``,
-    ``cpu_num``, ``state`` (any state of Slurm) and ``duration`` [s].
+    Columns ``job_id, gpu_num, submit_time, start_time, end_time`` and, if present, ``vc``, ``cpu_num``,
+    ``state`` (any state of Slurm) and ``duration`` [s].
 
-    ``keep_cancelled`` keeps jobs that their user cancelled; they held GPUs all the same.
+    ``keep_cancelled`` keeps jobs that their user cancelled; they held GPUs too.
     """
     where, findings = str(path), list[Finding]()
     cells = read_cells(path, _HELIOS, findings, optional=_HELIOS_MORE)
@@ -167,8 +163,8 @@ def read_helios_jobs(path: str | Path, *, keep_cancelled: bool = False) -> Reque
 def read_helios_quota(path: str | Path) -> tuple[pd.DataFrame, ReadReport]:
     """Read the daily GPU quota of the virtual clusters (``cluster_gpu_number.csv``).
 
-    Returns a table ``date, tenant, n_gpus``, and the report: days on which the stated total differs
-    from the sum, which is taken.
+    Returns a table ``date, tenant, n_gpus``, and the report: days on which the stated total differs from the
+    sum (the sum is used).
     """
     where, findings = str(path), list[Finding]()
     cells = read_cells(path, lambda names: ["date", *_tenants(names), "total"], findings)
@@ -208,8 +204,8 @@ def _without_times(columns: list[str]) -> str:
 def read_openb_pods(path: str | Path) -> RequestTrace:
     """Read a pod list (``openb_pod_list_*.csv``); the tenant is the class of service.
 
-    Pods that were still there at the last deletion time of the file ran at its end and are dropped; requests
-    for a share of a GPU get a whole one. Lists of five columns, without times, are refused.
+    Running pods whose deletion time is the last one of the file ran at its end and are dropped; requests for
+    a share of a GPU get a whole one. Lists of five columns, without times, are rejected.
     """
     where, findings = str(path), list[Finding]()
     cells = read_cells(path, _PODS, findings, optional=_PODS_MORE, hint=_without_times)
@@ -225,6 +221,7 @@ def read_openb_pods(path: str | Path) -> RequestTrace:
     gpus = numbers(cells, "num_gpu", where, _GPUS, least=0, findings=findings).fillna(0)
     accepted = "thousandths of a GPU, 0 or more"
     share = numbers(cells, "gpu_milli", where, accepted, least=0, findings=findings) / _MILLI
+    # Pods that still ran when the trace was taken share its last time as their deletion.
     unstarted = (start_s.isna() & submit_s.notna()) | (status == "Pending")
     started_s = end_s.mask(unstarted)
     at_end = (started_s == started_s.max()) & started_s.duplicated(keep=False) & (status == "Running")
@@ -255,7 +252,7 @@ def read_openb_pods(path: str | Path) -> RequestTrace:
 def read_openb_nodes(path: str | Path) -> tuple[pd.DataFrame, ReadReport]:
     """Read a node list (``openb_node_list_*.csv``): schema `NODE_LIST`, and the report.
 
-    Nodes without GPU are kept; a node that occurs twice with different resources is refused.
+    Nodes without GPU are kept; a node that occurs twice with different resources is rejected.
     """
     where, findings = str(path), list[Finding]()
     cells = read_cells(path, NODES, findings)
@@ -279,7 +276,7 @@ def read_openb_nodes(path: str | Path) -> tuple[pd.DataFrame, ReadReport]:
 def _finish_nodes(
     table: pd.DataFrame, cells: pd.DataFrame, column: str, where: str, findings: list[Finding]
 ) -> tuple[pd.DataFrame, ReadReport]:
-    """Leave out nodes that occur again, and refuse those that do with other resources."""
+    """Leave out nodes that occur again, and reject those that do with other resources."""
     same, table = table.duplicated(), table.assign(**{ROW: cells[ROW]})
     kept = drop(table, same, NODE_AGAIN, findings)
     again = kept["node_id"].duplicated()
@@ -291,7 +288,7 @@ def _finish_nodes(
 def read_spot_jobs(path: str | Path) -> RequestTrace:
     """Read the job list of Alibaba's spot GPU trace (``job_info_df.csv``); the tenant is the organization.
 
-    Jobs of type HP are guaranteed, spot jobs are not. GPUs and CPUs are those of a worker times the workers.
+    Jobs of type HP are guaranteed, spot jobs are not. GPUs and CPUs are those per worker times the workers.
     """
     where, findings = str(path), list[Finding]()
     cells = read_cells(path, _SPOT, findings, optional=_SPOT_MORE)
@@ -324,7 +321,7 @@ def read_spot_jobs(path: str | Path) -> RequestTrace:
 def read_spot_nodes(path: str | Path) -> tuple[pd.DataFrame, ReadReport]:
     """Read the nodes of Alibaba's spot GPU trace (``node_info_df.csv``): schema `NODE_LIST`, and the report.
 
-    The list does not state memory; a node that occurs twice with different resources is refused.
+    The list does not state memory; a node that occurs twice with different resources is rejected.
     """
     where, findings = str(path), list[Finding]()
     cells = read_cells(path, SPOT_NODES, findings)
@@ -347,14 +344,12 @@ def read_spot_nodes(path: str | Path) -> tuple[pd.DataFrame, ReadReport]:
     return _finish_nodes(table, cells, "node_name", where, findings)
 
 
-# ------------------------------------------------------------------------------------------------
-# Readers of public traces whose jobs have parts: attempts in Philly, tasks and instances in PAI.
+# --- Traces whose jobs have parts: attempts in Philly, tasks and instances in PAI ---
 #
 # Formats: the data descriptions of Jeon et al., "Analysis of Large-Scale Multi-Tenant GPU Clusters", ATC
 # 2019 (nested JSON; an open end of the last attempt means that the job still ran when the trace was taken),
 # and of Weng et al., "MLaaS in the Wild", NSDI 2022 (CPU and GPU requests are percentages of one device and
-# hold for each instance of a task; the files come without header line, one with the published names is
-# accepted).
+# are per instance of a task; the files come without header line, one with the published names is accepted).
 
 _PASSED = ("Pass", "Killed", "Failed")
 _JOB_KEYS = "jobid, status, vc, submitted_time, attempts"
@@ -376,17 +371,14 @@ _SPAN: dict[str, Any] = {"first_s": "min", "last_s": "max", "has_reversed": "any
 _CHUNK_ROWS = 1_000_000
 
 
-# --- Philly -----------------------------------------------------------------------------------------
-
-
 def read_philly_jobs(
     path: str | Path, *, machines: Mapping[str, int] | None = None, keep_cancelled: bool = False
 ) -> RequestTrace:
     """Read the job log of the Philly trace (``cluster_job_log``); the tenant is the virtual cluster.
 
     The duration is the sum over complete attempts; the GPUs are those of the last attempt. With ``machines``
-    (GPUs of each, see `read_philly_machines`), jobs on unknown machines or on more GPUs of a machine than it
-    has are dropped; ``keep_cancelled`` keeps jobs that their user killed.
+    (GPUs of each, see `read_philly_machines`), jobs on unknown machines or on more GPUs than a machine has
+    are dropped; ``keep_cancelled`` keeps jobs that their user killed.
     """
     where, findings = str(path), list[Finding]()
     entries = _entries(read_raw(path, findings), where)
@@ -420,7 +412,7 @@ def read_philly_jobs(
     frame = frame.assign(submit_time_s=submit_s).join(parts, on=ROW)
     flags = ("is_incomplete", "is_reversed", "is_open", "is_unknown")
     frame = frame.assign(
-        # Where every attempt is reversed, the sum of none says less than the first of them.
+        # If every attempt is reversed, no sum exists; the length of the first marks the job as reversed.
         duration_s=frame["forward_s"].fillna(frame["length_s"]),
         n_gpus=frame["n_gpus"].fillna(0),
         **{name: frame[name].eq(True) for name in flags},
@@ -452,7 +444,7 @@ def _entries(text: str, where: str) -> list[Any]:
         except json.JSONDecodeError as error:
             if error.msg != "Extra data" or not text.lstrip().startswith("{"):
                 raise
-            entries = []  # one object a line, as large logs are kept
+            entries = []  # one object per line, the form of large logs
             for line in text.splitlines():
                 entries += [json.loads(line)] if line.strip() else []
                 n_above += 1
@@ -491,14 +483,22 @@ def _row(row: int, entry: Any, where: str) -> dict[str, object]:
 def _attempts(
     entries: Sequence[dict[str, Any]], machines: Mapping[str, int] | None, where: str
 ) -> Iterator[tuple[int, str, str, int, bool]]:
-    """List the attempts of all jobs: row of the job, times, GPUs, and whether it is on machines unknown."""
+    """List the attempts of all jobs: row of the job, times, GPUs, and True if a machine is not known."""
     for row, entry in enumerate(entries, 1):
         attempts = entry["attempts"] or []
         if not isinstance(attempts, list) or not all(isinstance(attempt, dict) for attempt in attempts):
             accepted = "a list of objects with start_time, end_time, detail"
             raise cell_error(where, row, "attempts", attempts, accepted)
         for attempt in attempts:
-            gpus = _gpus(row, attempt, where)
+            distinct: dict[str, set[str]] = {}  # GPUs by machine
+            detail = attempt.get("detail") or []
+            try:
+                for part in detail:
+                    distinct.setdefault(str(part["ip"]), set()).update(str(gpu) for gpu in part["gpus"])
+            except (TypeError, KeyError):
+                accepted = "a list of objects with ip and gpus"
+                raise cell_error(where, row, "detail", detail, accepted) from None
+            gpus = {name: len(names) for name, names in distinct.items()}
             is_unknown = machines is not None and any(n > machines.get(name, 0) for name, n in gpus.items())
             stamps = (_stamp(attempt.get(name)) for name in ("start_time", "end_time"))
             yield row, *stamps, sum(gpus.values()), is_unknown  # type: ignore[misc]
@@ -508,22 +508,10 @@ def _stamp(value: object) -> str:
     return "" if value is None else str(value)
 
 
-def _gpus(row: int, attempt: Mapping[str, Any], where: str) -> dict[str, int]:
-    """Count the distinct GPUs of an attempt on each machine."""
-    found: dict[str, set[str]] = {}
-    detail = attempt.get("detail") or []
-    try:
-        for part in detail:
-            found.setdefault(str(part["ip"]), set()).update(str(gpu) for gpu in part["gpus"])
-    except (TypeError, KeyError):
-        raise cell_error(where, row, "detail", detail, "a list of objects with ip and gpus") from None
-    return {name: len(gpus) for name, gpus in found.items()}
-
-
 def read_philly_machines(path: str | Path) -> tuple[dict[str, int], ReadReport]:
     """Read the machine list of the Philly trace (``cluster_machine_list``): GPUs by machine, and the report.
 
-    A machine that occurs with two counts is refused.
+    A machine that occurs with two counts is rejected.
     """
     where, findings = str(path), list[Finding]()
     cells = read_cells(path, PHILLY_MACHINE, findings, header=PHILLY_MACHINE)
@@ -533,9 +521,6 @@ def read_philly_machines(path: str | Path) -> tuple[dict[str, int], ReadReport]:
     return machines, finish_report(where, len(cells), len(kept), findings)
 
 
-# --- PAI --------------------------------------------------------------------------------------------
-
-
 def read_pai_jobs(
     jobs: str | Path,
     tasks: str | Path,
@@ -543,7 +528,7 @@ def read_pai_jobs(
     *,
     machines: dict[str, int] | None = None,
 ) -> RequestTrace:
-    """Read the PAI tables into one row a job; the tenant is the user.
+    """Read the PAI tables into one row per job; the tenant is the user.
 
     The GPUs of a job are the sum over its tasks of instances times request, rounded up to whole
     devices. It holds them from the first start to the last end of its instances, or of its tasks
@@ -574,7 +559,7 @@ def read_pai_jobs(
     )
     frame = frame.join(requests, on="job_id").join(spans, on="job_id")
     frame = frame.assign(gpu=frame["gpu"].fillna(""), states_all=frame["states_all"].eq(True))
-    # Times of a job come from instances or tasks, and from the job where these say nothing.
+    # Times of a job come from instances or tasks, and from the job table where these have none.
     frame = frame.assign(
         start_s=frame["first_s"].fillna(frame["submit_time_s"]),
         end_s=frame["last_s"].fillna(frame["stated_end_s"]),
@@ -628,10 +613,24 @@ def _task_requests(path: str | Path, findings: list[Finding]) -> pd.DataFrame:
 def _spans(path: str | Path, header: tuple[str, ...], findings: list[Finding]) -> pd.DataFrame:
     """Find first start, last end and machines of each job in a table of tasks or instances."""
     wanted = [name for name in ("job_name", "start_time", "end_time", "machine") if name in header]
-    pieces = [
-        _piece_spans(cells, str(path), findings)
-        for cells in iter_cells(path, wanted, findings, header=header, chunk_rows=_CHUNK_ROWS)
-    ]
+    pieces = []
+    # The instance table has millions of rows, so each piece is reduced to spans before the next one is read.
+    for cells in iter_cells(path, wanted, findings, header=header, chunk_rows=_CHUNK_ROWS):
+        parts = pd.DataFrame(
+            {
+                name: numbers(cells, column, str(path), _SECONDS, least=0, findings=findings)
+                for name, column in (("first_s", "start_time"), ("last_s", "end_time"))
+            }
+        )
+        # A start or end of zero stands for a time that was not recorded.
+        parts = parts.mask(parts == 0.0)
+        is_reversed, is_untimed = parts["last_s"] < parts["first_s"], parts.isna().any(axis=1)
+        parts = parts.mask(is_reversed).assign(has_reversed=is_reversed, has_untimed=is_untimed)
+        piece = parts.groupby(cells["job_name"]).agg(_SPAN)
+        if "machine" in cells:
+            sets = {job: frozenset(names) for job, names in cells.groupby("job_name")["machine"]}
+            piece["machines"] = pd.Series(sets, dtype=object)
+        pieces.append(piece)
     grouped = pd.concat(pieces).groupby("job_name")
     spans = grouped.agg(_SPAN)
     if "machines" in pieces[0]:
@@ -640,26 +639,8 @@ def _spans(path: str | Path, header: tuple[str, ...], findings: list[Finding]) -
     return spans
 
 
-def _piece_spans(cells: pd.DataFrame, where: str, findings: list[Finding]) -> pd.DataFrame:
-    parts = pd.DataFrame(
-        {
-            name: numbers(cells, column, where, _SECONDS, least=0, findings=findings)
-            for name, column in (("first_s", "start_time"), ("last_s", "end_time"))
-        }
-    )
-    # A start or end of zero stands for a time that was not recorded.
-    parts = parts.mask(parts == 0.0)
-    is_reversed, is_untimed = parts["last_s"] < parts["first_s"], parts.isna().any(axis=1)
-    parts = parts.mask(is_reversed).assign(has_reversed=is_reversed, has_untimed=is_untimed)
-    spans = parts.groupby(cells["job_name"]).agg(_SPAN)
-    if "machine" in cells:
-        sets = {job: frozenset(names) for job, names in cells.groupby("job_name")["machine"]}
-        spans["machines"] = pd.Series(sets, dtype=object)
-    return spans
-
-
 def read_pai_machines(path: str | Path) -> dict[str, int]:
-    """Read the machine table (``pai_machine_spec``): GPUs by machine; two counts of one are refused."""
+    """Read the machine table (``pai_machine_spec``): GPUs by machine; two counts of one are rejected."""
     where, findings = str(path), list[Finding]()
     cells = read_cells(path, PAI_MACHINE, findings, header=PAI_MACHINE)
     machines = unique_counts(cells, "machine", "cap_gpu", where, findings)
@@ -668,8 +649,7 @@ def read_pai_machines(path: str | Path) -> dict[str, int]:
     return machines
 
 
-# ------------------------------------------------------------------------------------------------
-# Readers of job lists that other schedulers are simulated with, and of requests in a table of one's own.
+# --- Job lists of other schedulers (Tiresias, Pollux, Sia, Gavel), and requests in tables of the user ---
 #
 # Formats: the simulators released with Gu et al., "Tiresias", NSDI 2019, with Qiao et al., "Pollux", OSDI
 # 2021, and Jayaram Subramanya et al., "Sia", SOSP 2023 (one form), and with Narayanan et al., "Gavel", OSDI
@@ -692,8 +672,8 @@ _AFTER_FLAG = {
 def read_requests(path: str | Path) -> RequestTrace:
     """Read a table of requests: columns ``job_id, submit_time_s, n_gpus, duration_s`` of schema `REQUESTS`.
 
-    Its columns ``n_cpus, tenant, status``, and ``gpu`` and ``is_guaranteed`` of `RequestTrace`, may be there.
-    Further columns have no effect, which is reported.
+    Its columns ``n_cpus, tenant, status``, and ``gpu`` and ``is_guaranteed`` of `RequestTrace`, are
+    optional. Further columns have no effect and are reported.
     """
     findings = list[Finding]()
     known = (*_REQUESTS, *_REQUESTS_MORE)
@@ -709,10 +689,10 @@ def read_requests(path: str | Path) -> RequestTrace:
 def request_trace(
     table: pd.DataFrame, where: str = "table of requests", *, before: ReadReport | None = None
 ) -> RequestTrace:
-    """Check a table of requests in memory, and repair it as those of files; columns as for `read_requests`.
+    """Check and repair a table of requests in memory; columns and rules are those of `read_requests`.
 
-    ``where`` names the table in the report and in messages, and ``before`` is the report of what made the
-    table; rows are then those of the table. Raises `TraceError` as readers do.
+    ``where`` names the table in the report and in messages, and ``before`` is the report of the step that
+    made the table; rows are then those of the table. Raises `TraceError` as readers do.
     """
     missing = [name for name in _REQUESTS if name not in table]
     if missing:
@@ -787,7 +767,7 @@ def read_pollux_jobs(path: str | Path) -> RequestTrace:
 def _named(
     cells: pd.DataFrame, usual: Mapping[str, str], where: str, findings: list[Finding]
 ) -> RequestTrace:
-    """Read cells by the names of their own list, which messages have, into requests."""
+    """Read cells by the column names of their format into requests; messages have these names too."""
     of = {ours: theirs for theirs, ours in usual.items()}
     frame = pd.DataFrame(
         {
@@ -816,8 +796,8 @@ def read_gavel_jobs(
     path
         The trace.
     steps_per_s
-        Throughput of each type of job on a number of GPUs [steps/s], see `read_gavel_throughputs`; traces
-        state steps alone.
+        Throughput of each type of job on a number of GPUs [steps/s], see `read_gavel_throughputs`; required,
+        because traces state steps alone.
     """
     where, findings = str(path), list[Finding]()
     if steps_per_s is None:
@@ -853,7 +833,7 @@ def read_gavel_jobs(
 
 
 def _gavel_cells(text: str, where: str) -> pd.DataFrame:
-    """Name the cells by those around the name of the option for steps, the first that begins with a dash."""
+    """Name the cells by their position relative to the option for steps, the first that has a dash."""
     lines = [line for line in csv.reader(text.splitlines(), delimiter="\t", quoting=csv.QUOTE_NONE) if line]
     first = [cell.strip() for cell in lines[0]]
     flag = next((at for at, cell in enumerate(first) if at > 1 and cell.startswith("-")), len(first))
@@ -894,12 +874,11 @@ def read_gavel_throughputs(path: str | Path, gpu: str = "v100") -> dict[tuple[st
         ) from None
 
 
-# ------------------------------------------------------------------------------------------------
-# Readers of the artifacts of EasyScale (job lists) and Oobleck (availability of nodes).
+# --- Artifacts of EasyScale (job lists) and Oobleck (availability of nodes) ---
 #
 # The published EasyScale list repeats names, is not in order of time, and holds a stray ninth column and a
 # flag of 40; each is repaired and reported. Oobleck's files have no header: time [ms], ``add`` or
-# ``remove``, name of the node; times do not fall, a node is added once, and a removed node never comes back
+# ``remove``, name of the node; times do not fall, a node is added once, and a removed node never returns
 # under its name.
 
 EASYSCALE_JOBS = table_schema(
@@ -925,13 +904,35 @@ def read_easyscale_jobs(
 ) -> tuple[pd.DataFrame, ReadReport]:
     """Read an EasyScale job list: schema `EASYSCALE_JOBS`, and the report.
 
-    ``dedup`` says what becomes of a name that occurs again: ``"rename"`` keeps every row in order of
-    submission and numbers the later ones; ``"artifact"`` does as the released simulator, where a later row
-    replaces the earlier one at its position and nothing is sorted.
+    ``dedup`` decides how repeated names are handled: ``"rename"`` keeps every row in order of submission and
+    numbers the later ones; ``"artifact"`` follows the released simulator, where a later row replaces the
+    earlier one at its position and rows are not sorted.
     """
     where, findings = str(path), list[Finding]()
     cells = _easyscale_cells(path, findings)
-    frame = _easyscale_frame(cells, where, findings)
+    for column in _EASYSCALE:
+        refuse(cells, is_missing(cells[column]), column, "a value", where)
+    accepted = "a number, 0 or more"
+    flag = numbers(cells, "enable_heterogeneous_deterministic", where, "0 or 1", least=0, findings=findings)
+    repair(cells, ~flag.isin([0.0, 1.0]), FLAG, findings)
+    submit_s = numbers(cells, "time", where, accepted, least=0, findings=findings)
+    workers, batch = (
+        numbers(cells, column, where, _COUNT, least=1, is_whole=True, findings=findings)
+        for column in ("max_parallelism", "batch_size")
+    )
+    frame = pd.DataFrame(
+        {
+            "job_id": cells["name"],
+            "submit_time_s": submit_s,
+            "workload": cells["application"],
+            "max_parallelism": workers,
+            "micro_batch_size": batch,
+            "epochs": numbers(cells, "epochs", where, accepted, least=0, findings=findings),
+            "is_heterogeneous": flag > 0,
+            "home_gpu": cells["preferred_gpu"].str.lower(),
+            ROW: cells[ROW],
+        }
+    )
     n_read = len(frame)
     again = frame["job_id"].duplicated()
     if dedup == "artifact":
@@ -949,7 +950,7 @@ def read_easyscale_jobs(
 
 
 def _easyscale_cells(path: str | Path, findings: list[Finding]) -> pd.DataFrame:
-    """Split the lines by hand: their lengths differ, which a CSV parser refuses."""
+    """Split the lines by hand, because a CSV parser rejects lines of different lengths."""
     lines = read_lines(path, _EASYSCALE, findings)
     where, n = str(path), len(_EASYSCALE)
     if tuple(name.lower() for name in lines[0][:n]) != _EASYSCALE:
@@ -965,32 +966,6 @@ def _easyscale_cells(path: str | Path, findings: list[Finding]) -> pd.DataFrame:
     return pd.DataFrame(body, columns=list(_EASYSCALE)).assign(**{ROW: range(1, len(body) + 1)})
 
 
-def _easyscale_frame(cells: pd.DataFrame, where: str, findings: list[Finding]) -> pd.DataFrame:
-    for column in _EASYSCALE:
-        refuse(cells, is_missing(cells[column]), column, "a value", where)
-    accepted = "a number, 0 or more"
-    flag = numbers(cells, "enable_heterogeneous_deterministic", where, "0 or 1", least=0, findings=findings)
-    odd = ~flag.isin([0.0, 1.0])
-    repair(cells, odd, FLAG, findings)
-    return pd.DataFrame(
-        {
-            "job_id": cells["name"],
-            "submit_time_s": numbers(cells, "time", where, accepted, least=0, findings=findings),
-            "workload": cells["application"],
-            "max_parallelism": numbers(
-                cells, "max_parallelism", where, _COUNT, least=1, is_whole=True, findings=findings
-            ),
-            "micro_batch_size": numbers(
-                cells, "batch_size", where, _COUNT, least=1, is_whole=True, findings=findings
-            ),
-            "epochs": numbers(cells, "epochs", where, accepted, least=0, findings=findings),
-            "is_heterogeneous": flag > 0,
-            "home_gpu": cells["preferred_gpu"].str.lower(),
-            ROW: cells[ROW],
-        }
-    )
-
-
 _OOBLECK = ("time", "event", "node")
 _EVENTS = {"add": "joined", "remove": "failed"}
 
@@ -999,20 +974,32 @@ def read_oobleck_nodes(path: str | Path) -> tuple[pd.DataFrame, ReadReport]:
     """Read a node availability trace: a table ``time_s, node_id, kind, node``, and the report.
 
     ``kind`` is ``joined`` or ``failed``; ``node`` is the name in the trace and ``node_id`` the slot of the
-    cluster that it takes: the lowest one free, so as many slots are used as nodes are alive at once.
-    Refused: times that fall, unknown events, nodes that are added twice or removed while not there.
+    cluster that it takes, the lowest free one, so no more slots are used than nodes are alive at once.
+    Times that fall, unknown events, and nodes that are added twice or removed while absent are rejected.
     """
     where, findings = str(path), list[Finding]()
     lines = read_lines(path, _OOBLECK, findings)
     rows, slots, free, before = [], dict[str, int](), list[int](), 0
     gone: set[str] = set()
     for number, line in enumerate(lines, 1):
-        time_ms, event, node = _event(line, number, where)
+        check_length(number, line, _OOBLECK, where)
+        time, event, node = line
+        if not (time.isascii() and time.isdigit()):
+            raise cell_error(where, number, "time", time, "a whole number of ms, 0 or more")
+        if event not in _EVENTS:
+            raise cell_error(where, number, "event", event, "add, remove")
+        if not node:
+            raise cell_error(where, number, "node", node, "a name")
+        time_ms = int(time)
         if time_ms < before:
             accepted = f"times that do not fall; the row above has {before}"
             raise cell_error(where, number, "time", time_ms, accepted)
         before = time_ms
-        _check_node(number, event, node, slots, gone, where)
+        if event == "add" and (node in slots or node in gone):
+            raise cell_error(where, number, "node", node, "a node that was not added before")
+        if event == "remove" and node not in slots:
+            accepted = f"a node that is there: {', '.join(sorted(slots)) or 'none'}"
+            raise cell_error(where, number, "node", node, accepted)
         if event == "add":
             slots[node] = heapq.heappop(free) if free else len(slots)
         rows.append((time_ms * MS, slots[node], _EVENTS[event], node))
@@ -1021,23 +1008,3 @@ def read_oobleck_nodes(path: str | Path) -> tuple[pd.DataFrame, ReadReport]:
             gone.add(node)
     table = pd.DataFrame(rows, columns=["time_s", "node_id", "kind", "node"])
     return table, finish_report(where, len(lines), len(table), findings)
-
-
-def _event(cells: list[str], row: int, where: str) -> tuple[int, str, str]:
-    check_length(row, cells, _OOBLECK, where)
-    time, event, node = cells
-    if not (time.isascii() and time.isdigit()):
-        raise cell_error(where, row, "time", time, "a whole number of ms, 0 or more")
-    if event not in _EVENTS:
-        raise cell_error(where, row, "event", event, "add, remove")
-    if not node:
-        raise cell_error(where, row, "node", node, "a name")
-    return int(time), event, node
-
-
-def _check_node(row: int, event: str, node: str, slots: dict[str, int], gone: set[str], where: str) -> None:
-    if event == "add" and (node in slots or node in gone):
-        raise cell_error(where, row, "node", node, "a node that was not added before")
-    if event == "remove" and node not in slots:
-        accepted = f"a node that is there: {', '.join(sorted(slots)) or 'none'}"
-        raise cell_error(where, row, "node", node, accepted)

@@ -1,4 +1,4 @@
-"""What a foreign trace asked for, devices and time but no model, and how it becomes jobs that name one."""
+"""Requests of foreign traces (devices and time, but no model), and their mapping to jobs that name one."""
 
 from dataclasses import dataclass
 
@@ -46,7 +46,7 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class RequestTrace:
-    """Jobs of a trace that does not say what they train: schema `REQUESTS`, in order of submission.
+    """Jobs of a trace without models: schema `REQUESTS`, in order of submission.
 
     Further columns are ``gpu`` (the type asked for), ``model`` and ``is_guaranteed``, where a trace has them.
     ``origin_s`` is the submission time of the first job in the clock of the trace [s].
@@ -66,22 +66,23 @@ def finish_requests(
     keep_cancelled: bool = False,
     before: ReadReport | None = None,
 ) -> RequestTrace:
-    """Apply the rules that all traces share and build the canonical table.
+    """Apply the cleaning rules of all traces and build the canonical table.
 
     Parameters
     ----------
     frame
-        Columns of `REQUESTS` and `ROW`, times in the clock of the trace, NaN where missing. ``start_s`` and
-        ``end_s`` may stand for ``duration_s``, or beside it where the trace states it too; by ``outcome``, a
-        reason of `REPAIRS`, a job never started, still ran or was cancelled; it must have ``n_devices`` GPUs,
-        whatever parts of them it asks for. Further columns stay.
+        Columns of `REQUESTS` and `ROW`, times in the clock of the trace, NaN if missing. ``start_s`` and
+        ``end_s`` replace ``duration_s``, or are compared with it if the trace states it too. ``outcome``, a
+        reason of `REPAIRS`, marks jobs that never started, still ran or were cancelled. ``n_devices`` is the
+        least number of GPUs of a job that asks for parts of them. Further columns stay.
     findings, where, n_read
-        What was repaired before; the file; rows of it.
+        Earlier repairs; the file; number of its rows.
     keep_cancelled
-        Keep jobs that their user cancelled; they held GPUs all the same.
+        Keep jobs that their user cancelled; they held GPUs too.
     before
         Report whose findings were logged before.
     """
+    # The order of the rules matters: a row is dropped for the first reason that applies.
     kept = frame.assign(n_gpus=_checked(frame, "n_gpus", where), n_cpus=_checked(frame, "n_cpus", where))
     stated = kept.get("duration_s")
     if "end_s" in kept:
@@ -104,6 +105,7 @@ def finish_requests(
         repair(kept, early, EARLY, findings)
         kept = kept.assign(submit_time_s=kept["submit_time_s"].mask(early, kept["start_s"]))
     for column, reason in (("n_gpus", GPU_PART), ("n_cpus", CPU_PART)):
+        # Sums of shares such as 0.1 + 0.2 are not exact, so rounding up comes after rounding.
         rounded = pd.Series(np.ceil(kept[column].round(9).to_numpy()), index=kept.index)
         if column == "n_gpus" and "n_devices" in kept:
             rounded = rounded.clip(lower=kept["n_devices"])
@@ -131,22 +133,21 @@ def _checked(frame: pd.DataFrame, column: str, where: str) -> "pd.Series[float]"
 
 @dataclass(frozen=True, slots=True)
 class WorkloadMapping:
-    """How requests of a foreign trace become jobs: an explicit, seeded choice.
+    """Mapping of requests of a foreign trace to jobs: an explicit, seeded choice.
 
     Parameters
     ----------
     offers
-        What a request can become. A request is mapped to offers with as many GPUs, in proportion
-        to their weights; where there is none, to those with the next smaller count, or, below the
-        smallest one, with that.
+        Possible workloads and plans. A request is mapped to offers with as many GPUs, in proportion to their
+        weights; without any, to offers with the next smaller count, or, below the smallest count, with that.
     seed
-        What a request becomes follows from it and the name of the job alone.
+        The choice for a request depends on the seed and the name of its job alone.
     cpus_per_gpu
-        CPU threads for each GPU where the trace does not say.
+        CPU threads per GPU where the trace does not state them.
     guaranteed
-        Tenants whose jobs are guaranteed, beside the jobs whose trace says so.
+        Tenants whose jobs are guaranteed, in addition to the jobs that the trace marks.
     max_gpus
-        Requests beyond are left out and reported; None keeps all.
+        Larger requests are left out and reported; None keeps all.
     """
 
     offers: tuple[Request, ...]
@@ -178,35 +179,16 @@ def map_requests(trace: RequestTrace, mapping: WorkloadMapping, times: Reference
         reason = f"{LARGER.format(mapping.max_gpus)} (rows of the cleaned table)"
         table = drop(table, table["n_gpus"] > mapping.max_gpus, reason, findings)
     chosen = _choose(table, mapping)
-    given = table.assign(n_gpus=[offer.n_gpus for offer in chosen])
+    mapped = table.assign(n_gpus=[offer.n_gpus for offer in chosen])
     reason = f"{NO_OFFER} (rows of the cleaned table)"
-    repair(given, given["n_gpus"] != table["n_gpus"], reason, findings, before=table["n_gpus"])
+    repair(mapped, mapped["n_gpus"] != table["n_gpus"], reason, findings, before=table["n_gpus"])
     before, logged = trace.report, len(trace.report.findings)
-    report = finish_report(before.where, before.n_read, len(table), findings, logged=logged, kept=given)
-    return JobTrace(_jobs(table, chosen, mapping, times), report)
-
-
-def _choose(table: pd.DataFrame, mapping: WorkloadMapping) -> list[Request]:
-    """Choose an offer for each request, by the name of its job, with as many GPUs or the next fewer."""
-    offered = sorted({offer.n_gpus for offer in mapping.offers})
-    taken = [max((n for n in offered if n <= count), default=offered[0]) for count in table["n_gpus"]]
-    chosen: dict[int, Request] = {}
-    for size in sorted(set(taken)):
-        rows = [row for row, n in enumerate(taken) if n == size]
-        offers = [offer for offer in mapping.offers if offer.n_gpus == size]
-        names = table["job_id"].iloc[rows].tolist()
-        chosen |= zip(rows, drawn_requests(offers, names, mapping.seed, "workload"), strict=True)
-    return [chosen[row] for row in range(len(taken))]
-
-
-def _jobs(
-    table: pd.DataFrame, chosen: list[Request], mapping: WorkloadMapping, times: ReferenceTimes
-) -> tuple[JobSpec, ...]:
+    report = finish_report(before.where, before.n_read, len(table), findings, logged=logged, kept=mapped)
     if not chosen:
         raise TraceError("mapping of a trace: no request; accepted: at least one")
     names = ("job_id", "submit_time_s", "n_gpus", "n_cpus", "duration_s", "tenant")
     promised = table["is_guaranteed"].tolist() if "is_guaranteed" in table else [False] * len(table)
-    return tuple(
+    jobs = tuple(
         JobSpec(
             job_id=job_id,
             submit_time_s=submit,
@@ -223,3 +205,17 @@ def _jobs(
             chosen, promised, *(table[name].tolist() for name in names), strict=True
         )
     )
+    return JobTrace(jobs, report)
+
+
+def _choose(table: pd.DataFrame, mapping: WorkloadMapping) -> list[Request]:
+    """Choose an offer for each request, by the name of its job, with as many GPUs or the next fewer."""
+    offered = sorted({offer.n_gpus for offer in mapping.offers})
+    sizes = [max((n for n in offered if n <= count), default=offered[0]) for count in table["n_gpus"]]
+    chosen: dict[int, Request] = {}
+    for size in sorted(set(sizes)):
+        rows = [row for row, n in enumerate(sizes) if n == size]
+        offers = [offer for offer in mapping.offers if offer.n_gpus == size]
+        names = table["job_id"].iloc[rows].tolist()
+        chosen |= zip(rows, drawn_requests(offers, names, mapping.seed, "workload"), strict=True)
+    return [chosen[row] for row in range(len(sizes))]

@@ -1,11 +1,11 @@
 """Synthetic workloads, for any size and seed, and changes of workloads.
 
-Generated ones have the statistics of the Base trace of Morphling: counts (models, GPUs, plans,
-submissions an hour) are apportioned exactly and the quantiles of the durations are stratified, so a
-seed decides which job gets which value and when it arrives, but not the statistics of the whole.
-Changes of load, models, guarantees, plans, arrivals and size take jobs and return new ones in order
-of submission; what is not named stays as it is. The random ones take a seed, and what they draw for a job
-follows from that and the name of the job: who else is in the list makes no difference.
+Generated ones have the statistics of the Base trace of Morphling: counts (models, GPUs, plans, submissions
+per hour) are apportioned exactly and the quantiles of the durations are stratified, so the seed decides which
+job gets which value and when it arrives, but not the statistics of the whole.
+Changes of load, models, guarantees, plans, arrivals and size take jobs and return new ones in order of
+submission; all other properties stay. The random ones take a seed, and the draw for a job depends on the
+seed and the name of the job alone, not on the other jobs in the list.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -38,7 +38,7 @@ _JITTER = 0.3  # of the distance between neighbouring quantiles
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What users ask for: workload, GPUs, plan in trace notation, and the relative frequency."""
+    """A request of a user: workload, GPUs, plan in trace notation, and the relative frequency."""
 
     workload: str
     n_gpus: int
@@ -55,7 +55,7 @@ class WorkloadStatistics:
     n_jobs, span_s, gpu_hours
         Jobs, time between the first and the last submission [s], GPUs times nominal duration of all jobs [h].
     cpus_per_gpu
-        CPU threads requested for each GPU.
+        CPU threads requested per GPU.
     guaranteed_share, large
         Share of guaranteed jobs in the multi-tenant variant, and workloads that count as large.
     arrivals_per_hour
@@ -63,8 +63,8 @@ class WorkloadStatistics:
     duration_share, duration_s
         Nominal durations [s] at shares of the jobs.
     heaviness, heaviness_per_log_gpus
-        Location and spread of the logarithm of the duration, by workload, and what the logarithm of
-        the GPUs adds to the location.
+        Location and spread of the logarithm of the duration, by workload, and the slope of the location over
+        the logarithm of the GPUs.
     """
 
     n_jobs: int
@@ -118,7 +118,7 @@ def statistics(name: str = "base") -> WorkloadStatistics:
     )
 
 
-# --- generation -----------------------------------------------------------------------------------
+# --- Generation ---
 
 
 def generate_jobs(
@@ -133,9 +133,9 @@ def generate_jobs(
         the requested GPUs; ``mt``, where part of the jobs is guaranteed. Steps and arrivals of one
         seed are the same in all variants.
     n_jobs
-        They are spread over the same span of time whatever their number.
+        Number of jobs; the span of time does not depend on it.
     times
-        Steps follow from nominal durations by them.
+        Reference times, by which steps follow from nominal durations.
     stats
         Statistics to draw from; the packaged ones of the Base trace if not given.
     """
@@ -145,39 +145,34 @@ def generate_jobs(
             f"accepted: 1 or more, of {', '.join(VARIANTS)}"
         )
     known = stats or statistics()
-    base = _base(n_jobs, np.random.default_rng([seed, n_jobs]), times, known)
-    jobs = base
-    if variant == "bp":
-        jobs = with_best_plan(base, times)
-    elif variant == "mt":
-        # By place, not by name, so that generated lists stay the same from version to version.
-        order = np.random.default_rng([seed, *b"guarantees"]).permutation(n_jobs)
-        jobs = _guaranteed(base, set(order[: round(known.guaranteed_share * n_jobs)].tolist()))
-    where = f"generated {variant} workload, seed {seed}"
-    return JobTrace(jobs, finish_report(where, len(jobs), len(jobs), ()))
-
-
-def _base(
-    n_jobs: int, rng: np.random.Generator, times: ReferenceTimes, stats: WorkloadStatistics
-) -> tuple[JobSpec, ...]:
-    counts = apportion(np.array([request.weight for request in stats.requests]), n_jobs)
+    # The order of the draws (requests, arrivals, durations) is part of the result.
+    rng = np.random.default_rng([seed, n_jobs])
+    counts = apportion(np.array([request.weight for request in known.requests]), n_jobs)
     chosen = rng.permutation(np.repeat(np.arange(len(counts)), counts))
-    requests = [stats.requests[number] for number in chosen]
-    arrivals = _arrivals(n_jobs, rng, stats)
-    durations = _durations(requests, rng, stats)
-    return tuple(
+    requests = [known.requests[number] for number in chosen]
+    arrivals = _arrivals(n_jobs, rng, known)
+    durations = _durations(requests, rng, known)
+    jobs = tuple(
         JobSpec(
             job_id=f"{request.workload}-{number}",
             submit_time_s=float(submit),
             workload=request.workload,
             n_gpus=request.n_gpus,
-            n_cpus=stats.cpus_per_gpu * request.n_gpus,
+            n_cpus=known.cpus_per_gpu * request.n_gpus,
             plan=request.plan,
             steps=times.steps(request.workload, request.n_gpus, request.plan, float(duration)),
             duration_s=float(duration),
         )
         for number, (request, submit, duration) in enumerate(zip(requests, arrivals, durations, strict=True))
     )
+    if variant == "bp":
+        jobs = with_best_plan(jobs, times)
+    elif variant == "mt":
+        # By position, not by name, so that generated lists stay the same from version to version.
+        order = np.random.default_rng([seed, *b"guarantees"]).permutation(n_jobs)
+        jobs = _guaranteed(jobs, set(order[: round(known.guaranteed_share * n_jobs)].tolist()))
+    where = f"generated {variant} workload, seed {seed}"
+    return JobTrace(jobs, finish_report(where, len(jobs), len(jobs), ()))
 
 
 def _arrivals(n_jobs: int, rng: np.random.Generator, stats: WorkloadStatistics) -> Floats:
@@ -193,7 +188,7 @@ def _arrivals(n_jobs: int, rng: np.random.Generator, stats: WorkloadStatistics) 
 
 
 def _durations(requests: list[Request], rng: np.random.Generator, stats: WorkloadStatistics) -> Floats:
-    """Give every job a duration so that the whole meets the quantiles and the GPU-hours."""
+    """Assign a duration to every job so that the quantiles and the GPU-hours of the whole are met."""
     n_jobs = len(requests)
     step = 1.0 / max(n_jobs - 1, 1)
     shares = np.clip(np.linspace(0.0, 1.0, n_jobs) + rng.uniform(-_JITTER, _JITTER, n_jobs) * step, 0.0, 1.0)
@@ -204,6 +199,7 @@ def _durations(requests: list[Request], rng: np.random.Generator, stats: Workloa
     )
     location = location + stats.heaviness_per_log_gpus * np.log(gpus)
     target = stats.gpu_hours * HOUR * n_jobs / stats.n_jobs
+    # Heavy workloads get long durations, with random ranks; draws are repeated until the GPU-hours fit.
     best, best_error = values, np.inf
     for _ in range(_ATTEMPTS):
         durations = np.empty(n_jobs)
@@ -230,23 +226,23 @@ def apportion(weights: Floats, total: int) -> Ints:
     return parts
 
 
-# --- changes ----------------------------------------------------------------------------------------
+# --- Changes ---
 
 
 def with_load(jobs: Iterable[JobSpec], factor: float) -> Jobs:
-    """Let jobs arrive ``factor`` times as fast, in the same order."""
+    """Scale the arrival rate of jobs by a factor; their order stays."""
     if not 0 < factor < float("inf"):
         raise InputError(f"load factor {factor}; accepted: a finite number above 0")
     return tuple(replace(job, submit_time_s=job.submit_time_s / factor) for job in jobs)
 
 
 def with_best_plan(jobs: Iterable[JobSpec], times: ReferenceTimes) -> Jobs:
-    """Let every job ask for the fastest plan measured with its GPUs; steps stay."""
+    """Replace every requested plan by the fastest one measured with as many GPUs; steps stay."""
     return tuple(replace(job, plan=times.best(job.workload, job.n_gpus).plan) for job in jobs)
 
 
 def with_guarantees(jobs: Iterable[JobSpec], share: float, seed: int) -> Jobs:
-    """Guarantee a share of the jobs, from 0 to 1, drawn at random, and no others."""
+    """Guarantee exactly a share of the jobs, from 0 to 1, drawn at random."""
     listed = tuple(jobs)
     _check_share(share)
     return _guaranteed(listed, set(_ranked(listed, seed, "guarantees")[: round(share * len(listed))]))
@@ -279,7 +275,18 @@ def with_large_share(
     offers = [request for request in known.requests if (request.workload in known.large) == (missing > 0)]
     drawn = drawn_requests(offers, [listed[number].job_id for number in replaced], seed, "large model")
     for number, request in zip(replaced, drawn, strict=True):
-        listed[number] = _retrained(listed[number], request, times, known.cpus_per_gpu)
+        job = listed[number]
+        if job.duration_s is None:
+            raise InputError(f"job {job.job_id!r}: no nominal duration; accepted: jobs that state one")
+        listed[number] = replace(
+            job,
+            job_id=f"{request.workload}-for-{job.job_id}",
+            workload=request.workload,
+            n_gpus=request.n_gpus,
+            n_cpus=known.cpus_per_gpu * request.n_gpus,
+            plan=request.plan,
+            steps=times.steps(request.workload, request.n_gpus, request.plan, job.duration_s),
+        )
     return tuple(listed)
 
 
@@ -293,23 +300,9 @@ def drawn_requests(offers: Sequence[Request], names: Sequence[str], seed: int, p
 
 
 def _ranked(jobs: Sequence[JobSpec], seed: int, purpose: str) -> list[int]:
-    """Return the positions of jobs in an order that is drawn, the same for any part of the jobs."""
+    """Return the positions of jobs in a random order; two jobs keep their order in any subset."""
     drawn = named_uniforms(seed, purpose, (job.job_id for job in jobs))
     return [int(number) for number in np.argsort(drawn, kind="stable")]
-
-
-def _retrained(job: JobSpec, request: Request, times: ReferenceTimes, cpus_per_gpu: int) -> JobSpec:
-    if job.duration_s is None:
-        raise InputError(f"job {job.job_id!r}: no nominal duration; accepted: jobs that state one")
-    return replace(
-        job,
-        job_id=f"{request.workload}-for-{job.job_id}",
-        workload=request.workload,
-        n_gpus=request.n_gpus,
-        n_cpus=cpus_per_gpu * request.n_gpus,
-        plan=request.plan,
-        steps=times.steps(request.workload, request.n_gpus, request.plan, job.duration_s),
-    )
 
 
 def with_perturbed_arrivals(jobs: Iterable[JobSpec], std_s: float, seed: int) -> Jobs:

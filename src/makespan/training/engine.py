@@ -1,6 +1,8 @@
-"""Pipeline parallelism: stages of a model and the schedule that runs them.
+"""Training engine: one process of a run under any execution plan.
 
-Imported by pipelined runs only, because what it needs of torch takes long to load.
+The optimiser, the engine with its passes, pipeline parallelism, and clipping by the norm of all gradients.
+Parts of torch that only some plans need are imported where those plans use them: loading them takes up to
+several seconds of CPU time.
 """
 
 import functools
@@ -17,7 +19,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad as torchs
@@ -37,10 +38,12 @@ from makespan.training.zoo.small import (
 )
 
 if TYPE_CHECKING:
+    from torch.distributed.pipelining import PipelineStage
     from torch.distributed.tensor import DTensor
 
 
-# ------------------------------------------------------------------------------------------------
+# --- Optimiser --------------------------------------------------------------------------------------
+#
 # AdamW on the local part of each parameter: whole, partitioned over replicas, or on the host.
 
 _BETAS = (0.9, 0.95)
@@ -50,25 +53,26 @@ Parameters = Mapping[str, torch.nn.Parameter]
 
 
 def is_distributed(tensor: Tensor) -> "TypeGuard[DTensor]":
-    """Whether a tensor is spread over processes, found without loading what only such tensors need."""
+    """Return True if a tensor is spread over processes."""
+    # If nothing has loaded the module, no tensor is of its type: do not load it for this question.
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)
 
 
 def local_part(tensor: Tensor) -> Tensor:
-    """Return what this process holds of a tensor, sharing its memory."""
+    """Return the part of a tensor that this process holds, sharing its memory."""
     return tensor.to_local().detach() if is_distributed(tensor) else tensor.detach()
 
 
 def gradient_of(name: str, parameter: torch.nn.Parameter) -> Tensor:
-    """Return the gradient of a parameter, which a backward pass has left."""
+    """Return the gradient that a backward pass has left in a parameter."""
     if parameter.grad is None:
         raise RuntimeError(f"the backward pass left no gradient for {name}")
     return parameter.grad
 
 
 def complete_gradients(parameters: Parameters) -> None:
-    """Sum those gradients that tensor parallelism left as one summand a process."""
+    """Sum the gradients that tensor parallelism left as one summand per process."""
     for parameter in parameters.values():
         gradient = parameter.grad
         if gradient is not None and is_distributed(gradient) and is_distributed(parameter):
@@ -76,7 +80,7 @@ def complete_gradients(parameters: Parameters) -> None:
 
 
 def average_gradients(parameters: Parameters, group: ProcessGroup) -> None:
-    """Replace each gradient by its mean over the replicas, in one exchange."""
+    """Replace each gradient by its mean over the replicas, in one all-reduce."""
     gradients = [local_part(gradient_of(name, parameter)) for name, parameter in parameters.items()]
     flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
     dist.all_reduce(flat, group=group)
@@ -85,7 +89,7 @@ def average_gradients(parameters: Parameters, group: ProcessGroup) -> None:
 
 
 def _scatter(flat: Tensor, parts: Sequence[Tensor]) -> None:
-    """Copy consecutive stretches of a flat tensor into tensors of any shape."""
+    """Copy consecutive pieces of a flat tensor into tensors of any shape."""
     start = 0
     for part in parts:
         part.copy_(flat[start : start + part.numel()].view_as(part))
@@ -95,9 +99,9 @@ def _scatter(flat: Tensor, parts: Sequence[Tensor]) -> None:
 class Optimizer:
     """AdamW whose state may be partitioned over replicas and kept on the host.
 
-    Under a partition by whole parameters (ZeRO stage 1) each is updated by its owner, who then sends it
-    to the other replicas. AdamW is called as a function, because its class loads the compiler of torch,
-    which takes a third of the start of a process.
+    Under ZeRO stage 1, which partitions by whole parameters, the owner of a parameter updates it and then
+    sends it to the other replicas. AdamW is called as a function, because its class loads the compiler of
+    torch, which takes a third of the start of a process.
     """
 
     def __init__(
@@ -126,8 +130,9 @@ class Optimizer:
 
     @torch.no_grad()
     def step(self, step: int) -> None:
-        """Update all parameters of this process; the number of the step decides the learning rate."""
+        """Update all parameters of this process; the number of the step sets the learning rate."""
         rate = min(1.0, (step + 1) / max(1, self._job.warmup_steps)) * self._job.learning_rate
+        # Only matrices decay, not biases and the weights of normalisation.
         matrices = [name for name, leaf in self._leaves.items() if leaf.dim() >= 2]
         self._update(matrices, rate, self._job.weight_decay)
         self._update([name for name in self._leaves if name not in matrices], rate, 0.0)
@@ -157,9 +162,10 @@ class Optimizer:
                 leaf.copy_(local_part(self._parameters[name]))
 
     def _exchange(self, replicas: ProcessGroup) -> None:
-        """Send every parameter from its owner to all replicas, one message an owner."""
+        """Send every parameter from its owner to all replicas, with one message per owner."""
         for owner in range(replicas.size()):
-            parts = [local_part(self._parameters[name]) for name, own in self._owners.items() if own == owner]
+            owned = [name for name, rank in self._owners.items() if rank == owner]
+            parts = [local_part(self._parameters[name]) for name in owned]
             if not parts:
                 continue
             flat = torch.cat([part.reshape(-1) for part in parts])
@@ -169,17 +175,18 @@ class Optimizer:
     def moments(self) -> dict[str, Tensor]:
         """Return the moments owned here by name, distributed like their parameters and on their device."""
         return {
-            key: _like(self._parameters[key.rpartition("/")[0]], one) for key, one in self._moments.items()
+            key: _like(self._parameters[key.rpartition("/")[0]], moment)
+            for key, moment in self._moments.items()
         }
 
     def set_moments(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take over moments that were read into what `moments` returned."""
+        """Adopt moments that were loaded into the tensors returned by `moments`."""
         for key, moment in self._moments.items():
             moment.copy_(local_part(tensors[key]))
 
 
 def _like(parameter: torch.nn.Parameter, local: Tensor) -> Tensor:
-    """Present a local tensor as distributed in the way of its parameter."""
+    """Return a local tensor as one that is distributed like its parameter."""
     on_device = local.to(local_part(parameter).device)
     if not is_distributed(parameter):
         return on_device
@@ -192,7 +199,7 @@ def _like(parameter: torch.nn.Parameter, local: Tensor) -> Tensor:
 
 
 def _owners(parameters: Parameters, count: int) -> dict[str, int]:
-    """Give each parameter to the owner who has least so far, largest first."""
+    """Assign each parameter to the owner with the least load so far, largest parameters first."""
     loads, owners = [0] * count, dict.fromkeys(parameters, 0)
     sizes = {name: local_part(parameter).numel() for name, parameter in parameters.items()}
     for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
@@ -201,22 +208,19 @@ def _owners(parameters: Parameters, count: int) -> dict[str, int]:
     return owners
 
 
-# ------------------------------------------------------------------------------------------------
-# A training run inside one process: model, passes and optimiser of this process, and their clock.
-#
-# What only some plans need of torch is imported by their runs alone: it takes up to a second to load.
+# --- Engine -----------------------------------------------------------------------------------------
 
 _AXES = ("pp", "dp", "tp")
 _MESHES: dict[tuple[str, int, int, int], DeviceMesh] = {}
 _SHARDED_STAGES = (2, 3)
 Loss = Callable[[Tensor, Tensor], Tensor]
-"""From logits and targets of a micro-batch to its share of the loss."""
+"""Maps logits and targets of a micro-batch to its share of the loss."""
 Mark = float | torch.cuda.Event
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a process stands in the mesh of its plan."""
+    """Position of a process in the device mesh of its plan."""
 
     mesh: DeviceMesh
     device: torch.device
@@ -226,14 +230,14 @@ class Place:
         return self.mesh.get_local_rank(axis)
 
     def group(self, axis: str) -> ProcessGroup:
-        """Return the processes that differ from this one along one axis only."""
+        """Return the group of processes that differ from this one along one axis only."""
         return self.mesh.get_group(axis)
 
 
 def place(plan: ExecutionPlan, device: torch.device) -> Place:
-    """Arrange all processes as a plan asks; all must call it, with the same plan.
+    """Arrange all processes in the mesh of a plan; all must call this, with the same plan.
 
-    Meshes are kept, because each axis of one costs communication groups.
+    Meshes are cached, because each axis of a mesh costs communication groups.
     """
     key = (device.type, plan.pp, plan.dp, plan.tp)
     if key not in _MESHES:
@@ -244,7 +248,7 @@ def place(plan: ExecutionPlan, device: torch.device) -> Place:
 
 
 class Clock:
-    """Marks of one optimiser step."""
+    """Time marks of one optimiser step: wall clock on the CPU, events on a GPU."""
 
     def __init__(self, device: torch.device) -> None:
         self._on_gpu = device.type == "cuda"
@@ -272,7 +276,7 @@ class Clock:
         self._marks.append(self._mark())
 
     def times(self) -> PhaseTimes:
-        """Return the times of the finished step; waits for the device."""
+        """Return the times of the finished step, after waiting for the device."""
         if self._on_gpu:
             torch.cuda.synchronize()
         start, gradients, optimizer, end = self._marks
@@ -282,7 +286,7 @@ class Clock:
 
 
 def _elapsed(first: Mark, last: Mark) -> float:
-    """Seconds between two marks of one kind."""
+    """Return the time between two marks of one kind [s]."""
     if isinstance(first, torch.cuda.Event) and isinstance(last, torch.cuda.Event):
         return float(first.elapsed_time(last)) / 1e3
     if isinstance(first, float) and isinstance(last, float):
@@ -291,16 +295,16 @@ def _elapsed(first: Mark, last: Mark) -> float:
 
 
 class Passes(Protocol):
-    """What computes the gradients of a replica's share of the batch."""
+    """Computes the gradients of a replica's share of the batch."""
 
     def run(self, inputs: Tensor, targets: Tensor, clock: Clock) -> Tensor:
         """Leave gradients in the parameters and return the summed loss, 0 where it is not computed."""
 
 
 class Accumulation:
-    """One model after another over the micro-batches; gradients are exchanged in the last pass.
+    """Gradient accumulation over micro-batches; gradients are exchanged in the last pass.
 
-    Models under ``fully_shard`` exchange theirs in every pass, so that they never hold a whole one.
+    Models under ``fully_shard`` exchange gradients in every pass, so that no process holds a whole one.
     """
 
     def __init__(self, model: nn.Module, n_microbatches: int, loss: Loss) -> None:
@@ -329,8 +333,8 @@ class Engine:
     """One process of a training run.
 
     Without ZeRO and with stage 1 each replica holds the whole model of its position, and gradients are
-    averaged by DistributedDataParallel, or by one all-reduce a step where the model is split too; under
-    stage 1 each parameter's optimiser state and update are with one owner. Stages 2 and 3 are
+    averaged by DistributedDataParallel, or by one all-reduce per step if the model is split too; under
+    stage 1 one owner holds the optimiser state of each parameter and updates it. Stages 2 and 3 use
     ``fully_shard``; stage 3 also frees parameters between forward and backward pass.
     """
 
@@ -340,8 +344,14 @@ class Engine:
         self._chunks = list(self._build_chunks())
         self._sharded = plan.zero_stage in _SHARDED_STAGES
         if self._sharded:
+            from torch.distributed.fsdp import fully_shard
+
+            axis, is_freed = place.mesh["dp"], plan.zero_stage != 2
             for chunk in self._chunks:
-                _fully_shard(chunk, place, keep=plan.zero_stage == 2)
+                # Layer by layer, so that only one layer at a time is gathered; the rest goes with the root.
+                for layer in chunk.layers.values():
+                    fully_shard(layer, mesh=axis, reshard_after_forward=is_freed)
+                fully_shard(chunk, mesh=axis, reshard_after_forward=is_freed)
         self.parameters: dict[str, nn.Parameter] = {
             name: parameter for chunk in self._chunks for name, parameter in chunk.named_parameters()
         }
@@ -374,7 +384,7 @@ class Engine:
         return Accumulation(model, plan.grad_accum_steps, self._loss)
 
     def _loss(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Return a micro-batch's share of the mean loss, times the replicas that are averaged over."""
+        """Return a micro-batch's share of the mean loss, times the number of replicas averaged over."""
         plan, flat = self.job.plan, logits.flatten(0, -2)
         total = F.cross_entropy(flat, targets.flatten(), ignore_index=IGNORED, reduction="sum")
         count = plan.global_batch_size * targets_per_sample(self.job.model)
@@ -396,16 +406,18 @@ class Engine:
         job, device = self.job, self.place.device
         batch = global_batch(job.model, job.plan.global_batch_size, job.data_seed, step)
         rank, share = self.place.rank("dp"), job.plan.replica_batch_size
-        own = slice(rank * share, (rank + 1) * share)
-        return torch.from_numpy(batch.inputs[own]).to(device), torch.from_numpy(batch.targets[own]).to(device)
+        part = slice(rank * share, (rank + 1) * share)
+        inputs, targets = torch.from_numpy(batch.inputs[part]), torch.from_numpy(batch.targets[part])
+        return inputs.to(device), targets.to(device)
 
     def step(self, step: int, stop: bool) -> tuple[float, bool, PhaseTimes]:
-        """Do one optimiser step."""
+        """Do one optimiser step; return the mean loss, whether any process wants to stop, and the times."""
         clock = Clock(self.place.device)
         loss = self.gradients(step, clock)
         clock.next_phase()
         self.optimizer.step(step)
         clock.next_phase()
+        # One all-reduce for both: every process learns of a stop request at the same step.
         shared = torch.stack([loss.double(), torch.tensor(float(stop), device=loss.device).double()])
         dist.all_reduce(shared)
         clock.next_phase()
@@ -414,38 +426,25 @@ class Engine:
 
     def full_gradients(self) -> dict[str, Tensor]:
         """Return the gradients of this process's parameters, whole and on the CPU."""
-        found = {name: gradient_of(name, parameter) for name, parameter in self.parameters.items()}
+        gradients = {name: gradient_of(name, parameter) for name, parameter in self.parameters.items()}
         return {
-            name: (one.full_tensor() if is_distributed(one) else one).detach().cpu()
-            for name, one in found.items()
+            name: (gradient.full_tensor() if is_distributed(gradient) else gradient).detach().cpu()
+            for name, gradient in gradients.items()
         }
 
     def state(self) -> dict[str, Tensor]:
-        """Return parameters and moments by name, ready to be saved or to be read into."""
-        weights: dict[str, Tensor] = {name: one.detach() for name, one in self.parameters.items()}
+        """Return parameters and moments by name, ready to be saved or to be loaded into."""
+        weights: dict[str, Tensor] = {name: value.detach() for name, value in self.parameters.items()}
         return weights | self.optimizer.moments()
 
     def adopt(self, state: dict[str, Tensor], steps_done: int) -> None:
-        """Take over a state that was read into what `state` returned."""
+        """Adopt a state that was loaded into the tensors returned by `state`."""
         self.optimizer.set_moments(state)
         self.optimizer.set_steps_done(steps_done)
         self.optimizer.adopt()
 
 
-def _fully_shard(chunk: SmallTransformer, place: Place, keep: bool) -> None:
-    """Shard a model over the replicas, layer by layer; ``keep`` parameters until the backward pass."""
-    from torch.distributed.fsdp import fully_shard
-
-    axis = place.mesh["dp"]
-    for layer in chunk.layers.values():
-        fully_shard(layer, mesh=axis, reshard_after_forward=not keep)
-    fully_shard(chunk, mesh=axis, reshard_after_forward=not keep)
-
-
-# ------------------------------------------------------------------------------------------------
-# Pipeline parallelism: stages of a model and the schedule that runs them.
-#
-# Imported by pipelined runs only, because what it needs of torch takes long to load.
+# --- Pipeline parallelism ---------------------------------------------------------------------------
 
 
 class Pipeline:
@@ -459,14 +458,24 @@ class Pipeline:
         place: Place,
         loss: Loss,
     ) -> None:
+        from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
+
         rank, self._clock = place.rank("pp"), Clock(place.device)
         self._is_first, self._is_last = rank == 0, rank == plan.pp - 1
         indices = range(rank, plan.pp * plan.interleave, plan.pp)
-        parts = zip(chunks, indices, strict=True)
-        self._schedule = _schedule(
-            plan, [_stage(one, index, spec, plan, place) for one, index in parts], loss
-        )
-        for chunk in chunks:  # recomputation inside its layers is no forward pass
+        stages = [
+            _stage(chunk, index, spec, plan, place) for chunk, index in zip(chunks, indices, strict=True)
+        ]
+        self._schedule: Any
+        if plan.schedule == "interleaved":
+            self._schedule = ScheduleInterleaved1F1B(
+                list(stages), plan.n_microbatches, loss, scale_grads=False
+            )
+        else:
+            kind = Schedule1F1B if plan.schedule == "1f1b" else ScheduleGPipe
+            self._schedule = kind(stages[0], plan.n_microbatches, loss, scale_grads=False)
+        # Hooks on the chunk, not on its layers: recomputation runs layers again but is no forward pass.
+        for chunk in chunks:
             chunk.register_forward_pre_hook(lambda *_: self._clock.start_forward())
             chunk.register_forward_hook(lambda *_: self._clock.end_forward())
 
@@ -484,52 +493,41 @@ class Pipeline:
 
 def _stage(
     chunk: SmallTransformer, index: int, spec: SmallModel, plan: ExecutionPlan, place: Place
-) -> PipelineStage:
+) -> "PipelineStage":
+    """Build a pipeline stage with example inputs and outputs, which spare torch a run to infer shapes."""
+    from torch.distributed.pipelining import PipelineStage
+
     device, count, batch = place.device, plan.pp * plan.interleave, plan.micro_batch_size
     seq = spec.seq // plan.tp if plan.sequence_parallel else spec.seq
-    hidden = tuple(
+    inputs = outputs = tuple(
         torch.empty(batch, seq, spec.hidden, device=device, requires_grad=True)
         for _ in range(n_hidden_states(spec))
     )
-    inputs = (_sample(spec, batch, device),) if index == 0 else hidden
-    outputs = (_logits(spec, batch, device),) if index == count - 1 else hidden
+    if index == 0 and spec.family == "vit":
+        inputs = (torch.empty(batch, spec.seq, spec.patch_features, device=device),)
+    elif index == 0:
+        shape = (batch, 2, spec.seq) if spec.family == "t5" else (batch, spec.seq)
+        inputs = (torch.empty(shape, dtype=torch.int64, device=device),)
+    if index == count - 1:
+        shape = (batch, spec.vocab) if spec.family == "vit" else (batch, spec.seq, spec.vocab)
+        outputs = (torch.empty(shape, device=device, requires_grad=True),)
     return PipelineStage(
         chunk, index, count, device, input_args=inputs, output_args=outputs, group=place.group("pp")
     )
 
 
-def _schedule(plan: ExecutionPlan, stages: Sequence[PipelineStage], loss: Loss) -> Any:
-    if plan.schedule == "interleaved":
-        return ScheduleInterleaved1F1B(list(stages), plan.n_microbatches, loss, scale_grads=False)
-    kind = Schedule1F1B if plan.schedule == "1f1b" else ScheduleGPipe
-    return kind(stages[0], plan.n_microbatches, loss, scale_grads=False)
-
-
-def _sample(spec: SmallModel, batch: int, device: torch.device) -> Tensor:
-    if spec.family == "vit":
-        return torch.empty(batch, spec.seq, spec.patch_features, device=device)
-    shape = (batch, 2, spec.seq) if spec.family == "t5" else (batch, spec.seq)
-    return torch.empty(shape, dtype=torch.int64, device=device)
-
-
-def _logits(spec: SmallModel, batch: int, device: torch.device) -> Tensor:
-    shape = (batch, spec.vocab) if spec.family == "vit" else (batch, spec.seq, spec.vocab)
-    return torch.empty(shape, device=device, requires_grad=True)
-
-
-# ------------------------------------------------------------------------------------------------
-# Gradients limited by the norm of all of them, whoever holds which part.
+# --- Clipping ---------------------------------------------------------------------------------------
 #
-# Torch's own `torch.nn.utils.clip_grad_norm_` sees the gradients of one process. Where processes hold
-# different parts of a model it takes the norm of a part for that of the whole, and each process scales by
-# another factor.
+# `torch.nn.utils.clip_grad_norm_` sees the gradients of one process only. If processes hold different parts
+# of a model, it takes the norm of a part for the norm of the whole, and each process scales by another
+# factor.
 
 _REMEDY = "clipped_by"
-"""Attribute of a parameter of which torch's own clipping would take a part for the whole."""
+"""Attribute that marks a parameter whose gradients torch's own clipping would scale by a partial norm."""
 
 
 class PartialNormError(MakespanError, RuntimeError):
-    """Gradients were to be clipped by the norm of what one process holds; the message says what to call."""
+    """Gradients would be clipped by the norm of one process's part; the message says what to call instead."""
 
 
 @torch.no_grad()
@@ -542,56 +540,57 @@ def clip_grad_norm(
     groups: Sequence[dist.ProcessGroup | None] = (),
     error_if_nonfinite: bool = False,
 ) -> Tensor:
-    """Scale gradients so that the norm of all of them, over all processes, is at most so large.
+    """Scale gradients so that the norm of all of them, over all processes, is at most ``max_norm``.
 
-    All processes of the groups must call this. What is distributed by torch itself, as `fully_shard` does, is
-    added up over its mesh; without that and without groups the bits are those of
-    `torch.nn.utils.clip_grad_norm_`.
+    All processes of the groups must call this. Gradients that torch itself distributes, as `fully_shard`
+    does, are added up over their mesh. Without such gradients and without groups the result is bitwise that
+    of `torch.nn.utils.clip_grad_norm_`.
 
     Parameters
     ----------
     parameters
-        Those that this process holds; those without a gradient are left out.
+        Parameters that this process holds; those without a gradient are ignored.
     max_norm
         Largest norm.
     norm_type
-        Which norm, > 0; ``inf`` for the largest magnitude.
+        Order of the norm, > 0; ``inf`` for the largest magnitude.
     counted
-        Identities (`id`) of the parameters whose gradients this process counts, so that one that several
-        processes have counts once; None for all. The others are scaled, too.
+        Identities (`id`) of the parameters whose gradients this process counts, so that a gradient held by
+        several processes counts once; None for all. The others are scaled, too.
     groups
-        Processes that hold other parts of the model, one group after the other; None for all processes.
+        Groups of processes that hold other parts of the model, summed over one after the other; a group of
+        None is all processes.
     error_if_nonfinite
-        Whether a norm that is no finite number is an error.
+        Whether a norm that is not finite is an error.
 
     Returns
     -------
-    The norm before, a scalar, the same on all processes.
+    The norm before scaling, a scalar, the same on all processes.
 
     Raises
     ------
     InputError
-        A limit or a kind of norm is not accepted.
+        The limit or the order of the norm is not accepted.
     RuntimeError
-        The norm is not finite, where that is an error; no gradient has changed.
+        The norm is not finite and ``error_if_nonfinite`` is set; no gradient has changed.
     """
     if not max_norm > 0 or not norm_type > 0:
         raise InputError(
             f"clip_grad_norm: found max_norm {max_norm}, norm_type {norm_type}; accepted: numbers > 0"
         )
     held = list(parameters)
-    own = [one for one in held if one.grad is not None]
-    gradients: list[Tensor] = [one.grad for one in own if one.grad is not None]
+    trained = [parameter for parameter in held if parameter.grad is not None]
+    gradients: list[Tensor] = [parameter.grad for parameter in trained if parameter.grad is not None]
     if not groups and not any(map(is_distributed, gradients)):
-        return torchs.clip_grad_norm_(own, max_norm, norm_type, error_if_nonfinite)
-    device = next((one.device for one in (*gradients, *held)), torch.device("cpu"))
+        return torchs.clip_grad_norm_(trained, max_norm, norm_type, error_if_nonfinite)
+    device = next((tensor.device for tensor in (*gradients, *held)), torch.device("cpu"))
     chosen = [
         gradient
-        for one, gradient in zip(own, gradients, strict=True)
-        if counted is None or id(one) in counted
+        for parameter, gradient in zip(trained, gradients, strict=True)
+        if counted is None or id(parameter) in counted
     ]
     is_largest = math.isinf(norm_type)
-    # In doubles, and summed before the root is taken, so that the order of processes does not matter much.
+    # In doubles, and summed before the root is taken, so that the order of processes hardly matters.
     total = _over_meshes(chosen, norm_type, device)
     for group in groups:
         dist.all_reduce(total, dist.ReduceOp.MAX if is_largest else dist.ReduceOp.SUM, group=group)
@@ -602,7 +601,7 @@ def clip_grad_norm(
     for gradient in gradients:
         part = _local(gradient)
         part.mul_(factor.to(device=part.device, dtype=torch.promote_types(part.dtype, torch.float32)))
-    kinds = {one.dtype for one in gradients}
+    kinds = {gradient.dtype for gradient in gradients}
     return norm.to(functools.reduce(torch.promote_types, kinds, torch.float32))
 
 
@@ -611,17 +610,19 @@ def _local(gradient: Tensor) -> Tensor:
 
 
 def _over_meshes(gradients: Sequence[Tensor], norm_type: float, device: torch.device) -> Tensor:
-    """Return the sum of powers, or the largest magnitude, of gradients with all that other meshes hold."""
+    """Return the sum of powers, or the largest magnitude, of gradients with all parts on their meshes."""
     is_largest = math.isinf(norm_type)
+    # Gradients are grouped by mesh and by the axes that cut them, so that each group needs one all-reduce per
+    # axis. Along other axes they are replicated and count once.
     parts: dict[tuple[Any, tuple[int, ...]], list[Tensor]] = {}
     for gradient in gradients:
         where: tuple[Any, tuple[int, ...]] = (None, ())
         if is_distributed(gradient):
-            if any(one.is_partial() for one in gradient.placements):
+            if any(placement.is_partial() for placement in gradient.placements):
                 raise InputError(
                     "clip_grad_norm: a gradient is a sum that is not complete; accepted: after the exchange"
                 )
-            cut = tuple(place for place, one in enumerate(gradient.placements) if one.is_shard())
+            cut = tuple(axis for axis, placement in enumerate(gradient.placements) if placement.is_shard())
             where = (gradient.device_mesh, cut)
         local = _local(gradient)
         norm = torch.linalg.vector_norm(
@@ -632,9 +633,9 @@ def _over_meshes(gradients: Sequence[Tensor], norm_type: float, device: torch.de
     for (mesh, cut), norms in parts.items():
         all_norms = torch.stack(norms)
         total = all_norms.max() if is_largest else (all_norms**norm_type).sum()
-        for place in cut:
+        for axis in cut:
             operation = dist.ReduceOp.MAX if is_largest else dist.ReduceOp.SUM
-            dist.all_reduce(total, operation, group=mesh.get_group(place))
+            dist.all_reduce(total, operation, group=mesh.get_group(axis))
         totals.append(total)
     if not totals:
         return torch.zeros((), dtype=torch.float64, device=device)
@@ -643,23 +644,22 @@ def _over_meshes(gradients: Sequence[Tensor], norm_type: float, device: torch.de
 
 
 def refuse_plain_clipping(parameters: Iterable[nn.Parameter], remedy: str) -> str:
-    """Let torch's own clipping of any of these parameters raise a `PartialNormError` that says what to call.
+    """Make torch's own clipping of any of these parameters raise a `PartialNormError` that says what to call.
 
-    It is refused wherever it was imported from, before a gradient changes. Returns the name of the attribute
-    that says so of a parameter, which what takes its place must have, too.
+    Clipping is rejected wherever it was imported from, before a gradient changes. Returns the name of the
+    attribute that marks a parameter; a parameter that replaces a marked one must have it, too.
     """
-    for one in parameters:
-        vars(one)[_REMEDY] = remedy
-    if not hasattr(torchs._clip_grads_with_norm_, _REMEDY):
-        torchs._clip_grads_with_norm_ = _guarded(torchs._clip_grads_with_norm_)
-    return _REMEDY
+    for parameter in parameters:
+        vars(parameter)[_REMEDY] = remedy
+    scale: Any = torchs._clip_grads_with_norm_
+    if hasattr(scale, _REMEDY):
+        return _REMEDY
 
-
-def _guarded(scale: Any) -> Any:
+    # `clip_grad_norm_` looks this function up in its module, so one replacement reaches every import of it.
     @functools.wraps(scale)
     def scale_if_whole(parameters: Any, *args: Any, **kwargs: Any) -> Any:
         held = [parameters] if isinstance(parameters, Tensor) else list(parameters)
-        if remedies := [vars(one)[_REMEDY] for one in held if _REMEDY in getattr(one, "__dict__", {})]:
+        if remedies := [vars(each)[_REMEDY] for each in held if _REMEDY in getattr(each, "__dict__", {})]:
             raise PartialNormError(
                 "clip_grad_norm_: this process holds a part of the model, whose norm is not that of the "
                 f"whole; accepted: {remedies[0]}"
@@ -667,4 +667,5 @@ def _guarded(scale: Any) -> Any:
         return scale(held, *args, **kwargs)
 
     setattr(scale_if_whole, _REMEDY, True)
-    return scale_if_whole
+    torchs._clip_grads_with_norm_ = scale_if_whole
+    return _REMEDY

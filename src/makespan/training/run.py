@@ -1,9 +1,12 @@
-"""What to train, and what came of it; plain values that cross process boundaries as JSON."""
+"""Training runs: the job, the calls that train it in processes of its own, and the result.
+
+Jobs and results cross process boundaries as plain values in JSON.
+"""
 
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
@@ -12,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from makespan.cleanup import temporary_directory
 from makespan.errors import CheckpointError, InfeasiblePlanError, InputError
 from makespan.plans import ExecutionPlan, PlanFamily
-from makespan.runtime import Checkpoint, Launch, Launcher, LocalLauncher, RunDirectory, latest_checkpoint
+from makespan.runtime import Launch, Launcher, LocalLauncher, RunDirectory, latest_checkpoint
 from makespan.training.zoo import SmallModel
 
 if TYPE_CHECKING:
@@ -21,8 +24,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-# ------------------------------------------------------------------------------------------------
-# What to train, and what came of it; plain values that cross process boundaries as JSON.
+# --- Jobs and results -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,15 +37,16 @@ class TrainingJob:
     Parameters
     ----------
     model, plan
-        What is trained, in float32 with AdamW, and how the devices are used.
+        Model that is trained, in float32 with AdamW, and use of the devices.
     steps
-        Optimiser steps, counted from the very first one, also in a run that continues.
+        Optimiser steps, counted from the very first one, also in a run that resumes.
     seed, data_seed
         Seeds of the initial weights and of the data.
     learning_rate, warmup_steps, weight_decay
-        Of AdamW; the rate grows linearly over the first ``warmup_steps`` steps and is constant then.
+        Parameters of AdamW; the rate grows linearly over the first ``warmup_steps`` steps and is constant
+        afterwards.
     checkpoint_every
-        Steps between checkpoints; 0 for one at the end only (where a directory is given).
+        Steps between checkpoints; 0 for one at the end only (if a directory is given).
     """
 
     model: SmallModel
@@ -71,10 +74,10 @@ class TrainingJob:
 class PhaseTimes:
     """Wall times of one optimiser step, mean over the processes [s].
 
-    The whole step includes the exchange of the loss. ``backward_sync_s`` is all but the forward passes
-    until gradients are ready: backward passes, recomputation, exchange of gradients and activations,
-    waiting in the pipeline. The optimiser's time includes transfers to and from the host and exchange
-    of parameters.
+    The whole step includes the exchange of the loss. ``backward_sync_s`` is the time until gradients are
+    ready, without the forward passes: backward passes, recomputation, exchange of gradients and activations,
+    waiting in the pipeline. The optimiser's time includes transfers to and from the host and the exchange of
+    parameters.
     """
 
     step_s: float
@@ -85,10 +88,11 @@ class PhaseTimes:
 
 @dataclass(frozen=True, slots=True)
 class RestartCost:
-    """What continuing from a checkpoint cost [s].
+    """Cost of resuming from a checkpoint [s].
 
-    Writing it, measured then; from the launch until all processes had met; building and distributing
-    the model under the new plan; checking and reading the checkpoint.
+    ``save_s`` is the time to write the checkpoint, measured then; ``process_start_s`` from the launch until
+    all processes had met; ``build_s`` to build and distribute the model under the new plan; ``load_s`` to
+    check and read the checkpoint.
     """
 
     save_s: float
@@ -106,8 +110,9 @@ class RestartCost:
 class Progress:
     """Heartbeat of a running job, rewritten after every step.
 
-    Steps done, counted from the very first one; mean loss of the last step's global batch, NaN before
-    the first; when it was written [s since the epoch]; process ids by rank.
+    ``step`` counts the steps done from the very first one; ``loss`` is the mean loss of the last step's
+    global batch, NaN before the first; ``time_s`` is the time of writing [s since the epoch]; ``pids`` are
+    the process ids by rank.
     """
 
     step: int
@@ -118,28 +123,28 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """What a run did.
+    """Result of a run.
 
     Parameters
     ----------
     first_step
-        Steps that were done before this run, 0 for one that starts anew.
+        Steps that were done before this run, 0 for a run that starts from scratch.
     losses, times
         Mean loss of the global batch at each step of this run, before its update; wall times.
     paces_s
-        Wall time from the beginning of each step until the next one could begin, with what comes between
-        them but for checkpoints [s].
+        Wall time from the beginning of each step until the next one could begin, including everything between
+        them except checkpoints [s].
     stopped
         Whether it ended at a stop request, before its last step.
     device
         ``cpu``, or the name of the GPU.
     process_start_s, build_s, save_s
-        From launch to a joined group of processes; building the model; each checkpoint [s].
+        Time from launch to a joined group of processes; to build the model; to write each checkpoint [s].
     restart_cost
-        What continuing cost; None for a run that started anew.
+        Cost of resuming; None for a run that started from scratch.
     checkpoint, gradients
         Directory of the last checkpoint, and file with the gradients of the first step (NumPy
-        archive, one full array a parameter); None without one.
+        archive, one full array per parameter); None without one.
     peak_memory_bytes
         Largest memory of any process: allocated on the device, or resident on CPU.
     """
@@ -194,14 +199,34 @@ def result_from(values: Mapping[str, Any]) -> RunResult:
 
 
 def unsupported_reasons(plan: ExecutionPlan, model: SmallModel, n_devices: int | None = None) -> list[str]:
-    """Return every reason why a plan cannot train a model on so many devices; empty if it can."""
+    """Return every reason why a plan cannot train a model on ``n_devices`` devices; empty if it can."""
     reasons = []
     if n_devices is not None and plan.n_gpus > n_devices:
-        found = f"dp={plan.dp} x tp={plan.tp} x pp={plan.pp} needs {plan.n_gpus} devices"
-        reasons.append(f"{found}, {n_devices} at hand")
+        needed = f"dp={plan.dp} x tp={plan.tp} x pp={plan.pp} needs {plan.n_gpus} devices"
+        reasons.append(f"{needed}, {n_devices} at hand")
     if plan.tp > 1:
-        reasons += _tensor_reasons(plan, model)
-    return [*reasons, *_pipeline_reasons(plan, model)]
+        for name in ("heads", "kv_heads", "ffn"):
+            if getattr(model, name) % plan.tp:
+                reasons.append(f"tp={plan.tp} does not divide {name}={getattr(model, name)}")
+        if plan.sequence_parallel and model.family == "vit":
+            reasons.append(
+                "sequence parallelism needs a result at every position, and vit averages over them"
+            )
+        if plan.sequence_parallel and model.seq % plan.tp:
+            reasons.append(f"sequence parallelism with tp={plan.tp} does not divide seq={model.seq}")
+    n_chunks = plan.pp * plan.interleave
+    if n_chunks > model.n_layers:
+        needed = f"{n_chunks} pipeline stages need at least one layer each"
+        reasons.append(f"{needed}, the model has {model.n_layers}")
+    if plan.partition is not None and sum(plan.partition) != model.n_layers:
+        covered = sum(plan.partition)
+        reasons.append(f"partition {plan.partition} covers {covered} of {model.n_layers} layers")
+    if plan.pp > 1 and plan.grad_accum_steps < plan.pp:
+        needed = f"a pipeline of {plan.pp} stages needs at least as many micro-batches in flight"
+        reasons.append(f"{needed}, found {plan.grad_accum_steps}")
+    if plan.interleave > 1 and plan.grad_accum_steps % plan.pp:
+        reasons.append(f"the interleaved schedule needs micro-batches in multiples of {plan.pp}")
+    return reasons
 
 
 def check_supported(plan: ExecutionPlan, model: SmallModel, n_devices: int | None = None) -> None:
@@ -210,31 +235,7 @@ def check_supported(plan: ExecutionPlan, model: SmallModel, n_devices: int | Non
         raise InfeasiblePlanError(f"the plan cannot train this {model.family} model: " + "; ".join(reasons))
 
 
-def _tensor_reasons(plan: ExecutionPlan, model: SmallModel) -> Iterator[str]:
-    for name in ("heads", "kv_heads", "ffn"):
-        if getattr(model, name) % plan.tp:
-            yield f"tp={plan.tp} does not divide {name}={getattr(model, name)}"
-    if plan.sequence_parallel and model.family == "vit":
-        yield "sequence parallelism needs a result at every position, and vit averages over them"
-    if plan.sequence_parallel and model.seq % plan.tp:
-        yield f"sequence parallelism with tp={plan.tp} does not divide seq={model.seq}"
-
-
-def _pipeline_reasons(plan: ExecutionPlan, model: SmallModel) -> Iterator[str]:
-    chunks = plan.pp * plan.interleave
-    if chunks > model.n_layers:
-        yield f"{chunks} pipeline stages need at least one layer each, the model has {model.n_layers}"
-    if plan.partition is not None and sum(plan.partition) != model.n_layers:
-        yield f"partition {plan.partition} covers {sum(plan.partition)} of {model.n_layers} layers"
-    if plan.pp > 1 and plan.grad_accum_steps < plan.pp:
-        needed = f"a pipeline of {plan.pp} stages needs at least as many micro-batches in flight"
-        yield f"{needed}, found {plan.grad_accum_steps}"
-    if plan.interleave > 1 and plan.grad_accum_steps % plan.pp:
-        yield f"the interleaved schedule needs micro-batches in multiples of {plan.pp}"
-
-
-# ------------------------------------------------------------------------------------------------
-# Train: the calls that start processes and return what they did.
+# --- Training ---------------------------------------------------------------------------------------
 
 _WORKER = "makespan.training.worker"
 _MUST_AGREE = ("model", "seed", "data_seed", "learning_rate", "warmup_steps", "weight_decay")
@@ -256,15 +257,15 @@ def train(
     Parameters
     ----------
     launcher, run_dir
-        Where the processes run, None for `LocalLauncher` on CPU; directory for `read_progress` and
+        Launcher of the processes, None for `LocalLauncher` on CPU; directory for `read_progress` and
         `request_stop`, None for a temporary one.
     checkpoint_dir
-        Where a checkpoint is written at the end, at a stop request and every
+        Directory in which a checkpoint is written at the end, at a stop request and every
         ``job.checkpoint_every`` steps. None for no checkpoints.
     resume
-        Directory of checkpoints from whose newest the run continues, whatever plan wrote it. Loading runs
-        what is pickled in a checkpoint: name only directories whose writer you trust. Files that its
-        manifest does not vouch for are refused before torch opens any.
+        Directory of checkpoints; the run resumes from the newest one, whatever plan wrote it. Loading a
+        checkpoint unpickles it, which can run code: name only directories whose writer you trust. Files that
+        the manifest does not list are rejected before torch opens any.
     keep_gradients
         Whether the gradients of the first step are written (needs ``run_dir``).
 
@@ -272,13 +273,13 @@ def train(
     ------
     InfeasiblePlanError, CheckpointError, ChecksumError
         Before a process starts: the plan cannot train the model here; there is no checkpoint with a
-        manifest in ``resume``, or one of another run; a file of it is damaged or not in its manifest.
+        manifest in ``resume``, or it belongs to another run; a file of it is damaged or not in its manifest.
     WorkerError
-        A process died or hung. All others were brought down.
+        A process died or hung. All others were ended.
     """
     launcher = launcher if launcher is not None else LocalLauncher()
     check_supported(job.plan, job.model, launcher.n_devices)
-    source = None if resume is None else _continued(job, Path(resume))
+    source = None if resume is None else _resumable(job, Path(resume))
     (result,) = _execute([job], launcher, run_dir, checkpoint_dir, source, keep_gradients)
     return result
 
@@ -293,9 +294,9 @@ def train_all(
 ) -> tuple[RunResult, ...]:
     """Train several jobs one after the other in one group of processes, without checkpoints.
 
-    This saves the start of processes, for example when many plans are profiled. Options and errors are
-    those of `train`; an `InputError` says that the jobs need different numbers of processes. With each
-    heartbeat ``on_beat`` gets the results that are new, often none.
+    This saves process starts, for example when many plans are profiled. Options and errors are those of
+    `train`; an `InputError` says that the jobs need different numbers of processes. At each heartbeat
+    ``on_beat`` gets the new results, often none.
     """
     launcher = launcher if launcher is not None else LocalLauncher()
     if len({job.plan.n_gpus for job in jobs}) != 1:
@@ -306,34 +307,29 @@ def train_all(
     return tuple(_execute(jobs, launcher, run_dir, None, None, keep_gradients, on_beat))
 
 
-def _continued(job: TrainingJob, directory: Path) -> dict[str, Any]:
-    """Find and check the checkpoint from which a job continues."""
+def _resumable(job: TrainingJob, directory: Path) -> dict[str, Any]:
+    """Find and check the checkpoint from which a job resumes; plan and processes may differ from before."""
     begun = time.perf_counter()
     checkpoint = latest_checkpoint(directory)
     if checkpoint is None:
         raise CheckpointError(f"{directory}: no complete checkpoint; accepted: step-<number> with a manifest")
-    _check_continues(checkpoint, job)
-    checkpoint.verify()
-    source = {"path": str(checkpoint.path.resolve()), "step": checkpoint.step, "save_s": checkpoint.save_s}
-    return source | {"verify_s": time.perf_counter() - begun}
-
-
-def _check_continues(checkpoint: Checkpoint, job: TrainingJob) -> None:
-    """Check that a job continues the run of a checkpoint; plan and processes may differ."""
     path = checkpoint.path
     try:
         before = job_from(checkpoint.values["job"])
     except (KeyError, TypeError, ValueError):
         raise CheckpointError(f"{path}: its manifest has no job of makespan.training") from None
     for name in _MUST_AGREE:
-        found, wanted = getattr(before, name), getattr(job, name)
-        if found != wanted:
-            raise CheckpointError(f"{path}: written with {name} {found}, the job has {wanted}")
-    found, wanted = before.plan.global_batch_size, job.plan.global_batch_size
-    if found != wanted:
-        raise CheckpointError(f"{path}: written with global batch {found}, the plan has {wanted}")
+        saved, wanted = getattr(before, name), getattr(job, name)
+        if saved != wanted:
+            raise CheckpointError(f"{path}: written with {name} {saved}, the job has {wanted}")
+    saved, wanted = before.plan.global_batch_size, job.plan.global_batch_size
+    if saved != wanted:
+        raise CheckpointError(f"{path}: written with global batch {saved}, the plan has {wanted}")
     if checkpoint.step >= job.steps:
         raise CheckpointError(f"{path}: {checkpoint.step} steps are done, the job asks for {job.steps}")
+    checkpoint.verify()
+    source = {"path": str(path.resolve()), "step": checkpoint.step, "save_s": checkpoint.save_s}
+    return source | {"verify_s": time.perf_counter() - begun}
 
 
 def _execute(
@@ -345,7 +341,7 @@ def _execute(
     keep_gradients: bool,
     on_beat: Callable[[Sequence[RunResult]], None] = lambda results: None,
 ) -> list[RunResult]:
-    """Run the request and read the results as they come."""
+    """Run the request, and read the results as they arrive."""
     if run_dir is None:
         if keep_gradients:
             raise InputError("keep_gradients needs run_dir, the directory in which they are kept")
@@ -362,10 +358,10 @@ def _execute(
     results: list[RunResult] = []
 
     def collect() -> None:
-        known, found = len(results), RunDirectory(directory)
-        while (values := found.result(len(results))) is not None:
+        n_known, run = len(results), RunDirectory(directory)
+        while (values := run.result(len(results))) is not None:
             results.append(result_from(values))
-        on_beat(results[known:])
+        on_beat(results[n_known:])
 
     threads = plan.cpu_threads
     launcher.run(Launch(_WORKER, request, plan.n_gpus, directory, threads=threads, on_beat=collect))
@@ -382,20 +378,11 @@ def request_stop(run_dir: str | Path) -> None:
 
 
 def read_progress(run_dir: str | Path) -> Progress | None:
-    """Heartbeat of the run in a directory, None before its first one."""
+    """Return the last heartbeat of the run in a directory, None before its first one."""
     values = RunDirectory(Path(run_dir)).progress()
     if values is None:
         return None
     return Progress(values["step"], values["loss"], values["time_s"], tuple(values["pids"]))
-
-
-def _train_grouped(jobs: Mapping[str, TrainingJob], launcher: Launcher) -> dict[str, RunResult]:
-    """Train jobs by name; those with equally many processes share one group of them."""
-    results: dict[str, RunResult] = {}
-    for count in sorted({job.plan.n_gpus for job in jobs.values()}):
-        group = {name: job for name, job in jobs.items() if job.plan.n_gpus == count}
-        results |= zip(group, train_all(list(group.values()), launcher=launcher), strict=True)
-    return {name: results[name] for name in jobs}
 
 
 def train_switching(
@@ -405,9 +392,9 @@ def train_switching(
     launcher: Launcher | None = None,
     checkpoint_dir: str | Path | None = None,
 ) -> tuple[RunResult, ...]:
-    """Train a job that changes its plan on the way, each time through checkpoint and restart.
+    """Train a job that changes its plan, each time through a checkpoint and a restart.
 
-    Returns a result for each plan in turn.
+    Returns one result per plan, in order.
 
     Parameters
     ----------
@@ -419,8 +406,8 @@ def train_switching(
     """
     bounds = [0, *(step for step, _ in switches), job.steps]
     if sorted(set(bounds)) != bounds:
-        found = f"plans change after steps {bounds[1:-1]}"
-        raise InputError(f"{found}; accepted: growing numbers from 1 to {job.steps - 1}")
+        changes = f"plans change after steps {bounds[1:-1]}"
+        raise InputError(f"{changes}; accepted: growing numbers from 1 to {job.steps - 1}")
     if checkpoint_dir is None:
         with temporary_directory("checkpoints") as name:
             return train_switching(job, switches, launcher=launcher, checkpoint_dir=name)
@@ -450,8 +437,8 @@ def train_compared(
     Parameters
     ----------
     job, switches
-        The job under the plan with which the changing run starts; steps after which it takes up
-        another one of the ``plans``, and its name.
+        The job under the plan with which the changing run starts; steps after which it changes to
+        another one of the ``plans``, and the name of that plan.
     other_seed, names
         Seed of the initial weights of the last run; names of the changing run and of that one.
     """
@@ -460,16 +447,21 @@ def train_compared(
     for name in [name for name in plans if name not in fitting]:
         _log.warning("plan %s left out: %d devices needed, %s at hand", name, plans[name].n_gpus, available)
     jobs = {name: replace(job, plan=plan) for name, plan in fitting.items()}
-    results = _train_grouped(jobs | {names[1]: replace(job, seed=other_seed)}, launcher)
-    runs = {name: (result,) for name, result in results.items()}
+    jobs[names[1]] = replace(job, seed=other_seed)
+    # Jobs with equally many processes share one group of processes.
+    results: dict[str, RunResult] = {}
+    for count in sorted({job.plan.n_gpus for job in jobs.values()}):
+        group = {name: job for name, job in jobs.items() if job.plan.n_gpus == count}
+        results |= zip(group, train_all(list(group.values()), launcher=launcher), strict=True)
+    runs = {name: (results[name],) for name in jobs}
     changes = [(step, fitting[name]) for step, name in switches if name in fitting]
     return runs | {names[0]: train_switching(job, changes, launcher=launcher)}
 
 
 def cost_table(runs: Mapping[str, Sequence[RunResult]]) -> "pd.DataFrame":
-    """Tabulate what each run cost, from its parts in order.
+    """Tabulate the cost of each run, from its parts in order.
 
-    Columns ``run, restarts, restart_s, step_s``: parts that continue from a checkpoint, their mean cost
+    Columns ``run, restarts, restart_s, step_s``: name, parts that resume from a checkpoint, their mean cost
     [s], median step [s].
     """
     import pandas as pd

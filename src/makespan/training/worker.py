@@ -1,4 +1,4 @@
-"""One process of a training run: ``python -m makespan.training.worker <run directory>``."""
+"""Worker process of a training run: ``python -m makespan.training.worker <run directory>``."""
 
 import resource
 import signal
@@ -26,12 +26,12 @@ from makespan.training.engine import Engine, place
 from makespan.training.run import PhaseTimes, TrainingJob, job_from, job_values
 
 OF_SEVERAL = ("torch.distributed.fsdp", "torch.distributed.checkpoint.state_dict_loader", "torch._dynamo")
-"""Modules that take long to load and that runs of several processes use: a fork server loads them once."""
+"""Modules that load slowly and that runs with several processes use: a fork server loads them once."""
 _TIMES = ("step_s", "forward_s", "backward_sync_s", "optimizer_s")
 
 
 class _Run:
-    """The jobs of a request, in this process."""
+    """Jobs of a request, as this process runs them."""
 
     def __init__(self, directory: RunDirectory, who: Identity) -> None:
         self.directory, self.who = directory, who
@@ -47,7 +47,7 @@ class _Run:
         self.stop = True
 
     def run(self) -> None:
-        """Train every job and write at its end what came of it."""
+        """Train every job and write its result at its end."""
         for number, values in enumerate(self.request["jobs"]):
             result = self._train(job_from(values), number)
             if self.who.rank == 0:
@@ -58,7 +58,7 @@ class _Run:
     def _train(self, job: TrainingJob, number: int) -> dict[str, Any]:
         begun = time.perf_counter()
         if self.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self.device)  # those of the job before
+            torch.cuda.reset_peak_memory_stats(self.device)  # forget the peak of the previous job
         engine = Engine(job, place(job.plan, self.device))
         result: dict[str, Any] = {
             "stopped": False, "process_start_s": self.started_s, "build_s": time.perf_counter() - begun,
@@ -75,10 +75,16 @@ class _Run:
 
     def _resume(self, engine: Engine, result: dict[str, Any]) -> None:
         source = self.request["resume"]
-        load_s = _load(engine, Path(source["path"]), source["step"]) + source["verify_s"]
+        from torch.distributed.checkpoint.state_dict_loader import load  # takes long to load
+
+        begun = time.perf_counter()
+        state = engine.state()
+        load(state, checkpoint_id=Path(source["path"]))  # each process reads the parts that it holds
+        engine.adopt(state, source["step"])
+        load_s = time.perf_counter() - begun + source["verify_s"]
         result["first_step"] = source["step"]
-        kept = {name: result[name] for name in ("process_start_s", "build_s")}
-        result["restart_cost"] = kept | {"save_s": source["save_s"], "load_s": load_s}
+        times = {name: result[name] for name in ("process_start_s", "build_s")}
+        result["restart_cost"] = times | {"save_s": source["save_s"], "load_s": load_s}
 
     def _steps(
         self, engine: Engine, result: dict[str, Any], number: int
@@ -97,10 +103,19 @@ class _Run:
             result["stopped"] = stop and done < job.steps
             ends = result["stopped"] or done == job.steps
             due = job.checkpoint_every > 0 and done % job.checkpoint_every == 0
+            # All processes agree on this: the stop flag was exchanged with the loss of the step.
             if self.request["checkpoint_dir"] is not None and (ends or due):
-                path, save_s = _save(engine, Path(self.request["checkpoint_dir"]), done)
+                from torch.distributed.checkpoint.state_dict_saver import save  # takes long to load
+
+                # Tensors by name in global shape, which any plan can load.
+                saving, directory = time.perf_counter(), Path(self.request["checkpoint_dir"])
+                is_first, values = dist.get_rank() == 0, {"job": job_values(job)}
+                partial = _from_first(start_checkpoint(directory) if is_first else None)
+                save(engine.state(), checkpoint_id=partial)
+                save_s = time.perf_counter() - saving
+                path = _from_first(finish_checkpoint(directory, done, save_s, values) if is_first else None)
                 result["checkpoint"] = str(path)
-                result["save_s"].append(save_s)
+                result["save_s"].append(time.perf_counter() - saving)
             if ends:
                 break
         return losses, times
@@ -114,7 +129,7 @@ class _Run:
             self.directory.write_progress(values)
 
     def _keep_gradients(self, engine: Engine, number: int) -> str:
-        """Write the gradients of all processes into one file; those held twice are equal."""
+        """Write the gradients of all processes into one file; gradients held twice are equal."""
         gathered: list[Any] | None = [None] * self.who.size if self.who.rank == 0 else None
         dist.gather_object(engine.full_gradients(), gathered)
         path = self.directory.path / f"{number}-gradients.npz"
@@ -124,7 +139,8 @@ class _Run:
         return str(path)
 
     def _means(self, times: list[PhaseTimes]) -> list[dict[str, float]]:
-        rows = [[getattr(one, name) for name in _TIMES] for one in times]
+        """Return the times of each step as means over the processes."""
+        rows = [[getattr(step, name) for name in _TIMES] for step in times]
         total = torch.tensor(rows, dtype=torch.float64, device=self.device)
         dist.all_reduce(total)
         return [dict(zip(_TIMES, row, strict=True)) for row in (total / self.who.size).tolist()]
@@ -139,29 +155,6 @@ class _Run:
         return int(largest.item())
 
 
-def _save(engine: Engine, directory: Path, step: int) -> tuple[Path, float]:
-    """Write a checkpoint, with all processes: tensors by name in global shape, which any plan can read."""
-    from torch.distributed.checkpoint.state_dict_saver import save  # takes long to load
-
-    begun, is_first = time.perf_counter(), dist.get_rank() == 0
-    partial = _from_first(start_checkpoint(directory) if is_first else None)
-    save(engine.state(), checkpoint_id=partial)
-    save_s, values = time.perf_counter() - begun, {"job": job_values(engine.job)}
-    path = _from_first(finish_checkpoint(directory, step, save_s, values) if is_first else None)
-    return path, time.perf_counter() - begun
-
-
-def _load(engine: Engine, path: Path, step: int) -> float:
-    """Read a checkpoint, with all processes; each reads what it holds."""
-    from torch.distributed.checkpoint.state_dict_loader import load  # takes long to load
-
-    begun = time.perf_counter()
-    state = engine.state()
-    load(state, checkpoint_id=path)
-    engine.adopt(state, step)
-    return time.perf_counter() - begun
-
-
 def _from_first(answer: Path | None) -> Path:
     """Send a path from the first process to all."""
     shared: list[Path | None] = [answer]
@@ -172,7 +165,7 @@ def _from_first(answer: Path | None) -> Path:
 
 
 def run_jobs(directory: RunDirectory, who: Identity) -> None:
-    """Take part in the jobs that the request asks for."""
+    """Run this process's part of the jobs in the request."""
     _Run(directory, who).run()
     dist.destroy_process_group()
 

@@ -1,4 +1,4 @@
-"""What a model, a software stack, a workload and a job are."""
+"""Models, software stacks, workloads and jobs: their types, presets, and counts per layer."""
 
 import math
 from dataclasses import dataclass, replace
@@ -8,8 +8,7 @@ from typing import Any, Literal, Protocol
 from makespan.errors import InputError, unknown_name
 from makespan.files import preset_entry, read_preset
 
-# ------------------------------------------------------------------------------------------------
-# What a model, a software stack, a workload and a job are.
+# --- Types ---
 
 BlockKind = Literal["enc", "dec", "causal", "vit"]
 _BLOCK_KINDS = ("enc", "dec", "causal", "vit")
@@ -20,11 +19,11 @@ _MOST_BYTES = 4  # of a gradient
 
 
 class MaySplit(Protocol):
-    """What may split the model over devices, such as an execution plan."""
+    """A plan that may split the model over devices, such as an execution plan."""
 
     @property
     def is_model_parallel(self) -> bool:
-        """Whether the plan belongs to a family with tensor or pipeline parallelism."""
+        """True if the plan belongs to a family with tensor or pipeline parallelism."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +32,12 @@ class BlockSpec:
 
     n_layers: int
     kind: BlockKind  # ``dec`` has self and cross attention
-    seq: int  # tokens a sample
+    seq: int  # tokens per sample
     hidden: int
     heads: int
     kv_heads: int
     ffn: int  # feed-forward size
-    gated: bool  # whether the feed-forward part has a gate, that is three matrices
+    gated: bool  # True if the feed-forward part has a gate, that is three matrices
     kv_channels: int  # size of one attention head
 
     def __post_init__(self) -> None:
@@ -64,7 +63,7 @@ class ModelSpec:
     vocab
         Rows of the output head, or classes of an image model.
     tied_head
-        Whether the embedding has the same weights.
+        True if the embedding has the same weights.
     max_positions
         Rows of a learned position table; 0 without one.
     parameters
@@ -129,7 +128,7 @@ class ModelSpec:
 
     @property
     def seq(self) -> int:
-        """Tokens a sample in the first block."""
+        """Tokens per sample in the first block."""
         return self.blocks[0].seq
 
     def with_seq(self, *seq: int) -> "ModelSpec":
@@ -142,7 +141,7 @@ class ModelSpec:
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """What the training software does, as far as it changes time or memory."""
+    """Properties of the training software that change time or memory."""
 
     name: str
     version: str  # the vintage that it describes
@@ -156,9 +155,9 @@ class Stack:
     full_checkpointing: bool  # whether every layer recomputes, whatever the plan says
     hierarchical_collectives: bool  # whether the exchange may reduce inside the nodes first
     phase_style: Literal["ddp", "zero", "3d"]  # which work the reported phase columns contain
-    calibrated: bool  # whether measured rows stand behind the constants
+    calibrated: bool  # whether the constants were fitted to measured rows
     source: str
-    variant_of: str = ""  # name of the stack whose software this is with other options; empty if of none
+    variant_of: str = ""  # stack of the same software with other options; empty if none
 
     def __post_init__(self) -> None:
         if self.host_optimizer not in _HOST_OPTIMIZERS:
@@ -185,7 +184,7 @@ class Stack:
 
 @dataclass(frozen=True, slots=True)
 class BoundWorkload:
-    """A workload as one plan sees it: one model shape, with its sequence length, and one stack."""
+    """A workload under one plan: one model shape, with its sequence length, and one stack."""
 
     key: str
     model: ModelSpec
@@ -197,28 +196,28 @@ class BoundWorkload:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What a job trains.
+    """Training task of a job: model, batch, precision and software.
 
     Parameters
     ----------
     key, aliases
         Key in the catalogue, and other names accepted for it.
     model, global_batch_size, precision
-        What is trained, samples an optimiser step, and ``fp16`` or the like.
+        Model, samples per optimiser step, and precision such as ``fp16``.
     families
-        Plan families that users choose from, values of `makespan.plans.PlanFamily`.
+        Plan families available to users, values of `makespan.plans.PlanFamily`.
     data_parallel_stack, model_parallel_stack
-        Training software, the second of plans with tensor or pipeline parallelism.
+        Training software; the second one runs plans with tensor or pipeline parallelism.
     max_microbatches
-        Largest number of micro-batches an optimiser step.
+        Largest number of micro-batches per optimiser step.
     source
         Where the numbers come from.
     model_parallel_seq
-        Tokens a sample of each block under plans of the second stack, where they differ.
+        Tokens per sample of each block under plans of the second stack, where they differ.
     trace_cpu_threads
-        CPU threads a GPU in published traces, first of rows that do not say.
+        CPU threads per GPU in published traces; the first number holds for rows that do not state any.
     used_for_calibration
-        Whether what is behind published traces is clear enough.
+        False if the traced configuration is not clear.
     """
 
     key: str
@@ -267,15 +266,15 @@ class JobSpec:
     Parameters
     ----------
     job_id, workload
-        Name of the job, and key of what it trains.
+        Name of the job, and key of its workload.
     submit_time_s
         When the job enters the system [s].
     n_gpus, n_cpus, plan
-        What the user asks for: GPUs, CPU threads and execution plan in trace notation.
+        Requested GPUs, CPU threads and execution plan in trace notation.
     steps
         Optimiser steps to run.
     is_guaranteed
-        Whether it must run at least as fast as with what it asks for.
+        True if it must run at least as fast as with the requested resources and plan.
     tenant
         Owner of a quota.
     duration_s
@@ -310,17 +309,15 @@ class JobSpec:
         return InputError(f"job {self.job_id!r}: {name} is {getattr(self, name)!r}; accepted: {accepted}")
 
 
-# ------------------------------------------------------------------------------------------------
-# Presets of models, stacks and workloads, read from the packaged TOML files, and workloads of one's own.
-
+# --- Presets of models, stacks and workloads from the packaged TOML files, and workloads of the user ---
 
 _PACKAGE = "makespan.workloads"
 _SMALL_STACK, _SMALL_PRECISION = "torch-fp32", "fp32"
 _EVERY_FAMILY = (
     "DP", "GC", "ZeRO-DP+GA", "ZeRO-Offload", "ZeRO-Offload+GC", "TP+GA", "TP+PP", "DP+TP+PP",
 )  # fmt: skip
-# Proportions of a decoder that stands for a model of which the number of parameters alone is known: about
-# those of the GPT-3 family (Brown et al. 2020, table 2.1).
+# Proportions of a decoder that stands for a model whose number of parameters alone is known: about those of
+# the GPT-3 family (Brown et al. 2020, table 2.1).
 _OWN_STACK, _OWN_PRECISION = "modern", "bf16"
 _HEAD_CHANNELS, _HIDDEN_PER_LAYER, _FFN_PER_HIDDEN, _PARAMETERS_PER_CHANNEL = 128, 128, 4, 12
 _OWN_SEQ, _LEAST_PARAMETERS = 1024, 1e4
@@ -381,45 +378,41 @@ def small_workload_keys() -> tuple[str, ...]:
 def workload(name: str) -> Workload:
     """Return a workload from its key or an alias, small ones too; raises `UnknownNameError` otherwise."""
     if name in small_workload_keys():
-        return _small_workload(name)
+        entry = preset_entry(_PACKAGE, "small", "small workload", name)
+        batch, microbatches = entry.pop("global_batch_size"), entry.pop("max_microbatches")
+        blocks = tuple(_block(block) for block in entry.pop("blocks"))
+        return Workload(
+            key=name,
+            aliases=(),
+            model=ModelSpec(key=name, blocks=blocks, **entry),
+            global_batch_size=batch,
+            precision=_SMALL_PRECISION,
+            families=("DP", "GC", "ZeRO-DP+GA", "ZeRO-Offload", "ZeRO-Offload+GC", "TP+PP", "DP+TP+PP"),
+            data_parallel_stack=stack(_SMALL_STACK),
+            model_parallel_stack=stack(_SMALL_STACK),
+            max_microbatches=microbatches,
+            used_for_calibration=False,
+            source=entry["source"],
+        )
     key = resolve_workload_key(name)
     read = read_preset(_PACKAGE, "workloads")[key]
-    entry: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in read.items()}
+    fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in read.items()}
     for role in ("data_parallel_stack", "model_parallel_stack"):
-        entry[role] = stack(entry[role])
-    return Workload(key=key, model=model(entry.pop("model")), **entry)
-
-
-def _small_workload(key: str) -> Workload:
-    entry = preset_entry(_PACKAGE, "small", "small workload", key)
-    batch, microbatches = entry.pop("global_batch_size"), entry.pop("max_microbatches")
-    blocks = tuple(_block(block) for block in entry.pop("blocks"))
-    return Workload(
-        key=key,
-        aliases=(),
-        model=ModelSpec(key=key, blocks=blocks, **entry),
-        global_batch_size=batch,
-        precision=_SMALL_PRECISION,
-        families=("DP", "GC", "ZeRO-DP+GA", "ZeRO-Offload", "ZeRO-Offload+GC", "TP+PP", "DP+TP+PP"),
-        data_parallel_stack=stack(_SMALL_STACK),
-        model_parallel_stack=stack(_SMALL_STACK),
-        max_microbatches=microbatches,
-        used_for_calibration=False,
-        source=entry["source"],
-    )
+        fields[role] = stack(fields[role])
+    return Workload(key=key, model=model(fields.pop("model")), **fields)
 
 
 def is_in_zoo(name: str) -> bool:
-    """Whether `workload` knows a name."""
+    """Return True if `workload` accepts a name."""
     return name in small_workload_keys() or _aliases().get(name, name) in workload_keys()
 
 
 def workload_of(name: str, global_batch_size: int, parameters: float) -> Workload:
-    """Return what a table of one's own measurements is about.
+    """Return the workload of a table of the user's own measurements.
 
     A workload of the zoo comes back with the global batch of the table. For another name a decoder of usual
-    proportions stands for the model, because nothing but its size is known; ``parameters`` counts there
-    alone.
+    proportions stands for the model, because only its size is known; ``parameters`` is used only in that
+    case.
 
     Raises
     ------
@@ -427,9 +420,9 @@ def workload_of(name: str, global_batch_size: int, parameters: float) -> Workloa
         The batch or the number of parameters is out of range.
     """
     if is_in_zoo(name):
-        found = workload(name)
-        is_same = found.global_batch_size == global_batch_size
-        return found if is_same else replace(found, global_batch_size=global_batch_size)
+        known = workload(name)
+        is_same = known.global_batch_size == global_batch_size
+        return known if is_same else replace(known, global_batch_size=global_batch_size)
     if not _LEAST_PARAMETERS <= parameters < float("inf"):
         raise InputError(f"workload {name!r}: {parameters:g} parameters; expected >= {_LEAST_PARAMETERS:g}")
     hidden = (parameters * _HIDDEN_PER_LAYER / _PARAMETERS_PER_CHANNEL) ** (1 / 3)
@@ -475,6 +468,8 @@ def workload_of(name: str, global_batch_size: int, parameters: float) -> Workloa
         source=source,
     )
 
+
+# --- Layers: weights, FLOP and kept bytes per layer ---
 
 _BYTES_16_BIT = 2
 _LOGIT_BYTES = 6  # 16-bit logits and the fp32 copy of the loss
@@ -526,14 +521,14 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What stands before the first and behind the last layer, per sample.
+    """Embedding before the first layer and output head behind the last one, per sample.
 
     Parameters
     ----------
     embedding_parameters, head_parameters
         Weights of the embeddings with positions, and of the output head; a tied head has none of its own.
     flop, logit_bytes
-        Matrix products of the output head [FLOP], and what it puts out [B].
+        Matrix products of the output head [FLOP], and its output [B].
     """
 
     embedding_parameters: int
@@ -638,5 +633,5 @@ def parameter_count(model: "ModelSpec") -> int:
     """Return the parameters of all layers, embeddings and the output head, as the layers imply them."""
     counts = _family_counts(model.family)
     held = sum(block.n_layers * _layer(block, counts, 0.0).parameters for block in model.blocks)
-    ends = head.__wrapped__(model)  # not remembered, as a model asks while it is made
+    ends = head.__wrapped__(model)  # uncached, as a model calls this while it is constructed
     return held + ends.embedding_parameters + ends.head_parameters

@@ -1,4 +1,7 @@
-"""Synthetic samples of the families: token sequences with a rule in them, and striped noise for images."""
+"""Models of the families that schedules are written for, their samples and the drawing of their weights.
+
+Modules have the names of the published weights.
+"""
 
 import math
 from collections.abc import Callable, Mapping
@@ -23,8 +26,7 @@ from makespan.training.zoo.layers import (
 from makespan.training.zoo.small import IGNORED, Tokens, token_walk
 from makespan.training.zoo.specs import ConvolutionSpec, FamilySpec, TransformerSpec, generator_for
 
-# ------------------------------------------------------------------------------------------------
-# Synthetic samples of the families: token sequences with a rule in them, and striped noise for images.
+# --- Samples: token sequences that follow a rule, and noise in the colour of a class ----------------
 
 _FIRST_WORD, _MASK, _START = 3, 2, 0
 _MASKED_SHARE = 0.15
@@ -34,7 +36,7 @@ _NOISE = 0.5
 
 @dataclass(frozen=True, slots=True)
 class FamilyBatch:
-    """Samples: what a model takes, in its order, and what it shall find."""
+    """Samples: the inputs of a model, in its order, and its targets."""
 
     inputs: tuple[Tensor, ...]
     targets: Tensor
@@ -52,12 +54,12 @@ def _generator(spec: TransformerSpec | ConvolutionSpec, n: int, seed: int) -> np
 def _corrupted(
     spec: TransformerSpec, n: int, seed: int, words: Tokens
 ) -> tuple[Tokens, Tensor, npt.NDArray[np.bool]]:
-    """Fill samples up to a drawn length and mask some of what is left: tokens, visible, masked ones."""
+    """Pad samples behind a drawn length and mask some tokens before it; return tokens, visible, masked."""
     rng = generator_for("corruption", spec.family, spec.size, n, seed)
     lengths = rng.integers(int(_SHORTEST * spec.seq), spec.seq, n, endpoint=True)
     visible = np.arange(spec.seq) < lengths[:, None]
     masked = (rng.random(words.shape) < _MASKED_SHARE) & visible
-    masked[:, 0] = True
+    masked[:, 0] = True  # every sample has at least one target
     tokens = np.where(visible, np.where(masked, _MASK, words), spec.padding)
     return tokens, torch.from_numpy(visible.astype(np.int64)), masked
 
@@ -103,13 +105,10 @@ SAMPLES: Mapping[str, Callable[[Any, int, int], FamilyBatch]] = {
     "llama": _next_words,
     "wideresnet": _images,
 }
-"""What each family learns from."""
+"""Sampling function of each family."""
 
 
-# ------------------------------------------------------------------------------------------------
-# BERT, RoBERTa and ALBERT: bidirectional encoders with norms after the sums, which fill in masked tokens.
-#
-# Modules have the names that the published weights have.
+# --- BERT, RoBERTa and ALBERT: bidirectional encoders with norms after the sums ---------------------
 
 _EPSILON = {"bert": 1e-12, "roberta": 1e-5, "albert": 1e-12}
 
@@ -142,7 +141,7 @@ class Embeddings(nn.Module):
         return result
 
     def _places_of_words(self, tokens: Tensor) -> Tensor:
-        """Return positions that count words only, from behind the one of what fills samples up."""
+        """Return positions that count words only, starting after the position of padding."""
         is_word = tokens.ne(self.padding).long()
         return is_word.cumsum(1) * is_word + self.padding
 
@@ -157,7 +156,7 @@ class SelfAttention(nn.Module):
         self.dropout = nn.Dropout(spec.attention_dropout)
 
     def forward(self, hidden: Tensor, mask: Tensor) -> Tensor:
-        """Return what ``(n, seq, hidden)`` attends to, ``(n, seq, heads * size)``."""
+        """Attend within ``(n, seq, hidden)``; return ``(n, seq, heads * size)``."""
         query = split_heads(self.query(hidden), self.num_heads, self.head_size)
         key = split_heads(self.key(hidden), self.num_heads, self.head_size)
         value = split_heads(self.value(hidden), self.num_heads, self.head_size)
@@ -251,7 +250,7 @@ class Backbone(nn.Module):
 
 
 class Transform(nn.Module):
-    """Linear layer, activation and norm before the words of BERT are guessed."""
+    """Linear layer, activation and norm before the predictions of BERT."""
 
     def __init__(self, spec: TransformerSpec) -> None:
         super().__init__()
@@ -280,7 +279,7 @@ class BertPredictions(nn.Module):
 
 
 class BertHead(nn.Module):
-    """What BERT has behind its encoder."""
+    """Head of BERT, after its encoder."""
 
     def __init__(self, spec: TransformerSpec, table: nn.Embedding) -> None:
         super().__init__()
@@ -301,7 +300,7 @@ class Bert(nn.Module):
         self.cls = BertHead(spec, self.bert.embeddings.word_embeddings)
 
     def forward(self, tokens: Tensor, visible: Tensor) -> Tensor:
-        """Return ``(n, seq, vocab)`` logits of ``(n, seq)`` tokens; ``visible`` is 0 for what fills up."""
+        """Return ``(n, seq, vocab)`` logits of ``(n, seq)`` tokens; ``visible`` is 0 for padding."""
         result: Tensor = self.cls(self.bert(tokens, visible))
         return result
 
@@ -331,7 +330,7 @@ class Roberta(nn.Module):
         self.lm_head = RobertaHead(spec, self.roberta.embeddings.word_embeddings)
 
     def forward(self, tokens: Tensor, visible: Tensor) -> Tensor:
-        """Return ``(n, seq, vocab)`` logits of ``(n, seq)`` tokens; ``visible`` is 0 for what fills up."""
+        """Return ``(n, seq, vocab)`` logits of ``(n, seq)`` tokens; ``visible`` is 0 for padding."""
         result: Tensor = self.lm_head(self.roberta(tokens, visible))
         return result
 
@@ -360,7 +359,7 @@ class AlbertAttention(nn.Module):
 
 
 class AlbertLayer(nn.Module):
-    """The layer that ALBERT has once and applies again and again."""
+    """Layer that ALBERT has once and applies repeatedly."""
 
     def __init__(self, spec: TransformerSpec) -> None:
         super().__init__()
@@ -426,7 +425,7 @@ class AlbertHead(nn.Module):
 
 
 class Albert(nn.Module):
-    """ALBERT that fills in masked words: all layers are one, applied again and again."""
+    """ALBERT that fills in masked words: all layers share one set of weights."""
 
     def __init__(self, spec: TransformerSpec) -> None:
         super().__init__()
@@ -434,15 +433,12 @@ class Albert(nn.Module):
         self.predictions = AlbertHead(spec, self.albert.embeddings.word_embeddings)
 
     def forward(self, tokens: Tensor, visible: Tensor) -> Tensor:
-        """Return ``(n, seq, vocab)`` logits of ``(n, seq)`` tokens; ``visible`` is 0 for what fills up."""
+        """Return ``(n, seq, vocab)`` logits of ``(n, seq)`` tokens; ``visible`` is 0 for padding."""
         result: Tensor = self.predictions(self.albert(tokens, visible))
         return result
 
 
-# ------------------------------------------------------------------------------------------------
-# GPT (as GPT-Neo), OPT and LLaMA: causal decoders, which guess the next token.
-#
-# Modules have the names that the published weights have.
+# --- GPT (as GPT-Neo), OPT and LLaMA: causal decoders -----------------------------------------------
 
 _ROPE_BASE = 10000.0
 _OPT_OFFSET = 2
@@ -768,12 +764,10 @@ class Llama(nn.Module):
         return result
 
 
-# ------------------------------------------------------------------------------------------------
-# T5: an encoder of corrupted text and a decoder of the original, with relative positions and without
-# biases.
+# --- T5: encoder and decoder with relative positions and without biases -----------------------------
 #
-# Modules have the names that the published weights have, except that the table of relative positions
-# belongs to the stack, whose layers share it, and not to its first layer.
+# Unlike in the published weights, the table of relative positions belongs to the stack, whose layers share
+# it, and not to its first layer.
 
 _T5_EPSILON = 1e-6
 
@@ -815,7 +809,7 @@ class T5Attention(nn.Module):
         self.attn_dropout = nn.Dropout(spec.attention_dropout)
 
     def forward(self, hidden: Tensor, memory: Tensor, mask: Tensor) -> Tensor:
-        """Return what ``(n, seq, hidden)`` attends to in ``(n, rows, hidden)``."""
+        """Attend from ``(n, seq, hidden)`` to ``(n, rows, hidden)``."""
         query = split_heads(self.q(hidden), self.num_heads, self.head_size)
         key = split_heads(self.k(memory), self.num_heads, self.head_size)
         value = split_heads(self.v(memory), self.num_heads, self.head_size)
@@ -885,7 +879,7 @@ class FeedForwardPart(nn.Module):
 
 
 class EncoderBlock(nn.Module):
-    """A layer of the encoder."""
+    """Layer of the encoder."""
 
     def __init__(self, spec: TransformerSpec) -> None:
         super().__init__()
@@ -898,7 +892,7 @@ class EncoderBlock(nn.Module):
 
 
 class DecoderBlock(nn.Module):
-    """A layer of the decoder."""
+    """Layer of the decoder."""
 
     def __init__(self, spec: TransformerSpec) -> None:
         super().__init__()
@@ -963,7 +957,7 @@ class T5(nn.Module):
         self.lm_head.weight = self.shared.weight
 
     def forward(self, tokens: Tensor, visible: Tensor, decoded: Tensor) -> Tensor:
-        """Return ``(n, decoder_seq, vocab)`` logits; ``visible`` is 0 for what fills ``tokens`` up."""
+        """Return ``(n, decoder_seq, vocab)`` logits; ``visible`` is 0 for padding in ``tokens``."""
         embedded = self.shared(tokens)
         mask = padding_mask(visible, embedded)
         encoded = self.encoder(embedded, mask)
@@ -972,16 +966,13 @@ class T5(nn.Module):
         return result
 
 
-# ------------------------------------------------------------------------------------------------
-# WideResNet: residual bottlenecks with wide convolutions inside.
-#
-# Modules have the names that the published weights have.
+# --- WideResNet: residual bottlenecks with wide convolutions inside ---------------------------------
 
 _COLOURS = 3
 
 
 class Bottleneck(nn.Module):
-    """Three convolutions, the inner one wide, beside the way past them."""
+    """Three convolutions, the inner one wide, with a shortcut."""
 
     def __init__(self, inputs: int, width: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -1036,8 +1027,7 @@ def _part(spec: ConvolutionSpec, part: int) -> nn.Sequential:
     return nn.Sequential(first, *others)
 
 
-# ------------------------------------------------------------------------------------------------
-# Build the models of the families and draw their weights.
+# --- Building ---------------------------------------------------------------------------------------
 
 _MODELS: Mapping[str, Callable[[Any], nn.Module]] = {
     "bert": Bert,
@@ -1063,7 +1053,7 @@ def build(spec: FamilySpec, seed: int, *, meta: bool) -> nn.Module:
 
 @torch.no_grad()
 def _draw(model: nn.Module, seed: int) -> None:
-    """Draw all weights; biases and norms too, because what is zero or one is not missed."""
+    """Draw all weights, also biases and norms: a lost one would go unnoticed if it were zero or one."""
     for name, weight in model.named_parameters():
         owner = model.get_submodule(name.rpartition(".")[0])
         values = generator_for(seed, name).standard_normal(tuple(weight.shape), dtype=np.float32)

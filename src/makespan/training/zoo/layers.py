@@ -1,4 +1,4 @@
-"""Layers that several stand-ins share, and how their weights are drawn."""
+"""Layers that several models share, and the drawing of the weights of stand-ins."""
 
 import math
 from collections.abc import Callable
@@ -10,8 +10,7 @@ from torch.nn import functional as F
 
 from makespan.training.zoo.specs import StandIn, generator_for
 
-# ------------------------------------------------------------------------------------------------
-# Layers that several stand-ins share, and how their weights are drawn.
+# --- Stand-ins --------------------------------------------------------------------------------------
 
 
 def draw_weights(network: Callable[[StandIn], nn.Module], spec: StandIn, seed: int) -> nn.Module:
@@ -24,26 +23,24 @@ def draw_weights(network: Callable[[StandIn], nn.Module], spec: StandIn, seed: i
                 if weight.dim() < 2:
                     weight.fill_(0.0 if name == "bias" else 1.0)
                 else:
+                    # Uniform, because bits of normal draws depend on the kernels of a library.
                     rng = generator_for(seed, spec.name, owner, name)
-                    weight.copy_(_uniform(rng, weight, 6.0 if isinstance(module, nn.Conv2d) else 3.0))
+                    numerator = 6.0 if isinstance(module, nn.Conv2d) else 3.0
+                    bound = np.float32(math.sqrt(numerator / weight[0].numel()))
+                    values = rng.random(tuple(weight.shape), dtype=np.float32)
+                    weight.copy_(torch.from_numpy((values - np.float32(0.5)) * (2 * bound)))
     return model
 
 
-def _uniform(rng: np.random.Generator, weight: Tensor, numerator: float) -> Tensor:
-    bound = np.float32(math.sqrt(numerator / weight[0].numel()))
-    values = rng.random(tuple(weight.shape), dtype=np.float32)
-    return torch.from_numpy((values - np.float32(0.5)) * (2 * bound))
-
-
 def embedding(n_rows: int, width: int) -> nn.Embedding:
-    """Return a table that is to be drawn; the constructor would draw it from a normal distribution."""
+    """Return an empty table for `draw_weights`; the constructor would draw from a normal distribution."""
     return nn.Embedding(n_rows, width, _weight=torch.zeros(n_rows, width))
 
 
 def conv_norm(
     inputs: int, outputs: int, size: int = 1, stride: int = 1, groups: int = 1, active: bool = True
 ) -> nn.Sequential:
-    """Convolution and BatchNorm, with ReLU where active; keeps the resolution at stride 1."""
+    """Return convolution and BatchNorm, with ReLU if active; the resolution is kept at stride 1."""
     convolution = nn.Conv2d(inputs, outputs, size, stride, size // 2, groups=groups, bias=False)
     layers = [convolution, nn.BatchNorm2d(outputs), *([nn.ReLU()] if active else [])]
     return nn.Sequential(*layers)
@@ -57,7 +54,7 @@ def upsample(images: Tensor) -> Tensor:
 
 
 class DropPath(nn.Module):
-    """Stochastic depth: a residual branch is left out for some of the samples."""
+    """Stochastic depth: a residual branch is dropped for some of the samples."""
 
     def __init__(self, probability: float) -> None:
         super().__init__()
@@ -74,7 +71,7 @@ class DropPath(nn.Module):
 
 
 class SelfAttention(nn.Module):
-    """Attention among the tokens of a group, written out so that dropout acts on what is attended to."""
+    """Attention among the tokens of a group, written out so that dropout acts on the attention weights."""
 
     def __init__(self, width: int, heads: int, dropout: float = 0.0) -> None:
         super().__init__()
@@ -96,11 +93,10 @@ class SelfAttention(nn.Module):
         return result
 
 
-# ------------------------------------------------------------------------------------------------
-# What the families have in common: attention written out, masks, positions.
+# --- Families ---------------------------------------------------------------------------------------
 #
-# Everything is computed from the tensors that pass by, so that the modules can be traced symbolically, and
-# no buffer depends on the length of the samples.
+# Everything is computed from the input tensors, so that the modules can be traced symbolically and no buffer
+# depends on the length of the samples.
 
 _UNSEEN = -10000.0
 
@@ -118,7 +114,7 @@ def join_heads(mixed: Tensor) -> Tensor:
 def attend(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor, dropout: nn.Module, scale: float = 1.0
 ) -> Tensor:
-    """Return what ``(n, heads, seq, size)`` queries see; ``mask`` is added to the scaled scores."""
+    """Attend with ``(n, heads, seq, size)`` queries; ``mask`` is added to the scaled scores."""
     scores = torch.matmul(query, key.transpose(-1, -2))
     if scale != 1.0:
         scores = scores * scale
@@ -127,12 +123,12 @@ def attend(
 
 
 def padding_mask(visible: Tensor, hidden: Tensor) -> Tensor:
-    """Turn ``(n, seq)``, 0 for what fills samples up, into scores to add, of the type of ``hidden``."""
+    """Turn ``(n, seq)``, 0 for padding, into scores to add, of the type of ``hidden``."""
     return (1.0 - visible[:, None, None, :].type_as(hidden)) * _UNSEEN
 
 
 def causal_mask(hidden: Tensor, window: int = 0) -> Tensor:
-    """Return the ``(seq, seq)`` scores that hide what follows, and what is ``window`` tokens back or more."""
+    """Return ``(seq, seq)`` scores that hide later tokens, and tokens at least ``window`` back."""
     line = hidden[0, :, 0]
     hidden_scores = torch.full_like(torch.outer(line, line), -torch.inf)
     mask = hidden_scores.triu(1)

@@ -1,9 +1,9 @@
-"""Small transformers in plain torch; nothing in them knows of parallelism.
+"""Small transformers in plain torch, their tensor parallelism, and the samples that they learn.
 
-A model is a chain that may be cut after any layer: embedding, numbered layers, head. What passes
-from link to link is a tuple of hidden states, each ``(batch, seq, hidden)``: two for ``t5``
-(encoder, decoder), one for all others. There is no dropout, so that equal samples give equal losses
-under every plan.
+The models themselves do not know of parallelism. A model is a chain that may be cut after any layer:
+embedding, numbered layers, head. The links pass on a tuple of hidden states, each ``(batch, seq, hidden)``:
+two for ``t5`` (encoder, decoder), one for all others. There is no dropout, so that equal samples give equal
+losses under every plan.
 """
 
 import math
@@ -32,19 +32,13 @@ from torch.utils.checkpoint import checkpoint
 from makespan.plans import ExecutionPlan
 from makespan.training.zoo.specs import SmallModel, generator_for
 
-# ------------------------------------------------------------------------------------------------
-# Small transformers in plain torch; nothing in them knows of parallelism.
-#
-# A model is a chain that may be cut after any layer: embedding, numbered layers, head. What passes from
-# link to link is a tuple of hidden states, each ``(batch, seq, hidden)``: two for ``t5`` (encoder,
-# decoder), one for all others. There is no dropout, so that equal samples give equal losses under every
-# plan.
+# --- Models -----------------------------------------------------------------------------------------
 
 _ROPE_BASE = 10000.0
 
 
 def n_hidden_states(spec: SmallModel) -> int:
-    """Return how many hidden states pass from layer to layer."""
+    """Return the number of hidden states that layers pass on."""
     return 2 if spec.family == "t5" else 1
 
 
@@ -88,7 +82,7 @@ def _rotation(seq: int, size: int, device: torch.device) -> tuple[Tensor, Tensor
 
 
 def _rotate(heads: Tensor) -> Tensor:
-    """Rotate pairs of features by angles that grow with the position."""
+    """Apply rotary positions: rotate pairs of features by angles that grow with the position."""
     cos, sin = _rotation(heads.shape[2], heads.shape[3], heads.device)
     first, second = heads.chunk(2, dim=-1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
@@ -118,12 +112,8 @@ def _norm(spec: SmallModel) -> nn.Module:
     return nn.LayerNorm(spec.hidden, eps=1e-5)
 
 
-def _activation(spec: SmallModel) -> Callable[[Tensor], Tensor]:
-    return {"llama": F.silu, "t5": F.relu}.get(spec.family, F.gelu)
-
-
 class Layer(nn.Module):
-    """One transformer layer; ``recompute`` says which activations its backward pass recomputes."""
+    """One transformer layer; ``recompute`` selects the activations that its backward pass recomputes."""
 
     def __init__(self, spec: SmallModel, causal: bool, cross: bool) -> None:
         super().__init__()
@@ -133,10 +123,11 @@ class Layer(nn.Module):
         self.cross_norm = _norm(spec) if cross else None
         self.cross = Attention(spec, causal=False, rotary=False) if cross else None
         self.mlp_norm = _norm(spec)
-        self.mlp = Mlp(spec, _activation(spec), bias=spec.family not in ("llama", "t5"))
+        activation: Callable[[Tensor], Tensor] = {"llama": F.silu, "t5": F.relu}.get(spec.family, F.gelu)
+        self.mlp = Mlp(spec, activation, bias=spec.family not in ("llama", "t5"))
 
     def forward(self, hidden: Tensor, memory: Tensor | None = None) -> Tensor:
-        """Apply the layer; ``memory`` is what a decoder layer attends to across."""
+        """Apply the layer; ``memory`` is the input of the cross attention of a decoder layer."""
         if self.recompute == "full" and torch.is_grad_enabled():
             done: Tensor = checkpoint(self._transform, hidden, memory, use_reentrant=False)
             return done
@@ -159,7 +150,7 @@ class Layer(nn.Module):
 
 
 class EncoderLayer(nn.Module):
-    """A layer of the encoder of ``t5``; the decoder's state passes by."""
+    """Layer of the encoder of ``t5``; it passes on the decoder's state."""
 
     def __init__(self, spec: SmallModel) -> None:
         super().__init__()
@@ -171,7 +162,7 @@ class EncoderLayer(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """A layer of the decoder of ``t5``; it reads the encoder's state."""
+    """Layer of the decoder of ``t5``; it reads the encoder's state."""
 
     def __init__(self, spec: SmallModel) -> None:
         super().__init__()
@@ -221,7 +212,7 @@ class Head(nn.Module):
 
 
 class SmallTransformer(nn.Module):
-    """A whole model, or the part of it that one pipeline stage holds."""
+    """Whole model, or the part of it that one pipeline stage holds."""
 
     def __init__(self, spec: SmallModel) -> None:
         super().__init__()
@@ -230,7 +221,7 @@ class SmallTransformer(nn.Module):
         self.head: Head | None = Head(spec)
 
     def forward(self, *state: Tensor) -> Tensor | tuple[Tensor, ...]:
-        """Apply the parts that are there, from samples or hidden states to hidden states or logits."""
+        """Apply the parts that this stage holds, from samples or hidden states to hidden states or logits."""
         if self.embedding is not None:
             state = _as_tuple(self.embedding(*state))
         for layer in self.layers.values():
@@ -241,7 +232,7 @@ class SmallTransformer(nn.Module):
         return state if len(state) > 1 else state[0]
 
     def keep_stage(self, layers: range, first: bool, last: bool) -> None:
-        """Drop everything that a pipeline stage does not hold; names of what stays are unchanged."""
+        """Drop everything that a pipeline stage does not hold; the names of the rest are unchanged."""
         for name in list(self.layers):
             if int(name) not in layers:
                 del self.layers[name]
@@ -249,7 +240,7 @@ class SmallTransformer(nn.Module):
         self.head = self.head if last else None
 
     def set_recomputation(self, plan: ExecutionPlan) -> None:
-        """Mark the first layers, as many as the plan's fraction asks for, for recomputation."""
+        """Mark the first layers for recomputation, as many as the plan's fraction asks for."""
         count = math.ceil(plan.checkpoint_fraction * len(self.layers) - 1e-9)
         for layer in [module for module in self.modules() if isinstance(module, Layer)][:count]:
             layer.recompute = plan.checkpoint_method
@@ -273,7 +264,7 @@ def build_model(spec: SmallModel, seed: int) -> SmallTransformer:
 
 
 def link_of(spec: SmallModel, seed: int, index: int) -> nn.Module:
-    """Build one link of the chain that a model is; its weights are those of the whole model."""
+    """Build one link of a model; its weights are those of the link in the whole model."""
     link: nn.Module
     if index == 0:
         name, link = "embedding", Embedding(spec)
@@ -293,21 +284,20 @@ def _draw(module: nn.Module, prefix: str, spec: SmallModel, seed: int) -> None:
             continue
         rng = generator_for(seed, name)
         spread = 1.0 / math.sqrt(weight.shape[1])
-        if name.endswith(("output.weight", "down.weight")):
+        if name.endswith(("output.weight", "down.weight")):  # last matrices of the residual branches
             spread /= math.sqrt(2 * spec.n_layers)
         values = spread * rng.standard_normal(tuple(weight.shape), dtype=np.float32)
         weight.copy_(torch.from_numpy(values))
 
 
-# ------------------------------------------------------------------------------------------------
-# Tensor parallelism: attention heads and MLP columns over the devices of a mesh axis.
+# --- Tensor parallelism -----------------------------------------------------------------------------
 
 
 def shard_tensors(model: SmallTransformer, mesh: DeviceMesh, sequence_parallel: bool) -> None:
     """Distribute the matrices of a model, or of a pipeline stage, in place.
 
     Queries, keys, values and the first MLP layers are cut by columns, the layers after them by rows,
-    the classifier by columns where the axis divides it. Embeddings and norms stay whole. With
+    the classifier by columns if the axis divides it. Embeddings and norms stay whole. With
     sequence parallelism the hidden states between layers are cut along the sequence.
     """
     between = Shard(1) if sequence_parallel else Replicate()
@@ -331,6 +321,7 @@ def shard_tensors(model: SmallTransformer, mesh: DeviceMesh, sequence_parallel: 
 
 
 def _layer_plan(layer: Layer, between: Shard | Replicate) -> dict[str, ParallelStyle]:
+    """Return the style of each part of a layer; ``between`` is the layout of the hidden states."""
     plan: dict[str, ParallelStyle] = {}
     for name, part in layer.named_children():
         if isinstance(part, Attention):
@@ -338,32 +329,26 @@ def _layer_plan(layer: Layer, between: Shard | Replicate) -> dict[str, ParallelS
                 name: PrepareModuleInput(
                     input_layouts=(between, between), desired_input_layouts=(Replicate(), Replicate())
                 ),
-                **{f"{name}.{one}": ColwiseParallel() for one in ("query", "key", "value")},
+                **{f"{name}.{matrix}": ColwiseParallel() for matrix in ("query", "key", "value")},
                 f"{name}.output": RowwiseParallel(output_layouts=between),
             }
-        elif name == "mlp":
-            plan |= _mlp_plan(part, between)
+        elif isinstance(part, Mlp):
+            plan |= {
+                name: PrepareModuleInput(input_layouts=(between,), desired_input_layouts=(Replicate(),)),
+                f"{name}.up": ColwiseParallel(),
+                f"{name}.down": RowwiseParallel(output_layouts=between),
+            }
+            if part.gate is not None:
+                plan[f"{name}.gate"] = ColwiseParallel()
         elif isinstance(between, Shard):
-            plan[name] = SequenceParallel()
+            plan[name] = SequenceParallel()  # norms
     return plan
 
 
-def _mlp_plan(mlp: nn.Module, between: Shard | Replicate) -> dict[str, ParallelStyle]:
-    plan: dict[str, ParallelStyle] = {
-        "mlp": PrepareModuleInput(input_layouts=(between,), desired_input_layouts=(Replicate(),)),
-        "mlp.up": ColwiseParallel(),
-        "mlp.down": RowwiseParallel(output_layouts=between),
-    }
-    if getattr(mlp, "gate", None) is not None:
-        plan["mlp.gate"] = ColwiseParallel()
-    return plan
-
-
-# ------------------------------------------------------------------------------------------------
-# Synthetic samples that a small model can learn; they depend on the data seed and the step only.
+# --- Samples ----------------------------------------------------------------------------------------
 
 IGNORED = -100
-"""Target of a position that does not count."""
+"""Target of a position that does not count in the loss."""
 _MASK, _START = 0, 0
 _PREDICTABLE = 0.8
 _MASKED_SHARE = 0.15
@@ -380,7 +365,7 @@ class Batch:
 
 
 def targets_per_sample(spec: SmallModel) -> int:
-    """Return how many targets of a sample count; the same for every sample of a model."""
+    """Return the number of targets of a sample that count, the same for every sample of a model."""
     if spec.family == "vit":
         return 1
     return max(1, round(_MASKED_SHARE * spec.seq)) if spec.family == "bert" else spec.seq
@@ -389,8 +374,8 @@ def targets_per_sample(spec: SmallModel) -> int:
 def global_batch(spec: SmallModel, batch_size: int, data_seed: int, step: int) -> Batch:
     """Draw the global batch of a step.
 
-    Tokens follow a random successor table and, now and then, a random jump; images are a class
-    pattern under noise. Model, batch size, seed and step decide, no plan does.
+    Tokens follow a random successor table with occasional random jumps; images are a class pattern under
+    noise. The batch depends on model, batch size, seed and step, and not on the plan.
     """
     rng, fixed = generator_for("data", data_seed, step), generator_for("data", data_seed, -1)
     if spec.family == "vit":
@@ -403,7 +388,9 @@ def global_batch(spec: SmallModel, batch_size: int, data_seed: int, step: int) -
         return Batch(tokens[:, :-1].copy(), tokens[:, 1:].copy())
     tokens = tokens[:, 1:]
     if spec.family == "bert":
-        return _masked(rng, tokens, targets_per_sample(spec))
+        # Mask equally many positions of each sample, so that all micro-batches weigh the same.
+        chosen = np.argsort(rng.random(tokens.shape), axis=1) < targets_per_sample(spec)
+        return Batch(np.where(chosen, _MASK, tokens), np.where(chosen, tokens, IGNORED))
     corrupted = np.where(rng.random(tokens.shape) < _MASKED_SHARE, _MASK, tokens)
     shifted = np.concatenate([np.full((batch_size, 1), _START), tokens[:, :-1]], axis=1)
     return Batch(np.stack([corrupted, shifted], axis=1), tokens.copy())
@@ -418,9 +405,3 @@ def token_walk(rng: np.random.Generator, successor: Tokens, batch_size: int, len
         expected = successor[tokens[:, position - 1]]
         tokens[:, position] = np.where(follows[:, position], expected, jumps[:, position])
     return tokens
-
-
-def _masked(rng: np.random.Generator, tokens: Tokens, count: int) -> Batch:
-    order = np.argsort(rng.random(tokens.shape), axis=1)
-    chosen = order < count
-    return Batch(np.where(chosen, _MASK, tokens), np.where(chosen, tokens, IGNORED))

@@ -1,4 +1,8 @@
-"""Small models: what is trained for real, described without torch."""
+"""Models that are trained for real, described without torch.
+
+Small models, families that schedules are written for, with their sizes, parameters and FLOP, and stand-ins
+for well-known models. Only the functions that build models and data import torch.
+"""
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
@@ -18,8 +22,7 @@ if TYPE_CHECKING:
     from makespan.training.zoo.tasks import Samples
 
 
-# ------------------------------------------------------------------------------------------------
-# Small models: what is trained for real, described without torch.
+# --- Small models -----------------------------------------------------------------------------------
 
 MODEL_FAMILIES = ("llama", "gpt", "bert", "t5", "vit")
 """Kinds of small models; each follows the layer structure of the model it is named after."""
@@ -34,17 +37,17 @@ class SmallModel:
     family
         One of `MODEL_FAMILIES`: ``llama`` (causal, RMSNorm, rotary positions, gated MLP), ``gpt``
         (causal, LayerNorm, learned positions), ``bert`` (bidirectional, masked tokens), ``t5``
-        (encoder and decoder with cross attention) or ``vit`` (image patches, one class an image).
+        (encoder and decoder with cross attention) or ``vit`` (image patches, one class per image).
     n_layers
         Transformer layers; of ``t5``, half of them (rounded up) form the encoder.
     hidden, heads, kv_heads, ffn
         Width, attention heads, key-value heads and width of the MLP.
     seq
-        Tokens a sample; image patches for ``vit``.
+        Tokens per sample; image patches for ``vit``.
     vocab
         Tokens of the vocabulary; classes for ``vit``.
     patch_features
-        Values an image patch (``vit`` only).
+        Values per image patch (``vit`` only).
     """
 
     family: str
@@ -74,12 +77,11 @@ class SmallModel:
 
     @property
     def n_encoder_layers(self) -> int:
-        """Layers that belong to the encoder; 0 for models that have none apart from the decoder."""
+        """Layers that belong to the encoder; 0 for models without a separate encoder."""
         return (self.n_layers + 1) // 2 if self.family == "t5" else 0
 
 
-# ------------------------------------------------------------------------------------------------
-# Models that schedules are written for, described without torch: families, sizes, parameters and FLOP.
+# --- Families ---------------------------------------------------------------------------------------
 
 FAMILIES = ("bert", "roberta", "albert", "gpt", "opt", "t5", "llama", "wideresnet")
 """Architectures, each written as its authors wrote it, in plain torch."""
@@ -94,12 +96,12 @@ class TransformerSpec:
     Parameters
     ----------
     family, size, title
-        One of `FAMILIES`, the key of the size in it, and what figures call the model.
+        One of `FAMILIES`, the key of the size in it, and the name of the model in figures.
     hidden, n_layers, heads, ffn, vocab, seq
-        Width, layers (of the encoder where there is a decoder), attention heads, width of the feed-forward
-        part, tokens of the vocabulary, tokens a sample.
+        Width, layers (of the encoder if there is a decoder), attention heads, width of the feed-forward
+        part, tokens of the vocabulary, tokens per sample.
     source
-        Where the sizes come from.
+        Source of the sizes.
     kv_heads, head_size, embedding_width
         Key-value heads, width of a head and of the embedding; 0 stands for ``heads``, ``hidden / heads``
         and ``hidden``.
@@ -110,11 +112,11 @@ class TransformerSpec:
     n_buckets, max_distance
         Rows of the table of relative positions, and the distance from which all share the last one.
     window
-        How far every second layer looks back; 0 for no limit.
+        Number of tokens to which every second layer looks back; 0 for no limit.
     norm_first
-        Whether norms stand before attention and feed-forward part, where a family has both forms.
+        Whether norms come before attention and feed-forward part, in families that have both forms.
     padding
-        Token that fills a sample up.
+        Token that pads a sample.
     dropout, attention_dropout
         Probabilities.
     """
@@ -145,7 +147,7 @@ class TransformerSpec:
     attention_dropout: float = 0.0
 
     def __post_init__(self) -> None:
-        """Fill in what follows from other sizes, and check that they fit each other."""
+        """Fill in derived sizes, and check that the sizes fit each other."""
         for name, default in (
             ("kv_heads", self.heads),
             ("head_size", self.hidden // self.heads),
@@ -171,15 +173,15 @@ class ConvolutionSpec:
     Parameters
     ----------
     family, size, title
-        One of `FAMILIES`, the key of the size in it, and what figures call the model.
+        One of `FAMILIES`, the key of the size in it, and the name of the model in figures.
     planes, width_per_group
         Channels behind the stem, and channels inside a bottleneck for each 64 of its planes.
     blocks
         Bottlenecks of each of the four parts.
     image_side, n_classes
-        Pixels a side, and classes.
+        Pixels per side, and classes.
     source
-        Where the sizes come from.
+        Source of the sizes.
     """
 
     family: str
@@ -201,7 +203,7 @@ class ConvolutionSpec:
         return (self.planes << part) * self.width_per_group // _PLANES_BASE
 
     def outputs(self, part: int) -> int:
-        """Return the channels that the bottlenecks of a part put out."""
+        """Return the output channels of the bottlenecks of a part."""
         return (self.planes << part) * _EXPANSION
 
 
@@ -217,17 +219,17 @@ class Weights:
     place
         ``embedding``, ``layer`` or ``head``.
     name
-        What they do.
+        Their function in the model.
     inputs, outputs
-        Rows and columns of one; a convolution has as many inputs as a kernel reads, a norm has one.
+        Rows and columns of each; a convolution has as many inputs as its kernel reads, a norm has one.
     has_bias
-        Whether a vector of ``outputs`` belongs to each.
+        Whether each has a bias of ``outputs`` elements.
     tokens
-        Positions of a sample that it multiplies; 0 for tables and norms, which multiply no matrices.
+        Positions of a sample that it multiplies; 0 for tables and norms, which are no matrix products.
     copies, uses
-        How many there are, and how often each is applied in a forward pass.
+        Number of them, and how often each is applied in a forward pass.
     is_tied
-        Whether the matrix is one of those before, so that only the bias is its own.
+        Whether the matrix is shared with an earlier one, so that only the bias is new.
     """
 
     place: str
@@ -243,8 +245,8 @@ class Weights:
     @property
     def parameters(self) -> int:
         """Parameters of all copies."""
-        own_inputs = 0 if self.is_tied else self.inputs
-        return self.copies * self.outputs * (own_inputs + self.has_bias)
+        n_inputs = 0 if self.is_tied else self.inputs
+        return self.copies * self.outputs * (n_inputs + self.has_bias)
 
     @property
     def flop(self) -> int:
@@ -313,9 +315,9 @@ def parameter_count(spec: FamilySpec) -> int:
 
 
 def forward_flop(spec: FamilySpec) -> int:
-    """Return the matrix products of a forward pass, without what recomputation repeats.
+    """Return the matrix products of a forward pass, without those that recomputation repeats.
 
-    Training is three times as much: the backward pass has two products for each of these.
+    Training needs three times as many: the backward pass has two products for each of these.
 
     Parameters
     ----------
@@ -325,25 +327,22 @@ def forward_flop(spec: FamilySpec) -> int:
     Returns
     -------
     int
-        FLOP a sample; one multiplication with its addition is two.
+        FLOP per sample; one multiplication with its addition counts as two.
     """
     products = sum(weights.flop for weights in family_weights(spec))
     if isinstance(spec, ConvolutionSpec):
         return products
-    return products + sum(2 * _MACS * rows * columns * spec.inner for rows, columns in _scores(spec))
-
-
-def _scores(spec: TransformerSpec) -> Iterator[tuple[int, int]]:
-    """Rows and columns of every matrix of attention scores."""
-    yield from [(spec.seq, spec.seq)] * spec.n_layers
-    yield from [(spec.decoder_seq, spec.decoder_seq), (spec.decoder_seq, spec.seq)] * spec.n_decoder_layers
+    # Rows and columns of every matrix of attention scores; each is a factor of two products.
+    scores = [(spec.seq, spec.seq)] * spec.n_layers
+    scores += [(spec.decoder_seq, spec.decoder_seq), (spec.decoder_seq, spec.seq)] * spec.n_decoder_layers
+    return products + sum(2 * _MACS * rows * columns * spec.inner for rows, columns in scores)
 
 
 def build_family(family: str, size: str = "tiny", *, seed: int = 0, meta: bool = False) -> "nn.Module":
     """Build a model on the CPU, in training mode.
 
-    Each weight follows from the seed and its own name. No bias is zero and no norm is one, so that whoever
-    forgets one of them gets another result. The random state of torch is left as it was.
+    Each weight follows from the seed and its own name. No bias is zero and no norm is one, so that losing
+    one of them changes the result. The random state of torch is left unchanged.
 
     Parameters
     ----------
@@ -352,7 +351,7 @@ def build_family(family: str, size: str = "tiny", *, seed: int = 0, meta: bool =
     seed
         Seed of the weights.
     meta
-        Whether to leave out all values, as it takes to count parameters of models that fit nowhere.
+        Whether to build without values, for example to count the parameters of models that fit nowhere.
 
     Returns
     -------
@@ -370,11 +369,11 @@ def family_batch(spec: FamilySpec, n_samples: int, seed: int) -> "FamilyBatch":
     Parameters
     ----------
     spec
-        The model that they are for.
+        Model that takes them.
     n_samples
-        How many, from 1; an `InputError` for others.
+        Their number, from 1; an `InputError` for others.
     seed
-        They depend on the model, the seed and their number only.
+        Samples depend on the model, the seed and their number only.
 
     Returns
     -------
@@ -382,7 +381,7 @@ def family_batch(spec: FamilySpec, n_samples: int, seed: int) -> "FamilyBatch":
         ``inputs``, in the order in which the model takes them, and ``targets``.
 
         - ``bert``, ``roberta``, ``albert``: ``(n, seq)`` tokens of which some are masked, ``(n, seq)``
-          integers that are 0 for what fills samples up; the original tokens where they were masked
+          integers that are 0 for padding; the original tokens where they were masked
         - ``gpt``, ``opt``, ``llama``: ``(n, seq)`` tokens; the tokens that follow
         - ``t5``: tokens and integers as those of ``bert``, ``(n, decoder_seq)`` tokens; those that follow
         - ``wideresnet``: ``(n, 3, side, side)`` float32; ``(n,)`` classes
@@ -400,7 +399,7 @@ def family_loss(logits: "Tensor", targets: "Tensor") -> "Tensor":
     Parameters
     ----------
     logits
-        What a model returns: ``(n, tokens, vocab)`` or ``(n, classes)``.
+        Output of a model: ``(n, tokens, vocab)`` or ``(n, classes)``.
     targets
         Those of a `family_batch`.
 
@@ -412,8 +411,7 @@ def family_loss(logits: "Tensor", targets: "Tensor") -> "Tensor":
     return link_loss(logits, targets)
 
 
-# ------------------------------------------------------------------------------------------------
-# What a model consists of, counted from its sizes: one function a family.
+# --- Weights of the families, counted from their sizes: one function per family ---------------------
 
 _COLOURS, _STEM_KERNEL, _KERNEL = 3, 7, 3
 _OPT_OFFSET = 2  # rows of the position table before the first position
@@ -553,21 +551,22 @@ WEIGHTS: Mapping[str, Callable[[Any], Iterator[Weights]]] = {
     "llama": _llama,
     "wideresnet": _wide_resnet,
 }
-"""How the weights of each family are counted."""
+"""Function that counts the weights of each family."""
 
 
-# ------------------------------------------------------------------------------------------------
-# Generators that follow from what they are for; nothing that was drawn before changes what they give.
+# --- Random numbers ---------------------------------------------------------------------------------
 
 
 def generator_for(*words: object) -> np.random.Generator:
-    """Return the generator that belongs to these words, such as a seed and the name of a weight."""
+    """Return the generator for some words, such as a seed and the name of a weight.
+
+    It depends on the words alone, and not on earlier draws.
+    """
     digest = hashlib.blake2b("/".join(map(str, words)).encode(), digest_size=8).digest()
     return np.random.default_rng(int.from_bytes(digest, "big"))
 
 
-# ------------------------------------------------------------------------------------------------
-# Eight small models that keep what matters of well-known ones: operators, state and kind of task.
+# --- Stand-ins: small models that keep operators, state and kind of task of well-known ones ---------
 
 STAND_IN_TITLES: Mapping[str, str] = {
     "shufflenetv2": "ShuffleNetv2",
@@ -579,9 +578,9 @@ STAND_IN_TITLES: Mapping[str, str] = {
     "electra": "Electra",
     "swintransformer": "Swin",
 }
-"""What figures call the stand-ins."""
+"""Names of the stand-ins in figures."""
 STAND_INS = tuple(STAND_IN_TITLES)
-"""Names of the stand-ins, each that of the model which it stands for."""
+"""Keys of the stand-ins, after the models for which they stand."""
 _IMAGES = ("shufflenetv2", "resnet50", "vgg19", "yolov3", "swintransformer")
 _SIDE, _HEADS = 16, 4
 
@@ -601,14 +600,14 @@ class StandIn:
         - ``yolov3``: convolution, BatchNorm, heads at three scales that are joined from coarse to fine
         - ``neumf``: embeddings of users and items, their product beside an MLP
         - ``bert``: encoder with LayerNorm and dropout, which marks the span of an answer
-        - ``electra``: encoder behind a narrower embedding, which tells replaced tokens
+        - ``electra``: encoder behind a narrower embedding, which detects replaced tokens
         - ``swintransformer``: attention in plain and shifted windows, LayerNorm, stochastic depth
     width
         Channels of the first layers, or features of an embedding; a multiple of 8.
     depth
         Blocks at each resolution, or layers of an encoder or MLP.
     extent
-        Pixels a side, a multiple of 16; tokens a sequence, at least 16.
+        Pixels per side, a multiple of 16; tokens per sequence, at least 16.
     n_classes
         Classes of images and boxes.
     n_rows
@@ -629,7 +628,7 @@ class StandIn:
         """Check name and sizes."""
         if self.name not in STAND_INS:
             raise unknown_name("stand-in", self.name, STAND_INS)
-        found: dict[str, tuple[bool, str]] = {
+        checks: dict[str, tuple[bool, str]] = {
             "width": (_is_multiple(self.width, 2 * _HEADS), f"a multiple of {2 * _HEADS}"),
             "depth": (_is_multiple(self.depth, 1), "a whole number >= 1"),
             "extent": (
@@ -640,25 +639,25 @@ class StandIn:
             "n_rows": (self.n_rows >= 16, "a whole number >= 16"),
             "dropout": (0.0 <= self.dropout < 1.0, "a number >= 0 and < 1"),
         }
-        for field, (accepted, what) in found.items():
-            if not accepted:
-                raise InputError(f"{field} of {self.name} is {getattr(self, field)}; accepted: {what}")
+        for field, (is_valid, accepted) in checks.items():
+            if not is_valid:
+                raise InputError(f"{field} of {self.name} is {getattr(self, field)}; accepted: {accepted}")
 
 
-def _is_multiple(found: int, unit: int) -> bool:
-    return found >= unit and found % unit == 0
+def _is_multiple(value: int, unit: int) -> bool:
+    return value >= unit and value % unit == 0
 
 
 def build_stand_in(spec: StandIn, seed: int) -> "nn.Module":
     """Build a stand-in on the CPU, in training mode.
 
-    Each weight follows from the seed and its own name and is drawn uniformly with NumPy, so that it has
-    the same bits whatever kernels torch uses. The random state of torch is left as it was.
+    Each weight follows from the seed and its own name and is drawn uniformly with NumPy, so that it is
+    bitwise the same whatever kernels torch uses. The random state of torch is left unchanged.
 
     Parameters
     ----------
     spec
-        What to build.
+        Model to build.
     seed
         Seed of the weights.
 
@@ -687,19 +686,19 @@ def stand_in_data(
     Parameters
     ----------
     spec
-        The model that shall learn them.
+        Model that learns them.
     n_samples
-        How many there are, from 1.
+        Number of samples, from 1.
     seed
-        Seed of the task: what belongs to a class, who likes what, which token follows which.
+        Seed of the task: patterns of the classes, tastes of users, successors of tokens.
     held_out
         Whether to return samples of the same task that are in no training set of any size.
     augment
-        Whether a sample is altered anew each time that it is read, by draws from the global random states
-        of Python, NumPy and torch, none of them normal.
+        Whether each read of a sample applies a fresh random augmentation, by draws from the global random
+        states of Python, NumPy and torch, none of them normal.
     noise
-        Strength of what hides the task: in images the amplitude relative to the signal, elsewhere the share
-        of wrong targets in twentieths.
+        Strength of the noise: in images the amplitude relative to the signal, elsewhere the share of wrong
+        targets in twentieths.
 
     Returns
     -------
@@ -735,7 +734,7 @@ def stand_in_loss(spec: StandIn, outputs: "Tensor | tuple[Tensor, ...]", targets
     spec
         The model.
     outputs
-        What it returned for the inputs of the batch.
+        Its output for the inputs of the batch.
     targets
         The targets of the batch, as a data loader joins those of `stand_in_data`.
 
@@ -749,12 +748,11 @@ def stand_in_loss(spec: StandIn, outputs: "Tensor | tuple[Tensor, ...]", targets
     return LOSSES[spec.name](outputs, targets)
 
 
-# ------------------------------------------------------------------------------------------------
-# A small model as a chain of links, each built by itself: embedding, numbered layers, head.
+# --- Links: a small model as a chain of embedding, numbered layers and head, each built alone -------
 
 
 def n_links(spec: SmallModel) -> int:
-    """Return how many links a model has: its layers, the embedding and the head."""
+    """Return the number of links of a model: its layers, the embedding and the head."""
     return spec.n_layers + 2
 
 
@@ -764,14 +762,14 @@ def build_link(spec: SmallModel, seed: int, index: int) -> "nn.Module":
     Parameters
     ----------
     spec, seed
-        The model, and the seed of its weights: those of a link are the same whatever else is built.
+        The model, and the seed of its weights: those of a link do not depend on other links.
     index
         0 for the embedding, then the layers, last the head; an `InputError` for others.
 
     Returns
     -------
     torch.nn.Module
-        It takes what the link before it returns, samples or hidden states ``(batch, seq, hidden)``; a tuple
+        It takes the output of the previous link, samples or hidden states ``(batch, seq, hidden)``; a tuple
         of two for ``t5``.
     """
     if not 0 <= index < n_links(spec):
@@ -782,7 +780,7 @@ def build_link(spec: SmallModel, seed: int, index: int) -> "nn.Module":
 
 
 def link_loss(logits: "Tensor", targets: "Tensor") -> "Tensor":
-    """Return the mean cross entropy of what the last link returns, over the targets that count."""
+    """Return the mean cross entropy of the output of the last link, over the targets that count."""
     from torch.nn import functional as F
 
     from makespan.training.zoo.small import IGNORED

@@ -1,4 +1,4 @@
-"""Stand-ins of embeddings and attention: NeuMF, Bert, Electra and SwinTransformer."""
+"""Networks of the stand-ins, the generated samples that they learn, and their losses."""
 
 import random
 from abc import ABC, abstractmethod
@@ -18,14 +18,13 @@ from makespan.training.zoo.layers import DropPath, SelfAttention, conv_norm, emb
 from makespan.training.zoo.small import token_walk
 from makespan.training.zoo.specs import StandIn, generator_for
 
-# ------------------------------------------------------------------------------------------------
-# Stand-ins of embeddings and attention: NeuMF, Bert, Electra and SwinTransformer.
+# --- Networks of embeddings and attention: NeuMF, Bert, Electra and SwinTransformer -----------------
 
 _COLOURS, _PATCH, _WINDOW, _HEADS = 3, 2, 4, 4
 
 
 class MatrixFactors(nn.Module):
-    """Stand-in of NeuMF: the product of two embeddings beside an MLP on two others."""
+    """Stand-in of NeuMF: the product of two embeddings joined with an MLP on two others."""
 
     def __init__(self, spec: StandIn) -> None:
         super().__init__()
@@ -94,7 +93,7 @@ class Encoder(nn.Module):
 
 
 class SpanMarker(nn.Module):
-    """Stand-in of Bert: which token opens the answer, and which one closes it."""
+    """Stand-in of Bert: scores for the first and for the last token of an answer."""
 
     def __init__(self, spec: StandIn) -> None:
         super().__init__()
@@ -108,7 +107,7 @@ class SpanMarker(nn.Module):
 
 
 class ReplacedTokens(nn.Module):
-    """Stand-in of Electra: for each token, whether it was replaced."""
+    """Stand-in of Electra: a score for each token, high if it was replaced."""
 
     def __init__(self, spec: StandIn) -> None:
         super().__init__()
@@ -131,7 +130,11 @@ class WindowBlock(nn.Module):
         self.attention, self.mlp = SelfAttention(width, _HEADS), _mlp(width)
         self.drop_path = DropPath(drop_path)
         self.offsets = nn.Parameter(torch.empty((2 * _WINDOW - 1) ** 2, _HEADS))
-        self.register_buffer("offset", _offsets(), persistent=False)
+        # The row of the table of offsets for each pair of tokens of a window.
+        places = torch.cartesian_prod(torch.arange(_WINDOW), torch.arange(_WINDOW))
+        between = places[:, None] - places[None, :] + _WINDOW - 1
+        offset = between[..., 0] * (2 * _WINDOW - 1) + between[..., 1]
+        self.register_buffer("offset", offset, persistent=False)
         self.register_buffer("mask", _mask(side, self.shift), persistent=False)
 
     def forward(self, grid: Tensor) -> Tensor:
@@ -154,16 +157,10 @@ class WindowBlock(nn.Module):
         return grid.roll((self.shift, self.shift), (1, 2)) if self.shift else grid
 
 
-def _offsets() -> Tensor:
-    """Row of the table of offsets for each pair of tokens of a window."""
-    places = torch.cartesian_prod(torch.arange(_WINDOW), torch.arange(_WINDOW))
-    between = places[:, None] - places[None, :] + _WINDOW - 1
-    return between[..., 0] * (2 * _WINDOW - 1) + between[..., 1]
-
-
 def _mask(side: int, shift: int) -> Tensor:
-    """Score that keeps tokens apart which only the shift brought into one window."""
+    """Return scores that separate tokens which only the cyclic shift brought into one window."""
     lines = torch.arange(side)
+    # Along each axis: untouched lines, lines of the last window, and lines that the shift wrapped around.
     part = (lines >= side - _WINDOW).long() + (lines >= side - shift).long()
     region = 3 * part[:, None] + part[None, :] if shift else torch.zeros(side, side)
     count = side // _WINDOW
@@ -219,14 +216,13 @@ ATTENTIONS: Mapping[str, Callable[[StandIn], nn.Module]] = {
 """Networks by the name of the model that they stand for; weights are not drawn yet."""
 
 
-# ------------------------------------------------------------------------------------------------
-# Stand-ins of convolutions: ShuffleNetv2, ResNet50, VGG19 and YOLOv3.
+# --- Networks of convolutions: ShuffleNetv2, ResNet50, VGG19 and YOLOv3 -----------------------------
 
-_IMAGE_COLOURS, _BOX = 3, 5
+_BOX = 5  # values of a box: object, position and size
 
 
 class ShuffleUnit(nn.Module):
-    """Unit of ShuffleNetv2: half of the channels pass by, or at stride 2 both halves see all of them."""
+    """Unit of ShuffleNetv2: half of the channels pass unchanged, or at stride 2 both halves see all."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -258,7 +254,7 @@ class ShuffleUnit(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """Unit of ResNet50: three convolutions beside the way past them."""
+    """Unit of ResNet50: three convolutions with a shortcut."""
 
     def __init__(self, inputs: int, inner: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -275,7 +271,7 @@ class Bottleneck(nn.Module):
         self.activation = nn.ReLU()
 
     def forward(self, images: Tensor) -> Tensor:
-        """Add what the convolutions make of the images to what passes by."""
+        """Return the sum of the convolutions and the shortcut."""
         result: Tensor = self.activation(self.main(images) + self.past(images))
         return result
 
@@ -284,12 +280,12 @@ class Pool(nn.Module):
     """Mean over all pixels; a plain sum, because adaptive pooling has no fixed order on GPUs."""
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return one value a channel."""
+        """Return one value per channel."""
         return images.mean((2, 3))
 
 
 def _shufflenet(spec: StandIn) -> nn.Module:
-    layers: list[nn.Module] = [conv_norm(_IMAGE_COLOURS, spec.width, 3)]
+    layers: list[nn.Module] = [conv_norm(_COLOURS, spec.width, 3)]
     channels = spec.width
     for _ in range(2):
         layers.append(ShuffleUnit(channels, 2 * channels, stride=2))
@@ -300,7 +296,7 @@ def _shufflenet(spec: StandIn) -> nn.Module:
 
 
 def _resnet(spec: StandIn) -> nn.Module:
-    layers: list[nn.Module] = [conv_norm(_IMAGE_COLOURS, spec.width, 3)]
+    layers: list[nn.Module] = [conv_norm(_COLOURS, spec.width, 3)]
     channels = spec.width
     for part in range(3):
         inner, outputs = (spec.width // 2) * 2**part, 2 * spec.width * 2**part
@@ -312,7 +308,7 @@ def _resnet(spec: StandIn) -> nn.Module:
 
 def _vgg(spec: StandIn) -> nn.Module:
     layers: list[nn.Module] = []
-    channels = _IMAGE_COLOURS
+    channels = _COLOURS
     for part in range(3):
         for _ in range(spec.depth):
             layers += [nn.Conv2d(channels, spec.width * 2**part, 3, padding=1), nn.ReLU()]
@@ -340,7 +336,7 @@ class Detector(nn.Module):
     def __init__(self, spec: StandIn) -> None:
         super().__init__()
         widths = [spec.width * 2**part for part in range(4)]
-        self.stem = conv_norm(_IMAGE_COLOURS, widths[0], 3)
+        self.stem = conv_norm(_COLOURS, widths[0], 3)
         self.down = nn.ModuleList(
             nn.Sequential(conv_norm(inputs, outputs, 3, 2), *(_Residual(outputs) for _ in range(spec.depth)))
             for inputs, outputs in pairwise(widths)
@@ -371,17 +367,16 @@ CONVOLUTIONS: Mapping[str, Callable[[StandIn], nn.Module]] = {
 """Networks by the name of the model that they stand for; weights are not drawn yet."""
 
 
-# ------------------------------------------------------------------------------------------------
-# Tasks of the stand-ins: generated samples, how each is altered when it is read, and losses.
+# --- Samples and losses -----------------------------------------------------------------------------
 #
-# What a sample is follows from the seed and its index alone. Augmentation draws from the global random
-# states of Python, NumPy and torch, as the transformations of users do; never from a normal distribution,
-# whose bits depend on kernels.
+# A sample follows from the seed and its index alone. Augmentation draws from the global random states of
+# Python, NumPy and torch, as the transformations of users do; never from a normal distribution, whose bits
+# depend on kernels.
 
 Targets: TypeAlias = Tensor | tuple[Tensor, ...]
 _Pixels: TypeAlias = npt.NDArray[np.float32]
-_SCALES = (8, 4, 2)  # pixels a cell
-_KEPT = 1024  # images that are drawn once
+_SCALES = (8, 4, 2)  # pixels per cell
+_KEPT = 1024  # images that are cached
 _WRONG = 0.05
 _TASTES = 4
 _OPEN, _CLOSE, _MASK, _WORDS = 2, 4, 6, 7
@@ -404,31 +399,31 @@ class Samples(ABC, Dataset[tuple[Tensor, Targets]]):
         self.learn(generator_for("task", spec.name, seed))
 
     def __len__(self) -> int:
-        """How many samples there are."""
+        """Return the number of samples."""
         return self.n_samples
 
     def __getitem__(self, index: int) -> tuple[Tensor, Targets]:
-        """Make one sample, altered if asked for."""
+        """Return one sample, augmented if asked for."""
         if not 0 <= index < self.n_samples:
             raise IndexError(f"sample {index} of {self.n_samples}")
         return self.sample(index)
 
     @abstractmethod
     def learn(self, rng: np.random.Generator) -> None:
-        """Draw what all samples have in common."""
+        """Draw the parts that all samples have in common."""
 
     @abstractmethod
     def sample(self, index: int) -> tuple[Tensor, Targets]:
         """Draw a sample."""
 
     def generator(self, index: int) -> np.random.Generator:
-        """Return what a sample is drawn from, before it is altered."""
+        """Return the generator from which a sample is drawn, before it is augmented."""
         part = "held out" if self.held_out else "training"
         return generator_for("sample", self.spec.name, self.seed, part, index)
 
 
 class Images(Samples):
-    """Striped images: colours and direction of the stripes tell the class."""
+    """Striped images: colours and direction of the stripes depend on the class."""
 
     def learn(self, rng: np.random.Generator) -> None:
         """Draw colours and stripes of the classes."""
@@ -440,17 +435,17 @@ class Images(Samples):
         self.drawn: dict[int, tuple[int, _Pixels]] = {}
 
     def image(self, index: int) -> tuple[int, _Pixels]:
-        """Draw the class and the pixels of an image; half of what it takes to read one."""
+        """Draw the class and the pixels of an image; cached, because this is half the cost of a read."""
         if index in self.drawn:
             return self.drawn[index]
         rng, side = self.generator(index), self.spec.extent
         kind = int(rng.integers(self.spec.n_classes))
         tint = self.amplitude(rng.random((3, 1, 1), dtype=np.float32))
         image = self.pattern(kind, int(rng.integers(8))) + tint
-        found = kind, image + self.amplitude(rng.random((3, side, side), dtype=np.float32))
+        drawn = kind, image + self.amplitude(rng.random((3, side, side), dtype=np.float32))
         if len(self.drawn) < _KEPT:
-            self.drawn[index] = found
-        return found
+            self.drawn[index] = drawn
+        return drawn
 
     def sample(self, index: int) -> tuple[Tensor, Targets]:
         """Draw an image of some class."""
@@ -464,7 +459,7 @@ class Images(Samples):
         return pixels, torch.tensor(kind)
 
     def pattern(self, kind: int, phase: int) -> _Pixels:
-        """Return the stripes of a class, ``(3, extent, extent)``; whole numbers decide, no rounding."""
+        """Return the stripes of a class, ``(3, extent, extent)``; from whole numbers, without rounding."""
         lines = np.arange(self.spec.extent)
         rows, columns = self.slopes[kind]
         stripes = (rows * lines[:, None] + columns * lines[None, :] + phase) // 4 % 2
@@ -472,13 +467,13 @@ class Images(Samples):
         return pixels
 
     def amplitude(self, uniform: _Pixels) -> _Pixels:
-        """Scale draws from 0 to 1 to the noise that was asked for."""
+        """Scale draws from 0 to 1 to the amplitude of the noise."""
         scaled: _Pixels = (uniform - np.float32(0.5)) * np.float32(self.noise)
         return scaled
 
 
 class Boxes(Images):
-    """One or two striped boxes before noise, each to be found at the scale of its size."""
+    """One or two striped boxes on noise, each to be detected at the scale of its size."""
 
     def sample(self, index: int) -> tuple[Tensor, Targets]:
         """Draw an image with boxes."""
@@ -508,7 +503,7 @@ class Boxes(Images):
 
 
 class Likes(Samples):
-    """Users and items with hidden tastes; a user likes what is popular or agrees with the own taste."""
+    """Users and items with hidden tastes; a user likes items that are popular or match its taste."""
 
     def learn(self, rng: np.random.Generator) -> None:
         """Draw the tastes."""
@@ -516,7 +511,7 @@ class Likes(Samples):
         self.popularity = 0.5 * (rng.random(self.spec.n_rows) - 0.5)
 
     def sample(self, index: int) -> tuple[Tensor, Targets]:
-        """Draw a user, an item and whether it is liked; altered, the item may be another one."""
+        """Draw a user, an item and whether it is liked; augmented, the item may be another one."""
         rng = self.generator(index)
         user, item = rng.integers(self.spec.n_rows, size=2)
         wrong = rng.random() < _WRONG * self.noise
@@ -535,7 +530,7 @@ class Answers(Samples):
         """Do nothing: the tokens that open and close an answer are the same in all tasks."""
 
     def sample(self, index: int) -> tuple[Tensor, Targets]:
-        """Draw a passage; altered, it is asked either question, and words are replaced and masked."""
+        """Draw a passage; augmentation draws the question anew, and replaces and masks words."""
         rng = self.generator(index)
         length = self.spec.extent
         tokens = rng.integers(_WORDS, self.spec.n_rows, length)
@@ -563,7 +558,7 @@ class Replacements(Samples):
         self.successor = rng.permutation(self.spec.n_rows // 2)
 
     def sample(self, index: int) -> tuple[Tensor, Targets]:
-        """Draw a sequence; altered, it is others of its tokens that are replaced."""
+        """Draw a sequence; augmentation replaces other tokens."""
         rng = self.generator(index)
         length, n_rows = self.spec.extent, self.spec.n_rows
         tokens = token_walk(rng, self.successor, 1, length)[0]
@@ -588,7 +583,7 @@ TASKS: Mapping[str, type[Samples]] = {
     "electra": Replacements,
     "swintransformer": Images,
 }
-"""What each stand-in learns."""
+"""Data set that each stand-in learns."""
 
 
 def _class_loss(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -604,20 +599,18 @@ def _span_loss(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def _box_loss(outputs: tuple[Tensor, ...], targets: tuple[Tensor, ...]) -> Tensor:
-    """Sum over scales of: objects or not in all cells, then place, size and class in cells with an object."""
-    losses = [_scale_loss(found, true) for found, true in zip(outputs, targets, strict=True)]
+    """Sum over scales: presence of objects in all cells, then place, size and class in cells with one."""
+    losses = []
+    for scores, true in zip(outputs, targets, strict=True):
+        cells, wanted = (values.permute(0, 2, 3, 1).flatten(0, 2) for values in (scores, true))
+        is_there = wanted[:, 0]
+        objects = F.binary_cross_entropy_with_logits(cells[:, 0], is_there)
+        places = torch.cat([cells[:, 1:3].sigmoid(), cells[:, 3:5]], 1)
+        misplaced = (places - wanted[:, 1:5]).square().sum(1)
+        misnamed = F.cross_entropy(cells[:, 5:], wanted[:, 5].long(), reduction="none")
+        missed = ((misplaced + misnamed) * is_there).sum() / is_there.sum().clamp(min=1.0)
+        losses.append(objects + missed)
     return torch.stack(losses).sum()
-
-
-def _scale_loss(found: Tensor, true: Tensor) -> Tensor:
-    cells, wanted = (values.permute(0, 2, 3, 1).flatten(0, 2) for values in (found, true))
-    is_there = wanted[:, 0]
-    objects = F.binary_cross_entropy_with_logits(cells[:, 0], is_there)
-    places = torch.cat([cells[:, 1:3].sigmoid(), cells[:, 3:5]], 1)
-    misplaced = (places - wanted[:, 1:5]).square().sum(1)
-    misnamed = F.cross_entropy(cells[:, 5:], wanted[:, 5].long(), reduction="none")
-    missed = ((misplaced + misnamed) * is_there).sum() / is_there.sum().clamp(min=1.0)
-    return objects + missed
 
 
 LOSSES: Mapping[str, Callable[..., Tensor]] = {
