@@ -162,7 +162,7 @@ def test_deleting_one_figure_rebuilds_that_figure_alone(finished):
 
 def test_editing_the_performance_model_reruns_the_fits_and_what_depends_on_them_and_no_emulation(finished):
     module = finished.root / "src/makespan/perf/forms.py"
-    append(module, "\n\ndef _unused() -> int:\n    return 1\n")
+    append(module, "\n# changed\n")
     planned = finished.planned()
     assert set(planned) == FIT_RULES | EXPERIMENT_RULES - MEASURED_ONLY | {"draw_figure"} | BESIDE
     assert planned["draw_figure"] == len(FIGURES) - 1
@@ -180,19 +180,22 @@ def test_editing_the_emulator_reruns_everything_that_rests_on_it(finished):
 def test_editing_a_policy_reruns_the_simulations_that_run_it_and_what_depends_on_them(finished):
     append(finished.root / "src/makespan/policies/queues.py", "\n# changed\n")
     planned = finished.planned()
-    without = {"morphling_knowledge", "morphling_rivals", "morphling_rounds"}
-    again = SIMULATION_RULES | {"easyscale_simulate", "draw_figure"} | BESIDE
+    without = {"morphling_knowledge", "morphling_rounds"}
+    again = SIMULATION_RULES | {"easyscale_simulate", "morphling_threads", "draw_figure"} | BESIDE
     assert set(planned) == again - without - {"morphling_readings"}  # which has no figure
     # Training beside serving runs without FIFO.
     of_easyscale = {name for name, entry in paper_named("easyscale").figures().items() if not entry.sources}
-    assert planned["draw_figure"] == N_SIMULATED_FIGURES - len(without) + len(of_easyscale - {"serving"})
+    n_threads = 1
+    n_of_easyscale = len(of_easyscale - {"serving"})
+    assert planned["draw_figure"] == N_SIMULATED_FIGURES + n_threads - len(without) + n_of_easyscale
 
 
 def test_what_no_rule_reaches_reruns_nothing(finished):
     package = finished.root / "src/makespan"
     for name in ("traces/readers.py", "training/engine.py", "policies/gavel.py"):
         append(package / name, "\n# changed\n")
-    append(package / "tables/catalogue.py", "\nNEW = table_schema('new')\n")
+    append(package / "tables/catalogue.py", "\nNEW = TableSchema('new', ())\n")
+    append(package / "perf/forms.py", "\n\ndef _unused() -> int:\n    return 1\n")
     assert finished.planned() == {}
 
 
