@@ -16,14 +16,13 @@ if workflow.is_main_process:
 elif workflow.remote_exec:
     leave_run()
 
+
 configfile: "config/config.yaml"
 
 
 include: "rules/common.smk"
 include: "rules/throughput.smk"
 include: "rules/live.smk"
-
-
 include: "rules/experiments.smk"
 include: "rules/figures.smk"
 include: "rules/claims.smk"

@@ -60,9 +60,9 @@ for paper in EXPERIMENTS:
                     source="|".join(sources),
                 # What takes all cores goes first, so that small jobs are left to run beside what takes one.
                 priority: int(experiment.trains or experiment.n_threads(1) > 1)
-                localrule: experiment.is_local
                 group:
                     experiment.group or None
+                localrule: experiment.is_local
                 conda:
                     GPU if experiment.trains else CPU
                 threads: experiment.n_threads(all_cores(1))
