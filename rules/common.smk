@@ -156,10 +156,10 @@ def deciding_tables(wildcards):
 
 
 def claims_code(paper):
-    """Return what decides the statements of a paper: its class, and its module of checks if it has one."""
+    """Return what decides the statements of a paper: its module of checks, or the paper if it is one module."""
     package = f"makespan.papers.{paper}"
     has_checks = Path(workflow.basedir, "src", *package.split("."), "checks.py").is_file()
-    return [f"{package}:PAPER", *([f"{package}.checks"] if has_checks else [])]
+    return [f"{package}.checks" if has_checks else f"{package}:PAPER"]
 
 
 def products(source):
