@@ -40,6 +40,7 @@ for paper in EXPERIMENTS:
         outputs = experiment_outputs(experiment)
         for number, (tables, sources) in enumerate(outputs.items()):
             name = f"{paper}_{experiment.name}" + (f"_{sources[0]}" if number else "")
+            kind = f"{type(experiment).__module__}:{type(experiment).__name__}"
 
             rule:
                 name:
@@ -71,7 +72,7 @@ for paper in EXPERIMENTS:
                     **asks(experiment.minutes, experiment.mem_mb),
                 params:
                     paper=paper,
-                    experiment=f"{type(experiment).__module__}:{type(experiment).__name__}",
+                    experiment=kind,
                     options=experiment.to_json(),
                     tables=tables,
                     columns=columns_of(paper, tables, experiment),
@@ -83,10 +84,6 @@ for paper in EXPERIMENTS:
                         if experiment.reads_files and wildcards.source == "published"
                         else None
                     ),
-                    code=code_hash(
-                        "run_experiment",
-                        f"{type(experiment).__module__}:{type(experiment).__name__}",
-                        chosen=experiment.policies_run(),
-                    ),
+                    code=code_hash("run_experiment", kind, chosen=experiment.policies_run()),
                 script:
                     "../workflow/scripts/run_experiment.py"

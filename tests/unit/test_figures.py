@@ -107,6 +107,14 @@ def test_an_option_that_does_not_exist_is_named():
         figure.arguments(load_settings())
 
 
+def test_an_experiment_whose_shared_options_have_no_value_is_refused():
+    from makespan.papers.experiment import Given
+    from makespan.papers.oobleck.simulation import Failures
+
+    with pytest.raises(ConfigError, match=r"Failures has no value of .* assumptions, .*resolved\(settings\)"):
+        Failures().run(Given("emulated"))
+
+
 def test_every_table_of_a_figure_is_written_by_an_experiment_and_every_table_has_columns():
     for paper in map(paper_named, PAPERS):
         written = {table for one in paper.EXPERIMENTS for table in one.tables}

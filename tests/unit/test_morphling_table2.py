@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from makespan.errors import MissingDataError, TraceError
+from makespan.errors import MissingDataError, TraceError, UnknownNameError
 from makespan.papers.morphling import PAPER
 from makespan.papers.morphling.performance import table2 as errors, table2_rows, table2_summary
 
@@ -159,7 +159,7 @@ def test_committed_cells_of_the_paper_are_readable(root):
 
 
 def test_cells_that_cannot_be_read(tmp_path):
-    with pytest.raises(KeyError, match="published_fig10"):
+    with pytest.raises(UnknownNameError, match=r"table of Morphling 'published_fig10'.*published_fig8"):
         PAPER.read_published("fig10", tmp_path / "x.csv")
     with pytest.raises(MissingDataError):
         PAPER.read_published("fig8", tmp_path / "x.csv")

@@ -449,3 +449,39 @@ def test_modules_of_any_make_can_stand_in_a_model(registered):
     sch["lazy"].checkpoint()
     sch.mod(torch.ones(1, 2)).sum().backward()
     check_invariants(sch)
+
+
+# --- warnings ----------------------------------------------------------------------------
+
+
+def replaced(sch):
+    sch["heads.words"].replace(copy.deepcopy(sch["heads.words"].mod).double())
+
+
+def renamed(sch):
+    sch["heads.words"].replace(copy.deepcopy(sch["heads.words"].mod), name="other")
+
+
+def recomputed_twice(sch):
+    sch["stages.0"].checkpoint()
+    sch["stages.0.blocks.0"].checkpoint()
+
+
+def untraced(sch):
+    sch["stages.0.blocks.0.attention"].replace(Branch())
+    sch["stages.0.blocks.0.attention"].trace(strict=False)
+
+
+class Branch(nn.Module):
+    """A forward that depends on values, which no graph can hold."""
+
+    def forward(self, x):
+        return x if x.sum() > 0 else -x
+
+
+@pytest.mark.parametrize("steps", [replaced, renamed, recomputed_twice, untraced])
+def test_a_warning_names_the_line_of_the_schedule(sch, steps):
+    with pytest.warns(UserWarning) as caught:
+        steps(sch)
+    lines = range(steps.__code__.co_firstlineno, steps.__code__.co_firstlineno + 5)
+    assert all(one.filename == __file__ and one.lineno in lines for one in caught)

@@ -1,5 +1,8 @@
 """The cache of computed tables: hit by equal inputs alone, and never in the way."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -42,6 +45,16 @@ def test_a_table_is_computed_once_and_comes_back_with_the_same_bits_and_types(fo
     cached_table(SCHEMA, ("x", 2), ("makespan.units",), compute)
     cached_table(SCHEMA, ("x", 1), ("makespan.errors",), compute)
     assert len(calls) == 3
+
+
+def test_another_process_finds_the_table(folder):
+    code = (
+        "from makespan.hardware import cluster; from makespan.throughput import EmulatedSource; "
+        "EmulatedSource(cluster('a800-64'), 'L1', seed=3, noise=1.0).load('roberta')"
+    )
+    for _ in range(2):
+        subprocess.run([sys.executable, "-c", code], check=True)
+    assert len(list(folder.iterdir())) == 1
 
 
 def test_a_damaged_file_is_computed_again(folder):

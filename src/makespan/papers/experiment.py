@@ -18,7 +18,7 @@ import pandas as pd
 from pydantic import TypeAdapter, ValidationInfo, model_validator
 
 from makespan.claims import Ledger
-from makespan.errors import ConfigError
+from makespan.errors import ConfigError, unknown_name
 from makespan.settings import Block
 from makespan.tables import LIVE, THROUGHPUT, TableSchema, read_csv, schemas_of
 
@@ -125,9 +125,7 @@ class Experiment(Block):
     cells, reads
         Artifacts whose printed cells it reads, and tables of the paper that it reads.
     sources
-        Sources for which its tables are built by default.
-    on_request
-        Sources for which its tables can be built, but are not by default.
+        Sources for which its tables are built.
     on_profile
         Whether its tables are also built where iteration times are a profile of small workloads.
     is_timed
@@ -146,7 +144,7 @@ class Experiment(Block):
     minutes, mem_mb
         Resources that its job asks for.
     unused
-        Options in its block that only figures or other experiments read.
+        Options that `compute` does not read, but figures, other experiments or the choice of resources.
     """
 
     name: ClassVar[str] = ""
@@ -155,7 +153,6 @@ class Experiment(Block):
     cells: ClassVar[tuple[str, ...]] = ()
     reads: ClassVar[tuple[str, ...]] = ()
     sources: ClassVar[tuple[str, ...]] = _OFFLINE
-    on_request: ClassVar[tuple[str, ...]] = ()
     on_profile: ClassVar[bool] = False
     is_timed: ClassVar[bool] = False
     unjudged: ClassVar[frozenset[str]] = frozenset()
@@ -197,7 +194,9 @@ class Experiment(Block):
         """Return the options as JSON, those that the experiment reads; `from_json` reads them back."""
         own = self.model_dump(mode="json", exclude=set(self.unused))
         kinds: dict[str, Any] = {
-            name: type(self).model_fields[name].annotation for name in self.shared_options()
+            name: type(self).model_fields[name].annotation
+            for name in self.shared_options()
+            if name not in self.unused
         }
         shared = {
             name: TypeAdapter(kind).dump_python(getattr(self, name), mode="json")
@@ -219,7 +218,7 @@ class Experiment(Block):
 
         ``profiled`` are the workloads of the profile that is the source; empty for any other source.
         """
-        is_built = source in (*self.sources, *self.on_request) and (self.on_profile or not profiled)
+        is_built = source in self.sources and (self.on_profile or not profiled)
         return self.tables if is_built else {}
 
     def n_threads(self, all_cores: int) -> int:
@@ -243,9 +242,18 @@ class Experiment(Block):
 
         Raises
         ------
+        ConfigError
+            Shared options have no value yet; `resolved` takes them from a configuration.
         TraceError
             A table is not what its schema says.
         """
+        missing = self.shared_options().keys() - self.unused - self.model_fields_set
+        if missing:
+            options = ", ".join(sorted(missing))
+            raise ConfigError(
+                f"{type(self).__name__} has no value of the shared option(s) {options}; "
+                "take it from Paper.experiments(settings), or call resolved(settings)"
+            )
         paper = paper_named(type(self).__module__.split(".")[2])
         return {
             name: paper.schema_of(name).validate(table, where=name)
@@ -290,9 +298,18 @@ class Paper(Block):
 
     @classmethod
     def schema_of(cls, table: str) -> TableSchema:
-        """Return the schema of a result table, or of printed cells, ``published_<artifact>``."""
-        own = schemas_of(f"makespan.papers.{cls.key()}")
-        return own[table] if table in own else cls.shared_schemas[table.partition("/")[0]]
+        """Return the schema of a result table, or of printed cells, ``published_<artifact>``.
+
+        Raises
+        ------
+        UnknownNameError
+            The paper has no such table.
+        """
+        known = schemas_of(f"makespan.papers.{cls.key()}") | dict(cls.shared_schemas)
+        for name in (table, table.partition("/")[0]):
+            if name in known:
+                return known[name]
+        raise unknown_name(f"table of {cls.title}", table, known)
 
     @classmethod
     def read_published(cls, artifact: str, path: str | Path) -> pd.DataFrame:
@@ -335,7 +352,6 @@ class Paper(Block):
         return [
             table
             for one in self.experiments(settings).values()
-            if source in one.sources
             for table in one.tables_of(source, profiled)
             if table.partition("/")[0] not in one.on_the_way
         ]

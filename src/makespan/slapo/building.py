@@ -2,7 +2,6 @@
 
 import hashlib
 import inspect
-import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from makespan.slapo.errors import ArgumentError, BuildError
+from makespan.slapo.errors import ArgumentError, BuildError, warn
 from makespan.slapo.layouts import PARTIAL, Ranks, Sharding, sharding_of
 from makespan.slapo.pipelining import build_pipeline, stages_of
 from makespan.slapo.schedule import carry_tags, digest, is_leaf
@@ -117,10 +116,10 @@ def check_complete(sch: "Schedule", ties: str) -> None:
         )
         if ties == "error":
             raise BuildError(message)
-        warnings.warn(message, stacklevel=4)
+        warn(message)
     if sch.world_size > 1:
         for message in _missing_exchanges(sch):
-            warnings.warn(message, stacklevel=4)
+            warn(message)
 
 
 def _missing_exchanges(sch: "Schedule") -> Iterator[str]:
@@ -325,9 +324,7 @@ class _Filling:
         if callable(reset):
             return lambda: reset()
         if any(True for _ in module.children()):
-            warnings.warn(
-                f"build: no initialiser for parameters of {path!r} itself; they are zero", stacklevel=4
-            )
+            warn(f"build: no initialiser for parameters of {path!r} itself; they are zero")
             return None
         raise BuildError(
             f"build: {path!r} ({type(module).__name__}) on meta, without _init_weights and "

@@ -17,12 +17,15 @@
 """
 
 import difflib
+import sys
+import warnings
 from collections.abc import Iterable
 from typing import Any
 
 from makespan.errors import MakespanError
 from makespan.units import printable
 
+_PACKAGE = "makespan.slapo"
 _SHOWN_CHARACTERS = 120
 _SHOWN_ELEMENTS = 4
 
@@ -104,3 +107,11 @@ def shown(value: Any) -> str:
     except Exception:  # noqa: BLE001 - whatever the class of a user does
         text = f"a {type(value).__name__}"
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."
+
+
+def warn(message: str) -> None:
+    """Warn with the place outside this package that led here: the line of the user's schedule."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(_PACKAGE):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, stacklevel=level + 1)

@@ -8,7 +8,6 @@ import inspect
 import math
 import os
 import shutil
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -19,7 +18,7 @@ import torch
 from torch import fx, nn
 from torch.utils.checkpoint import checkpoint
 
-from makespan.slapo.errors import ArgumentError, ConflictError, KindError
+from makespan.slapo.errors import ArgumentError, ConflictError, KindError, warn
 from makespan.slapo.graphs import (
     FusedModule,
     KeptState,
@@ -466,11 +465,11 @@ class Fuse(Primitive):
             accepted = ", ".join(map(repr, _BACKENDS))
             raise ArgumentError(f"{where}: compiler {compiler!r}; accepted: {accepted}")
         if compiler == "torchscript":
-            warnings.warn(f"{where}: torch.jit.script is deprecated; inductor takes its place", stacklevel=3)
+            warn(f"{where}: torch.jit.script is deprecated; inductor takes its place")
         backend = _BACKENDS[compiler]
         compilers = (os.environ.get("CXX", "g++"), "clang++", "cl")
         if backend == "inductor" and not (torch.cuda.is_available() or any(map(shutil.which, compilers))):
-            warnings.warn(f"{where}: there is no C++ compiler, so the part runs eagerly", stacklevel=3)
+            warn(f"{where}: there is no C++ compiler, so the part runs eagerly")
             backend = None
         if not name.isidentifier():
             raise ArgumentError(f"{where}: name {name!r}; accepted: an identifier")
@@ -631,7 +630,7 @@ def _warn_of_differences(sch: "Schedule", new: nn.Module) -> None:
             message = (
                 f"replace of {sch.path!r}: {name} of the old module is {was}, of the new one {now}{done}"
             )
-            warnings.warn(message, stacklevel=5)
+            warn(message)
 
 
 def _whole_module(sch: "Schedule", source: object, name: str | None) -> nn.Module:
@@ -656,7 +655,7 @@ def _whole_module(sch: "Schedule", source: object, name: str | None) -> nn.Modul
         message = (
             f"replace of {sch.path!r}: the name {name!r} is ignored, a whole module keeps that of its node"
         )
-        warnings.warn(message, stacklevel=4)
+        warn(message)
     return new
 
 
@@ -855,10 +854,9 @@ class Checkpoint(Primitive):
         above = sch.parent
         while above is not None:
             if wrapped_forward(above.mod, Checkpointed):
-                warnings.warn(
+                warn(
                     f"checkpoint of {sch.path!r}: {above.path!r} above it is recomputed already, "
-                    "so this module runs three times",
-                    stacklevel=3,
+                    "so this module runs three times"
                 )
                 break
             above = above.parent

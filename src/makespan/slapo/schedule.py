@@ -411,13 +411,20 @@ def register_primitive() -> Callable[[_Any], _Any]:
     return register
 
 
-_BUILT_IN = ("memory", "pipelining", "rewriting", "sharding", "syncing", "tracing")
+_BUILT_IN = (
+    "makespan.slapo.memory",
+    "makespan.slapo.pipelining",
+    "makespan.slapo.rewriting",
+    "makespan.slapo.sharding",
+    "makespan.slapo.syncing",
+    "makespan.slapo.tracing",
+)
 
 
 def _load() -> None:
     """Import the modules of the built-in primitives, which register themselves."""
     for module in _BUILT_IN:
-        import_module(f"makespan.slapo.{module}")
+        import_module(module)
 
 
 def primitive_named(name: str) -> type[Primitive] | None:

@@ -1,7 +1,6 @@
 """Primitives ``trace`` and ``trace_until``: capture graphs of a module, or of the way to some modules."""
 
 import inspect
-import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -9,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree  # there is no public name for it
 
-from makespan.slapo.errors import ArgumentError, ConflictError, KindError, TracingError, close_names
+from makespan.slapo.errors import ArgumentError, ConflictError, KindError, TracingError, close_names, warn
 from makespan.slapo.graphs import (
     NO_LEAVES,
     VARIADIC,
@@ -200,7 +199,7 @@ def _checked(sch: "Schedule", strict: bool, capture: Callable[[], None]) -> bool
     except TracingError as error:
         if strict:
             raise
-        warnings.warn(str(error), stacklevel=5)
+        warn(str(error))
         return False
     return True
 

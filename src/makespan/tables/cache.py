@@ -47,7 +47,9 @@ def cached_table(
     folder = _folder()
     if folder is None:
         return compute()
-    key = hashlib.sha256(repr((schema, inputs, [_fingerprint(name) for name in packages])).encode())
+    # Without the rule of the schema: the ``repr`` of a function has its address, another one per process.
+    parts = (schema.name, schema.columns, inputs, [_fingerprint(name) for name in packages])
+    key = hashlib.sha256(repr(parts).encode())
     path = folder / f"{schema.name}-{key.hexdigest()[:32]}.csv"
     with suppress(OSError, ValueError, TraceError):  # no such file, or one that is damaged: it is computed
         return _read(path, schema)

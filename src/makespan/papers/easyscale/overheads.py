@@ -104,10 +104,13 @@ class _Timed(Experiment):
     on_profile = True
     trains = True
     minutes, mem_mb = 120, 4000
+    unused = frozenset({"ranks"})
+
+    ranks: int = shared("easyscale.overheads.ranks")
 
     def n_threads(self, all_cores: int) -> int:
-        """Return all cores, because runs are timed."""
-        return all_cores
+        """Return all cores, because runs are timed; on a cluster one per stock process of Fig. 13."""
+        return max(all_cores, self.ranks)
 
 
 def _load(devices: Sequence[str] = ()) -> None:
@@ -439,6 +442,7 @@ class Copying(_Timed):
     """Time stock processes, a CPU each, and as many logical workers in one process, in turn."""
 
     name = "fig13"
+    unused = frozenset()
     tables = {"fig13": "steps of stock processes, and of logical workers with and without the sum"}
     cells = ("fig13",)
     figures = (
@@ -456,11 +460,6 @@ class Copying(_Timed):
 
     procedure: Procedure = shared("easyscale.overheads.procedure")
     models: tuple[TimedModel, ...] = shared("easyscale.overheads.models")
-    ranks: int = shared("easyscale.overheads.ranks")
-
-    def n_threads(self, all_cores: int) -> int:
-        """Return all cores, and one per stock process."""
-        return max(all_cores, self.ranks)
 
     def compute(self, given: Given) -> dict[str, pd.DataFrame]:
         """Return a row per model."""
