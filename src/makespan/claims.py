@@ -24,7 +24,7 @@ _COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What a check is about.
+    """Subject, limit and configuration that a check is given.
 
     What the subject means (model, column or jobs) depends on the check; the limit is the number that
     decides, NaN if the check needs none; the options are what checks must know of the configuration.
@@ -37,7 +37,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a check found: the value for people, whether the statement holds, and what a reader must know.
+    """Result of a check: the value for people, whether the statement holds, and a note for readers.
 
     ``holds`` is None where there are results and they decide nothing; the note then says why.
     """
@@ -248,7 +248,7 @@ def _over_sources(found: Mapping[str, Mapping[str, str]], sources: Sequence[str]
 
 
 def _note(notes: Mapping[str, str]) -> str:
-    """Say once what all sources say, and who says the rest."""
+    """Join the notes of sources: parts that all share once, and the rest with the source before it."""
     parts = {source: note.split("; ") for source, note in notes.items()}
     shared = [part for part in next(iter(parts.values())) if all(part in others for others in parts.values())]
     rest = {source: "; ".join(part for part in own if part not in shared) for source, own in parts.items()}
@@ -316,7 +316,7 @@ class Target:
         return value / self._statistic(table, wanted | divisor) if divisor else value
 
     def is_met(self, value: float) -> bool:
-        """Say whether a number keeps the threshold."""
+        """Tell whether a number keeps the threshold."""
         return value <= self.threshold if self.comparison == "<=" else value >= self.threshold
 
     def _statistic(self, table: pd.DataFrame, wanted: dict[str, str]) -> float:

@@ -376,7 +376,7 @@ def join_command(run_dir: Path, device: str) -> None:
 @_run_dir
 @click.argument("nodes", nargs=-1, type=int)
 def drain_command(run_dir: Path, nodes: tuple[int, ...]) -> None:
-    """Let NODES leave the run of RUN_DIR after an iteration; without any it ends with a checkpoint."""
+    """Drain NODES from the run of RUN_DIR after an iteration; without any, the run ends with a checkpoint."""
     drain_nodes(run_dir, nodes)
 
 

@@ -40,7 +40,7 @@ def explain(details: Sequence[ErrorDetails], root: type[BaseModel]) -> list[str]
 
 
 def _follows(detail: ErrorDetails, places: Sequence[tuple[int | str, ...]]) -> bool:
-    """Whether a list is too short only because one of its entries was not accepted."""
+    """Tell whether a list is too short only because one of its entries was not accepted."""
     place = detail["loc"]
     return detail["type"] == "too_short" and any(
         other[: len(place)] == place and len(other) > len(place) for other in places
@@ -273,7 +273,7 @@ class Measured(Block):
 
 
 class Throughput(Block):
-    """Where iteration times come from."""
+    """Sources of iteration times."""
 
     sources: Annotated[tuple[SourceName, ...], unlike("each source once")] = option(
         "sources that the target all builds",
@@ -298,7 +298,7 @@ FormName = Literal["published", "extended"]
 
 
 class PerformanceModel(Block):
-    """How iteration times are fitted."""
+    """Fit of iteration times."""
 
     forms: Annotated[tuple[FormName, ...], unlike("each form once")] = option(
         "forms that are fitted and compared",

@@ -70,7 +70,7 @@ class Group:
 
     @property
     def crosses_nodes(self) -> bool:
-        """Whether any group of this kind spans more than one node."""
+        """Tell whether any group of this kind spans more than one node."""
         return self.n_nodes > 1
 
 

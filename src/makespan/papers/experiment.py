@@ -82,7 +82,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What an experiment is given when it runs.
+    """Input of an experiment when it runs.
 
     Parameters
     ----------

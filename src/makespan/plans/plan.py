@@ -230,7 +230,7 @@ _WORDS = {
 
 @dataclass(frozen=True, slots=True)
 class ExecutionPlan:
-    """How a job uses its devices; raises `PlanError` if its values contradict each other.
+    """Execution plan: how a job uses its devices; raises `PlanError` if values contradict each other.
 
     Parameters
     ----------

@@ -115,7 +115,7 @@ def schemas_of(package: str) -> dict[str, TableSchema]:
 
 
 def _is_converted(values: pd.Series, column: Column) -> bool:
-    """Whether values are as `_convert` would leave them, as in tables that were validated before."""
+    """Tell whether values are as `_convert` would leave them, as in tables that were validated before."""
     if values.dtype != _DTYPES[column.kind]:
         return False
     return column.nullable if column.kind == "float" and values.hasnans else not values.hasnans

@@ -1,4 +1,4 @@
-"""Where iteration times come from: emulated, published or measured tables, and the register of data sets.
+"""Sources of iteration times: emulated, published and measured tables, and the register of data sets.
 
 Every source gives the same table (`makespan.tables.THROUGHPUT`), so nothing downstream knows
 where the numbers come from::

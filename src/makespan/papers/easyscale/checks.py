@@ -42,7 +42,7 @@ def _fig9_bits(tables: Tables, claim: Claim) -> Finding | None:
 
 
 def _gap_exact(tables: Tables, claim: Claim) -> Finding | None:
-    """Whether no bit of a scheme depends on the number of devices."""
+    """Check that no bit of a scheme depends on the number of devices."""
     table = tables["gap"][tables["gap"]["scheme"] == claim.subject]
     if table.empty or table["devices"].nunique() < 2:
         return None
@@ -59,7 +59,7 @@ def _gap_exact(tables: Tables, claim: Claim) -> Finding | None:
 
 
 def _gap_spread(tables: Tables, claim: Claim) -> Finding | None:
-    """Whether accuracy depends on the number of devices more than on the seed, under one scheme at least."""
+    """Check that accuracy depends on devices more than on the seed, under at least one scheme."""
     *schemes, which = claim.subject.split()
     table = tables["gap_spread"][tables["gap_spread"]["class"] == which].set_index("scheme")
     if not set(schemes) <= set(table.index):
@@ -77,7 +77,7 @@ def _last(curves: pd.DataFrame) -> pd.DataFrame:
 
 
 def _gamma_bits(tables: Tables, claim: Claim) -> Finding | None:
-    """Whether curves have the same bits until the learning rate decays, and the order of gamma then."""
+    """Check that curves have equal bits until the learning rate decays, and then the order of gamma."""
     curves = tables["gap_curves"][tables["gap_curves"]["scheme"] == claim.subject]
     if curves["gamma"].nunique() < 2 or curves["devices"].nunique() < 2:
         return None
@@ -94,7 +94,7 @@ def _gamma_bits(tables: Tables, claim: Claim) -> Finding | None:
 
 
 def _gamma_hidden(tables: Tables, claim: Claim) -> Finding | None:
-    """Whether the last losses of two gammas overlap, each over all numbers of devices."""
+    """Check whether the last losses of two gammas overlap, each over all numbers of devices."""
     curves = _last(tables["gap_curves"][tables["gap_curves"]["scheme"] == claim.subject])
     if curves["gamma"].nunique() < 2 or curves["devices"].nunique() < 2:
         return None
@@ -194,7 +194,7 @@ def _table(tables: Tables, claim: Claim, figure: str) -> pd.DataFrame:
 
 
 def _on_quiet_cores(figure: str) -> Callable[[Check], Check]:
-    """Let a check of times decide nothing where something else used the cores meanwhile."""
+    """Make a check of times undecided where something else used the cores meanwhile."""
 
     def guard(check: Check) -> Check:
         @wraps(check)
@@ -462,7 +462,7 @@ def _of_policies(table: pd.DataFrame, column: str, policies: list[str]) -> dict[
 
 
 def _is_ordered(values: Mapping[str, float], *, may_tie: bool) -> bool:
-    """Whether values grow; the first two may be equal if ``may_tie``."""
+    """Tell whether values grow; the first two may be equal if ``may_tie``."""
     pairs = list(itertools.pairwise(values.values()))
     first = pairs[0][0] <= pairs[0][1] if may_tie else pairs[0][0] < pairs[0][1]
     return first and all(one < other for one, other in pairs[1:])

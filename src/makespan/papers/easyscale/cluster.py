@@ -57,7 +57,7 @@ _FIXED_SHARE = 0.1  # of a step that does not depend on the batch, where only on
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """What a micro-batch takes.
+    """Time and memory of a micro-batch.
 
     Parameters
     ----------
@@ -226,7 +226,7 @@ Infeasible = Literal["clamp", "reject"]
 
 @dataclass(frozen=True, slots=True)
 class ClusterJobs:
-    """What is simulated.
+    """Jobs and cluster of a simulation.
 
     Parameters
     ----------
@@ -420,7 +420,7 @@ _SHOWN_EVERY_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class _Demand:
-    """What serving needs and has in each round, by pool of GPUs: ``(n_rounds, n_nodes)``."""
+    """GPUs that serving needs and has in each round, by pool: ``(n_rounds, n_nodes)``."""
 
     needed: Counts
     held: Counts
@@ -451,7 +451,7 @@ _beside = partial(option, source="a choice", changes="serving")
 
 
 class Demand(Block):
-    """What serving needs of the GPUs."""
+    """Demand of serving for GPUs."""
 
     mean_share: float = _beside("share of the GPUs on average over a day", 0.35, ge=0, le=1)
     amplitude: float = _beside("how far that rises and falls in a day", 0.25, ge=0, le=1)

@@ -291,7 +291,7 @@ def _differences(axes: Axes, rows: pd.DataFrame) -> None:
 
 
 def _stage_names(axes: Axes, stages: pd.DataFrame, steps: pd.DataFrame) -> None:
-    """Say above each stage which kernel set each process runs, and draw the borders."""
+    """Label each stage with the kernel set of each process, and draw the borders."""
     ends = steps.groupby("stage")["step"].agg(["min", "max"])
     for number, (first, last) in zip(ends.index, ends.to_numpy(), strict=True):
         devices = str(stages.loc[stages["stage"] == number, "devices"].iloc[0]).split()

@@ -47,7 +47,7 @@ _Devices = Annotated[
 
 
 class Procedure(Block):
-    """How often something is timed."""
+    """Numbers of warm-up and timed steps, and repetitions."""
 
     warmup_steps: int = option(
         "mini-batches that are not timed",
@@ -122,7 +122,7 @@ def _load(devices: Sequence[str] = ()) -> None:
 
 
 def _run(series: Sequence[Record], processes: Sequence[ProcessOptions]) -> list[Record]:
-    """Let processes do series one after the other; what they found."""
+    """Run series one after the other in the processes, and return their results."""
     with temporary_directory("timing") as path:
         LocalLauncher().run(Launch(_WORKER, list(series), len(processes), path, options=list(processes)))
         found: list[Record] = RunDirectory(path).result()

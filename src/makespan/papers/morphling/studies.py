@@ -1,4 +1,4 @@
-"""What the results of the cluster rest on: knowledge, parameters, readings, load, rounds, threads, size."""
+"""Studies of the cluster: knowledge, parameters, readings, load, rounds, CPU threads, size."""
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -78,7 +78,7 @@ _LEAST = PREDICTION_MODES[0]
 
 
 class Knowledge(OnLists):
-    """What policies know beforehand: every policy on the same job lists, told less and told more."""
+    """Study of prior knowledge: every policy on the same job lists, told less and told more."""
 
     name = "knowledge"
     tables = {"knowledge": "what policies know beforehand, and what knowing more is worth"}
@@ -464,7 +464,7 @@ class Threads(Experiment):
 def with_offload(
     jobs: Iterable[JobSpec], share: float, seed: int, times: ReferenceTimes, cpus_per_gpu: int
 ) -> tuple[JobSpec, ...]:
-    """Let a share of the jobs, drawn at random, train a large model offloaded on few GPUs instead.
+    """Make a random share of the jobs train a large model, offloaded on few GPUs.
 
     They keep submission and GPU time, so that the load stays.
     """
@@ -577,7 +577,7 @@ class Load(_Varied):
     )
 
     def simulated(self, scenarios: Mapping[str, Scenario], given: Given) -> dict[str, pd.DataFrame]:
-        """Let jobs arrive faster and slower."""
+        """Vary the arrival rate of jobs."""
         base = replace(scenarios["base"], restart_delay_s=self.delay_s, interval_s=self.interval_s)
 
         def at(factor: float, _: int, jobs: Jobs) -> Scenario:

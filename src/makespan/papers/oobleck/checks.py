@@ -84,7 +84,7 @@ def _of(table: pd.DataFrame, system: str) -> pd.DataFrame:
 
 
 def _state_is_equal(tables: Tables, claim: Claim) -> Finding | None:
-    """Whether all state has the bits of one process that repeats the plans."""
+    """Check that all state has the bits of one process that repeats the plans."""
     table = _of(tables["hybrid_summary"], claim.subject)
     if table.empty:
         return None
@@ -95,7 +95,7 @@ def _state_is_equal(tables: Tables, claim: Claim) -> Finding | None:
 
 
 def _one_iteration_is_lost(tables: Tables, claim: Claim) -> Finding | None:
-    """Whether no more iterations were done again than processes were killed."""
+    """Check that no more iterations were repeated than processes were killed."""
     table = _of(tables["hybrid_summary"], claim.subject)
     if table.empty:
         return None
@@ -104,7 +104,7 @@ def _one_iteration_is_lost(tables: Tables, claim: Claim) -> Finding | None:
 
 
 def _nobody_starts_again(tables: Tables, claim: Claim) -> Finding | None:
-    """Whether all who were not killed kept their processes and read no checkpoint."""
+    """Check that all surviving nodes kept their processes and read no checkpoint."""
     table = _of(tables["hybrid_summary"], claim.subject)
     if table.empty:
         return None
@@ -113,7 +113,7 @@ def _nobody_starts_again(tables: Tables, claim: Claim) -> Finding | None:
 
 
 def _kinds_of_kills(tables: Tables, claim: Claim) -> Finding | None:
-    """Whether every phase was struck, as announced by the victim itself."""
+    """Check that every phase was struck, as announced by the victim itself."""
     table = _of(tables["hybrid_kills"], claim.subject)
     if table.empty:
         return None
@@ -607,7 +607,7 @@ _LARGEST = "GPT-3 6.7B"
 
 @dataclass(frozen=True, slots=True)
 class _Judged:
-    """What one comparison says, and in which way it was decided."""
+    """Outcome of one comparison, and the way it was decided."""
 
     text: str
     holds: bool | None

@@ -669,7 +669,7 @@ def _breakdown(table: pd.DataFrame, source: str) -> Figure:
 
 
 def breakdown(tables: Tables, source: str) -> Drawn:
-    """Where time goes, by model, mode, distance between failures and system."""
+    """Breakdown of time by model, mode, distance between failures and system."""
     (table,) = tables.values()
     return _breakdown(table, source), table
 

@@ -1,4 +1,4 @@
-"""What becomes of every plan of a few nodes after every loss: the test of reconfiguration of the artifact."""
+"""Reconfiguration of every plan of a few nodes after every loss, the test of the artifact."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence

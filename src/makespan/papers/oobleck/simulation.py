@@ -50,7 +50,7 @@ Seeds = Annotated[int, Field(ge=2)]
 
 
 class Model(Block):
-    """What a model costs beside its throughput, which is printed."""
+    """Costs of a model besides its throughput, which is printed."""
 
     name: str = _of_all("name of the model in the printed cells", min_length=1)
     samples_per_step: Count = _of_all("global batch", unit="samples")
@@ -66,7 +66,7 @@ class Model(Block):
 
 
 class Assumptions(Block):
-    """What systems do, and how long it takes."""
+    """Actions of the systems, and their durations."""
 
     node_creation_s: float = _of_all("from a node's arrival to its being ready", 45.0, unit="s", ge=0)
     n_stages: Count = _of_all("stages of a pipeline", 12)
@@ -271,7 +271,7 @@ def published_traces(
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """How a system is simulated: its name, the mode, and the defects that are switched against it."""
+    """Setting of a simulation: system, mode, and the defects that are switched against the mode."""
 
     system: str
     mode: str

@@ -291,7 +291,7 @@ _RARE = 20.0  # losses are so many times rarer than what each costs
 
 
 def _flat(costs: Costs, n_nodes: int) -> Costs:
-    """Let throughput not depend on the number of nodes, so that only the cost of losses counts."""
+    """Make throughput independent of the number of nodes, so that only the cost of losses counts."""
     rates = dict.fromkeys(costs.throughput, costs.throughput[n_nodes])
     plain = dict.fromkeys(rates, (costs.plain_throughput or rates)[n_nodes])
     return replace(costs, throughput=rates, plain_throughput=plain, restart_by_nodes_ms=None)

@@ -1,4 +1,4 @@
-"""What is measured here of schedules: the steps of Fig. 9, and a search whose objective is a real run."""
+"""Measurements of schedules: the steps of Fig. 9, a search whose objective is a run, and verification."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """What the schedule has come to: whether kernels are better, and whether processes share the model."""
+    """Step of a schedule: whether kernels are optimised, and whether processes share the model."""
 
     name: str
     has_kernels: bool = False

@@ -308,7 +308,7 @@ def constants() -> Constants:
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """What an implementation does, as far as it changes time or memory."""
+    """Properties of an implementation that change time or memory."""
 
     is_partitioned: bool = False  # ZeRO-3; tensor parallelism otherwise
     fuses_kernels: bool = False
@@ -374,7 +374,7 @@ class Run:
 
     @property
     def is_on_one_node(self) -> bool:
-        """Whether all devices are in one node."""
+        """Tell whether all devices are in one node."""
         return self.n_gpus <= GPUS_PER_NODE
 
 
@@ -406,7 +406,7 @@ class Step:
 
     @property
     def fits(self) -> bool:
-        """Whether it fits."""
+        """Tell whether the run fits into memory."""
         return self.needed_bytes <= self.usable_bytes
 
     @property
@@ -729,7 +729,7 @@ def _predicted(protocol: str, row: "pd.Series[Any]", c: Constants) -> Mapping[st
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What an oracle says of a run.
+    """Answer of an oracle about a run.
 
     Parameters
     ----------
@@ -747,7 +747,7 @@ class Answer:
 
     @property
     def is_feasible(self) -> bool:
-        """Whether it fits."""
+        """Tell whether the run fits into memory."""
         return self.memory_ratio <= 1.0
 
 

@@ -29,7 +29,7 @@ class Definition:
 
     @property
     def place(self) -> str:
-        """Where it stands, for messages."""
+        """Place in the source, for messages."""
         return f"{self.module}:{self.name}"
 
 
@@ -231,7 +231,7 @@ class ScheduleLines:
 
 @dataclass(frozen=True)
 class ScheduleSources:
-    """Where schedules stand.
+    """Source files with schedules, and the modules that define them.
 
     Attributes
     ----------
@@ -333,7 +333,7 @@ def _weight(sources: Sources, owner: Definition, node: ast.stmt) -> int:
 
 
 def _is_message(sources: Sources, owner: Definition, node: ast.stmt) -> bool:
-    """Say whether a statement only tells a log something, or makes a logger, however it is written."""
+    """Tell whether a statement only logs or makes a logger, however it is written."""
     if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Call):
         return _makes_logger(node.value)
     call = node.value if isinstance(node, ast.Expr) else None
@@ -351,7 +351,7 @@ def _is_message(sources: Sources, owner: Definition, node: ast.stmt) -> bool:
 
 
 def _is_text(node: ast.expr) -> bool:
-    """Whether an expression is written as a text, perhaps with values filled in."""
+    """Tell whether an expression is a text, perhaps with values filled in."""
     if isinstance(node, ast.BinOp):
         return _is_text(node.left) or _is_text(node.right)
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
@@ -360,14 +360,14 @@ def _is_text(node: ast.expr) -> bool:
 
 
 def _makes_logger(node: ast.AST) -> bool:
-    """Whether an expression gets a logger: the last name of what is called says so."""
+    """Tell whether an expression gets a logger, by the last name of the function that it calls."""
     called = node.func if isinstance(node, ast.Call) else None
     name = getattr(called, "attr", getattr(called, "id", ""))
     return name in ("getLogger", "get_logger", "getChild")
 
 
 def _names_logger(sources: Sources, owner: Definition, name: str) -> bool:
-    """Whether a name stands for the module of logs, or for a logger, in the function or its module."""
+    """Tell whether a name stands for the module of logs or for a logger, in the function or its module."""
     if name == "logging" or sources.imported(owner.module, name) == "logging":
         return True
     made = sources.find(owner.module, name)
@@ -390,7 +390,7 @@ def _primitive_calls(one: Definition, names: Collection[str]) -> Iterator[tuple[
 
 
 def _asks_for(node: ast.AST, families: Collection[str]) -> bool:
-    """Say whether a function decides by the family: by its name, or by a name of one."""
+    """Tell whether a function branches on the family, by its name or by the name of one."""
     for one in ast.walk(node):
         words = (getattr(one, "id", None), getattr(one, "attr", None), getattr(one, "arg", None))
         if "family" in words or (isinstance(one, ast.Constant) and one.value in families):
