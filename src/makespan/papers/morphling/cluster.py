@@ -38,6 +38,10 @@ TraceName = Literal["base", "bp", "mt"]
 Time = Annotated[float, Field(ge=0)]
 Seed = Annotated[int, Field(ge=0)]
 _REPEATED = ("morphling", "morphling-lookahead", "morphling-work")
+COMPARED = (
+    *_REPEATED, "sia", "synergy", "antman", "gavel", "tiresias", "fifo", "sjf", "srtf",
+)  # fmt: skip
+"""Policies that are compared by default: the paper's, ours, and rivals that run on any list."""
 _SETTING = ["trace", "gpus", "restart_delay_s"]
 _LIST = ["draw", "seed"]
 
@@ -326,19 +330,7 @@ class Lists(OnLists):
     )
     policies: tuple[PolicyName, ...] = _of_lists(
         "policies that are compared with one another",
-        (
-            "morphling",
-            "morphling-lookahead",
-            "morphling-work",
-            "sia",
-            "synergy",
-            "antman",
-            "gavel",
-            "tiresias",
-            "fifo",
-            "sjf",
-            "srtf",
-        ),
+        COMPARED,
         min_length=1,
     )
     ablations: tuple[PolicyName, ...] = _of_lists(

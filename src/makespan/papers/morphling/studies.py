@@ -17,6 +17,7 @@ from makespan.hardware import cluster as cluster_named
 from makespan.numerics import intervals
 from makespan.papers.experiment import Experiment, Figure, Given
 from makespan.papers.morphling.cluster import (
+    COMPARED,
     OnLists,
     PolicyName,
     Seed,
@@ -560,19 +561,7 @@ class Load(_Varied):
     seeds: tuple[Seed, ...] = _study_seeds((201, 202, 203, 204, 205, 206, 207, 208, 209, 210), changes="load")
     policies: tuple[PolicyName, ...] = _compared(
         "policies",
-        (
-            "morphling",
-            "morphling-lookahead",
-            "morphling-work",
-            "sia",
-            "synergy",
-            "antman",
-            "gavel",
-            "tiresias",
-            "fifo",
-            "sjf",
-            "srtf",
-        ),
+        COMPARED,
         changes="load",
     )
 
@@ -615,19 +604,7 @@ class LargeModels(_Varied):
     )
     policies: tuple[PolicyName, ...] = _compared(
         "policies",
-        (
-            "morphling",
-            "morphling-lookahead",
-            "morphling-work",
-            "sia",
-            "synergy",
-            "antman",
-            "gavel",
-            "tiresias",
-            "fifo",
-            "sjf",
-            "srtf",
-        ),
+        COMPARED,
         changes="large_models",
     )
 
