@@ -481,7 +481,7 @@ class Demand(Block):
 class Serving(Experiment):
     """Simulate a job list, again and again, beside online serving.
 
-    Raises `makespan.errors.ImpossibleScheduleError` if a schedule breaks a rule of the validator.
+    Raises `makespan.studies.ImpossibleScheduleError` if a schedule breaks a rule of the validator.
     """
 
     name = "serving"
@@ -629,7 +629,7 @@ _PositiveTime = Annotated[float, Field(gt=0)]
 class Simulation(Experiment):
     """Simulate the job list under all policies, on pools of devices, and with other rounds and delays.
 
-    Raises `makespan.errors.ImpossibleScheduleError` if a schedule breaks a rule of the validator.
+    Raises `makespan.studies.ImpossibleScheduleError` if a schedule breaks a rule of the validator.
     """
 
     name = "simulate"

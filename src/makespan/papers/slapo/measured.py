@@ -222,7 +222,7 @@ def verify_schedules(
     Returns
     -------
     list
-        Of each case what `VERIFY` has of it, from ``steps`` on, and ``report``, the text of the report.
+        Of each case the columns of ``verify.csv`` from ``steps`` on, and ``report``, the text of the report.
 
     Raises
     ------
