@@ -236,7 +236,7 @@ def test_another_file_in_the_place_of_the_authors_list_is_refused(tmp_path):
 
 
 def test_the_job_list_is_generated_or_that_of_the_authors(tmp_path):
-    jobs = JobList(jobs=14, seed=3)
+    jobs = JobList(jobs=14, seed=3).model_copy(update={"dedup": "rename"})
     assert jobs.run(Given("emulated"))["jobs"].equals(
         PAPER.schema_of("jobs").validate(generated_jobs(3, 14), where="test")
     )
