@@ -136,22 +136,38 @@ class Hybrid(Experiment):
         """Return all cores, because pauses are timed."""
         return max(all_cores, self.nodes)
 
+    def job(self, seed: int) -> ChainJob:
+        """Return the job with a seed, which is that of its parameters and of its data."""
+        sizes = {
+            "n_layers": self.layers, "hidden": self.hidden, "heads": _HEADS, "kv_heads": _HEADS,
+            "ffn": 2 * self.hidden, "seq": self.sequence, "vocab": _VOCABULARY,
+        }  # fmt: skip
+        return ChainJob(
+            model_options=sizes, n_microbatches=self.microbatches, microbatch_size=self.microbatch_size,
+            seed=seed, data_seed=seed,
+        )  # fmt: skip
+
     def compute(self, given: Given) -> dict[str, pd.DataFrame]:
         """Return a row per iteration, per kill and per job."""
         steps, kills, sums = [], list[dict[str, Any]](), list[dict[str, Any]]()
         with temporary_directory("hybrid") as folder:
             for number, faults in enumerate(drawn_faults(self)):
-                job = _hybrid_job(self, number)
+                job = self.job(number)
                 ours, result = _train(self, job, faults, folder / f"job-{number}", f"job {number}, oobleck")
                 losses, equal = _replayed(job, result)
                 runs = [(ours, equal)]
                 if number < self.baseline_jobs:
-                    again = _again(ours.killed)
-                    theirs = _relaunch(self, job, again, len(losses), folder / f"base-{number}", number)
+                    # The same kills at the same iterations; a relaunch has no recovery in which to kill.
+                    same = [
+                        replace(killed.fault, iteration=killed.armed)
+                        for killed in ours.killed
+                        if not killed.fault.is_next
+                    ]
+                    theirs = _relaunch(self, job, same, len(losses), folder / f"base-{number}", number)
                     runs.append((theirs, True))
                 for run, is_equal in runs:
-                    steps += _steps(run, losses)
-                    kills += _kills(run)
+                    steps += _step_rows(run, losses)
+                    kills += _kill_rows(run)
                     sums.append(_summary(run, job, is_equal))
         schemas = schemas_of("makespan.papers.oobleck")
         tables = {"hybrid": steps, "hybrid_kills": kills, "hybrid_summary": sums}
@@ -164,39 +180,30 @@ def drawn_faults(protocol: Hybrid) -> Iterator[list[Fault]]:
     Kinds are dealt to the jobs in turn; one in a recovery comes after one in a pass.
     """
     n_jobs = protocol.jobs
-    phases = {kind: [phase for phase, one in PHASES.items() if one == kind] for kind in PHASES.values()}
+    phases: dict[str, list[str]] = {}
+    for phase, kind in PHASES.items():
+        phases.setdefault(kind, []).append(phase)
     for number in range(n_jobs):
         rng = np.random.default_rng(number)
         counts = {kind: len(range(number, n, n_jobs)) for kind, n in protocol.kills.model_dump().items()}
         alone = [kind for kind in ("compute", "reduction", "commit") for _ in range(counts[kind])]
         order = [alone[index] for index in rng.permutation(len(alone))]
-        found, left, iteration = [], counts["recovery"], 1
+        faults, left, iteration = [], counts["recovery"], 1
         turn = 0
         for kind in order:
             iteration += int(rng.integers(1, 3))
-            found.append(_drawn(rng, str(rng.choice(phases[kind])), iteration, protocol))
+            faults.append(_drawn_fault(rng, str(rng.choice(phases[kind])), iteration, protocol))
             if kind == "compute" and left > 0:
                 left -= 1
                 phase = phases["recovery"][(number + turn) % len(phases["recovery"])]
                 turn += 1
-                found.append(_drawn(rng, phase, iteration, protocol))
-        yield found
+                faults.append(_drawn_fault(rng, phase, iteration, protocol))
+        yield faults
 
 
-def _drawn(rng: np.random.Generator, phase: str, iteration: int, protocol: Hybrid) -> Fault:
+def _drawn_fault(rng: np.random.Generator, phase: str, iteration: int, protocol: Hybrid) -> Fault:
     delay_s = float(rng.uniform(0.0, protocol.most_delay_s))
     return Fault(phase, iteration, int(rng.integers(0, 1 << 16)), delay_s)
-
-
-def _hybrid_job(protocol: Hybrid, seed: int) -> ChainJob:
-    sizes = {
-        "n_layers": protocol.layers, "hidden": protocol.hidden, "heads": _HEADS, "kv_heads": _HEADS,
-        "ffn": 2 * protocol.hidden, "seq": protocol.sequence, "vocab": _VOCABULARY,
-    }  # fmt: skip
-    return ChainJob(
-        model_options=sizes, n_microbatches=protocol.microbatches,
-        microbatch_size=protocol.microbatch_size, seed=seed, data_seed=seed,
-    )  # fmt: skip
 
 
 def _profile(protocol: Hybrid) -> ModelProfile:
@@ -241,11 +248,6 @@ def _train(
     return _Trained(name, record, faults.done, watch.reads), result
 
 
-def _again(killed: Sequence[Killed]) -> list[Fault]:
-    """Return the same kills at the same iterations, but those in recoveries, which a relaunch has not."""
-    return [replace(one.fault, iteration=one.armed) for one in killed if not one.fault.is_next]
-
-
 def _relaunch(
     protocol: Hybrid,
     job: ChainJob,
@@ -270,46 +272,48 @@ def _replayed(job: ChainJob, result: LiveResult) -> tuple[list[float], bool]:
     return losses, equal and result.iterations["loss"].tolist() == losses
 
 
-def _steps(run: _Trained, losses: Sequence[float]) -> list[dict[str, Any]]:
-    """Rows of the table of iterations; of one that was done twice the last."""
-    rows = {row["iteration"]: row for row in run.record.rows}
-    found = []
-    for step, row in sorted(rows.items()):
-        struck = [one for one in run.killed if one.iteration == step]
-        joined = sum(len(one.joined) for one in run.record.recoveries if one.iteration == step and step)
-        pauses = [_pause(one) for one in struck]
-        found.append(
+def _step_rows(run: _Trained, losses: Sequence[float]) -> list[dict[str, Any]]:
+    """Return the rows of the table of iterations; an iteration that was repeated has its last row."""
+    last = {row["iteration"]: row for row in run.record.rows}
+    rows = []
+    for step, row in sorted(last.items()):
+        kills = [killed for killed in run.killed if killed.iteration == step]
+        joined = sum(
+            len(recovery.joined) for recovery in run.record.recoveries if recovery.iteration == step and step
+        )
+        rows.append(
             {
                 "run": run.name, "step": step, "loss": row["loss"], "reference_loss": losses[step],
                 "abs_difference": abs(row["loss"] - losses[step]), "n_pipelines": row["n_pipelines"],
                 "n_processes": row["n_nodes"],
-                "event": " ".join(["kill"] * len(struck) + ["join"] * joined) or None,
-                "phase": ", ".join(one.phase for one in struck) or None,
-                "recovery_wall_s": max(pauses) if pauses else None,
+                "event": " ".join(["kill"] * len(kills) + ["join"] * joined) or None,
+                "phase": ", ".join(killed.phase for killed in kills) or None,
+                "recovery_wall_s": max(map(_pause_s, kills)) if kills else None,
             }
         )  # fmt: skip
-    return found
+    return rows
 
 
-def _pause(one: Killed) -> float:
-    return (one.first_s or 0.0) - (one.killed_s or 0.0)
+def _pause_s(killed: Killed) -> float:
+    return (killed.first_s or 0.0) - (killed.killed_s or 0.0)
 
 
-def _kills(run: _Trained) -> list[dict[str, Any]]:
+def _kill_rows(run: _Trained) -> list[dict[str, Any]]:
     return [
         {
-            "run": run.name, "kill": number, "phase": one.phase, "kind": PHASES[one.fault.phase],
-            "step": one.iteration,
-            "released_wall_s": None if one.released_s is None else one.released_s - (one.killed_s or 0.0),
-            "first_wall_s": _pause(one),
+            "run": run.name, "kill": number, "phase": killed.phase, "kind": PHASES[killed.fault.phase],
+            "step": killed.iteration,
+            "released_wall_s": None if killed.released_s is None
+            else killed.released_s - (killed.killed_s or 0.0),
+            "first_wall_s": _pause_s(killed),
         }
-        for number, one in enumerate(run.killed)
+        for number, killed in enumerate(run.killed)
     ]  # fmt: skip
 
 
 def _summary(run: _Trained, job: ChainJob, is_equal: bool) -> dict[str, Any]:
-    rows, pauses = run.record.rows, [_pause(one) for one in run.killed]
-    released = [(one.released_s or 0.0) - (one.killed_s or 0.0) for one in run.killed if one.released_s]
+    rows, pauses = run.record.rows, [_pause_s(killed) for killed in run.killed]
+    released = [killed.released_s - (killed.killed_s or 0.0) for killed in run.killed if killed.released_s]
     n_done = len({row["iteration"] for row in rows})
     time_s = rows[-1]["end_wall_s"] - run.record.first_wall_s
     return {
@@ -367,56 +371,59 @@ class Predictions(Experiment):
 
     def compute(self, given: Given) -> dict[str, pd.DataFrame]:
         """Return a row per model, number of microbatches and plan."""
-        return {"predictions": pd.DataFrame([row for n in self.n_layers for row in _of_model(n, self)])}
-
-
-def _of_model(n_layers: int, options: Predictions) -> list[dict[str, Any]]:
-    """Profile a model, and train it at once, while the machine is as it was."""
-    jobs = [_predicted_job(n_layers, count, options) for count in options.n_microbatches]
-    repeats, most_nodes = options.profile_repeats, options.most_nodes
-    profile = profile_chain(jobs[0], n_replicas=most_nodes, repeats=repeats)
-    cases = [(job, plan) for job in jobs for plan in _plans(profile, job.n_microbatches, most_nodes)]
-    rows = [_predicted(job, profile, plan) for job, plan in cases]
-    runs = [FixedRun(job, plan, options.warm_ups + options.iterations) for job, plan in cases]
-    with temporary_directory("predictions") as path:
-        for row, seen in zip(rows, run_fixed(runs, path), strict=True):
-            # The exchange of the loss ends an iteration everywhere at once.
-            row["iter_wall_s"] = median(seen[0].iter_times_s[options.warm_ups :])
-    return rows
-
-
-def _predicted_job(n_layers: int, n_microbatches: int, options: Predictions) -> ChainJob:
-    size = options.microbatch_size
-    return ChainJob(model_options={"n_layers": n_layers}, n_microbatches=n_microbatches, microbatch_size=size)
+        rows = []
+        for n_layers in self.n_layers:
+            jobs = [
+                ChainJob(
+                    model_options={"n_layers": n_layers},
+                    n_microbatches=n_microbatches,
+                    microbatch_size=self.microbatch_size,
+                )
+                for n_microbatches in self.n_microbatches
+            ]
+            # A model is trained right after it is profiled, while the machine is as it was.
+            profile = profile_chain(jobs[0], n_replicas=self.most_nodes, repeats=self.profile_repeats)
+            planned = [
+                (job, plan) for job in jobs for plan in _plans(profile, job.n_microbatches, self.most_nodes)
+            ]
+            runs = [FixedRun(job, plan, self.warm_ups + self.iterations) for job, plan in planned]
+            with temporary_directory("predictions") as path:
+                for (job, plan), nodes in zip(planned, run_fixed(runs, path), strict=True):
+                    # The exchange of the loss ends an iteration at the same moment on every node.
+                    iter_wall_s = median(nodes[0].iter_times_s[self.warm_ups :])
+                    rows.append(_predicted(job, profile, plan) | {"iter_wall_s": iter_wall_s})
+        return {"predictions": pd.DataFrame(rows)}
 
 
 def _plans(profile: ModelProfile, n_microbatches: int, most_nodes: int) -> list[HybridPlan]:
-    """Return every plan on one node, two, and so on: its microbatches are those that planning chooses."""
+    """Return every plan on one node, two, and so on, with the microbatches that planning chooses."""
     templates = make_templates(profile, range(1, most_nodes + 1))
-    found = []
+    plans = []
     for n_nodes in range(1, most_nodes + 1):
         for counts in enumerate_plans(sorted(templates), n_nodes, 0):
             used = [templates[size] for size, count in zip(sorted(templates), counts, strict=True)
                     for _ in range(count)]  # fmt: skip
             if (shares := distribute(used, n_microbatches)) is None:
                 continue  # fewer microbatches than pipelines
-            starts = [sum(one.n_nodes for one in used[:index]) for index in range(len(used))]
-            found.append(HybridPlan(tuple(
-                Pipeline(tuple(range(start, start + one.n_nodes)), one, share)
-                for start, one, share in zip(starts, used, shares, strict=True)
+            starts = [sum(template.n_nodes for template in used[:index]) for index in range(len(used))]
+            plans.append(HybridPlan(tuple(
+                Pipeline(tuple(range(start, start + template.n_nodes)), template, share)
+                for start, template, share in zip(starts, used, shares, strict=True)
             )))  # fmt: skip
-    return found
+    return plans
 
 
 def _predicted(job: ChainJob, profile: ModelProfile, plan: HybridPlan) -> dict[str, Any]:
-    templates = [one.template for one in plan.pipelines]
-    counts = [one.n_microbatches for one in plan.pipelines]
+    templates = [pipeline.template for pipeline in plan.pipelines]
+    counts = [pipeline.n_microbatches for pipeline in plan.pipelines]
     n_cores = usable_cpus()
     work_s = job.n_microbatches * sum(layer.forward_s + layer.backward_s for layer in profile.layers)
     predicted_s = event_time_s(templates, counts, profile)
     return {
         "n_layers": profile.n_layers, "n_microbatches": job.n_microbatches, "n_nodes": len(plan.nodes),
-        "stages": "+".join("/".join(str(len(stage.layers)) for stage in one.stages) for one in templates),
+        "stages": "+".join(
+            "/".join(str(len(stage.layers)) for stage in template.stages) for template in templates
+        ),
         "microbatches": " ".join(map(str, counts)), "n_cores": n_cores,
         "predicted_iter_time_s": predicted_s,
         "predicted_cores_iter_time_s": max(predicted_s, work_s / n_cores),
