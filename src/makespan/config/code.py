@@ -55,7 +55,7 @@ def code_hash(script: str | Path, *more: str, chosen: Collection[str] | None = N
 def used_code(script: str | Path, *more: str, chosen: Collection[str] | None = None) -> list[str]:
     """Return what `code_hash` covers: sorted lines of file, part of it and sha256; parameters as there."""
     reached, links = set[_Part](), set[str]()
-    waiting = [*_whole(Path(script)), *(part for named in more for part in _in_full(named))]
+    waiting = [*_whole(str(Path(script))), *(part for named in more for part in _in_full(named))]
     while waiting:
         part = waiting.pop()
         if part in reached:
@@ -71,22 +71,23 @@ def used_code(script: str | Path, *more: str, chosen: Collection[str] | None = N
     return sorted([*links, *(_line(path, name) for path, name in reached)])
 
 
-_Part = tuple[Path, str]
-"""A module and a constant in it, "" for the rest of it; or a data file, and ""."""
+_Part = tuple[str, str]
+"""Path of a module and a constant in it, "" for the rest of it; or path of a data file, and ""."""
 
 
-def _line(path: Path, name: str) -> str:
-    if path.suffix == ".py":
+@cache
+def _line(path: str, name: str) -> str:
+    if path.endswith(".py"):
         return f"{_shown(path)} {name} {_index(path)['parts'][name]['sha256']}"
     return f"{_shown(path)} {_index(path)['sha256']}"
 
 
 @cache
-def _followed(path: Path, name: str) -> tuple[set[_Part], set[str], list[tuple[str | None, str]]]:
+def _followed(path: str, name: str) -> tuple[set[_Part], set[str], list[tuple[str | None, str]]]:
     """Parts that a part mentions, the imports by which it does, and what its strings name."""
     parts, links = set[_Part](), set[str]()
     index = _index(path)
-    part = index["parts"][name] if path.suffix == ".py" else {"mentions": [], "named": []}
+    part = index["parts"][name] if path.endswith(".py") else {"mentions": [], "named": []}
     for mention in part["mentions"]:
         first, _, attribute = mention.partition(".")
         if first in index["parts"]:
@@ -101,7 +102,7 @@ def _followed(path: Path, name: str) -> tuple[set[_Part], set[str], list[tuple[s
     return parts, links, part["named"]
 
 
-def _whole(path: Path) -> list[_Part]:
+def _whole(path: str) -> list[_Part]:
     return [(path, name) for name in _index(path)["parts"]]
 
 
@@ -114,7 +115,9 @@ def _in_full(text: str) -> list[_Part]:
         return []
     if name:
         return _defined(module, name)
-    return [(file, "") for file in _data_files(path.parent)] if path.name == "__init__.py" else _whole(path)
+    if path.endswith("__init__.py"):
+        return [(str(file), "") for file in _data_files(Path(path).parent)]
+    return _whole(path)
 
 
 @cache
@@ -139,12 +142,12 @@ def _imported_as(module: str, name: str) -> list[_Part]:
 
 
 @cache
-def _file(module: str) -> Path | None:
+def _file(module: str) -> str | None:
     """File of a module of the package; None for a name in a module, and for other packages."""
     base = _PACKAGE.parent.joinpath(*module.split("."))
     for path in (base.with_suffix(".py"), base / "__init__.py"):
         if path.is_file():
-            return path
+            return str(path)
     return None
 
 
@@ -158,7 +161,8 @@ def _data_files(folder: Path) -> Iterator[Path]:
 
 
 @cache
-def _shown(path: Path) -> str:
+def _shown(file: str) -> str:
+    path = Path(file)
     return str(path.relative_to(_PACKAGE)) if path.is_relative_to(_PACKAGE) else path.name
 
 
@@ -166,22 +170,23 @@ def _shown(path: Path) -> str:
 
 
 @cache
-def _index(path: Path) -> dict[str, Any]:
+def _index(file: str) -> dict[str, Any]:
     """Hash of a file and, of a module, its imports and its parts by name, the nameless one first."""
+    path = Path(file)
     stat = path.stat()
     state, known = [stat.st_mtime_ns, stat.st_size], _remembered()
-    entry: dict[str, Any] = known.get(str(path), {})
+    entry: dict[str, Any] = known.get(file, {})
     if entry.get("state") != state:
         content = path.read_bytes()
         entry = {"state": state, "sha256": hashlib.sha256(content).hexdigest()}
         if path.suffix == ".py":
             entry |= _parsed(content.decode("utf-8"))
-        known[str(path)] = entry
-        _NEW.append(path)
+        known[file] = entry
+        _NEW.append(file)
     return entry
 
 
-_NEW: list[Path] = []
+_NEW: list[str] = []
 
 
 @cache
