@@ -1,5 +1,6 @@
 """Traces, and simulations of them: as rows of a table, each run once."""
 
+import itertools
 import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -326,30 +327,27 @@ class Runs:
     def rows(
         self, traces: Traces, models: Sequence[str], settings: Sequence[Setting]
     ) -> list[dict[str, Any]]:
-        """Return a row a trace, seed, model and setting."""
+        """Return one row per trace, seed, model and setting."""
         for name, by_seed in traces.items():
             costs = self._costs("oobleck", models[0])
             beyond = max(unused_nodes(trace, costs) for trace in by_seed.values())
             if beyond:
                 _LOG.warning("%s: up to %d nodes idle, throughput is known for no more", name, beyond)
-        return [
-            {"trace": name, "seed": seed, "model": model}
-            | setting.columns
-            | _averages(self.outcome(trace, seed, model, setting))
-            for name, by_seed in traces.items()
-            for model in models
-            for setting in settings
-            for seed, trace in by_seed.items()
-        ]
-
-
-def _averages(found: Outcome) -> dict[str, Any]:
-    return {
-        "throughput_samples_per_s": found.throughput_samples_per_s,
-        "n_steps": found.n_steps,
-        "n_failures": found.n_failures,
-        "feasible": found.is_feasible,
-    }
+        rows = []
+        for name, model, setting in itertools.product(traces, models, settings):
+            for seed, trace in traces[name].items():
+                outcome = self.outcome(trace, seed, model, setting)
+                rows.append(
+                    {"trace": name, "seed": seed, "model": model}
+                    | setting.columns
+                    | {
+                        "throughput_samples_per_s": outcome.throughput_samples_per_s,
+                        "n_steps": outcome.n_steps,
+                        "n_failures": outcome.n_failures,
+                        "feasible": outcome.is_feasible,
+                    }
+                )
+        return rows
 
 
 def all_systems(mode: str, switched: tuple[Defect, ...] = ()) -> list[Setting]:
@@ -486,15 +484,12 @@ def spot_tables(
     runs = Runs(cells, systems, is_spot=True)
     every = [setting for mode in MODES for setting in all_systems(mode)]
     ablated = {name: traces[name] for name in ablation_traces if name in traces}
-    repaired = [
-        row
-        for one in ((), *((defect,) for defect in DEFECTS), _TOGETHER)
-        for row in runs.rows(
-            _first(ablated, ablation_judged_seeds if one in _JUDGED else ablation_seeds),
-            runs.models,
-            all_systems("compat", one),
-        )
-    ]
+    repaired: list[dict[str, Any]] = []
+    for defects in ((), *((defect,) for defect in DEFECTS), _TOGETHER):
+        # Repairs that statements are about are simulated on more seeds.
+        n_seeds = ablation_judged_seeds if defects in _JUDGED else ablation_seeds
+        used = {name: dict(list(by_seed.items())[:n_seeds]) for name, by_seed in ablated.items()}
+        repaired += runs.rows(used, runs.models, all_systems("compat", defects))
     tables = {
         "fig10": beside(runs.rows(traces, runs.models, every), cells["fig10"]),
         "ablation": beside(repaired, cells["fig10"]),
@@ -506,10 +501,6 @@ def spot_tables(
         ]
         tables[name] = pd.DataFrame(rows)
     return tables
-
-
-def _first(traces: Traces, n_seeds: int) -> Traces:
-    return {name: dict(list(by_seed.items())[:n_seeds]) for name, by_seed in traces.items()}
 
 
 def _series(runs: Runs, first: tuple[int, NodeTrace], model: str, setting: Setting) -> list[dict[str, Any]]:
@@ -626,6 +617,24 @@ class Failures(Experiment):
         )
 
 
+_OVER_TIME = tuple(
+    Figure(
+        name + ending,
+        f"Fig. {name.removeprefix('fig')}{title}",
+        f"Nodes and throughput over time on spot instances of {cloud}, {simulators}, with averages as dotted "
+        "lines; source {source}, where emulated means one trace with the statistics of the authors'.",
+        tables=(name,),
+        draw="over_time",
+        values={"mode": mode},
+    )
+    for name, cloud in (("fig14", "EC2"), ("fig15", "GCP"))
+    for mode, ending, title, simulators in (
+        ("compat", "", "", "simulators as released"),
+        ("fixed", "_repaired", ", repaired", "defects of the simulators repaired"),
+    )
+)
+
+
 class SpotInstances(Experiment):
     """Simulate every system on every model and spot trace."""
 
@@ -650,46 +659,7 @@ class SpotInstances(Experiment):
             "traces, and crosses mark what does not fit into memory.",
             tables=("fig10",),
         ),
-        Figure(
-            "fig14",
-            "Fig. 14",
-            "Nodes and throughput over time on spot instances of EC2, simulators as released, with "
-            "averages as dotted lines; source {source}, where emulated means one trace with the "
-            "statistics of the authors'.",
-            tables=("fig14",),
-            draw="over_time",
-            values={"mode": "compat"},
-        ),
-        Figure(
-            "fig14_repaired",
-            "Fig. 14, repaired",
-            "Nodes and throughput over time on spot instances of EC2, defects of the simulators "
-            "repaired, with averages as dotted lines; source {source}, where emulated means one "
-            "trace with the statistics of the authors'.",
-            tables=("fig14",),
-            draw="over_time",
-            values={"mode": "fixed"},
-        ),
-        Figure(
-            "fig15",
-            "Fig. 15",
-            "Nodes and throughput over time on spot instances of GCP, simulators as released, with "
-            "averages as dotted lines; source {source}, where emulated means one trace with the "
-            "statistics of the authors'.",
-            tables=("fig15",),
-            draw="over_time",
-            values={"mode": "compat"},
-        ),
-        Figure(
-            "fig15_repaired",
-            "Fig. 15, repaired",
-            "Nodes and throughput over time on spot instances of GCP, defects of the simulators "
-            "repaired, with averages as dotted lines; source {source}, where emulated means one "
-            "trace with the statistics of the authors'.",
-            tables=("fig15",),
-            draw="over_time",
-            values={"mode": "fixed"},
-        ),
+        *_OVER_TIME,
         Figure(
             "ablation",
             "Ablation",
