@@ -267,3 +267,13 @@ def test_a_formula_that_cannot_be_shown_stops_the_build():
     assert "<mi>a</mi>" in maths.on_page_content(html.format("a &lt; b"), page="page.md")
     with pytest.raises(PluginError, match=r"page\.md: the formula .*nonesuch.* cannot be shown"):
         maths.on_page_content(html.format(r"\nonesuch"), page="page.md")
+
+
+def test_every_file_that_the_architecture_page_names_exists():
+    page = (ROOT / "docs/background/architecture.md").read_text()
+    walks, tables = page.split("## Five walks")[1].split("## Beside")
+    walked = set(re.findall(r"`([\w/]+\.py)`", walks))
+    compared = set(re.findall(r"^\| `([\w/]+\.py)` \|", tables, re.MULTILINE))
+    assert len(compared) == 15 and len(walked) > 50
+    files = sorted(compared | walked)
+    assert [name for name in files if not (ROOT / "src/makespan" / name).is_file()] == []
