@@ -96,7 +96,7 @@ class Node:
     is_gone: bool = False  # and the coordinator knows
 
     def machine(self):
-        one = tasks.Participation()
+        one = tasks.WorkerProtocol()
         one.generation, one.step, one.state = self.part
         return one
 
@@ -174,7 +174,7 @@ class World:
                 }  # fmt: skip
                 missing = {str(layer) for layer in found.layers}
                 assert not missing & there, "state that somebody has was given up"
-            return acts.Halt(found, saves=isinstance(found, InsufficientNodes) and bool(situation.plan))
+            return acts.Abort(found, saves=isinstance(found, InsufficientNodes) and bool(situation.plan))
         return acts.Decision(*found)
 
     def do(self, wanted):
@@ -361,7 +361,7 @@ class World:
 
 
 def newcomer(number):
-    machine = tasks.Participation()
+    machine = tasks.WorkerProtocol()
     return Node((machine.generation, machine.step, machine.state), inbox=(said.Welcome(number, ()),))
 
 
@@ -373,7 +373,7 @@ class Deciding:
 
 def start(n_nodes, end, f=1, save_every=0, **budget):
     world = World(None, {number: newcomer(number) for number in range(n_nodes)}, f, **budget)
-    world.coordination = acts.Coordination(
+    world.coordination = acts.CoordinatorProtocol(
         lambda situation: Deciding.world.decide(situation), range(n_nodes), end, save_every=save_every
     )
     world.settle()

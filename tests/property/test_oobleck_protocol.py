@@ -15,7 +15,7 @@ class Node:
     """A node with its inbox, its outbox, and what it has applied to the layers that it holds."""
 
     def __init__(self):
-        self.part, self.inbox, self.outbox, self.todo = tasks.Participation(), deque(), deque(), deque()
+        self.part, self.inbox, self.outbox, self.todo = tasks.WorkerProtocol(), deque(), deque(), deque()
         self.state, self.owned, self.has_left = {}, (), False
 
     def can_act(self):
@@ -65,7 +65,7 @@ class World:
         self.rng, self.end, self.history = rng, end, tuple(range(end))
         self.nodes, self.dead, self.error, self.is_over = {}, set(), None, False
         self.stores, self.commits = [], []
-        self.coordination = acts.Coordination(self.decide, range(n_nodes), end, save_every=save_every)
+        self.coordination = acts.CoordinatorProtocol(self.decide, range(n_nodes), end, save_every=save_every)
         for number in range(n_nodes):
             self.join(number)
 
@@ -80,9 +80,9 @@ class World:
         nodes = [one for one in situation.members if one not in situation.leaving]
         held = {layer for layers in situation.holdings.values() for layer in layers}
         if situation.plan is not None and held != set(LAYERS):
-            return acts.Halt(LookupError("lost"), saves=False)
+            return acts.Abort(LookupError("lost"), saves=False)
         if len(nodes) < F + 1:
-            return acts.Halt(ValueError("too few"), saves=held == set(LAYERS))
+            return acts.Abort(ValueError("too few"), saves=held == set(LAYERS))
         work = {}
         for part in (nodes[::2], nodes[1::2]):
             for index, layer in enumerate(LAYERS):
@@ -97,7 +97,7 @@ class World:
                     self.nodes[number].inbox.append(message)
                 case acts.Store(step):
                     self.stores.append(step)
-                case acts.Note("commit", values):
+                case acts.LogEvent("commit", values):
                     self.commits.append(values["iteration"])
                 case acts.End(error):
                     self.is_over, self.error = True, error

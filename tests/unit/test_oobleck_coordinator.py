@@ -13,9 +13,9 @@ from forked import forking_servers
 
 from makespan.files import read_json
 from makespan.oobleck import coordinator as _coordinator, messages as said, trainer as _faults
-from makespan.oobleck.coordinator import Coordinator, Event, Limits
+from makespan.oobleck.coordinator import Coordinator, Event, Timeouts
 from makespan.oobleck.node import ADDRESS_FILE
-from makespan.oobleck.protocol import Coordination, Decision, Halt
+from makespan.oobleck.protocol import Abort, CoordinatorProtocol, Decision
 from makespan.oobleck.trainer import Fault, Faults
 from makespan.runtime import Launch, LocalLauncher, RunDirectory
 
@@ -34,19 +34,19 @@ def halves(situation):
     nodes = [one for one in situation.members if one not in situation.leaving]
     if len(nodes) < 2:
         whole = {layer for held in situation.holdings.values() for layer in held} == set(LAYERS)
-        return Halt(RuntimeError(f"{len(nodes)} node(s) are too few"), saves=whole)
+        return Abort(RuntimeError(f"{len(nodes)} node(s) are too few"), saves=whole)
     layers = {}
     for part in (nodes[: len(nodes) // 2], nodes[len(nodes) // 2 :]):
         for place, node in enumerate(part):
             layers[str(node)] = [one for index, one in enumerate(LAYERS) if index * len(part) // 4 == place]
     missing = [one for one in LAYERS if not any(one in held for held in situation.holdings.values())]
     if situation.plan is not None and missing:
-        return Halt(RuntimeError(f"lost layers {missing}"), saves=False)
+        return Abort(RuntimeError(f"lost layers {missing}"), saves=False)
     sums = dict.fromkeys(LAYERS, TOTAL[situation.step])
     return Decision(layers, {"layers": layers, "sums": sums})
 
 
-class Starter:
+class ProcessStarter:
     def __init__(self, directory):
         self.launcher = LocalLauncher()
         self.launch = Launch("counting_node", {}, 1, directory)
@@ -66,8 +66,8 @@ class Run:
     ):
         self.path, self.events, self.react = path, [], react or (lambda event: None)
         RunDirectory(path).prepare({})
-        self.protocol = Coordination(halves, range(n_nodes), end, save_every=save_every)
-        self.saved, self.starter = {}, Starter(path)
+        self.protocol = CoordinatorProtocol(halves, range(n_nodes), end, save_every=save_every)
+        self.saved, self.starter = {}, ProcessStarter(path)
         self.coordinator = Coordinator(
             self.protocol, path, request, self.starter, self.watch,
             begin_checkpoint=self.begin, finish_checkpoint=self.store, limits=limits,
@@ -156,7 +156,7 @@ def test_losses_during_a_regroup_begin_another_generation(tmp_path):
 
 
 def test_a_stopped_process_is_killed_before_it_counts_as_lost(tmp_path):
-    run = killing({(2, "forward", 3): signal.SIGSTOP})(Run(tmp_path, 4, 6, limits=Limits(hang_s=15.0)))
+    run = killing({(2, "forward", 3): signal.SIGSTOP})(Run(tmp_path, 4, 6, limits=Timeouts(hang_s=15.0)))
     run.coordinator.run()
     run.check(6, (0, 1, 3))
     hung, lost = run.of("hung"), run.of("lost")
@@ -167,7 +167,7 @@ def test_a_stopped_process_is_killed_before_it_counts_as_lost(tmp_path):
 
 def test_a_survivor_that_stays_in_a_transfer_with_a_lost_peer_is_killed(tmp_path):
     moments = {(3, "forward", 3): signal.SIGKILL}
-    run = killing(moments)(Run(tmp_path, 5, 6, sticks=[[2, 3]], limits=Limits(hang_s=15.0)))
+    run = killing(moments)(Run(tmp_path, 5, 6, sticks=[[2, 3]], limits=Timeouts(hang_s=15.0)))
     run.coordinator.run()
     run.check(6, (0, 1, 4))
     assert [one.node for one in run.of("hung")] == [2] and {one.node for one in run.of("lost")} == {2, 3}
@@ -176,7 +176,7 @@ def test_a_survivor_that_stays_in_a_transfer_with_a_lost_peer_is_killed(tmp_path
 def test_a_node_that_waits_for_one_that_computes_is_left_alone(tmp_path):
     """One waits, another computes for longer than the limit of silence before it gives up its groups."""
     moments = {(3, "forward", 3): signal.SIGKILL}
-    run = killing(moments)(Run(tmp_path, 4, 4, compute_s=18.0, waits=[0], limits=Limits(hang_s=15.0)))
+    run = killing(moments)(Run(tmp_path, 4, 4, compute_s=18.0, waits=[0], limits=Timeouts(hang_s=15.0)))
     run.coordinator.run()
     assert not run.of("hung") and {one.node for one in run.of("lost")} == {3}
 
@@ -189,7 +189,7 @@ def test_what_a_node_was_asked_to_train_and_cannot_ends_the_run_at_once(tmp_path
 
 
 def test_a_long_iteration_is_no_hang(tmp_path):
-    run = Run(tmp_path, 2, 1, compute_s=18.0, limits=Limits(hang_s=15.0))
+    run = Run(tmp_path, 2, 1, compute_s=18.0, limits=Timeouts(hang_s=15.0))
     run.coordinator.run()
     assert not run.of("hung") and not run.of("lost")
 
@@ -201,7 +201,7 @@ def test_time_in_which_the_coordinator_did_not_listen_is_no_silence(tmp_path, mo
 
     now = [100.0]
     monkeypatch.setattr(_coordinator, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    run = Run(tmp_path, 2, 1, limits=Limits(hang_s=4.0, start_s=20.0))
+    run = Run(tmp_path, 2, 1, limits=Timeouts(hang_s=4.0, start_s=20.0))
     ended = []
     run.coordinator.starter = SimpleNamespace(
         start=lambda node: SimpleNamespace(poll=lambda: None), end=ended.append
@@ -403,7 +403,7 @@ def test_limits_hold_from_the_first_process_on(tmp_path, monkeypatch):
         now[0] += 0.1 if {0, 2} <= {one.node for one in run.of("hello")} else 0.0
         return now[0]
 
-    class Stuck(Starter):
+    class Stuck(ProcessStarter):
         def start(self, node):
             process = super().start(node)
             if node == 1:
@@ -411,7 +411,7 @@ def test_limits_hold_from_the_first_process_on(tmp_path, monkeypatch):
             return process
 
     now = [100.0]
-    run = Run(tmp_path, 3, 3, limits=Limits(start_s=6.0, hang_s=1e9))
+    run = Run(tmp_path, 3, 3, limits=Timeouts(start_s=6.0, hang_s=1e9))
     run.coordinator.starter = Stuck(tmp_path)
     monkeypatch.setattr(_coordinator, "time", SimpleNamespace(monotonic=monotonic))
     run.coordinator.looked_s = now[0]
@@ -421,7 +421,7 @@ def test_limits_hold_from_the_first_process_on(tmp_path, monkeypatch):
 
 
 def test_checkpoints_are_written_by_time_too(tmp_path):
-    run = Run(tmp_path, 3, 12, limits=Limits(checkpoint_s=1e-6))
+    run = Run(tmp_path, 3, 12, limits=Timeouts(checkpoint_s=1e-6))
     run.coordinator.run()
     run.check(12, range(3))
     assert len(run.saved) > 2 and max(run.saved) == 12

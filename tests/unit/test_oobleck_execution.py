@@ -34,7 +34,14 @@ from makespan.oobleck.chain import Chain, load_chain, load_microbatch
 from makespan.oobleck.job import ChainJob, job_from
 from makespan.oobleck.oracle import Oracle
 from makespan.oobleck.plan import HybridPlan, Pipeline, PipelineTemplate, Stage, plan_from, plan_values
-from makespan.oobleck.stage import HeldLayers, Links, LostPeerError, StageExecutor, instructions, n_buffers
+from makespan.oobleck.stage import (
+    HeldLayers,
+    LostPeerError,
+    PeerGroups,
+    StageExecutor,
+    instructions,
+    n_buffers,
+)
 from makespan.training import SmallModel
 from makespan.training.zoo import build_link, n_links
 from makespan.training.zoo.small import build_model
@@ -426,8 +433,10 @@ def test_any_cut_of_a_small_model_gives_the_bits_of_the_oracle(plan, changes):
 
 
 def test_shapes_are_sent_once_a_plan_and_must_stay_as_they_are(root, monkeypatch):
-    sent, send = [], Links.send_values
-    monkeypatch.setattr(Links, "send_values", lambda self, *rest: sent.append(self.own) or send(self, *rest))
+    sent, send = [], PeerGroups.send_values
+    monkeypatch.setattr(
+        PeerGroups, "send_values", lambda self, *rest: sent.append(self.own) or send(self, *rest)
+    )
     nodes = Nodes(small_job())
     for _ in range(2):
         nodes.connect(plan_of(((0, 1, 2), (2, 4, 6), 6)))
@@ -615,7 +624,7 @@ def test_a_loss_while_meeting_or_copying_is_told():
 def test_who_closes_the_store_releases_those_who_build_groups(is_stuck, monkeypatch):
     never = threading.Event()
     if is_stuck:  # as when another node dies between its address and its connection
-        monkeypatch.setattr(Links, "_build", lambda self, name, among, store: never.wait(3600))
+        monkeypatch.setattr(PeerGroups, "_build", lambda self, name, among, store: never.wait(3600))
     plan = plan_of(((0,), (6,), 3), ((1,), (6,), 3))
     server = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
     store, errors = dist.TCPStore("127.0.0.1", server.port, None, False), []

@@ -21,13 +21,13 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from makespan.errors import InfeasiblePlanError, LostWorkerError, WorkerError
 from makespan.files import write_json
-from makespan.oobleck import messages as said, protocol as acts
+from makespan.oobleck import messages, protocol as actions
 from makespan.oobleck.instantiation import Instantiation, distribute
 from makespan.oobleck.messages import Connection
 from makespan.oobleck.node import ADDRESS_FILE, host_name
 from makespan.oobleck.plan import HybridPlan, PipelineTemplate, plan_values
 from makespan.oobleck.profile import ModelProfile
-from makespan.oobleck.protocol import Decision, Halt, Situation
+from makespan.oobleck.protocol import Abort, ClusterState, Decision
 from makespan.oobleck.reconfiguration import InsufficientNodes, Reconfiguration, StateLost, reconfigure
 from makespan.oobleck.templates import covering_templates
 from makespan.runtime import Process
@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class Decider:
+class ReconfigurationPlanner:
     """Decides who trains what and who sends which layer, by `reconfigure` from the layers that nodes hold.
 
     Parameters
@@ -74,41 +74,41 @@ class Decider:
     hosts: MutableMapping[int, str] = field(default_factory=dict)
     latest: Reconfiguration | None = None
 
-    def __call__(self, situation: Situation[HybridPlan]) -> Decision[HybridPlan] | Halt:
+    def __call__(self, state: ClusterState[HybridPlan]) -> Decision[HybridPlan] | Abort:
         """Decide; a halt saves a checkpoint first if every layer is still held by some node."""
-        held = {node: frozenset(map(int, layers)) for node, layers in situation.holdings.items()}
+        held = {node: frozenset(map(int, layers)) for node, layers in state.holdings.items()}
         whole = set().union(*held.values()) == set(range(len(self.layer_bytes))) if held else False
-        if self.policy == "relaunch" and situation.plan is not None:
-            return Halt(LostWorkerError("a node was lost; going on from the last checkpoint"), saves=False)
+        if self.policy == "relaunch" and state.plan is not None:
+            return Abort(LostWorkerError("a node was lost; going on from the last checkpoint"), saves=False)
         try:
-            outcome = self._reconfigured(situation, held)
+            outcome = self._reconfigured(state, held)
         except StateLost as error:
-            return Halt(error, saves=False)
+            return Abort(error, saves=False)
         except (InsufficientNodes, InfeasiblePlanError) as error:
-            return Halt(error, saves=whole)
+            return Abort(error, saves=whole)
         self.latest = outcome
         work = {
             "plan": plan_values(outcome.plan),
             "copies": [[copy.layer, copy.src.node, copy.dst.node] for copy in outcome.copies],
             "copies_bytes": outcome.copies_bytes,
-            "origin": self.origin if situation.plan is None else None,
-            "is_start": situation.plan is None,
+            "origin": self.origin if state.plan is None else None,
+            "is_start": state.plan is None,
             "kinds": list(outcome.kinds),
             "f": outcome.f,
         }
         return Decision(outcome.plan, work, outcome.waiting)
 
     def _reconfigured(
-        self, situation: Situation[HybridPlan], held: Mapping[int, frozenset[int]]
+        self, state: ClusterState[HybridPlan], held: Mapping[int, frozenset[int]]
     ) -> Reconfiguration:
-        pipelines = () if situation.plan is None else situation.plan.pipelines
-        before, there = {node for one in pipelines for node in one.nodes}, set(situation.members)
-        leaving = set(situation.leaving)
+        pipelines = () if state.plan is None else state.plan.pipelines
+        before, there = {node for one in pipelines for node in one.nodes}, set(state.members)
+        leaving = set(state.leaving)
         n_staying = len(there - leaving)
         if n_staying > self.n_nodes:
             self.templates |= covering_templates(self.profile, n_staying, self.f, self.n0)
             self.n_nodes = n_staying
-        if situation.plan is None and sum(self.first_sizes) == n_staying:
+        if state.plan is None and sum(self.first_sizes) == n_staying:
             return self._first(sorted(there - leaving))
         hosts = {node: self.hosts[node] for node in there if node in self.hosts}
         return reconfigure(
@@ -121,7 +121,7 @@ class Decider:
             self.n_microbatches,
             layer_bytes=self.layer_bytes,
             drained=sorted(before & leaving),
-            held=None if situation.plan is None else held,  # at the start no layer is held yet
+            held=None if state.plan is None else held,  # at the start no layer is held yet
             hosts=hosts,
             policy="degrade" if self.policy == "degrade" else "stop",
             profile=self.profile if self.profile.layers[0].allreduce_across_nodes_s else None,
@@ -152,7 +152,7 @@ _ENDING_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class Timeouts:
     """Time limits of the coordinator [s].
 
     Parameters
@@ -180,7 +180,7 @@ class Event:
     values: Mapping[str, Any] = field(default_factory=dict)
 
 
-class Starter(Protocol):
+class ProcessStarter(Protocol):
     """Starts processes of a run, and ends one that hangs."""
 
     def start(self, node: int) -> Process:
@@ -197,7 +197,7 @@ class _Peer:
     link: Connection
     heard_s: float
     node: int | None = None
-    keeps: bool = False
+    is_watchdog: bool = False
     pid: int = 0
     host: str = ""
     is_killed: bool = False
@@ -226,21 +226,21 @@ class Coordinator(Generic[PlanT]):
 
     def __init__(
         self,
-        protocol: "acts.Coordination[PlanT]",
+        protocol: "actions.CoordinatorProtocol[PlanT]",
         run_dir: Path,
         request: Mapping[str, Any],
-        starter: Starter,
+        starter: ProcessStarter,
         watch: Callable[[Event], None],
         *,
         begin_checkpoint: Callable[[], object] = lambda: None,
         finish_checkpoint: Callable[[int], object] = lambda step: None,
-        limits: Limits | None = None,
+        limits: Timeouts | None = None,
         n_replacements: int = 0,
     ) -> None:
         self.protocol, self.run_dir, self.request = protocol, run_dir, request
         self.starter, self.watch = starter, watch
         self.begin_checkpoint, self.finish_checkpoint = begin_checkpoint, finish_checkpoint
-        self.limits = limits or Limits()
+        self.limits = limits or Timeouts()
         self.n_replacements, self.token = n_replacements, secrets.token_hex(16)
         self.processes: dict[int, Process] = {}
         self.started_s: dict[int, float] = {}
@@ -249,7 +249,7 @@ class Coordinator(Generic[PlanT]):
         self.hosts: dict[int, str] = {}
         self.next_node = max(protocol.expected, default=-1) + 1
         self.selector = selectors.DefaultSelector()
-        self.ending: acts.End | None = None
+        self.ending: actions.End | None = None
         self.notice, self._is_told = "", False
         self._stuck: tuple[int, frozenset[int]] | None = None
         self._stuck_s = 0.0
@@ -326,43 +326,43 @@ class Coordinator(Generic[PlanT]):
         if messages is None:
             self._part(peer)
 
-    def _handle(self, peer: _Peer, message: said.Message) -> None:
+    def _handle(self, peer: _Peer, message: messages.Message) -> None:
         if peer.node is None:
-            if not peer.keeps:
+            if not peer.is_watchdog:
                 self._greet(peer, message)
             return
         match message:
-            case said.Beat():
+            case messages.Heartbeat():
                 peer.is_waiting = message.is_waiting
-            case said.Announce():
+            case messages.Announce():
                 self._tell("announce", peer.node, phase=message.phase, iteration=message.iteration)
-            case said.Shared():
+            case messages.Shared():
                 if message.generation == self.protocol.generation:
                     for other in self.protocol.members - {peer.node}:
                         self._send(other, message)
-            case said.Leaving():
+            case messages.Leaving():
                 self._tell("leaving", peer.node)
                 self._carry_out(self.protocol.drain([peer.node]))
-            case said.Ready():
+            case messages.Ready():
                 self._tell("ready", peer.node, pid=peer.pid, host=peer.host)
                 self._carry_out(self.protocol.ready(peer.node))
             case _:
                 self._tell(type(message).__name__.lower(), peer.node)
                 self._carry_out(self.protocol.receive(peer.node, message))
 
-    def _greet(self, peer: _Peer, message: said.Message) -> None:
+    def _greet(self, peer: _Peer, message: messages.Message) -> None:
         """Handle the first message of a connection, from a node, from its starter, or a request to drain."""
-        is_known = isinstance(message, said.Hello | said.Drain) and secrets.compare_digest(
+        is_known = isinstance(message, messages.Hello | messages.Drain) and secrets.compare_digest(
             message.token, self.token
         )
-        if isinstance(message, said.Drain) and is_known:
+        if isinstance(message, messages.Drain) and is_known:
             self._tell("drain", nodes=list(message.nodes))
             self._carry_out(self.protocol.drain(message.nodes))
-        if not isinstance(message, said.Hello) or not is_known:
+        if not isinstance(message, messages.Hello) or not is_known:
             self._part(peer)
             return
-        if message.keeps:
-            peer.keeps, peer.pid, peer.host = True, message.pid, message.host
+        if message.is_watchdog:
+            peer.is_watchdog, peer.pid, peer.host = True, message.pid, message.host
             return
         node = self.next_node if message.node is None else message.node
         if node in self.nodes or (message.node is not None and message.node not in self.processes):
@@ -372,7 +372,7 @@ class Coordinator(Generic[PlanT]):
         peer.node, peer.pid, peer.host = node, message.pid, message.host
         self.nodes[node], self.hosts[node] = peer, message.host
         self._tell("hello", node, pid=message.pid, host=message.host)
-        self._send(node, said.Welcome(node, self.request))
+        self._send(node, messages.Welcome(node, self.request))
 
     def _part(self, peer: _Peer) -> None:
         """Close a connection; a node is lost with its connection."""
@@ -393,9 +393,9 @@ class Coordinator(Generic[PlanT]):
 
     def hold(self, node: int, phase: str, iteration: int) -> None:
         """Hold a node at the end of a phase, so that it can be killed there."""
-        self._send(node, said.Hold(phase, iteration))
+        self._send(node, messages.Hold(phase, iteration))
 
-    def _send(self, node: int, message: said.Message) -> None:
+    def _send(self, node: int, message: messages.Message) -> None:
         peer = self.nodes.get(node)
         if peer is None:
             return
@@ -408,20 +408,20 @@ class Coordinator(Generic[PlanT]):
 
     # --- actions of the protocol --------------------------------------------------------------
 
-    def _carry_out(self, wanted: list[acts.Action]) -> None:
+    def _carry_out(self, wanted: list[actions.Action]) -> None:
         for action in wanted:
             match action:
-                case acts.Send(node, message):
+                case actions.Send(node, message):
                     self._send(node, message)
-                case acts.Begin():
+                case actions.Begin():
                     self.begin_checkpoint()
-                case acts.Store(step):
+                case actions.Store(step):
                     self.finish_checkpoint(step)
                     self.checkpoint_s = time.monotonic()
                     self._tell("checkpoint", step=step)
-                case acts.Note(kind, values):
+                case actions.LogEvent(kind, values):
                     self._tell(kind, **values)
-                case acts.End():
+                case actions.End():
                     self.ending = action
 
     # --- processes ----------------------------------------------------------------------------
@@ -480,7 +480,7 @@ class Coordinator(Generic[PlanT]):
         # A node that joined belongs to another process: its starter kills it, else this one if on its host.
         elif (keeper := self._keeper(peer)) is not None:
             with suppress(OSError):
-                keeper.link.send(said.Kill(peer.pid))
+                keeper.link.send(messages.Kill(peer.pid))
         elif peer.host == host_name():
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(peer.pid, signal.SIGKILL)
@@ -489,7 +489,9 @@ class Coordinator(Generic[PlanT]):
         """Return the connection of the process that started a node which joined, None if there is none."""
         others = [key.data for key in self.selector.get_map().values() if isinstance(key.data, _Peer)]
         keepers = [
-            other for other in others if other.keeps and (other.pid, other.host) == (peer.pid, peer.host)
+            other
+            for other in others
+            if other.is_watchdog and (other.pid, other.host) == (peer.pid, peer.host)
         ]
         return keepers[0] if keepers else None
 

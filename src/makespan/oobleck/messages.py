@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from makespan.errors import WorkerError
 
@@ -29,13 +29,13 @@ class Cause(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """A process joins the run; with ``keeps`` it started the one with this id, and kills it if it hangs."""
+    """A process joins the run; with ``is_watchdog`` it started the one with this id, and kills it if it hangs."""
 
     token: str
     pid: int
     host: str
     node: int | None = None
-    keeps: bool = False
+    is_watchdog: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,13 +200,7 @@ Message = (
     Hello | Welcome | Ready | Freeze | Frozen | Form | Copied | Train | Prepared | Commit | Failed | Save
     | Saved | Leaving | Leave | Announce | Beat | Drain | Hold | Kill | Shared
 )  # fmt: skip
-_KINDS: dict[str, Callable[..., Message]] = {
-    kind.__name__: kind
-    for kind in (
-        Hello, Welcome, Ready, Freeze, Frozen, Form, Copied, Train, Prepared, Commit, Failed, Save, Saved,
-        Leaving, Leave, Announce, Beat, Drain, Hold, Kill, Shared,
-    )
-}  # fmt: skip
+_KINDS: dict[str, Callable[..., Message]] = {kind.__name__: kind for kind in get_args(Message)}
 _TUPLES = ("layers", "members", "nodes")
 
 
@@ -217,7 +211,7 @@ def encoded(message: Message) -> bytes:
 
 
 def decoded(text: bytes) -> Message:
-    """Return the message in the bytes behind a length; raise `WorkerError` if they are none."""
+    """Return the message in the bytes behind a length; raise `WorkerError` if they are no message."""
     try:
         kind, values = json.loads(text)
         for name in _TUPLES:  # JSON knows lists only
@@ -225,7 +219,7 @@ def decoded(text: bytes) -> Message:
                 values[name] = tuple(values[name])
         return _KINDS[kind](**values)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise WorkerError(f"a connection of the run brought {text[:80]!r}, which is no message") from None
+        raise WorkerError(f"received an invalid message: {text[:80]!r}") from None
 
 
 # --- Connection -------------------------------------------------------------------------------------
@@ -268,7 +262,9 @@ class Connection:
         while len(self._received) >= SIZE.size:
             (size,) = SIZE.unpack_from(self._received)
             if size > LARGEST_BYTES:
-                raise WorkerError(f"a connection of the run brought a message of {size} bytes")
+                raise WorkerError(
+                    f"received a message of {size} bytes, more than the limit of {LARGEST_BYTES}"
+                )
             if len(self._received) < SIZE.size + size:
                 break
             text = bytes(self._received[SIZE.size : SIZE.size + size])

@@ -28,12 +28,12 @@ from makespan.files import read_json
 from makespan.oobleck import protocol as tasks
 from makespan.oobleck.messages import (
     Announce,
-    Beat,
     Cause,
     Connection,
     Form,
     Freeze,
     Frozen,
+    Heartbeat,
     Hello,
     Hold,
     Leave,
@@ -50,7 +50,7 @@ _log = logging.getLogger(__name__)
 # --- Rendezvous -------------------------------------------------------------------------------------
 
 
-class Board:
+class BroadcastStore:
     """Key-value store of a generation: each member's entries reach all others through the coordinator.
 
     A wait ends when a new generation begins. The store opens no port and resolves no name.
@@ -100,7 +100,7 @@ class Board:
             raise RuntimeError(f"generation {generation} is over")
 
 
-def store_on(board: Board, generation: int, timeout_s: float) -> Any:
+def store_on(board: BroadcastStore, generation: int, timeout_s: float) -> Any:
     """Return a store of torch for a generation that keeps its values on the board."""
 
     def put(_: Any, key: str, value: Any) -> None:
@@ -156,7 +156,7 @@ class Engine(Protocol):
     def is_waiting(self) -> bool:
         """True while the engine waits for another node, and so computes nothing."""
 
-    def prepare(self, node: int, request: Any, announce: Announcing, board: Board) -> None:
+    def prepare(self, node: int, request: Any, announce: Announcing, board: BroadcastStore) -> None:
         """Load the job of the request."""
 
     def drop(self) -> None:
@@ -213,10 +213,10 @@ class _Node:
     """Process of a node: connection, heartbeat, phases and signals, whatever the engine trains."""
 
     def __init__(self, link: Connection, engine: Engine) -> None:
-        self.link, self.engine, self.part = link, engine, tasks.Participation()
+        self.link, self.engine, self.part = link, engine, tasks.WorkerProtocol()
         self.inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self.newest, self.node = 0, -1
-        self.board = Board(link.send)
+        self.board = BroadcastStore(link.send)
         self.held: set[tuple[str, int]] = set()
         self.place: tuple[str, int] = ("", -1)
 
@@ -261,7 +261,7 @@ class _Node:
 
     def _beat(self, woken: int) -> None:
         while True:
-            told: Message = Beat(self.engine.is_waiting)
+            told: Message = Heartbeat(self.engine.is_waiting)
             if select.select([woken], [], [], _BEAT_S)[0] and signal.SIGTERM in os.read(woken, 64):
                 told = Leaving()
             with suppress(OSError):

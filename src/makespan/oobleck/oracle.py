@@ -21,7 +21,7 @@ _CPU = torch.device("cpu")
 Gradients = dict[tuple[int, str], Tensor]
 
 
-class Oracle:
+class ReferenceTrainer:
     """One process that holds all layers, and adds up the gradients of the pipelines in their order.
 
     Of a plan it uses only the number of microbatches of each pipeline. After the same iterations under the
@@ -125,14 +125,14 @@ def replay(
         same bits.
     """
     torch.set_num_threads(1)
-    oracle = Oracle(job)
+    trainer = ReferenceTrainer(job)
     losses = [
-        oracle.iterate(iteration, [plan for first, plan in plans if first <= iteration][-1])
+        trainer.iterate(iteration, [plan for first, plan in plans if first <= iteration][-1])
         for iteration in range(iterations)
     ]
     is_equal = True
-    for layer in range(oracle.n_layers):
+    for layer in range(trainer.n_layers):
         saved = torch.load(checkpoint / layer_file(layer), weights_only=True)
-        state = oracle.state(layer)
+        state = trainer.state(layer)
         is_equal &= saved.keys() == state.keys() and all(torch.equal(saved[key], state[key]) for key in saved)
     return losses, is_equal

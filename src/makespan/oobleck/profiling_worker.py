@@ -14,7 +14,7 @@ from torch import Tensor
 
 from makespan.oobleck.chain import Chain, load_chain, load_microbatch
 from makespan.oobleck.job import ChainJob, job_from
-from makespan.oobleck.stage import HeldLayers, Links, as_tuple
+from makespan.oobleck.stage import HeldLayers, PeerGroups, as_tuple
 from makespan.runtime import Identity, RunDirectory, choose_device, end_worker, run_worker
 
 Row = dict[str, Any]
@@ -96,7 +96,7 @@ def _sum_times(request: Row, who: Identity, store: Any, elements: list[int]) -> 
     device, dtype = torch.device(who.device), getattr(torch, request["job"]["dtype"])
     members = list(range(who.size))
     groups = [tuple(members[:count]) for count in range(2, who.size + 1)]
-    links = Links(members, who.rank, groups, store, device, who.timeout_s)
+    links = PeerGroups(members, who.rank, groups, store, device, who.timeout_s)
     sums_s: dict[int, list[float]] = {1: [0.0] * len(elements)}
     for group in groups:
         times_s = []

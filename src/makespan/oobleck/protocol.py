@@ -50,7 +50,7 @@ class Phase(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Situation(Generic[PlanT]):
+class ClusterState(Generic[PlanT]):
     """Input of a decision.
 
     Parameters
@@ -90,7 +90,7 @@ class Decision(Generic[PlanT]):
 
 
 @dataclass(frozen=True, slots=True)
-class Halt:
+class Abort:
     """The run cannot continue; with ``saves`` it writes a checkpoint first."""
 
     error: Exception
@@ -118,7 +118,7 @@ class Store:
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
+class LogEvent:
     """Entry for the record of the run."""
 
     kind: str
@@ -132,11 +132,11 @@ class End:
     error: Exception | None
 
 
-Action = Send | Begin | Store | Note | End
-Decide = Callable[[Situation[PlanT]], Decision[PlanT] | Halt]
+Action = Send | Begin | Store | LogEvent | End
+Decide = Callable[[ClusterState[PlanT]], Decision[PlanT] | Abort]
 
 
-class Coordination(Generic[PlanT]):
+class CoordinatorProtocol(Generic[PlanT]):
     """State machine of the coordinator: each event returns the actions to carry out, in order.
 
     Parameters
@@ -178,7 +178,7 @@ class Coordination(Generic[PlanT]):
         self._writers: dict[int, tuple[str, ...]] = {}
         self._is_stopping, self._is_asked_to_save, self._suspected = False, False, -1
         self._reason = -1, "", ""
-        self._halt: Halt | None = None
+        self._halt: Abort | None = None
         self._unneeded = set[int]()
 
     # --- events -------------------------------------------------------------------------------
@@ -264,7 +264,7 @@ class Coordination(Generic[PlanT]):
         self.phase, self._answers, self._decision, self._halt = Phase.FREEZING, {}, None, None
         if not self.members:
             return self._plan()
-        note = Note("freeze", {"generation": self.generation, "members": sorted(self.members)})
+        note = LogEvent("freeze", {"generation": self.generation, "members": sorted(self.members)})
         return [note, *self._to_all(Freeze(self.generation))]
 
     def _regroup(self) -> list[Action]:
@@ -277,8 +277,8 @@ class Coordination(Generic[PlanT]):
 
     def _plan(self) -> list[Action]:
         members, leaving = tuple(sorted(self.members)), tuple(sorted(self.leaving & self.members))
-        decided = self._decide(Situation(self.plan, members, leaving, self.step, self.holdings))
-        if isinstance(decided, Halt):
+        decided = self._decide(ClusterState(self.plan, members, leaving, self.step, self.holdings))
+        if isinstance(decided, Abort):
             if decided.saves and (self._is_stopping or self.step >= self.end):
                 return self._go_on()  # nothing is left to train, so no plan is needed
             self._halt = decided
@@ -288,7 +288,7 @@ class Coordination(Generic[PlanT]):
         self.members -= self.spare
         self.phase, self._answers, self._decision = Phase.FORMING, {}, decided
         form = Form(self.generation, self.step, tuple(sorted(self.members)), decided.work)
-        return [Note("plan", {"generation": self.generation, "work": decided.work}), *self._to_all(form)]
+        return [LogEvent("plan", {"generation": self.generation, "work": decided.work}), *self._to_all(form)]
 
     def _compare(self) -> list[Action]:
         """Resume if all copies of each layer are equal, and release the nodes that leave."""
@@ -307,7 +307,7 @@ class Coordination(Generic[PlanT]):
         if self._decision is not None:
             self.plan = self._decision.plan
         told: list[Action] = [Send(node, Leave("drained")) for node in sorted(going)]
-        return [*told, Note("resume", {"generation": self.generation, "step": self.step}), *self._go_on()]
+        return [*told, LogEvent("resume", {"generation": self.generation, "step": self.step}), *self._go_on()]
 
     def _failed(self, node: int, failure: Failed) -> list[Action]:
         """Try once more in a new generation: the loss behind the failure may not have been detected yet."""
@@ -326,7 +326,7 @@ class Coordination(Generic[PlanT]):
                 who, error = f"node {node}", failure.error
             return self._finish(self._failed_error(f"{who} failed twice after step {self.step}: {error}"))
         self._suspected = self.step
-        return [Note("failure", {"node": node, "error": failure.error}), *self._freeze()]
+        return [LogEvent("failure", {"node": node, "error": failure.error}), *self._freeze()]
 
     # --- iterations ---------------------------------------------------------------------------
 
@@ -337,7 +337,9 @@ class Coordination(Generic[PlanT]):
         waits = self._is_stopping or self.step >= self.end or self._is_due() or self.waiting or self.leaving
         then: Any = "wait" if waits else "train"
         told = self._to_all(Commit(self.generation, iteration, then))
-        note = Note("commit", {"iteration": iteration, "reports": reports, "members": sorted(self.members)})
+        note = LogEvent(
+            "commit", {"iteration": iteration, "reports": reports, "members": sorted(self.members)}
+        )
         return [note, *told, *(self._go_on() if waits else [])]
 
     def _is_due(self) -> bool:
@@ -462,7 +464,7 @@ class _State(Enum):
     PREPARED = "prepared"
 
 
-class Participation:
+class WorkerProtocol:
     """State machine of a node; ``step`` counts iterations that it has applied.
 
     A message that does not fit the state is ignored if its generation is over; otherwise it raises

@@ -14,7 +14,7 @@ from makespan.oobleck.job import ChainJob
 _CPU = torch.device("cpu")
 
 
-class PlainTraining:
+class SingleProcessReference:
     """Model as one module with one optimizer; gradients accumulate, microbatch after microbatch."""
 
     def __init__(self, job: ChainJob) -> None:

@@ -1,6 +1,6 @@
 """Simulators of Oobleck, Varuna and Bamboo over a trace of nodes, as released and with defects repaired.
 
-Each system is a `Machine` that reacts to nodes that come and go. Each defect of the released simulators has
+Each system is a `SystemSimulator` that reacts to nodes that come and go. A defect of the released simulators has
 a switch, see `Defect`; without repairs the results are those of the release. Times are whole milliseconds,
 as there, so that sums are exact.
 """
@@ -417,7 +417,7 @@ class Steps:
         return self._runs
 
 
-class PairedLists:
+class ReleasedStepLog:
     """Steps as released: start and end of every step in one list, its rate twice in another (defect D12)."""
 
     def __init__(self) -> None:
@@ -520,7 +520,7 @@ class Account:
         return times | {Category.IDLE.value: self.released_ms[Category.IDLE] * MS}
 
 
-# --- Machine shared by the systems ------------------------------------------------------------------
+# --- Base of the simulated systems -------------------------------------------------------------------
 
 ALL = 10**18
 """Number of steps that means no limit."""
@@ -551,7 +551,7 @@ class Node:
     coordinates: list[tuple[int, int]] = field(default_factory=list)
 
 
-class Machine(ABC):
+class SystemSimulator(ABC):
     """One system on one trace: nodes that come and go, rendezvous, and steps; call `run` once.
 
     A rendezvous ends at a deadline, which places the nodes that met and starts steps. `version` changes with
@@ -578,7 +578,7 @@ class Machine(ABC):
         self.start_ms: int | None = None
         self.previous_ms = self.last_step_ms = 0
 
-    def _released_steps(self) -> Steps | PairedLists:
+    def _released_steps(self) -> Steps | ReleasedStepLog:
         return Steps()
 
     def is_repaired(self, defect: Defect) -> bool:
@@ -771,7 +771,7 @@ class Machine(ABC):
 # --- The systems ------------------------------------------------------------------------------------
 
 
-class OobleckMachine(Machine):
+class OobleckMachine(SystemSimulator):
     """Oobleck: every loss regroups the nodes and copies state; only the running step is lost."""
 
     rendezvous_category = Category.REBALANCE
@@ -809,7 +809,7 @@ class OobleckMachine(Machine):
             self.next_step(time_ms)
 
 
-class VarunaMachine(Machine):
+class VarunaMachine(SystemSimulator):
     """Varuna: every loss restarts the job from the last checkpoint, on the nodes that are left."""
 
     committed_ms: int | None = None  # time of the checkpoint from which a restart resumes
@@ -821,8 +821,8 @@ class VarunaMachine(Machine):
         super().__init__(trace, costs, repaired)
         self.sees_storage = costs.falls_back and costs.charges_checkpoints
 
-    def _released_steps(self) -> Steps | PairedLists:
-        return PairedLists()
+    def _released_steps(self) -> Steps | ReleasedStepLog:
+        return ReleasedStepLog()
 
     def rendezvous_ms(self) -> int:
         """Return the time of a restart, without the checkpoint that it includes."""
@@ -928,7 +928,7 @@ class _SlowDown:
     has_paid: bool = False
 
 
-class BambooMachine(Machine):
+class BambooMachine(SystemSimulator):
     """Bamboo: nodes do part of their successor's work in advance, so that one loss is absorbed."""
 
     slow_down: _SlowDown | None = None
@@ -1083,7 +1083,7 @@ def _step_s(costs: Costs, n_nodes: int) -> float:
 # --- Simulation -------------------------------------------------------------------------------------
 
 Floats = npt.NDArray[np.float64]
-_MACHINES: dict[str, type[Machine]] = {
+_MACHINES: dict[str, type[SystemSimulator]] = {
     "bamboo": BambooMachine,
     "varuna": VarunaMachine,
     "oobleck": OobleckMachine,

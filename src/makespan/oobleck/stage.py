@@ -326,7 +326,7 @@ class HeldLayers:
 #
 # The groups are objects that `torch.distributed` does not register. Their sockets close, which releases the
 # processes that wait for this one, when nothing refers to a group or to a work any more. Both are therefore
-# attributes of objects of this module only, and `Links.close` clears these: another reference to such an
+# attributes of objects of this module only, and `PeerGroups.close` clears these: another reference to such an
 # object, for example from the frames of an exception, keeps no socket open.
 
 
@@ -346,12 +346,12 @@ class Transfer:
 
     def finish(self) -> None:
         """Wait for the end of the transfer; raise `LostPeerError` if the other side is lost."""
-        Links.n_waiting += 1
+        PeerGroups.n_waiting += 1
         try:
             if self._work is not None:
                 _guarded(lambda: self._work.wait())
         finally:
-            Links.n_waiting -= 1
+            PeerGroups.n_waiting -= 1
             self.drop()
 
     def drop(self) -> None:
@@ -360,7 +360,7 @@ class Transfer:
         self._pending.discard(self)
 
 
-class Links:
+class PeerGroups:
     """Point-to-point transfers between all members, and sums over groups of them.
 
     Parameters
@@ -547,7 +547,7 @@ class StagePasses:
         chain: Chain,
         held: HeldLayers,
         place: StagePlace,
-        links: Links,
+        links: PeerGroups,
         announce: Callable[[str], object],
     ) -> None:
         self._job, self._chain, self._held = job, chain, held
@@ -808,7 +808,12 @@ def _parts(found: Sequence[Bucket], node: int, held: Held, ties: Ties) -> Iterat
 
 
 def all_reduce(
-    found: Sequence[Bucket], links: Links, held: Held, ties: Ties, divisor: int, begin: Callable[[], object]
+    found: Sequence[Bucket],
+    links: PeerGroups,
+    held: Held,
+    ties: Ties,
+    divisor: int,
+    begin: Callable[[], object],
 ) -> int:
     """Add up with the all-reduce of the backend.
 
@@ -830,7 +835,12 @@ def all_reduce(
 
 
 def ordered_sums(
-    found: Sequence[Bucket], links: Links, held: Held, ties: Ties, divisor: int, begin: Callable[[], object]
+    found: Sequence[Bucket],
+    links: PeerGroups,
+    held: Held,
+    ties: Ties,
+    divisor: int,
+    begin: Callable[[], object],
 ) -> int:
     """Add up in the order of the pipelines, at the first owner; otherwise as `all_reduce`."""
     parts = list(_parts(found, links.own, held, ties))
@@ -951,7 +961,7 @@ class StageExecutor:
         self._device, self._announce, self._timeout_s = torch.device(device), announce, timeout_s
         self._meet_s = meet_s
         self._held = HeldLayers(job, self.chain, self._device)
-        self._links: Links | None = None
+        self._links: PeerGroups | None = None
         self._passes: StagePasses | None = None
         self._losses: list[float] = []
         self._iteration, self._is_reduced = -1, False
@@ -1015,7 +1025,7 @@ class StageExecutor:
         self._buckets = buckets(plan, self.n_layers, ties, self.job.bucketed)
         groups = sum_groups(self._buckets) if self.job.reduction == "allreduce" else []
         members = [*plan.nodes, *also]
-        self._links = Links(members, node, groups, store, self._device, self._timeout_s, self._meet_s)
+        self._links = PeerGroups(members, node, groups, store, self._device, self._timeout_s, self._meet_s)
         self._plan, self._has_computed = plan, False
         if node in plan.nodes:
             self._pipeline, self._place = stage_place(plan, node)
@@ -1093,12 +1103,12 @@ class StageExecutor:
         self._is_reduced = False
         self._held.step(self._place.layers, self._iteration)
 
-    def _connected(self) -> Links:
+    def _connected(self) -> PeerGroups:
         if self._links is None:
             raise LostPeerError("this process is connected to nobody")
         return self._links
 
-    def _shared(self, links: Links) -> tuple[list[float], list[float]]:
+    def _shared(self, links: PeerGroups) -> tuple[list[float], list[float]]:
         """Return the loss of each pipeline and the squared norm of each layer's gradients.
 
         Only one process contributes each number, so the order of the sum cannot change a bit.

@@ -23,13 +23,13 @@ import pandas as pd
 from makespan import errors
 from makespan.errors import CheckpointError, InputError, LostWorkerError, WorkerError
 from makespan.files import read_json, write_text
-from makespan.oobleck.coordinator import Coordinator, Decider, Event, Limits
+from makespan.oobleck.coordinator import Coordinator, Event, ReconfigurationPlanner, Timeouts
 from makespan.oobleck.job import ChainJob
 from makespan.oobleck.messages import Connection, Drain, Hello, Kill, connected
 from makespan.oobleck.node import ADDRESS_FILE, JOINING, host_name
 from makespan.oobleck.plan import HybridPlan, plan_from
 from makespan.oobleck.profile import ModelProfile
-from makespan.oobleck.protocol import Coordination
+from makespan.oobleck.protocol import CoordinatorProtocol
 from makespan.oobleck.reconfiguration import InsufficientNodes
 from makespan.oobleck.templates import TemplateSet, covering_templates
 from makespan.runtime import (
@@ -698,13 +698,13 @@ class _Run:
         templates = covering_templates(
             profile, options.n_nodes, options.f, options.n0, template_set=options.template_set
         )
-        self.decider = Decider(
+        self.decider = ReconfigurationPlanner(
             profile, templates, options.n_nodes, options.f, options.n0, job.n_microbatches,
             [round(_STATE_FACTOR * one.parameter_bytes) for one in profile.layers],
             policy=options.policy, first_sizes=options.first_sizes,
             origin=None if self.started is None else str(self.started.path),
         )  # fmt: skip
-        self.protocol = Coordination(
+        self.protocol = CoordinatorProtocol(
             self.decider, range(options.n_nodes), iterations,
             step=0 if self.started is None else self.started.step,
             save_every=options.checkpoint_every, failed=WorkerError, rejected=InputError,
@@ -735,7 +735,7 @@ class _Run:
         self.coordinator = coordinator = Coordinator(
             self.protocol, self.launch.run_dir, request, self, self._take_event,
             begin_checkpoint=lambda: start_checkpoint(self.checkpoints), finish_checkpoint=self._finish,
-            limits=Limits(
+            limits=Timeouts(
                 hang_s=self.options.hang_s, start_s=_START_S if self.is_forked else _SLOW_START_S,
                 checkpoint_s=self.options.checkpoint_interval_s,
             ),
@@ -777,7 +777,7 @@ class _Run:
             self.coordinator.stop(name)
 
     def start(self, node: int) -> Process:
-        """Start the process of a node, on a free GPU if there are GPUs (see `Starter`)."""
+        """Start the process of a node, on a free GPU if there are GPUs (see `ProcessStarter`)."""
         launcher = self.launcher
         if not (self.gpus and isinstance(launcher, LocalLauncher)):
             return launcher.start(self.launch, node)
@@ -792,7 +792,7 @@ class _Run:
         return isinstance(self.launcher, LocalLauncher) and self.launcher.device == "cpu"
 
     def end(self, process: Process) -> None:
-        """Kill a process (see `Starter`)."""
+        """Kill a process (see `ProcessStarter`)."""
         self.launcher.end(process)
 
     def _take_event(self, event: Event) -> None:
@@ -925,7 +925,7 @@ def join_run(run_dir: str | Path, launcher: Launcher | None = None) -> str:
         signal.signal(number, pass_on)
     try:
         with suppress(OSError):
-            link.send(Hello(token, process.pid, host_name(), keeps=True))
+            link.send(Hello(token, process.pid, host_name(), is_watchdog=True))
         threading.Thread(target=listen, daemon=True).start()
         status = process.wait()
     finally:

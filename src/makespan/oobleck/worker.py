@@ -17,9 +17,9 @@ from makespan.errors import CheckpointError
 from makespan.files import read_json, write_json
 from makespan.oobleck.job import job_from
 from makespan.oobleck.messages import Form, Save
-from makespan.oobleck.node import ADDRESS_FILE, JOINING, Announcing, Board, store_on, take_part
+from makespan.oobleck.node import ADDRESS_FILE, JOINING, Announcing, BroadcastStore, store_on, take_part
 from makespan.oobleck.plan import plan_from
-from makespan.oobleck.stage import Links, StageExecutor
+from makespan.oobleck.stage import PeerGroups, StageExecutor
 from makespan.runtime import Identity, RunDirectory, choose_device, end_worker, run_worker
 
 OF_SEVERAL = ("torch._dynamo",)
@@ -51,9 +51,9 @@ class TrainingEngine:
     @property
     def is_waiting(self) -> bool:
         """True while this process waits for another one."""
-        return Links.n_waiting > 0
+        return PeerGroups.n_waiting > 0
 
-    def prepare(self, node: int, request: Any, announce: Announcing, board: Board) -> None:
+    def prepare(self, node: int, request: Any, announce: Announcing, board: BroadcastStore) -> None:
         """Load the model."""
         self._node, self._announce, self._board = node, announce, board
         self._partial = Path(request["partial"])
