@@ -29,7 +29,7 @@ class Cause(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """A process joins the run; with ``is_watchdog`` it started the one with this id, and kills it if it hangs."""
+    """A process joins the run; a watchdog started the process with this id, and kills it if it hangs."""
 
     token: str
     pid: int
@@ -167,7 +167,7 @@ class Announce:
 
 
 @dataclass(frozen=True, slots=True)
-class Beat:
+class Heartbeat:
     """Heartbeat of a node, which may be waiting for another one."""
 
     is_waiting: bool = False
@@ -198,7 +198,7 @@ class Kill:
 
 Message = (
     Hello | Welcome | Ready | Freeze | Frozen | Form | Copied | Train | Prepared | Commit | Failed | Save
-    | Saved | Leaving | Leave | Announce | Beat | Drain | Hold | Kill | Shared
+    | Saved | Leaving | Leave | Announce | Heartbeat | Drain | Hold | Kill | Shared
 )  # fmt: skip
 _KINDS: dict[str, Callable[..., Message]] = {kind.__name__: kind for kind in get_args(Message)}
 _TUPLES = ("layers", "members", "nodes")
@@ -262,9 +262,7 @@ class Connection:
         while len(self._received) >= SIZE.size:
             (size,) = SIZE.unpack_from(self._received)
             if size > LARGEST_BYTES:
-                raise WorkerError(
-                    f"received a message of {size} bytes, more than the limit of {LARGEST_BYTES}"
-                )
+                raise WorkerError(f"received a message of {size} bytes; the limit is {LARGEST_BYTES}")
             if len(self._received) < SIZE.size + size:
                 break
             text = bytes(self._received[SIZE.size : SIZE.size + size])

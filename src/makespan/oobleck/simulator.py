@@ -1,8 +1,8 @@
 """Simulators of Oobleck, Varuna and Bamboo over a trace of nodes, as released and with defects repaired.
 
-Each system is a `SystemSimulator` that reacts to nodes that come and go. A defect of the released simulators has
-a switch, see `Defect`; without repairs the results are those of the release. Times are whole milliseconds,
-as there, so that sums are exact.
+Each system is a `SystemSimulator` that reacts to nodes that come and go. Each defect of the released
+simulators has a switch, see `Defect`; without repairs the results are those of the release. Times are whole
+milliseconds, as there, so that sums are exact.
 """
 
 import heapq
