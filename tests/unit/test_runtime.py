@@ -208,7 +208,7 @@ def test_workers_do_not_outlive_the_process_that_started_them(tmp_path):
 def test_what_cannot_start_is_named(tmp_path, monkeypatch):
     with pytest.raises(WorkerError, match="cannot start no-such-command"):
         LocalLauncher(interpreter=("no-such-command",)).run(Launch("some.module", {}, 1, tmp_path))
-    with pytest.raises(InputError, match="options of 1 processes; accepted: none, or those of 3"):
+    with pytest.raises(InputError, match="options of 1 processes; expected none, or those of 3"):
         launch("end", tmp_path, 3, options=[ProcessOptions()])
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(WorkerError, match="cannot start srun"):

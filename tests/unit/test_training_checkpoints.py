@@ -145,8 +145,8 @@ def test_a_checkpoint_that_is_not_as_written_is_never_unpickled(copied, tmp_path
         (lambda values: values.update(step=1), False, "the manifest was written with"),
         (lambda values: values["files"].popitem(), False, "the manifest was written with"),
         (lambda values: values.update(step=3), True, "written for step 3, not for this directory"),
-        (lambda values: values.pop("files"), True, "is no manifest of a checkpoint; accepted"),
-        (lambda values: values.pop("digest"), False, "is no manifest of a checkpoint; accepted"),
+        (lambda values: values.pop("files"), True, "is no manifest of a checkpoint; expected"),
+        (lambda values: values.pop("digest"), False, "is no manifest of a checkpoint; expected"),
         (lambda values: values.pop("job"), True, "has no job of makespan.training"),
         (lambda values: values["files"].popitem(), True, "is not in the manifest"),
         (

@@ -96,7 +96,7 @@ def test_points_are_divided_by_placement_and_size():
 def test_a_model_without_a_trainer_is_refused(monkeypatch):
     monkeypatch.delitem(_FAMILIES, "llama")
     llama = replace(GPT, model=workload("tiny-llama").model)
-    with pytest.raises(InputError, match="family 'llama' cannot be trained here; accepted: gpt2"):
+    with pytest.raises(InputError, match="family 'llama' cannot be trained here; expected gpt2"):
         model_of(llama)
 
 
@@ -199,7 +199,7 @@ def test_what_cannot_be_trained_has_a_reason_and_no_time(monkeypatch, trained):
 
 def test_parts_of_another_workload_are_refused(trained):
     trained(lambda number: (1.0,))
-    with pytest.raises(InputError, match="a profile of 'tiny-gpt'; accepted: profiles of 'tiny-bert'"):
+    with pytest.raises(InputError, match="a profile of 'tiny-gpt'; expected profiles of 'tiny-bert'"):
         profile_table([measured(Procedure(0, 1, 1))], workload("tiny-bert"))
 
 

@@ -77,7 +77,7 @@ def test_gpus_that_are_not_there_are_the_reason(monkeypatch):
         ({"hidden": 66}, "hidden 66 must be an even multiple of heads 4"),
         ({"kv_heads": 3}, "kv_heads 3 must divide heads 4"),
         ({"n_layers": 0}, "n_layers is 0"),
-        ({"vocab": 1}, "vocab is 1; accepted: a whole number >= 2"),
+        ({"vocab": 1}, "vocab is 1; expected a whole number >= 2"),
     ],
 )
 def test_sizes_are_checked(sizes, message):
@@ -115,5 +115,5 @@ def test_gradients_are_kept_only_where_someone_finds_them():
 
 @pytest.mark.parametrize("steps", [(5, 3), (0,), (10,)])
 def test_plans_change_in_order_and_within_the_run(steps):
-    with pytest.raises(InputError, match="accepted: growing numbers from 1 to 9"):
+    with pytest.raises(InputError, match="expected growing numbers from 1 to 9"):
         train_switching(TrainingJob(LLAMA, plan(), 10), [(step, plan()) for step in steps])

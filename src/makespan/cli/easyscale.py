@@ -162,9 +162,9 @@ def _shown(steps: int) -> Callable[[int, float], object] | None:
 def _request(run_dir: Path, mapping: str | None, devices: str | None, suspend: bool) -> None:
     """Ask a run that is going on for other processes, from the next mini-batch on."""
     if suspend and (mapping is not None or devices is not None):
-        raise InputError("--suspend beside --mapping or --devices; accepted: one of them")
+        raise InputError("--suspend beside --mapping or --devices; expected one of them")
     if not suspend and mapping is None and devices is None:
-        raise InputError("nothing is asked for; accepted: --mapping, --devices or --suspend")
+        raise InputError("nothing is asked for; expected --mapping, --devices or --suspend")
     request_change(run_dir, mapping, "" if suspend else devices)
 
 

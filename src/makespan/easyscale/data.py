@@ -32,15 +32,15 @@ from torch.utils._pytree import tree_map
 from torch.utils.data import DistributedSampler, default_collate
 
 from makespan.cleanup import end_with_parent
-from makespan.easyscale.context import seen_as
+from makespan.easyscale.context import virtual_rank
 from makespan.easyscale.randomness import (
-    apart_from_own,
-    give_randomness,
-    own_generators,
+    capture_random_states,
+    preserved_random_states,
+    private_generators,
+    restore_random_states,
     seed_stream,
-    take_randomness,
 )
-from makespan.easyscale.user_state import UserState, changed_values, is_early, is_generator
+from makespan.easyscale.user_state import UserState, changed_values, is_generator, is_watched
 from makespan.errors import CheckpointError, InputError, TrainingError, WorkerError, short_path
 
 _log = logging.getLogger(__name__)
@@ -122,7 +122,7 @@ class Shards:
         for name, least in (("n_logical_workers", 1), ("micro_batch_size", 1), ("n_loaders", 0), ("seed", 0)):
             if getattr(self, name) < least:
                 found = getattr(self, name)
-                raise InputError(f"{name} is {found}; accepted: a whole number >= {least}")
+                raise InputError(f"{name} is {found}; expected a whole number >= {least}")
 
     def start(self) -> LoaderState:
         """Return the state of a logical worker before its first batch."""
@@ -152,7 +152,7 @@ class Shards:
         """
         if not hasattr(dataset, "__len__"):
             found = type(dataset).__name__
-            raise InputError(f"data set {found} has no length; accepted: a map-style data set")
+            raise InputError(f"data set {found} has no length; expected a map-style data set")
         size, per_batch, n_workers = len(dataset), self.micro_batch_size, self.n_logical_workers
         least = (n_workers if self.drop_last_samples else 1) * (per_batch if self.drop_last_batch else 1)
         if self.drop_last_batch and not self.drop_last_samples:
@@ -160,7 +160,7 @@ class Shards:
             least = n_workers * (per_batch - 1) + 1
         if size < least:
             raise InputError(
-                f"data set has {size} samples; accepted: at least {least}, for one batch of {per_batch} to "
+                f"data set has {size} samples; expected at least {least}, for one batch of {per_batch} to "
                 f"each of {n_workers} logical workers"
             )
         sampler: DistributedSampler[Any] = DistributedSampler(
@@ -228,10 +228,10 @@ def make(dataset: Any, collate: Collate, order: Order) -> Made | Failed:
         if order.before is None:
             seed_stream(order.seed, order.rank, order.epoch, order.stream)
         else:
-            give_randomness(order.before)
-        with seen_as(order.rank, order.n_logical_workers), _known_as(order, dataset):
+            restore_random_states(order.before)
+        with virtual_rank(order.rank, order.n_logical_workers), _known_as(order, dataset):
             batch = collate(samples_of(dataset, order.indices))
-        return Made(batch, take_randomness())
+        return Made(batch, capture_random_states())
     except Exception:  # noqa: BLE001 - user code; the error is raised where the batch is used
         return Failed(traceback.format_exc())
 
@@ -292,7 +292,7 @@ def serve(
     with suppress(EOFError, OSError):
         while True:
             order, watch = connection.recv(), None
-            if user_state is not None and is_early(n_made):
+            if user_state is not None and is_watched(n_made):
                 watch = user_state.snapshot
             n_made += 1
             before = {} if watch is None else watch()
@@ -339,7 +339,7 @@ def loss_of(
         if is_pair and not isinstance(inputs, Mapping):
             raise
         found = f"model {type(model).__name__} does not take a batch that is {_told(batch)}"
-        accepted = (
+        expected = (
             "a pair of inputs and targets, which collate can make; or a model whose arguments are named as "
             "the keys, or that takes the batch as it is"
         )
@@ -347,9 +347,9 @@ def loss_of(
         lines = str(error).splitlines()
         cause = f"{type(error).__name__}: {lines[0][:200] if lines else ''}"
         cause = f"{cause}, at {short_path(frame.filename)}, line {frame.lineno}"
-        raise InputError(f"{found} ({cause}); accepted: {accepted}") from error
+        raise InputError(f"{found} ({cause}); expected {expected}") from error
     returned = loss(outputs, targets)
-    accepted = "a scalar tensor with a gradient, first of a tuple or under the key 'loss' if there is more"
+    expected = "a scalar tensor with a gradient, first of a tuple or under the key 'loss' if there is more"
     value, unused = returned, ""
     if isinstance(returned, Mapping) and "loss" in returned:
         value, unused = returned["loss"], ", ".join(str(key) for key in returned if key != "loss")
@@ -357,11 +357,11 @@ def loss_of(
         value = returned[0]
         unused = f"{len(returned) - 1} further value(s)" if len(returned) > 1 else ""
     if not isinstance(value, Tensor):
-        raise InputError(f"loss returned a {_told(returned)}; accepted: {accepted}")
+        raise InputError(f"loss returned a {_told(returned)}; expected {expected}")
     if value.numel() != 1:
-        raise InputError(f"loss returned a tensor of shape {tuple(value.shape)}; accepted: {accepted}")
+        raise InputError(f"loss returned a tensor of shape {tuple(value.shape)}; expected {expected}")
     if not value.requires_grad:
-        raise InputError(f"loss returned a tensor that requires no gradient; accepted: {accepted}")
+        raise InputError(f"loss returned a tensor that requires no gradient; expected {expected}")
     return value.reshape(()) if value.ndim else value, unused
 
 
@@ -499,10 +499,10 @@ class LoaderPool:
     ) -> None:
         if n_processes < 0 or prefetch < 1:
             found = f"n_processes {n_processes} and prefetch {prefetch}"
-            raise InputError(f"{found}; accepted: whole numbers >= 0 and >= 1")
-        if shards.n_loaders and (generators := own_generators(dataset)):
+            raise InputError(f"{found}; expected whole numbers >= 0 and >= 1")
+        if shards.n_loaders and (generators := private_generators(dataset)):
             raise InputError(
-                f"data set {type(dataset).__name__} draws from {', '.join(generators)}; accepted: draws "
+                f"data set {type(dataset).__name__} draws from {', '.join(generators)}; expected draws "
                 "from the global random states of Python, NumPy and torch, which go from process to process"
             )
         self._dataset, self._shards, self._collate = dataset, shards, collate
@@ -548,7 +548,7 @@ class LoaderPool:
         """
         feed = self._feeds[rank]
         if not self._shards.n_loaders:
-            with seen_as(rank, self._shards.n_logical_workers):
+            with virtual_rank(rank, self._shards.n_logical_workers):
                 batch = self._collate(samples_of(self._dataset, self._batches(rank, feed.epoch)[feed.batch]))
         else:
             batch = self._taken(feed.ahead[0])
@@ -579,12 +579,12 @@ class LoaderPool:
         if len(state.streams) != self._shards.n_loaders:
             raise CheckpointError(
                 f"the state of logical worker {rank} is that of {len(state.streams)} loaders; "
-                f"accepted: {self._shards.n_loaders}"
+                f"expected {self._shards.n_loaders}"
             )
         if not 0 <= state.batch < len(batches):
             raise CheckpointError(
                 f"the state of logical worker {rank} is at batch {state.batch} of an epoch; "
-                f"accepted: 0 to {len(batches) - 1}"
+                f"expected 0 to {len(batches) - 1}"
             )
         for stream, known in enumerate(state.streams):
             self._streams[rank, state.epoch, stream] = _Stream(known)
@@ -639,7 +639,7 @@ class LoaderPool:
             else:
                 self._waiting.remove(request)
                 self._begin(request)
-                with apart_from_own():
+                with preserved_random_states():
                     self._finish(request, make(self._dataset, self._collate, request.order))
         if isinstance(request.answer, Failed):
             raise TrainingError(f"{request.order} could not be read:\n{request.answer.text}")

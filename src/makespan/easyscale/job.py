@@ -134,14 +134,14 @@ class ElasticJob:
             _check_number("bucket_cap_bytes", self.bucket_cap_bytes, 1)
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
-                raise InputError(f"{name} is {getattr(self, name)!r}; accepted: {', '.join(choices)}")
+                raise InputError(f"{name} is {getattr(self, name)!r}; expected {', '.join(choices)}")
         for name in ("shuffle", "drop_last_samples", "drop_last_batch"):
             if not isinstance(getattr(self, name), bool):
-                raise InputError(f"{name} is {getattr(self, name)!r}; accepted: True, False")
+                raise InputError(f"{name} is {getattr(self, name)!r}; expected True, False")
         options: object = self.options
         wanted = 'names and plain values by part, for example {"optimizer": {"lr": 0.1}}'
         if not isinstance(options, Mapping) or not all(isinstance(one, Mapping) for one in options.values()):
-            raise InputError(f"options is {options!r}; accepted: {wanted}")
+            raise InputError(f"options is {options!r}; expected {wanted}")
         # Data has options even where it is None: those of the data set of a stand-in.
         known = {part for part in PARTS if getattr(self, part) is not None} | {"data"}
         for part, values in options.items():
@@ -150,7 +150,7 @@ class ElasticJob:
             try:
                 json.dumps(dict(values))
             except (TypeError, ValueError):
-                raise InputError(f"options of {part} are {dict(values)!r}; accepted: {wanted}") from None
+                raise InputError(f"options of {part} are {dict(values)!r}; expected {wanted}") from None
 
     @property
     def level(self) -> DeterminismLevel:
@@ -204,16 +204,16 @@ def _check_part(part: str, found: object, *, has_stand_in: bool) -> None:
         return
     if not isinstance(found, str):
         what = f"the function {found.__name__!r}" if hasattr(found, "__name__") else repr(found)
-        raise InputError(f"{part} is {what}; accepted: {wanted}")
+        raise InputError(f"{part} is {what}; expected {wanted}")
     if ":" not in found:
         if not built_in:
-            raise InputError(f"{part} is {found!r}; accepted: {wanted}")
+            raise InputError(f"{part} is {found!r}; expected {wanted}")
         if found not in built_in:
             raise unknown_name(part, found, [*built_in, "file.py:name"])
         return
     place, name = split_name(found)
     if not name.isidentifier() or not place:
-        raise InputError(f"{part} is {found!r}; accepted: {wanted}")
+        raise InputError(f"{part} is {found!r}; expected {wanted}")
     if place.endswith(".py"):
         _check_defined(part, Path(place), name)
 
@@ -242,7 +242,7 @@ def _check_defined(part: str, path: Path, name: str) -> None:
 
 def _check_number(name: str, found: object, least: int) -> None:
     if not isinstance(found, int) or isinstance(found, bool) or found < least:
-        raise InputError(f"{name} is {found!r}; accepted: a whole number >= {least}")
+        raise InputError(f"{name} is {found!r}; expected a whole number >= {least}")
 
 
 # --- Mappings of logical workers to processes ---
@@ -269,11 +269,11 @@ class RankMapping:
         """Check that every logical worker has one host and no process is empty."""
         ranks = [rank for ranks in self.hosted for rank in ranks]
         if not ranks or sorted(ranks) != list(range(len(ranks))):
-            accepted = f"each of 0 to {max(len(ranks), 1) - 1} once"
-            raise InputError(f"mapping {self}: found virtual ranks {sorted(ranks)}; accepted: {accepted}")
+            expected = f"each of 0 to {max(len(ranks), 1) - 1} once"
+            raise InputError(f"mapping {self}: found virtual ranks {sorted(ranks)}; expected {expected}")
         if () in self.hosted:
             found = f"process {self.hosted.index(())} hosts no logical worker"
-            raise InputError(f"mapping {self}: {found}; accepted: at most {len(ranks)} processes, none empty")
+            raise InputError(f"mapping {self}: {found}; expected at most {len(ranks)} processes, none empty")
 
     def __str__(self) -> str:
         """Notation of the mapping."""
@@ -302,7 +302,7 @@ class RankMapping:
     def parse(cls, text: str) -> "RankMapping":
         """Read the notation; other text raises an `InputError`."""
         if not _PATTERN.fullmatch(text):
-            raise InputError(f"mapping {text!r}; accepted: ranks by process, for example 0,1/2/3")
+            raise InputError(f"mapping {text!r}; expected ranks by process, for example 0,1/2/3")
         return cls(tuple(tuple(map(int, ranks.split(","))) for ranks in text.split("/")))
 
     @classmethod
@@ -310,7 +310,7 @@ class RankMapping:
         """Spread ranks in ascending order over processes; their numbers differ by at most one."""
         if not 1 <= n_processes <= n_logical_workers:
             found = f"{n_processes} processes for {n_logical_workers} logical workers"
-            raise InputError(f"{found}; accepted: 1 to {n_logical_workers} processes")
+            raise InputError(f"{found}; expected 1 to {n_logical_workers} processes")
         share, more = divmod(n_logical_workers, n_processes)
         ends = accumulate((share + (process < more) for process in range(n_processes)), initial=0)
         return cls(tuple(tuple(range(first, last)) for first, last in pairwise(ends)))
@@ -342,21 +342,19 @@ class Placing:
         names = None if devices is None else tuple(devices)
         if mapping is None and names is not None and not 1 <= len(names) <= n_workers:
             found = f"devices has {len(names)} names"
-            raise InputError(
-                f"{found}; accepted: 1 to {n_workers}, because each has to host a logical worker"
-            )
+            raise InputError(f"{found}; expected 1 to {n_workers}, because each has to host a logical worker")
         if mapping is None:
             parsed = RankMapping.even(n_workers, n_workers if names is None else len(names))
         else:
             parsed = RankMapping.parse(mapping)
         if parsed.n_logical_workers != n_workers:
             found = f"mapping {parsed} has {parsed.n_logical_workers} logical workers"
-            raise InputError(f"{found}; accepted: {n_workers}, those of the job")
+            raise InputError(f"{found}; expected {n_workers}, those of the job")
         names = (_DEVICE,) * parsed.n_processes if names is None else names
         if len(names) != parsed.n_processes:
             found = f"devices has {len(names)} names"
-            accepted = f"{parsed.n_processes}, one for each process of mapping {parsed}"
-            raise InputError(f"{found}; accepted: {accepted}")
+            expected = f"{parsed.n_processes}, one for each process of mapping {parsed}"
+            raise InputError(f"{found}; expected {expected}")
         for name in names:
             if name not in KERNEL_SETS:
                 raise unknown_name("device", name, KERNEL_SETS)
@@ -366,7 +364,7 @@ class Placing:
         """Reject devices of several types at a time where they change bits, unless the run allows them."""
         if len(set(self.devices)) > 1 and not (mixes_devices or job.level.pins_kernels):
             found = f"devices is {','.join(self.devices)}, several types under {job.determinism}"
-            raise InputError(f"{found}; accepted: one type, a level with D2, or mixes_devices=True")
+            raise InputError(f"{found}; expected one type, a level with D2, or mixes_devices=True")
 
     @classmethod
     def from_values(cls, job: ElasticJob, values: dict[str, Any]) -> "Placing":

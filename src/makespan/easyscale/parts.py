@@ -267,7 +267,7 @@ def build_parts(job: ElasticJob, device: torch.device) -> JobParts:
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if is_lazy(tensor):
             problem = f"model: {name} belongs to a lazy module and has no size yet"
-            raise InputError(f"{problem}; accepted: a model that has done a forward pass where it is built")
+            raise InputError(f"{problem}; expected a model that has done a forward pass where it is built")
     model.train().to(device)
     trained_by = model if ":" in job.optimizer else model.parameters()
     returned = _called(job, "optimizer", of("optimizer"), trained_by)
@@ -300,10 +300,10 @@ def build_parts(job: ElasticJob, device: torch.device) -> JobParts:
     elif isinstance(data, list | tuple) and any(isinstance(one, Dataset | DataLoader) for one in data):
         problem = f"a {type(data).__name__} of {len(data)} data sets"
     if problem:
-        accepted = (
+        expected = (
             "one map-style data set, of which the run makes batches (micro_batch_size, n_loaders, collate)"
         )
-        raise InputError(f"data: {job.data} returned {problem}; expected {accepted}")
+        raise InputError(f"data: {job.data} returned {problem}; expected {expected}")
     collate = of("collate") or default_collate
     files = [place for place in modules if place.endswith(".py")]
     of_user = user_modules(files, [place for place in modules if not place.endswith(".py")])
@@ -330,7 +330,7 @@ def _function(job: ElasticJob, part: str, modules: dict[str, Any]) -> Callable[.
             modules[place] = load_module(place)[0]
     function: Callable[..., Any] | None = getattr(modules[place], name, None)
     if not callable(function):
-        raise InputError(f"{part} is {text!r}, and {name} is {function!r} there; accepted: a function")
+        raise InputError(f"{part} is {text!r}, and {name} is {function!r} there; expected a function")
     if part in ("loss", "after_reduce", "collate") and (options := job.options.get(part)):
         return partial(function, **options)
     return function
@@ -338,7 +338,7 @@ def _function(job: ElasticJob, part: str, modules: dict[str, Any]) -> Callable[.
 
 def _called(job: ElasticJob, part: str, function: Callable[..., Any] | None, *arguments: Any) -> Any:
     if function is None:
-        raise InputError(f"{part} is None; accepted: a function")
+        raise InputError(f"{part} is None; expected a function")
     return _bound(part, function, arguments, dict(job.options.get(part, {})))()
 
 
@@ -358,7 +358,7 @@ def _bound(
 def _checked(job: ElasticJob, part: str, found: Any, kind: type[T]) -> T:
     if not isinstance(found, kind):
         what = f"{getattr(job, part)} returned {type(found).__name__}"
-        raise InputError(f"{part}: {what}; accepted: a {kind.__module__}.{kind.__name__}")
+        raise InputError(f"{part}: {what}; expected a {kind.__module__}.{kind.__name__}")
     return found
 
 
@@ -368,10 +368,10 @@ def _check_step(job: ElasticJob, part: str, found: Any) -> None:
         inspect.signature(found.step).bind()
     except TypeError as error:
         what = f"{getattr(job, part)} returned {type(found).__name__}, whose step needs an argument ({error})"
-        raise InputError(f"{part}: {what}; accepted: one whose step takes no argument") from None
+        raise InputError(f"{part}: {what}; expected one whose step takes no argument") from None
 
 
 def _needed(spec: StandIn | None, part: str) -> StandIn:
     if spec is None:
-        raise InputError(f"{part} is None; accepted: a function, because the model is one of your own")
+        raise InputError(f"{part} is None; expected a function, because the model is one of your own")
     return spec

@@ -588,14 +588,14 @@ def read_state(path: Path) -> dict[str, Any] | None:
     if state is None:
         return None
     if state.get("version") != _VERSION:
-        raise TrainingError(f"{path}: version {state.get('version')!r} of the state; accepted: {_VERSION}")
+        raise TrainingError(f"{path}: version {state.get('version')!r} of the state; expected {_VERSION}")
     return state
 
 
 def restore(engine: LiveEngine, state: dict[str, Any]) -> None:
     """Bring an engine with the same jobs to the saved state of a run; all unfinished jobs wait again."""
     if set(state["jobs"]) != set(engine.jobs):
-        raise TrainingError("the state file belongs to other jobs; accepted: that of the same run")
+        raise TrainingError("the state file belongs to other jobs; expected that of the same run")
     engine.rows[:] = [tuple(row) for row in state["rows"]]
     engine.began_at = state["began_at"]
     engine.overheads_s[:] = state["overheads_s"]

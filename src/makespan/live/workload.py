@@ -220,5 +220,5 @@ class LiveSetting:
             if (before := getattr(self, name)) != value:
                 raise InputError(
                     f"the run that was left has {name} {before!r}, asked for is {value!r}; "
-                    "accepted: the same, or another directory"
+                    "expected the same, or another directory"
                 )

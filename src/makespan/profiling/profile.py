@@ -52,7 +52,7 @@ def model_of(workload: Workload) -> SmallModel:
     if spec.family not in _FAMILIES:
         raise InputError(
             f"workload {workload.key!r}: models of family {spec.family!r} cannot be trained here; "
-            f"accepted: {', '.join(_FAMILIES)}"
+            f"expected {', '.join(_FAMILIES)}"
         )
     sizes = {name: getattr(first, name) for name in ("hidden", "heads", "kv_heads", "ffn", "seq")}
     return SmallModel(_FAMILIES[spec.family], spec.n_layers, vocab=spec.vocab, **sizes)
@@ -293,7 +293,7 @@ class Procedure:
         """Check ranges."""
         for name, least in (("warmup_steps", 0), ("steps", 1), ("repetitions", 1)):
             if getattr(self, name) < least:
-                raise InputError(f"{name} is {getattr(self, name)}; accepted: a whole number >= {least}")
+                raise InputError(f"{name} is {getattr(self, name)}; expected a whole number >= {least}")
 
 
 def measured_by(workloads: Iterable[Workload], procedure: Procedure) -> dict[str, Any]:
@@ -390,7 +390,7 @@ def profile_table(parts: Sequence[Mapping[str, Any]], workload: Workload) -> "pd
 
     for part in parts:
         if part["workload"] != workload.key:
-            raise InputError(f"a profile of {part['workload']!r}; accepted: profiles of {workload.key!r}")
+            raise InputError(f"a profile of {part['workload']!r}; expected profiles of {workload.key!r}")
     rows: list[dict[str, object]] = []
     for point in _points(parts):
         runs = point["runs"]

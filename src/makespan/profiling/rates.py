@@ -60,7 +60,7 @@ class MachineRates:
         for name in self.__dataclass_fields__:
             value, may_be_zero = getattr(self, name), name.endswith("launch_s")
             if not (value > 0 or (may_be_zero and value == 0)):
-                raise InputError(f"measured {name} is {value!r}; accepted: a positive number")
+                raise InputError(f"measured {name} is {value!r}; expected a positive number")
 
 
 def profiling_launcher(device: Literal["auto", "cpu", "cuda"], cpu_threads: int) -> LocalLauncher:

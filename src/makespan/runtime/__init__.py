@@ -39,8 +39,8 @@ from makespan.runtime.launch import (
     usable_cpus as usable_cpus,
 )
 from makespan.runtime.locks import (
-    is_taken as is_taken,
-    take as take,
+    acquire as acquire,
+    is_locked as is_locked,
 )
 from makespan.runtime.rendezvous import (
     Identity as Identity,

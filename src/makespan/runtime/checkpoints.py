@@ -108,7 +108,7 @@ def sound_checkpoint(directory: str | Path) -> Checkpoint | None:
             problems.append(str(error))
             continue
         for problem in problems:
-            _log.warning("%s; going on from %s", problem, path)
+            _log.warning("%s; resuming from %s", problem, path)
         return checkpoint
     if problems:
         raise CheckpointError(f"{directory}: no sound checkpoint is left; {'; '.join(problems)}")
@@ -125,7 +125,7 @@ def _read(directory: Path) -> Checkpoint:
         step, save_s, files = (manifest.pop(name) for name in ("step", "save_s", "files"))
     except (AttributeError, KeyError, TypeError):
         expected = "one that makespan wrote, with step, save_s, files and digest"
-        raise CheckpointError(f"{path}: is no manifest of a checkpoint; accepted: {expected}") from None
+        raise CheckpointError(f"{path}: is no manifest of a checkpoint; expected {expected}") from None
     name = _NAME.fullmatch(directory.name)
     if name is None or int(name[1]) != step:
         raise CheckpointError(f"{path}: was written for step {step}, not for this directory")

@@ -245,7 +245,7 @@ class _Server:
         with suppress(Exception):  # the worker fails on the same import and reports it
             worker = importlib.import_module(request["module"])
             if request["environment"].get("MAKESPAN_WORLD_SIZE") != "1":
-                for name in getattr(worker, "OF_SEVERAL", ()):
+                for name in getattr(worker, "PRELOAD", ()):
                     importlib.import_module(name)
         gc.freeze()  # else the first collection in a worker would copy all pages shared with the server
         pid = os.fork()

@@ -80,7 +80,7 @@ def gpu_names(places: Sequence[int]) -> str:
     names = [name.strip() for name in visible.split(",")]
     granted = list(takewhile(lambda name: bool(name) and not name.startswith("-"), names))
     if beyond := [place for place in places if place >= len(granted)]:
-        raise InputError(f"GPU {beyond[0]}, but {len(granted)} granted; accepted: places from 0 on")
+        raise InputError(f"GPU {beyond[0]}, but {len(granted)} granted; expected places from 0 on")
     return ",".join(granted[place] for place in places)
 
 
@@ -164,7 +164,7 @@ def gpu_of(local_rank: int, gpus: Gpus) -> int:
     index = local_rank if gpus.count > 1 else 0
     if index >= gpus.count:
         found = f"device cuda: process {local_rank} of its node, but {gpus.count} GPU(s) at hand"
-        raise InputError(f"{found} ({gpus.source}); accepted: one GPU for each process, or cpu")
+        raise InputError(f"{found} ({gpus.source}); expected one GPU for each process, or cpu")
     return index
 
 
@@ -381,7 +381,7 @@ class Launch:
         """Check the options."""
         n_options, wanted = len(self.options), self.n_processes
         if n_options not in (0, wanted):
-            raise InputError(f"options of {n_options} processes; accepted: none, or those of {wanted}")
+            raise InputError(f"options of {n_options} processes; expected none, or those of {wanted}")
 
     def command(self, interpreter: Sequence[str]) -> list[str]:
         """Return the command of each process."""
@@ -613,7 +613,7 @@ def check_gpus(launcher: Launcher, n_processes: int) -> None:
         source = (
             f" ({local_gpus(launcher.interpreter).source})" if isinstance(launcher, LocalLauncher) else ""
         )
-        raise InputError(f"{found}{source}; accepted: one GPU for each process, or cpu")
+        raise InputError(f"{found}{source}; expected one GPU for each process, or cpu")
 
 
 def _run_variables(device: str, timeout_s: float | None) -> dict[str, str]:

@@ -63,11 +63,11 @@ class TrainingJob:
         """Check the numbers."""
         for name, least in (("steps", 1), ("warmup_steps", 0), ("checkpoint_every", 0)):
             if getattr(self, name) < least:
-                raise InputError(f"{name} is {getattr(self, name)}; accepted: a whole number >= {least}")
+                raise InputError(f"{name} is {getattr(self, name)}; expected a whole number >= {least}")
         if not self.learning_rate > 0:
-            raise InputError(f"learning_rate is {self.learning_rate}; accepted: a number > 0")
+            raise InputError(f"learning_rate is {self.learning_rate}; expected a number > 0")
         if not self.weight_decay >= 0:
-            raise InputError(f"weight_decay is {self.weight_decay}; accepted: a number >= 0")
+            raise InputError(f"weight_decay is {self.weight_decay}; expected a number >= 0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,7 +312,7 @@ def _resumable(job: TrainingJob, directory: Path) -> dict[str, Any]:
     begun = time.perf_counter()
     checkpoint = latest_checkpoint(directory)
     if checkpoint is None:
-        raise CheckpointError(f"{directory}: no complete checkpoint; accepted: step-<number> with a manifest")
+        raise CheckpointError(f"{directory}: no complete checkpoint; expected step-<number> with a manifest")
     path = checkpoint.path
     try:
         before = job_from(checkpoint.values["job"])
@@ -407,7 +407,7 @@ def train_switching(
     bounds = [0, *(step for step, _ in switches), job.steps]
     if sorted(set(bounds)) != bounds:
         changes = f"plans change after steps {bounds[1:-1]}"
-        raise InputError(f"{changes}; accepted: growing numbers from 1 to {job.steps - 1}")
+        raise InputError(f"{changes}; expected growing numbers from 1 to {job.steps - 1}")
     if checkpoint_dir is None:
         with temporary_directory("checkpoints") as name:
             return train_switching(job, switches, launcher=launcher, checkpoint_dir=name)

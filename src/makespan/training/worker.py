@@ -22,10 +22,10 @@ from makespan.runtime import (
     run_worker,
     start_checkpoint,
 )
-from makespan.training.engine import Engine, place
+from makespan.training.engine import Engine, mesh_coordinate
 from makespan.training.run import PhaseTimes, TrainingJob, job_from, job_values
 
-OF_SEVERAL = ("torch.distributed.fsdp", "torch.distributed.checkpoint.state_dict_loader", "torch._dynamo")
+PRELOAD = ("torch.distributed.fsdp", "torch.distributed.checkpoint.state_dict_loader", "torch._dynamo")
 """Modules that load slowly and that runs with several processes use: a fork server loads them once."""
 _TIMES = ("step_s", "forward_s", "backward_sync_s", "optimizer_s")
 
@@ -59,7 +59,7 @@ class _Run:
         begun = time.perf_counter()
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)  # forget the peak of the previous job
-        engine = Engine(job, place(job.plan, self.device))
+        engine = Engine(job, mesh_coordinate(job.plan, self.device))
         result: dict[str, Any] = {
             "stopped": False, "process_start_s": self.started_s, "build_s": time.perf_counter() - begun,
             "restart_cost": None, "checkpoint": None, "gradients": None, "first_step": 0, "save_s": [],
