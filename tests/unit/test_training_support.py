@@ -14,7 +14,7 @@ from makespan.training import (
     train_switching,
     unsupported_reasons,
 )
-from makespan.training.run import job_from, job_values
+from makespan.training.run import JOB
 
 LLAMA = SmallModel("llama", n_layers=4, hidden=64, heads=4, kv_heads=2)
 
@@ -98,7 +98,7 @@ def test_numbers_of_a_job_are_checked(numbers):
 
 def test_a_job_survives_the_way_to_another_process():
     job = TrainingJob(LLAMA, plan(pp=2, accumulate=2, partition=(1, 3)), 3, seed=5)
-    assert job_from(job_values(job)) == job
+    assert JOB.validate_python(JOB.dump_python(job, mode="json")) == job
 
 
 def test_jobs_that_train_together_need_equally_many_processes():
@@ -115,5 +115,5 @@ def test_gradients_are_kept_only_where_someone_finds_them():
 
 @pytest.mark.parametrize("steps", [(5, 3), (0,), (10,)])
 def test_plans_change_in_order_and_within_the_run(steps):
-    with pytest.raises(InputError, match="expected growing numbers from 1 to 9"):
+    with pytest.raises(InputError, match="expected increasing numbers from 1 to 9"):
         train_switching(TrainingJob(LLAMA, plan(), 10), [(step, plan()) for step in steps])
