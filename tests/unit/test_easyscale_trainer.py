@@ -118,7 +118,7 @@ def test_the_exported_model_is_a_plain_state_dict(straight, tmp_path):
     state = torch.load(path, weights_only=True)
     assert state["features.0.weight"].shape == (4, 3, 3, 3)
     assert state["n_passes"] == STEPS
-    with pytest.raises(CheckpointError, match="where no checkpoint is"):
+    with pytest.raises(CheckpointError, match="which has no checkpoint"):
         trainer(tmp_path / "none").export(tmp_path / "other.pt")
     assert not (tmp_path / "other.pt").exists()
 
@@ -157,7 +157,7 @@ def test_the_second_signal_does_what_it_did_before(tmp_path, stopped_by):
     stopped_by(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt) as first, _suspended_by_signals([folder]):
         signal.raise_signal(signal.SIGINT)
-        assert folder.take_wanted() == {}
+        assert folder.pop_requested_placing() == {}
     with pytest.raises(KeyboardInterrupt) as second, _suspended_by_signals([folder]):
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
@@ -325,7 +325,7 @@ def test_the_command_line_does_the_same(straight, tmp_path, stopped_by):
     assert "pending after 2 mini-batches and 1 stage(s)" in done.output
     done = command(*words)
     assert done.exit_code == 1
-    assert f"stopped; 3 mini-batches are saved; the same command goes on from {run_dir}" in done.output
+    assert f"stopped; 3 mini-batches are saved; the same command resumes the run in {run_dir}" in done.output
     assert json.loads((run_dir / "state.json").read_text())["step"] == 3
     done = command(*words, "--mapping", "0,1,2,3")
     assert done.exit_code == 0, done.output
@@ -353,10 +353,10 @@ def test_the_command_line_sets_after_how_long_a_stall_is_an_error(tmp_path):
             ("run", "resnet50", "--steps", 1, "--devices", "A,A,A,A,A"),
             "devices has 5 names; expected 1 to 4",
         ),
-        (("request",), "nothing is asked for; expected --mapping, --devices or --suspend"),
-        (("request", "--suspend", "--devices", "A"), "--suspend beside --mapping or --devices"),
+        (("request",), "no change requested; expected --mapping, --devices or --suspend"),
+        (("request", "--suspend", "--devices", "A"), "--suspend together with --mapping or --devices"),
         (("request", "--suspend"), "run_dir is run, which holds no run"),
-        (("export", "--output", "model.pt"), "run_dir is run, where no checkpoint is"),
+        (("export", "--output", "model.pt"), "run_dir is run, which has no checkpoint"),
     ],
 )
 def test_mistakes_on_the_command_line_are_one_message(tmp_path, monkeypatch, words, told):
@@ -390,7 +390,7 @@ def test_the_verbs_of_a_paper_are_found_without_importing_it():
         ({"determinism": "D3"}, "unknown determinism level 'D3'; accepted: D0.*auto, none"),
         ({"micro_batch_size": 0}, "micro_batch_size is 0; expected a whole number >= 1"),
         ({"buffers": "none"}, "buffers is 'none'; expected per_rank, rank0"),
-        ({"shuffle": 1}, "shuffle is 1; expected True, False"),
+        ({"shuffle": 1}, "shuffle is 1; expected True or False"),
         ({"options": {"network": {}}}, "unknown part in options 'network'"),
         ({"options": {"model": {"width": object()}}}, "options of model are .*; expected names and plain"),
         ({"n_worker": 4}, "unknown field of an elastic job 'n_worker'"),
@@ -404,10 +404,10 @@ def test_a_job_that_cannot_be_is_refused_before_anything_starts(changes, told):
 @pytest.mark.parametrize(
     ("placing", "told"),
     [
-        ({"devices": "A,A,A,A,A"}, "devices has 5 names; expected 1 to 4, because each has to host"),
+        ({"devices": "A,A,A,A,A"}, "devices has 5 names; expected 1 to 4, because each must host"),
         ({"mapping": "0,1/2"}, "mapping 0,1/2 has 3 logical workers; expected 4"),
         ({"mapping": "0/1/2/3", "devices": "A,B"}, "devices has 2 names; expected 4, one for each process"),
-        ({"mapping": "0/1,1/2"}, "mapping 0/1,1/2: found virtual ranks"),
+        ({"mapping": "0/1,1/2"}, "mapping 0/1,1/2 has virtual ranks"),
         ({"devices": "A,D"}, "unknown device 'D'"),
         (
             {"devices": "A,B"},
