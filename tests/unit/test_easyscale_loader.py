@@ -144,7 +144,7 @@ def test_epochs_of_less_than_one_batch_a_rank_are_read_ahead_too():
 
 def made_ahead(pool):
     """Wait until all that was asked for is made."""
-    while any(request.answer is None for feed in pool._feeds.values() for request in feed.ahead):
+    while any(request.answer is None for feed in pool._cursors.values() for request in feed.ahead):
         pool._collect(None)
 
 
@@ -218,7 +218,7 @@ def test_a_batch_whose_maker_was_killed_is_made_again_with_the_same_bits(tmp_pat
             assert (pool.process_ids == first) == (times == 0)
     assert taken["deadly"] == taken["calm"]
     assert len(list((tmp_path / "deadly").iterdir())) == 2
-    assert "batch 1 of epoch 0 for logical worker 1 is gone; it is made again" in caplog.text
+    assert "batch 1 of epoch 0 for logical worker 1 died; the batch is made again" in caplog.text
 
 
 def test_a_batch_that_kills_every_process_is_given_up(tmp_path):
@@ -411,7 +411,7 @@ def test_odd_numbers_states_and_data_sets_are_refused():
         pool_of(states_at_start(), n_processes=1, prefetch=0)
     with pytest.raises(InputError, match="data set generator has no length; expected a map-style data set"):
         LoaderPool((one for one in range(3)), SHARDS, states_at_start())
-    with pytest.raises(CheckpointError, match="logical worker 1 is that of 3 loaders; expected 2"):
+    with pytest.raises(CheckpointError, match="logical worker 1 has 3 loaders; expected 2"):
         pool_of({1: LoaderState(0, 0, (None,) * 3)})
     with pytest.raises(CheckpointError, match="logical worker 1 is at batch 5 of an epoch; expected 0 to 4"):
         pool_of({1: LoaderState(0, PER_EPOCH, (None, None))})

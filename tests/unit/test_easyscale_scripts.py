@@ -202,7 +202,7 @@ def test_a_batch_that_is_no_pair_goes_whole_to_model_and_loss(model, batch):
 
 
 def test_a_batch_that_a_model_does_not_take_is_described():
-    found = "model Linear does not take a batch that is dict with 'inputs', 'labels' .TypeError: .*"
+    found = "model Linear does not accept a batch that is dict with 'inputs', 'labels' .TypeError: .*"
     with pytest.raises(InputError, match=f"{found}expected a pair of inputs and targets"):
         trained(nn.Linear(2, 1), {"inputs": X, "labels": Y})
 

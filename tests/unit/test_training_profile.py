@@ -416,4 +416,4 @@ def test_one_command_interrupted_measures_the_machine_and_every_plan_on_it(tmp_p
 def test_several_nodes_are_left_to_the_workflow():
     done = CliRunner().invoke(main, ["profile", "--placement", "11"])
     assert done.exit_code == 2
-    assert "several nodes need a job; see the rule profile_nodes" in done.output
+    assert "several nodes need an allocation; see the rule profile_nodes" in done.output

@@ -186,7 +186,7 @@ class LiveSetting:
     def averaged(
         self, tables: Mapping[str, pd.DataFrame], first_start_s: float, restart_delay_s: float
     ) -> "LiveSetting":
-        """Return the setting with the mean of its profile and another one; points without a second value are kept."""
+        """Return the setting with the mean of its profile and another one, where that has the point."""
         means = {}
         for key, table in self.tables.items():
             other = tables[key].set_index(_POINT).reindex(pd.MultiIndex.from_frame(table[_POINT]))

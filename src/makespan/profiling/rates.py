@@ -135,10 +135,7 @@ def measure_rates(
     times = kept.measure(
         "exchange", lambda: _exchange_times(workloads, n_processes, cpu_threads, launcher), _EXCHANGE_RUNS
     )
-    # Each workload in one process: a batch of one, the whole batch, and the same in micro-batches.
-    plans = [(_whole(1), _whole(spec.global_batch_size), _plan(spec)) for spec in workloads]
-    alone = _median_times("alone", workloads, plans, launcher, kept)
-    between = _rates(times, n_processes)
+    between, alone = _rates(times, n_processes), _alone(workloads, launcher, kept)
     # Time of a pass at zero samples: extrapolate the line through a batch of one and the whole batch.
     launch_s: dict[str, list[float]] = {name: [] for name in _PASSES}
     for spec, results in zip(workloads, alone, strict=True):
@@ -198,6 +195,14 @@ def _exchange_times(
 
 Times = Mapping[str, float]
 """Median times of the warm steps of a run [s]."""
+
+
+def _alone(
+    workloads: Sequence[Workload], launcher: LocalLauncher, kept: Measurements
+) -> list[tuple[Times, ...]]:
+    """Train each workload in one process: a batch of one, the whole batch, and the same in micro-batches."""
+    plans = [(_whole(1), _whole(spec.global_batch_size), _plan(spec)) for spec in workloads]
+    return _median_times("alone", workloads, plans, launcher, kept)
 
 
 def _median_times(
