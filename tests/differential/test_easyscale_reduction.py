@@ -19,12 +19,12 @@ from makespan.easyscale.reduction import (
     GlooThreads,
     ReadyOrder,
     Reduction,
-    fold_of_machine,
-    folds_like_gloo,
+    detect_gloo_order,
     in_memory,
     provisional_map,
     rebuilt_map,
     reduce_sets,
+    sums_like_gloo,
     trained_parameters,
 )
 from makespan.runtime import Launch, LocalLauncher
@@ -113,18 +113,18 @@ def test_a_sum_in_another_order_has_other_bits():
 
 @pytest.mark.parametrize("n_ranks", [1, 2, 3, 4])
 def test_the_check_at_the_start_tells_the_folds_apart(n_ranks):
-    assert folds_like_gloo("ring", n_ranks)
-    assert folds_like_gloo("rank", n_ranks) == (n_ranks <= 2)
+    assert sums_like_gloo("ring", n_ranks)
+    assert sums_like_gloo("rank", n_ranks) == (n_ranks <= 2)
 
 
 def test_the_fold_of_a_machine_is_tried_once(tmp_path, monkeypatch, caplog):
-    assert fold_of_machine(3, tmp_path / "kept") == "ring"
-    monkeypatch.setattr(gloo_module, "folds_like_gloo", lambda fold, n_ranks: False)
-    assert fold_of_machine(3, tmp_path / "kept") == "ring"
+    assert detect_gloo_order(3, tmp_path / "kept") == "ring"
+    monkeypatch.setattr(gloo_module, "sums_like_gloo", lambda fold, n_ranks: False)
+    assert detect_gloo_order(3, tmp_path / "kept") == "ring"
     assert not caplog.text
     for _ in range(2):
-        assert fold_of_machine(4, tmp_path / "kept") == "rank"
-        assert "gloo adds up in another order than the fold ring here" in caplog.text
+        assert detect_gloo_order(4, tmp_path / "kept") == "rank"
+        assert "gloo does not sum in the order ring on this machine" in caplog.text
     assert len(list((tmp_path / "kept").iterdir())) == 2
 
 

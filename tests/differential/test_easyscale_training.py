@@ -206,10 +206,10 @@ def test_hashes_are_taken_as_often_as_they_are_asked_for_and_models_are_saved(tm
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ([{"fold": "auto"}], "fold is 'auto'; accepted: ring or rank"),
-        ([{"scaling": "post"}], "scaling is 'post'; accepted: 'pre'"),
-        ([{}, {"n_logical_workers": 3}], "accepted: equally many"),
-        ([{}, {"determinism": "D1+D2"}], "accepted: equally many, and the same ones"),
+        ([{"fold": "auto"}], "fold is 'auto'; expected ring or rank"),
+        ([{"scaling": "post"}], "scaling is 'post'; expected 'pre'"),
+        ([{}, {"n_logical_workers": 3}], "expected equally many"),
+        ([{}, {"determinism": "D1+D2"}], "expected equally many logical workers and the same kernels"),
     ],
 )
 def test_jobs_that_stock_training_cannot_have_are_refused(changes, message):

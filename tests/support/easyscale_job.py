@@ -19,7 +19,7 @@ from makespan.easyscale.job import ElasticJob, RankMapping
 from makespan.easyscale.parts import build_parts
 from makespan.easyscale.randomness import optimizer_sha, parameter_sha, seed_everything
 from makespan.easyscale.reduction import Reduction, in_memory
-from makespan.easyscale.worker import HostedWorkers
+from makespan.easyscale.worker import HostedESTs
 from makespan.files import write_json
 from makespan.runtime import end_worker, join, run_worker
 from makespan.training.zoo import STAND_INS, StandIn, build_stand_in, stand_in_data
@@ -89,7 +89,7 @@ class Process:
     """What one process has, here one of several in this one."""
 
     parts: object
-    hosted: HostedWorkers
+    hosted: HostedESTs
     pool: LoaderPool
 
 
@@ -108,7 +108,7 @@ class Elastic:
                 getattr(parts.trained, one).load_state_dict(saved[one])
             bucket_map = tuple(map(tuple, saved["bucket_map"]))
         reduction = Reduction(job.n_logical_workers, bucket_cap_bytes=job.bucket_cap_bytes)
-        hosted = HostedWorkers(
+        hosted = HostedESTs(
             parts.trained, CPU, mapping, number, reduction, job.level,
             seed=job.seed, buffers=job.buffers, bucket_map=bucket_map,
         )  # fmt: skip

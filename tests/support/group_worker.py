@@ -10,7 +10,7 @@ from pathlib import Path
 
 from makespan.runtime import Launch, LocalLauncher, end_worker, join, run_worker
 
-OF_SEVERAL = ("torch.distributed", "torch._dynamo")
+PRELOAD = ("torch.distributed", "torch._dynamo")
 
 
 def on_processes(n_processes, module, *cases):

@@ -18,7 +18,7 @@ from makespan.easyscale.kernels import DeterminismLevel
 from makespan.easyscale.parts import TrainedParts
 from makespan.easyscale.randomness import optimizer_sha, parameter_sha
 from makespan.easyscale.reduction import Reduction, in_memory
-from makespan.easyscale.worker import HostedWorkers
+from makespan.easyscale.worker import HostedESTs
 
 pytestmark = pytest.mark.xdist_group("training")
 CPU, D1 = torch.device("cpu"), DeterminismLevel.named("D1")
@@ -121,7 +121,7 @@ def test_registered_state_belongs_to_each_logical_worker():
             draws.append(float(torch.rand((), generator=generator)))
     assert draws[0] == draws[1] != draws[2]
     assert [contexts.values(rank)["states"]["registered"]["count"]["n"] for rank in (0, 1)] == [2, 1]
-    with pytest.raises(InputError, match="'count' is registered already"):
+    with pytest.raises(InputError, match="'count' is already registered"):
         register_state("count", dict, print)
 
 
@@ -146,7 +146,7 @@ def test_a_context_that_does_not_fit_is_refused():
     contexts = Contexts(nn.Linear(1, 1), CPU, [0], 0)
     values = contexts.values(0)
     with pytest.raises(
-        InputError, match="buffers mean are in the context or in the model; accepted: in both"
+        InputError, match="buffers mean are only in the context or only in the model; expected both"
     ):
         contexts.install(0, values | {"buffers": {"mean": torch.zeros(1)}})
     contexts.install(0, values | {"states": values["states"] | {"registered": {"odd": 1}}})
@@ -159,7 +159,7 @@ def test_a_context_that_does_not_fit_is_refused():
 
 def hosted(model, mapping="0,1", process=0, n=2, **options):
     parts = TrainedParts(model, torch.optim.SGD(model.parameters(), lr=0.1), nn.functional.mse_loss)
-    return HostedWorkers(parts, CPU, RankMapping.parse(mapping), process, Reduction(n), D1, seed=0, **options)
+    return HostedESTs(parts, CPU, RankMapping.parse(mapping), process, Reduction(n), D1, seed=0, **options)
 
 
 def fetch(rank):
@@ -168,12 +168,12 @@ def fetch(rank):
 
 def test_what_logical_workers_cannot_share_is_refused():
     synchronised = nn.Sequential(nn.Linear(4, 2), nn.SyncBatchNorm(2))
-    with pytest.raises(InputError, match=r"module 1 is a SyncBatchNorm.*accepted: BatchNorm, or 2 processes"):
+    with pytest.raises(InputError, match=r"module 1 is a SyncBatchNorm.*expected BatchNorm, or 2 processes"):
         hosted(synchronised)
     hosted(synchronised, "0/1")
-    with pytest.raises(InputError, match=r"mapping 0,1 has 2 logical workers; accepted: .* 3"):
+    with pytest.raises(InputError, match=r"mapping 0,1 has 2 logical workers; expected 3"):
         hosted(nn.Linear(4, 2), n=3)
-    with pytest.raises(InputError, match="buffers 'mine'; accepted: per_rank, rank0"):
+    with pytest.raises(InputError, match="buffers 'mine'; expected per_rank, rank0"):
         hosted(nn.Linear(4, 2), buffers="mine")
     with pytest.raises(UnknownNameError, match=r"unknown determinism level 'D2'; accepted: D0, D0\+D2"):
         DeterminismLevel.named("D2")

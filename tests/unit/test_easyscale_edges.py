@@ -134,9 +134,7 @@ def test_runs_side_by_side_do_not_meet(tmp_path):
 
 def test_a_process_that_hangs_brings_the_run_down(tmp_path):
     ours = trainer(tmp_path, options={"after_reduce": {"stops": 2}})
-    with pytest.raises(
-        WorkerError, match=r"no progress within 2 s \(stall_timeout_s\); the run was brought down"
-    ):
+    with pytest.raises(WorkerError, match=r"no progress within 2 s \(stall_timeout_s\); the run was killed"):
         ours.run(3, "0,1/2,3", launcher=LocalLauncher(stall_timeout_s=2.0))
     for pid in RunDirectory(tmp_path / "processes").meeting():
         assert not Path(f"/proc/{pid}").exists()

@@ -128,7 +128,7 @@ def test_a_gang_has_a_gpu_for_each_logical_worker_or_all_there_are():
     "wrong", [{"home": "a40-48"}, {"mini_batches": 0.0}, {"micro_batch_s": ((V100, 0.0),)}]
 )
 def test_a_kind_of_job_is_checked(wrong):
-    with pytest.raises(InputError, match="accepted: positive times, one on the home type"):
+    with pytest.raises(InputError, match="expected positive times, one on the home type"):
         kind(**wrong)
 
 

@@ -33,12 +33,12 @@ def trial():
 
 
 def test_parameters_before_a_step_do_not_depend_on_the_kernels(trial):
-    assert list(trial.found) == list(KERNEL_SETS)
-    assert len({one["parameters"] for one in trial.found.values()}) == 1
+    assert list(trial.results) == list(KERNEL_SETS)
+    assert len({one["parameters"] for one in trial.results.values()}) == 1
 
 
 def test_a_process_has_the_kernels_that_it_was_started_for(trial):
-    capability = {name: one["capability"] for name, one in trial.found.items()}
+    capability = {name: one["capability"] for name, one in trial.results.items()}
     assert capability["C"] == capability["canonical"]
     assert capability["C"] in ("DEFAULT", "NO AVX")
     assert capability["B"] != "AVX512"
@@ -51,18 +51,18 @@ def test_the_pair_in_use_differs_and_what_coincides_is_named(trial):
     pair = trial.different_pair()
     assert pair not in trial.coinciding
     assert ("seq", "tree") not in trial.coinciding
-    assert all(trial.found[a]["gradients"] == trial.found[b]["gradients"] for a, b in trial.coinciding)
+    assert all(trial.results[a]["gradients"] == trial.results[b]["gradients"] for a, b in trial.coinciding)
 
 
 def test_the_same_kernels_give_the_same_bits_again(trial):
     again = try_kernel_sets(("B",))
-    assert again.found["B"] == trial.found["B"]
+    assert again.results["B"] == trial.results["B"]
 
 
 def test_kernel_sets_that_coincide_are_replaced(caplog):
     one = KernelTrial({name: {"gradients": "same"} for name in ("A", "B")})
     assert (one.coinciding, one.different_pair()) == ([("A", "B")], ("seq", "tree"))
-    assert "kernel sets A and B coincide here; seq and tree take their part" in caplog.text
+    assert "kernel sets A and B coincide on this machine; using seq and tree instead" in caplog.text
 
 
 def test_under_d2_every_device_runs_the_kernels_of_all():

@@ -19,11 +19,11 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 from makespan.easyscale.data import LoaderPool, LoaderState, Shards
 from makespan.easyscale.randomness import (
-    apart_from_own,
-    give_randomness,
+    capture_random_states,
+    preserved_random_states,
+    restore_random_states,
     seed_everything,
     seed_stream,
-    take_randomness,
 )
 from makespan.errors import CheckpointError, InputError, TrainingError, WorkerError
 from makespan.training.zoo import StandIn, stand_in_data
@@ -144,7 +144,7 @@ def test_epochs_of_less_than_one_batch_a_rank_are_read_ahead_too():
 
 def made_ahead(pool):
     """Wait until all that was asked for is made."""
-    while any(request.answer is None for feed in pool._feeds.values() for request in feed.ahead):
+    while any(request.answer is None for feed in pool._cursors.values() for request in feed.ahead):
         pool._collect(None)
 
 
@@ -162,11 +162,11 @@ def test_without_going_back_to_what_nobody_took_other_batches_follow(stock):
 
 def test_loading_leaves_the_random_states_of_the_training_process_alone():
     for n_processes in (0, 2):
-        before = take_randomness()
+        before = capture_random_states()
         with pool_of(states_at_start(), n_processes=n_processes) as pool:
             for rank in range(N):
                 pool.next(rank)
-        assert take_randomness() == before
+        assert capture_random_states() == before
 
 
 def test_without_loaders_samples_are_read_with_the_random_states_that_are_there():
@@ -174,13 +174,13 @@ def test_without_loaders_samples_are_read_with_the_random_states_that_are_there(
     sampler = DistributedSampler(DATA, N, 1, seed=7)
     seed_everything("rank", 1)
     expected = [bits(batch) for batch in DataLoader(DATA, 3, sampler=sampler, generator=torch.Generator())]
-    after = take_randomness()
+    after = capture_random_states()
     seed_everything("rank", 1)
     with LoaderPool(DATA, shards, {1: shards.start()}) as pool:
         assert pool.process_ids == []
         assert [bits(pool.next(1)) for _ in range(PER_EPOCH)] == expected
         assert pool.state(1) == LoaderState(1, 0, ())
-    assert take_randomness() == after
+    assert capture_random_states() == after
 
 
 # --- processes that die -----------------------------------------------------------------------------
@@ -218,7 +218,7 @@ def test_a_batch_whose_maker_was_killed_is_made_again_with_the_same_bits(tmp_pat
             assert (pool.process_ids == first) == (times == 0)
     assert taken["deadly"] == taken["calm"]
     assert len(list((tmp_path / "deadly").iterdir())) == 2
-    assert "batch 1 of epoch 0 for logical worker 1 is gone; it is made again" in caplog.text
+    assert "batch 1 of epoch 0 for logical worker 1 died; the batch is made again" in caplog.text
 
 
 def test_a_batch_that_kills_every_process_is_given_up(tmp_path):
@@ -333,7 +333,7 @@ def test_samples_are_dealt_by_the_rule(drop_samples, drop_batch):
                 ]
                 if not expected[0]:
                     with pytest.raises(
-                        InputError, match=f"data set has {n_samples} samples; accepted: at least"
+                        InputError, match=f"data set has {n_samples} samples; expected at least"
                     ):
                         shards.batches(range(n_samples), 0, epoch)
                 else:
@@ -352,9 +352,7 @@ def test_the_least_number_of_samples_in_a_refusal_is_enough():
             shards.batches(range(least - 1), 2, 0)
     both = Shards(3, 4, 0, drop_last_samples=True, drop_last_batch=True)
     assert both.batches(range(12), 0, 0)
-    with pytest.raises(
-        InputError, match="11 samples; accepted: at least 12, for one batch of 4 to each of 3"
-    ):
+    with pytest.raises(InputError, match="11 samples; expected at least 12, for one batch of 4 to each of 3"):
         both.batches(range(11), 0, 0)
 
 
@@ -388,7 +386,7 @@ class Transformed(Broken):
 def test_generators_that_would_stay_behind_in_a_process_are_refused(generator):
     data, named = (
         Transformed(generator),
-        r"Transformed draws from \.transform\.steps\[1\]\['flip'\]; accepted",
+        r"Transformed draws from \.transform\.steps\[1\]\['flip'\]; expected",
     )
     with pytest.raises(InputError, match=named):
         LoaderPool(data, SHARDS, states_at_start())
@@ -405,17 +403,17 @@ def test_the_global_states_are_no_generators_of_its_own(shared):
 
 
 def test_odd_numbers_states_and_data_sets_are_refused():
-    with pytest.raises(InputError, match="micro_batch_size is 0; accepted: a whole number >= 1"):
+    with pytest.raises(InputError, match="micro_batch_size is 0; expected a whole number >= 1"):
         Shards(1, 0, 0)
     with pytest.raises(
-        InputError, match="n_processes 1 and prefetch 0; accepted: whole numbers >= 0 and >= 1"
+        InputError, match="n_processes 1 and prefetch 0; expected whole numbers >= 0 and >= 1"
     ):
         pool_of(states_at_start(), n_processes=1, prefetch=0)
-    with pytest.raises(InputError, match="data set generator has no length; accepted: a map-style data set"):
+    with pytest.raises(InputError, match="data set generator has no length; expected a map-style data set"):
         LoaderPool((one for one in range(3)), SHARDS, states_at_start())
-    with pytest.raises(CheckpointError, match="logical worker 1 is that of 3 loaders; accepted: 2"):
+    with pytest.raises(CheckpointError, match="logical worker 1 has 3 loaders; expected 2"):
         pool_of({1: LoaderState(0, 0, (None,) * 3)})
-    with pytest.raises(CheckpointError, match="logical worker 1 is at batch 5 of an epoch; accepted: 0 to 4"):
+    with pytest.raises(CheckpointError, match="logical worker 1 is at batch 5 of an epoch; expected 0 to 4"):
         pool_of({1: LoaderState(0, PER_EPOCH, (None, None))})
 
 
@@ -430,18 +428,18 @@ def draws():
 def test_random_states_are_taken_whole_also_between_the_two_of_a_pair_of_normal_variates():
     seed_everything(1)
     draws()
-    state = take_randomness()
+    state = capture_random_states()
     first = draws()
-    other = take_randomness()
+    other = capture_random_states()
     assert draws() != first
-    give_randomness(state)
-    assert take_randomness() == state
+    restore_random_states(state)
+    assert capture_random_states() == state
     assert draws() == first
-    assert take_randomness() == other
-    give_randomness(state)
-    with apart_from_own():
+    assert capture_random_states() == other
+    restore_random_states(state)
+    with preserved_random_states():
         draws()
-    assert take_randomness() == state
+    assert capture_random_states() == state
 
 
 def test_words_decide_a_seed():
@@ -458,12 +456,12 @@ def test_words_decide_a_seed():
 
 
 def test_a_random_state_that_is_none_is_refused(monkeypatch):
-    with pytest.raises(CheckpointError, match="a random state has 3 bytes; accepted: "):
-        give_randomness(b"abc")
+    with pytest.raises(CheckpointError, match="a random state has 3 bytes; expected "):
+        restore_random_states(b"abc")
     before = mtrand.get_bit_generator()
     mtrand.set_bit_generator(np.random.PCG64(0))
     try:
-        with pytest.raises(InputError, match="global random state of NumPy is PCG64; accepted: MT19937"):
-            take_randomness()
+        with pytest.raises(InputError, match="global random state of NumPy is PCG64; expected MT19937"):
+            capture_random_states()
     finally:
         mtrand.set_bit_generator(before)

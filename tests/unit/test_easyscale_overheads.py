@@ -111,14 +111,14 @@ def test_without_context_switches_nothing_else_is_left_out():
     from makespan.easyscale.kernels import DeterminismLevel
     from makespan.easyscale.randomness import parameter_sha
     from makespan.easyscale.reduction import Reduction, over_group
-    from makespan.easyscale.worker import HostedWorkers
+    from makespan.easyscale.worker import HostedESTs
     from makespan.training.zoo import StandIn
 
     spec, found = StandIn("neumf", width=16), []
     batch = worker._batch(spec, 100, 1)
     for swaps in (True, False):
         parts = worker._parts(spec, 1)
-        hosted = HostedWorkers(
+        hosted = HostedESTs(
             parts, torch.device("cpu"), RankMapping.even(3, 1), 0, Reduction(3),
             DeterminismLevel.named("D1"), seed=1, swaps_contexts=swaps,
         )  # fmt: skip
@@ -131,7 +131,7 @@ def test_without_context_switches_nothing_else_is_left_out():
 
 def test_sizes_that_cannot_be_built_are_refused():
     odd = RESNET | {"name": "bert", "width": 250}
-    with pytest.raises(ConfigError, match="width of bert is 250; accepted: a multiple of 8"):
+    with pytest.raises(ConfigError, match="width of bert is 250; expected a multiple of 8"):
         check_settings({"easyscale": {"overheads": {"models": [odd]}}})
 
 

@@ -45,19 +45,19 @@ def test_a_mapping_is_read_as_it_is_printed():
 
 @pytest.mark.parametrize("text", ["", "0,1/", "0;1", "a", "0,-1", "0,,1"])
 def test_a_text_that_is_no_mapping_is_refused(text):
-    with pytest.raises(InputError, match="accepted: ranks by process, for example 0,1/2/3"):
+    with pytest.raises(InputError, match="expected ranks by process, for example 0,1/2/3"):
         RankMapping.parse(text)
 
 
 def test_every_logical_worker_has_one_host_and_every_process_something_to_do():
     for text in ("0,1/1", "1/2", "0/2"):
-        with pytest.raises(InputError, match="accepted: each of 0 to"):
+        with pytest.raises(InputError, match="expected each of 0 to"):
             RankMapping.parse(text)
     with pytest.raises(InputError, match="process 1 hosts no logical worker"):
         RankMapping(((0, 1), ()))
-    with pytest.raises(InputError, match="accepted: each of 0"):
+    with pytest.raises(InputError, match="expected each of 0"):
         RankMapping(())
-    with pytest.raises(InputError, match="5 processes for 4 logical workers; accepted: 1 to 4"):
+    with pytest.raises(InputError, match="5 processes for 4 logical workers; expected 1 to 4"):
         RankMapping.even(4, 5)
 
 
@@ -72,15 +72,15 @@ def test_chunks_of_the_ring_follow_the_segments_of_gloo():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"scaling": "mid"}, "scaling 'mid'; accepted: pre, post"),
-        ({"bucket_cap_bytes": 0}, "bucket_cap_bytes 0; accepted: a whole number >= 1"),
-        ({"n_logical_workers": 0}, "n_logical_workers 0"),
+        ({"scaling": "mid"}, "scaling is 'mid'; expected pre, post"),
+        ({"bucket_cap_bytes": 0}, "bucket_cap_bytes is 0; expected a whole number >= 1"),
+        ({"n_logical_workers": 0}, "n_logical_workers is 0"),
     ],
 )
 def test_choices_of_a_reduction_are_checked(options, message):
     with pytest.raises(InputError, match=message):
         Reduction(**{"n_logical_workers": 2, **options})
-    with pytest.raises(UnknownNameError, match=r"fold 'rings'; accepted: rank, ring"):
+    with pytest.raises(UnknownNameError, match=r"reduction order 'rings'; accepted: rank, ring"):
         Reduction(2, "rings")
 
 
@@ -164,14 +164,14 @@ def test_what_is_not_a_number_goes_through_the_sum():
 def test_what_cannot_be_packed_is_refused_by_name():
     model = nn.Sequential(nn.Embedding(5, 2, sparse=True), nn.Linear(2, 1))
     parameters = trained_parameters(model)
-    with pytest.raises(InputError, match=r"bucket map: 1\.bias; accepted: each trained parameter once"):
+    with pytest.raises(InputError, match=r"bucket map: 1\.bias; expected each trained parameter once"):
         Buckets(parameters, (("0.weight", "1.weight"),))
-    with pytest.raises(InputError, match=r"bucket map: 1\.bias, 1\.bias; accepted"):
+    with pytest.raises(InputError, match=r"bucket map: 1\.bias, 1\.bias; expected"):
         Buckets(parameters, (("0.weight", "1.weight"), ("1.bias", "1.bias")))
     model(torch.tensor([1, 2])).sum().backward()
     with pytest.raises(InputError, match=r"parameter 0\.weight has a sparse gradient"):
         Buckets(parameters, provisional_map(parameters)).pack(1.0)
-    with pytest.raises(InputError, match=r"parameter weight is torch\.float16; accepted: torch\.float32"):
+    with pytest.raises(InputError, match=r"parameter weight is torch\.float16; expected torch\.float32"):
         trained_parameters(nn.Linear(2, 2).half())
     frozen = nn.Linear(2, 2)
     frozen.bias.requires_grad_(False)

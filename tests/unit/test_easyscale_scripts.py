@@ -25,10 +25,10 @@ from makespan.easyscale import ElasticTrainer
 from makespan.easyscale.context import (
     Contexts,
     _groups,
-    hide_processes,
+    patch_distributed,
     register_state,
     registered_state,
-    seen_as,
+    virtual_rank,
 )
 from makespan.easyscale.data import LoaderPool, Order, Shards, make
 from makespan.easyscale.job import ElasticJob, RankMapping
@@ -37,7 +37,7 @@ from makespan.easyscale.parts import TrainedParts, build_parts
 from makespan.easyscale.reduction import Reduction, in_memory
 from makespan.easyscale.trainer import RunOptions
 from makespan.easyscale.user_state import UserState, _Taking, is_filled_cache
-from makespan.easyscale.worker import HostedWorkers, _Process
+from makespan.easyscale.worker import HostedESTs, _Process
 from makespan.errors import InputError, TrainingError
 
 pytestmark = pytest.mark.xdist_group("training")
@@ -102,7 +102,7 @@ def test_what_makes_processes_differ_is_named_in_the_first_mini_batch(tmp_path):
 
 def test_what_no_checkpoint_holds_is_named_before_the_first_mini_batch(tmp_path):
     ours = trainer(tmp_path, model=f"{KEPT}:linear", lr_scheduler=f"{KEPT}:WithLambda")
-    with pytest.raises(InputError, match=r"shared\['scheduler'\]\['rule'\] is a function; accepted: tensors"):
+    with pytest.raises(InputError, match=r"shared\['scheduler'\]\['rule'\] is a function; expected tensors"):
         ours.run(50, "0,1,2")
     assert not list((tmp_path / "records").glob("*"))
 
@@ -112,13 +112,13 @@ def test_there_are_checkpoints_by_the_clock_without_being_asked_for(tmp_path):
     trainer(tmp_path, model=f"{KEPT}:linear").run(2, "0,1,2", checkpoint_every_s=1e-6)
     steps = sorted(path.name for path in (tmp_path / "records").iterdir())
     assert steps == ["step-00000001.json", "step-00000002.json"]
-    with pytest.raises(InputError, match="checkpoint_every_s is -1; accepted: a number >= 0"):
+    with pytest.raises(InputError, match="checkpoint_every_s is -1; expected a number >= 0"):
         RunOptions(checkpoint_every_s=-1)
 
 
 def test_code_that_calls_other_processes_is_refused_in_one_line(tmp_path):
     ours = trainer(tmp_path, model=f"{KEPT}:linear", after_reduce=f"{KEPT}:call_others")
-    with pytest.raises(InputError, match=r"calls torch.distributed.all_reduce; accepted: no comm") as error:
+    with pytest.raises(InputError, match=r"calls torch.distributed.all_reduce; expected no comm") as error:
         ours.run(2, "0,1/2")
     assert "\n" not in str(error.value)
 
@@ -135,7 +135,7 @@ def nothing_registered():
 def hosted(model, loss=nn.functional.mse_loss, optimizer=None):
     optimizer = optimizer or torch.optim.SGD([one for one in model.parameters() if one.requires_grad], lr=0.1)
     parts = TrainedParts(model, optimizer, loss)
-    return HostedWorkers(parts, CPU, RankMapping.parse("0,1"), 0, Reduction(2), D1, seed=0)
+    return HostedESTs(parts, CPU, RankMapping.parse("0,1"), 0, Reduction(2), D1, seed=0)
 
 
 def trained(model, batch, loss=nn.functional.mse_loss, **options):
@@ -202,8 +202,8 @@ def test_a_batch_that_is_no_pair_goes_whole_to_model_and_loss(model, batch):
 
 
 def test_a_batch_that_a_model_does_not_take_is_described():
-    found = "model Linear does not take a batch that is dict with 'inputs', 'labels' .TypeError: .*"
-    with pytest.raises(InputError, match=f"{found}accepted: a pair of inputs and targets"):
+    found = "model Linear does not accept a batch that is dict with 'inputs', 'labels' .TypeError: .*"
+    with pytest.raises(InputError, match=f"{found}expected a pair of inputs and targets"):
         trained(nn.Linear(2, 1), {"inputs": X, "labels": Y})
 
 
@@ -214,7 +214,7 @@ def test_a_loss_with_logs_trains_and_says_that_logs_are_not_kept(wrap):
     plain, _ = trained(_seeded(), (X, Y))
     losses, notices = trained(_seeded(), (X, Y), lambda *both: wrap(nn.functional.mse_loss(*both)))
     assert losses == plain
-    assert "beside the loss, of which nothing is kept" in notices[0]
+    assert "which is ignored" in notices[0]
 
 
 def _seeded():
@@ -225,7 +225,7 @@ def _seeded():
 @pytest.mark.parametrize(
     ("loss", "told"),
     [
-        (lambda o, t: float(o.sum()), "loss returned a float; accepted: a scalar tensor"),
+        (lambda o, t: float(o.sum()), "loss returned a float; expected a scalar tensor"),
         (lambda o, t: (o - t).square(), r"loss returned a tensor of shape \(3, 1\)"),
         (lambda o, t: (o - t).square().mean().detach(), "loss returned a tensor that requires no gradient"),
         (lambda o, t: {"total": o.sum()}, "loss returned a dict with 'total'"),
@@ -244,7 +244,7 @@ class Iterating(nn.Module):
 
 def test_an_iterator_of_the_model_is_refused_before_it_is_used():
     model = Iterating()
-    with pytest.raises(InputError, match=r"model.scales is an iterator \(cycle\), of which nobody can see"):
+    with pytest.raises(InputError, match=r"model.scales is an iterator \(cycle\), whose position"):
         Contexts(model, CPU, [0], 0, UserState(model, []))
 
 
@@ -253,8 +253,8 @@ def test_an_object_that_no_restart_could_make_is_refused_when_it_appears():
     contexts = Contexts(model, CPU, [0], 0, UserState(model, [SCRIPT]))
     contexts.begin_watching()
     SCRIPT.average = None
-    told = r"script:average became a torch.nn.*Linear, which no checkpoint can make again"
-    with pytest.raises(InputError, match=told), contexts.live_for_all(watches=True):
+    told = r"script:average became a torch.nn.*Linear, which a checkpoint cannot rebuild"
+    with pytest.raises(InputError, match=told), contexts.active_for_all(watches=True):
         SCRIPT.average = nn.Linear(2, 1)
 
 
@@ -293,10 +293,10 @@ class Late(nn.Module):
 @pytest.mark.parametrize(
     ("how", "told"),
     [
-        ("parameter", "parameter extra came or went in a forward pass"),
-        ("weights", "parameter linear.weight is changed by a forward pass, and again by the next"),
-        ("thaw", "parameter frozen.weight got a gradient and required none when the run began"),
-        ("hook", "module linear got or lost a hook in a forward pass"),
+        ("parameter", "a forward pass added or removed parameter extra"),
+        ("weights", "a forward pass changes parameter linear.weight, and the next pass changes it again"),
+        ("thaw", "parameter frozen.weight got a gradient but required none when the run began"),
+        ("hook", "a forward pass added or removed a hook of module linear"),
         ("register", "state 'late' is registered by a forward pass"),
     ],
 )
@@ -355,7 +355,7 @@ def several(model):
         ({"optimizer": "lbfgs"}, "returned LBFGS, whose step needs an argument .*'closure'"),
         ({"data": "loader"}, "loader returned a DataLoader; expected one map-style data set"),
         ({"data": "splits"}, "splits returned a tuple of 2 data sets; expected one map-style data set"),
-        ({"optimizer": "several"}, "several returned list; accepted: a torch.optim"),
+        ({"optimizer": "several"}, "several returned list; expected a torch.optim"),
     ],
 )
 def test_parts_that_need_what_a_mini_batch_does_not_have_are_refused(tmp_path, changes, told):
@@ -406,7 +406,7 @@ def test_state_that_loader_processes_change_is_rejected_or_told(values):
 @pytest.fixture
 def group():
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    hide_processes(3)
+    patch_distributed(3)
     yield dist.group.WORLD
     dist.destroy_process_group()
     _groups.clear()
@@ -426,7 +426,7 @@ CALLS = {
 
 
 def test_rank_number_and_group_are_those_of_the_logical_worker(group):
-    with seen_as(2, 3):
+    with virtual_rank(2, 3):
         assert (dist.get_rank(), dist.get_world_size(), dist.is_initialized()) == (2, 3, True)
         assert (dist.group.WORLD.rank(), dist.group.WORLD.size()) == (2, 3)
         assert dist.distributed_c10d.get_rank() == 2
@@ -438,15 +438,15 @@ def test_an_optimizer_that_communicates_is_refused(group, tmp_path):
     (tmp_path / "mine.py").write_text(FILE)
     parts = {"model": "plain", "optimizer": "sharded", "data": "plain", "loss": "plain"}
     job = ElasticJob(**{part: f"{tmp_path}/mine.py:{name}" for part, name in parts.items()})
-    with seen_as(0, 3), pytest.raises(InputError, match="ZeroRedundancyOptimizer, which communicates"):
+    with virtual_rank(0, 3), pytest.raises(InputError, match="ZeroRedundancyOptimizer, which communicates"):
         build_parts(job, CPU)
 
 
 @pytest.mark.parametrize("name", CALLS)
 def test_communication_is_refused_by_name_at_the_first_call(group, name):
     with (
-        seen_as(0, 3),
-        pytest.raises(InputError, match=rf"calls torch.distributed\.{name}; accepted: no comm"),
+        virtual_rank(0, 3),
+        pytest.raises(InputError, match=rf"calls torch.distributed\.{name}; expected no comm"),
     ):
         CALLS[name]()
     found = torch.ones(1)
@@ -478,11 +478,11 @@ def test_a_handler_of_the_script_does_not_keep_a_notice_from_the_run():
     process.is_signalled, process.handlers = False, {signal.SIGTERM: process._on_signal}
     try:
         signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(3))
-        (told,) = process.take_signals()
+        (told,) = process.set_handlers()
         assert "sets a handler of SIGTERM, which is not called" in told
         signal.raise_signal(signal.SIGTERM)
         assert process.is_signalled
-        assert not process.take_signals()
+        assert not process.set_handlers()
     finally:
         signal.signal(signal.SIGTERM, before)
 
@@ -492,7 +492,7 @@ def test_a_full_disk_is_named_with_the_file(tmp_path):
     kind, told = json.loads(done.stdout)
     assert kind == "CheckpointError"
     assert told.startswith(f"{tmp_path}/worker-0.pt: cannot be written: File too large; ")
-    assert told.endswith("are free on the disk; earlier checkpoints stay")
+    assert told.endswith("are free on the disk; earlier checkpoints are intact")
 
 
 # --- notices --------------------------------------------------------------------------------------------
@@ -516,4 +516,4 @@ def test_by_default_a_notice_saves_and_says_so(tmp_path, caplog):
     step = ours.folder.checkpoint().step
     assert step >= told[0]
     assert "SIGTERM: ending after this mini-batch, with a checkpoint" in caplog.text
-    assert f"{step} mini-batches are saved; the same call goes on from there" in caplog.text
+    assert f"{step} mini-batches are saved; the same call resumes the run" in caplog.text

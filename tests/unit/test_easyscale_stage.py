@@ -12,12 +12,13 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist
 from elastic_job import OWN, bits, trainer
 
-from makespan.easyscale.context import register_generator, registered_state, seen_as
+from makespan.easyscale.context import register_generator, registered_state, virtual_rank
 from makespan.easyscale.job import ElasticJob, Placing
 from makespan.easyscale.parts import build_parts
-from makespan.easyscale.reduction import HostCopies, settle
-from makespan.easyscale.trainer import RunOptions, _Run
-from makespan.easyscale.worker import _leaves, _read, _write, train_stage
+from makespan.easyscale.reduction import HostCopies, synchronize
+from makespan.easyscale.requests import GENERATIONS
+from makespan.easyscale.trainer import RunOptions, _ElasticRun
+from makespan.easyscale.worker import _leaves, _read, _write, train_generation
 from makespan.errors import CheckpointError, InputError
 from makespan.runtime import Identity, RunDirectory
 
@@ -43,17 +44,22 @@ def alone(monkeypatch):
         dist.destroy_process_group()
 
 
+def requested(run, directory):
+    request = run.request(is_first=True, gloo_order_dir=directory)
+    return GENERATIONS.dump_python([request], mode="json")
+
+
 def test_a_stage_needs_no_launcher(alone, tmp_path):
     ours, options = trainer(tmp_path), RunOptions(loader_processes=0, checkpoint_every=1)
-    run = _Run(ours.job, ours.folder, 2, Placing.of(ours.job, "0,1,2,3", None), options)
+    run = _ElasticRun(ours.job, ours.folder, 2, Placing.of(ours.job, "0,1,2,3", None), options)
     run.begin()
     for last in (1, 2):
         run.steps, directory = last, RunDirectory(tmp_path / "processes")
-        directory.prepare([run.request(is_first=True, fold_dir=tmp_path)])
-        train_stage(directory, alone)
+        directory.prepare(requested(run, tmp_path))
+        train_generation(directory, alone)
         result = directory.result()
         assert (result["last_step"], result["ending"], result["fold"]) == (last, "done", "ring")
-        run.take(result)
+        run.end_generation(result)
     found = run.result()
     assert (found.step, found.reconfigurations["cause"].tolist()) == (2, ["start", "run"])
     assert bits(found) == bits(trainer(tmp_path / "launched").run(2, "0,1,2,3"))
@@ -62,12 +68,12 @@ def test_a_stage_needs_no_launcher(alone, tmp_path):
 def test_a_signal_ends_a_stage_with_a_checkpoint(alone, tmp_path):
     signals = {"at": 2, "number": signal.SIGTERM}
     ours = trainer(tmp_path, options={"after_reduce": {"signals": signals}})
-    run = _Run(ours.job, ours.folder, 5, Placing.of(ours.job, "0,1,2,3", None), RunOptions())
+    run = _ElasticRun(ours.job, ours.folder, 5, Placing.of(ours.job, "0,1,2,3", None), RunOptions())
     run.begin()
     directory = RunDirectory(tmp_path / "processes")
-    directory.prepare([run.request(is_first=True, fold_dir=tmp_path)] * 2)
-    train_stage(directory, alone)
-    run.take(directory.result())
+    directory.prepare(requested(run, tmp_path) * 2)
+    train_generation(directory, alone)
+    run.end_generation(directory.result())
     assert (run.is_suspended, run.done) == (True, 2)
     assert directory.result(1) is None
 
@@ -118,8 +124,8 @@ def test_a_module_is_run_anew_for_every_job_of_a_process(tmp_path, monkeypatch):
     [
         ({"options": {"optimizer": {"speed": 1}}}, "options of optimizer are {'speed': 1}"),
         ({"options": {"data": {"samples": 1}}}, "options of data are .*samples"),
-        ({"lr_scheduler": f"{OWN}:build_model"}, "lr_scheduler: .* returned Net; accepted: a torch.optim"),
-        ({"after_reduce": f"{OWN}:N_SAMPLES"}, "N_SAMPLES is 60 there; accepted: a function"),
+        ({"lr_scheduler": f"{OWN}:build_model"}, "lr_scheduler: .* returned Net; expected a torch.optim"),
+        ({"after_reduce": f"{OWN}:N_SAMPLES"}, "N_SAMPLES is 60 there; expected a function"),
         ({"loss": "makespan.nowhere:loss"}, "makespan.nowhere"),
     ],
 )
@@ -137,7 +143,7 @@ def test_only_tensors_and_plain_values_are_written(tmp_path):
     assert [name for name, _ in _leaves("good", values)][-1] == "good['c'][3]"
     assert _read(tmp_path / "good.pt")["a"][3] == ("b", True)
     for odd in (object(), np.float64(1), {1}):
-        with pytest.raises(InputError, match=r"bad\['a'\]\[1\] is a .*; accepted: tensors and plain values"):
+        with pytest.raises(InputError, match=r"bad\['a'\]\[1\] is a .*; expected tensors and plain values"):
             _write({"a": [0, odd]}, tmp_path / "bad.pt")
     assert not (tmp_path / "bad.pt").exists()
     torch.save({"a": Samples}, tmp_path / "code.pt")
@@ -164,7 +170,7 @@ def test_registered_generators_of_every_kind_go_through_a_file(tmp_path, bits):
 def test_the_environment_has_a_rank_for_as_long_as_somebody_looks(monkeypatch):
     monkeypatch.delenv("RANK", raising=False)
     monkeypatch.setenv("WORLD_SIZE", "9")
-    with seen_as(2, 3):
+    with virtual_rank(2, 3):
         assert (os.environ["RANK"], os.environ["WORLD_SIZE"]) == ("2", "3")
     assert ("RANK" in os.environ, os.environ["WORLD_SIZE"]) == (False, "9")
 
@@ -188,6 +194,6 @@ def test_on_a_gpu_copies_have_what_was_there_when_they_began():
         made.append(copies.start([vector])[0])
         del vector  # its memory may be used again before it is copied, by somebody who waits
         torch.full((1 << 22,), -1.0, device=device)
-        settle(device)
+        synchronize(device)
     copies.finish()
     assert all(one.is_pinned() and torch.all(one == number) for number, one in enumerate(made))

@@ -19,7 +19,7 @@ from elastic_job import BITS, JOB, OWN, bits, trainer
 from makespan.cli import main
 from makespan.easyscale import ElasticTrainer, export_model, request_change, run_together
 from makespan.easyscale.job import ElasticJob
-from makespan.easyscale.trainer import ELASTIC_STEPS, _suspended_by_signals, settled
+from makespan.easyscale.trainer import ELASTIC_STEPS, _suspended_by_signals, with_determinism_level
 from makespan.errors import CheckpointError, InputError, LostWorkerError, WorkerError
 from makespan.runtime import checkpoints as _checkpoints
 from makespan.tables import read_csv
@@ -118,7 +118,7 @@ def test_the_exported_model_is_a_plain_state_dict(straight, tmp_path):
     state = torch.load(path, weights_only=True)
     assert state["features.0.weight"].shape == (4, 3, 3, 3)
     assert state["n_passes"] == STEPS
-    with pytest.raises(CheckpointError, match="where no checkpoint is"):
+    with pytest.raises(CheckpointError, match="which has no checkpoint"):
         trainer(tmp_path / "none").export(tmp_path / "other.pt")
     assert not (tmp_path / "other.pt").exists()
 
@@ -157,7 +157,7 @@ def test_the_second_signal_does_what_it_did_before(tmp_path, stopped_by):
     stopped_by(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt) as first, _suspended_by_signals([folder]):
         signal.raise_signal(signal.SIGINT)
-        assert folder.take_wanted() == {}
+        assert folder.pop_requested_placing() == {}
     with pytest.raises(KeyboardInterrupt) as second, _suspended_by_signals([folder]):
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
@@ -173,7 +173,7 @@ def test_the_second_signal_does_what_it_did_before(tmp_path, stopped_by):
     thread = threading.Thread(target=begin)
     thread.start()
     thread.join()
-    assert told == ["ends_on_signals is True in a thread; accepted: False there, or the main thread"]
+    assert told == ["ends_on_signals is True in a background thread; expected False, or the main thread"]
 
 
 # --- checkpoints ----------------------------------------------------------------------------------------
@@ -206,7 +206,7 @@ def test_after_a_damaged_checkpoint_comes_the_one_before(copied, how, name, capl
     spoil(copied / "checkpoints/step-00000008" / name, how)
     assert trainer(copied).folder.checkpoint().step == 6
     assert name in caplog.text
-    assert "going on from" in caplog.text
+    assert "resuming from" in caplog.text
 
 
 def test_training_goes_on_from_the_one_before(straight, copied):
@@ -219,7 +219,7 @@ def test_training_goes_on_from_the_one_before(straight, copied):
 def test_without_a_sound_checkpoint_nothing_is_begun_anew(copied):
     spoil(copied / "checkpoints/step-00000008/shared.pt", "changed")
     spoil(copied / "checkpoints/step-00000006/manifest.json", "removed")
-    with pytest.raises(CheckpointError, match=r"no sound checkpoint is left.*shared\.pt.*manifest"):
+    with pytest.raises(CheckpointError, match=r"all checkpoints are damaged.*shared\.pt.*manifest"):
         trainer(copied).run(STEPS)
 
 
@@ -252,16 +252,16 @@ def rewrite(path, **changes):
 def test_another_format_is_refused_and_another_torch_is_warned_of(straight, copied, caplog):
     manifest = copied / "checkpoints/step-00000008/manifest.json"
     rewrite(manifest, format=2)
-    with pytest.raises(CheckpointError, match=r"format is 2; accepted: 1"):
+    with pytest.raises(CheckpointError, match=r"format is 2; expected 1"):
         trainer(copied).run(STEPS)
     machine = json.loads(manifest.read_text())["machine"]
     machine |= {"versions": {"torch": "1.8.0"}, "processor": "another one"}
     rewrite(manifest, format=1, machine=machine, devices=["A", "B"], code={str(OWN): "0"})
     assert trainer(copied).run(STEPS).step == STEPS
     assert "written with torch 1.8.0" in caplog.text
-    assert "written on another one, going on with" in caplog.text
-    assert "own_job.py has changed since; equal bits are not promised" in caplog.text
-    assert "written on devices A,B, going on with A without D2" in caplog.text
+    assert "written on another one, resumed on" in caplog.text
+    assert "own_job.py has changed since; equal bits are not guaranteed" in caplog.text
+    assert "written on devices A,B, resumed on A without D2" in caplog.text
 
 
 # --- the determinism level ------------------------------------------------------------------------------
@@ -272,7 +272,7 @@ AUTO = {"determinism": "auto", "options": {"model": {"width": 16}, "data": {"n_s
 @pytest.mark.parametrize(("model", "level"), [("resnet50", "D1"), ("neumf", "D1+D2"), ("bert", "D1+D2")])
 def test_a_level_that_is_left_open_depends_on_the_operators_of_the_model(tmp_path, model, level):
     open_one = ElasticTrainer(model, run_dir=tmp_path, **AUTO)
-    assert settled(open_one.job, open_one.folder).determinism == level
+    assert with_determinism_level(open_one.job, open_one.folder).determinism == level
 
 
 def test_a_run_goes_on_with_the_level_that_it_has_settled_for(copied, caplog):
@@ -281,7 +281,7 @@ def test_a_run_goes_on_with_the_level_that_it_has_settled_for(copied, caplog):
     assert ours.run(STEPS).step == STEPS
     manifest = copied / "checkpoints/step-00000008/manifest.json"
     rewrite(manifest, job=json.loads(manifest.read_text())["job"] | {"determinism": "D0"})
-    assert settled(ours.job, ours.folder).determinism == "D0"
+    assert with_determinism_level(ours.job, ours.folder).determinism == "D0"
     assert "determinism" not in caplog.text
     with pytest.raises(CheckpointError, match="determinism: found 'D0', expected 'D1'"):
         trainer(copied).run(STEPS)
@@ -292,7 +292,7 @@ def test_what_a_level_that_is_left_open_finds_is_told(tmp_path, caplog):
     result = trainer(tmp_path / "own", determinism="auto").run(1, "0,1/2,3")
     assert json.loads((result.checkpoint / "manifest.json").read_text())["job"]["determinism"] == "D1"
     assert "determinism D1; slow under D2: features.0: Conv2d" in caplog.text
-    with pytest.raises(InputError, match=r"model: .*:data_set returned Samples; accepted: a torch.nn"):
+    with pytest.raises(InputError, match=r"model: .*:data_set returned Samples; expected a torch.nn"):
         trainer(tmp_path / "none", determinism="auto", model=f"{OWN}:data_set").run(1)
 
 
@@ -301,7 +301,7 @@ def test_several_types_at_a_time_have_to_be_wanted(tmp_path):
     ours = trainer(tmp_path, options={"after_reduce": {"asks": asks}})
     result = ours.run(2, "0,1/2,3", "A,seq", mixes_devices=True)
     assert result.reconfigurations["new_devices"].tolist() == ["A,seq", "seq,A"]
-    with pytest.raises(InputError, match="devices is A,seq, several types under D1; accepted: one type"):
+    with pytest.raises(InputError, match="devices is A,seq, several types under D1; expected one type"):
         ours.run(3, "0,1/2,3", "A,seq")
     pinned = ElasticTrainer("neumf", run_dir=tmp_path / "pinned", **(AUTO | {"determinism": "D1+D2"}))
     assert pinned.run(0, "0,1/2,3", "A,seq").state == "finished"
@@ -325,7 +325,7 @@ def test_the_command_line_does_the_same(straight, tmp_path, stopped_by):
     assert "pending after 2 mini-batches and 1 stage(s)" in done.output
     done = command(*words)
     assert done.exit_code == 1
-    assert f"stopped; 3 mini-batches are saved; the same command goes on from {run_dir}" in done.output
+    assert f"stopped; 3 mini-batches are saved; the same command resumes the run in {run_dir}" in done.output
     assert json.loads((run_dir / "state.json").read_text())["step"] == 3
     done = command(*words, "--mapping", "0,1,2,3")
     assert done.exit_code == 0, done.output
@@ -341,7 +341,7 @@ def test_the_command_line_sets_after_how_long_a_stall_is_an_error(tmp_path):
     words = ["run", JOB["model"], "--run-dir", tmp_path / "run", *job, "--steps", 3, "--mapping", "0,1/2,3"]
     done = command(*words, "--set", "after_reduce.stops=2", "--stall-timeout", 3)
     assert done.exit_code == 2, done.output
-    assert "no progress within 3 s (stall_timeout_s); the run was brought down" in done.output
+    assert "no progress within 3 s (stall_timeout_s); the run was killed" in done.output
 
 
 @pytest.mark.parametrize(
@@ -351,12 +351,12 @@ def test_the_command_line_sets_after_how_long_a_stall_is_an_error(tmp_path):
         (("run", "resnet50", "--steps", 1, "--set", "lr=0.1"), "--set 'lr=0.1'; accepted: PART.NAME=VALUE"),
         (
             ("run", "resnet50", "--steps", 1, "--devices", "A,A,A,A,A"),
-            "devices has 5 names; accepted: 1 to 4",
+            "devices has 5 names; expected 1 to 4",
         ),
-        (("request",), "nothing is asked for; accepted: --mapping, --devices or --suspend"),
-        (("request", "--suspend", "--devices", "A"), "--suspend beside --mapping or --devices"),
-        (("request", "--suspend"), "run_dir is run, where no run was"),
-        (("export", "--output", "model.pt"), "run_dir is run, where no checkpoint is"),
+        (("request",), "no change requested; expected --mapping, --devices or --suspend"),
+        (("request", "--suspend", "--devices", "A"), "--suspend together with --mapping or --devices"),
+        (("request", "--suspend"), "run_dir is run, which holds no run"),
+        (("export", "--output", "model.pt"), "run_dir is run, which has no checkpoint"),
     ],
 )
 def test_mistakes_on_the_command_line_are_one_message(tmp_path, monkeypatch, words, told):
@@ -380,19 +380,19 @@ def test_the_verbs_of_a_paper_are_found_without_importing_it():
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"model": lambda: None}, "model is the function '<lambda>'; accepted: the name of a function"),
+        ({"model": lambda: None}, "model is the function '<lambda>'; expected the name of a function"),
         ({"model": "resnet5"}, "unknown model 'resnet5'; accepted"),
         ({"model": f"{OWN}:build_mode"}, "unknown name in .* 'build_mode'; .*Did you mean 'build_model'"),
         ({"model": "nowhere.py:build"}, "nowhere.py: no such file; accepted: model, a file of Python"),
-        ({"data": None}, "data is None; accepted: the name of a function"),
+        ({"data": None}, "data is None; expected the name of a function"),
         ({"optimizer": "sdg"}, "unknown optimizer 'sdg'"),
-        ({"loss": "mse"}, "loss is 'mse'; accepted: the name of a function"),
+        ({"loss": "mse"}, "loss is 'mse'; expected the name of a function"),
         ({"determinism": "D3"}, "unknown determinism level 'D3'; accepted: D0.*auto, none"),
-        ({"micro_batch_size": 0}, "micro_batch_size is 0; accepted: a whole number >= 1"),
-        ({"buffers": "none"}, "buffers is 'none'; accepted: per_rank, rank0"),
-        ({"shuffle": 1}, "shuffle is 1; accepted: True, False"),
+        ({"micro_batch_size": 0}, "micro_batch_size is 0; expected a whole number >= 1"),
+        ({"buffers": "none"}, "buffers is 'none'; expected per_rank, rank0"),
+        ({"shuffle": 1}, "shuffle is 1; expected True or False"),
         ({"options": {"network": {}}}, "unknown part in options 'network'"),
-        ({"options": {"model": {"width": object()}}}, "options of model are .*; accepted: names and plain"),
+        ({"options": {"model": {"width": object()}}}, "options of model are .*; expected names and plain"),
         ({"n_worker": 4}, "unknown field of an elastic job 'n_worker'"),
     ],
 )
@@ -404,20 +404,20 @@ def test_a_job_that_cannot_be_is_refused_before_anything_starts(changes, told):
 @pytest.mark.parametrize(
     ("placing", "told"),
     [
-        ({"devices": "A,A,A,A,A"}, "devices has 5 names; accepted: 1 to 4, because each has to host"),
-        ({"mapping": "0,1/2"}, "mapping 0,1/2 has 3 logical workers; accepted: 4"),
-        ({"mapping": "0/1/2/3", "devices": "A,B"}, "devices has 2 names; accepted: 4, one for each process"),
-        ({"mapping": "0/1,1/2"}, "mapping 0/1,1/2: found virtual ranks"),
+        ({"devices": "A,A,A,A,A"}, "devices has 5 names; expected 1 to 4, because each must host"),
+        ({"mapping": "0,1/2"}, "mapping 0,1/2 has 3 logical workers; expected 4"),
+        ({"mapping": "0/1/2/3", "devices": "A,B"}, "devices has 2 names; expected 4, one for each process"),
+        ({"mapping": "0/1,1/2"}, "mapping 0/1,1/2 has virtual ranks"),
         ({"devices": "A,D"}, "unknown device 'D'"),
         (
             {"devices": "A,B"},
-            "devices is A,B, several types under D1; accepted: one type, a level with D2, "
+            "devices is A,B, several types under D1; expected one type, a level with D2, "
             "or mixes_devices=True",
         ),
-        ({"devices": ""}, "devices has 0 names; accepted: 1 to 4"),
+        ({"devices": ""}, "devices has 0 names; expected 1 to 4"),
         ({"hash_evry": 1}, "unknown option of a run 'hash_evry'; accepted: .*Did you mean 'hash_every'"),
-        ({"hash_every": -1}, "hash_every is -1; accepted: a whole number >= 0"),
-        ({"steps": -1}, "steps is -1; accepted: a whole number >= 0"),
+        ({"hash_every": -1}, "hash_every is -1; expected a whole number >= 0"),
+        ({"steps": -1}, "steps is -1; expected a whole number >= 0"),
     ],
 )
 def test_places_that_do_not_fit_are_refused(tmp_path, placing, told):
@@ -430,10 +430,10 @@ def test_places_that_do_not_fit_are_refused(tmp_path, placing, told):
     ("changes", "told"),
     [
         ({"options": {"model": {"kind": "sync"}}}, "module features.1 is a SyncBatchNorm.*4 processes"),
-        ({"options": {"model": {"kind": "sparse"}}}, "words.weight has a sparse gradient; accepted: dense"),
+        ({"options": {"model": {"kind": "sparse"}}}, "words.weight has a sparse gradient; expected dense"),
         ({"options": {"model": {"wide": 4}}}, "options of model are .*wide.*unexpected keyword argument"),
-        ({"loss": f"{OWN}:N_SAMPLES"}, "loss is .* and N_SAMPLES is 60 there; accepted: a function"),
-        ({"model": f"{OWN}:data_set"}, "model: .*:data_set returned Samples; accepted: a torch.nn"),
+        ({"loss": f"{OWN}:N_SAMPLES"}, "loss is .* and N_SAMPLES is 60 there; expected a function"),
+        ({"model": f"{OWN}:data_set"}, "model: .*:data_set returned Samples; expected a torch.nn"),
     ],
 )
 def test_what_only_a_process_can_know_is_told_in_one_line(tmp_path, changes, told):
@@ -446,20 +446,20 @@ def test_a_directory_belongs_to_one_run(straight, copied, tmp_path):
     ours = trainer(copied)
     with (
         ours.folder.hold(),
-        pytest.raises(InputError, match="where a run is going on; accepted: a directory"),
+        pytest.raises(InputError, match="where another run is active; expected a directory"),
     ):
         ours.run(STEPS)
-    with pytest.raises(InputError, match=r"has a checkpoint after 8 mini-batches; accepted: resume=True"):
+    with pytest.raises(InputError, match=r"has a checkpoint after 8 mini-batches; expected resume=True"):
         ours.run(STEPS, resume=False)
-    with pytest.raises(InputError, match="steps is 3; accepted: at least 8, which are done"):
+    with pytest.raises(InputError, match="steps is 3; expected at least 8, which are already done"):
         ours.run(3)
-    with pytest.raises(InputError, match="where no run is going on"):
+    with pytest.raises(InputError, match="where no run is active"):
         ours.request(devices="A,A")
-    with pytest.raises(InputError, match="where no run was"):
+    with pytest.raises(InputError, match="which holds no run"):
         request_change(tmp_path / "none", devices="A,A")
     with (
         ours.folder.hold(),
-        pytest.raises(InputError, match="mapping 0/1 has 2 logical workers; accepted: 4"),
+        pytest.raises(InputError, match="mapping 0/1 has 2 logical workers; expected 4"),
     ):
         ours.request("0/1")
     with ours.folder.hold(), pytest.raises(InputError, match="devices is A,B, several types under D1"):

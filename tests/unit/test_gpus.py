@@ -236,7 +236,7 @@ def test_without_gpus_a_verb_says_so_before_anything_starts(monkeypatch, started
     done = CliRunner().invoke(main, command.split())
     assert done.exit_code == 2
     (line,) = done.output.splitlines()
-    assert "0 GPU(s) at hand (" in line and "; accepted: one GPU for each process, or cpu" in line
+    assert "0 GPU(s) at hand (" in line and "; expected one GPU for each process, or cpu" in line
     assert started == []
 
 

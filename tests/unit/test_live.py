@@ -373,7 +373,7 @@ def test_a_setting_comes_back_from_disk_as_it_was(tmp_path):
     )
     assert replace(back, tables={}) == replace(what, tables={})
     back.check_same("fifo", "test", 2, 0)
-    with pytest.raises(InputError, match="n_slots 2, asked for is 4"):
+    with pytest.raises(InputError, match="n_slots 2, but 4 is requested"):
         back.check_same("fifo", "test", 4, 0)
 
 
@@ -489,7 +489,7 @@ def test_simulations_with_disturbed_step_times_come_in_pairs_of_opposite_ones():
     what = setting([job("a", 0, 100)])
     (table,) = what.tables.values()
     times_s = [
-        what.disturbed(np.random.default_rng(3), sign * 0.05).tables["tiny-gpt"]["iter_time_s"]
+        what.perturbed(np.random.default_rng(3), sign * 0.05).tables["tiny-gpt"]["iter_time_s"]
         for sign in (1, -1)
     ]
     assert (times_s[0] * times_s[1]).tolist() == pytest.approx((table["iter_time_s"] ** 2).tolist())
@@ -519,11 +519,11 @@ def test_disturbed_step_times_are_off_together_and_each_on_its_own():
     what = setting([job("a", 0, 100)])
     (table,) = what.tables.values()
     rng = np.random.default_rng(0)
-    found = [what.disturbed(rng, 0.05).tables["tiny-gpt"]["iter_time_s"].to_numpy() for _ in range(4000)]
+    found = [what.perturbed(rng, 0.05).tables["tiny-gpt"]["iter_time_s"].to_numpy() for _ in range(4000)]
     logs = np.log(np.array(found) / table["iter_time_s"].to_numpy())
     assert logs.std(axis=0) == pytest.approx(0.05 * 2**0.5, rel=0.05)
     assert np.corrcoef(logs.T)[~np.eye(len(table), dtype=bool)] == pytest.approx(0.5, abs=0.05)
-    same = what.disturbed(rng, 0.0)
+    same = what.perturbed(rng, 0.0)
     pd.testing.assert_frame_equal(same.tables["tiny-gpt"], table)
 
 

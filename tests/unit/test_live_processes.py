@@ -159,7 +159,7 @@ def test_an_interrupted_profile_goes_on_where_it_was(tmp_path, monkeypatch):
     monkeypatch.setattr(Profiler, "_turns", turns)
     monkeypatch.setattr(_measurements, "train_all", interrupted)  # nothing is left to train
     setting = prepare()
-    assert f"{tmp_path / 'profile.jsonl'}: 4 of 8 runs are measured, going on" in told
+    assert f"{tmp_path / 'profile.jsonl'}: resuming, 4 of 8 runs are measured" in told
     assert counts[1][0] == (4, 8) and counts[1][-1] == (8, 8)
     assert [path.name for path in tmp_path.iterdir()] == ["setting.json"]
     table = setting.tables["tiny-gpt"]

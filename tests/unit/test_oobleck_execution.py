@@ -152,7 +152,7 @@ def test_links_are_the_parts_of_the_whole_model(family):
         found |= dict(build_link(spec, 5, index).named_parameters(name))
     assert found.keys() == whole.keys()
     assert all(torch.equal(one, whole[name]) for name, one in found.items())
-    with pytest.raises(InputError, match="link 5 of a model with 5; accepted: 0 to 4"):
+    with pytest.raises(InputError, match="link 5 of a model with 5; expected 0 to 4"):
         build_link(spec, 5, 5)
 
 

@@ -108,7 +108,7 @@ def test_on_one_machine_the_others_are_told_too(tmp_path):
 
 def test_a_run_of_which_no_process_is_left_has_failed(tmp_path):
     with pytest.raises(
-        WorkerError, match="no process is left; the first: process 0 of 1 ended with status 7"
+        WorkerError, match="all processes are lost; the first: process 0 of 1 ended with status 7"
     ):
         LocalLauncher().run(launch("leave", tmp_path, 1, on_loss="tell"))
 
@@ -122,7 +122,7 @@ def test_a_run_of_which_no_process_is_left_has_failed(tmp_path):
         ("fail", r"process 1 of 2 failed: ValueError: the data are bad\nTraceback"),
         ("kill", r"process 1 of 2 was ended by signal SIGKILL"),
         ("leave", r"process 0 of 2 ended with status 7 before it could report"),
-        ("hang", r"no progress within 0\.5 s \(stall_timeout_s\); the run was brought down"),
+        ("hang", r"no progress within 0\.5 s \(stall_timeout_s\); the run was killed"),
     ],
 )
 @pytest.mark.parametrize("worker", [TOY, FORKED], ids=["started", "forked"])
@@ -170,7 +170,7 @@ def test_a_process_that_stops_answering_counts_as_killed(forking, tmp_path, work
 
 
 def test_processes_that_cannot_meet_end(tmp_path):
-    with pytest.raises(WorkerError, match=r"2 processes were ready and did not meet within 0.3 s; check"):
+    with pytest.raises(WorkerError, match=r"2 processes were ready but did not meet within 0.3 s; check"):
         LocalLauncher(meet_timeout_s=0.3).run(launch("miss", tmp_path))
 
 
@@ -208,7 +208,7 @@ def test_workers_do_not_outlive_the_process_that_started_them(tmp_path):
 def test_what_cannot_start_is_named(tmp_path, monkeypatch):
     with pytest.raises(WorkerError, match="cannot start no-such-command"):
         LocalLauncher(interpreter=("no-such-command",)).run(Launch("some.module", {}, 1, tmp_path))
-    with pytest.raises(InputError, match="options of 1 processes; accepted: none, or those of 3"):
+    with pytest.raises(InputError, match="options of 1 processes; expected none, or those of 3"):
         launch("end", tmp_path, 3, options=[ProcessOptions()])
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(WorkerError, match="cannot start srun"):

@@ -23,7 +23,7 @@ from makespan.training import (
     train,
     train_switching,
 )
-from makespan.training.run import job_from
+from makespan.training.run import JOB as CODEC
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.xdist_group("training")
@@ -71,7 +71,7 @@ def test_the_newest_two_are_kept_with_what_a_reader_needs(written):
     assert sorted(path.name for path in directory.iterdir()) == ["step-00000002", "step-00000004"]
     newest = latest_checkpoint(directory)
     assert newest.step == 4
-    assert job_from(newest.values["job"]) == JOB
+    assert CODEC.validate_python(newest.values["job"]) == JOB
     assert str(newest.path) == result.checkpoint
     assert len(result.save_s) == 2
     newest.verify()
@@ -145,8 +145,8 @@ def test_a_checkpoint_that_is_not_as_written_is_never_unpickled(copied, tmp_path
         (lambda values: values.update(step=1), False, "the manifest was written with"),
         (lambda values: values["files"].popitem(), False, "the manifest was written with"),
         (lambda values: values.update(step=3), True, "written for step 3, not for this directory"),
-        (lambda values: values.pop("files"), True, "is no manifest of a checkpoint; accepted"),
-        (lambda values: values.pop("digest"), False, "is no manifest of a checkpoint; accepted"),
+        (lambda values: values.pop("files"), True, "is not a manifest of a checkpoint; expected"),
+        (lambda values: values.pop("digest"), False, "is not a manifest of a checkpoint; expected"),
         (lambda values: values.pop("job"), True, "has no job of makespan.training"),
         (lambda values: values["files"].popitem(), True, "is not in the manifest"),
         (
@@ -166,7 +166,7 @@ def test_a_manifest_that_was_altered_is_refused(copied, change, with_digest, mes
 def test_what_is_no_manifest_is_refused_with_its_name(copied, text):
     (copied / "step-00000004/manifest.json").write_text(text)
     with pytest.raises(
-        CheckpointError, match=r"step-00000004/manifest\.json: (is no manifest|cannot be read)"
+        CheckpointError, match=r"step-00000004/manifest\.json: (is not a manifest|cannot be read)"
     ):
         latest_checkpoint(copied)
 

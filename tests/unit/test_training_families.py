@@ -220,9 +220,9 @@ def test_unknown_names_are_refused_with_the_accepted_ones():
 
 
 def test_sizes_that_do_not_fit_are_refused():
-    with pytest.raises(InputError, match="LLaMA tiny: 4 heads; accepted: a multiple of 3"):
+    with pytest.raises(InputError, match="LLaMA tiny: 4 heads; expected a multiple of 3"):
         replace(family_spec("llama"), kv_heads=3)
-    with pytest.raises(InputError, match="BERT tiny: seq 32; accepted: at most 16"):
+    with pytest.raises(InputError, match="BERT tiny: seq 32; expected at most 16"):
         replace(family_spec("bert"), seq=32)
-    with pytest.raises(InputError, match="n_samples is 0; accepted"):
+    with pytest.raises(InputError, match="n_samples is 0; expected"):
         family_batch(family_spec("bert"), 0, 0)

@@ -96,7 +96,7 @@ def test_points_are_divided_by_placement_and_size():
 def test_a_model_without_a_trainer_is_refused(monkeypatch):
     monkeypatch.delitem(_FAMILIES, "llama")
     llama = replace(GPT, model=workload("tiny-llama").model)
-    with pytest.raises(InputError, match="family 'llama' cannot be trained here; accepted: gpt2"):
+    with pytest.raises(InputError, match="family 'llama' cannot be trained here; expected gpt2"):
         model_of(llama)
 
 
@@ -199,7 +199,7 @@ def test_what_cannot_be_trained_has_a_reason_and_no_time(monkeypatch, trained):
 
 def test_parts_of_another_workload_are_refused(trained):
     trained(lambda number: (1.0,))
-    with pytest.raises(InputError, match="a profile of 'tiny-gpt'; accepted: profiles of 'tiny-bert'"):
+    with pytest.raises(InputError, match="a profile of 'tiny-gpt'; expected profiles of 'tiny-bert'"):
         profile_table([measured(Procedure(0, 1, 1))], workload("tiny-bert"))
 
 
@@ -239,7 +239,7 @@ def test_an_interrupted_profile_goes_on_with_the_runs_that_are_missing(trained, 
     assert [len(jobs) for jobs, _ in asked] == [2]
     assert [run["iter_time_s"] for run in part["points"][0]["runs"]] == [1.0, 3.0, 5.0]
     assert [run["iter_time_s"] for run in part["points"][1]["runs"]] == [2.0, 4.0, 6.0]
-    assert told == [f"{path}: 4 of 6 runs are measured, going on"]
+    assert told == [f"{path}: resuming, 4 of 6 runs are measured"]
     assert counts[0] == (4, 6) and counts[-1] == (6, 6)
     assert measured(Procedure(0, 1, 3), kept=Measurements(path, {})) == part  # also what was added behind
     assert len(asked) == 1
@@ -255,8 +255,8 @@ def test_other_settings_and_another_machine_begin_anew_and_say_so(trained, tmp_p
     monkeypatch.setattr("socket.gethostname", lambda: "elsewhere")
     assert "tiny-gpt on 2: machine" not in Measurements(path, {"steps": 1}, 6, None, told.append)
     assert told == [
-        f"{path}: was measured with other settings, beginning anew",
-        f"{path}: was measured on another machine, beginning anew",
+        f"{path}: was measured with other settings, starting from scratch",
+        f"{path}: was measured on another machine, starting from scratch",
     ]
     assert path.read_text() == before  # until something else is measured
     asked = trained(lambda number: (1.0,))
@@ -394,11 +394,11 @@ def test_one_command_interrupted_measures_the_machine_and_every_plan_on_it(tmp_p
         done = CliRunner().invoke(main, ["profile", *arguments])
     path = tmp_path / "unfinished.jsonl"
     assert done.exit_code == 1
-    assert f"stopped; the same command goes on from {path}" in done.stderr
+    assert f"stopped; the same command resumes from {path}" in done.stderr
     assert counts[0] == (0, 23) and len({done for done, _ in counts}) == 11  # seven for the machine
     done = CliRunner().invoke(main, ["profile", *arguments])
     assert done.exit_code == 0, done.output
-    assert done.stderr.startswith(f"{path}: 10 of 23 runs are measured, going on\n")
+    assert done.stderr.startswith(f"{path}: resuming, 10 of 23 runs are measured\n")
     assert done.stdout.startswith("tiny-llama: 8 of 8 points ran; two runs of a point differ by")
     assert not path.exists()
     table = read_csv(tmp_path / "tiny-llama.csv", THROUGHPUT)
@@ -416,4 +416,4 @@ def test_one_command_interrupted_measures_the_machine_and_every_plan_on_it(tmp_p
 def test_several_nodes_are_left_to_the_workflow():
     done = CliRunner().invoke(main, ["profile", "--placement", "11"])
     assert done.exit_code == 2
-    assert "several nodes need a job; see the rule profile_nodes" in done.output
+    assert "several nodes need an allocation; see the rule profile_nodes" in done.output

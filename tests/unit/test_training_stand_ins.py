@@ -395,13 +395,13 @@ def test_the_answer_to_a_question_stands_where_the_targets_say():
 @pytest.mark.parametrize(
     ("name", "sizes", "message"),
     [
-        ("vgg19", {"width": 12}, "width of vgg19 is 12; accepted: a multiple of 8"),
-        ("yolov3", {"extent": 24}, "extent of yolov3 is 24; accepted: a multiple of 16"),
-        ("bert", {"extent": 8}, "extent of bert is 8; accepted: a whole number >= 16"),
-        ("bert", {"depth": 0}, "depth of bert is 0; accepted: a whole number >= 1"),
-        ("neumf", {"n_rows": 4}, "n_rows of neumf is 4; accepted: a whole number >= 16"),
-        ("resnet50", {"n_classes": 1}, "n_classes of resnet50 is 1; accepted: a whole number >= 2"),
-        ("vgg19", {"dropout": 1.0}, "dropout of vgg19 is 1.0; accepted: a number >= 0 and < 1"),
+        ("vgg19", {"width": 12}, "width of vgg19 is 12; expected a multiple of 8"),
+        ("yolov3", {"extent": 24}, "extent of yolov3 is 24; expected a multiple of 16"),
+        ("bert", {"extent": 8}, "extent of bert is 8; expected a whole number >= 16"),
+        ("bert", {"depth": 0}, "depth of bert is 0; expected a whole number >= 1"),
+        ("neumf", {"n_rows": 4}, "n_rows of neumf is 4; expected a whole number >= 16"),
+        ("resnet50", {"n_classes": 1}, "n_classes of resnet50 is 1; expected a whole number >= 2"),
+        ("vgg19", {"dropout": 1.0}, "dropout of vgg19 is 1.0; expected a number >= 0 and < 1"),
     ],
 )
 def test_sizes_out_of_range_are_refused(name, sizes, message):
@@ -413,9 +413,9 @@ def test_sizes_out_of_range_are_refused(name, sizes, message):
 def test_unknown_stand_ins_and_odd_data_are_refused():
     with pytest.raises(UnknownNameError, match=r"unknown stand-in 'resnet'.*Did you mean 'resnet50'"):
         StandIn("resnet")
-    with pytest.raises(InputError, match="n_samples is 0; accepted: a whole number >= 1"):
+    with pytest.raises(InputError, match="n_samples is 0; expected a whole number >= 1"):
         stand_in_data(StandIn("bert"), 0, 0)
-    with pytest.raises(InputError, match=r"noise is -1\.0; accepted: a number from 0 to 10"):
+    with pytest.raises(InputError, match=r"noise is -1\.0; expected a number from 0 to 10"):
         stand_in_data(StandIn("bert"), 1, 0, noise=-1.0)
     with pytest.raises(IndexError, match="sample 4 of 4"):
         stand_in_data(StandIn("bert"), 4, 0)[4]

@@ -14,7 +14,7 @@ from makespan.training import (
     train_switching,
     unsupported_reasons,
 )
-from makespan.training.run import job_from, job_values
+from makespan.training.run import JOB
 
 LLAMA = SmallModel("llama", n_layers=4, hidden=64, heads=4, kv_heads=2)
 
@@ -77,7 +77,7 @@ def test_gpus_that_are_not_there_are_the_reason(monkeypatch):
         ({"hidden": 66}, "hidden 66 must be an even multiple of heads 4"),
         ({"kv_heads": 3}, "kv_heads 3 must divide heads 4"),
         ({"n_layers": 0}, "n_layers is 0"),
-        ({"vocab": 1}, "vocab is 1; accepted: a whole number >= 2"),
+        ({"vocab": 1}, "vocab is 1; expected a whole number >= 2"),
     ],
 )
 def test_sizes_are_checked(sizes, message):
@@ -98,7 +98,7 @@ def test_numbers_of_a_job_are_checked(numbers):
 
 def test_a_job_survives_the_way_to_another_process():
     job = TrainingJob(LLAMA, plan(pp=2, accumulate=2, partition=(1, 3)), 3, seed=5)
-    assert job_from(job_values(job)) == job
+    assert JOB.validate_python(JOB.dump_python(job, mode="json")) == job
 
 
 def test_jobs_that_train_together_need_equally_many_processes():
@@ -115,5 +115,5 @@ def test_gradients_are_kept_only_where_someone_finds_them():
 
 @pytest.mark.parametrize("steps", [(5, 3), (0,), (10,)])
 def test_plans_change_in_order_and_within_the_run(steps):
-    with pytest.raises(InputError, match="accepted: growing numbers from 1 to 9"):
+    with pytest.raises(InputError, match="expected increasing numbers from 1 to 9"):
         train_switching(TrainingJob(LLAMA, plan(), 10), [(step, plan()) for step in steps])

@@ -11,7 +11,7 @@ import pytest
 from makespan.plans import ExecutionPlan
 from makespan.runtime import RunDirectory, latest_checkpoint, run_worker
 from makespan.training import SmallModel, TrainingJob, read_progress, request_stop
-from makespan.training.run import job_values, result_from
+from makespan.training.run import JOB, RESULT
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.xdist_group("training")
@@ -45,7 +45,7 @@ def worker(tmp_path, monkeypatch):
 
     def run(jobs, stop=False, **changes):
         request = {
-            "jobs": [job_values(job) for job in jobs],
+            "jobs": [JOB.dump_python(job, mode="json") for job in jobs],
             "checkpoint_dir": None,
             "resume": None,
             "keep_gradients": False,
@@ -61,7 +61,7 @@ def worker(tmp_path, monkeypatch):
         if status:
             return status, directory.error(0)
         found = map(directory.result, range(len(jobs)))
-        return status, [result_from(values) for values in found if values is not None]
+        return status, [RESULT.validate_python(values) for values in found if values is not None]
 
     yield run
     signal.signal(signal.SIGTERM, handler)

@@ -1,4 +1,4 @@
-"""Train elastically: run a job, ask a run for other processes, export its model."""
+"""Train elastically: run a job, request other processes for it, export its model."""
 
 import sys
 from collections.abc import Callable
@@ -16,44 +16,46 @@ from makespan.runtime import latest_checkpoint
 
 _HELP = {
     "optimizer": "sgd, adam, adamw, or a function of the model.",
-    "data": "Function that returns a data set; a stand-in has its own.",
-    "loss": "Function of outputs and targets; a stand-in has its own.",
+    "data": "Function that returns a data set; default for a stand-in: its own.",
+    "loss": "Function of outputs and targets; default for a stand-in: its own.",
     "lr_scheduler": "step, or a function of the optimizer.",
-    "after_reduce": "Function of the model, called before the optimizer.",
-    "scaler": "grad, or a function that returns a scaler of losses.",
-    "collate": "Function that joins samples to a batch.",
-    "n_logical_workers": "Logical workers, for which the job is written.",
-    "micro_batch_size": "Samples of a batch of each.",
-    "determinism": "none, D0, D1, D0+D2, D1+D2, or auto: by a scan of the model.",
-    "seed": "Of model, order of samples, loaders and logical workers.",
+    "after_reduce": "Function of the model, called before the optimizer step.",
+    "scaler": "grad, or a function that returns a loss scaler.",
+    "collate": "Function that joins samples into a batch.",
+    "n_logical_workers": "Number of logical workers of the job.",
+    "micro_batch_size": "Samples per batch of each logical worker.",
+    "determinism": "none, D0, D1, D0+D2, D1+D2, or auto to choose by a scan of the model.",
+    "seed": "Seed of model, order of samples, loaders and logical workers.",
     "n_loaders": "Loaders of each logical worker.",
-    "buffers": "per_rank, or rank0: those of the first for all.",
-    "bucket_cap_bytes": "Size of a bucket of gradients.",
-    "scaling": "Gradients are divided before (pre) or after (post) the sum.",
-    "fold": "Order of the sum: auto, ring or rank.",
+    "buffers": "per_rank: each logical worker keeps its own; rank0: all use those of the first.",
+    "bucket_cap_bytes": "Size of a bucket of gradients [B].",
+    "scaling": "Divide gradients before (pre) or after (post) the sum.",
+    "fold": "Order of the sum of gradients: auto, ring or rank.",
     "shuffle": "Deal samples in a new order each epoch.",
-    "drop_last_samples": "Leave out samples that do not go round.",
-    "drop_last_batch": "Leave out a last batch of less than full size.",
-    "checkpoint_every": "Mini-batches between checkpoints; 0 for none by their number.",
-    "checkpoint_every_s": "Seconds between checkpoints; 0 for none by the clock.",
+    "drop_last_samples": "Drop samples that cannot be dealt evenly.",
+    "drop_last_batch": "Drop a last batch of less than full size.",
+    "checkpoint_every": "Mini-batches between checkpoints; 0 to count none.",
+    "checkpoint_every_s": "Seconds between checkpoints; 0 for no checkpoints by time.",
     "hash_every": "Mini-batches between hashes; 0 for none.",
-    "loader_processes": "Processes that load samples for each process.",
-    "prefetch": "Batches that they are ahead.",
-    "max_restarts": "Starts in a row after a process was killed.",
-    "mixes_devices": "Allow several types of device at a time without D2.",
-    "resume": "Go on with what the directory has, or refuse it.",
+    "loader_processes": "Loader processes of each training process.",
+    "prefetch": "Batches that loader processes make ahead.",
+    "max_restarts": "Restarts in a row after a process was killed.",
+    "mixes_devices": "Allow several types of device at the same time without D2.",
+    "resume": "Resume the run in the directory, or reject a directory with a checkpoint.",
 }
 _NUMBERS = ("bucket_cap_bytes",)
 _run_dir = click.option(
     "--run-dir", default=Path("run"), show_default=True, type=click.Path(path_type=Path, file_okay=False),
     help="Directory of the run.",
 )  # fmt: skip
-_mapping = click.option("--mapping", metavar="RANKS", help="Who hosts whom, for example 0,1/2/3.")
+_mapping = click.option(
+    "--mapping", metavar="RANKS", help="Logical workers of each process, for example 0,1/2/3."
+)
 _devices = click.option("--devices", metavar="NAMES", help="Device of each process, for example A,B,B.")
 
 
-def _options(kind: type[Any], left_out: set[str]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Give a command an option for each field of a dataclass."""
+def _field_options(kind: type[Any], left_out: set[str]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return a decorator that adds an option for each field of a dataclass."""
 
     def add(command: Callable[..., Any]) -> Callable[..., Any]:
         for field in reversed([field for field in fields(kind) if field.name not in left_out]):
@@ -73,23 +75,23 @@ def _options(kind: type[Any], left_out: set[str]) -> Callable[[Callable[..., Any
 
 @click.group("easyscale", help=__doc__)
 def COMMANDS() -> None:
-    """Hold the commands together."""
+    """Command group."""
 
 
 @COMMANDS.command("run")
 @click.argument("model")
-@click.option("--steps", required=True, type=int, metavar="NUMBER", help="Mini-batches in all.")
+@click.option("--steps", required=True, type=int, metavar="NUMBER", help="Mini-batches in total.")
 @_run_dir
 @_mapping
 @_devices
 @settings_option("optimizer.lr=0.1")
-@_options(ElasticJob, {"model", "options"})
-@_options(RunOptions, {"ends_on_signals", "launcher", "on_progress"})
+@_field_options(ElasticJob, {"model", "options"})
+@_field_options(RunOptions, {"ends_on_signals", "launcher", "on_progress"})
 @click.option(
     "--stall-timeout",
     metavar="SECONDS",
     type=click.FloatRange(min=0, min_open=True),
-    help="When no process finishes a micro-batch for so long, all start again from the last checkpoint."
+    help="Restart all processes from the last checkpoint when none finishes a micro-batch for this long."
     "  [default: 300, on Slurm 1800]",
 )
 @launcher_options
@@ -105,30 +107,30 @@ def _run(
     device: str,
     **given: Any,
 ) -> None:
-    """Train MODEL, a stand-in or file.py:function, until so many mini-batches are done.
+    """Train MODEL, a stand-in or file.py:function, up to a number of mini-batches.
 
-    The same command goes on after a kill, a suspension, or with other processes; no bit depends on them. The
-    directory has steps.csv, reconfigurations.csv and the newest two checkpoints. Ctrl-C or SIGTERM ends it
-    after the mini-batch that goes on, with a checkpoint; a second one at once. There is a checkpoint every
-    ten minutes, too.
+    The same command resumes the run after a kill or a suspension, also with other processes; the result has
+    the same bits. The directory has steps.csv, reconfigurations.csv and the newest two checkpoints, of which
+    one is written every ten minutes. Ctrl-C or SIGTERM ends the run after the current mini-batch, with a
+    checkpoint; a second one ends it at once.
     """
     options = {field.name: given.pop(field.name) for field in fields(RunOptions) if field.name in given}
     options["ends_on_signals"] = True
-    # An option without a value leaves the field to its default; other fields have to be given.
+    # A field whose option is not given keeps its default.
     defaults = {field.name: field.default for field in fields(ElasticJob)}
-    of_job = {
+    job_fields = {
         name: value
         for name, value in given.items()
         if not (value is None and defaults[name] in (None, MISSING))
     }
-    trainer = ElasticTrainer(model, run_dir=run_dir, options=read_settings(settings), **of_job)
-    chosen = launcher_of(launcher, device, stall_timeout)
+    trainer = ElasticTrainer(model, run_dir=run_dir, options=read_settings(settings), **job_fields)
+    options["launcher"] = launcher_of(launcher, device, stall_timeout)
     try:
-        result = trainer.run(steps, mapping, devices, launcher=chosen, on_progress=_shown(steps), **options)
+        result = trainer.run(steps, mapping, devices, on_progress=_progress_line(steps), **options)
     except KeyboardInterrupt:
         saved = latest_checkpoint(trainer.folder.checkpoints)
         done = "no mini-batch is saved" if saved is None else f"{saved.step} mini-batches are saved"
-        say(f"stopped; {done}; the same command goes on from {run_dir}", err=True)
+        say(f"stopped; {done}; the same command resumes the run in {run_dir}", err=True)
         raise click.Abort from None
     if sys.stderr.isatty():
         say("", err=True)
@@ -142,8 +144,8 @@ def _run(
     say("\n".join([*lines, f"{run_dir}/steps.csv, {run_dir}/reconfigurations.csv"]))
 
 
-def _shown(steps: int) -> Callable[[int, float], object] | None:
-    """Return a function that shows the progress in one line of a terminal; None without a terminal."""
+def _progress_line(steps: int) -> Callable[[int, float], object] | None:
+    """Return a function that shows progress in one line of the terminal; None without a terminal."""
     if not sys.stderr.isatty():
         return None
 
@@ -158,13 +160,13 @@ def _shown(steps: int) -> Callable[[int, float], object] | None:
 @_run_dir
 @_mapping
 @_devices
-@click.option("--suspend", is_flag=True, help="Run on no device until the next call of run.")
+@click.option("--suspend", is_flag=True, help="Release all devices until the next call of run.")
 def _request(run_dir: Path, mapping: str | None, devices: str | None, suspend: bool) -> None:
-    """Ask a run that is going on for other processes, from the next mini-batch on."""
+    """Request other processes for an active run, from the next mini-batch on."""
     if suspend and (mapping is not None or devices is not None):
-        raise InputError("--suspend beside --mapping or --devices; accepted: one of them")
+        raise InputError("--suspend together with --mapping or --devices; expected only one of them")
     if not suspend and mapping is None and devices is None:
-        raise InputError("nothing is asked for; accepted: --mapping, --devices or --suspend")
+        raise InputError("no change requested; expected --mapping, --devices or --suspend")
     request_change(run_dir, mapping, "" if suspend else devices)
 
 

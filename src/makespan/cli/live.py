@@ -61,19 +61,21 @@ _UNFINISHED = "unfinished.jsonl"
     help="Number of processes; may be repeated.",
 )
 @click.option("--device", default="auto", show_default=True, type=click.Choice(["auto", "cpu", "cuda"]))
-@click.option("--cpu-threads", default=1, show_default=True, type=CPU_THREADS, help="Threads a process.")
+@click.option(
+    "--cpu-threads", default=1, show_default=True, type=CPU_THREADS, help="CPU threads per process."
+)
 @click.option("--warmup", default=_DEFAULT.warmup_steps, show_default=True, type=whole(0, *_LONGEST))
 @click.option("--steps", default=_DEFAULT.steps, show_default=True, type=whole(1, *_LONGEST))
 @click.option("--repetitions", default=_DEFAULT.repetitions, show_default=True, type=whole(1, *_LONGEST))
 @click.option(
     "--environment",
     metavar="NAME",
-    help="Constants of the machine: a name or a .toml file; measured if not given.",
+    help="Constants of the machine: a name or a .toml file.  [default: measured]",
 )
 @click.option(
     "--output", default=Path("profile"), show_default=True, type=click.Path(path_type=Path, file_okay=False)
 )
-@click.option("--quiet", is_flag=True, help="No progress, only the result.")
+@click.option("--quiet", is_flag=True, help="Show only the result, no progress.")
 def profile_command(
     keys: tuple[str, ...],
     placements: tuple[str, ...],
@@ -88,15 +90,15 @@ def profile_command(
 ) -> None:
     """Time small workloads under every plan on this machine.
 
-    Writes <workload>.csv, a throughput table, <workload>.json, the record of machine and noise, and
-    environment.toml, what the performance model needs to know of the machine. Interrupted, the same
-    command goes on with what it has measured.
+    This writes <workload>.csv, a throughput table, <workload>.json, the record of machine and noise, and
+    environment.toml, the constants of the machine for the performance model. After an interrupt, the same
+    command resumes and keeps finished measurements.
     """
     check_target(output, is_directory=True)
     places = list(dict.fromkeys(map(_placement, placements)))
     if several := [place.text for place in places if place.n_nodes > 1]:
         raise click.BadParameter(
-            f"{', '.join(several)}: several nodes need a job; see the rule profile_nodes"
+            f"{', '.join(several)}: several nodes need an allocation; see the rule profile_nodes"
         )
     procedure, launcher = Procedure(warmup, steps, repetitions), profiling_launcher(device, cpu_threads)
     specs = [workload(key) for key in dict.fromkeys(keys)]
@@ -134,13 +136,13 @@ def profile_command(
             write_csv(table, output / f"{spec.key}.csv", THROUGHPUT)
             write_json(record, output / f"{spec.key}.json", indent=1)
             noise_pct = record["repeatability_pct"]
-            noise = "not known" if noise_pct is None else f"{noise_pct:.1f} %"
+            noise = "unknown" if noise_pct is None else f"{noise_pct:.1f} %"
             count = f"{int(table['feasible'].sum())} of {len(table)} points ran"
             countdown.close()
             say(f"{spec.key}: {count}; two runs of a point differ by {noise}")
     except KeyboardInterrupt:
         countdown.close()
-        say(f"stopped; the same command goes on from {path}", err=True)
+        say(f"stopped; the same command resumes from {path}", err=True)
         raise click.Abort from None
     finally:
         countdown.close()
@@ -160,8 +162,9 @@ def _placement(text: str) -> Placement:
 class _EventLines:
     """Observer that writes one line per event, in wall time.
 
-    ``ends_s`` are the times at which jobs finish in the prediction, in order [s]. The expected end is as late
-    against the prediction as the last finished job was, or as the next one already is.
+    ``ends_s`` are the times at which jobs finish in the prediction, in order [s]. The expected end is later
+    than predicted by the delay of the last finished job, or by that of the next one if that is larger
+    already.
     """
 
     def __init__(self, setting: live.LiveSetting, ends_s: Sequence[float]) -> None:
@@ -171,12 +174,10 @@ class _EventLines:
 
     def _end_text(self, event: Event, view: ClusterView) -> str:
         """Return the number of finished jobs, and the time until all are finished."""
-        now_s, unfinished = (
-            event.time_s / self._scale,
-            {job.spec.job_id for job in (*view.pending, *view.running)},
-        )
-        came = {name for name, submit_s in self._submit_s.items() if submit_s <= event.time_s}
-        n_done = len(came - unfinished)
+        now_s = event.time_s / self._scale
+        unfinished = {job.spec.job_id for job in (*view.pending, *view.running)}
+        submitted = {name for name, submit_s in self._submit_s.items() if submit_s <= event.time_s}
+        n_done = len(submitted - unfinished)
         if event.kind == EventKind.FINISHED and n_done:
             self._late_s = now_s - self._ends_s[n_done - 1]
         if n_done < len(self._ends_s):
@@ -185,12 +186,12 @@ class _EventLines:
         return f"{n_done}/{len(self._ends_s)} done, about {clock(left_s)} left"
 
     def observe(self, event: Event, view: ClusterView) -> None:
-        """Write the event, the running and waiting jobs, and the time that is left."""
+        """Write the event, the running and waiting jobs, and the remaining time."""
         plan = f"{event.plan} on {event.n_gpus}" if event.n_gpus else ""
         queue = f"{len(view.running)} running, {len(view.pending)} waiting, {view.n_free_gpus} slot(s) free"
         left = "" if event.kind == "submitted" else f"{event.steps_left:.0f} steps left"
-        what = f"{event.time_s / self._scale:7.1f} s  {event.kind:<12} {event.job_id:<16}"
-        say(f"{what} {plan:<14} {left:<16} {queue}; {self._end_text(event, view)}", err=True)
+        head = f"{event.time_s / self._scale:7.1f} s  {event.kind:<12} {event.job_id:<16}"
+        say(f"{head} {plan:<14} {left:<16} {queue}; {self._end_text(event, view)}", err=True)
 
 
 @click.command("live")
@@ -200,20 +201,22 @@ class _EventLines:
     default="morphling-lookahead",
     show_default=True,
     metavar="NAME|FILE",
-    help="Who decides; 'makespan policies' lists them, or a file of your own, ./mine.py.",
+    help="Scheduling policy: a name that 'makespan policies' lists, or your own file, ./mine.py.",
 )
 @click.option("--workload", default="live-small", show_default=True, metavar="NAME", help="Live workload.")
-@click.option("--slots", "n_slots", default=2, show_default=True, type=PROCESSES, help="Devices to use.")
-@click.option("--seed", default=0, show_default=True, type=SEED, help="Of the workload.")
+@click.option(
+    "--slots", "n_slots", default=2, show_default=True, type=PROCESSES, help="Number of devices to use."
+)
+@click.option("--seed", default=0, show_default=True, type=SEED, help="Seed of the workload.")
 @click.option(
     "--launcher",
     default="local",
     show_default=True,
     type=click.Choice(["local", "slurm"]),
-    help="Processes of this machine, or steps of the Slurm allocation in which the command runs.",
+    help="Start processes on this machine, or as steps of the Slurm allocation in which the command runs.",
 )
 @click.option(
-    "--device", default="cpu", show_default=True, type=click.Choice(["cpu", "cuda"]), help="What a slot is."
+    "--device", default="cpu", show_default=True, type=click.Choice(["cpu", "cuda"]), help="Device of a slot."
 )
 @click.option(
     "--output",
@@ -224,8 +227,8 @@ class _EventLines:
 @click.option(
     "--work-dir",
     type=click.Path(path_type=Path),
-    help="Where state and checkpoints are kept until the end; a run that was ended is continued from "
-    "there. [default: OUTPUT/live-POLICY]",
+    help="Directory of state and checkpoints, removed at the end; an interrupted run resumes from it. "
+    "[default: OUTPUT/live-POLICY]",
 )
 @decision_limit_option
 @click.option("--quiet", is_flag=True, help="Show the result only.")
@@ -270,7 +273,7 @@ def live_command(
         )
     except KeyboardInterrupt:
         countdown.close()
-        say(f"stopped; the same command goes on from {work}", err=True)
+        say(f"stopped; the same command resumes from {work}", err=True)
         raise click.Abort from None
     finally:
         countdown.close()
@@ -278,9 +281,9 @@ def live_command(
     write_csv(result.jobs, output / "live_jobs.csv", LIVE_JOBS)
     write_text(result.prediction.text, output / "live_prediction.json")
     for violation in result.violations:
-        say(f"not possible: {violation.job_id}: {violation.message}", err=True)
+        say(f"invalid schedule: {violation.job_id}: {violation.message}", err=True)
     say(_comparison_text(result.comparison, result.jobs))
-    tell(f"{time.monotonic() - began:.0f} s in all, profile included")
+    tell(f"{time.monotonic() - began:.0f} s in total, including the profile")
 
 
 def _comparison_text(comparison: pd.DataFrame, jobs: pd.DataFrame) -> str:
@@ -289,19 +292,19 @@ def _comparison_text(comparison: pd.DataFrame, jobs: pd.DataFrame) -> str:
     lines = [f"{'job':<16} {'steps':>6} {titles}"]
     for job in jobs.to_dict("records"):
         live_s, predicted_s = job["live_jct_s"], job["predicted_jct_s"]
-        what, difference = f"{job['job_id']:<16} {job['steps']:>6}", 100 * (predicted_s / live_s - 1)
+        head, difference = f"{job['job_id']:<16} {job['steps']:>6}", 100 * (predicted_s / live_s - 1)
         restarts = f"{job['n_restarts']:>4} ({job['predicted_n_restarts']})"
-        lines.append(f"{what} {live_s:>8.1f} s {predicted_s:>8.1f} s {difference:>+9.1f} % {restarts}")
-    for title, name, what in (("average JCT", "avg_jct", "jct"), ("makespan", "makespan", "makespan")):
+        lines.append(f"{head} {live_s:>8.1f} s {predicted_s:>8.1f} s {difference:>+9.1f} % {restarts}")
+    for title, name, metric in (("average JCT", "avg_jct", "jct"), ("makespan", "makespan", "makespan")):
         live_s, predicted_s = row[f"live_{name}_s"], row[f"predicted_{name}_s"]
-        difference = row[f"{what}_difference_pct"]
+        difference = row[f"{metric}_difference_pct"]
         lines.append(f"{title:<23} {live_s:>8.1f} s {predicted_s:>8.1f} s {difference:>+9.1f} %")
     lines.append(
         f"restart delay: {row['restart_delay_s']:.2f} s profiled, {row['live_restart_delay_s']:.2f} s in the "
         f"run; slots held {100 * row['live_gpu_allocation_ratio']:.0f} % of the time"
     )
     lines.append(
-        f"profile: steps took {row['profile_drift_pct']:+.0f} % longer after the run than before it; by the "
-        f"mean of both, average JCT {row['retrodiction_jct_difference_pct']:+.1f} %"
+        f"profile: steps took {row['profile_drift_pct']:+.0f} % longer after the run than before it; "
+        f"hindcast from the mean of both: average JCT {row['retrodiction_jct_difference_pct']:+.1f} %"
     )
     return "\n".join(lines)

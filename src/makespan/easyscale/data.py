@@ -1,10 +1,9 @@
-"""Data loading of logical workers: shards, batches, the forward pass on a batch, and loader processes.
+"""Data loading of ESTs: shards, batches, the forward pass on a batch, and loader processes.
 
-Each logical worker has W loaders of its own as far as bits are concerned: batch ``s`` of an epoch is made
-with the random states of its loader ``s mod W``, as by the W processes of a stock data loader. Any process
-may make it, because the states travel with the order. A batch that was made ahead and not taken yet is no
-part of a saved state: the states from before it was made are. So neither the size of the pool, nor its
-prefetch, nor the mapping influences a batch.
+The bits of a batch are those of a stock data loader with W processes per logical worker: batch ``s`` of an
+epoch is made with the random states of loader ``s mod W``. Any process may make it, because the states are
+sent along with the order. A saved state holds the states from before a batch that was made ahead and is not
+used yet. So neither the size of the pool, nor its prefetch, nor the mapping influences a batch.
 """
 
 import copy
@@ -32,15 +31,15 @@ from torch.utils._pytree import tree_map
 from torch.utils.data import DistributedSampler, default_collate
 
 from makespan.cleanup import end_with_parent
-from makespan.easyscale.context import seen_as
+from makespan.easyscale.context import virtual_rank
 from makespan.easyscale.randomness import (
-    apart_from_own,
-    give_randomness,
-    own_generators,
+    capture_random_states,
+    preserved_random_states,
+    private_generators,
+    restore_random_states,
     seed_stream,
-    take_randomness,
 )
-from makespan.easyscale.user_state import UserState, changed_values, is_early, is_generator
+from makespan.easyscale.user_state import UserState, changed_values, is_generator, is_watched
 from makespan.errors import CheckpointError, InputError, TrainingError, WorkerError, short_path
 
 _log = logging.getLogger(__name__)
@@ -51,15 +50,15 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LoaderState:
-    """Position of a logical worker in its data and random states of its loaders; the same on every host.
+    """Position of an EST in its data, and random states of its loaders; the same in every process.
 
     Parameters
     ----------
     epoch, batch
         The next batch.
     streams
-        Random states of each of the W loaders before its next batch; None for a loader that has made no batch
-        of this epoch.
+        Random states of each of the W loaders before its next batch; None for a loader that has not made a
+        batch in this epoch.
     """
 
     epoch: int
@@ -69,15 +68,15 @@ class LoaderState:
     def values(self) -> dict[str, Any]:
         """Return the state as plain values and uint8 tensors, for a checkpoint."""
         streams = [
-            None if one is None else torch.frombuffer(bytearray(one), dtype=torch.uint8)
-            for one in self.streams
+            None if states is None else torch.frombuffer(bytearray(states), dtype=torch.uint8)
+            for states in self.streams
         ]
         return {"epoch": self.epoch, "batch": self.batch, "streams": streams}
 
     @staticmethod
     def from_values(values: Mapping[str, Any]) -> "LoaderState":
         """Rebuild the state from its `values`."""
-        streams = (None if one is None else one.numpy().tobytes() for one in values["streams"])
+        streams = (None if states is None else states.numpy().tobytes() for states in values["streams"])
         return LoaderState(int(values["epoch"]), int(values["batch"]), tuple(streams))
 
 
@@ -90,12 +89,13 @@ class Shards:
     n_logical_workers
         N; the samples of an epoch are dealt as `torch.utils.data.DistributedSampler` does.
     micro_batch_size
-        Samples of a batch of one logical worker.
+        Samples per batch of each logical worker.
     seed
-        Seed of the order of samples, with the epoch, and of the loaders, with virtual rank and epoch.
+        Seed of the order of samples, together with the epoch, and of the loaders, together with virtual rank
+        and epoch.
     n_loaders
-        W, loaders of each logical worker; with 0 its samples are read in the training process, with the
-        random states of the logical worker.
+        W, loaders of each logical worker; with 0, samples are read in the training process, with the random
+        states of the logical worker.
     shuffle
         Whether samples are dealt in a new random order each epoch.
     drop_last_samples
@@ -121,11 +121,10 @@ class Shards:
         """Check the numbers."""
         for name, least in (("n_logical_workers", 1), ("micro_batch_size", 1), ("n_loaders", 0), ("seed", 0)):
             if getattr(self, name) < least:
-                found = getattr(self, name)
-                raise InputError(f"{name} is {found}; accepted: a whole number >= {least}")
+                raise InputError(f"{name} is {getattr(self, name)}; expected a whole number >= {least}")
 
     def start(self) -> LoaderState:
-        """Return the state of a logical worker before its first batch."""
+        """Return the state of an EST before its first batch."""
         return LoaderState(0, 0, (None,) * self.n_loaders)
 
     def batches(self, dataset: Any, rank: int, epoch: int) -> list[tuple[int, ...]]:
@@ -151,8 +150,8 @@ class Shards:
             If the data set has no length, or too few samples for a single batch.
         """
         if not hasattr(dataset, "__len__"):
-            found = type(dataset).__name__
-            raise InputError(f"data set {found} has no length; accepted: a map-style data set")
+            kind = type(dataset).__name__
+            raise InputError(f"data set {kind} has no length; expected a map-style data set")
         size, per_batch, n_workers = len(dataset), self.micro_batch_size, self.n_logical_workers
         least = (n_workers if self.drop_last_samples else 1) * (per_batch if self.drop_last_batch else 1)
         if self.drop_last_batch and not self.drop_last_samples:
@@ -160,7 +159,7 @@ class Shards:
             least = n_workers * (per_batch - 1) + 1
         if size < least:
             raise InputError(
-                f"data set has {size} samples; accepted: at least {least}, for one batch of {per_batch} to "
+                f"data set has {size} samples; expected at least {least}, for one batch of {per_batch} to "
                 f"each of {n_workers} logical workers"
             )
         sampler: DistributedSampler[Any] = DistributedSampler(
@@ -192,15 +191,15 @@ class Order:
     before: bytes | None = None
 
     def __str__(self) -> str:
-        """Name of the batch, for messages."""
+        """Return the name of the batch, for messages."""
         return f"batch {self.batch} of epoch {self.epoch} for logical worker {self.rank}"
 
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A batch, the random states after it, and the names of the Python values that changed meanwhile.
+    """A batch, the random states after it, and the Python values that changed while it was made.
 
-    ``changed`` is True for the name of a random generator.
+    ``changed`` maps the name of a value to True if it is a random generator.
     """
 
     batch: Any
@@ -210,7 +209,7 @@ class Made:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """Traceback of an error that the code of the data set raised instead."""
+    """Traceback of an error that the code of the data set raised."""
 
     text: str
 
@@ -228,17 +227,17 @@ def make(dataset: Any, collate: Collate, order: Order) -> Made | Failed:
         if order.before is None:
             seed_stream(order.seed, order.rank, order.epoch, order.stream)
         else:
-            give_randomness(order.before)
-        with seen_as(order.rank, order.n_logical_workers), _known_as(order, dataset):
+            restore_random_states(order.before)
+        with virtual_rank(order.rank, order.n_logical_workers), _worker_info(order, dataset):
             batch = collate(samples_of(dataset, order.indices))
-        return Made(batch, take_randomness())
+        return Made(batch, capture_random_states())
     except Exception:  # noqa: BLE001 - user code; the error is raised where the batch is used
         return Failed(traceback.format_exc())
 
 
 @contextmanager
-def _known_as(order: Order, dataset: Any) -> Iterator[None]:
-    """Make ``get_worker_info`` describe the loader process that would make this batch in stock training."""
+def _worker_info(order: Order, dataset: Any) -> Iterator[None]:
+    """Make ``get_worker_info`` describe the loader process that makes this batch in stock training."""
     state: Any = torch.utils.data._utils.worker
     before = state._worker_info
     state._worker_info = state.WorkerInfo(
@@ -251,7 +250,7 @@ def _known_as(order: Order, dataset: Any) -> Iterator[None]:
 
 
 class _Pickler(pickle.Pickler):
-    """Pickles tensors as arrays: a killed process cannot take shared memory along."""
+    """Pickles tensors as arrays, because shared memory would be lost with a killed process."""
 
     def reducer_override(self, obj: Any) -> Any:
         """Reduce a plain CPU tensor to an array, other objects as usual."""
@@ -262,7 +261,7 @@ class _Pickler(pickle.Pickler):
 
 
 def read_answer(written: bytes) -> Made | Failed:
-    """Read the answer of a process of the pool, which this process has started."""
+    """Read the answer of a loader process, which this process has started."""
     answer: Made | Failed = pickle.loads(written)
     return answer
 
@@ -275,13 +274,13 @@ def serve(
     parent: int,
     user_state: UserState | None = None,
 ) -> None:
-    """Make batches until the asking process closes the connection or ends.
+    """Make batches until the training process closes the connection or exits.
 
-    For the first batches, and at powers of two, compare the values that user code keeps in Python before and
-    after.
+    For the first batches, and at powers of two, the values that user code keeps in Python are compared before
+    and after.
     """
-    # A fork inherits the other ends of the connections, which would keep it from noticing the end of its
-    # parent, and signal handlers of the training process.
+    # A fork inherits the other ends of the connections, which would hide the exit of its parent, and signal
+    # handlers of the training process.
     for other in others:
         other.close()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -292,7 +291,7 @@ def serve(
     with suppress(EOFError, OSError):
         while True:
             order, watch = connection.recv(), None
-            if user_state is not None and is_early(n_made):
+            if user_state is not None and is_watched(n_made):
                 watch = user_state.snapshot
             n_made += 1
             before = {} if watch is None else watch()
@@ -313,10 +312,10 @@ _PAIR = 2
 def loss_of(
     model: nn.Module, loss: Callable[[Any, Any], Any], batch: Any, device: torch.device
 ) -> tuple[Tensor, str]:
-    """Do a forward pass.
+    """Run the forward pass of a batch, and return its loss.
 
-    A batch that is a pair consists of inputs and targets. Any other batch goes whole to the model and, as the
-    targets, to the loss. A mapping whose keys name arguments of the model is unpacked into them.
+    A batch that is a pair consists of inputs and targets. Any other batch is passed whole to the model and,
+    as the targets, to the loss. A mapping whose keys name arguments of the model is unpacked into them.
 
     Returns
     -------
@@ -330,26 +329,26 @@ def loss_of(
     """
     is_pair = isinstance(batch, list | tuple) and len(batch) == _PAIR
     inputs, targets = batch if is_pair else (batch, batch)
-    inputs = _moved(inputs, device)
-    targets = _moved(targets, device) if is_pair else inputs
+    inputs = _to_device(inputs, device)
+    targets = _to_device(targets, device) if is_pair else inputs
     try:
-        spread = isinstance(inputs, Mapping) and _takes(model, inputs)
+        spread = isinstance(inputs, Mapping) and _accepts_keys(model, inputs)
         outputs = model(**inputs) if spread else model(inputs)
     except (TypeError, KeyError, AttributeError, IndexError) as error:
         if is_pair and not isinstance(inputs, Mapping):
             raise
-        found = f"model {type(model).__name__} does not take a batch that is {_told(batch)}"
-        accepted = (
-            "a pair of inputs and targets, which collate can make; or a model whose arguments are named as "
-            "the keys, or that takes the batch as it is"
+        problem = f"model {type(model).__name__} does not accept a batch that is {_described(batch)}"
+        expected = (
+            "a pair of inputs and targets, which collate can make; or a model whose arguments have the "
+            "names of the keys, or that accepts the batch as it is"
         )
         frame = traceback.extract_tb(error.__traceback__)[-1]
         lines = str(error).splitlines()
         cause = f"{type(error).__name__}: {lines[0][:200] if lines else ''}"
         cause = f"{cause}, at {short_path(frame.filename)}, line {frame.lineno}"
-        raise InputError(f"{found} ({cause}); accepted: {accepted}") from error
+        raise InputError(f"{problem} ({cause}); expected {expected}") from error
     returned = loss(outputs, targets)
-    accepted = "a scalar tensor with a gradient, first of a tuple or under the key 'loss' if there is more"
+    expected = "a scalar tensor with a gradient, or a tuple with it first, or a mapping with the key 'loss'"
     value, unused = returned, ""
     if isinstance(returned, Mapping) and "loss" in returned:
         value, unused = returned["loss"], ", ".join(str(key) for key in returned if key != "loss")
@@ -357,19 +356,16 @@ def loss_of(
         value = returned[0]
         unused = f"{len(returned) - 1} further value(s)" if len(returned) > 1 else ""
     if not isinstance(value, Tensor):
-        raise InputError(f"loss returned a {_told(returned)}; accepted: {accepted}")
+        raise InputError(f"loss returned a {_described(returned)}; expected {expected}")
     if value.numel() != 1:
-        raise InputError(f"loss returned a tensor of shape {tuple(value.shape)}; accepted: {accepted}")
+        raise InputError(f"loss returned a tensor of shape {tuple(value.shape)}; expected {expected}")
     if not value.requires_grad:
-        raise InputError(f"loss returned a tensor that requires no gradient; accepted: {accepted}")
+        raise InputError(f"loss returned a tensor that requires no gradient; expected {expected}")
     return value.reshape(()) if value.ndim else value, unused
 
 
-def _takes(model: nn.Module, inputs: Mapping[Any, Any]) -> bool:
-    """Return True if the keys of a mapping name arguments of the model.
-
-    A model with a single argument takes the mapping itself.
-    """
+def _accepts_keys(model: nn.Module, inputs: Mapping[Any, Any]) -> bool:
+    """Return True if the keys of a mapping name arguments of the model, and it has more than one argument."""
     if not all(isinstance(key, str) for key in inputs):
         return False
     try:
@@ -378,14 +374,14 @@ def _takes(model: nn.Module, inputs: Mapping[Any, Any]) -> bool:
     except (TypeError, ValueError):
         return False
     named = [
-        one.name
-        for one in signature.parameters.values()
-        if one.kind in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+        parameter.name
+        for parameter in signature.parameters.values()
+        if parameter.kind in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     ]
     return len(named) > 1 and set(inputs) <= set(named)
 
 
-def _told(value: Any) -> str:
+def _described(value: Any) -> str:
     """Describe a value in a few words, for messages."""
     if isinstance(value, Mapping):
         return f"{type(value).__name__} with {', '.join(map(repr, list(value)[:6]))}"
@@ -394,7 +390,7 @@ def _told(value: Any) -> str:
     return type(value).__name__
 
 
-def _moved(values: Any, device: torch.device) -> Any:
+def _to_device(values: Any, device: torch.device) -> Any:
     """Move the tensors of a batch to a device; the types of all containers are kept."""
 
     def leaf(value: Any) -> Any:
@@ -403,14 +399,19 @@ def _moved(values: Any, device: torch.device) -> Any:
         if isinstance(value, MutableMapping):  # of a type that tree_map does not enter
             moved = copy.copy(value)
             for key in value:
-                moved[key] = _moved(value[key], device)
+                moved[key] = _to_device(value[key], device)
             return moved
         return value
 
     return tree_map(leaf, values)
 
 
-# --- Pool of loader processes, shared by the logical workers of a host ---
+# --- Pool of loader processes, shared by the ESTs of a process ---
+#
+# A request for a batch is pending, in work at one loader process, or answered. A stream (the loader of one
+# EST in one epoch) has at most one request in work, because each batch starts from the random states after
+# the previous one. When a loader process dies, its request becomes pending again with the same states, so the
+# batch has the same bits.
 
 _ATTEMPTS = 3  # processes that may be killed while they make the same batch
 _Key: TypeAlias = tuple[int, int, int]
@@ -418,7 +419,7 @@ _Key: TypeAlias = tuple[int, int, int]
 
 @dataclass(slots=True, eq=False)
 class _Request:
-    """A batch that was requested and not taken yet."""
+    """A requested batch that is not used yet."""
 
     order: Order
     answer: Made | Failed | None = None
@@ -431,57 +432,57 @@ class _Request:
 
 @dataclass(slots=True, eq=False)
 class _Stream:
-    """Random states of a loader after its last batch; ``is_busy`` while the next one is being made."""
+    """Random states of a loader after its last batch; ``is_busy`` while the next batch is in work."""
 
     state: bytes | None
     is_busy: bool = False
 
 
 @dataclass(slots=True, eq=False)
-class _Feed:
-    """Next batch of a logical worker, and ``asked``: epoch and batch of the next request."""
+class _Cursor:
+    """Next batch of an EST; ``next_request`` has epoch and batch of the next batch to request."""
 
     epoch: int
     batch: int
-    asked: tuple[int, int]
+    next_request: tuple[int, int]
     ahead: deque[_Request] = field(default_factory=deque)
     epochs: dict[int, list[tuple[int, ...]]] = field(default_factory=dict)
 
 
 @dataclass(slots=True, eq=False)
-class _Hand:
-    """A process of the pool, and the request that it works on."""
+class _LoaderProcess:
+    """A process of the pool, and the request in work."""
 
-    process: BaseProcess
+    handle: BaseProcess
     connection: Connection
     request: _Request | None = None
 
 
 class LoaderPool:
-    """Loads the batches of all logical workers that a process hosts.
+    """Loads the batches of all ESTs that a process hosts.
 
     Parameters
     ----------
     dataset
         Map-style data set; its samples may draw from the global random states of Python, NumPy and torch.
     shards
-        How samples are dealt.
+        Assignment of samples.
     states
-        State of each hosted logical worker, by virtual rank, in the order in which they take their batches.
+        State of each hosted EST, by virtual rank, in the order in which they use their batches.
     n_processes
-        Processes of the pool; with 0 batches are made when they are taken, with the same bits.
+        Processes of the pool; with 0, batches are made when they are used, with the same bits.
     prefetch
-        Batches that are made ahead for each logical worker.
+        Batches that are made ahead for each EST.
     collate
-        Joins samples into a batch.
+        Function that joins samples into a batch.
     user_state
-        Finds the Python values that user code changes while a process of the pool makes a batch; None to
+        Finder of the Python values that user code changes while a process of the pool makes a batch; None to
         ignore them.
 
     Raises
     ------
     InputError
-        If a number is out of range, the data set cannot be dealt, or it has random generators of its own.
+        If a number is out of range, the data set cannot be dealt, or it has its own random generators.
     CheckpointError
         If a state has another number of loaders, or is past the end of an epoch.
     """
@@ -498,28 +499,29 @@ class LoaderPool:
         user_state: UserState | None = None,
     ) -> None:
         if n_processes < 0 or prefetch < 1:
-            found = f"n_processes {n_processes} and prefetch {prefetch}"
-            raise InputError(f"{found}; accepted: whole numbers >= 0 and >= 1")
-        if shards.n_loaders and (generators := own_generators(dataset)):
             raise InputError(
-                f"data set {type(dataset).__name__} draws from {', '.join(generators)}; accepted: draws "
-                "from the global random states of Python, NumPy and torch, which go from process to process"
+                f"n_processes {n_processes} and prefetch {prefetch}; expected whole numbers >= 0 and >= 1"
+            )
+        if shards.n_loaders and (generators := private_generators(dataset)):
+            raise InputError(
+                f"data set {type(dataset).__name__} draws from {', '.join(generators)}; expected draws "
+                "from the global random states of Python, NumPy and torch, which are sent between processes"
             )
         self._dataset, self._shards, self._collate = dataset, shards, collate
         self._user_state, self.notices = user_state, set[str]()
         self._streams: dict[_Key, _Stream] = {}
-        self._feeds: dict[int, _Feed] = {}
-        self._waiting: deque[_Request] = deque()
-        self._hands: list[_Hand] = []
+        self._cursors: dict[int, _Cursor] = {}
+        self._pending: deque[_Request] = deque()
+        self._processes: list[_LoaderProcess] = []
         for rank, state in states.items():
-            self._feeds[rank] = self._feed(rank, state)
+            self._cursors[rank] = self._cursor(rank, state)
         if shards.n_loaders:
             for _ in range(n_processes):
-                self._hands.append(self._start())
+                self._processes.append(self._start())
             for _ in range(prefetch):
-                for rank in self._feeds:
-                    self._ask(rank)
-            self._hand_out()
+                for rank in self._cursors:
+                    self._request_next(rank)
+            self._dispatch()
 
     def __enter__(self) -> "LoaderPool":
         """Return the pool."""
@@ -534,10 +536,10 @@ class LoaderPool:
     @property
     def process_ids(self) -> list[int]:
         """Ids of the current processes of the pool."""
-        return [hand.process.pid for hand in self._hands if hand.process.pid is not None]
+        return [process.handle.pid for process in self._processes if process.handle.pid is not None]
 
     def next(self, rank: int) -> Any:
-        """Return the next batch of a logical worker; epochs follow one another.
+        """Return the next batch of an EST; epochs follow one another.
 
         Raises
         ------
@@ -546,100 +548,104 @@ class LoaderPool:
         WorkerError
             If several processes in a row were killed while they made this batch.
         """
-        feed = self._feeds[rank]
+        cursor = self._cursors[rank]
         if not self._shards.n_loaders:
-            with seen_as(rank, self._shards.n_logical_workers):
-                batch = self._collate(samples_of(self._dataset, self._batches(rank, feed.epoch)[feed.batch]))
+            with virtual_rank(rank, self._shards.n_logical_workers):
+                batch = self._collate(
+                    samples_of(self._dataset, self._batches(rank, cursor.epoch)[cursor.batch])
+                )
         else:
-            batch = self._taken(feed.ahead[0])
-            feed.ahead.popleft()  # only now: after an error the state is that from before the batch
-        self._step(rank)
+            batch = self._wait_for(cursor.ahead[0])
+            cursor.ahead.popleft()  # only now: after an error, the state is that from before the batch
+        self._advance(rank)
         if self._shards.n_loaders:
-            self._ask(rank)
-            self._hand_out()
+            self._request_next(rank)
+            self._dispatch()
         return batch
 
     def state(self, rank: int) -> LoaderState:
-        """Return the state of a logical worker, as if no batch had been made ahead."""
-        feed = self._feeds[rank]
-        keys = [(rank, feed.epoch, stream) for stream in range(self._shards.n_loaders)]
-        return LoaderState(feed.epoch, feed.batch, tuple(self._before_next(feed, key) for key in keys))
+        """Return the state of an EST, as if no batch had been made ahead."""
+        cursor = self._cursors[rank]
+        keys = [(rank, cursor.epoch, stream) for stream in range(self._shards.n_loaders)]
+        return LoaderState(cursor.epoch, cursor.batch, tuple(self._before_next(cursor, key) for key in keys))
 
     def close(self) -> None:
-        """Kill the processes, even busy ones."""
-        for hand in self._hands:
-            _end(hand)
-        self._hands.clear()
+        """Kill all processes, even busy ones."""
+        for process in self._processes:
+            _end(process)
+        self._processes.clear()
 
-    # --- positions of the logical workers ---
+    # --- positions of the ESTs ---
 
-    def _feed(self, rank: int, state: LoaderState) -> _Feed:
-        feed = _Feed(state.epoch, state.batch, (state.epoch, state.batch))
-        feed.epochs[state.epoch] = batches = self._shards.batches(self._dataset, rank, state.epoch)
+    def _cursor(self, rank: int, state: LoaderState) -> _Cursor:
+        cursor = _Cursor(state.epoch, state.batch, (state.epoch, state.batch))
+        cursor.epochs[state.epoch] = batches = self._shards.batches(self._dataset, rank, state.epoch)
         if len(state.streams) != self._shards.n_loaders:
             raise CheckpointError(
-                f"the state of logical worker {rank} is that of {len(state.streams)} loaders; "
-                f"accepted: {self._shards.n_loaders}"
+                f"the state of logical worker {rank} has {len(state.streams)} loaders; "
+                f"expected {self._shards.n_loaders}"
             )
         if not 0 <= state.batch < len(batches):
             raise CheckpointError(
                 f"the state of logical worker {rank} is at batch {state.batch} of an epoch; "
-                f"accepted: 0 to {len(batches) - 1}"
+                f"expected 0 to {len(batches) - 1}"
             )
         for stream, known in enumerate(state.streams):
             self._streams[rank, state.epoch, stream] = _Stream(known)
-        return feed
+        return cursor
 
-    def _before_next(self, feed: _Feed, key: _Key) -> bytes | None:
-        """Random states of a loader before the first of its batches that was not taken."""
-        for request in feed.ahead:
+    def _before_next(self, cursor: _Cursor, key: _Key) -> bytes | None:
+        """Return the random states of a loader before the first of its batches that is not used yet."""
+        for request in cursor.ahead:
             if request.key == key and isinstance(request.answer, Made):
-                return request.order.before  # the states of the stream are those after this batch
+                return request.order.before  # the stream already has the states after this batch
         return self._streams[key].state if key in self._streams else None
 
     def _batches(self, rank: int, epoch: int) -> list[tuple[int, ...]]:
-        epochs = self._feeds[rank].epochs
+        epochs = self._cursors[rank].epochs
         if epoch not in epochs:
             epochs[epoch] = self._shards.batches(self._dataset, rank, epoch)
         return epochs[epoch]
 
-    def _step(self, rank: int) -> None:
+    def _advance(self, rank: int) -> None:
         """Advance to the next batch; at the end of an epoch drop its streams and batches."""
-        feed = self._feeds[rank]
-        feed.batch += 1
-        if feed.batch == len(self._batches(rank, feed.epoch)):
+        cursor = self._cursors[rank]
+        cursor.batch += 1
+        if cursor.batch == len(self._batches(rank, cursor.epoch)):
             for stream in range(self._shards.n_loaders):
-                self._streams.pop((rank, feed.epoch, stream), None)
-            del feed.epochs[feed.epoch]
-            feed.epoch, feed.batch = feed.epoch + 1, 0
+                self._streams.pop((rank, cursor.epoch, stream), None)
+            del cursor.epochs[cursor.epoch]
+            cursor.epoch, cursor.batch = cursor.epoch + 1, 0
 
-    def _ask(self, rank: int) -> None:
-        feed = self._feeds[rank]
-        (epoch, batch), shards = feed.asked, self._shards
+    def _request_next(self, rank: int) -> None:
+        cursor = self._cursors[rank]
+        (epoch, batch), shards = cursor.next_request, self._shards
         batches, stream = self._batches(rank, epoch), batch % shards.n_loaders
         order = Order(
             shards.seed, shards.n_logical_workers, rank, epoch, batch, stream, batches[batch],
             shards.n_loaders,
         )  # fmt: skip
         request = _Request(order)
-        self._streams.setdefault(request.key, _Stream(None))  # None: the first batch of an epoch seeds it
-        feed.ahead.append(request)
-        self._waiting.append(request)
-        feed.asked = (epoch, batch + 1) if batch + 1 < len(batches) else (epoch + 1, 0)
+        self._streams.setdefault(
+            request.key, _Stream(None)
+        )  # None: the first batch of an epoch sets the seed
+        cursor.ahead.append(request)
+        self._pending.append(request)
+        cursor.next_request = (epoch, batch + 1) if batch + 1 < len(batches) else (epoch + 1, 0)
 
     # --- work of the processes ---
 
-    def _taken(self, request: _Request) -> Any:
+    def _wait_for(self, request: _Request) -> Any:
         """Wait for a requested batch."""
-        if self._hands:
+        if self._processes:
             self._collect(0.0)
         while request.answer is None:
-            if self._hands:
+            if self._processes:
                 self._collect(None)
             else:
-                self._waiting.remove(request)
+                self._pending.remove(request)
                 self._begin(request)
-                with apart_from_own():
+                with preserved_random_states():
                     self._finish(request, make(self._dataset, self._collate, request.order))
         if isinstance(request.answer, Failed):
             raise TrainingError(f"{request.order} could not be read:\n{request.answer.text}")
@@ -651,84 +657,84 @@ class LoaderPool:
 
     def _finish(self, request: _Request, answer: Made | Failed) -> None:
         request.answer = answer
-        if isinstance(answer, Made):  # after an error the stream stays busy: its states are unknown
+        if isinstance(answer, Made):  # after an error the stream remains busy: its states are unknown
             stream = self._streams[request.key]
             stream.is_busy, stream.state = False, answer.after
             for name, is_random in answer.changed.items():
-                self._tell(name, is_random)
+                self._check_change(name, is_random)
 
-    def _tell(self, name: str, is_random: bool) -> None:
-        """Reject a generator that loaders draw from, and note other state that they keep."""
-        what = f"{name} changes while a loader reads samples"
+    def _check_change(self, name: str, is_random: bool) -> None:
+        """Reject a generator that loaders draw from, and add a notice of other state that they change."""
+        problem = f"{name} changes while a loader reads samples"
         if is_random:
             raise InputError(
-                f"{what}: they draw from a generator of their own; expected draws from the global "
-                "random states of Python, NumPy and torch, which go from process to process"
+                f"{problem}: samples draw from their own generator; expected draws from the global random "
+                "states of Python, NumPy and torch, which are sent between processes"
             )
         self.notices.add(
-            f"{what}, and each loader process has its own, so equal bits are not promised; with n_loaders=0 "
-            "every logical worker keeps it"
+            f"{problem}, and each loader process has its own copy, so equal bits are not guaranteed; with "
+            "n_loaders=0 every logical worker keeps it"
         )
 
     def _collect(self, timeout_s: float | None) -> None:
         """Receive finished batches, waiting for the first one, and replace processes that died."""
-        ready = wait([hand.connection for hand in self._hands], timeout_s)
-        for place, hand in enumerate(self._hands):
-            if hand.connection in ready:
+        ready = wait([process.connection for process in self._processes], timeout_s)
+        for place, process in enumerate(self._processes):
+            if process.connection in ready:
                 try:
-                    answer = read_answer(hand.connection.recv_bytes())
+                    answer = read_answer(process.connection.recv_bytes())
                 except (EOFError, OSError):
                     self._replace(place)
                 else:
-                    if hand.request is not None:
-                        self._finish(hand.request, answer)
-                        hand.request = None
-        self._hand_out()
+                    if process.request is not None:
+                        self._finish(process.request, answer)
+                        process.request = None
+        self._dispatch()
 
-    def _hand_out(self) -> None:
-        """Send the first requests that can be started to idle processes.
-
-        A stream has one batch in work at a time, because the next one starts from the states after it.
-        """
-        for place in range(len(self._hands)):
-            while self._hands[place].request is None:
-                free = (one for one in self._waiting if not self._streams[one.key].is_busy)
-                if (request := next(free, None)) is None:
+    def _dispatch(self) -> None:
+        """Send the first pending requests of streams that are not busy to idle processes."""
+        for place in range(len(self._processes)):
+            while self._processes[place].request is None:
+                ready = (request for request in self._pending if not self._streams[request.key].is_busy)
+                if (request := next(ready, None)) is None:
                     return
-                self._waiting.remove(request)
+                self._pending.remove(request)
                 self._begin(request)
-                self._hands[place].request = request
+                self._processes[place].request = request
                 try:
-                    self._hands[place].connection.send(request.order)
+                    self._processes[place].connection.send(request.order)
                 except OSError:
                     self._replace(place)
 
     def _replace(self, place: int) -> None:
-        """Start a process for one that died, and make its batch again from the same random states."""
-        gone = self._hands[place]
-        _end(gone)
-        self._hands[place] = self._start()
-        if (request := gone.request) is None:
+        """Replace a process that died, and queue its batch again with the same random states."""
+        dead = self._processes[place]
+        _end(dead)
+        self._processes[place] = self._start()
+        if (request := dead.request) is None:
             return
         request.n_deaths += 1
         if request.n_deaths == _ATTEMPTS:
             raise WorkerError(f"{_ATTEMPTS} processes were killed while they made {request.order}")
-        _log.warning("the process that made %s is gone; it is made again", request.order)
+        _log.warning("the process that made %s died; the batch is made again", request.order)
         self._streams[request.key].is_busy = False
-        self._waiting.appendleft(request)  # before all others: a logical worker may wait for it
+        self._pending.appendleft(request)  # before all others: an EST may wait for it
 
-    def _start(self) -> _Hand:
-        context = get_context("fork")  # libraries and data are there already
+    def _start(self) -> _LoaderProcess:
+        context = get_context("fork")  # the fork shares loaded libraries and data
         ours, theirs = context.Pipe()
-        inherited = [ours, *(hand.connection for hand in self._hands if not hand.connection.closed)]
+        inherited = [
+            ours,
+            *(process.connection for process in self._processes if not process.connection.closed),
+        ]
         arguments = theirs, inherited, self._dataset, self._collate, getpid(), self._user_state
         process = context.Process(target=serve, args=arguments, daemon=True)
         process.start()
         theirs.close()
-        return _Hand(process, ours)
+        return _LoaderProcess(process, ours)
 
 
-def _end(hand: _Hand) -> None:
-    hand.process.kill()
-    hand.process.join()
-    hand.connection.close()
+def _end(process: _LoaderProcess) -> None:
+    process.handle.kill()
+    process.handle.join()
+    process.connection.close()

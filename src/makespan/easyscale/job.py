@@ -1,7 +1,7 @@
 """Description of an elastic job, and mappings of its logical workers to processes and devices.
 
-`ElasticJob` holds everything that decides the bits of a run, and nothing about processes or devices. These
-are in a `Placing`: a `RankMapping` and the device of each process.
+`ElasticJob` holds everything that decides the bits of a run, and nothing about processes or devices. A
+`Placing` holds those: a `RankMapping` and the device of each process.
 """
 
 import ast
@@ -44,10 +44,10 @@ _LEAST = {"n_logical_workers": 1, "micro_batch_size": 1, "seed": 0, "n_loaders":
 
 @dataclass(frozen=True, slots=True)
 class ElasticJob:
-    """A job for a fixed number of logical workers; it rejects checkpoints of another job.
+    """A training job for a fixed number of logical workers (the EasyScaleThreads, ESTs, of the paper).
 
-    Functions are given by name, ``file.py:name`` or ``package.module:name``, because every process has to
-    find them. They are called with the options of the job for them.
+    Functions are given by name, ``file.py:name`` or ``package.module:name``, because every process must be
+    able to import them. Each is called with its options of the job.
 
     Parameters
     ----------
@@ -62,42 +62,42 @@ class ElasticJob:
     loss
         A function of outputs and targets; None for that of a stand-in.
     lr_scheduler
-        ``step``, or a function of the optimizer; it steps once per mini-batch. None for none.
+        ``step``, or a function of the optimizer; it steps once per mini-batch. None for no scheduler.
     after_reduce
-        A function of the model, called between the sum of gradients and the step of the optimizer, for
-        example to clip gradients; None for none.
+        A function of the model, called between the sum of gradients and the optimizer step, for example to
+        clip gradients; None for no function.
     scaler
-        ``grad``, torch's scaling of losses, or a function that returns such an object; None for none.
+        ``grad``, torch's scaling of losses, or a function that returns such an object; None for no scaling.
     collate
-        A function that joins a list of samples into a batch; None for torch's own.
+        A function that joins a list of samples into a batch; None for torch's default.
     options
-        Further arguments, by part and by name, for example ``{"optimizer": {"lr": 0.1}}``. Those of a
-        stand-in are the fields of `makespan.training.zoo.StandIn` (``model``) and the arguments of
+        Further arguments, by part and by name, for example ``{"optimizer": {"lr": 0.1}}``. For a stand-in
+        they are the fields of `makespan.training.zoo.StandIn` (``model``) and the arguments of
         `makespan.training.zoo.stand_in_data` (``data``; ``n_samples`` is 1024 by default).
     n_logical_workers, micro_batch_size
-        N, and samples of a batch of each logical worker.
+        N, and samples per batch of each logical worker.
     determinism
-        Name of a `DeterminismLevel`, or ``auto``, which a run replaces when it starts: D1+D2 if `scan_module`
+        Name of a `DeterminismLevel`, or ``auto``: the run then chooses D1+D2 at its start if `scan_module`
         finds the model cheap under D2, else D1.
     seed
         Seed of the model, the order of samples, the loaders and the logical workers.
     n_loaders
-        Loaders of each logical worker; with 0 samples are read in the training process.
+        Loaders of each logical worker; with 0, samples are read in the training process.
     buffers
         ``per_rank``: every logical worker keeps its own buffers; ``rank0``: all start a mini-batch from
         those of the first one, as DistributedDataParallel does by default.
     bucket_cap_bytes
         Size at which a bucket of gradients is full [B]; None for DistributedDataParallel's default.
     scaling, fold
-        Order of the sum of gradients, see `Reduction`; the fold ``auto`` is that of stock training on the
-        machine where the job starts.
+        Scaling and order of the sum of gradients, see `Reduction`; the order ``auto`` is that of stock
+        training on the machine where the job starts.
     shuffle, drop_last_samples, drop_last_batch
         Assignment of samples, see `Shards`.
 
     Raises
     ------
     InputError
-        A field is not accepted; the message has its name, its value and the accepted values.
+        A field is invalid; the message has its name, its value and the expected values.
     """
 
     model: str
@@ -134,15 +134,17 @@ class ElasticJob:
             _check_number("bucket_cap_bytes", self.bucket_cap_bytes, 1)
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
-                raise InputError(f"{name} is {getattr(self, name)!r}; accepted: {', '.join(choices)}")
+                raise InputError(f"{name} is {getattr(self, name)!r}; expected {', '.join(choices)}")
         for name in ("shuffle", "drop_last_samples", "drop_last_batch"):
             if not isinstance(getattr(self, name), bool):
-                raise InputError(f"{name} is {getattr(self, name)!r}; accepted: True, False")
+                raise InputError(f"{name} is {getattr(self, name)!r}; expected True or False")
         options: object = self.options
-        wanted = 'names and plain values by part, for example {"optimizer": {"lr": 0.1}}'
-        if not isinstance(options, Mapping) or not all(isinstance(one, Mapping) for one in options.values()):
-            raise InputError(f"options is {options!r}; accepted: {wanted}")
-        # Data has options even where it is None: those of the data set of a stand-in.
+        expected = 'names and plain values by part, for example {"optimizer": {"lr": 0.1}}'
+        if not isinstance(options, Mapping) or not all(
+            isinstance(values, Mapping) for values in options.values()
+        ):
+            raise InputError(f"options is {options!r}; expected {expected}")
+        # Data has options even if it is None: those of the data set of a stand-in.
         known = {part for part in PARTS if getattr(self, part) is not None} | {"data"}
         for part, values in options.items():
             if part not in known:
@@ -150,7 +152,7 @@ class ElasticJob:
             try:
                 json.dumps(dict(values))
             except (TypeError, ValueError):
-                raise InputError(f"options of {part} are {dict(values)!r}; accepted: {wanted}") from None
+                raise InputError(f"options of {part} are {dict(values)!r}; expected {expected}") from None
 
     @property
     def level(self) -> DeterminismLevel:
@@ -164,13 +166,13 @@ class ElasticJob:
         return values
 
     def code(self) -> dict[str, str]:
-        """SHA-256 of each file that a function comes from."""
-        places = {split_name(text)[0] for part in PARTS if (text := getattr(self, part)) is not None}
-        files = sorted(place for place in places if place.endswith(".py"))
+        """Return the SHA-256 of each file that a function comes from."""
+        sources = {split_name(text)[0] for part in PARTS if (text := getattr(self, part)) is not None}
+        files = sorted(source for source in sources if source.endswith(".py"))
         return {file: hashlib.sha256(Path(file).read_bytes()).hexdigest() for file in files}
 
     def differences(self, other: Mapping[str, Any]) -> list[str]:
-        """List the fields that differ from another job, given by its `values`; the fold may be ``auto``."""
+        """List the fields that differ from another job, given by its `values`; ``fold`` may be ``auto``."""
         values, differences = self.values(), []
         for name in sorted(values.keys() | other.keys()):
             mine, theirs = values.get(name), other.get(name)
@@ -181,7 +183,7 @@ class ElasticJob:
 
 def job_from(values: Mapping[str, Any]) -> ElasticJob:
     """Rebuild a job from its `ElasticJob.values`."""
-    known = {one.name for one in fields(ElasticJob)}
+    known = {field.name for field in fields(ElasticJob)}
     for name in values:
         if name not in known:
             raise unknown_name("field of an elastic job", name, known)
@@ -190,32 +192,32 @@ def job_from(values: Mapping[str, Any]) -> ElasticJob:
 
 def split_name(text: str) -> tuple[str, str]:
     """Split the name of a function into its file or module and the name there."""
-    place, _, name = text.rpartition(":")
-    return place, name
+    source, _, name = text.rpartition(":")
+    return source, name
 
 
-def _check_part(part: str, found: object, *, has_stand_in: bool) -> None:
-    """Check the name of a function; if it names a file, that the file defines the function."""
-    wanted = "the name of a function that every process can import, file.py:name or package.module:name"
+def _check_part(part: str, function: object, *, has_stand_in: bool) -> None:
+    """Check the name of a function, and that the file it names, if any, defines the function."""
+    expected = "the name of a function that every process can import, file.py:name or package.module:name"
     built_in = BUILT_IN.get(part, ())
-    if found is None and part not in ("model", "optimizer", "data", "loss"):
+    if function is None and part not in ("model", "optimizer", "data", "loss"):
         return
-    if found is None and part in ("data", "loss") and has_stand_in:  # a stand-in has its own
+    if function is None and part in ("data", "loss") and has_stand_in:  # a stand-in has its own
         return
-    if not isinstance(found, str):
-        what = f"the function {found.__name__!r}" if hasattr(found, "__name__") else repr(found)
-        raise InputError(f"{part} is {what}; accepted: {wanted}")
-    if ":" not in found:
+    if not isinstance(function, str):
+        shown = f"the function {function.__name__!r}" if hasattr(function, "__name__") else repr(function)
+        raise InputError(f"{part} is {shown}; expected {expected}")
+    if ":" not in function:
         if not built_in:
-            raise InputError(f"{part} is {found!r}; accepted: {wanted}")
-        if found not in built_in:
-            raise unknown_name(part, found, [*built_in, "file.py:name"])
+            raise InputError(f"{part} is {function!r}; expected {expected}")
+        if function not in built_in:
+            raise unknown_name(part, function, [*built_in, "file.py:name"])
         return
-    place, name = split_name(found)
-    if not name.isidentifier() or not place:
-        raise InputError(f"{part} is {found!r}; accepted: {wanted}")
-    if place.endswith(".py"):
-        _check_defined(part, Path(place), name)
+    source, name = split_name(function)
+    if not name.isidentifier() or not source:
+        raise InputError(f"{part} is {function!r}; expected {expected}")
+    if source.endswith(".py"):
+        _check_defined(part, Path(source), name)
 
 
 def _check_defined(part: str, path: Path, name: str) -> None:
@@ -225,8 +227,8 @@ def _check_defined(part: str, path: Path, name: str) -> None:
         body = parse_source(path.read_bytes(), str(path)).body
     except (SyntaxError, ValueError) as error:
         raise InputError(f"{part}: {path}: cannot be read as Python: {error}") from None
-    # Names that the top level may bind, with all that conditions and loops have in them: a file that binds
-    # the name only under some condition is accepted here.
+    # All names that the top level may bind, also inside conditions and loops: a file that binds the name only
+    # under some condition passes this check.
     names = set[str]()
     for node in (each for statement in body for each in ast.walk(statement)):
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
@@ -240,9 +242,9 @@ def _check_defined(part: str, path: Path, name: str) -> None:
         raise unknown_name(f"name in {path} ({part})", name, functions)
 
 
-def _check_number(name: str, found: object, least: int) -> None:
-    if not isinstance(found, int) or isinstance(found, bool) or found < least:
-        raise InputError(f"{name} is {found!r}; accepted: a whole number >= {least}")
+def _check_number(name: str, value: object, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise InputError(f"{name} is {value!r}; expected a whole number >= {least}")
 
 
 # --- Mappings of logical workers to processes ---
@@ -259,8 +261,8 @@ class RankMapping:
     Parameters
     ----------
     hosted
-        Virtual ranks by process. An `InputError` is raised unless each of 0 to N - 1 occurs once and no
-        process is empty.
+        Virtual ranks by process. An `InputError` is raised unless each of 0 to N - 1 occurs once and every
+        process hosts at least one.
     """
 
     hosted: tuple[tuple[int, ...], ...]
@@ -269,11 +271,15 @@ class RankMapping:
         """Check that every logical worker has one host and no process is empty."""
         ranks = [rank for ranks in self.hosted for rank in ranks]
         if not ranks or sorted(ranks) != list(range(len(ranks))):
-            accepted = f"each of 0 to {max(len(ranks), 1) - 1} once"
-            raise InputError(f"mapping {self}: found virtual ranks {sorted(ranks)}; accepted: {accepted}")
+            last = max(len(ranks), 1) - 1
+            raise InputError(
+                f"mapping {self} has virtual ranks {sorted(ranks)}; expected each of 0 to {last} once"
+            )
         if () in self.hosted:
-            found = f"process {self.hosted.index(())} hosts no logical worker"
-            raise InputError(f"mapping {self}: {found}; accepted: at most {len(ranks)} processes, none empty")
+            raise InputError(
+                f"mapping {self}: process {self.hosted.index(())} hosts no logical worker; expected at most "
+                f"{len(ranks)} processes, none empty"
+            )
 
     def __str__(self) -> str:
         """Notation of the mapping."""
@@ -290,11 +296,11 @@ class RankMapping:
         return len(self.hosted)
 
     def host(self, rank: int) -> int:
-        """Process that hosts a virtual rank."""
+        """Return the process that hosts a virtual rank."""
         return next(number for number, ranks in enumerate(self.hosted) if rank in ranks)
 
     def by_position(self) -> "RankMapping":
-        """Renumber logical workers by their place in the mapping instead of their virtual ranks."""
+        """Return the mapping with logical workers renumbered in the order of the mapping."""
         ends = accumulate(map(len, self.hosted), initial=0)
         return RankMapping(tuple(tuple(range(first, last)) for first, last in pairwise(ends)))
 
@@ -302,15 +308,17 @@ class RankMapping:
     def parse(cls, text: str) -> "RankMapping":
         """Read the notation; other text raises an `InputError`."""
         if not _PATTERN.fullmatch(text):
-            raise InputError(f"mapping {text!r}; accepted: ranks by process, for example 0,1/2/3")
+            raise InputError(f"mapping is {text!r}; expected ranks by process, for example 0,1/2/3")
         return cls(tuple(tuple(map(int, ranks.split(","))) for ranks in text.split("/")))
 
     @classmethod
     def even(cls, n_logical_workers: int, n_processes: int) -> "RankMapping":
         """Spread ranks in ascending order over processes; their numbers differ by at most one."""
         if not 1 <= n_processes <= n_logical_workers:
-            found = f"{n_processes} processes for {n_logical_workers} logical workers"
-            raise InputError(f"{found}; accepted: 1 to {n_logical_workers} processes")
+            raise InputError(
+                f"{n_processes} processes for {n_logical_workers} logical workers; expected 1 to "
+                f"{n_logical_workers} processes"
+            )
         share, more = divmod(n_logical_workers, n_processes)
         ends = accumulate((share + (process < more) for process in range(n_processes)), initial=0)
         return cls(tuple(tuple(range(first, last)) for first, last in pairwise(ends)))
@@ -333,30 +341,33 @@ class Placing:
         """Check a mapping and devices for a job.
 
         Without a mapping the logical workers are spread evenly over the devices, and without devices each
-        process has one of the first kind; without either there is a process for each logical worker. An
-        `InputError` names the field, its value and the accepted values.
+        process gets one of type A; without either there is one process per logical worker. An `InputError`
+        has the field, its value and the expected values.
         """
         n_workers = job.n_logical_workers
-        if isinstance(devices, str):  # an empty text names no device
+        if isinstance(devices, str):  # an empty string means no device
             devices = [part.strip() for part in devices.split(",")] if devices.strip() else []
         names = None if devices is None else tuple(devices)
         if mapping is None and names is not None and not 1 <= len(names) <= n_workers:
-            found = f"devices has {len(names)} names"
             raise InputError(
-                f"{found}; accepted: 1 to {n_workers}, because each has to host a logical worker"
+                f"devices has {len(names)} names; expected 1 to {n_workers}, because each must host a "
+                "logical worker"
             )
         if mapping is None:
             parsed = RankMapping.even(n_workers, n_workers if names is None else len(names))
         else:
             parsed = RankMapping.parse(mapping)
         if parsed.n_logical_workers != n_workers:
-            found = f"mapping {parsed} has {parsed.n_logical_workers} logical workers"
-            raise InputError(f"{found}; accepted: {n_workers}, those of the job")
+            raise InputError(
+                f"mapping {parsed} has {parsed.n_logical_workers} logical workers; expected {n_workers}, as "
+                "the job has"
+            )
         names = (_DEVICE,) * parsed.n_processes if names is None else names
         if len(names) != parsed.n_processes:
-            found = f"devices has {len(names)} names"
-            accepted = f"{parsed.n_processes}, one for each process of mapping {parsed}"
-            raise InputError(f"{found}; accepted: {accepted}")
+            raise InputError(
+                f"devices has {len(names)} names; expected {parsed.n_processes}, one for each process of "
+                f"mapping {parsed}"
+            )
         for name in names:
             if name not in KERNEL_SETS:
                 raise unknown_name("device", name, KERNEL_SETS)
@@ -365,8 +376,10 @@ class Placing:
     def check_types(self, job: ElasticJob, mixes_devices: bool) -> None:
         """Reject devices of several types at a time where they change bits, unless the run allows them."""
         if len(set(self.devices)) > 1 and not (mixes_devices or job.level.pins_kernels):
-            found = f"devices is {','.join(self.devices)}, several types under {job.determinism}"
-            raise InputError(f"{found}; accepted: one type, a level with D2, or mixes_devices=True")
+            raise InputError(
+                f"devices is {','.join(self.devices)}, several types under {job.determinism}; expected one "
+                "type, a level with D2, or mixes_devices=True"
+            )
 
     @classmethod
     def from_values(cls, job: ElasticJob, values: dict[str, Any]) -> "Placing":

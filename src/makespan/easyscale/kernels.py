@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import combinations
 from pathlib import Path
 from typing import Literal
@@ -40,7 +40,7 @@ class DeterminismLevel:
 
     @classmethod
     def named(cls, name: str) -> "DeterminismLevel":
-        """Level of a name; an unknown name raises a `makespan.errors.UnknownNameError`."""
+        """Return the level of a name; an unknown name raises a `makespan.errors.UnknownNameError`."""
         if name not in LEVELS:
             raise unknown_name("determinism level", name, LEVELS)
         return LEVELS[name]
@@ -105,7 +105,7 @@ KERNEL_SETS = {
 
 
 def kernels_of(device: str, level: DeterminismLevel) -> KernelSet:
-    """Kernels that a device runs at a level: its own, or under D2 the common ones."""
+    """Return the kernels that a device runs at a level: its own, or under D2 the common ones."""
     if device not in KERNEL_SETS:
         raise unknown_name("device", device, KERNEL_SETS)
     return CANONICAL if level.pins_kernels else KERNEL_SETS[device]
@@ -125,10 +125,18 @@ def process_options(device: str, level: DeterminismLevel) -> ProcessOptions:
     return ProcessOptions({**kernels_of(device, level).environment, **fixed}, threads=1)
 
 
-# --- Trial: one training step under each kernel set, in processes of their own ---
+# --- Trial: one training step under each kernel set, each in a separate process ---
 
 _WORKER = "makespan.easyscale.profile_worker"
 _NATIVE_PAIR, _SYNTHETIC_PAIR = ("A", "B"), ("seq", "tree")
+
+
+@dataclass(frozen=True, slots=True)
+class KernelTrialRequest:
+    """Request to run one training step under the kernel set of a name, see `try_kernel_sets`."""
+
+    kernels: str
+    seed: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,24 +145,24 @@ class KernelTrial:
 
     Parameters
     ----------
-    found
+    results
         By kernel set: ``parameters``, hash before the step; ``loss``, hexadecimal; ``gradients``, their hash;
         ``capability``, the instructions that torch chose.
     """
 
-    found: Mapping[str, Mapping[str, str]]
+    results: Mapping[str, Mapping[str, str]]
 
     @property
     def coinciding(self) -> list[tuple[str, str]]:
         """Pairs of kernel sets with bitwise equal gradients, which are the same here."""
-        hashes = {name: one["gradients"] for name, one in self.found.items()}
+        hashes = {name: result["gradients"] for name, result in self.results.items()}
         return [(a, b) for a, b in combinations(hashes, 2) if hashes[a] == hashes[b]]
 
     def different_pair(self) -> tuple[str, str]:
-        """Two kernel sets that differ on this machine: A and B, or else two that differ by construction."""
+        """Return two kernel sets that differ on this machine: A and B, or else ``seq`` and ``tree``."""
         if _NATIVE_PAIR not in self.coinciding:
             return _NATIVE_PAIR
-        _log.warning("kernel sets %s and %s coincide here; %s and %s take their part",
+        _log.warning("kernel sets %s and %s coincide on this machine; using %s and %s instead",
                      *_NATIVE_PAIR, *_SYNTHETIC_PAIR)  # fmt: skip
         return _SYNTHETIC_PAIR
 
@@ -192,12 +200,12 @@ def try_kernel_sets(
     # Torch reads the variables of a kernel set once, so each set needs a process of its own.
     level, chosen = DeterminismLevel.named("D0"), launcher if launcher is not None else LocalLauncher()
 
-    def tried(name: str) -> dict[str, str]:
-        request, options = {"kernels": name, "seed": seed}, [process_options(name, level)]
+    def hashes_under(name: str) -> dict[str, str]:
+        request, options = asdict(KernelTrialRequest(name, seed)), [process_options(name, level)]
         launch = Launch(_WORKER, request, 1, Path(run_dir) / name, options=options)
         chosen.run(launch)
-        found: dict[str, str] = RunDirectory(launch.run_dir).result()
-        return found
+        hashes: dict[str, str] = RunDirectory(launch.run_dir).result()
+        return hashes
 
     with ThreadPoolExecutor(len(names)) as pool:
-        return KernelTrial(dict(zip(names, pool.map(tried, names), strict=True)))
+        return KernelTrial(dict(zip(names, pool.map(hashes_under, names), strict=True)))

@@ -1,6 +1,6 @@
-"""Parts of a job built from its description (model, optimizer, loss, data), and the kernels in use.
+"""Build the parts of a job (model, optimizer, loss, data), and set the kernels of a process.
 
-Reference runs build their parts here too; they depend on the seed and the job alone.
+Reference runs use this module too: parts depend only on the job and its seed.
 """
 
 import inspect
@@ -39,7 +39,7 @@ _LOSSES = (
 
 
 def ordered_sum(rows: Tensor, order: SumOrder) -> Tensor:
-    """Sum over the first axis. It only adds whole rows, which rounds the same on every machine."""
+    """Sum over the first axis by adding whole rows, which rounds the same on every machine."""
     if order == "tree":
         while len(rows) > 1:
             half = (len(rows) + 1) // 2
@@ -101,15 +101,15 @@ class ExplicitSums(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Call the function, with the sums that this mode replaces."""
+        """Call a function; biases and means of losses are computed with explicit sums."""
         named = dict(kwargs or {})
         if func is F.linear:
             return self._with_bias(func, args, named, lambda output: output.dim() - 1)
         if func in _CONVOLUTIONS:
             return self._with_bias(func, args, named, lambda output: output.dim() - args[1].dim() + 1)
         if func in _LOSSES and _is_plain_mean(args, named):
-            each = func(*args, **(named | {"reduction": "none"}))
-            return _Mean.apply(each, self._order)  # type: ignore[no-untyped-call]
+            losses = func(*args, **(named | {"reduction": "none"}))
+            return _Mean.apply(losses, self._order)  # type: ignore[no-untyped-call]
         return func(*args, **named)
 
     def _with_bias(
@@ -127,7 +127,7 @@ class ExplicitSums(TorchFunctionMode):
 
 
 def _is_plain_mean(args: tuple[Any, ...], named: Mapping[str, Any]) -> bool:
-    """Return True for a loss that is the mean over all elements, without weights and ignored targets."""
+    """Return True for a loss that is a mean over all elements, without weights or ignored targets."""
     target: Any = args[1] if len(args) > 1 else named.get("target")
     skips = not target.is_floating_point() and bool((target == named.get("ignore_index", -100)).any())
     plain = named.get("reduction", "mean") == "mean" and named.get("weight") is None and not skips
@@ -137,7 +137,7 @@ def _is_plain_mean(args: tuple[Any, ...], named: Mapping[str, Any]) -> bool:
 # --- Kernels and algorithms of a process, set before it computes anything ---
 
 _CAPABILITIES = {"default": ("DEFAULT", "NO AVX"), "avx2": ("AVX2", "DEFAULT", "NO AVX")}
-"""Kernels that torch may report by the limit in the variable; a processor may support less."""
+"""Kernels that torch may report, by the limit in the variable; a processor may support fewer."""
 _TUNED = (nn.modules.conv._ConvNd, nn.RNNBase)
 
 
@@ -164,23 +164,23 @@ def use_kernels(kernels: KernelSet, level: DeterminismLevel) -> AbstractContextM
             )
     torch.backends.mkldnn.set_flags(_enabled=kernels.onednn)  # type: ignore[no-untyped-call]
     torch.set_num_threads(1)
-    # use_deterministic_algorithms would load a compiler that nothing here uses.
+    # torch.use_deterministic_algorithms has the same effect but loads a compiler that is not used.
     torch.set_deterministic_debug_mode("error" if level.pins_algorithms else "default")
-    # Deterministic mode also fills memory before it is written, which takes 1 to 7 % of a step (by stand-in,
-    # timed in turn with and without). Operators that read only what was written do not depend on it.
+    # Deterministic mode also fills memory before it is written, which takes 1 to 7 % of a step (measured for
+    # each stand-in). Operators that read only what was written do not depend on it.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.benchmark = not level.pins_algorithms
     return nullcontext() if kernels.sums is None else ExplicitSums(kernels.sums)
 
 
 def scan_module(model: nn.Module) -> dict[str, bool | list[str]]:
-    """Find the operators that make level D2 expensive: vendors tune their fast kernels for each device.
+    """Find the operators that are slow under level D2: vendors tune their fast kernels for each device.
 
     Returns
     -------
     dict
-        ``operators``, the modules concerned as ``name: class``, and ``d2_cheap``, True if there is none. Keep
-        a job whose model is not cheap under D2 on one type of device.
+        ``operators``, the modules as ``name: class``, and ``d2_cheap``, True if there are none. Run a job
+        whose model is not cheap under D2 on one type of device.
     """
     operators = [
         f"{name}: {type(module).__name__}"
@@ -194,7 +194,7 @@ def scan_module(model: nn.Module) -> dict[str, bool | list[str]]:
 
 T = TypeVar("T")
 _N_SAMPLES = 1024
-_of_jobs = set[str]()  # modules that a job was the first to import in this process
+_imported = set[str]()  # modules that a job was the first to import in this process
 _BUILT_IN: dict[str, Callable[..., Any]] = {
     "adam": torch.optim.Adam,
     "adamw": torch.optim.AdamW,
@@ -206,7 +206,7 @@ _BUILT_IN: dict[str, Callable[..., Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class TrainedParts:
-    """Objects that all logical workers share.
+    """Objects that all ESTs share.
 
     Parameters
     ----------
@@ -215,10 +215,10 @@ class TrainedParts:
     loss
         Scalar loss of the outputs and the targets of a batch.
     after_reduce
-        Called with the model between the sum of gradients and the step of the optimizer; None for nothing.
+        Called with the model between the sum of gradients and the optimizer step; None for no call.
     scaler
-        Scales losses so that small gradients stay in range. It decides after the sum whether a step is taken,
-        so that all processes decide the same. None for no scaling.
+        Scales losses so that small gradients stay in range; None for no scaling. It decides after the sum
+        whether to take the step, so all processes take the same decision.
     """
 
     model: nn.Module
@@ -231,7 +231,7 @@ class TrainedParts:
 
 @dataclass(frozen=True, slots=True)
 class JobParts:
-    """Trained objects, data set, the function that joins samples into a batch, and the user's modules."""
+    """Trained objects, data set, function that joins samples into a batch, and modules of the user."""
 
     trained: TrainedParts
     data: Any
@@ -250,46 +250,51 @@ def build_parts(job: ElasticJob, device: torch.device) -> JobParts:
     Raises
     ------
     makespan.errors.InputError
-        A function cannot be loaded, does not accept the options of the job for it, or returns a value of
-        another type.
+        A function cannot be loaded, does not accept its options, or returns a value of another type.
     """
     modules: dict[str, Any] = {}
 
-    def of(part: str) -> Callable[..., Any] | None:
+    def function_of(part: str) -> Callable[..., Any] | None:
         return _function(job, part, modules)
 
     spec = None if ":" in job.model else _called(job, "model", partial(StandIn, job.model))
     seed_everything(job.seed)
     if spec is None:
-        model = _checked(job, "model", _called(job, "model", of("model")), nn.Module)
+        model = _checked(job, "model", _called(job, "model", function_of("model")), nn.Module)
     else:
         model = build_stand_in(spec, job.seed)
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if is_lazy(tensor):
-            problem = f"model: {name} belongs to a lazy module and has no size yet"
-            raise InputError(f"{problem}; accepted: a model that has done a forward pass where it is built")
+            raise InputError(
+                f"model: {name} belongs to a lazy module and has no size yet; expected a forward pass in "
+                "the function that builds the model"
+            )
     model.train().to(device)
     trained_by = model if ":" in job.optimizer else model.parameters()
-    returned = _called(job, "optimizer", of("optimizer"), trained_by)
+    returned = _called(job, "optimizer", function_of("optimizer"), trained_by)
     optimizer = _checked(job, "optimizer", returned, torch.optim.Optimizer)
     if type(optimizer).__module__.startswith("torch.distributed."):
-        problem = f"{job.optimizer} returned {type(optimizer).__name__}, which communicates"
-        raise InputError(f"optimizer: {problem}; expected one that steps without other processes")
+        raise InputError(
+            f"optimizer: {job.optimizer} returned {type(optimizer).__name__}, which communicates; expected "
+            "an optimizer that steps without other processes"
+        )
     _check_step(job, "optimizer", optimizer)
     scheduler = None
     if job.lr_scheduler is not None:
-        returned = _called(job, "lr_scheduler", of("lr_scheduler"), optimizer)
+        returned = _called(job, "lr_scheduler", function_of("lr_scheduler"), optimizer)
         scheduler = _checked(job, "lr_scheduler", returned, torch.optim.lr_scheduler.LRScheduler)
         _check_step(job, "lr_scheduler", scheduler)
-    loss = of("loss") or partial(stand_in_loss, _needed(spec, "loss"))
+    loss = function_of("loss") or partial(stand_in_loss, _needed(spec, "loss"))
     scaler = None
     if job.scaler is not None:
         kind = (device.type,) if ":" not in job.scaler else ()
-        scaler = _checked(job, "scaler", _called(job, "scaler", of("scaler"), *kind), torch.amp.GradScaler)
-    trained = TrainedParts(model, optimizer, loss, scheduler, of("after_reduce"), scaler)
-    seed_everything(job.seed)  # again: the data do not depend on the draws of the model
+        scaler = _checked(
+            job, "scaler", _called(job, "scaler", function_of("scaler"), *kind), torch.amp.GradScaler
+        )
+    trained = TrainedParts(model, optimizer, loss, scheduler, function_of("after_reduce"), scaler)
+    seed_everything(job.seed)  # again, so that the data do not depend on the draws of the model
     if job.data is not None:
-        data = _called(job, "data", of("data"))
+        data = _called(job, "data", function_of("data"))
     else:
         make = partial(stand_in_data, _needed(spec, "data"), seed=job.seed)
         options = {"n_samples": _N_SAMPLES} | dict(job.options.get("data", {}))
@@ -297,40 +302,41 @@ def build_parts(job: ElasticJob, device: torch.device) -> JobParts:
     problem = ""
     if isinstance(data, DataLoader):
         problem = "a DataLoader"
-    elif isinstance(data, list | tuple) and any(isinstance(one, Dataset | DataLoader) for one in data):
+    elif isinstance(data, list | tuple) and any(isinstance(item, Dataset | DataLoader) for item in data):
         problem = f"a {type(data).__name__} of {len(data)} data sets"
     if problem:
-        accepted = (
-            "one map-style data set, of which the run makes batches (micro_batch_size, n_loaders, collate)"
+        raise InputError(
+            f"data: {job.data} returned {problem}; expected one map-style data set, from which the run "
+            "makes batches (micro_batch_size, n_loaders, collate)"
         )
-        raise InputError(f"data: {job.data} returned {problem}; expected {accepted}")
-    collate = of("collate") or default_collate
-    files = [place for place in modules if place.endswith(".py")]
-    of_user = user_modules(files, [place for place in modules if not place.endswith(".py")])
-    return JobParts(trained, data, collate, of_user)
+    collate = function_of("collate") or default_collate
+    files = [source for source in modules if source.endswith(".py")]
+    names = [source for source in modules if not source.endswith(".py")]
+    return JobParts(trained, data, collate, user_modules(files, names))
 
 
 def _function(job: ElasticJob, part: str, modules: dict[str, Any]) -> Callable[..., Any] | None:
-    """Find the function of a part; a file runs once for all functions that the job takes from it."""
+    """Find the function of a part; a file is run once for all functions that the job takes from it."""
     text = getattr(job, part)
     if text is None:
         return None
     if ":" not in text:
         return _BUILT_IN[text]
-    place, name = split_name(text)
-    if place not in modules:
-        if place.endswith(".py"):
-            modules[place] = load_file(place)
+    source, name = split_name(text)
+    if source not in modules:
+        if source.endswith(".py"):
+            modules[source] = load_file(source)
         else:
-            # Import it anew if an earlier job of this process did, which may have left state behind there.
-            if place in _of_jobs:
-                sys.modules.pop(place, None)
-            elif place not in sys.modules:
-                _of_jobs.add(place)
-            modules[place] = load_module(place)[0]
-    function: Callable[..., Any] | None = getattr(modules[place], name, None)
+            # Import a module anew if an earlier job of this process did, because it may hold state of that
+            # job.
+            if source in _imported:
+                sys.modules.pop(source, None)
+            elif source not in sys.modules:
+                _imported.add(source)
+            modules[source] = load_module(source)[0]
+    function: Callable[..., Any] | None = getattr(modules[source], name, None)
     if not callable(function):
-        raise InputError(f"{part} is {text!r}, and {name} is {function!r} there; accepted: a function")
+        raise InputError(f"{part} is {text!r}, and {name} is {function!r} there; expected a function")
     if part in ("loss", "after_reduce", "collate") and (options := job.options.get(part)):
         return partial(function, **options)
     return function
@@ -338,7 +344,7 @@ def _function(job: ElasticJob, part: str, modules: dict[str, Any]) -> Callable[.
 
 def _called(job: ElasticJob, part: str, function: Callable[..., Any] | None, *arguments: Any) -> Any:
     if function is None:
-        raise InputError(f"{part} is None; accepted: a function")
+        raise InputError(f"{part} is None; expected a function")
     return _bound(part, function, arguments, dict(job.options.get(part, {})))()
 
 
@@ -355,23 +361,27 @@ def _bound(
     return partial(function, *arguments, **options)
 
 
-def _checked(job: ElasticJob, part: str, found: Any, kind: type[T]) -> T:
-    if not isinstance(found, kind):
-        what = f"{getattr(job, part)} returned {type(found).__name__}"
-        raise InputError(f"{part}: {what}; accepted: a {kind.__module__}.{kind.__name__}")
-    return found
+def _checked(job: ElasticJob, part: str, returned: Any, kind: type[T]) -> T:
+    if not isinstance(returned, kind):
+        raise InputError(
+            f"{part}: {getattr(job, part)} returned {type(returned).__name__}; expected a "
+            f"{kind.__module__}.{kind.__name__}"
+        )
+    return returned
 
 
-def _check_step(job: ElasticJob, part: str, found: Any) -> None:
+def _check_step(job: ElasticJob, part: str, stepper: Any) -> None:
     """Check that a step needs no argument, such as a metric or a closure."""
     try:
-        inspect.signature(found.step).bind()
+        inspect.signature(stepper.step).bind()
     except TypeError as error:
-        what = f"{getattr(job, part)} returned {type(found).__name__}, whose step needs an argument ({error})"
-        raise InputError(f"{part}: {what}; accepted: one whose step takes no argument") from None
+        raise InputError(
+            f"{part}: {getattr(job, part)} returned {type(stepper).__name__}, whose step needs an argument "
+            f"({error}); expected a step without arguments"
+        ) from None
 
 
 def _needed(spec: StandIn | None, part: str) -> StandIn:
     if spec is None:
-        raise InputError(f"{part} is None; accepted: a function, because the model is one of your own")
+        raise InputError(f"{part} is None; expected a function, because the model is no stand-in")
     return spec

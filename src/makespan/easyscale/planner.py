@@ -67,10 +67,10 @@ class IntraJobPlanner:
     def __init__(self, rates: Sequence[float], n_logical_workers: int) -> None:
         if not (all(math.isfinite(rate) and rate >= 0 for rate in rates) and any(rates)):
             raise InputError(
-                f"rates {tuple(rates)}; accepted: finite micro-batches a second, 0 or more, not all of them 0"
+                f"rates {tuple(rates)}; expected finite micro-batches a second, 0 or more, not all of them 0"
             )
         if n_logical_workers < 1:
-            raise InputError(f"{n_logical_workers} logical workers; accepted: 1 or more")
+            raise InputError(f"{n_logical_workers} logical workers; expected 1 or more")
         self.rates = tuple(float(rate) for rate in rates)
         self.n_logical_workers = n_logical_workers
         self._levels: dict[tuple[bool, ...], list[Nums]] = {}
@@ -142,11 +142,11 @@ class IntraJobPlanner:
             or not 1 <= sum(counts) <= self.n_logical_workers
         ):
             raise InputError(
-                f"GPUs {counts}; accepted: {len(self.rates)} numbers, in all from 1 to the "
+                f"GPUs {counts}; expected {len(self.rates)} numbers, in all from 1 to the "
                 f"{self.n_logical_workers} logical workers"
             )
         if any(count and not rate for count, rate in zip(counts, self.rates, strict=True)):
-            raise InputError(f"GPUs {counts}; accepted: none where the rate is 0, rates are {self.rates}")
+            raise InputError(f"GPUs {counts}; expected none where the rate is 0, rates are {self.rates}")
         return counts
 
     def _capacities(self, used: tuple[bool, ...]) -> list[Nums]:
@@ -212,7 +212,7 @@ class JobKind:
         if self.home not in types or wrong or not self.mini_batches > 0:
             raise InputError(
                 f"job kind {self.key!r}: home {self.home!r}, micro-batches {types} s, work "
-                f"{self.mini_batches}; accepted: positive times, one on the home type, and positive work"
+                f"{self.mini_batches}; expected positive times, one on the home type, and positive work"
             )
 
     @property
@@ -307,7 +307,7 @@ class PlannedCatalogue:
         gang = self._gang(self._kind(job.workload))
         if not gang:
             home = self._kind(job.workload).home
-            raise InputError(f"job {job.job_id!r}: no GPU of type {home!r}; accepted: a cluster that has one")
+            raise InputError(f"job {job.job_id!r}: no GPU of type {home!r}; expected a cluster that has one")
         return gang[0]
 
     def as_requested(self, job: JobSpec) -> tuple[Configuration, ...]:

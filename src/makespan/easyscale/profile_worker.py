@@ -1,15 +1,15 @@
-"""Process that tries one kernel set: ``python -m makespan.easyscale.profile_worker <run directory>``."""
+"""Process that tries out one kernel set: ``python -m makespan.easyscale.profile_worker <run directory>``."""
 
 import sys
 
 import numpy as np
 import torch
-import torch._dynamo  # for workers that are forked after this one: an optimizer loads it
+import torch._dynamo  # optimizers load it; workers that are forked after this one inherit it
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-from makespan.easyscale.kernels import KERNEL_SETS, DeterminismLevel
+from makespan.easyscale.kernels import KERNEL_SETS, DeterminismLevel, KernelTrialRequest
 from makespan.easyscale.parts import use_kernels
 from makespan.easyscale.randomness import parameter_sha, seed_everything
 from makespan.runtime import Identity, RunDirectory, end_worker, join, run_worker
@@ -18,7 +18,7 @@ _BATCH, _SIDE, _CHANNELS, _FEATURES = 16, 16, 32, 128
 
 
 def try_kernels(seed: int) -> dict[str, str]:
-    """Hashes of one training step of a fixed model: parameters before it, loss, and gradients."""
+    """Return hashes of one training step of a fixed model: parameters before it, loss, and gradients."""
     rng = np.random.default_rng(seed)
     # Convolution, BatchNorm, dropout and linear layers, large enough that roundings show in one step.
     after = _CHANNELS * (_SIDE // 2) ** 2
@@ -44,10 +44,10 @@ def try_kernels(seed: int) -> dict[str, str]:
 
 
 def _work(directory: RunDirectory, who: Identity) -> None:
-    request = directory.request()
+    request = KernelTrialRequest(**directory.request())
     join(directory, who)
-    with use_kernels(KERNEL_SETS[request["kernels"]], DeterminismLevel.named("D0")):
-        result = try_kernels(request["seed"]) | {"capability": torch.backends.cpu.get_cpu_capability()}
+    with use_kernels(KERNEL_SETS[request.kernels], DeterminismLevel.named("D0")):
+        result = try_kernels(request.seed) | {"capability": torch.backends.cpu.get_cpu_capability()}
     directory.write_result(result)
     dist.destroy_process_group()
 

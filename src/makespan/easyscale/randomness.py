@@ -46,13 +46,13 @@ _LONG = 1000  # items; a longer container holds samples and is not searched
 _TORCH_BYTES = torch.Generator().get_state().numel()
 
 
-def take_randomness() -> bytes:
+def capture_random_states() -> bytes:
     """Return the global random states of Python, NumPy and torch (CPU); equal states are equal bytes."""
     _, words, second = random.getstate()
     numpy_state = mtrand.get_state(legacy=False)
     if numpy_state["bit_generator"] != "MT19937":
         raise InputError(
-            f"the global random state of NumPy is {numpy_state['bit_generator']}; accepted: MT19937"
+            f"the global random state of NumPy is {numpy_state['bit_generator']}; expected MT19937"
         )
     twister = numpy_state["state"]
     parts = (
@@ -65,11 +65,11 @@ def take_randomness() -> bytes:
     return b"".join(parts)
 
 
-def give_randomness(state: bytes) -> None:
-    """Restore what `take_randomness` returned; other bytes raise a `CheckpointError`."""
+def restore_random_states(state: bytes) -> None:
+    """Restore what `capture_random_states` returned; other bytes raise a `CheckpointError`."""
     if len(state) != 2 * _TWISTER + _TORCH_BYTES:
         wanted = 2 * _TWISTER + _TORCH_BYTES
-        raise CheckpointError(f"a random state has {len(state)} bytes; accepted: {wanted}")
+        raise CheckpointError(f"a random state has {len(state)} bytes; expected {wanted}")
     place, is_paired, second = _REST.unpack_from(state, _WORDS)
     random.setstate((3, (*array("I", state[:_WORDS]), place), second if is_paired else None))
     place, is_paired, second = _REST.unpack_from(state, _TWISTER + _WORDS)
@@ -81,17 +81,17 @@ def give_randomness(state: bytes) -> None:
 
 
 @contextmanager
-def apart_from_own() -> Iterator[None]:
+def preserved_random_states() -> Iterator[None]:
     """Restore all random states of this process, those of GPUs too, after the block."""
-    before = take_randomness()
+    before = capture_random_states()
     try:
         with torch.random.fork_rng(range(torch.cuda.device_count())):
             yield
     finally:
-        give_randomness(before)
+        restore_random_states(before)
 
 
-def own_generators(thing: object) -> list[str]:
+def private_generators(thing: object) -> list[str]:
     """Return the attributes of an object, and of the objects in it, that are separate random generators."""
     names, seen, left = [], set(), [("", thing)]
     while left:
@@ -138,7 +138,7 @@ def optimizer_sha(optimizer: torch.optim.Optimizer) -> str:
 
 def implicit_sha(model: nn.Module, device: torch.device) -> str:
     """Hash of the buffers of a model and the current random states of this process."""
-    states: list[tuple[str, Any]] = [("random", take_randomness().hex())]
+    states: list[tuple[str, Any]] = [("random", capture_random_states().hex())]
     if device.type == "cuda":
         states.append(("cuda", torch.cuda.get_rng_state(device)))
     return _sha([*sorted(model.named_buffers()), *states])

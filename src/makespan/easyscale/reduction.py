@@ -1,7 +1,8 @@
 """Gradient reduction whose bits depend on virtual ranks alone: buckets, reduction orders, and exchanges.
 
-Each process receives its range of every bucket from all logical workers, folds it in the order of virtual
-ranks, and sends the result to all processes. A process is a generator of `Exchange` steps: `over_group`
+Floating-point addition is not associative, so the order of summands decides the bits of a sum. Each process
+receives its range of every bucket from all ESTs, sums it in an order of virtual ranks that does not depend on
+the mapping, and sends the result to all processes. A process is a generator of `Exchange` steps: `over_group`
 carries them out with ``torch.distributed``, `in_memory` between generators of one thread.
 """
 
@@ -41,7 +42,7 @@ _log = logging.getLogger(__name__)
 class HostCopies:
     """Copies vectors from a device to pinned memory on a separate stream; on a CPU it returns the vectors.
 
-    The next logical worker computes meanwhile.
+    The copies overlap with the computation of the next EST.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -56,7 +57,7 @@ class HostCopies:
         if self._stream is None:
             return list(vectors)
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
-        copies = [torch.empty(one.shape, dtype=one.dtype, pin_memory=True) for one in vectors]
+        copies = [torch.empty(vector.shape, dtype=vector.dtype, pin_memory=True) for vector in vectors]
         with torch.cuda.stream(self._stream):
             for vector, copy in zip(vectors, copies, strict=True):
                 copy.copy_(vector, non_blocking=True)
@@ -74,8 +75,8 @@ class HostCopies:
         self._copied.clear()
 
 
-def settle(device: torch.device) -> None:
-    """Wait for the computation on a device, so that a clock measures it; copies are not waited for."""
+def synchronize(device: torch.device) -> None:
+    """Wait for the computation on a device, so that a clock measures it; copies may still be running."""
     if device.type == "cuda":
         torch.cuda.current_stream(device).synchronize()
 
@@ -85,20 +86,20 @@ def settle(device: torch.device) -> None:
 BucketMap = tuple[tuple[str, ...], ...]
 """Names of the parameters of each bucket, in their order there."""
 _FIRST_BYTES, _LATER_BYTES = 1 << 20, 25 << 20  # limits of DistributedDataParallel
-_ACCEPTED = (torch.float32, torch.float64)
+_DTYPES = (torch.float32, torch.float64)
 
 
 @dataclass(frozen=True, slots=True)
 class GradientSet:
-    """Gradients of one logical worker.
+    """Gradients of one EST, or their sum over all ESTs.
 
     Parameters
     ----------
     buckets
         One flat vector per bucket, already multiplied by `Reduction.set_scale`.
     used
-        bool, (n_parameters,): the parameters, in registration order, that had a gradient; others count as
-        zero.
+        Whether each parameter, in registration order, had a gradient: bool, (n_parameters,). The others count
+        as zero.
     """
 
     buckets: list[Tensor]
@@ -106,28 +107,29 @@ class GradientSet:
 
 
 def trained_parameters(model: torch.nn.Module) -> dict[str, Parameter]:
-    """Parameters that require a gradient, by name; other dtypes than float raise an `InputError`."""
-    trained = {name: one for name, one in model.named_parameters() if one.requires_grad}
-    for name, one in trained.items():
-        if one.dtype not in _ACCEPTED:
-            raise InputError(f"parameter {name} is {one.dtype}; accepted: {', '.join(map(str, _ACCEPTED))}")
+    """Return the parameters that require a gradient, by name; an `InputError` names one of another dtype."""
+    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    for name, parameter in trained.items():
+        if parameter.dtype not in _DTYPES:
+            expected = ", ".join(map(str, _DTYPES))
+            raise InputError(f"parameter {name} is {parameter.dtype}; expected {expected}")
     return trained
 
 
 def provisional_map(parameters: Mapping[str, Parameter]) -> BucketMap:
-    """Layout before the first backward pass: one bucket in registration order."""
+    """Return the layout before the first backward pass: one bucket in registration order."""
     return _packed(parameters, parameters, (inf,))
 
 
 def rebuilt_map(
     parameters: Mapping[str, Parameter], ready: Sequence[str], cap_bytes: int | None = None
 ) -> BucketMap:
-    """Layout from the second mini-batch on.
+    """Return the layout from the second mini-batch on.
 
     Parameters
     ----------
     ready
-        Names in the order in which gradients became ready; parameters without gradient come last.
+        Names in the order in which gradients became ready; parameters without a gradient come last.
     cap_bytes
         Size at which a bucket is full; None for the default, 1 MiB for the first one and 25 MiB for others.
     """
@@ -161,7 +163,7 @@ class ReadyOrder:
 
     def __init__(self, parameters: Mapping[str, Parameter]) -> None:
         self._names: list[str] = []
-        self._handles = [self._listen(name, one) for name, one in parameters.items()]
+        self._handles = [self._listen(name, parameter) for name, parameter in parameters.items()]
 
     def _listen(self, name: str, parameter: Parameter) -> RemovableHandle:
         handle: RemovableHandle = parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
@@ -173,7 +175,7 @@ class ReadyOrder:
         """Stop recording and return the names."""
         for handle in self._handles:
             handle.remove()
-        return list(dict.fromkeys(self._names))  # a parameter that is used twice is ready twice
+        return list(dict.fromkeys(self._names))  # a parameter that is used twice becomes ready twice
 
 
 class Buckets:
@@ -182,15 +184,17 @@ class Buckets:
     def __init__(self, parameters: Mapping[str, Parameter], bucket_map: BucketMap) -> None:
         listed = sorted(name for names in bucket_map for name in names)
         if listed != sorted(parameters):
-            odd = sorted(set(listed) ^ set(parameters)) or [name for name in listed if listed.count(name) > 1]
-            raise InputError(f"bucket map: {', '.join(odd[:3])}; accepted: each trained parameter once")
+            wrong = sorted(set(listed) ^ set(parameters)) or [
+                name for name in listed if listed.count(name) > 1
+            ]
+            raise InputError(f"bucket map: {', '.join(wrong[:3])}; expected each trained parameter once")
         self.bucket_map = bucket_map
         self._parameters = dict(parameters)
         self.lengths = [sum(parameters[name].numel() for name in names) for names in bucket_map]
 
     def pack(self, scale: float, copies: HostCopies | None = None) -> GradientSet:
         """Move the gradients, times ``scale``, out of the model, and to the host if ``copies`` is given."""
-        used = torch.tensor([one.grad is not None for one in self._parameters.values()])
+        used = torch.tensor([parameter.grad is not None for parameter in self._parameters.values()])
         flat = [
             self._empty(names, length) for names, length in zip(self.bucket_map, self.lengths, strict=True)
         ]
@@ -200,7 +204,7 @@ class Buckets:
                 view.zero_()
             elif gradient.is_sparse:
                 raise InputError(
-                    f"parameter {name} has a sparse gradient; accepted: dense ones (sparse=False)"
+                    f"parameter {name} has a sparse gradient; expected dense gradients (sparse=False)"
                 )
             else:
                 torch.mul(gradient, scale, out=view)
@@ -208,10 +212,10 @@ class Buckets:
         return GradientSet(flat if copies is None else copies.start(flat), used)
 
     def unpack(self, sums: Sequence[Tensor], used: Tensor) -> None:
-        """Make the sums the gradients of the model; a parameter that no logical worker used gets none."""
+        """Make the sums the gradients of the model; a parameter that no EST used gets none."""
         flat = [
-            one.to(self._parameters[names[0]].device)
-            for names, one in zip(self.bucket_map, sums, strict=True)
+            bucket.to(self._parameters[names[0]].device)
+            for names, bucket in zip(self.bucket_map, sums, strict=True)
         ]
         views = self._views(flat)
         for (name, parameter), is_used in zip(self._parameters.items(), used.tolist(), strict=True):
@@ -222,13 +226,13 @@ class Buckets:
         return torch.empty(length, dtype=like.dtype, device=like.device)
 
     def _views(self, flat: Sequence[Tensor]) -> dict[str, Tensor]:
-        """View flat vectors in the shapes of the parameters, and in their memory layouts if dense."""
+        """Return views of flat vectors with the shapes and, if dense, the memory layouts of parameters."""
         views = {}
         for names, vector in zip(self.bucket_map, flat, strict=True):
             offset = 0
             for name in names:
                 like = self._parameters[name]
-                # A tensor without gaps keeps its strides (channels_last, for one); others become contiguous.
+                # A tensor without gaps keeps its strides (such as channels_last); others become contiguous.
                 strides = like.stride()
                 extent = 1 + sum((size - 1) * step for size, step in zip(like.shape, strides, strict=True))
                 if extent != like.numel():
@@ -238,23 +242,23 @@ class Buckets:
         return views
 
 
-# --- Folds: sums over the gradients of all logical workers in an order of virtual ranks ---
+# --- Reduction orders: sums over the gradients of all ESTs in an order of virtual ranks ---
 
 _SEGMENT_BYTES = 1 << 20  # of gloo
 
 
-class Fold(Protocol):
-    """Function that adds up one range of a bucket."""
+class OrderedSum(Protocol):
+    """Function that sums one range of a bucket in a fixed order of virtual ranks."""
 
     def __call__(self, pieces: Sequence[Tensor], start: int, length: int) -> Tensor:
         """Sum ``pieces``, one per rank: elements from ``start`` on of a bucket of ``length`` elements."""
 
 
 def ring_chunks(length: int, n_ranks: int, element_bytes: int) -> list[tuple[int, int]]:
-    """First and last (exclusive) element of each chunk that gloo's ring reduces.
+    """Return first and last (exclusive) element of each chunk that gloo's ring reduces.
 
     Gloo cuts a vector into segments of about 1 MiB, at least two per rank and equally many for each rank
-    (``gloo/allreduce.cc``). Late chunks may be short or empty.
+    (``gloo/allreduce.cc``). The last chunks may be short or empty.
     """
     wanted = max(-(-element_bytes * length // _SEGMENT_BYTES), 2 * n_ranks)
     per_rank = -(-wanted // n_ranks)
@@ -262,41 +266,41 @@ def ring_chunks(length: int, n_ranks: int, element_bytes: int) -> list[tuple[int
     return [(min(length, rank * chunk), min(length, (rank + 1) * chunk)) for rank in range(n_ranks)]
 
 
-def ring_fold(pieces: Sequence[Tensor], start: int, length: int) -> Tensor:
-    """Sum as gloo's all-reduce does: chunk c from rank c - 1 downwards, cyclically (see `Fold`)."""
+def sum_by_ring(pieces: Sequence[Tensor], start: int, length: int) -> Tensor:
+    """Sum as gloo's all-reduce does: chunk c from rank c - 1 downwards, cyclically (see `OrderedSum`)."""
     n_ranks, total = len(pieces), torch.empty_like(pieces[0])
     for chunk, (first, last) in enumerate(ring_chunks(length, n_ranks, total.element_size())):
         low, high = max(first - start, 0), min(last - start, total.numel())
         if low < high:
             order = [(chunk - back) % n_ranks for back in range(1, n_ranks + 1)]
-            _left_fold([pieces[rank][low:high] for rank in order], total[low:high])
+            _sum_in_order([pieces[rank][low:high] for rank in order], total[low:high])
     return total
 
 
-def rank_fold(pieces: Sequence[Tensor], start: int, length: int) -> Tensor:
-    """Sum from rank 0 upwards, everywhere in the bucket (see `Fold`)."""
+def sum_by_rank(pieces: Sequence[Tensor], start: int, length: int) -> Tensor:
+    """Sum from rank 0 upwards, everywhere in the bucket (see `OrderedSum`)."""
     total = torch.empty_like(pieces[0])
-    _left_fold(pieces, total)
+    _sum_in_order(pieces, total)
     return total
 
 
-def _left_fold(parts: Sequence[Tensor], total: Tensor) -> None:
+def _sum_in_order(parts: Sequence[Tensor], total: Tensor) -> None:
     total.copy_(parts[0])
     for part in parts[1:]:
         total.add_(part)
 
 
-FOLDS: dict[str, Fold] = {"ring": ring_fold, "rank": rank_fold}
+ORDERS: dict[str, OrderedSum] = {"ring": sum_by_ring, "rank": sum_by_rank}
 
 
-def fold_named(name: str) -> Fold:
-    """Fold of a name; an unknown name raises a `makespan.errors.UnknownNameError`."""
-    if name not in FOLDS:
-        raise unknown_name("fold", name, FOLDS)
-    return FOLDS[name]
+def ordered_sum_of(order: str) -> OrderedSum:
+    """Return the sum of an order; an unknown name raises a `makespan.errors.UnknownNameError`."""
+    if order not in ORDERS:
+        raise unknown_name("reduction order", order, ORDERS)
+    return ORDERS[order]
 
 
-# --- Trial of a fold against gloo on this machine ---
+# --- Trial of an order against gloo on this machine ---
 
 _TIMEOUT = timedelta(seconds=60)
 _SEED = 20231114
@@ -306,14 +310,14 @@ class GlooThreads(AbstractContextManager["GlooThreads"]):
     """Ranks of one gloo group, one thread per rank; the group is separate from the default one."""
 
     def __init__(self, n_ranks: int) -> None:
-        # The stubs of torch hide the public HashStore, and what a group of one's own can do.
+        # The stubs of torch lack the public HashStore and ProcessGroupGloo.
         dist: Any = importlib.import_module("torch.distributed")
         self._pool, store = ThreadPoolExecutor(n_ranks), dist.HashStore()
-        joined = [
+        futures = [
             self._pool.submit(dist.ProcessGroupGloo, store, rank, n_ranks, _TIMEOUT)
             for rank in range(n_ranks)
         ]
-        self._groups = [one.result() for one in joined]
+        self._groups = [future.result() for future in futures]
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -323,63 +327,66 @@ class GlooThreads(AbstractContextManager["GlooThreads"]):
         self._groups.clear()
 
     def all_reduce(self, vectors: Sequence[Tensor]) -> list[Tensor]:
-        """Return the sum of one vector per rank, as each rank has it."""
-        copies = [one.clone() for one in vectors]
-        running = [
-            self._pool.submit(lambda group, one: group.allreduce([one]).wait(), group, one)
-            for group, one in zip(self._groups, copies, strict=True)
+        """Return the sum of one vector per rank, as each rank receives it."""
+        copies = [vector.clone() for vector in vectors]
+        futures = [
+            self._pool.submit(lambda group, vector: group.allreduce([vector]).wait(), group, vector)
+            for group, vector in zip(self._groups, copies, strict=True)
         ]
-        for one in running:
-            one.result()
+        for future in futures:
+            future.result()
         return copies
 
 
 def checked_lengths(n_ranks: int) -> tuple[int, ...]:
-    """Lengths that gloo cuts in different ways: empty chunks, short ones, more than two segments a rank."""
+    """Return lengths for which gloo's chunks are empty, short, or of more than two segments per rank."""
     return 7, 1001, 100_003, n_ranks * 524_288 + 1
 
 
-def folds_like_gloo(fold: str, n_ranks: int) -> bool:
-    """Return True if a fold gives the bits of gloo's all-reduce on this machine, with this torch.
+def sums_like_gloo(order: str, n_ranks: int) -> bool:
+    """Return True if an order gives the bits of gloo's all-reduce on this machine, with this torch.
 
-    It takes less than a second. `fold_of_machine` keeps the answer per machine and version of torch.
+    The trial takes less than a second. `detect_gloo_order` keeps the answer per machine and version of torch.
     """
-    add, rng = fold_named(fold), np.random.default_rng(_SEED)
+    ordered_sum, rng = ordered_sum_of(order), np.random.default_rng(_SEED)
     with GlooThreads(n_ranks) as gloo:
         for length in checked_lengths(n_ranks):
             drawn = rng.standard_normal((n_ranks, length), dtype=np.float32)
             vectors = list(torch.from_numpy(drawn))
-            expected = add(vectors, 0, length)
-            if not all(torch.equal(one, expected) for one in gloo.all_reduce(vectors)):
+            expected = ordered_sum(vectors, 0, length)
+            if not all(torch.equal(total, expected) for total in gloo.all_reduce(vectors)):
                 return False
     return True
 
 
-def fold_of_machine(n_ranks: int, directory: Path) -> str:
-    """Return the fold that reproduces stock training on this machine, ``ring``, or else ``rank``.
+def detect_gloo_order(n_ranks: int, directory: Path) -> str:
+    """Return the order that reproduces stock training on this machine, ``ring``, or else ``rank``.
 
     Parameters
     ----------
     n_ranks
         Number of logical workers.
     directory
-        Directory that keeps the answer, in one file per machine, version of torch and number of workers.
+        Directory that keeps the answer, in one file per machine, version of torch and number of logical
+        workers.
     """
     system = [describe_machine()["processor"], platform.system(), torch.__version__]
     key = hashlib.sha256("/".join(map(str, [*system, n_ranks])).encode()).hexdigest()[:16]
     path = directory / f"fold-{key}.json"
     if (known := read_json(path)) is None:
-        known = {"system": system, "n_ranks": n_ranks, "ring": folds_like_gloo("ring", n_ranks)}
+        known = {"system": system, "n_ranks": n_ranks, "ring": sums_like_gloo("ring", n_ranks)}
         directory.mkdir(parents=True, exist_ok=True)
         write_json(known, path)
     if known["ring"]:
         return "ring"
-    _log.warning("gloo adds up in another order than the fold ring here; the fold rank takes its place, and "
-                 "only training that sums by the same fold has its bits")  # fmt: skip
+    _log.warning(
+        "gloo does not sum in the order ring on this machine; using the order rank instead, whose bits only "
+        "training in the same order reproduces"
+    )
     return "rank"
 
 
-# --- Sum of the gradients of all logical workers over processes ---
+# --- Sum of the gradients of all ESTs over processes ---
 
 T = TypeVar("T")
 Scaling = Literal["pre", "post"]
@@ -403,8 +410,8 @@ class Reduction:
     Parameters
     ----------
     n_logical_workers
-        Gradient sets that make one sum.
-    fold
+        Number of gradient sets in one sum.
+    order
         ``ring``, the order of gloo's all-reduce, or ``rank``, ascending.
     scaling
         Whether each set is multiplied by 1/N (``pre``, as DistributedDataParallel does) or the sum
@@ -414,18 +421,18 @@ class Reduction:
     """
 
     n_logical_workers: int
-    fold: str = "ring"
+    order: str = "ring"
     scaling: Scaling = "pre"
     bucket_cap_bytes: int | None = None
 
     def __post_init__(self) -> None:
         """Check the choices."""
-        fold_named(self.fold)
+        ordered_sum_of(self.order)
         if self.scaling not in ("pre", "post"):
-            raise InputError(f"scaling {self.scaling!r}; accepted: pre, post")
+            raise InputError(f"scaling is {self.scaling!r}; expected pre, post")
         for name in ("n_logical_workers", "bucket_cap_bytes"):
             if (number := getattr(self, name)) is not None and number < 1:
-                raise InputError(f"{name} {number}; accepted: a whole number >= 1")
+                raise InputError(f"{name} is {number}; expected a whole number >= 1")
 
     @property
     def set_scale(self) -> float:
@@ -434,39 +441,42 @@ class Reduction:
 
 
 def reduce_sets(
-    own: Sequence[GradientSet], mapping: RankMapping, process: int, reduction: Reduction
+    hosted: Sequence[GradientSet], mapping: RankMapping, process: int, reduction: Reduction
 ) -> Steps[GradientSet]:
-    """Sum the sets of all logical workers; ``own`` are those of this process, in the order of the mapping."""
-    fold = fold_named(reduction.fold)
+    """Sum the sets of all ESTs; ``hosted`` are those of this process, in the order of the mapping."""
+    ordered_sum = ordered_sum_of(reduction.order)
     sums = []
-    for bucket in zip(*(one.buckets for one in own), strict=True):
-        sums.append((yield from _reduce_bucket(bucket, mapping, process, fold)))
+    for bucket in zip(*(gradients.buckets for gradients in hosted), strict=True):
+        sums.append((yield from _reduce_bucket(bucket, mapping, process, ordered_sum)))
     if reduction.scaling == "post":
-        sums = [one * (1.0 / reduction.n_logical_workers) for one in sums]
-    # A parameter has a sum if any logical worker of any process used it.
-    used = torch.stack([one.used for one in own]).any(dim=0)
-    everywhere = yield from share(used.to(torch.uint8), [used.numel()] * mapping.n_processes)
-    return GradientSet(sums, torch.stack(everywhere).any(dim=0))
+        sums = [total * (1.0 / reduction.n_logical_workers) for total in sums]
+    # A parameter has a sum if any EST of any process used it.
+    used = torch.stack([gradients.used for gradients in hosted]).any(dim=0)
+    gathered = yield from share(used.to(torch.uint8), [used.numel()] * mapping.n_processes)
+    return GradientSet(sums, torch.stack(gathered).any(dim=0))
 
 
-def _reduce_bucket(own: Sequence[Tensor], mapping: RankMapping, process: int, fold: Fold) -> Steps[Tensor]:
-    # Each process folds the range of the bucket that belongs to it.
-    length, n_processes = own[0].numel(), mapping.n_processes
+def _reduce_bucket(
+    hosted: Sequence[Tensor], mapping: RankMapping, process: int, ordered_sum: OrderedSum
+) -> Steps[Tensor]:
+    # Each process sums its own range of the bucket, over all ESTs. An all-reduce would add the partial sums
+    # of processes, whose bits depend on the mapping.
+    length, n_processes = hosted[0].numel(), mapping.n_processes
     ranges = list(pairwise(length * number // n_processes for number in range(n_processes + 1)))
     start, end = ranges[process]
     # A single process exchanges nothing: a copy of every set would double its memory.
-    pieces = dict(zip(mapping.hosted[process], own, strict=True))
+    pieces = dict(zip(mapping.hosted[process], hosted, strict=True))
     if n_processes > 1:
-        parts = [torch.cat([one[first:last] for one in own]) for first, last in ranges]
+        parts = [torch.cat([vector[first:last] for vector in hosted]) for first, last in ranges]
         received = yield Exchange(parts, [len(ranks) * (end - start) for ranks in mapping.hosted])
         for ranks, part in zip(mapping.hosted, received, strict=True):
             pieces |= zip(ranks, part.view(len(ranks), end - start), strict=True)
-    folded = fold([pieces[rank] for rank in range(mapping.n_logical_workers)], start, length)
-    return torch.cat((yield from share(folded, [last - first for first, last in ranges])))
+    total = ordered_sum([pieces[rank] for rank in range(mapping.n_logical_workers)], start, length)
+    return torch.cat((yield from share(total, [last - first for first, last in ranges])))
 
 
 def share(part: Tensor, lengths: list[int]) -> Steps[list[Tensor]]:
-    """Send one vector to all processes and return those of all."""
+    """Send one vector to all processes, and return the vectors of all processes."""
     return [part] if len(lengths) == 1 else (yield Exchange([part] * len(lengths), lengths))
 
 
@@ -493,7 +503,7 @@ def over_group(steps: Steps[T], device: torch.device | None = None) -> T:
 
 
 def in_memory(processes: Sequence[Steps[T]]) -> list[T]:
-    """Carry out the steps of all processes in turn, in this thread; return their results."""
+    """Carry out the steps of all processes in lockstep, in this thread; return their results."""
     replies: list[list[Tensor]] | None = None
     results: list[T] = []
     while len(results) < len(processes):

@@ -10,6 +10,7 @@ import pandas as pd
 from makespan.cleanup import temporary_directory
 from makespan.easyscale.job import ElasticJob
 from makespan.easyscale.kernels import process_options
+from makespan.easyscale.requests import STOCK, StockRequest
 from makespan.errors import InputError, TrainingError
 from makespan.runtime import Launch, Launcher, LocalLauncher, RunDirectory
 
@@ -27,7 +28,7 @@ class StockRun:
         One row per mini-batch and rank: ``step`` from 1, ``rank``, ``loss`` and the hashes
         ``parameter_sha``, ``optimizer_sha`` and ``context_sha``, None where they were not requested.
     is_hooked
-        True if a communication hook added up by rank, because gloo's own order differs here.
+        True if a communication hook summed gradients by rank, because gloo's order differs on this machine.
     """
 
     steps: pd.DataFrame
@@ -50,7 +51,7 @@ def train_stock(
     ----------
     jobs
         Jobs with equally many logical workers and with levels that need the same kernels; each logical worker
-        is a process. Their folds are ``ring``, gloo's own, or ``rank``, which uses a communication hook.
+        is a process. Their ``fold`` is ``ring``, gloo's order, or ``rank``, which uses a communication hook.
     steps
         Mini-batches.
     device
@@ -65,35 +66,35 @@ def train_stock(
     Raises
     ------
     makespan.errors.InputError
-        The jobs cannot share processes, or stock training cannot add up gradients as one of them does.
+        The jobs cannot share processes, or stock training cannot sum gradients as one of them requires.
     makespan.errors.WorkerError
         A process failed.
     """
     kinds = {(job.n_logical_workers, job.level.pins_algorithms, job.level.pins_kernels) for job in jobs}
     if len(kinds) != 1:
         problem = f"jobs with {len(kinds)} pairs of logical workers and kernels"
-        raise InputError(f"{problem}; accepted: equally many, and the same ones")
+        raise InputError(f"{problem}; expected equally many logical workers and the same kernels")
     if len(models) not in (0, len(jobs)):
-        raise InputError(f"models of {len(models)} jobs; accepted: none, or one for each of {len(jobs)} jobs")
+        raise InputError(
+            f"models has {len(models)} files; expected none, or one for each of {len(jobs)} jobs"
+        )
     for job in jobs:
         if job.scaling != "pre":
-            raise InputError(f"scaling is {job.scaling!r}; accepted: 'pre', as DistributedDataParallel does")
+            raise InputError(
+                f"scaling is {job.scaling!r}; expected 'pre', which DistributedDataParallel uses"
+            )
         if job.fold == "auto":
-            raise InputError("fold is 'auto'; accepted: ring or rank, see fold_of_machine")
+            raise InputError("fold is 'auto'; expected ring or rank, see detect_gloo_order")
     if run_dir is None:
         with temporary_directory("stock") as path:
             more: dict[str, Any] = {"device": device, "hash_every": hash_every, "models": models}
             return train_stock(jobs, steps, **more, launcher=launcher, run_dir=path)
     n_ranks, paths = jobs[0].n_logical_workers, models or [None] * len(jobs)
-    request = {
-        "jobs": [job.values() for job in jobs],
-        "steps": steps,
-        "devices": [device] * n_ranks,
-        "hash_every": hash_every,
-        "models": [None if path is None else str(Path(path).resolve()) for path in paths],
-    }
+    resolved = tuple(None if path is None else Path(path).resolve() for path in paths)
+    request = StockRequest(tuple(jobs), steps, device, hash_every, resolved)
     options = [process_options(device, jobs[0].level)] * n_ranks
-    launch = Launch(_WORKER, request, n_ranks, Path(run_dir), options=options)
+    values = STOCK.dump_python(request, mode="json")
+    launch = Launch(_WORKER, values, n_ranks, Path(run_dir), options=options)
     (launcher if launcher is not None else LocalLauncher()).run(launch)
     directory = RunDirectory(launch.run_dir)
     runs = []

@@ -1,15 +1,16 @@
 """Process that times training steps: ``python -m makespan.easyscale.timing_worker <run directory>``.
 
-The request lists series. A series is one model and several ways to train it. The ways take turns step by
-step, so that other load of the machine affects all of them. A way is stock DistributedDataParallel over all
-processes of the run, or logical workers that the first process hosts while the others wait.
+The request lists series. A series is one model and several variants of its training. The variants take turns
+step by step, so that other load of the machine affects all of them alike. A variant is stock
+DistributedDataParallel over all processes of the run, or ESTs that the first process hosts while the others
+wait.
 """
 
 import ctypes
 import gc
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch._dynamo  # an optimizer loads it, once in the process that forks this one
+import torch._dynamo  # optimizers load it; workers that are forked after this one inherit it
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_map
@@ -27,7 +28,8 @@ from makespan.easyscale.job import RankMapping
 from makespan.easyscale.kernels import DeterminismLevel, kernels_of
 from makespan.easyscale.parts import TrainedParts, scan_module, use_kernels
 from makespan.easyscale.reduction import Reduction, over_group, trained_parameters
-from makespan.easyscale.worker import HostedWorkers
+from makespan.easyscale.requests import TIMING, TimedVariant, TimingSeries
+from makespan.easyscale.worker import HostedESTs
 from makespan.runtime import Identity, RunDirectory, end_worker, join, run_worker
 from makespan.training.zoo import StandIn, build_stand_in, stand_in_data, stand_in_loss
 
@@ -53,64 +55,64 @@ def _batch(spec: StandIn, size: int, seed: int) -> Batch:
     samples = stand_in_data(spec, min(size, _DISTINCT), seed)
     made = default_collate([samples[index] for index in range(len(samples))])
     index = torch.arange(size) % len(samples)
-    inputs, targets = tree_map(lambda one: one[index], tuple(made))
+    inputs, targets = tree_map(lambda values: values[index], tuple(made))
     return inputs, targets
 
 
 class _Series:
-    """Ways to train one model, in the processes of this run."""
+    """A timing series in this process, one of the processes of the run."""
 
-    def __init__(self, who: Identity, spec: StandIn, asked: Mapping[str, Any], idle_bytes: int) -> None:
-        self.who, self.spec, self.asked, self.idle_bytes = who, spec, asked, idle_bytes
-        self.ways: list[dict[str, Any]] = asked["ways"]
+    def __init__(self, who: Identity, request: TimingSeries, idle_bytes: int) -> None:
+        self.who, self.request, self.idle_bytes = who, request, idle_bytes
         self.steps: dict[str, Step] = {}
-        self.spent: dict[str, list[tuple[float, float]]] = {way["name"]: [] for way in self.ways}
+        self.spent: dict[str, list[tuple[float, float]]] = {variant.name: [] for variant in request.variants}
         self.parts: dict[bool, TrainedParts] = {}
         self.held_bytes = self.set_bytes = self.sets_bytes = 0
-        self.batch = _batch(spec, asked["micro_batch_size"], asked["seed"])
+        self.batch = _batch(request.spec, request.micro_batch_size, request.seed)
         self.d2_cheap = True
 
     @property
     def is_over(self) -> bool:
         """Return True if all processes together hold more memory than the device has."""
-        budget = self.asked["budget_bytes"]
+        budget = self.request.budget_bytes
         return budget is not None and self.held_bytes > budget
 
-    def is_mine(self, way: Mapping[str, Any]) -> bool:
-        """Return True if this process takes part in a way."""
-        return bool(way["is_stock"]) or self.who.rank == 0
+    def takes_part(self, variant: TimedVariant) -> bool:
+        """Return True if this process takes part in a variant."""
+        return variant.is_stock or self.who.rank == 0
 
-    def enter(self) -> None:
+    def allocate(self) -> None:
         """Allocate memory, one process after the other, so that only the last one can exceed the budget."""
-        batch = self.batch
+        variants = [variant for variant in self.request.variants if self.takes_part(variant)]
         for turn in range(self.who.size):
             if turn == self.who.rank:
-                for kind in {way["is_stock"] for way in self.ways if self.is_mine(way)}:
-                    self.parts[kind] = self._built()
-                if self.asked["budget_bytes"] is not None:
-                    self._pass(batch)
-            self.weigh()
+                for is_stock in {variant.is_stock for variant in variants}:
+                    self.parts[is_stock] = self._build()
+                if self.request.budget_bytes is not None:
+                    self._forward_backward()
+            self.measure_memory()
             if self.is_over:
                 return
-        for way in self.ways:
-            if self.is_mine(way):
-                self.steps[way["name"]] = self._way(batch, way)
+        for variant in variants:
+            self.steps[variant.name] = self._step_of(variant)
 
-    def _built(self) -> TrainedParts:
-        parts = _parts(self.spec, self.asked["seed"])
+    def _build(self) -> TrainedParts:
+        parts = _parts(self.request.spec, self.request.seed)
         self.d2_cheap = bool(scan_module(parts.model)["d2_cheap"])
-        self.set_bytes = sum(one.nbytes for one in trained_parameters(parts.model).values())
+        self.set_bytes = sum(parameter.nbytes for parameter in trained_parameters(parts.model).values())
         return parts
 
-    def _pass(self, batch: Batch) -> None:
+    def _forward_backward(self) -> None:
+        inputs, targets = self.batch
         for parts in self.parts.values():
-            with self._computing(self.ways[0]):
-                parts.loss(parts.model(batch[0]), batch[1]).backward()  # type: ignore[no-untyped-call]
+            with self._computing(self.request.variants[0]):
+                parts.loss(parts.model(inputs), targets).backward()  # type: ignore[no-untyped-call]
             parts.optimizer.zero_grad(set_to_none=True)
 
-    def _way(self, batch: Batch, way: Mapping[str, Any]) -> Step:
-        computing, parts, n = self._computing(way), self.parts[way["is_stock"]], way["n"]
-        if way["is_stock"]:
+    def _step_of(self, variant: TimedVariant) -> Step:
+        batch, n = self.batch, variant.n
+        computing, parts = self._computing(variant), self.parts[variant.is_stock]
+        if variant.is_stock:
             model, (inputs, targets) = DistributedDataParallel(parts.model, broadcast_buffers=False), batch
 
             def stock_step() -> list[float]:
@@ -128,92 +130,96 @@ class _Series:
 
             return stock_step
 
-        workers = HostedWorkers(
-            parts, _CPU, RankMapping.even(n, 1), 0, Reduction(n), DeterminismLevel.named(way["level"]),
-            seed=self.asked["seed"], computing=computing, swaps_contexts=way["swaps_contexts"],
+        hosted = HostedESTs(
+            parts, _CPU, RankMapping.even(n, 1), 0, Reduction(n), DeterminismLevel.named(variant.level),
+            seed=self.request.seed, computing=computing, swaps_contexts=variant.swaps_contexts,
         )  # fmt: skip
 
         def hosted_step() -> list[float]:
-            done = over_group(workers.mini_batch(lambda rank: batch))
+            done = over_group(hosted.mini_batch(lambda rank: batch))
             return [*done.micro_batch_s, done.sync_s]
 
         return hosted_step
 
-    def _computing(self, way: Mapping[str, Any]) -> Computing:
-        level = DeterminismLevel.named(way["level"])
-        return use_kernels(kernels_of(self.asked["device"], level), level)
+    def _computing(self, variant: TimedVariant) -> Computing:
+        level = DeterminismLevel.named(variant.level)
+        return use_kernels(kernels_of(self.request.device, level), level)
 
-    def turn(self, way: Mapping[str, Any]) -> list[float]:
-        """Run one mini-batch in one way; return its times, none if this process waits."""
+    def run_step(self, variant: TimedVariant) -> list[float]:
+        """Run one mini-batch of a variant; return its times, none if this process waits."""
         dist.barrier()
-        self._computing(way)  # sets the deterministic mode of the whole process
-        if not self.is_mine(way):
+        self._computing(variant)  # sets the deterministic mode of the whole process
+        if not self.takes_part(variant):
             return []
         begun, spent = time.perf_counter(), time.process_time()
-        times = self.steps[way["name"]]()
-        self.spent[way["name"]].append((time.process_time() - spent, time.perf_counter() - begun))
+        times = self.steps[variant.name]()
+        self.spent[variant.name].append((time.process_time() - spent, time.perf_counter() - begun))
         return times
 
-    def weigh(self) -> None:
+    def measure_memory(self) -> None:
         """Add up the memory of all processes beyond that of idle ones, without gradient sets."""
-        n_sets = max((way["n"] for way in self.ways if not way["is_stock"] and self.steps), default=0)
+        variants = self.request.variants
+        n_sets = max((variant.n for variant in variants if not variant.is_stock and self.steps), default=0)
         self.sets_bytes = n_sets * self.set_bytes
         total = torch.tensor(max(_memory_bytes("VmHWM") - self.idle_bytes, 0))
         dist.all_reduce(total)
         self.held_bytes = int(total.item()) - self.sets_bytes
 
     def run(self) -> dict[str, list[list[float]]]:
-        """Run all steps, with the ways in rotating order; return times by way and step, without warm-up.
+        """Run all steps, with the variants in rotating order; return times by variant and step.
 
         Memory is measured in the warm-up, while freed blocks go back to the system: the size of the heap
         depends on how often memory was freed, not on how much was needed.
         """
-        times: dict[str, list[list[float]]] = {way["name"]: [] for way in self.ways}
-        is_weighed = self.asked["budget_bytes"] is not None
-        _keep_freed(not is_weighed)
-        self.enter()
-        for _ in range(self.asked["warmup_steps"]):
-            for way in self.ways:
+        variants = self.request.variants
+        times: dict[str, list[list[float]]] = {variant.name: [] for variant in variants}
+        measures_memory = self.request.budget_bytes is not None
+        _keep_freed(not measures_memory)
+        self.allocate()
+        for _ in range(self.request.warmup_steps):
+            for variant in variants:
                 if not self.is_over:
-                    self.turn(way)
-                    self.weigh()
+                    self.run_step(variant)
+                    self.measure_memory()
         if self.is_over:
             return times
-        if is_weighed:
+        if measures_memory:
             _keep_freed(True)
-            self._pass(self.batch)  # fills the heap, as the warm-up does where memory is not measured
+            self._forward_backward()  # fills the heap, as the warm-up does where memory is not measured
         self.spent = {name: [] for name in times}
-        for number in range(self.asked["steps"]):
-            first = number % len(self.ways)
-            for way in [*self.ways[first:], *self.ways[:first]]:
-                times[way["name"]].append(self.turn(way))
+        for number in range(self.request.steps):
+            first = number % len(variants)
+            for variant in [*variants[first:], *variants[:first]]:
+                times[variant.name].append(self.run_step(variant))
         return times
 
 
-def measure(who: Identity, asked: Mapping[str, Any]) -> dict[str, Any]:
+def measure(who: Identity, request: TimingSeries) -> dict[str, Any]:
     """Run one series and return the results of all processes.
 
     Returns
     -------
     dict
-        ``times`` by way, process and step, each as micro-batches and the rest of the step [s]; ``spent`` in
-        the same order, CPU time and time of each step [s]. Of all processes ``held_bytes``, beyond the memory
-        of idle ones and without gradient sets, and ``gradient_sets_bytes``; ``is_over``, True if
+        ``times`` by variant, process and step, each as micro-batches and the rest of the step [s]; ``spent``
+        in the same order, CPU time and time of each step [s]. Of all processes ``held_bytes``, beyond the
+        memory of idle ones and without gradient sets, and ``gradient_sets_bytes``; ``is_over``, True if
         ``held_bytes`` exceeds the budget; ``d2_cheap`` of the scan of the model.
     """
-    spec = StandIn(**asked["spec"])
-    if asked["budget_bytes"] is not None:
+    if request.budget_bytes is not None:
         # A process counts as idle once code and libraries are loaded: a run of the smallest model loads them.
-        small = dict(asked, micro_batch_size=2, warmup_steps=1, steps=1, budget_bytes=sys.maxsize)
-        _Series(who, replace(spec, width=8, depth=1), small, 0).run()
+        small = replace(
+            request, spec=replace(request.spec, width=8, depth=1), micro_batch_size=2, warmup_steps=1,
+            steps=1, budget_bytes=sys.maxsize,
+        )  # fmt: skip
+        _Series(who, small, 0).run()
         gc.collect()
-    series = _Series(who, spec, asked, _memory_bytes("VmRSS"))
+    series = _Series(who, request, _memory_bytes("VmRSS"))
     local = series.run()
-    everything: list[Any] = [None] * who.size
-    dist.all_gather_object(everything, (local, series.spent))
+    gathered: list[Any] = [None] * who.size
+    dist.all_gather_object(gathered, (local, series.spent))
     return {
-        "times": {name: [times[name] for times, _ in everything] for name in local},
-        "spent": {name: [spent[name] for _, spent in everything] for name in local},
+        "times": {name: [times[name] for times, _ in gathered] for name in local},
+        "spent": {name: [spent[name] for _, spent in gathered] for name in local},
         "held_bytes": series.held_bytes,
         "gradient_sets_bytes": series.sets_bytes,
         "is_over": series.is_over,
@@ -223,14 +229,14 @@ def measure(who: Identity, asked: Mapping[str, Any]) -> dict[str, Any]:
 
 def _keep_freed(keeps: bool) -> None:
     """Make the heap keep freed memory, or return large blocks to the system at once."""
-    with suppress(AttributeError):  # not every C library has it
+    with suppress(AttributeError):  # only the GNU C library has mallopt
         allocator = ctypes.CDLL(None).mallopt
         allocator(_TRIM, _KEPT)
         allocator(_MMAP, _LARGE_BLOCK if keeps else _SMALL_BLOCK)
 
 
 def _memory_bytes(name: str) -> int:
-    """Resident memory of this process: current (``VmRSS``) or peak (``VmHWM``) [B]."""
+    """Return the resident memory of this process: current (``VmRSS``) or peak (``VmHWM``) [B]."""
     for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
         if line.startswith(f"{name}:"):
             return int(line.split()[1]) * _KIB
@@ -240,8 +246,8 @@ def _memory_bytes(name: str) -> int:
 def _work(directory: RunDirectory, who: Identity) -> None:
     join(directory, who)
     results = []
-    for number, asked in enumerate(directory.request()):
-        results.append(measure(who, asked))
+    for number, request in enumerate(TIMING.validate_python(directory.request())):
+        results.append(measure(who, request))
         gc.collect()
         if who.rank == 0:
             directory.write_progress(number)

@@ -1,11 +1,12 @@
 """Elastic trainer: start, change and resume runs, share processes between jobs, and write their tables.
 
-A run is a sequence of stages. A stage is one set of processes with one mapping, from a checkpoint to the
-next. This module starts the processes and does not load torch; `makespan.easyscale.worker` is their code.
+A run is a sequence of generations (column ``stage`` of its tables). A generation is one set of processes with
+one mapping, from a checkpoint to the next. This module starts the processes and does not load torch;
+`makespan.easyscale.worker` is their code.
 
-The directory of a run lasts from one stage to the next: ``checkpoints/`` has the newest two, ``records/`` the
-rows and changes between them, ``steps.csv`` and ``reconfigurations.csv`` the tables made of these,
-``state.json`` the state of the run, and ``wanted.json`` a requested mapping.
+The directory of a run outlives its generations: ``checkpoints/`` has the newest two, ``records/`` the rows
+and changes between them, ``steps.csv`` and ``reconfigurations.csv`` the tables made of these, ``state.json``
+the state of the run, and ``wanted.json`` a requested mapping.
 """
 
 import logging
@@ -14,7 +15,7 @@ import re
 import shutil
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -26,6 +27,7 @@ import pandas as pd
 from makespan import errors
 from makespan.cleanup import temporary_directory
 from makespan.easyscale.job import AUTO, MODEL_FILE, TRAINING_LOCK, ElasticJob, Placing, job_from
+from makespan.easyscale.requests import GENERATIONS, GenerationRequest, Reconfiguration
 from makespan.errors import (
     CheckpointError,
     InputError,
@@ -41,13 +43,13 @@ from makespan.runtime import (
     Launcher,
     LocalLauncher,
     RunDirectory,
+    acquire,
     check_gpus,
     describe_machine,
     discard_partial,
-    is_taken,
+    is_locked,
     latest_checkpoint,
     sound_checkpoint,
-    take,
 )
 from makespan.tables import table_schema, write_csv
 
@@ -95,7 +97,7 @@ RECONFIGURATIONS = table_schema(
 
 # --- Directory of a run ---
 
-_ENDING_S = 60.0  # that training processes of a killed run have to end
+_PREDECESSOR_S = 60.0  # longest wait for training processes of a killed run to end
 _RECORD = re.compile(r"step-(\d+)\.json")
 
 
@@ -111,29 +113,31 @@ class RunFolder:
         return self.path / "checkpoints"
 
     @property
-    def wanted_path(self) -> Path:
-        """File that requests another mapping."""
+    def change_request_path(self) -> Path:
+        """File that requests another placing."""
         return self.path / "wanted.json"
 
     @contextmanager
     def hold(self) -> Iterator[None]:
-        """Hold the directory for this process; an `InputError` is raised if another one holds it.
+        """Hold the directory for this process; an `InputError` is raised if another process holds it.
 
-        Training processes end soon after a run was killed; until then they may write checkpoints, so this
+        Training processes end soon after their run was killed; until then they may write checkpoints, so this
         waits for them.
         """
         self.path.mkdir(parents=True, exist_ok=True)
-        accepted = "a directory of its own for each run"
-        handle = take(self.path / "lock")
+        expected = "a directory of its own for each run"
+        handle = acquire(self.path / "lock")
         if handle is None:
-            raise InputError(f"run_dir is {self.path}, where a run is going on; accepted: {accepted}")
+            raise InputError(f"run_dir is {self.path}, where another run is active; expected {expected}")
         try:
-            # Training processes share this lock. Once it is free none of an earlier run is left, and those of
-            # this run need it.
-            training = take(self.path / TRAINING_LOCK, _ENDING_S)
+            # Training processes share this lock. Once it is free, those of an earlier run have ended; it is
+            # released again for those of this run.
+            training = acquire(self.path / TRAINING_LOCK, _PREDECESSOR_S)
             if training is None:
-                found = f"run_dir is {self.path}, where processes of an earlier run still train"
-                raise InputError(f"{found} after {_ENDING_S:g} s; accepted: {accepted}")
+                raise InputError(
+                    f"run_dir is {self.path}, where processes of an earlier run still train after "
+                    f"{_PREDECESSOR_S:g} s; expected {expected}"
+                )
             os.close(training)
             yield
         finally:
@@ -141,13 +145,13 @@ class RunFolder:
 
     def is_held(self) -> bool:
         """Return True while a run holds the directory."""
-        return is_taken(self.path / "lock")
+        return is_locked(self.path / "lock")
 
     def checkpoint(self) -> Checkpoint | None:
         """Newest undamaged checkpoint, see `makespan.runtime.sound_checkpoint`."""
         return sound_checkpoint(self.checkpoints)
 
-    def forget_after(self, step: int) -> None:
+    def discard_records_after(self, step: int) -> None:
         """Remove the records of mini-batches after the last checkpoint."""
         for path, end in self._records():
             if end > step:
@@ -161,7 +165,7 @@ class RunFolder:
     def write_tables(self) -> tuple[pd.DataFrame, pd.DataFrame]:
         """Write ``steps.csv`` and ``reconfigurations.csv`` from all records, and return both tables."""
         records = [read_json(path, CheckpointError) for path, _ in self._records()]
-        # A stage with several checkpoints repeats its change; its last record counts.
+        # A generation with several checkpoints repeats its change; the last record counts.
         changes = {record["rows"][0]["stage"]: record["change"] for record in records}
         tables = []
         for schema, rows in (
@@ -174,7 +178,7 @@ class RunFolder:
         return tables[0], tables[1]
 
     def write_state(self, state: str, step: int, job: dict[str, Any], *, mixes_devices: bool) -> None:
-        """Write the state of the run, its mini-batches done, its job, and if it mixes devices."""
+        """Write the state of the run, its mini-batches done, its job, and whether it mixes devices."""
         values = {"state": state, "step": step, "job": job, "mixes_devices": mixes_devices}
         write_json(values, self.path / "state.json")
 
@@ -182,29 +186,29 @@ class RunFolder:
         """Return the last written state; an `InputError` is raised if there is none."""
         state = read_json(self.path / "state.json")
         if not isinstance(state, dict) or "job" not in state:
-            raise InputError(f"run_dir is {self.path}, where no run was; accepted: the directory of a run")
+            raise InputError(f"run_dir is {self.path}, which holds no run; expected the directory of a run")
         return state
 
-    def want(self, values: dict[str, Any]) -> None:
+    def request_placing(self, values: dict[str, Any]) -> None:
         """Request another placing, by its values; an empty dictionary suspends the run."""
-        write_json(values, self.wanted_path)
+        write_json(values, self.change_request_path)
 
-    def take_wanted(self) -> dict[str, Any] | None:
-        """Return the requested placing and remove the request."""
+    def pop_requested_placing(self) -> dict[str, Any] | None:
+        """Return the values of the requested placing and remove the request; None without one."""
         taken = self.path / "taken.json"
         try:
-            self.wanted_path.replace(taken)  # a later request stays
+            self.change_request_path.replace(taken)  # a later request is kept
         except FileNotFoundError:
             return None
         values: dict[str, Any] | None = read_json(taken)
         return values
 
 
-# --- Stages of a run ---
+# --- Generations of a run ---
 
 _WORKER = "makespan.easyscale.worker"
 _SCAN_WORKER = "makespan.easyscale.scan_worker"
-_FORMAT = 1
+_FORMAT = 1  # of checkpoints
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,10 +248,10 @@ class RunOptions:
     resume
         Whether a run in the directory is resumed; False rejects a directory with a checkpoint.
     checkpoint_every
-        Mini-batches from one checkpoint to the next; 0 for none by their number.
+        Mini-batches from one checkpoint to the next; 0 to count none.
     checkpoint_every_s
-        Time from one checkpoint to the next, at least twenty times the time of writing one [s]; 0 for none by
-        time. A checkpoint is always written at the end and on request.
+        Time from one checkpoint to the next, at least twenty times the time of writing one [s]; 0 for no
+        checkpoints by time. A checkpoint is always written at the end and on request.
     hash_every
         Mini-batches from one set of hashes to the next; 0 for none.
     loader_processes, prefetch
@@ -258,8 +262,8 @@ class RunOptions:
         Whether a job without D2 may use devices of several types at a time, which changes its bits.
     ends_on_signals
         Whether SIGINT, SIGTERM and SIGHUP take effect only after the current mini-batch and a checkpoint; a
-        second signal takes effect at once. In the main thread only; None for True there and False elsewhere.
-        A signal that this process ignores stays ignored.
+        second signal takes effect at once. Only the main thread can do this; None for True there and False in
+        other threads. A signal that this process ignores is still ignored.
     launcher
         Launcher of the processes; None for this machine.
     on_progress
@@ -287,25 +291,20 @@ class RunOptions:
             "max_restarts": 0,
         }
         for name, number in least.items():
-            found = getattr(self, name)
-            if not isinstance(found, int) or found < number:
-                raise InputError(f"{name} is {found!r}; accepted: a whole number >= {number}")
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < number:
+                raise InputError(f"{name} is {value!r}; expected a whole number >= {number}")
         every_s: object = self.checkpoint_every_s
         if not isinstance(every_s, int | float) or isinstance(every_s, bool) or not every_s >= 0:
-            raise InputError(f"checkpoint_every_s is {every_s!r}; accepted: a number >= 0")
+            raise InputError(f"checkpoint_every_s is {every_s!r}; expected a number >= 0")
 
 
-def options_from(given: Mapping[str, Any]) -> RunOptions:
-    """Build options from their names; an unknown name raises a `makespan.errors.UnknownNameError`."""
-    known = [one.name for one in fields(RunOptions)]
-    for name in given:
-        if name not in known:
-            raise unknown_name("option of a run", name, known)
-    return RunOptions(**given)
+class _ElasticRun:
+    """One run while this process holds its directory.
 
-
-class _Run:
-    """One run while its directory is held."""
+    The newest checkpoint is the state of the run: ``done`` and everything sent to the next generation follow
+    from it. The run ends when all mini-batches are done or when it is suspended.
+    """
 
     def __init__(
         self, job: ElasticJob, folder: RunFolder, steps: int, placing: Placing, options: RunOptions
@@ -322,7 +321,7 @@ class _Run:
 
     @property
     def is_unfinished(self) -> bool:
-        """True if the run needs another set of processes."""
+        """True if the run needs another generation."""
         return not self.is_suspended and self.done < self.steps
 
     def begin(self) -> None:
@@ -330,54 +329,74 @@ class _Run:
         self.placing.check_types(self.job, self.options.mixes_devices)
         self.checkpoint = self.folder.checkpoint()
         if self.checkpoint is not None and not self.options.resume:
-            found = f"run_dir is {self.folder.path}, which has a checkpoint after {self.done} mini-batches"
-            raise InputError(f"{found}; accepted: resume=True, or a directory without one")
+            raise InputError(
+                f"run_dir is {self.folder.path}, which has a checkpoint after {self.done} mini-batches; "
+                "expected resume=True, or a directory without one"
+            )
         if self.checkpoint is not None:
             _check_continues(self.checkpoint, self.job, self.placing)
         if self.done > self.steps:
-            raise InputError(f"steps is {self.steps}; accepted: at least {self.done}, which are done")
-        self.folder.forget_after(self.done)
+            raise InputError(f"steps is {self.steps}; expected at least {self.done}, which are already done")
+        self.folder.discard_records_after(self.done)
         self._write_state("running")
 
-    def request(self, is_first: bool, fold_dir: Path) -> dict[str, Any]:
-        """Return the request to the processes of the next stage."""
-        before = None if self.checkpoint is None else self.checkpoint.values
-        stage, options = 0 if before is None else before["stage"] + 1, self.options
-        manifest = {
-            "format": _FORMAT, "job": self.job.values(), "stage": stage, **self.placing.values(),
-            "machine": describe_machine(), "code": self.job.code(),
-        }  # fmt: skip
-        old = {"mapping": "", "devices": []} if before is None else before
-        change = {
-            "step": self.done, "cause": "start" if before is None and self.cause == "run" else self.cause,
-            "old_mapping": old["mapping"], "new_mapping": str(self.placing.mapping),
-            "old_devices": ",".join(old["devices"]), "new_devices": ",".join(self.placing.devices),
-            "save_s": 0.0 if self.checkpoint is None else self.checkpoint.save_s,
-        }  # fmt: skip
-        return {
-            "job": self.job.values(), **self.placing.values(), "manifest": manifest, "stage": stage,
-            "change": change,
-            "run_dir": str(self.folder.path.resolve()), "fold_dir": str(fold_dir),
-            "checkpoint": None if self.checkpoint is None else str(self.checkpoint.path.resolve()),
-            "fold": None if before is None else before["fold"], "first_step": self.done, "steps": self.steps,
-            "checkpoint_every": options.checkpoint_every, "checkpoint_every_s": options.checkpoint_every_s,
-            "hash_every": options.hash_every,
-            "loader_processes": options.loader_processes, "prefetch": options.prefetch,
-            "asked": str(self.folder.wanted_path.resolve()), "is_first": is_first,
-        }  # fmt: skip
+    def request(self, is_first: bool, gloo_order_dir: Path) -> GenerationRequest:
+        """Return the request to the processes of the next generation."""
+        checkpoint, options, placing = self.checkpoint, self.options, self.placing
+        if checkpoint is None:
+            generation, old_mapping, old_devices, fold = 0, "", "", None
+        else:
+            values = checkpoint.values
+            generation, fold = values["stage"] + 1, values["fold"]
+            old_mapping, old_devices = values["mapping"], ",".join(values["devices"])
+        return GenerationRequest(
+            job=self.job,
+            placing=placing,
+            generation=generation,
+            is_first=is_first,
+            change=Reconfiguration(
+                step=self.done,
+                cause="start" if checkpoint is None and self.cause == "run" else self.cause,
+                old_mapping=old_mapping,
+                new_mapping=str(placing.mapping),
+                old_devices=old_devices,
+                new_devices=",".join(placing.devices),
+                save_s=0.0 if checkpoint is None else checkpoint.save_s,
+            ),
+            manifest={
+                "format": _FORMAT,
+                "job": self.job.values(),
+                "stage": generation,
+                **placing.values(),
+                "machine": describe_machine(),
+                "code": self.job.code(),
+            },
+            run_dir=self.folder.path.resolve(),
+            gloo_order_dir=gloo_order_dir,
+            change_request_path=self.folder.change_request_path.resolve(),
+            checkpoint=None if checkpoint is None else checkpoint.path.resolve(),
+            fold=fold,
+            first_step=self.done,
+            steps=self.steps,
+            checkpoint_every=options.checkpoint_every,
+            checkpoint_every_s=options.checkpoint_every_s,
+            hash_every=options.hash_every,
+            loader_processes=options.loader_processes,
+            prefetch=options.prefetch,
+        )
 
-    def take(self, result: dict[str, Any] | None) -> None:
-        """Take the result of a set of processes; None if one was killed."""
+    def end_generation(self, result: dict[str, Any] | None) -> None:
+        """Take the result of a generation; None if one of its processes was killed."""
         done = self.done
         self.checkpoint = self.folder.checkpoint()
-        self.n_failures = 0 if self.done > done else self.n_failures  # progress ends a row of failures
+        self.n_failures = 0 if self.done > done else self.n_failures  # progress ends a series of failures
         if result is None:
             self.cause, self.n_failures = "failure", self.n_failures + 1
-            self.folder.forget_after(self.done)
+            self.folder.discard_records_after(self.done)
             return
         self.folder.write_tables()
-        wanted = self.folder.take_wanted()
-        if result["ending"] == "signalled" or wanted == {}:  # no devices are wanted
+        wanted = self.folder.pop_requested_placing()
+        if result["ending"] == "signalled" or wanted == {}:  # an empty placing has no devices
             self.is_suspended = self.done < self.steps
         elif wanted is not None and self.is_unfinished:
             self.cause, self.placing = "request", Placing.from_values(self.job, wanted)
@@ -399,7 +418,7 @@ class _Run:
         return ElasticResult(state, self.done, steps, changes, rates, path)
 
 
-def settled(job: ElasticJob, folder: RunFolder) -> ElasticJob:
+def with_determinism_level(job: ElasticJob, folder: RunFolder) -> ElasticJob:
     """Replace the level ``auto`` of a job by that of its checkpoint, or else of a scan of its model."""
     if job.determinism != AUTO:
         return job
@@ -410,22 +429,22 @@ def settled(job: ElasticJob, folder: RunFolder) -> ElasticJob:
         try:
             LocalLauncher().run(Launch(_SCAN_WORKER, job.values(), 1, path))
         except WorkerError as error:
-            raise _cause(directory, 1) or error from None
+            raise _reported_error(directory, 1) or error from None
         scan = directory.result()
     level, slow = ("D1+D2", "") if scan["d2_cheap"] else ("D1", ", ".join(scan["operators"]))
     _log.info("determinism %s%s", level, f"; slow under D2: {slow}" if slow else "")
     return replace(job, determinism=level)
 
 
-def train_stages(
+def train_generations(
     jobs: Sequence[tuple[ElasticJob, RunFolder]], steps: int, placing: Placing, options: RunOptions
 ) -> list[ElasticResult]:
     """Train jobs together while they need the same processes, then each one alone."""
     with ExitStack() as held:
-        runs = [_Run(job, folder, steps, placing, options) for job, folder in jobs]
+        runs = [_ElasticRun(job, folder, steps, placing, options) for job, folder in jobs]
         for run in runs:
             held.enter_context(run.folder.hold())
-            run.folder.take_wanted()  # drops a request to an earlier run
+            run.folder.pop_requested_placing()  # drops a request to an earlier run
         is_main = threading.current_thread() is threading.main_thread()
         if is_main if options.ends_on_signals is None else options.ends_on_signals:
             held.enter_context(_suspended_by_signals([run.folder for run in runs]))
@@ -441,22 +460,24 @@ def train_stages(
 
 @contextmanager
 def _suspended_by_signals(folders: Sequence[RunFolder]) -> Iterator[None]:
-    """Suspend runs on the first signal to end, and raise the signal again when they are suspended."""
+    """Suspend runs on the first terminating signal, and raise the signal again when they are suspended."""
     if threading.current_thread() is not threading.main_thread():
-        raise InputError("ends_on_signals is True in a thread; accepted: False there, or the main thread")
-    came: list[int] = []
+        raise InputError("ends_on_signals is True in a background thread; expected False, or the main thread")
+    received: list[int] = []
 
     def restore() -> None:
         for number, handler in before.items():
             signal.signal(number, handler)
 
     def suspend(number: int, frame: FrameType | None) -> None:
-        came.append(number)
+        received.append(number)
         restore()  # a second signal has its usual effect
         for folder in folders:
-            folder.want({})
-        name = signal.Signals(number).name
-        _log.warning("%s: ending after this mini-batch, with a checkpoint; a second one ends at once", name)
+            folder.request_placing({})
+        _log.warning(
+            "%s: ending after this mini-batch, with a checkpoint; a second signal ends at once",
+            signal.Signals(number).name,
+        )
 
     before = {
         number: handler
@@ -469,15 +490,15 @@ def _suspended_by_signals(folders: Sequence[RunFolder]) -> Iterator[None]:
         yield
     finally:
         restore()
-    for number in came:
+    for number in received:
         for folder in folders:
             checkpoint = latest_checkpoint(folder.checkpoints)
             done = 0 if checkpoint is None else checkpoint.step
-            _log.warning("%s: %d mini-batches are saved; the same call goes on from there", folder.path, done)
+            _log.warning("%s: %d mini-batches are saved; the same call resumes the run", folder.path, done)
         signal.raise_signal(number)
 
 
-def _launch(runs: Sequence[_Run], options: RunOptions) -> None:
+def _launch(runs: Sequence[_ElasticRun], options: RunOptions) -> None:
     """Train runs with one set of processes, until all are done or one is interrupted."""
     if not runs:
         return
@@ -486,47 +507,53 @@ def _launch(runs: Sequence[_Run], options: RunOptions) -> None:
     n_processes = placing.mapping.n_processes
     check_gpus(launcher, n_processes)
     requests = [run.request(number == 0, directory.path) for number, run in enumerate(runs)]
+    notified = set[str]()
 
-    def tell() -> None:
+    def notify(notices: Sequence[str]) -> None:
+        for notice in notices:
+            if notice not in notified:
+                notified.add(notice)
+                _log.warning("%s: %s", runs[0].folder.path, notice)
+
+    def report_progress() -> None:
         values = directory.progress()
-        for notice in [] if values is None else values.get("notices", []):
-            notify(notice)
-        if values is not None and options.on_progress is not None:
+        if values is None:
+            return
+        notify(values.get("notices", []))
+        if options.on_progress is not None:
             options.on_progress(values["step"], values["loss"])
 
-    told = set[str]()
-
-    def notify(notice: str) -> None:
-        if notice not in told:
-            told.add(notice)
-            _log.warning("%s: %s", runs[0].folder.path, notice)
-
     launch = Launch(
-        _WORKER, requests, n_processes, directory.path, options=placing.options(runs[0].job), on_beat=tell
+        _WORKER,
+        GENERATIONS.dump_python(requests, mode="json"),
+        n_processes,
+        directory.path,
+        options=placing.options(runs[0].job),
+        on_beat=report_progress,
     )
     lost: LostWorkerError | None = None
     try:
         launcher.run(launch)
-        tell()
+        report_progress()
     except LostWorkerError as error:
         lost = error
     except WorkerError as error:
         for run in runs:
             discard_partial(run.folder.checkpoints)
-        raise _cause(directory, n_processes) or error from None
+        raise _reported_error(directory, n_processes) or error from None
     # Jobs are trained in order: those after the first one without a result have not begun.
     n_begun = next((number for number in range(len(runs)) if directory.result(number) is None), len(runs)) + 1
     for number, run in enumerate(runs[:n_begun]):
-        for notice in (directory.result(number) or {}).get("notices", []):
-            notify(notice)
-        run.take(directory.result(number))
+        result = directory.result(number)
+        notify((result or {}).get("notices", []))
+        run.end_generation(result)
         if lost is not None and run.n_failures > options.max_restarts:
             raise lost
     if lost is not None:
-        _log.warning("%s; going on from the last checkpoint", str(lost).splitlines()[0])
+        _log.warning("%s; resuming from the last checkpoint", str(lost).splitlines()[0])
 
 
-def _cause(directory: RunDirectory, n_processes: int) -> TrainingError | InputError | None:
+def _reported_error(directory: RunDirectory, n_processes: int) -> TrainingError | InputError | None:
     """Input or training error that a process raised, without its traceback; None if there is none."""
     for rank in range(n_processes):
         report = directory.error(rank)
@@ -541,25 +568,25 @@ def _check_continues(checkpoint: Checkpoint, job: ElasticJob, placing: Placing) 
     """Reject a checkpoint of another job; warn of differences that may change bits."""
     values, path = checkpoint.values, checkpoint.path
     if values.get("format") != _FORMAT:
-        raise CheckpointError(f"{path}: format is {values.get('format')!r}; accepted: {_FORMAT}")
+        raise CheckpointError(f"{path}: format is {values.get('format')!r}; expected {_FORMAT}")
     saved_job = values["job"] | ({"fold": values["fold"]} if job.fold != "auto" else {})
     if differences := job.differences(saved_job):
-        raise CheckpointError(f"{path}: is that of another job; {'; '.join(differences)}")
-    before, now, doubts = values["machine"], describe_machine(), []
-    versions = [one["versions"].get("torch") for one in (before, now)]
-    doubts += [
+        raise CheckpointError(f"{path}: belongs to another job; {'; '.join(differences)}")
+    before, now = values["machine"], describe_machine()
+    doubts = [
         f"{file} has changed since" for file, sha in job.code().items() if values["code"].get(file) != sha
     ]
+    versions = [machine["versions"].get("torch") for machine in (before, now)]
     if versions[0] != versions[1]:
-        doubts.append(f"written with torch {versions[0]}, going on with {versions[1]}")
+        doubts.append(f"written with torch {versions[0]}, resumed with {versions[1]}")
     if not job.level.pins_kernels:  # only D2 runs the same kernels everywhere
         if before["processor"] != now["processor"]:
-            doubts.append(f"written on {before['processor']}, going on with {now['processor']} without D2")
+            doubts.append(f"written on {before['processor']}, resumed on {now['processor']} without D2")
         if set(values["devices"]) != set(placing.devices):
-            kinds = [",".join(sorted(set(one))) for one in (values["devices"], placing.devices)]
-            doubts.append(f"written on devices {kinds[0]}, going on with {kinds[1]} without D2")
+            kinds = [",".join(sorted(set(devices))) for devices in (values["devices"], placing.devices)]
+            doubts.append(f"written on devices {kinds[0]}, resumed on {kinds[1]} without D2")
     for doubt in doubts:
-        _log.warning("%s: %s; equal bits are not promised", path, doubt)
+        _log.warning("%s: %s; equal bits are not guaranteed", path, doubt)
 
 
 # --- Public functions ---
@@ -578,7 +605,7 @@ class ElasticTrainer:
     run_dir
         Directory of the run, on a file system that all processes share.
     job
-        Further fields of `ElasticJob`; a `makespan.errors.InputError` names one that is not accepted.
+        Further fields of `ElasticJob`; a `makespan.errors.InputError` names an invalid one.
     """
 
     def __init__(
@@ -668,15 +695,21 @@ def run_together(
     if not trainers:
         return []
     if steps < 0:
-        raise InputError(f"steps is {steps!r}; accepted: a whole number >= 0")
-    run_options, placing = options_from(options), Placing.of(trainers[0].job, mapping, devices)
-    jobs = [(settled(trainer.job, trainer.folder), trainer.folder) for trainer in trainers]
-    first, wanted = jobs[0][0], placing.options(jobs[0][0])
+        raise InputError(f"steps is {steps!r}; expected a whole number >= 0")
+    names = [field.name for field in fields(RunOptions)]
+    for name in options:
+        if name not in names:
+            raise unknown_name("option of a run", name, names)
+    run_options, placing = RunOptions(**options), Placing.of(trainers[0].job, mapping, devices)
+    jobs = [(with_determinism_level(trainer.job, trainer.folder), trainer.folder) for trainer in trainers]
+    first, shared = jobs[0][0], placing.options(jobs[0][0])
     for job, _ in jobs:
-        if Placing.of(job, str(placing.mapping), devices).options(job) != wanted:
-            found = f"determinism is {job.determinism} and {first.determinism}"
-            raise InputError(f"{found}; accepted together: levels whose processes have the same kernels")
-    return train_stages(jobs, steps, placing, run_options)
+        if Placing.of(job, str(placing.mapping), devices).options(job) != shared:
+            raise InputError(
+                f"determinism is {job.determinism} and {first.determinism}; expected levels whose processes "
+                "use the same kernels, because the jobs share processes"
+            )
+    return train_generations(jobs, steps, placing, run_options)
 
 
 def request_change(
@@ -701,16 +734,20 @@ def request_change(
     state = folder.state()
     job = job_from(state["job"])
     if not folder.is_held():
-        raise InputError(f"run_dir is {run_dir}, where no run is going on; accepted: that of one that is")
+        raise InputError(
+            f"run_dir is {run_dir}, where no run is active; expected the directory of an active run"
+        )
     is_suspended = devices is not None and not len(devices)
     if is_suspended and mapping is not None:
-        raise InputError(f"devices is empty, and mapping is {mapping!r}; accepted: no mapping then")
-    wanted = {}
+        raise InputError(
+            f"devices is empty and mapping is {mapping!r}; expected no mapping with empty devices"
+        )
+    values = {}
     if not is_suspended:
         placing = Placing.of(job, mapping, devices)
         placing.check_types(job, state["mixes_devices"])
-        wanted = placing.values()
-    folder.want(wanted)
+        values = placing.values()
+    folder.request_placing(values)
 
 
 def export_model(run_dir: str | Path, path: str | Path) -> Path:
@@ -734,7 +771,7 @@ def export_model(run_dir: str | Path, path: str | Path) -> Path:
     checkpoint = RunFolder(Path(run_dir)).checkpoint()
     if checkpoint is None:
         raise CheckpointError(
-            f"run_dir is {run_dir}, where no checkpoint is; accepted: the directory of a run"
+            f"run_dir is {run_dir}, which has no checkpoint; expected the directory of a run that saved one"
         )
     with atomic_path(path) as target:
         shutil.copyfile(checkpoint.path / MODEL_FILE, target)

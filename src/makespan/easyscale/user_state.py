@@ -42,7 +42,7 @@ _MOST_OUTPUT_BYTES = 1 << 20  # of a tensor with a gradient function, such as a 
 _WATCHED_FIRST = 3
 
 
-def is_early(number: int) -> bool:
+def is_watched(number: int) -> bool:
     """Return True for the batches, from 0, that are watched: the first ones, and every 2^k-th.
 
     Comparing all Python values takes time, so most batches are not watched.
@@ -302,7 +302,7 @@ class UserState:
             home, _, label = kind.rpartition(":")
             its_class = getattr(self._modules.get(home), label, None)
             if not isinstance(its_class, type):
-                raise CheckpointError(f"{name} is a {kind}, of which nothing is found; accepted: its class")
+                raise CheckpointError(f"{name} is a {kind}, of which nothing is found; expected its class")
             now = object.__new__(its_class)  # without __init__, which may need arguments
         inside = vars(now)
         for key in [key for key in inside if key not in values]:
@@ -427,13 +427,13 @@ def load_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> N
     optimizer.param_groups = shared
 
 
-def same_everywhere(value: Any) -> Any:
+def without_ids(value: Any) -> Any:
     """Remove from a taken value the ids that differ between processes."""
     if is_opaque(value):
         return value[:2]
     if isinstance(value, dict):
-        return {key: same_everywhere(one) for key, one in value.items()}
-    return type(value)(map(same_everywhere, value)) if isinstance(value, list | tuple) else value
+        return {key: without_ids(one) for key, one in value.items()}
+    return type(value)(map(without_ids, value)) if isinstance(value, list | tuple) else value
 
 
 def is_filled_cache(before: Any, now: Any) -> bool:

@@ -1,9 +1,10 @@
 """Live scheduling: policies decide, and processes really train.
 
-- `live_experiment` profiles, predicts, runs and compares; `LiveSetting` is what a run is given
-- `predict_live` writes what is expected of a run, `run_live` runs jobs under any policy of the simulator with
-  whatever trains, `compare_live` compares
-- `live_workload` and `live_jobs` say what is run
+- `live_experiment` profiles, predicts, runs and compares; a `LiveSetting` has the inputs of a run
+- `predict_live` writes the prediction of a run, `run_live` runs jobs under any policy of the simulator and
+with
+  any `Trainer`, `compare_live` compares both
+- `live_workload` and `live_jobs` generate the jobs
 """
 
 from typing import TYPE_CHECKING

@@ -1,7 +1,7 @@
 """Live engine: the simulator's engine driven by a wall clock and by processes that really train.
 
 Segments run in threads of an `Executor`; the `LiveEngine` counts steps and losses as the processes report
-them; its state is saved so that another process can resume the run.
+them, and saves its state so that another process can resume the run.
 """
 
 import heapq
@@ -59,7 +59,7 @@ _KILL_WAIT_S = 10.0
 class Segment:
     """One segment of a job: its processes under one plan, from their start to their end.
 
-    It serves the allocation of a ``generation``, a number that grows with each change of the job.
+    A segment serves one allocation, whose ``generation`` increases with each change of the job.
     """
 
     job: JobSpec
@@ -70,11 +70,11 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class SegmentResult:
-    """Outcome of a segment.
+    """Result of a segment.
 
-    ``steps_done`` are the steps of the job, counted from its very first one; ``n_steps`` those of this
-    segment; ``step_wall_s`` is the wall time of as many warm steps, with the checkpoints between them [s];
-    ``loss`` is that of the last step, NaN without any.
+    ``steps_done`` is the number of steps of the job in total, ``n_steps`` that of this segment;
+    ``step_wall_s`` is the wall time of as many warm steps, with the checkpoints between them [s]; ``loss`` is
+    that of the last step, NaN without steps.
     """
 
     steps_done: int
@@ -94,7 +94,7 @@ class SegmentEnd:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Configuration under which a job should run."""
+    """Configuration that the policy has chosen for a job."""
 
     job: JobSpec
     generation: int
@@ -104,32 +104,34 @@ class Target:
 class Trainer(Protocol):
     """Interface that runs segments: with real processes, or with a stand-in in tests.
 
-    A segment of a job that has a checkpoint continues from the newest one.
+    A segment of a job with checkpoints resumes from the newest one.
     """
 
     def train(self, segment: Segment) -> SegmentResult:
         """Run a segment and wait for its end: the last step of the job, or a stop request.
 
-        A `WorkerError` says that a process died; the job can continue from its newest checkpoint.
+        A `WorkerError` is raised if a process crashed; the job can resume from its newest checkpoint.
         """
 
     def stop(self, segment: Segment) -> None:
-        """Ask a segment to write a checkpoint and end; may be called repeatedly."""
+        """Request that a segment writes a checkpoint and ends; may be called repeatedly."""
 
     def kill(self, segment: Segment) -> None:
-        """End the processes of a segment at once."""
+        """Kill the processes of a segment."""
 
     def steps_done(self, segment: Segment) -> int | None:
-        """Return the steps of the job that are done; None before the segment is ready to train."""
+        """Return the steps done of the job; None before the segment is ready to train."""
 
     def saved_steps(self, job: JobSpec) -> int:
         """Return the steps in the newest checkpoint of a job, 0 without one."""
 
 
 class Executor:
-    """Runs segments in threads until jobs run as their targets say.
+    """Runs segments in threads until every job runs under its target.
 
-    A job changes by stopping its segment and starting another one as soon as enough slots are free.
+    To change a job, its segment is stopped and another one started as soon as enough slots are free. A slot
+    is either free or held by exactly one active segment; it becomes free when the end of that segment is
+    taken.
     """
 
     def __init__(self, trainer: Trainer, n_slots: int) -> None:
@@ -155,7 +157,7 @@ class Executor:
                 self._start(Segment(target.job, target.generation, target.configuration, slots))
 
     def next_end(self, timeout_s: float) -> SegmentEnd | None:
-        """Wait for the end of a segment and free its slots; None if none ends in time."""
+        """Wait for the end of a segment and free its slots; None if the wait timed out."""
         try:
             end = self._ends.get(timeout=max(timeout_s, 0.0))
         except queue.Empty:
@@ -186,12 +188,12 @@ class Executor:
         threading.Thread(target=self._work, args=(segment,), name=name, daemon=True).start()
 
     def _work(self, segment: Segment) -> None:
-        # The processes inherit the mask: a keyboard interrupt reaches the scheduler alone, which then lets
-        # them write their checkpoints.
+        # The processes inherit the mask, so a keyboard interrupt reaches only the scheduler, which then lets
+        # the processes write their checkpoints.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             self._ends.put(SegmentEnd(segment, self.trainer.train(segment), None))
-        except Exception as error:  # noqa: BLE001 - the scheduler must learn of any failure
+        except Exception as error:  # noqa: BLE001 - every failure must reach the scheduler
             self._ends.put(SegmentEnd(segment, None, error))
 
 
@@ -219,7 +221,7 @@ def _slurm_slots(device: Literal["cpu", "cuda"]) -> LaunchOn:
 
 
 def slots_of(launcher: str, device: str, n_slots: int) -> LaunchOn:
-    """Choose launchers by name; an `InputError` says that there are fewer GPUs here than slots."""
+    """Choose launchers by name; an `InputError` is raised if this machine has fewer GPUs than slots."""
     known = {"local": _local_slots, "slurm": _slurm_slots}
     if launcher not in known:
         raise unknown_name("launcher", launcher, known)
@@ -233,7 +235,7 @@ def slots_of(launcher: str, device: str, n_slots: int) -> LaunchOn:
 def steady_wall_s(result: RunResult) -> float:
     """Return the wall time of as many warm steps as a run did, with the checkpoints between them [s].
 
-    A slow first step and the checkpoint at the end count towards the restart.
+    A slow first step and the final checkpoint count towards the restart.
     """
     warm = result.paces_s[1:] or result.paces_s
     return len(result.paces_s) * fmean(warm) + sum(result.save_s[:-1]) if warm else 0.0
@@ -246,11 +248,11 @@ def configuration_plan(item: Configuration, node: NodeSpec) -> ExecutionPlan:
 
 
 class ProcessTrainer:
-    """Trains small models in processes of their own.
+    """Trains small models in separate processes.
 
-    Run directories and checkpoints are kept in ``directory``; ``seeds`` has the seed of each job,
+    ``directory`` holds run directories and checkpoints; ``seeds`` has the seed of each job,
     ``checkpoint_every`` the steps between checkpoints of each workload. Processes are killed only if
-    ``is_here``, that is, if they are on this machine.
+    ``is_here``, that is, if they run on this machine.
     """
 
     def __init__(
@@ -275,7 +277,9 @@ class ProcessTrainer:
         seed, every = self._seeds[name], self._checkpoint_every.get(key, 0)
         job = TrainingJob(model, plan, segment.job.steps, seed, seed, checkpoint_every=every)
         saved = self.saved_steps(segment.job)
-        if saved >= segment.job.steps:  # its last step was saved, but the scheduler died before it noted that
+        if (
+            saved >= segment.job.steps
+        ):  # its last step was saved, but the scheduler crashed before it recorded that
             return SegmentResult(saved, 0, 0.0, float("nan"))
         result = train(
             job,
@@ -288,8 +292,8 @@ class ProcessTrainer:
         return SegmentResult(result.last_step, len(result.losses), steady_wall_s(result), loss)
 
     def stop(self, segment: Segment) -> None:
-        """Ask a segment to stop; see `Trainer.stop`."""
-        with suppress(FileNotFoundError):  # no run directory yet; the next request will find it
+        """Request the stop of a segment; see `Trainer.stop`."""
+        with suppress(FileNotFoundError):  # no run directory yet; the next request will find one
             request_stop(self._run_dir(segment))
 
     def kill(self, segment: Segment) -> None:
@@ -324,7 +328,7 @@ _MAX_LOSSES = 3  # consecutive losses of a job's processes without a saved step 
 
 
 class LiveClock:
-    """Time of a live run: wall time since its beginning without pauses, times a scale."""
+    """Time of a live run: scaled wall time, without the time between interrupt and resumption."""
 
     def __init__(self, scale: float = 1.0, start_s: float = 0.0) -> None:
         self.scale = scale
@@ -341,13 +345,13 @@ class LiveClock:
 
 
 class LiveJob(JobView):
-    """Job whose steps are counted by its processes instead of predicted from time."""
+    """Job whose steps are reported by its processes instead of predicted from time."""
 
     __slots__ = ()
 
     @property
     def steps_done(self) -> int:
-        """Steps that its processes have done."""
+        """Steps that its processes have completed."""
         return round(self.spec.steps - self._steps_left)
 
     def _steps_left_now(self) -> float:
@@ -355,12 +359,16 @@ class LiveJob(JobView):
 
 
 class LiveEngine(Engine):
-    """Runs a trace for real: decisions as in the simulator, everything else as it happens.
+    """Runs a trace with real processes; decisions are made as in the simulator.
 
-    Arrivals and requests for decisions wait in the queue of the simulator. Ends of restarts and last steps,
-    which the simulator predicts, come from the processes. ``overheads_s`` has, for each segment that ended
-    well, the time that its job held devices for it minus that of as many warm steps [s]; ``began_at`` is the
-    time of day before the first job started.
+    Arrivals and requests for decisions are events in the queue of the simulator. Ends of restarts and last
+    steps, which the simulator predicts, are reported by the processes. ``overheads_s`` has, for each segment
+    that ended without an error, the time for which its job held devices minus that of as many warm steps [s];
+    ``began_at`` is the time of day before the first job started.
+
+    A job is pending (no devices), restarting (devices, processes not ready) or training (processes report
+    steps). Its current segment is that with the generation of its allocation; reports of older segments only
+    count steps.
     """
 
     def __init__(
@@ -393,7 +401,9 @@ class LiveEngine(Engine):
     ) -> None:
         """Load the trace; live jobs run exactly their steps, and node failures cannot be scheduled."""
         if extra_steps or node_events:
-            raise MakespanError("a live run knows neither extra steps nor planned failures")
+            raise MakespanError(
+                "a live run supports neither extra steps nor planned failures; expected neither"
+            )
         order = sorted(jobs, key=lambda job: job.submit_time_s)
         self.jobs = {
             job.job_id: LiveJob(job, index, float(job.steps), self.view) for index, job in enumerate(order)
@@ -403,21 +413,21 @@ class LiveEngine(Engine):
         self.push_arrival()
 
     def begin_after(self, n_arrived: int) -> None:
-        """Expect only the arrivals after the first ``n_arrived``, which came before this process resumed."""
+        """Expect only the arrivals after the first ``n_arrived``, those before are known."""
         self.queue.clear()
         self.n_arrived = n_arrived
         self.push_arrival()
         self.request_decision()
 
     def wait_again(self, job: LiveJob, reason: str | None) -> None:
-        """Queue a job with the steps of its newest checkpoint; a ``reason`` says why it lost its devices."""
+        """Queue a job with the steps of its newest checkpoint; ``reason`` is that of a loss of devices."""
         self._count(job, self._executor.trainer.saved_steps(job.spec))
         self.cluster_state.submit(job)
         if reason is not None:
             self.record(EventKind.INTERRUPTED, job, reason)
 
     def run(self) -> None:
-        """Run until no job is left; on an error or interrupt, stop all processes with checkpoints."""
+        """Run until all jobs are finished; on an error or interrupt, stop all processes with checkpoints."""
         try:
             with self.adviser.watch:
                 self._handle_due(self._clock.now_s())
@@ -429,7 +439,7 @@ class LiveEngine(Engine):
             raise
 
     def shut_down(self, grace_s: float = 30.0) -> None:
-        """End all processes, with checkpoints if they write them within ``grace_s``, and save the state."""
+        """Stop all processes, with checkpoints if ``grace_s`` seconds suffice, and save the state."""
         for end in self._executor.shut_down(grace_s):
             self._note_end(end)
         self.cluster_state.advance(max(self.view.time_s, self._clock.now_s()))
@@ -462,7 +472,7 @@ class LiveEngine(Engine):
             raise self.stalled()
 
     def foresee(self, job: JobView, ready_s: float, *, is_ready: bool = False) -> None:
-        """Schedule nothing: the processes report when they are ready and when they end."""
+        """Schedule no events: the processes report when they are ready and when they end."""
 
     def _handle_due(self, now_s: float) -> None:
         while self.queue.next_time_s() <= now_s:
@@ -471,7 +481,7 @@ class LiveEngine(Engine):
             handler(first, second)
 
     def _look(self) -> None:
-        """Count the steps that processes report, and note which restarts are over."""
+        """Count the steps that processes report, and record which restarts have ended."""
         for segment in self._executor.active:
             done = self._executor.trainer.steps_done(segment)
             if done is None:
@@ -488,7 +498,7 @@ class LiveEngine(Engine):
                 self.cluster_state.set_ready(view, max(view.ready_time_s, self.view.time_s))
 
     def _take_end(self, end: SegmentEnd) -> None:
-        """Finish the job of a segment, continue it under its next plan, or queue it after a loss."""
+        """Finish the job of a segment, leave it to its next segment, or queue it again after a loss."""
         job = self.jobs[end.segment.job.job_id]
         self._note_end(end)
         if end.error is not None:
@@ -515,9 +525,9 @@ class LiveEngine(Engine):
             self.overheads_s.append(until_s - held[0] - end.result.step_wall_s * self._clock.scale)
 
     def _count_loss(self, end: SegmentEnd, job: LiveJob) -> None:
-        """Raise the error of a job whose processes die repeatedly at the same step."""
+        """Raise the error of a job whose processes crash repeatedly at the same step."""
         if not isinstance(end.error, WorkerError):
-            raise end.error if end.error is not None else MakespanError("a segment ended without result")
+            raise end.error if end.error is not None else MakespanError("a segment ended without a result")
         done = job.steps_done
         done_before, count = self._losses.get(job.spec.job_id, (done, 0))
         count = count + 1 if done_before == done else 1
@@ -534,12 +544,12 @@ class LiveEngine(Engine):
         self.cluster_state.set_steps_left(job, float(job.spec.steps - done))
 
     def hold(self, job: JobView, allocation: Allocation) -> None:
-        """Give devices to a job, and note the time from which it holds them."""
+        """Allocate devices to a job, and record the time from which it holds them."""
         super().hold(job, allocation)
         self._held[(job.spec.job_id, job.generation)] = [job.held_since_s]
 
     def release(self, job: JobView) -> None:
-        """Release the devices of a job, and note the time until which it held them."""
+        """Release the devices of a job, and record the time until which it held them."""
         if job.allocation is not None:
             self._held[(job.spec.job_id, job.generation)].append(self.view.time_s)
         super().release(job)
@@ -551,7 +561,7 @@ _VERSION = 3
 
 
 def save_state(engine: LiveEngine, path: Path) -> None:
-    """Write the state atomically, with the times of each job as they would be if it lost its devices now."""
+    """Write the state atomically, with the times that each job would have if it lost its devices now."""
     ends = {job.spec.job_id: time_s for job, time_s in engine.finished}
     state = {
         "version": _VERSION,
@@ -583,19 +593,19 @@ def save_state(engine: LiveEngine, path: Path) -> None:
 
 
 def read_state(path: Path) -> dict[str, Any] | None:
-    """Read a state file of this version; None if there is none."""
+    """Read a state file of this version; None if there is no file."""
     state: dict[str, Any] | None = read_json(path, TrainingError)
     if state is None:
         return None
     if state.get("version") != _VERSION:
-        raise TrainingError(f"{path}: version {state.get('version')!r} of the state; accepted: {_VERSION}")
+        raise TrainingError(f"{path}: state has version {state.get('version')!r}; expected {_VERSION}")
     return state
 
 
 def restore(engine: LiveEngine, state: dict[str, Any]) -> None:
-    """Bring an engine with the same jobs to the saved state of a run; all unfinished jobs wait again."""
+    """Restore the saved state of a run in an engine with the same jobs, and queue unfinished jobs again."""
     if set(state["jobs"]) != set(engine.jobs):
-        raise TrainingError("the state file belongs to other jobs; accepted: that of the same run")
+        raise TrainingError("the state file has other jobs; expected the jobs of this run")
     engine.rows[:] = [tuple(row) for row in state["rows"]]
     engine.began_at = state["began_at"]
     engine.overheads_s[:] = state["overheads_s"]
@@ -605,14 +615,14 @@ def restore(engine: LiveEngine, state: dict[str, Any]) -> None:
     for name in [name for name in engine.jobs if name in submitted]:
         job, saved = engine.jobs[name], state["jobs"][name]
         engine.final_losses[name] = saved["final_loss"]
-        # A configuration that the catalogue no longer has cannot be used again, so it is forgotten.
+        # A configuration that the catalogue no longer has cannot be used again, so it is dropped.
         observed = [
             engine.view.catalogue.find(job.spec.workload, plan, placement, cpu_threads, tuple(gpu_types))
             for plan, placement, cpu_threads, gpu_types in saved["observed"]
         ]
         engine.cluster_state.restore(
             job,
-            generation=saved["generation"] + 1,  # the run directory of the old one stays as it is
+            generation=saved["generation"] + 1,  # the run directory of the old segment is not reused
             first_start_s=saved["first_start_s"],
             restart_count=saved["restart_count"],
             times_s=(saved["waiting_s"], saved["running_s"], saved["restart_s"]),

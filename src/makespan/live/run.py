@@ -1,4 +1,4 @@
-"""Live runs: profile the slots, predict, run the jobs for real, and compare with the prediction."""
+"""Live runs: profile the slots, predict, run jobs with real processes, and compare with the prediction."""
 
 import hashlib
 import json
@@ -76,20 +76,20 @@ from makespan.workloads import workload
 # --- Prediction and comparison ----------------------------------------------------------------------
 
 _RULES = ("order", "row", "life", "capacity")
-"""Rules that a real schedule must obey; the other rules of the validator concern simulated times."""
+"""Rules that a real schedule must satisfy; the other rules of the validator concern simulated times."""
 _EXPECTED = "a prediction of a live run"
 _JCT, _MAKESPAN = "avg_jct_s", "makespan_s"
 _BOUNDS, _PERCENTILES = (f"low_{_JCT}", f"high_{_JCT}"), (5, 95)
-_UNDISTURBED = "undisturbed_"
+_NOMINAL = "undisturbed_"  # prefix in the file and in columns
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """Prediction of a live run, as a file that was written before its first job started.
+    """Prediction of a live run: a file that was written before its first job started.
 
     ``text`` is the content of the file, in which all times are wall times. Average JCT and makespan are
-    medians over simulations with disturbed step times; the jobs are those of the simulation with step times
-    as profiled.
+    medians over simulations with perturbed step times; the jobs are those of the nominal run, the simulation
+    with step times as profiled.
     """
 
     text: str
@@ -112,13 +112,13 @@ class Prediction:
 
     @property
     def interval_s(self) -> tuple[float, float]:
-        """Interval of the average JCT in nine of ten disturbed simulations [s]; NaN in files without it."""
+        """Interval of the average JCT in nine of ten perturbed simulations [s]; NaN in older files."""
         low_s, high_s = (float(self.values.get(name, "nan")) for name in _BOUNDS)
         return low_s, high_s
 
     @property
     def jobs(self) -> pd.DataFrame:
-        """One row per job: its start, its end, and the number of its restarts."""
+        """One row per job: start, end, and number of restarts."""
         return pd.DataFrame(self.values["jobs"])
 
 
@@ -131,24 +131,24 @@ def predict_live(
 ) -> Prediction:
     """Simulate the jobs of a setting, and write the prediction of the live run into a file.
 
-    A schedule can depend on which of two close events comes first, which one simulation cannot predict. So
-    average JCT and makespan are medians of many simulations with slightly disturbed step times, given
-    together with the interval of nine of ten of them.
+    A schedule can depend on the order of two close events, which a single simulation cannot predict. Average
+    JCT and makespan are therefore medians of many simulations with slightly perturbed step times; the file
+    also has the interval of nine of ten of them.
 
     Parameters
     ----------
     setting, policy, cluster
-        As for `run_live`; the setting has only values measured before.
+        As for `run_live`; the setting has only values that were measured before the run.
     path
-        The file. An existing one is left unchanged: a resumed run is judged by the first prediction.
+        The file. An existing file is kept: a resumed run is compared with the first prediction.
     decision_limit_s
         As for `run_live`.
     """
     earlier = Prediction.load(path)
     if earlier is not None:
         return earlier
-    outcomes = _foreseen(setting, setting, policy, cluster, decision_limit_s)
-    disturbed = _disturbed(setting, setting, policy, cluster, decision_limit_s)
+    outcomes = _simulated_outcomes(setting, setting, policy, cluster, decision_limit_s)
+    perturbed = _perturbed_totals(setting, setting, policy, cluster, decision_limit_s)
     columns = ["job_id", "workload", "n_gpus", "plan", "steps", "submit_time_s"]
     columns += ["first_start_s", "finish_time_s", "n_restarts"]
     values = {
@@ -165,9 +165,9 @@ def predict_live(
             )
             for key, table in setting.tables.items()
         },
-        **_medians(outcomes, disturbed),
-        **dict(zip(_BOUNDS, _percentiles(disturbed[_JCT], *_PERCENTILES), strict=True)),
-        **{_UNDISTURBED + name: value for name, value in _totals(outcomes).items()},
+        **_medians(outcomes, perturbed),
+        **dict(zip(_BOUNDS, _percentiles(perturbed[_JCT], *_PERCENTILES), strict=True)),
+        **{_NOMINAL + name: value for name, value in _totals(outcomes).items()},
         "jobs": outcomes[columns].to_dict("records"),
     }
     written = Prediction(json.dumps(values, indent=1) + "\n")
@@ -179,9 +179,9 @@ def predict_live(
 class LiveResult:
     """Live run together with its prediction; all times are wall times.
 
-    ``comparison`` is one row of schema `LIVE`, ``jobs`` a table of schema `LIVE_JOBS`. Events and outcomes,
-    of the run and of a simulation with the profiles before and after it, have the schemas of the simulator.
-    ``violations`` lists whatever in the run should not be possible.
+    ``comparison`` is one row of schema `LIVE`, ``jobs`` a table of schema `LIVE_JOBS`. Events and outcomes of
+    the run, and of the hindcast (a simulation with the mean of the profiles before and after the run), have
+    the schemas of the simulator. ``violations`` lists events of the run that break a rule of schedules.
     """
 
     comparison: pd.DataFrame
@@ -189,8 +189,8 @@ class LiveResult:
     prediction: Prediction
     live_events: pd.DataFrame
     live_outcomes: pd.DataFrame
-    retrodicted_events: pd.DataFrame
-    retrodicted_outcomes: pd.DataFrame
+    hindcast_events: pd.DataFrame
+    hindcast_outcomes: pd.DataFrame
     violations: tuple[Violation, ...]
 
 
@@ -202,9 +202,10 @@ def compare_live(
     prediction: Prediction,
     profiled: LiveSetting | None = None,
 ) -> LiveResult:
-    """Compare a live run with its prediction, and with a simulation of what was ``profiled``.
+    """Compare a live run with its prediction, and with a hindcast.
 
-    ``profiled`` is the mean of the profiles before and after the run; by default the one before it.
+    The hindcast is a simulation with the ``profiled`` times, the mean of the profiles before and after the
+    run; the default is the profile before it.
     """
     profiled = profiled or setting
     catalogue, jobs = setting.catalogue().on(cluster), setting.scaled_jobs()
@@ -212,15 +213,15 @@ def compare_live(
     events, outcomes = events_table(engine.rows), outcomes_table(finished, catalogue)
     delays = setting.scaled_delays()
     violations = validate_schedule(events, jobs, cluster, catalogue, delays, extra_steps=0, is_live=True)
-    again = _simulated(setting, profiled, policy, cluster)
-    live_events, live_outcomes, retrodicted_events, retrodicted_outcomes = (
-        _on_wall(table, setting.scale) for table in (events, outcomes, again.events, again.outcomes)
+    hindcast = _simulated(setting, profiled, policy, cluster)
+    live_events, live_outcomes, hindcast_events, hindcast_outcomes = (
+        _on_wall(table, setting.scale) for table in (events, outcomes, hindcast.events, hindcast.outcomes)
     )
     live = summary(
         live_events, live_outcomes, cluster, restart_delay_s=setting.restart_delay_s, extra_steps=0
     )
     overheads_s = [value / setting.scale for value in engine.overheads_s]
-    expected = _medians(retrodicted_outcomes, _disturbed(setting, profiled, policy, cluster))
+    expected = _medians(hindcast_outcomes, _perturbed_totals(setting, profiled, policy, cluster))
     row = {
         "live_restart_delay_s": sum(overheads_s) / len(overheads_s) if overheads_s else float("nan"),
         "live_gpu_allocation_ratio": live.gpu_allocation_ratio,
@@ -229,12 +230,12 @@ def compare_live(
     losses = engine.final_losses
     return LiveResult(
         comparison=_comparison(setting, profiled, row, live_outcomes, prediction, expected),
-        jobs=_job_table(setting.policy, live_outcomes, prediction.jobs, retrodicted_outcomes, losses),
+        jobs=_job_table(setting.policy, live_outcomes, prediction.jobs, hindcast_outcomes, losses),
         prediction=prediction,
         live_events=live_events,
         live_outcomes=live_outcomes,
-        retrodicted_events=retrodicted_events,
-        retrodicted_outcomes=retrodicted_outcomes,
+        hindcast_events=hindcast_events,
+        hindcast_outcomes=hindcast_outcomes,
         violations=tuple(violation for violation in violations if violation.rule in _RULES),
     )
 
@@ -246,7 +247,7 @@ def _simulated(
     cluster: ClusterSpec,
     decision_limit_s: float | None = DECISION_LIMIT_S,
 ) -> SimulationResult:
-    """Simulate the jobs of a setting with profiled times, in the time of the policy, without colocation."""
+    """Simulate the jobs of a setting with profiled times, in the time of policies, without colocation."""
     return simulate(
         setting.scaled_jobs(),
         cluster,
@@ -259,7 +260,7 @@ def _simulated(
     )
 
 
-def _foreseen(
+def _simulated_outcomes(
     setting: LiveSetting,
     profiled: LiveSetting,
     policy: Policy,
@@ -270,29 +271,29 @@ def _foreseen(
     return _on_wall(_simulated(setting, profiled, policy, cluster, decision_limit_s).outcomes, setting.scale)
 
 
-def _disturbed(
+def _perturbed_totals(
     setting: LiveSetting,
     profiled: LiveSetting,
     policy: Policy,
     cluster: ClusterSpec,
     decision_limit_s: float | None = DECISION_LIMIT_S,
 ) -> pd.DataFrame:
-    """Return average JCT and makespan of simulations with disturbed step times [s]."""
+    """Return average JCT and makespan of simulations with perturbed step times [s]."""
     settings = live_settings()
-    # Antithetic pairs: each draw is used with both signs, so that the disturbances balance.
+    # Antithetic pairs: each draw is used with both signs, so that the perturbations balance.
     draws = [
-        profiled.disturbed(np.random.default_rng([setting.seed, 1, pair]), sign * settings.noise_log_sd)
+        profiled.perturbed(np.random.default_rng([setting.seed, 1, pair]), sign * settings.noise_log_sd)
         for pair in range(settings.noise_simulations // 2)
         for sign in (1, -1)
     ]
     return pd.DataFrame(
-        [_totals(_foreseen(setting, draw, policy, cluster, decision_limit_s)) for draw in draws]
+        [_totals(_simulated_outcomes(setting, draw, policy, cluster, decision_limit_s)) for draw in draws]
     )
 
 
-def _medians(outcomes: pd.DataFrame, disturbed: pd.DataFrame) -> dict[str, float]:
-    """Return medians of average JCT and makespan over the disturbed simulations and the undisturbed one."""
-    return {name: _percentiles([value, *disturbed[name]], 50)[0] for name, value in _totals(outcomes).items()}
+def _medians(outcomes: pd.DataFrame, perturbed: pd.DataFrame) -> dict[str, float]:
+    """Return medians of average JCT and makespan over the perturbed simulations and the nominal one."""
+    return {name: _percentiles([value, *perturbed[name]], 50)[0] for name, value in _totals(outcomes).items()}
 
 
 def _percentiles(values: Sequence[float] | pd.Series, *which: float) -> list[float]:
@@ -316,13 +317,13 @@ def _comparison(
     row: Mapping[str, Any],
     outcomes: pd.DataFrame,
     prediction: Prediction,
-    again: Mapping[str, float],
+    hindcast: Mapping[str, float],
 ) -> pd.DataFrame:
-    """Compare a run with prediction and retrodiction: one row of schema `LIVE`."""
+    """Compare a run with prediction and hindcast: one row of schema `LIVE`."""
     live, predicted = _totals(outcomes), prediction.values
     n_jobs, n_restarts = len(outcomes), int(outcomes["n_restarts"].sum())
-    undisturbed_s = predicted.get(_UNDISTURBED + _JCT, predicted[_JCT])
-    # From the profile before the run to the one after it, which is as far from their mean on the other side.
+    nominal_s = predicted.get(_NOMINAL + _JCT, predicted[_JCT])
+    # Change from the profile before the run to the one after it: twice the change to their mean.
     changes = [
         2 * (profiled.tables[key]["iter_time_s"] / table["iter_time_s"] - 1)
         for key, table in setting.tables.items()
@@ -333,13 +334,13 @@ def _comparison(
             f"live_{total}": live[total],
             f"predicted_{total}": predicted[total],
             f"{name}_difference_pct": 100 * (predicted[total] / live[total] - 1),
-            f"retrodiction_{total}": again[total],
-            f"retrodiction_{name}_difference_pct": 100 * (again[total] / live[total] - 1),
+            f"retrodiction_{total}": hindcast[total],
+            f"retrodiction_{name}_difference_pct": 100 * (hindcast[total] / live[total] - 1),
         }
     values |= {
         "predicted_low_avg_jct_s": prediction.interval_s[0],
         "predicted_high_avg_jct_s": prediction.interval_s[1],
-        "undisturbed_jct_difference_pct": 100 * (undisturbed_s / live[_JCT] - 1),
+        "undisturbed_jct_difference_pct": 100 * (nominal_s / live[_JCT] - 1),
         "policy": setting.policy,
         "workload": setting.workload,
         "seed": setting.seed,
@@ -359,20 +360,20 @@ def _job_table(
     policy: str,
     live: pd.DataFrame,
     predicted: pd.DataFrame,
-    again: pd.DataFrame,
+    hindcast: pd.DataFrame,
     losses: Mapping[str, float],
 ) -> pd.DataFrame:
-    """Compare the jobs of a run with prediction and retrodiction: a table of schema `LIVE_JOBS`."""
+    """Compare the jobs of a run with prediction and hindcast: a table of schema `LIVE_JOBS`."""
     begins = live["submit_time_s"]
-    foreseen, afterwards = (table.set_index("job_id").loc[live["job_id"]] for table in (predicted, again))
+    forecast, again = (table.set_index("job_id").loc[live["job_id"]] for table in (predicted, hindcast))
     table = live.assign(
         policy=policy,
         live_first_start_s=live["first_start_s"],
-        predicted_first_start_s=foreseen["first_start_s"].to_numpy(),
+        predicted_first_start_s=forecast["first_start_s"].to_numpy(),
         live_jct_s=live["finish_time_s"] - begins,
-        predicted_jct_s=foreseen["finish_time_s"].to_numpy() - begins,
-        retrodiction_jct_s=afterwards["finish_time_s"].to_numpy() - begins,
-        predicted_n_restarts=foreseen["n_restarts"].to_numpy(),
+        predicted_jct_s=forecast["finish_time_s"].to_numpy() - begins,
+        retrodiction_jct_s=again["finish_time_s"].to_numpy() - begins,
+        predicted_n_restarts=forecast["n_restarts"].to_numpy(),
         final_loss=live["job_id"].map(losses).astype(float),
     )
     return LIVE_JOBS.validate(table[list(LIVE_JOBS.names)], where="live run")
@@ -382,8 +383,8 @@ def _job_table(
 
 Slots = tuple[int, ...]
 _PATTERN = "a800-64"
-_TURNS = 2  # a start, and a continuation under another plan
-_ENDLESS = 1_000_000  # steps of a neighbour, which trains until it is asked to stop
+_TURNS = 2  # a first start, and a resumption under another plan
+_ENDLESS = 1_000_000  # steps of a neighbour, which trains until it is stopped
 _POLL_WALL_S = 0.05
 _SMALL_BYTES = 2e9  # smallest memory of a slot
 
@@ -413,7 +414,7 @@ def prepare_setting(
     directory: Path,
     policy: str,
     spec: LiveWorkload,
-    where: ClusterSpec,
+    slots_cluster: ClusterSpec,
     seed: int,
     launch_on: LaunchOn,
     settings: LiveSettings,
@@ -423,11 +424,11 @@ def prepare_setting(
     """Return the setting of an interrupted run in a directory, or measure and write a new one."""
     earlier = LiveSetting.load(directory)
     if earlier is not None:
-        earlier.check_same(policy, spec.name, where.n_gpus, seed)
+        earlier.check_same(policy, spec.name, slots_cluster.n_gpus, seed)
         tell("continuing the run that was left")
         return earlier
     kept = directory / "profile.jsonl"
-    tables, first_start_s, delay_s = profile(spec, where, launch_on, settings, tell, kept, progress)
+    tables, first_start_s, delay_s = profile(spec, slots_cluster, launch_on, settings, tell, kept, progress)
 
     def iter_time_s(key: str, n_slots: int, plan: str) -> float:
         table = tables[key]
@@ -438,7 +439,7 @@ def prepare_setting(
     setting = LiveSetting(
         policy=policy,
         workload=spec.name,
-        n_slots=where.n_gpus,
+        n_slots=slots_cluster.n_gpus,
         seed=seed,
         first_start_s=first_start_s,
         restart_delay_s=delay_s,
@@ -454,7 +455,7 @@ def prepare_setting(
 
 def profile(
     spec: LiveWorkload,
-    where: ClusterSpec,
+    slots_cluster: ClusterSpec,
     launch_on: LaunchOn,
     settings: LiveSettings,
     tell: Callable[[str], None],
@@ -463,9 +464,9 @@ def profile(
 ) -> tuple[dict[str, pd.DataFrame], float, float]:
     """Measure the tables of a live workload, and the times of a first start and of a resumption [s].
 
-    Checkpoints during the run count as a part of each step. The ``path`` is that of `Measurements`.
+    Checkpoints during the run count as part of the steps. The ``path`` is that of `Measurements`.
     """
-    n_slots, launcher = where.n_gpus, launch_on((0,))
+    n_slots, launcher = slots_cluster.n_gpus, launch_on((0,))
     tell(f"measuring {len(spec.workloads)} workload(s) on {n_slots} slot(s)")
     conditions = measured_by(map(workload, spec.workloads), _procedure(settings)) | {
         "processes": [type(launcher).__name__, launcher.device, n_slots],
@@ -475,7 +476,7 @@ def profile(
     # Runs of all points and, for each workload and number of slots, a start and a resumption.
     runs_per_workload = sum(len(spec.plans[size]) * settings.repetitions + _TURNS for size in spec.slots)
     kept = Measurements(path, conditions, len(spec.workloads) * runs_per_workload, progress, tell)
-    profiler = Profiler(spec, n_slots, where.node, launch_on, settings, kept)
+    profiler = Profiler(spec, n_slots, slots_cluster.node, launch_on, settings, kept)
     tables, restarts = profiler.tables(), profiler.restarts()
     for key, table in tables.items():
         save_s = fmean(restart.save_s for restart in restarts if restart.workload == key)
@@ -484,7 +485,7 @@ def profile(
         fmean(restart.overhead_s for restart in restarts if restart.is_first == is_first)
         for is_first in (True, False)
     )
-    tell(f"a first start takes {first_start_s:.2f} s, a continuation {delay_s:.2f} s")
+    tell(f"a first start takes {first_start_s:.2f} s, a resumption {delay_s:.2f} s")
     return tables, first_start_s, delay_s
 
 
@@ -502,15 +503,15 @@ def _training_job(key: str, plan: str, size: int, node: NodeSpec, n_steps: int) 
     return TrainingJob(model_of(workload(key)), point_plan(point, workload(key), node), n_steps)
 
 
-def warm_up(spec: LiveWorkload, where: ClusterSpec, launch_on: LaunchOn) -> None:
-    """Train one step on as many slots as any job may have.
+def warm_up(spec: LiveWorkload, slots_cluster: ClusterSpec, launch_on: LaunchOn) -> None:
+    """Train one step on as many slots as any job may request.
 
-    The fork server loads libraries at its first request, and no later start should pay for that. It is
-    started here with keyboard interrupts blocked, and all processes that it forks inherit the mask: only the
-    scheduler receives interrupts, and lets the processes write their checkpoints.
+    The fork server loads libraries at its first request, which must not slow a measured start. It is started
+    here with keyboard interrupts blocked, and all processes that it forks inherit the mask: only the
+    scheduler receives interrupts, and it lets the processes write their checkpoints.
     """
     size = max(spec.slots)
-    job = _training_job(next(iter(spec.workloads)), spec.plans[size][0], size, where.node, 1)
+    job = _training_job(next(iter(spec.workloads)), spec.plans[size][0], size, slots_cluster.node, 1)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         train(job, launcher=launch_on(tuple(range(size))))
@@ -521,7 +522,7 @@ def warm_up(spec: LiveWorkload, where: ClusterSpec, launch_on: LaunchOn) -> None
 def process_trainer(
     directory: Path,
     setting: LiveSetting,
-    where: ClusterSpec,
+    slots_cluster: ClusterSpec,
     launch_on: LaunchOn,
     settings: LiveSettings,
     *,
@@ -529,13 +530,13 @@ def process_trainer(
 ) -> ProcessTrainer:
     """Return the trainer of a setting, with checkpoints at about equal time intervals."""
     every = {key: _checkpoint_every(table, settings) for key, table in setting.tables.items()}
-    jobs, node = directory / "jobs", where.node
+    jobs, node = directory / "jobs", slots_cluster.node
     return ProcessTrainer(jobs, node, launch_on, setting.seeds, every, is_here=is_here)
 
 
 @dataclass(frozen=True, slots=True)
 class _Restart:
-    """Cost of a start or a resumption without its warm steps, and of the checkpoint at its end alone [s]."""
+    """Times of a start or a resumption without its warm steps, and of the checkpoint at its end [s]."""
 
     workload: str
     is_first: bool
@@ -544,9 +545,9 @@ class _Restart:
 
 
 class Profiler:
-    """Measures the plans of a live workload while other models of it train on all other slots.
+    """Measures the plans of a live workload while its other models train on all other slots.
 
-    The jobs will run under the same load. Different workloads are measured on different slots.
+    Jobs of the live run have the same load next to them. Different workloads are measured on different slots.
     """
 
     def __init__(
@@ -564,7 +565,7 @@ class Profiler:
     def tables(self) -> dict[str, pd.DataFrame]:
         """Measure the steps of every plan; one table of schema `makespan.tables.THROUGHPUT` per workload.
 
-        Every round has one run of each point, so a disturbance of some seconds affects few runs of a point
+        Every round has one run of each point, so a disturbance of a few seconds affects few runs of a point
         and hardly changes their median.
         """
         parts: dict[str, list[dict[str, Any]]] = {key: [] for key in self._spec.workloads}
@@ -591,7 +592,7 @@ class Profiler:
         return measure_points(
             workload(key), points, self._node, self._launch_on(slots), once, kept=self._kept,
             where=f", slots {_listed(slots)}, round {turn + 1}",
-            beside=lambda: self._neighbours(neighbours),
+            alongside=lambda: self._neighbours(neighbours),
         )  # fmt: skip
 
     def _places(self, key: str, size: int) -> tuple[Slots, dict[Slots, str]]:
@@ -605,10 +606,10 @@ class Profiler:
         return groups[turn % n_lanes], others
 
     @contextmanager
-    def _neighbours(self, beside: dict[Slots, str]) -> Iterator[None]:
+    def _neighbours(self, others: dict[Slots, str]) -> Iterator[None]:
         """Train workloads on other slots, past their first step from the start of the block to its end."""
-        with temporary_directory("neighbours") as name, ThreadPoolExecutor(len(beside) or 1) as pool:
-            places = {Path(name, _listed(slots)): (slots, key) for slots, key in beside.items()}
+        with temporary_directory("neighbours") as name, ThreadPoolExecutor(len(others) or 1) as pool:
+            places = {Path(name, _listed(slots)): (slots, key) for slots, key in others.items()}
             ends = {
                 place: pool.submit(self._train, key, slots, place) for place, (slots, key) in places.items()
             }
@@ -618,7 +619,7 @@ class Profiler:
                         time.sleep(_POLL_WALL_S)
                 yield
             finally:
-                # A run that is only starting has no directory yet, so ask repeatedly.
+                # A run that is still starting has no directory yet, so request the stop repeatedly.
                 while not all(end.done() for end in ends.values()):
                     for place in filter(Path.exists, places):
                         request_stop(place)
@@ -630,10 +631,10 @@ class Profiler:
         job = _training_job(key, self._spec.plans[len(slots)][0], len(slots), self._node, _ENDLESS)
         train(job, launcher=self._launch_on(slots), run_dir=place)
 
-    def _turns(self, key: str, slots: Slots, beside: dict[Slots, str]) -> list[tuple[float, float]]:
+    def _turns(self, key: str, slots: Slots, others: dict[Slots, str]) -> list[tuple[float, float]]:
         """Measure the overhead of each turn, and the time of its checkpoint [s]."""
         costs, plans, size = [], self._spec.plans[len(slots)], len(slots)
-        with self._neighbours(beside), temporary_directory("restart") as directory:
+        with self._neighbours(others), temporary_directory("restart") as directory:
             for turn in range(_TURNS):
                 n_steps = self._settings.restart_steps * (turn + 1)
                 job = _training_job(key, plans[turn % len(plans)], size, self._node, n_steps)
@@ -669,23 +670,24 @@ def run_live(
     observers: Sequence[Observer] = (),
     decision_limit_s: float | None = DECISION_LIMIT_S,
 ) -> LiveEngine:
-    """Run the jobs of a setting, or resume the unfinished jobs of an interrupted run.
+    """Run the jobs of a setting, or the unfinished jobs of an interrupted run.
 
     Parameters
     ----------
     setting, policy, cluster, trainer
-        Jobs to run, policy that decides, one node whose devices are the slots, and trainer of the segments.
+        Jobs to run, policy, one node whose devices are the slots, and trainer of the segments.
     directory, observers
-        Directory of the state, None to keep none; observers of every event, in the time of the policy.
+        Directory of the state, None to save no state; observers of every event, in the time scale of
+        policies.
     decision_limit_s
         Wall time after which one call of the policy is interrupted [s], None or 0 for no limit.
 
     Raises
     ------
     InputError, WorkerError
-        A job can never run; its processes died several times without progress.
+        A job can never run; its processes crashed several times without progress.
     PolicyError
-        The policy raised, took too long or made an impossible decision; completed work is kept.
+        The policy raised an error, timed out or made an infeasible decision; completed work is saved.
     """
     catalogue, jobs = setting.catalogue().on(cluster), setting.scaled_jobs()
     check_jobs(jobs, cluster, catalogue)
@@ -724,11 +726,11 @@ def live_experiment(
     progress: Callable[[int, int], None] | None = None,
     decision_limit_s: float | None = DECISION_LIMIT_S,
 ) -> LiveResult:
-    """Profile, predict, run live, profile again and compare; resumes an interrupted run.
+    """Profile, predict, run live, profile again and compare; an interrupted run is resumed.
 
-    The prediction is written before the first job starts, and the run is judged by it. The speed of a
-    shared machine drifts within minutes, so a second simulation takes the mean of the profiles before and
-    after the run; it shows how much of the error is drift. Neither uses anything measured during the run.
+    The prediction is written before the first job starts. The speed of a shared machine drifts within
+    minutes, so a second simulation, the hindcast, uses the mean of the profiles before and after the run; it
+    shows the part of the prediction error that is drift. Neither uses values measured during the run.
 
     Parameters
     ----------
@@ -740,33 +742,39 @@ def live_experiment(
         ``local`` or ``slurm``, ``cpu`` or ``cuda``.
     observe, tell, progress
         Maps the setting, and the wall times at which the prediction lets jobs finish [s], to observers of
-        every event; called with a line of text about each stage; as for `Measurements`.
+        every event; called with a line of text about each phase; as for `Measurements`.
     decision_limit_s
         As for `run_live`.
 
     Raises
     ------
     InputError, WorkerError
-        The interrupted run is a different one, or a name is unknown; the processes of a job died
-        several times without progress.
+        The interrupted run has other inputs, or a name is unknown; the processes of a job crashed several
+        times without progress.
     """
     check_policy(policy)
-    where, settings, slots = slot_cluster(n_slots), live_settings(), slots_of(launcher, device, n_slots)
+    slots_cluster, settings, slots = (
+        slot_cluster(n_slots),
+        live_settings(),
+        slots_of(launcher, device, n_slots),
+    )
     spec = live_workload(workload).fitting(n_slots)
-    warm_up(spec, where, slots)
-    setting = prepare_setting(directory, policy.name, spec, where, seed, slots, settings, tell, progress)
-    prediction = predict_live(setting, policy, where, directory / _PREDICTION, decision_limit_s)
-    foreseen, (low_s, high_s) = prediction.values, prediction.interval_s
+    warm_up(spec, slots_cluster, slots)
+    setting = prepare_setting(
+        directory, policy.name, spec, slots_cluster, seed, slots, settings, tell, progress
+    )
+    prediction = predict_live(setting, policy, slots_cluster, directory / _PREDICTION, decision_limit_s)
+    forecast, (low_s, high_s) = prediction.values, prediction.interval_s
     tell(
-        f"predicted at {foreseen['written_at']}: average JCT {foreseen['avg_jct_s']:.1f} s "
-        f"({low_s:.1f} to {high_s:.1f} s in nine of ten simulations with step times somewhat off), "
-        f"makespan {foreseen['makespan_s']:.1f} s; SHA-256 {prediction.sha256}"
+        f"predicted at {forecast['written_at']}: average JCT {forecast['avg_jct_s']:.1f} s "
+        f"({low_s:.1f} to {high_s:.1f} s in nine of ten simulations with perturbed step times), "
+        f"makespan {forecast['makespan_s']:.1f} s; SHA-256 {prediction.sha256}"
     )
     observers = observe(setting, sorted(prediction.jobs["finish_time_s"]))
-    trainer = process_trainer(directory, setting, where, slots, settings, is_here=launcher == "local")
-    engine = run_live(setting, policy, where, trainer, directory, observers, decision_limit_s)
+    trainer = process_trainer(directory, setting, slots_cluster, slots, settings, is_here=launcher == "local")
+    engine = run_live(setting, policy, slots_cluster, trainer, directory, observers, decision_limit_s)
     kept = directory / "profile-again.jsonl"
-    again = setting.averaged(*profile(spec, where, slots, settings, tell, kept, progress))
-    result = compare_live(setting, policy, where, engine, prediction, again)
+    averaged = setting.averaged(*profile(spec, slots_cluster, slots, settings, tell, kept, progress))
+    result = compare_live(setting, policy, slots_cluster, engine, prediction, averaged)
     shutil.rmtree(directory, ignore_errors=True)
     return result

@@ -29,10 +29,10 @@ class LiveWorkload:
 
     name: str
     jobs: int
-    workloads: Mapping[str, float]  # share of the jobs that train each
-    slots: Mapping[int, float]  # share of the jobs that ask for so many
-    plans: Mapping[int, tuple[str, ...]]  # asked for in turn, by number of slots
-    median_duration_s: float  # log-normal, alone as requested
+    workloads: Mapping[str, float]  # share of the jobs that train each workload
+    slots: Mapping[int, float]  # share of the jobs that request each number of slots
+    plans: Mapping[int, tuple[str, ...]]  # requested in turn, by number of slots
+    median_duration_s: float  # of a log-normal distribution; each job alone, as requested
     duration_log_sd: float
     mean_interval_s: float  # between submissions
     source: str
@@ -47,7 +47,7 @@ class LiveWorkload:
 class LiveSettings:
     """Settings of measurement and timing of live runs; fields as in the preset.
 
-    The time that policies see is scaled so that the measured restart delay looks as long as
+    The time that policies see is scaled so that the measured restart delay appears as
     ``policy_restart_delay_s``, for which their parameters are chosen. ``noise_log_sd`` is the assumed error
     of the step times of a profile, and ``noise_simulations`` the number of simulations with such errors.
     """
@@ -86,8 +86,8 @@ def live_workload(name: str) -> LiveWorkload:
 def live_jobs(spec: LiveWorkload, iter_time_s: Callable[[str, int, str], float], seed: int) -> list[JobSpec]:
     """Generate the jobs of a workload from measured step times [s], the first submitted at 0 s.
 
-    Shares are apportioned and quantiles of the durations stratified, so that the seed only decides which
-    job gets which, and not the total amount of work.
+    Shares are apportioned and quantiles of the durations stratified, so that the seed decides only how these
+    are assigned to jobs, not the total amount of work.
     """
     rng = np.random.default_rng(seed)
     keys = rng.permutation(_shared_out(spec.workloads, spec.jobs))
@@ -97,7 +97,7 @@ def live_jobs(spec: LiveWorkload, iter_time_s: Callable[[str, int, str], float],
     durations_s = rng.permutation(spec.median_duration_s * np.array(spread))
     gaps_s = spec.mean_interval_s * (1 + _GAP_JITTER * rng.uniform(-1, 1, spec.jobs))
     submit_s = np.concatenate([[0.0], np.cumsum(gaps_s)[:-1]])
-    n_jobs: dict[int, int] = {}  # so far, by number of slots: their plans are asked for in turn
+    n_jobs: dict[int, int] = {}  # so far, by number of slots: their plans are requested in turn
     jobs = []
     for number, (key, n_slots) in enumerate(zip(keys.tolist(), slots.tolist(), strict=True)):
         plans = spec.plans[n_slots]
@@ -150,13 +150,13 @@ class LiveSetting:
         """Write the setting into the directory of the run."""
         values = {each.name: getattr(self, each.name) for each in fields(self)}
         values["jobs"] = [asdict(job) for job in self.jobs]
-        tables = self.tables.items()  # to every digit: a schedule is checked with what was read back
+        tables = self.tables.items()  # with all digits: a schedule is validated with the values read back
         values["tables"] = {key: table.to_dict(orient="split", index=False) for key, table in tables}
         write_json(values, directory / _SETTING)
 
     @classmethod
     def load(cls, directory: Path) -> "LiveSetting | None":
-        """Read the setting of an interrupted run in a directory; None if there is none."""
+        """Read the setting of an interrupted run from a directory; None if there is no such run."""
         path = directory / _SETTING
         values: dict[str, Any] | None = read_json(path)
         if values is None:
@@ -186,13 +186,13 @@ class LiveSetting:
     def averaged(
         self, tables: Mapping[str, pd.DataFrame], first_start_s: float, restart_delay_s: float
     ) -> "LiveSetting":
-        """Return the setting with the mean of its profile and another one; points missing there stay."""
+        """Return the setting with the mean of its profile and another one, where that has the point."""
         means = {}
         for key, table in self.tables.items():
-            there = tables[key].set_index(_POINT).reindex(pd.MultiIndex.from_frame(table[_POINT]))
-            there.index = table.index
+            other = tables[key].set_index(_POINT).reindex(pd.MultiIndex.from_frame(table[_POINT]))
+            other.index = table.index
             times = [name for name in table.columns if name.endswith("_s")]
-            mean = {name: (table[name] + there[name].fillna(table[name])) / 2 for name in times}
+            mean = {name: (table[name] + other[name].fillna(table[name])) / 2 for name in times}
             means[key] = table.assign(**mean)
         return replace(
             self,
@@ -201,10 +201,10 @@ class LiveSetting:
             restart_delay_s=(self.restart_delay_s + restart_delay_s) / 2,
         )
 
-    def disturbed(self, rng: np.random.Generator, log_sd: float) -> "LiveSetting":
-        """Return the setting with step times disturbed by log-normal factors, one common and one per point.
+    def perturbed(self, rng: np.random.Generator, log_sd: float) -> "LiveSetting":
+        """Return the setting with step times multiplied by log-normal factors, one common and one per point.
 
-        The same draws with ``-log_sd`` disturb them by the inverse factors.
+        The same draws with ``-log_sd`` give the inverse factors.
         """
         together = rng.standard_normal()
         tables = {}
@@ -214,11 +214,11 @@ class LiveSetting:
         return replace(self, tables=tables)
 
     def check_same(self, policy: str, workload: str, n_slots: int, seed: int) -> None:
-        """Check that an interrupted run is the one that is asked for."""
-        wanted = {"policy": policy, "workload": workload, "n_slots": n_slots, "seed": seed}
-        for name, value in wanted.items():
+        """Check that an interrupted run has the requested policy, workload, slots and seed."""
+        requested = {"policy": policy, "workload": workload, "n_slots": n_slots, "seed": seed}
+        for name, value in requested.items():
             if (before := getattr(self, name)) != value:
                 raise InputError(
-                    f"the run that was left has {name} {before!r}, asked for is {value!r}; "
-                    "accepted: the same, or another directory"
+                    f"the interrupted run has {name} {before!r}, but {value!r} is requested; expected the "
+                    "same, or another directory"
                 )

@@ -13,7 +13,7 @@ from makespan.oobleck.plan import plan_from
 from makespan.oobleck.stage import StageExecutor
 from makespan.runtime import Identity, RunDirectory, choose_device, end_worker, run_worker
 
-OF_SEVERAL = ("torch._dynamo",)
+PRELOAD = ("torch._dynamo",)
 """Modules that the first step of an optimizer loads, which takes long."""
 
 

@@ -38,12 +38,12 @@ from makespan.runtime import (
     LocalLauncher,
     Process,
     RunDirectory,
+    acquire,
     check_gpus,
     describe_machine,
     finish_checkpoint,
     sound_checkpoint,
     start_checkpoint,
-    take,
 )
 from makespan.tables import TableSchema, csv_text, table_schema
 
@@ -583,7 +583,7 @@ def train_resilient(
     check_gpus(launcher, options.n_nodes)
     folder = Path(run_dir).resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    handle = take(folder / "lock")
+    handle = acquire(folder / "lock")
     if handle is None:
         raise InputError(f"run_dir is {run_dir}, where a run is going on; accepted: a directory of its own")
     try:

@@ -22,7 +22,7 @@ from makespan.oobleck.plan import plan_from
 from makespan.oobleck.stage import PeerGroups, StageExecutor
 from makespan.runtime import Identity, RunDirectory, choose_device, end_worker, run_worker
 
-OF_SEVERAL = ("torch._dynamo",)
+PRELOAD = ("torch._dynamo",)
 """Modules that optimizers load, which takes long: a fork server loads them before it forks a worker."""
 _MEET_S = 25.0
 """Longest time to build groups; with the one retry, it stays below a minute."""

@@ -8,6 +8,7 @@ from statistics import median
 import torch
 import torch.distributed as dist
 
+from makespan.profiling.rates import ExchangeSizes
 from makespan.runtime import Identity, RunDirectory, choose_device, end_worker, join, run_worker
 
 _WARM_UP, _REPEATS = 3, 9
@@ -29,11 +30,11 @@ def _timed(action: Callable[[], object], device: torch.device) -> float:
 
 def measure(directory: RunDirectory, who: Identity) -> None:
     """Time the copy to the host and, with several processes, the collectives that training uses [s]."""
-    request, device = directory.request(), choose_device(who)
+    sizes, device = ExchangeSizes(**directory.request()), choose_device(who)
     join(directory, who)
     size, rank = dist.get_world_size(), dist.get_rank()
-    whole = torch.zeros(request["gradient_bytes"] // _FLOAT_BYTES // size * size, device=device)
-    activation = torch.zeros(request["activation_bytes"] // _FLOAT_BYTES, device=device)
+    whole = torch.zeros(sizes.gradient_bytes // _FLOAT_BYTES // size * size, device=device)
+    activation = torch.zeros(sizes.activation_bytes // _FLOAT_BYTES, device=device)
     on_host = torch.zeros(len(whole))
 
     def transfer() -> None:

@@ -47,12 +47,12 @@ class ProfilePoint:
 
 
 def model_of(workload: Workload) -> SmallModel:
-    """Return the small model that stands for a workload; an `InputError` says that it cannot be trained."""
+    """Return the small model that stands for a workload; an `InputError` names another family."""
     spec, first = workload.model, workload.model.blocks[0]
     if spec.family not in _FAMILIES:
         raise InputError(
             f"workload {workload.key!r}: models of family {spec.family!r} cannot be trained here; "
-            f"accepted: {', '.join(_FAMILIES)}"
+            f"expected {', '.join(_FAMILIES)}"
         )
     sizes = {name: getattr(first, name) for name in ("hidden", "heads", "kv_heads", "ffn", "seq")}
     return SmallModel(_FAMILIES[spec.family], spec.n_layers, vocab=spec.vocab, **sizes)
@@ -78,7 +78,7 @@ def profile_points(
         for text in (*_WORDS, *notations):
             try:
                 plan = read_plan(text, n_gpus=n_gpus, global_batch_size=workload.global_batch_size)
-            except MakespanError:  # no such plan for this placement and batch
+            except MakespanError:  # this placement and batch have no such plan
                 continue
             if plan.plan_family.title in workload.families:
                 points.append(ProfilePoint(text, placement, cpu_threads))
@@ -117,28 +117,28 @@ def profile_batches(
 
 # --- Measurements so far ----------------------------------------------------------------------------
 
-_EXPECTED = "what an interrupted profile measured"
-_OF_A_MOMENT = ("load", "slurm")  # in the description of a machine
+_EXPECTED = "the measurements of an interrupted profile"
+_TRANSIENT = ("load", "slurm")  # keys in the description of a machine
 
 
 class Measurements:
     """Named values of a profile, each written to a file as soon as it is measured.
 
     The file has one line for the settings and one per value. A profile with equal settings on the same
-    machine resumes from it; any other starts from scratch, and says so. Threads may share an instance.
+    machine resumes from it; any other starts from scratch and reports that. Threads may share an instance.
 
     Parameters
     ----------
     path
-        The file, created with the first value; None to keep nothing.
+        The file, created with the first value; None to write no file.
     settings
-        Plain values: everything that a value depends on besides its name.
+        Plain values of everything that a value depends on besides its name.
     total
         Total number of runs to measure.
     progress
-        Called with the number of finished runs and the total, at every value and every heartbeat; or None.
+        Called with the number of finished runs and the total at every value and every heartbeat; or None.
     tell
-        Called with a line of text that says what was found in the file.
+        Called with a line of text about an existing file.
     """
 
     def __init__(
@@ -156,14 +156,14 @@ class Measurements:
         self._lock = threading.Lock()
         if path is not None:
             machine = {
-                name: value for name, value in describe_machine().items() if name not in _OF_A_MOMENT
+                name: value for name, value in describe_machine().items() if name not in _TRANSIENT
             } | {"host": socket.gethostname()}
-            # Through JSON and back, to compare equal with a head that was read from the file.
+            # Through JSON and back, so that it compares equal to a head that was read from the file.
             self._head = json.loads(json.dumps({"machine": machine, "settings": dict(settings or {})}))
             self._load(path)
         self._done = sum(n_runs for n_runs, _ in self._values.values())
         if self._done:
-            tell(f"{path}: {self._done} of {total} runs are measured, going on")
+            tell(f"{path}: resuming, {self._done} of {total} runs are measured")
         self._progress(self._done, total)
 
     def __contains__(self, name: str) -> bool:
@@ -175,7 +175,7 @@ class Measurements:
         return self._values[name][1]
 
     def add(self, name: str, value: Any, n_runs: int = 1) -> None:
-        """Keep a plain value that took ``n_runs`` runs to measure."""
+        """Store a plain value that took ``n_runs`` runs to measure."""
         with self._lock:
             if self._path is not None:
                 self._write(self._path, _line(name, n_runs, value))
@@ -190,7 +190,7 @@ class Measurements:
         return self[name]
 
     def skip(self, n_runs: int) -> None:
-        """Count runs that are not possible as done."""
+        """Count infeasible runs as done."""
         self._done += n_runs
 
     def beat(self) -> None:
@@ -220,10 +220,10 @@ class Measurements:
             return
         machine = first.get("machine") if isinstance(first, dict) else None
         difference = "with other settings" if machine == self._head["machine"] else "on another machine"
-        self._tell(f"{path}: was measured {difference}, beginning anew")
+        self._tell(f"{path}: was measured {difference}, starting from scratch")
 
     def _write(self, path: Path, line: str) -> None:
-        if self._stream is None:  # before appending, write the file anew: its last line may be cut
+        if self._stream is None:  # rewrite the file before appending: its last line may be cut
             kept = (_line(name, *value) for name, value in self._values.items())
             write_text("".join([json.dumps(self._head), "\n", *kept]), path)
             self._stream = path.open("a", encoding="utf-8")
@@ -241,9 +241,9 @@ def train_missing(
     launcher: Launcher,
     kept: Measurements,
     run_dir: str | Path | None = None,
-    beside: Callable[[], AbstractContextManager[object]] = nullcontext,
+    alongside: Callable[[], AbstractContextManager[object]] = nullcontext,
 ) -> list[Any]:
-    """Train the named jobs that are not kept yet, in the context ``beside``; return what is read of all."""
+    """Train the named jobs that are not stored, in the context ``alongside``; return the values of all."""
     missing = [name for name in jobs if name not in kept]
     names = iter(missing)  # results arrive in the order of the jobs
 
@@ -253,7 +253,7 @@ def train_missing(
         kept.beat()
 
     if missing:
-        with beside():
+        with alongside():
             train_all([jobs[name] for name in missing], launcher=launcher, run_dir=run_dir, on_beat=note)
     return [kept[name] for name in jobs]
 
@@ -269,7 +269,7 @@ _KEYS = ("exec_plan", "placement", "cpu_threads")
 
 @dataclass(frozen=True, slots=True)
 class Procedure:
-    """Procedure by which a point is measured; an `InputError` names a number that is too small.
+    """Procedure for measuring a point; an `InputError` names a number that is too small.
 
     Parameters
     ----------
@@ -280,8 +280,8 @@ class Procedure:
     repetitions
         Runs per point, all points in turn, so that slow drifts of the machine show as noise.
     is_paced
-        Whether the iteration time is the mean pace at which the steps of a run follow each other, on which
-        the end of a job depends, instead of the median of the steps alone.
+        Whether the iteration time is the mean interval between the starts of steps, on which the end of a job
+        depends, instead of the median of the steps alone.
     """
 
     warmup_steps: int = 1
@@ -293,7 +293,7 @@ class Procedure:
         """Check ranges."""
         for name, least in (("warmup_steps", 0), ("steps", 1), ("repetitions", 1)):
             if getattr(self, name) < least:
-                raise InputError(f"{name} is {getattr(self, name)}; accepted: a whole number >= {least}")
+                raise InputError(f"{name} is {getattr(self, name)}; expected a whole number >= {least}")
 
 
 def measured_by(workloads: Iterable[Workload], procedure: Procedure) -> dict[str, Any]:
@@ -311,21 +311,21 @@ def measure_points(
     run_dir: str | Path | None = None,
     kept: Measurements | None = None,
     where: str = "",
-    beside: Callable[[], AbstractContextManager[object]] = nullcontext,
+    alongside: Callable[[], AbstractContextManager[object]] = nullcontext,
 ) -> dict[str, Any]:
     """Train each point for a few steps and time it.
 
     Parameters
     ----------
     workload, points, node
-        Workload to train, and points of it that all have the same placement; the node sets the
-        micro-batch size, as in the performance model.
+        Workload to train, and its points, all with the same placement; the node determines the micro-batch
+        size, as in the performance model.
     launcher, procedure, run_dir
-        Starts the processes, once for all points; steps and repetitions; directory in which the
-        processes meet, visible to all nodes, None for a temporary one.
-    kept, where, beside
-        Store of finished runs from which an interrupted profile resumes, or None; the part of their names
-        that tells devices apart; context that surrounds the training, entered only if a run is missing.
+        Launcher of the processes, which start once for all points; steps and repetitions; directory in which
+        the processes meet, visible to all nodes, None for a temporary one.
+    kept, where, alongside
+        Store of finished runs from which an interrupted profile resumes, or None; suffix of their names that
+        distinguishes devices; context that surrounds the training, entered only if a run is missing.
 
     Returns
     -------
@@ -359,7 +359,7 @@ def measure_points(
             phases["iter_time_s"] = fmean(run.paces_s[procedure.warmup_steps :])
         return {"device": run.device, **phases}
 
-    medians = train_missing(jobs, medians_of, launcher, kept, run_dir, beside)
+    medians = train_missing(jobs, medians_of, launcher, kept, run_dir, alongside)
     runs = {name: medians[index :: len(able)] for index, name in enumerate(able)}
     return {
         "workload": workload.key,
@@ -390,7 +390,7 @@ def profile_table(parts: Sequence[Mapping[str, Any]], workload: Workload) -> "pd
 
     for part in parts:
         if part["workload"] != workload.key:
-            raise InputError(f"a profile of {part['workload']!r}; accepted: profiles of {workload.key!r}")
+            raise InputError(f"a profile of {part['workload']!r}; expected profiles of {workload.key!r}")
     rows: list[dict[str, object]] = []
     for point in _points(parts):
         runs = point["runs"]

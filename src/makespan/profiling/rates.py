@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import mean, median
 from typing import Any, Literal
@@ -40,6 +40,14 @@ _ACTIVATION_SHARE = 0.5  # the fitted forms count activations at 16 bit, trainin
 
 
 @dataclass(frozen=True, slots=True)
+class ExchangeSizes:
+    """Request to `makespan.profiling.bandwidth`: sizes of the messages to time [B]."""
+
+    gradient_bytes: int
+    activation_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class MachineRates:
     """Measured constants of a machine; an `InputError` names a rate or time that is out of range."""
 
@@ -47,12 +55,14 @@ class MachineRates:
     device_memory_bytes: float
     host_memory_bytes: float
     cpu_threads: int  # of each process
-    ring_bytes_per_s: float  # one ring pass of a gradient-sized all-reduce: what a process sends over time
+    ring_bytes_per_s: (
+        float  # of one ring pass of a gradient-sized all-reduce: sent bytes of a process over time
+    )
     tensor_bytes_per_s: float  # activations that tensor parallelism exchanges over the time that it adds
-    transfer_bytes_per_s: float  # one activation-sized transfer between two processes
-    gather_efficiency: float  # time of a ring pass over what a partitioned optimiser adds to a step
+    transfer_bytes_per_s: float  # of one activation-sized transfer between two processes
+    gather_efficiency: float  # time of a ring pass over the time that a partitioned optimiser adds to a step
     copy_bytes_per_s: float  # between device and host memory
-    forward_launch_s: float  # of a pass, what does not grow with the samples
+    forward_launch_s: float  # time of a pass that does not depend on the number of samples
     backward_launch_s: float
 
     def __post_init__(self) -> None:
@@ -60,11 +70,11 @@ class MachineRates:
         for name in self.__dataclass_fields__:
             value, may_be_zero = getattr(self, name), name.endswith("launch_s")
             if not (value > 0 or (may_be_zero and value == 0)):
-                raise InputError(f"measured {name} is {value!r}; accepted: a positive number")
+                raise InputError(f"measured {name} is {value!r}; expected a positive number")
 
 
 def profiling_launcher(device: Literal["auto", "cpu", "cuda"], cpu_threads: int) -> LocalLauncher:
-    """Return the launcher of profiling runs; ``auto`` uses GPUs if there are any.
+    """Return the launcher of profiling runs; ``auto`` uses GPUs if the machine has any.
 
     Raises an `InputError` for ``cuda`` without a GPU.
     """
@@ -85,7 +95,7 @@ def allocation_launcher(
     gres
         GPUs of each node, as requested for the allocation; job steps do not inherit them. Empty for none.
     run_dir
-        Directory that all nodes see, in which processes report their GPUs.
+        Directory that all nodes can access, in which processes report their GPUs.
     """
     place = point.placement
     options = [f"--nodes={place.n_nodes}", f"--cpus-per-task={point.cpu_threads}", "--overlap"]
@@ -112,10 +122,10 @@ def measure_rates(
     Parameters
     ----------
     workloads
-        Workloads that set the sizes of the messages and whose models are timed.
+        Workloads that determine the sizes of the messages and whose models are timed.
     n_processes, cpu_threads, launcher
-        Processes of the exchange, on this machine, fewer if there are fewer GPUs; CPU threads of each; the
-        launcher that starts them.
+        Processes of the exchange, on this machine, fewer if it has fewer GPUs; CPU threads of each; launcher
+        that starts them.
     kept
         As for `measure_points`; counts `rate_runs` runs.
     """
@@ -126,7 +136,7 @@ def measure_rates(
         "exchange", lambda: _exchange_times(workloads, n_processes, cpu_threads, launcher), _EXCHANGE_RUNS
     )
     between, alone = _rates(times, n_processes), _alone(workloads, launcher, kept)
-    # The time of a pass at no samples, by a line through the batch of one and the whole batch.
+    # Time of a pass at zero samples: extrapolate the line through a batch of one and the whole batch.
     launch_s: dict[str, list[float]] = {name: [] for name in _PASSES}
     for spec, results in zip(workloads, alone, strict=True):
         for name, values in launch_s.items():
@@ -175,10 +185,10 @@ def _exchange_times(
         _FLOAT_BYTES * (spec.global_batch_size // spec.max_microbatches) * spec.model.seq * spec.model.hidden
         for spec in workloads
     ]
-    request = {"gradient_bytes": round(mean(gradients)), "activation_bytes": round(mean(activations))}
+    sizes = ExchangeSizes(round(mean(gradients)), round(mean(activations)))
     with temporary_directory("rates") as directory:
         options = [ProcessOptions(threads=cpu_threads)] * n_processes
-        launcher.run(Launch(_BANDWIDTH_WORKER, request, n_processes, directory, options=options))
+        launcher.run(Launch(_BANDWIDTH_WORKER, asdict(sizes), n_processes, directory, options=options))
         times: dict[str, float] = RunDirectory(directory).result()
     return times
 
@@ -192,17 +202,17 @@ def _alone(
 ) -> list[tuple[Times, ...]]:
     """Train each workload in one process: a batch of one, the whole batch, and the same in micro-batches."""
     plans = [(_whole(1), _whole(spec.global_batch_size), _plan(spec)) for spec in workloads]
-    return _times("alone", workloads, plans, launcher, kept)
+    return _median_times("alone", workloads, plans, launcher, kept)
 
 
-def _times(
+def _median_times(
     how: str,
     workloads: Sequence[Workload],
     plans: Sequence[Sequence[ExecutionPlan]],
     launcher: LocalLauncher,
     kept: Measurements,
 ) -> list[tuple[Times, ...]]:
-    """Train each workload under its plans."""
+    """Train each workload under its plans, and return the median times of each."""
     jobs = {
         f"rates {how}: {spec.key}, part {part + 1}": TrainingJob(model_of(spec), plan, _STEPS)
         for spec, members in zip(workloads, plans, strict=True)
@@ -234,7 +244,7 @@ def _added_by_division(
     if n_processes == 1:
         return {"tensor_bytes_per_s": _UNUSED_BYTES_PER_S, "gather_efficiency": 1.0}
     plans = [(_plan(spec, tp=2), _plan(spec, dp=2), _plan(spec, dp=2, zero_stage=2)) for spec in workloads]
-    two = _times("divided", workloads, plans, launcher, kept)
+    two = _median_times("divided", workloads, plans, launcher, kept)
     moved = ring_s = tensor_s = gather_s = 0.0
     for spec, (*_, single), (tensor, whole, divided) in zip(workloads, alone, two, strict=True):
         activations = sum(block.n_layers * block.seq * block.hidden for block in spec.model.blocks)
@@ -268,9 +278,9 @@ def _device_memory(kind: str, n_devices: int) -> float:
 
 
 def environment_text(rates: MachineRates, source: str) -> str:
-    """Return the environment of a measured machine, text of a file for `makespan.perf.load_environment`.
+    """Return the environment of a measured machine, as text for `makespan.perf.load_environment`.
 
-    The ``source`` (machine, time and method) is given with each constant.
+    Each constant has the ``source`` (machine, time and method).
     """
     preset = read_preset("makespan.profiling", "environment")
     constants = {

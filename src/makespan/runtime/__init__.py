@@ -1,17 +1,19 @@
-"""Processes that work together: launch, rendezvous, watch, run directory, checkpoint files, machine facts.
+"""Distributed runs: launch, rendezvous and watching of processes, run directory, checkpoints, machine facts.
 
-What the processes do is no concern of this package; nothing here imports torch before a worker
-calls `join` or `choose_device`.
+The package does not know what the processes compute, and imports torch only when a worker calls `join` or
+`choose_device`.
 
-- `LocalLauncher` and `SlurmLauncher` run a `Launch`, any worker with a request, and watch it: when one
-  process dies all end, or the others are told
-- a worker calls `run_worker` with what it does, `join` to meet the others, and finds request, stop
-  request and lost processes in its `RunDirectory`
-- `start_checkpoint` and `finish_checkpoint` keep checkpoints complete or absent; `latest_checkpoint` is the
-  newest, `sound_checkpoint` the newest that nothing has damaged
-- `take` holds a file for a process until it ends, and `is_taken` says whether one does
-- `local_gpus` and `slurm_device` ask torch, in a process that would use them, which GPUs there are
-- `describe_machine` says on what a measurement was made
+- `LocalLauncher` and `SlurmLauncher` run a `Launch`, any worker with a request, and watch it: when a process
+is
+  lost, either all others are killed or they are told
+- a worker calls `run_worker` with its main function and `join` to meet the others; its `RunDirectory` has the
+  request, stop requests and lost processes
+- `start_checkpoint` and `finish_checkpoint` write a checkpoint that is complete or absent;
+`latest_checkpoint`
+  finds the newest, `sound_checkpoint` the newest that is undamaged
+- `acquire` locks a file for a process until it ends, and `is_locked` returns whether a process holds the lock
+- `local_gpus` and `slurm_device` ask torch, in a process that would use them, for the available GPUs
+- `describe_machine` describes the machine of a measurement
 """
 
 from makespan.runtime.checkpoints import (
@@ -39,8 +41,8 @@ from makespan.runtime.launch import (
     usable_cpus as usable_cpus,
 )
 from makespan.runtime.locks import (
-    is_taken as is_taken,
-    take as take,
+    acquire as acquire,
+    is_locked as is_locked,
 )
 from makespan.runtime.rendezvous import (
     Identity as Identity,

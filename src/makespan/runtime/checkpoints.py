@@ -1,10 +1,10 @@
 """Checkpoints on disk: complete or absent, with a checksum for every file.
 
-A directory of checkpoints holds ``step-<number>`` directories. A new one is written beside them under a
-name that readers ignore, gets its manifest with checksums last, and is then renamed. Whatever kills
-the writer, earlier checkpoints stay intact.
+A directory of checkpoints holds ``step-<number>`` directories. A new checkpoint is written next to them under
+a name that readers ignore, gets its manifest with checksums last, and is then renamed. A writer that is
+killed at any point leaves earlier checkpoints intact.
 
-Torch unpickles checkpoint files, which can run code, so no file is read that the manifest does not list.
+Torch unpickles checkpoint files, which can run code, so readers open only files that the manifest lists.
 Checksums detect damaged and mixed files; they do not prove who wrote them.
 """
 
@@ -38,7 +38,7 @@ class Checkpoint:
     Parameters
     ----------
     path, step, save_s
-        Its directory, steps done, and the time it took to write [s].
+        Its directory, steps done, and the time that writing it took [s].
     values, checksums
         Plain values that the writer stored in the manifest; SHA-256 of every file by name.
     """
@@ -50,10 +50,10 @@ class Checkpoint:
     checksums: Mapping[str, str]
 
     def verify(self) -> None:
-        """Check every file before anything else opens it.
+        """Check every file; call this before anything else opens one.
 
-        The distributed format of torch unpickles its ``.metadata``, which can run any code, and looks for
-        files by name. Files that pass are as they were written, not necessarily by a trusted writer.
+        The distributed format of torch unpickles its ``.metadata``, which can run any code, and finds files
+        by name. Files that pass are as they were written, but not necessarily by a trusted writer.
 
         Raises
         ------
@@ -64,15 +64,19 @@ class Checkpoint:
         for path in sorted(self.path.rglob("*")):
             name, mode = path.relative_to(self.path).as_posix(), path.lstat().st_mode
             if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-                raise ChecksumError(f"{path}: is no regular file; a checkpoint has no others")
+                raise ChecksumError(
+                    f"{path}: is not a regular file; expected only regular files in a checkpoint"
+                )
             if stat.S_ISREG(mode) and name not in self.checksums and name != _MANIFEST:
                 raise ChecksumError(f"{path}: is not in the manifest of the checkpoint; it was added later")
-        for name, wanted in self.checksums.items():
+        for name, expected in self.checksums.items():
             path = self.path / name
             if not path.is_file():
                 raise ChecksumError(f"{path}: the file of the checkpoint is missing")
-            if (found := _digest(path)) != wanted:
-                raise ChecksumError(f"{path}: checksum is {found}, the checkpoint was written with {wanted}")
+            if (digest := _digest(path)) != expected:
+                raise ChecksumError(
+                    f"{path}: checksum is {digest}, the checkpoint was written with {expected}"
+                )
 
 
 def latest_checkpoint(directory: str | Path) -> Checkpoint | None:
@@ -83,21 +87,21 @@ def latest_checkpoint(directory: str | Path) -> Checkpoint | None:
     Raises
     ------
     CheckpointError, ChecksumError
-        The manifest was not written by `finish_checkpoint` for this step; it was changed since.
+        The manifest was not written by `finish_checkpoint` for this step; it has been changed.
     """
     complete = _complete(Path(directory))
     return _read(complete[-1]) if complete else None
 
 
 def sound_checkpoint(directory: str | Path) -> Checkpoint | None:
-    """Return the newest checkpoint whose files are all as they were written, None if there never was one.
+    """Return the newest checkpoint whose files are all as they were written, None if there are none.
 
     Damaged checkpoints are skipped with a warning.
 
     Raises
     ------
     CheckpointError
-        There are checkpoints, and all are damaged; the message says what is wrong with each.
+        All checkpoints are damaged; the message has the damage of each.
     """
     problems = []
     for path in reversed(_named(Path(directory))):
@@ -108,10 +112,10 @@ def sound_checkpoint(directory: str | Path) -> Checkpoint | None:
             problems.append(str(error))
             continue
         for problem in problems:
-            _log.warning("%s; going on from %s", problem, path)
+            _log.warning("%s; resuming from %s", problem, path)
         return checkpoint
     if problems:
-        raise CheckpointError(f"{directory}: no sound checkpoint is left; {'; '.join(problems)}")
+        raise CheckpointError(f"{directory}: all checkpoints are damaged; {'; '.join(problems)}")
     return None
 
 
@@ -119,13 +123,14 @@ def _read(directory: Path) -> Checkpoint:
     path = directory / _MANIFEST
     manifest = read_json(path, CheckpointError)
     try:
-        wanted = manifest.pop("digest")
-        if (digest := _digest_of(manifest)) != wanted:
-            raise ChecksumError(f"{path}: checksum is {digest}, the manifest was written with {wanted}")
+        expected = manifest.pop("digest")
+        if (digest := _digest_of(manifest)) != expected:
+            raise ChecksumError(f"{path}: checksum is {digest}, the manifest was written with {expected}")
         step, save_s, files = (manifest.pop(name) for name in ("step", "save_s", "files"))
     except (AttributeError, KeyError, TypeError):
-        expected = "one that makespan wrote, with step, save_s, files and digest"
-        raise CheckpointError(f"{path}: is no manifest of a checkpoint; accepted: {expected}") from None
+        raise CheckpointError(
+            f"{path}: is not a manifest of a checkpoint; expected step, save_s, files and digest"
+        ) from None
     name = _NAME.fullmatch(directory.name)
     if name is None or int(name[1]) != step:
         raise CheckpointError(f"{path}: was written for step {step}, not for this directory")
@@ -133,7 +138,7 @@ def _read(directory: Path) -> Checkpoint:
 
 
 def start_checkpoint(directory: Path) -> Path:
-    """Create an empty directory for a new checkpoint, removing what a killed run left there."""
+    """Create an empty directory for a new checkpoint; the remains of a killed run are removed."""
     partial = directory / _PARTIAL
     discard_partial(directory)
     partial.mkdir(parents=True)
@@ -141,7 +146,7 @@ def start_checkpoint(directory: Path) -> Path:
 
 
 def discard_partial(directory: Path) -> None:
-    """Remove a checkpoint that a run did not finish, to free space on a disk that may be full."""
+    """Remove an unfinished checkpoint, to free space on a disk that may be full."""
     shutil.rmtree(directory / _PARTIAL, ignore_errors=True)
 
 
@@ -166,7 +171,7 @@ def finish_checkpoint(
         _to_disk(path)
     target = directory / f"step-{step:08d}"
     again = 0
-    while target.exists():  # a run that resumed from an earlier step reaches this one once more
+    while target.exists():  # a run that resumed from an earlier step reaches this step again
         again += 1
         target = directory / f"step-{step:08d}.{again}"
     partial.rename(target)
@@ -184,7 +189,7 @@ def _complete(directory: Path) -> list[Path]:
 
 
 def _named(directory: Path) -> list[Path]:
-    """Return the directories named like a checkpoint, by step and then in the order of writing."""
+    """Return the directories with the name of a checkpoint, by step and then in the order of writing."""
     keyed = [(match, path) for path in directory.glob("step-*") if (match := _NAME.fullmatch(path.name))]
     return [path for _, _, path in sorted((int(name[1]), int(name[2] or 0), path) for name, path in keyed)]
 

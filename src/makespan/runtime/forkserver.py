@@ -2,11 +2,13 @@
 
 Loading torch takes seconds of CPU time; forking a process that has loaded it takes milliseconds. Servers
 belong to the launching process, one for each set of values of the variables that libraries read only once,
-when they are loaded. Servers and workers end when the launching process is gone.
+when they are loaded. Servers and workers end with the launching process.
 
-Each worker has a pipe to its launcher. The server writes the process id of the worker into it, then its exit
-status. A pipe that ends without a status means that the server was killed; a launcher that closes its end
-asks for the worker to be killed.
+Each worker has a pipe to its launcher, with this protocol:
+
+- the server writes the process id of the worker, and later its exit status
+- a pipe that closes without an exit status means that both the server and the worker are gone
+- a launcher that closes its end asks the server to kill the worker
 """
 
 import gc
@@ -34,10 +36,10 @@ _NUMBER = struct.Struct("!q")
 _BLOCK = 1 << 16
 _CHECK_S = 0.5
 _ATTEMPTS = 3
-_GIVEN_UP = -1
+_ABANDONED = -1
 _SERVING = f"""
 import signal, sys
-for number in (signal.SIGINT, signal.SIGTERM):  # it ends with the process that asks
+for number in (signal.SIGINT, signal.SIGTERM):  # the server ends with the launching process
     signal.signal(number, signal.SIG_IGN)
 from {__name__} import serve
 serve(*map(int, sys.argv[1:]))
@@ -50,7 +52,7 @@ _servers: dict[_Key, tuple[socket.socket, "subprocess.Popen[bytes]"]] = {}
 
 
 class Process(Protocol):
-    """Process as a launcher sees it: the part of `subprocess.Popen` that it uses."""
+    """Interface of a process that a launcher uses; `subprocess.Popen` has it."""
 
     pid: int
 
@@ -58,10 +60,10 @@ class Process(Protocol):
         """Return the exit status, negative for a signal; None while it runs."""
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for the end; `subprocess.TimeoutExpired` after ``timeout`` seconds."""
+        """Wait for the exit; raise `subprocess.TimeoutExpired` after ``timeout`` seconds."""
 
     def send_signal(self, sig: int, /) -> None:
-        """Send a signal, unless it has ended."""
+        """Send a signal, unless the process has exited."""
 
     def kill(self) -> None:
         """Send SIGKILL."""
@@ -81,18 +83,18 @@ class ForkedProcess:
         return self._ended
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for the end; `subprocess.TimeoutExpired` after ``timeout`` seconds."""
+        """Wait for the exit; raise `subprocess.TimeoutExpired` after ``timeout`` seconds."""
         if self._ended is None:
             if not select.select([self._status], [], [], timeout)[0]:
                 raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0)
-            told = os.read(self._status, _NUMBER.size)
+            status = os.read(self._status, _NUMBER.size)
             os.close(self._status)
-            # The worker holds the pipe too: its end without a status means that both of them are gone.
-            self._ended = _NUMBER.unpack(told)[0] if told else -signal.SIGKILL
+            # The worker holds the pipe too: if it closes without a status, both of them are gone.
+            self._ended = _NUMBER.unpack(status)[0] if status else -signal.SIGKILL
         return self._ended
 
     def send_signal(self, sig: int, /) -> None:
-        """Send a signal, unless it has ended."""
+        """Send a signal, unless the process has exited."""
         if self.poll() is None:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, sig)
@@ -108,15 +110,15 @@ def can_fork(worker: str | Sequence[str] | None) -> TypeGuard[str]:
 
 
 def fork_worker(module: str, argument: str, environment: Mapping[str, str], log: Path) -> ForkedProcess:
-    """Run a module as a program with one argument in a process of its own, with its output in ``log``.
+    """Run a module as a program with one argument in a forked process, with its output in ``log``.
 
-    A killed server is replaced; a `WorkerError` says that every attempt failed.
+    A killed server is replaced; a `WorkerError` is raised when every attempt failed.
     """
     request = {"module": module, "argument": argument, "environment": dict(environment)}
     text = json.dumps(request | {"directory": str(Path.cwd())}).encode()
     for _ in range(_ATTEMPTS):
         read, write = os.pipe()
-        told = b""
+        pid = b""
         try:
             try:
                 with log.open("wb") as stream, _lock:
@@ -124,23 +126,23 @@ def fork_worker(module: str, argument: str, environment: Mapping[str, str], log:
                     socket.send_fds(server, [_SIZE.pack(len(text))], (write, stream.fileno()))
                     server.sendall(text)
             finally:
-                os.close(write)  # the server has its own copy; ours would keep the pipe open for ever
-            told = os.read(read, _NUMBER.size)
+                os.close(write)  # the server has its own copy; ours would keep the pipe open forever
+            pid = os.read(read, _NUMBER.size)
         except ConnectionError:
             pass
         except BaseException:
             os.close(read)
             raise
-        if told:
-            return ForkedProcess(read, _NUMBER.unpack(told)[0])
+        if pid:
+            return ForkedProcess(read, _NUMBER.unpack(pid)[0])
         os.close(read)  # the server was killed before it sent a process id
         with _lock:
             _discard(server)
-    raise WorkerError(f"the process that starts workers was killed {_ATTEMPTS} times")
+    raise WorkerError(f"the fork server was killed {_ATTEMPTS} times")
 
 
 def _server(environment: Mapping[str, str]) -> socket.socket:
-    """Return the connection to the server for a worker; start the server the first time."""
+    """Return the connection to the server for an environment; start the server at the first request."""
     # The process id is part of the key: a fork of this process must not use the servers of its parent.
     key = os.getpid(), tuple(environment.get(name) for name in _READ_ONCE)
     if (known := _servers.get(key)) is not None:
@@ -169,14 +171,18 @@ def _discard(server: socket.socket) -> None:
 
 
 class _Server:
-    """Loop of the server: fork the requested workers, and report how each one ended."""
+    """Loop of the server: fork the requested workers, and report the exit status of each.
+
+    ``running`` maps the process id of each worker to the pipe of its launcher, or to `_ABANDONED` once the
+    launcher has closed its end.
+    """
 
     def __init__(self, client: socket.socket, parent: int) -> None:
         self.client, self.parent, self.running = client, parent, dict[int, int]()
         self.woken, wake = os.pipe()
         os.set_blocking(self.woken, False)
         os.set_blocking(wake, False)
-        self.own = [client.fileno(), self.woken, wake]
+        self.handles = [client.fileno(), self.woken, wake]
         signal.set_wakeup_fd(wake)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         # A timer rather than a thread: it ticks while libraries load, and forking with threads is unsafe.
@@ -185,7 +191,7 @@ class _Server:
         signal.setitimer(signal.ITIMER_REAL, _CHECK_S, _CHECK_S)
 
     def end_with_parent(self, *_: object) -> None:
-        """End at once when the launching process is gone."""
+        """Exit at once when the launching process is gone."""
         if os.getppid() != self.parent:
             os._exit(1)
 
@@ -200,22 +206,22 @@ class _Server:
                 if status in ready:  # the launcher closed its end of the pipe
                     os.kill(pid, signal.SIGKILL)
                     os.close(status)
-                    self.running[pid] = _GIVEN_UP
+                    self.running[pid] = _ABANDONED
             if self.client.fileno() in ready:
-                told, handles, _, _ = socket.recv_fds(self.client, _SIZE.size, 2)
-                size = _SIZE.unpack(told)[0] if told else 0
+                header, handles, _, _ = socket.recv_fds(self.client, _SIZE.size, 2)
+                size = _SIZE.unpack(header)[0] if header else 0
                 text = self.receive(size)
-                if not told or len(text) < size:
+                if not header or len(text) < size:
                     return
                 self.fork(json.loads(text), *handles)
 
     def wait(self) -> set[int]:
-        """Wait for a request, the end of a worker or a closed pipe; return the handles that are ready."""
+        """Wait for a request, the exit of a worker or a closed pipe; return the handles that are ready."""
         poll = select.poll()
         for handle in (self.client.fileno(), self.woken):
             poll.register(handle, select.POLLIN)
-        for status in set(self.running.values()) - {_GIVEN_UP}:
-            poll.register(status, 0)  # no events asked for: errors such as a closed reader are always told
+        for status in set(self.running.values()) - {_ABANDONED}:
+            poll.register(status, 0)  # no events: errors such as a closed reader are always reported
         return {handle for handle, _ in poll.poll()}
 
     def receive(self, size: int) -> bytes:
@@ -227,43 +233,43 @@ class _Server:
         return b"".join(parts)
 
     def reap(self) -> None:
-        """Report the exit statuses of workers that have ended."""
+        """Report the exit statuses of workers that have exited."""
         with suppress(ChildProcessError):
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
                 status = self.running.pop(ended[0])
-                if status != _GIVEN_UP:
-                    self.tell(status, os.waitstatus_to_exitcode(ended[1]))
+                if status != _ABANDONED:
+                    self.report(status, os.waitstatus_to_exitcode(ended[1]))
                     os.close(status)
 
-    def tell(self, status: int, number: int) -> None:
-        """Write a number to the launcher of a worker, if it still listens."""
+    def report(self, status: int, number: int) -> None:
+        """Write a number to the launcher of a worker, unless it has closed its end."""
         with suppress(BrokenPipeError):
             os.write(status, _NUMBER.pack(number))
 
     def fork(self, request: Mapping[str, Any], status: int, log: int) -> None:
         """Start a worker, with its libraries loaded, and report its process id."""
-        with suppress(Exception):  # the worker fails on the same import and reports it
+        with suppress(Exception):  # the worker will fail on the same import and report it
             worker = importlib.import_module(request["module"])
             if request["environment"].get("MAKESPAN_WORLD_SIZE") != "1":
-                for name in getattr(worker, "OF_SEVERAL", ()):
+                for name in getattr(worker, "PRELOAD", ()):
                     importlib.import_module(name)
         gc.freeze()  # else the first collection in a worker would copy all pages shared with the server
         pid = os.fork()
         if pid == 0:
             self.become(request, status, log)
-        self.tell(status, pid)
+        self.report(status, pid)
         self.running[pid] = status
         os.close(log)
 
     def become(self, request: Mapping[str, Any], status: int, log: int) -> NoReturn:
-        """Become the worker; it keeps the pipe, which ends when both the server and the worker are gone."""
+        """Become the worker; it keeps the pipe open, which closes when both server and worker are gone."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         for number in (signal.SIGTERM, signal.SIGCHLD, signal.SIGALRM):
             signal.signal(number, signal.SIG_DFL)
         for handle in (1, 2):
             os.dup2(log, handle)
-        for handle in {*self.own, *self.running.values(), log} - {_GIVEN_UP}:
+        for handle in {*self.handles, *self.running.values(), log} - {_ABANDONED}:
             os.close(handle)
         os.set_inheritable(status, False)
         ended = 1
@@ -287,6 +293,6 @@ class _Server:
 
 
 def serve(handle: int, parent: int) -> None:
-    """Serve the process at the other end of a socket, which started this one."""
+    """Serve the launching process, which holds the other end of a socket and started this process."""
     with socket.socket(fileno=handle) as client:
         _Server(client, parent).run()

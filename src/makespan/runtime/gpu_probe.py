@@ -1,4 +1,4 @@
-"""Process that reports which GPUs it has: ``python -m makespan.runtime.gpu_probe <run directory>``."""
+"""Process that reports its GPUs: ``python -m makespan.runtime.gpu_probe <run directory>``."""
 
 import sys
 from dataclasses import asdict
@@ -8,8 +8,8 @@ from makespan.runtime.launch import RunDirectory, gpu_of, gpus_of_torch
 from makespan.runtime.rendezvous import Identity, end_worker, run_worker
 
 
-def tell(directory: RunDirectory, who: Identity) -> None:
-    """Write the GPUs that this process sees, and whether one of them is its own."""
+def report_gpus(directory: RunDirectory, who: Identity) -> None:
+    """Write the GPUs that this process sees, and whether one of them is for it alone."""
     gpus = gpus_of_torch()
     try:
         gpu_of(who.local_rank, gpus)
@@ -21,4 +21,4 @@ def tell(directory: RunDirectory, who: Identity) -> None:
 
 
 if __name__ == "__main__":
-    end_worker(run_worker(sys.argv[1], tell))
+    end_worker(run_worker(sys.argv[1], report_gpus))

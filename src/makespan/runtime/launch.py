@@ -1,10 +1,10 @@
 """Launch the processes of a run, on this machine or through Slurm, and watch them.
 
-The launcher and the processes communicate through files in a `RunDirectory`. The launcher ends a run that
+The launcher and the processes communicate through files in a `RunDirectory`. The launcher kills a run that
 exceeds its time limit, makes no progress, or whose processes do not meet. When a process is lost, either all
-end with its error or the others are told.
+others are killed and its error is raised, or the others are told.
 
-The first two parts describe the machine: its hardware for the record beside a measurement, and the GPUs that
+The first two parts describe the machine: its hardware for the record of a measurement, and the GPUs that
 torch can use.
 """
 
@@ -38,9 +38,9 @@ _QUERY_LIMIT_S = 30
 
 
 def describe_machine() -> dict[str, Any]:
-    """Describe this machine in plain values, for the record beside a measurement.
+    """Describe this machine in plain values, for the record of a measurement.
 
-    ``cpus`` counts the CPUs usable by this process, ``gpus`` lists all GPUs that the tool of the driver
+    ``cpus`` is the number of CPUs usable by this process; ``gpus`` lists all GPUs that the tool of the driver
     reports, ``visible_devices`` those granted to this process (None without a grant); ``load`` is the mean
     number of runnable processes over the last minute.
     """
@@ -80,7 +80,10 @@ def gpu_names(places: Sequence[int]) -> str:
     names = [name.strip() for name in visible.split(",")]
     granted = list(takewhile(lambda name: bool(name) and not name.startswith("-"), names))
     if beyond := [place for place in places if place >= len(granted)]:
-        raise InputError(f"GPU {beyond[0]}, but {len(granted)} granted; accepted: places from 0 on")
+        raise InputError(
+            f"GPU {beyond[0]}, but {len(granted)} granted; expected positions among the granted GPUs, from "
+            "0 on"
+        )
     return ",".join(granted[place] for place in places)
 
 
@@ -109,8 +112,8 @@ def _processor() -> str:
 
 # --- GPUs as torch counts them ----------------------------------------------------------------------
 #
-# ``CUDA_VISIBLE_DEVICES`` and the tools of a driver list what was granted or built in. Only torch knows
-# whether it can use those GPUs (it may be built for the CPU alone), so a process that would use them asks it.
+# ``CUDA_VISIBLE_DEVICES`` and the tools of a driver list the granted or installed GPUs. Only torch knows
+# whether it can use them (it may be built for the CPU alone), so a process that would use them asks torch.
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +157,7 @@ def gpus_of_torch() -> Gpus:
 def gpu_of(local_rank: int, gpus: Gpus) -> int:
     """Return the index of the GPU that a process uses, from its number among the processes of its node.
 
-    If a process sees one GPU only, it uses that one: Slurm may have granted each process its own.
+    A process that sees a single GPU uses that one: Slurm may have granted each process its own.
 
     Raises
     ------
@@ -163,14 +166,16 @@ def gpu_of(local_rank: int, gpus: Gpus) -> int:
     """
     index = local_rank if gpus.count > 1 else 0
     if index >= gpus.count:
-        found = f"device cuda: process {local_rank} of its node, but {gpus.count} GPU(s) at hand"
-        raise InputError(f"{found} ({gpus.source}); accepted: one GPU for each process, or cpu")
+        raise InputError(
+            f"device cuda: process {local_rank} of its node, but {gpus.count} GPU(s) at hand "
+            f"({gpus.source}); expected one GPU for each process, or cpu"
+        )
     return index
 
 
 # --- Run directory ----------------------------------------------------------------------------------
 
-_OF_A_RUN = (
+_RUN_FILES = (
     "request.json", "result-*.json", "progress.json", "stop", "met-*.json", "store-*.json", "error-*.json",
     "lost-*.json", "log-*.txt", "alive-*", "ready-*", "beat-*",
 )  # fmt: skip
@@ -178,9 +183,9 @@ _OF_A_RUN = (
 
 @dataclass(frozen=True, slots=True)
 class RunDirectory:
-    """Files through which the processes of a run are asked, watched and stopped; all processes must see them.
+    """Files through which the launcher sends requests, watches processes and stops a run.
 
-    Every file is written atomically. Values are plain: they can be stored as JSON.
+    All processes must see the directory. Every file is written atomically, and values are stored as JSON.
     """
 
     path: Path
@@ -188,7 +193,7 @@ class RunDirectory:
     def prepare(self, request: Any) -> None:
         """Create the directory, remove the files of an earlier run, and write the request of a new one."""
         self.path.mkdir(parents=True, exist_ok=True)
-        for pattern in _OF_A_RUN:
+        for pattern in _RUN_FILES:
             for path in self.path.glob(pattern):
                 path.unlink()
         write_json(request, self.path / "request.json")
@@ -198,15 +203,15 @@ class RunDirectory:
         return read_json(self.path / "request.json")
 
     def write_result(self, result: Any, number: int = 0) -> None:
-        """Write the outcome of the run, or of one of its jobs by number; called by one process."""
+        """Write the result of the run, or of one of its jobs by number; only one process may call this."""
         write_json(result, self.path / f"result-{number}.json")
 
     def result(self, number: int = 0) -> Any:
-        """Return the outcome of the run, or of one of its jobs; None before it is written."""
+        """Return the result of the run, or of one of its jobs; None before it is written."""
         return read_json(self.path / f"result-{number}.json")
 
     def write_progress(self, values: Any) -> None:
-        """Write a heartbeat, in one process; the run ends when it stays without one for too long."""
+        """Write a heartbeat with values, in one process; without any for too long, the run is killed."""
         write_json(values, self.path / "progress.json")
 
     def progress(self) -> Any:
@@ -214,22 +219,22 @@ class RunDirectory:
         return read_json(self.path / "progress.json")
 
     def write_beat(self, rank: int) -> None:
-        """Record progress of one process between heartbeats; it counts as one for the stall limit."""
+        """Record progress of one process between heartbeats; it resets the stall limit too."""
         (self.path / f"beat-{rank}").touch()
 
     def write_sign_of_life(self, rank: int) -> None:
-        """Record that a process is alive, whatever it is doing."""
+        """Record that a process is alive, even if it makes no progress."""
         (self.path / f"alive-{rank}").touch()
 
     def remove_sign_of_life(self, rank: int) -> None:
-        """Record that a process gives no more signs of life, because it ends."""
+        """Record that a process gives no more signs of life, because it exits."""
         (self.path / f"alive-{rank}").unlink(missing_ok=True)
 
     def signs_of_life_ns(self) -> dict[int, int]:
         """Return the time of the newest sign of life of each process that gives some, by rank [ns]."""
         signs = {}
         for path in self.path.glob("alive-*"):
-            with suppress(FileNotFoundError):  # removed by a process that ends
+            with suppress(FileNotFoundError):  # removed by a process that exits
                 signs[int(path.name.partition("-")[2])] = path.stat().st_mtime_ns
         return signs
 
@@ -242,11 +247,11 @@ class RunDirectory:
         return sum(1 for _ in self.path.glob("ready-*"))
 
     def request_stop(self) -> None:
-        """Ask the processes to end when they can."""
+        """Ask the processes to stop at the next opportunity."""
         (self.path / "stop").touch()
 
     def is_stop_requested(self) -> bool:
-        """Return True if the processes were asked to end."""
+        """Return True if the processes were asked to stop."""
         return (self.path / "stop").exists()
 
     def write_meeting(self, meeting: int, pids: list[int]) -> None:
@@ -280,7 +285,7 @@ class RunDirectory:
         return read_json(self.path / f"error-{rank}.json")
 
     def write_lost(self, rank: int, reason: str) -> None:
-        """Tell the remaining processes that one is lost, and why."""
+        """Tell the remaining processes that one is lost, and the reason."""
         write_json(reason, self.path / f"lost-{rank}.json")
 
     def lost(self) -> dict[int, str]:
@@ -310,19 +315,19 @@ _TERMINATE_S = 5.0
 _LOG_LINES = 5
 _PYTHON = (sys.executable,)
 _GPU_PROBE = "makespan.runtime.gpu_probe"
-_OF_ONE_PROCESS = ("MAKESPAN_RANK", "MAKESPAN_WORLD_SIZE", "MAKESPAN_LOCAL_RANK", "MAKESPAN_PARENT",
+_PROCESS_VARIABLES = ("MAKESPAN_RANK", "MAKESPAN_WORLD_SIZE", "MAKESPAN_LOCAL_RANK", "MAKESPAN_PARENT",
                    "MAKESPAN_CPUS")  # fmt: skip
 _Processes = Sequence[Process]
 OnLoss = Literal["end", "tell"]
 _NO_LIMIT_S = 20 * 24 * 3600.0
 """Longest wait of a process in a run without a limit [s]; some libraries count it in 31 bits of ms."""
 _PAUSE_S = 5.0
-"""Gap between two looks [s] after which the launcher assumes that it was paused itself, perhaps with them."""
+"""Gap between two polls [s] after which the launcher assumes that it was itself paused."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Limits:
-    """Longest times [s] that a launcher allows; see `LocalLauncher`."""
+    """Time limits of a launcher [s]; see `LocalLauncher`."""
 
     timeout_s: float | None
     stall_timeout_s: float
@@ -356,14 +361,14 @@ class Launch:
     worker
         Module of the worker, or its command; the run directory is its last argument.
     request, n_processes, run_dir
-        Plain values for the processes; their number; the run directory, which all of them must see.
+        Plain values for the processes; number of processes; run directory, which all of them must see.
     threads
         CPU threads per process if neither the launcher nor the options set them.
     options
         Options of each process, by rank; empty for none.
     on_loss
-        ``end``: when one process fails, all end. ``tell``: the others find the loss in the directory and
-        continue, and the run succeeds if one of them does.
+        ``end``: when one process fails, all are killed. ``tell``: the others find the loss in the directory
+        and continue, and the run succeeds if at least one of them does.
     on_beat
         Called in the launching process soon after each heartbeat.
     """
@@ -379,17 +384,17 @@ class Launch:
 
     def __post_init__(self) -> None:
         """Check the options."""
-        n_options, wanted = len(self.options), self.n_processes
-        if n_options not in (0, wanted):
-            raise InputError(f"options of {n_options} processes; accepted: none, or those of {wanted}")
+        n_options, n_processes = len(self.options), self.n_processes
+        if n_options not in (0, n_processes):
+            raise InputError(f"options of {n_options} processes; expected none, or those of {n_processes}")
 
     def command(self, interpreter: Sequence[str]) -> list[str]:
         """Return the command of each process."""
         module = [*interpreter, "-m", self.worker] if isinstance(self.worker, str) else self.worker
         return [*module, str(self.run_dir)]
 
-    def own_variables(self, rank: int, threads: int | None) -> dict[str, str]:
-        """Return the variables of one process beside those that all share."""
+    def process_variables(self, rank: int, threads: int | None) -> dict[str, str]:
+        """Return the variables of one process, in addition to those that all share."""
         options = self.options[rank] if self.options else ProcessOptions()
         variables = {"MAKESPAN_RANK": str(rank), "MAKESPAN_WORLD_SIZE": str(self.n_processes)}
         if options.cpus is not None:
@@ -410,17 +415,17 @@ class Launcher(Protocol):
         """Number of available devices, None if there is no limit."""
 
     def run(self, launch: Launch) -> dict[int, str]:
-        """Start the processes and wait for their end.
+        """Start the processes and wait for their exit.
 
         Returns the lost processes by rank, with the reason. Raises a `WorkerError` if a process could not
-        start, hung, or died in a run that a loss ends, or if no process is left.
+        start, hung, or crashed in a run whose ``on_loss`` is ``end``, or if no process is left.
         """
 
     def start(self, launch: Launch, rank: int) -> Process:
-        """Start one process of a run whose directory is prepared, possibly one in addition to the launch."""
+        """Start one process of a run whose directory is prepared; it may be additional to the launch."""
 
     def end(self, process: Process) -> None:
-        """End a process started by `start`, even one that hangs."""
+        """Kill a process that `start` started, even if it hangs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -432,19 +437,19 @@ class LocalLauncher:
     device
         ``cpu`` (gloo) or ``cuda`` (NCCL, one GPU per process).
     threads_per_process
-        CPU threads; None for the number that the run asks for.
+        CPU threads; None for the number that the launch specifies.
     cpus, gpus
         CPUs to which all processes are bound, None for no binding; GPUs by their position among the granted
         ones, None for all.
     timeout_s
         Time limit of the run [s]; None for no limit.
     stall_timeout_s
-        The run is ended when no process has made progress for this long after they met [s].
+        The run is killed when no process has made progress for this long after they met [s].
     meet_timeout_s
-        The run is ended when all processes have been ready to meet for this long and have not met [s].
+        The run is killed when all processes have been ready to meet for this long and have not met [s].
     silence_timeout_s
-        A process that gives no sign of life for this long counts as killed [s]: it is stopped, or its machine
-        does not answer. A process that computes or waits gives a sign every second.
+        A process without a sign of life for this long counts as killed [s]: it is stopped, or its machine
+        does not respond. A process that computes or waits gives a sign every second.
     interpreter
         Command that runs the module of a worker.
     """
@@ -482,7 +487,7 @@ class LocalLauncher:
             shared["CUDA_VISIBLE_DEVICES"] = gpu_names(self.gpus)
         if self.cpus is not None:
             shared["MAKESPAN_CPUS"] = _listed(self.cpus)
-        environment = shared | launch.own_variables(rank, self.threads_per_process)
+        environment = shared | launch.process_variables(rank, self.threads_per_process)
         log = RunDirectory(launch.run_dir).log_path(rank)
         # A process that uses a GPU is not forked: the driver does not survive a fork.
         worker = launch.worker if self.device == "cpu" and tuple(self.interpreter) == _PYTHON else None
@@ -491,7 +496,7 @@ class LocalLauncher:
         return _start(launch.command(self.interpreter), environment, log)
 
     def end(self, process: Process) -> None:
-        """End a process that may hang."""
+        """Kill a process that may hang."""
         process.kill()
 
 
@@ -499,15 +504,16 @@ class LocalLauncher:
 class SlurmLauncher:
     """Processes started by ``srun``, inside an allocation or with one of their own.
 
-    Processes that have options of their own, or that may be lost alone, are one job step each.
+    Each process is a job step of its own if processes have options, or if a run survives their loss;
+    otherwise one step starts all.
 
     Parameters
     ----------
     options
         Further options of ``srun``, for example ``("--nodes=2", "--gres=gpu:a800:8")``.
     device, threads_per_process, timeout_s, stall_timeout_s, meet_timeout_s, silence_timeout_s, interpreter
-        As for `LocalLauncher`; the wait for an allocation counts towards ``timeout_s``. Files written by
-        other machines may become visible up to a minute late.
+        As for `LocalLauncher`; the wait for an allocation counts towards ``timeout_s``. The default silence
+        limit allows for files of other machines that become visible up to a minute late.
     """
 
     device: Literal["cpu", "cuda"] = "cuda"
@@ -533,11 +539,11 @@ class SlurmLauncher:
 
     def start(self, launch: Launch, rank: int) -> Process:
         """Start one process as a job step of its own; see `Launcher.start`."""
-        variables = launch.own_variables(rank, self.threads_per_process)
+        variables = launch.process_variables(rank, self.threads_per_process)
         return self._step(launch, rank, ["--ntasks=1", "--exact"], variables)
 
     def end(self, process: Process) -> None:
-        """End a step whose task may hang; srun has to end before its task does."""
+        """Kill a step whose task may hang; srun must end before its task does."""
         _end([process], _SRUN_INTERRUPTS)
 
     def _start_together(self, launch: Launch, rank: int) -> Process:
@@ -582,16 +588,16 @@ def local_gpus(interpreter: Sequence[str] = _PYTHON) -> Gpus:
 
 @cache
 def _probed(interpreter: tuple[str, ...], granted: str | None) -> Gpus:
-    """Probe in a process of its own; ``granted`` is only a key of the cache, since it changes the answer."""
+    """Probe in a separate process; ``granted`` is only a key of the cache, because it changes the answer."""
     with temporary_directory("gpus") as directory:
         LocalLauncher(interpreter=interpreter).run(Launch(_GPU_PROBE, {}, 1, directory))
         return Gpus(**RunDirectory(directory).result()["gpus"])
 
 
 def slurm_device(launcher: SlurmLauncher, n_processes: int, run_dir: Path) -> Literal["cpu", "cuda"]:
-    """Choose the device for Slurm tasks: GPUs if each task has one of its own that its torch can use.
+    """Choose the device for Slurm tasks: GPUs if each task has its own GPU that its torch can use.
 
-    A probe runs in every task, possibly on other machines; all must see the ``run_dir``.
+    A probe runs in every task, possibly on other machines; all tasks must see the ``run_dir``.
     """
     launch = Launch(_GPU_PROBE, {}, n_processes, run_dir)
     launcher.run(launch)
@@ -607,18 +613,18 @@ def local_launcher(device: Literal["auto", "cpu", "cuda"], n_processes: int) -> 
 
 
 def check_gpus(launcher: Launcher, n_processes: int) -> None:
-    """Check that each process has a GPU, if they use any; an `InputError` says how many there are."""
+    """Check that each process has a GPU, if the launcher uses GPUs; an `InputError` has their number."""
     if (n_devices := launcher.n_devices) is not None and n_processes > n_devices:
-        found = f"device {launcher.device}: {n_processes} process(es), but {n_devices} GPU(s) at hand"
+        problem = f"device {launcher.device}: {n_processes} process(es), but {n_devices} GPU(s) at hand"
         source = (
             f" ({local_gpus(launcher.interpreter).source})" if isinstance(launcher, LocalLauncher) else ""
         )
-        raise InputError(f"{found}{source}; accepted: one GPU for each process, or cpu")
+        raise InputError(f"{problem}{source}; expected one GPU for each process, or cpu")
 
 
 def _run_variables(device: str, timeout_s: float | None) -> dict[str, str]:
     """Return the environment that all processes of a run share."""
-    inherited = {name: value for name, value in os.environ.items() if name not in _OF_ONE_PROCESS}
+    inherited = {name: value for name, value in os.environ.items() if name not in _PROCESS_VARIABLES}
     return inherited | {
         "MAKESPAN_DEVICE": device,
         # The limit of the whole run: the stall limit does not apply before all have met.
@@ -647,11 +653,15 @@ def _start(command: Sequence[str], environment: Mapping[str, str], log: Path) ->
 # --- Watching ---------------------------------------------------------------------------------------
 #
 # A launcher has one process per rank, or one ``srun`` for all ranks. In the second case the exit status and
-# process id of a rank are unknown, and only the files in the run directory tell about it.
+# process id of a rank are unknown, and its state is known only from the files in the run directory.
+#
+# A run passes through three phases: processes start (only ``timeout_s`` applies: libraries load, Slurm
+# queues), are ready to meet (``meet_timeout_s``), and have met (``stall_timeout_s`` from the last heartbeat).
+# The limit for signs of life applies to each process from its first sign on.
 
 
 def _watch(launch: Launch, processes: _Processes, limits: _Limits, interrupts: int) -> dict[int, str]:
-    """Wait until all processes have ended, or end a run that hangs; return the lost ranks and reasons."""
+    """Wait until all processes have exited, or kill a run that hangs; return the lost ranks and reasons."""
     directory, n_processes, begun = RunDirectory(launch.run_dir), launch.n_processes, time.monotonic()
     signs, beat, beat_time, ready_time, looked = _Signs(directory, processes, begun), None, begun, None, begun
     lost: dict[int, str] = {}
@@ -660,7 +670,8 @@ def _watch(launch: Launch, processes: _Processes, limits: _Limits, interrupts: i
             states = [process.poll() for process in processes]
             failed = [rank for rank, state in enumerate(states) if state and rank not in lost]
             if failed and launch.on_loss == "end":
-                # Processes that fail together report together: the first cause is often not seen first.
+                # Processes fail together, and the one that failed first may be detected later: wait for
+                # reports.
                 time.sleep(_GRACE_S)
                 raise _failure(processes, directory, n_processes)
             for rank in failed:
@@ -668,10 +679,10 @@ def _watch(launch: Launch, processes: _Processes, limits: _Limits, interrupts: i
                 directory.write_lost(rank, lost[rank])
             if None not in states:
                 if len(lost) == len(states):
-                    raise WorkerError(f"no process is left; the first: {next(iter(lost.values()))}")
+                    raise WorkerError(f"all processes are lost; the first: {next(iter(lost.values()))}")
                 return lost
             now = time.monotonic()
-            if now - looked > _PAUSE_S:  # this process was paused: all limits but that of the run start anew
+            if now - looked > _PAUSE_S:  # this process was paused: restart all limits except that of the run
                 beat_time, ready_time = now, None if ready_time is None else now
                 signs.forgive(now)
             looked = now
@@ -679,17 +690,18 @@ def _watch(launch: Launch, processes: _Processes, limits: _Limits, interrupts: i
                 beat, beat_time = latest, now
                 launch.on_beat()
             if limits.timeout_s is not None and now - begun > limits.timeout_s:
-                raise WorkerError(f"the run took longer than {limits.timeout_s:g} s and was brought down")
+                raise WorkerError(
+                    f"the run took longer than {limits.timeout_s:g} s (timeout_s) and was killed"
+                )
             if beat is not None and now - beat_time > limits.stall_timeout_s:
                 limit = f"{limits.stall_timeout_s:g} s (stall_timeout_s)"
-                raise LostWorkerError(f"no progress within {limit}; the run was brought down")
-            # Starting may take any time (loading libraries, waiting for Slurm); meeting may not.
+                raise LostWorkerError(f"no progress within {limit}; the run was killed")
             if beat is None and ready_time is None and directory.n_ready() == n_processes:
                 ready_time = now
             if beat is None and ready_time is not None and now - ready_time > limits.meet_timeout_s:
                 raise WorkerError(
-                    f"{n_processes} processes were ready and did not meet within "
-                    f"{limits.meet_timeout_s:g} s; check that they reach each other by network"
+                    f"{n_processes} processes were ready but did not meet within {limits.meet_timeout_s:g} "
+                    "s; check that they can reach each other over the network"
                 )
             for rank in signs.look(now, limits.silence_timeout_s, n_processes):
                 if launch.on_loss == "end" or len(processes) < n_processes:
@@ -701,7 +713,7 @@ def _watch(launch: Launch, processes: _Processes, limits: _Limits, interrupts: i
 
 
 class _Signs:
-    """Last sign of life of each process of a run: the file that it touches, or the CPU time that it uses."""
+    """Watches signs of life of each process: the file that it touches, and the CPU time that it uses."""
 
     def __init__(self, directory: RunDirectory, processes: _Processes, begun: float) -> None:
         self._directory, self._processes, self._looked = directory, processes, begun
@@ -748,8 +760,8 @@ def _cpu_ticks(pid: int) -> int | None:
 
 
 def _failure(processes: _Processes, directory: RunDirectory, n_processes: int) -> WorkerError:
-    """Build the error of a failed run, which names the process that failed first and the reason."""
-    # A process that ended without a report was killed, and the errors of the others follow from that.
+    """Build the error of a failed run, with the process that failed first and the reason."""
+    # A process that exited without a report was killed, and the errors of the others follow from that.
     killed = [
         rank
         for rank, process in enumerate(processes)
@@ -787,7 +799,7 @@ def _last_lines(directory: RunDirectory, rank: int) -> str:
 
 
 def _end(processes: _Processes, interrupts: int) -> None:
-    """End all processes that still run; with SIGKILL, because a process in a collective ignores less."""
+    """End all running processes, finally with SIGKILL: a process in a collective may ignore other signals."""
     running = [process for process in processes if process.poll() is None]
     for _ in range(interrupts):
         for process in running:

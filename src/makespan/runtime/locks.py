@@ -1,4 +1,4 @@
-"""Lock files that a process holds until it ends, however it ends."""
+"""Lock files that a process holds until it releases them or ends, even if it is killed."""
 
 import fcntl
 import os
@@ -8,15 +8,15 @@ from pathlib import Path
 _POLL_S = 0.05
 
 
-def take(path: Path, wait_s: float = 0.0) -> int | None:
-    """Lock a file for this process alone, and return the handle that holds the lock.
+def acquire(path: Path, wait_s: float = 0.0) -> int | None:
+    """Lock a file exclusively for this process, and return the handle that holds the lock.
 
     Parameters
     ----------
     path
         Created if it does not exist; its directory must exist.
     wait_s
-        Longest wait for another process to release it [s].
+        Longest wait for another process to release the lock [s].
 
     Returns
     -------
@@ -36,13 +36,13 @@ def take(path: Path, wait_s: float = 0.0) -> int | None:
             return handle
 
 
-def is_taken(path: Path) -> bool:
-    """Return True if some process holds the lock of a file now.
+def is_locked(path: Path) -> bool:
+    """Return True if a process holds an exclusive lock on a file now.
 
     Parameters
     ----------
     path
-        Need not exist.
+        Lock file; it need not exist.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""Worker side of a run: identity of the process, rendezvous with the others, and its final report.
+"""Worker side of a run: identity of the process, rendezvous with the others, and final report.
 
 Rank and number of processes come from the launcher (``MAKESPAN_RANK``, ...) or from ``srun``
 (``SLURM_PROCID``, ...). Only the functions that need torch import it.
@@ -38,9 +38,11 @@ class Identity:
     device, threads
         ``cpu`` or ``cuda``; CPU threads.
     timeout_s, launched_s
-        Longest wait for other processes, the limit of the run [s]; time of the launch [s since the epoch].
+        Longest wait for other processes, which is the limit of the run [s]; time of the launch [s since the
+        epoch].
     parent, cpus
-        Process id of a launcher on the same machine; CPUs to which the process is bound. None for none.
+        Process id of a launcher on the same machine, None for a remote one; CPUs to which the process is
+        bound, None for all.
     """
 
     rank: int
@@ -76,7 +78,7 @@ def identity(environment: Mapping[str, str] = os.environ) -> Identity:
 def choose_device(who: Identity) -> "torch.device":
     """Return the device of this process: the CPU, or the GPU of its rank within the node.
 
-    Raises an `InputError` if torch has no GPU for it here.
+    Raises an `InputError` if torch has no GPU for it.
     """
     import torch
 
@@ -90,18 +92,17 @@ def choose_device(who: Identity) -> "torch.device":
 def join(
     directory: RunDirectory, who: Identity, *, members: Sequence[int] | None = None, meeting: int = 0
 ) -> list[int]:
-    """Meet other processes: form the process group of ``torch.distributed``, and return their process ids.
+    """Form the process group of ``torch.distributed`` with other processes, and return their process ids.
 
-    With GPUs, NCCL serves tensors on the GPU of each process and gloo serves tensors in host memory. The
-    first member opens a free port and writes its address into the directory; the others raise a
-    `TimeoutError` if it does not. Processes that continue after the loss of one destroy the group and meet
-    again.
+    With GPUs, NCCL handles tensors on the GPU of each process and gloo tensors in host memory. The first
+    member opens a free port and writes its address into the directory; the others raise a `TimeoutError`
+    without an address. Processes that survive the loss of one destroy the group and call this again.
 
     Parameters
     ----------
     members, meeting
         Ranks of the processes that meet, in the order of their ranks in the group, None for all; number of
-        the meeting, a new one each time.
+        the meeting, a new number each time.
     """
     import torch
     import torch.distributed as dist
@@ -123,11 +124,11 @@ def join(
 
 
 def _store(path: Path, who: Identity, rank: int, size: int, timeout: timedelta) -> Any:
-    """Open or find the key-value store at which the processes of a meeting find each other."""
-    # The stubs of torch hide its public TCPStore behind a private module.
+    """Open, or connect to, the key-value store of a meeting, where processes exchange addresses."""
+    # The stubs of torch lack the public TCPStore.
     tcp_store = importlib.import_module("torch.distributed").TCPStore
     if rank == 0:
-        # Port 0 asks for a free one, so runs on one machine never collide; the file tells the others which.
+        # Port 0 requests a free port, so runs on one machine never collide; the file has its number.
         host = "127.0.0.1" if who.parent is not None else socket.gethostname()
         store = tcp_store(host, 0, size, True, timeout, wait_for_workers=False)
         write_json({"host": host, "port": store.port}, path)
@@ -135,16 +136,16 @@ def _store(path: Path, who: Identity, rank: int, size: int, timeout: timedelta) 
     deadline = time.monotonic() + who.timeout_s
     while (address := read_json(path)) is None:
         if time.monotonic() > deadline:
-            raise TimeoutError(f"the first process wrote no address within {who.timeout_s:g} s")
+            raise TimeoutError(f"timed out after {who.timeout_s:g} s waiting for the address in {path}")
         time.sleep(0.01)
     return tcp_store(address["host"], address["port"], size, False, timeout)
 
 
 def run_worker(run_dir: str | Path, body: Callable[[RunDirectory, Identity], None]) -> int:
-    """Run ``body``, the part of this process in a run, and return the exit status.
+    """Run ``body``, the main function of this process, and return the exit status.
 
-    The process is bound to its CPUs, gives signs of life, and ends when the launcher is gone. An exception is
-    written into the directory, where the launcher finds it.
+    The process is bound to its CPUs, gives signs of life, and exits when the launcher is gone. An exception
+    is written into the directory for the launcher.
     """
     who, directory = identity(), RunDirectory(Path(run_dir))
     if who.cpus is not None:
@@ -152,11 +153,11 @@ def run_worker(run_dir: str | Path, body: Callable[[RunDirectory, Identity], Non
     if who.parent is not None:
         end_with_parent(who.parent)
     ended = threading.Event()
-    directory.write_sign_of_life(who.rank)  # the first one here, whatever happens to the thread
+    directory.write_sign_of_life(who.rank)  # the first sign does not depend on the thread
     threading.Thread(target=_live, args=(directory, who.rank, ended), daemon=True).start()
     try:
         body(directory, who)
-    except BaseException as error:  # noqa: BLE001 - the launcher must learn of any failure
+    except BaseException as error:  # noqa: BLE001 - every failure must reach the launcher
         directory.write_error(who.rank, error)
         return 1
     finally:
@@ -167,15 +168,15 @@ def run_worker(run_dir: str | Path, body: Callable[[RunDirectory, Identity], Non
 
 
 def _live(directory: RunDirectory, rank: int, ended: threading.Event) -> None:
-    """Give signs of life until the work of this process is done."""
+    """Give signs of life until this process has finished."""
     while not ended.is_set():
-        with suppress(OSError):  # neither a full disk nor a removed directory ends the thread
+        with suppress(OSError):  # the thread survives a full disk and a removed directory
             directory.write_sign_of_life(rank)
         ended.wait(_LIFE_S)
 
 
 def end_worker(status: int) -> NoReturn:
-    """End this process at once; the usual clean-up could wait for processes that are gone."""
+    """Exit at once; the usual clean-up could wait for processes that are gone."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)

@@ -14,7 +14,7 @@ from makespan.slapo.schedule import create_schedule
 from makespan.slapo.verification import Verify, VerifyReport
 from makespan.training.zoo import build_family, family_batch, family_spec
 
-OF_SEVERAL = ("torch.distributed", "torch._dynamo")
+PRELOAD = ("torch.distributed", "torch._dynamo")
 """Modules that are loaded once for all forked workers."""
 
 

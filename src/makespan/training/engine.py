@@ -219,7 +219,7 @@ Mark = float | torch.cuda.Event
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class MeshCoordinate:
     """Position of a process in the device mesh of its plan."""
 
     mesh: DeviceMesh
@@ -234,7 +234,7 @@ class Place:
         return self.mesh.get_group(axis)
 
 
-def place(plan: ExecutionPlan, device: torch.device) -> Place:
+def mesh_coordinate(plan: ExecutionPlan, device: torch.device) -> MeshCoordinate:
     """Arrange all processes in the mesh of a plan; all must call this, with the same plan.
 
     Meshes are cached, because each axis of a mesh costs communication groups.
@@ -244,7 +244,7 @@ def place(plan: ExecutionPlan, device: torch.device) -> Place:
         if plan.n_gpus != dist.get_world_size():
             raise RuntimeError(f"the plan needs {plan.n_gpus} processes, found {dist.get_world_size()}")
         _MESHES[key] = init_device_mesh(device.type, key[1:], mesh_dim_names=_AXES)
-    return Place(_MESHES[key], device)
+    return MeshCoordinate(_MESHES[key], device)
 
 
 class Clock:
@@ -338,15 +338,15 @@ class Engine:
     ``fully_shard``; stage 3 also frees parameters between forward and backward pass.
     """
 
-    def __init__(self, job: TrainingJob, place: Place) -> None:
-        self.job, self.place = job, place
+    def __init__(self, job: TrainingJob, coordinate: MeshCoordinate) -> None:
+        self.job, self.coordinate = job, coordinate
         plan = job.plan
         self._chunks = list(self._build_chunks())
         self._sharded = plan.zero_stage in _SHARDED_STAGES
         if self._sharded:
             from torch.distributed.fsdp import fully_shard
 
-            axis, is_freed = place.mesh["dp"], plan.zero_stage != 2
+            axis, is_freed = coordinate.mesh["dp"], plan.zero_stage != 2
             for chunk in self._chunks:
                 # Layer by layer, so that only one layer at a time is gathered; the rest goes with the root.
                 for layer in chunk.layers.values():
@@ -357,17 +357,17 @@ class Engine:
         }
         self._uses_ddp = plan.dp > 1 and plan.tp * plan.pp == 1 and not self._sharded
         self._passes = self._build_passes()
-        replicas = place.group("dp") if plan.zero_stage == 1 and plan.dp > 1 else None
+        replicas = coordinate.group("dp") if plan.zero_stage == 1 and plan.dp > 1 else None
         self.optimizer = Optimizer(self.parameters, job, replicas, plan.offload)
 
     def _build_chunks(self) -> Iterator[SmallTransformer]:
-        plan, mesh = self.job.plan, self.place.mesh
+        plan, mesh = self.job.plan, self.coordinate.mesh
         stages = chunk_layers(self.job.model.n_layers, plan)
-        for index in range(self.place.rank("pp"), len(stages), plan.pp):
+        for index in range(self.coordinate.rank("pp"), len(stages), plan.pp):
             chunk = build_model(self.job.model, self.job.seed)
             chunk.set_recomputation(plan)
             chunk.keep_stage(stages[index], index == 0, index == len(stages) - 1)
-            chunk.to(self.place.device)
+            chunk.to(self.coordinate.device)
             if plan.tp > 1:
                 from makespan.training.zoo.small import shard_tensors
 
@@ -377,10 +377,10 @@ class Engine:
     def _build_passes(self) -> Passes:
         plan = self.job.plan
         if plan.pp > 1:
-            return Pipeline(self._chunks, self.job.model, plan, self.place, self._loss)
+            return Pipeline(self._chunks, self.job.model, plan, self.coordinate, self._loss)
         model: nn.Module = self._chunks[0]
         if self._uses_ddp:
-            model = DistributedDataParallel(model, process_group=self.place.group("dp"))
+            model = DistributedDataParallel(model, process_group=self.coordinate.group("dp"))
         return Accumulation(model, plan.grad_accum_steps, self._loss)
 
     def _loss(self, logits: Tensor, targets: Tensor) -> Tensor:
@@ -399,20 +399,20 @@ class Engine:
         if plan.tp > 1:
             complete_gradients(self.parameters)
         if plan.dp > 1 and not self._uses_ddp and not self._sharded:
-            average_gradients(self.parameters, self.place.group("dp"))
+            average_gradients(self.parameters, self.coordinate.group("dp"))
         return loss / (plan.dp * plan.tp)
 
     def _samples(self, step: int) -> tuple[Tensor, Tensor]:
-        job, device = self.job, self.place.device
+        job, device = self.job, self.coordinate.device
         batch = global_batch(job.model, job.plan.global_batch_size, job.data_seed, step)
-        rank, share = self.place.rank("dp"), job.plan.replica_batch_size
+        rank, share = self.coordinate.rank("dp"), job.plan.replica_batch_size
         part = slice(rank * share, (rank + 1) * share)
         inputs, targets = torch.from_numpy(batch.inputs[part]), torch.from_numpy(batch.targets[part])
         return inputs.to(device), targets.to(device)
 
     def step(self, step: int, stop: bool) -> tuple[float, bool, PhaseTimes]:
         """Do one optimiser step; return the mean loss, whether any process wants to stop, and the times."""
-        clock = Clock(self.place.device)
+        clock = Clock(self.coordinate.device)
         loss = self.gradients(step, clock)
         clock.next_phase()
         self.optimizer.step(step)
@@ -455,16 +455,16 @@ class Pipeline:
         chunks: Sequence[SmallTransformer],
         spec: SmallModel,
         plan: ExecutionPlan,
-        place: Place,
+        coordinate: MeshCoordinate,
         loss: Loss,
     ) -> None:
         from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 
-        rank, self._clock = place.rank("pp"), Clock(place.device)
+        rank, self._clock = coordinate.rank("pp"), Clock(coordinate.device)
         self._is_first, self._is_last = rank == 0, rank == plan.pp - 1
         indices = range(rank, plan.pp * plan.interleave, plan.pp)
         stages = [
-            _stage(chunk, index, spec, plan, place) for chunk, index in zip(chunks, indices, strict=True)
+            _stage(chunk, index, spec, plan, coordinate) for chunk, index in zip(chunks, indices, strict=True)
         ]
         self._schedule: Any
         if plan.schedule == "interleaved":
@@ -492,12 +492,12 @@ class Pipeline:
 
 
 def _stage(
-    chunk: SmallTransformer, index: int, spec: SmallModel, plan: ExecutionPlan, place: Place
+    chunk: SmallTransformer, index: int, spec: SmallModel, plan: ExecutionPlan, coordinate: MeshCoordinate
 ) -> "PipelineStage":
     """Build a pipeline stage with example inputs and outputs, which spare torch a run to infer shapes."""
     from torch.distributed.pipelining import PipelineStage
 
-    device, count, batch = place.device, plan.pp * plan.interleave, plan.micro_batch_size
+    device, count, batch = coordinate.device, plan.pp * plan.interleave, plan.micro_batch_size
     seq = spec.seq // plan.tp if plan.sequence_parallel else spec.seq
     inputs = outputs = tuple(
         torch.empty(batch, seq, spec.hidden, device=device, requires_grad=True)
@@ -512,7 +512,7 @@ def _stage(
         shape = (batch, spec.vocab) if spec.family == "vit" else (batch, spec.seq, spec.vocab)
         outputs = (torch.empty(shape, device=device, requires_grad=True),)
     return PipelineStage(
-        chunk, index, count, device, input_args=inputs, output_args=outputs, group=place.group("pp")
+        chunk, index, count, device, input_args=inputs, output_args=outputs, group=coordinate.group("pp")
     )
 
 
@@ -576,7 +576,7 @@ def clip_grad_norm(
     """
     if not max_norm > 0 or not norm_type > 0:
         raise InputError(
-            f"clip_grad_norm: found max_norm {max_norm}, norm_type {norm_type}; accepted: numbers > 0"
+            f"clip_grad_norm: found max_norm {max_norm}, norm_type {norm_type}; expected numbers > 0"
         )
     held = list(parameters)
     trained = [parameter for parameter in held if parameter.grad is not None]
@@ -620,7 +620,7 @@ def _over_meshes(gradients: Sequence[Tensor], norm_type: float, device: torch.de
         if is_distributed(gradient):
             if any(placement.is_partial() for placement in gradient.placements):
                 raise InputError(
-                    "clip_grad_norm: a gradient is a sum that is not complete; accepted: after the exchange"
+                    "clip_grad_norm: a gradient is a sum that is not complete; expected after the exchange"
                 )
             cut = tuple(axis for axis, placement in enumerate(gradient.placements) if placement.is_shard())
             where = (gradient.device_mesh, cut)
@@ -662,7 +662,7 @@ def refuse_plain_clipping(parameters: Iterable[nn.Parameter], remedy: str) -> st
         if remedies := [vars(each)[_REMEDY] for each in held if _REMEDY in getattr(each, "__dict__", {})]:
             raise PartialNormError(
                 "clip_grad_norm_: this process holds a part of the model, whose norm is not that of the "
-                f"whole; accepted: {remedies[0]}"
+                f"whole; expected {remedies[0]}"
             )
         return scale(held, *args, **kwargs)
 

@@ -1,20 +1,23 @@
-"""Training runs: the job, the calls that train it in processes of its own, and the result.
+"""Training runs: the job, the calls that train it in separate processes, and the result.
 
-Jobs and results cross process boundaries as plain values in JSON.
+Jobs, requests and results cross process boundaries as JSON, which the codecs `JOB`, `REQUEST` and `RESULT`
+write and read.
 """
 
 import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from pydantic import ConfigDict, TypeAdapter
 
 from makespan.cleanup import temporary_directory
 from makespan.errors import CheckpointError, InfeasiblePlanError, InputError
-from makespan.plans import ExecutionPlan, PlanFamily
+from makespan.plans import ExecutionPlan
 from makespan.runtime import Launch, Launcher, LocalLauncher, RunDirectory, latest_checkpoint
 from makespan.training.zoo import SmallModel
 
@@ -29,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class TrainingJob:
-    """A training run under one execution plan; an `InputError` says that a number is out of range.
+    """A training run under one execution plan; an `InputError` names a number that is out of range.
 
     The losses depend on the plan through floating-point rounding only: initial weights follow from
     ``seed``, and the samples of step *s* and their order from ``data_seed`` and *s*.
@@ -37,9 +40,9 @@ class TrainingJob:
     Parameters
     ----------
     model, plan
-        Model that is trained, in float32 with AdamW, and use of the devices.
+        Model that is trained, in float32 with AdamW, and its use of the devices.
     steps
-        Optimiser steps, counted from the very first one, also in a run that resumes.
+        Optimiser steps in total, including those before a run that resumes.
     seed, data_seed
         Seeds of the initial weights and of the data.
     learning_rate, warmup_steps, weight_decay
@@ -48,6 +51,8 @@ class TrainingJob:
     checkpoint_every
         Steps between checkpoints; 0 for one at the end only (if a directory is given).
     """
+
+    __pydantic_config__ = ConfigDict(extra="forbid")  # a job with unknown fields is another job
 
     model: SmallModel
     plan: ExecutionPlan
@@ -63,11 +68,11 @@ class TrainingJob:
         """Check the numbers."""
         for name, least in (("steps", 1), ("warmup_steps", 0), ("checkpoint_every", 0)):
             if getattr(self, name) < least:
-                raise InputError(f"{name} is {getattr(self, name)}; accepted: a whole number >= {least}")
+                raise InputError(f"{name} is {getattr(self, name)}; expected a whole number >= {least}")
         if not self.learning_rate > 0:
-            raise InputError(f"learning_rate is {self.learning_rate}; accepted: a number > 0")
+            raise InputError(f"learning_rate is {self.learning_rate}; expected a number > 0")
         if not self.weight_decay >= 0:
-            raise InputError(f"weight_decay is {self.weight_decay}; accepted: a number >= 0")
+            raise InputError(f"weight_decay is {self.weight_decay}; expected a number >= 0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +81,7 @@ class PhaseTimes:
 
     The whole step includes the exchange of the loss. ``backward_sync_s`` is the time until gradients are
     ready, without the forward passes: backward passes, recomputation, exchange of gradients and activations,
-    waiting in the pipeline. The optimiser's time includes transfers to and from the host and the exchange of
+    and pipeline bubbles. The optimiser's time includes transfers to and from the host and the exchange of
     parameters.
     """
 
@@ -90,9 +95,9 @@ class PhaseTimes:
 class RestartCost:
     """Cost of resuming from a checkpoint [s].
 
-    ``save_s`` is the time to write the checkpoint, measured then; ``process_start_s`` from the launch until
-    all processes had met; ``build_s`` to build and distribute the model under the new plan; ``load_s`` to
-    check and read the checkpoint.
+    ``save_s`` is the time that writing the checkpoint took; ``process_start_s`` the time from the launch
+    until all processes had joined; ``build_s`` the time to build and distribute the model under the new plan;
+    ``load_s`` the time to check and read the checkpoint.
     """
 
     save_s: float
@@ -110,9 +115,9 @@ class RestartCost:
 class Progress:
     """Heartbeat of a running job, rewritten after every step.
 
-    ``step`` counts the steps done from the very first one; ``loss`` is the mean loss of the last step's
-    global batch, NaN before the first; ``time_s`` is the time of writing [s since the epoch]; ``pids`` are
-    the process ids by rank.
+    ``step`` is the number of steps done in total; ``loss`` is the mean loss of the last step's global batch,
+    NaN before the first; ``time_s`` is the time of writing [s since the epoch]; ``pids`` are the process ids
+    by rank.
     """
 
     step: int
@@ -128,14 +133,14 @@ class RunResult:
     Parameters
     ----------
     first_step
-        Steps that were done before this run, 0 for a run that starts from scratch.
+        Steps done before this run, 0 for a run that starts from scratch.
     losses, times
         Mean loss of the global batch at each step of this run, before its update; wall times.
     paces_s
-        Wall time from the beginning of each step until the next one could begin, including everything between
+        Wall time from the start of each step until the next one could start, including everything between
         them except checkpoints [s].
     stopped
-        Whether it ended at a stop request, before its last step.
+        Whether the run ended at a stop request, before its last step.
     device
         ``cpu``, or the name of the GPU.
     process_start_s, build_s, save_s
@@ -165,37 +170,36 @@ class RunResult:
 
     @property
     def last_step(self) -> int:
-        """Optimiser steps done in all when the run ended."""
+        """Optimiser steps done in total when the run ended."""
         return self.first_step + len(self.losses)
 
 
-def job_values(job: TrainingJob) -> dict[str, Any]:
-    """Return a job as nested plain values."""
-    values = asdict(job)
-    values["plan"]["family"] = job.plan.plan_family.value
-    return values
+@dataclass(frozen=True, slots=True)
+class ResumePoint:
+    """Checkpoint from which a run resumes.
+
+    ``path`` is its directory and ``step`` its number of steps done; writing it took ``save_s`` and checking
+    its files ``verify_s`` [s].
+    """
+
+    path: Path
+    step: int
+    save_s: float
+    verify_s: float
 
 
-def job_from(values: Mapping[str, Any]) -> TrainingJob:
-    """Build a job from the values of `job_values`."""
-    plan = dict(values["plan"])
-    plan["family"] = PlanFamily(plan["family"])
-    if plan["partition"] is not None:
-        plan["partition"] = tuple(plan["partition"])
-    return TrainingJob(**{**values, "model": SmallModel(**values["model"]), "plan": ExecutionPlan(**plan)})
+@dataclass(frozen=True, slots=True)
+class TrainingRequest:
+    """Request to train jobs one after the other in one group of processes; see `train` for the options."""
+
+    jobs: tuple[TrainingJob, ...]
+    checkpoint_dir: Path | None
+    resume: ResumePoint | None
+    keep_gradients: bool
 
 
-def result_from(values: Mapping[str, Any]) -> RunResult:
-    """Build a result from the plain values that a worker writes."""
-    cost = values["restart_cost"]
-    nested = {
-        "losses": tuple(values["losses"]),
-        "times": tuple(PhaseTimes(**row) for row in values["times"]),
-        "paces_s": tuple(values["paces_s"]),
-        "save_s": tuple(values["save_s"]),
-        "restart_cost": None if cost is None else RestartCost(**cost),
-    }
-    return RunResult(**{**values, **nested})
+JOB, REQUEST, RESULT = TypeAdapter(TrainingJob), TypeAdapter(TrainingRequest), TypeAdapter(RunResult)
+PROGRESS = TypeAdapter(Progress)
 
 
 def unsupported_reasons(plan: ExecutionPlan, model: SmallModel, n_devices: int | None = None) -> list[str]:
@@ -230,7 +234,7 @@ def unsupported_reasons(plan: ExecutionPlan, model: SmallModel, n_devices: int |
 
 
 def check_supported(plan: ExecutionPlan, model: SmallModel, n_devices: int | None = None) -> None:
-    """Check that a plan can train a model; an `InfeasiblePlanError` gives all reasons why not."""
+    """Check that a plan can train a model; an `InfeasiblePlanError` lists all reasons against it."""
     if reasons := unsupported_reasons(plan, model, n_devices):
         raise InfeasiblePlanError(f"the plan cannot train this {model.family} model: " + "; ".join(reasons))
 
@@ -250,9 +254,9 @@ def train(
     resume: str | Path | None = None,
     keep_gradients: bool = False,
 ) -> RunResult:
-    """Train a job in processes of its own and wait for its end.
+    """Train a job in separate processes and wait for its end.
 
-    May be called from a background thread; this process does not import torch.
+    This function may be called from a background thread; it does not import torch.
 
     Parameters
     ----------
@@ -261,26 +265,26 @@ def train(
         `request_stop`, None for a temporary one.
     checkpoint_dir
         Directory in which a checkpoint is written at the end, at a stop request and every
-        ``job.checkpoint_every`` steps. None for no checkpoints.
+        ``job.checkpoint_every`` steps; None for no checkpoints.
     resume
-        Directory of checkpoints; the run resumes from the newest one, whatever plan wrote it. Loading a
-        checkpoint unpickles it, which can run code: name only directories whose writer you trust. Files that
-        the manifest does not list are rejected before torch opens any.
+        Directory of checkpoints; the run resumes from the newest one, under any plan. Loading a checkpoint
+        unpickles it, which can run code, so use only directories whose writer you trust. Files that the
+        manifest does not list are rejected before torch opens any.
     keep_gradients
         Whether the gradients of the first step are written (needs ``run_dir``).
 
     Raises
     ------
     InfeasiblePlanError, CheckpointError, ChecksumError
-        Before a process starts: the plan cannot train the model here; there is no checkpoint with a
-        manifest in ``resume``, or it belongs to another run; a file of it is damaged or not in its manifest.
+        Before a process starts: the plan cannot train the model on this machine; ``resume`` has no checkpoint
+        with a manifest, or one of another run; a file of it is damaged or not in its manifest.
     WorkerError
-        A process died or hung. All others were ended.
+        A process crashed or hung. All others were killed.
     """
     launcher = launcher if launcher is not None else LocalLauncher()
     check_supported(job.plan, job.model, launcher.n_devices)
-    source = None if resume is None else _resumable(job, Path(resume))
-    (result,) = _execute([job], launcher, run_dir, checkpoint_dir, source, keep_gradients)
+    resume_point = None if resume is None else _resumable(job, Path(resume))
+    (result,) = _execute([job], launcher, run_dir, checkpoint_dir, resume_point, keep_gradients)
     return result
 
 
@@ -295,8 +299,8 @@ def train_all(
     """Train several jobs one after the other in one group of processes, without checkpoints.
 
     This saves process starts, for example when many plans are profiled. Options and errors are those of
-    `train`; an `InputError` says that the jobs need different numbers of processes. At each heartbeat
-    ``on_beat`` gets the new results, often none.
+    `train`; jobs that need different numbers of processes raise an `InputError`. ``on_beat`` is called at
+    each heartbeat with the new results, often none.
     """
     launcher = launcher if launcher is not None else LocalLauncher()
     if len({job.plan.n_gpus for job in jobs}) != 1:
@@ -307,15 +311,15 @@ def train_all(
     return tuple(_execute(jobs, launcher, run_dir, None, None, keep_gradients, on_beat))
 
 
-def _resumable(job: TrainingJob, directory: Path) -> dict[str, Any]:
-    """Find and check the checkpoint from which a job resumes; plan and processes may differ from before."""
+def _resumable(job: TrainingJob, directory: Path) -> ResumePoint:
+    """Find and check the checkpoint from which a job resumes; its plan and its processes may differ."""
     begun = time.perf_counter()
     checkpoint = latest_checkpoint(directory)
     if checkpoint is None:
-        raise CheckpointError(f"{directory}: no complete checkpoint; accepted: step-<number> with a manifest")
+        raise CheckpointError(f"{directory}: no complete checkpoint; expected step-<number> with a manifest")
     path = checkpoint.path
     try:
-        before = job_from(checkpoint.values["job"])
+        before = JOB.validate_python(checkpoint.values["job"])
     except (KeyError, TypeError, ValueError):
         raise CheckpointError(f"{path}: its manifest has no job of makespan.training") from None
     for name in _MUST_AGREE:
@@ -328,8 +332,7 @@ def _resumable(job: TrainingJob, directory: Path) -> dict[str, Any]:
     if checkpoint.step >= job.steps:
         raise CheckpointError(f"{path}: {checkpoint.step} steps are done, the job asks for {job.steps}")
     checkpoint.verify()
-    source = {"path": str(path.resolve()), "step": checkpoint.step, "save_s": checkpoint.save_s}
-    return source | {"verify_s": time.perf_counter() - begun}
+    return ResumePoint(path.resolve(), checkpoint.step, checkpoint.save_s, time.perf_counter() - begun)
 
 
 def _execute(
@@ -337,7 +340,7 @@ def _execute(
     launcher: Launcher,
     run_dir: str | Path | None,
     checkpoint_dir: str | Path | None,
-    source: Mapping[str, Any] | None,
+    resume: ResumePoint | None,
     keep_gradients: bool,
     on_beat: Callable[[Sequence[RunResult]], None] = lambda results: None,
 ) -> list[RunResult]:
@@ -346,33 +349,30 @@ def _execute(
         if keep_gradients:
             raise InputError("keep_gradients needs run_dir, the directory in which they are kept")
         with temporary_directory("run") as name:
-            return _execute(jobs, launcher, name, checkpoint_dir, source, keep_gradients, on_beat)
+            return _execute(jobs, launcher, name, checkpoint_dir, resume, keep_gradients, on_beat)
     directory, plan = Path(run_dir).resolve(), jobs[0].plan
-    request = {
-        "jobs": [job_values(job) for job in jobs],
-        "checkpoint_dir": None if checkpoint_dir is None else str(Path(checkpoint_dir).resolve()),
-        "resume": source,
-        "keep_gradients": keep_gradients,
-    }
+    checkpoints = None if checkpoint_dir is None else Path(checkpoint_dir).resolve()
+    request = TrainingRequest(tuple(jobs), checkpoints, resume, keep_gradients)
+    values = REQUEST.dump_python(request, mode="json")
     _log.info("%d job(s) on %d %s process(es)", len(jobs), plan.n_gpus, launcher.device)
     results: list[RunResult] = []
 
     def collect() -> None:
         n_known, run = len(results), RunDirectory(directory)
-        while (values := run.result(len(results))) is not None:
-            results.append(result_from(values))
+        while (result := run.result(len(results))) is not None:
+            results.append(RESULT.validate_python(result))
         on_beat(results[n_known:])
 
     threads = plan.cpu_threads
-    launcher.run(Launch(_WORKER, request, plan.n_gpus, directory, threads=threads, on_beat=collect))
+    launcher.run(Launch(_WORKER, values, plan.n_gpus, directory, threads=threads, on_beat=collect))
     collect()
     return results
 
 
 def request_stop(run_dir: str | Path) -> None:
-    """Ask the run in a directory to stop at the end of its step, with a checkpoint.
+    """Request that the run in a directory stops at the end of its step, with a checkpoint.
 
-    The signal SIGTERM to any of its processes does the same.
+    SIGTERM to any of its processes has the same effect.
     """
     RunDirectory(Path(run_dir)).request_stop()
 
@@ -380,9 +380,7 @@ def request_stop(run_dir: str | Path) -> None:
 def read_progress(run_dir: str | Path) -> Progress | None:
     """Return the last heartbeat of the run in a directory, None before its first one."""
     values = RunDirectory(Path(run_dir)).progress()
-    if values is None:
-        return None
-    return Progress(values["step"], values["loss"], values["time_s"], tuple(values["pids"]))
+    return None if values is None else PROGRESS.validate_python(values)
 
 
 def train_switching(
@@ -400,14 +398,14 @@ def train_switching(
     ----------
     job, switches
         The job under its first plan; steps after which the plan changes, and the plan from then on. An
-        `InputError` says that the steps do not grow from 1 to less than those of the job.
+        `InputError` is raised unless the steps increase from at least 1 to less than those of the job.
     launcher, checkpoint_dir
         As for `train`; None for a temporary directory.
     """
     bounds = [0, *(step for step, _ in switches), job.steps]
     if sorted(set(bounds)) != bounds:
         changes = f"plans change after steps {bounds[1:-1]}"
-        raise InputError(f"{changes}; accepted: growing numbers from 1 to {job.steps - 1}")
+        raise InputError(f"{changes}; expected increasing numbers from 1 to {job.steps - 1}")
     if checkpoint_dir is None:
         with temporary_directory("checkpoints") as name:
             return train_switching(job, switches, launcher=launcher, checkpoint_dir=name)
@@ -431,16 +429,16 @@ def train_compared(
 ) -> dict[str, tuple[RunResult, ...]]:
     """Train a job under several plans, under changing plans, and with another seed.
 
-    Plans for which there are too few devices are left out, with their switches; the log names them.
+    Plans that need more devices than there are, and switches to them, are left out; the log names them.
     Returns the parts of each run by its name: the plans in order, then the other two.
 
     Parameters
     ----------
     job, switches
-        The job under the plan with which the changing run starts; steps after which it changes to
-        another one of the ``plans``, and the name of that plan.
+        The job under the first plan of the changing run; steps after which it changes to another one of the
+        ``plans``, and the name of that plan.
     other_seed, names
-        Seed of the initial weights of the last run; names of the changing run and of that one.
+        Seed of the initial weights of the last run; names of the changing run and of the last run.
     """
     available = launcher.n_devices
     fitting = {name: plan for name, plan in plans.items() if available is None or plan.n_gpus <= available}

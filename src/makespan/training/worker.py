@@ -4,6 +4,7 @@ import resource
 import signal
 import sys
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -22,20 +23,43 @@ from makespan.runtime import (
     run_worker,
     start_checkpoint,
 )
-from makespan.training.engine import Engine, place
-from makespan.training.run import PhaseTimes, TrainingJob, job_from, job_values
+from makespan.training.engine import Engine, mesh_coordinate
+from makespan.training.run import (
+    JOB,
+    REQUEST,
+    RESULT,
+    PhaseTimes,
+    RestartCost,
+    ResumePoint,
+    RunResult,
+    TrainingJob,
+    TrainingRequest,
+)
 
-OF_SEVERAL = ("torch.distributed.fsdp", "torch.distributed.checkpoint.state_dict_loader", "torch._dynamo")
+PRELOAD = ("torch.distributed.fsdp", "torch.distributed.checkpoint.state_dict_loader", "torch._dynamo")
 """Modules that load slowly and that runs with several processes use: a fork server loads them once."""
 _TIMES = ("step_s", "forward_s", "backward_sync_s", "optimizer_s")
 
 
-class _Run:
+@dataclass(slots=True)
+class _Steps:
+    """Results of the steps of a job so far, see `RunResult`; ``times`` are those of this process."""
+
+    losses: list[float] = field(default_factory=list)
+    times: list[PhaseTimes] = field(default_factory=list)
+    paces_s: list[float] = field(default_factory=list)
+    save_s: list[float] = field(default_factory=list)
+    stopped: bool = False
+    checkpoint: str | None = None
+    gradients: str | None = None
+
+
+class _TrainingProcess:
     """Jobs of a request, as this process runs them."""
 
     def __init__(self, directory: RunDirectory, who: Identity) -> None:
         self.directory, self.who = directory, who
-        self.request: dict[str, Any] = directory.request()
+        self.request: TrainingRequest = REQUEST.validate_python(directory.request())
         self.stop = False
         signal.signal(signal.SIGTERM, self._on_signal)
         torch.set_float32_matmul_precision("highest")
@@ -48,77 +72,86 @@ class _Run:
 
     def run(self) -> None:
         """Train every job and write its result at its end."""
-        for number, values in enumerate(self.request["jobs"]):
-            result = self._train(job_from(values), number)
+        for number, job in enumerate(self.request.jobs):
+            result = self._train(job, number)
             if self.who.rank == 0:
-                self.directory.write_result(result, number)
-            if result["stopped"]:
+                self.directory.write_result(RESULT.dump_python(result, mode="json"), number)
+            if result.stopped:
                 break
 
-    def _train(self, job: TrainingJob, number: int) -> dict[str, Any]:
-        begun = time.perf_counter()
-        if self.device.type == "cuda":
+    def _train(self, job: TrainingJob, number: int) -> RunResult:
+        begun, on_gpu = time.perf_counter(), self.device.type == "cuda"
+        if on_gpu:
             torch.cuda.reset_peak_memory_stats(self.device)  # forget the peak of the previous job
-        engine = Engine(job, place(job.plan, self.device))
-        result: dict[str, Any] = {
-            "stopped": False, "process_start_s": self.started_s, "build_s": time.perf_counter() - begun,
-            "restart_cost": None, "checkpoint": None, "gradients": None, "first_step": 0, "save_s": [],
-            "paces_s": [],
-        }  # fmt: skip
-        if self.request["resume"] is not None:
-            self._resume(engine, result)
-        self._progress(result["first_step"], float("nan"))
-        losses, times = self._steps(engine, result, number)
-        result |= {"losses": losses, "times": self._means(times), "peak_memory_bytes": self._peak_memory()}
-        on_gpu = self.device.type == "cuda"
-        return result | {"device": torch.cuda.get_device_name(self.device) if on_gpu else "cpu"}
+        engine = Engine(job, mesh_coordinate(job.plan, self.device))
+        build_s, point = time.perf_counter() - begun, self.request.resume
+        first_step, restart_cost = 0, None
+        if point is not None:
+            first_step = point.step
+            restart_cost = RestartCost(point.save_s, self.started_s, build_s, self._resume(engine, point))
+        self._progress(first_step, float("nan"))
+        steps = self._run_steps(engine, first_step, number)
+        return RunResult(
+            first_step=first_step,
+            losses=tuple(steps.losses),
+            times=tuple(self._mean_times(steps.times)),
+            paces_s=tuple(steps.paces_s),
+            stopped=steps.stopped,
+            device=torch.cuda.get_device_name(self.device) if on_gpu else "cpu",
+            process_start_s=self.started_s,
+            build_s=build_s,
+            save_s=tuple(steps.save_s),
+            restart_cost=restart_cost,
+            checkpoint=steps.checkpoint,
+            gradients=steps.gradients,
+            peak_memory_bytes=self._peak_memory(),
+        )
 
-    def _resume(self, engine: Engine, result: dict[str, Any]) -> None:
-        source = self.request["resume"]
-        from torch.distributed.checkpoint.state_dict_loader import load  # takes long to load
+    def _resume(self, engine: Engine, point: ResumePoint) -> float:
+        """Load a checkpoint, and return the time that checking and loading it took [s]."""
+        from torch.distributed.checkpoint.state_dict_loader import load  # slow to import
 
         begun = time.perf_counter()
         state = engine.state()
-        load(state, checkpoint_id=Path(source["path"]))  # each process reads the parts that it holds
-        engine.adopt(state, source["step"])
-        load_s = time.perf_counter() - begun + source["verify_s"]
-        result["first_step"] = source["step"]
-        times = {name: result[name] for name in ("process_start_s", "build_s")}
-        result["restart_cost"] = times | {"save_s": source["save_s"], "load_s": load_s}
+        load(state, checkpoint_id=point.path)  # each process reads the parts that it holds
+        engine.adopt(state, point.step)
+        return time.perf_counter() - begun + point.verify_s
 
-    def _steps(
-        self, engine: Engine, result: dict[str, Any], number: int
-    ) -> tuple[list[float], list[PhaseTimes]]:
-        job, losses, times = engine.job, [], []
-        for step in range(result["first_step"], job.steps):
+    def _run_steps(self, engine: Engine, first_step: int, number: int) -> _Steps:
+        """Run steps up to the last one or a stop request, with the checkpoints that are due."""
+        job, steps = engine.job, _Steps()
+        for step in range(first_step, job.steps):
             begun = time.perf_counter()
             loss, stop, time_s = engine.step(step, self._must_stop())
-            losses.append(loss)
-            times.append(time_s)
-            if len(losses) == 1 and self.request["keep_gradients"]:
-                result["gradients"] = self._keep_gradients(engine, number)
+            steps.losses.append(loss)
+            steps.times.append(time_s)
+            if len(steps.losses) == 1 and self.request.keep_gradients:
+                steps.gradients = self._keep_gradients(engine, number)
             done = step + 1
             self._progress(done, loss)
-            result["paces_s"].append(time.perf_counter() - begun)
-            result["stopped"] = stop and done < job.steps
-            ends = result["stopped"] or done == job.steps
+            steps.paces_s.append(time.perf_counter() - begun)
+            steps.stopped = stop and done < job.steps
+            ends = steps.stopped or done == job.steps
             due = job.checkpoint_every > 0 and done % job.checkpoint_every == 0
-            # All processes agree on this: the stop flag was exchanged with the loss of the step.
-            if self.request["checkpoint_dir"] is not None and (ends or due):
-                from torch.distributed.checkpoint.state_dict_saver import save  # takes long to load
-
-                # Tensors by name in global shape, which any plan can load.
-                saving, directory = time.perf_counter(), Path(self.request["checkpoint_dir"])
-                is_first, values = dist.get_rank() == 0, {"job": job_values(job)}
-                partial = _from_first(start_checkpoint(directory) if is_first else None)
-                save(engine.state(), checkpoint_id=partial)
-                save_s = time.perf_counter() - saving
-                path = _from_first(finish_checkpoint(directory, done, save_s, values) if is_first else None)
-                result["checkpoint"] = str(path)
-                result["save_s"].append(time.perf_counter() - saving)
+            # All processes agree on this: the stop flag was exchanged together with the loss of the step.
+            if self.request.checkpoint_dir is not None and (ends or due):
+                saving = time.perf_counter()
+                steps.checkpoint = str(self._save(engine, self.request.checkpoint_dir, done))
+                steps.save_s.append(time.perf_counter() - saving)
             if ends:
                 break
-        return losses, times
+        return steps
+
+    def _save(self, engine: Engine, directory: Path, done: int) -> Path:
+        """Write a checkpoint with all processes, and return its directory."""
+        from torch.distributed.checkpoint.state_dict_saver import save  # slow to import
+
+        # Tensors are saved by name in their global shape, which a process under any plan can load.
+        begun, is_first = time.perf_counter(), dist.get_rank() == 0
+        partial = _from_first(start_checkpoint(directory) if is_first else None)
+        save(engine.state(), checkpoint_id=partial)
+        save_s, values = time.perf_counter() - begun, {"job": JOB.dump_python(engine.job, mode="json")}
+        return _from_first(finish_checkpoint(directory, done, save_s, values) if is_first else None)
 
     def _must_stop(self) -> bool:
         return self.stop or (self.who.rank == 0 and self.directory.is_stop_requested())
@@ -138,12 +171,12 @@ class _Run:
             np.savez(path, allow_pickle=False, **arrays)
         return str(path)
 
-    def _means(self, times: list[PhaseTimes]) -> list[dict[str, float]]:
+    def _mean_times(self, times: list[PhaseTimes]) -> list[PhaseTimes]:
         """Return the times of each step as means over the processes."""
         rows = [[getattr(step, name) for name in _TIMES] for step in times]
         total = torch.tensor(rows, dtype=torch.float64, device=self.device)
         dist.all_reduce(total)
-        return [dict(zip(_TIMES, row, strict=True)) for row in (total / self.who.size).tolist()]
+        return [PhaseTimes(*row) for row in (total / self.who.size).tolist()]
 
     def _peak_memory(self) -> int:
         if self.device.type == "cuda":
@@ -165,8 +198,8 @@ def _from_first(answer: Path | None) -> Path:
 
 
 def run_jobs(directory: RunDirectory, who: Identity) -> None:
-    """Run this process's part of the jobs in the request."""
-    _Run(directory, who).run()
+    """Train the jobs of the request together with the other processes."""
+    _TrainingProcess(directory, who).run()
     dist.destroy_process_group()
 
 

@@ -4,7 +4,7 @@ import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -16,6 +16,7 @@ from makespan.cleanup import temporary_directory
 from makespan.easyscale.job import ElasticJob, RankMapping
 from makespan.easyscale.kernels import CANONICAL, DeterminismLevel, kernels_of, try_kernel_sets
 from makespan.easyscale.reference import StockRun, train_stock
+from makespan.easyscale.requests import SCORING, ScoringRequest
 from makespan.easyscale.trainer import ElasticTrainer, run_together
 from makespan.errors import MakespanError, TraceError
 from makespan.papers.experiment import Experiment, Figure, Given
@@ -258,14 +259,15 @@ def _model_path(run: _Run, folder: Path) -> Path:
 
 def _scores(runs: Sequence[_Run], protocol: Gap, folder: Path) -> dict[str, Any]:
     """Count what each trained model gets right of the held-out samples of each class."""
-    request = {
-        "model": asdict(protocol.spec),
-        "seed": protocol.task_seed,
-        "n_samples": protocol.held_out_samples,
-        "noise": protocol.noise,
-        "paths": [str(_model_path(run.trained_as(protocol), folder / "any")) for run in runs],
-    }
-    launch = Launch(_SCORING, request, _GROUPS_AT_ONCE, folder / "scoring")
+    request = ScoringRequest(
+        model=protocol.spec,
+        seed=protocol.task_seed,
+        n_samples=protocol.held_out_samples,
+        noise=protocol.noise,
+        paths=tuple(_model_path(run.trained_as(protocol), folder / "any") for run in runs),
+    )
+    values = SCORING.dump_python(request, mode="json")
+    launch = Launch(_SCORING, values, _GROUPS_AT_ONCE, folder / "scoring")
     LocalLauncher().run(launch)
     found: dict[str, Any] = RunDirectory(launch.run_dir).result()
     return found

@@ -24,6 +24,7 @@ from makespan.easyscale.kernels import (
     process_options,
     try_kernel_sets,
 )
+from makespan.easyscale.requests import TIMING, TimedVariant, TimingSeries
 from makespan.errors import MakespanError
 from makespan.papers.experiment import Experiment, Figure, Given
 from makespan.runtime import Launch, LocalLauncher, ProcessOptions, RunDirectory
@@ -121,31 +122,37 @@ def _load(devices: Sequence[str] = ()) -> None:
 # --- runs -----------------------------------------------------------------------------------------------
 
 
-def _run(series: Sequence[Record], processes: Sequence[ProcessOptions]) -> list[Record]:
+def _run(series: Sequence[TimingSeries], processes: Sequence[ProcessOptions]) -> list[Record]:
     """Run series one after the other in the processes, and return their results."""
     with temporary_directory("timing") as path:
-        LocalLauncher().run(Launch(_WORKER, list(series), len(processes), path, options=list(processes)))
+        request = TIMING.dump_python(list(series), mode="json")
+        LocalLauncher().run(Launch(_WORKER, request, len(processes), path, options=list(processes)))
         found: list[Record] = RunDirectory(path).result()
     return found
 
 
 def _series(
-    procedure: "Procedure | Sharing", model: SizedModel, device: str, ways: Sequence[Record], **more: Any
-) -> Record:
-    often = {name: getattr(procedure, name) for name in ("warmup_steps", "steps", "seed")}
-    spec = model.model_dump(include={one.name for one in fields(StandIn)})
-    own = {"spec": spec, "micro_batch_size": model.micro_batch_size, "device": device, "ways": list(ways)}
-    return often | {"budget_bytes": None} | own | more
+    procedure: "Procedure | Sharing",
+    model: SizedModel,
+    device: str,
+    ways: Sequence[TimedVariant],
+    budget_bytes: int | None = None,
+) -> TimingSeries:
+    spec = StandIn(**model.model_dump(include={field.name for field in fields(StandIn)}))
+    return TimingSeries(
+        spec, model.micro_batch_size, procedure.seed, device, tuple(ways), procedure.warmup_steps,
+        procedure.steps, budget_bytes,
+    )  # fmt: skip
 
 
-def _stock(name: str, level: str = _NONE, n: int = 1) -> Record:
+def _stock(name: str, level: str = _NONE, n: int = 1) -> TimedVariant:
     """Stock data parallelism, ``n`` micro-batches a step in each process."""
-    return {"name": name, "is_stock": True, "n": n, "level": level}
+    return TimedVariant(name, level, is_stock=True, n=n)
 
 
-def _hosted(name: str, n: int, level: str = _D1, *, swaps: bool = True) -> Record:
+def _hosted(name: str, n: int, level: str = _D1, *, swaps: bool = True) -> TimedVariant:
     """``n`` logical workers in one process."""
-    return {"name": name, "is_stock": False, "n": n, "level": level, "swaps_contexts": swaps}
+    return TimedVariant(name, level, is_stock=False, n=n, swaps_contexts=swaps)
 
 
 def _bound(device: str, level: str, cpus: Sequence[int]) -> list[ProcessOptions]:
@@ -413,8 +420,8 @@ class Levels(_Timed):
                     cheap[number] = one["d2_cheap"]
                     for way in ways:
                         where = device if level == _D1 else ""
-                        times[number, where, way["name"]].append(_times(one, way["name"])[0].sum(axis=1) / n)
-                        shares[number, where].append(_cpu_share([one], [way["name"]]))
+                        times[number, where, way.name].append(_times(one, way.name)[0].sum(axis=1) / n)
+                        shares[number, where].append(_cpu_share([one], [way.name]))
         rows = []
         for number, model in enumerate(models):
             both = _joined(times[number, "", "d1d2"])

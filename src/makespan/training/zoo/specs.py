@@ -66,10 +66,10 @@ class SmallModel:
             raise unknown_name("model family", self.family, MODEL_FAMILIES)
         for name in ("n_layers", "hidden", "heads", "kv_heads", "ffn", "patch_features"):
             if getattr(self, name) < 1:
-                raise InputError(f"{name} is {getattr(self, name)}; accepted: a whole number >= 1")
+                raise InputError(f"{name} is {getattr(self, name)}; expected a whole number >= 1")
         for name in ("seq", "vocab", *(("n_layers",) if self.family == "t5" else ())):
             if getattr(self, name) < 2:
-                raise InputError(f"{name} is {getattr(self, name)}; accepted: a whole number >= 2")
+                raise InputError(f"{name} is {getattr(self, name)}; expected a whole number >= 2")
         if self.hidden % self.heads or (self.hidden // self.heads) % 2:
             raise InputError(f"hidden {self.hidden} must be an even multiple of heads {self.heads}")
         if self.heads % self.kv_heads:
@@ -156,9 +156,9 @@ class TransformerSpec:
             if getattr(self, name) == 0:
                 object.__setattr__(self, name, default)
         if self.heads % self.kv_heads:
-            raise InputError(f"{self.title}: {self.heads} heads; accepted: a multiple of {self.kv_heads}")
+            raise InputError(f"{self.title}: {self.heads} heads; expected a multiple of {self.kv_heads}")
         if self.max_positions and self.seq > self.max_positions:
-            raise InputError(f"{self.title}: seq {self.seq}; accepted: at most {self.max_positions}")
+            raise InputError(f"{self.title}: seq {self.seq}; expected at most {self.max_positions}")
 
     @property
     def inner(self) -> int:
@@ -387,7 +387,7 @@ def family_batch(spec: FamilySpec, n_samples: int, seed: int) -> "FamilyBatch":
         - ``wideresnet``: ``(n, 3, side, side)`` float32; ``(n,)`` classes
     """
     if n_samples < 1:
-        raise InputError(f"n_samples is {n_samples}; accepted: a whole number >= 1")
+        raise InputError(f"n_samples is {n_samples}; expected a whole number >= 1")
     from makespan.training.zoo.families import SAMPLES
 
     return SAMPLES[spec.family](spec, n_samples, seed)
@@ -639,9 +639,9 @@ class StandIn:
             "n_rows": (self.n_rows >= 16, "a whole number >= 16"),
             "dropout": (0.0 <= self.dropout < 1.0, "a number >= 0 and < 1"),
         }
-        for field, (is_valid, accepted) in checks.items():
+        for field, (is_valid, expected) in checks.items():
             if not is_valid:
-                raise InputError(f"{field} of {self.name} is {getattr(self, field)}; accepted: {accepted}")
+                raise InputError(f"{field} of {self.name} is {getattr(self, field)}; expected {expected}")
 
 
 def _is_multiple(value: int, unit: int) -> bool:
@@ -718,9 +718,9 @@ def stand_in_data(
         If ``n_samples`` or ``noise`` are out of range.
     """
     if n_samples < 1:
-        raise InputError(f"n_samples is {n_samples}; accepted: a whole number >= 1")
+        raise InputError(f"n_samples is {n_samples}; expected a whole number >= 1")
     if not 0.0 <= noise <= 10.0:
-        raise InputError(f"noise is {noise}; accepted: a number from 0 to 10")
+        raise InputError(f"noise is {noise}; expected a number from 0 to 10")
     from makespan.training.zoo.tasks import TASKS
 
     return TASKS[spec.name](spec, n_samples, seed, held_out=held_out, augment=augment, noise=noise)
@@ -773,7 +773,7 @@ def build_link(spec: SmallModel, seed: int, index: int) -> "nn.Module":
         of two for ``t5``.
     """
     if not 0 <= index < n_links(spec):
-        raise InputError(f"link {index} of a model with {n_links(spec)}; accepted: 0 to {n_links(spec) - 1}")
+        raise InputError(f"link {index} of a model with {n_links(spec)}; expected 0 to {n_links(spec) - 1}")
     from makespan.training.zoo.small import link_of
 
     return link_of(spec, seed, index)
