@@ -111,7 +111,7 @@ def test_nodes_are_found_by_a_condition(sch):
     pairs = sch.find_node(lambda node: node.target is torch.matmul)
     assert [node.name for _, node in pairs] == ["matmul", "matmul_1"]
     for wrong in (3, "matmul", nn.Linear):
-        with pytest.raises(TypeError, match="accepted: a function of a node"):
+        with pytest.raises(TypeError, match="expected a function of a node"):
             sch.find_node(wrong)
 
 
@@ -207,8 +207,8 @@ def test_owners_below_are_searched_by_their_paths():
 @pytest.mark.parametrize(
     ("pattern", "kind", "words"),
     [
-        (3, TypeError, "accepted: a regular expression for targets of modules, a function or a Pattern"),
-        (nn.GELU(), TypeError, "accepted"),
+        (3, TypeError, "expected a regular expression for targets of modules, a function or a Pattern"),
+        (nn.GELU(), TypeError, "expected"),
         ("(", ValueError, "no regular expression"),
         (lambda x: x, ValueError, "has to return what it computes"),
         (lambda x, y: x + 1, ValueError, "does not use its parameter 'y'"),

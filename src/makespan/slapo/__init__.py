@@ -6,8 +6,8 @@ Importing the package imports nothing else; most of its names import torch. The 
 - `create_schedule` makes the `Schedule` of any module, a tree whose nodes have the primitives as methods;
   `list_primitives` says which there are, `select_layers` which layers to recompute, and `replay` repeats a
   journal on another model
-- `Verify` compares the scheduled model with the original one, outputs and gradients, on all processes, and
-  says in a `VerifyReport` at which `Place` they part
+- `Verify` compares the scheduled model with the original one, outputs and gradients, on all processes; its
+  `VerifyReport` lists each `Divergence`, a module at which they differ
 - `Pattern`, `ModulePattern`, `call_module` and `ANY` say what `find` looks for in graphs; it returns each
   `Match`
 - `partition` splits what was cut into stages, `default_cuts` says where
@@ -88,7 +88,7 @@ if TYPE_CHECKING:
     )
     from makespan.slapo.syncing import clip_grad_norm as clip_grad_norm
     from makespan.slapo.verification import (
-        Place as Place,
+        Divergence as Divergence,
         Verify as Verify,
         VerifyReport as VerifyReport,
     )

@@ -2,7 +2,7 @@
 
 A `TracedModule` stands in for the module that was traced: same parameters, names, arguments and hooks. An
 `Example` gives nodes of a graph a value while it is captured, so that a forward may branch on shapes and
-types; `KeptState` lets a forward run a second time from the state that the first run started from.
+types; `StateSnapshot` lets a forward run a second time from the state that the first run started from.
 """
 
 import copy
@@ -28,7 +28,7 @@ from torch.fx import _symbolic_trace as tracing  # a tracer patches modules, and
 from torch.utils import _pytree as pytree  # there is no public name for it
 
 from makespan.errors import failed_at
-from makespan.slapo.errors import ArgumentError, KindError, TracingError, shown
+from makespan.slapo.errors import ArgumentError, KindError, TracingError, short_repr
 
 # --- Traced modules ---
 
@@ -88,16 +88,16 @@ class TracedModule(fx.GraphModule):
         """Run the graph if the arguments are those that it was traced for."""
         arguments = dict(zip(self.argument_names, args, strict=False)) | kwargs
         for name, value in self.fixed.items():
-            if name in arguments and not is_same(arguments[name], value):
+            if name in arguments and not is_same_argument(arguments[name], value):
                 raise TracingError(
-                    f"{self.origin}: the argument {name!r} was fixed to {shown(value)} when it was traced;"
-                    f" found {shown(arguments[name])}; accepted: that value, or trace again with {name!r} in"
-                    " inputs"
+                    f"{self.origin}: the argument {name!r} was fixed to {short_repr(value)} when it was"
+                    f" traced; got {short_repr(arguments[name])}; pass that value, or trace again with"
+                    f" {name!r} in inputs"
                 )
         if missing := self.required - set(arguments):
             wanted = ", ".join(name for name in self.argument_names if name in self.required)
             raise TracingError(
-                f"{self.origin}: called without {', '.join(map(repr, sorted(missing)))}; accepted: every"
+                f"{self.origin}: called without {', '.join(map(repr, sorted(missing)))}; expected every"
                 f" input that it was traced with: {wanted}"
             )
         return super().__call__(*args, **kwargs)
@@ -159,18 +159,18 @@ class FusedModule(TracedModule):
         self.compile_by(self.backend)
 
 
-def exchange_borrowed(root: nn.Module, new: Mapping[int, nn.Module]) -> None:
+def replace_borrowed(root: nn.Module, new: Mapping[int, nn.Module]) -> None:
     """Make parts of graphs call new modules, given by the id of the old ones, as their owners do."""
     for part in root.modules():
         if isinstance(part, FusedModule):
             part.exchange(new)
 
 
-def is_same(found: object, fixed: object) -> bool:
+def is_same_argument(value: object, fixed: object) -> bool:
     """Return True if an argument has the value that it was fixed to."""
-    if found is fixed:
+    if value is fixed:
         return True
-    return type(found) is type(fixed) and isinstance(found, PLAIN) and found == fixed
+    return type(value) is type(fixed) and isinstance(value, PLAIN) and value == fixed
 
 
 # --- State of a forward, kept for a second pass ---
@@ -180,7 +180,7 @@ _CONTAINERS = (list, dict, set, deque, OrderedDict, defaultdict, Counter)
 _STATELESS = frozenset({type(None), bool, int, float, complex, str, bytes, Tensor, nn.Parameter})
 
 
-class _Draws:
+class _GeneratorStates:
     """Random generators with their states at one moment.
 
     The default generator of torch is not among them: whoever runs a forward twice restores it.
@@ -190,15 +190,15 @@ class _Draws:
         self._access: list[_Access] = []
         if with_global:
             self._access += [(random.getstate, random.setstate), _GLOBAL_NUMPY]
-        leaves = {id(one): one for value in values for one in pytree.tree_leaves(value)}
-        self._access += [access for one in leaves.values() if (access := _access_to(one)) is not None]
+        leaves = {id(leaf): leaf for value in values for leaf in pytree.tree_leaves(value)}
+        self._access += [access for leaf in leaves.values() if (access := _access_to(leaf)) is not None]
         self._states = self.now()
 
     def now(self) -> list[Any]:
         """Return the states that the generators have now."""
         return [read() for read, _ in self._access]
 
-    def forget_what_is_the_same(self) -> None:
+    def drop_unchanged(self) -> None:
         """Drop generators that have not been used since."""
         kept = []
         for access, state, now in zip(self._access, self._states, self.now(), strict=True):
@@ -235,7 +235,7 @@ def _access_to(value: Any) -> _Access | None:
     return None
 
 
-class KeptState:
+class StateSnapshot:
     """Buffers with their values, and attributes, of a module and of all that it calls, at one moment.
 
     Random generators among attributes and arguments are part of it, and those of Python and NumPy.
@@ -244,14 +244,14 @@ class KeptState:
     ----------
     root
         The module.
-    given
+    arguments
         Arguments of its forward.
-    with_global_draws
+    with_global_generators
         Include the global generators of Python and NumPy.
     """
 
-    def __init__(self, root: nn.Module, given: Any = (), with_global_draws: bool = True) -> None:
-        modules = list(_called_by(root))
+    def __init__(self, root: nn.Module, arguments: Any = (), with_global_generators: bool = True) -> None:
+        modules = list(_modules_run_by(root))
         memo: dict[int, Any] = {}  # one for all modules, so that an object that two share stays one object
         self._attributes = [
             (
@@ -264,31 +264,40 @@ class KeptState:
             )
             for module in modules
         ]
-        self._buffers = [(one, dict(one._buffers)) for one in modules if one._buffers]
-        held = [one for _, buffers in self._buffers for one in buffers.values() if one is not None]
-        self._values = {id(one): (one, one.detach().clone()) for one in held}
-        values = [one for module, own in self._attributes for one in map(vars(module).get, own)]
-        self.draws = _Draws([values, given], with_global_draws)
+        self._buffers = [(module, dict(module._buffers)) for module in modules if module._buffers]
+        held = [buffer for _, buffers in self._buffers for buffer in buffers.values() if buffer is not None]
+        self._values = {id(buffer): (buffer, buffer.detach().clone()) for buffer in held}
+        values = [
+            value for module, attributes in self._attributes for value in map(vars(module).get, attributes)
+        ]
+        self.draws = _GeneratorStates([values, arguments], with_global_generators)
 
-    def forget_what_is_the_same(self) -> None:
+    def drop_unchanged(self) -> None:
         """Drop copies of buffers that have not changed since, and generators that have not been used."""
-        self.draws.forget_what_is_the_same()
-        now = {id(one) for module, _ in self._buffers for one in module._buffers.values() if one is not None}
+        self.draws.drop_unchanged()
+        now = {
+            id(buffer)
+            for module, _ in self._buffers
+            for buffer in module._buffers.values()
+            if buffer is not None
+        }
         self._values = {
-            key: (one, value)
-            for key, (one, value) in self._values.items()
-            if key not in now or not torch.equal(one, value)
+            key: (buffer, value)
+            for key, (buffer, value) in self._values.items()
+            if key not in now or not torch.equal(buffer, value)
         }
 
-    def put_back(self) -> "_PutBack":
+    def put_back(self) -> "_Restored":
         """Return a context in which modules have this state; its end restores the state before it."""
-        return _PutBack(self)
+        return _Restored(self)
 
     def enter(self) -> None:
         """Give modules this state, with buffers as separate tensors."""
         fresh = {key: value.clone() for key, (_, value) in self._values.items()}
         for module, buffers in self._buffers:
-            vars(module)["_buffers"] = {name: fresh.get(id(one), one) for name, one in buffers.items()}
+            vars(module)["_buffers"] = {
+                name: fresh.get(id(buffer), buffer) for name, buffer in buffers.items()
+            }
         memo: dict[int, Any] = {}
         for module, attributes in self._attributes:
             for name in vars(module).keys() - attributes.keys() - _OF_EVERY_MODULE:
@@ -297,17 +306,17 @@ class KeptState:
         self.draws.put_back()
 
 
-class _PutBack:
+class _Restored:
     """A context that can be entered repeatedly, also from within."""
 
-    def __init__(self, state: KeptState) -> None:
+    def __init__(self, state: StateSnapshot) -> None:
         self._state = state
         self._found: list[list[tuple[nn.Module, dict[str, Any], dict[str, Tensor | None]]]] = []
         self._drawn: list[list[Any]] = []
 
     def __enter__(self) -> None:
-        modules = [one for one, _ in self._state._attributes]
-        self._found.append([(one, dict(vars(one)), vars(one)["_buffers"]) for one in modules])
+        modules = [module for module, _ in self._state._attributes]
+        self._found.append([(module, dict(vars(module)), vars(module)["_buffers"]) for module in modules])
         self._drawn.append(self._state.draws.now())
         self._state.enter()
 
@@ -321,18 +330,18 @@ class _PutBack:
         self._state.draws.put_back(self._drawn.pop())
 
 
-def _called_by(root: nn.Module) -> Iterator[nn.Module]:
+def _modules_run_by(root: nn.Module) -> Iterator[nn.Module]:
     """Iterate over the modules that a forward may run, including those that a part of a graph borrows."""
     seen: set[int] = set()
     waiting = [root]
     while waiting:
-        for one in waiting.pop().modules():
-            if id(one) in seen or isinstance(one, torch.jit.ScriptModule):
+        for module in waiting.pop().modules():
+            if id(module) in seen or isinstance(module, torch.jit.ScriptModule):
                 continue
-            seen.add(id(one))
-            yield one
-            if isinstance(one, FusedModule):
-                waiting += [vars(one)[name] for name in one.borrowed]
+            seen.add(id(module))
+            yield module
+            if isinstance(module, FusedModule):
+                waiting += [vars(module)[name] for name in module.borrowed]
 
 
 def is_object(value: Any) -> bool:
@@ -352,12 +361,12 @@ def _slots_of(value: Any) -> list[str]:
     space = kind.__module__.partition(".")[0]
     if space == "torch" or (space in sys.stdlib_module_names and space != "__main__"):
         return []
-    listed = [vars(one).get("__slots__", ()) for one in kind.__mro__]
-    names = [name for one in listed for name in ((one,) if isinstance(one, str) else one)]
+    listed = [vars(base).get("__slots__", ()) for base in kind.__mro__]
+    names = [name for slots in listed for name in ((slots,) if isinstance(slots, str) else slots)]
     return [name for name in names if not name.startswith("__") and hasattr(value, name)]
 
 
-def _held_by(value: Any) -> dict[str, Any]:
+def _attributes_of(value: Any) -> dict[str, Any]:
     """Return the attributes of an object by name."""
     return getattr(value, "__dict__", {}) | {name: getattr(value, name) for name in _slots_of(value)}
 
@@ -371,7 +380,7 @@ def copied_object(value: Any, memo: dict[int, Any] | None = None) -> Any:
     if id(value) in memo:
         return memo[id(value)][0]
     if type(value) is tuple:
-        return tuple(copied_object(one, memo) for one in value)
+        return tuple(copied_object(element, memo) for element in value)
     if not _has_state(value):
         return value
     try:
@@ -383,13 +392,13 @@ def copied_object(value: Any, memo: dict[int, Any] | None = None) -> Any:
         return value
     if isinstance(new, dict):
         if not _STATELESS.issuperset(map(type, value.values())):
-            new.update({key: copied_object(one, memo) for key, one in value.items()})
+            new.update({key: copied_object(element, memo) for key, element in value.items()})
     elif type(new) in (list, deque) and not _STATELESS.issuperset(map(type, value)):
-        for place, one in enumerate(value):
-            new[place] = copied_object(one, memo)
+        for place, element in enumerate(value):
+            new[place] = copied_object(element, memo)
     if is_object(new):
-        for name, one in _held_by(value).items():
-            object.__setattr__(new, name, copied_object(one, memo))
+        for name, element in _attributes_of(value).items():
+            object.__setattr__(new, name, copied_object(element, memo))
     return new
 
 
@@ -397,7 +406,7 @@ def _has_state(value: Any) -> bool:
     return is_object(value) or type(value) in _CONTAINERS
 
 
-def kept_arguments(
+def argument_restorer(
     args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Callable[[tuple[Any, ...], Mapping[str, Any]], tuple[tuple[Any, ...], dict[str, Any]]] | None:
     """Return a function that restores objects and containers among arguments, None if there are none.
@@ -407,7 +416,7 @@ def kept_arguments(
     """
     leaves, _ = pytree.tree_flatten((args, tuple(kwargs.values())), is_leaf=_has_state)
     memo: dict[int, Any] = {}  # one for all arguments, so that an object that two share stays one object
-    objects = {place: copied_object(one, memo) for place, one in enumerate(leaves) if _has_state(one)}
+    objects = {place: copied_object(leaf, memo) for place, leaf in enumerate(leaves) if _has_state(leaf)}
     if not objects:
         return None
 
@@ -426,18 +435,18 @@ def kept_arguments(
     return put_back
 
 
-def opened(value: Any, above: tuple[int, ...] = ()) -> Any:
+def expanded(value: Any, above: tuple[int, ...] = ()) -> Any:
     """Return an object as a dictionary of its class and attributes, down to tensors and plain values."""
     if id(value) in above:
         return f"the {type(value).__name__} that holds it"
     inside = (*above, id(value))
     if is_object(value):
         held = {"class": f"{type(value).__module__}.{type(value).__qualname__}"}
-        return held | {name: opened(one, inside) for name, one in _held_by(value).items()}
+        return held | {name: expanded(attribute, inside) for name, attribute in _attributes_of(value).items()}
     if type(value) in (list, tuple):
-        return type(value)(opened(one, inside) for one in value)
+        return type(value)(expanded(element, inside) for element in value)
     if type(value) is dict:
-        return {key: opened(one, inside) for key, one in value.items()}
+        return {key: expanded(element, inside) for key, element in value.items()}
     return value
 
 
@@ -466,7 +475,11 @@ def recording(
             for inner in module.modules():
                 spaces |= {id(space): space for space in _namespaces_behind(type(inner).forward)}
             for space in spaces.values():
-                names = {key: recorded[id(one)] for key, one in list(space.items()) if id(one) in recorded}
+                names = {
+                    key: recorded[id(function)]
+                    for key, function in list(space.items())
+                    if id(function) in recorded
+                }
                 if names:
                     stack.enter_context(mock.patch.dict(space, names))
         yield
@@ -494,14 +507,14 @@ def _namespaces_behind(function: object) -> Iterator[dict[str, Any]]:
     seen: set[int] = set()
     waiting: list[Any] = [function]
     while waiting:
-        one = waiting.pop()
-        if one is None or id(one) in seen:
+        wrapped = waiting.pop()
+        if wrapped is None or id(wrapped) in seen:
             continue
-        seen.add(id(one))
-        if isinstance(space := getattr(one, "__globals__", None), dict):
+        seen.add(id(wrapped))
+        if isinstance(space := getattr(wrapped, "__globals__", None), dict):
             yield space
-        cells = (cell.cell_contents for cell in getattr(one, "__closure__", None) or ())
-        waiting += [getattr(one, "__wrapped__", None), *cells]
+        cells = (cell.cell_contents for cell in getattr(wrapped, "__closure__", None) or ())
+        waiting += [getattr(wrapped, "__wrapped__", None), *cells]
 
 
 def _recorded(tracer: fx.Tracer, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -528,12 +541,12 @@ def _recorded(tracer: fx.Tracer, function: Callable[..., Any]) -> Callable[..., 
 
 
 @fx.node.has_side_effect  # or it would be dropped, as nothing reads its result
-def check_branch(found: Any, expected: Any, where: str) -> None:
+def check_branch(actual: Any, expected: Any, where: str) -> None:
     """Check while a graph runs that the forward would branch as it did for the example of the trace."""
-    if found != expected:
+    if actual != expected:
         raise TracingError(
-            f"{where}: it was traced with an example for which this is {shown(expected)}, and is "
-            f"{shown(found)} now; accepted: calls of the same kind, or trace again with such an example"
+            f"{where}: traced with an example for which this is {short_repr(expected)}, but got "
+            f"{short_repr(actual)}; trace again with an example like this call"
         )
 
 
@@ -544,19 +557,19 @@ class Example:
     ----------
     root
         The module whose forward is traced.
-    given
+    arguments
         Values of its arguments by name.
     """
 
-    def __init__(self, root: nn.Module, given: Mapping[str, Any]) -> None:
-        self._root, self.given = root, given
+    def __init__(self, root: nn.Module, arguments: Mapping[str, Any]) -> None:
+        self._root, self.arguments = root, arguments
         self._values: dict[fx.Node, Any] = {}
-        self._modes = {path: one.training for path, one in root.named_modules()}
+        self._modes = {path: module.training for path, module in root.named_modules()}
 
     def value(self, node: fx.Node) -> Any:
         """Return the value of a node for the example; buffers and random generators do not change."""
         if node not in self._values:
-            with _untraced(), torch.no_grad(), torch.random.fork_rng(), KeptState(self._root).put_back():
+            with _untraced(), torch.no_grad(), torch.random.fork_rng(), StateSnapshot(self._root).put_back():
                 self._run_to(node)
         return self._values[node]
 
@@ -577,7 +590,7 @@ class Example:
         target: Any = node.target
         match node.op:
             case "placeholder":
-                return self.given.get(target)
+                return self.arguments.get(target)
             case "get_attr":
                 owner, _, name = target.rpartition(".")
                 if name == "training":
@@ -608,9 +621,9 @@ def _untraced() -> Iterator[None]:
 
 def _by_name(signature: inspect.Signature, args: Any, kwargs: Any) -> dict[str, Any]:
     bound = signature.bind(*args, **kwargs).arguments
-    for one in signature.parameters.values():
-        if one.kind is one.VAR_KEYWORD:
-            bound |= bound.pop(one.name, {})
+    for parameter in signature.parameters.values():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            bound |= bound.pop(parameter.name, {})
     return dict(bound)
 
 
@@ -644,15 +657,18 @@ class Leaves:
     @classmethod
     def of(cls, modules: Sequence[Any], functions: Sequence[Any]) -> "Leaves":
         """Check the modules and functions that a user listed."""
-        for one in modules:
-            if not (isinstance(one, str) or (inspect.isclass(one) and issubclass(one, nn.Module))):
+        for kind in modules:
+            if not (isinstance(kind, str) or (inspect.isclass(kind) and issubclass(kind, nn.Module))):
                 raise KindError(
-                    f"leaf_modules has {one!r}; accepted: a class of modules, its name or full name"
+                    f"leaf_modules has {kind!r}; expected a class of modules, its name or full name"
                 )
-        resolved = tuple(pkgutil.resolve_name(one) if isinstance(one, str) else one for one in functions)
+        resolved = tuple(
+            pkgutil.resolve_name(function) if isinstance(function, str) else function
+            for function in functions
+        )
         for function in resolved:
             if not callable(function):
-                raise KindError(f"leaf_functions has {function!r}; accepted: a function or its full name")
+                raise KindError(f"leaf_functions has {function!r}; expected a function or its full name")
         return cls(tuple(modules), resolved)
 
     def has(self, module: nn.Module) -> bool:
@@ -663,7 +679,9 @@ class Leaves:
         if not getattr(module, "traceable", True) or is_wrapped(module):
             return True
         names = {kind.__name__, kind.__qualname__, f"{kind.__module__}.{kind.__qualname__}"}
-        return any(one in names if isinstance(one, str) else isinstance(module, one) for one in self.modules)
+        return any(
+            kind in names if isinstance(kind, str) else isinstance(module, kind) for kind in self.modules
+        )
 
 
 NO_LEAVES = Leaves()
@@ -818,7 +836,7 @@ class _Tracer(fx.Tracer):
     def create_arg(self, a: Any) -> Any:
         """Keep the class of a structured value, and pass on objects that graphs cannot express."""
         if is_dataclass(a) and not isinstance(a, type | fx.Node) and isinstance(a, dict):
-            present = {one.name: self.create_arg(getattr(a, one.name)) for one in fields(a)}
+            present = {entry.name: self.create_arg(getattr(a, entry.name)) for entry in fields(a)}
             return self.create_node("call_function", type(a), (), present)
         if is_dataclass(a) and not isinstance(a, type | fx.Node | fx.Proxy):
             proxies: list[fx.Proxy] = []
@@ -827,18 +845,18 @@ class _Tracer(fx.Tracer):
                 proxies.extend([inner] if isinstance(inner, fx.Proxy) else [])
                 return inner
 
-            for one in fields(a):
-                fx.node.map_aggregate(getattr(a, one.name, None), note)
+            for entry in fields(a):
+                fx.node.map_aggregate(getattr(a, entry.name, None), note)
             if not proxies:
-                return self._as_it_is(a)  # it may hold more than its fields
+                return self._constant(a)  # it may hold more than its fields
         if isinstance(a, dict) and type(a) is not dict:
             return self.create_node("call_function", type(a), (self.create_arg(dict(a)),), {})
         try:
             return super().create_arg(a)
         except NotImplementedError:
-            return self._as_it_is(a)
+            return self._constant(a)
 
-    def _as_it_is(self, value: Any) -> fx.Node:
+    def _constant(self, value: Any) -> fx.Node:
         """Read an object that was made while tracing; each call gets a copy, as a cache grows in a call."""
         if id(value) in self._objects:
             return self._objects[id(value)][0]
@@ -853,7 +871,7 @@ class _Tracer(fx.Tracer):
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
         """Make the proxy for a value; with an example its length and its number are known."""
-        return fx.Proxy(node, self) if self._example is None else _Measured(node, self)
+        return fx.Proxy(node, self) if self._example is None else _ExampleProxy(node, self)
 
     def iter(self, obj: fx.Proxy) -> Iterator[Any]:
         """Iterate over a value whose length the example knows, such as a shape."""
@@ -862,9 +880,9 @@ class _Tracer(fx.Tracer):
             return elements
         if isinstance(self._example.value(obj.node), Tensor):
             raise fx.proxy.TraceError(f"it iterates over a tensor, {obj.node.format_node() or obj.node.name}")
-        return iter([operator.getitem(obj, place) for place in range(self.as_in_example(obj, len))])
+        return iter([operator.getitem(obj, place) for place in range(self.measured_on_example(obj, len))])
 
-    def as_in_example(self, obj: fx.Proxy, measure: Callable[[Any], Any]) -> Any:
+    def measured_on_example(self, obj: fx.Proxy, measure: Callable[[Any], Any]) -> Any:
         """Return a number measured on the example; the graph checks it at every call."""
         value = None if self._example is None else self._example.value(obj.node)
         if isinstance(value, Tensor) and measure is not len:
@@ -880,14 +898,14 @@ class _Tracer(fx.Tracer):
     def to_bool(self, obj: fx.Proxy) -> bool:
         """Branch as the example does; without one, raise an error that names the value branched on."""
         if self._example is not None:
-            is_true: bool = self.as_in_example(obj, bool)
+            is_true: bool = self.measured_on_example(obj, bool)
             return is_true
         if obj.node.op == "get_attr" and str(obj.node.target).endswith("training"):
             raise fx.proxy.TraceError("it branches on self.training, of which a graph would keep one side")
         raise fx.proxy.TraceError(f"it branches on the value of {obj.node.format_node() or obj.node.name}")
 
 
-class _Measured(fx.Proxy):
+class _ExampleProxy(fx.Proxy):
     """Proxy for a value that the example has, with the length and number that it has there."""
 
     tracer: _Tracer
@@ -897,19 +915,19 @@ class _Measured(fx.Proxy):
         return _KnownAttribute(self, name)
 
     def __len__(self) -> int:
-        n: int = self.tracer.as_in_example(self, len)
+        n: int = self.tracer.measured_on_example(self, len)
         return n
 
     def __index__(self) -> int:
-        number: int = self.tracer.as_in_example(self, operator.index)
+        number: int = self.tracer.measured_on_example(self, operator.index)
         return number
 
     def __int__(self) -> int:
-        number: int = self.tracer.as_in_example(self, int)
+        number: int = self.tracer.measured_on_example(self, int)
         return number
 
 
-class _KnownAttribute(_Measured, fx.proxy.Attribute):
+class _KnownAttribute(_ExampleProxy, fx.proxy.Attribute):
     """An attribute of such a value; it becomes a node when it is first used."""
 
 
@@ -919,7 +937,9 @@ def _defaults(signature: inspect.Signature, arguments: Arguments) -> dict[str, t
     Keyword arguments that have no parameter of their own come last.
     """
     parameters = {
-        one.name: one for one in list(signature.parameters.values())[1:] if one.kind not in VARIADIC
+        parameter.name: parameter
+        for parameter in list(signature.parameters.values())[1:]
+        if parameter.kind not in VARIADIC
     }
     extra = sorted({*arguments.inputs, *arguments.fixed} - set(parameters))
     defaults: dict[str, tuple[Any, ...]] = {}
@@ -953,13 +973,17 @@ def trace_module(
                 "it draws random numbers that depend on no input: the graph would keep them"
             )
     except Exception as error:
-        raise _untraceable(module, path, error) from error
+        raise _tracing_error(module, path, error) from error
     finally:
         tracer.finish()
         torch.set_rng_state(before)
         constants = {name: vars(module).pop(name) for name in set(vars(module)) - attributes}
     parameters = forward_of(module).parameters.values()
-    defaults = {one.name: one.default for one in parameters if one.name not in arguments.inputs}
+    defaults = {
+        parameter.name: parameter.default
+        for parameter in parameters
+        if parameter.name not in arguments.inputs
+    }
     fixed = {
         name: value
         for name, value in (defaults | dict(arguments.fixed)).items()
@@ -995,7 +1019,7 @@ def _shells(module: nn.Module, tracer: _Tracer, path: str = "") -> dict[str, nn.
     return shells
 
 
-def _untraceable(module: nn.Module, path: str, error: Exception) -> TracingError:
+def _tracing_error(module: nn.Module, path: str, error: Exception) -> TracingError:
     forward = inspect.unwrap(type(module).forward)
     try:
         file = inspect.getsourcefile(forward) or ""
@@ -1006,6 +1030,6 @@ def _untraceable(module: nn.Module, path: str, error: Exception) -> TracingError
     name, cause = f"{type(module).__module__}.{type(module).__qualname__}", [*str(error).splitlines(), ""][0]
     return TracingError(
         f"trace of {path!r}: the forward of {name} ({place}) has no static graph: {type(error).__name__}:"
-        f" {cause}; accepted: fix arguments by concrete_args, name those that vary in inputs, declare"
+        f" {cause}; fix arguments by concrete_args, name those that vary in inputs, declare"
         " leaf_modules or leaf_functions, or trace a smaller subtree"
     )

@@ -59,13 +59,13 @@ class Exchange:
     ----------
     name
         Name in messages and prints.
-    there, back
+    operation, gradient_operation
         The operation, and the one on the gradient of its result. Neither changes its input.
     """
 
     name: str
-    there: _Raw
-    back: _Raw
+    operation: _Raw
+    gradient_operation: _Raw
 
     @property
     def __name__(self) -> str:
@@ -76,25 +76,25 @@ class Exchange:
         """Exchange a tensor with the group; all its processes must call it in the same order."""
         if isinstance(tensor, Proxy):  # one opaque operation of the graph
             return tensor.tracer.create_proxy("call_function", self, (tensor,), {})
-        return _conjugate(tensor, self.there, self.back)
+        return _conjugate(tensor, self.operation, self.gradient_operation)
 
 
 Blocks: TypeAlias = int | tuple[int, ...]
 """Blocks of an axis that are cut separately: the number of equal ones, or the size of each."""
 
 
-def sizes_of(blocks: Blocks, length: int) -> tuple[int, ...]:
+def block_sizes(blocks: Blocks, length: int) -> tuple[int, ...]:
     """Return the sizes of the blocks of an axis, or of one process's part of it."""
     if isinstance(blocks, int):
         return (length // blocks,) * blocks
-    return tuple(one * length // sum(blocks) for one in blocks)
+    return tuple(size * length // sum(blocks) for size in blocks)
 
 
 def cut(tensor: Tensor, axis: int, n_parts: int, groups: Blocks = 1) -> list[Tensor]:
     """Cut a tensor into parts along an axis, each block of the axis separately."""
     length = tensor.shape[axis]
-    sizes = sizes_of(groups, length)
-    if sum(sizes) != length or any(one % n_parts for one in sizes):
+    sizes = block_sizes(groups, length)
+    if sum(sizes) != length or any(size % n_parts for size in sizes):
         among = f", in {groups} blocks," if isinstance(groups, int) and groups > 1 else ""
         among = f", in blocks of {', '.join(map(str, sizes))}," if isinstance(groups, tuple) else among
         raise ShardError(
@@ -108,8 +108,8 @@ def cut(tensor: Tensor, axis: int, n_parts: int, groups: Blocks = 1) -> list[Ten
 
 def joined(parts: list[Tensor], axis: int, groups: Blocks = 1) -> Tensor:
     """Undo `cut`."""
-    blocks = [torch.split(part, list(sizes_of(groups, part.shape[axis])), axis) for part in parts]
-    return torch.cat([one for block in zip(*blocks, strict=True) for one in block], axis)
+    blocks = [torch.split(part, list(block_sizes(groups, part.shape[axis])), axis) for part in parts]
+    return torch.cat([piece for block in zip(*blocks, strict=True) for piece in block], axis)
 
 
 def _same(tensor: Tensor) -> Tensor:
@@ -123,9 +123,9 @@ def _summed(ranks: Ranks, tensor: Tensor) -> Tensor:
 
 
 def _gathered(ranks: Ranks, axis: int, tensor: Tensor, groups: Blocks = 1) -> Tensor:
-    own = tensor.contiguous()
-    parts = [torch.empty_like(own) for _ in range(ranks.size)]
-    dist.all_gather(parts, own, group=ranks.group)
+    part = tensor.contiguous()
+    parts = [torch.empty_like(part) for _ in range(ranks.size)]
+    dist.all_gather(parts, part, group=ranks.group)
     return joined(parts, axis, groups)
 
 
@@ -135,9 +135,9 @@ def _own_part(ranks: Ranks, axis: int, tensor: Tensor, groups: Blocks = 1) -> Te
 
 def _sum_scattered(ranks: Ranks, axis: int, tensor: Tensor, groups: Blocks = 1) -> Tensor:
     parts = cut(tensor, axis, ranks.size, groups)
-    own = torch.empty_like(parts[0])
-    dist.reduce_scatter(own, parts, group=ranks.group)
-    return own
+    part = torch.empty_like(parts[0])
+    dist.reduce_scatter(part, parts, group=ranks.group)
+    return part
 
 
 def _swapped(ranks: Ranks, split: int, join: int, tensor: Tensor) -> Tensor:
@@ -194,7 +194,7 @@ def reshard(ranks: Ranks, scheme: str) -> Exchange:
     A gradient has the layout of its tensor, so it is exchanged the other way round. A whole tensor has the
     same gradient on all processes.
     """
-    before, after = (_AXES[one] for one in scheme.split("->"))
+    before, after = (_AXES[letters] for letters in scheme.split("->"))
     return Exchange(scheme, _moved(ranks, before, after), _moved(ranks, after, before))
 
 
@@ -228,11 +228,11 @@ class Layout:
 
     def __str__(self) -> str:
         """Return it as messages name it."""
-        blocks = "" if self.groups == 1 else f" in {said(self.groups)}"
+        blocks = "" if self.groups == 1 else f" in {describe_blocks(self.groups)}"
         return self.kind if self.axis is None else f"{self.kind} on axis {self.axis}{blocks}"
 
 
-def said(groups: Blocks) -> str:
+def describe_blocks(groups: Blocks) -> str:
     """Return blocks as messages name them."""
     if isinstance(groups, int):
         return f"{groups} groups"
@@ -309,25 +309,25 @@ class Sharding:
     returns: Layout | None = None
 
 
-_PLACE = "_makespan_sharding"
+_ATTRIBUTE = "_makespan_sharding"
 
 
 def sharding_of(module: nn.Module) -> Sharding:
     """Return the sharding of a module."""
-    known = module.__dict__.get(_PLACE)
+    known = module.__dict__.get(_ATTRIBUTE)
     return known if isinstance(known, Sharding) else Sharding()
 
 
-def hand_over(old: nn.Module, new: nn.Module) -> None:
+def copy_sharding(old: nn.Module, new: nn.Module) -> None:
     """Record on a module the sharding of tensors that it shares with another one."""
     known, kept = sharding_of(old), {}
     for name, shard in known.tensors.items():
         if getattr(new, name, None) is getattr(old, name):
             kept[name] = shard
     if kept:
-        keep_sharding(new, Sharding(tensors=kept))
+        set_sharding(new, Sharding(tensors=kept))
 
 
-def keep_sharding(module: nn.Module, sharding: Sharding) -> None:
+def set_sharding(module: nn.Module, sharding: Sharding) -> None:
     """Record the sharding of a module on it."""
-    module.__dict__[_PLACE] = sharding
+    module.__dict__[_ATTRIBUTE] = sharding

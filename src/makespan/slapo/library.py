@@ -18,7 +18,7 @@ from makespan.slapo.errors import (
     ShardError,
     TracingError,
     close_names,
-    shown,
+    short_repr,
 )
 from makespan.slapo.graphs import TracedModule
 from makespan.slapo.patterns import call_module
@@ -74,25 +74,25 @@ class ScheduleOptions:
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> "ScheduleOptions":
         """Check options by name and value."""
-        names = [one.name for one in fields(cls)]
+        names = [option.name for option in fields(cls)]
         for name in options:
             if name not in names:
                 raise ArgumentError(f"apply_schedule: no option {name!r}; {close_names(name, names)}")
         chosen = cls(**options)
         for name, accepted in (("dtype", _DTYPES), ("attn", _ATTENTIONS), ("ckpt_policy", _POLICIES)):
-            found = getattr(chosen, name)
-            if found not in (None, *accepted) or (found is None and name != "dtype"):
+            value = getattr(chosen, name)
+            if value not in (None, *accepted) or (value is None and name != "dtype"):
                 raise ArgumentError(
-                    f"apply_schedule: {name} is {found!r}; accepted: one of {', '.join(accepted)}"
+                    f"apply_schedule: {name} is {value!r}; expected one of {', '.join(accepted)}"
                 )
         if chosen.broadcast_input and chosen.pipeline_cuts != 1:
             raise ArgumentError(
-                "apply_schedule: broadcast_input and pipeline_cuts, but stages run no hooks of the whole "
-                "model; accepted: one of them"
+                "apply_schedule: broadcast_input and pipeline_cuts exclude each other, since stages do not "
+                "run the hooks of the whole model"
             )
         ratio: Any = chosen.ckpt_ratio
         if not isinstance(ratio, int | float) or not 0 <= ratio <= 1:
-            raise ArgumentError(f"apply_schedule: ckpt_ratio is {ratio!r}; accepted: from 0 to 1")
+            raise ArgumentError(f"apply_schedule: ckpt_ratio is {ratio!r}; expected a number from 0 to 1")
         return chosen
 
     @property
@@ -255,7 +255,7 @@ def schedule_t5(sch: Schedule, options: ScheduleOptions) -> None:
     for stack in ("encoder", "decoder"):
         sch[f"{stack}.position_bias.relative_attention_bias"].shard("weight", axis=1)
     parts = [part for layer in layers for part in elements(layer, "layer")]
-    for node in [one for part in parts for name, one in part.child.items() if name.endswith("Attention")]:
+    for node in [node for part in parts for name, node in part.child.items() if name.endswith("Attention")]:
         split_attention(node, ("q", "k", "v"), "attn_dropout", options, scaled=False, apart=True)
         split_rows(node["o"])
     for mlp in [part["DenseReluDense"] for part in parts if "DenseReluDense" in part]:
@@ -326,14 +326,18 @@ def apply_schedule(model: nn.Module | Schedule, family: str, **options: Any) -> 
     Slapo, section 5, the schedules behind the end-to-end results.
     """
     if family not in SCHEDULES:
-        raise ArgumentError(f"apply_schedule: unknown family {family!r}; accepted: {', '.join(SCHEDULES)}")
+        raise ArgumentError(
+            f"apply_schedule: unknown family {family!r}; expected one of {', '.join(SCHEDULES)}"
+        )
     chosen = ScheduleOptions.of(options)
     if isinstance(model, Schedule) and chosen.group not in (None, model.group):
-        raise ArgumentError("apply_schedule: the schedule has another group; accepted: group with a module")
+        raise ArgumentError(
+            "apply_schedule: group differs from that of the schedule; pass group only with a module"
+        )
     sch = model if isinstance(model, Schedule) else create_schedule(model, group=chosen.group)
     node, before = sch[chosen.prefix], Snapshot(sch.root)
-    traced = [one for one in sch.root.mod.modules() if isinstance(one, TracedModule)]
-    graphs = [(one, copy.deepcopy(one.graph)) for one in traced]
+    traced = [module for module in sch.root.mod.modules() if isinstance(module, TracedModule)]
+    graphs = [(module, copy.deepcopy(module.graph)) for module in traced]
     try:
         SCHEDULES[family](node, chosen)
         node.mod.to(dtype=chosen.torch_dtype)
@@ -345,8 +349,8 @@ def apply_schedule(model: nn.Module | Schedule, family: str, **options: Any) -> 
             raise
         raise KindError(
             f"apply_schedule: {type(node.mod).__name__} is not built like a {family!r} of the zoo: "
-            f"{type(error).__name__}: {shown(error)}; accepted: a model of that family, or one that is named "
-            "like it; the model is as it was"
+            f"{type(error).__name__}: {short_repr(error)}; expected a model of that family, or one with "
+            "the same names; the model has not changed"
         ) from error
     return sch
 
@@ -357,8 +361,8 @@ def apply_schedule(model: nn.Module | Schedule, family: str, **options: Any) -> 
 def elements(sch: Schedule, path: str) -> list[Schedule]:
     """Return the elements of a list, or of a sequence, in order."""
     owner, _, name = path.rpartition(".")
-    found = [one for key, one in sch[owner].child.items() if key.rpartition(".")[0] == name]
-    return found or list(sch[path].child.values())
+    nodes = [node for key, node in sch[owner].child.items() if key.rpartition(".")[0] == name]
+    return nodes or list(sch[path].child.values())
 
 
 def split_columns(*nodes: Schedule) -> None:
@@ -399,7 +403,7 @@ def split_attention(
     for name in heads:
         if (number := getattr(node.mod, name)) % node.world_size:
             raise ShardError(
-                f"schedule of {node.path!r}: {name} is {number}; accepted: a multiple of the "
+                f"schedule of {node.path!r}: {name} is {number}; expected a multiple of the "
                 f"{node.world_size} processes"
             )
     split_columns(*(node[name] for name in projections))
@@ -423,7 +427,7 @@ def attend_efficiently(node: Schedule, dropout: str, scaled: bool) -> Schedule:
 
     kernel = EfficientAttention(dropping.p, scale)
     node.replace(kernel, only_match(node, attention))
-    return next(one for one in node.child.values() if one.mod is kernel)
+    return next(child for child in node.child.values() if child.mod is kernel)
 
 
 def draw_apart(dropout: Schedule) -> None:
@@ -437,7 +441,7 @@ def only_match(node: Schedule, pattern: Callable[..., Any]) -> Any:
     matches = node.find(pattern)
     if len(matches) != 1:
         raise TracingError(
-            f"schedule of {node.path!r}: {pattern.__name__} matches {len(matches)} times; accepted: once"
+            f"schedule of {node.path!r}: {pattern.__name__} matches {len(matches)} times; expected one match"
         )
     return matches[0]
 

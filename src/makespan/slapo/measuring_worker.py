@@ -47,28 +47,34 @@ def timed_passes(model: nn.Module, batch: Any, asked: Mapping[str, Any]) -> list
 def _steps(directory: RunDirectory, who: Identity, asked: Mapping[str, Any]) -> list[Record]:
     """Verify the model after each step of a schedule, and measure its memory and its times."""
     batch = family_batch(family_spec(asked["family"], asked["size"]), asked["batch"], asked["seed"])
-    found = []
+    rows = []
     for way in asked["ways"]:
         sch = create_schedule(build_family(asked["family"], asked["size"], seed=asked["seed"]))
         with Verify(sch, tuple(batch.inputs), seed=asked["seed"]) as verified:
             apply_schedule(sch, asked["family"], **way["options"])
         comparisons = verified.report.comparisons if verified.report else ()
         outputs, gradients = (
-            [one.max_rel_error for one in comparisons if one.kind.endswith(kind) and one.max_rel_error >= 0]
+            [
+                comparison.max_rel_error
+                for comparison in comparisons
+                if comparison.kind.endswith(kind) and comparison.max_rel_error >= 0
+            ]
             for kind in ("output", "gradient")
         )
         record = {
             "saved_bytes": kept_bytes(sch.mod, batch),
-            "parameter_bytes": sum(one.numel() * one.element_size() for one in sch.mod.parameters()),
+            "parameter_bytes": sum(
+                parameter.numel() * parameter.element_size() for parameter in sch.mod.parameters()
+            ),
             "times_s": timed_passes(sch.mod, batch, asked),
             "output_error": max(outputs),
             "gradient_error": max(gradients),
         }
         everything = [record] * who.size
         dist.all_gather_object(everything, record)
-        compilers = {str(one.arguments["compiler"]) for one in sch.metadata.journal if one.op == "fuse"}
-        found.append({"name": way["name"], "processes": everything, "compiler": " ".join(sorted(compilers))})
-    return found
+        compilers = {str(step.arguments["compiler"]) for step in sch.metadata.journal if step.op == "fuse"}
+        rows.append({"name": way["name"], "processes": everything, "compiler": " ".join(sorted(compilers))})
+    return rows
 
 
 def _search(directory: RunDirectory, who: Identity, asked: Mapping[str, Any]) -> list[Record]:
@@ -88,26 +94,26 @@ def _search(directory: RunDirectory, who: Identity, asked: Mapping[str, Any]) ->
         seconds = torch.tensor(timed_passes(sch.mod, batch, asked)).median().item()
         return "ok", size / seconds, {"saved_bytes": n_bytes}
 
-    found = []
+    rows = []
     for name in asked["strategies"]:
         # Times of one point may differ by more than those of its neighbours, so that noise would choose.
         result = tune(
             declare, evaluate, strategy_named(name), db=directory.path / "points.jsonl", seed=asked["seed"],
             repeats=_REPEATS,
         )  # fmt: skip
-        found += [
+        rows += [
             {
                 "strategy": name,
                 "explored_order": order,
-                _BATCH: one.point[_BATCH],
-                _RATIO: one.point[_RATIO],
-                "status": one.status,
-                "throughput_samples_per_s": one.value,
-                "saved_bytes": one.info.get("saved_bytes"),
+                _BATCH: evaluation.point[_BATCH],
+                _RATIO: evaluation.point[_RATIO],
+                "status": evaluation.status,
+                "throughput_samples_per_s": evaluation.value,
+                "saved_bytes": evaluation.info.get("saved_bytes"),
             }
-            for order, one in enumerate(result.history, start=1)
+            for order, evaluation in enumerate(result.history, start=1)
         ]
-    return found
+    return rows
 
 
 _TASKS: Mapping[str, Callable[[RunDirectory, Identity, Mapping[str, Any]], list[Record]]] = {
@@ -119,9 +125,9 @@ _TASKS: Mapping[str, Callable[[RunDirectory, Identity, Mapping[str, Any]], list[
 def _work(directory: RunDirectory, who: Identity) -> None:
     join(directory, who)
     request = directory.request()
-    found = _TASKS[request["task"]](directory, who, request)
+    rows = _TASKS[request["task"]](directory, who, request)
     if who.rank == 0:
-        directory.write_result(found)
+        directory.write_result(rows)
     dist.destroy_process_group()
 
 

@@ -56,17 +56,19 @@ def saved_tensors(model: nn.Module, *, budget_bytes: int | None = None) -> Itera
         More bytes are kept; raised in the operation that exceeds the budget.
     """
     kept = SavedTensors()
-    own = {_address(one) for one in (*model.parameters(), *model.buffers()) if not one.is_meta}
+    own_addresses = {
+        _address(tensor) for tensor in (*model.parameters(), *model.buffers()) if not tensor.is_meta
+    }
 
     def keep(tensor: Tensor) -> Tensor:
         address = _address(tensor)
-        if address not in own and address not in kept.storages:
+        if address not in own_addresses and address not in kept.storages:
             kept.storages.add(address)
             kept.n_bytes += tensor.untyped_storage().nbytes()
             if budget_bytes is not None and kept.n_bytes > budget_bytes:
                 raise OutOfBudgetError(
-                    f"the forward pass keeps {kept.n_bytes} bytes for the backward pass so far; "
-                    f"accepted: at most {budget_bytes}"
+                    f"the forward pass has saved {kept.n_bytes} bytes for the backward pass; "
+                    f"the budget is {budget_bytes}"
                 )
         return tensor
 

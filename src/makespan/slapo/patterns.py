@@ -151,8 +151,8 @@ _REQUIRED = object()
 
 def _parsed(text: str) -> dict[str, Any]:
     parameters: dict[str, Any] = {}
-    for one in text.split():
-        name, _, default = one.partition("=")
+    for parameter in text.split():
+        name, _, default = parameter.partition("=")
         constants = {
             "None": None,
             "True": True,
@@ -183,23 +183,24 @@ def operation(node: fx.Node, owner: nn.Module, is_pattern: bool = False) -> Oper
     Tensors of a module in a pattern are not compared, since they belong to the pattern alone.
     """
     if node.op == "call_module":
-        return _of_module(node, owner.get_submodule(str(node.target)), is_pattern)
+        return _module_operation(node, owner.get_submodule(str(node.target)), is_pattern)
     if node.op == "call_method":
         kind = _ALIASES.get(str(node.target), str(node.target))
     elif node.op == "call_function":
         kind = _NAMES.get(id(node.target), "") or f"{id(node.target)}"
     else:
         return None
-    return Operation(kind, _named(kind, node.args, node.kwargs), kind in _COMMUTATIVE)
+    return Operation(kind, _named_operands(kind, node.args, node.kwargs), kind in _COMMUTATIVE)
 
 
-def _of_module(node: fx.Node, module: nn.Module, is_pattern: bool) -> Operation:
+def _module_operation(node: fx.Node, module: nn.Module, is_pattern: bool) -> Operation:
     kind = _MODULES.get(type(module))
     inputs = [*node.args, *node.kwargs.values()]
     if kind is None or len(inputs) != 1 or getattr(module, "padding_mode", "zeros") != "zeros":
         name = f"{type(module).__module__}.{type(module).__qualname__}"
         return Operation(
-            module.origin if isinstance(module, TracedModule) else name, _named("", node.args, node.kwargs)
+            module.origin if isinstance(module, TracedModule) else name,
+            _named_operands("", node.args, node.kwargs),
         )
     # A module gives its attributes as the operands after the first, like the call of the function would.
     first, *others = _SIGNATURES[kind]
@@ -215,7 +216,7 @@ def _of_module(node: fx.Node, module: nn.Module, is_pattern: bool) -> Operation:
     return Operation(kind, operands)
 
 
-def _named(kind: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str | int, Any]:
+def _named_operands(kind: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str | int, Any]:
     signature = _SIGNATURES.get(kind)
     if signature is None or len(args) > len(signature) or not set(kwargs) <= set(signature):
         return {**dict(enumerate(args)), **{name: kwargs[name] for name in sorted(kwargs)}}
@@ -281,7 +282,7 @@ def call_module(regex: str, *args: Any, **kwargs: Any) -> Any:
     KindError
         It is called outside of a pattern; also a `TypeError`.
     """
-    proxy = next((one for one in (*args, *kwargs.values()) if isinstance(one, fx.Proxy)), None)
+    proxy = next((value for value in (*args, *kwargs.values()) if isinstance(value, fx.Proxy)), None)
     if proxy is None:
         raise KindError(
             "call_module stands for a module in a pattern for find; it cannot be called elsewhere"
@@ -318,7 +319,7 @@ def pattern_graph(pattern: Callable[..., Any]) -> PatternGraph:
     """Capture a pattern."""
     if not isinstance(pattern, FunctionType | Pattern):
         raise KindError(
-            f"find got {pattern!r}; accepted: a regular expression for targets of modules, a function or a"
+            f"find got {pattern!r}; expected a regular expression for targets of modules, a function or a"
             " Pattern"
         )
     name = getattr(pattern, "__name__", type(pattern).__name__)
@@ -330,10 +331,10 @@ def pattern_graph(pattern: Callable[..., Any]) -> PatternGraph:
     output = graph.output_node().args[0]
     fx.node.map_arg(output, results.append)
     parameters = tuple(graph.find_nodes(op="placeholder"))
-    unused = [str(one.target) for one in parameters if not one.users]
+    unused = [str(parameter.target) for parameter in parameters if not parameter.users]
     if unused:
         raise ArgumentError(f"the pattern {name} does not use its parameter {unused[0]!r}")
-    if not results or any(one.op in ("placeholder", "get_attr") for one in results):
+    if not results or any(node.op in ("placeholder", "get_attr") for node in results):
         raise ArgumentError(f"the pattern {name} has to return what it computes")
     for node in graph.nodes:
         if node.op == "call_function" and node.target is call_module:
@@ -345,7 +346,7 @@ def pattern_graph(pattern: Callable[..., Any]) -> PatternGraph:
 def checked_regex(text: object, where: str) -> re.Pattern[str]:
     """Compile a regular expression."""
     if not isinstance(text, str):
-        raise KindError(f"{where}: found {text!r}; accepted: a regular expression")
+        raise KindError(f"{where}: got {text!r}; expected a regular expression")
     try:
         return re.compile(text)
     except re.error as error:
@@ -433,93 +434,95 @@ class _Search:
             for node in candidates:
                 yield from self._with_others(self.nodes(first, node, state), others)
 
-    def nodes(self, wanted: fx.Node, found: fx.Node, state: _State) -> Iterator[_State]:
+    def nodes(self, wanted: fx.Node, candidate: fx.Node, state: _State) -> Iterator[_State]:
         """Yield the ways in which a node fits one of the pattern, with all that leads to it."""
         if wanted in state.nodes:
-            if state.nodes[wanted] is found:
+            if state.nodes[wanted] is candidate:
                 yield state
             return
-        if found in state.nodes.values():  # two nodes of a pattern stand for two of the graph
+        if candidate in state.nodes.values():  # two nodes of a pattern stand for two of the graph
             return
-        for pairs in self._orders(wanted, found):
-            yield from self.operands(pairs, _State(state.inputs, {**state.nodes, wanted: found}))
+        for pairs in self._orders(wanted, candidate):
+            yield from self.operands(pairs, _State(state.inputs, {**state.nodes, wanted: candidate}))
 
-    def _orders(self, wanted: fx.Node, found: fx.Node) -> Iterator[list[tuple[Any, Any]]]:
+    def _orders(self, wanted: fx.Node, candidate: fx.Node) -> Iterator[list[tuple[Any, Any]]]:
         """Yield the operands to compare, in each order worth trying; none if the operations differ."""
         regex = self.pattern.regex(wanted)
         if regex is not None:
-            if found.op == "call_module" and re.match(regex, str(found.target)):
+            if candidate.op == "call_module" and re.match(regex, str(candidate.target)):
                 args = wanted.args[1:] if wanted.op == "call_function" else wanted.args
-                if len(args) == len(found.args) and wanted.kwargs.keys() == found.kwargs.keys():
-                    named = [(wanted.kwargs[name], found.kwargs[name]) for name in wanted.kwargs]
-                    yield [*zip(args, found.args, strict=True), *named]
+                if len(args) == len(candidate.args) and wanted.kwargs.keys() == candidate.kwargs.keys():
+                    named = [(wanted.kwargs[name], candidate.kwargs[name]) for name in wanted.kwargs]
+                    yield [*zip(args, candidate.args, strict=True), *named]
             return
         if wanted not in self.wanted:
             self.wanted[wanted] = operation(wanted, self.pattern.owner, is_pattern=True)
-        one, other = self.wanted[wanted], self.found[found]
+        pattern_operation, other = self.wanted[wanted], self.found[candidate]
         if (
-            one is None
+            pattern_operation is None
             or other is None
-            or one.kind != other.kind
-            or one.operands.keys() != other.operands.keys()
+            or pattern_operation.kind != other.kind
+            or pattern_operation.operands.keys() != other.operands.keys()
         ):
             return
-        yield [(one.operands[name], other.operands[name]) for name in one.operands]
-        if one.is_commutative:
+        yield [
+            (pattern_operation.operands[name], other.operands[name]) for name in pattern_operation.operands
+        ]
+        if pattern_operation.is_commutative:
             swapped: dict[str | int, Any] = dict(other.operands)
             swapped["input"], swapped["other"] = swapped["other"], swapped["input"]
-            yield [(one.operands[name], swapped[name]) for name in one.operands]
+            yield [(pattern_operation.operands[name], swapped[name]) for name in pattern_operation.operands]
 
     def operands(self, pairs: list[tuple[Any, Any]], state: _State) -> Iterator[_State]:
         """Yield the ways in which operands fit, one after the other."""
         if not pairs:
             yield state
             return
-        (wanted, found), *others = pairs
-        for after in self.operand(wanted, found, state):
+        (wanted, actual), *others = pairs
+        for after in self.operand(wanted, actual, state):
             yield from self.operands(others, after)
 
-    def operand(self, wanted: Any, found: Any, state: _State) -> Iterator[_State]:
+    def operand(self, wanted: Any, actual: Any, state: _State) -> Iterator[_State]:
         """Yield the ways in which one operand fits."""
-        if wanted is IGNORED or found is IGNORED or wanted is ANY:
+        if wanted is IGNORED or actual is IGNORED or wanted is ANY:
             yield state
         elif isinstance(wanted, fx.Node) and wanted.op in ("placeholder", "get_attr"):
-            yield from self._bound(wanted, found, state)
+            yield from self._bound(wanted, actual, state)
         elif isinstance(wanted, fx.Node):
-            if isinstance(found, fx.Node):
-                yield from self.nodes(wanted, found, state)
-        elif isinstance(wanted, tuple | list) and isinstance(found, tuple | list):
-            if len(wanted) == len(found):
-                yield from self.operands(list(zip(wanted, found, strict=True)), state)
-        elif isinstance(wanted, slice) and isinstance(found, slice):
-            ends = [(wanted.start, found.start), (wanted.stop, found.stop), (wanted.step, found.step)]
+            if isinstance(actual, fx.Node):
+                yield from self.nodes(wanted, actual, state)
+        elif isinstance(wanted, tuple | list) and isinstance(actual, tuple | list):
+            if len(wanted) == len(actual):
+                yield from self.operands(list(zip(wanted, actual, strict=True)), state)
+        elif isinstance(wanted, slice) and isinstance(actual, slice):
+            ends = [(wanted.start, actual.start), (wanted.stop, actual.stop), (wanted.step, actual.step)]
             yield from self.operands(ends, state)
-        elif _is_equal(wanted, found):
+        elif _is_equal(wanted, actual):
             yield state
 
-    def _bound(self, wanted: fx.Node, found: Any, state: _State) -> Iterator[_State]:
-        reads = isinstance(found, Attribute) or (isinstance(found, fx.Node) and found.op == "get_attr")
+    def _bound(self, wanted: fx.Node, actual: Any, state: _State) -> Iterator[_State]:
+        reads = isinstance(actual, Attribute) or (isinstance(actual, fx.Node) and actual.op == "get_attr")
         if wanted.op == "get_attr" and not reads:
             return
         if wanted not in state.inputs:
-            yield _State({**state.inputs, wanted: found}, state.nodes)
+            yield _State({**state.inputs, wanted: actual}, state.nodes)
             return
         # A parameter that is used twice stands for the same node, or for equal constants.
         known = state.inputs[wanted]
-        is_node = isinstance(known, fx.Node) or isinstance(found, fx.Node)
-        if known is found if is_node else _is_equal(known, found):
+        is_node = isinstance(known, fx.Node) or isinstance(actual, fx.Node)
+        if known is actual if is_node else _is_equal(known, actual):
             yield state
 
 
-def _is_equal(wanted: Any, found: Any) -> bool:
+def _is_equal(wanted: Any, actual: Any) -> bool:
     """Return True if two constants are equal; one number stands for one per axis, as in ``kernel_size``."""
-    if isinstance(found, tuple | list) and found and not isinstance(wanted, tuple | list):
-        return all(_is_equal(wanted, one) for one in found)
-    if isinstance(wanted, tuple | list) and wanted and not isinstance(found, tuple | list):
-        return all(_is_equal(one, found) for one in wanted)
-    if isinstance(wanted, bool) != isinstance(found, bool):
+    if isinstance(actual, tuple | list) and actual and not isinstance(wanted, tuple | list):
+        return all(_is_equal(wanted, element) for element in actual)
+    if isinstance(wanted, tuple | list) and wanted and not isinstance(actual, tuple | list):
+        return all(_is_equal(element, actual) for element in wanted)
+    if isinstance(wanted, bool) != isinstance(actual, bool):
         return False
-    return bool(wanted == found)
+    return bool(wanted == actual)
 
 
 def matches_in(pattern: PatternGraph, owner: str, module: nn.Module, graph: fx.Graph) -> list[Match]:
@@ -533,7 +536,7 @@ def matches_in(pattern: PatternGraph, owner: str, module: nn.Module, graph: fx.G
     for _, nodes, state in sorted(candidates, key=lambda candidate: candidate[0]):
         if taken.isdisjoint(nodes):
             taken.update(nodes)
-            inputs = {str(one.target): state.inputs.get(one) for one in pattern.parameters}
-            outputs = [state.nodes[one] for one in pattern.outputs]
+            inputs = {str(parameter.target): state.inputs.get(parameter) for parameter in pattern.parameters}
+            outputs = [state.nodes[output] for output in pattern.outputs]
             matches.append(Match(owner, nodes, inputs, outputs, pattern.returns_tuple))
     return matches

@@ -59,14 +59,14 @@ def node_modules(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _elements(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
-    for name, one in module.named_children():
-        if is_list(one):
-            yield from _elements(one, f"{prefix}{name}.")
+    for name, child in module.named_children():
+        if is_list(child):
+            yield from _elements(child, f"{prefix}{name}.")
         else:
-            yield prefix + name, one
+            yield prefix + name, child
 
 
-def found_at(start: "Schedule", path: str) -> "Schedule":
+def node_at(start: "Schedule", path: str) -> "Schedule":
     """Return the node at a path below another one."""
     if not isinstance(path, str):
         raise KindError(f"a schedule is indexed with a path such as 'layers.0', not with {path!r}")
@@ -78,11 +78,11 @@ def found_at(start: "Schedule", path: str) -> "Schedule":
                 node, tokens = node.child[name], tokens[count:]
                 break
         else:
-            return _elsewhere(start, path, node, tokens)
+            return _node_of_shared_module(start, path, node, tokens)
     return node
 
 
-def _elsewhere(start: "Schedule", path: str, node: "Schedule", tokens: list[str]) -> "Schedule":
+def _node_of_shared_module(start: "Schedule", path: str, node: "Schedule", tokens: list[str]) -> "Schedule":
     """Return the node of a shared module that has another path in the tree, or raise an error."""
     module, walked = node.mod, 0
     for token in tokens:
@@ -91,21 +91,21 @@ def _elsewhere(start: "Schedule", path: str, node: "Schedule", tokens: list[str]
             break
         module, walked = inner, walked + 1
         if not is_list(module):
-            same = next((one for _, one in start.root.named_schedules() if one.mod is module), None)
+            same = next((node for _, node in start.root.named_schedules() if node.mod is module), None)
             if same is None:
                 break
             try:
-                return found_at(same, ".".join(tokens[walked:]))
+                return node_at(same, ".".join(tokens[walked:]))
             except PathError as error:
                 full = f"{start.path}.{path}".lstrip(".")
                 raise PathError(
                     f"no module {full!r} in the schedule: it stands at {same.path!r}, too, and there is "
                     f"{error}"
                 ) from None
-    raise PathError(_reason(start, path, node, tokens, walked, module))
+    raise PathError(_path_message(start, path, node, tokens, walked, module))
 
 
-def _reason(
+def _path_message(
     start: "Schedule", path: str, node: "Schedule", tokens: list[str], walked: int, module: nn.Module
 ) -> str:
     """Return the message for a path that ends below a node, after some tokens that lead to a module."""
@@ -141,7 +141,7 @@ def _reason(
 # of tensors and of traced graphs.
 
 
-def _inside(container: Any) -> tuple[Any, ...]:
+def _contents(container: Any) -> tuple[Any, ...]:
     return tuple(dict.items(container)) if isinstance(container, dict) else tuple(container)
 
 
@@ -155,24 +155,27 @@ class Snapshot:
             owner = owner.get_submodule(token)
             held.append(owner)
         top = root if sch.metadata.has_shared else sch  # a shared module is replaced elsewhere, too
-        modules = {id(one): one for one in (*held, *top.mod.modules())}
+        modules = {id(module): module for module in (*held, *top.mod.modules())}
         self._modules = []
         for module in modules.values():
             containers = {
-                key: _inside(value)
+                key: _contents(value)
                 for key, value in module.__dict__.items()
                 if isinstance(value, dict | set | list)
             }
             self._modules.append((module, type(module), module.__dict__.copy(), containers))
-        parameters = {id(one): one for one in sch.mod.parameters()}
-        self._parameters = [(one, one.__dict__.copy(), one.requires_grad) for one in parameters.values()]
+        parameters = {id(parameter): parameter for parameter in sch.mod.parameters()}
+        self._parameters = [
+            (parameter, parameter.__dict__.copy(), parameter.requires_grad)
+            for parameter in parameters.values()
+        ]
         nodes = [node for _, node in top.named_schedules()] + ([sch.parent] if sch.parent else [])
-        self._nodes = [(node, node.mod, node.child, _inside(node.child)) for node in nodes]
+        self._nodes = [(node, node.mod, node.child, _contents(node.child)) for node in nodes]
         self._metadata = sch.metadata
         self._state = (
             [*sch.metadata.ties],
             {*sch.metadata.tags},
-            {name: copy.copy(one) for name, one in sch.metadata.slots.items()},
+            {name: copy.copy(state) for name, state in sch.metadata.slots.items()},
             len(sch.metadata.journal),
             sch.metadata.has_shared,
         )
@@ -212,10 +215,10 @@ class Snapshot:
 
 def _refill(container: Any, content: tuple[Any, ...]) -> None:
     """Restore the content of a container if it has changed: containers of users may be read-only."""
-    now, held = _inside(container), content
+    now, held = _contents(container), content
     if isinstance(container, dict):
-        now, held = (tuple(part for pair in one for part in pair) for one in (now, held))
-    if len(now) == len(held) and all(one is other for one, other in zip(now, held, strict=True)):
+        now, held = (tuple(part for pair in pairs for part in pair) for pairs in (now, held))
+    if len(now) == len(held) and all(element is other for element, other in zip(now, held, strict=True)):
         return
     container.clear()
     if isinstance(container, list):
@@ -254,50 +257,51 @@ class JournalEntry:
     @property
     def call(self) -> str:
         """The step as it would be written in code, without the path."""
-        return f"{self.op}({', '.join(f'{name}={_shown(one)}' for name, one in self.arguments.items())})"
+        arguments = (f"{name}={_format_value(argument)}" for name, argument in self.arguments.items())
+        return f"{self.op}({', '.join(arguments)})"
 
     def __str__(self) -> str:
         """Return step and path."""
         return f"{self.call} at {self.path!r}"
 
 
-def qualified(thing: Any) -> str:
+def full_name(thing: Any) -> str:
     """Return module and qualified name of a function or a class."""
     return f"{thing.__module__}:{thing.__qualname__}"
 
 
-def described(value: Any) -> Value:
+def journal_value(value: Any) -> Value:
     """Return a plain value that describes an argument; `replay` turns it back."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], fx.Node):
         return {"$node": [str(value[0]), value[1].name]}
     if isinstance(value, Match):
-        return {"$match": _described_match(value)}
+        return {"$match": _match_value(value)}
     if isinstance(value, list | tuple):
-        return [described(one) for one in value]
+        return [journal_value(element) for element in value]
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
-        return {key: described(one) for key, one in value.items()}
+        return {key: journal_value(element) for key, element in value.items()}
     if isinstance(value, set | frozenset):
-        return sorted((described(one) for one in value), key=repr)
+        return sorted((journal_value(element) for element in value), key=repr)
     if isinstance(value, torch.dtype):
         return {"$dtype": str(value).removeprefix("torch.")}
     if isinstance(value, functools.partial):
-        parts = [described(value.func), [*map(described, value.args)], described(value.keywords)]
+        parts = [journal_value(value.func), [*map(journal_value, value.args)], journal_value(value.keywords)]
         return {"$partial": parts}
     if inspect.isclass(value) or (hasattr(value, "__qualname__") and hasattr(value, "__module__")):
-        return {"$name": qualified(value)}
+        return {"$name": full_name(value)}
     kind = "$module" if isinstance(value, nn.Module) else "$object"
-    return {kind: qualified(type(value))}
+    return {kind: full_name(type(value))}
 
 
-def _described_match(match: Match) -> Value:
+def _match_value(match: Match) -> Value:
     inputs: dict[str, Value] = {}
-    for name, one in match.inputs.items():
-        if isinstance(one, Attribute):
-            inputs[name] = {"$attribute": one.target}
+    for name, matched in match.inputs.items():
+        if isinstance(matched, Attribute):
+            inputs[name] = {"$attribute": matched.target}
         else:
-            inputs[name] = described((match.owner, one) if isinstance(one, fx.Node) else one)
+            inputs[name] = journal_value((match.owner, matched) if isinstance(matched, fx.Node) else matched)
     nodes: list[Value] = [node.name for node in match.nodes]
     outputs: list[Value] = [node.name for node in match.outputs]
     return {
@@ -309,7 +313,7 @@ def _described_match(match: Match) -> Value:
     }
 
 
-def _shown(value: Value) -> str:
+def _format_value(value: Value) -> str:
     match value:
         case {"$name": str(name)}:
             return name.partition(":")[2]
@@ -322,11 +326,13 @@ def _shown(value: Value) -> str:
         case {"$match": {"owner": str(owner), "nodes": [*nodes]}}:
             return f"[{', '.join('.'.join(filter(None, (owner, str(node)))) for node in nodes)}]"
         case {"$partial": [function, *_]}:
-            return f"partial({_shown(function)}, ...)"
+            return f"partial({_format_value(function)}, ...)"
         case list():
-            return f"[{', '.join(map(_shown, value))}]"
+            return f"[{', '.join(map(_format_value, value))}]"
         case dict():
-            return "{" + ", ".join(f"{key!r}: {_shown(one)}" for key, one in value.items()) + "}"
+            return (
+                "{" + ", ".join(f"{key!r}: {_format_value(element)}" for key, element in value.items()) + "}"
+            )
     return repr(value)
 
 
@@ -397,10 +403,12 @@ def register_primitive() -> Callable[[_Any], _Any]:
     def register(cls: _Any) -> _Any:
         decorated: object = cls  # a user may decorate anything
         if not (inspect.isclass(decorated) and issubclass(decorated, Primitive)):
-            raise ArgumentError(f"cannot register {cls!r}; accepted: a subclass of Primitive")
+            raise ArgumentError(f"cannot register {cls!r}; expected a subclass of Primitive")
         name = cls.name()
         if not name.isidentifier() or name.startswith("_"):
-            raise ArgumentError(f"{cls.__name__} is named {name!r}; accepted: an identifier, no leading _")
+            raise ArgumentError(
+                f"{cls.__name__} is named {name!r}; expected an identifier without a leading underscore"
+            )
         if name in _PRIMITIVES:
             raise ArgumentError(f"primitive {name!r} is registered already, by {_PRIMITIVES[name].__name__}")
         if name in {*dir(Schedule), *Schedule.FIELDS}:
@@ -421,7 +429,7 @@ _BUILT_IN = (
 )
 
 
-def _load() -> None:
+def _import_built_in_primitives() -> None:
     """Import the modules of the built-in primitives, which register themselves."""
     for module in _BUILT_IN:
         import_module(module)
@@ -429,7 +437,7 @@ def _load() -> None:
 
 def primitive_named(name: str) -> type[Primitive] | None:
     """Return the primitive with a name, None if there is none."""
-    _load()
+    _import_built_in_primitives()
     return _PRIMITIVES.get(name)
 
 
@@ -445,7 +453,7 @@ def list_primitives(name_only: bool = True) -> list[str] | Mapping[str, type[Pri
     name_only
         True for a list of names, False for a mapping from names to classes.
     """
-    _load()
+    _import_built_in_primitives()
     ordered = dict(sorted(_PRIMITIVES.items()))
     return list(ordered) if name_only else MappingProxyType(ordered)
 
@@ -453,7 +461,7 @@ def list_primitives(name_only: bool = True) -> list[str] | Mapping[str, type[Pri
 # --- Application of a primitive ---
 
 
-def applied(primitive: type[Primitive], sch: "Schedule", /, *args: Any, **kwargs: Any) -> Any:
+def apply_primitive(primitive: type[Primitive], sch: "Schedule", /, *args: Any, **kwargs: Any) -> Any:
     """Apply a primitive to a node: check the call, apply it, and journal it, or roll it back.
 
     Only the outermost of nested primitives is journalled and rolled back.
@@ -463,9 +471,9 @@ def applied(primitive: type[Primitive], sch: "Schedule", /, *args: Any, **kwargs
     try:
         bound = signature.bind(sch, *args, **kwargs)
     except TypeError as error:
-        accepted = ", ".join(str(one) for one in list(signature.parameters.values())[1:])
-        raise KindError(f"{name} of {sch.path!r}: {error}; accepted: {name}({accepted})") from None
-    _check_is_there(name, sch)
+        parameters = ", ".join(map(str, list(signature.parameters.values())[1:]))
+        raise KindError(f"{name} of {sch.path!r}: {error}; expected {name}({parameters})") from None
+    _check_in_tree(name, sch)
     metadata = sch.metadata
     if primitive.is_query() or metadata.depth:
         return primitive.apply(*bound.args, **bound.kwargs)
@@ -475,7 +483,7 @@ def applied(primitive: type[Primitive], sch: "Schedule", /, *args: Any, **kwargs
         if parameter.name in bound.arguments:
             value = bound.arguments[parameter.name]
             named = value if parameter.kind is parameter.VAR_KEYWORD else {parameter.name: value}
-            arguments |= {key: described(one) for key, one in named.items()}
+            arguments |= {key: journal_value(argument) for key, argument in named.items()}
     before, start = Snapshot(sch), time.perf_counter()
     metadata.depth += 1
     try:
@@ -489,7 +497,7 @@ def applied(primitive: type[Primitive], sch: "Schedule", /, *args: Any, **kwargs
     return result
 
 
-def _check_is_there(name: str, sch: "Schedule") -> None:
+def _check_in_tree(name: str, sch: "Schedule") -> None:
     """Reject a node that tree or model no longer contain: a change of it would have no effect."""
     node = sch
     while node.parent is not None:
@@ -505,7 +513,7 @@ def _check_is_there(name: str, sch: "Schedule") -> None:
     if not agrees:
         raise ConflictError(
             f"{name} of {sch.path!r}: the model was changed there without the schedule; "
-            "accepted: call rebuild() of the node above after such a change"
+            "call rebuild() of the node above after such a change"
         )
 
 
@@ -571,7 +579,7 @@ def move_hooks(old: nn.Module, new: nn.Module) -> None:
 # --- Printed schedules ---
 
 
-def printed(sch: "Schedule") -> str:
+def format_tree(sch: "Schedule") -> str:
     """Return the tree below a node; equal siblings in a row are printed once."""
     calls: dict[str, list[str]] = {}
     places = {path for path, _ in sch.root.named_schedules()}
@@ -581,13 +589,13 @@ def printed(sch: "Schedule") -> str:
             place, _, last = place.rpartition(".")
             inside = f"{last}.{inside}".rstrip(".")
         calls.setdefault(place, []).append(f"{inside}: {entry.call}" if inside else entry.call)
-    return "\n".join(_lines(sch, calls))
+    return "\n".join(_tree_lines(sch, calls))
 
 
-def _lines(sch: "Schedule", calls: dict[str, list[str]]) -> Iterator[str]:
+def _tree_lines(sch: "Schedule", calls: dict[str, list[str]]) -> Iterator[str]:
     yield type(sch.mod).__name__ if sch.child else repr(sch.mod).partition("\n")[0]
     yield from (f"  | {call}" for call in calls.get(sch.path, ()))
-    texts = [(name, tuple(_lines(node, calls))) for name, node in sch.child.items()]
+    texts = [(name, tuple(_tree_lines(node, calls))) for name, node in sch.child.items()]
     for body, alike in groupby(texts, key=lambda text: text[1]):
         names = [name for name, _ in alike]
         head = ", ".join(names) if len(names) < 4 else f"{names[0]} ... {names[-1]}"
@@ -699,22 +707,22 @@ class Schedule:
         if primitive is None:
             message = f"a schedule has no primitive {name!r}; {close_names(name, list_primitives())}"
             raise MemberError(message)
-        return functools.partial(applied, primitive, self)
+        return functools.partial(apply_primitive, primitive, self)
 
     def __getitem__(self, path: str) -> "Schedule":
         """Return the node at a path below this one; a `PathError` names the place where the path ends."""
-        return found_at(self, path)
+        return node_at(self, path)
 
     def __contains__(self, path: object) -> bool:
         """Return True if there is a node at that path."""
         try:
-            return isinstance(path, str) and found_at(self, path) is not None
+            return isinstance(path, str) and node_at(self, path) is not None
         except KeyError:
             return False
 
     def __str__(self) -> str:
         """Return the tree as text, with the primitives applied to each module."""
-        return printed(self)
+        return format_tree(self)
 
     def __repr__(self) -> str:
         """Return path and class of the module as text."""
@@ -727,9 +735,9 @@ class Schedule:
         if self.group is not None:
             memo[id(self.group)] = self.group
         mod = copy.deepcopy(self.mod, memo)
-        for old, one in zip(self.mod.parameters(), mod.parameters(), strict=True):
+        for old, new_parameter in zip(self.mod.parameters(), mod.parameters(), strict=True):
             known = self.metadata.tags & vars(old).keys()  # which copies of parameters do not have
-            vars(one).update({tag: copy.deepcopy(vars(old)[tag], memo) for tag in known})
+            vars(new_parameter).update({tag: copy.deepcopy(vars(old)[tag], memo) for tag in known})
         new = Schedule(mod, group=self.group)
         memo[id(self)] = new
         new.metadata = copy.deepcopy(self.metadata, memo)
@@ -791,9 +799,9 @@ class Schedule:
         The end of a message such as ``conflicts with step 7: shard(tensor_name='weight') at 'fc'``.
         """
         steps = list(enumerate(self.metadata.journal, start=1))[::-1]
-        same = [one for one in steps if one[1].op == op and one[1].path == self.path]
-        above = [one for one in steps if self._is_below(one[1].path)]
-        for step, entry in (*same, *(one for one in above if one[1].op == op), *above):
+        same = [step for step in steps if step[1].op == op and step[1].path == self.path]
+        above = [step for step in steps if self._is_below(step[1].path)]
+        for step, entry in (*same, *(step for step in above if step[1].op == op), *above):
             return f"conflicts with step {step}: {entry}"
         return f"conflicts with {op} of {self.path!r} in this very step"
 
@@ -837,7 +845,7 @@ def create_schedule(
     Slapo, section 3.1, the schedule as a tree beside the model.
     """
     if not isinstance(root, nn.Module):
-        raise KindError(f"create_schedule got {type(root).__name__}; accepted: a torch.nn.Module")
+        raise KindError(f"create_schedule got {type(root).__name__}; expected a torch.nn.Module")
     if parent is not None:
         parent.rebuild()
         if (
@@ -892,12 +900,14 @@ class Annotate(Primitive):
         """
         parameter = sch.mod._parameters.get(param)
         if parameter is None:
-            known = close_names(param, (name for name, one in sch.mod._parameters.items() if one is not None))
+            known = close_names(
+                param, (name for name, parameter in sch.mod._parameters.items() if parameter is not None)
+            )
             raise MemberError(f"annotate of {sch.path!r}: no parameter {param!r}; {known}")
         if not key.isidentifier() or hasattr(nn.Parameter, key):
             raise ArgumentError(
-                f"annotate of {sch.path!r}: cannot tag {param!r} with {key!r}; accepted: an identifier "
-                "that tensors do not use themselves"
+                f"annotate of {sch.path!r}: cannot tag {param!r} with {key!r}; expected an identifier "
+                "that tensors do not use"
             )
         setattr(parameter, key, value)
         sch.metadata.tags.add(key)
@@ -932,7 +942,7 @@ class SetAttr(Primitive):
         for name in values:
             if isinstance(getattr(sch.mod, name, None), Tensor | nn.Module):
                 raise ArgumentError(
-                    f"set_attr of {sch.path!r}: {name!r} is a tensor or a module; accepted: plain attributes"
+                    f"set_attr of {sch.path!r}: {name!r} is a tensor or a module; expected a plain attribute"
                 )
             if name not in plain:
                 known = close_names(name, sorted(plain))
@@ -940,7 +950,7 @@ class SetAttr(Primitive):
         if isinstance(sch.mod, fx.GraphModule):
             raise ConflictError(
                 f"set_attr of {sch.path!r}: its graph holds attributes as they were when it was captured, "
-                f"{sch.conflict('trace')}; accepted: set_attr before trace"
+                f"{sch.conflict('trace')}; call set_attr before trace"
             )
         for name, value in values.items():
             setattr(sch.mod, name, value)
@@ -962,8 +972,8 @@ class Bind(Primitive):
         for name, value in symbols.items():
             if name in bound and bound[name] != value:
                 raise ArgumentError(
-                    f"bind of {sch.path!r}: {name} = {value!r}, but it is {bound[name]!r} already; "
-                    "accepted: one value a symbol"
+                    f"bind of {sch.path!r}: {name} is {value!r}, but was bound to {bound[name]!r}; "
+                    "a symbol has one value"
                 )
         bound.update(symbols)
 
@@ -1009,9 +1019,7 @@ def replay(
                 (raw["op"], raw["path"], dict(raw["arguments"])) for raw in json.loads(journal)["steps"]
             ]
         except (ValueError, TypeError, LookupError) as error:
-            raise ReplayError(
-                f"this is no journal ({error!r}); accepted: the text of Schedule.dump()"
-            ) from None
+            raise ReplayError(f"not a journal ({error!r}); expected the text of Schedule.dump()") from None
     else:
         entries = [(entry.op, entry.path, dict(entry.arguments)) for entry in journal]
     for step, (op, path, arguments) in enumerate(entries, start=1):
@@ -1022,7 +1030,9 @@ def replay(
             node = sch[path]
             known = dict((given or {}).get(step, {}))
             values = known | {
-                name: _value(one, node.mod) for name, one in arguments.items() if name not in known
+                name: _argument_value(argument, node.mod)
+                for name, argument in arguments.items()
+                if name not in known
             }
             signature = inspect.signature(primitive.apply)
             args, kwargs = _split_arguments(signature, values)
@@ -1037,57 +1047,64 @@ def _split_arguments(
 ) -> tuple[list[Any], dict[str, Any]]:
     """Return positional and named arguments; those of ``*args`` come after all that are positional."""
     parameters = list(signature.parameters.values())[1:]
-    several = next((one for one in parameters if one.kind is one.VAR_POSITIONAL), None)
+    several = next(
+        (parameter for parameter in parameters if parameter.kind is parameter.VAR_POSITIONAL), None
+    )
     if several is None or several.name not in values:
         return [], values
     before = parameters[: parameters.index(several)]
-    left = {one.name for one in before} | {several.name}
-    args = [values[one.name] for one in before] + values[several.name]
-    return args, {name: one for name, one in values.items() if name not in left}
+    left = {parameter.name for parameter in before} | {several.name}
+    args = [values[parameter.name] for parameter in before] + values[several.name]
+    return args, {name: argument for name, argument in values.items() if name not in left}
 
 
-def _value(value: Value, module: nn.Module) -> Any:
-    """Turn a described argument back into what it was."""
+def _argument_value(value: Value, module: nn.Module) -> Any:
+    """Turn a journal_value argument back into what it was."""
     match value:
         case {"$name": str(name)}:
             module_name, _, qualified_name = name.partition(":")
             if "<" in qualified_name:
-                raise ReplayError(f"{name} is defined inside a function; accepted: hand it over with given")
+                raise ReplayError(f"{name} is defined inside a function; pass it in given")
             return functools.reduce(getattr, qualified_name.split("."), import_module(module_name))
         case {"$dtype": str(name)}:
             return getattr(torch, name)
         case {"$node": [str(owner), str(name)]}:
-            return owner, _node(module.get_submodule(owner), owner, name)
+            return owner, _graph_node(module.get_submodule(owner), owner, name)
         case {"$match": dict(match)}:
             fields: Any = match
             path = fields["owner"]
             traced = module.get_submodule(path)
-            inputs = {name: _value(one, module) for name, one in fields["inputs"].items()}
+            inputs = {name: _argument_value(matched, module) for name, matched in fields["inputs"].items()}
             # A node comes back with its owner, which a match names once for all.
-            inputs = {name: one[1] if isinstance(one, tuple) else one for name, one in inputs.items()}
+            inputs = {
+                name: matched[1] if isinstance(matched, tuple) else matched
+                for name, matched in inputs.items()
+            }
             nodes, outputs = (
-                [_node(traced, path, name) for name in fields[key]] for key in ("nodes", "outputs")
+                [_graph_node(traced, path, name) for name in fields[key]] for key in ("nodes", "outputs")
             )
             return Match(path, nodes, inputs, outputs, fields["returns_tuple"])
         case {"$attribute": str(name)}:
             return Attribute(name)
         case {"$partial": [function, [*args], dict(named)]}:
-            arguments = {key: _value(one, module) for key, one in named.items()}
+            arguments = {key: _argument_value(argument, module) for key, argument in named.items()}
             return functools.partial(
-                _value(function, module), *(_value(one, module) for one in args), **arguments
+                _argument_value(function, module),
+                *(_argument_value(argument, module) for argument in args),
+                **arguments,
             )
         case {"$module": str(name)} | {"$object": str(name)}:
-            raise ReplayError(f"a {name} is not in a journal; accepted: hand it over with given")
+            raise ReplayError(f"a journal cannot hold a {name}; pass it in given")
         case dict():
-            return {key: _value(one, module) for key, one in value.items()}
+            return {key: _argument_value(element, module) for key, element in value.items()}
         case list():
-            return [_value(one, module) for one in value]
+            return [_argument_value(element, module) for element in value]
     return value
 
 
-def _node(owner: nn.Module, path: str, name: str) -> fx.Node:
+def _graph_node(owner: nn.Module, path: str, name: str) -> fx.Node:
     nodes: list[fx.Node] = list(owner.graph.nodes) if isinstance(owner, fx.GraphModule) else []
-    found = next((node for node in nodes if node.name == name), None)
-    if found is None:
+    node_of_name = next((node for node in nodes if node.name == name), None)
+    if node_of_name is None:
         raise ReplayError(f"{path!r} has no node {name!r} in its graph")
-    return found
+    return node_of_name

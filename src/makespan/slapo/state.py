@@ -31,7 +31,7 @@ class _Owners:
         return self.stage.get(key, self.ranks.rank) != self.ranks.rank
 
 
-def note_owners(sch: "Schedule", ranks: Ranks, stages: Sequence[nn.Module]) -> None:
+def record_owners(sch: "Schedule", ranks: Ranks, stages: Sequence[nn.Module]) -> None:
     """Record that each process has the state of its own stage only."""
     # Backwards, so that an entry in several stages belongs to the first of them.
     owned = {key: index for index in reversed(range(len(stages))) for key in stages[index].state_dict()}
@@ -71,20 +71,20 @@ def full_state_dict(sch: "Schedule") -> dict[str, Tensor]:
             state[key] = torch.empty(tensor.shape if shard is None else shard.orig_shape, dtype=tensor.dtype)
             continue
         if tensor.is_meta:
-            raise ArgumentError(f"full_state_dict: {key!r} has no values; accepted: a built model")
+            raise ArgumentError(f"full_state_dict: {key!r} has no values; build the model first")
         # Data parallelism may have cut this process's part again: full_tensor undoes that.
         full_tensor = getattr(tensor, "full_tensor", None)
-        own: Tensor = tensor.detach() if full_tensor is None else full_tensor().detach()
+        local: Tensor = tensor.detach() if full_tensor is None else full_tensor().detach()
         if shard is None or shard.world_size == 1:
-            state[key] = own.clone()
+            state[key] = local.clone()
         else:
-            own = own.contiguous()
-            parts = [torch.empty_like(own) for _ in range(shard.world_size)]
-            dist.all_gather(parts, own, group=sch.group)
+            local = local.contiguous()
+            parts = [torch.empty_like(local) for _ in range(shard.world_size)]
+            dist.all_gather(parts, local, group=sch.group)
             state[key] = shard.whole_of(parts)
     if owners.ranks.size > 1:
-        device = next((one.device for key, one in state.items() if not owners.is_elsewhere(key)), None)
-        for key in [one for one in state if one in owners.stage]:
+        device = next((tensor.device for key, tensor in state.items() if not owners.is_elsewhere(key)), None)
+        for key in [key for key in state if key in owners.stage]:
             state[key] = state[key].to(device)
             dist.broadcast(state[key], group=owners.ranks.group, group_src=owners.stage[key])
     return state
@@ -114,14 +114,14 @@ def load_full_state_dict(sch: "Schedule", state: Mapping[str, Tensor]) -> None:
         faults = [f"no {missing[0]!r} ({len(missing)} missing)"] if missing else []
         if unknown:
             faults.append(f"{unknown[0]!r} ({len(unknown)} unknown; {close_names(unknown[0], keys)})")
-        raise ArgumentError(f"load_full_state_dict: {', '.join(faults)}; accepted: the keys of the model")
+        raise ArgumentError(f"load_full_state_dict: {', '.join(faults)}; expected the keys of the model")
     # Check all shapes before the first tensor changes.
     for key, module, name, tensor in entries:
         shard = sharding_of(module).tensors.get(name)
         shape = tuple(tensor.shape) if shard is None else shard.orig_shape
         if tuple(state[key].shape) != shape:
             raise ShardError(
-                f"load_full_state_dict: {key!r} has shape {tuple(state[key].shape)}; accepted: {shape}"
+                f"load_full_state_dict: {key!r} has shape {tuple(state[key].shape)}; expected {shape}"
             )
     made: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}
     owners = owners_of(sch)
@@ -130,11 +130,11 @@ def load_full_state_dict(sch: "Schedule", state: Mapping[str, Tensor]) -> None:
             continue
         shard = sharding_of(module).tensors.get(name)
         part = state[key] if shard is None else shard.part_of(state[key])
-        _take(sch, module, name, tensor, part, made)
+        _load_tensor(sch, module, name, tensor, part, made)
 
 
 @torch.no_grad()
-def _take(
+def _load_tensor(
     sch: "Schedule",
     module: nn.Module,
     name: str,
@@ -161,7 +161,7 @@ def _take(
 def _entries(sch: "Schedule") -> Iterator[tuple[str, nn.Module, str, Tensor]]:
     """Iterate over key, module, name and tensor of the state, in its order."""
     if sch.parent is not None:
-        raise ArgumentError(f"the state of {sch.path!r}: accepted: the schedule of a whole model")
+        raise ArgumentError(f"the state of {sch.path!r}: expected the schedule of a whole model")
     for path, module in sch.mod.named_modules(remove_duplicate=False):
         for name, parameter in module._parameters.items():
             if parameter is not None:

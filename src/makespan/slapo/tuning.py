@@ -55,7 +55,8 @@ class Symbol:
         """Its value; raises `UnfixedSymbolError`, a `ValueError`, while there is none."""
         if self._value is None:
             raise UnfixedSymbolError(
-                f"symbol {self.name!r} has no value yet; accepted: comparisons, which are false until then"
+                f"symbol {self.name!r} has no value yet; until then it can only be compared, "
+                "and every comparison is false"
             )
         return self._value
 
@@ -119,8 +120,8 @@ class Space:
         wrong = [value for value in candidates if not isinstance(value, Value)]
         if wrong or len(set(candidates)) != len(candidates):
             raise InputError(
-                f"symbol {name!r}: found candidates {candidates}; accepted: numbers, texts and truth values, "
-                "each once"
+                f"symbol {name!r}: candidates are {candidates}; expected distinct numbers, strings and "
+                "booleans"
             )
         self._symbols[name] = Symbol(name, candidates, self._fixed.get(name))
         return self._symbols[name]
@@ -155,7 +156,7 @@ class Space:
         lost = sorted(set(fixed) - set(scope._symbols))
         if lost:
             raise InputError(
-                f"symbol {lost[0]!r} is not declared where {dict(fixed)}; accepted: a declaration that keeps "
+                f"symbol {lost[0]!r} is not declared where {dict(fixed)}; a declaration must keep the "
                 "symbols that have values"
             )
         return scope
@@ -190,12 +191,12 @@ class Polygon:
 
     def __post_init__(self) -> None:
         if len(self.vertices) < 3:
-            raise InputError(f"found a polygon of {len(self.vertices)} vertices; accepted: three or more")
+            raise InputError(f"a polygon has {len(self.vertices)} vertices; expected at least three")
 
     def __call__(self, point: Point) -> bool:
         """Return True if a point of the space is inside or on the border."""
         x, y = (Fraction(str(point[name])) for name in (self.x, self.y))
-        corners = [(Fraction(str(one)), Fraction(str(other))) for one, other in self.vertices]
+        corners = [(Fraction(str(x)), Fraction(str(other))) for x, other in self.vertices]
         # Count the edges that a ray to one side crosses; an odd number means inside.
         is_inside = False
         for (x1, y1), (x2, y2) in zip(corners, [*corners[1:], corners[0]], strict=True):
@@ -241,15 +242,15 @@ class Evaluation:
     info: Mapping[str, Any]
 
     def __post_init__(self) -> None:
-        accepted = self.status in STATUSES and (
+        is_valid = self.status in STATUSES and (
             (self.value is not None and math.isfinite(self.value))
             if self.status == "ok"
             else self.value is None
         )
-        if not accepted:
+        if not is_valid:
             raise InputError(
-                f"point {dict(self.point)}: found status {self.status!r} with value {self.value!r}; "
-                f"accepted: ok with a finite number, or {', '.join(STATUSES[1:])} with none"
+                f"point {dict(self.point)}: status is {self.status!r} with value {self.value!r}; "
+                f"expected ok with a finite number, or {', '.join(STATUSES[1:])} with None"
             )
 
     @property
@@ -280,7 +281,7 @@ class Database:
         self._whole_bytes = content.rfind(b"\n") + 1
         lines = content[: self._whole_bytes].splitlines()
         read = [self._read(line, number) for number, line in enumerate(lines, start=1)]
-        self._known = {key_of(one.point): one for one in read}
+        self._known = {key_of(evaluation.point): evaluation for evaluation in read}
 
     def _read(self, line: bytes, number: int) -> Evaluation:
         try:
@@ -288,7 +289,7 @@ class Database:
             return Evaluation(dict(raw["point"]), raw["status"], raw["value"], dict(raw["info"]))
         except (ValueError, KeyError, TypeError, InputError) as error:
             raise TraceError(
-                f"{self._path}: line {number}: {error}; accepted: an evaluation with point, status, value "
+                f"{self._path}: line {number}: {error}; expected an evaluation with point, status, value "
                 "and info"
             ) from None
 
@@ -402,7 +403,7 @@ class CoordinateDescent(Strategy):
                     best_of_line = best
                     for point in line:
                         tried = yield point
-                        best_of_line = max(best_of_line, tried, key=lambda one: one.score)
+                        best_of_line = max(best_of_line, tried, key=lambda evaluation: evaluation.score)
                     is_better |= best_of_line.score > best.score
                     best = best_of_line
 
@@ -434,17 +435,17 @@ class Frontier(Strategy):
         """Yield the points of the border, except those that another one out of memory implies."""
         if wrong := [point for point in points if not {self.grows, self.saves} <= set(point)]:
             raise InputError(
-                f"strategy frontier: found a space of {', '.join(wrong[0])}; accepted: one with "
-                f"{self.grows} and {self.saves}"
+                f"strategy frontier: the space has {', '.join(wrong[0])}; expected {self.grows} "
+                f"and {self.saves}"
             )
         borders: defaultdict[str, list[Point]] = defaultdict(list)
         for point in points:
             borders[self._others(point)].append(point)
         for others, points_of_border in borders.items():
             full = [
-                one.point
-                for one in known.values()
-                if one.status == "oom" and self._others(one.point) == others
+                evaluation.point
+                for evaluation in known.values()
+                if evaluation.status == "oom" and self._others(evaluation.point) == others
             ]
             yield from self._border(points_of_border, full)
 
@@ -461,7 +462,7 @@ class Frontier(Strategy):
             rows[point[self.grows]].append(point)
         level, fits = math.inf, False  # the last value of the second symbol, and whether it fitted
         for size in sorted(rows, key=_number, reverse=True):
-            for point in sorted(rows[size], key=lambda one: _number(one[self.saves]), reverse=True):
+            for point in sorted(rows[size], key=lambda point: _number(point[self.saves]), reverse=True):
                 saved = _number(point[self.saves])
                 if saved > level or (saved == level and fits):
                     continue
@@ -485,7 +486,7 @@ class Frontier(Strategy):
 
 def _number(value: Value) -> float:
     if isinstance(value, str):
-        raise InputError(f"strategy frontier: found the value {value!r}; accepted: numbers")
+        raise InputError(f"strategy frontier: got the value {value!r}; expected numbers")
     return float(value)
 
 
@@ -543,12 +544,12 @@ class Result:
     @property
     def n_eval(self) -> int:
         """Number of evaluations, including those out of memory; invalid points cost none."""
-        return sum(one.status != "invalid" for one in self.history)
+        return sum(evaluation.status != "invalid" for evaluation in self.history)
 
     @property
     def n_oom(self) -> int:
         """Number of evaluations that ran out of memory."""
-        return sum(one.status == "oom" for one in self.history)
+        return sum(evaluation.status == "oom" for evaluation in self.history)
 
     @property
     def share(self) -> float:
@@ -612,14 +613,14 @@ def tune(
     """
     points = Space(space_fn).enumerate()
     if not points:
-        raise InputError("found a space without points; accepted: at least one")
+        raise InputError("the space has no points")
     chosen = strategy_named(strategy) if isinstance(strategy, str) else strategy
     store = None if db is None else Database(db)
     known = {} if store is None else store.known(points)
-    run = _Run(eval_fn, store, dict(known), on_fail)
+    run = _SearchRun(eval_fn, store, dict(known), on_fail)
     stopped = run.follow(chosen, points, np.random.default_rng(seed), budget, patience)
     spread = run.repeat(repeats)
-    best = max(run.history, key=lambda one: one.score, default=None)
+    best = max(run.history, key=lambda evaluation: evaluation.score, default=None)
     if best is None or best.value is None:
         return Result(None, None, tuple(run.history), len(points), stopped, spread=spread)
     optimum: Optimum = "unknown"
@@ -630,7 +631,7 @@ def tune(
     return Result(best.point, best.value, tuple(run.history), len(points), stopped, optimum, spread)
 
 
-class _Run:
+class _SearchRun:
     """State of one search: points asked for, evaluations, and points left out."""
 
     def __init__(
@@ -650,24 +651,24 @@ class _Run:
         patience: int | None,
     ) -> Stop:
         search = strategy.search(list(points), rng, dict(self._known))
-        rounds = _Rounds(patience)
+        rounds = _PatienceCounter(patience)
         point = next(search, None)
         while point is not None:
             if _line_of(point) in self._left_out:
-                found = Evaluation(point, "fail", None, {"left_out": True})
+                evaluation = Evaluation(point, "fail", None, {"left_out": True})
             else:
                 if rounds.are_enough_before(strategy.round_of(point)):
                     return "patience"
-                if budget is not None and self._costs(point) and self._spent() >= budget:
+                if budget is not None and self._is_new(point) and self._spent() >= budget:
                     return "budget"
-                found = self._evaluated(point)
-                rounds.note(found)
-                if found.status == "fail" and self._on_fail == "stop-all":
+                evaluation = self._evaluate(point)
+                rounds.note(evaluation)
+                if evaluation.status == "fail" and self._on_fail == "stop-all":
                     return "fail"
-                if found.status == "fail" and self._on_fail == "stop-symbol":
+                if evaluation.status == "fail" and self._on_fail == "stop-symbol":
                     self._left_out.add(_line_of(point))
             try:
-                point = search.send(found)
+                point = search.send(evaluation)
             except StopIteration:
                 point = None
         return "finished"
@@ -675,19 +676,21 @@ class _Run:
     def repeat(self, repeats: int) -> float | None:
         """Evaluate the best point and its rivals again; return the largest spread of a point."""
         values: dict[str, list[float]] = {}
-        for one in self.history:
-            if one.value is not None:
+        for evaluation in self.history:
+            if evaluation.value is not None:
                 # A point in the database may have been repeated by an earlier search.
-                known = one.info.get("values")
+                known = evaluation.info.get("values")
                 if isinstance(known, list) and known:
-                    values[key_of(one.point)] = [float(value) for value in known]
+                    values[key_of(evaluation.point)] = [float(value) for value in known]
                 else:
-                    values[key_of(one.point)] = [one.score]
+                    values[key_of(evaluation.point)] = [evaluation.score]
         if repeats < 1 or not values:
             return None
         while True:
             ranked = sorted(values, key=lambda key: float(np.median(values[key])), reverse=True)
-            spread = max((max(one) - min(one) for one in values.values() if len(one) > 1), default=0.0)
+            spread = max(
+                (max(repeats) - min(repeats) for repeats in values.values() if len(repeats) > 1), default=0.0
+            )
             best = float(np.median(values[ranked[0]]))
             # The best and the next point show the noise; two values that differ are too few to estimate it.
             fewest = min(3 if spread else 2, repeats + 1)
@@ -701,29 +704,31 @@ class _Run:
 
     def _evaluate_again(self, key: str, values: list[float]) -> None:
         place, known = next(
-            (place, one) for place, one in enumerate(self.history) if key_of(one.point) == key
+            (place, evaluation)
+            for place, evaluation in enumerate(self.history)
+            if key_of(evaluation.point) == key
         )
-        found = _tried(self._eval_fn, known.point)
-        if found.value is not None:
-            values.append(found.value)
+        evaluation = _evaluate_point(self._eval_fn, known.point)
+        if evaluation.value is not None:
+            values.append(evaluation.value)
             middle = float(np.median(values))
-            found = Evaluation(known.point, "ok", middle, {**found.info, "values": list(values)})
+            evaluation = Evaluation(known.point, "ok", middle, {**evaluation.info, "values": list(values)})
         else:  # the point does not always fit into memory, so it must not win
             values[:] = [-np.inf] * (len(values) + 1)
-        self.history[place] = self._known[key] = found
+        self.history[place] = self._known[key] = evaluation
         if self._store is not None:
-            self._store.append(found)
+            self._store.append(evaluation)
 
-    def _costs(self, point: Point) -> bool:
+    def _is_new(self, point: Point) -> bool:
         return key_of(point) not in self._asked
 
     def _spent(self) -> int:
-        return sum(one.status != "invalid" for one in self.history)
+        return sum(evaluation.status != "invalid" for evaluation in self.history)
 
-    def _evaluated(self, point: Point) -> Evaluation:
+    def _evaluate(self, point: Point) -> Evaluation:
         key = key_of(point)
         if key not in self._known:
-            self._known[key] = _tried(self._eval_fn, point)
+            self._known[key] = _evaluate_point(self._eval_fn, point)
             if self._store is not None:
                 self._store.append(self._known[key])
         if key not in self._asked:
@@ -732,7 +737,7 @@ class _Run:
         return self._known[key]
 
 
-class _Rounds:
+class _PatienceCounter:
     """Counter of rounds without a better point."""
 
     def __init__(self, patience: int | None) -> None:
@@ -742,16 +747,16 @@ class _Rounds:
         self._n_idle = 0
         self._best = -np.inf
 
-    def are_enough_before(self, one: Hashable) -> bool:
+    def are_enough_before(self, key: Hashable) -> bool:
         """Begin a round if its key is new; return True if patience has run out before it."""
-        if one != self._round:
+        if key != self._round:
             self._n_idle = 0 if self._is_better or self._best == -np.inf else self._n_idle + 1
-            self._round, self._is_better = one, False
+            self._round, self._is_better = key, False
         return self._patience is not None and self._n_idle >= self._patience
 
-    def note(self, found: Evaluation) -> None:
-        if found.score > self._best:
-            self._best, self._is_better = found.score, True
+    def note(self, evaluation: Evaluation) -> None:
+        if evaluation.score > self._best:
+            self._best, self._is_better = evaluation.score, True
 
 
 def _line_of(point: Point) -> str:
@@ -759,7 +764,7 @@ def _line_of(point: Point) -> str:
     return key_of(dict(list(point.items())[:-1]))
 
 
-def _tried(eval_fn: Objective, point: Point) -> Evaluation:
+def _evaluate_point(eval_fn: Objective, point: Point) -> Evaluation:
     try:
         status, value, info = eval_fn(point)
     except Exception as error:

@@ -29,7 +29,7 @@ def verify_cases(directory: RunDirectory, who: Identity) -> None:
         errors = {
             kind: report.largest(kind)[1] for kind in ("output", "input gradient", "parameter gradient")
         }
-        wrong = [str(one) for one in report.comparisons if one.fault]
+        wrong = [str(comparison) for comparison in report.comparisons if comparison.fault]
         rows.append(
             {
                 "steps": len(report.steps),
@@ -40,7 +40,7 @@ def verify_cases(directory: RunDirectory, who: Identity) -> None:
                 "input_gradient_error": errors["input gradient"],
                 "gradient_error": errors["parameter gradient"],
                 "is_equal": report.is_equal,
-                "fault": "; ".join([*report.faults, *wrong[:1], *map(str, report.places)]),
+                "fault": "; ".join([*report.faults, *wrong[:1], *map(str, report.divergences)]),
                 "report": str(report),
             }
         )
