@@ -65,7 +65,7 @@ def test_cuts_are_refused_where_no_stage_can_end():
     before = state_of(sch)
     for path, kind, words in (
         ("", ValueError, "nothing follows the whole model"),
-        ("encoder.block.0", RuntimeError, r"a stage ends here already, conflicts with step 2: cut_pipeline"),
+        ("encoder.block.0", RuntimeError, r"a stage already ends here, conflicts with step 2: cut_pipeline"),
         ("encoder.block.0.up", RuntimeError, r"'encoder\.block\.0' above it is not traced"),
         ("words", ValueError, "its owner calls it 2 times; expected one call"),
     ):

@@ -410,7 +410,7 @@ def test_a_conflict_quotes_the_nearest_step(sch):
     sch["stages.0"].bind(x=1)
     assert block.conflict("checkpoint") == "conflicts with step 2: checkpoint() at 'stages.0.blocks.0'"
     assert block["ffn"].conflict("checkpoint").endswith("step 2: checkpoint() at 'stages.0.blocks.0'")
-    assert sch["heads.pairs"].conflict("shard") == "conflicts with shard of 'heads.pairs' in this very step"
+    assert sch["heads.pairs"].conflict("shard") == "conflicts with shard of 'heads.pairs' in the same step"
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")

@@ -363,7 +363,7 @@ def test_a_decomposed_layer_shows_what_is_between_product_and_bias():
         calls = [node.target for node in graph.graph.nodes if node.op == "call_function"]
         assert len(calls) == 3 and isinstance(calls[1], Exchange), calls
         assert "all_reduce" in graph.code
-        refused(ConflictError, sch.decompose, "done already")
+        refused(ConflictError, sch.decompose, "already decomposed")
 
 
 class Words(nn.Module):

@@ -141,7 +141,7 @@ def test_flattening_swallows_nodes_and_says_so():
     sch["stages.0"].trace(flatten=True)
     check_invariants(sch)
     assert list(sch["stages.0"].child)[:2] == ["blocks.0.attention.query", "blocks.0.attention.key"]
-    with pytest.raises(KeyError, match=r"step 1 swallowed it, trace\(flatten=True\) at 'stages\.0'"):
+    with pytest.raises(KeyError, match=r"step 1 flattened it, trace\(flatten=True\) at 'stages\.0'"):
         sch["stages.0.blocks.0.attention"]
 
 

@@ -264,7 +264,7 @@ def test_a_model_without_a_training_mode_is_verified_in_evaluation_mode():
     sch = create_schedule(OnlyEvaluated(HIDDEN, HIDDEN))
     with Verify(sch, batch()) as check:
         sch.checkpoint()
-    assert "not compared in training mode, where the original raises" in str(check.report)
+    assert "not compared in training mode, in which the original raises" in str(check.report)
     assert "never trained" in str(check.report)
 
 
@@ -277,8 +277,8 @@ def test_a_model_without_a_training_mode_is_verified_in_evaluation_mode():
         ),
         ("scale", ["first output that differs: 'last'"]),
         ("detached", [r"parameter gradient last\.weight: gets no gradient", "'last'"]),
-        ("shape", [r"output out: has shape \(3, 8\); expected: \(4, 8\)", "'last'"]),
-        ("type", [r"output out: has type torch.float64; expected: torch.float32"]),
+        ("shape", [r"output out: has shape \(3, 8\); expected \(4, 8\)", "'last'"]),
+        ("type", [r"output out: has type torch.float64; expected torch.float32"]),
         (
             "raises",
             ["the scheduled model raises RuntimeError", "the error was raised in: 'last' \\(Changed\\)"],

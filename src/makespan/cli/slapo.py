@@ -103,7 +103,8 @@ def tune_command(
         spec = family_spec(family, size or "tiny")
         if emulator and not isinstance(spec, TransformerSpec):
             raise InputError(
-                f"--emulator with --model {model}; expected a transformer, as the emulator has no convolutions"
+                f"--emulator with --model {model}; expected a transformer: "
+                "the emulator has no convolutions"
             )
         performance_model = emulated() if emulator else modelled(constants(), bounds=False)
         searched = Settings(spec, run_of(implementation, gpus, gpus, 1.0), performance_model)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def is_parallel(sch: "Schedule") -> bool:
-    """Return True if the processes of the group share the model, False if each has all of it."""
+    """Return True if the processes of the group share the model, False if each holds all of it."""
     return any(
         entry.op == "shard" or (entry.op == "sync" and isinstance(entry.arguments["sync_op_or_fn"], str))
         for entry in sch.metadata.journal
@@ -35,7 +35,7 @@ def is_parallel(sch: "Schedule") -> bool:
 
 
 def agreed_seed(seed: int | None) -> int:
-    """Return the seed for all processes: the given one, or that of the first process."""
+    """Return the seed of all processes: the argument, or the seed of the first process."""
     if seed is not None:
         return seed
     seeds = [torch.initial_seed()]
@@ -68,7 +68,7 @@ def check_group(sch: "Schedule", mesh: DeviceMesh | None) -> None:
 
 
 def check_same_program(sch: "Schedule") -> None:
-    """Reject a build if processes applied different steps: their collectives would deadlock."""
+    """Reject a build if processes applied different steps, since their collectives would deadlock."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return
     journals: list[Any] = [None] * dist.get_world_size()
@@ -123,7 +123,7 @@ def check_complete(sch: "Schedule", ties: str) -> None:
 
 
 def _missing_exchanges(sch: "Schedule") -> Iterator[str]:
-    """Yield a message per output that stays a partial sum, or whose parts no later layer takes."""
+    """Yield a message per output that remains a partial sum, or whose parts no later layer takes."""
     nodes = [(path, node, sharding_of(node.mod)) for path, node in sch.named_schedules()]
     for place, (path, node, sharding) in enumerate(nodes):
         if sharding.computes is not None and sharding.returns == PARTIAL:
@@ -132,7 +132,7 @@ def _missing_exchanges(sch: "Schedule") -> Iterator[str]:
                 "add sync('fwd_post', 'all_reduce') or 'reduce_scatter' there"
             )
         elif (
-            not isinstance(node.mod, nn.Embedding)  # a table may be read by anything, as that of positions is
+            not isinstance(node.mod, nn.Embedding)  # anything may read a table, such as that of positions
             and sharding.computes is not None
             and sharding.returns is not None
             and sharding.computes == sharding.returns
@@ -162,14 +162,14 @@ Initialiser = Callable[..., object]
 
 @contextmanager
 def init_empty_weights(enable: bool = True, include_buffers: bool = False) -> Iterator[None]:
-    """Create the parameters of modules on the ``meta`` device: with a shape but without values.
+    """Create the parameters of modules on the ``meta`` device, with a shape but without values.
 
     Parameters
     ----------
     enable
         False to do nothing.
     include_buffers
-        Create buffers without values, too. A build can only fill those of `torch.nn` layers.
+        Also create buffers without values. A build can only fill those of `torch.nn` layers.
     """
     if not enable:
         yield
@@ -216,7 +216,8 @@ def consolidate(
     """Give values to all parameters that have none, one module at a time.
 
     The first process of the group initialises whole tensors with a seed derived from ``seed`` and the path of
-    the module, and each process keeps its part. So values do not depend on the number of processes.
+    the module, and each process keeps its part. So values do not depend on the number of processes, and no
+    process ever holds more than one whole module.
 
     Parameters
     ----------
@@ -228,7 +229,7 @@ def consolidate(
     device
         Device of the parameters, None for the CPU.
     again
-        Give new values to parameters that have some.
+        Replace existing values.
     only
         Parameters and buffers that this process needs, by identity; None for all.
     """
@@ -310,7 +311,7 @@ class _Consolidation:
         return self.only is None or id(tensor) in self.only
 
     def _initialise(self, path: str, module: nn.Module, buffers: list[str]) -> Callable[[], object] | None:
-        """Return the function that initialises a module, None if it gets zeros for lack of one."""
+        """Return the function that initialises a module; None without one, which means zeros."""
         if self.initialiser is not None:
             user, n_given = self.initialiser, len(inspect.signature(self.initialiser).parameters)
             return (lambda: user(module)) if n_given == 1 else (lambda: user(module, path))
@@ -330,7 +331,7 @@ class _Consolidation:
         if callable(reset):
             return lambda: reset()
         if any(True for _ in module.children()):
-            warn(f"build: no initialiser for parameters of {path!r} itself; they are zero")
+            warn(f"build: no initialiser for the parameters of {path!r} itself; they are zero")
             return None
         raise BuildError(
             f"build: {path!r} ({type(module).__name__}) is on meta, without _init_weights and "
@@ -346,7 +347,7 @@ class _Consolidation:
         self, path: str, module: nn.Module, names: list[str], initialise: Callable[[], object] | None
     ) -> dict[str, Tensor]:
         """Initialise whole tensors on the first process and broadcast them."""
-        # Every process learns whether the first one succeeded, or the others would wait for its broadcast.
+        # Every process learns whether the first one succeeded; else the others would wait for its broadcast.
         if self.ranks.rank == 0:
             try:
                 wholes = self._initialised(path, module, names, initialise)
@@ -389,7 +390,7 @@ class _Consolidation:
         wholes = {name: self._empty(module, name) for name in every}
         attributes = sharding_of(module).attributes
         ours = {name: getattr(module, name) for name in attributes}
-        # NaN marks what the initialiser leaves untouched; the check at the end reports it.
+        # NaN marks elements that the initialiser leaves untouched; the check at the end reports them.
         for name, whole in wholes.items():
             whole.fill_(float("nan") if whole.is_floating_point() and initialise is not None else 0)
             is_parameter = isinstance(before[name], nn.Parameter)
@@ -463,15 +464,15 @@ def build(
         True to initialise parameters on ``meta`` with ``_init_weights`` of the module or of an owner, or with
         ``reset_parameters``; a function of module, or of module and path, that does; False to reject them.
     check
-        Look for layers and ties that are sharded only in part, and for missing synchronisation.
+        Check for partly sharded layers and ties, and for missing synchronisation.
     ties
-        ``error`` or ``warn``: what to do if only one member of a tie is sharded.
+        ``error`` or ``warn`` if only one member of a tie is sharded.
     mesh
         All processes, with dimensions named ``dp``, ``tp`` and ``pp``; None if they form one group.
     seed, device
         Seed of the initialisation, None for that of torch; device of the parameters, None for the CPU.
     reinitialise
-        Give new values to parameters that have some.
+        Replace existing values.
     **options
         Options of the target's class or function. For fsdp also ``units``, the paths of modules that are
         sharded separately; for a pipeline ``n_microbatches``, ``loss_fn`` (a mean over samples), and
@@ -485,7 +486,7 @@ def build(
     Raises
     ------
     ArgumentError
-        A target, option or mesh is not accepted; also a `ValueError`.
+        A target, option or mesh is rejected; also a `ValueError`.
     BuildError
         The schedule is not complete or differs between processes; also a `RuntimeError`.
 
@@ -559,11 +560,11 @@ def _fsdp(sch: "Schedule", mesh: DeviceMesh | None, options: Mapping[str, Any]) 
     kind = next((parameter.device.type for parameter in sch.mod.parameters()), "cpu")
     along = init_device_mesh(kind, (dist.get_world_size(),)) if mesh is None else mesh["dp"]
     further = {name: value for name, value in options.items() if name != "units"}
-    # Units first: what they hold is no longer part of the whole that fully_shard gathers last.
+    # Units first: the last fully_shard gathers only parameters outside of them.
     for unit in _fsdp_units(sch, options.get("units")):
         fully_shard(unit, mesh=along, **further)
     fully_shard(sch.mod, mesh=along, **further)
-    if is_parallel(sch) and sch.world_size > 1:  # torch only sums over its own mesh
+    if is_parallel(sch) and sch.world_size > 1:  # torch would sum over its own mesh only
         refuse_plain_clipping(sch.mod.parameters(), CLIPPING)
     return sch.mod, sch.mod
 

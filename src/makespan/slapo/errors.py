@@ -6,7 +6,7 @@
     └── ScheduleError
         ├── PathError            (KeyError)        no such module in the schedule
         ├── MemberError          (AttributeError)  no such primitive, parameter, buffer or attribute
-        ├── ArgumentError        (ValueError)      a value that a primitive does not accept
+        ├── ArgumentError        (ValueError)      a value that a primitive rejects
         ├── KindError            (TypeError)       an argument of the wrong type
         ├── ConflictError        (RuntimeError)    contradicts a primitive that was applied before
         ├── ShardError           (RuntimeError)    a tensor cannot be split that way
@@ -35,7 +35,7 @@ class ScheduleError(MakespanError):
 
 
 class PathError(ScheduleError, KeyError):
-    """The schedule has no module at that path; the message names where the path ends and close names."""
+    """The schedule has no module at that path; the message names the last module on it and close names."""
 
     def __str__(self) -> str:
         """Return the message unchanged; a `KeyError` would put it in quotation marks."""
@@ -79,7 +79,7 @@ class VerificationError(ScheduleError, AssertionError):
 
 
 def close_names(name: str, known: Iterable[str]) -> str:
-    """Return the end of a message: up to five close names, or the known names if none is close."""
+    """Return the end of a message: up to five close names, else the known names."""
     names = list(known)
     close = difflib.get_close_matches(name, names, n=5, cutoff=0.5)
     if close:
@@ -90,7 +90,7 @@ def close_names(name: str, known: Iterable[str]) -> str:
 
 
 def short_repr(value: Any) -> str:
-    """Return a short text for a value in a message; of a tensor only shape and type."""
+    """Return a short text for a value in a message; a tensor is shown by shape and type."""
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         return f"a tensor of shape {tuple(value.shape)}, {str(value.dtype).removeprefix('torch.')}"
     if type(value) in (tuple, list):
@@ -110,7 +110,7 @@ def short_repr(value: Any) -> str:
 
 
 def warn(message: str) -> None:
-    """Warn with the place outside this package that led here: the line of the user's schedule."""
+    """Warn at the nearest line outside this package: that of the user's schedule."""
     frame, level = sys._getframe(1), 1
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(_PACKAGE):
         frame, level = frame.f_back, level + 1

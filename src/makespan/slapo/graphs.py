@@ -1,8 +1,8 @@
 """Graphs of forwards: traced modules, the tracer that captures them, and examples that decide branches.
 
-A `TracedModule` stands in for the module that was traced: same parameters, names, arguments and hooks. An
-`Example` gives nodes of a graph a value while it is captured, so that a forward may branch on shapes and
-types; `StateSnapshot` lets a forward run a second time from the state that the first run started from.
+A `TracedModule` replaces the module that was traced, with the same parameters, names, arguments and hooks. An
+`Example` gives the nodes of a graph values during the capture, so that a forward may branch on shapes and
+types. A `StateSnapshot` lets a forward run a second time from the state in which the first run started.
 """
 
 import copy
@@ -38,7 +38,7 @@ _OF_THE_GRAPH = frozenset(vars(fx.GraphModule(nn.Module(), fx.Graph()))) - froze
 
 
 class TracedModule(fx.GraphModule):
-    """The graph of a forward, with everything that the traced module held, used by the graph or not."""
+    """The graph of a forward, with all attributes of the traced module, used or not."""
 
     def __init__(self, root: nn.Module, graph: fx.Graph, class_name: str = "TracedModule") -> None:
         super().__init__(root, graph, class_name)
@@ -53,7 +53,7 @@ class TracedModule(fx.GraphModule):
         cls, module: nn.Module, graph: fx.Graph, fixed: Mapping[str, Any], constants: Mapping[str, Any]
     ) -> Self:
         """Build it around a traced module; constants are values that only its graph reads."""
-        # A graph module takes what its graph reads from the root, so the root holds the constants meanwhile.
+        # A graph module copies the attributes that its graph reads from the root: lend it the constants.
         vars(module).update(constants)
         try:
             traced = cls(module, graph, type(module).__name__)
@@ -68,7 +68,7 @@ class TracedModule(fx.GraphModule):
         return traced
 
     def take_over(self, module: nn.Module) -> None:
-        """Hold the parameters, buffers, children, hooks and plain attributes of another module."""
+        """Share the parameters, buffers, children, hooks and plain attributes of another module."""
         for name, value in vars(module).items():
             if name in ("_parameters", "_buffers", "_modules"):
                 vars(self)[name] = dict(value)
@@ -78,14 +78,14 @@ class TracedModule(fx.GraphModule):
                 vars(self)[name] = value
 
     def keep(self, name: str, value: object) -> None:
-        """Hold a constant that is not part of the state; a tensor moves with the module."""
+        """Set a constant that is not part of the state; a tensor moves between devices with the module."""
         if isinstance(value, Tensor):
             self.register_buffer(name, value, persistent=False)
         else:
             setattr(self, name, value)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the graph if the arguments are those that it was traced for."""
+        """Run the graph; reject arguments other than those of the trace."""
         arguments = dict(zip(self.argument_names, args, strict=False)) | kwargs
         for name, value in self.fixed.items():
             if name in arguments and not is_same_argument(arguments[name], value):
@@ -103,7 +103,7 @@ class TracedModule(fx.GraphModule):
         return super().__call__(*args, **kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "TracedModule":
-        """Copy with hooks and constants; a plain graph module would lose them."""
+        """Copy with hooks and constants, which a plain graph module would lose."""
         kind = type(self).__mro__[1]  # each graph module has a class of its own that cannot be called
         result: TracedModule = kind(self, copy.deepcopy(self.graph, memo), type(self).__name__)
         memo[id(self)] = result
@@ -120,7 +120,7 @@ class TracedModule(fx.GraphModule):
 class FusedModule(TracedModule):
     """A part of a graph; the modules that it calls stay registered with the owner of the graph.
 
-    So their parameters keep their names, and their modes follow those of the model.
+    So their parameters keep their names, and their training modes follow the model.
     """
 
     def __init__(self, root: nn.Module, graph: fx.Graph, class_name: str = "FusedModule") -> None:
@@ -135,14 +135,14 @@ class FusedModule(TracedModule):
         holder = nn.Module()
         vars(holder).update(modules)
         module = cls(holder, graph, class_name)
-        for name in modules:  # a plain attribute, so that the owner of the graph alone registers it
+        for name in modules:  # a plain attribute, since only the owner of the graph registers the module
             vars(module)[name] = module._modules.pop(name)
         module.borrowed = tuple(modules)
         module.training = training
         return module
 
     def exchange(self, new: Mapping[int, nn.Module]) -> None:
-        """Call new modules, given by the id of those that they replace."""
+        """Replace called modules by new ones, by the id of the old."""
         for name in self.borrowed:
             vars(self)[name] = new.get(id(vars(self)[name]), vars(self)[name])
 
@@ -153,14 +153,14 @@ class FusedModule(TracedModule):
             self.compile(backend=backend)
 
     def after_copy(self) -> None:
-        """Hand borrowed modules back to their owner, and compile again."""
+        """Unregister borrowed modules, and compile again."""
         for name in self.borrowed:
             self._modules.pop(name, None)
         self.compile_by(self.backend)
 
 
 def replace_borrowed(root: nn.Module, new: Mapping[int, nn.Module]) -> None:
-    """Make parts of graphs call new modules, given by the id of the old ones, as their owners do."""
+    """Replace modules that parts of graphs call, by the id of the old module."""
     for part in root.modules():
         if isinstance(part, FusedModule):
             part.exchange(new)
@@ -173,7 +173,11 @@ def is_same_argument(value: object, fixed: object) -> bool:
     return type(value) is type(fixed) and isinstance(value, PLAIN) and value == fixed
 
 
-# --- State of a forward, kept for a second pass ---
+# --- State of a forward, restored for a second pass ---
+#
+# Recomputation and examples run a forward twice, and the second run must neither see nor leave changes.
+# Besides buffers, a forward may change attributes, lists, caches and generators: all are copied before the
+# first run. A copy goes down to tensors, modules and functions, which are shared.
 
 _OF_EVERY_MODULE = frozenset(vars(nn.Module())) - {"training"}
 _CONTAINERS = (list, dict, set, deque, OrderedDict, defaultdict, Counter)
@@ -183,7 +187,7 @@ _STATELESS = frozenset({type(None), bool, int, float, complex, str, bytes, Tenso
 class _GeneratorStates:
     """Random generators with their states at one moment.
 
-    The default generator of torch is not among them: whoever runs a forward twice restores it.
+    The default generator of torch is not among them; the caller that runs a forward twice restores it.
     """
 
     def __init__(self, values: Iterable[Any], with_global: bool) -> None:
@@ -199,7 +203,7 @@ class _GeneratorStates:
         return [read() for read, _ in self._access]
 
     def drop_unchanged(self) -> None:
-        """Drop generators that have not been used since."""
+        """Drop generators whose state has not changed since."""
         kept = []
         for access, state, now in zip(self._access, self._states, self.now(), strict=True):
             if isinstance(state, Tensor):
@@ -236,9 +240,9 @@ def _access_to(value: Any) -> _Access | None:
 
 
 class StateSnapshot:
-    """Buffers with their values, and attributes, of a module and of all that it calls, at one moment.
+    """Values of buffers and attributes, at one moment, of a module and all modules that it calls.
 
-    Random generators among attributes and arguments are part of it, and those of Python and NumPy.
+    Includes random generators among attributes and arguments, and those of Python and NumPy.
 
     Parameters
     ----------
@@ -273,7 +277,7 @@ class StateSnapshot:
         self.draws = _GeneratorStates([values, arguments], with_global_generators)
 
     def drop_unchanged(self) -> None:
-        """Drop copies of buffers that have not changed since, and generators that have not been used."""
+        """Drop copies of buffers and generators that have not changed since."""
         self.draws.drop_unchanged()
         now = {
             id(buffer)
@@ -288,11 +292,11 @@ class StateSnapshot:
         }
 
     def put_back(self) -> "_Restored":
-        """Return a context in which modules have this state; its end restores the state before it."""
+        """Return a context that sets modules to this state, and restores their previous state at its end."""
         return _Restored(self)
 
     def enter(self) -> None:
-        """Give modules this state, with buffers as separate tensors."""
+        """Set modules to this state, with buffers as separate tensors."""
         fresh = {key: value.clone() for key, (_, value) in self._values.items()}
         for module, buffers in self._buffers:
             vars(module)["_buffers"] = {
@@ -307,7 +311,7 @@ class StateSnapshot:
 
 
 class _Restored:
-    """A context that can be entered repeatedly, also from within."""
+    """A reentrant context: each entry restores the state before it at its end."""
 
     def __init__(self, state: StateSnapshot) -> None:
         self._state = state
@@ -331,7 +335,7 @@ class _Restored:
 
 
 def _modules_run_by(root: nn.Module) -> Iterator[nn.Module]:
-    """Iterate over the modules that a forward may run, including those that a part of a graph borrows."""
+    """Iterate over the modules that a forward may run, including those that parts of graphs borrow."""
     seen: set[int] = set()
     waiting = [root]
     while waiting:
@@ -345,7 +349,7 @@ def _modules_run_by(root: nn.Module) -> Iterator[nn.Module]:
 
 
 def is_object(value: Any) -> bool:
-    """Return True for an object with a state of its own, such as a cache, that is no tensor or module."""
+    """Return True for an object with state, such as a cache, that is neither tensor, module nor callable."""
     return (
         (hasattr(value, "__dict__") or bool(_slots_of(value)))
         and not isinstance(value, Tensor | nn.Module | type)
@@ -387,8 +391,8 @@ def copied_object(value: Any, memo: dict[int, Any] | None = None) -> Any:
         new = copy.copy(value)
     except (TypeError, NotImplementedError, RuntimeError):
         return value
-    memo[id(value)] = new, value  # the old one too, so that its id is not reused
-    if new is value:  # there is only one, such as a logger of a name
+    memo[id(value)] = new, value  # the original too, so that its id is not reused
+    if new is value:  # an object that cannot have copies, such as a logger
         return value
     if isinstance(new, dict):
         if not _STATELESS.issuperset(map(type, value.values())):
@@ -411,8 +415,8 @@ def argument_restorer(
 ) -> Callable[[tuple[Any, ...], Mapping[str, Any]], tuple[tuple[Any, ...], dict[str, Any]]] | None:
     """Return a function that restores objects and containers among arguments, None if there are none.
 
-    The function takes the arguments of a later pass and returns them with copies of the objects as they are
-    now.
+    The function takes the arguments of a later pass and returns them with copies of the objects in their
+    present state.
     """
     leaves, _ = pytree.tree_flatten((args, tuple(kwargs.values())), is_leaf=_has_state)
     memo: dict[int, Any] = {}  # one for all arguments, so that an object that two share stays one object
@@ -450,22 +454,24 @@ def expanded(value: Any, above: tuple[int, ...] = ()) -> Any:
     return value
 
 
-# --- Functions that a graph calls as they are ---
+# --- Functions that stay calls in a graph ---
 
 
 @contextmanager
 def recording(
     tracer: fx.Tracer, module: nn.Module, functions: Sequence[Callable[..., Any]]
 ) -> Iterator[None]:
-    """Record calls of some functions as nodes, under every name that a module has for one of them.
+    """Record calls of some functions as nodes, under every name that any module has for one of them.
 
-    Functions of torch that create a tensor from sizes are among them, since a tracer does not see a call
-    whose only nodes are sizes.
+    Always recorded are the functions of torch that create a tensor from sizes, since a tracer does not see a
+    call whose only nodes are sizes.
     """
     with ExitStack() as stack:
         for name in _MAKERS:
             stack.enter_context(mock.patch.object(torch, name, _recorded(tracer, getattr(torch, name))))
         if functions:
+            # A function may have been imported under any name anywhere, and decorators hide the module of a
+            # forward.
             recorded = {id(function): _recorded(tracer, function) for function in functions}
             spaces: dict[int, dict[str, Any]] = {}
             for loaded in list(sys.modules.values()):
@@ -536,13 +542,13 @@ def _recorded(tracer: fx.Tracer, function: Callable[..., Any]) -> Callable[..., 
 
 # --- Examples ---
 #
-# A forward that branches on shapes and types is captured along the branches that an example takes. The graph
-# checks at every call that each branch would be taken again.
+# A forward that branches on shapes and types is captured along the branches that an example takes. Each
+# branch adds a check to the graph, which raises an error if a later call would take another one.
 
 
-@fx.node.has_side_effect  # or it would be dropped, as nothing reads its result
+@fx.node.has_side_effect  # otherwise it would be dropped, since its result is not read
 def check_branch(actual: Any, expected: Any, where: str) -> None:
-    """Check while a graph runs that the forward would branch as it did for the example of the trace."""
+    """Check in a running graph that the forward would branch as it did for the example of the trace."""
     if actual != expected:
         raise TracingError(
             f"{where}: traced with an example for which this is {short_repr(expected)}, but got "
@@ -569,6 +575,7 @@ class Example:
     def value(self, node: fx.Node) -> Any:
         """Return the value of a node for the example; buffers and random generators do not change."""
         if node not in self._values:
+            # The tracer has patched modules; the nodes of the example run without it.
             with _untraced(), torch.no_grad(), torch.random.fork_rng(), StateSnapshot(self._root).put_back():
                 self._run_to(node)
         return self._values[node]
@@ -603,7 +610,7 @@ class Example:
         return self._root.get_submodule(target)(*args, **kwargs)
 
     def of_call(self, child: nn.Module, signature: inspect.Signature, node: fx.Node) -> "Example":
-        """Return the example of a module that the graph calls, by the arguments of a call."""
+        """Return the example of a module that the graph calls, with the arguments of one call."""
         args = fx.node.map_arg(node.args, self.value)
         kwargs = fx.node.map_arg(node.kwargs, self.value)
         return Example(child, _by_name(signature, args, kwargs))
@@ -641,7 +648,7 @@ def as_example(module: nn.Module, signature: inspect.Signature, inputs: Any, whe
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """Arguments of a forward: names of those that vary from call to call, and values of all others."""
+    """Arguments of a forward: names of those that vary between calls, and values of all others."""
 
     inputs: frozenset[str]
     fixed: Mapping[str, Any]
@@ -649,7 +656,7 @@ class Arguments:
 
 @dataclass(frozen=True, slots=True)
 class Leaves:
-    """Modules (by class or its name) and functions (by object or dotted name) that are not looked into."""
+    """Modules, by class or its name, and functions, which a graph calls without looking inside."""
 
     modules: tuple[str | type[nn.Module], ...] = ()
     functions: tuple[Callable[..., Any], ...] = ()
@@ -689,12 +696,12 @@ VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def forward_of(module: nn.Module) -> inspect.Signature:
-    """Return the signature of a forward, seen through decorators, without self."""
+    """Return the signature of the undecorated forward, without self."""
     return inspect.signature(module.forward)
 
 
 def is_wrapped(module: nn.Module) -> bool:
-    """Return True if the forward of this very module is wrapped, for example for recomputation."""
+    """Return True if the forward of this module is wrapped, for example for recomputation."""
     return "forward" in vars(module)
 
 
@@ -729,13 +736,13 @@ def run_hooks_after(module: nn.Module, args: list[Any], kwargs: dict[str, Any], 
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Return True if hooks run before or after a module, which its forward does not show."""
+    """Return True if a module has hooks, which the graph of its forward does not include."""
     names = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     return any(vars(module).get(name) for name in names)
 
 
 class _Tracer(fx.Tracer):
-    """Tracer of one module that keeps names and order of the parameters, and reads buffers when it runs."""
+    """Tracer of one module; the graph keeps names and order of arguments, and reads buffers when it runs."""
 
     proxy_buffer_attributes = True
 
@@ -758,7 +765,7 @@ class _Tracer(fx.Tracer):
     def call_module(
         self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Call a module; an inlined one keeps its hooks, as nodes before and after."""
+        """Call a module; the hooks of an inlined module become nodes before and after its operations."""
         path = self.path_of_module(m)
         if self.is_leaf_module(m, path) or not has_hooks(m):
             return super().call_module(m, forward, args, kwargs)
@@ -766,7 +773,7 @@ class _Tracer(fx.Tracer):
         inputs: Any = self.create_proxy("call_function", run_hooks_before, (itself, args, kwargs), {})
         plain = [inputs[0][place] for place in range(len(args))]
         named = {name: inputs[1][name] for name in kwargs}
-        # Its forward runs here, so that its operations become nodes between those of the hooks.
+        # The forward runs here, so that its operations become nodes between those of the hooks.
         output = m.forward(*plain, **named)
         if not m._forward_hooks:
             return output
@@ -781,16 +788,16 @@ class _Tracer(fx.Tracer):
         name: str | None = None,
         type_expr: Any = None,
     ) -> fx.Node:
-        """Make a node; a value named self gets another name, which the code of the graph needs for itself."""
+        """Create a node; rename a value called self, as the code of the graph uses that name."""
         named = "self_value" if name is None and target == "self" else name
         return super().create_node(kind, target, args, kwargs, named, type_expr)
 
     def create_args_for_root(
         self, root_fn: Any, is_module: bool, concrete_args: Any = None
     ) -> tuple[Callable[..., Any], list[Any]]:
-        """Make a placeholder for every parameter; fixed ones are passed as values.
+        """Create a placeholder for every parameter; pass fixed arguments as values.
 
-        Arguments that can be left out are passed by name, because some decorators look for names.
+        Optional arguments are passed by name, because some decorators look for names.
         """
         signature, module = inspect.signature(root_fn), self.root
         defaults = _defaults(signature, self._arguments)
@@ -818,7 +825,8 @@ class _Tracer(fx.Tracer):
         return lambda: root_fn(module, *args, **kwargs), []
 
     def _keep_training_live(self, root: nn.Module) -> None:
-        # A forward that passes self.training on reads it through a node, so that the graph follows the mode.
+        # A forward that passes self.training to a function reads it through a node, so that the graph follows
+        # the mode of the module.
         for path, module in root.named_modules():
             if module is root or is_inlined(module) or not self.is_leaf_module(module, path):
                 self._training.append((module, module.training))
@@ -826,7 +834,7 @@ class _Tracer(fx.Tracer):
                 vars(module)["training"] = self.create_proxy("get_attr", target, (), {})
 
     def finish(self) -> None:
-        """Restore the modes of modules, and drop the reads of modes that nothing uses."""
+        """Restore the modes of modules, and drop unused reads of modes."""
         for module, mode in self._training:
             vars(module)["training"] = mode
         for node in reversed(getattr(self, "graph", fx.Graph()).find_nodes(op="get_attr")):
@@ -834,7 +842,7 @@ class _Tracer(fx.Tracer):
                 self.graph.erase_node(node)
 
     def create_arg(self, a: Any) -> Any:
-        """Keep the class of a structured value, and pass on objects that graphs cannot express."""
+        """Keep the class of a structured value; read objects that graphs cannot express as constants."""
         if is_dataclass(a) and not isinstance(a, type | fx.Node) and isinstance(a, dict):
             present = {entry.name: self.create_arg(getattr(a, entry.name)) for entry in fields(a)}
             return self.create_node("call_function", type(a), (), present)
@@ -848,7 +856,7 @@ class _Tracer(fx.Tracer):
             for entry in fields(a):
                 fx.node.map_aggregate(getattr(a, entry.name, None), note)
             if not proxies:
-                return self._constant(a)  # it may hold more than its fields
+                return self._constant(a)  # as a constant, since it may hold more than its fields
         if isinstance(a, dict) and type(a) is not dict:
             return self.create_node("call_function", type(a), (self.create_arg(dict(a)),), {})
         try:
@@ -857,7 +865,7 @@ class _Tracer(fx.Tracer):
             return self._constant(a)
 
     def _constant(self, value: Any) -> fx.Node:
-        """Read an object that was made while tracing; each call gets a copy, as a cache grows in a call."""
+        """Return a node for an object created by the forward; each call gets a copy, as it may change it."""
         if id(value) in self._objects:
             return self._objects[id(value)][0]
         name = f"_constant_{len(self.constants)}"
@@ -870,11 +878,11 @@ class _Tracer(fx.Tracer):
         return node
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
-        """Make the proxy for a value; with an example its length and its number are known."""
+        """Create the proxy for a value; with an example, its length and numeric value are known."""
         return fx.Proxy(node, self) if self._example is None else _ExampleProxy(node, self)
 
     def iter(self, obj: fx.Proxy) -> Iterator[Any]:
-        """Iterate over a value whose length the example knows, such as a shape."""
+        """Iterate over a value whose length is known from the example, such as a shape."""
         if self._example is None:
             elements: Iterator[Any] = super().iter(obj)
             return elements
@@ -883,7 +891,7 @@ class _Tracer(fx.Tracer):
         return iter([operator.getitem(obj, place) for place in range(self.measured_on_example(obj, len))])
 
     def measured_on_example(self, obj: fx.Proxy, measure: Callable[[Any], Any]) -> Any:
-        """Return a number measured on the example; the graph checks it at every call."""
+        """Return a number measured on the example; the graph checks it in every call."""
         value = None if self._example is None else self._example.value(obj.node)
         if isinstance(value, Tensor) and measure is not len:
             raise fx.proxy.TraceError(
@@ -896,17 +904,17 @@ class _Tracer(fx.Tracer):
         return known
 
     def to_bool(self, obj: fx.Proxy) -> bool:
-        """Branch as the example does; without one, raise an error that names the value branched on."""
+        """Branch as the example does; without an example, raise an error that names the value."""
         if self._example is not None:
             is_true: bool = self.measured_on_example(obj, bool)
             return is_true
         if obj.node.op == "get_attr" and str(obj.node.target).endswith("training"):
-            raise fx.proxy.TraceError("it branches on self.training, of which a graph would keep one side")
+            raise fx.proxy.TraceError("it branches on self.training, and a graph would keep one branch")
         raise fx.proxy.TraceError(f"it branches on the value of {obj.node.format_node() or obj.node.name}")
 
 
 class _ExampleProxy(fx.Proxy):
-    """Proxy for a value that the example has, with the length and number that it has there."""
+    """Proxy for a value that has a length and a numeric value on the example."""
 
     tracer: _Tracer
 
@@ -932,7 +940,7 @@ class _KnownAttribute(_ExampleProxy, fx.proxy.Attribute):
 
 
 def _defaults(signature: inspect.Signature, arguments: Arguments) -> dict[str, tuple[Any, ...]]:
-    """Return defaults as source code can have them: no parameter with one before a parameter without one.
+    """Return defaults in an order that source code allows: parameters with one follow those without.
 
     Keyword arguments that have no parameter of their own come last.
     """
@@ -962,15 +970,16 @@ def trace_module(
     flatten: bool = False,
     example: Example | None = None,
 ) -> TracedModule:
-    """Return a module that runs the graph of another one; the other one does not change."""
+    """Return a module that runs the graph of another one, which does not change."""
     tracer = _Tracer(arguments, leaves, flatten, example, path)
+    # The trace adds constants as attributes of the module; they move to the traced module afterwards.
     before, attributes = torch.get_rng_state(), set(vars(module))
     try:
         with recording(tracer, module, leaves.functions):
             graph = tracer.trace(module)
         if not torch.equal(before, torch.get_rng_state()):
             raise fx.proxy.TraceError(
-                "it draws random numbers that depend on no input: the graph would keep them"
+                "it draws random numbers that depend on no input, which the graph would repeat"
             )
     except Exception as error:
         raise _tracing_error(module, path, error) from error
@@ -1000,7 +1009,7 @@ _LISTS = nn.ModuleList | nn.ModuleDict | nn.ParameterList | nn.ParameterDict
 
 
 def _shells(module: nn.Module, tracer: _Tracer, path: str = "") -> dict[str, nn.Module | None]:
-    """Return the children of a flat module: leaves, inside shells with names and parameters of the rest."""
+    """Return the children of a flattened module: leaves, inside shells that keep paths and parameters."""
     shells: dict[str, nn.Module | None] = {}
     for name, child in module._modules.items():
         inner = f"{path}{name}"
@@ -1025,7 +1034,7 @@ def _tracing_error(module: nn.Module, path: str, error: Exception) -> TracingErr
         file = inspect.getsourcefile(forward) or ""
         line = failed_at(error.__traceback__, file) or inspect.getsourcelines(forward)[1]
         place = f"{file}:{line}"
-    except (OSError, TypeError):  # typed at a prompt, or not written in Python
+    except (OSError, TypeError):  # entered at a prompt, or not written in Python
         place = "source unknown"
     name, cause = f"{type(module).__module__}.{type(module).__qualname__}", [*str(error).splitlines(), ""][0]
     return TracingError(

@@ -42,7 +42,7 @@ class ScheduleOptions:
     dtype
         Type of parameters: ``fp32``, ``fp16`` or ``bf16``; None to keep their types.
     ckpt_ratio, ckpt_policy
-        Share of the layers that are recomputed, and which: spread (``even``) or the first (``head``).
+        Share of the layers that are recomputed, and their choice: spread (``even``) or the first (``head``).
     shard_embedding
         Split vocabulary and logits.
     attn
@@ -56,7 +56,7 @@ class ScheduleOptions:
     prefix
         Path of the model in a larger one.
     broadcast_input
-        Give all processes of the group the samples of the first one.
+        Broadcast the samples of the first process to all processes of the group.
     """
 
     dtype: str | None = None
@@ -73,7 +73,7 @@ class ScheduleOptions:
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> "ScheduleOptions":
-        """Check options by name and value."""
+        """Return options after checks of their names and values."""
         names = [option.name for option in fields(cls)]
         for name in options:
             if name not in names:
@@ -143,7 +143,7 @@ class BroadcastInputs:
 
         def sent(value: Tensor) -> Tensor:
             copied = value.clone()
-            with torch.no_grad():  # gradients pass, as if the values had been the same
+            with torch.no_grad():  # gradients flow as if the values had been equal
                 dist.broadcast(copied, source, group=self.group)
             return copied
 
@@ -152,9 +152,10 @@ class BroadcastInputs:
 
 # --- Schedules of the families ---
 #
-# All have the same order: split the vocabulary, split attention and feed-forward part by heads, insert
-# efficient kernels, broadcast inputs, recompute layers, cut stages. A step takes nodes of a schedule and does
-# not know the family.
+# All follow the same order: split the vocabulary, split attention and feed-forward part by heads, insert
+# efficient kernels, broadcast inputs, recompute layers, cut stages. Steps take nodes of a schedule and are
+# independent of the family. Each schedule is complete in itself, like a listing of the paper, since its lines
+# are counted: schedules of two families may repeat each other.
 
 
 def schedule_bert(sch: Schedule, options: ScheduleOptions) -> None:
@@ -297,12 +298,12 @@ SCHEDULES: Mapping[str, Callable[[Schedule, ScheduleOptions], None]] = {
 
 
 def apply_schedule(model: nn.Module | Schedule, family: str, **options: Any) -> Schedule:
-    """Schedule a model of the zoo, or one that is built and named like it.
+    """Schedule a model of the zoo, or one with the same structure and names.
 
     Parameters
     ----------
     model
-        The model, or its schedule, which is continued.
+        The model, or its schedule, which is extended.
     family
         Name of the schedule, a key of `SCHEDULES`.
     **options
@@ -316,9 +317,9 @@ def apply_schedule(model: nn.Module | Schedule, family: str, **options: Any) -> 
     Raises
     ------
     ArgumentError
-        The family is unknown, or an option is not accepted; also a `ValueError`.
+        The family or an option is unknown, or a value is rejected; also a `ValueError`.
     ScheduleError
-        The model is not built like the family, or a primitive rejects it; the message names the place. Model
+        The model is not built like the family, or a primitive rejects it; the message names the module. Model
         and schedule have not changed.
 
     References
@@ -343,7 +344,7 @@ def apply_schedule(model: nn.Module | Schedule, family: str, **options: Any) -> 
         node.mod.to(dtype=chosen.torch_dtype)
     except BaseException as error:
         before.restore()
-        for module, graph in graphs:  # which steps may have changed in place
+        for module, graph in graphs:  # steps may have changed graphs in place
             module.graph = graph
         if isinstance(error, ScheduleError) or not isinstance(error, Exception):
             raise
@@ -398,7 +399,8 @@ def split_attention(
 ) -> None:
     """Split projections by heads, set the number of heads per process, and insert an efficient kernel.
 
-    Gradients are summed before the attention, or before each projection if others read its inputs: ``apart``.
+    Gradients are summed before the attention, or with ``apart`` before each projection, if other layers read
+    its inputs.
     """
     for name in heads:
         if (number := getattr(node.mod, name)) % node.world_size:
@@ -415,7 +417,7 @@ def split_attention(
 
 
 def attend_efficiently(node: Schedule, dropout: str, scaled: bool) -> Schedule:
-    """Replace attention that is written out by one kernel; return its node."""
+    """Replace attention of several operations by one kernel; return its node."""
     attending: Any = node.mod
     dropping: Any = node[dropout].mod
     scale: float = attending.head_size**-0.5 if scaled else 1.0
@@ -437,7 +439,7 @@ def draw_apart(dropout: Schedule) -> None:
 
 
 def only_match(node: Schedule, pattern: Callable[..., Any]) -> Any:
-    """Return the only match of a pattern; raise a `TracingError` if there are more or none."""
+    """Return the only match of a pattern; raise a `TracingError` if there are several or none."""
     matches = node.find(pattern)
     if len(matches) != 1:
         raise TracingError(

@@ -18,19 +18,20 @@ from makespan.slapo.graphs import TracedModule
 
 # --- Normal forms of operations ---
 #
-# A function, a method and a module that compute the same have the same `Operation`.
+# A function, a method and a module that compute the same have equal operations, so that a pattern matches
+# however a model spells a computation.
 
 
 @dataclass(frozen=True, slots=True)
 class Attribute:
-    """A tensor of the module that owns a graph, by its path, that no node reads yet."""
+    """A tensor of the owner of a graph, by its path, that no node reads yet."""
 
     target: str
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """A kind of operation, and its operands by name or place, in the order of the parameters."""
+    """A kind of operation, and its operands by name or position, in the order of parameters."""
 
     kind: str
     operands: Mapping[str | int, Any]
@@ -61,7 +62,8 @@ _ALIASES = {
 _CONV = "input weight bias=None stride=1 padding=0 dilation=1 groups=1"
 _MAX_POOL = "input kernel_size stride=None padding=0 dilation=1 ceil_mode=False return_indices=False"
 _ACTIVATION = "input inplace=~"
-# Parameters in order, with the defaults of torch; ~ marks one that does not change the result, or is a mode.
+# Parameters in order, with the defaults of torch; ~ marks one that is not compared: it does not change the
+# result, or depends on the mode.
 _PARAMETERS = {
     "add": "input other alpha=1",
     "sub": "input other alpha=1",
@@ -149,7 +151,7 @@ _COMMUTATIVE = frozenset({"add", "mul"})
 _REQUIRED = object()
 
 
-def _parsed(text: str) -> dict[str, Any]:
+def _parse_signature(text: str) -> dict[str, Any]:
     parameters: dict[str, Any] = {}
     for parameter in text.split():
         name, _, default = parameter.partition("=")
@@ -165,10 +167,10 @@ def _parsed(text: str) -> dict[str, Any]:
     return parameters
 
 
-_SIGNATURES = {name: _parsed(text) for name, text in _PARAMETERS.items()}
+_SIGNATURES = {name: _parse_signature(text) for name, text in _PARAMETERS.items()}
 
 
-# Names of functions of torch and of operators by id; the last one counts if a function has several.
+# Names of functions of torch and of operators by id; if a function has several, the last one is used.
 _NAMES = {
     id(function): _ALIASES.get(name, name)
     for space in (torch, F, operator)
@@ -178,9 +180,9 @@ _NAMES = {
 
 
 def operation(node: fx.Node, owner: nn.Module, is_pattern: bool = False) -> Operation | None:
-    """Return the operation of a node; None for one that only reads, takes in or returns values.
+    """Return the operation of a node; None for a placeholder, an output, or a read of an attribute.
 
-    Tensors of a module in a pattern are not compared, since they belong to the pattern alone.
+    Tensors of a module in a pattern are not compared, since a graph cannot have them.
     """
     if node.op == "call_module":
         return _module_operation(node, owner.get_submodule(str(node.target)), is_pattern)
@@ -202,7 +204,7 @@ def _module_operation(node: fx.Node, module: nn.Module, is_pattern: bool) -> Ope
             module.origin if isinstance(module, TracedModule) else name,
             _named_operands("", node.args, node.kwargs),
         )
-    # A module gives its attributes as the operands after the first, like the call of the function would.
+    # Attributes of a module are the operands after the first, as in a call of the function.
     first, *others = _SIGNATURES[kind]
     operands: dict[str | int, Any] = {first: inputs[0]}
     for name in others:
@@ -238,24 +240,24 @@ class _Any(enum.Enum):
 
 
 ANY = _Any.ANY
-"""A literal in a pattern that stands for any value."""
+"""A literal in a pattern that matches any value."""
 
 
 class Pattern(nn.Module):
-    """A pattern with modules of its own: subclass it, and write the computation to find in ``forward``.
+    """A pattern with modules: subclass it, and write the computation to find in ``forward``.
 
-    A module in it stands for any module of its class, or for the function that computes the same; a
-    `ModulePattern` for any module by its name.
+    A module in it matches any module of its class, or the function that computes the same; a `ModulePattern`
+    matches any module by its name.
     """
 
 
 class ModulePattern(nn.Module):
-    """Any module of the graph whose target matches a regular expression from its start.
+    """A module that matches any module of the graph by a regular expression of its target.
 
     Parameters
     ----------
     regex
-        Regular expression.
+        Regular expression, matched from the start of the target.
     """
 
     def __init__(self, regex: str) -> None:
@@ -263,12 +265,12 @@ class ModulePattern(nn.Module):
         self.regex = regex
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Raise an error: it only stands for a module."""
-        raise KindError("a ModulePattern computes nothing; it belongs in a pattern for find")
+        """Raise an error, as it cannot run."""
+        raise KindError("a ModulePattern cannot run; use it in a pattern for find")
 
 
 def call_module(regex: str, *args: Any, **kwargs: Any) -> Any:
-    """Stand, in a pattern, for the call of any module whose target matches a regular expression.
+    """Match, in a pattern, the call of any module whose target matches a regular expression.
 
     Parameters
     ----------
@@ -284,15 +286,13 @@ def call_module(regex: str, *args: Any, **kwargs: Any) -> Any:
     """
     proxy = next((value for value in (*args, *kwargs.values()) if isinstance(value, fx.Proxy)), None)
     if proxy is None:
-        raise KindError(
-            "call_module stands for a module in a pattern for find; it cannot be called elsewhere"
-        )
+        raise KindError("call_module cannot be called outside of a pattern for find")
     return proxy.tracer.create_proxy("call_function", call_module, (regex, *args), kwargs)
 
 
 class _PatternTracer(fx.Tracer):
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        """Look into no module: each stands for one of the graph."""
+        """Return True: each module of a pattern matches one of the graph."""
         return True
 
 
@@ -306,7 +306,7 @@ class PatternGraph:
     returns_tuple: bool
 
     def regex(self, node: fx.Node) -> str | None:
-        """Return the regular expression that a node has for the target of a module, if it has one."""
+        """Return the regular expression of a node for the target of a module, None without one."""
         if node.op == "call_function" and node.target is call_module:
             return str(node.args[0])
         if node.op == "call_module":
@@ -335,7 +335,7 @@ def pattern_graph(pattern: Callable[..., Any]) -> PatternGraph:
     if unused:
         raise ArgumentError(f"the pattern {name} does not use its parameter {unused[0]!r}")
     if not results or any(node.op in ("placeholder", "get_attr") for node in results):
-        raise ArgumentError(f"the pattern {name} has to return what it computes")
+        raise ArgumentError(f"the pattern {name} must return a computed value")
     for node in graph.nodes:
         if node.op == "call_function" and node.target is call_module:
             checked_regex(cast("str", node.args[0]), f"the pattern {name}")
@@ -350,18 +350,18 @@ def checked_regex(text: object, where: str) -> re.Pattern[str]:
     try:
         return re.compile(text)
     except re.error as error:
-        raise ArgumentError(f"{where}: {text!r} is no regular expression: {error}") from None
+        raise ArgumentError(f"{where}: {text!r} is not a regular expression: {error}") from None
 
 
 # --- Matching ---
 #
-# A depth-first search with backtracking along the flow of the data, from the results of the pattern to its
-# parameters. Every step yields the states that are still consistent; a state is never changed, so that each
-# alternative goes on from its own.
+# A depth-first search with backtracking against the flow of data, from the results of the pattern to its
+# parameters. Every step yields the states that are still consistent, several where an operation is
+# commutative. A state is immutable, so that each alternative continues from its own.
 
 
 class Match(list[tuple[str, fx.Node]]):
-    """Nodes that compute what a pattern computes, with the path of their owner, in the order of the graph.
+    """Nodes that match a pattern, with the path of their owner, in the order of the graph.
 
     Parameters
     ----------
@@ -370,8 +370,8 @@ class Match(list[tuple[str, fx.Node]]):
     nodes
         Nodes of its graph.
     inputs
-        Values that the parameters of the pattern stand for, by name and in their order: a node, a constant,
-        or a tensor of the module that no node reads.
+        Values of the parameters of the pattern, by name and in order: a node, a constant, or a tensor of the
+        module that no node reads.
     outputs
         Nodes whose values the pattern returns.
     returns_tuple
@@ -398,14 +398,14 @@ class Match(list[tuple[str, fx.Node]]):
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """Values that parameters and nodes of the pattern stand for so far."""
+    """Values of parameters and nodes of the pattern so far."""
 
     inputs: dict[fx.Node, Any] = field(default_factory=dict)
     nodes: dict[fx.Node, fx.Node] = field(default_factory=dict)
 
 
 class _Search:
-    """One pattern in one graph."""
+    """Search of one pattern in one graph."""
 
     def __init__(self, pattern: PatternGraph, owner: nn.Module, graph: fx.Graph) -> None:
         self.pattern, self.owner = pattern, owner
@@ -414,11 +414,11 @@ class _Search:
         self.wanted: dict[fx.Node, Operation | None] = {}
 
     def all(self) -> list[_State]:
-        """Return a state per node that fits the first result of the pattern, if all other results fit."""
+        """Return a state for each node that matches the first result of the pattern, if all others match."""
         first, *others = self.pattern.outputs
         states = []
         for node in self.order:
-            # The first state is enough: matches that start at one node overlap.
+            # The first state suffices, since matches with the same first result overlap.
             state = next(self._with_others(self.nodes(first, node, _State()), others), None)
             if state is not None:
                 states.append(state)
@@ -435,18 +435,18 @@ class _Search:
                 yield from self._with_others(self.nodes(first, node, state), others)
 
     def nodes(self, wanted: fx.Node, candidate: fx.Node, state: _State) -> Iterator[_State]:
-        """Yield the ways in which a node fits one of the pattern, with all that leads to it."""
+        """Yield the states in which a node and its inputs match a node of the pattern."""
         if wanted in state.nodes:
             if state.nodes[wanted] is candidate:
                 yield state
             return
-        if candidate in state.nodes.values():  # two nodes of a pattern stand for two of the graph
+        if candidate in state.nodes.values():  # different nodes of a pattern match different nodes
             return
         for pairs in self._orders(wanted, candidate):
             yield from self.operands(pairs, _State(state.inputs, {**state.nodes, wanted: candidate}))
 
     def _orders(self, wanted: fx.Node, candidate: fx.Node) -> Iterator[list[tuple[Any, Any]]]:
-        """Yield the operands to compare, in each order worth trying; none if the operations differ."""
+        """Yield the pairs of operands to compare, in each order to try; nothing if the operations differ."""
         regex = self.pattern.regex(wanted)
         if regex is not None:
             if candidate.op == "call_module" and re.match(regex, str(candidate.target)):
@@ -474,7 +474,7 @@ class _Search:
             yield [(pattern_operation.operands[name], swapped[name]) for name in pattern_operation.operands]
 
     def operands(self, pairs: list[tuple[Any, Any]], state: _State) -> Iterator[_State]:
-        """Yield the ways in which operands fit, one after the other."""
+        """Yield the states in which all pairs of operands match."""
         if not pairs:
             yield state
             return
@@ -483,7 +483,7 @@ class _Search:
             yield from self.operands(others, after)
 
     def operand(self, wanted: Any, actual: Any, state: _State) -> Iterator[_State]:
-        """Yield the ways in which one operand fits."""
+        """Yield the states in which one operand matches."""
         if wanted is IGNORED or actual is IGNORED or wanted is ANY:
             yield state
         elif isinstance(wanted, fx.Node) and wanted.op in ("placeholder", "get_attr"):
@@ -507,7 +507,7 @@ class _Search:
         if wanted not in state.inputs:
             yield _State({**state.inputs, wanted: actual}, state.nodes)
             return
-        # A parameter that is used twice stands for the same node, or for equal constants.
+        # A parameter that is used twice matches the same node, or equal constants.
         known = state.inputs[wanted]
         is_node = isinstance(known, fx.Node) or isinstance(actual, fx.Node)
         if known is actual if is_node else _is_equal(known, actual):
@@ -515,7 +515,7 @@ class _Search:
 
 
 def _is_equal(wanted: Any, actual: Any) -> bool:
-    """Return True if two constants are equal; one number stands for one per axis, as in ``kernel_size``."""
+    """Return True if two constants are equal; a number equals a tuple of it, as in ``kernel_size``."""
     if isinstance(actual, tuple | list) and actual and not isinstance(wanted, tuple | list):
         return all(_is_equal(wanted, element) for element in actual)
     if isinstance(wanted, tuple | list) and wanted and not isinstance(actual, tuple | list):
@@ -526,7 +526,7 @@ def _is_equal(wanted: Any, actual: Any) -> bool:
 
 
 def matches_in(pattern: PatternGraph, owner: str, module: nn.Module, graph: fx.Graph) -> list[Match]:
-    """Return matches that do not overlap, by the place of their first nodes."""
+    """Return matches that do not overlap, in the order of their first nodes."""
     search = _Search(pattern, module, graph)
     candidates = []
     for state in search.all():

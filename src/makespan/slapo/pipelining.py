@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 # --- Partition ---
 #
 # The graphs of the model and of all containers above a cut are joined into one flat sequence of operations,
-# which is split at the cuts. Each stage hands on the tensors that any later stage needs.
+# which is split at the cuts. Two invariants hold: an operation runs in the stage in which the model runs it,
+# and a stage sends the next one every tensor that any later stage needs. Sizes and other numbers are not
+# sent: each stage computes those that it needs.
 
 _SCALAR_METHODS = frozenset({"size", "dim", "ndimension", "numel", "element_size", "stride"})
 _SCALAR_ATTRIBUTES = frozenset({"shape", "ndim", "dtype", "device", "requires_grad", "is_cuda"})
@@ -48,19 +50,17 @@ class _FlatGraph:
     result: Any = None
 
     def build(self) -> None:
-        """Emit the operations of the model in the order in which it runs them."""
+        """Emit the operations of the model in the order of execution."""
         inputs = {
-            str(node.target): self._placeholder(node) for node in self.root.graph.find_nodes(op="placeholder")
+            str(node.target): self._note(self.graph.node_copy(node))
+            for node in self.root.graph.find_nodes(op="placeholder")
         }
         self.result = self._emit(self.root, "", inputs)
-        # The elements of a tuple can be sent, the tuple cannot: take it apart in the stage that made it.
+        # Elements of a tuple can be sent, the tuple cannot: index it in the stage that computes it.
         for node in self.graph.nodes:
             is_element = node.op == "call_function" and node.target is operator.getitem
             if is_element and isinstance(node.args[1], int):
                 self.stage[node] = self.stage[node.args[0]]
-
-    def _placeholder(self, node: fx.Node) -> fx.Node:
-        return self._note(self.graph.node_copy(node))
 
     def _note(self, node: fx.Node) -> fx.Node:
         self.stage[node] = self.current
@@ -93,7 +93,7 @@ class _FlatGraph:
         return self._emit(module, f"{target}.", inputs)
 
     def is_copied(self, node: fx.Node) -> bool:
-        """Return True if each stage that needs a value computes it: attributes of the model, and numbers."""
+        """Return True if each stage computes a value for itself: an attribute of the model, or a number."""
         if node.op == "get_attr":
             return True
         if node.op == "call_method":
@@ -109,7 +109,7 @@ class _FlatGraph:
         return node.op != "get_attr" and self.is_copied(node)
 
     def needs(self, nodes: Iterable[fx.Node]) -> Iterator[fx.Node]:
-        """Iterate over the values that must be at hand to compute some others."""
+        """Iterate over the values that other stages must provide to compute some nodes."""
         waiting, seen = list(nodes), set[fx.Node]()
         while waiting:
             node = waiting.pop()
@@ -124,7 +124,7 @@ class _FlatGraph:
 
 @dataclass(frozen=True, slots=True)
 class Tie:
-    """A parameter in several stages: its path in each of them, by the index of the stage."""
+    """A parameter in several stages, with its path in each of them by the index of the stage."""
 
     paths: dict[int, str]
     shape: tuple[int, ...]
@@ -137,11 +137,11 @@ class Partition:
     Parameters
     ----------
     stages
-        Modules that take the result of the stage before; names inside are those of the whole model.
+        Modules that take the result of the previous stage, with paths as in the whole model.
     ties
         Parameters in several stages.
     values
-        Names of the values that each stage hands to the next.
+        Names of the values that each stage sends to the next.
     """
 
     stages: tuple[nn.Module, ...]
@@ -149,7 +149,7 @@ class Partition:
     values: tuple[tuple[str, ...], ...]
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
-        """Run all stages one after the other in this process."""
+        """Run all stages in sequence in this process."""
         first, *others = self.stages
         values = first(*args, **kwargs)
         for stage in others:
@@ -158,7 +158,7 @@ class Partition:
 
 
 def staged_operations(sch: "Schedule", cuts: Collection[str]) -> _FlatGraph:
-    """Put the operations of a model in order, each with its stage; reject a stage that computes nothing."""
+    """Return the operations of a model in order, each with its stage; reject an empty stage."""
     root = sch.root.mod
     if not isinstance(root, TracedModule):
         raise ArgumentError("the model is not traced; call trace_until first")
@@ -182,7 +182,7 @@ def staged_operations(sch: "Schedule", cuts: Collection[str]) -> _FlatGraph:
 
 
 def partition(sch: "Schedule") -> Partition:
-    """Return the stages of a schedule; without cuts there is one."""
+    """Return the stages of a schedule, one without cuts."""
     cuts = sch.root.metadata.slots["cut_pipeline_stage"]
     flat = staged_operations(sch, cuts)
     order = {node: place for place, node in enumerate(flat.graph.nodes)}
@@ -194,7 +194,8 @@ def partition(sch: "Schedule") -> Partition:
         if not flat.is_copied(node):
             used[stage].update(flat.needs(node.all_input_nodes))
     used[-1].update(flat.needs(results))
-    # A value that a later stage needs passes through all stages between: each talks to its neighbours only.
+    # A stage communicates with its neighbours only, so a value passes through all stages up to the last that
+    # needs it.
     sent: list[list[fx.Node]] = []
     for stage in range(1, count):
         later = set().union(*used[stage:])
@@ -233,7 +234,7 @@ def _stage_module(flat: _FlatGraph, index: int, sent: list[list[fx.Node]]) -> Tr
         part = flat.root.get_submodule(target)
         if isinstance(part, FusedModule):
             _register_borrowed(flat.root, stage, part)
-    # Buffers that were not in the state of the model are not in that of a stage.
+    # A stage keeps buffers out of its state that are not part of the state of the model.
     for path, module in stage.named_modules():
         if module._buffers:
             original = flat.root.get_submodule(path)
@@ -245,7 +246,7 @@ def _stage_module(flat: _FlatGraph, index: int, sent: list[list[fx.Node]]) -> Tr
 
 
 def _register_borrowed(root: nn.Module, stage: nn.Module, part: FusedModule) -> None:
-    """Register the modules that a part of a graph calls, under their names in the model."""
+    """Register the modules that a fused part of a graph calls, under their paths in the model."""
     borrowed = {id(vars(part)[name]) for name in part.borrowed}
     for path, module in root.named_modules():
         if id(module) in borrowed:
@@ -259,7 +260,7 @@ def _register_borrowed(root: nn.Module, stage: nn.Module, part: FusedModule) -> 
 
 
 def default_cuts(n_layers: int, n_stages: int) -> list[int]:
-    """Return the layers after which to cut: stages of equal length, or the last ones a layer longer.
+    """Return the layers after which to cut; if stages differ in length, the last ones have one layer more.
 
     Parameters
     ----------
@@ -299,13 +300,13 @@ class CutPipelineStage(Primitive):
 
     @classmethod
     def apply(cls, sch: "Schedule") -> None:
-        """Make this module the last of its stage; all modules above it must be traced."""
+        """Make this module the last one of its stage; all modules above it must be traced."""
         where = f"cut_pipeline_stage of {sch.path!r}"
         if sch.parent is None:
             raise ArgumentError(f"{where}: nothing follows the whole model; expected a module in it")
         cuts: list[str] = sch.metadata.slots[cls.name()]
         if sch.path in cuts:
-            raise ConflictError(f"{where}: a stage ends here already, {sch.conflict(cls.name())}")
+            raise ConflictError(f"{where}: a stage already ends here, {sch.conflict(cls.name())}")
         _check_owners(where, sch)
         graph = graph_of(sch.parent, cls.name()).graph
         calls = [node for node in graph.find_nodes(op="call_module") if node.target == sch.name]
@@ -336,14 +337,14 @@ def _check_owners(where: str, sch: "Schedule") -> None:
                 )
         elif has_hooks(above.mod):
             raise ConflictError(
-                f"{where}: {above.path!r} above it has hooks, which no stage would run,"
+                f"{where}: {above.path!r} above it has hooks, which stages do not run,"
                 f" {above.conflict('sync')}; no module above a cut may have hooks"
             )
         above = above.parent
 
 
 def _is_never_called(sch: "Schedule") -> bool:
-    """Return True if a module only holds modules that a traced one above calls directly by their paths."""
+    """Return True for a container whose modules a traced owner calls directly by their paths."""
     owner = sch.parent
     while owner is not None and not isinstance(owner.mod, TracedModule):
         owner = owner.parent
@@ -361,7 +362,7 @@ _SCHEDULES = ("gpipe", "1f1b")
 
 @dataclass(frozen=True, slots=True)
 class _Structure:
-    """Structure of values of which only the tensors are sent: all other leaves, and the places of tensors."""
+    """Nested values without their tensors, which are sent: other leaves, and the positions of tensors."""
 
     spec: TreeSpec
     leaves: tuple[Any, ...]
@@ -369,7 +370,7 @@ class _Structure:
 
     @classmethod
     def of(cls, values: Any) -> tuple["_Structure", tuple[Tensor, ...]]:
-        """Split values into structure and tensors."""
+        """Split values into their structure and their tensors."""
         leaves, spec = tree_flatten(values)
         places = tuple(isinstance(leaf, Tensor) for leaf in leaves)
         others = tuple(None if place else leaf for leaf, place in zip(leaves, places, strict=True))
@@ -383,7 +384,7 @@ class _Structure:
 
 
 class _TensorStage(nn.Module):
-    """A stage that takes and returns only tensors, as the runtime of torch requires."""
+    """A stage that takes and returns only tensors, as the pipeline runtime of torch requires."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -402,7 +403,7 @@ class _TensorStage(nn.Module):
                 " same number: pass anything that depends on the samples, such as a mask, as an input"
             )
         self.gives = gives
-        # The runtime receives into buffers that lie in one piece.
+        # The runtime receives into contiguous buffers.
         return tuple(tensor.contiguous() for tensor in results)
 
     def output(self, tensors: Tensor | Sequence[Tensor]) -> Any:
@@ -411,18 +412,18 @@ class _TensorStage(nn.Module):
 
 
 class Pipeline:
-    """The stage of this process, and the schedule that runs it with those of the others.
+    """The stage of this process, and the pipeline schedule that runs it with the other stages.
 
     Parameters
     ----------
     parts
-        All stages; this process runs the one with its rank in the group.
+        All stages; this process runs that with the index of its rank in the group.
     group
         One process per stage, in order.
     lines
-        The processes of all pipelines, one sequence per pipeline, in the order of the stages.
+        The processes of all pipelines, one sequence per pipeline, in the order of stages.
     replicas
-        Processes with the same stage, over which gradients are averaged; None for no others.
+        Processes with the same stage, over which gradients are averaged; None without replicas.
     n_microbatches
         Number of micro-batches per step.
     loss_fn
@@ -466,7 +467,7 @@ class Pipeline:
     def step(
         self, *args: Any, target: Tensor | None = None, losses: list[Tensor] | None = None, **kwargs: Any
     ) -> Any:
-        """Run all micro-batches forward and backward; gradients are added to those that are there.
+        """Run all micro-batches forward and backward; gradients accumulate.
 
         Parameters
         ----------
@@ -486,7 +487,7 @@ class Pipeline:
         parameters = list(self.module.parameters())
         before = [parameter.grad for parameter in parameters]
         for parameter in parameters:
-            parameter.grad = None  # only gradients of this step are scaled and summed
+            parameter.grad = None  # so that only gradients of this step are summed and averaged
         result = self._run_microbatches(args, kwargs, target, losses)
         if self._loss_fn is not None:
             self._reduce_gradients()
@@ -517,18 +518,19 @@ class Pipeline:
         return stage.output(run.step(*inputs, target=target, losses=losses, **named))
 
     def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Pass one micro-batch through all stages to learn the shapes, and restore the buffers after it."""
+        """Run one micro-batch through all stages to learn shapes, and restore the buffers."""
         buffers = [(buffer, buffer.clone()) for buffer in self.module.buffers()]
         stage = _TensorStage(self.module)
         inputs, results, failure = self._trial_pass(stage, args, kwargs)
         with torch.no_grad():
             for buffer, before in buffers:
                 buffer.copy_(before)
+        # A process that raised alone would block the others.
         failures: list[str | None] = [None] * self._count
-        dist.all_gather_object(failures, failure, group=self._group)  # or the others would wait for this one
+        dist.all_gather_object(failures, failure, group=self._group)
         if reported := [text for text in failures if text]:
             raise BuildError(reported[0])
-        # Imported here, because the runtime takes long to load and loads the compiler of torch.
+        # Imported here, because the runtime loads the compiler of torch, which takes long.
         from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
         part = PipelineStage(
@@ -560,18 +562,18 @@ class Pipeline:
             try:
                 with torch.random.fork_rng():
                     results = stage(*inputs, **named)
-            except Exception as error:  # noqa: BLE001 - whatever it is, the other stages must hear of it
+            except Exception as error:  # noqa: BLE001 - any error must reach the other stages
                 failure = f"stage {self.index} of {self._count}: {error}"
         if not self._is_last and failure is None and stage.gives is not None:
             failure = self._object_error(stage.gives)
-        if not self._is_last:  # also after a failure, as the next stage waits for a message
-            # By way of the host: a tensor of a GPU would come out on the GPU of the same number.
+        if not self._is_last:  # even after a failure, as the next stage waits
+            # Through the host: a tensor of a GPU would be unpickled onto the GPU with the same index.
             sent = [(tensor.detach().cpu(), tensor.requires_grad) for tensor in results]
             dist.send_object_list([(stage.gives, sent)], dst=ranks[self.index + 1], group=self._group)
         return inputs, results, failure
 
     def _object_error(self, gives: "_Structure") -> str | None:
-        """Return an error if the stage would hand on an object with tensors in it, such as a cache."""
+        """Return an error if the stage passes on an object that holds tensors, such as a cache."""
         for leaf in filter(is_object, gives.leaves):
             if any(isinstance(part, Tensor) for part in tree_flatten(expanded(leaf))[0]):
                 return (

@@ -1,6 +1,7 @@
 """Primitives that find and rewrite: ``find``, ``replace``, ``fuse``, ``checkpoint``, ``decompose``.
 
-Rollback does not cover changes inside a graph, so a primitive checks all matches before it changes a node.
+Rollback does not cover changes inside a graph. So a primitive checks all matches before it changes the first
+node, and `insert_call` restores the graph if an edit fails.
 """
 
 import copy
@@ -9,7 +10,7 @@ import math
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from operator import getitem
 from typing import TYPE_CHECKING, Any
@@ -59,13 +60,13 @@ def _traced_modules(sch: "Schedule") -> Iterator[tuple[str, TracedModule]]:
 class _Query(Primitive):
     @classmethod
     def is_query(cls) -> bool:
-        """Return True: the model does not change; a necessary trace has its own entry in the journal."""
+        """Return True: the model does not change; if it has to be traced, that is a step of its own."""
         return True
 
 
 @register_primitive()
 class Find(_Query):
-    """Find calls of modules by their names, or a pattern by its data flow."""
+    """Find calls of modules by name, or a pattern by its data flow."""
 
     @classmethod
     def name(cls) -> str:
@@ -148,7 +149,7 @@ class FindSubgraph(_Query):
 
 
 def as_matches(sch: "Schedule", primitive: str, targets: object) -> list[Match]:
-    """Check the results of a search that a user passes on: one or several matches, one or several pairs."""
+    """Return checked matches for search results: one or several matches, or pairs of owner and node."""
     where = f"{primitive} of {sch.path!r}"
     if isinstance(targets, Match) or _is_pair(targets):
         targets = [targets]
@@ -184,7 +185,7 @@ def _is_pair(value: object) -> bool:
 
 
 def _match_from_pairs(where: str, value: Any) -> Match:
-    """Make a match of nodes that no pattern found: inputs in the order of their first use."""
+    """Return a match of nodes that were chosen without a pattern, with inputs in the order of first use."""
     if isinstance(value, Match):
         return value
     pairs = [value] if _is_pair(value) else value
@@ -218,7 +219,10 @@ class Call:
 
 
 def check_is_closed(where: str, match: Match) -> None:
-    """Reject a match if a value inside is used outside, or if an input depends on one of its results."""
+    """Reject a match that one call cannot replace.
+
+    An inner value is used outside, or an input depends on a result, which would make the graph cyclic.
+    """
     chosen = set(match.nodes)
     for node in match.nodes:
         users = [user for user in node.users if user not in chosen]
@@ -248,7 +252,7 @@ def _inputs_of(match: Match) -> Iterator[fx.Node]:
 
 
 def check_hooks(where: str, owner: nn.Module, matches: Sequence[Match]) -> tuple[nn.Module, nn.Module] | None:
-    """Return the modules at both ends of a match if their hooks can be kept; reject all other hooks."""
+    """Return the modules at both ends of a match whose hooks move to its replacement; reject other hooks."""
     called = [
         [owner.get_submodule(str(node.target)) if node.op == "call_module" else None for node in match.nodes]
         for match in matches
@@ -272,7 +276,7 @@ def check_hooks(where: str, owner: nn.Module, matches: Sequence[Match]) -> tuple
 def bound_arguments(
     where: str, target: nn.Module | Callable[..., Any], match: Match, concrete_args: Mapping[str, Any]
 ) -> Call:
-    """Pass the inputs of a match in the order of the pattern's parameters."""
+    """Return the call of a replacement with the inputs of a match, in the order of its pattern."""
     values = tuple(match.inputs.values())
     function = target.forward if isinstance(target, nn.Module) else target
     try:
@@ -299,26 +303,13 @@ def bound_arguments(
     if takes_any and len(values) > len(left):
         return Call(target, values, concrete_args)
     named = dict(zip(filled, values, strict=True)) | dict(concrete_args)
-    # By position as far as there is no gap; what follows a gap, or is keyword-only, goes by name.
+    # By position up to the first gap; later and keyword-only arguments are passed by name.
     positional: list[Any] = []
     for name in names:
         if name not in named or parameters[name].kind is inspect.Parameter.KEYWORD_ONLY:
             break
         positional.append(named.pop(name))
     return Call(target, tuple(positional), named)
-
-
-@contextmanager
-def _graph_edit(owner: TracedModule) -> Iterator[fx.Graph]:
-    """Yield the graph to change; on an error the module gets back a copy made before."""
-    before = copy.deepcopy(owner.graph)
-    try:
-        yield owner.graph
-        owner.graph.lint()
-        owner.recompile()
-    except BaseException:
-        owner.graph = before
-        raise
 
 
 def insert_call(
@@ -328,8 +319,10 @@ def insert_call(
     outputs = [output for match in matches for output in match.outputs]
     gives_tuple = len(matches) > 1 or matches[0].returns_tuple
     nodes = [node for match in matches for node in match.nodes]
-    with _graph_edit(owner) as graph:
-        # Behind its last argument, and behind all placeholders even if it has no argument.
+    # A failed edit restores this copy, since a rollback only restores the reference to the graph.
+    before, graph = copy.deepcopy(owner.graph), owner.graph
+    try:
+        # After its last argument, and after all placeholders even if it has no argument.
         inputs: set[fx.Node] = set(graph.find_nodes(op="placeholder"))
         fx.node.map_arg((call.args, dict(call.kwargs)), inputs.add)
         with graph.inserting_after(next((node for node in reversed(graph.nodes) if node in inputs), None)):
@@ -344,8 +337,14 @@ def insert_call(
         targets = [str(node.target) for node in nodes if node.op == "call_module"]
         _erase_nodes(graph, nodes)
         _sort_nodes(graph)
+        graph.lint()
+        owner.recompile()
+    except BaseException:
+        owner.graph = before
+        raise
     if keeps_modules:
         return
+    # Modules that no node uses any more leave the owner, and with it the schedule.
     reads = [*graph.find_nodes(op="call_module"), *graph.find_nodes(op="get_attr")]
     used = [str(node.target) for node in reads]
     for target in targets:
@@ -381,8 +380,8 @@ def _insert_node(owner: TracedModule, graph: fx.Graph, call: Call, name: str) ->
 
 
 def _erase_nodes(graph: fx.Graph, nodes: Sequence[fx.Node]) -> None:
-    """Erase nodes whose results are not used any more, and what only they needed."""
-    # From the end, since fx refuses to erase a node that has users.
+    """Erase nodes, and those whose results only they used."""
+    # From the end, since fx does not erase a node that has users.
     order = {node: place for place, node in enumerate(graph.nodes)}
     for node in sorted(nodes, key=order.__getitem__, reverse=True):
         waiting = node.all_input_nodes
@@ -397,7 +396,7 @@ def _erase_nodes(graph: fx.Graph, nodes: Sequence[fx.Node]) -> None:
 
 
 def _sort_nodes(graph: fx.Graph) -> None:
-    """Move each node behind the values that it uses; all others keep their order."""
+    """Sort nodes topologically; nodes keep their order as far as possible."""
     done: set[fx.Node] = set()
     waiting = list(graph.nodes)
     if all(used < node for node in waiting for used in node.all_input_nodes):
@@ -414,7 +413,7 @@ def _sort_nodes(graph: fx.Graph) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A match as a graph of its own: inputs, and the modules it calls by the names they have in it."""
+    """A match as a separate graph: inputs, and the called modules by their names in it."""
 
     graph: fx.Graph
     inputs: tuple[fx.Node, ...]
@@ -424,7 +423,7 @@ class Part:
 def part_of(
     owner: nn.Module, match: Match, ordered: Callable[[list[fx.Node]], Sequence[fx.Node]] | None = None
 ) -> Part:
-    """Copy a match; its inputs come in the order of the pattern, all other values by first use."""
+    """Copy a match to a graph; inputs of the pattern come first, then other values by first use."""
     chosen = set(match.nodes)
     inputs = list(dict.fromkeys(value for value in match.inputs.values() if isinstance(value, fx.Node)))
     names = {value: name for name, value in match.inputs.items() if isinstance(value, fx.Node)}
@@ -453,7 +452,7 @@ _BACKENDS = {"inductor": "inductor", "dynamo": "eager", "torchscript": "inductor
 
 @register_primitive()
 class Fuse(Primitive):
-    """Make one module of a part of a graph, and compile it."""
+    """Turn a part of a graph into one module, and compile it."""
 
     @classmethod
     def name(cls) -> str:
@@ -482,7 +481,7 @@ class Fuse(Primitive):
             known = ", ".join(map(repr, _BACKENDS))
             raise ArgumentError(f"{where}: compiler is {compiler!r}; expected one of {known}")
         if compiler == "torchscript":
-            warn(f"{where}: torch.jit.script is deprecated; inductor takes its place")
+            warn(f"{where}: torch.jit.script is deprecated; inductor is used instead")
         backend = _BACKENDS[compiler]
         compilers = (os.environ.get("CXX", "g++"), "clang++", "cl")
         if backend == "inductor" and not (torch.cuda.is_available() or any(map(shutil.which, compilers))):
@@ -498,7 +497,7 @@ class Fuse(Primitive):
 
 
 def check_not_fused(sch: "Schedule", primitive: str) -> None:
-    """Reject a change of tensors that a part of a graph computes with."""
+    """Reject a change of tensors that a fused part of a graph uses."""
     if sch.parent is None:
         return
     for node in sch.parent.child.values():
@@ -512,7 +511,7 @@ def check_not_fused(sch: "Schedule", primitive: str) -> None:
         borrows = any(vars(part)[name] is sch.mod for name in part.borrowed)
         if borrows or any(target.startswith(f"{sch.name}.") for target in reads):
             raise ConflictError(
-                f"{primitive} of {sch.path!r}: {node.path!r} computes with its tensors,"
+                f"{primitive} of {sch.path!r}: {node.path!r} uses its tensors,"
                 f" {sch.conflict('fuse')}; apply {primitive} first, then fuse"
             )
 
@@ -520,7 +519,7 @@ def check_not_fused(sch: "Schedule", primitive: str) -> None:
 def extract_module(
     sch: "Schedule", primitive: str, match: Any, name: str, order_args_fn: Any = None
 ) -> FusedModule:
-    """Replace a match by a new module that computes it, and return the module."""
+    """Move a match into a new module, which replaces it in the graph; return the module."""
     owner, where = graph_of(sch[match.owner], primitive), f"{primitive} of {sch.path!r}"
     check_is_closed(where, match)
     check_hooks(where, owner, [match])
@@ -550,7 +549,7 @@ def replace_subgraph(
     concrete_args: Mapping[str, Any] | None,
     each: bool,
 ) -> None:
-    """Replace matches in graphs: one, several with the same inputs by one call, or each separately."""
+    """Replace one match, several with the same inputs by one call, or each match separately."""
     where = f"replace of {sch.path!r}"
     matches = as_matches(sch, "replace", target_ops)
     if not callable(new):
@@ -576,6 +575,7 @@ def replace_subgraph(
                     f"{where}: got several matches of several results; expected one result per match"
                 )
         groups = [(matches, new)]
+    # All calls are checked before the first graph changes.
     ready = [
         _checked_call(sch, where, group, replacement, concrete_args or {}) for group, replacement in groups
     ]
@@ -592,7 +592,7 @@ def replace_subgraph(
 def _checked_call(
     sch: "Schedule", where: str, group: Sequence[Match], new: Any, concrete_args: Mapping[str, Any]
 ) -> Call:
-    """Return the call that replaces matches; all checks are made before any graph changes."""
+    """Return the call that replaces matches, or reject it."""
     if not callable(new):
         raise KindError(
             f"{where}: the factory returned {type(new).__name__}; expected a module or a function"
@@ -609,7 +609,7 @@ def _checked_call(
 def checkpoint_subgraph(
     sch: "Schedule", subgraph: object, order_args_fn: Callable[..., Any] | None
 ) -> FusedModule:
-    """Make a module of one match, so that its activations can be recomputed."""
+    """Move one match into a module, so that its activations can be recomputed."""
     matches = as_matches(sch, "checkpoint", subgraph)
     if len(matches) != 1:
         raise ArgumentError(f"checkpoint of {sch.path!r}: got {len(matches)} matches; expected one")
@@ -620,7 +620,7 @@ def checkpoint_subgraph(
 
 
 def replace_module(sch: "Schedule", new: nn.Module) -> None:
-    """Replace the module of a node wherever the model holds it; hooks, tags and sharding carry over."""
+    """Replace the module of a node at all its paths; hooks, tags and sharding carry over."""
     old = sch.mod
     if new is old:
         return
@@ -649,7 +649,7 @@ def _warn_of_differences(sch: "Schedule", new: nn.Module) -> None:
         pairs += [("device", before.device, after.device), ("dtype", before.dtype, after.dtype)]
     for name, was, now in pairs:
         if was != now:
-            done = "; it takes that of the old one" if name == "training mode" else ""
+            done = "; it is changed to that of the old one" if name == "training mode" else ""
             message = (
                 f"replace of {sch.path!r}: {name} of the old module is {was}, of the new one {now}{done}"
             )
@@ -657,7 +657,7 @@ def _warn_of_differences(sch: "Schedule", new: nn.Module) -> None:
 
 
 def _replacement_module(sch: "Schedule", source: object, name: str | None) -> nn.Module:
-    """Check the replacement of a module, and make it if the source is a function."""
+    """Return the checked replacement of a module; call the source if it is a function."""
     new = source if isinstance(source, nn.Module) else source(sch.mod) if callable(source) else None
     if not isinstance(new, nn.Module):
         raise KindError(
@@ -675,16 +675,14 @@ def _replacement_module(sch: "Schedule", source: object, name: str | None) -> nn
     if inside is not None and sch.parent is not None:
         raise ArgumentError(f"replace of {sch.path!r}: the new module holds the whole model at {inside!r}")
     if name is not None and name != sch.name:
-        message = (
-            f"replace of {sch.path!r}: the name {name!r} is ignored, a whole module keeps that of its node"
-        )
+        message = f"replace of {sch.path!r}: the name {name!r} is ignored; the module keeps that of its node"
         warn(message)
     return new
 
 
 @register_primitive()
 class Replace(Primitive):
-    """Put another module or function in the place of a module, or of nodes of its graph."""
+    """Replace a module, or nodes of its graph, by another module or function."""
 
     @classmethod
     def name(cls) -> str:
@@ -706,9 +704,9 @@ class Replace(Primitive):
         Parameters
         ----------
         new_mod_or_func
-            For a whole module: the new one, or a function that makes it of the old one. For parts of a graph:
-            a module or a function with the parameters of the pattern; a function of the index of a match
-            that returns one with ``each``.
+            For a whole module: the new one, or a function that makes it from the old one. For parts of a
+            graph: a module or a function with the parameters of the pattern; with ``each``, a function of the
+            index of a match that returns one.
         target_ops
             Matches of `find`, or one pair of `find_node`; None for the whole module.
         name
@@ -716,7 +714,7 @@ class Replace(Primitive):
         concrete_args
             Values of parameters that have no counterpart in the pattern.
         each
-            Replace every match by a module or function of its own.
+            Replace every match by a separate module or function.
         """
         if target_ops is not None:
             return replace_subgraph(sch, new_mod_or_func, target_ops, name, concrete_args, each)
@@ -733,7 +731,7 @@ class Replace(Primitive):
 
 @register_primitive()
 class ReplaceAll(Primitive):
-    """Put another module in the place of every module of a type."""
+    """Replace every module of a type."""
 
     @classmethod
     def name(cls) -> str:
@@ -761,7 +759,7 @@ class ReplaceAll(Primitive):
         if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
             raise KindError(f"replace_all of {sch.path!r}: got {module_type!r}; expected a class of modules")
         targets = [(path, node) for path, node in sch.named_schedules() if isinstance(node.mod, module_type)]
-        # Innermost first: their nodes are gone once an owner is replaced.
+        # Innermost first, since the nodes below an owner vanish when it is replaced.
         for path, node in reversed(targets):
             node.replace(make_mod_fn(path, node.mod, **kwargs))
         return len(targets)
@@ -775,8 +773,8 @@ class Checkpointed(ForwardWrapper):
 
     The second pass starts from the same state as the first one: buffers, attributes, random generators, and
     objects, lists and dictionaries among the arguments, such as a cache. Its changes to them are dropped when
-    it ends. So batch norm counts a batch once, spectral norm multiplies by the same vectors, a cache does not
-    grow twice, and a layer that was dropped at random is dropped again.
+    it ends. So batch norm counts a batch once, spectral norm uses the same vectors in both passes, a cache
+    grows once, and a layer that was dropped at random is dropped again.
     """
 
     op = "checkpoint"
@@ -788,15 +786,16 @@ class Checkpointed(ForwardWrapper):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the forward now, and again when its gradients are needed."""
         inner = self.inner
-        # Without gradients nothing runs twice, and a compiler keeps state out of what it repeats.
+        # Without gradients nothing runs twice, and compiled code recomputes without changing state.
         if torch.compiler.is_compiling() or not torch.is_grad_enabled():
             return checkpoint(
                 inner, *args, use_reentrant=False, preserve_rng_state=self.preserve_rng, **kwargs
             )
         before = StateSnapshot(self.module, (args, kwargs), with_global_generators=self.preserve_rng)
         kept = argument_restorer(args, kwargs)
-        # Parameters that no optimizer changes, so that a forward may. Embeddings and recurrent layers do not
-        # count: a second pass leaves weights alone that the first one has normalised or flattened.
+        # A forward may change parameters that no optimizer updates; a second pass would change them again.
+        # Not checked are embeddings and recurrent layers: they normalise or flatten weights, which is
+        # idempotent.
         versions = [
             (name, parameter, parameter._version)
             for path, module in self.module.named_modules()
@@ -822,7 +821,7 @@ class Checkpointed(ForwardWrapper):
                 context_fn=lambda: (nullcontext(), before.put_back()),
                 **kwargs,
             )
-        finally:  # copies are kept until the backward pass, so only of what this forward has changed
+        finally:  # copies live until the backward pass: keep only those of state that this forward changed
             before.drop_unchanged()
         for name, frozen_parameter, version in versions:
             if frozen_parameter._version != version:
@@ -858,7 +857,7 @@ class Checkpoint(Primitive):
         subgraph
             A match of `find`; None for the whole module.
         order_args_fn
-            Function of the inputs of the match that returns them in the order in which they are passed.
+            Function that returns the inputs of the match in the order in which they are passed.
         preserve_rng
             Draw the same random numbers in the second pass as in the first, also from the generators of
             Python and NumPy. Generators that the module holds always repeat their numbers.
@@ -872,14 +871,14 @@ class Checkpoint(Primitive):
         check_is_called(sch, cls.name())
         if wrapped_forward(sch.mod, Checkpointed):
             raise ConflictError(
-                f"checkpoint of {sch.path!r}: it is recomputed already, {sch.conflict('checkpoint')}"
+                f"checkpoint of {sch.path!r}: it is already recomputed, {sch.conflict('checkpoint')}"
             )
         above = sch.parent
         while above is not None:
             if wrapped_forward(above.mod, Checkpointed):
                 warn(
-                    f"checkpoint of {sch.path!r}: {above.path!r} above it is recomputed already, "
-                    "so this module runs three times"
+                    f"checkpoint of {sch.path!r}: {above.path!r} above it is already recomputed, "
+                    "so that this module runs three times"
                 )
                 break
             above = above.parent
@@ -907,7 +906,7 @@ def select_layers(n: int, ratio: float, policy: str = "even") -> list[int]:
         raise ArgumentError(f"select_layers got n = {n}, ratio = {ratio}; expected n >= 0, ratio in [0, 1]")
     if policy not in ("even", "head"):
         raise ArgumentError(f"select_layers got policy {policy!r}; expected 'even' or 'head'")
-    count = math.floor(n * ratio + 1e-9)  # 100 * 0.29 is 28.999... in binary
+    count = math.floor(n * ratio + 1e-9)  # 100 * 0.29 is 28.999... in floating point
     if policy == "head":
         return list(range(count))
     return [index for index in range(n) if (index + 1) * count // n > index * count // n]
@@ -918,7 +917,7 @@ def select_layers(n: int, ratio: float, policy: str = "even") -> list[int]:
 
 @register_primitive()
 class Decompose(Primitive):
-    """Show product and bias addition of a linear layer as two nodes of a graph."""
+    """Split a linear layer into two nodes of a graph: product and bias addition."""
 
     @classmethod
     def name(cls) -> str:
@@ -927,11 +926,13 @@ class Decompose(Primitive):
 
     @classmethod
     def apply(cls, sch: "Schedule") -> None:
-        """Make this layer, which must be linear with a bias, add it in a separate step."""
+        """Add the bias of this linear layer in a separate step."""
         mod = sch.mod
         is_late = isinstance(mod, LateBiasLinear)
         if is_late and vars(mod).get("traceable"):
-            raise ConflictError(f"decompose of {sch.path!r}: done already, {sch.conflict('decompose')}")
+            raise ConflictError(
+                f"decompose of {sch.path!r}: it is already decomposed, {sch.conflict('decompose')}"
+            )
         if not isinstance(mod, nn.Linear) or mod._parameters["bias"] is None:
             layer = "Linear without bias" if isinstance(mod, nn.Linear) else type(mod).__name__
             raise ConflictError(f"decompose of {sch.path!r}: got {layer}; expected nn.Linear with bias")

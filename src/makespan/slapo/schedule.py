@@ -1,7 +1,7 @@
 """Schedules: the tree over a model, its primitives, the journal, rollback, and replay.
 
-A primitive either succeeds, and is one entry of the journal, or raises an error and leaves model, tree and
-metadata as they were. Primitives that another one applies belong to the step of that one.
+A primitive is atomic: it succeeds and adds one entry to the journal, or it raises an error and leaves model,
+tree and metadata unchanged. Primitives that it applies in turn are part of the same step.
 """
 
 import copy
@@ -39,21 +39,21 @@ from makespan.slapo.patterns import Attribute, Match
 
 
 def is_leaf(module: nn.Module) -> bool:
-    """Return True if a schedule does not look inside: layers of torch.nn itself, and scripted modules."""
+    """Return True for a module without nodes below it: a layer of torch.nn itself, or a scripted module."""
     if isinstance(module, ScriptModule):
         return True
     return type(module).__module__.startswith("torch.nn.") and not isinstance(module, nn.Sequential)
 
 
 def is_list(module: nn.Module) -> bool:
-    """Return True if a module only holds others, which its owner calls: lists, and shells of a flat graph."""
+    """Return True for a container whose elements its owner calls: a list, or a shell of a flattened graph."""
     if isinstance(module, nn.ModuleList | nn.ModuleDict):
         return type(module).forward is nn.Module.forward
     return type(module) is nn.Module
 
 
 def node_modules(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Iterate over names and modules of the children of a node."""
+    """Iterate over the names and modules of the children of a node; elements of lists are among them."""
     if is_list(module) or not is_leaf(module):
         yield from _elements(module, "")
 
@@ -84,6 +84,8 @@ def node_at(start: "Schedule", path: str) -> "Schedule":
 
 def _node_of_shared_module(start: "Schedule", path: str, node: "Schedule", tokens: list[str]) -> "Schedule":
     """Return the node of a shared module that has another path in the tree, or raise an error."""
+    # A module has one node, at its first path. Walk the model along the rest of this path until it reaches a
+    # module that has a node elsewhere, and continue in the tree from there.
     module, walked = node.mod, 0
     for token in tokens:
         inner = dict(module._modules.items()).get(token)
@@ -99,8 +101,7 @@ def _node_of_shared_module(start: "Schedule", path: str, node: "Schedule", token
             except PathError as error:
                 full = f"{start.path}.{path}".lstrip(".")
                 raise PathError(
-                    f"no module {full!r} in the schedule: it stands at {same.path!r}, too, and there is "
-                    f"{error}"
+                    f"no module {full!r} in the schedule: its owner is shared with {same.path!r}; {error}"
                 ) from None
     raise PathError(_path_message(start, path, node, tokens, walked, module))
 
@@ -109,12 +110,14 @@ def _path_message(
     start: "Schedule", path: str, node: "Schedule", tokens: list[str], walked: int, module: nn.Module
 ) -> str:
     """Return the message for a path that ends below a node, after some tokens that lead to a module."""
+    # From the most specific cause to the general one: part of a flattened graph, no such element, a list
+    # instead of an element, inside a leaf, no such child.
     full = f"{start.path}.{path}" if start.path else path
     above: Schedule | None = node
     while above is not None:
         for step, entry in enumerate(node.metadata.journal, start=1):
             if entry.op == "trace" and entry.path == above.path and entry.arguments.get("flatten") is True:
-                return f"no module {full!r} in the schedule: step {step} swallowed it, {entry}"
+                return f"no module {full!r} in the schedule: step {step} flattened it, {entry}"
         above = above.parent
     where = f"no module {full!r} in the schedule"
     if 0 < walked < len(tokens) and is_list(module):
@@ -125,20 +128,20 @@ def _path_message(
         elements = [repr(f"{full}.{name}") for name, _ in _elements(module, "")]
         if len(elements) > 3:
             elements = [*elements[:2], "...", elements[-1]]
-        listed = ", ".join(elements) if elements else "of which it has none"
+        listed = ", ".join(elements) if elements else "but it has none"
         kind = type(module).__name__
-        return f"{where}: it is a {kind}, which nobody calls; index an element, {listed}"
+        return f"{where}: it is a {kind}, which is never called; index an element, {listed}"
     owner = f"{type(node.mod).__name__} at {node.path!r}" if node.path else f"{type(node.mod).__name__}"
     if walked:
-        return f"{where}: {owner} is a layer of torch.nn or a script, inside which schedules do not look"
+        return f"{where}: {owner} is a layer of torch.nn or a script, which has no nodes inside"
     names = [*node.child, *{name.partition(".")[0] for name in node.child if "." in name}]
     return f"{where}: {owner} has no {tokens[0]!r}; {close_names('.'.join(tokens[:2]), names)}"
 
 
 # --- Rollback ---
 #
-# A snapshot holds references and shallow copies only. Values that are changed in place are not covered: those
-# of tensors and of traced graphs.
+# A snapshot holds references and shallow copies only. Values that change in place, those of tensors and of
+# traced graphs, are not covered: primitives change them last, after all checks.
 
 
 def _contents(container: Any) -> tuple[Any, ...]:
@@ -154,7 +157,9 @@ class Snapshot:
         for token in sch.path.split(".") if sch.path else ():
             owner = owner.get_submodule(token)
             held.append(owner)
-        top = root if sch.metadata.has_shared else sch  # a shared module is replaced elsewhere, too
+        # A primitive changes modules below the node, and those on the way to it, which hold the module. A
+        # shared module is also replaced elsewhere, so that the whole tree may change.
+        top = root if sch.metadata.has_shared else sch
         modules = {id(module): module for module in (*held, *top.mod.modules())}
         self._modules = []
         for module in modules.values():
@@ -198,13 +203,10 @@ class Snapshot:
         for node, mod, child, content in self._nodes:
             node.mod, node.child = mod, child
             _refill(child, content)
-        self._restore_metadata()
-
-    def _restore_metadata(self) -> None:
-        ties, tags, slots, n_steps, had_shared = self._state
+        ties, tag_names, slots, n_steps, had_shared = self._state
         self._metadata.ties[:] = ties
         self._metadata.tags.clear()
-        self._metadata.tags.update(tags)
+        self._metadata.tags.update(tag_names)
         self._metadata.slots.clear()
         self._metadata.slots.update(slots)
         del self._metadata.journal[n_steps:]
@@ -214,7 +216,7 @@ class Snapshot:
 
 
 def _refill(container: Any, content: tuple[Any, ...]) -> None:
-    """Restore the content of a container if it has changed: containers of users may be read-only."""
+    """Restore the content of a container if it has changed, as containers of users may be read-only."""
     now, held = _contents(container), content
     if isinstance(container, dict):
         now, held = (tuple(part for pair in pairs for part in pair) for pairs in (now, held))
@@ -271,7 +273,7 @@ def full_name(thing: Any) -> str:
 
 
 def journal_value(value: Any) -> Value:
-    """Return a plain value that describes an argument; `replay` turns it back."""
+    """Return an argument as a plain value for the journal; `replay` reverses this."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], fx.Node):
@@ -337,7 +339,7 @@ def _format_value(value: Value) -> str:
 
 
 def digest(journal: Iterable[JournalEntry]) -> str:
-    """Return 16 hexadecimal digits that agree for processes that applied the same steps."""
+    """Return a hash of the steps, 16 hexadecimal digits, which processes compare."""
     steps = [[entry.op, entry.path, dict(entry.arguments)] for entry in journal]
     return hashlib.blake2b(json.dumps(steps, sort_keys=True).encode(), digest_size=8).hexdigest()
 
@@ -359,12 +361,12 @@ class Primitive:
     @classmethod
     def name(cls) -> str:
         """Return the name under which schedules offer the primitive, an identifier."""
-        raise NotImplementedError(f"{cls.__name__} does not say what its name is")
+        raise NotImplementedError(f"{cls.__name__} must implement name()")
 
     @classmethod
     def apply(cls, sch: "Schedule", *args: Any, **kwargs: Any) -> Any:
         """Transform the module of ``sch`` and the modules below it; the caller gets the result."""
-        raise NotImplementedError(f"{cls.__name__} does not say what it does")
+        raise NotImplementedError(f"{cls.__name__} must implement apply()")
 
     @classmethod
     def init_metadata(cls) -> Any:
@@ -378,7 +380,7 @@ class Primitive:
 
     @classmethod
     def is_query(cls) -> bool:
-        """Return True if the primitive only looks: it is not journalled, but others that it applies are."""
+        """Return True if the primitive changes nothing; only those that it applies are journalled."""
         return False
 
 
@@ -459,10 +461,18 @@ def list_primitives(name_only: bool = True) -> list[str] | Mapping[str, type[Pri
 
 
 # --- Application of a primitive ---
+#
+# ``sch["fc"].shard("weight", axis=0)`` takes these steps:
+#
+# 1. `Schedule.__getitem__` returns the node at the path.
+# 2. `Schedule.__getattr__` looks up the class that is registered as ``shard`` and binds
+#    `apply_primitive` to this class and to the node.
+# 3. `apply_primitive` checks arguments and node, takes a `Snapshot`, and calls ``Shard.apply(node, ...)``.
+# 4. If that succeeds, the journal gets a `JournalEntry`; if it raises an error, the snapshot is restored.
 
 
 def apply_primitive(primitive: type[Primitive], sch: "Schedule", /, *args: Any, **kwargs: Any) -> Any:
-    """Apply a primitive to a node: check the call, apply it, and journal it, or roll it back.
+    """Apply a primitive to a node and journal the step; roll back on an error.
 
     Only the outermost of nested primitives is journalled and rolled back.
     """
@@ -477,7 +487,7 @@ def apply_primitive(primitive: type[Primitive], sch: "Schedule", /, *args: Any, 
     metadata = sch.metadata
     if primitive.is_query() or metadata.depth:
         return primitive.apply(*bound.args, **bound.kwargs)
-    # Described before the call, since a primitive may change its arguments. Without the node and defaults.
+    # Written down before the call, since a primitive may change its arguments; without the node and defaults.
     arguments: dict[str, Value] = {}
     for parameter in list(signature.parameters.values())[1:]:
         if parameter.name in bound.arguments:
@@ -485,7 +495,7 @@ def apply_primitive(primitive: type[Primitive], sch: "Schedule", /, *args: Any, 
             named = value if parameter.kind is parameter.VAR_KEYWORD else {parameter.name: value}
             arguments |= {key: journal_value(argument) for key, argument in named.items()}
     before, start = Snapshot(sch), time.perf_counter()
-    metadata.depth += 1
+    metadata.depth += 1  # primitives that this one applies see a depth above zero and run without a step
     try:
         result = primitive.apply(*bound.args, **bound.kwargs)
     except BaseException:
@@ -498,7 +508,7 @@ def apply_primitive(primitive: type[Primitive], sch: "Schedule", /, *args: Any, 
 
 
 def _check_in_tree(name: str, sch: "Schedule") -> None:
-    """Reject a node that tree or model no longer contain: a change of it would have no effect."""
+    """Reject a node that is no longer part of the tree or the model: a change of it would have no effect."""
     node = sch
     while node.parent is not None:
         if node.parent.child.get(node.name) is not node:
@@ -533,8 +543,8 @@ _HOOKS = (
 class ForwardWrapper:
     """Callable that replaces the ``forward`` of one module and calls the wrapped one.
 
-    As an attribute of the module, it is copied with it and changes neither structure nor names. Tracers of a
-    module above treat a module with such a forward as a leaf.
+    An attribute of the module holds it, so that it is copied with the module and changes neither structure
+    nor names. A tracer of a module above treats a module with a wrapped forward as a leaf.
     """
 
     op: ClassVar[str]
@@ -580,15 +590,16 @@ def move_hooks(old: nn.Module, new: nn.Module) -> None:
 
 
 def format_tree(sch: "Schedule") -> str:
-    """Return the tree below a node; equal siblings in a row are printed once."""
+    """Return the tree below a node as text; equal consecutive siblings are printed once."""
     calls: dict[str, list[str]] = {}
-    places = {path for path, _ in sch.root.named_schedules()}
+    paths = {path for path, _ in sch.root.named_schedules()}
     for entry in sch.metadata.journal:
-        place, inside = entry.path, ""
-        while place not in places:
-            place, _, last = place.rpartition(".")
+        # A later step may have removed the node: the nearest owner that is left shows the step.
+        path, inside = entry.path, ""
+        while path not in paths:
+            path, _, last = path.rpartition(".")
             inside = f"{last}.{inside}".rstrip(".")
-        calls.setdefault(place, []).append(f"{inside}: {entry.call}" if inside else entry.call)
+        calls.setdefault(path, []).append(f"{inside}: {entry.call}" if inside else entry.call)
     return "\n".join(_tree_lines(sch, calls))
 
 
@@ -646,7 +657,7 @@ class Metadata:
 
 
 class Schedule:
-    """A module in the tree of a model, see `create_schedule`; its primitives are methods.
+    """A node of the tree over a model, see `create_schedule`; its primitives are methods.
 
     Parameters
     ----------
@@ -763,11 +774,11 @@ class Schedule:
 
         Primitives call it after they changed modules below this node, or ``mod`` itself.
         """
-        # A module has one node, at its first place: elsewhere in the tree it counts as seen.
+        # A module has one node, at its first path: modules of nodes elsewhere in the tree count as seen.
         below = {id(node) for _, node in self.named_schedules()}
         others = (node for _, node in self.root.named_schedules() if id(node) not in below)
         self._rebuild({*(id(node.mod) for node in others), id(self.mod)})
-        if self.metadata.has_shared and self.parent is not None:  # nodes elsewhere may have to come or go
+        if self.metadata.has_shared and self.parent is not None:  # nodes elsewhere may appear or vanish
             self.root._rebuild({id(self.root.mod)})
 
     def _rebuild(self, seen: set[int]) -> None:
@@ -798,12 +809,13 @@ class Schedule:
         -------
         The end of a message such as ``conflicts with step 7: shard(tensor_name='weight') at 'fc'``.
         """
+        # The latest step of the primitive here, else of the primitive above, else of any primitive above.
         steps = list(enumerate(self.metadata.journal, start=1))[::-1]
         same = [step for step in steps if step[1].op == op and step[1].path == self.path]
         above = [step for step in steps if self._is_below(step[1].path)]
         for step, entry in (*same, *(step for step in above if step[1].op == op), *above):
             return f"conflicts with step {step}: {entry}"
-        return f"conflicts with {op} of {self.path!r} in this very step"
+        return f"conflicts with {op} of {self.path!r} in the same step"
 
     def _is_below(self, path: str) -> bool:
         return not path or self.path == path or self.path.startswith(f"{path}.")
@@ -820,16 +832,15 @@ def create_schedule(
     """Return the schedule of a model: a tree of its modules; the model is not changed or copied.
 
     Elements of a ``ModuleList`` or ``ModuleDict`` are children of the owner of the list, named
-    ``"<list>.<element>"``; layers of `torch.nn` except ``Sequential`` have no children. A module that the
-    model holds at several places has one node, at the first of them; the other paths lead to it.
+    ``"<list>.<element>"``; layers of `torch.nn` except ``Sequential`` have no children. A module with several
+    paths in the model has one node, at the first path; the other paths lead to it.
 
     Parameters
     ----------
     root
         The model, on any device, including ``meta``.
     name, path, parent
-        Place of the tree in one above it whose model already holds ``root`` there; leave them out for a whole
-        model.
+        Position in a larger tree whose model already holds ``root`` there; omit them for a whole model.
     group
         Processes of tensor parallelism; None for the default group, or for one process without any.
 
@@ -860,10 +871,11 @@ def create_schedule(
     if name or path:
         raise ArgumentError(f"create_schedule: name {name!r} and path {path!r} need a parent")
     schedule = Schedule(root, group=group)
-    places: dict[int, list[str]] = {}
-    for place, parameter in root.named_parameters(remove_duplicate=False):
-        places.setdefault(id(parameter), []).append(place)
-    schedule.metadata.ties = [tuple(tied) for tied in places.values() if len(tied) > 1]
+    # Ties are recorded now, since primitives replace parameters, and a tie is lost with its identity.
+    paths: dict[int, list[str]] = {}
+    for parameter_path, parameter in root.named_parameters(remove_duplicate=False):
+        paths.setdefault(id(parameter), []).append(parameter_path)
+    schedule.metadata.ties = [tuple(tied) for tied in paths.values() if len(tied) > 1]
     schedule.rebuild()
     return schedule
 
@@ -872,7 +884,7 @@ def create_schedule(
 
 
 def carry_tags(old: nn.Parameter, new: nn.Parameter, tags: Iterable[str]) -> None:
-    """Copy tags to the parameter that replaces another one; tags that it already has stay."""
+    """Copy tags to the parameter that replaces another one, except tags that it already has."""
     for tag in tags:
         if tag in old.__dict__ and tag not in new.__dict__:
             setattr(new, tag, old.__dict__[tag])
@@ -889,7 +901,7 @@ class Annotate(Primitive):
 
     @classmethod
     def apply(cls, sch: "Schedule", param: str, key: str, value: Any) -> None:
-        """Set an attribute of a parameter that it keeps when it is sharded, replaced or consolidated.
+        """Set an attribute of a parameter that survives sharding, replacement and consolidation.
 
         Parameters
         ----------
@@ -925,7 +937,7 @@ class SetAttr(Primitive):
     @classmethod
     def apply(cls, sch: "Schedule", **values: Any) -> None:
         """Set attributes that the module has, except parameters, buffers and modules."""
-        # Attributes that the module and its classes define themselves: values, no methods.
+        # Attributes that the module and its classes below nn.Module define: values, no methods.
         names = list(vars(sch.mod))
         for kind in type(sch.mod).__mro__:
             if not issubclass(nn.Module, kind):
@@ -949,7 +961,7 @@ class SetAttr(Primitive):
                 raise MemberError(f"set_attr of {sch.path!r}: no attribute {name!r}; {known}")
         if isinstance(sch.mod, fx.GraphModule):
             raise ConflictError(
-                f"set_attr of {sch.path!r}: its graph holds attributes as they were when it was captured, "
+                f"set_attr of {sch.path!r}: its graph holds the attributes of the time of its capture, "
                 f"{sch.conflict('trace')}; call set_attr before trace"
             )
         for name, value in values.items():
@@ -967,7 +979,7 @@ class Bind(Primitive):
 
     @classmethod
     def apply(cls, sch: "Schedule", **symbols: Any) -> None:
-        """Remember the values; a symbol that has a value keeps it."""
+        """Bind symbols to values; a bound symbol keeps its value."""
         bound: dict[str, Any] = sch.metadata.slots[cls.name()]
         for name, value in symbols.items():
             if name in bound and bound[name] != value:
@@ -1000,7 +1012,7 @@ def replay(
         Processes of tensor parallelism; their number may differ from that of the first run.
     given
         Arguments by step, counted from one, and by name. A journal only holds plain values, functions and
-        classes: all others, such as a module that replaced another one, must be given.
+        classes; pass any other argument here, such as a module that replaced another one.
 
     Returns
     -------
@@ -1009,8 +1021,8 @@ def replay(
     Raises
     ------
     ReplayError
-        The text is no journal, a step names what does not exist, or its argument must be given; also a
-        `RuntimeError`. The error of a primitive is its cause.
+        The text is not a journal, a step names something unknown, or an argument is missing in ``given``;
+        also a `RuntimeError`. The error of a primitive is its cause.
     """
     sch = create_schedule(model, group=group)
     if isinstance(journal, str):
@@ -1059,7 +1071,7 @@ def _split_arguments(
 
 
 def _argument_value(value: Value, module: nn.Module) -> Any:
-    """Turn a journal_value argument back into what it was."""
+    """Return the argument that a plain value of a journal stands for, see `journal_value`."""
     match value:
         case {"$name": str(name)}:
             module_name, _, qualified_name = name.partition(":")
@@ -1075,7 +1087,7 @@ def _argument_value(value: Value, module: nn.Module) -> Any:
             path = fields["owner"]
             traced = module.get_submodule(path)
             inputs = {name: _argument_value(matched, module) for name, matched in fields["inputs"].items()}
-            # A node comes back with its owner, which a match names once for all.
+            # A node is decoded together with its owner, which a match has only once.
             inputs = {
                 name: matched[1] if isinstance(matched, tuple) else matched
                 for name, matched in inputs.items()

@@ -1,4 +1,4 @@
-"""Primitive ``shard``: rules per layer, and vocabularies that are padded until they divide."""
+"""Primitive ``shard``: rules per layer, and padding of vocabularies."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 
 class VocabularyPart(nn.Module):
-    """An embedding with the rows from ``first_row`` on; ids of other rows give zeros."""
+    """An embedding that holds the rows from ``first_row`` on; other ids give zeros."""
 
     first_row = 0
 
@@ -62,16 +62,16 @@ class VocabularyPart(nn.Module):
         padding_idx: int | None
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Look up the ids whose rows this process has."""
+        """Look up the ids whose rows this process holds."""
         is_own = (ids >= self.first_row) & (ids < self.first_row + self.num_embeddings)
         rows = F.embedding(torch.where(is_own, ids - self.first_row, 0), self.weight, self.padding_idx)
         return rows * is_own.unsqueeze(-1).to(rows.dtype)
 
 
 def pad_vocabulary(model: nn.Module, paths: Sequence[str], multiple: int) -> int:
-    """Enlarge a vocabulary so that it divides among processes, before a model is scheduled.
+    """Enlarge a vocabulary so that it divides among processes; call it before scheduling.
 
-    The new rows are zero. No id refers to them, and the loss must leave out the logits that they add.
+    The new rows are zero. No id refers to them, and the loss must ignore the logits that they add.
 
     Parameters
     ----------
@@ -93,9 +93,9 @@ def pad_vocabulary(model: nn.Module, paths: Sequence[str], multiple: int) -> int
         There is no such module; also a `KeyError`.
     ArgumentError
         A module is no embedding or linear layer, sizes differ, or ``multiple`` is less than one; also a
-        `ValueError`. The model is as it was.
+        `ValueError`. The model has not changed.
     ConflictError
-        A module is sharded already; also a `RuntimeError`.
+        A module is already sharded; also a `RuntimeError`.
     """
     layers: list[tuple[str, nn.Embedding | nn.Linear]] = []
     for path in paths:
@@ -137,12 +137,14 @@ def pad_vocabulary(model: nn.Module, paths: Sequence[str], multiple: int) -> int
 
 # --- Rules per layer ---
 #
-# A rule answers how a layer changes if one of its tensors is cut. Users add rules for their layers.
+# A rule maps a `ShardRequest`, a tensor of a layer to cut, to a `ShardEffect`, the changes of the layer that
+# keep its forward correct: sizes that it reads, another class, and the layout of its output. Users add rules
+# for their layers.
 
 
 @dataclass(frozen=True, slots=True)
 class ShardRequest:
-    """A tensor to cut; name, axis and size have been checked.
+    """A tensor to cut, with checked name, axis and size.
 
     Parameters
     ----------
@@ -166,17 +168,17 @@ class ShardRequest:
     ranks: Ranks
 
     def whole(self, attribute: str) -> Any:
-        """Return the value that an attribute of the layer had before any of its tensors was cut."""
+        """Return the value of an attribute before the first tensor of the layer was cut."""
         return sharding_of(self.module).attributes.get(attribute, getattr(self.module, attribute))
 
     def __str__(self) -> str:
-        """Return the request as messages name it."""
+        """Return the text for messages."""
         return f"shard({self.name!r}, {self.axis}) at {self.path!r} ({type(self.module).__name__})"
 
 
 @dataclass(frozen=True, slots=True)
 class ShardEffect:
-    """Answer of a rule: how the layer changes.
+    """Changes of a layer if one of its tensors is cut.
 
     Parameters
     ----------
@@ -187,7 +189,7 @@ class ShardEffect:
     together
         Tensors that must all be cut if one of them is.
     behaviour
-        Class that the layer becomes if several processes share it; it is put before its own class.
+        Class that the layer gets in front of its own class if several processes share it.
     """
 
     returns: Layout | None = None
@@ -202,7 +204,7 @@ _BOTH = frozenset({"weight", "bias"})
 
 
 def register_shard_rule(*layers: type[nn.Module] | str) -> Callable[[ShardRule], ShardRule]:
-    """Return a decorator that makes a function the rule of layers and of their subclasses.
+    """Return a decorator that registers a function as the rule of layers and their subclasses.
 
     Parameters
     ----------
@@ -231,7 +233,7 @@ def register_shard_rule(*layers: type[nn.Module] | str) -> Callable[[ShardRule],
 
 
 def shard_effect(request: ShardRequest) -> ShardEffect:
-    """Return the answer of the rule for a layer: that of its class, or of the nearest class above.
+    """Return the effect by the rule of a layer: that of its class, or of the nearest base class.
 
     A layer of torch without a rule is rejected: its forward reads the sizes that it was built with, and
     kernels that rely on them, such as those of an LSTM, read memory beyond a part of a weight.
@@ -241,7 +243,7 @@ def shard_effect(request: ShardRequest) -> ShardEffect:
         if rule is None:
             continue
         effect = rule(request)
-        # A behaviour replaces the forward, so no subclass may have one that the rule does not know.
+        # A behaviour replaces the forward, so no subclass may override it.
         between = type(request.module).__mro__[: type(request.module).__mro__.index(kind)]
         new = effect.behaviour is not None and not isinstance(request.module, effect.behaviour)
         if new and any("forward" in vars(kind) for kind in between):
@@ -253,7 +255,7 @@ def shard_effect(request: ShardRequest) -> ShardEffect:
     computes = next(kind for kind in type(request.module).__mro__ if "forward" in vars(kind))
     if computes is not nn.Module and computes.__module__.startswith("torch.nn."):
         raise ShardError(
-            f"{request}: {computes.__name__} of torch.nn has no rule for its parts; expected one with a rule "
+            f"{request}: {computes.__name__} of torch.nn has no shard rule; expected a layer with a rule "
             f"(register_shard_rule({computes.__name__}) adds it), or a module of your own"
         )
     return ShardEffect()
@@ -264,7 +266,7 @@ def _columns(request: ShardRequest, axis: int, *attributes: str) -> ShardEffect:
 
 
 def _rows(request: ShardRequest, attribute: str, behaviour: type[nn.Module]) -> ShardEffect:
-    """Cut along the inputs: each process has a summand, and the bias is added after the sum."""
+    """Cut along the inputs: each process computes a summand, and the bias is added after the sum."""
     has_bias = request.module.bias is not None
     return ShardEffect(PARTIAL, {attribute: request.local}, behaviour=behaviour if has_bias else None)
 
@@ -302,7 +304,7 @@ def _convolved(request: ShardRequest, channels: tuple[str, str], behaviour: type
         return ShardEffect()
     if request.name == "weight" and axis > 1:
         raise ArgumentError(f"{request}: axis {axis} belongs to the kernel; expected axis 0 or 1")
-    # With groups, a process keeps whole groups: their inputs and outputs with the kernels of both.
+    # A grouped convolution is cut between groups: a process keeps whole groups with their inputs and outputs.
     if (groups := request.whole("groups")) > 1:
         if request.name == "weight" and axis == 1:
             raise ArgumentError(f"{request}: none of its {groups} groups can be cut; expected axis 0")
@@ -364,12 +366,12 @@ def _embedding(request: ShardRequest) -> ShardEffect:
 # --- Primitive ---
 
 CLIPPING = "makespan.slapo.clip_grad_norm(schedule, max_norm)"
-"""Call that clips gradients by the norm of the whole model."""
+"""Call that clips gradients by the norm of the whole model, for messages."""
 
 
 @dataclass(frozen=True, slots=True)
 class TiedShard:
-    """The part that all tensors of a tie share, and the path at which it was made."""
+    """The part that all tensors of a tie share, and the path at which it was cut."""
 
     path: str
     parameter: nn.Parameter
@@ -405,20 +407,20 @@ class Shard(Primitive):
         groups: int | Sequence[int] = 1,
         unit: int | None = None,
     ) -> None:
-        """Keep the part of this process.
+        """Replace each tensor by the part of this process.
 
         Parameters
         ----------
         tensor_name
             Parameter or buffer of this module itself, or several of them.
         axis
-            Axis along which it is cut; negative ones count from the end.
+            Axis of the cut; negative values count from the end.
         groups
             Blocks of the axis that are cut separately: the number of equal ones (three if queries, keys and
             values are one tensor), or their sizes if there are fewer keys and values than queries.
         unit
-            Size of a unit that must not be cut, such as a head; 1 for none. None for the head size that the
-            owner of the layer names, if outputs are whole heads.
+            Size of a unit that must not be cut, such as a head; 1 for none. None for the head size that an
+            attribute of the owner gives, if outputs are whole heads.
         """
         names = [tensor_name] if isinstance(tensor_name, str) else list(tensor_name)
         if (
@@ -432,7 +434,7 @@ class Shard(Primitive):
             )
         check_not_fused(sch, cls.name())
         blocks: Any = tuple(groups) if isinstance(groups, list | tuple) else groups
-        # All checks come before the first change; only then are parts cut and attributes set.
+        # Plans make all checks before the first tensor or attribute changes.
         plans = [_plan_shard(sch, name, axis, blocks, unit) for name in names]
         sharding = sharding_of(sch.mod)
         for plan in plans:
@@ -453,7 +455,7 @@ class Shard(Primitive):
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """A tensor to cut, checked."""
+    """A tensor to cut, after all checks."""
 
     name: str
     tensor: Tensor
@@ -463,7 +465,7 @@ class _Plan:
 
 
 def _plan_shard(sch: Schedule, name: str, axis: int, groups: Blocks, unit: int | None) -> _Plan:
-    """Check one tensor, without changing anything."""
+    """Check the cut of one tensor; nothing changes."""
     where = f"shard of {sch.path!r} ({type(sch.mod).__name__})"
     tensors = dict(sch.mod.named_parameters(recurse=False)) | dict(sch.mod.named_buffers(recurse=False))
     if name not in tensors:
@@ -515,7 +517,7 @@ def _plan_shard(sch: Schedule, name: str, axis: int, groups: Blocks, unit: int |
     effect = shard_effect(request)
     if effect.returns is not None and effect.returns.kind == "partition":
         _check_units(sch, name, block_sizes(groups, size), unit, where)
-    # A tied tensor must become the part that another member of the tie has already become.
+    # All members of a tie share one part, so a later one must be cut like the first.
     group = tie_of(sch, name)
     made: dict[tuple[str, ...], TiedShard] = sch.metadata.slots["shard"]
     tied = None if group is None else made.get(group)
@@ -532,13 +534,13 @@ _HEAD_SIZES = ("head_dim", "head_size", "attention_head_size", "key_value_proj_d
 
 
 def _check_units(sch: Schedule, name: str, sizes: Sequence[int], unit: int | None, where: str) -> None:
-    """Reject a cut through a head: attention would mix parts of two heads, or fail when it runs."""
+    """Reject a cut through a head, which would mix two heads in attention, or fail when it runs."""
     if unit is None:
         owner = sch.parent.mod if sch.parent is not None else None
         named = [getattr(owner, attribute, None) for attribute in _HEAD_SIZES]
         unit = next((size for size in named if isinstance(size, int) and size > 1), 1)
         if any(size % unit for size in sizes):
-            return  # these are no heads
+            return  # outputs are not whole heads
     elif not _is_number(unit) or unit < 1:
         raise ArgumentError(f"{where}: unit is {short_repr(unit)}; expected an integer >= 1, or None")
     for size in sizes:
@@ -555,7 +557,7 @@ def _is_number(value: object) -> bool:
 
 
 def _sharding_after(sch: Schedule, before: Sharding, plan: _Plan) -> Sharding:
-    """Return the sharding after a plan; raise an error if they contradict each other."""
+    """Return the sharding after a plan; reject a plan that contradicts the sharding before."""
     effect, where = plan.effect, f"shard of {sch.path!r} ({type(sch.mod).__name__})"
     returns = effect.returns
     if returns is not None and returns.kind == "partition":
@@ -563,7 +565,7 @@ def _sharding_after(sch: Schedule, before: Sharding, plan: _Plan) -> Sharding:
     if returns is not None and before.computes not in (None, returns):
         raise ConflictError(
             f"{where}: with {plan.name!r} cut on axis {plan.shard.axis} it returns {returns}, but "
-            f"{before.computes} by what is cut already; {sch.conflict('shard')}"
+            f"{before.computes} by earlier cuts; {sch.conflict('shard')}"
         )
     if returns is not None and before.computes is None and before.returns is not None:
         raise ConflictError(
@@ -582,7 +584,7 @@ def _sharding_after(sch: Schedule, before: Sharding, plan: _Plan) -> Sharding:
 
 
 def _replace_by_part(sch: Schedule, plan: _Plan) -> None:
-    """Replace the whole tensor by the part; members of a tie share one part."""
+    """Replace a tensor by its part; members of a tie share one part."""
     whole, shard = plan.tensor, plan.shard
     if not isinstance(whole, nn.Parameter):
         setattr(sch.mod, plan.name, shard.part_of(whole))

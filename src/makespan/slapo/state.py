@@ -21,18 +21,18 @@ _OWNERS = "owners of the state"
 
 @dataclass(frozen=True, slots=True)
 class _Owners:
-    """Stage of a pipeline that has each entry of the state."""
+    """The pipeline stage that holds each entry of the state."""
 
     ranks: Ranks
     stage: Mapping[str, int]
 
     def is_elsewhere(self, key: str) -> bool:
-        """Return True if another stage has the entry, and this one does not."""
+        """Return True if another stage holds the entry."""
         return self.stage.get(key, self.ranks.rank) != self.ranks.rank
 
 
 def record_owners(sch: "Schedule", ranks: Ranks, stages: Sequence[nn.Module]) -> None:
-    """Record that each process has the state of its own stage only."""
+    """Record that each process holds the state of its stage only."""
     # Backwards, so that an entry in several stages belongs to the first of them.
     owned = {key: index for index in reversed(range(len(stages))) for key in stages[index].state_dict()}
     sch.metadata.slots[_OWNERS] = _Owners(ranks, owned)
@@ -40,7 +40,7 @@ def record_owners(sch: "Schedule", ranks: Ranks, stages: Sequence[nn.Module]) ->
 
 def owners_of(sch: "Schedule") -> _Owners:
     """Return the owners of the state; without stages this process owns all of it."""
-    # Past the slots' own __missing__, which looks for a primitive of that name.
+    # dict.get bypasses __missing__ of the slots, which would look for a primitive of that name.
     owners = dict.get(sch.metadata.slots, _OWNERS)
     return owners if isinstance(owners, _Owners) else _Owners(Ranks(0, 1, None), {})
 
@@ -72,7 +72,7 @@ def full_state_dict(sch: "Schedule") -> dict[str, Tensor]:
             continue
         if tensor.is_meta:
             raise ArgumentError(f"full_state_dict: {key!r} has no values; build the model first")
-        # Data parallelism may have cut this process's part again: full_tensor undoes that.
+        # Data parallelism may have cut the part of this process again; full_tensor reverses that.
         full_tensor = getattr(tensor, "full_tensor", None)
         local: Tensor = tensor.detach() if full_tensor is None else full_tensor().detach()
         if shard is None or shard.world_size == 1:
@@ -91,12 +91,12 @@ def full_state_dict(sch: "Schedule") -> dict[str, Tensor]:
 
 
 def load_full_state_dict(sch: "Schedule", state: Mapping[str, Tensor]) -> None:
-    """Load this process's parts of a whole state; parameters without values get some.
+    """Load the parts of this process from a whole state, also into parameters without values.
 
     Parameters
     ----------
     sch
-        Schedule of a whole model; the state may come from another number of processes.
+        Schedule of a whole model; its number of processes may differ from that which saved the state.
     state
         Result of `full_state_dict`, or the ``state_dict`` of the original model.
 
@@ -145,7 +145,7 @@ def _load_tensor(
     if not tensor.is_meta:
         from torch.distributed.tensor import DTensor, distribute_tensor  # takes long to load
 
-        if isinstance(tensor, DTensor):  # data parallelism has cut the tensor: cut the part alike
+        if isinstance(tensor, DTensor):  # data parallelism has cut the tensor: cut the part in the same way
             part = distribute_tensor(part.to(tensor.device), tensor.device_mesh, tensor.placements)
         tensor.copy_(part)
     elif isinstance(tensor, nn.Parameter):
@@ -159,7 +159,7 @@ def _load_tensor(
 
 
 def _entries(sch: "Schedule") -> Iterator[tuple[str, nn.Module, str, Tensor]]:
-    """Iterate over key, module, name and tensor of the state, in its order."""
+    """Iterate over key, module, name and tensor of each entry of the state, in order."""
     if sch.parent is not None:
         raise ArgumentError(f"the state of {sch.path!r}: expected the schedule of a whole model")
     for path, module in sch.mod.named_modules(remove_duplicate=False):

@@ -42,13 +42,13 @@ if TYPE_CHECKING:
 
 # --- Hooks ---
 #
-# A copy of a module has copies of its hooks, so they hold no module.
+# Hooks refer to no module, since a copy of a module gets copies of its hooks.
 
 
 def input_places(
     module: nn.Module, inputs: Sequence[int | str], where: str
 ) -> tuple[frozenset[int], frozenset[str]]:
-    """Return the places and the names of arguments."""
+    """Return the positions and the names of arguments."""
     names = list(inspect.signature(module.forward).parameters)
     wanted = [inputs] if isinstance(inputs, int | str) else list(inputs)
     for argument in wanted:
@@ -62,7 +62,7 @@ def input_places(
 
 @dataclass(frozen=True, slots=True)
 class ExchangeInputs:
-    """Exchange some arguments before a module is called."""
+    """Hook that exchanges arguments before a module is called."""
 
     exchange: Exchange
     places: tuple[frozenset[int], frozenset[str]] | None
@@ -87,7 +87,7 @@ class ExchangeInputs:
         return self.places is None or which in self.places[isinstance(which, str)]
 
     def _exchanged_value(self, value: Any) -> Any:
-        """Exchange the tensors in a value, which keeps its class, such as a named tuple or a model output."""
+        """Exchange the tensors in a value of any structure, such as a named tuple or a model output."""
         return pytree.tree_map(self._exchanged, value)
 
     def _exchanged(self, value: Any) -> Any:
@@ -104,7 +104,7 @@ class ExchangeInputs:
 
 @dataclass(frozen=True, slots=True)
 class ExchangeOutput:
-    """Exchange the output of a module, or one element of it."""
+    """Hook that exchanges the output of a module, or one element of it."""
 
     exchange: Exchange
     element: Any
@@ -147,9 +147,9 @@ class ExchangeOutput:
 
 @dataclass(frozen=True, slots=True)
 class SumParameterGradients:
-    """Sum the gradients of parameters that see other parts of the sequence on other processes.
+    """Hook that sums gradients of parameters to which each process contributes its part of the sequence.
 
-    The hook of a parameter is registered on first use, since copies of a module have other parameters.
+    It registers the hook of a parameter in the first forward pass, since copies have other parameters.
     """
 
     SUMMED: ClassVar[WeakIdKeyDictionary] = WeakIdKeyDictionary()
@@ -158,7 +158,7 @@ class SumParameterGradients:
     exchange: Exchange
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        """Register the hooks that sum the gradients of this pass."""
+        """Register the hooks of the parameters, once per parameter."""
         for name in self.names:
             parameter = getattr(module, name)
             if parameter.requires_grad and parameter not in self.SUMMED:
@@ -185,7 +185,7 @@ _TAKES_AXIS = ("all_gather", "reduce_scatter", "scatter")
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """Arguments of a call, with the place for messages."""
+    """Arguments of a call, with its location for messages."""
 
     mode: str
     op: str
@@ -231,8 +231,8 @@ class Sync(Primitive):
         tensor_parallel_output_grad
             True if readers of a gathered tensor are sharded, so that gradients of the processes are summands.
         inputs
-            Arguments that are exchanged, by name or place; None for all tensors of floating-point numbers,
-            and with ``bwd_post`` for all that have a gradient.
+            Arguments that are exchanged, by name or position; None for all floating-point tensors, and with
+            ``bwd_post`` for all that have a gradient.
         output
             Index of a tuple, or key, of the element that is exchanged; None if the output is a tensor.
         on
@@ -267,7 +267,7 @@ class Sync(Primitive):
 
 
 def _check_call(call: _Call, inputs: Sequence[int | str] | None, output: int | str | None) -> None:
-    """Reject operations and options that do not belong together."""
+    """Reject an unknown operation, and options that it does not take."""
     if call.op not in _OPS[call.mode]:
         raise ArgumentError(
             f"{call.where}: operation is {call.op!r} in mode {call.mode!r}; expected one of "
@@ -288,7 +288,7 @@ def _check_call(call: _Call, inputs: Sequence[int | str] | None, output: int | s
 
 
 def _sharding_after(sch: "Schedule", call: _Call, before: Sharding) -> Sharding:
-    """Return the sharding after the synchronisation; raise an error if they contradict each other."""
+    """Return the sharding after a synchronisation; reject one that contradicts the layout of the output."""
     layout = before.returns
 
     def refuse(remedy: str) -> ArgumentError:
@@ -304,7 +304,8 @@ def _sharding_after(sch: "Schedule", call: _Call, before: Sharding) -> Sharding:
                 raise refuse(_REMEDIES[layout.kind].format(axis=layout.axis))
             after = REPLICATED if call.op == "all_reduce" else partition(_axis(call, before))
         case "all_gather":
-            # Axes counted from different ends may be the same one; only a tensor can tell.
+            # Axes counted from different ends may be equal, which only the rank of a tensor decides: the hook
+            # checks that when it runs.
             axis, known = call.axis, None if layout is None else layout.axis
             may_agree = (
                 axis is None or known is None or axis == known or (axis != 0 and (axis < 0) != (known < 0))
@@ -332,7 +333,7 @@ _REMEDIES = {
 
 
 def _axis(call: _Call, before: Sharding) -> int:
-    """Return the axis of the activation: the given one, the one that is cut, or the last."""
+    """Return the axis of the activation: the argument, else the axis that is cut, else the last."""
     if call.axis is not None:
         return call.axis
     known = before.returns if call.mode == "fwd_post" else None
@@ -346,7 +347,7 @@ def _install_exchange(
     places: tuple[frozenset[int], frozenset[str]] | None,
     output: int | str | None,
 ) -> None:
-    """Make the exchange of an operation and hang it into the module."""
+    """Register the exchange of an operation as a hook of the module."""
     module, ranks = sch.mod, ranks_of(sch)
     match call.mode, call.op:
         case "bwd_post", _:
@@ -369,9 +370,11 @@ def _install_exchange(
         hook = ExchangeInputs(exchange, places, call.where, of_gradients=call.mode == "bwd_post")
         module.register_forward_pre_hook(hook, with_kwargs=True)
     elif isinstance(module, LateBias) and before.returns == PARTIAL:
-        # The layer reduces its product itself, before it adds the bias: a hook would sum the bias, too.
+        # The layer reduces its product before it adds the bias; a hook would also sum the bias.
         module.reduce = exchange
-        if call.op == "reduce_scatter":  # each process adds the bias to its part only
+        if (
+            call.op == "reduce_scatter"
+        ):  # each process adds the bias to its part only, so its gradient is a summand
             module.register_forward_pre_hook(SumParameterGradients(("bias",), sum_gradient(ranks)))
     else:
         expected = before.returns.axis if call.op == "all_gather" and before.returns is not None else None
@@ -386,9 +389,9 @@ def clip_grad_norm(
 ) -> Tensor:
     """Scale the gradients of a scheduled model so that their norm is at most ``max_norm``.
 
-    The norm is that of the whole model: parts of sharded parameters are added up, and a parameter that all
-    processes have, or several pipeline stages share, counts once. All processes must call it after the
-    backward passes, or after the step of a pipeline.
+    The norm is that of the whole model: it includes all parts of sharded parameters, and counts a parameter
+    once that several processes or pipeline stages hold. All processes must call it after the backward passes,
+    or after the step of a pipeline.
 
     Parameters
     ----------
@@ -413,7 +416,7 @@ def clip_grad_norm(
     for path, module in sch.mod.named_modules():
         for name, parameter in module._parameters.items():
             if parameter is None or id(parameter) in held:
-                continue  # the first place of a tie counts, in the stage that has it
+                continue  # a tie counts at its first path, in the stage that owns it
             held[id(parameter)] = parameter
             shard = sharding_of(module).tensors.get(name)
             counts_here = not is_shared or sch.rank == 0 or (shard is not None and shard.world_size > 1)

@@ -1,4 +1,8 @@
-"""Primitives ``trace`` and ``trace_until``: capture graphs of a module, or of the way to some modules."""
+"""Primitives ``trace`` and ``trace_until``: capture the graph of a module, or of the path to some modules.
+
+A trace is planned before it is applied: `_TracePlan` captures all graphs while the model stays unchanged, and
+`_TracePlan.commit` replaces the modules only if every required capture succeeded.
+"""
 
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -30,14 +34,17 @@ if TYPE_CHECKING:
     from makespan.slapo.schedule import Schedule
 
 
-# --- Plan: graphs before they replace modules ---
+# --- Plan of a trace ---
 
 _SHOWN = 4
 
 
 @dataclass
 class _TracePlan:
-    """Captured graphs by the id of the modules that they will replace; the model has not changed yet."""
+    """Captured graphs by the id of the modules that they will replace.
+
+    ``opaque`` holds the reason by path for each called module that could not be captured.
+    """
 
     leaves: Leaves = NO_LEAVES
     only: Collection[str] | None = None
@@ -47,7 +54,7 @@ class _TracePlan:
     opaque: dict[str, str] = field(default_factory=dict)
 
     def add(self, module: nn.Module, path: str, arguments: Arguments, example: Example | None = None) -> None:
-        """Capture a module, then those it calls; a called one that cannot be captured stays as it is."""
+        """Capture a module and those that it calls; a called one that cannot be captured stays opaque."""
         traced = trace_module(module, path, arguments, self.leaves, example=example)
         self.traced[id(module)], self.originals[id(module)] = traced, module
         self.arguments[id(module)] = arguments
@@ -73,7 +80,8 @@ class _TracePlan:
             inner_example = None if example is None else example.of_call(child, forward_of(child), nodes[0])
             self.add(child, path, arguments, inner_example)
         elif known.inputs != arguments.inputs or not _have_same_values(known.fixed, arguments.fixed):
-            # Its graph holds for the other calls only: the module and all below it stay untraced.
+            # A shared module has one graph, which would be wrong for these arguments: it and all modules
+            # below it stay untraced.
             for inner in child.modules():
                 self.traced.pop(id(inner), None)
             raise _conflicting_calls(path)
@@ -81,7 +89,7 @@ class _TracePlan:
     def commit(self, sch: "Schedule") -> None:
         """Replace the modules by their graphs wherever the model holds them."""
         new = self.traced.get(id(sch.mod), sch.mod)
-        # Captured graphs hold the original modules that they call, so these are replaced inside them, too.
+        # Captured graphs call the original modules: replace those inside the graphs as well as in the model.
         seen: set[int] = set()
         waiting: list[nn.Module] = [sch.root.mod, new]
         while waiting:
@@ -111,7 +119,7 @@ def _conflicting_calls(path: str) -> TracingError:
 
 
 def _arguments_of_calls(module: nn.Module, path: str, nodes: Iterable[fx.Node]) -> Arguments:
-    """Return the arguments with which a graph calls a module: values of the graph vary, others are fixed."""
+    """Return the arguments with which a graph calls a module; values of the graph vary, others are fixed."""
     signature, arguments = forward_of(module), None
     for node in nodes:
         try:
@@ -172,7 +180,7 @@ def _arguments_from_options(
     }
     varies = frozenset((required - set(fixed)) | set(varying))
     if not varies and inputs is None and parameters.keys() - fixed.keys():
-        # Its graph would be the result of a single call without arguments.
+        # The graph would record a single call without arguments.
         names = ", ".join(list(parameters)[:_SHOWN]) + (", ..." if len(parameters) > _SHOWN else "")
         raise TracingError(
             f"{where}: every argument has a default, so that all would be fixed; "
@@ -192,16 +200,8 @@ def _check_tracer(sch: "Schedule", tracer: str) -> None:
         raise ArgumentError(f"trace of {sch.path!r}: tracer is {tracer!r}; expected 'fx'")
 
 
-def _refuse_wrapped(sch: "Schedule") -> None:
-    if is_wrapped(sch.mod):
-        raise ConflictError(
-            f"trace of {sch.path!r}: its forward is wrapped, {sch.conflict('checkpoint')}; "
-            "trace first, then wrap"
-        )
-
-
 def _capture_or_warn(sch: "Schedule", strict: bool, capture: Callable[[], None]) -> bool:
-    """Run a capture; if it fails, raise the error, or warn and return False if not strict."""
+    """Run a capture; on failure raise the error if strict, else warn and return False."""
     try:
         capture()
     except TracingError as error:
@@ -217,7 +217,7 @@ def _capture_or_warn(sch: "Schedule", strict: bool, capture: Callable[[], None])
 
 @register_primitive()
 class Trace(Primitive):
-    """Capture the static graph of a module for primitives that look inside a forward."""
+    """Capture the static graph of a module, for primitives that change operations of its forward."""
 
     @classmethod
     def name(cls) -> str:
@@ -251,9 +251,9 @@ class Trace(Primitive):
             Also capture the modules that it calls, each in a graph of its own. A module without a static
             graph stays as it is, and the reason is in ``metadata.slots["trace"]`` by its path.
         flatten
-            Capture one graph down to leaves; the schedule loses the nodes of the modules between.
+            Capture one graph down to leaves; modules in between lose their nodes in the schedule.
         leaf_modules, leaf_functions
-            Classes or their names, and functions or their full names, that are called and not looked into.
+            Classes or their names, and functions or their full names, that the graph calls as a whole.
         concrete_args
             Values of arguments that do not vary.
         tracer
@@ -261,8 +261,8 @@ class Trace(Primitive):
         strict
             Raise if this module has no static graph; otherwise warn and return False.
         inputs
-            Arguments that vary although they have a default; the others keep their default. If every
-            argument has one, as in models that are called by keyword, some must be named.
+            Arguments that vary although they have a default; the others keep their default. Required if every
+            argument has a default, as in models that are called by keyword.
         example_inputs
             A tensor, positional arguments, or arguments by name; tensors among them vary. If a forward
             branches on a shape, a length or a type, the graph takes the branch of the example, and a call
@@ -295,7 +295,7 @@ class Trace(Primitive):
 
 @register_primitive()
 class TraceUntil(Primitive):
-    """Capture the graphs of the model and of the modules on the way down to some paths, before a cut."""
+    """Capture the graphs of the model and of the modules on the path to some modules, before a cut."""
 
     @classmethod
     def name(cls) -> str:
@@ -315,12 +315,12 @@ class TraceUntil(Primitive):
         inputs: Sequence[str] | None = None,
         example_inputs: Any = None,
     ) -> bool:
-        """Trace the root and exactly the modules down to and including each path.
+        """Trace the root and exactly the modules along each path, its end included.
 
         Parameters
         ----------
         paths
-            Paths of modules; modules beside the way to them are called as they are.
+            Paths of modules; other modules stay untraced.
         leaf_modules, leaf_functions, concrete_args, tracer, strict, inputs, example_inputs
             As of ``trace``.
         """
@@ -365,7 +365,7 @@ def ensure_traced(sch: "Schedule") -> None:
 
 
 def check_is_called(sch: "Schedule", primitive: str) -> None:
-    """Reject a module whose owner no longer calls it, since its operations are in the owner's graph."""
+    """Reject a module that its owner no longer calls because its operations are in the graph of the owner."""
     owner = sch.parent.mod if sch.parent is not None else None
     if not (isinstance(owner, TracedModule) and is_inlined(sch.mod)):
         return

@@ -2,8 +2,10 @@
 
 Copies of both models run with the same weights, inputs and random numbers: by default first in evaluation
 mode, then in training mode without dropout. If they differ, both run once more with hooks that record every
-module, and the report names the modules at which they diverge. The processes of the group exchange results
-before they branch on them, so that all reach the same collectives.
+module, and the report names the modules at which they diverge.
+
+Two rules hold throughout. Processes exchange their results before they branch on them, so that all of them
+reach the same collectives. The user's model, its modes and its random generators do not change.
 """
 
 import copy
@@ -50,7 +52,7 @@ _TOLERANCES = {
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """Accepted error: ``rtol`` relative to the value, ``atol`` to the largest value of its tensor."""
+    """Tolerated error: ``rtol`` of the value, and ``atol`` of the largest value of its tensor."""
 
     rtol: float
     atol: float
@@ -117,11 +119,11 @@ def compare(
     tensors of the kind if all values of this one may be rounding errors.
     """
     if actual.shape != expected.shape:
-        fault = f"has shape {tuple(actual.shape)}; expected: {tuple(expected.shape)}"
+        fault = f"has shape {tuple(actual.shape)}; expected {tuple(expected.shape)}"
         return Comparison(kind, name, math.nan, math.nan, fault)
     if actual.dtype != expected.dtype:
         return Comparison(
-            kind, name, math.nan, math.nan, f"has type {actual.dtype}; expected: {expected.dtype}"
+            kind, name, math.nan, math.nan, f"has type {actual.dtype}; expected {expected.dtype}"
         )
     scale = size_of(expected) if size is None else size
     actual, expected = actual.detach(), expected.detach()
@@ -131,7 +133,7 @@ def compare(
     largest = size_of(difference)
     relative = largest / scale if scale else math.inf if largest else 0.0
     rtol, atol = (tolerance.rtol, tolerance.atol * scale) if is_number else (0.0, 0.0)
-    # The usual case needs no second pass; assert_close decides on NaN, infinity and the relative tolerance.
+    # Tensors that agree need no second pass; assert_close decides on NaN, infinity and relative tolerance.
     is_finite = bool(torch.isfinite(difference.sum()))
     if is_finite and largest <= atol:
         return Comparison(kind, name, largest, relative)
@@ -149,8 +151,8 @@ def compare(
 
 # --- Copies of modules ---
 #
-# `copy.deepcopy` drops the hooks of a traced module, and a function that is attached to a module keeps
-# calling the module that it was made for.
+# `copy.deepcopy` does not suffice: it drops the hooks of a traced module, and a function that is attached to
+# a module keeps calling the original module. Buffers and parameters also get values of our own.
 
 _TABLES = ("_parameters", "_buffers", "_modules")
 _MADE_ANEW = ("_graph", "_compiled_call_impl")
@@ -182,7 +184,8 @@ class _Copier:
         self._kept: list[Any] = []  # originals are kept alive, so that no id is reused
 
     def copy(self, root: nn.Module) -> nn.Module:
-        """Copy a module and all below it: first objects, then their content, as references are circular."""
+        """Copy a module and all modules below it."""
+        # Empty objects first, then their content: modules, hooks and wrappers refer to each other in circles.
         modules = list(root.modules())
         for module in modules:
             self._remember(module, type(module).__new__(type(module)))
@@ -225,7 +228,7 @@ class _Copier:
                 vars(new)[name] = value.copy() if is_own else mapped
 
     def _mapped(self, value: Any) -> Any:
-        """Return the counterpart of a value in the copy: the value itself if it refers to nothing copied."""
+        """Return the counterpart of a value in the copy, the value itself if it refers to nothing copied."""
         if id(value) in self._done:
             return self._done[id(value)]
         match value:
@@ -362,7 +365,7 @@ class Divergence:
                 "parameter gradient": "sync('bwd_post', 'all_reduce', on='parameters') is missing there, or "
                 "sync('bwd_post', 'all_reduce') after it",
             }[self.kind]
-            remedy = f"; the processes have summands of what is expected: {missing}"
+            remedy = f"; the processes have summands of the expected value: {missing}"
         return f"{where}; last step there: {self.step if self.step is not None else 'none'}{remedy}"
 
 
@@ -501,7 +504,7 @@ class Original:
 
     def changed(self) -> list[str]:
         """Return the parameters whose values have changed in place."""
-        # Not every change in place counts as a version, one through .data does not: hence the checksum.
+        # The version misses changes in place through .data, hence the checksum.
         return [
             name
             for name, parameter, version, checksum in self._seen
@@ -581,12 +584,14 @@ def same_weights(
     names = {id(tensor): name for name, tensor in (*sources.items(), *original.named_buffers())}
     prepared: dict[str, Tensor] = {}
 
+    # First the original gets its values, then each tensor of the scheduled model is cut out of them: so both
+    # models agree whatever the processes held before, and shards fit together.
     def prepare(tensor: Tensor) -> Tensor:
         name, values = names[id(tensor)], tensor.detach()
         if ranks.size > 1 and getattr(tensor, "shard", None) is None:
             received = values.clone(memory_format=torch.contiguous_format)
             dist.broadcast(received, group=ranks.group, group_src=0)
-            # Keep the tensor of this process if its values are the same.
+            # Equal values need no second copy.
             if not torch.equal(received.nan_to_num(), values.nan_to_num()):
                 weights.differed.append(name)
                 values = received
@@ -647,14 +652,14 @@ def _counterparts(
 
 
 def _shard(part: Tensor, shard: TensorShard | None, whole: Tensor | None) -> TensorShard | None:
-    """Return the shard that cuts a tensor out of the original one, None if they have the same shape."""
+    """Return the shard that cuts a tensor out of the original one, None if the tensor is whole."""
     if shard is None or whole is None or part.shape == whole.shape or shard.orig_shape != tuple(whole.shape):
         return None
     return shard
 
 
 def _perturbed_constant(values: Tensor, seed: int, name: str) -> Tensor:
-    """Move a tensor with equal elements off their value; variances stay positive."""
+    """Add 0.1 to 0.2 to each element if all are equal, so that variances stay positive."""
     flat = values.flatten()
     if not values.is_floating_point() or values.numel() == 0 or bool(flat[0] != flat[-1]):
         return values
@@ -667,9 +672,10 @@ def _perturbed_constant(values: Tensor, seed: int, name: str) -> Tensor:
 
 # --- Divergence, module by module ---
 #
-# Between a sharded layer and the synchronisation after it a process has parts or summands of the original
-# tensor. A part is looked for along each axis. Summands are accepted only inside a module that is
-# synchronised: anywhere else a missing sum is the very error to find.
+# Between a sharded layer and the next synchronisation, a process holds a part or a summand of the original
+# tensor, which is no fault. A tensor of another shape agrees if it is this process's part along some axis. A
+# tensor of the same shape may be a summand only inside a synchronised module, where the sum over the
+# processes must agree; anywhere else, a missing sum is the error that the verification looks for.
 
 _SAME, _DIFFERS, _SUMMAND, _UNKNOWN = "same", "differs", "summand", "unknown"
 _Key = tuple[str, int]  # path of a module, and index of the call
@@ -702,7 +708,7 @@ def recorded_calls(model: nn.Module) -> Iterator[CallRecord]:
     record, counts = CallRecord(), dict[str, int]()
     handles = []
     try:
-        hidden: list[str] = []  # what is compiled as a whole runs no hooks of the modules inside
+        hidden: list[str] = []  # a module that is compiled as a whole runs no hooks of modules inside
         for path, module in model.named_modules():
             if any(path.startswith(prefix) for prefix in hidden):
                 continue
@@ -757,8 +763,8 @@ def first_divergences(
 ) -> list[Divergence]:
     """Return the first module whose output differs, and the last whose input gradient does.
 
-    The order is that of execution, results after those of modules inside. ``synced`` lists the synchronised
-    modules by mode. All processes of the group must call it, with runs of the same modules.
+    Modules are in the order of execution; a module follows those that it calls. ``synced`` lists the
+    synchronised modules by mode. All processes of the group must call it, with runs of the same modules.
     """
     divergences = []
 
@@ -805,7 +811,8 @@ def _first_difference(
             _verdict(tensor, other, may_sum, ranks, tolerance_of(other.dtype))
             for tensor, other in zip(actual, expected, strict=True)
         ]
-    # One exchange of all verdicts; after it all processes go through the same calls and the same all_reduce.
+    # One exchange of all verdicts, so that every process then visits the same calls in the same order and
+    # joins the all_reduce of each tensor that any of them holds as a summand.
     gathered = gather_objects(ranks, verdicts)
     for key in verdicts:
         seen = [of_rank.get(key, [_UNKNOWN]) for of_rank in gathered]
@@ -863,7 +870,7 @@ def _verdict(actual: Tensor, expected: Tensor, may_sum: bool, ranks: Ranks, tole
 
 
 def is_part(actual: Tensor, expected: Tensor, axis: int, ranks: Ranks, tolerance: Tolerance) -> bool:
-    """Return True if a tensor is this process's part of another one, for any number of equal blocks."""
+    """Return True if a tensor is the part of this process of another one, for any number of equal blocks."""
     size, length = size_of(expected), actual.shape[axis]
     for n_blocks in (count for count in range(1, length + 1) if length % count == 0):
         part = cut(expected, axis, ranks.size, n_blocks)[ranks.rank]
@@ -896,14 +903,14 @@ class Call:
         return dict(zip(self.names, self.args, strict=True)) | self.kwargs
 
     def fresh(self, device: torch.device) -> "Call":
-        """Return a call with copies; floating-point ones need a gradient, or only those that are named."""
+        """Return a call with copies; floating-point ones, or only those in ``wanting``, need a gradient."""
 
         def copied(name: str, value: Any) -> Any:
             wants = self.wanting is None or name in self.wanting
 
             def copy(leaf: Any) -> Any:
                 if not isinstance(leaf, Tensor):
-                    return copied_object(leaf)  # a cache grows in each model by itself
+                    return copied_object(leaf)  # such as a cache, which each model fills for itself
                 new = leaf.detach().to(device, copy=True)
                 return new.requires_grad_(wants and (new.is_floating_point() or new.is_complex()))
 
@@ -918,8 +925,8 @@ class Call:
 class Outcome:
     """Result of a forward pass.
 
-    ``held`` names the tensors inside objects, such as a cache: they may be the part of one process, and no
-    gradient starts from them.
+    ``held`` names the tensors inside objects, such as a cache: a process may hold only its part of them, and
+    no gradient starts from them.
     """
 
     leaves: dict[str, Tensor]
@@ -1009,13 +1016,13 @@ def _seeded(seed: int, device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def without_dropout() -> Iterator[None]:
-    """Make dropout of models in training mode drop and draw nothing.
+    """Make dropout in training mode neither drop values nor draw random numbers.
 
-    Otherwise models could not be compared: dropped values depend on the order of all draws, and on how
-    tensors are split. The functions are replaced rather than intercepted, because no interception of torch
-    reaches the recomputation in a backward pass. Compiled code runs eagerly meanwhile.
+    Otherwise models could not be compared, since the dropped values depend on the order of all draws and on
+    the split of tensors. The functions are replaced rather than intercepted, because no interception of torch
+    reaches the recomputation in a backward pass. Compiled code runs eagerly in the block.
     """
-    compiler = sys.modules.get("torch._dynamo")  # not loaded as long as nothing compiled has run
+    compiler = sys.modules.get("torch._dynamo")  # loaded only if compiled code has run
     with ExitStack() as stack:
         if compiler is not None:
             stack.enter_context(torch.compiler.set_stance("force_eager"))
@@ -1063,7 +1070,7 @@ def run_forward(
 ) -> Outcome:
     """Run a model forward on copies of the arguments."""
     fresh_call = call.fresh(device)
-    # Clones, as a model may change its inputs in place, which autograd forbids for a leaf.
+    # Clones, because a model may change its inputs in place, which autograd forbids for a leaf.
     passed = pytree.tree_map_only(Tensor, Tensor.clone, (fresh_call.args, fresh_call.kwargs))
     seen = Call(passed[0], passed[1], fresh_call.names)
     with _seeded(seed, device), torch.enable_grad():
@@ -1101,7 +1108,7 @@ _CUT = "cut_pipeline_stage"
 
 
 class SequentialStages(nn.Module):
-    """Stages that one process runs one after the other; each gets the tensors that a pipeline would send."""
+    """Stages that one process runs in sequence; each gets the tensors that a pipeline would send."""
 
     def __init__(self, parts: Partition) -> None:
         super().__init__()
@@ -1141,7 +1148,7 @@ def staged_copy(sch: "Schedule", copied: nn.Module) -> nn.Module:
 # --- Passes of both models ---
 
 MARGIN, _UNITS = 10.0, 4.0
-"""Accepted multiple of the measured noise, and rounding units by which weights move to measure it."""
+"""Tolerated multiple of the measured noise, and rounding units by which weights change to measure it."""
 _ROUNDING = 1e-2
 """Share of the median size of gradients below which a whole gradient may be rounding error."""
 Tolerances = Mapping[str, Callable[[torch.dtype], Tolerance]]
@@ -1160,7 +1167,7 @@ class Passes:
     ranks, device, seed
         Processes that share the scheduled model, device, and seed of all random numbers.
     tolerances
-        Accepted differences by type, of outputs and of gradients.
+        Tolerances by type, of outputs and of gradients.
     loss_fn, check_grad
         Loss from which gradients start, and True to compare gradients.
     suffix
@@ -1232,12 +1239,12 @@ class Passes:
     def _compare_outputs(self, actual: Outcome, expected: Outcome) -> None:
         if actual.structure != expected.structure:
             structures = [short_repr(str(outcome.structure)) for outcome in (actual, expected)]
-            self.faults.append(f"the output is {structures[0]}; expected: {structures[1]}")
+            self.faults.append(f"the output is {structures[0]}; expected {structures[1]}")
             return
         for name, tensor in expected.tensors.items():
             output = actual.tensors.get(name)
             if output is None:
-                self.faults.append(f"output {name} is {short_repr(actual.others[name])}; expected: a tensor")
+                self.faults.append(f"output {name} is {short_repr(actual.others[name])}; expected a tensor")
             elif not (name in expected.held and self._is_local_part(output, tensor)):
                 self._compare("output", name, output, tensor)
         if expected.loss is not None and actual.loss is not None:
@@ -1245,12 +1252,12 @@ class Passes:
         for name, value in expected.others.items():
             other = actual.tensors.get(name, actual.others.get(name))
             if not _is_same_value(other, value):
-                self.faults.append(f"output {name} is {short_repr(other)}; expected: {short_repr(value)}")
+                self.faults.append(f"output {name} is {short_repr(other)}; expected {short_repr(value)}")
         changed = sorted({*actual.changed_inputs()} ^ {*expected.changed_inputs()})
         self.faults += [f"input {name} is changed in place by one model only" for name in changed]
 
     def _is_local_part(self, actual: Tensor, expected: Tensor) -> bool:
-        """Return True if a tensor in an object is this process's part, such as the keys of its heads."""
+        """Return True if a tensor in an object is the part of this process, such as the keys of its heads."""
         if actual.dtype != expected.dtype or actual.dim() != expected.dim():
             return False
         axes = [axis for axis in range(actual.dim()) if actual.shape[axis] != expected.shape[axis]]
@@ -1272,7 +1279,7 @@ class Passes:
         def arrive(name: str, parameter: Tensor) -> None:
             source, shard = self.weights.origin[name]
             gradient, whole = parameter.grad, original[source].grad
-            # Dropped once compared, so that not all gradients of both models need memory at a time.
+            # Compared and dropped as it arrives: the gradients of both models never need memory at once.
             parameter.grad = None
             arrived.add(name)
             if gradient is None:
@@ -1295,7 +1302,7 @@ class Passes:
                 handle.remove()
         for name, (source, _) in self.weights.origin.items():
             if name not in arrived and sizes.get(source, 0.0) > floor:
-                fault = f"gets no gradient; expected: one with values up to {sizes[source]:.3g}"
+                fault = f"gets no gradient; expected one with values up to {sizes[source]:.3g}"
                 kind = f"parameter gradient{self.suffix}"
                 self.comparisons.append(Comparison(kind, name, math.nan, math.nan, fault))
         for name, leaf in expected.leaves.items():
@@ -1324,10 +1331,10 @@ class Passes:
         ]
 
     def measured_noise(self) -> dict[tuple[str, str], float]:
-        """Return the change of the original model if its weights change by rounding alone.
+        """Return the change of each result of the original model if its weights change by rounding errors.
 
-        Batch norm over a few samples divides by nearly zero, so that another order of summation shows in the
-        result; no fixed tolerance can tell that from a mistake.
+        Batch norm over a few samples divides by nearly zero, so that another order of summation changes the
+        result visibly; no fixed tolerance distinguishes that from a fault.
         """
         original = self.weights.original
         generator = torch.Generator().manual_seed(self.seed)
@@ -1419,13 +1426,13 @@ class Passes:
         return []
 
     def _is_summand(self, kind: str, name: str) -> bool:
-        """Return True if the gradients of a whole parameter add up over the processes to the expected one."""
+        """Return True if the gradients of an unsharded parameter add up to the expected one."""
         source, shard = self.weights.origin.get(name, ("", None))
         if kind != "parameter gradient" or shard is not None or not source:
             return False
         gradient = self.weights.scheduled.get_parameter(name).grad
         whole = self.weights.original.get_parameter(source).grad
-        # Without a gradient the lists are empty: the other processes still wait for this one.
+        # A process without a gradient joins with empty lists, as the others wait for it.
         pairs = [] if gradient is None or whole is None else [(gradient, whole)]
         actual, expected = (
             [gradient_pair for gradient_pair, _ in pairs],
@@ -1453,7 +1460,7 @@ def _is_same_value(actual: Any, expected: Any) -> bool:
         return True
     try:
         return bool(actual == expected) or bool(actual != actual and expected != expected)
-    except (ValueError, TypeError, RuntimeError):  # an array has an answer for each element
+    except (ValueError, TypeError, RuntimeError):  # an array compares element by element
         return repr(actual) == repr(expected)
 
 
@@ -1488,7 +1495,7 @@ class Verify:
     check_grad
         Compare gradients, too.
     rtol, atol
-        Accepted differences, relative to the value and to the largest value in its tensor; None for the
+        Tolerated differences, relative to the value and to the largest value in its tensor; None for the
         defaults of the type.
     loss_fn
         Loss of the outputs, from which gradients start; None for a random gradient of every output.
@@ -1618,10 +1625,11 @@ class Verify:
                 expected = training.reference()
             except Exception as error:  # noqa: BLE001 - whatever a model raises
                 why = short_repr(f"{type(error).__name__}: {error}")
-                self._notes.append(f"not compared in training mode, where the original raises {why}")
+                self._notes.append(f"not compared in training mode, in which the original raises {why}")
                 return []
             agrees = training.run(expected)
-            if not agrees:  # again, with the noise that rounding alone makes in this model
+            # A difference may be rounding alone, see `measured_noise`: compare again with that tolerance.
+            if not agrees:
                 restore_buffers(before)
                 training.noise = training.measured_noise()
                 restore_buffers(before)
@@ -1630,7 +1638,7 @@ class Verify:
                 if agrees:
                     largest = max(gather_objects(self._ranks, max(training.noise.values(), default=0.0)))
                     self._notes.append(
-                        f"in training mode rounding alone changes results by up to {largest:.3g} of their "
+                        f"in training mode, rounding alone changes results by up to {largest:.3g} of their "
                         f"largest value; {MARGIN:g} times the change of each was tolerated"
                     )
             divergences = [] if agrees else training.divergences(self._synced_modules())
@@ -1669,7 +1677,7 @@ class Verify:
         if weights is not None and (differed := sorted(set(weights.differed))):
             more = f" and {len(differed) - _SHOWN_NAMES} more" if len(differed) > _SHOWN_NAMES else ""
             names = ", ".join(differed[:_SHOWN_NAMES]) + more
-            notes.append(f"as the first process has them, since they differ between processes: {names}")
+            notes.append(f"taken from the first process, since they differ between processes: {names}")
         unmatched = [] if weights is None else [*weights.lost, *weights.added]
         return VerifyReport(
             self._sch.path, self._ranks.size, steps, comparisons, faults, located, unmatched, notes
@@ -1683,7 +1691,7 @@ class Verify:
         return running.stage_of(path) if isinstance(running, SequentialStages) else None
 
     def _last_step(self, path: str) -> JournalEntry | None:
-        """Return the last step at a module or above it, preferably one of the block."""
+        """Return the last step at a module or above it, if possible one of the verified block."""
         full = self._full_path(path)
         for journal in (self._sch.metadata.journal[self._n_steps :], self._sch.metadata.journal):
             for entry in reversed(journal):
@@ -1710,8 +1718,8 @@ def _other_steps(journals: Sequence[Sequence[str]]) -> str:
         texts = [journal[step] if step < len(journal) else "nothing" for journal in journals]
         if len(set(texts)) > 1:
             listed = "; ".join(f"rank {rank}: {text}" for rank, text in enumerate(texts))
-            return f"the processes have other schedules, from step {step + 1} on: {listed}"
-    return "the processes have other schedules"
+            return f"the schedules of the processes differ from step {step + 1} on: {listed}"
+    return "the schedules of the processes differ"
 
 
 def _merged(
