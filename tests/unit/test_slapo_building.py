@@ -175,7 +175,7 @@ def test_parameters_of_an_owner_itself_are_zero_with_a_warning():
             self.token, self.linear = nn.Parameter(torch.ones(2)), nn.Linear(2, 2)
 
     sch = empty(Owner)
-    with pytest.warns(UserWarning, match="no initialiser for parameters of '' itself; they are zero"):
+    with pytest.warns(UserWarning, match="no initialiser for the parameters of '' itself; they are zero"):
         model, _ = build(sch)
     assert model.token.tolist() == [0, 0] and model.linear.weight.any()
 

@@ -209,6 +209,6 @@ def test_attributes_of_a_captured_graph_are_refused_with_the_step():
     sch = create_schedule(toy())
     sch[f"{BLOCK}.attention"].trace()
     with pytest.raises(
-        ConflictError, match=r"as they were when it was captured, conflicts with step 1: trace\(\)"
+        ConflictError, match=r"the attributes of the time of its capture, conflicts with step 1: trace\(\)"
     ):
         sch[f"{BLOCK}.attention"].set_attr(heads=1)

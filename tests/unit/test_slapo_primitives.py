@@ -500,7 +500,9 @@ def test_recomputing_twice_is_refused_and_nested_recomputation_warned_of(sch):
     node.checkpoint()
     words = rf"checkpoint of '{BLOCK}': it is already recomputed, conflicts with step 1: checkpoint\(\)"
     refused(sch, ConflictError, words, node.checkpoint)
-    with pytest.warns(UserWarning, match=f"checkpoint of '{BLOCK}.ffn': '{BLOCK}' above it is recomputed"):
+    with pytest.warns(
+        UserWarning, match=f"checkpoint of '{BLOCK}.ffn': '{BLOCK}' above it is already recomputed"
+    ):
         node["ffn"].checkpoint()
     refused(sch, ArgumentError, "needs a subgraph", lambda: sch.checkpoint(order_args_fn=lambda *_: _))
 

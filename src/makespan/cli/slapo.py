@@ -103,8 +103,7 @@ def tune_command(
         spec = family_spec(family, size or "tiny")
         if emulator and not isinstance(spec, TransformerSpec):
             raise InputError(
-                f"--emulator with --model {model}; expected a transformer: "
-                "the emulator has no convolutions"
+                f"--emulator with --model {model}; expected a transformer: the emulator has no convolutions"
             )
         performance_model = emulated() if emulator else modelled(constants(), bounds=False)
         searched = Settings(spec, run_of(implementation, gpus, gpus, 1.0), performance_model)
@@ -148,7 +147,7 @@ def tune_command(
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
-def _schedule(command: _Command) -> _Command:
+def _schedule_arguments(command: _Command) -> _Command:
     """Add the argument FAMILY, the size of the model, and the options of its schedule."""
     settings = click.option(
         "--set", "settings", multiple=True, metavar="NAME=VALUE",
@@ -160,7 +159,7 @@ def _schedule(command: _Command) -> _Command:
     return click.argument("family", type=click.Choice(FAMILIES))(named(settings(command)))
 
 
-def _options(settings: tuple[str, ...]) -> dict[str, Any]:
+def _parse_options(settings: tuple[str, ...]) -> dict[str, Any]:
     """Parse options ``NAME=VALUE``; a value that is not JSON is a string."""
     options: dict[str, Any] = {}
     for text in settings:
@@ -175,13 +174,13 @@ def _options(settings: tuple[str, ...]) -> dict[str, Any]:
 
 
 @click.command("show")
-@_schedule
+@_schedule_arguments
 @click.option("--steps", is_flag=True, help="Print the steps in their order instead of the tree.")
 def show_command(family: str, size: str, settings: tuple[str, ...], steps: bool) -> None:
     """Print the schedule of FAMILY: the tree of its modules, each with the primitives applied to it."""
     from makespan.slapo import apply_schedule
 
-    options = _options(settings)
+    options = _parse_options(settings)
     schedule = apply_schedule(build_family(family, _checked_size(family, size), meta=True), family, **options)
     if steps:
         for number, step in enumerate(schedule.metadata.journal, start=1):
@@ -191,7 +190,7 @@ def show_command(family: str, size: str, settings: tuple[str, ...], steps: bool)
 
 
 @click.command("verify")
-@_schedule
+@_schedule_arguments
 @click.option(
     "--processes",
     default=1,
@@ -217,7 +216,7 @@ def verify_command(
     """Compare the scheduled model of FAMILY with the original, outputs and gradients, on every process."""
     from makespan.slapo import ScheduleOptions
 
-    options, size = _options(settings), _checked_size(family, size)
+    options, size = _parse_options(settings), _checked_size(family, size)
     ScheduleOptions.of(options)  # rejects wrong options before any process starts
     case, how = {"family": family, "options": options}, launcher_of(launcher, device)
     (report,) = verify_schedules([case], processes, how, size=size, samples=samples, seed=seed)

@@ -34,16 +34,6 @@ def is_parallel(sch: "Schedule") -> bool:
     )
 
 
-def agreed_seed(seed: int | None) -> int:
-    """Return the seed of all processes: the argument, or the seed of the first process."""
-    if seed is not None:
-        return seed
-    seeds = [torch.initial_seed()]
-    if dist.is_initialized():
-        dist.broadcast_object_list(seeds, src=0)
-    return seeds[0]
-
-
 def check_group(sch: "Schedule", mesh: DeviceMesh | None) -> None:
     """Reject a group smaller than the world, or one that differs from the mesh."""
     if not dist.is_initialized():
@@ -322,7 +312,9 @@ class _Consolidation:
                 "are on meta, and no initialiser knows their values; pass a function as init_weights, "
                 "or call init_empty_weights without include_buffers"
             )
-        for owner in self._modules_above(path):
+        tokens = path.split(".") if path else []
+        for depth in range(len(tokens), -1, -1):  # the module itself, then its owners
+            owner = self.root.get_submodule(".".join(tokens[:depth]))
             init = getattr(owner, "_init_weights", None)
             if callable(init) and inspect.signature(init).parameters:
                 return lambda: init(module)
@@ -337,11 +329,6 @@ class _Consolidation:
             f"build: {path!r} ({type(module).__name__}) is on meta, without _init_weights and "
             "reset_parameters; pass a function of a module as init_weights"
         )
-
-    def _modules_above(self, path: str) -> Iterator[nn.Module]:
-        tokens = path.split(".") if path else []
-        for count in range(len(tokens), -1, -1):
-            yield self.root.get_submodule(".".join(tokens[:count]))
 
     def _whole_tensors(
         self, path: str, module: nn.Module, names: list[str], initialise: Callable[[], object] | None
@@ -517,8 +504,11 @@ def build(
         check_filled(sch.mod, needed)
     else:
         initialiser = None if init_weights is True else init_weights
-        common = agreed_seed(seed)
-        consolidate(sch, initialiser, seed=common, device=device, again=reinitialise, only=needed)
+        # All processes need one seed: without an argument, that of the first process.
+        seeds = [torch.initial_seed() if seed is None else seed]
+        if seed is None and dist.is_initialized():
+            dist.broadcast_object_list(seeds, src=0)
+        consolidate(sch, initialiser, seed=seeds[0], device=device, again=reinitialise, only=needed)
     return runtime.make(sch, mesh, options)
 
 

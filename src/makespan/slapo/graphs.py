@@ -214,7 +214,7 @@ class _GeneratorStates:
                 kept.append((access, state))
         self._access, self._states = [access for access, _ in kept], [state for _, state in kept]
 
-    def put_back(self, states: list[Any] | None = None) -> None:
+    def restore(self, states: list[Any] | None = None) -> None:
         """Restore the states of the generators, or others that `now` returned."""
         for (_, write), state in zip(self._access, self._states if states is None else states, strict=True):
             write(state)
@@ -291,11 +291,11 @@ class StateSnapshot:
             if key not in now or not torch.equal(buffer, value)
         }
 
-    def put_back(self) -> "_Restored":
+    def restored(self) -> "_Restored":
         """Return a context that sets modules to this state, and restores their previous state at its end."""
         return _Restored(self)
 
-    def enter(self) -> None:
+    def apply(self) -> None:
         """Set modules to this state, with buffers as separate tensors."""
         fresh = {key: value.clone() for key, (_, value) in self._values.items()}
         for module, buffers in self._buffers:
@@ -307,7 +307,7 @@ class StateSnapshot:
             for name in vars(module).keys() - attributes.keys() - _OF_EVERY_MODULE:
                 del vars(module)[name]
             vars(module).update({name: copied_object(value, memo) for name, value in attributes.items()})
-        self.draws.put_back()
+        self.draws.restore()
 
 
 class _Restored:
@@ -322,7 +322,7 @@ class _Restored:
         modules = [module for module, _ in self._state._attributes]
         self._found.append([(module, dict(vars(module)), vars(module)["_buffers"]) for module in modules])
         self._drawn.append(self._state.draws.now())
-        self._state.enter()
+        self._state.apply()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -331,7 +331,7 @@ class _Restored:
             for name in vars(module).keys() - attributes.keys():
                 del vars(module)[name]
             vars(module).update(attributes, _buffers=buffers)
-        self._state.draws.put_back(self._drawn.pop())
+        self._state.draws.restore(self._drawn.pop())
 
 
 def _modules_run_by(root: nn.Module) -> Iterator[nn.Module]:
@@ -424,7 +424,7 @@ def argument_restorer(
     if not objects:
         return None
 
-    def put_back(
+    def restore(
         positional: tuple[Any, ...], named: Mapping[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         leaves, spec = pytree.tree_flatten((positional, tuple(named.values())), is_leaf=_has_state)
@@ -436,7 +436,7 @@ def argument_restorer(
         positional, values = pytree.tree_unflatten(kept, spec)
         return positional, dict(zip(named, values, strict=True))
 
-    return put_back
+    return restore
 
 
 def expanded(value: Any, above: tuple[int, ...] = ()) -> Any:
@@ -575,8 +575,14 @@ class Example:
     def value(self, node: fx.Node) -> Any:
         """Return the value of a node for the example; buffers and random generators do not change."""
         if node not in self._values:
-            # The tracer has patched modules; the nodes of the example run without it.
-            with _untraced(), torch.no_grad(), torch.random.fork_rng(), StateSnapshot(self._root).put_back():
+            # A tracer has patched modules, but the example runs them untraced.
+            with (
+                mock.patch.object(nn.Module, "__call__", tracing._orig_module_call),
+                mock.patch.object(nn.Module, "__getattr__", tracing._orig_module_getattr),
+                torch.no_grad(),
+                torch.random.fork_rng(),
+                StateSnapshot(self._root).restored(),
+            ):
                 self._run_to(node)
         return self._values[node]
 
@@ -614,16 +620,6 @@ class Example:
         args = fx.node.map_arg(node.args, self.value)
         kwargs = fx.node.map_arg(node.kwargs, self.value)
         return Example(child, _by_name(signature, args, kwargs))
-
-
-@contextmanager
-def _untraced() -> Iterator[None]:
-    """Run modules without tracing while a tracer has patched them."""
-    with (
-        mock.patch.object(nn.Module, "__call__", tracing._orig_module_call),
-        mock.patch.object(nn.Module, "__getattr__", tracing._orig_module_getattr),
-    ):
-        yield
 
 
 def _by_name(signature: inspect.Signature, args: Any, kwargs: Any) -> dict[str, Any]:
@@ -821,17 +817,14 @@ class _Tracer(fx.Tracer):
                 args.append(value)
             else:
                 kwargs[name] = value
-        self._keep_training_live(module)
-        return lambda: root_fn(module, *args, **kwargs), []
-
-    def _keep_training_live(self, root: nn.Module) -> None:
         # A forward that passes self.training to a function reads it through a node, so that the graph follows
         # the mode of the module.
-        for path, module in root.named_modules():
-            if module is root or is_inlined(module) or not self.is_leaf_module(module, path):
-                self._training.append((module, module.training))
+        for path, inner in module.named_modules():
+            if inner is module or is_inlined(inner) or not self.is_leaf_module(inner, path):
+                self._training.append((inner, inner.training))
                 target = f"{path}.training" if path else "training"
-                vars(module)["training"] = self.create_proxy("get_attr", target, (), {})
+                vars(inner)["training"] = self.create_proxy("get_attr", target, (), {})
+        return lambda: root_fn(module, *args, **kwargs), []
 
     def finish(self) -> None:
         """Restore the modes of modules, and drop unused reads of modes."""

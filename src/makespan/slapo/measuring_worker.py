@@ -1,7 +1,7 @@
 """Worker that times scheduled models: ``python -m makespan.slapo.measuring_worker <run directory>``.
 
-A request has a ``task``: ``steps`` verifies and times schedules one after the other in all processes of the
-run, ``search`` runs strategies that find the fastest point within a budget of bytes, in one process.
+A request has a ``task``: ``steps`` verifies and times schedules in sequence in all processes of the run;
+``search`` runs strategies that find the fastest point within a memory budget, in one process.
 """
 
 import sys
@@ -27,31 +27,31 @@ _REPEATS = 2
 
 
 def kept_bytes(model: nn.Module, batch: Any, budget_bytes: int | None = None) -> int:
-    """Return the bytes that forward pass and loss keep for the backward pass in this process [B]."""
+    """Return the bytes that forward pass and loss save for the backward pass in this process [B]."""
     with saved_tensors(model, budget_bytes=budget_bytes) as kept:
         family_loss(model(*batch.inputs), batch.targets)
     return kept.n_bytes
 
 
-def timed_passes(model: nn.Module, batch: Any, asked: Mapping[str, Any]) -> list[float]:
-    """Return times of forward and backward pass together, without those of the warm-up [s]."""
+def timed_passes(model: nn.Module, batch: Any, request: Mapping[str, Any]) -> list[float]:
+    """Return the times of forward plus backward passes after the warm-up [s]."""
     times = []
-    for _ in range(asked["warmup_passes"] + asked["passes"]):
+    for _ in range(request["warmup_passes"] + request["passes"]):
         model.zero_grad(set_to_none=True)
         begun = time.perf_counter()
         torch.autograd.backward(family_loss(model(*batch.inputs), batch.targets))
         times.append(time.perf_counter() - begun)
-    return times[asked["warmup_passes"] :]
+    return times[request["warmup_passes"] :]
 
 
-def _steps(directory: RunDirectory, who: Identity, asked: Mapping[str, Any]) -> list[Record]:
-    """Verify the model after each step of a schedule, and measure its memory and its times."""
-    batch = family_batch(family_spec(asked["family"], asked["size"]), asked["batch"], asked["seed"])
+def _steps(directory: RunDirectory, who: Identity, request: Mapping[str, Any]) -> list[Record]:
+    """Verify the model with each variant of a schedule, and measure its memory and times."""
+    batch = family_batch(family_spec(request["family"], request["size"]), request["batch"], request["seed"])
     rows = []
-    for way in asked["ways"]:
-        sch = create_schedule(build_family(asked["family"], asked["size"], seed=asked["seed"]))
-        with Verify(sch, tuple(batch.inputs), seed=asked["seed"]) as verified:
-            apply_schedule(sch, asked["family"], **way["options"])
+    for variant in request["ways"]:
+        sch = create_schedule(build_family(request["family"], request["size"], seed=request["seed"]))
+        with Verify(sch, tuple(batch.inputs), seed=request["seed"]) as verified:
+            apply_schedule(sch, request["family"], **variant["options"])
         comparisons = verified.report.comparisons if verified.report else ()
         outputs, gradients = (
             [
@@ -66,39 +66,41 @@ def _steps(directory: RunDirectory, who: Identity, asked: Mapping[str, Any]) -> 
             "parameter_bytes": sum(
                 parameter.numel() * parameter.element_size() for parameter in sch.mod.parameters()
             ),
-            "times_s": timed_passes(sch.mod, batch, asked),
+            "times_s": timed_passes(sch.mod, batch, request),
             "output_error": max(outputs),
             "gradient_error": max(gradients),
         }
         everything = [record] * who.size
         dist.all_gather_object(everything, record)
         compilers = {str(step.arguments["compiler"]) for step in sch.metadata.journal if step.op == "fuse"}
-        rows.append({"name": way["name"], "processes": everything, "compiler": " ".join(sorted(compilers))})
+        rows.append(
+            {"name": variant["name"], "processes": everything, "compiler": " ".join(sorted(compilers))}
+        )
     return rows
 
 
-def _search(directory: RunDirectory, who: Identity, asked: Mapping[str, Any]) -> list[Record]:
-    """Run strategies one after the other; a database shared by all measures each point once."""
-    spec = family_spec(asked["family"], asked["size"])
+def _search(directory: RunDirectory, who: Identity, request: Mapping[str, Any]) -> list[Record]:
+    """Run strategies in sequence; their common database measures each point once."""
+    spec = family_spec(request["family"], request["size"])
 
     def declare(space: Space) -> None:
-        space.create_symbol(_BATCH, asked["batches"])
-        space.create_symbol(_RATIO, asked["ratios"])
+        space.create_symbol(_BATCH, request["batches"])
+        space.create_symbol(_RATIO, request["ratios"])
 
     def evaluate(point: Point) -> tuple[Status, float | None, Mapping[str, Any]]:
         size = int(point[_BATCH])
-        batch = family_batch(spec, size, asked["seed"])
-        sch = create_schedule(build_family(asked["family"], asked["size"], seed=asked["seed"]))
-        apply_schedule(sch, asked["family"], ckpt_ratio=float(point[_RATIO]))
-        n_bytes = kept_bytes(sch.mod, batch, asked["budget_bytes"])
-        seconds = torch.tensor(timed_passes(sch.mod, batch, asked)).median().item()
+        batch = family_batch(spec, size, request["seed"])
+        sch = create_schedule(build_family(request["family"], request["size"], seed=request["seed"]))
+        apply_schedule(sch, request["family"], ckpt_ratio=float(point[_RATIO]))
+        n_bytes = kept_bytes(sch.mod, batch, request["budget_bytes"])
+        seconds = torch.tensor(timed_passes(sch.mod, batch, request)).median().item()
         return "ok", size / seconds, {"saved_bytes": n_bytes}
 
     rows = []
-    for name in asked["strategies"]:
-        # Times of one point may differ by more than those of its neighbours, so that noise would choose.
+    for name in request["strategies"]:
+        # Times of one point vary by more than those of neighbours differ: repeat, or noise would choose.
         result = tune(
-            declare, evaluate, strategy_named(name), db=directory.path / "points.jsonl", seed=asked["seed"],
+            declare, evaluate, strategy_named(name), db=directory.path / "points.jsonl", seed=request["seed"],
             repeats=_REPEATS,
         )  # fmt: skip
         rows += [

@@ -102,11 +102,14 @@ class _FlatGraph:
             return False
         if node.target is builtins.getattr:
             return node.args[1] in _SCALAR_ATTRIBUTES
+        # A plain function of numbers is a number; attributes of the model may be tensors.
         is_plain = getattr(node.target, "__module__", "") in _SCALAR_SPACES
-        return is_plain and bool(node.all_input_nodes) and all(map(self._is_number, node.all_input_nodes))
-
-    def _is_number(self, node: fx.Node) -> bool:
-        return node.op != "get_attr" and self.is_copied(node)
+        inputs = node.all_input_nodes
+        return (
+            is_plain
+            and bool(inputs)
+            and all(source.op != "get_attr" and self.is_copied(source) for source in inputs)
+        )
 
     def needs(self, nodes: Iterable[fx.Node]) -> Iterator[fx.Node]:
         """Iterate over the values that other stages must provide to compute some nodes."""
@@ -488,7 +491,12 @@ class Pipeline:
         before = [parameter.grad for parameter in parameters]
         for parameter in parameters:
             parameter.grad = None  # so that only gradients of this step are summed and averaged
-        result = self._run_microbatches(args, kwargs, target, losses)
+        run, stage = self._schedule
+        if self._is_last:
+            inputs, named = (args, kwargs) if self._is_first else ((), {})
+            result = stage.output(run.step(*inputs, target=target, losses=losses, **named))
+        else:
+            result = run.step(*args, **kwargs) if self._is_first else run.step()
         if self._loss_fn is not None:
             self._reduce_gradients()
         for parameter, gradient in zip(parameters, before, strict=True):
@@ -497,25 +505,18 @@ class Pipeline:
         return result
 
     def _reduce_gradients(self) -> None:
+        """Sum the gradients of tied parameters over their stages, then average all over the replicas."""
         for parameter, owners in self._owners:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
             dist.all_reduce(parameter.grad, group=owners)
-        if self._replicas is not None:
-            self._average_over_replicas(self._replicas)
-
-    def _run_microbatches(
-        self,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        target: Tensor | None,
-        losses: list[Tensor] | None,
-    ) -> Any:
-        run, stage = self._schedule
-        if not self._is_last:
-            return run.step(*args, **kwargs) if self._is_first else run.step()
-        inputs, named = (args, kwargs) if self._is_first else ((), {})
-        return stage.output(run.step(*inputs, target=target, losses=losses, **named))
+        if self._replicas is None:
+            return
+        n_replicas = dist.get_world_size(self._replicas)
+        for parameter in self.module.parameters():
+            if parameter.grad is not None:
+                dist.all_reduce(parameter.grad, group=self._replicas)
+                parameter.grad /= n_replicas
 
     def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one micro-batch through all stages to learn shapes, and restore the buffers."""
@@ -587,13 +588,6 @@ class Pipeline:
 
     def _first_microbatch(self, value: Any) -> Any:
         return value.chunk(self._n_microbatches)[0] if isinstance(value, Tensor) else value
-
-    def _average_over_replicas(self, replicas: dist.ProcessGroup) -> None:
-        count = dist.get_world_size(replicas)
-        for parameter in self.module.parameters():
-            if parameter.grad is not None:
-                dist.all_reduce(parameter.grad, group=replicas)
-                parameter.grad /= count
 
 
 def stages_of(

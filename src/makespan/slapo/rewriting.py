@@ -538,7 +538,7 @@ def extract_module(
     return module
 
 
-# --- Replace and checkpoint parts of graphs ---
+# --- Replace parts of graphs ---
 
 
 def replace_subgraph(
@@ -604,16 +604,6 @@ def _checked_call(
     if ends is not None and not isinstance(new, nn.Module):
         raise ArgumentError(f"{where}: a module in the match has hooks, which a function cannot carry")
     return bound_arguments(where, new, group[0], concrete_args)
-
-
-def checkpoint_subgraph(
-    sch: "Schedule", subgraph: object, order_args_fn: Callable[..., Any] | None
-) -> FusedModule:
-    """Move one match into a module, so that its activations can be recomputed."""
-    matches = as_matches(sch, "checkpoint", subgraph)
-    if len(matches) != 1:
-        raise ArgumentError(f"checkpoint of {sch.path!r}: got {len(matches)} matches; expected one")
-    return extract_module(sch, "checkpoint", matches[0], "Recomputed", order_args_fn)
 
 
 # --- Replace modules ---
@@ -818,7 +808,7 @@ class Checkpointed(ForwardWrapper):
                 *args,
                 use_reentrant=False,
                 preserve_rng_state=self.preserve_rng,
-                context_fn=lambda: (nullcontext(), before.put_back()),
+                context_fn=lambda: (nullcontext(), before.restored()),
                 **kwargs,
             )
         finally:  # copies live until the backward pass: keep only those of state that this forward changed
@@ -863,7 +853,10 @@ class Checkpoint(Primitive):
             Python and NumPy. Generators that the module holds always repeat their numbers.
         """
         if subgraph is not None:
-            part = checkpoint_subgraph(sch, subgraph, order_args_fn)
+            matches = as_matches(sch, cls.name(), subgraph)
+            if len(matches) != 1:
+                raise ArgumentError(f"checkpoint of {sch.path!r}: got {len(matches)} matches; expected one")
+            part = extract_module(sch, cls.name(), matches[0], "Recomputed", order_args_fn)
             wrap_forward(part, Checkpointed(part, preserve_rng))
             return
         if order_args_fn is not None:

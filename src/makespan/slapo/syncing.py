@@ -73,22 +73,21 @@ class ExchangeInputs:
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments that the module gets."""
+        # tree_map exchanges the tensors in a value of any structure, such as a named tuple or a model output.
         done = {
-            place: self._exchanged_value(value)
+            place: pytree.tree_map(self._exchanged, value)
             for place, value in enumerate(args)
             if self._is_selected(place)
         }
         named = {
-            name: self._exchanged_value(value) for name, value in kwargs.items() if self._is_selected(name)
+            name: pytree.tree_map(self._exchanged, value)
+            for name, value in kwargs.items()
+            if self._is_selected(name)
         }
         return tuple(done.get(place, value) for place, value in enumerate(args)), kwargs | named
 
     def _is_selected(self, which: int | str) -> bool:
         return self.places is None or which in self.places[isinstance(which, str)]
-
-    def _exchanged_value(self, value: Any) -> Any:
-        """Exchange the tensors in a value of any structure, such as a named tuple or a model output."""
-        return pytree.tree_map(self._exchanged, value)
 
     def _exchanged(self, value: Any) -> Any:
         if isinstance(value, Proxy):

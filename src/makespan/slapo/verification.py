@@ -1131,18 +1131,13 @@ class SequentialStages(nn.Module):
         return holders[0] if len(holders) == 1 else None
 
 
-def scheduled_copy(sch: "Schedule", copied: nn.Module) -> "Schedule":
-    """Return a schedule of a copy of the model, with the cuts of the original one."""
-    new = create_schedule(copied, group=sch.group)
-    new.metadata.slots[_CUT] = list(sch.metadata.slots[_CUT])
-    return new
-
-
 def staged_copy(sch: "Schedule", copied: nn.Module) -> nn.Module:
     """Return the stages of a copy of the model, or the copy itself if the schedule cuts none."""
     if sch.parent is not None or not sch.metadata.slots[_CUT]:
         return copied
-    return SequentialStages(partition(scheduled_copy(sch, copied)))
+    cut_copy = create_schedule(copied, group=sch.group)
+    cut_copy.metadata.slots[_CUT] = list(sch.metadata.slots[_CUT])
+    return SequentialStages(partition(cut_copy))
 
 
 # --- Passes of both models ---
@@ -1658,12 +1653,13 @@ class Verify:
         weights: Weights | None = None,
     ) -> VerifyReport:
         steps = self._sch.metadata.journal[self._n_steps :]
+        stages = self._running
         located = [
             replace(
                 divergence,
                 path=self._full_path(divergence.path),
                 step=self._last_step(divergence.path),
-                stage=self._stage_of(divergence.path),
+                stage=stages.stage_of(divergence.path) if isinstance(stages, SequentialStages) else None,
             )
             for divergence in divergences
         ]
@@ -1685,10 +1681,6 @@ class Verify:
 
     def _full_path(self, path: str) -> str:
         return ".".join(filter(None, (self._sch.path, path)))
-
-    def _stage_of(self, path: str) -> int | None:
-        running = self._running
-        return running.stage_of(path) if isinstance(running, SequentialStages) else None
 
     def _last_step(self, path: str) -> JournalEntry | None:
         """Return the last step at a module or above it, if possible one of the verified block."""
