@@ -67,9 +67,9 @@ def test_a_schedule_is_verified_and_shown_from_the_command_line():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["verify", "gpt", "--set", "ckpt_ratio"], "--set 'ckpt_ratio'; accepted: NAME=VALUE"),
+        (["verify", "gpt", "--set", "ckpt_ratio"], "--set is 'ckpt_ratio'; expected NAME=VALUE"),
         (["verify", "gpt", "--set", "ratio=1"], "no option 'ratio'"),
-        (["verify", "gpt", "--size", "huge"], "--size 'huge' of gpt; accepted: tiny"),
+        (["verify", "gpt", "--size", "huge"], "--size is 'huge'; expected one of the sizes of gpt: tiny"),
         (["show", "gpt2"], "is not one of"),
     ],
 )

@@ -648,7 +648,7 @@ def groups_and_meshes():
     for call, part in (
         (lambda: build(sch), "shared by 2 of 4 processes"),
         (lambda: build(other, mesh=mesh), "created for the group of processes [0, 1, 2, 3]"),
-        (lambda: build(other, "ddp"), "accepted: mesh with dp and tp"),
+        (lambda: build(other, "ddp"), "pass a mesh with dp and tp"),
     ):
         try:
             call()

@@ -147,9 +147,9 @@ def options_are_checked():
     size = dist.get_world_size()
     sch = cut(seeded(), CUTS[size])
     for options, words in (
-        ({"n_microbatches": 0}, "n_microbatches 0; accepted"),
-        ({"n_microbatches": 2, "schedule": "zb"}, "schedule 'zb'; accepted: gpipe, 1f1b"),
-        ({"n_microbatches": size - 1}, f"n_microbatches {size - 1}; accepted"),
+        ({"n_microbatches": 0}, "n_microbatches is 0; expected"),
+        ({"n_microbatches": 2, "schedule": "zb"}, "schedule is 'zb'; expected one of gpipe, 1f1b"),
+        ({"n_microbatches": size - 1}, f"n_microbatches is {size - 1}; expected"),
     ):
         try:
             build(sch, "pipeline", **options)
@@ -161,7 +161,7 @@ def options_are_checked():
     try:
         build(sch, "pipeline", n_microbatches=N_MICROBATCHES)
     except BuildError as error:
-        assert f"stages for {size} processes; accepted: one process a stage" in str(error)
+        assert f"stages for {size} processes; expected one process per stage" in str(error)
     else:
         raise AssertionError("a stage without a process was built")
 
@@ -354,5 +354,5 @@ def caches_are_not_sent():
     sch["blocks.0"].cut_pipeline_stage()
     _, engine = build(sch, "pipeline", n_microbatches=2, loss_fn=F.mse_loss)
     data = torch.randn(2, HIDDEN)
-    with pytest.raises(BuildError, match="stage 0 of 2 hands on a Kept, whose tensors are not sent"):
+    with pytest.raises(BuildError, match="stage 0 of 2 passes on a Kept, whose tensors are not sent"):
         engine.step(data, target=data)

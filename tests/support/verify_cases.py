@@ -130,7 +130,7 @@ def sound():
         shard(sch)
         shard_vocabulary(sch)
     report = check.report
-    assert report.is_equal and not report.places and not report.not_compared, str(report)
+    assert report.is_equal and not report.divergences and not report.not_compared, str(report)
     assert report.count("parameter gradient") == len(before)
     assert torch.equal(state, torch.get_rng_state())
     assert sch.mod.training and all(one.grad is None for one in sch.mod.parameters())
@@ -163,7 +163,7 @@ def missing_backward_sync():
         change=lambda sch: shard(sch, "1 up backward"),
     )
     assert report.largest("output")[1] < 1e-5  # nobody would see it in the outputs
-    assert {one.what for one in report.places} == {"input gradient"}
+    assert {one.kind for one in report.divergences} == {"input gradient"}
     refused(
         create_schedule(model()),
         r"'layers\.0\.attention",
@@ -269,7 +269,7 @@ def other_steps():
 
     report = refused(
         create_schedule(model()),
-        r"other schedules, from step 2 on: rank 0: checkpoint\(\) at 'layers\.1\.attention'; rank 1",
+        r"differ from step 2 on: rank 0: checkpoint\(\) at 'layers\.1\.attention'; rank 1",
         change=change,
     )
     assert not report.comparisons

@@ -75,7 +75,7 @@ def test_forgotten_exchanges_are_found():
     shard_layer(sch["layers.0"])
     sch["layers.1.down"].shard("weight", 1)
     assert warned(sch) == [
-        "build: 'layers.1.down' (LateBiasLinear) returns partial sums that nobody adds up; accepted: "
+        "build: 'layers.1.down' (LateBiasLinear) returns partial sums that are never reduced; add "
         "sync('fwd_post', 'all_reduce') or 'reduce_scatter' there"
     ]
     sch = scheduled()
@@ -114,12 +114,18 @@ def test_half_sharded_ties_are_refused_or_told():
 def test_calls_of_build_are_checked():
     sch = create_schedule(Model())
     for call, text in (
-        (lambda: build(sch, "deepspeed"), "target 'deepspeed'; accepted: None, eager, compile, ddp, fsdp"),
-        (lambda: build(sch["layers.0"]), "build of 'layers.0': accepted: the schedule of a whole model"),
-        (lambda: build(sch, ties="no"), "ties 'no'; accepted: 'error' or 'warn'"),
-        (lambda: build(sch, "ddp", units=[]), "option 'units' for ddp; accepted: broadcast_buffers"),
+        (
+            lambda: build(sch, "deepspeed"),
+            "target is 'deepspeed'; expected None or one of eager, compile, ddp, fsdp",
+        ),
+        (lambda: build(sch["layers.0"]), "build of 'layers.0': expected the schedule of a whole model"),
+        (lambda: build(sch, ties="no"), "ties is 'no'; expected 'error' or 'warn'"),
+        (
+            lambda: build(sch, "ddp", units=[]),
+            "unknown option 'units' for ddp; expected one of broadcast_buffers",
+        ),
         (lambda: build(sch, "ddp"), "ddp without a process group"),
-        (lambda: full_state_dict(sch["layers.0"]), "accepted: the schedule of a whole model"),
+        (lambda: full_state_dict(sch["layers.0"]), "expected the schedule of a whole model"),
     ):
         with pytest.raises(ArgumentError) as caught:
             call()
@@ -152,7 +158,9 @@ def test_empty_models_take_their_values_from_whoever_knows_them():
     assert all(one.unique().tolist() == [7] for one in model.parameters())
     for fill in (lambda mod: nn.init.ones_(mod.scale), lambda mod, path: nn.init.ones_(mod.scale)):
         assert build(empty(Own), None, fill)[0].scale.tolist() == [1, 1, 1]
-    with pytest.raises(RuntimeError, match=r"'' \(Own\) on meta, without _init_weights and reset_parameters"):
+    with pytest.raises(
+        RuntimeError, match=r"'' \(Own\) is on meta, without _init_weights and reset_parameters"
+    ):
         build(empty(Own))
     with pytest.raises(RuntimeError, match=r"initialiser of '' \(Own\) leaves 'scale' without values"):
         build(empty(Own), None, lambda mod: None)
@@ -167,7 +175,7 @@ def test_parameters_of_an_owner_itself_are_zero_with_a_warning():
             self.token, self.linear = nn.Parameter(torch.ones(2)), nn.Linear(2, 2)
 
     sch = empty(Owner)
-    with pytest.warns(UserWarning, match="no initialiser for parameters of '' itself; they are zero"):
+    with pytest.warns(UserWarning, match="no initialiser for the parameters of '' itself; they are zero"):
         model, _ = build(sch)
     assert model.token.tolist() == [0, 0] and model.linear.weight.any()
 
@@ -187,7 +195,9 @@ def test_buffers_without_values_are_refused_where_nobody_knows_them():
             self.register_buffer("places", torch.arange(3))
 
     assert build(empty(Places))[0].places.tolist() == [0, 1, 2]
-    with pytest.raises(RuntimeError, match=r"buffers 'places' of '' \(Places\) on meta, and nobody knows"):
+    with pytest.raises(
+        RuntimeError, match=r"buffers 'places' of '' \(Places\) are on meta, and no initialiser knows"
+    ):
         build(empty(Places, include_buffers=True))
 
 
@@ -229,7 +239,7 @@ def test_a_state_that_does_not_fit_changes_nothing():
         (
             changed | {"head.weight": torch.ones(3)},
             ShardError,
-            "'head.weight' has shape (3,); accepted: (8, 4)",
+            "'head.weight' has shape (3,); expected (8, 4)",
         ),
     ):
         with pytest.raises(error) as caught:

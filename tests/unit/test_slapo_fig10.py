@@ -143,9 +143,9 @@ def test_the_command_searches_a_polygon_and_speaks_json(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--polygon", "0.25;104"], "--polygon '0.25;104'; accepted: corners RATIO,BATCH"),
-        (["--polygon", "0,0 1,1"], "found a polygon of 2 vertices; accepted: three or more"),
-        (["--polygon", "0,0 0,1 1,1"], "found a space without points"),
+        (["--polygon", "0.25;104"], "--polygon is '0.25;104'; expected corners RATIO,BATCH"),
+        (["--polygon", "0,0 1,1"], "a polygon has 2 vertices; expected at least three"),
+        (["--polygon", "0,0 0,1 1,1"], "the space has no points"),
     ],
 )
 def test_the_command_refuses_what_it_cannot_search(arguments, message):
@@ -166,8 +166,8 @@ def test_the_command_searches_the_settings_of_a_model(tables):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--emulator"], "--emulator without --model; accepted"),
-        (["--model", "wideresnet:2.4b", "--emulator"], "the emulator knows no convolutions"),
+        (["--emulator"], "--emulator needs --model"),
+        (["--model", "wideresnet:2.4b", "--emulator"], "the emulator has no convolutions"),
         (["--model", "bert:2b"], "unknown size of bert '2b'; accepted: 1b, large"),
         (["--model", "bart"], "unknown model family 'bart'"),
     ],

@@ -198,7 +198,7 @@ def test_modes_states_and_copies_pass_through_a_graph(flatten):
 def test_a_path_that_a_flat_graph_swallowed_says_so_and_leaves_of_it_are_found():
     sch = create_schedule(toy())
     sch[STAGE].trace(flatten=True)
-    words = rf"no module '{BLOCK}.*' in the schedule: step 1 swallowed it, trace\(flatten=True\) at '{STAGE}'"
+    words = rf"no module '{BLOCK}.*' in the schedule: step 1 flattened it, trace\(flatten=True\) at '{STAGE}'"
     for path in (BLOCK, f"{BLOCK}.attention"):
         with pytest.raises(PathError, match=words):
             sch[path]
@@ -209,6 +209,6 @@ def test_attributes_of_a_captured_graph_are_refused_with_the_step():
     sch = create_schedule(toy())
     sch[f"{BLOCK}.attention"].trace()
     with pytest.raises(
-        ConflictError, match=r"as they were when it was captured, conflicts with step 1: trace\(\)"
+        ConflictError, match=r"the attributes of the time of its capture, conflicts with step 1: trace\(\)"
     ):
         sch[f"{BLOCK}.attention"].set_attr(heads=1)

@@ -111,7 +111,7 @@ def test_nodes_are_found_by_a_condition(sch):
     pairs = sch.find_node(lambda node: node.target is torch.matmul)
     assert [node.name for _, node in pairs] == ["matmul", "matmul_1"]
     for wrong in (3, "matmul", nn.Linear):
-        with pytest.raises(TypeError, match="accepted: a function of a node"):
+        with pytest.raises(TypeError, match="expected a function of a node"):
             sch.find_node(wrong)
 
 
@@ -207,10 +207,10 @@ def test_owners_below_are_searched_by_their_paths():
 @pytest.mark.parametrize(
     ("pattern", "kind", "words"),
     [
-        (3, TypeError, "accepted: a regular expression for targets of modules, a function or a Pattern"),
-        (nn.GELU(), TypeError, "accepted"),
-        ("(", ValueError, "no regular expression"),
-        (lambda x: x, ValueError, "has to return what it computes"),
+        (3, TypeError, "expected a regular expression for targets of modules, a function or a Pattern"),
+        (nn.GELU(), TypeError, "expected"),
+        ("(", ValueError, "not a regular expression"),
+        (lambda x: x, ValueError, "must return a computed value"),
         (lambda x, y: x + 1, ValueError, "does not use its parameter 'y'"),
         (lambda x: x if x else -x, ValueError, "cannot be traced"),
     ],
@@ -221,7 +221,7 @@ def test_what_is_no_pattern_is_refused(sch, pattern, kind, words):
 
 
 def test_stand_ins_of_patterns_compute_nothing():
-    with pytest.raises(TypeError, match="in a pattern"):
+    with pytest.raises(TypeError, match="pattern for find"):
         call_module("x", 3)
-    with pytest.raises(TypeError, match="in a pattern"):
+    with pytest.raises(TypeError, match="pattern for find"):
         ModulePattern("x")(3)

@@ -127,7 +127,7 @@ def test_differences_of_the_new_module_are_warned_of(sch):
 def test_what_is_no_module_is_refused(sch):
     node = sch[BLOCK]
     refused(
-        sch, TypeError, f"replace of '{BLOCK}': got str; accepted: a module, or", lambda: node.replace("x")
+        sch, TypeError, f"replace of '{BLOCK}': got str; expected a module, or", lambda: node.replace("x")
     )
     refused(sch, KindError, "got function, which returned int", lambda: node.replace(_integer))
     refused(sch, ArgumentError, "need target_ops", lambda: node.replace(Block(8), each=True))
@@ -179,9 +179,7 @@ def test_modules_inside_each_other_are_replaced_from_the_inside():
     assert sch.replace_all(nn.Sequential, lambda path, old: seen.append(path) or Wrapped(old)) == 2
     check_invariants(sch)
     assert seen == ["0", ""] and isinstance(sch["inner.0.inner.0"].mod, nn.Linear)
-    refused(
-        sch, TypeError, "got 3; accepted: a class of modules", lambda: sch.replace_all(3, lambda *_: None)
-    )
+    refused(sch, TypeError, "got 3; expected a class of modules", lambda: sch.replace_all(3, lambda *_: None))
 
 
 def test_a_factory_that_fails_half_way_leaves_the_model_as_it_was(sch):
@@ -500,9 +498,11 @@ def test_without_gradients_a_recomputed_module_runs_once_and_counts():
 def test_recomputing_twice_is_refused_and_nested_recomputation_warned_of(sch):
     node = sch[BLOCK]
     node.checkpoint()
-    words = rf"checkpoint of '{BLOCK}': it is recomputed already, conflicts with step 1: checkpoint\(\)"
+    words = rf"checkpoint of '{BLOCK}': it is already recomputed, conflicts with step 1: checkpoint\(\)"
     refused(sch, ConflictError, words, node.checkpoint)
-    with pytest.warns(UserWarning, match=f"checkpoint of '{BLOCK}.ffn': '{BLOCK}' above it is recomputed"):
+    with pytest.warns(
+        UserWarning, match=f"checkpoint of '{BLOCK}.ffn': '{BLOCK}' above it is already recomputed"
+    ):
         node["ffn"].checkpoint()
     refused(sch, ArgumentError, "needs a subgraph", lambda: sch.checkpoint(order_args_fn=lambda *_: _))
 
@@ -522,7 +522,7 @@ def test_the_share_of_recomputed_layers_is_exact_and_spread(ratio, count):
     ("n", "ratio", "policy"), [(4, 1.1, "even"), (4, -0.1, "even"), (-1, 0.5, "even"), (4, 0.5, "tail")]
 )
 def test_a_share_that_makes_no_sense_is_refused(n, ratio, policy):
-    with pytest.raises(ValueError, match=r"select_layers got .*; accepted:"):
+    with pytest.raises(ValueError, match=r"select_layers got .*; expected"):
         select_layers(n, ratio, policy)
 
 
@@ -578,7 +578,7 @@ def test_one_process_draws_what_the_unscheduled_model_draws(sch):
 def test_a_module_is_forked_once(sch):
     sch.world_size, sch["stages.0"].world_size = 2, 2
     sch["stages.0"].fork_rng()
-    words = r"fork_rng of 'stages.0': it is forked already, conflicts with step 1: fork_rng\(\)"
+    words = r"fork_rng of 'stages.0': it is already forked, conflicts with step 1: fork_rng\(\)"
     with pytest.raises(ConflictError, match=words):
         sch["stages.0"].fork_rng()
 
@@ -627,14 +627,14 @@ def test_attributes_of_classes_count_and_methods_and_captured_graphs_do_not():
     assert (sch.mod[0].factor, Scaled.factor) == (3, 2)
     refused(sch, MemberError, "no attribute 'half'", lambda: sch["0"].set_attr(half=1))
     sch.mod[1].factor = 2
-    words = r"set_attr of '1': its graph holds attributes as they were.*accepted: set_attr before trace"
+    words = r"set_attr of '1': its graph holds the attributes of the time.*call set_attr before trace"
     refused(sch, ConflictError, words, lambda: sch["1"].set_attr(factor=3))
 
 
 def test_symbols_have_one_value(sch):
     sch.bind(batch=8, ratio=0.5)
     sch["stages.0"].bind(batch=8)
-    refused(sch, ValueError, "batch = 4, but it is 8 already", lambda: sch.bind(batch=4))
+    refused(sch, ValueError, "batch is 4, but was bound to 8", lambda: sch.bind(batch=4))
     assert sch.metadata.slots["bind"] == {"batch": 8, "ratio": 0.5}
 
 
@@ -672,10 +672,10 @@ def test_what_is_reduced_comes_before_the_bias():
 
 def test_only_linear_layers_with_bias_are_decomposed_and_only_once(sch):
     for path, found in (("heads.words", "Linear without bias"), (f"{BLOCK}.norm", "LayerNorm"), ("", "Toy")):
-        words = f"decompose of '{path}': found {found}; accepted: nn.Linear with bias"
+        words = f"decompose of '{path}': got {found}; expected nn.Linear with bias"
         refused(sch, RuntimeError, words, sch[path].decompose)
     sch["heads.pairs"].decompose()
-    words = r"decompose of 'heads.pairs': done already, conflicts with step 1: decompose\(\)"
+    words = r"decompose of 'heads.pairs': it is already decomposed, conflicts with step 1: decompose\(\)"
     refused(sch, RuntimeError, words, sch["heads.pairs"].decompose)
 
     class Own(nn.Linear):
@@ -683,7 +683,7 @@ def test_only_linear_layers_with_bias_are_decomposed_and_only_once(sch):
             return super().forward(data) * 2
 
     own = create_schedule(nn.Sequential(Own(2, 2)))
-    refused(own, RuntimeError, "Own has a forward of its own", own["0"].decompose)
+    refused(own, RuntimeError, "Own overrides forward", own["0"].decompose)
 
 
 # --- laws of all -------------------------------------------------------------------------

@@ -85,7 +85,7 @@ def test_a_symbol_without_a_value_compares_as_false_and_has_none():
 
 @pytest.mark.parametrize("values", [[1, 1], [None], [[1]], [1, 1.0]])
 def test_candidates_are_plain_values_each_once(values):
-    with pytest.raises(InputError, match="symbol 'x': found candidates"):
+    with pytest.raises(InputError, match="symbol 'x': candidates are"):
         Space().create_symbol("x", values)
 
 
@@ -122,7 +122,7 @@ def test_a_slanted_edge_includes_the_points_that_are_on_it_in_decimals():
     region = Polygon("x", "y", ((0, 0.1), (0.3, 0.4), (0.3, 0.1)))
     assert region({"x": 0.1, "y": 0.2}) and region({"x": 0.2, "y": 0.3})
     assert not region({"x": 0.1, "y": 0.21})
-    with pytest.raises(InputError, match="polygon of 2 vertices"):
+    with pytest.raises(InputError, match="polygon has 2 vertices"):
         Polygon("x", "y", ((0, 0), (1, 1)))
 
 
@@ -199,7 +199,7 @@ def test_the_frontier_has_a_border_for_each_value_of_other_symbols():
 
 
 def test_the_frontier_needs_its_two_symbols():
-    with pytest.raises(InputError, match="found a space of x, y; accepted: one with global_batch_size"):
+    with pytest.raises(InputError, match="the space has x, y; expected global_batch_size"):
         tune(grid, peak, "frontier")
 
 
@@ -274,12 +274,12 @@ def test_a_budget_ends_the_search_and_is_reported():
     "answer", [("ok", None, {}), ("ok", float("nan"), {}), ("oom", 1.0, {}), ("fine", 1.0, {})]
 )
 def test_an_objective_that_contradicts_itself_is_refused(answer):
-    with pytest.raises(InputError, match="accepted: ok with a finite number"):
+    with pytest.raises(InputError, match="expected ok with a finite number"):
         tune(grid, lambda point: answer, "exhaustive")
 
 
 def test_an_empty_space_is_refused():
-    with pytest.raises(InputError, match="space without points"):
+    with pytest.raises(InputError, match="space has no points"):
         tune(lambda space: space.create_symbol("x", []), peak, "exhaustive")
 
 
@@ -314,7 +314,7 @@ def test_an_interrupted_search_continues_where_it_was(tmp_path, strategy):
 def test_a_line_of_the_database_that_is_no_evaluation_is_named(tmp_path):
     db = tmp_path / "db.jsonl"
     db.write_text('{"point": {"x": 1}, "status": "ok", "value": 1.0, "info": {}}\n{"x": 2}\n')
-    with pytest.raises(TraceError, match=r"db.jsonl: line 2: 'point'; accepted: an evaluation"):
+    with pytest.raises(TraceError, match=r"db.jsonl: line 2: 'point'; expected an evaluation"):
         Database(db)
 
 

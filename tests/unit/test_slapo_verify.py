@@ -264,7 +264,7 @@ def test_a_model_without_a_training_mode_is_verified_in_evaluation_mode():
     sch = create_schedule(OnlyEvaluated(HIDDEN, HIDDEN))
     with Verify(sch, batch()) as check:
         sch.checkpoint()
-    assert "not compared in training mode, where the original raises" in str(check.report)
+    assert "not compared in training mode, in which the original raises" in str(check.report)
     assert "never trained" in str(check.report)
 
 
@@ -277,8 +277,8 @@ def test_a_model_without_a_training_mode_is_verified_in_evaluation_mode():
         ),
         ("scale", ["first output that differs: 'last'"]),
         ("detached", [r"parameter gradient last\.weight: gets no gradient", "'last'"]),
-        ("shape", [r"output out: has shape \(3, 8\); expected: \(4, 8\)", "'last'"]),
-        ("type", [r"output out: has type torch.float64; expected: torch.float32"]),
+        ("shape", [r"output out: has shape \(3, 8\); expected \(4, 8\)", "'last'"]),
+        ("type", [r"output out: has type torch.float64; expected torch.float32"]),
         (
             "raises",
             ["the scheduled model raises RuntimeError", "the error was raised in: 'last' \\(Changed\\)"],
@@ -294,7 +294,7 @@ def test_what_a_module_does_wrong_is_found_at_the_module(how, patterns):
         *patterns,
         last,
     )
-    assert [one.path for one in report.places] == ["last"] * len(report.places)
+    assert [one.path for one in report.divergences] == ["last"] * len(report.divergences)
 
 
 def test_a_bias_of_zero_is_missed():
@@ -345,10 +345,10 @@ def test_tolerances_follow_the_type_and_the_user():
     model = net().bfloat16()
     with Verify(sch := create_schedule(model), batch().bfloat16()):
         change(1.008)(sch)
-    refused(create_schedule(net()), change(1.001), "accepted: 1e-05 of the value and 1e-05 of the largest")
+    refused(create_schedule(net()), change(1.001), "tolerated: 1e-05 of the value and 1e-05 of the largest")
     with Verify(sch := create_schedule(net()), batch(), rtol=0.01, atol=0.01):
         change(1.001)(sch)
-    with pytest.raises(ArgumentError, match="rtol is -1; accepted: a number >= 0"):
+    with pytest.raises(ArgumentError, match="rtol is -1; expected a number >= 0"):
         Verify(sch, batch(), rtol=-1)
 
 
@@ -418,7 +418,7 @@ def test_a_subtree_is_verified_by_itself():
 @pytest.mark.parametrize(
     ("inputs", "message"),
     [
-        (3, "example inputs are int; accepted: a tensor"),
+        (3, "example inputs are int; expected a tensor"),
         ({"image": batch()}, r"do not fit Net.forward.*missing a required argument: 'hidden'"),
         ((batch(), 1.0, 2.0), "too many positional arguments"),
     ],
@@ -438,7 +438,7 @@ def test_gradients_of_inputs_that_are_never_trained_may_be_left_out():
         change(sch)
     assert check.report.count("input gradient") == 1
     refused(create_schedule(net()), change, "input gradient scale: 1 of 1 values differ", inputs=inputs)
-    with pytest.raises(ArgumentError, match="input_grads 'hidden'; accepted: names among hidden, scale"):
+    with pytest.raises(ArgumentError, match="input_grads is 'hidden'; expected names among hidden, scale"):
         Verify(sch, inputs, input_grads="hidden").__enter__()
 
 

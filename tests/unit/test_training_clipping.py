@@ -55,7 +55,7 @@ def test_limits_kinds_and_nodes_are_checked():
     for limit, kind in ((0.0, 2.0), (-1.0, 2.0), (float("nan"), 2.0), (1.0, 0.0)):
         with pytest.raises(InputError, match="expected numbers > 0"):
             clip_grad_norm(model.parameters(), limit, kind)
-    with pytest.raises(ArgumentError, match="clip_grad_norm of '0': accepted: the schedule of a whole model"):
+    with pytest.raises(ArgumentError, match="clip_grad_norm of '0': expected the schedule of a whole model"):
         clip_scheduled(create_schedule(model)["0"], 1.0)
     model[0].weight.grad[0, 0] = float("inf")
     with pytest.raises(RuntimeError, match="non-finite"):

@@ -31,65 +31,54 @@ from makespan.training.zoo import FAMILIES, TransformerSpec, build_family, famil
 _CELLS = Path("config/published/slapo_fig10.csv")
 
 
-def _searched(
-    model: str | None, cells: Path, n_gpus: int, implementation: str, by_emulator: bool
-) -> Grid | Settings:
-    """Return the space to search: a grid in a file, or the settings of a model on the paper's machine."""
-    if model is None:
-        if by_emulator:
-            raise InputError("--emulator without --model; accepted: --emulator --model FAMILY:SIZE")
-        return Grid.printed(PAPER.read_published("fig10", cells))
-    family, _, size = model.partition(":")
-    spec = family_spec(family, size or "tiny")
-    if by_emulator and not isinstance(spec, TransformerSpec):
-        raise InputError(
-            f"--model {model} --emulator; accepted: transformers, the emulator knows no convolutions"
-        )
-    ask = emulated() if by_emulator else modelled(constants(), bounds=False)
-    return Settings(spec, run_of(implementation, n_gpus, n_gpus, 1.0), ask)
-
-
-def _say(found: Result, optimum: float | None) -> None:
-    for order, trial in enumerate(found.history, start=1):
+def _print_result(result: Result, optimum: float | None) -> None:
+    for order, trial in enumerate(result.history, start=1):
         outcome = "out of memory" if trial.value is None else f"{trial.value:8.1f} samples/s"
         say(f"{order:4d}  batch {trial.point[BATCH]:>4}  recomputed {trial.point[RATIO]:<5}{outcome}")
-    if found.best is None or optimum is None:
+    if result.best is None or optimum is None:
         say("no point fits into memory")
         return
     say(
-        f"best: batch {found.best[BATCH]}, {found.best[RATIO]} recomputed, {found.best_value:.1f} samples/s, "
-        f"{100 * found.share_of(optimum):.1f} % of the best of all\n"
-        f"{found.n_eval} of {found.n_space} points evaluated, {found.n_oom} out of memory; {found.stopped}"
+        f"best: batch {result.best[BATCH]}, {result.best[RATIO]} recomputed, "
+        f"{result.best_value:.1f} samples/s, {100 * result.share_of(optimum):.1f} % of the best of all\n"
+        f"{result.n_eval} of {result.n_space} points evaluated, {result.n_oom} out of memory; "
+        f"{result.stopped}"
     )
-    if found.optimum == "local":
+    if result.optimum == "local":
         say("a local optimum: no symbol alone has a better value; points that differ in several may")
 
 
 @click.command("tune")
 @click.option(
     "--grid", "cells", default=_CELLS, show_default=True, type=click.Path(path_type=Path),
-    help="Throughput by batch size and share of recomputed layers, columns as in that file.",
+    help="CSV file of throughput by batch size and share of recomputed layers.",
 )  # fmt: skip
 @click.option(
     "--model", metavar="FAMILY:SIZE",
-    help="Instead of a grid: a model of the zoo, for example opt:2.7b, on the modelled machine of the paper.",
+    help="Model of the zoo, for example opt:2.7b, on the modelled machine of the paper; replaces --grid.",
 )  # fmt: skip
-@click.option("--gpus", default=8, show_default=True, type=click.IntRange(1, 8), help="Of a model.")
+@click.option("--gpus", default=8, show_default=True, type=click.IntRange(1, 8), help="GPUs for --model.")
 @click.option(
     "--implementation", default="slapo-zero3", show_default=True, type=click.Choice(sorted(IMPLEMENTATIONS)),
-    help="Of a model.",
+    help="Implementation for --model.",
 )  # fmt: skip
-@click.option("--emulator", is_flag=True, help="Ask the emulator of a model, not the machine of the paper.")
+@click.option(
+    "--emulator", is_flag=True, help="Predict times by the emulator, not by the model of the paper's machine."
+)
 @click.option("--strategy", default="frontier", show_default=True, type=click.Choice(sorted(STRATEGIES)))
-@click.option("--polygon", metavar="RATIO,BATCH ...", help="Search only inside these corners.")
-@click.option("--patience", type=click.IntRange(1), help="Rounds without a better point after which it ends.")
-@click.option("--budget", type=click.IntRange(1), help="Evaluations after which it ends.")
-@click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Of strategies that draw.")
+@click.option("--polygon", metavar="RATIO,BATCH ...", help="Search only inside this polygon of corners.")
+@click.option(
+    "--patience", type=click.IntRange(1), help="Stop after this many rounds without a better point."
+)
+@click.option("--budget", type=click.IntRange(1), help="Stop after this many evaluations.")
+@click.option(
+    "--seed", default=0, show_default=True, type=click.IntRange(0), help="Seed of random strategies."
+)
 @click.option(
     "--db", type=click.Path(path_type=Path, dir_okay=False),
-    help="File of evaluations, one JSON line each; points in it are not evaluated again.",
+    help="File with one evaluation per line, as JSON; its points are not evaluated again.",
 )  # fmt: skip
-@click.option("--json", "is_json", is_flag=True, help="Print everything, every evaluation included, as JSON.")
+@click.option("--json", "is_json", is_flag=True, help="Print the result, with every evaluation, as JSON.")
 def tune_command(
     cells: Path,
     model: str | None,
@@ -104,8 +93,20 @@ def tune_command(
     db: Path | None,
     is_json: bool,
 ) -> None:
-    """Search batch sizes and shares of recomputed layers, for the highest throughput that memory allows."""
-    searched = _searched(model, cells, gpus, implementation, emulator)
+    """Search batch sizes and shares of recomputed layers for the highest throughput that fits into memory."""
+    if model is None:
+        if emulator:
+            raise InputError("--emulator needs --model FAMILY:SIZE")
+        searched: Grid | Settings = Grid.printed(PAPER.read_published("fig10", cells))
+    else:
+        family, _, size = model.partition(":")
+        spec = family_spec(family, size or "tiny")
+        if emulator and not isinstance(spec, TransformerSpec):
+            raise InputError(
+                f"--emulator with --model {model}; expected a transformer: the emulator has no convolutions"
+            )
+        performance_model = emulated() if emulator else modelled(constants(), bounds=False)
+        searched = Settings(spec, run_of(implementation, gpus, gpus, 1.0), performance_model)
     region = None
     if polygon is not None:
         try:
@@ -113,7 +114,7 @@ def tune_command(
             corners = tuple((float(ratio), float(batch)) for ratio, batch in pairs)
         except ValueError:
             raise InputError(
-                f"--polygon {polygon!r}; accepted: corners RATIO,BATCH, for example "
+                f"--polygon is {polygon!r}; expected corners RATIO,BATCH, for example "
                 "'0.25,104 0.25,176 1.0,176'"
             ) from None
         region = Polygon(RATIO, BATCH, corners)
@@ -124,21 +125,21 @@ def tune_command(
             space.constrain(region)
 
     chosen = Frontier(BATCH, RATIO) if strategy == Frontier.name else strategy_named(strategy)
-    found = tune(declare, searched.look_up, chosen, budget=budget, patience=patience, db=db, seed=seed)
+    result = tune(declare, searched.look_up, chosen, budget=budget, patience=patience, db=db, seed=seed)
     if not is_json:
-        _say(found, tune(declare, searched.look_up, Exhaustive()).best_value)
+        _print_result(result, tune(declare, searched.look_up, Exhaustive()).best_value)
         return
     history = [
         {**trial.point, "status": trial.status, "throughput_samples_per_s": trial.value}
-        for trial in found.history
+        for trial in result.history
     ]
     summary = {
-        "best": found.best,
-        "throughput_samples_per_s": found.best_value,
-        "stopped": found.stopped,
-        "optimum": found.optimum,
+        "best": result.best,
+        "throughput_samples_per_s": result.best_value,
+        "stopped": result.stopped,
+        "optimum": result.optimum,
     }
-    say(json.dumps({**summary, "space": found.n_space, "history": history}))
+    say(json.dumps({**summary, "space": result.n_space, "history": history}))
 
 
 # --- ``show`` and ``verify`` ------------------------------------------------------------------------
@@ -146,11 +147,11 @@ def tune_command(
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
-def _schedule(command: _Command) -> _Command:
-    """Add the argument of the family, its size, and options of its schedule."""
+def _schedule_arguments(command: _Command) -> _Command:
+    """Add the argument FAMILY, the size of the model, and the options of its schedule."""
     settings = click.option(
         "--set", "settings", multiple=True, metavar="NAME=VALUE",
-        help="Option of the schedule, for example ckpt_ratio=0.5 or attn=sdpa; may be repeated.",
+        help="Option of the schedule, for example ckpt_ratio=0.5 or attn=sdpa; repeatable.",
     )  # fmt: skip
     named = click.option(
         "--size", default="tiny", show_default=True, metavar="NAME", help="Size of the model."
@@ -158,13 +159,13 @@ def _schedule(command: _Command) -> _Command:
     return click.argument("family", type=click.Choice(FAMILIES))(named(settings(command)))
 
 
-def _options(settings: tuple[str, ...]) -> dict[str, Any]:
-    """Read options, ``NAME=VALUE``; a value is JSON, or else a text."""
+def _parse_options(settings: tuple[str, ...]) -> dict[str, Any]:
+    """Parse options ``NAME=VALUE``; a value that is not JSON is a string."""
     options: dict[str, Any] = {}
     for text in settings:
         name, equals, value = text.partition("=")
         if not (equals and name.isidentifier()):
-            raise InputError(f"--set {text!r}; accepted: NAME=VALUE, where VALUE is JSON or a text")
+            raise InputError(f"--set is {text!r}; expected NAME=VALUE, where VALUE is JSON or a string")
         try:
             options[name] = json.loads(value)
         except ValueError:
@@ -173,14 +174,14 @@ def _options(settings: tuple[str, ...]) -> dict[str, Any]:
 
 
 @click.command("show")
-@_schedule
+@_schedule_arguments
 @click.option("--steps", is_flag=True, help="Print the steps in their order instead of the tree.")
 def show_command(family: str, size: str, settings: tuple[str, ...], steps: bool) -> None:
-    """Print the schedule of FAMILY: the tree of its modules, each with what is applied to it."""
+    """Print the schedule of FAMILY: the tree of its modules, each with the primitives applied to it."""
     from makespan.slapo import apply_schedule
 
-    options = _options(settings)
-    schedule = apply_schedule(build_family(family, _known(family, size), meta=True), family, **options)
+    options = _parse_options(settings)
+    schedule = apply_schedule(build_family(family, _checked_size(family, size), meta=True), family, **options)
     if steps:
         for number, step in enumerate(schedule.metadata.journal, start=1):
             say(f"{number:4d}  {step}")
@@ -189,16 +190,18 @@ def show_command(family: str, size: str, settings: tuple[str, ...], steps: bool)
 
 
 @click.command("verify")
-@_schedule
+@_schedule_arguments
 @click.option(
     "--processes",
     default=1,
     show_default=True,
     type=click.IntRange(1),
-    help="Processes that share the model.",
+    help="Number of processes that share the model.",
 )
-@click.option("--samples", default=2, show_default=True, type=click.IntRange(1), help="Samples of a batch.")
-@click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Of all that is drawn.")
+@click.option("--samples", default=2, show_default=True, type=click.IntRange(1), help="Samples per batch.")
+@click.option(
+    "--seed", default=0, show_default=True, type=click.IntRange(0), help="Seed of weights and inputs."
+)
 @launcher_options
 def verify_command(
     family: str,
@@ -210,27 +213,29 @@ def verify_command(
     launcher: str,
     device: str,
 ) -> None:
-    """Compare the schedule of FAMILY with its model as it is: outputs and gradients, on every process."""
+    """Compare the scheduled model of FAMILY with the original, outputs and gradients, on every process."""
     from makespan.slapo import ScheduleOptions
 
-    options, size = _options(settings), _known(family, size)
+    options, size = _parse_options(settings), _checked_size(family, size)
     ScheduleOptions.of(options)  # rejects wrong options before any process starts
     case, how = {"family": family, "options": options}, launcher_of(launcher, device)
-    (found,) = verify_schedules([case], processes, how, size=size, samples=samples, seed=seed)
-    say(found["report"])
-    if not found["is_equal"]:
+    (report,) = verify_schedules([case], processes, how, size=size, samples=samples, seed=seed)
+    say(report["report"])
+    if not report["is_equal"]:
         raise click.exceptions.Exit(1)
 
 
-def _known(family: str, size: str) -> str:
+def _checked_size(family: str, size: str) -> str:
     if size not in family_sizes(family):
-        raise InputError(f"--size {size!r} of {family}; accepted: {', '.join(family_sizes(family))}")
+        raise InputError(
+            f"--size is {size!r}; expected one of the sizes of {family}: {', '.join(family_sizes(family))}"
+        )
     return size
 
 
 @click.group("slapo", help=__doc__)
 def COMMANDS() -> None:
-    """Hold the commands together."""
+    """Command group."""
 
 
 for command in (show_command, verify_command, tune_command):

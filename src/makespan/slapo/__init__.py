@@ -1,23 +1,23 @@
 """Schedule language for PyTorch models (Slapo, ASPLOS 2024): how a model runs, apart from its definition.
 
-Importing the package imports nothing else; most of its names import torch. The tuner, which does not, is
-`makespan.slapo.tuning`.
+Importing the package imports nothing else. Most of its names import torch on first use; the tuner,
+`makespan.slapo.tuning`, does not.
 
 - `create_schedule` makes the `Schedule` of any module, a tree whose nodes have the primitives as methods;
-  `list_primitives` says which there are, `select_layers` which layers to recompute, and `replay` repeats a
-  journal on another model
-- `Verify` compares the scheduled model with the original one, outputs and gradients, on all processes, and
-  says in a `VerifyReport` at which `Place` they part
-- `Pattern`, `ModulePattern`, `call_module` and `ANY` say what `find` looks for in graphs; it returns each
+  `list_primitives` lists them, `select_layers` chooses layers to recompute, and `replay` applies a journal to
+  another model
+- `Verify` compares the scheduled model with the original one, outputs and gradients, on all processes; its
+  `VerifyReport` lists each `Divergence`, a module at which they differ
+- `Pattern`, `ModulePattern`, `call_module` and `ANY` describe what `find` searches in graphs; it returns each
   `Match`
-- `partition` splits what was cut into stages, `default_cuts` says where
-- `build` makes a scheduled model ready to run, one that was made under `init_empty_weights`, too;
-  `full_state_dict` and `load_full_state_dict` know it by the keys and shapes of the original,
-  `pad_vocabulary` makes a vocabulary divide
-- `clip_grad_norm` limits gradients by the norm of the whole model, whatever is split
-- `Primitive` and `register_primitive` add one, `register_shard_rule` a layer to ``shard``; `ScheduleError` is
-  the base of what goes wrong
-- `saved_tensors` counts what a forward pass keeps for the backward one, and can set an end to it
+- `partition` splits a model at its cuts into stages, `default_cuts` chooses cuts
+- `build` makes a scheduled model ready to run, also one that was created under `init_empty_weights`;
+  `full_state_dict` and `load_full_state_dict` use the keys and shapes of the original model;
+  `pad_vocabulary` enlarges a vocabulary until it divides among the processes
+- `clip_grad_norm` clips gradients by the norm of the whole model, sharded or not
+- `Primitive` and `register_primitive` add a primitive, `register_shard_rule` adds a layer to ``shard``;
+  `ScheduleError` is the base of all errors
+- `saved_tensors` counts the bytes that a forward pass saves for the backward pass, and can limit them
 """
 
 from typing import TYPE_CHECKING
@@ -88,7 +88,7 @@ if TYPE_CHECKING:
     )
     from makespan.slapo.syncing import clip_grad_norm as clip_grad_norm
     from makespan.slapo.verification import (
-        Place as Place,
+        Divergence as Divergence,
         Verify as Verify,
         VerifyReport as VerifyReport,
     )

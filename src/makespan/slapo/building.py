@@ -27,21 +27,11 @@ if TYPE_CHECKING:
 
 
 def is_parallel(sch: "Schedule") -> bool:
-    """Return True if the processes of the group share the model, False if each has all of it."""
+    """Return True if the processes of the group share the model, False if each holds all of it."""
     return any(
         entry.op == "shard" or (entry.op == "sync" and isinstance(entry.arguments["sync_op_or_fn"], str))
         for entry in sch.metadata.journal
     )
-
-
-def agreed_seed(seed: int | None) -> int:
-    """Return the seed for all processes: the given one, or that of the first process."""
-    if seed is not None:
-        return seed
-    seeds = [torch.initial_seed()]
-    if dist.is_initialized():
-        dist.broadcast_object_list(seeds, src=0)
-    return seeds[0]
 
 
 def check_group(sch: "Schedule", mesh: DeviceMesh | None) -> None:
@@ -51,24 +41,24 @@ def check_group(sch: "Schedule", mesh: DeviceMesh | None) -> None:
     if mesh is None:
         if sch.world_size < dist.get_world_size():
             raise ArgumentError(
-                f"build: the model is shared by {sch.world_size} of {dist.get_world_size()} processes and "
-                "nobody says what the others do; accepted: mesh, with dimensions such as dp and tp"
+                f"build: the model is shared by {sch.world_size} of {dist.get_world_size()} processes, and "
+                "the others have no role; pass mesh, with dimensions such as dp and tp"
             )
         return
     names = mesh.mesh_dim_names or ()
     if not set(names) <= {"dp", "tp", "pp"}:
-        raise ArgumentError(f"build: mesh with dimensions {names!r}; accepted: dp, tp and pp")
+        raise ArgumentError(f"build: mesh has dimensions {names!r}; expected dp, tp and pp")
     ours = dist.get_process_group_ranks(sch.group or dist.group.WORLD)
     theirs = dist.get_process_group_ranks(mesh.get_group("tp")) if "tp" in names else [dist.get_rank()]
     if ours != theirs and (is_parallel(sch) or "tp" in names):
         raise ArgumentError(
             f"build: the schedule was created for the group of processes {ours}, tp of the mesh is {theirs}; "
-            'accepted: create_schedule(model, group=mesh.get_group("tp"))'
+            'use create_schedule(model, group=mesh.get_group("tp"))'
         )
 
 
 def check_same_program(sch: "Schedule") -> None:
-    """Reject a build if processes applied different steps: their collectives would deadlock."""
+    """Reject a build if processes applied different steps, since their collectives would deadlock."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return
     journals: list[Any] = [None] * dist.get_world_size()
@@ -82,7 +72,7 @@ def check_same_program(sch: "Schedule") -> None:
             other = next(rank for rank, text in enumerate(digests) if text != digests[dist.get_rank()])
             raise BuildError(
                 f"build: processes applied different primitives; step {step + 1} is {here} here, and "
-                f"another one in process {other}; accepted: the same schedule in all"
+                f"another one in process {other}; apply the same schedule in all"
             )
 
 
@@ -95,7 +85,7 @@ def check_complete(sch: "Schedule", ties: str) -> None:
         if sharding.tensors and left:
             raise BuildError(
                 f"build: {', '.join(map(repr, left))} of {path!r} ({type(node.mod).__name__}) is whole, but "
-                f"{', '.join(map(repr, sharding.tensors))} is sharded; accepted: {', '.join(names)} together"
+                f"{', '.join(map(repr, sharding.tensors))} is sharded; shard {', '.join(names)} together"
             )
     for group in sch.metadata.ties:
         sharded: list[str] = []
@@ -111,8 +101,8 @@ def check_complete(sch: "Schedule", ties: str) -> None:
         if not sharded or not whole:
             continue
         message = (
-            f"build: {sharded[0]!r} and {whole[0]!r} were one parameter, of which {sharded[0]!r} alone is "
-            "sharded; accepted: the same shard of both"
+            f"build: {sharded[0]!r} and {whole[0]!r} were one parameter, but only {sharded[0]!r} is "
+            "sharded; shard both in the same way"
         )
         if ties == "error":
             raise BuildError(message)
@@ -123,35 +113,35 @@ def check_complete(sch: "Schedule", ties: str) -> None:
 
 
 def _missing_exchanges(sch: "Schedule") -> Iterator[str]:
-    """Yield a message per output that stays a partial sum, or whose parts no later layer takes."""
+    """Yield a message per output that remains a partial sum, or whose parts no later layer takes."""
     nodes = [(path, node, sharding_of(node.mod)) for path, node in sch.named_schedules()]
     for place, (path, node, sharding) in enumerate(nodes):
         if sharding.computes is not None and sharding.returns == PARTIAL:
             yield (
-                f"build: {path!r} ({type(node.mod).__name__}) returns partial sums that nobody adds up; "
-                "accepted: sync('fwd_post', 'all_reduce') or 'reduce_scatter' there"
+                f"build: {path!r} ({type(node.mod).__name__}) returns partial sums that are never reduced; "
+                "add sync('fwd_post', 'all_reduce') or 'reduce_scatter' there"
             )
         elif (
-            not isinstance(node.mod, nn.Embedding)  # a table may be read by anything, as that of positions is
+            not isinstance(node.mod, nn.Embedding)  # anything may read a table, such as that of positions
             and sharding.computes is not None
             and sharding.returns is not None
             and sharding.computes == sharding.returns
         ):
             # Parts are taken by a layer with the same parent, or by the next sharded layer elsewhere.
-            siblings = [one for _, other, one in nodes if other.parent is node.parent]
+            siblings = [sharding for _, other, sharding in nodes if other.parent is node.parent]
             following = next(
                 (
-                    one
-                    for _, other, one in nodes[place + 1 :]
-                    if one.computes == PARTIAL
-                    or (one.computes is not None and other.parent is not node.parent)
+                    other_sharding
+                    for _, other, other_sharding in nodes[place + 1 :]
+                    if other_sharding.computes == PARTIAL
+                    or (other_sharding.computes is not None and other.parent is not node.parent)
                 ),
                 Sharding(),
             )
-            if all(one.computes != PARTIAL for one in (*siblings, following)):
+            if all(sharding.computes != PARTIAL for sharding in (*siblings, following)):
                 yield (
                     f"build: {path!r} ({type(node.mod).__name__}) returns a {sharding.returns} and no layer "
-                    "after it takes parts; accepted: sync('fwd_post', 'all_gather') there, or one that does"
+                    "after it takes parts; add sync('fwd_post', 'all_gather') there, or shard a later layer"
                 )
 
 
@@ -162,14 +152,14 @@ Initialiser = Callable[..., object]
 
 @contextmanager
 def init_empty_weights(enable: bool = True, include_buffers: bool = False) -> Iterator[None]:
-    """Create the parameters of modules on the ``meta`` device: with a shape but without values.
+    """Create the parameters of modules on the ``meta`` device, with a shape but without values.
 
     Parameters
     ----------
     enable
         False to do nothing.
     include_buffers
-        Create buffers without values, too. A build can only fill those of `torch.nn` layers.
+        Also create buffers without values. A build can only fill those of `torch.nn` layers.
     """
     if not enable:
         yield
@@ -186,16 +176,16 @@ def init_empty_weights(enable: bool = True, include_buffers: bool = False) -> It
     def register_buffer(self: nn.Module, name: str, tensor: Tensor | None, persistent: bool = True) -> None:
         buffers(self, name, None if tensor is None else tensor.to("meta"), persistent)
 
-    with _set(nn.Module, "register_parameter", register_parameter):
+    with _patched(nn.Module, "register_parameter", register_parameter):
         if not include_buffers:
             yield
             return
-        with _set(nn.Module, "register_buffer", register_buffer):
+        with _patched(nn.Module, "register_buffer", register_buffer):
             yield
 
 
 @contextmanager
-def _set(thing: Any, name: str, value: object) -> Iterator[None]:
+def _patched(thing: Any, name: str, value: object) -> Iterator[None]:
     before = getattr(thing, name)
     setattr(thing, name, value)
     try:
@@ -216,7 +206,8 @@ def consolidate(
     """Give values to all parameters that have none, one module at a time.
 
     The first process of the group initialises whole tensors with a seed derived from ``seed`` and the path of
-    the module, and each process keeps its part. So values do not depend on the number of processes.
+    the module, and each process keeps its part. So values do not depend on the number of processes, and no
+    process ever holds more than one whole module.
 
     Parameters
     ----------
@@ -228,12 +219,12 @@ def consolidate(
     device
         Device of the parameters, None for the CPU.
     again
-        Give new values to parameters that have some.
+        Replace existing values.
     only
         Parameters and buffers that this process needs, by identity; None for all.
     """
     ranks = Ranks(sch.rank, sch.world_size, sch.group)
-    filling = _Filling(sch, ranks, initialiser, seed, torch.device(device or "cpu"), again, only)
+    filling = _Consolidation(sch, ranks, initialiser, seed, torch.device(device or "cpu"), again, only)
     for path, module in sch.mod.named_modules():
         filling.fill(path, module)
     check_filled(sch.mod, only)
@@ -247,11 +238,11 @@ def check_filled(model: nn.Module, only: Collection[int] | None = None) -> None:
         if names:
             raise BuildError(
                 f"build: {', '.join(map(repr, names))} of {path!r} ({type(module).__name__}) on meta, "
-                "without values; accepted: init_weights=True or a function that gives values to it"
+                "without values; pass init_weights=True or a function that initialises them"
             )
 
 
-class _Filling:
+class _Consolidation:
     """The state of one consolidation."""
 
     def __init__(
@@ -272,31 +263,37 @@ class _Filling:
 
     def fill(self, path: str, module: nn.Module) -> None:
         """Give values to the parameters and buffers of one module itself."""
-        own = {name: one for name, one in module._parameters.items() if one is not None}
-        for name, parameter in own.items():
+        parameters = {
+            name: parameter for name, parameter in module._parameters.items() if parameter is not None
+        }
+        for name, parameter in parameters.items():
             if id(parameter) in self.made:
                 setattr(module, name, self.made[id(parameter)][1])
         names = [
             name
-            for name, one in own.items()
-            if id(one) not in self.made and (one.is_meta or self.again) and self._is_needed(one)
+            for name, parameter in parameters.items()
+            if id(parameter) not in self.made
+            and (parameter.is_meta or self.again)
+            and self._is_needed(parameter)
         ]
         buffers = [
-            name for name, one in module.named_buffers(recurse=False) if one.is_meta and self._is_needed(one)
+            name
+            for name, buffer in module.named_buffers(recurse=False)
+            if buffer.is_meta and self._is_needed(buffer)
         ]
         if not names and not buffers:
             return
         initialise = self._initialise(path, module, buffers)
-        wholes = self._wholes(path, module, names + buffers, initialise)
+        wholes = self._whole_tensors(path, module, names + buffers, initialise)
         shards = sharding_of(module).tensors
         for name, whole in wholes.items():
             part = shards[name].part_of(whole) if name in shards else whole
             if name in buffers:
                 setattr(module, name, part)
                 continue
-            new = nn.Parameter(part, own[name].requires_grad)
-            carry_tags(own[name], new, self.tags)
-            self.made[id(own[name])] = own[name], new
+            new = nn.Parameter(part, parameters[name].requires_grad)
+            carry_tags(parameters[name], new, self.tags)
+            self.made[id(parameters[name])] = parameters[name], new
             self.made[id(new)] = new, new
             setattr(module, name, new)
 
@@ -304,7 +301,7 @@ class _Filling:
         return self.only is None or id(tensor) in self.only
 
     def _initialise(self, path: str, module: nn.Module, buffers: list[str]) -> Callable[[], object] | None:
-        """Return the function that initialises a module, None if it gets zeros for lack of one."""
+        """Return the function that initialises a module; None without one, which means zeros."""
         if self.initialiser is not None:
             user, n_given = self.initialiser, len(inspect.signature(self.initialiser).parameters)
             return (lambda: user(module)) if n_given == 1 else (lambda: user(module, path))
@@ -312,10 +309,12 @@ class _Filling:
         if buffers and not (is_leaf(module) and callable(reset)):
             raise BuildError(
                 f"build: buffers {', '.join(map(repr, buffers))} of {path!r} ({type(module).__name__}) "
-                "on meta, and nobody knows their values; accepted: init_weights with a function that "
-                "does, or init_empty_weights without include_buffers"
+                "are on meta, and no initialiser knows their values; pass a function as init_weights, "
+                "or call init_empty_weights without include_buffers"
             )
-        for owner in self._owners(path):
+        tokens = path.split(".") if path else []
+        for depth in range(len(tokens), -1, -1):  # the module itself, then its owners
+            owner = self.root.get_submodule(".".join(tokens[:depth]))
             init = getattr(owner, "_init_weights", None)
             if callable(init) and inspect.signature(init).parameters:
                 return lambda: init(module)
@@ -324,32 +323,27 @@ class _Filling:
         if callable(reset):
             return lambda: reset()
         if any(True for _ in module.children()):
-            warn(f"build: no initialiser for parameters of {path!r} itself; they are zero")
+            warn(f"build: no initialiser for the parameters of {path!r} itself; they are zero")
             return None
         raise BuildError(
-            f"build: {path!r} ({type(module).__name__}) on meta, without _init_weights and "
-            "reset_parameters; accepted: init_weights with a function of a module"
+            f"build: {path!r} ({type(module).__name__}) is on meta, without _init_weights and "
+            "reset_parameters; pass a function of a module as init_weights"
         )
 
-    def _owners(self, path: str) -> Iterator[nn.Module]:
-        tokens = path.split(".") if path else []
-        for count in range(len(tokens), -1, -1):
-            yield self.root.get_submodule(".".join(tokens[:count]))
-
-    def _wholes(
+    def _whole_tensors(
         self, path: str, module: nn.Module, names: list[str], initialise: Callable[[], object] | None
     ) -> dict[str, Tensor]:
         """Initialise whole tensors on the first process and broadcast them."""
-        # Every process learns whether the first one succeeded, or the others would wait for its broadcast.
+        # Every process learns whether the first one succeeded; else the others would wait for its broadcast.
         if self.ranks.rank == 0:
             try:
                 wholes = self._initialised(path, module, names, initialise)
             except BaseException:
-                self._agreed(False)
+                self._first_succeeded(False)
                 raise
-            self._agreed(True)
+            self._first_succeeded(True)
         else:
-            if not self._agreed(True):
+            if not self._first_succeeded(True):
                 raise BuildError(f"build: the first process could not initialise {path!r}")
             wholes = {name: self._empty(module, name) for name in names}
         if self.ranks.size > 1:
@@ -357,7 +351,7 @@ class _Filling:
                 dist.broadcast(whole, group=self.ranks.group, group_src=0)
         return wholes
 
-    def _agreed(self, is_well: bool) -> bool:
+    def _first_succeeded(self, is_well: bool) -> bool:
         """Return on every process whether the first one succeeded."""
         if self.ranks.size == 1:
             return is_well
@@ -376,14 +370,14 @@ class _Filling:
     ) -> dict[str, Tensor]:
         """Initialise a module while it holds whole tensors and the attributes of the whole layer."""
         every = [
-            *(name for name, one in module._parameters.items() if one is not None),
+            *(name for name, parameter in module._parameters.items() if parameter is not None),
             *(name for name, _ in module.named_buffers(recurse=False) if name in names),
         ]
         before = {name: getattr(module, name) for name in every}
         wholes = {name: self._empty(module, name) for name in every}
         attributes = sharding_of(module).attributes
         ours = {name: getattr(module, name) for name in attributes}
-        # NaN marks what the initialiser leaves untouched; the check at the end reports it.
+        # NaN marks elements that the initialiser leaves untouched; the check at the end reports them.
         for name, whole in wholes.items():
             whole.fill_(float("nan") if whole.is_floating_point() and initialise is not None else 0)
             is_parameter = isinstance(before[name], nn.Parameter)
@@ -457,15 +451,15 @@ def build(
         True to initialise parameters on ``meta`` with ``_init_weights`` of the module or of an owner, or with
         ``reset_parameters``; a function of module, or of module and path, that does; False to reject them.
     check
-        Look for layers and ties that are sharded only in part, and for missing synchronisation.
+        Check for partly sharded layers and ties, and for missing synchronisation.
     ties
-        ``error`` or ``warn``: what to do if only one member of a tie is sharded.
+        ``error`` or ``warn`` if only one member of a tie is sharded.
     mesh
         All processes, with dimensions named ``dp``, ``tp`` and ``pp``; None if they form one group.
     seed, device
         Seed of the initialisation, None for that of torch; device of the parameters, None for the CPU.
     reinitialise
-        Give new values to parameters that have some.
+        Replace existing values.
     **options
         Options of the target's class or function. For fsdp also ``units``, the paths of modules that are
         sharded separately; for a pipeline ``n_microbatches``, ``loss_fn`` (a mean over samples), and
@@ -479,7 +473,7 @@ def build(
     Raises
     ------
     ArgumentError
-        A target, option or mesh is not accepted; also a `ValueError`.
+        A target, option or mesh is rejected; also a `ValueError`.
     BuildError
         The schedule is not complete or differs between processes; also a `RuntimeError`.
 
@@ -490,14 +484,14 @@ def build(
     target = target or "eager"
     runtime = TARGETS.get(target)
     if runtime is None:
-        raise ArgumentError(f"build: target {target!r}; accepted: None, {', '.join(TARGETS)}")
+        raise ArgumentError(f"build: target is {target!r}; expected None or one of {', '.join(TARGETS)}")
     if ties not in ("error", "warn"):
-        raise ArgumentError(f"build: ties {ties!r}; accepted: 'error' or 'warn'")
+        raise ArgumentError(f"build: ties is {ties!r}; expected 'error' or 'warn'")
     if sch.parent is not None:
-        raise ArgumentError(f"build of {sch.path!r}: accepted: the schedule of a whole model, sch.root")
+        raise ArgumentError(f"build of {sch.path!r}: expected the schedule of a whole model, sch.root")
     if unknown := sorted(options.keys() - runtime.options):
-        accepted = ", ".join(sorted(runtime.options)) or "none"
-        raise ArgumentError(f"build: option {unknown[0]!r} for {target}; accepted: {accepted}")
+        known = f"one of {', '.join(sorted(runtime.options))}" if runtime.options else "no options"
+        raise ArgumentError(f"build: unknown option {unknown[0]!r} for {target}; expected {known}")
     check_group(sch, mesh)
     check_same_program(sch)
     if check:
@@ -510,8 +504,11 @@ def build(
         check_filled(sch.mod, needed)
     else:
         initialiser = None if init_weights is True else init_weights
-        common = agreed_seed(seed)
-        consolidate(sch, initialiser, seed=common, device=device, again=reinitialise, only=needed)
+        # All processes need one seed: without an argument, that of the first process.
+        seeds = [torch.initial_seed() if seed is None else seed]
+        if seed is None and dist.is_initialized():
+            dist.broadcast_object_list(seeds, src=0)
+        consolidate(sch, initialiser, seed=seeds[0], device=device, again=reinitialise, only=needed)
     return runtime.make(sch, mesh, options)
 
 
@@ -524,24 +521,23 @@ def _compile(sch: "Schedule", mesh: DeviceMesh | None, options: Mapping[str, Any
     return compiled, compiled
 
 
-def _replicas(sch: "Schedule", mesh: DeviceMesh | None, target: str) -> dist.ProcessGroup | None:
+def _replica_group(sch: "Schedule", mesh: DeviceMesh | None, target: str) -> dist.ProcessGroup | None:
     """Return the group of processes that hold the same part of the model, None for all."""
     if not dist.is_initialized():
-        raise ArgumentError(f"build: {target} without a process group; accepted: after init_process_group")
+        raise ArgumentError(f"build: {target} without a process group; call init_process_group first")
     if mesh is not None:
         if "dp" not in (mesh.mesh_dim_names or ()):
-            raise ArgumentError(f"build: {target} on a mesh without dp; accepted: a dimension named dp")
+            raise ArgumentError(f"build: {target} on a mesh without dp; expected a dimension named dp")
         return mesh.get_group("dp")
     if is_parallel(sch) and sch.world_size > 1:
         raise ArgumentError(
-            f"build: {target}, but all {sch.world_size} processes share one model; "
-            "accepted: mesh with dp and tp"
+            f"build: {target}, but all {sch.world_size} processes share one model; pass a mesh with dp and tp"
         )
     return None
 
 
 def _ddp(sch: "Schedule", mesh: DeviceMesh | None, options: Mapping[str, Any]) -> tuple[nn.Module, Any]:
-    group = _replicas(sch, mesh, "ddp")
+    group = _replica_group(sch, mesh, "ddp")
     wrapped = nn.parallel.DistributedDataParallel(sch.mod, process_group=group, **options)
     return wrapped, wrapped
 
@@ -550,15 +546,15 @@ def _fsdp(sch: "Schedule", mesh: DeviceMesh | None, options: Mapping[str, Any]) 
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard  # takes long to load
 
-    _replicas(sch, mesh, "fsdp")
-    kind = next((one.device.type for one in sch.mod.parameters()), "cpu")
+    _replica_group(sch, mesh, "fsdp")
+    kind = next((parameter.device.type for parameter in sch.mod.parameters()), "cpu")
     along = init_device_mesh(kind, (dist.get_world_size(),)) if mesh is None else mesh["dp"]
     further = {name: value for name, value in options.items() if name != "units"}
-    # Units first: what they hold is no longer part of the whole that fully_shard gathers last.
-    for unit in _units(sch, options.get("units")):
+    # Units first: the last fully_shard gathers only parameters outside of them.
+    for unit in _fsdp_units(sch, options.get("units")):
         fully_shard(unit, mesh=along, **further)
     fully_shard(sch.mod, mesh=along, **further)
-    if is_parallel(sch) and sch.world_size > 1:  # torch only sums over its own mesh
+    if is_parallel(sch) and sch.world_size > 1:  # torch would sum over its own mesh only
         refuse_plain_clipping(sch.mod.parameters(), CLIPPING)
     return sch.mod, sch.mod
 
@@ -572,11 +568,11 @@ def _stage(sch: "Schedule", mesh: DeviceMesh | None) -> nn.Module:
     return parts.stages[dist.get_rank(group)]
 
 
-def _units(sch: "Schedule", paths: object) -> list[nn.Module]:
+def _fsdp_units(sch: "Schedule", paths: object) -> list[nn.Module]:
     """Return the modules that are gathered separately: those named, or the outermost elements of lists."""
     if paths is not None:
         if isinstance(paths, str) or not isinstance(paths, list | tuple):
-            raise ArgumentError(f"build: units {paths!r}; accepted: a list of paths")
+            raise ArgumentError(f"build: units is {paths!r}; expected a list of paths")
         return [sch[path].mod for path in paths]
     units, waiting = [], [sch]
     while waiting:

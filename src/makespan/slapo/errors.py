@@ -6,8 +6,8 @@
     └── ScheduleError
         ├── PathError            (KeyError)        no such module in the schedule
         ├── MemberError          (AttributeError)  no such primitive, parameter, buffer or attribute
-        ├── ArgumentError        (ValueError)      a value that a primitive does not accept
-        ├── KindError            (TypeError)       an argument of another kind than accepted
+        ├── ArgumentError        (ValueError)      a value that a primitive rejects
+        ├── KindError            (TypeError)       an argument of the wrong type
         ├── ConflictError        (RuntimeError)    contradicts a primitive that was applied before
         ├── ShardError           (RuntimeError)    a tensor cannot be split that way
         ├── TracingError         (RuntimeError)    no graph can be captured
@@ -35,7 +35,7 @@ class ScheduleError(MakespanError):
 
 
 class PathError(ScheduleError, KeyError):
-    """The schedule has no module at that path; the message names where the path ends and close names."""
+    """The schedule has no module at that path; the message names the last module on it and close names."""
 
     def __str__(self) -> str:
         """Return the message unchanged; a `KeyError` would put it in quotation marks."""
@@ -78,10 +78,10 @@ class VerificationError(ScheduleError, AssertionError):
     """The scheduled model differs from the original one; the message is the report."""
 
 
-def close_names(found: str, known: Iterable[str]) -> str:
-    """Return the end of a message: up to five close names, or the known names if none is close."""
+def close_names(name: str, known: Iterable[str]) -> str:
+    """Return the end of a message: up to five close names, else the known names."""
     names = list(known)
-    close = difflib.get_close_matches(found, names, n=5, cutoff=0.5)
+    close = difflib.get_close_matches(name, names, n=5, cutoff=0.5)
     if close:
         return "close: " + ", ".join(map(repr, close))
     if not names:
@@ -89,17 +89,17 @@ def close_names(found: str, known: Iterable[str]) -> str:
     return "known: " + ", ".join(map(repr, names[:12])) + (", ..." if len(names) > 12 else "")
 
 
-def shown(value: Any) -> str:
-    """Return a short text for a value in a message; of a tensor only shape and type."""
+def short_repr(value: Any) -> str:
+    """Return a short text for a value in a message; a tensor is shown by shape and type."""
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         return f"a tensor of shape {tuple(value.shape)}, {str(value.dtype).removeprefix('torch.')}"
     if type(value) in (tuple, list):
-        parts = [shown(one) for one in value[:_SHOWN_ELEMENTS]]
+        parts = [short_repr(element) for element in value[:_SHOWN_ELEMENTS]]
         parts += [f"{len(value) - _SHOWN_ELEMENTS} more"] if len(value) > _SHOWN_ELEMENTS else []
         opening, closing = "[]" if isinstance(value, list) else ("(", ",)" if len(parts) == 1 else ")")
         return f"{opening}{', '.join(parts)}{closing}"
     if type(value) is dict:
-        items = [f"{key!r}: {shown(one)}" for key, one in list(value.items())[:_SHOWN_ELEMENTS]]
+        items = [f"{key!r}: {short_repr(element)}" for key, element in list(value.items())[:_SHOWN_ELEMENTS]]
         items += [f"{len(value) - _SHOWN_ELEMENTS} more"] if len(value) > _SHOWN_ELEMENTS else []
         return "{" + ", ".join(items) + "}"
     try:
@@ -110,7 +110,7 @@ def shown(value: Any) -> str:
 
 
 def warn(message: str) -> None:
-    """Warn with the place outside this package that led here: the line of the user's schedule."""
+    """Warn at the nearest line outside this package: that of the user's schedule."""
     frame, level = sys._getframe(1), 1
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(_PACKAGE):
         frame, level = frame.f_back, level + 1

@@ -1,8 +1,8 @@
 """Graphs of forwards: traced modules, the tracer that captures them, and examples that decide branches.
 
-A `TracedModule` stands in for the module that was traced: same parameters, names, arguments and hooks. An
-`Example` gives nodes of a graph a value while it is captured, so that a forward may branch on shapes and
-types; `KeptState` lets a forward run a second time from the state that the first run started from.
+A `TracedModule` replaces the module that was traced, with the same parameters, names, arguments and hooks. An
+`Example` gives the nodes of a graph values during the capture, so that a forward may branch on shapes and
+types. A `StateSnapshot` lets a forward run a second time from the state in which the first run started.
 """
 
 import copy
@@ -28,7 +28,7 @@ from torch.fx import _symbolic_trace as tracing  # a tracer patches modules, and
 from torch.utils import _pytree as pytree  # there is no public name for it
 
 from makespan.errors import failed_at
-from makespan.slapo.errors import ArgumentError, KindError, TracingError, shown
+from makespan.slapo.errors import ArgumentError, KindError, TracingError, short_repr
 
 # --- Traced modules ---
 
@@ -38,7 +38,7 @@ _OF_THE_GRAPH = frozenset(vars(fx.GraphModule(nn.Module(), fx.Graph()))) - froze
 
 
 class TracedModule(fx.GraphModule):
-    """The graph of a forward, with everything that the traced module held, used by the graph or not."""
+    """The graph of a forward, with all attributes of the traced module, used or not."""
 
     def __init__(self, root: nn.Module, graph: fx.Graph, class_name: str = "TracedModule") -> None:
         super().__init__(root, graph, class_name)
@@ -53,7 +53,7 @@ class TracedModule(fx.GraphModule):
         cls, module: nn.Module, graph: fx.Graph, fixed: Mapping[str, Any], constants: Mapping[str, Any]
     ) -> Self:
         """Build it around a traced module; constants are values that only its graph reads."""
-        # A graph module takes what its graph reads from the root, so the root holds the constants meanwhile.
+        # A graph module copies the attributes that its graph reads from the root: lend it the constants.
         vars(module).update(constants)
         try:
             traced = cls(module, graph, type(module).__name__)
@@ -68,7 +68,7 @@ class TracedModule(fx.GraphModule):
         return traced
 
     def take_over(self, module: nn.Module) -> None:
-        """Hold the parameters, buffers, children, hooks and plain attributes of another module."""
+        """Share the parameters, buffers, children, hooks and plain attributes of another module."""
         for name, value in vars(module).items():
             if name in ("_parameters", "_buffers", "_modules"):
                 vars(self)[name] = dict(value)
@@ -78,32 +78,32 @@ class TracedModule(fx.GraphModule):
                 vars(self)[name] = value
 
     def keep(self, name: str, value: object) -> None:
-        """Hold a constant that is not part of the state; a tensor moves with the module."""
+        """Set a constant that is not part of the state; a tensor moves between devices with the module."""
         if isinstance(value, Tensor):
             self.register_buffer(name, value, persistent=False)
         else:
             setattr(self, name, value)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the graph if the arguments are those that it was traced for."""
+        """Run the graph; reject arguments other than those of the trace."""
         arguments = dict(zip(self.argument_names, args, strict=False)) | kwargs
         for name, value in self.fixed.items():
-            if name in arguments and not is_same(arguments[name], value):
+            if name in arguments and not is_same_argument(arguments[name], value):
                 raise TracingError(
-                    f"{self.origin}: the argument {name!r} was fixed to {shown(value)} when it was traced;"
-                    f" found {shown(arguments[name])}; accepted: that value, or trace again with {name!r} in"
-                    " inputs"
+                    f"{self.origin}: the argument {name!r} was fixed to {short_repr(value)} when it was"
+                    f" traced; got {short_repr(arguments[name])}; pass that value, or trace again with"
+                    f" {name!r} in inputs"
                 )
         if missing := self.required - set(arguments):
             wanted = ", ".join(name for name in self.argument_names if name in self.required)
             raise TracingError(
-                f"{self.origin}: called without {', '.join(map(repr, sorted(missing)))}; accepted: every"
+                f"{self.origin}: called without {', '.join(map(repr, sorted(missing)))}; expected every"
                 f" input that it was traced with: {wanted}"
             )
         return super().__call__(*args, **kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "TracedModule":
-        """Copy with hooks and constants; a plain graph module would lose them."""
+        """Copy with hooks and constants, which a plain graph module would lose."""
         kind = type(self).__mro__[1]  # each graph module has a class of its own that cannot be called
         result: TracedModule = kind(self, copy.deepcopy(self.graph, memo), type(self).__name__)
         memo[id(self)] = result
@@ -120,7 +120,7 @@ class TracedModule(fx.GraphModule):
 class FusedModule(TracedModule):
     """A part of a graph; the modules that it calls stay registered with the owner of the graph.
 
-    So their parameters keep their names, and their modes follow those of the model.
+    So their parameters keep their names, and their training modes follow the model.
     """
 
     def __init__(self, root: nn.Module, graph: fx.Graph, class_name: str = "FusedModule") -> None:
@@ -135,14 +135,14 @@ class FusedModule(TracedModule):
         holder = nn.Module()
         vars(holder).update(modules)
         module = cls(holder, graph, class_name)
-        for name in modules:  # a plain attribute, so that the owner of the graph alone registers it
+        for name in modules:  # a plain attribute, since only the owner of the graph registers the module
             vars(module)[name] = module._modules.pop(name)
         module.borrowed = tuple(modules)
         module.training = training
         return module
 
     def exchange(self, new: Mapping[int, nn.Module]) -> None:
-        """Call new modules, given by the id of those that they replace."""
+        """Replace called modules by new ones, by the id of the old."""
         for name in self.borrowed:
             vars(self)[name] = new.get(id(vars(self)[name]), vars(self)[name])
 
@@ -153,53 +153,57 @@ class FusedModule(TracedModule):
             self.compile(backend=backend)
 
     def after_copy(self) -> None:
-        """Hand borrowed modules back to their owner, and compile again."""
+        """Unregister borrowed modules, and compile again."""
         for name in self.borrowed:
             self._modules.pop(name, None)
         self.compile_by(self.backend)
 
 
-def exchange_borrowed(root: nn.Module, new: Mapping[int, nn.Module]) -> None:
-    """Make parts of graphs call new modules, given by the id of the old ones, as their owners do."""
+def replace_borrowed(root: nn.Module, new: Mapping[int, nn.Module]) -> None:
+    """Replace modules that parts of graphs call, by the id of the old module."""
     for part in root.modules():
         if isinstance(part, FusedModule):
             part.exchange(new)
 
 
-def is_same(found: object, fixed: object) -> bool:
+def is_same_argument(value: object, fixed: object) -> bool:
     """Return True if an argument has the value that it was fixed to."""
-    if found is fixed:
+    if value is fixed:
         return True
-    return type(found) is type(fixed) and isinstance(found, PLAIN) and found == fixed
+    return type(value) is type(fixed) and isinstance(value, PLAIN) and value == fixed
 
 
-# --- State of a forward, kept for a second pass ---
+# --- State of a forward, restored for a second pass ---
+#
+# Recomputation and examples run a forward twice, and the second run must neither see nor leave changes.
+# Besides buffers, a forward may change attributes, lists, caches and generators: all are copied before the
+# first run. A copy goes down to tensors, modules and functions, which are shared.
 
 _OF_EVERY_MODULE = frozenset(vars(nn.Module())) - {"training"}
 _CONTAINERS = (list, dict, set, deque, OrderedDict, defaultdict, Counter)
 _STATELESS = frozenset({type(None), bool, int, float, complex, str, bytes, Tensor, nn.Parameter})
 
 
-class _Draws:
+class _GeneratorStates:
     """Random generators with their states at one moment.
 
-    The default generator of torch is not among them: whoever runs a forward twice restores it.
+    The default generator of torch is not among them; the caller that runs a forward twice restores it.
     """
 
     def __init__(self, values: Iterable[Any], with_global: bool) -> None:
         self._access: list[_Access] = []
         if with_global:
             self._access += [(random.getstate, random.setstate), _GLOBAL_NUMPY]
-        leaves = {id(one): one for value in values for one in pytree.tree_leaves(value)}
-        self._access += [access for one in leaves.values() if (access := _access_to(one)) is not None]
+        leaves = {id(leaf): leaf for value in values for leaf in pytree.tree_leaves(value)}
+        self._access += [access for leaf in leaves.values() if (access := _access_to(leaf)) is not None]
         self._states = self.now()
 
     def now(self) -> list[Any]:
         """Return the states that the generators have now."""
         return [read() for read, _ in self._access]
 
-    def forget_what_is_the_same(self) -> None:
-        """Drop generators that have not been used since."""
+    def drop_unchanged(self) -> None:
+        """Drop generators whose state has not changed since."""
         kept = []
         for access, state, now in zip(self._access, self._states, self.now(), strict=True):
             if isinstance(state, Tensor):
@@ -210,7 +214,7 @@ class _Draws:
                 kept.append((access, state))
         self._access, self._states = [access for access, _ in kept], [state for _, state in kept]
 
-    def put_back(self, states: list[Any] | None = None) -> None:
+    def restore(self, states: list[Any] | None = None) -> None:
         """Restore the states of the generators, or others that `now` returned."""
         for (_, write), state in zip(self._access, self._states if states is None else states, strict=True):
             write(state)
@@ -235,23 +239,23 @@ def _access_to(value: Any) -> _Access | None:
     return None
 
 
-class KeptState:
-    """Buffers with their values, and attributes, of a module and of all that it calls, at one moment.
+class StateSnapshot:
+    """Values of buffers and attributes, at one moment, of a module and all modules that it calls.
 
-    Random generators among attributes and arguments are part of it, and those of Python and NumPy.
+    Includes random generators among attributes and arguments, and those of Python and NumPy.
 
     Parameters
     ----------
     root
         The module.
-    given
+    arguments
         Arguments of its forward.
-    with_global_draws
+    with_global_generators
         Include the global generators of Python and NumPy.
     """
 
-    def __init__(self, root: nn.Module, given: Any = (), with_global_draws: bool = True) -> None:
-        modules = list(_called_by(root))
+    def __init__(self, root: nn.Module, arguments: Any = (), with_global_generators: bool = True) -> None:
+        modules = list(_modules_run_by(root))
         memo: dict[int, Any] = {}  # one for all modules, so that an object that two share stays one object
         self._attributes = [
             (
@@ -264,52 +268,61 @@ class KeptState:
             )
             for module in modules
         ]
-        self._buffers = [(one, dict(one._buffers)) for one in modules if one._buffers]
-        held = [one for _, buffers in self._buffers for one in buffers.values() if one is not None]
-        self._values = {id(one): (one, one.detach().clone()) for one in held}
-        values = [one for module, own in self._attributes for one in map(vars(module).get, own)]
-        self.draws = _Draws([values, given], with_global_draws)
+        self._buffers = [(module, dict(module._buffers)) for module in modules if module._buffers]
+        held = [buffer for _, buffers in self._buffers for buffer in buffers.values() if buffer is not None]
+        self._values = {id(buffer): (buffer, buffer.detach().clone()) for buffer in held}
+        values = [
+            value for module, attributes in self._attributes for value in map(vars(module).get, attributes)
+        ]
+        self.draws = _GeneratorStates([values, arguments], with_global_generators)
 
-    def forget_what_is_the_same(self) -> None:
-        """Drop copies of buffers that have not changed since, and generators that have not been used."""
-        self.draws.forget_what_is_the_same()
-        now = {id(one) for module, _ in self._buffers for one in module._buffers.values() if one is not None}
+    def drop_unchanged(self) -> None:
+        """Drop copies of buffers and generators that have not changed since."""
+        self.draws.drop_unchanged()
+        now = {
+            id(buffer)
+            for module, _ in self._buffers
+            for buffer in module._buffers.values()
+            if buffer is not None
+        }
         self._values = {
-            key: (one, value)
-            for key, (one, value) in self._values.items()
-            if key not in now or not torch.equal(one, value)
+            key: (buffer, value)
+            for key, (buffer, value) in self._values.items()
+            if key not in now or not torch.equal(buffer, value)
         }
 
-    def put_back(self) -> "_PutBack":
-        """Return a context in which modules have this state; its end restores the state before it."""
-        return _PutBack(self)
+    def restored(self) -> "_Restored":
+        """Return a context that sets modules to this state, and restores their previous state at its end."""
+        return _Restored(self)
 
-    def enter(self) -> None:
-        """Give modules this state, with buffers as separate tensors."""
+    def apply(self) -> None:
+        """Set modules to this state, with buffers as separate tensors."""
         fresh = {key: value.clone() for key, (_, value) in self._values.items()}
         for module, buffers in self._buffers:
-            vars(module)["_buffers"] = {name: fresh.get(id(one), one) for name, one in buffers.items()}
+            vars(module)["_buffers"] = {
+                name: fresh.get(id(buffer), buffer) for name, buffer in buffers.items()
+            }
         memo: dict[int, Any] = {}
         for module, attributes in self._attributes:
             for name in vars(module).keys() - attributes.keys() - _OF_EVERY_MODULE:
                 del vars(module)[name]
             vars(module).update({name: copied_object(value, memo) for name, value in attributes.items()})
-        self.draws.put_back()
+        self.draws.restore()
 
 
-class _PutBack:
-    """A context that can be entered repeatedly, also from within."""
+class _Restored:
+    """A reentrant context: each entry restores the state before it at its end."""
 
-    def __init__(self, state: KeptState) -> None:
+    def __init__(self, state: StateSnapshot) -> None:
         self._state = state
         self._found: list[list[tuple[nn.Module, dict[str, Any], dict[str, Tensor | None]]]] = []
         self._drawn: list[list[Any]] = []
 
     def __enter__(self) -> None:
-        modules = [one for one, _ in self._state._attributes]
-        self._found.append([(one, dict(vars(one)), vars(one)["_buffers"]) for one in modules])
+        modules = [module for module, _ in self._state._attributes]
+        self._found.append([(module, dict(vars(module)), vars(module)["_buffers"]) for module in modules])
         self._drawn.append(self._state.draws.now())
-        self._state.enter()
+        self._state.apply()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -318,25 +331,25 @@ class _PutBack:
             for name in vars(module).keys() - attributes.keys():
                 del vars(module)[name]
             vars(module).update(attributes, _buffers=buffers)
-        self._state.draws.put_back(self._drawn.pop())
+        self._state.draws.restore(self._drawn.pop())
 
 
-def _called_by(root: nn.Module) -> Iterator[nn.Module]:
-    """Iterate over the modules that a forward may run, including those that a part of a graph borrows."""
+def _modules_run_by(root: nn.Module) -> Iterator[nn.Module]:
+    """Iterate over the modules that a forward may run, including those that parts of graphs borrow."""
     seen: set[int] = set()
     waiting = [root]
     while waiting:
-        for one in waiting.pop().modules():
-            if id(one) in seen or isinstance(one, torch.jit.ScriptModule):
+        for module in waiting.pop().modules():
+            if id(module) in seen or isinstance(module, torch.jit.ScriptModule):
                 continue
-            seen.add(id(one))
-            yield one
-            if isinstance(one, FusedModule):
-                waiting += [vars(one)[name] for name in one.borrowed]
+            seen.add(id(module))
+            yield module
+            if isinstance(module, FusedModule):
+                waiting += [vars(module)[name] for name in module.borrowed]
 
 
 def is_object(value: Any) -> bool:
-    """Return True for an object with a state of its own, such as a cache, that is no tensor or module."""
+    """Return True for an object with state, such as a cache, that is neither tensor, module nor callable."""
     return (
         (hasattr(value, "__dict__") or bool(_slots_of(value)))
         and not isinstance(value, Tensor | nn.Module | type)
@@ -352,12 +365,12 @@ def _slots_of(value: Any) -> list[str]:
     space = kind.__module__.partition(".")[0]
     if space == "torch" or (space in sys.stdlib_module_names and space != "__main__"):
         return []
-    listed = [vars(one).get("__slots__", ()) for one in kind.__mro__]
-    names = [name for one in listed for name in ((one,) if isinstance(one, str) else one)]
+    listed = [vars(base).get("__slots__", ()) for base in kind.__mro__]
+    names = [name for slots in listed for name in ((slots,) if isinstance(slots, str) else slots)]
     return [name for name in names if not name.startswith("__") and hasattr(value, name)]
 
 
-def _held_by(value: Any) -> dict[str, Any]:
+def _attributes_of(value: Any) -> dict[str, Any]:
     """Return the attributes of an object by name."""
     return getattr(value, "__dict__", {}) | {name: getattr(value, name) for name in _slots_of(value)}
 
@@ -371,25 +384,25 @@ def copied_object(value: Any, memo: dict[int, Any] | None = None) -> Any:
     if id(value) in memo:
         return memo[id(value)][0]
     if type(value) is tuple:
-        return tuple(copied_object(one, memo) for one in value)
+        return tuple(copied_object(element, memo) for element in value)
     if not _has_state(value):
         return value
     try:
         new = copy.copy(value)
     except (TypeError, NotImplementedError, RuntimeError):
         return value
-    memo[id(value)] = new, value  # the old one too, so that its id is not reused
-    if new is value:  # there is only one, such as a logger of a name
+    memo[id(value)] = new, value  # the original too, so that its id is not reused
+    if new is value:  # an object that cannot have copies, such as a logger
         return value
     if isinstance(new, dict):
         if not _STATELESS.issuperset(map(type, value.values())):
-            new.update({key: copied_object(one, memo) for key, one in value.items()})
+            new.update({key: copied_object(element, memo) for key, element in value.items()})
     elif type(new) in (list, deque) and not _STATELESS.issuperset(map(type, value)):
-        for place, one in enumerate(value):
-            new[place] = copied_object(one, memo)
+        for place, element in enumerate(value):
+            new[place] = copied_object(element, memo)
     if is_object(new):
-        for name, one in _held_by(value).items():
-            object.__setattr__(new, name, copied_object(one, memo))
+        for name, element in _attributes_of(value).items():
+            object.__setattr__(new, name, copied_object(element, memo))
     return new
 
 
@@ -397,21 +410,21 @@ def _has_state(value: Any) -> bool:
     return is_object(value) or type(value) in _CONTAINERS
 
 
-def kept_arguments(
+def argument_restorer(
     args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Callable[[tuple[Any, ...], Mapping[str, Any]], tuple[tuple[Any, ...], dict[str, Any]]] | None:
     """Return a function that restores objects and containers among arguments, None if there are none.
 
-    The function takes the arguments of a later pass and returns them with copies of the objects as they are
-    now.
+    The function takes the arguments of a later pass and returns them with copies of the objects in their
+    present state.
     """
     leaves, _ = pytree.tree_flatten((args, tuple(kwargs.values())), is_leaf=_has_state)
     memo: dict[int, Any] = {}  # one for all arguments, so that an object that two share stays one object
-    objects = {place: copied_object(one, memo) for place, one in enumerate(leaves) if _has_state(one)}
+    objects = {place: copied_object(leaf, memo) for place, leaf in enumerate(leaves) if _has_state(leaf)}
     if not objects:
         return None
 
-    def put_back(
+    def restore(
         positional: tuple[Any, ...], named: Mapping[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         leaves, spec = pytree.tree_flatten((positional, tuple(named.values())), is_leaf=_has_state)
@@ -423,40 +436,42 @@ def kept_arguments(
         positional, values = pytree.tree_unflatten(kept, spec)
         return positional, dict(zip(named, values, strict=True))
 
-    return put_back
+    return restore
 
 
-def opened(value: Any, above: tuple[int, ...] = ()) -> Any:
+def expanded(value: Any, above: tuple[int, ...] = ()) -> Any:
     """Return an object as a dictionary of its class and attributes, down to tensors and plain values."""
     if id(value) in above:
         return f"the {type(value).__name__} that holds it"
     inside = (*above, id(value))
     if is_object(value):
         held = {"class": f"{type(value).__module__}.{type(value).__qualname__}"}
-        return held | {name: opened(one, inside) for name, one in _held_by(value).items()}
+        return held | {name: expanded(attribute, inside) for name, attribute in _attributes_of(value).items()}
     if type(value) in (list, tuple):
-        return type(value)(opened(one, inside) for one in value)
+        return type(value)(expanded(element, inside) for element in value)
     if type(value) is dict:
-        return {key: opened(one, inside) for key, one in value.items()}
+        return {key: expanded(element, inside) for key, element in value.items()}
     return value
 
 
-# --- Functions that a graph calls as they are ---
+# --- Functions that stay calls in a graph ---
 
 
 @contextmanager
 def recording(
     tracer: fx.Tracer, module: nn.Module, functions: Sequence[Callable[..., Any]]
 ) -> Iterator[None]:
-    """Record calls of some functions as nodes, under every name that a module has for one of them.
+    """Record calls of some functions as nodes, under every name that any module has for one of them.
 
-    Functions of torch that create a tensor from sizes are among them, since a tracer does not see a call
-    whose only nodes are sizes.
+    Always recorded are the functions of torch that create a tensor from sizes, since a tracer does not see a
+    call whose only nodes are sizes.
     """
     with ExitStack() as stack:
         for name in _MAKERS:
             stack.enter_context(mock.patch.object(torch, name, _recorded(tracer, getattr(torch, name))))
         if functions:
+            # A function may have been imported under any name anywhere, and decorators hide the module of a
+            # forward.
             recorded = {id(function): _recorded(tracer, function) for function in functions}
             spaces: dict[int, dict[str, Any]] = {}
             for loaded in list(sys.modules.values()):
@@ -466,7 +481,11 @@ def recording(
             for inner in module.modules():
                 spaces |= {id(space): space for space in _namespaces_behind(type(inner).forward)}
             for space in spaces.values():
-                names = {key: recorded[id(one)] for key, one in list(space.items()) if id(one) in recorded}
+                names = {
+                    key: recorded[id(function)]
+                    for key, function in list(space.items())
+                    if id(function) in recorded
+                }
                 if names:
                     stack.enter_context(mock.patch.dict(space, names))
         yield
@@ -494,14 +513,14 @@ def _namespaces_behind(function: object) -> Iterator[dict[str, Any]]:
     seen: set[int] = set()
     waiting: list[Any] = [function]
     while waiting:
-        one = waiting.pop()
-        if one is None or id(one) in seen:
+        wrapped = waiting.pop()
+        if wrapped is None or id(wrapped) in seen:
             continue
-        seen.add(id(one))
-        if isinstance(space := getattr(one, "__globals__", None), dict):
+        seen.add(id(wrapped))
+        if isinstance(space := getattr(wrapped, "__globals__", None), dict):
             yield space
-        cells = (cell.cell_contents for cell in getattr(one, "__closure__", None) or ())
-        waiting += [getattr(one, "__wrapped__", None), *cells]
+        cells = (cell.cell_contents for cell in getattr(wrapped, "__closure__", None) or ())
+        waiting += [getattr(wrapped, "__wrapped__", None), *cells]
 
 
 def _recorded(tracer: fx.Tracer, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -523,17 +542,17 @@ def _recorded(tracer: fx.Tracer, function: Callable[..., Any]) -> Callable[..., 
 
 # --- Examples ---
 #
-# A forward that branches on shapes and types is captured along the branches that an example takes. The graph
-# checks at every call that each branch would be taken again.
+# A forward that branches on shapes and types is captured along the branches that an example takes. Each
+# branch adds a check to the graph, which raises an error if a later call would take another one.
 
 
-@fx.node.has_side_effect  # or it would be dropped, as nothing reads its result
-def check_branch(found: Any, expected: Any, where: str) -> None:
-    """Check while a graph runs that the forward would branch as it did for the example of the trace."""
-    if found != expected:
+@fx.node.has_side_effect  # otherwise it would be dropped, since its result is not read
+def check_branch(actual: Any, expected: Any, where: str) -> None:
+    """Check in a running graph that the forward would branch as it did for the example of the trace."""
+    if actual != expected:
         raise TracingError(
-            f"{where}: it was traced with an example for which this is {shown(expected)}, and is "
-            f"{shown(found)} now; accepted: calls of the same kind, or trace again with such an example"
+            f"{where}: traced with an example for which this is {short_repr(expected)}, but got "
+            f"{short_repr(actual)}; trace again with an example like this call"
         )
 
 
@@ -544,19 +563,26 @@ class Example:
     ----------
     root
         The module whose forward is traced.
-    given
+    arguments
         Values of its arguments by name.
     """
 
-    def __init__(self, root: nn.Module, given: Mapping[str, Any]) -> None:
-        self._root, self.given = root, given
+    def __init__(self, root: nn.Module, arguments: Mapping[str, Any]) -> None:
+        self._root, self.arguments = root, arguments
         self._values: dict[fx.Node, Any] = {}
-        self._modes = {path: one.training for path, one in root.named_modules()}
+        self._modes = {path: module.training for path, module in root.named_modules()}
 
     def value(self, node: fx.Node) -> Any:
         """Return the value of a node for the example; buffers and random generators do not change."""
         if node not in self._values:
-            with _untraced(), torch.no_grad(), torch.random.fork_rng(), KeptState(self._root).put_back():
+            # A tracer has patched modules, but the example runs them untraced.
+            with (
+                mock.patch.object(nn.Module, "__call__", tracing._orig_module_call),
+                mock.patch.object(nn.Module, "__getattr__", tracing._orig_module_getattr),
+                torch.no_grad(),
+                torch.random.fork_rng(),
+                StateSnapshot(self._root).restored(),
+            ):
                 self._run_to(node)
         return self._values[node]
 
@@ -577,7 +603,7 @@ class Example:
         target: Any = node.target
         match node.op:
             case "placeholder":
-                return self.given.get(target)
+                return self.arguments.get(target)
             case "get_attr":
                 owner, _, name = target.rpartition(".")
                 if name == "training":
@@ -590,27 +616,17 @@ class Example:
         return self._root.get_submodule(target)(*args, **kwargs)
 
     def of_call(self, child: nn.Module, signature: inspect.Signature, node: fx.Node) -> "Example":
-        """Return the example of a module that the graph calls, by the arguments of a call."""
+        """Return the example of a module that the graph calls, with the arguments of one call."""
         args = fx.node.map_arg(node.args, self.value)
         kwargs = fx.node.map_arg(node.kwargs, self.value)
         return Example(child, _by_name(signature, args, kwargs))
 
 
-@contextmanager
-def _untraced() -> Iterator[None]:
-    """Run modules without tracing while a tracer has patched them."""
-    with (
-        mock.patch.object(nn.Module, "__call__", tracing._orig_module_call),
-        mock.patch.object(nn.Module, "__getattr__", tracing._orig_module_getattr),
-    ):
-        yield
-
-
 def _by_name(signature: inspect.Signature, args: Any, kwargs: Any) -> dict[str, Any]:
     bound = signature.bind(*args, **kwargs).arguments
-    for one in signature.parameters.values():
-        if one.kind is one.VAR_KEYWORD:
-            bound |= bound.pop(one.name, {})
+    for parameter in signature.parameters.values():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            bound |= bound.pop(parameter.name, {})
     return dict(bound)
 
 
@@ -628,7 +644,7 @@ def as_example(module: nn.Module, signature: inspect.Signature, inputs: Any, whe
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """Arguments of a forward: names of those that vary from call to call, and values of all others."""
+    """Arguments of a forward: names of those that vary between calls, and values of all others."""
 
     inputs: frozenset[str]
     fixed: Mapping[str, Any]
@@ -636,7 +652,7 @@ class Arguments:
 
 @dataclass(frozen=True, slots=True)
 class Leaves:
-    """Modules (by class or its name) and functions (by object or dotted name) that are not looked into."""
+    """Modules, by class or its name, and functions, which a graph calls without looking inside."""
 
     modules: tuple[str | type[nn.Module], ...] = ()
     functions: tuple[Callable[..., Any], ...] = ()
@@ -644,15 +660,18 @@ class Leaves:
     @classmethod
     def of(cls, modules: Sequence[Any], functions: Sequence[Any]) -> "Leaves":
         """Check the modules and functions that a user listed."""
-        for one in modules:
-            if not (isinstance(one, str) or (inspect.isclass(one) and issubclass(one, nn.Module))):
+        for kind in modules:
+            if not (isinstance(kind, str) or (inspect.isclass(kind) and issubclass(kind, nn.Module))):
                 raise KindError(
-                    f"leaf_modules has {one!r}; accepted: a class of modules, its name or full name"
+                    f"leaf_modules has {kind!r}; expected a class of modules, its name or full name"
                 )
-        resolved = tuple(pkgutil.resolve_name(one) if isinstance(one, str) else one for one in functions)
+        resolved = tuple(
+            pkgutil.resolve_name(function) if isinstance(function, str) else function
+            for function in functions
+        )
         for function in resolved:
             if not callable(function):
-                raise KindError(f"leaf_functions has {function!r}; accepted: a function or its full name")
+                raise KindError(f"leaf_functions has {function!r}; expected a function or its full name")
         return cls(tuple(modules), resolved)
 
     def has(self, module: nn.Module) -> bool:
@@ -663,7 +682,9 @@ class Leaves:
         if not getattr(module, "traceable", True) or is_wrapped(module):
             return True
         names = {kind.__name__, kind.__qualname__, f"{kind.__module__}.{kind.__qualname__}"}
-        return any(one in names if isinstance(one, str) else isinstance(module, one) for one in self.modules)
+        return any(
+            kind in names if isinstance(kind, str) else isinstance(module, kind) for kind in self.modules
+        )
 
 
 NO_LEAVES = Leaves()
@@ -671,12 +692,12 @@ VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def forward_of(module: nn.Module) -> inspect.Signature:
-    """Return the signature of a forward, seen through decorators, without self."""
+    """Return the signature of the undecorated forward, without self."""
     return inspect.signature(module.forward)
 
 
 def is_wrapped(module: nn.Module) -> bool:
-    """Return True if the forward of this very module is wrapped, for example for recomputation."""
+    """Return True if the forward of this module is wrapped, for example for recomputation."""
     return "forward" in vars(module)
 
 
@@ -711,13 +732,13 @@ def run_hooks_after(module: nn.Module, args: list[Any], kwargs: dict[str, Any], 
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Return True if hooks run before or after a module, which its forward does not show."""
+    """Return True if a module has hooks, which the graph of its forward does not include."""
     names = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     return any(vars(module).get(name) for name in names)
 
 
 class _Tracer(fx.Tracer):
-    """Tracer of one module that keeps names and order of the parameters, and reads buffers when it runs."""
+    """Tracer of one module; the graph keeps names and order of arguments, and reads buffers when it runs."""
 
     proxy_buffer_attributes = True
 
@@ -740,7 +761,7 @@ class _Tracer(fx.Tracer):
     def call_module(
         self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Call a module; an inlined one keeps its hooks, as nodes before and after."""
+        """Call a module; the hooks of an inlined module become nodes before and after its operations."""
         path = self.path_of_module(m)
         if self.is_leaf_module(m, path) or not has_hooks(m):
             return super().call_module(m, forward, args, kwargs)
@@ -748,7 +769,7 @@ class _Tracer(fx.Tracer):
         inputs: Any = self.create_proxy("call_function", run_hooks_before, (itself, args, kwargs), {})
         plain = [inputs[0][place] for place in range(len(args))]
         named = {name: inputs[1][name] for name in kwargs}
-        # Its forward runs here, so that its operations become nodes between those of the hooks.
+        # The forward runs here, so that its operations become nodes between those of the hooks.
         output = m.forward(*plain, **named)
         if not m._forward_hooks:
             return output
@@ -763,16 +784,16 @@ class _Tracer(fx.Tracer):
         name: str | None = None,
         type_expr: Any = None,
     ) -> fx.Node:
-        """Make a node; a value named self gets another name, which the code of the graph needs for itself."""
+        """Create a node; rename a value called self, as the code of the graph uses that name."""
         named = "self_value" if name is None and target == "self" else name
         return super().create_node(kind, target, args, kwargs, named, type_expr)
 
     def create_args_for_root(
         self, root_fn: Any, is_module: bool, concrete_args: Any = None
     ) -> tuple[Callable[..., Any], list[Any]]:
-        """Make a placeholder for every parameter; fixed ones are passed as values.
+        """Create a placeholder for every parameter; pass fixed arguments as values.
 
-        Arguments that can be left out are passed by name, because some decorators look for names.
+        Optional arguments are passed by name, because some decorators look for names.
         """
         signature, module = inspect.signature(root_fn), self.root
         defaults = _defaults(signature, self._arguments)
@@ -796,19 +817,17 @@ class _Tracer(fx.Tracer):
                 args.append(value)
             else:
                 kwargs[name] = value
-        self._keep_training_live(module)
+        # A forward that passes self.training to a function reads it through a node, so that the graph follows
+        # the mode of the module.
+        for path, inner in module.named_modules():
+            if inner is module or is_inlined(inner) or not self.is_leaf_module(inner, path):
+                self._training.append((inner, inner.training))
+                target = f"{path}.training" if path else "training"
+                vars(inner)["training"] = self.create_proxy("get_attr", target, (), {})
         return lambda: root_fn(module, *args, **kwargs), []
 
-    def _keep_training_live(self, root: nn.Module) -> None:
-        # A forward that passes self.training on reads it through a node, so that the graph follows the mode.
-        for path, module in root.named_modules():
-            if module is root or is_inlined(module) or not self.is_leaf_module(module, path):
-                self._training.append((module, module.training))
-                target = f"{path}.training" if path else "training"
-                vars(module)["training"] = self.create_proxy("get_attr", target, (), {})
-
     def finish(self) -> None:
-        """Restore the modes of modules, and drop the reads of modes that nothing uses."""
+        """Restore the modes of modules, and drop unused reads of modes."""
         for module, mode in self._training:
             vars(module)["training"] = mode
         for node in reversed(getattr(self, "graph", fx.Graph()).find_nodes(op="get_attr")):
@@ -816,9 +835,9 @@ class _Tracer(fx.Tracer):
                 self.graph.erase_node(node)
 
     def create_arg(self, a: Any) -> Any:
-        """Keep the class of a structured value, and pass on objects that graphs cannot express."""
+        """Keep the class of a structured value; read objects that graphs cannot express as constants."""
         if is_dataclass(a) and not isinstance(a, type | fx.Node) and isinstance(a, dict):
-            present = {one.name: self.create_arg(getattr(a, one.name)) for one in fields(a)}
+            present = {entry.name: self.create_arg(getattr(a, entry.name)) for entry in fields(a)}
             return self.create_node("call_function", type(a), (), present)
         if is_dataclass(a) and not isinstance(a, type | fx.Node | fx.Proxy):
             proxies: list[fx.Proxy] = []
@@ -827,19 +846,19 @@ class _Tracer(fx.Tracer):
                 proxies.extend([inner] if isinstance(inner, fx.Proxy) else [])
                 return inner
 
-            for one in fields(a):
-                fx.node.map_aggregate(getattr(a, one.name, None), note)
+            for entry in fields(a):
+                fx.node.map_aggregate(getattr(a, entry.name, None), note)
             if not proxies:
-                return self._as_it_is(a)  # it may hold more than its fields
+                return self._constant(a)  # as a constant, since it may hold more than its fields
         if isinstance(a, dict) and type(a) is not dict:
             return self.create_node("call_function", type(a), (self.create_arg(dict(a)),), {})
         try:
             return super().create_arg(a)
         except NotImplementedError:
-            return self._as_it_is(a)
+            return self._constant(a)
 
-    def _as_it_is(self, value: Any) -> fx.Node:
-        """Read an object that was made while tracing; each call gets a copy, as a cache grows in a call."""
+    def _constant(self, value: Any) -> fx.Node:
+        """Return a node for an object created by the forward; each call gets a copy, as it may change it."""
         if id(value) in self._objects:
             return self._objects[id(value)][0]
         name = f"_constant_{len(self.constants)}"
@@ -852,20 +871,20 @@ class _Tracer(fx.Tracer):
         return node
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
-        """Make the proxy for a value; with an example its length and its number are known."""
-        return fx.Proxy(node, self) if self._example is None else _Measured(node, self)
+        """Create the proxy for a value; with an example, its length and numeric value are known."""
+        return fx.Proxy(node, self) if self._example is None else _ExampleProxy(node, self)
 
     def iter(self, obj: fx.Proxy) -> Iterator[Any]:
-        """Iterate over a value whose length the example knows, such as a shape."""
+        """Iterate over a value whose length is known from the example, such as a shape."""
         if self._example is None:
             elements: Iterator[Any] = super().iter(obj)
             return elements
         if isinstance(self._example.value(obj.node), Tensor):
             raise fx.proxy.TraceError(f"it iterates over a tensor, {obj.node.format_node() or obj.node.name}")
-        return iter([operator.getitem(obj, place) for place in range(self.as_in_example(obj, len))])
+        return iter([operator.getitem(obj, place) for place in range(self.measured_on_example(obj, len))])
 
-    def as_in_example(self, obj: fx.Proxy, measure: Callable[[Any], Any]) -> Any:
-        """Return a number measured on the example; the graph checks it at every call."""
+    def measured_on_example(self, obj: fx.Proxy, measure: Callable[[Any], Any]) -> Any:
+        """Return a number measured on the example; the graph checks it in every call."""
         value = None if self._example is None else self._example.value(obj.node)
         if isinstance(value, Tensor) and measure is not len:
             raise fx.proxy.TraceError(
@@ -878,17 +897,17 @@ class _Tracer(fx.Tracer):
         return known
 
     def to_bool(self, obj: fx.Proxy) -> bool:
-        """Branch as the example does; without one, raise an error that names the value branched on."""
+        """Branch as the example does; without an example, raise an error that names the value."""
         if self._example is not None:
-            is_true: bool = self.as_in_example(obj, bool)
+            is_true: bool = self.measured_on_example(obj, bool)
             return is_true
         if obj.node.op == "get_attr" and str(obj.node.target).endswith("training"):
-            raise fx.proxy.TraceError("it branches on self.training, of which a graph would keep one side")
+            raise fx.proxy.TraceError("it branches on self.training, and a graph would keep one branch")
         raise fx.proxy.TraceError(f"it branches on the value of {obj.node.format_node() or obj.node.name}")
 
 
-class _Measured(fx.Proxy):
-    """Proxy for a value that the example has, with the length and number that it has there."""
+class _ExampleProxy(fx.Proxy):
+    """Proxy for a value that has a length and a numeric value on the example."""
 
     tracer: _Tracer
 
@@ -897,29 +916,31 @@ class _Measured(fx.Proxy):
         return _KnownAttribute(self, name)
 
     def __len__(self) -> int:
-        n: int = self.tracer.as_in_example(self, len)
+        n: int = self.tracer.measured_on_example(self, len)
         return n
 
     def __index__(self) -> int:
-        number: int = self.tracer.as_in_example(self, operator.index)
+        number: int = self.tracer.measured_on_example(self, operator.index)
         return number
 
     def __int__(self) -> int:
-        number: int = self.tracer.as_in_example(self, int)
+        number: int = self.tracer.measured_on_example(self, int)
         return number
 
 
-class _KnownAttribute(_Measured, fx.proxy.Attribute):
+class _KnownAttribute(_ExampleProxy, fx.proxy.Attribute):
     """An attribute of such a value; it becomes a node when it is first used."""
 
 
 def _defaults(signature: inspect.Signature, arguments: Arguments) -> dict[str, tuple[Any, ...]]:
-    """Return defaults as source code can have them: no parameter with one before a parameter without one.
+    """Return defaults in an order that source code allows: parameters with one follow those without.
 
     Keyword arguments that have no parameter of their own come last.
     """
     parameters = {
-        one.name: one for one in list(signature.parameters.values())[1:] if one.kind not in VARIADIC
+        parameter.name: parameter
+        for parameter in list(signature.parameters.values())[1:]
+        if parameter.kind not in VARIADIC
     }
     extra = sorted({*arguments.inputs, *arguments.fixed} - set(parameters))
     defaults: dict[str, tuple[Any, ...]] = {}
@@ -942,24 +963,29 @@ def trace_module(
     flatten: bool = False,
     example: Example | None = None,
 ) -> TracedModule:
-    """Return a module that runs the graph of another one; the other one does not change."""
+    """Return a module that runs the graph of another one, which does not change."""
     tracer = _Tracer(arguments, leaves, flatten, example, path)
+    # The trace adds constants as attributes of the module; they move to the traced module afterwards.
     before, attributes = torch.get_rng_state(), set(vars(module))
     try:
         with recording(tracer, module, leaves.functions):
             graph = tracer.trace(module)
         if not torch.equal(before, torch.get_rng_state()):
             raise fx.proxy.TraceError(
-                "it draws random numbers that depend on no input: the graph would keep them"
+                "it draws random numbers that depend on no input, which the graph would repeat"
             )
     except Exception as error:
-        raise _untraceable(module, path, error) from error
+        raise _tracing_error(module, path, error) from error
     finally:
         tracer.finish()
         torch.set_rng_state(before)
         constants = {name: vars(module).pop(name) for name in set(vars(module)) - attributes}
     parameters = forward_of(module).parameters.values()
-    defaults = {one.name: one.default for one in parameters if one.name not in arguments.inputs}
+    defaults = {
+        parameter.name: parameter.default
+        for parameter in parameters
+        if parameter.name not in arguments.inputs
+    }
     fixed = {
         name: value
         for name, value in (defaults | dict(arguments.fixed)).items()
@@ -976,7 +1002,7 @@ _LISTS = nn.ModuleList | nn.ModuleDict | nn.ParameterList | nn.ParameterDict
 
 
 def _shells(module: nn.Module, tracer: _Tracer, path: str = "") -> dict[str, nn.Module | None]:
-    """Return the children of a flat module: leaves, inside shells with names and parameters of the rest."""
+    """Return the children of a flattened module: leaves, inside shells that keep paths and parameters."""
     shells: dict[str, nn.Module | None] = {}
     for name, child in module._modules.items():
         inner = f"{path}{name}"
@@ -995,17 +1021,17 @@ def _shells(module: nn.Module, tracer: _Tracer, path: str = "") -> dict[str, nn.
     return shells
 
 
-def _untraceable(module: nn.Module, path: str, error: Exception) -> TracingError:
+def _tracing_error(module: nn.Module, path: str, error: Exception) -> TracingError:
     forward = inspect.unwrap(type(module).forward)
     try:
         file = inspect.getsourcefile(forward) or ""
         line = failed_at(error.__traceback__, file) or inspect.getsourcelines(forward)[1]
         place = f"{file}:{line}"
-    except (OSError, TypeError):  # typed at a prompt, or not written in Python
+    except (OSError, TypeError):  # entered at a prompt, or not written in Python
         place = "source unknown"
     name, cause = f"{type(module).__module__}.{type(module).__qualname__}", [*str(error).splitlines(), ""][0]
     return TracingError(
         f"trace of {path!r}: the forward of {name} ({place}) has no static graph: {type(error).__name__}:"
-        f" {cause}; accepted: fix arguments by concrete_args, name those that vary in inputs, declare"
+        f" {cause}; fix arguments by concrete_args, name those that vary in inputs, declare"
         " leaf_modules or leaf_functions, or trace a smaller subtree"
     )

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 class LateBias(nn.Module):
     """A layer that adds its bias in a separate step, after ``reduce``, which `sync` sets.
 
-    So the bias is added once to a product that is a sum over processes. A tracer looks inside if
+    So the bias is added once, to the sum of the products over the processes. A tracer looks inside if
     ``traceable`` is true.
     """
 
@@ -32,7 +32,7 @@ class LateBias(nn.Module):
         return (product if reduce is None else reduce(product)) + self.added()
 
     def product(self, hidden: Tensor) -> Tensor:
-        """Return the part of the sum that this process has."""
+        """Return the summand of this process."""
         raise NotImplementedError
 
     def added(self) -> Tensor:
@@ -44,7 +44,7 @@ class LateBiasLinear(LateBias):
     """A linear layer, whole or cut along its inputs."""
 
     def product(self, hidden: Tensor) -> Tensor:
-        """Return the part of the sum that this process has."""
+        """Return the summand of this process."""
         return F.linear(hidden, self.weight)
 
 
@@ -52,7 +52,7 @@ class LateBiasTransposedLinear(LateBias):
     """A linear layer whose weight is kept as inputs times outputs, cut along its inputs."""
 
     def product(self, hidden: Tensor) -> Tensor:
-        """Return the part of the sum that this process has."""
+        """Return the summand of this process."""
         return hidden @ self.weight
 
 
@@ -60,7 +60,7 @@ class LateBiasConvolution(LateBias):
     """A convolution cut along its input channels."""
 
     def product(self, hidden: Tensor) -> Tensor:
-        """Return the part of the sum that this process has."""
+        """Return the summand of this process."""
         convolve: Callable[..., Tensor] = self.__getattribute__("_conv_forward")  # it knows the padding modes
         return convolve(hidden, self.weight, None)
 
@@ -80,7 +80,7 @@ class LateBiasTransposedConvolution(LateBiasConvolution):
         dilation: tuple[int, ...]
 
     def product(self, hidden: Tensor) -> Tensor:
-        """Return the part of the sum that this process has."""
+        """Return the summand of this process."""
         turned = {3: F.conv_transpose1d, 4: F.conv_transpose2d, 5: F.conv_transpose3d}[self.weight.dim()]
         done: Tensor = turned(
             hidden, self.weight, None, self.stride, self.padding, self.output_padding, self.groups,
@@ -89,12 +89,12 @@ class LateBiasTransposedConvolution(LateBiasConvolution):
         return done
 
 
-# One mixed class per pair, so that layers of one class keep one class.
+# One class per pair, so that layers of the same class keep equal classes.
 _mixed: dict[tuple[type[nn.Module], type[nn.Module]], type[nn.Module]] = {}
 
 
 def become(module: nn.Module, behaviour: type[nn.Module]) -> None:
-    """Put a behaviour before the class of a module; the module remains an instance of its class."""
+    """Put a behaviour in front of the class of a module, which remains an instance of its class."""
     layer = type(module)
     if (behaviour, layer) not in _mixed:
         bases, space = (behaviour, layer), {"__module__": __name__}

@@ -16,27 +16,29 @@ from makespan.slapo.errors import ShardError
 
 # --- Exchanges ---
 #
-# An exchange pairs the operation of the forward pass with that of the backward pass. Whether a gradient is
-# summed, cut or passed on depends on the readers of the result, which an operation alone cannot know.
+# An exchange pairs an operation of the forward pass with the matching operation on gradients. Which one
+# matches depends on the readers of the result: if they are sharded, each process has a summand of the
+# gradient, which is reduced; if all processes compute the same, they have the same gradient, which is cut or
+# passed on.
 
 _Raw = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """The processes that share a layer, seen from one of them; a copy of a model shares them too."""
+    """The processes that share a layer, from the view of one of them; copies of a model share it."""
 
     rank: int
     size: int
     group: dist.ProcessGroup | None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Ranks:
-        """Return itself: a process group stands for connections that cannot be copied."""
+        """Return itself, since the connections of a process group cannot be copied."""
         return self
 
 
 class _Conjugate(torch.autograd.Function):
-    """One operation forward and another backward; the backward pass is differentiable, too."""
+    """An operation forward and another one backward; the backward pass is differentiable as well."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, there: _Raw, back: _Raw) -> Tensor:
@@ -59,13 +61,13 @@ class Exchange:
     ----------
     name
         Name in messages and prints.
-    there, back
+    operation, gradient_operation
         The operation, and the one on the gradient of its result. Neither changes its input.
     """
 
     name: str
-    there: _Raw
-    back: _Raw
+    operation: _Raw
+    gradient_operation: _Raw
 
     @property
     def __name__(self) -> str:
@@ -76,40 +78,40 @@ class Exchange:
         """Exchange a tensor with the group; all its processes must call it in the same order."""
         if isinstance(tensor, Proxy):  # one opaque operation of the graph
             return tensor.tracer.create_proxy("call_function", self, (tensor,), {})
-        return _conjugate(tensor, self.there, self.back)
+        return _conjugate(tensor, self.operation, self.gradient_operation)
 
 
 Blocks: TypeAlias = int | tuple[int, ...]
-"""Blocks of an axis that are cut separately: the number of equal ones, or the size of each."""
+"""Blocks of an axis that are cut separately: the number of equal blocks, or the size of each."""
 
 
-def sizes_of(blocks: Blocks, length: int) -> tuple[int, ...]:
-    """Return the sizes of the blocks of an axis, or of one process's part of it."""
+def block_sizes(blocks: Blocks, length: int) -> tuple[int, ...]:
+    """Return the sizes of the blocks of an axis, or of the part of it that one process holds."""
     if isinstance(blocks, int):
         return (length // blocks,) * blocks
-    return tuple(one * length // sum(blocks) for one in blocks)
+    return tuple(size * length // sum(blocks) for size in blocks)
 
 
 def cut(tensor: Tensor, axis: int, n_parts: int, groups: Blocks = 1) -> list[Tensor]:
     """Cut a tensor into parts along an axis, each block of the axis separately."""
     length = tensor.shape[axis]
-    sizes = sizes_of(groups, length)
-    if sum(sizes) != length or any(one % n_parts for one in sizes):
+    sizes = block_sizes(groups, length)
+    if sum(sizes) != length or any(size % n_parts for size in sizes):
         among = f", in {groups} blocks," if isinstance(groups, int) and groups > 1 else ""
         among = f", in blocks of {', '.join(map(str, sizes))}," if isinstance(groups, tuple) else among
         raise ShardError(
             f"axis {axis} of a tensor of shape {tuple(tensor.shape)} does not divide{among} among {n_parts} "
             "processes"
         )
-    # Part i has piece i of every block, such as its heads of queries, of keys and of values.
+    # Part i holds piece i of every block, such as its heads of queries, keys and values.
     blocks = [block.chunk(n_parts, axis) for block in torch.split(tensor, list(sizes), axis)]
     return [torch.cat([block[part] for block in blocks], axis) for part in range(n_parts)]
 
 
 def joined(parts: list[Tensor], axis: int, groups: Blocks = 1) -> Tensor:
     """Undo `cut`."""
-    blocks = [torch.split(part, list(sizes_of(groups, part.shape[axis])), axis) for part in parts]
-    return torch.cat([one for block in zip(*blocks, strict=True) for one in block], axis)
+    blocks = [torch.split(part, list(block_sizes(groups, part.shape[axis])), axis) for part in parts]
+    return torch.cat([piece for block in zip(*blocks, strict=True) for piece in block], axis)
 
 
 def _same(tensor: Tensor) -> Tensor:
@@ -123,9 +125,9 @@ def _summed(ranks: Ranks, tensor: Tensor) -> Tensor:
 
 
 def _gathered(ranks: Ranks, axis: int, tensor: Tensor, groups: Blocks = 1) -> Tensor:
-    own = tensor.contiguous()
-    parts = [torch.empty_like(own) for _ in range(ranks.size)]
-    dist.all_gather(parts, own, group=ranks.group)
+    part = tensor.contiguous()
+    parts = [torch.empty_like(part) for _ in range(ranks.size)]
+    dist.all_gather(parts, part, group=ranks.group)
     return joined(parts, axis, groups)
 
 
@@ -135,9 +137,9 @@ def _own_part(ranks: Ranks, axis: int, tensor: Tensor, groups: Blocks = 1) -> Te
 
 def _sum_scattered(ranks: Ranks, axis: int, tensor: Tensor, groups: Blocks = 1) -> Tensor:
     parts = cut(tensor, axis, ranks.size, groups)
-    own = torch.empty_like(parts[0])
-    dist.reduce_scatter(own, parts, group=ranks.group)
-    return own
+    part = torch.empty_like(parts[0])
+    dist.reduce_scatter(part, parts, group=ranks.group)
+    return part
 
 
 def _swapped(ranks: Ranks, split: int, join: int, tensor: Tensor) -> Tensor:
@@ -148,7 +150,7 @@ def _swapped(ranks: Ranks, split: int, join: int, tensor: Tensor) -> Tensor:
 
 
 def all_reduce(ranks: Ranks) -> Exchange:
-    """Sum over the processes; each gets the gradient of the sum unchanged."""
+    """Sum over the processes; pass the gradient of the sum on unchanged."""
     return Exchange("all_reduce", partial(_summed, ranks), _same)
 
 
@@ -179,7 +181,7 @@ def reduce_scatter(ranks: Ranks, axis: int) -> Exchange:
 
 
 def scatter(ranks: Ranks, axis: int) -> Exchange:
-    """Keep this process's part of a tensor that all processes have."""
+    """Keep the part of this process of a replicated tensor."""
     return Exchange("scatter", partial(_own_part, ranks, axis), partial(_gathered, ranks, axis))
 
 
@@ -189,12 +191,12 @@ SCHEMES = tuple(f"{there}->{back}" for there in _AXES for back in _AXES)
 
 
 def reshard(ranks: Ranks, scheme: str) -> Exchange:
-    """Change which of the last two axes is cut; in a scheme, R stands for whole and S for sharded.
+    """Change which of the last two axes is cut; a scheme uses R for replicated and S for sharded.
 
-    A gradient has the layout of its tensor, so it is exchanged the other way round. A whole tensor has the
-    same gradient on all processes.
+    A gradient has the layout of its tensor, so it takes the reverse exchange. The gradient of a replicated
+    tensor is the same on all processes.
     """
-    before, after = (_AXES[one] for one in scheme.split("->"))
+    before, after = (_AXES[letters] for letters in scheme.split("->"))
     return Exchange(scheme, _moved(ranks, before, after), _moved(ranks, after, before))
 
 
@@ -227,13 +229,13 @@ class Layout:
     groups: Blocks = 1
 
     def __str__(self) -> str:
-        """Return it as messages name it."""
-        blocks = "" if self.groups == 1 else f" in {said(self.groups)}"
+        """Return the text for messages."""
+        blocks = "" if self.groups == 1 else f" in {describe_blocks(self.groups)}"
         return self.kind if self.axis is None else f"{self.kind} on axis {self.axis}{blocks}"
 
 
-def said(groups: Blocks) -> str:
-    """Return blocks as messages name them."""
+def describe_blocks(groups: Blocks) -> str:
+    """Return the text for messages."""
     if isinstance(groups, int):
         return f"{groups} groups"
     return f"groups of {', '.join(map(str, groups))}"
@@ -309,25 +311,25 @@ class Sharding:
     returns: Layout | None = None
 
 
-_PLACE = "_makespan_sharding"
+_ATTRIBUTE = "_makespan_sharding"
 
 
 def sharding_of(module: nn.Module) -> Sharding:
     """Return the sharding of a module."""
-    known = module.__dict__.get(_PLACE)
+    known = module.__dict__.get(_ATTRIBUTE)
     return known if isinstance(known, Sharding) else Sharding()
 
 
-def hand_over(old: nn.Module, new: nn.Module) -> None:
-    """Record on a module the sharding of tensors that it shares with another one."""
+def copy_sharding(old: nn.Module, new: nn.Module) -> None:
+    """Set the sharding of a module for the tensors that it shares with another one."""
     known, kept = sharding_of(old), {}
     for name, shard in known.tensors.items():
         if getattr(new, name, None) is getattr(old, name):
             kept[name] = shard
     if kept:
-        keep_sharding(new, Sharding(tensors=kept))
+        set_sharding(new, Sharding(tensors=kept))
 
 
-def keep_sharding(module: nn.Module, sharding: Sharding) -> None:
-    """Record the sharding of a module on it."""
-    module.__dict__[_PLACE] = sharding
+def set_sharding(module: nn.Module, sharding: Sharding) -> None:
+    """Set the sharding of a module, as an attribute that is copied with it."""
+    module.__dict__[_ATTRIBUTE] = sharding

@@ -18,7 +18,7 @@ from makespan.slapo.errors import (
     ShardError,
     TracingError,
     close_names,
-    shown,
+    short_repr,
 )
 from makespan.slapo.graphs import TracedModule
 from makespan.slapo.patterns import call_module
@@ -42,7 +42,7 @@ class ScheduleOptions:
     dtype
         Type of parameters: ``fp32``, ``fp16`` or ``bf16``; None to keep their types.
     ckpt_ratio, ckpt_policy
-        Share of the layers that are recomputed, and which: spread (``even``) or the first (``head``).
+        Share of the layers that are recomputed, and their choice: spread (``even``) or the first (``head``).
     shard_embedding
         Split vocabulary and logits.
     attn
@@ -56,7 +56,7 @@ class ScheduleOptions:
     prefix
         Path of the model in a larger one.
     broadcast_input
-        Give all processes of the group the samples of the first one.
+        Broadcast the samples of the first process to all processes of the group.
     """
 
     dtype: str | None = None
@@ -73,26 +73,26 @@ class ScheduleOptions:
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> "ScheduleOptions":
-        """Check options by name and value."""
-        names = [one.name for one in fields(cls)]
+        """Return options after checks of their names and values."""
+        names = [option.name for option in fields(cls)]
         for name in options:
             if name not in names:
                 raise ArgumentError(f"apply_schedule: no option {name!r}; {close_names(name, names)}")
         chosen = cls(**options)
         for name, accepted in (("dtype", _DTYPES), ("attn", _ATTENTIONS), ("ckpt_policy", _POLICIES)):
-            found = getattr(chosen, name)
-            if found not in (None, *accepted) or (found is None and name != "dtype"):
+            value = getattr(chosen, name)
+            if value not in (None, *accepted) or (value is None and name != "dtype"):
                 raise ArgumentError(
-                    f"apply_schedule: {name} is {found!r}; accepted: one of {', '.join(accepted)}"
+                    f"apply_schedule: {name} is {value!r}; expected one of {', '.join(accepted)}"
                 )
         if chosen.broadcast_input and chosen.pipeline_cuts != 1:
             raise ArgumentError(
-                "apply_schedule: broadcast_input and pipeline_cuts, but stages run no hooks of the whole "
-                "model; accepted: one of them"
+                "apply_schedule: broadcast_input and pipeline_cuts exclude each other, since stages do not "
+                "run the hooks of the whole model"
             )
         ratio: Any = chosen.ckpt_ratio
         if not isinstance(ratio, int | float) or not 0 <= ratio <= 1:
-            raise ArgumentError(f"apply_schedule: ckpt_ratio is {ratio!r}; accepted: from 0 to 1")
+            raise ArgumentError(f"apply_schedule: ckpt_ratio is {ratio!r}; expected a number from 0 to 1")
         return chosen
 
     @property
@@ -143,7 +143,7 @@ class BroadcastInputs:
 
         def sent(value: Tensor) -> Tensor:
             copied = value.clone()
-            with torch.no_grad():  # gradients pass, as if the values had been the same
+            with torch.no_grad():  # gradients flow as if the values had been equal
                 dist.broadcast(copied, source, group=self.group)
             return copied
 
@@ -152,9 +152,10 @@ class BroadcastInputs:
 
 # --- Schedules of the families ---
 #
-# All have the same order: split the vocabulary, split attention and feed-forward part by heads, insert
-# efficient kernels, broadcast inputs, recompute layers, cut stages. A step takes nodes of a schedule and does
-# not know the family.
+# All follow the same order: split the vocabulary, split attention and feed-forward part by heads, insert
+# efficient kernels, broadcast inputs, recompute layers, cut stages. Steps take nodes of a schedule and are
+# independent of the family. Each schedule is complete in itself, like a listing of the paper, since its lines
+# are counted: schedules of two families may repeat each other.
 
 
 def schedule_bert(sch: Schedule, options: ScheduleOptions) -> None:
@@ -255,7 +256,7 @@ def schedule_t5(sch: Schedule, options: ScheduleOptions) -> None:
     for stack in ("encoder", "decoder"):
         sch[f"{stack}.position_bias.relative_attention_bias"].shard("weight", axis=1)
     parts = [part for layer in layers for part in elements(layer, "layer")]
-    for node in [one for part in parts for name, one in part.child.items() if name.endswith("Attention")]:
+    for node in [node for part in parts for name, node in part.child.items() if name.endswith("Attention")]:
         split_attention(node, ("q", "k", "v"), "attn_dropout", options, scaled=False, apart=True)
         split_rows(node["o"])
     for mlp in [part["DenseReluDense"] for part in parts if "DenseReluDense" in part]:
@@ -297,12 +298,12 @@ SCHEDULES: Mapping[str, Callable[[Schedule, ScheduleOptions], None]] = {
 
 
 def apply_schedule(model: nn.Module | Schedule, family: str, **options: Any) -> Schedule:
-    """Schedule a model of the zoo, or one that is built and named like it.
+    """Schedule a model of the zoo, or one with the same structure and names.
 
     Parameters
     ----------
     model
-        The model, or its schedule, which is continued.
+        The model, or its schedule, which is extended.
     family
         Name of the schedule, a key of `SCHEDULES`.
     **options
@@ -316,9 +317,9 @@ def apply_schedule(model: nn.Module | Schedule, family: str, **options: Any) -> 
     Raises
     ------
     ArgumentError
-        The family is unknown, or an option is not accepted; also a `ValueError`.
+        The family or an option is unknown, or a value is rejected; also a `ValueError`.
     ScheduleError
-        The model is not built like the family, or a primitive rejects it; the message names the place. Model
+        The model is not built like the family, or a primitive rejects it; the message names the module. Model
         and schedule have not changed.
 
     References
@@ -326,27 +327,31 @@ def apply_schedule(model: nn.Module | Schedule, family: str, **options: Any) -> 
     Slapo, section 5, the schedules behind the end-to-end results.
     """
     if family not in SCHEDULES:
-        raise ArgumentError(f"apply_schedule: unknown family {family!r}; accepted: {', '.join(SCHEDULES)}")
+        raise ArgumentError(
+            f"apply_schedule: unknown family {family!r}; expected one of {', '.join(SCHEDULES)}"
+        )
     chosen = ScheduleOptions.of(options)
     if isinstance(model, Schedule) and chosen.group not in (None, model.group):
-        raise ArgumentError("apply_schedule: the schedule has another group; accepted: group with a module")
+        raise ArgumentError(
+            "apply_schedule: group differs from that of the schedule; pass group only with a module"
+        )
     sch = model if isinstance(model, Schedule) else create_schedule(model, group=chosen.group)
     node, before = sch[chosen.prefix], Snapshot(sch.root)
-    traced = [one for one in sch.root.mod.modules() if isinstance(one, TracedModule)]
-    graphs = [(one, copy.deepcopy(one.graph)) for one in traced]
+    traced = [module for module in sch.root.mod.modules() if isinstance(module, TracedModule)]
+    graphs = [(module, copy.deepcopy(module.graph)) for module in traced]
     try:
         SCHEDULES[family](node, chosen)
         node.mod.to(dtype=chosen.torch_dtype)
     except BaseException as error:
         before.restore()
-        for module, graph in graphs:  # which steps may have changed in place
+        for module, graph in graphs:  # steps may have changed graphs in place
             module.graph = graph
         if isinstance(error, ScheduleError) or not isinstance(error, Exception):
             raise
         raise KindError(
             f"apply_schedule: {type(node.mod).__name__} is not built like a {family!r} of the zoo: "
-            f"{type(error).__name__}: {shown(error)}; accepted: a model of that family, or one that is named "
-            "like it; the model is as it was"
+            f"{type(error).__name__}: {short_repr(error)}; expected a model of that family, or one with "
+            "the same names; the model has not changed"
         ) from error
     return sch
 
@@ -357,8 +362,8 @@ def apply_schedule(model: nn.Module | Schedule, family: str, **options: Any) -> 
 def elements(sch: Schedule, path: str) -> list[Schedule]:
     """Return the elements of a list, or of a sequence, in order."""
     owner, _, name = path.rpartition(".")
-    found = [one for key, one in sch[owner].child.items() if key.rpartition(".")[0] == name]
-    return found or list(sch[path].child.values())
+    nodes = [node for key, node in sch[owner].child.items() if key.rpartition(".")[0] == name]
+    return nodes or list(sch[path].child.values())
 
 
 def split_columns(*nodes: Schedule) -> None:
@@ -394,12 +399,13 @@ def split_attention(
 ) -> None:
     """Split projections by heads, set the number of heads per process, and insert an efficient kernel.
 
-    Gradients are summed before the attention, or before each projection if others read its inputs: ``apart``.
+    Gradients are summed before the attention, or with ``apart`` before each projection, if other layers read
+    its inputs.
     """
     for name in heads:
         if (number := getattr(node.mod, name)) % node.world_size:
             raise ShardError(
-                f"schedule of {node.path!r}: {name} is {number}; accepted: a multiple of the "
+                f"schedule of {node.path!r}: {name} is {number}; expected a multiple of the "
                 f"{node.world_size} processes"
             )
     split_columns(*(node[name] for name in projections))
@@ -411,7 +417,7 @@ def split_attention(
 
 
 def attend_efficiently(node: Schedule, dropout: str, scaled: bool) -> Schedule:
-    """Replace attention that is written out by one kernel; return its node."""
+    """Replace attention of several operations by one kernel; return its node."""
     attending: Any = node.mod
     dropping: Any = node[dropout].mod
     scale: float = attending.head_size**-0.5 if scaled else 1.0
@@ -423,7 +429,7 @@ def attend_efficiently(node: Schedule, dropout: str, scaled: bool) -> Schedule:
 
     kernel = EfficientAttention(dropping.p, scale)
     node.replace(kernel, only_match(node, attention))
-    return next(one for one in node.child.values() if one.mod is kernel)
+    return next(child for child in node.child.values() if child.mod is kernel)
 
 
 def draw_apart(dropout: Schedule) -> None:
@@ -433,11 +439,11 @@ def draw_apart(dropout: Schedule) -> None:
 
 
 def only_match(node: Schedule, pattern: Callable[..., Any]) -> Any:
-    """Return the only match of a pattern; raise a `TracingError` if there are more or none."""
+    """Return the only match of a pattern; raise a `TracingError` if there are several or none."""
     matches = node.find(pattern)
     if len(matches) != 1:
         raise TracingError(
-            f"schedule of {node.path!r}: {pattern.__name__} matches {len(matches)} times; accepted: once"
+            f"schedule of {node.path!r}: {pattern.__name__} matches {len(matches)} times; expected one match"
         )
     return matches[0]
 

@@ -1,7 +1,7 @@
 """Worker that times scheduled models: ``python -m makespan.slapo.measuring_worker <run directory>``.
 
-A request has a ``task``: ``steps`` verifies and times schedules one after the other in all processes of the
-run, ``search`` runs strategies that find the fastest point within a budget of bytes, in one process.
+A request has a ``task``: ``steps`` verifies and times schedules in sequence in all processes of the run;
+``search`` runs strategies that find the fastest point within a memory budget, in one process.
 """
 
 import sys
@@ -27,87 +27,95 @@ _REPEATS = 2
 
 
 def kept_bytes(model: nn.Module, batch: Any, budget_bytes: int | None = None) -> int:
-    """Return the bytes that forward pass and loss keep for the backward pass in this process [B]."""
+    """Return the bytes that forward pass and loss save for the backward pass in this process [B]."""
     with saved_tensors(model, budget_bytes=budget_bytes) as kept:
         family_loss(model(*batch.inputs), batch.targets)
     return kept.n_bytes
 
 
-def timed_passes(model: nn.Module, batch: Any, asked: Mapping[str, Any]) -> list[float]:
-    """Return times of forward and backward pass together, without those of the warm-up [s]."""
+def timed_passes(model: nn.Module, batch: Any, request: Mapping[str, Any]) -> list[float]:
+    """Return the times of forward plus backward passes after the warm-up [s]."""
     times = []
-    for _ in range(asked["warmup_passes"] + asked["passes"]):
+    for _ in range(request["warmup_passes"] + request["passes"]):
         model.zero_grad(set_to_none=True)
         begun = time.perf_counter()
         torch.autograd.backward(family_loss(model(*batch.inputs), batch.targets))
         times.append(time.perf_counter() - begun)
-    return times[asked["warmup_passes"] :]
+    return times[request["warmup_passes"] :]
 
 
-def _steps(directory: RunDirectory, who: Identity, asked: Mapping[str, Any]) -> list[Record]:
-    """Verify the model after each step of a schedule, and measure its memory and its times."""
-    batch = family_batch(family_spec(asked["family"], asked["size"]), asked["batch"], asked["seed"])
-    found = []
-    for way in asked["ways"]:
-        sch = create_schedule(build_family(asked["family"], asked["size"], seed=asked["seed"]))
-        with Verify(sch, tuple(batch.inputs), seed=asked["seed"]) as verified:
-            apply_schedule(sch, asked["family"], **way["options"])
+def _steps(directory: RunDirectory, who: Identity, request: Mapping[str, Any]) -> list[Record]:
+    """Verify the model with each variant of a schedule, and measure its memory and times."""
+    batch = family_batch(family_spec(request["family"], request["size"]), request["batch"], request["seed"])
+    rows = []
+    for variant in request["ways"]:
+        sch = create_schedule(build_family(request["family"], request["size"], seed=request["seed"]))
+        with Verify(sch, tuple(batch.inputs), seed=request["seed"]) as verified:
+            apply_schedule(sch, request["family"], **variant["options"])
         comparisons = verified.report.comparisons if verified.report else ()
         outputs, gradients = (
-            [one.max_rel_error for one in comparisons if one.kind.endswith(kind) and one.max_rel_error >= 0]
+            [
+                comparison.max_rel_error
+                for comparison in comparisons
+                if comparison.kind.endswith(kind) and comparison.max_rel_error >= 0
+            ]
             for kind in ("output", "gradient")
         )
         record = {
             "saved_bytes": kept_bytes(sch.mod, batch),
-            "parameter_bytes": sum(one.numel() * one.element_size() for one in sch.mod.parameters()),
-            "times_s": timed_passes(sch.mod, batch, asked),
+            "parameter_bytes": sum(
+                parameter.numel() * parameter.element_size() for parameter in sch.mod.parameters()
+            ),
+            "times_s": timed_passes(sch.mod, batch, request),
             "output_error": max(outputs),
             "gradient_error": max(gradients),
         }
         everything = [record] * who.size
         dist.all_gather_object(everything, record)
-        compilers = {str(one.arguments["compiler"]) for one in sch.metadata.journal if one.op == "fuse"}
-        found.append({"name": way["name"], "processes": everything, "compiler": " ".join(sorted(compilers))})
-    return found
+        compilers = {str(step.arguments["compiler"]) for step in sch.metadata.journal if step.op == "fuse"}
+        rows.append(
+            {"name": variant["name"], "processes": everything, "compiler": " ".join(sorted(compilers))}
+        )
+    return rows
 
 
-def _search(directory: RunDirectory, who: Identity, asked: Mapping[str, Any]) -> list[Record]:
-    """Run strategies one after the other; a database shared by all measures each point once."""
-    spec = family_spec(asked["family"], asked["size"])
+def _search(directory: RunDirectory, who: Identity, request: Mapping[str, Any]) -> list[Record]:
+    """Run strategies in sequence; their common database measures each point once."""
+    spec = family_spec(request["family"], request["size"])
 
     def declare(space: Space) -> None:
-        space.create_symbol(_BATCH, asked["batches"])
-        space.create_symbol(_RATIO, asked["ratios"])
+        space.create_symbol(_BATCH, request["batches"])
+        space.create_symbol(_RATIO, request["ratios"])
 
     def evaluate(point: Point) -> tuple[Status, float | None, Mapping[str, Any]]:
         size = int(point[_BATCH])
-        batch = family_batch(spec, size, asked["seed"])
-        sch = create_schedule(build_family(asked["family"], asked["size"], seed=asked["seed"]))
-        apply_schedule(sch, asked["family"], ckpt_ratio=float(point[_RATIO]))
-        n_bytes = kept_bytes(sch.mod, batch, asked["budget_bytes"])
-        seconds = torch.tensor(timed_passes(sch.mod, batch, asked)).median().item()
+        batch = family_batch(spec, size, request["seed"])
+        sch = create_schedule(build_family(request["family"], request["size"], seed=request["seed"]))
+        apply_schedule(sch, request["family"], ckpt_ratio=float(point[_RATIO]))
+        n_bytes = kept_bytes(sch.mod, batch, request["budget_bytes"])
+        seconds = torch.tensor(timed_passes(sch.mod, batch, request)).median().item()
         return "ok", size / seconds, {"saved_bytes": n_bytes}
 
-    found = []
-    for name in asked["strategies"]:
-        # Times of one point may differ by more than those of its neighbours, so that noise would choose.
+    rows = []
+    for name in request["strategies"]:
+        # Times of one point vary by more than those of neighbours differ: repeat, or noise would choose.
         result = tune(
-            declare, evaluate, strategy_named(name), db=directory.path / "points.jsonl", seed=asked["seed"],
+            declare, evaluate, strategy_named(name), db=directory.path / "points.jsonl", seed=request["seed"],
             repeats=_REPEATS,
         )  # fmt: skip
-        found += [
+        rows += [
             {
                 "strategy": name,
                 "explored_order": order,
-                _BATCH: one.point[_BATCH],
-                _RATIO: one.point[_RATIO],
-                "status": one.status,
-                "throughput_samples_per_s": one.value,
-                "saved_bytes": one.info.get("saved_bytes"),
+                _BATCH: evaluation.point[_BATCH],
+                _RATIO: evaluation.point[_RATIO],
+                "status": evaluation.status,
+                "throughput_samples_per_s": evaluation.value,
+                "saved_bytes": evaluation.info.get("saved_bytes"),
             }
-            for order, one in enumerate(result.history, start=1)
+            for order, evaluation in enumerate(result.history, start=1)
         ]
-    return found
+    return rows
 
 
 _TASKS: Mapping[str, Callable[[RunDirectory, Identity, Mapping[str, Any]], list[Record]]] = {
@@ -119,9 +127,9 @@ _TASKS: Mapping[str, Callable[[RunDirectory, Identity, Mapping[str, Any]], list[
 def _work(directory: RunDirectory, who: Identity) -> None:
     join(directory, who)
     request = directory.request()
-    found = _TASKS[request["task"]](directory, who, request)
+    rows = _TASKS[request["task"]](directory, who, request)
     if who.rank == 0:
-        directory.write_result(found)
+        directory.write_result(rows)
     dist.destroy_process_group()
 
 

@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 
 class OutOfBudgetError(ScheduleError, MemoryError):
-    """A forward pass keeps more bytes for the backward pass than the budget, as on a device that is full."""
+    """A forward pass saves more bytes for the backward pass than the budget allows, like a full device."""
 
 
 @dataclass
 class SavedTensors:
-    """Bytes and storages kept so far."""
+    """Bytes and storages saved so far."""
 
     n_bytes: int = 0
     storages: set[int] = field(default_factory=set)
@@ -39,34 +39,36 @@ class SavedTensors:
 
 @contextmanager
 def saved_tensors(model: nn.Module, *, budget_bytes: int | None = None) -> Iterator[SavedTensors]:
-    """Count the bytes kept in the block, each storage once, without parameters and buffers of the model.
+    """Count the bytes saved in the block, each storage once, without parameters and buffers of the model.
 
-    A checkpointed region only keeps its inputs; bytes that it keeps during recomputation do not count.
+    A checkpointed region only saves its inputs; bytes that it saves during recomputation do not count.
 
     Parameters
     ----------
     model
         Model whose own tensors do not count.
     budget_bytes
-        Largest number of bytes that may be kept; None for any number.
+        Largest number of bytes that may be saved; None for no limit.
 
     Raises
     ------
     OutOfBudgetError
-        More bytes are kept; raised in the operation that exceeds the budget.
+        The budget is exceeded; raised in the operation that exceeds it.
     """
     kept = SavedTensors()
-    own = {_address(one) for one in (*model.parameters(), *model.buffers()) if not one.is_meta}
+    own_addresses = {
+        _address(tensor) for tensor in (*model.parameters(), *model.buffers()) if not tensor.is_meta
+    }
 
     def keep(tensor: Tensor) -> Tensor:
         address = _address(tensor)
-        if address not in own and address not in kept.storages:
+        if address not in own_addresses and address not in kept.storages:
             kept.storages.add(address)
             kept.n_bytes += tensor.untyped_storage().nbytes()
             if budget_bytes is not None and kept.n_bytes > budget_bytes:
                 raise OutOfBudgetError(
-                    f"the forward pass keeps {kept.n_bytes} bytes for the backward pass so far; "
-                    f"accepted: at most {budget_bytes}"
+                    f"the forward pass has saved {kept.n_bytes} bytes for the backward pass; "
+                    f"the budget is {budget_bytes}"
                 )
         return tensor
 
@@ -88,9 +90,9 @@ _OFFSET = 2718  # Megatron-LM, seeds of tensor-parallel regions
 
 
 class Forked(ForwardWrapper):
-    """A forward that draws from a generator of its own in each process.
+    """A forward that draws from a separate generator in each process.
 
-    The seed is derived from one number of the global generator. So it changes with every call, but not when
+    Its seed is derived from one number of the global generator. So it changes with every call, but not when
     `torch.utils.checkpoint` repeats a call from the same global state.
     """
 
@@ -102,7 +104,7 @@ class Forked(ForwardWrapper):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the forward with a seed of this process; then restore the global generators."""
-        # Drawn outside of the fork, so that all processes advance the global generator alike.
+        # Drawn outside of the fork, so that the global generators of all processes stay in step.
         base = int(torch.randint(2**62, ()).item())
         seed = base + _OFFSET + self.rank
         devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
@@ -127,7 +129,7 @@ class ForkRng(Primitive):
         """Run the forward of this module with a separate generator per process; no change for one process."""
         check_is_called(sch, cls.name())
         if wrapped_forward(sch.mod, Forked):
-            raise ConflictError(f"fork_rng of {sch.path!r}: it is forked already, {sch.conflict('fork_rng')}")
+            raise ConflictError(f"fork_rng of {sch.path!r}: it is already forked, {sch.conflict('fork_rng')}")
         if sch.world_size > 1:
             wrap_forward(sch.mod, Forked(sch.mod, sch.rank))
 

@@ -18,19 +18,20 @@ from makespan.slapo.graphs import TracedModule
 
 # --- Normal forms of operations ---
 #
-# A function, a method and a module that compute the same have the same `Operation`.
+# A function, a method and a module that compute the same have equal operations, so that a pattern matches
+# however a model spells a computation.
 
 
 @dataclass(frozen=True, slots=True)
 class Attribute:
-    """A tensor of the module that owns a graph, by its path, that no node reads yet."""
+    """A tensor of the owner of a graph, by its path, that no node reads yet."""
 
     target: str
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """A kind of operation, and its operands by name or place, in the order of the parameters."""
+    """A kind of operation, and its operands by name or position, in the order of parameters."""
 
     kind: str
     operands: Mapping[str | int, Any]
@@ -61,7 +62,8 @@ _ALIASES = {
 _CONV = "input weight bias=None stride=1 padding=0 dilation=1 groups=1"
 _MAX_POOL = "input kernel_size stride=None padding=0 dilation=1 ceil_mode=False return_indices=False"
 _ACTIVATION = "input inplace=~"
-# Parameters in order, with the defaults of torch; ~ marks one that does not change the result, or is a mode.
+# Parameters in order, with the defaults of torch; ~ marks one that is not compared: it does not change the
+# result, or depends on the mode.
 _PARAMETERS = {
     "add": "input other alpha=1",
     "sub": "input other alpha=1",
@@ -149,10 +151,10 @@ _COMMUTATIVE = frozenset({"add", "mul"})
 _REQUIRED = object()
 
 
-def _parsed(text: str) -> dict[str, Any]:
+def _parse_signature(text: str) -> dict[str, Any]:
     parameters: dict[str, Any] = {}
-    for one in text.split():
-        name, _, default = one.partition("=")
+    for parameter in text.split():
+        name, _, default = parameter.partition("=")
         constants = {
             "None": None,
             "True": True,
@@ -165,10 +167,10 @@ def _parsed(text: str) -> dict[str, Any]:
     return parameters
 
 
-_SIGNATURES = {name: _parsed(text) for name, text in _PARAMETERS.items()}
+_SIGNATURES = {name: _parse_signature(text) for name, text in _PARAMETERS.items()}
 
 
-# Names of functions of torch and of operators by id; the last one counts if a function has several.
+# Names of functions of torch and of operators by id; if a function has several, the last one is used.
 _NAMES = {
     id(function): _ALIASES.get(name, name)
     for space in (torch, F, operator)
@@ -178,30 +180,31 @@ _NAMES = {
 
 
 def operation(node: fx.Node, owner: nn.Module, is_pattern: bool = False) -> Operation | None:
-    """Return the operation of a node; None for one that only reads, takes in or returns values.
+    """Return the operation of a node; None for a placeholder, an output, or a read of an attribute.
 
-    Tensors of a module in a pattern are not compared, since they belong to the pattern alone.
+    Tensors of a module in a pattern are not compared, since a graph cannot have them.
     """
     if node.op == "call_module":
-        return _of_module(node, owner.get_submodule(str(node.target)), is_pattern)
+        return _module_operation(node, owner.get_submodule(str(node.target)), is_pattern)
     if node.op == "call_method":
         kind = _ALIASES.get(str(node.target), str(node.target))
     elif node.op == "call_function":
         kind = _NAMES.get(id(node.target), "") or f"{id(node.target)}"
     else:
         return None
-    return Operation(kind, _named(kind, node.args, node.kwargs), kind in _COMMUTATIVE)
+    return Operation(kind, _named_operands(kind, node.args, node.kwargs), kind in _COMMUTATIVE)
 
 
-def _of_module(node: fx.Node, module: nn.Module, is_pattern: bool) -> Operation:
+def _module_operation(node: fx.Node, module: nn.Module, is_pattern: bool) -> Operation:
     kind = _MODULES.get(type(module))
     inputs = [*node.args, *node.kwargs.values()]
     if kind is None or len(inputs) != 1 or getattr(module, "padding_mode", "zeros") != "zeros":
         name = f"{type(module).__module__}.{type(module).__qualname__}"
         return Operation(
-            module.origin if isinstance(module, TracedModule) else name, _named("", node.args, node.kwargs)
+            module.origin if isinstance(module, TracedModule) else name,
+            _named_operands("", node.args, node.kwargs),
         )
-    # A module gives its attributes as the operands after the first, like the call of the function would.
+    # Attributes of a module are the operands after the first, as in a call of the function.
     first, *others = _SIGNATURES[kind]
     operands: dict[str | int, Any] = {first: inputs[0]}
     for name in others:
@@ -215,7 +218,7 @@ def _of_module(node: fx.Node, module: nn.Module, is_pattern: bool) -> Operation:
     return Operation(kind, operands)
 
 
-def _named(kind: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str | int, Any]:
+def _named_operands(kind: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str | int, Any]:
     signature = _SIGNATURES.get(kind)
     if signature is None or len(args) > len(signature) or not set(kwargs) <= set(signature):
         return {**dict(enumerate(args)), **{name: kwargs[name] for name in sorted(kwargs)}}
@@ -237,24 +240,24 @@ class _Any(enum.Enum):
 
 
 ANY = _Any.ANY
-"""A literal in a pattern that stands for any value."""
+"""A literal in a pattern that matches any value."""
 
 
 class Pattern(nn.Module):
-    """A pattern with modules of its own: subclass it, and write the computation to find in ``forward``.
+    """A pattern with modules: subclass it, and write the computation to find in ``forward``.
 
-    A module in it stands for any module of its class, or for the function that computes the same; a
-    `ModulePattern` for any module by its name.
+    A module in it matches any module of its class, or the function that computes the same; a `ModulePattern`
+    matches any module by its name.
     """
 
 
 class ModulePattern(nn.Module):
-    """Any module of the graph whose target matches a regular expression from its start.
+    """A module that matches any module of the graph by a regular expression of its target.
 
     Parameters
     ----------
     regex
-        Regular expression.
+        Regular expression, matched from the start of the target.
     """
 
     def __init__(self, regex: str) -> None:
@@ -262,12 +265,12 @@ class ModulePattern(nn.Module):
         self.regex = regex
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Raise an error: it only stands for a module."""
-        raise KindError("a ModulePattern computes nothing; it belongs in a pattern for find")
+        """Raise an error, as it cannot run."""
+        raise KindError("a ModulePattern cannot run; use it in a pattern for find")
 
 
 def call_module(regex: str, *args: Any, **kwargs: Any) -> Any:
-    """Stand, in a pattern, for the call of any module whose target matches a regular expression.
+    """Match, in a pattern, the call of any module whose target matches a regular expression.
 
     Parameters
     ----------
@@ -281,17 +284,15 @@ def call_module(regex: str, *args: Any, **kwargs: Any) -> Any:
     KindError
         It is called outside of a pattern; also a `TypeError`.
     """
-    proxy = next((one for one in (*args, *kwargs.values()) if isinstance(one, fx.Proxy)), None)
+    proxy = next((value for value in (*args, *kwargs.values()) if isinstance(value, fx.Proxy)), None)
     if proxy is None:
-        raise KindError(
-            "call_module stands for a module in a pattern for find; it cannot be called elsewhere"
-        )
+        raise KindError("call_module cannot be called outside of a pattern for find")
     return proxy.tracer.create_proxy("call_function", call_module, (regex, *args), kwargs)
 
 
 class _PatternTracer(fx.Tracer):
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        """Look into no module: each stands for one of the graph."""
+        """Return True: each module of a pattern matches one of the graph."""
         return True
 
 
@@ -305,7 +306,7 @@ class PatternGraph:
     returns_tuple: bool
 
     def regex(self, node: fx.Node) -> str | None:
-        """Return the regular expression that a node has for the target of a module, if it has one."""
+        """Return the regular expression of a node for the target of a module, None without one."""
         if node.op == "call_function" and node.target is call_module:
             return str(node.args[0])
         if node.op == "call_module":
@@ -318,7 +319,7 @@ def pattern_graph(pattern: Callable[..., Any]) -> PatternGraph:
     """Capture a pattern."""
     if not isinstance(pattern, FunctionType | Pattern):
         raise KindError(
-            f"find got {pattern!r}; accepted: a regular expression for targets of modules, a function or a"
+            f"find got {pattern!r}; expected a regular expression for targets of modules, a function or a"
             " Pattern"
         )
     name = getattr(pattern, "__name__", type(pattern).__name__)
@@ -330,11 +331,11 @@ def pattern_graph(pattern: Callable[..., Any]) -> PatternGraph:
     output = graph.output_node().args[0]
     fx.node.map_arg(output, results.append)
     parameters = tuple(graph.find_nodes(op="placeholder"))
-    unused = [str(one.target) for one in parameters if not one.users]
+    unused = [str(parameter.target) for parameter in parameters if not parameter.users]
     if unused:
         raise ArgumentError(f"the pattern {name} does not use its parameter {unused[0]!r}")
-    if not results or any(one.op in ("placeholder", "get_attr") for one in results):
-        raise ArgumentError(f"the pattern {name} has to return what it computes")
+    if not results or any(node.op in ("placeholder", "get_attr") for node in results):
+        raise ArgumentError(f"the pattern {name} must return a computed value")
     for node in graph.nodes:
         if node.op == "call_function" and node.target is call_module:
             checked_regex(cast("str", node.args[0]), f"the pattern {name}")
@@ -345,22 +346,22 @@ def pattern_graph(pattern: Callable[..., Any]) -> PatternGraph:
 def checked_regex(text: object, where: str) -> re.Pattern[str]:
     """Compile a regular expression."""
     if not isinstance(text, str):
-        raise KindError(f"{where}: found {text!r}; accepted: a regular expression")
+        raise KindError(f"{where}: got {text!r}; expected a regular expression")
     try:
         return re.compile(text)
     except re.error as error:
-        raise ArgumentError(f"{where}: {text!r} is no regular expression: {error}") from None
+        raise ArgumentError(f"{where}: {text!r} is not a regular expression: {error}") from None
 
 
 # --- Matching ---
 #
-# A depth-first search with backtracking along the flow of the data, from the results of the pattern to its
-# parameters. Every step yields the states that are still consistent; a state is never changed, so that each
-# alternative goes on from its own.
+# A depth-first search with backtracking against the flow of data, from the results of the pattern to its
+# parameters. Every step yields the states that are still consistent, several where an operation is
+# commutative. A state is immutable, so that each alternative continues from its own.
 
 
 class Match(list[tuple[str, fx.Node]]):
-    """Nodes that compute what a pattern computes, with the path of their owner, in the order of the graph.
+    """Nodes that match a pattern, with the path of their owner, in the order of the graph.
 
     Parameters
     ----------
@@ -369,8 +370,8 @@ class Match(list[tuple[str, fx.Node]]):
     nodes
         Nodes of its graph.
     inputs
-        Values that the parameters of the pattern stand for, by name and in their order: a node, a constant,
-        or a tensor of the module that no node reads.
+        Values of the parameters of the pattern, by name and in order: a node, a constant, or a tensor of the
+        module that no node reads.
     outputs
         Nodes whose values the pattern returns.
     returns_tuple
@@ -397,14 +398,14 @@ class Match(list[tuple[str, fx.Node]]):
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """Values that parameters and nodes of the pattern stand for so far."""
+    """Values of parameters and nodes of the pattern so far."""
 
     inputs: dict[fx.Node, Any] = field(default_factory=dict)
     nodes: dict[fx.Node, fx.Node] = field(default_factory=dict)
 
 
 class _Search:
-    """One pattern in one graph."""
+    """Search of one pattern in one graph."""
 
     def __init__(self, pattern: PatternGraph, owner: nn.Module, graph: fx.Graph) -> None:
         self.pattern, self.owner = pattern, owner
@@ -413,11 +414,11 @@ class _Search:
         self.wanted: dict[fx.Node, Operation | None] = {}
 
     def all(self) -> list[_State]:
-        """Return a state per node that fits the first result of the pattern, if all other results fit."""
+        """Return a state for each node that matches the first result of the pattern, if all others match."""
         first, *others = self.pattern.outputs
         states = []
         for node in self.order:
-            # The first state is enough: matches that start at one node overlap.
+            # The first state suffices, since matches with the same first result overlap.
             state = next(self._with_others(self.nodes(first, node, _State()), others), None)
             if state is not None:
                 states.append(state)
@@ -433,97 +434,99 @@ class _Search:
             for node in candidates:
                 yield from self._with_others(self.nodes(first, node, state), others)
 
-    def nodes(self, wanted: fx.Node, found: fx.Node, state: _State) -> Iterator[_State]:
-        """Yield the ways in which a node fits one of the pattern, with all that leads to it."""
+    def nodes(self, wanted: fx.Node, candidate: fx.Node, state: _State) -> Iterator[_State]:
+        """Yield the states in which a node and its inputs match a node of the pattern."""
         if wanted in state.nodes:
-            if state.nodes[wanted] is found:
+            if state.nodes[wanted] is candidate:
                 yield state
             return
-        if found in state.nodes.values():  # two nodes of a pattern stand for two of the graph
+        if candidate in state.nodes.values():  # different nodes of a pattern match different nodes
             return
-        for pairs in self._orders(wanted, found):
-            yield from self.operands(pairs, _State(state.inputs, {**state.nodes, wanted: found}))
+        for pairs in self._orders(wanted, candidate):
+            yield from self.operands(pairs, _State(state.inputs, {**state.nodes, wanted: candidate}))
 
-    def _orders(self, wanted: fx.Node, found: fx.Node) -> Iterator[list[tuple[Any, Any]]]:
-        """Yield the operands to compare, in each order worth trying; none if the operations differ."""
+    def _orders(self, wanted: fx.Node, candidate: fx.Node) -> Iterator[list[tuple[Any, Any]]]:
+        """Yield the pairs of operands to compare, in each order to try; nothing if the operations differ."""
         regex = self.pattern.regex(wanted)
         if regex is not None:
-            if found.op == "call_module" and re.match(regex, str(found.target)):
+            if candidate.op == "call_module" and re.match(regex, str(candidate.target)):
                 args = wanted.args[1:] if wanted.op == "call_function" else wanted.args
-                if len(args) == len(found.args) and wanted.kwargs.keys() == found.kwargs.keys():
-                    named = [(wanted.kwargs[name], found.kwargs[name]) for name in wanted.kwargs]
-                    yield [*zip(args, found.args, strict=True), *named]
+                if len(args) == len(candidate.args) and wanted.kwargs.keys() == candidate.kwargs.keys():
+                    named = [(wanted.kwargs[name], candidate.kwargs[name]) for name in wanted.kwargs]
+                    yield [*zip(args, candidate.args, strict=True), *named]
             return
         if wanted not in self.wanted:
             self.wanted[wanted] = operation(wanted, self.pattern.owner, is_pattern=True)
-        one, other = self.wanted[wanted], self.found[found]
+        pattern_operation, other = self.wanted[wanted], self.found[candidate]
         if (
-            one is None
+            pattern_operation is None
             or other is None
-            or one.kind != other.kind
-            or one.operands.keys() != other.operands.keys()
+            or pattern_operation.kind != other.kind
+            or pattern_operation.operands.keys() != other.operands.keys()
         ):
             return
-        yield [(one.operands[name], other.operands[name]) for name in one.operands]
-        if one.is_commutative:
+        yield [
+            (pattern_operation.operands[name], other.operands[name]) for name in pattern_operation.operands
+        ]
+        if pattern_operation.is_commutative:
             swapped: dict[str | int, Any] = dict(other.operands)
             swapped["input"], swapped["other"] = swapped["other"], swapped["input"]
-            yield [(one.operands[name], swapped[name]) for name in one.operands]
+            yield [(pattern_operation.operands[name], swapped[name]) for name in pattern_operation.operands]
 
     def operands(self, pairs: list[tuple[Any, Any]], state: _State) -> Iterator[_State]:
-        """Yield the ways in which operands fit, one after the other."""
+        """Yield the states in which all pairs of operands match."""
         if not pairs:
             yield state
             return
-        (wanted, found), *others = pairs
-        for after in self.operand(wanted, found, state):
+        (wanted, actual), *others = pairs
+        for after in self.operand(wanted, actual, state):
             yield from self.operands(others, after)
 
-    def operand(self, wanted: Any, found: Any, state: _State) -> Iterator[_State]:
-        """Yield the ways in which one operand fits."""
-        if wanted is IGNORED or found is IGNORED or wanted is ANY:
+    def operand(self, wanted: Any, actual: Any, state: _State) -> Iterator[_State]:
+        """Yield the states in which one operand matches."""
+        if wanted is IGNORED or actual is IGNORED or wanted is ANY:
             yield state
         elif isinstance(wanted, fx.Node) and wanted.op in ("placeholder", "get_attr"):
-            yield from self._bound(wanted, found, state)
+            yield from self._bound(wanted, actual, state)
         elif isinstance(wanted, fx.Node):
-            if isinstance(found, fx.Node):
-                yield from self.nodes(wanted, found, state)
-        elif isinstance(wanted, tuple | list) and isinstance(found, tuple | list):
-            if len(wanted) == len(found):
-                yield from self.operands(list(zip(wanted, found, strict=True)), state)
-        elif isinstance(wanted, slice) and isinstance(found, slice):
-            ends = [(wanted.start, found.start), (wanted.stop, found.stop), (wanted.step, found.step)]
+            if isinstance(actual, fx.Node):
+                yield from self.nodes(wanted, actual, state)
+        elif isinstance(wanted, tuple | list) and isinstance(actual, tuple | list):
+            if len(wanted) == len(actual):
+                yield from self.operands(list(zip(wanted, actual, strict=True)), state)
+        elif isinstance(wanted, slice) and isinstance(actual, slice):
+            ends = [(wanted.start, actual.start), (wanted.stop, actual.stop), (wanted.step, actual.step)]
             yield from self.operands(ends, state)
-        elif _is_equal(wanted, found):
+        elif _is_equal(wanted, actual):
             yield state
 
-    def _bound(self, wanted: fx.Node, found: Any, state: _State) -> Iterator[_State]:
-        reads = isinstance(found, Attribute) or (isinstance(found, fx.Node) and found.op == "get_attr")
+    def _bound(self, wanted: fx.Node, actual: Any, state: _State) -> Iterator[_State]:
+        reads = isinstance(actual, Attribute) or (isinstance(actual, fx.Node) and actual.op == "get_attr")
         if wanted.op == "get_attr" and not reads:
             return
         if wanted not in state.inputs:
-            yield _State({**state.inputs, wanted: found}, state.nodes)
+            yield _State({**state.inputs, wanted: actual}, state.nodes)
             return
-        # A parameter that is used twice stands for the same node, or for equal constants.
+        # A parameter that is used twice matches the same node, or equal constants.
         known = state.inputs[wanted]
-        is_node = isinstance(known, fx.Node) or isinstance(found, fx.Node)
-        if known is found if is_node else _is_equal(known, found):
+        is_node = isinstance(known, fx.Node) or isinstance(actual, fx.Node)
+        if known is actual if is_node else _is_equal(known, actual):
             yield state
 
 
-def _is_equal(wanted: Any, found: Any) -> bool:
-    """Return True if two constants are equal; one number stands for one per axis, as in ``kernel_size``."""
-    if isinstance(found, tuple | list) and found and not isinstance(wanted, tuple | list):
-        return all(_is_equal(wanted, one) for one in found)
-    if isinstance(wanted, tuple | list) and wanted and not isinstance(found, tuple | list):
-        return all(_is_equal(one, found) for one in wanted)
-    if isinstance(wanted, bool) != isinstance(found, bool):
+def _is_equal(wanted: Any, actual: Any) -> bool:
+    """Return True if two constants are equal; a number equals a tuple of it, as in ``kernel_size``."""
+    if isinstance(actual, tuple | list) and actual and not isinstance(wanted, tuple | list):
+        return all(_is_equal(wanted, element) for element in actual)
+    if isinstance(wanted, tuple | list) and wanted and not isinstance(actual, tuple | list):
+        return all(_is_equal(element, actual) for element in wanted)
+    if isinstance(wanted, bool) != isinstance(actual, bool):
         return False
-    return bool(wanted == found)
+    return bool(wanted == actual)
 
 
 def matches_in(pattern: PatternGraph, owner: str, module: nn.Module, graph: fx.Graph) -> list[Match]:
-    """Return matches that do not overlap, by the place of their first nodes."""
+    """Return matches that do not overlap, in the order of their first nodes."""
     search = _Search(pattern, module, graph)
     candidates = []
     for state in search.all():
@@ -533,7 +536,7 @@ def matches_in(pattern: PatternGraph, owner: str, module: nn.Module, graph: fx.G
     for _, nodes, state in sorted(candidates, key=lambda candidate: candidate[0]):
         if taken.isdisjoint(nodes):
             taken.update(nodes)
-            inputs = {str(one.target): state.inputs.get(one) for one in pattern.parameters}
-            outputs = [state.nodes[one] for one in pattern.outputs]
+            inputs = {str(parameter.target): state.inputs.get(parameter) for parameter in pattern.parameters}
+            outputs = [state.nodes[output] for output in pattern.outputs]
             matches.append(Match(owner, nodes, inputs, outputs, pattern.returns_tuple))
     return matches

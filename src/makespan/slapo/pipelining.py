@@ -13,11 +13,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from makespan.slapo.errors import ArgumentError, BuildError, ConflictError, TracingError
-from makespan.slapo.graphs import FusedModule, TracedModule, has_hooks, is_object, is_wrapped, opened
+from makespan.slapo.graphs import FusedModule, TracedModule, expanded, has_hooks, is_object, is_wrapped
 from makespan.slapo.layouts import Ranks
 from makespan.slapo.schedule import Primitive, register_primitive
 from makespan.slapo.sharding import CLIPPING
-from makespan.slapo.state import note_owners
+from makespan.slapo.state import record_owners
 from makespan.slapo.tracing import graph_of
 from makespan.training import refuse_plain_clipping
 
@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 # --- Partition ---
 #
 # The graphs of the model and of all containers above a cut are joined into one flat sequence of operations,
-# which is split at the cuts. Each stage hands on the tensors that any later stage needs.
+# which is split at the cuts. Two invariants hold: an operation runs in the stage in which the model runs it,
+# and a stage sends the next one every tensor that any later stage needs. Sizes and other numbers are not
+# sent: each stage computes those that it needs.
 
 _SCALAR_METHODS = frozenset({"size", "dim", "ndimension", "numel", "element_size", "stride"})
 _SCALAR_ATTRIBUTES = frozenset({"shape", "ndim", "dtype", "device", "requires_grad", "is_cuda"})
@@ -36,7 +38,7 @@ _SCALAR_SPACES = frozenset({"_operator", "builtins", "math"})
 
 
 @dataclass
-class _Flat:
+class _FlatGraph:
     """The operations of a model and of its containers in one graph, each with its stage."""
 
     root: TracedModule
@@ -48,19 +50,17 @@ class _Flat:
     result: Any = None
 
     def build(self) -> None:
-        """Emit the operations of the model in the order in which it runs them."""
+        """Emit the operations of the model in the order of execution."""
         inputs = {
-            str(one.target): self._placeholder(one) for one in self.root.graph.find_nodes(op="placeholder")
+            str(node.target): self._note(self.graph.node_copy(node))
+            for node in self.root.graph.find_nodes(op="placeholder")
         }
         self.result = self._emit(self.root, "", inputs)
-        # The elements of a tuple can be sent, the tuple cannot: take it apart in the stage that made it.
+        # Elements of a tuple can be sent, the tuple cannot: index it in the stage that computes it.
         for node in self.graph.nodes:
             is_element = node.op == "call_function" and node.target is operator.getitem
             if is_element and isinstance(node.args[1], int):
                 self.stage[node] = self.stage[node.args[0]]
-
-    def _placeholder(self, node: fx.Node) -> fx.Node:
-        return self._note(self.graph.node_copy(node))
 
     def _note(self, node: fx.Node) -> fx.Node:
         self.stage[node] = self.current
@@ -76,7 +76,7 @@ class _Flat:
             if node.op == "placeholder":
                 values[node] = inputs.get(str(node.target), *args)
             elif node.op == "call_module" and target in self.containers:
-                values[node] = self._inlined(target, args, kwargs)
+                values[node] = self._inline(target, args, kwargs)
             elif node.target is operator.getitem and isinstance(args[0], tuple | list | dict):
                 values[node] = args[0][args[1]]
             else:
@@ -85,15 +85,15 @@ class _Flat:
                 self.current += 1
         raise ArgumentError(f"the graph of {prefix!r} returns nothing")
 
-    def _inlined(self, target: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _inline(self, target: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         module = self.root.get_submodule(target)
         if not isinstance(module, TracedModule):
-            raise ArgumentError(f"{target!r} is not traced any more; accepted: a cut in traced modules")
+            raise ArgumentError(f"{target!r} is no longer traced; a cut needs traced modules")
         inputs = dict(zip(module.argument_names, args, strict=False)) | kwargs
         return self._emit(module, f"{target}.", inputs)
 
     def is_copied(self, node: fx.Node) -> bool:
-        """Return True if each stage that needs a value computes it: attributes of the model, and numbers."""
+        """Return True if each stage computes a value for itself: an attribute of the model, or a number."""
         if node.op == "get_attr":
             return True
         if node.op == "call_method":
@@ -102,14 +102,17 @@ class _Flat:
             return False
         if node.target is builtins.getattr:
             return node.args[1] in _SCALAR_ATTRIBUTES
+        # A plain function of numbers is a number; attributes of the model may be tensors.
         is_plain = getattr(node.target, "__module__", "") in _SCALAR_SPACES
-        return is_plain and bool(node.all_input_nodes) and all(map(self._is_number, node.all_input_nodes))
-
-    def _is_number(self, node: fx.Node) -> bool:
-        return node.op != "get_attr" and self.is_copied(node)
+        inputs = node.all_input_nodes
+        return (
+            is_plain
+            and bool(inputs)
+            and all(source.op != "get_attr" and self.is_copied(source) for source in inputs)
+        )
 
     def needs(self, nodes: Iterable[fx.Node]) -> Iterator[fx.Node]:
-        """Iterate over the values that must be at hand to compute some others."""
+        """Iterate over the values that other stages must provide to compute some nodes."""
         waiting, seen = list(nodes), set[fx.Node]()
         while waiting:
             node = waiting.pop()
@@ -124,7 +127,7 @@ class _Flat:
 
 @dataclass(frozen=True, slots=True)
 class Tie:
-    """A parameter in several stages: its path in each of them, by the index of the stage."""
+    """A parameter in several stages, with its path in each of them by the index of the stage."""
 
     paths: dict[int, str]
     shape: tuple[int, ...]
@@ -137,11 +140,11 @@ class Partition:
     Parameters
     ----------
     stages
-        Modules that take the result of the stage before; names inside are those of the whole model.
+        Modules that take the result of the previous stage, with paths as in the whole model.
     ties
         Parameters in several stages.
     values
-        Names of the values that each stage hands to the next.
+        Names of the values that each stage sends to the next.
     """
 
     stages: tuple[nn.Module, ...]
@@ -149,7 +152,7 @@ class Partition:
     values: tuple[tuple[str, ...], ...]
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
-        """Run all stages one after the other in this process."""
+        """Run all stages in sequence in this process."""
         first, *others = self.stages
         values = first(*args, **kwargs)
         for stage in others:
@@ -157,18 +160,18 @@ class Partition:
         return values
 
 
-def staged_operations(sch: "Schedule", cuts: Collection[str]) -> _Flat:
-    """Put the operations of a model in order, each with its stage; reject a stage that computes nothing."""
+def staged_operations(sch: "Schedule", cuts: Collection[str]) -> _FlatGraph:
+    """Return the operations of a model in order, each with its stage; reject an empty stage."""
     root = sch.root.mod
     if not isinstance(root, TracedModule):
-        raise ArgumentError("the model is not traced; accepted: after trace_until")
+        raise ArgumentError("the model is not traced; call trace_until first")
     containers: set[str] = set()
     for path in cuts:
         above = sch.root[path].parent
         while above is not None and above.parent is not None:
             containers.add(above.path)
             above = above.parent
-    flat = _Flat(root, containers, frozenset(cuts))
+    flat = _FlatGraph(root, containers, frozenset(cuts))
     flat.build()
     computing = {
         flat.stage[node]
@@ -182,7 +185,7 @@ def staged_operations(sch: "Schedule", cuts: Collection[str]) -> _Flat:
 
 
 def partition(sch: "Schedule") -> Partition:
-    """Return the stages of a schedule; without cuts there is one."""
+    """Return the stages of a schedule, one without cuts."""
     cuts = sch.root.metadata.slots["cut_pipeline_stage"]
     flat = staged_operations(sch, cuts)
     order = {node: place for place, node in enumerate(flat.graph.nodes)}
@@ -194,12 +197,13 @@ def partition(sch: "Schedule") -> Partition:
         if not flat.is_copied(node):
             used[stage].update(flat.needs(node.all_input_nodes))
     used[-1].update(flat.needs(results))
-    # A value that a later stage needs passes through all stages between: each talks to its neighbours only.
-    handed: list[list[fx.Node]] = []
+    # A stage communicates with its neighbours only, so a value passes through all stages up to the last that
+    # needs it.
+    sent: list[list[fx.Node]] = []
     for stage in range(1, count):
         later = set().union(*used[stage:])
-        handed.append(sorted((one for one in later if flat.stage[one] < stage), key=order.__getitem__))
-    stages = tuple(_stage(flat, index, handed) for index in range(count))
+        sent.append(sorted((node for node in later if flat.stage[node] < stage), key=order.__getitem__))
+    stages = tuple(_stage_module(flat, index, sent) for index in range(count))
     paths: dict[int, dict[int, str]] = {}
     shapes: dict[int, tuple[int, ...]] = {}
     for index, module in enumerate(stages):
@@ -207,12 +211,12 @@ def partition(sch: "Schedule") -> Partition:
             paths.setdefault(id(parameter), {})[index] = path
             shapes[id(parameter)] = tuple(parameter.shape)
     ties = tuple(Tie(places, shapes[key]) for key, places in paths.items() if len(places) > 1)
-    return Partition(stages, ties, tuple(tuple(one.name for one in values) for values in handed))
+    return Partition(stages, ties, tuple(tuple(node.name for node in values) for values in sent))
 
 
-def _stage(flat: _Flat, index: int, handed: list[list[fx.Node]]) -> TracedModule:
+def _stage_module(flat: _FlatGraph, index: int, sent: list[list[fx.Node]]) -> TracedModule:
     graph, values = fx.Graph(), dict[fx.Node, fx.Node]()
-    inputs = flat.graph.find_nodes(op="placeholder") if index == 0 else handed[index - 1]
+    inputs = flat.graph.find_nodes(op="placeholder") if index == 0 else sent[index - 1]
     for node in inputs:
         values[node] = graph.node_copy(node) if index == 0 else graph.placeholder(node.name)
 
@@ -224,16 +228,16 @@ def _stage(flat: _Flat, index: int, handed: list[list[fx.Node]]) -> TracedModule
     for node in flat.graph.nodes:
         if flat.stage[node] == index and not flat.is_copied(node):
             copied(node)
-    if index == len(handed):
+    if index == len(sent):
         graph.output(fx.node.map_arg(flat.result, copied))
     else:
-        graph.output(tuple(copied(one) for one in handed[index]))
+        graph.output(tuple(copied(node) for node in sent[index]))
     stage = TracedModule(flat.root, graph, f"Stage{index}")
-    for target in {str(one.target) for one in graph.nodes if one.op == "call_module"}:
+    for target in {str(node.target) for node in graph.nodes if node.op == "call_module"}:
         part = flat.root.get_submodule(target)
         if isinstance(part, FusedModule):
-            _lend(flat.root, stage, part)
-    # Buffers that were not in the state of the model are not in that of a stage.
+            _register_borrowed(flat.root, stage, part)
+    # A stage keeps buffers out of its state that are not part of the state of the model.
     for path, module in stage.named_modules():
         if module._buffers:
             original = flat.root.get_submodule(path)
@@ -244,8 +248,8 @@ def _stage(flat: _Flat, index: int, handed: list[list[fx.Node]]) -> TracedModule
     return stage
 
 
-def _lend(root: nn.Module, stage: nn.Module, part: FusedModule) -> None:
-    """Register the modules that a part of a graph calls, under their names in the model."""
+def _register_borrowed(root: nn.Module, stage: nn.Module, part: FusedModule) -> None:
+    """Register the modules that a fused part of a graph calls, under their paths in the model."""
     borrowed = {id(vars(part)[name]) for name in part.borrowed}
     for path, module in root.named_modules():
         if id(module) in borrowed:
@@ -259,7 +263,7 @@ def _lend(root: nn.Module, stage: nn.Module, part: FusedModule) -> None:
 
 
 def default_cuts(n_layers: int, n_stages: int) -> list[int]:
-    """Return the layers after which to cut: stages of equal length, or the last ones a layer longer.
+    """Return the layers after which to cut; if stages differ in length, the last ones have one layer more.
 
     Parameters
     ----------
@@ -273,7 +277,7 @@ def default_cuts(n_layers: int, n_stages: int) -> list[int]:
     """
     if not 1 <= n_stages <= n_layers:
         raise ArgumentError(
-            f"default_cuts got {n_layers} layers, {n_stages} stages; accepted: 1 to {n_layers} stages"
+            f"default_cuts got {n_layers} layers, {n_stages} stages; expected 1 to {n_layers} stages"
         )
     shorter, longer = n_layers // n_stages, n_layers % n_stages
     lengths = [shorter + (index >= n_stages - longer) for index in range(n_stages)]
@@ -299,23 +303,23 @@ class CutPipelineStage(Primitive):
 
     @classmethod
     def apply(cls, sch: "Schedule") -> None:
-        """Make this module the last of its stage; all modules above it must be traced."""
+        """Make this module the last one of its stage; all modules above it must be traced."""
         where = f"cut_pipeline_stage of {sch.path!r}"
         if sch.parent is None:
-            raise ArgumentError(f"{where}: nothing follows the whole model; accepted: a module in it")
+            raise ArgumentError(f"{where}: nothing follows the whole model; expected a module in it")
         cuts: list[str] = sch.metadata.slots[cls.name()]
         if sch.path in cuts:
-            raise ConflictError(f"{where}: a stage ends here already, {sch.conflict(cls.name())}")
+            raise ConflictError(f"{where}: a stage already ends here, {sch.conflict(cls.name())}")
         _check_owners(where, sch)
         graph = graph_of(sch.parent, cls.name()).graph
-        calls = [one for one in graph.find_nodes(op="call_module") if one.target == sch.name]
+        calls = [node for node in graph.find_nodes(op="call_module") if node.target == sch.name]
         if len(calls) != 1:
-            raise ArgumentError(f"{where}: its owner calls it {len(calls)} times; accepted: once")
+            raise ArgumentError(f"{where}: its owner calls it {len(calls)} times; expected one call")
         try:
             staged_operations(sch, [*cuts, sch.path])
         except ArgumentError as error:
             raise ArgumentError(
-                f"{where}: {error}; accepted: a module behind which the model, or another stage, goes on"
+                f"{where}: {error}; expected a module that other operations of the stage follow"
             ) from None
         cuts.append(sch.path)
 
@@ -326,24 +330,24 @@ def _check_owners(where: str, sch: "Schedule") -> None:
         if is_wrapped(above.mod):
             raise ConflictError(
                 f"{where}: the forward of {above.path!r} above it is wrapped, {above.conflict('checkpoint')};"
-                " accepted: a module of which none above it is wrapped"
+                " no module above a cut may be wrapped"
             )
         if not isinstance(above.mod, TracedModule):
             if not _is_never_called(above):
                 raise TracingError(
-                    f"{where}: {above.path!r} above it is not traced; accepted: after"
-                    f" trace_until({sch.parent.path if sch.parent else ''!r}) on the root"
+                    f"{where}: {above.path!r} above it is not traced; call"
+                    f" trace_until({sch.parent.path if sch.parent else ''!r}) on the root first"
                 )
         elif has_hooks(above.mod):
             raise ConflictError(
-                f"{where}: {above.path!r} above it has hooks, which no stage would run,"
-                f" {above.conflict('sync')}; accepted: a module of which none above it has hooks"
+                f"{where}: {above.path!r} above it has hooks, which stages do not run,"
+                f" {above.conflict('sync')}; no module above a cut may have hooks"
             )
         above = above.parent
 
 
 def _is_never_called(sch: "Schedule") -> bool:
-    """Return True if a module only holds modules that a traced one above calls directly by their paths."""
+    """Return True for a container whose modules a traced owner calls directly by their paths."""
     owner = sch.parent
     while owner is not None and not isinstance(owner.mod, TracedModule):
         owner = owner.parent
@@ -361,7 +365,7 @@ _SCHEDULES = ("gpipe", "1f1b")
 
 @dataclass(frozen=True, slots=True)
 class _Structure:
-    """Structure of values of which only the tensors are sent: all other leaves, and the places of tensors."""
+    """Nested values without their tensors, which are sent: other leaves, and the positions of tensors."""
 
     spec: TreeSpec
     leaves: tuple[Any, ...]
@@ -369,21 +373,21 @@ class _Structure:
 
     @classmethod
     def of(cls, values: Any) -> tuple["_Structure", tuple[Tensor, ...]]:
-        """Split values into structure and tensors."""
+        """Split values into their structure and their tensors."""
         leaves, spec = tree_flatten(values)
-        places = tuple(isinstance(one, Tensor) for one in leaves)
-        others = tuple(None if place else one for one, place in zip(leaves, places, strict=True))
-        return cls(spec, others, places), tuple(one for one in leaves if isinstance(one, Tensor))
+        places = tuple(isinstance(leaf, Tensor) for leaf in leaves)
+        others = tuple(None if place else leaf for leaf, place in zip(leaves, places, strict=True))
+        return cls(spec, others, places), tuple(leaf for leaf in leaves if isinstance(leaf, Tensor))
 
     def filled(self, tensors: Tensor | Sequence[Tensor]) -> Any:
         """Rebuild the values from tensors."""
         rest = iter([tensors] if isinstance(tensors, Tensor) else tensors)
         pairs = zip(self.leaves, self.is_tensor, strict=True)
-        return tree_unflatten([next(rest) if place else one for one, place in pairs], self.spec)
+        return tree_unflatten([next(rest) if place else leaf for leaf, place in pairs], self.spec)
 
 
 class _TensorStage(nn.Module):
-    """A stage that takes and returns only tensors, as the runtime of torch requires."""
+    """A stage that takes and returns only tensors, as the pipeline runtime of torch requires."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -396,14 +400,14 @@ class _TensorStage(nn.Module):
         args = tensors if self.takes is None else self.takes.filled(tensors)
         gives, results = _Structure.of(self.module(*args, **named))
         if self.gives is not None and gives.is_tensor != self.gives.is_tensor:
-            found, expected = (sum(one.is_tensor) for one in (gives, self.gives))
+            n_now, n_before = (sum(structure.is_tensor) for structure in (gives, self.gives))
             raise BuildError(
-                f"a stage returns {found} tensors and returned {expected} before; accepted: as many for every"
-                " micro-batch, so what samples decide, such as whether there is a mask, comes as an input"
+                f"a stage returned {n_now} tensors, and {n_before} before; every micro-batch must give the"
+                " same number: pass anything that depends on the samples, such as a mask, as an input"
             )
         self.gives = gives
-        # The runtime receives into buffers that lie in one piece.
-        return tuple(one.contiguous() for one in results)
+        # The runtime receives into contiguous buffers.
+        return tuple(tensor.contiguous() for tensor in results)
 
     def output(self, tensors: Tensor | Sequence[Tensor]) -> Any:
         """Return the result of the stage for these tensors."""
@@ -411,18 +415,18 @@ class _TensorStage(nn.Module):
 
 
 class Pipeline:
-    """The stage of this process, and the schedule that runs it with those of the others.
+    """The stage of this process, and the pipeline schedule that runs it with the other stages.
 
     Parameters
     ----------
     parts
-        All stages; this process runs the one with its rank in the group.
+        All stages; this process runs that with the index of its rank in the group.
     group
         One process per stage, in order.
     lines
-        The processes of all pipelines, one sequence per pipeline, in the order of the stages.
+        The processes of all pipelines, one sequence per pipeline, in the order of stages.
     replicas
-        Processes with the same stage, over which gradients are averaged; None for no others.
+        Processes with the same stage, over which gradients are averaged; None without replicas.
     n_microbatches
         Number of micro-batches per step.
     loss_fn
@@ -466,7 +470,7 @@ class Pipeline:
     def step(
         self, *args: Any, target: Tensor | None = None, losses: list[Tensor] | None = None, **kwargs: Any
     ) -> Any:
-        """Run all micro-batches forward and backward; gradients are added to those that are there.
+        """Run all micro-batches forward and backward; gradients accumulate.
 
         Parameters
         ----------
@@ -482,53 +486,52 @@ class Pipeline:
         The output of the model in the last stage, None in the others.
         """
         if self._schedule is None:
-            self._schedule = self._prepared(args, kwargs)
+            self._schedule = self._prepare(args, kwargs)
         parameters = list(self.module.parameters())
         before = [parameter.grad for parameter in parameters]
         for parameter in parameters:
-            parameter.grad = None  # only gradients of this step are scaled and summed
-        result = self._run(args, kwargs, target, losses)
+            parameter.grad = None  # so that only gradients of this step are summed and averaged
+        run, stage = self._schedule
+        if self._is_last:
+            inputs, named = (args, kwargs) if self._is_first else ((), {})
+            result = stage.output(run.step(*inputs, target=target, losses=losses, **named))
+        else:
+            result = run.step(*args, **kwargs) if self._is_first else run.step()
         if self._loss_fn is not None:
-            self._sum_up()
+            self._reduce_gradients()
         for parameter, gradient in zip(parameters, before, strict=True):
             if gradient is not None:
                 parameter.grad = gradient if parameter.grad is None else gradient + parameter.grad
         return result
 
-    def _sum_up(self) -> None:
+    def _reduce_gradients(self) -> None:
+        """Sum the gradients of tied parameters over their stages, then average all over the replicas."""
         for parameter, owners in self._owners:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
             dist.all_reduce(parameter.grad, group=owners)
-        if self._replicas is not None:
-            self._average(self._replicas)
+        if self._replicas is None:
+            return
+        n_replicas = dist.get_world_size(self._replicas)
+        for parameter in self.module.parameters():
+            if parameter.grad is not None:
+                dist.all_reduce(parameter.grad, group=self._replicas)
+                parameter.grad /= n_replicas
 
-    def _run(
-        self,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        target: Tensor | None,
-        losses: list[Tensor] | None,
-    ) -> Any:
-        run, stage = self._schedule
-        if not self._is_last:
-            return run.step(*args, **kwargs) if self._is_first else run.step()
-        inputs, named = (args, kwargs) if self._is_first else ((), {})
-        return stage.output(run.step(*inputs, target=target, losses=losses, **named))
-
-    def _prepared(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Pass one micro-batch through all stages to learn the shapes, and restore the buffers after it."""
-        buffers = [(one, one.clone()) for one in self.module.buffers()]
+    def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run one micro-batch through all stages to learn shapes, and restore the buffers."""
+        buffers = [(buffer, buffer.clone()) for buffer in self.module.buffers()]
         stage = _TensorStage(self.module)
-        inputs, results, failure = self._passed_on(stage, args, kwargs)
+        inputs, results, failure = self._trial_pass(stage, args, kwargs)
         with torch.no_grad():
             for buffer, before in buffers:
                 buffer.copy_(before)
+        # A process that raised alone would block the others.
         failures: list[str | None] = [None] * self._count
-        dist.all_gather_object(failures, failure, group=self._group)  # or the others would wait for this one
+        dist.all_gather_object(failures, failure, group=self._group)
         if reported := [text for text in failures if text]:
             raise BuildError(reported[0])
-        # Imported here, because the runtime takes long to load and loads the compiler of torch.
+        # Imported here, because the runtime loads the compiler of torch, which takes long.
         from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
         part = PipelineStage(
@@ -542,56 +545,49 @@ class Pipeline:
         kind = ScheduleGPipe if self._kind == "gpipe" else Schedule1F1B
         return kind(part, self._n_microbatches, loss if user else None), stage
 
-    def _passed_on(
+    def _trial_pass(
         self, stage: _TensorStage, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[list[Any], Sequence[Tensor], str | None]:
         """Return inputs, outputs and error of this stage; send the outputs to the next stage."""
-        inputs, named, failure = [self._part(one) for one in args], {}, None
+        inputs, named, failure = [self._first_microbatch(value) for value in args], {}, None
         results: Sequence[Tensor] = ()
         ranks = dist.get_process_group_ranks(self._group)
         if self._is_first:
-            named = {name: self._part(one) for name, one in kwargs.items()}
+            named = {name: self._first_microbatch(value) for name, value in kwargs.items()}
         else:
             received: list[Any] = [None]
             dist.recv_object_list(received, src=ranks[self.index - 1], group=self._group)
-            stage.takes, handed = received[0]
-            inputs = [one.to(self._device()).requires_grad_(needs) for one, needs in handed]
+            stage.takes, sent = received[0]
+            inputs = [tensor.to(self._device()).requires_grad_(needs) for tensor, needs in sent]
         if self._is_first or stage.takes is not None:
             try:
                 with torch.random.fork_rng():
                     results = stage(*inputs, **named)
-            except Exception as error:  # noqa: BLE001 - whatever it is, the other stages must hear of it
+            except Exception as error:  # noqa: BLE001 - any error must reach the other stages
                 failure = f"stage {self.index} of {self._count}: {error}"
         if not self._is_last and failure is None and stage.gives is not None:
-            failure = self._of_objects(stage.gives)
-        if not self._is_last:  # also after a failure, as the next stage waits for a message
-            # By way of the host: a tensor of a GPU would come out on the GPU of the same number.
-            handed = [(one.detach().cpu(), one.requires_grad) for one in results]
-            dist.send_object_list([(stage.gives, handed)], dst=ranks[self.index + 1], group=self._group)
+            failure = self._object_error(stage.gives)
+        if not self._is_last:  # even after a failure, as the next stage waits
+            # Through the host: a tensor of a GPU would be unpickled onto the GPU with the same index.
+            sent = [(tensor.detach().cpu(), tensor.requires_grad) for tensor in results]
+            dist.send_object_list([(stage.gives, sent)], dst=ranks[self.index + 1], group=self._group)
         return inputs, results, failure
 
-    def _of_objects(self, gives: "_Structure") -> str | None:
-        """Return an error if the stage would hand on an object with tensors in it, such as a cache."""
-        for one in filter(is_object, gives.leaves):
-            if any(isinstance(part, Tensor) for part in tree_flatten(opened(one))[0]):
+    def _object_error(self, gives: "_Structure") -> str | None:
+        """Return an error if the stage passes on an object that holds tensors, such as a cache."""
+        for leaf in filter(is_object, gives.leaves):
+            if any(isinstance(part, Tensor) for part in tree_flatten(expanded(leaf))[0]):
                 return (
-                    f"stage {self.index} of {self._count} hands on a {type(one).__name__}, whose tensors are "
-                    "not sent; accepted: stages that hand on tensors, so no cache (use_cache=False)"
+                    f"stage {self.index} of {self._count} passes on a {type(leaf).__name__}, whose tensors "
+                    "are not sent; stages may pass on tensors only, so no cache (use_cache=False)"
                 )
         return None
 
     def _device(self) -> torch.device:
-        return next((one.device for one in self.module.parameters()), torch.device("cpu"))
+        return next((parameter.device for parameter in self.module.parameters()), torch.device("cpu"))
 
-    def _part(self, value: Any) -> Any:
+    def _first_microbatch(self, value: Any) -> Any:
         return value.chunk(self._n_microbatches)[0] if isinstance(value, Tensor) else value
-
-    def _average(self, replicas: dist.ProcessGroup) -> None:
-        count = dist.get_world_size(replicas)
-        for parameter in self.module.parameters():
-            if parameter.grad is not None:
-                dist.all_reduce(parameter.grad, group=replicas)
-                parameter.grad /= count
 
 
 def stages_of(
@@ -599,16 +595,16 @@ def stages_of(
 ) -> tuple[Partition, dist.ProcessGroup]:
     """Return the stages of a schedule, and the group with one process per stage."""
     if not dist.is_initialized():
-        raise ArgumentError("build: pipeline without a process group; accepted: after init_process_group")
+        raise ArgumentError("build: pipeline without a process group; call init_process_group first")
     names = () if mesh is None else mesh.mesh_dim_names or ()
     if "pp" not in names and (mesh is not None or is_shared):
-        raise ArgumentError("build: pipeline without pp; accepted: a mesh with a dimension named pp")
+        raise ArgumentError("build: pipeline without pp; expected a mesh with a dimension named pp")
     group = dist.group.WORLD if mesh is None else mesh.get_group("pp")
     parts = partition(sch)
     if group is None or dist.get_world_size(group) != len(parts.stages):
-        found = 0 if group is None else dist.get_world_size(group)
+        n_processes = 0 if group is None else dist.get_world_size(group)
         raise BuildError(
-            f"build: {len(parts.stages)} stages for {found} processes; accepted: one process a stage"
+            f"build: {len(parts.stages)} stages for {n_processes} processes; expected one process per stage"
         )
     return parts, group
 
@@ -622,18 +618,18 @@ def build_pipeline(
     replicas = mesh.get_group("dp") if mesh is not None and "dp" in names else None
     schedule, count = options.get("schedule", "1f1b"), options.get("n_microbatches")
     if schedule not in _SCHEDULES:
-        raise ArgumentError(f"build: schedule {schedule!r}; accepted: {', '.join(_SCHEDULES)}")
+        raise ArgumentError(f"build: schedule is {schedule!r}; expected one of {', '.join(_SCHEDULES)}")
     least = len(parts.stages) if schedule == "1f1b" else 1
     if not isinstance(count, int) or count < least:
         raise ArgumentError(
-            f"build: n_microbatches {count!r}; accepted: at least {least} for {least} stages of {schedule}"
+            f"build: n_microbatches is {count!r}; expected at least {least} for {least} stages of {schedule}"
             if least > 1
-            else f"build: n_microbatches {count!r}; accepted: a whole number >= 1"
+            else f"build: n_microbatches is {count!r}; expected an integer >= 1"
         )
     lines = [dist.get_process_group_ranks(group)]
     if mesh is not None:
         lines = mesh.mesh.movedim(names.index("pp"), -1).reshape(-1, len(parts.stages)).tolist()
-    note_owners(sch, Ranks(dist.get_rank(group), len(parts.stages), group), parts.stages)
+    record_owners(sch, Ranks(dist.get_rank(group), len(parts.stages), group), parts.stages)
     refuse_plain_clipping(parts.stages[dist.get_rank(group)].parameters(), CLIPPING)
     engine = Pipeline(parts, group, lines, replicas, count, options.get("loss_fn"), schedule)
     return engine.module, engine

@@ -1,6 +1,7 @@
 """Primitives that find and rewrite: ``find``, ``replace``, ``fuse``, ``checkpoint``, ``decompose``.
 
-Rollback does not cover changes inside a graph, so a primitive checks all matches before it changes a node.
+Rollback does not cover changes inside a graph. So a primitive checks all matches before it changes the first
+node, and `insert_call` restores the graph if an edit fails.
 """
 
 import copy
@@ -9,7 +10,7 @@ import math
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from operator import getitem
 from typing import TYPE_CHECKING, Any
@@ -21,14 +22,14 @@ from torch.utils.checkpoint import checkpoint
 from makespan.slapo.errors import ArgumentError, ConflictError, KindError, warn
 from makespan.slapo.graphs import (
     FusedModule,
-    KeptState,
+    StateSnapshot,
     TracedModule,
-    exchange_borrowed,
+    argument_restorer,
     has_hooks,
-    kept_arguments,
+    replace_borrowed,
 )
 from makespan.slapo.layers import LateBiasLinear, become
-from makespan.slapo.layouts import hand_over
+from makespan.slapo.layouts import copy_sharding
 from makespan.slapo.patterns import Attribute, Match, checked_regex, matches_in, pattern_graph
 from makespan.slapo.schedule import (
     ForwardWrapper,
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
 # --- Find ---
 
 
-def _graphs(sch: "Schedule") -> Iterator[tuple[str, TracedModule]]:
+def _traced_modules(sch: "Schedule") -> Iterator[tuple[str, TracedModule]]:
     """Iterate over the traced modules at and below a node, with their paths from it."""
     ensure_traced(sch)
     for path, node in sch.named_schedules():
@@ -59,13 +60,13 @@ def _graphs(sch: "Schedule") -> Iterator[tuple[str, TracedModule]]:
 class _Query(Primitive):
     @classmethod
     def is_query(cls) -> bool:
-        """Return True: the model does not change; a necessary trace has its own entry in the journal."""
+        """Return True: the model does not change; if it has to be traced, that is a step of its own."""
         return True
 
 
 @register_primitive()
 class Find(_Query):
-    """Find calls of modules by their names, or a pattern by its data flow."""
+    """Find calls of modules by name, or a pattern by its data flow."""
 
     @classmethod
     def name(cls) -> str:
@@ -112,8 +113,13 @@ class FindNode(_Query):
         """
         function: object = condition
         if not callable(function) or isinstance(function, type):
-            raise KindError(f"find_node of {sch.path!r}: found {condition!r}; accepted: a function of a node")
-        return [(owner, node) for owner, mod in _graphs(sch) for node in mod.graph.nodes if condition(node)]
+            raise KindError(f"find_node of {sch.path!r}: got {condition!r}; expected a function of a node")
+        return [
+            (owner, node)
+            for owner, mod in _traced_modules(sch)
+            for node in mod.graph.nodes
+            if condition(node)
+        ]
 
 
 @register_primitive()
@@ -135,21 +141,25 @@ class FindSubgraph(_Query):
             A function or a `Pattern`; its parameters stand for any value.
         """
         wanted = pattern_graph(pattern)
-        return [match for owner, mod in _graphs(sch) for match in matches_in(wanted, owner, mod, mod.graph)]
+        return [
+            match
+            for owner, mod in _traced_modules(sch)
+            for match in matches_in(wanted, owner, mod, mod.graph)
+        ]
 
 
 def as_matches(sch: "Schedule", primitive: str, targets: object) -> list[Match]:
-    """Check the results of a search that a user passes on: one or several matches, one or several pairs."""
+    """Return checked matches for search results: one or several matches, or pairs of owner and node."""
     where = f"{primitive} of {sch.path!r}"
     if isinstance(targets, Match) or _is_pair(targets):
         targets = [targets]
     if not isinstance(targets, list | tuple):
-        raise KindError(f"{where}: found {targets!r}; accepted: what find or find_node returned")
+        raise KindError(f"{where}: got {targets!r}; expected the result of find or find_node")
     if not targets:
         raise ArgumentError(
-            f"{where}: there is no match; accepted: what find or find_node returned, not empty"
+            f"{where}: got no match; expected a result of find or find_node that is not empty"
         )
-    matches = [_as_match(where, one) for one in targets]
+    matches = [_match_from_pairs(where, target) for target in targets]
     for match in matches:
         owner = sch[match.owner].mod
         graph = owner.graph if isinstance(owner, TracedModule) else None
@@ -157,14 +167,11 @@ def as_matches(sch: "Schedule", primitive: str, targets: object) -> list[Match]:
         for node in match.nodes:
             if node.graph is not graph or node not in current:
                 raise ArgumentError(
-                    f"{where}: node {node.name!r} is not in the graph of {match.owner!r} any more; accepted:"
-                    " matches that are still there, so search again"
+                    f"{where}: node {node.name!r} is no longer in the graph of {match.owner!r}; search again"
                 )
     nodes = [node for match in matches for node in match.nodes]
     if len(set(nodes)) < len(nodes):
-        raise ArgumentError(
-            f"{where}: two of the matches share a node; accepted: matches that do not overlap"
-        )
+        raise ArgumentError(f"{where}: two of the matches share a node; expected matches that do not overlap")
     return matches
 
 
@@ -177,24 +184,24 @@ def _is_pair(value: object) -> bool:
     )
 
 
-def _as_match(where: str, value: Any) -> Match:
-    """Make a match of nodes that no pattern found: inputs in the order of their first use."""
+def _match_from_pairs(where: str, value: Any) -> Match:
+    """Return a match of nodes that were chosen without a pattern, with inputs in the order of first use."""
     if isinstance(value, Match):
         return value
     pairs = [value] if _is_pair(value) else value
     if not isinstance(pairs, list) or not pairs or not all(map(_is_pair, pairs)):
-        raise KindError(f"{where}: found {value!r}; accepted: pairs of owner and node, or lists of them")
+        raise KindError(f"{where}: got {value!r}; expected pairs of owner and node, or lists of them")
     if len({owner for owner, _ in pairs}) > 1:
-        raise ArgumentError(f"{where}: nodes of several owners in one match; accepted: nodes of one graph")
+        raise ArgumentError(f"{where}: a match has nodes of several owners; expected nodes of one graph")
     chosen = {node for _, node in pairs}
     if bad := [node.name for node in chosen if not node.op.startswith("call_")]:
-        raise ArgumentError(f"{where}: node {bad[0]!r} computes nothing; accepted: nodes that call something")
+        raise ArgumentError(f"{where}: node {bad[0]!r} computes nothing; expected nodes that call something")
     nodes = [node for node in pairs[0][1].graph.nodes if node in chosen]
     inputs: dict[str, Any] = {}
     for node in nodes:
-        for one in node.all_input_nodes:
-            if one not in chosen:
-                inputs.setdefault(one.name, one)
+        for source in node.all_input_nodes:
+            if source not in chosen:
+                inputs.setdefault(source.name, source)
     outputs = [node for node in nodes if all(user not in chosen for user in node.users)]
     return Match(pairs[0][0], nodes, inputs, outputs, returns_tuple=len(outputs) > 1)
 
@@ -212,14 +219,17 @@ class Call:
 
 
 def check_is_closed(where: str, match: Match) -> None:
-    """Reject a match if a value inside is used outside, or if an input depends on one of its results."""
+    """Reject a match that one call cannot replace.
+
+    An inner value is used outside, or an input depends on a result, which would make the graph cyclic.
+    """
     chosen = set(match.nodes)
     for node in match.nodes:
         users = [user for user in node.users if user not in chosen]
         if users and node not in match.outputs:
             raise ArgumentError(
                 f"{where}: the value {node.name!r} inside the match is used outside of it, by"
-                f" {users[0].name!r}; accepted: matches of which only the results are used"
+                f" {users[0].name!r}; only the results of a match may be used outside"
             )
     waiting = [node for node in dict.fromkeys(_inputs_of(match)) if node not in chosen]
     waiting += [value for value in match.inputs.values() if isinstance(value, fx.Node)]
@@ -228,8 +238,8 @@ def check_is_closed(where: str, match: Match) -> None:
         node = waiting.pop()
         if node in chosen:
             raise ArgumentError(
-                f"{where}: an input of the match follows from its value {node.name!r}; accepted: matches"
-                " whose inputs do not depend on their results"
+                f"{where}: an input of the match depends on its value {node.name!r};"
+                " expected inputs that do not depend on the results"
             )
         if node not in seen:
             seen.add(node)
@@ -242,22 +252,23 @@ def _inputs_of(match: Match) -> Iterator[fx.Node]:
 
 
 def check_hooks(where: str, owner: nn.Module, matches: Sequence[Match]) -> tuple[nn.Module, nn.Module] | None:
-    """Return the modules at both ends of a match if their hooks can be kept; reject all other hooks."""
+    """Return the modules at both ends of a match whose hooks move to its replacement; reject other hooks."""
     called = [
         [owner.get_submodule(str(node.target)) if node.op == "call_module" else None for node in match.nodes]
         for match in matches
     ]
-    hooked = [one for modules in called for one in modules if one is not None and has_hooks(one)]
+    hooked = [module for modules in called for module in modules if module is not None and has_hooks(module)]
     if not hooked:
         return None
     single = called[0] if len(called) == 1 else []
     first, last = (single[0], single[-1]) if single else (None, None)
-    for one in hooked:
-        before = bool(one._forward_pre_hooks or one._backward_hooks or one._backward_pre_hooks)
-        if (before and one is not first) or (one._forward_hooks and one is not last) or not single:
+    for module in hooked:
+        before = bool(module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks)
+        if (before and module is not first) or (module._forward_hooks and module is not last) or not single:
             raise ArgumentError(
-                f"{where}: a {type(one).__name__} in the match has hooks; accepted: one match, hooks before"
-                " the forward and of the backward on its first module, hooks after the forward on its last"
+                f"{where}: a {type(module).__name__} in the match has hooks; expected one match, with"
+                " hooks before the forward and of the backward on its first module, and hooks after the"
+                " forward on its last"
             )
     return hooked[0], hooked[-1]
 
@@ -265,7 +276,7 @@ def check_hooks(where: str, owner: nn.Module, matches: Sequence[Match]) -> tuple
 def bound_arguments(
     where: str, target: nn.Module | Callable[..., Any], match: Match, concrete_args: Mapping[str, Any]
 ) -> Call:
-    """Pass the inputs of a match in the order of the pattern's parameters."""
+    """Return the call of a replacement with the inputs of a match, in the order of its pattern."""
     values = tuple(match.inputs.values())
     function = target.forward if isinstance(target, nn.Module) else target
     try:
@@ -273,10 +284,12 @@ def bound_arguments(
     except (TypeError, ValueError):  # functions of torch that are written in C have no signature
         return Call(target, values, concrete_args)
     names = [
-        name for name, one in parameters.items() if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+        name
+        for name, parameter in parameters.items()
+        if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
     ]
     unknown = [name for name in concrete_args if name not in names]
-    takes_any = any(one.kind is one.VAR_POSITIONAL for one in parameters.values())
+    takes_any = any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters.values())
     left = [name for name in names if name not in concrete_args]
     required = [name for name in left if parameters[name].default is inspect.Parameter.empty]
     filled = left[: len(values)]
@@ -285,12 +298,12 @@ def bound_arguments(
         extra = f" and concrete_args ({', '.join(concrete_args)})" if concrete_args else ""
         raise ArgumentError(
             f"{where}: the match gives ({', '.join(match.inputs)}){extra}, but {name} takes"
-            f" ({', '.join(map(str, parameters.values()))}); accepted: as many arguments as it takes"
+            f" ({', '.join(map(str, parameters.values()))})"
         )
     if takes_any and len(values) > len(left):
         return Call(target, values, concrete_args)
     named = dict(zip(filled, values, strict=True)) | dict(concrete_args)
-    # By position as far as there is no gap; what follows a gap, or is keyword-only, goes by name.
+    # By position up to the first gap; later and keyword-only arguments are passed by name.
     positional: list[Any] = []
     for name in names:
         if name not in named or parameters[name].kind is inspect.Parameter.KEYWORD_ONLY:
@@ -299,32 +312,21 @@ def bound_arguments(
     return Call(target, tuple(positional), named)
 
 
-@contextmanager
-def _edited(owner: TracedModule) -> Iterator[fx.Graph]:
-    """Yield the graph to change; on an error the module gets back a copy made before."""
-    before = copy.deepcopy(owner.graph)
-    try:
-        yield owner.graph
-        owner.graph.lint()
-        owner.recompile()
-    except BaseException:
-        owner.graph = before
-        raise
-
-
 def insert_call(
     owner: TracedModule, matches: Sequence[Match], call: Call, name: str, keeps_modules: bool
 ) -> None:
     """Replace matches by one call; each of several matches gets one element of its result."""
-    outputs = [one for match in matches for one in match.outputs]
+    outputs = [output for match in matches for output in match.outputs]
     gives_tuple = len(matches) > 1 or matches[0].returns_tuple
     nodes = [node for match in matches for node in match.nodes]
-    with _edited(owner) as graph:
-        # Behind its last argument, and behind all placeholders even if it has no argument.
+    # A failed edit restores this copy, since a rollback only restores the reference to the graph.
+    before, graph = copy.deepcopy(owner.graph), owner.graph
+    try:
+        # After its last argument, and after all placeholders even if it has no argument.
         inputs: set[fx.Node] = set(graph.find_nodes(op="placeholder"))
         fx.node.map_arg((call.args, dict(call.kwargs)), inputs.add)
         with graph.inserting_after(next((node for node in reversed(graph.nodes) if node in inputs), None)):
-            node = _call_node(owner, graph, call, name)
+            node = _insert_node(owner, graph, call, name)
         after = node
         for place, output in enumerate(outputs):
             result = node
@@ -332,11 +334,17 @@ def insert_call(
                 with graph.inserting_after(after):
                     result = after = graph.call_function(getitem, (node, place))
             output.replace_all_uses_with(result)
-        targets = [str(one.target) for one in nodes if one.op == "call_module"]
-        _erase(graph, nodes)
-        _sort(graph)
+        targets = [str(node.target) for node in nodes if node.op == "call_module"]
+        _erase_nodes(graph, nodes)
+        _sort_nodes(graph)
+        graph.lint()
+        owner.recompile()
+    except BaseException:
+        owner.graph = before
+        raise
     if keeps_modules:
         return
+    # Modules that no node uses any more leave the owner, and with it the schedule.
     reads = [*graph.find_nodes(op="call_module"), *graph.find_nodes(op="get_attr")]
     used = [str(node.target) for node in reads]
     for target in targets:
@@ -344,52 +352,58 @@ def insert_call(
             owner.delete_submodule(target)
 
 
-def _call_node(owner: TracedModule, graph: fx.Graph, call: Call, name: str) -> fx.Node:
+def _insert_node(owner: TracedModule, graph: fx.Graph, call: Call, name: str) -> fx.Node:
     def read(value: Any) -> Any:
         if not isinstance(value, Attribute):
             return value
         return graph.get_attr(value.target)
 
-    args = tuple(read(one) for one in call.args)
-    kwargs = {key: read(one) for key, one in call.kwargs.items()}
-    made = [one for one in (*args, *kwargs.values()) if isinstance(one, fx.Node) and one.op == "get_attr"]
+    args = tuple(read(value) for value in call.args)
+    kwargs = {key: read(value) for key, value in call.kwargs.items()}
+    made = [
+        value for value in (*args, *kwargs.values()) if isinstance(value, fx.Node) and value.op == "get_attr"
+    ]
     if isinstance(call.target, nn.Module):
         taken = set(owner._modules) | set(vars(owner))
-        unique = next(one for one in (f"{name}_{k}" for k in range(len(taken) + 1)) if one not in taken)
+        unique = next(
+            candidate
+            for candidate in (f"{name}_{k}" for k in range(len(taken) + 1))
+            if candidate not in taken
+        )
         owner.add_module(unique, call.target)
         node = graph.call_module(unique, args, kwargs)
     else:
         node = graph.call_function(call.target, args, kwargs)
-    for one in made:
-        node.prepend(one)
+    for read_node in made:
+        node.prepend(read_node)
     return node
 
 
-def _erase(graph: fx.Graph, nodes: Sequence[fx.Node]) -> None:
-    """Erase nodes whose results are not used any more, and what only they needed."""
-    # From the end, since fx refuses to erase a node that has users.
+def _erase_nodes(graph: fx.Graph, nodes: Sequence[fx.Node]) -> None:
+    """Erase nodes, and those whose results only they used."""
+    # From the end, since fx does not erase a node that has users.
     order = {node: place for place, node in enumerate(graph.nodes)}
     for node in sorted(nodes, key=order.__getitem__, reverse=True):
         waiting = node.all_input_nodes
         graph.erase_node(node)
         while waiting:
-            one = waiting.pop()
-            is_dead = not one.users and one.op in ("get_attr", "call_function", "call_method")
-            if is_dead and one in order and one not in nodes and not one.is_impure():
-                order.pop(one)
-                waiting += one.all_input_nodes
-                graph.erase_node(one)
+            value = waiting.pop()
+            is_dead = not value.users and value.op in ("get_attr", "call_function", "call_method")
+            if is_dead and value in order and value not in nodes and not value.is_impure():
+                order.pop(value)
+                waiting += value.all_input_nodes
+                graph.erase_node(value)
 
 
-def _sort(graph: fx.Graph) -> None:
-    """Move each node behind the values that it uses; all others keep their order."""
+def _sort_nodes(graph: fx.Graph) -> None:
+    """Sort nodes topologically; nodes keep their order as far as possible."""
     done: set[fx.Node] = set()
     waiting = list(graph.nodes)
     if all(used < node for node in waiting for used in node.all_input_nodes):
         return
     last: fx.Node | None = None
     while waiting:
-        node = next(one for one in waiting if done.issuperset(one.all_input_nodes))
+        node = next(candidate for candidate in waiting if done.issuperset(candidate.all_input_nodes))
         if last is not None:
             last.append(node)
         done.add(node)
@@ -399,7 +413,7 @@ def _sort(graph: fx.Graph) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A match as a graph of its own: inputs, and the modules it calls by the names they have in it."""
+    """A match as a separate graph: inputs, and the called modules by their names in it."""
 
     graph: fx.Graph
     inputs: tuple[fx.Node, ...]
@@ -409,21 +423,23 @@ class Part:
 def part_of(
     owner: nn.Module, match: Match, ordered: Callable[[list[fx.Node]], Sequence[fx.Node]] | None = None
 ) -> Part:
-    """Copy a match; its inputs come in the order of the pattern, all other values by first use."""
+    """Copy a match to a graph; inputs of the pattern come first, then other values by first use."""
     chosen = set(match.nodes)
-    inputs = list(dict.fromkeys(one for one in match.inputs.values() if isinstance(one, fx.Node)))
-    names = {one: name for name, one in match.inputs.items() if isinstance(one, fx.Node)}
-    inputs += [one for one in dict.fromkeys(_inputs_of(match)) if one not in chosen and one not in inputs]
+    inputs = list(dict.fromkeys(value for value in match.inputs.values() if isinstance(value, fx.Node)))
+    names = {value: name for name, value in match.inputs.items() if isinstance(value, fx.Node)}
+    inputs += [
+        value for value in dict.fromkeys(_inputs_of(match)) if value not in chosen and value not in inputs
+    ]
     if ordered is not None:
         inputs = list(ordered(inputs))
     graph, modules = fx.Graph(), dict[str, nn.Module]()
-    copies = {one: graph.placeholder(names.get(one, one.name)) for one in inputs}
+    copies = {value: graph.placeholder(names.get(value, value.name)) for value in inputs}
     for node in match.nodes:
         copies[node] = new = graph.node_copy(node, copies.__getitem__)
         if node.op == "call_module":
             new.target = str(node.target).replace(".", "_")
             modules[new.target] = owner.get_submodule(str(node.target))
-    results = tuple(copies[one] for one in match.outputs)
+    results = tuple(copies[output] for output in match.outputs)
     graph.output(results if match.returns_tuple else results[0])
     graph.lint()
     return Part(graph, tuple(inputs), modules)
@@ -436,7 +452,7 @@ _BACKENDS = {"inductor": "inductor", "dynamo": "eager", "torchscript": "inductor
 
 @register_primitive()
 class Fuse(Primitive):
-    """Make one module of a part of a graph, and compile it."""
+    """Turn a part of a graph into one module, and compile it."""
 
     @classmethod
     def name(cls) -> str:
@@ -462,46 +478,48 @@ class Fuse(Primitive):
         """
         where = f"fuse of {sch.path!r}"
         if compiler not in _BACKENDS:
-            accepted = ", ".join(map(repr, _BACKENDS))
-            raise ArgumentError(f"{where}: compiler {compiler!r}; accepted: {accepted}")
+            known = ", ".join(map(repr, _BACKENDS))
+            raise ArgumentError(f"{where}: compiler is {compiler!r}; expected one of {known}")
         if compiler == "torchscript":
-            warn(f"{where}: torch.jit.script is deprecated; inductor takes its place")
+            warn(f"{where}: torch.jit.script is deprecated; inductor is used instead")
         backend = _BACKENDS[compiler]
         compilers = (os.environ.get("CXX", "g++"), "clang++", "cl")
         if backend == "inductor" and not (torch.cuda.is_available() or any(map(shutil.which, compilers))):
             warn(f"{where}: there is no C++ compiler, so the part runs eagerly")
             backend = None
         if not name.isidentifier():
-            raise ArgumentError(f"{where}: name {name!r}; accepted: an identifier")
+            raise ArgumentError(f"{where}: name is {name!r}; expected an identifier")
         matches = as_matches(sch, cls.name(), subgraph)
         if len(matches) != 1 or len(matches[0]) < 2:
-            found = f"{len(matches)} matches" if len(matches) != 1 else "a match of one node"
-            raise ArgumentError(f"{where}: found {found}; accepted: one match of at least two nodes")
-        take_out(sch, cls.name(), matches[0], name).compile_by(backend)
+            size = f"{len(matches)} matches" if len(matches) != 1 else "a match of one node"
+            raise ArgumentError(f"{where}: got {size}; expected one match of at least two nodes")
+        extract_module(sch, cls.name(), matches[0], name).compile_by(backend)
 
 
 def check_not_fused(sch: "Schedule", primitive: str) -> None:
-    """Reject a change of tensors that a part of a graph computes with."""
+    """Reject a change of tensors that a fused part of a graph uses."""
     if sch.parent is None:
         return
     for node in sch.parent.child.values():
         part, owner = node.mod, sch.parent.mod
         if not isinstance(part, FusedModule) or not isinstance(owner, TracedModule):
             continue
-        calls = [one for one in owner.graph.find_nodes(op="call_module") if one.target == node.name]
-        reads = [str(one.target) for call in calls for one in call.all_input_nodes if one.op == "get_attr"]
+        calls = [call for call in owner.graph.find_nodes(op="call_module") if call.target == node.name]
+        reads = [
+            str(value.target) for call in calls for value in call.all_input_nodes if value.op == "get_attr"
+        ]
         borrows = any(vars(part)[name] is sch.mod for name in part.borrowed)
-        if borrows or any(one.startswith(f"{sch.name}.") for one in reads):
+        if borrows or any(target.startswith(f"{sch.name}.") for target in reads):
             raise ConflictError(
-                f"{primitive} of {sch.path!r}: {node.path!r} computes with its tensors,"
-                f" {sch.conflict('fuse')}; accepted: {primitive} first, then fuse"
+                f"{primitive} of {sch.path!r}: {node.path!r} uses its tensors,"
+                f" {sch.conflict('fuse')}; apply {primitive} first, then fuse"
             )
 
 
-def take_out(
+def extract_module(
     sch: "Schedule", primitive: str, match: Any, name: str, order_args_fn: Any = None
 ) -> FusedModule:
-    """Replace a match by a new module that computes it, and return the module."""
+    """Move a match into a new module, which replaces it in the graph; return the module."""
     owner, where = graph_of(sch[match.owner], primitive), f"{primitive} of {sch.path!r}"
     check_is_closed(where, match)
     check_hooks(where, owner, [match])
@@ -509,9 +527,9 @@ def take_out(
     inputs = part.inputs
     if order_args_fn is not None:
         inputs = tuple(order_args_fn(list(inputs)))
-        if sorted(one.name for one in inputs) != sorted(one.name for one in part.inputs):
+        if sorted(value.name for value in inputs) != sorted(value.name for value in part.inputs):
             raise ArgumentError(
-                f"{where}: order_args_fn returned {inputs!r}; accepted: {part.inputs!r} in another order"
+                f"{where}: order_args_fn returned {inputs!r}; expected a permutation of {part.inputs!r}"
             )
         part = part_of(owner, match, lambda _: inputs)
     module = FusedModule.of(part.graph, part.modules, name, owner.training)
@@ -520,7 +538,7 @@ def take_out(
     return module
 
 
-# --- Replace and checkpoint parts of graphs ---
+# --- Replace parts of graphs ---
 
 
 def replace_subgraph(
@@ -531,48 +549,53 @@ def replace_subgraph(
     concrete_args: Mapping[str, Any] | None,
     each: bool,
 ) -> None:
-    """Replace matches in graphs: one, several with the same inputs by one call, or each separately."""
+    """Replace one match, several with the same inputs by one call, or each match separately."""
     where = f"replace of {sch.path!r}"
     matches = as_matches(sch, "replace", target_ops)
     if not callable(new):
-        raise KindError(f"{where}: got {type(new).__name__}; accepted: a module or a function")
+        raise KindError(f"{where}: got {type(new).__name__}; expected a module or a function")
     if each:
         if isinstance(new, nn.Module):
-            raise KindError(f"{where}: each=True with a module; accepted: a function of the index of a match")
+            raise KindError(
+                f"{where}: got each=True with a module; expected a function of the index of a match"
+            )
         made = [new(index) for index in range(len(matches))]
-        groups = [([match], one) for match, one in zip(matches, made, strict=True)]
+        groups = [([match], replacement) for match, replacement in zip(matches, made, strict=True)]
     else:
         first = list(matches[0].inputs.values())
         for match in matches[1:]:
             if match.owner != matches[0].owner or list(match.inputs.values()) != first:
                 raise ArgumentError(
-                    f"{where}: {len(matches)} matches with different inputs; accepted: one match, matches"
-                    " with the same inputs, or each=True with a function that makes a module of the index of"
-                    " a match"
+                    f"{where}: got {len(matches)} matches with different inputs; expected one match, matches"
+                    " with the same inputs, or each=True with a function that makes a module from the index"
+                    " of a match"
                 )
             if len(match.outputs) != 1:
                 raise ArgumentError(
-                    f"{where}: several matches of several results; accepted: one result a match"
+                    f"{where}: got several matches of several results; expected one result per match"
                 )
         groups = [(matches, new)]
-    ready = [_checked_call(sch, where, group, one, concrete_args or {}) for group, one in groups]
-    for (group, one), call in zip(groups, ready, strict=True):
+    # All calls are checked before the first graph changes.
+    ready = [
+        _checked_call(sch, where, group, replacement, concrete_args or {}) for group, replacement in groups
+    ]
+    for (group, replacement), call in zip(groups, ready, strict=True):
         owner = graph_of(sch[group[0].owner], "replace")
-        if isinstance(one, nn.Module):
+        if isinstance(replacement, nn.Module):
             for module in dict.fromkeys(check_hooks(where, owner, group) or ()):
-                move_hooks(module, one)
-            one.train(owner.training)
-        insert_call(owner, group, call, name or type(one).__name__, keeps_modules=False)
+                move_hooks(module, replacement)
+            replacement.train(owner.training)
+        insert_call(owner, group, call, name or type(replacement).__name__, keeps_modules=False)
         sch[group[0].owner].rebuild()
 
 
 def _checked_call(
     sch: "Schedule", where: str, group: Sequence[Match], new: Any, concrete_args: Mapping[str, Any]
 ) -> Call:
-    """Return the call that replaces matches; all checks are made before any graph changes."""
+    """Return the call that replaces matches, or reject it."""
     if not callable(new):
         raise KindError(
-            f"{where}: the factory returned {type(new).__name__}; accepted: a module or a function"
+            f"{where}: the factory returned {type(new).__name__}; expected a module or a function"
         )
     owner = graph_of(sch[group[0].owner], "replace")
     for match in group:
@@ -583,21 +606,11 @@ def _checked_call(
     return bound_arguments(where, new, group[0], concrete_args)
 
 
-def checkpoint_subgraph(
-    sch: "Schedule", subgraph: object, order_args_fn: Callable[..., Any] | None
-) -> FusedModule:
-    """Make a module of one match, so that its activations can be recomputed."""
-    matches = as_matches(sch, "checkpoint", subgraph)
-    if len(matches) != 1:
-        raise ArgumentError(f"checkpoint of {sch.path!r}: found {len(matches)} matches; accepted: one")
-    return take_out(sch, "checkpoint", matches[0], "Recomputed", order_args_fn)
-
-
 # --- Replace modules ---
 
 
-def put_in_place(sch: "Schedule", new: nn.Module) -> None:
-    """Replace the module of a node wherever the model holds it; hooks, tags and sharding carry over."""
+def replace_module(sch: "Schedule", new: nn.Module) -> None:
+    """Replace the module of a node at all its paths; hooks, tags and sharding carry over."""
     old = sch.mod
     if new is old:
         return
@@ -606,13 +619,13 @@ def put_in_place(sch: "Schedule", new: nn.Module) -> None:
         if before is not None and before is not parameter and before.shape == parameter.shape:
             carry_tags(before, parameter, sch.metadata.tags)
     move_hooks(old, new)
-    hand_over(old, new)
-    inside = {id(one) for one in new.modules()}
-    for holder in [one for one in sch.root.mod.modules() if id(one) not in inside]:
-        for name, one in holder._modules.items():
-            if one is old:
+    copy_sharding(old, new)
+    inside = {id(module) for module in new.modules()}
+    for holder in [module for module in sch.root.mod.modules() if id(module) not in inside]:
+        for name, module in holder._modules.items():
+            if module is old:
                 holder._modules[name] = new
-    exchange_borrowed(sch.root.mod, {id(old): new})
+    replace_borrowed(sch.root.mod, {id(old): new})
     sch.mod = new
     (sch.parent or sch).rebuild()
 
@@ -620,48 +633,46 @@ def put_in_place(sch: "Schedule", new: nn.Module) -> None:
 def _warn_of_differences(sch: "Schedule", new: nn.Module) -> None:
     """Warn if the new module has another mode, device or precision."""
     pairs: list[tuple[str, object, object]] = [("training mode", sch.mod.training, new.training)]
-    before = next((one for one in sch.mod.parameters() if one.is_floating_point()), None)
-    after = next((one for one in new.parameters() if one.is_floating_point()), None)
+    before = next((parameter for parameter in sch.mod.parameters() if parameter.is_floating_point()), None)
+    after = next((parameter for parameter in new.parameters() if parameter.is_floating_point()), None)
     if before is not None and after is not None:
         pairs += [("device", before.device, after.device), ("dtype", before.dtype, after.dtype)]
     for name, was, now in pairs:
         if was != now:
-            done = "; it takes that of the old one" if name == "training mode" else ""
+            done = "; it is changed to that of the old one" if name == "training mode" else ""
             message = (
                 f"replace of {sch.path!r}: {name} of the old module is {was}, of the new one {now}{done}"
             )
             warn(message)
 
 
-def _whole_module(sch: "Schedule", source: object, name: str | None) -> nn.Module:
-    """Check the replacement of a module, and make it if the source is a function."""
+def _replacement_module(sch: "Schedule", source: object, name: str | None) -> nn.Module:
+    """Return the checked replacement of a module; call the source if it is a function."""
     new = source if isinstance(source, nn.Module) else source(sch.mod) if callable(source) else None
     if not isinstance(new, nn.Module):
         raise KindError(
             f"replace of {sch.path!r}: got {type(source).__name__}"
             + (f", which returned {type(new).__name__}" if callable(source) else "")
-            + "; accepted: a module, or a function that makes one of the old module"
+            + "; expected a module, or a function that makes one from the old module"
         )
     wrapper = wrapped_forward(sch.mod)
     if wrapper is not None and not wrapped_forward(new):
         raise ConflictError(
             f"replace of {sch.path!r}: its forward is wrapped, {sch.conflict(wrapper.op)}; "
-            "accepted: replace first, then wrap"
+            "replace first, then wrap"
         )
-    inside = next((path for path, one in new.named_modules() if one is sch.root.mod), None)
+    inside = next((path for path, module in new.named_modules() if module is sch.root.mod), None)
     if inside is not None and sch.parent is not None:
         raise ArgumentError(f"replace of {sch.path!r}: the new module holds the whole model at {inside!r}")
     if name is not None and name != sch.name:
-        message = (
-            f"replace of {sch.path!r}: the name {name!r} is ignored, a whole module keeps that of its node"
-        )
+        message = f"replace of {sch.path!r}: the name {name!r} is ignored; the module keeps that of its node"
         warn(message)
     return new
 
 
 @register_primitive()
 class Replace(Primitive):
-    """Put another module or function in the place of a module, or of nodes of its graph."""
+    """Replace a module, or nodes of its graph, by another module or function."""
 
     @classmethod
     def name(cls) -> str:
@@ -683,9 +694,9 @@ class Replace(Primitive):
         Parameters
         ----------
         new_mod_or_func
-            For a whole module: the new one, or a function that makes it of the old one. For parts of a graph:
-            a module or a function with the parameters of the pattern; a function of the index of a match
-            that returns one with ``each``.
+            For a whole module: the new one, or a function that makes it from the old one. For parts of a
+            graph: a module or a function with the parameters of the pattern; with ``each``, a function of the
+            index of a match that returns one.
         target_ops
             Matches of `find`, or one pair of `find_node`; None for the whole module.
         name
@@ -693,24 +704,24 @@ class Replace(Primitive):
         concrete_args
             Values of parameters that have no counterpart in the pattern.
         each
-            Replace every match by a module or function of its own.
+            Replace every match by a separate module or function.
         """
         if target_ops is not None:
             return replace_subgraph(sch, new_mod_or_func, target_ops, name, concrete_args, each)
         if concrete_args is not None or each:
             raise ArgumentError(f"replace of {sch.path!r}: concrete_args and each need target_ops")
         check_is_called(sch, cls.name())
-        new = _whole_module(sch, new_mod_or_func, name)
+        new = _replacement_module(sch, new_mod_or_func, name)
         _warn_of_differences(sch, new)
         if new.training != sch.mod.training:
             new.train(sch.mod.training)
-        put_in_place(sch, new)
+        replace_module(sch, new)
         return None
 
 
 @register_primitive()
 class ReplaceAll(Primitive):
-    """Put another module in the place of every module of a type."""
+    """Replace every module of a type."""
 
     @classmethod
     def name(cls) -> str:
@@ -736,9 +747,9 @@ class ReplaceAll(Primitive):
         """
         kind: object = module_type
         if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
-            raise KindError(f"replace_all of {sch.path!r}: got {module_type!r}; accepted: a class of modules")
-        targets = [(path, one) for path, one in sch.named_schedules() if isinstance(one.mod, module_type)]
-        # Innermost first: their nodes are gone once an owner is replaced.
+            raise KindError(f"replace_all of {sch.path!r}: got {module_type!r}; expected a class of modules")
+        targets = [(path, node) for path, node in sch.named_schedules() if isinstance(node.mod, module_type)]
+        # Innermost first, since the nodes below an owner vanish when it is replaced.
         for path, node in reversed(targets):
             node.replace(make_mod_fn(path, node.mod, **kwargs))
         return len(targets)
@@ -752,8 +763,8 @@ class Checkpointed(ForwardWrapper):
 
     The second pass starts from the same state as the first one: buffers, attributes, random generators, and
     objects, lists and dictionaries among the arguments, such as a cache. Its changes to them are dropped when
-    it ends. So batch norm counts a batch once, spectral norm multiplies by the same vectors, a cache does not
-    grow twice, and a layer that was dropped at random is dropped again.
+    it ends. So batch norm counts a batch once, spectral norm uses the same vectors in both passes, a cache
+    grows once, and a layer that was dropped at random is dropped again.
     """
 
     op = "checkpoint"
@@ -765,15 +776,16 @@ class Checkpointed(ForwardWrapper):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the forward now, and again when its gradients are needed."""
         inner = self.inner
-        # Without gradients nothing runs twice, and a compiler keeps state out of what it repeats.
+        # Without gradients nothing runs twice, and compiled code recomputes without changing state.
         if torch.compiler.is_compiling() or not torch.is_grad_enabled():
             return checkpoint(
                 inner, *args, use_reentrant=False, preserve_rng_state=self.preserve_rng, **kwargs
             )
-        before = KeptState(self.module, (args, kwargs), with_global_draws=self.preserve_rng)
-        kept = kept_arguments(args, kwargs)
-        # Parameters that no optimizer changes, so that a forward may. Embeddings and recurrent layers do not
-        # count: a second pass leaves weights alone that the first one has normalised or flattened.
+        before = StateSnapshot(self.module, (args, kwargs), with_global_generators=self.preserve_rng)
+        kept = argument_restorer(args, kwargs)
+        # A forward may change parameters that no optimizer updates; a second pass would change them again.
+        # Not checked are embeddings and recurrent layers: they normalise or flatten weights, which is
+        # idempotent.
         versions = [
             (name, parameter, parameter._version)
             for path, module in self.module.named_modules()
@@ -796,17 +808,17 @@ class Checkpointed(ForwardWrapper):
                 *args,
                 use_reentrant=False,
                 preserve_rng_state=self.preserve_rng,
-                context_fn=lambda: (nullcontext(), before.put_back()),
+                context_fn=lambda: (nullcontext(), before.restored()),
                 **kwargs,
             )
-        finally:  # copies are kept until the backward pass, so only of what this forward has changed
-            before.forget_what_is_the_same()
-        for name, one, version in versions:
-            if one._version != version:
+        finally:  # copies live until the backward pass: keep only those of state that this forward changed
+            before.drop_unchanged()
+        for name, frozen_parameter, version in versions:
+            if frozen_parameter._version != version:
                 raise ConflictError(
                     f"checkpoint: the forward of {type(self.module).__name__} changes its parameter {name!r},"
-                    " and would change it again when it is recomputed; accepted: a buffer in its place, or"
-                    " checkpoint of a module that does not change it"
+                    " and would change it again when it is recomputed; make it a buffer, or"
+                    " checkpoint a module that does not change it"
                 )
         return output
 
@@ -835,13 +847,16 @@ class Checkpoint(Primitive):
         subgraph
             A match of `find`; None for the whole module.
         order_args_fn
-            Function of the inputs of the match that returns them in the order in which they are passed.
+            Function that returns the inputs of the match in the order in which they are passed.
         preserve_rng
             Draw the same random numbers in the second pass as in the first, also from the generators of
             Python and NumPy. Generators that the module holds always repeat their numbers.
         """
         if subgraph is not None:
-            part = checkpoint_subgraph(sch, subgraph, order_args_fn)
+            matches = as_matches(sch, cls.name(), subgraph)
+            if len(matches) != 1:
+                raise ArgumentError(f"checkpoint of {sch.path!r}: got {len(matches)} matches; expected one")
+            part = extract_module(sch, cls.name(), matches[0], "Recomputed", order_args_fn)
             wrap_forward(part, Checkpointed(part, preserve_rng))
             return
         if order_args_fn is not None:
@@ -849,14 +864,14 @@ class Checkpoint(Primitive):
         check_is_called(sch, cls.name())
         if wrapped_forward(sch.mod, Checkpointed):
             raise ConflictError(
-                f"checkpoint of {sch.path!r}: it is recomputed already, {sch.conflict('checkpoint')}"
+                f"checkpoint of {sch.path!r}: it is already recomputed, {sch.conflict('checkpoint')}"
             )
         above = sch.parent
         while above is not None:
             if wrapped_forward(above.mod, Checkpointed):
                 warn(
-                    f"checkpoint of {sch.path!r}: {above.path!r} above it is recomputed already, "
-                    "so this module runs three times"
+                    f"checkpoint of {sch.path!r}: {above.path!r} above it is already recomputed, "
+                    "so that this module runs three times"
                 )
                 break
             above = above.parent
@@ -881,10 +896,10 @@ def select_layers(n: int, ratio: float, policy: str = "even") -> list[int]:
         A value is out of range; also a `ValueError`.
     """
     if n < 0 or not 0 <= ratio <= 1:
-        raise ArgumentError(f"select_layers got n = {n}, ratio = {ratio}; accepted: n >= 0, ratio in [0, 1]")
+        raise ArgumentError(f"select_layers got n = {n}, ratio = {ratio}; expected n >= 0, ratio in [0, 1]")
     if policy not in ("even", "head"):
-        raise ArgumentError(f"select_layers got policy {policy!r}; accepted: 'even', 'head'")
-    count = math.floor(n * ratio + 1e-9)  # 100 * 0.29 is 28.999... in binary
+        raise ArgumentError(f"select_layers got policy {policy!r}; expected 'even' or 'head'")
+    count = math.floor(n * ratio + 1e-9)  # 100 * 0.29 is 28.999... in floating point
     if policy == "head":
         return list(range(count))
     return [index for index in range(n) if (index + 1) * count // n > index * count // n]
@@ -895,7 +910,7 @@ def select_layers(n: int, ratio: float, policy: str = "even") -> list[int]:
 
 @register_primitive()
 class Decompose(Primitive):
-    """Show product and bias addition of a linear layer as two nodes of a graph."""
+    """Split a linear layer into two nodes of a graph: product and bias addition."""
 
     @classmethod
     def name(cls) -> str:
@@ -904,19 +919,21 @@ class Decompose(Primitive):
 
     @classmethod
     def apply(cls, sch: "Schedule") -> None:
-        """Make this layer, which must be linear with a bias, add it in a separate step."""
+        """Add the bias of this linear layer in a separate step."""
         mod = sch.mod
         is_late = isinstance(mod, LateBiasLinear)
         if is_late and vars(mod).get("traceable"):
-            raise ConflictError(f"decompose of {sch.path!r}: done already, {sch.conflict('decompose')}")
+            raise ConflictError(
+                f"decompose of {sch.path!r}: it is already decomposed, {sch.conflict('decompose')}"
+            )
         if not isinstance(mod, nn.Linear) or mod._parameters["bias"] is None:
-            found = "Linear without bias" if isinstance(mod, nn.Linear) else type(mod).__name__
-            raise ConflictError(f"decompose of {sch.path!r}: found {found}; accepted: nn.Linear with bias")
+            layer = "Linear without bias" if isinstance(mod, nn.Linear) else type(mod).__name__
+            raise ConflictError(f"decompose of {sch.path!r}: got {layer}; expected nn.Linear with bias")
         if not is_late:
             if type(mod).forward is not nn.Linear.forward:
                 raise ConflictError(
-                    f"decompose of {sch.path!r}: {type(mod).__name__} has a forward of its own; "
-                    "accepted: nn.Linear with bias"
+                    f"decompose of {sch.path!r}: {type(mod).__name__} overrides forward; "
+                    "expected nn.Linear with bias"
                 )
             become(mod, LateBiasLinear)
         vars(mod)["traceable"] = True

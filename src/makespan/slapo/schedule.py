@@ -1,7 +1,7 @@
 """Schedules: the tree over a model, its primitives, the journal, rollback, and replay.
 
-A primitive either succeeds, and is one entry of the journal, or raises an error and leaves model, tree and
-metadata as they were. Primitives that another one applies belong to the step of that one.
+A primitive is atomic: it succeeds and adds one entry to the journal, or it raises an error and leaves model,
+tree and metadata unchanged. Primitives that it applies in turn are part of the same step.
 """
 
 import copy
@@ -39,34 +39,34 @@ from makespan.slapo.patterns import Attribute, Match
 
 
 def is_leaf(module: nn.Module) -> bool:
-    """Return True if a schedule does not look inside: layers of torch.nn itself, and scripted modules."""
+    """Return True for a module without nodes below it: a layer of torch.nn itself, or a scripted module."""
     if isinstance(module, ScriptModule):
         return True
     return type(module).__module__.startswith("torch.nn.") and not isinstance(module, nn.Sequential)
 
 
 def is_list(module: nn.Module) -> bool:
-    """Return True if a module only holds others, which its owner calls: lists, and shells of a flat graph."""
+    """Return True for a container whose elements its owner calls: a list, or a shell of a flattened graph."""
     if isinstance(module, nn.ModuleList | nn.ModuleDict):
         return type(module).forward is nn.Module.forward
     return type(module) is nn.Module
 
 
 def node_modules(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Iterate over names and modules of the children of a node."""
+    """Iterate over the names and modules of the children of a node; elements of lists are among them."""
     if is_list(module) or not is_leaf(module):
         yield from _elements(module, "")
 
 
 def _elements(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
-    for name, one in module.named_children():
-        if is_list(one):
-            yield from _elements(one, f"{prefix}{name}.")
+    for name, child in module.named_children():
+        if is_list(child):
+            yield from _elements(child, f"{prefix}{name}.")
         else:
-            yield prefix + name, one
+            yield prefix + name, child
 
 
-def found_at(start: "Schedule", path: str) -> "Schedule":
+def node_at(start: "Schedule", path: str) -> "Schedule":
     """Return the node at a path below another one."""
     if not isinstance(path, str):
         raise KindError(f"a schedule is indexed with a path such as 'layers.0', not with {path!r}")
@@ -78,12 +78,14 @@ def found_at(start: "Schedule", path: str) -> "Schedule":
                 node, tokens = node.child[name], tokens[count:]
                 break
         else:
-            return _elsewhere(start, path, node, tokens)
+            return _node_of_shared_module(start, path, node, tokens)
     return node
 
 
-def _elsewhere(start: "Schedule", path: str, node: "Schedule", tokens: list[str]) -> "Schedule":
+def _node_of_shared_module(start: "Schedule", path: str, node: "Schedule", tokens: list[str]) -> "Schedule":
     """Return the node of a shared module that has another path in the tree, or raise an error."""
+    # A module has one node, at its first path. Walk the model along the rest of this path until it reaches a
+    # module that has a node elsewhere, and continue in the tree from there.
     module, walked = node.mod, 0
     for token in tokens:
         inner = dict(module._modules.items()).get(token)
@@ -91,30 +93,31 @@ def _elsewhere(start: "Schedule", path: str, node: "Schedule", tokens: list[str]
             break
         module, walked = inner, walked + 1
         if not is_list(module):
-            same = next((one for _, one in start.root.named_schedules() if one.mod is module), None)
+            same = next((node for _, node in start.root.named_schedules() if node.mod is module), None)
             if same is None:
                 break
             try:
-                return found_at(same, ".".join(tokens[walked:]))
+                return node_at(same, ".".join(tokens[walked:]))
             except PathError as error:
                 full = f"{start.path}.{path}".lstrip(".")
                 raise PathError(
-                    f"no module {full!r} in the schedule: it stands at {same.path!r}, too, and there is "
-                    f"{error}"
+                    f"no module {full!r} in the schedule: its owner is shared with {same.path!r}; {error}"
                 ) from None
-    raise PathError(_reason(start, path, node, tokens, walked, module))
+    raise PathError(_path_message(start, path, node, tokens, walked, module))
 
 
-def _reason(
+def _path_message(
     start: "Schedule", path: str, node: "Schedule", tokens: list[str], walked: int, module: nn.Module
 ) -> str:
     """Return the message for a path that ends below a node, after some tokens that lead to a module."""
+    # From the most specific cause to the general one: part of a flattened graph, no such element, a list
+    # instead of an element, inside a leaf, no such child.
     full = f"{start.path}.{path}" if start.path else path
     above: Schedule | None = node
     while above is not None:
         for step, entry in enumerate(node.metadata.journal, start=1):
             if entry.op == "trace" and entry.path == above.path and entry.arguments.get("flatten") is True:
-                return f"no module {full!r} in the schedule: step {step} swallowed it, {entry}"
+                return f"no module {full!r} in the schedule: step {step} flattened it, {entry}"
         above = above.parent
     where = f"no module {full!r} in the schedule"
     if 0 < walked < len(tokens) and is_list(module):
@@ -125,23 +128,23 @@ def _reason(
         elements = [repr(f"{full}.{name}") for name, _ in _elements(module, "")]
         if len(elements) > 3:
             elements = [*elements[:2], "...", elements[-1]]
-        listed = ", ".join(elements) if elements else "of which it has none"
+        listed = ", ".join(elements) if elements else "but it has none"
         kind = type(module).__name__
-        return f"{where}: it is a {kind}, which nobody calls; index an element, {listed}"
+        return f"{where}: it is a {kind}, which is never called; index an element, {listed}"
     owner = f"{type(node.mod).__name__} at {node.path!r}" if node.path else f"{type(node.mod).__name__}"
     if walked:
-        return f"{where}: {owner} is a layer of torch.nn or a script, inside which schedules do not look"
+        return f"{where}: {owner} is a layer of torch.nn or a script, which has no nodes inside"
     names = [*node.child, *{name.partition(".")[0] for name in node.child if "." in name}]
     return f"{where}: {owner} has no {tokens[0]!r}; {close_names('.'.join(tokens[:2]), names)}"
 
 
 # --- Rollback ---
 #
-# A snapshot holds references and shallow copies only. Values that are changed in place are not covered: those
-# of tensors and of traced graphs.
+# A snapshot holds references and shallow copies only. Values that change in place, those of tensors and of
+# traced graphs, are not covered: primitives change them last, after all checks.
 
 
-def _inside(container: Any) -> tuple[Any, ...]:
+def _contents(container: Any) -> tuple[Any, ...]:
     return tuple(dict.items(container)) if isinstance(container, dict) else tuple(container)
 
 
@@ -154,25 +157,30 @@ class Snapshot:
         for token in sch.path.split(".") if sch.path else ():
             owner = owner.get_submodule(token)
             held.append(owner)
-        top = root if sch.metadata.has_shared else sch  # a shared module is replaced elsewhere, too
-        modules = {id(one): one for one in (*held, *top.mod.modules())}
+        # A primitive changes modules below the node, and those on the way to it, which hold the module. A
+        # shared module is also replaced elsewhere, so that the whole tree may change.
+        top = root if sch.metadata.has_shared else sch
+        modules = {id(module): module for module in (*held, *top.mod.modules())}
         self._modules = []
         for module in modules.values():
             containers = {
-                key: _inside(value)
+                key: _contents(value)
                 for key, value in module.__dict__.items()
                 if isinstance(value, dict | set | list)
             }
             self._modules.append((module, type(module), module.__dict__.copy(), containers))
-        parameters = {id(one): one for one in sch.mod.parameters()}
-        self._parameters = [(one, one.__dict__.copy(), one.requires_grad) for one in parameters.values()]
+        parameters = {id(parameter): parameter for parameter in sch.mod.parameters()}
+        self._parameters = [
+            (parameter, parameter.__dict__.copy(), parameter.requires_grad)
+            for parameter in parameters.values()
+        ]
         nodes = [node for _, node in top.named_schedules()] + ([sch.parent] if sch.parent else [])
-        self._nodes = [(node, node.mod, node.child, _inside(node.child)) for node in nodes]
+        self._nodes = [(node, node.mod, node.child, _contents(node.child)) for node in nodes]
         self._metadata = sch.metadata
         self._state = (
             [*sch.metadata.ties],
             {*sch.metadata.tags},
-            {name: copy.copy(one) for name, one in sch.metadata.slots.items()},
+            {name: copy.copy(state) for name, state in sch.metadata.slots.items()},
             len(sch.metadata.journal),
             sch.metadata.has_shared,
         )
@@ -195,13 +203,10 @@ class Snapshot:
         for node, mod, child, content in self._nodes:
             node.mod, node.child = mod, child
             _refill(child, content)
-        self._restore_metadata()
-
-    def _restore_metadata(self) -> None:
-        ties, tags, slots, n_steps, had_shared = self._state
+        ties, tag_names, slots, n_steps, had_shared = self._state
         self._metadata.ties[:] = ties
         self._metadata.tags.clear()
-        self._metadata.tags.update(tags)
+        self._metadata.tags.update(tag_names)
         self._metadata.slots.clear()
         self._metadata.slots.update(slots)
         del self._metadata.journal[n_steps:]
@@ -211,11 +216,11 @@ class Snapshot:
 
 
 def _refill(container: Any, content: tuple[Any, ...]) -> None:
-    """Restore the content of a container if it has changed: containers of users may be read-only."""
-    now, held = _inside(container), content
+    """Restore the content of a container if it has changed, as containers of users may be read-only."""
+    now, held = _contents(container), content
     if isinstance(container, dict):
-        now, held = (tuple(part for pair in one for part in pair) for one in (now, held))
-    if len(now) == len(held) and all(one is other for one, other in zip(now, held, strict=True)):
+        now, held = (tuple(part for pair in pairs for part in pair) for pairs in (now, held))
+    if len(now) == len(held) and all(element is other for element, other in zip(now, held, strict=True)):
         return
     container.clear()
     if isinstance(container, list):
@@ -254,50 +259,51 @@ class JournalEntry:
     @property
     def call(self) -> str:
         """The step as it would be written in code, without the path."""
-        return f"{self.op}({', '.join(f'{name}={_shown(one)}' for name, one in self.arguments.items())})"
+        arguments = (f"{name}={_format_value(argument)}" for name, argument in self.arguments.items())
+        return f"{self.op}({', '.join(arguments)})"
 
     def __str__(self) -> str:
         """Return step and path."""
         return f"{self.call} at {self.path!r}"
 
 
-def qualified(thing: Any) -> str:
+def full_name(thing: Any) -> str:
     """Return module and qualified name of a function or a class."""
     return f"{thing.__module__}:{thing.__qualname__}"
 
 
-def described(value: Any) -> Value:
-    """Return a plain value that describes an argument; `replay` turns it back."""
+def journal_value(value: Any) -> Value:
+    """Return an argument as a plain value for the journal; `replay` reverses this."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], fx.Node):
         return {"$node": [str(value[0]), value[1].name]}
     if isinstance(value, Match):
-        return {"$match": _described_match(value)}
+        return {"$match": _match_value(value)}
     if isinstance(value, list | tuple):
-        return [described(one) for one in value]
+        return [journal_value(element) for element in value]
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
-        return {key: described(one) for key, one in value.items()}
+        return {key: journal_value(element) for key, element in value.items()}
     if isinstance(value, set | frozenset):
-        return sorted((described(one) for one in value), key=repr)
+        return sorted((journal_value(element) for element in value), key=repr)
     if isinstance(value, torch.dtype):
         return {"$dtype": str(value).removeprefix("torch.")}
     if isinstance(value, functools.partial):
-        parts = [described(value.func), [*map(described, value.args)], described(value.keywords)]
+        parts = [journal_value(value.func), [*map(journal_value, value.args)], journal_value(value.keywords)]
         return {"$partial": parts}
     if inspect.isclass(value) or (hasattr(value, "__qualname__") and hasattr(value, "__module__")):
-        return {"$name": qualified(value)}
+        return {"$name": full_name(value)}
     kind = "$module" if isinstance(value, nn.Module) else "$object"
-    return {kind: qualified(type(value))}
+    return {kind: full_name(type(value))}
 
 
-def _described_match(match: Match) -> Value:
+def _match_value(match: Match) -> Value:
     inputs: dict[str, Value] = {}
-    for name, one in match.inputs.items():
-        if isinstance(one, Attribute):
-            inputs[name] = {"$attribute": one.target}
+    for name, matched in match.inputs.items():
+        if isinstance(matched, Attribute):
+            inputs[name] = {"$attribute": matched.target}
         else:
-            inputs[name] = described((match.owner, one) if isinstance(one, fx.Node) else one)
+            inputs[name] = journal_value((match.owner, matched) if isinstance(matched, fx.Node) else matched)
     nodes: list[Value] = [node.name for node in match.nodes]
     outputs: list[Value] = [node.name for node in match.outputs]
     return {
@@ -309,7 +315,7 @@ def _described_match(match: Match) -> Value:
     }
 
 
-def _shown(value: Value) -> str:
+def _format_value(value: Value) -> str:
     match value:
         case {"$name": str(name)}:
             return name.partition(":")[2]
@@ -322,16 +328,18 @@ def _shown(value: Value) -> str:
         case {"$match": {"owner": str(owner), "nodes": [*nodes]}}:
             return f"[{', '.join('.'.join(filter(None, (owner, str(node)))) for node in nodes)}]"
         case {"$partial": [function, *_]}:
-            return f"partial({_shown(function)}, ...)"
+            return f"partial({_format_value(function)}, ...)"
         case list():
-            return f"[{', '.join(map(_shown, value))}]"
+            return f"[{', '.join(map(_format_value, value))}]"
         case dict():
-            return "{" + ", ".join(f"{key!r}: {_shown(one)}" for key, one in value.items()) + "}"
+            return (
+                "{" + ", ".join(f"{key!r}: {_format_value(element)}" for key, element in value.items()) + "}"
+            )
     return repr(value)
 
 
 def digest(journal: Iterable[JournalEntry]) -> str:
-    """Return 16 hexadecimal digits that agree for processes that applied the same steps."""
+    """Return a hash of the steps, 16 hexadecimal digits, which processes compare."""
     steps = [[entry.op, entry.path, dict(entry.arguments)] for entry in journal]
     return hashlib.blake2b(json.dumps(steps, sort_keys=True).encode(), digest_size=8).hexdigest()
 
@@ -353,12 +361,12 @@ class Primitive:
     @classmethod
     def name(cls) -> str:
         """Return the name under which schedules offer the primitive, an identifier."""
-        raise NotImplementedError(f"{cls.__name__} does not say what its name is")
+        raise NotImplementedError(f"{cls.__name__} must implement name()")
 
     @classmethod
     def apply(cls, sch: "Schedule", *args: Any, **kwargs: Any) -> Any:
         """Transform the module of ``sch`` and the modules below it; the caller gets the result."""
-        raise NotImplementedError(f"{cls.__name__} does not say what it does")
+        raise NotImplementedError(f"{cls.__name__} must implement apply()")
 
     @classmethod
     def init_metadata(cls) -> Any:
@@ -372,7 +380,7 @@ class Primitive:
 
     @classmethod
     def is_query(cls) -> bool:
-        """Return True if the primitive only looks: it is not journalled, but others that it applies are."""
+        """Return True if the primitive changes nothing; only those that it applies are journalled."""
         return False
 
 
@@ -397,10 +405,12 @@ def register_primitive() -> Callable[[_Any], _Any]:
     def register(cls: _Any) -> _Any:
         decorated: object = cls  # a user may decorate anything
         if not (inspect.isclass(decorated) and issubclass(decorated, Primitive)):
-            raise ArgumentError(f"cannot register {cls!r}; accepted: a subclass of Primitive")
+            raise ArgumentError(f"cannot register {cls!r}; expected a subclass of Primitive")
         name = cls.name()
         if not name.isidentifier() or name.startswith("_"):
-            raise ArgumentError(f"{cls.__name__} is named {name!r}; accepted: an identifier, no leading _")
+            raise ArgumentError(
+                f"{cls.__name__} is named {name!r}; expected an identifier without a leading underscore"
+            )
         if name in _PRIMITIVES:
             raise ArgumentError(f"primitive {name!r} is registered already, by {_PRIMITIVES[name].__name__}")
         if name in {*dir(Schedule), *Schedule.FIELDS}:
@@ -421,7 +431,7 @@ _BUILT_IN = (
 )
 
 
-def _load() -> None:
+def _import_built_in_primitives() -> None:
     """Import the modules of the built-in primitives, which register themselves."""
     for module in _BUILT_IN:
         import_module(module)
@@ -429,7 +439,7 @@ def _load() -> None:
 
 def primitive_named(name: str) -> type[Primitive] | None:
     """Return the primitive with a name, None if there is none."""
-    _load()
+    _import_built_in_primitives()
     return _PRIMITIVES.get(name)
 
 
@@ -445,16 +455,24 @@ def list_primitives(name_only: bool = True) -> list[str] | Mapping[str, type[Pri
     name_only
         True for a list of names, False for a mapping from names to classes.
     """
-    _load()
+    _import_built_in_primitives()
     ordered = dict(sorted(_PRIMITIVES.items()))
     return list(ordered) if name_only else MappingProxyType(ordered)
 
 
 # --- Application of a primitive ---
+#
+# ``sch["fc"].shard("weight", axis=0)`` takes these steps:
+#
+# 1. `Schedule.__getitem__` returns the node at the path.
+# 2. `Schedule.__getattr__` looks up the class that is registered as ``shard`` and binds
+#    `apply_primitive` to this class and to the node.
+# 3. `apply_primitive` checks arguments and node, takes a `Snapshot`, and calls ``Shard.apply(node, ...)``.
+# 4. If that succeeds, the journal gets a `JournalEntry`; if it raises an error, the snapshot is restored.
 
 
-def applied(primitive: type[Primitive], sch: "Schedule", /, *args: Any, **kwargs: Any) -> Any:
-    """Apply a primitive to a node: check the call, apply it, and journal it, or roll it back.
+def apply_primitive(primitive: type[Primitive], sch: "Schedule", /, *args: Any, **kwargs: Any) -> Any:
+    """Apply a primitive to a node and journal the step; roll back on an error.
 
     Only the outermost of nested primitives is journalled and rolled back.
     """
@@ -463,21 +481,21 @@ def applied(primitive: type[Primitive], sch: "Schedule", /, *args: Any, **kwargs
     try:
         bound = signature.bind(sch, *args, **kwargs)
     except TypeError as error:
-        accepted = ", ".join(str(one) for one in list(signature.parameters.values())[1:])
-        raise KindError(f"{name} of {sch.path!r}: {error}; accepted: {name}({accepted})") from None
-    _check_is_there(name, sch)
+        parameters = ", ".join(map(str, list(signature.parameters.values())[1:]))
+        raise KindError(f"{name} of {sch.path!r}: {error}; expected {name}({parameters})") from None
+    _check_in_tree(name, sch)
     metadata = sch.metadata
     if primitive.is_query() or metadata.depth:
         return primitive.apply(*bound.args, **bound.kwargs)
-    # Described before the call, since a primitive may change its arguments. Without the node and defaults.
+    # Written down before the call, since a primitive may change its arguments; without the node and defaults.
     arguments: dict[str, Value] = {}
     for parameter in list(signature.parameters.values())[1:]:
         if parameter.name in bound.arguments:
             value = bound.arguments[parameter.name]
             named = value if parameter.kind is parameter.VAR_KEYWORD else {parameter.name: value}
-            arguments |= {key: described(one) for key, one in named.items()}
+            arguments |= {key: journal_value(argument) for key, argument in named.items()}
     before, start = Snapshot(sch), time.perf_counter()
-    metadata.depth += 1
+    metadata.depth += 1  # primitives that this one applies see a depth above zero and run without a step
     try:
         result = primitive.apply(*bound.args, **bound.kwargs)
     except BaseException:
@@ -489,8 +507,8 @@ def applied(primitive: type[Primitive], sch: "Schedule", /, *args: Any, **kwargs
     return result
 
 
-def _check_is_there(name: str, sch: "Schedule") -> None:
-    """Reject a node that tree or model no longer contain: a change of it would have no effect."""
+def _check_in_tree(name: str, sch: "Schedule") -> None:
+    """Reject a node that is no longer part of the tree or the model: a change of it would have no effect."""
     node = sch
     while node.parent is not None:
         if node.parent.child.get(node.name) is not node:
@@ -505,7 +523,7 @@ def _check_is_there(name: str, sch: "Schedule") -> None:
     if not agrees:
         raise ConflictError(
             f"{name} of {sch.path!r}: the model was changed there without the schedule; "
-            "accepted: call rebuild() of the node above after such a change"
+            "call rebuild() of the node above after such a change"
         )
 
 
@@ -525,8 +543,8 @@ _HOOKS = (
 class ForwardWrapper:
     """Callable that replaces the ``forward`` of one module and calls the wrapped one.
 
-    As an attribute of the module, it is copied with it and changes neither structure nor names. Tracers of a
-    module above treat a module with such a forward as a leaf.
+    An attribute of the module holds it, so that it is copied with the module and changes neither structure
+    nor names. A tracer of a module above treats a module with a wrapped forward as a leaf.
     """
 
     op: ClassVar[str]
@@ -571,23 +589,24 @@ def move_hooks(old: nn.Module, new: nn.Module) -> None:
 # --- Printed schedules ---
 
 
-def printed(sch: "Schedule") -> str:
-    """Return the tree below a node; equal siblings in a row are printed once."""
+def format_tree(sch: "Schedule") -> str:
+    """Return the tree below a node as text; equal consecutive siblings are printed once."""
     calls: dict[str, list[str]] = {}
-    places = {path for path, _ in sch.root.named_schedules()}
+    paths = {path for path, _ in sch.root.named_schedules()}
     for entry in sch.metadata.journal:
-        place, inside = entry.path, ""
-        while place not in places:
-            place, _, last = place.rpartition(".")
+        # A later step may have removed the node: the nearest owner that is left shows the step.
+        path, inside = entry.path, ""
+        while path not in paths:
+            path, _, last = path.rpartition(".")
             inside = f"{last}.{inside}".rstrip(".")
-        calls.setdefault(place, []).append(f"{inside}: {entry.call}" if inside else entry.call)
-    return "\n".join(_lines(sch, calls))
+        calls.setdefault(path, []).append(f"{inside}: {entry.call}" if inside else entry.call)
+    return "\n".join(_tree_lines(sch, calls))
 
 
-def _lines(sch: "Schedule", calls: dict[str, list[str]]) -> Iterator[str]:
+def _tree_lines(sch: "Schedule", calls: dict[str, list[str]]) -> Iterator[str]:
     yield type(sch.mod).__name__ if sch.child else repr(sch.mod).partition("\n")[0]
     yield from (f"  | {call}" for call in calls.get(sch.path, ()))
-    texts = [(name, tuple(_lines(node, calls))) for name, node in sch.child.items()]
+    texts = [(name, tuple(_tree_lines(node, calls))) for name, node in sch.child.items()]
     for body, alike in groupby(texts, key=lambda text: text[1]):
         names = [name for name, _ in alike]
         head = ", ".join(names) if len(names) < 4 else f"{names[0]} ... {names[-1]}"
@@ -638,7 +657,7 @@ class Metadata:
 
 
 class Schedule:
-    """A module in the tree of a model, see `create_schedule`; its primitives are methods.
+    """A node of the tree over a model, see `create_schedule`; its primitives are methods.
 
     Parameters
     ----------
@@ -699,22 +718,22 @@ class Schedule:
         if primitive is None:
             message = f"a schedule has no primitive {name!r}; {close_names(name, list_primitives())}"
             raise MemberError(message)
-        return functools.partial(applied, primitive, self)
+        return functools.partial(apply_primitive, primitive, self)
 
     def __getitem__(self, path: str) -> "Schedule":
         """Return the node at a path below this one; a `PathError` names the place where the path ends."""
-        return found_at(self, path)
+        return node_at(self, path)
 
     def __contains__(self, path: object) -> bool:
         """Return True if there is a node at that path."""
         try:
-            return isinstance(path, str) and found_at(self, path) is not None
+            return isinstance(path, str) and node_at(self, path) is not None
         except KeyError:
             return False
 
     def __str__(self) -> str:
         """Return the tree as text, with the primitives applied to each module."""
-        return printed(self)
+        return format_tree(self)
 
     def __repr__(self) -> str:
         """Return path and class of the module as text."""
@@ -727,9 +746,9 @@ class Schedule:
         if self.group is not None:
             memo[id(self.group)] = self.group
         mod = copy.deepcopy(self.mod, memo)
-        for old, one in zip(self.mod.parameters(), mod.parameters(), strict=True):
+        for old, new_parameter in zip(self.mod.parameters(), mod.parameters(), strict=True):
             known = self.metadata.tags & vars(old).keys()  # which copies of parameters do not have
-            vars(one).update({tag: copy.deepcopy(vars(old)[tag], memo) for tag in known})
+            vars(new_parameter).update({tag: copy.deepcopy(vars(old)[tag], memo) for tag in known})
         new = Schedule(mod, group=self.group)
         memo[id(self)] = new
         new.metadata = copy.deepcopy(self.metadata, memo)
@@ -755,11 +774,11 @@ class Schedule:
 
         Primitives call it after they changed modules below this node, or ``mod`` itself.
         """
-        # A module has one node, at its first place: elsewhere in the tree it counts as seen.
+        # A module has one node, at its first path: modules of nodes elsewhere in the tree count as seen.
         below = {id(node) for _, node in self.named_schedules()}
         others = (node for _, node in self.root.named_schedules() if id(node) not in below)
         self._rebuild({*(id(node.mod) for node in others), id(self.mod)})
-        if self.metadata.has_shared and self.parent is not None:  # nodes elsewhere may have to come or go
+        if self.metadata.has_shared and self.parent is not None:  # nodes elsewhere may appear or vanish
             self.root._rebuild({id(self.root.mod)})
 
     def _rebuild(self, seen: set[int]) -> None:
@@ -790,12 +809,13 @@ class Schedule:
         -------
         The end of a message such as ``conflicts with step 7: shard(tensor_name='weight') at 'fc'``.
         """
+        # The latest step of the primitive here, else of the primitive above, else of any primitive above.
         steps = list(enumerate(self.metadata.journal, start=1))[::-1]
-        same = [one for one in steps if one[1].op == op and one[1].path == self.path]
-        above = [one for one in steps if self._is_below(one[1].path)]
-        for step, entry in (*same, *(one for one in above if one[1].op == op), *above):
+        same = [step for step in steps if step[1].op == op and step[1].path == self.path]
+        above = [step for step in steps if self._is_below(step[1].path)]
+        for step, entry in (*same, *(step for step in above if step[1].op == op), *above):
             return f"conflicts with step {step}: {entry}"
-        return f"conflicts with {op} of {self.path!r} in this very step"
+        return f"conflicts with {op} of {self.path!r} in the same step"
 
     def _is_below(self, path: str) -> bool:
         return not path or self.path == path or self.path.startswith(f"{path}.")
@@ -812,16 +832,15 @@ def create_schedule(
     """Return the schedule of a model: a tree of its modules; the model is not changed or copied.
 
     Elements of a ``ModuleList`` or ``ModuleDict`` are children of the owner of the list, named
-    ``"<list>.<element>"``; layers of `torch.nn` except ``Sequential`` have no children. A module that the
-    model holds at several places has one node, at the first of them; the other paths lead to it.
+    ``"<list>.<element>"``; layers of `torch.nn` except ``Sequential`` have no children. A module with several
+    paths in the model has one node, at the first path; the other paths lead to it.
 
     Parameters
     ----------
     root
         The model, on any device, including ``meta``.
     name, path, parent
-        Place of the tree in one above it whose model already holds ``root`` there; leave them out for a whole
-        model.
+        Position in a larger tree whose model already holds ``root`` there; omit them for a whole model.
     group
         Processes of tensor parallelism; None for the default group, or for one process without any.
 
@@ -837,7 +856,7 @@ def create_schedule(
     Slapo, section 3.1, the schedule as a tree beside the model.
     """
     if not isinstance(root, nn.Module):
-        raise KindError(f"create_schedule got {type(root).__name__}; accepted: a torch.nn.Module")
+        raise KindError(f"create_schedule got {type(root).__name__}; expected a torch.nn.Module")
     if parent is not None:
         parent.rebuild()
         if (
@@ -852,10 +871,11 @@ def create_schedule(
     if name or path:
         raise ArgumentError(f"create_schedule: name {name!r} and path {path!r} need a parent")
     schedule = Schedule(root, group=group)
-    places: dict[int, list[str]] = {}
-    for place, parameter in root.named_parameters(remove_duplicate=False):
-        places.setdefault(id(parameter), []).append(place)
-    schedule.metadata.ties = [tuple(tied) for tied in places.values() if len(tied) > 1]
+    # Ties are recorded now, since primitives replace parameters, and a tie is lost with its identity.
+    paths: dict[int, list[str]] = {}
+    for parameter_path, parameter in root.named_parameters(remove_duplicate=False):
+        paths.setdefault(id(parameter), []).append(parameter_path)
+    schedule.metadata.ties = [tuple(tied) for tied in paths.values() if len(tied) > 1]
     schedule.rebuild()
     return schedule
 
@@ -864,7 +884,7 @@ def create_schedule(
 
 
 def carry_tags(old: nn.Parameter, new: nn.Parameter, tags: Iterable[str]) -> None:
-    """Copy tags to the parameter that replaces another one; tags that it already has stay."""
+    """Copy tags to the parameter that replaces another one, except tags that it already has."""
     for tag in tags:
         if tag in old.__dict__ and tag not in new.__dict__:
             setattr(new, tag, old.__dict__[tag])
@@ -881,7 +901,7 @@ class Annotate(Primitive):
 
     @classmethod
     def apply(cls, sch: "Schedule", param: str, key: str, value: Any) -> None:
-        """Set an attribute of a parameter that it keeps when it is sharded, replaced or consolidated.
+        """Set an attribute of a parameter that survives sharding, replacement and consolidation.
 
         Parameters
         ----------
@@ -892,12 +912,14 @@ class Annotate(Primitive):
         """
         parameter = sch.mod._parameters.get(param)
         if parameter is None:
-            known = close_names(param, (name for name, one in sch.mod._parameters.items() if one is not None))
+            known = close_names(
+                param, (name for name, parameter in sch.mod._parameters.items() if parameter is not None)
+            )
             raise MemberError(f"annotate of {sch.path!r}: no parameter {param!r}; {known}")
         if not key.isidentifier() or hasattr(nn.Parameter, key):
             raise ArgumentError(
-                f"annotate of {sch.path!r}: cannot tag {param!r} with {key!r}; accepted: an identifier "
-                "that tensors do not use themselves"
+                f"annotate of {sch.path!r}: cannot tag {param!r} with {key!r}; expected an identifier "
+                "that tensors do not use"
             )
         setattr(parameter, key, value)
         sch.metadata.tags.add(key)
@@ -915,7 +937,7 @@ class SetAttr(Primitive):
     @classmethod
     def apply(cls, sch: "Schedule", **values: Any) -> None:
         """Set attributes that the module has, except parameters, buffers and modules."""
-        # Attributes that the module and its classes define themselves: values, no methods.
+        # Attributes that the module and its classes below nn.Module define: values, no methods.
         names = list(vars(sch.mod))
         for kind in type(sch.mod).__mro__:
             if not issubclass(nn.Module, kind):
@@ -932,15 +954,15 @@ class SetAttr(Primitive):
         for name in values:
             if isinstance(getattr(sch.mod, name, None), Tensor | nn.Module):
                 raise ArgumentError(
-                    f"set_attr of {sch.path!r}: {name!r} is a tensor or a module; accepted: plain attributes"
+                    f"set_attr of {sch.path!r}: {name!r} is a tensor or a module; expected a plain attribute"
                 )
             if name not in plain:
                 known = close_names(name, sorted(plain))
                 raise MemberError(f"set_attr of {sch.path!r}: no attribute {name!r}; {known}")
         if isinstance(sch.mod, fx.GraphModule):
             raise ConflictError(
-                f"set_attr of {sch.path!r}: its graph holds attributes as they were when it was captured, "
-                f"{sch.conflict('trace')}; accepted: set_attr before trace"
+                f"set_attr of {sch.path!r}: its graph holds the attributes of the time of its capture, "
+                f"{sch.conflict('trace')}; call set_attr before trace"
             )
         for name, value in values.items():
             setattr(sch.mod, name, value)
@@ -957,13 +979,13 @@ class Bind(Primitive):
 
     @classmethod
     def apply(cls, sch: "Schedule", **symbols: Any) -> None:
-        """Remember the values; a symbol that has a value keeps it."""
+        """Bind symbols to values; a bound symbol keeps its value."""
         bound: dict[str, Any] = sch.metadata.slots[cls.name()]
         for name, value in symbols.items():
             if name in bound and bound[name] != value:
                 raise ArgumentError(
-                    f"bind of {sch.path!r}: {name} = {value!r}, but it is {bound[name]!r} already; "
-                    "accepted: one value a symbol"
+                    f"bind of {sch.path!r}: {name} is {value!r}, but was bound to {bound[name]!r}; "
+                    "a symbol has one value"
                 )
         bound.update(symbols)
 
@@ -990,7 +1012,7 @@ def replay(
         Processes of tensor parallelism; their number may differ from that of the first run.
     given
         Arguments by step, counted from one, and by name. A journal only holds plain values, functions and
-        classes: all others, such as a module that replaced another one, must be given.
+        classes; pass any other argument here, such as a module that replaced another one.
 
     Returns
     -------
@@ -999,8 +1021,8 @@ def replay(
     Raises
     ------
     ReplayError
-        The text is no journal, a step names what does not exist, or its argument must be given; also a
-        `RuntimeError`. The error of a primitive is its cause.
+        The text is not a journal, a step names something unknown, or an argument is missing in ``given``;
+        also a `RuntimeError`. The error of a primitive is its cause.
     """
     sch = create_schedule(model, group=group)
     if isinstance(journal, str):
@@ -1009,9 +1031,7 @@ def replay(
                 (raw["op"], raw["path"], dict(raw["arguments"])) for raw in json.loads(journal)["steps"]
             ]
         except (ValueError, TypeError, LookupError) as error:
-            raise ReplayError(
-                f"this is no journal ({error!r}); accepted: the text of Schedule.dump()"
-            ) from None
+            raise ReplayError(f"not a journal ({error!r}); expected the text of Schedule.dump()") from None
     else:
         entries = [(entry.op, entry.path, dict(entry.arguments)) for entry in journal]
     for step, (op, path, arguments) in enumerate(entries, start=1):
@@ -1022,7 +1042,9 @@ def replay(
             node = sch[path]
             known = dict((given or {}).get(step, {}))
             values = known | {
-                name: _value(one, node.mod) for name, one in arguments.items() if name not in known
+                name: _argument_value(argument, node.mod)
+                for name, argument in arguments.items()
+                if name not in known
             }
             signature = inspect.signature(primitive.apply)
             args, kwargs = _split_arguments(signature, values)
@@ -1037,57 +1059,64 @@ def _split_arguments(
 ) -> tuple[list[Any], dict[str, Any]]:
     """Return positional and named arguments; those of ``*args`` come after all that are positional."""
     parameters = list(signature.parameters.values())[1:]
-    several = next((one for one in parameters if one.kind is one.VAR_POSITIONAL), None)
+    several = next(
+        (parameter for parameter in parameters if parameter.kind is parameter.VAR_POSITIONAL), None
+    )
     if several is None or several.name not in values:
         return [], values
     before = parameters[: parameters.index(several)]
-    left = {one.name for one in before} | {several.name}
-    args = [values[one.name] for one in before] + values[several.name]
-    return args, {name: one for name, one in values.items() if name not in left}
+    left = {parameter.name for parameter in before} | {several.name}
+    args = [values[parameter.name] for parameter in before] + values[several.name]
+    return args, {name: argument for name, argument in values.items() if name not in left}
 
 
-def _value(value: Value, module: nn.Module) -> Any:
-    """Turn a described argument back into what it was."""
+def _argument_value(value: Value, module: nn.Module) -> Any:
+    """Return the argument that a plain value of a journal stands for, see `journal_value`."""
     match value:
         case {"$name": str(name)}:
             module_name, _, qualified_name = name.partition(":")
             if "<" in qualified_name:
-                raise ReplayError(f"{name} is defined inside a function; accepted: hand it over with given")
+                raise ReplayError(f"{name} is defined inside a function; pass it in given")
             return functools.reduce(getattr, qualified_name.split("."), import_module(module_name))
         case {"$dtype": str(name)}:
             return getattr(torch, name)
         case {"$node": [str(owner), str(name)]}:
-            return owner, _node(module.get_submodule(owner), owner, name)
+            return owner, _graph_node(module.get_submodule(owner), owner, name)
         case {"$match": dict(match)}:
             fields: Any = match
             path = fields["owner"]
             traced = module.get_submodule(path)
-            inputs = {name: _value(one, module) for name, one in fields["inputs"].items()}
-            # A node comes back with its owner, which a match names once for all.
-            inputs = {name: one[1] if isinstance(one, tuple) else one for name, one in inputs.items()}
+            inputs = {name: _argument_value(matched, module) for name, matched in fields["inputs"].items()}
+            # A node is decoded together with its owner, which a match has only once.
+            inputs = {
+                name: matched[1] if isinstance(matched, tuple) else matched
+                for name, matched in inputs.items()
+            }
             nodes, outputs = (
-                [_node(traced, path, name) for name in fields[key]] for key in ("nodes", "outputs")
+                [_graph_node(traced, path, name) for name in fields[key]] for key in ("nodes", "outputs")
             )
             return Match(path, nodes, inputs, outputs, fields["returns_tuple"])
         case {"$attribute": str(name)}:
             return Attribute(name)
         case {"$partial": [function, [*args], dict(named)]}:
-            arguments = {key: _value(one, module) for key, one in named.items()}
+            arguments = {key: _argument_value(argument, module) for key, argument in named.items()}
             return functools.partial(
-                _value(function, module), *(_value(one, module) for one in args), **arguments
+                _argument_value(function, module),
+                *(_argument_value(argument, module) for argument in args),
+                **arguments,
             )
         case {"$module": str(name)} | {"$object": str(name)}:
-            raise ReplayError(f"a {name} is not in a journal; accepted: hand it over with given")
+            raise ReplayError(f"a journal cannot hold a {name}; pass it in given")
         case dict():
-            return {key: _value(one, module) for key, one in value.items()}
+            return {key: _argument_value(element, module) for key, element in value.items()}
         case list():
-            return [_value(one, module) for one in value]
+            return [_argument_value(element, module) for element in value]
     return value
 
 
-def _node(owner: nn.Module, path: str, name: str) -> fx.Node:
+def _graph_node(owner: nn.Module, path: str, name: str) -> fx.Node:
     nodes: list[fx.Node] = list(owner.graph.nodes) if isinstance(owner, fx.GraphModule) else []
-    found = next((node for node in nodes if node.name == name), None)
-    if found is None:
+    node_of_name = next((node for node in nodes if node.name == name), None)
+    if node_of_name is None:
         raise ReplayError(f"{path!r} has no node {name!r} in its graph")
-    return found
+    return node_of_name

@@ -1,4 +1,4 @@
-"""Primitive ``shard``: rules per layer, and vocabularies that are padded until they divide."""
+"""Primitive ``shard``: rules per layer, and padding of vocabularies."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from makespan.slapo.errors import (
     PathError,
     ShardError,
     close_names,
-    shown,
+    short_repr,
 )
 from makespan.slapo.layers import (
     LateBiasConvolution,
@@ -34,11 +34,11 @@ from makespan.slapo.layouts import (
     Ranks,
     Sharding,
     TensorShard,
-    keep_sharding,
+    block_sizes,
+    describe_blocks,
     partition,
-    said,
+    set_sharding,
     sharding_of,
-    sizes_of,
 )
 from makespan.slapo.rewriting import check_not_fused
 from makespan.slapo.schedule import Primitive, carry_tags, register_primitive
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 
 class VocabularyPart(nn.Module):
-    """An embedding with the rows from ``first_row`` on; ids of other rows give zeros."""
+    """An embedding that holds the rows from ``first_row`` on; other ids give zeros."""
 
     first_row = 0
 
@@ -62,16 +62,16 @@ class VocabularyPart(nn.Module):
         padding_idx: int | None
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Look up the ids whose rows this process has."""
+        """Look up the ids whose rows this process holds."""
         is_own = (ids >= self.first_row) & (ids < self.first_row + self.num_embeddings)
         rows = F.embedding(torch.where(is_own, ids - self.first_row, 0), self.weight, self.padding_idx)
         return rows * is_own.unsqueeze(-1).to(rows.dtype)
 
 
 def pad_vocabulary(model: nn.Module, paths: Sequence[str], multiple: int) -> int:
-    """Enlarge a vocabulary so that it divides among processes, before a model is scheduled.
+    """Enlarge a vocabulary so that it divides among processes; call it before scheduling.
 
-    The new rows are zero. No id refers to them, and the loss must leave out the logits that they add.
+    The new rows are zero. No id refers to them, and the loss must ignore the logits that they add.
 
     Parameters
     ----------
@@ -93,9 +93,9 @@ def pad_vocabulary(model: nn.Module, paths: Sequence[str], multiple: int) -> int
         There is no such module; also a `KeyError`.
     ArgumentError
         A module is no embedding or linear layer, sizes differ, or ``multiple`` is less than one; also a
-        `ValueError`. The model is as it was.
+        `ValueError`. The model has not changed.
     ConflictError
-        A module is sharded already; also a `RuntimeError`.
+        A module is already sharded; also a `RuntimeError`.
     """
     layers: list[tuple[str, nn.Embedding | nn.Linear]] = []
     for path in paths:
@@ -105,17 +105,18 @@ def pad_vocabulary(model: nn.Module, paths: Sequence[str], multiple: int) -> int
             raise PathError(f"pad_vocabulary: no module {path!r}; {error}") from None
         if not isinstance(layer, nn.Embedding | nn.Linear):
             raise ArgumentError(
-                f"pad_vocabulary: {path!r} is a {type(layer).__name__}; accepted: an embedding or a linear "
+                f"pad_vocabulary: {path!r} is a {type(layer).__name__}; expected an embedding or a linear "
                 "layer"
             )
         if sharding_of(layer).tensors:
-            raise ConflictError(f"pad_vocabulary: {path!r} is sharded already; accepted: pad first")
+            raise ConflictError(f"pad_vocabulary: {path!r} is already sharded; pad before sharding")
         layers.append((path, layer))
     sizes = {len(layer.weight) for _, layer in layers}
     if len(sizes) != 1 or multiple < 1:
-        found = ", ".join(f"{path!r} with {len(layer.weight)}" for path, layer in layers) or "no path"
+        sizes_text = ", ".join(f"{path!r} with {len(layer.weight)}" for path, layer in layers) or "no path"
         raise ArgumentError(
-            f"pad_vocabulary: {found} to a multiple of {multiple}; accepted: one size, and 1 or more"
+            f"pad_vocabulary: {sizes_text} to a multiple of {multiple}; expected layers of one "
+            "size, and a multiple >= 1"
         )
     missing = -sizes.pop() % multiple
     padded: dict[int, nn.Parameter] = {}  # by the id of the old parameter, so that ties stay
@@ -136,12 +137,14 @@ def pad_vocabulary(model: nn.Module, paths: Sequence[str], multiple: int) -> int
 
 # --- Rules per layer ---
 #
-# A rule answers how a layer changes if one of its tensors is cut. Users add rules for their layers.
+# A rule maps a `ShardRequest`, a tensor of a layer to cut, to a `ShardEffect`, the changes of the layer that
+# keep its forward correct: sizes that it reads, another class, and the layout of its output. Users add rules
+# for their layers.
 
 
 @dataclass(frozen=True, slots=True)
 class ShardRequest:
-    """A tensor to cut; name, axis and size have been checked.
+    """A tensor to cut, with checked name, axis and size.
 
     Parameters
     ----------
@@ -165,17 +168,17 @@ class ShardRequest:
     ranks: Ranks
 
     def whole(self, attribute: str) -> Any:
-        """Return the value that an attribute of the layer had before any of its tensors was cut."""
+        """Return the value of an attribute before the first tensor of the layer was cut."""
         return sharding_of(self.module).attributes.get(attribute, getattr(self.module, attribute))
 
     def __str__(self) -> str:
-        """Return the request as messages name it."""
+        """Return the text for messages."""
         return f"shard({self.name!r}, {self.axis}) at {self.path!r} ({type(self.module).__name__})"
 
 
 @dataclass(frozen=True, slots=True)
 class ShardEffect:
-    """Answer of a rule: how the layer changes.
+    """Changes of a layer if one of its tensors is cut.
 
     Parameters
     ----------
@@ -186,7 +189,7 @@ class ShardEffect:
     together
         Tensors that must all be cut if one of them is.
     behaviour
-        Class that the layer becomes if several processes share it; it is put before its own class.
+        Class that the layer gets in front of its own class if several processes share it.
     """
 
     returns: Layout | None = None
@@ -201,7 +204,7 @@ _BOTH = frozenset({"weight", "bias"})
 
 
 def register_shard_rule(*layers: type[nn.Module] | str) -> Callable[[ShardRule], ShardRule]:
-    """Return a decorator that makes a function the rule of layers and of their subclasses.
+    """Return a decorator that registers a function as the rule of layers and their subclasses.
 
     Parameters
     ----------
@@ -220,7 +223,7 @@ def register_shard_rule(*layers: type[nn.Module] | str) -> Callable[[ShardRule],
         No layer is named.
     """
     if not layers:
-        raise ArgumentError("register_shard_rule names no layer; accepted: classes or their qualified names")
+        raise ArgumentError("register_shard_rule got no layer; expected classes or their qualified names")
 
     def register(rule: ShardRule) -> ShardRule:
         _RULES.update(dict.fromkeys(layers, rule))
@@ -230,7 +233,7 @@ def register_shard_rule(*layers: type[nn.Module] | str) -> Callable[[ShardRule],
 
 
 def shard_effect(request: ShardRequest) -> ShardEffect:
-    """Return the answer of the rule for a layer: that of its class, or of the nearest class above.
+    """Return the effect by the rule of a layer: that of its class, or of the nearest base class.
 
     A layer of torch without a rule is rejected: its forward reads the sizes that it was built with, and
     kernels that rely on them, such as those of an LSTM, read memory beyond a part of a weight.
@@ -240,19 +243,19 @@ def shard_effect(request: ShardRequest) -> ShardEffect:
         if rule is None:
             continue
         effect = rule(request)
-        # A behaviour replaces the forward, so no subclass may have one that the rule does not know.
+        # A behaviour replaces the forward, so no subclass may override it.
         between = type(request.module).__mro__[: type(request.module).__mro__.index(kind)]
         new = effect.behaviour is not None and not isinstance(request.module, effect.behaviour)
-        if new and any("forward" in vars(one) for one in between):
+        if new and any("forward" in vars(kind) for kind in between):
             raise ShardError(
-                f"{request}: the class has a forward of its own, which would have to change; accepted: "
-                f"{kind.__name__} itself, or replace the layer by one"
+                f"{request}: the class overrides forward, which the rule would replace; "
+                f"replace the layer by a {kind.__name__}"
             )
         return effect
-    computes = next(one for one in type(request.module).__mro__ if "forward" in vars(one))
+    computes = next(kind for kind in type(request.module).__mro__ if "forward" in vars(kind))
     if computes is not nn.Module and computes.__module__.startswith("torch.nn."):
         raise ShardError(
-            f"{request}: {computes.__name__} of torch.nn has no rule for its parts; expected one with a rule "
+            f"{request}: {computes.__name__} of torch.nn has no shard rule; expected a layer with a rule "
             f"(register_shard_rule({computes.__name__}) adds it), or a module of your own"
         )
     return ShardEffect()
@@ -263,7 +266,7 @@ def _columns(request: ShardRequest, axis: int, *attributes: str) -> ShardEffect:
 
 
 def _rows(request: ShardRequest, attribute: str, behaviour: type[nn.Module]) -> ShardEffect:
-    """Cut along the inputs: each process has a summand, and the bias is added after the sum."""
+    """Cut along the inputs: each process computes a summand, and the bias is added after the sum."""
     has_bias = request.module.bias is not None
     return ShardEffect(PARTIAL, {attribute: request.local}, behaviour=behaviour if has_bias else None)
 
@@ -300,11 +303,11 @@ def _convolved(request: ShardRequest, channels: tuple[str, str], behaviour: type
     if request.name not in _BOTH:
         return ShardEffect()
     if request.name == "weight" and axis > 1:
-        raise ArgumentError(f"{request}: axis {axis} is that of the kernel; accepted: axis 0 or 1")
-    # With groups, a process keeps whole groups: their inputs and outputs with the kernels of both.
+        raise ArgumentError(f"{request}: axis {axis} belongs to the kernel; expected axis 0 or 1")
+    # A grouped convolution is cut between groups: a process keeps whole groups with their inputs and outputs.
     if (groups := request.whole("groups")) > 1:
         if request.name == "weight" and axis == 1:
-            raise ArgumentError(f"{request}: each of its {groups} groups is whole; accepted: axis 0")
+            raise ArgumentError(f"{request}: none of its {groups} groups can be cut; expected axis 0")
         if groups % size:
             raise ShardError(f"{request}: {groups} groups do not divide among {size} processes")
         names = ("in_channels", "out_channels", "groups")
@@ -345,11 +348,11 @@ def _embedding(request: ShardRequest) -> ShardEffect:
         return ShardEffect(partition(-1), {"embedding_dim": local})
     if module.max_norm is not None or module.scale_grad_by_freq:
         raise ShardError(
-            f"{request}: ids of other processes would count for the first row; accepted: an embedding "
-            "without max_norm and scale_grad_by_freq"
+            f"{request}: ids of other processes would count for the first row; max_norm and "
+            "scale_grad_by_freq must be unset"
         )
     if request.groups not in (1, (request.whole("num_embeddings"),)):
-        raise ArgumentError(f"{request}: a process has rows that follow each other; accepted: groups=1")
+        raise ArgumentError(f"{request}: a process holds consecutive rows; expected groups=1")
     first, padding = request.ranks.rank * local, request.whole("padding_idx")
     is_own = padding is not None and first <= padding < first + local
     attributes = {
@@ -363,12 +366,12 @@ def _embedding(request: ShardRequest) -> ShardEffect:
 # --- Primitive ---
 
 CLIPPING = "makespan.slapo.clip_grad_norm(schedule, max_norm)"
-"""Call that clips gradients by the norm of the whole model."""
+"""Call that clips gradients by the norm of the whole model, for messages."""
 
 
 @dataclass(frozen=True, slots=True)
 class TiedShard:
-    """The part that all tensors of a tie share, and the path at which it was made."""
+    """The part that all tensors of a tie share, and the path at which it was cut."""
 
     path: str
     parameter: nn.Parameter
@@ -404,46 +407,55 @@ class Shard(Primitive):
         groups: int | Sequence[int] = 1,
         unit: int | None = None,
     ) -> None:
-        """Keep the part of this process.
+        """Replace each tensor by the part of this process.
 
         Parameters
         ----------
         tensor_name
             Parameter or buffer of this module itself, or several of them.
         axis
-            Axis along which it is cut; negative ones count from the end.
+            Axis of the cut; negative values count from the end.
         groups
             Blocks of the axis that are cut separately: the number of equal ones (three if queries, keys and
             values are one tensor), or their sizes if there are fewer keys and values than queries.
         unit
-            Size of a unit that must not be cut, such as a head; 1 for none. None for the head size that the
-            owner of the layer names, if outputs are whole heads.
+            Size of a unit that must not be cut, such as a head; 1 for none. None for the head size that an
+            attribute of the owner gives, if outputs are whole heads.
         """
         names = [tensor_name] if isinstance(tensor_name, str) else list(tensor_name)
-        if not names or len(set(names)) < len(names) or not all(isinstance(one, str) for one in names):
-            raise KindError(f"shard of {sch.path!r}: found {shown(tensor_name)}; accepted: a name or several")
+        if (
+            not names
+            or len(set(names)) < len(names)
+            or not all(isinstance(element, str) for element in names)
+        ):
+            raise KindError(
+                f"shard of {sch.path!r}: got {short_repr(tensor_name)}; expected a name or several "
+                "distinct names"
+            )
         check_not_fused(sch, cls.name())
         blocks: Any = tuple(groups) if isinstance(groups, list | tuple) else groups
-        # All checks come before the first change; only then are parts cut and attributes set.
-        plans = [_planned(sch, name, axis, blocks, unit) for name in names]
+        # Plans make all checks before the first tensor or attribute changes.
+        plans = [_plan_shard(sch, name, axis, blocks, unit) for name in names]
         sharding = sharding_of(sch.mod)
         for plan in plans:
-            sharding = _after(sch, sharding, plan)
+            sharding = _sharding_after(sch, sharding, plan)
         for plan in plans:
-            _keep_part(sch, plan)
+            _replace_by_part(sch, plan)
         if sch.world_size > 1:
-            for behaviour in {one for plan in plans if (one := plan.effect.behaviour) is not None}:
+            for behaviour in {
+                plan_behaviour for plan in plans if (plan_behaviour := plan.effect.behaviour) is not None
+            }:
                 if not isinstance(sch.mod, behaviour):
                     become(sch.mod, behaviour)
         for plan in plans:
             for name, value in plan.effect.attributes.items():
                 setattr(sch.mod, name, value)
-        keep_sharding(sch.mod, sharding)
+        set_sharding(sch.mod, sharding)
 
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """A tensor to cut, checked."""
+    """A tensor to cut, after all checks."""
 
     name: str
     tensor: Tensor
@@ -452,8 +464,8 @@ class _Plan:
     tied: TiedShard | None
 
 
-def _planned(sch: Schedule, name: str, axis: int, groups: Blocks, unit: int | None) -> _Plan:
-    """Check one tensor, without changing anything."""
+def _plan_shard(sch: Schedule, name: str, axis: int, groups: Blocks, unit: int | None) -> _Plan:
+    """Check the cut of one tensor; nothing changes."""
     where = f"shard of {sch.path!r} ({type(sch.mod).__name__})"
     tensors = dict(sch.mod.named_parameters(recurse=False)) | dict(sch.mod.named_buffers(recurse=False))
     if name not in tensors:
@@ -468,29 +480,35 @@ def _planned(sch: Schedule, name: str, axis: int, groups: Blocks, unit: int | No
         )
     if not _is_number(axis) or not -tensor.dim() <= axis < tensor.dim():
         raise ArgumentError(
-            f"{where}: axis {axis!r} of {name!r}, whose shape is {tuple(tensor.shape)}; accepted: "
-            + (f"{-tensor.dim()} to {tensor.dim() - 1}" if tensor.dim() else "none, it is a scalar")
+            f"{where}: axis {axis!r} of {name!r}, whose shape is {tuple(tensor.shape)}; "
+            + (
+                f"expected {-tensor.dim()} to {tensor.dim() - 1}"
+                if tensor.dim()
+                else "a scalar cannot be cut"
+            )
         )
     axis %= tensor.dim()
     size = tensor.shape[axis]
     if isinstance(groups, tuple):
-        if not groups or not all(_is_number(one) and one > 0 for one in groups) or sum(groups) != size:
+        if not groups or not all(_is_number(size) and size > 0 for size in groups) or sum(groups) != size:
             raise ArgumentError(
-                f"{where}: groups of {shown(list(groups))}; accepted: sizes > 0 that add up to {size}, that "
-                f"of axis {axis} of {name!r}"
+                f"{where}: groups are {short_repr(list(groups))}; expected sizes > 0 that add up to {size}, "
+                f"the size of axis {axis} of {name!r}"
             )
-        if wrong := [one for one in groups if one % sch.world_size]:
+        if wrong := [size for size in groups if size % sch.world_size]:
             raise ShardError(
                 f"{where}: axis {axis} of {name!r} has a block of size {wrong[0]}, which does not divide "
-                f"among {sch.world_size} processes; accepted: blocks that are multiples of {sch.world_size}"
+                f"among {sch.world_size} processes; expected multiples of {sch.world_size}"
             )
     elif not _is_number(groups) or groups < 1:
-        raise ArgumentError(f"{where}: {shown(groups)} groups; accepted: 1 or more, or the sizes of blocks")
+        raise ArgumentError(
+            f"{where}: groups is {short_repr(groups)}; expected a number >= 1, or the sizes of blocks"
+        )
     elif size % (sch.world_size * groups):
         blocks = f" in {groups} groups" if groups > 1 else ""
         raise ShardError(
             f"{where}: axis {axis} of {name!r} has size {size}, which{blocks} does not divide among "
-            f"{sch.world_size} processes; accepted: a multiple of {sch.world_size * groups}, after padding"
+            f"{sch.world_size} processes; expected a multiple of {sch.world_size * groups}; pad the tensor"
         )
     shard = TensorShard(tuple(tensor.shape), axis, groups, sch.rank, sch.world_size)
     request = ShardRequest(
@@ -498,16 +516,16 @@ def _planned(sch: Schedule, name: str, axis: int, groups: Blocks, unit: int | No
     )
     effect = shard_effect(request)
     if effect.returns is not None and effect.returns.kind == "partition":
-        _check_units(sch, name, sizes_of(groups, size), unit, where)
-    # A tied tensor must become the part that another member of the tie has already become.
+        _check_units(sch, name, block_sizes(groups, size), unit, where)
+    # All members of a tie share one part, so a later one must be cut like the first.
     group = tie_of(sch, name)
     made: dict[tuple[str, ...], TiedShard] = sch.metadata.slots["shard"]
     tied = None if group is None else made.get(group)
     if tied is not None and tied.shard != shard:
         raise ShardError(
             f"{where}: {name!r} is tied to {tied.path!r}, which is sharded on axis {tied.shard.axis} to "
-            f"{tied.shard.shape}, in {said(tied.shard.groups)}; this would be axis {shard.axis}, "
-            f"{shard.shape}, in {said(shard.groups)}; accepted: the same part"
+            f"{tied.shard.shape}, in {describe_blocks(tied.shard.groups)}; this would be axis {shard.axis}, "
+            f"{shard.shape}, in {describe_blocks(shard.groups)}; shard both in the same way"
         )
     return _Plan(name, tensor, shard, effect, tied)
 
@@ -516,20 +534,20 @@ _HEAD_SIZES = ("head_dim", "head_size", "attention_head_size", "key_value_proj_d
 
 
 def _check_units(sch: Schedule, name: str, sizes: Sequence[int], unit: int | None, where: str) -> None:
-    """Reject a cut through a head: attention would mix parts of two heads, or fail when it runs."""
+    """Reject a cut through a head, which would mix two heads in attention, or fail when it runs."""
     if unit is None:
         owner = sch.parent.mod if sch.parent is not None else None
-        named = [getattr(owner, one, None) for one in _HEAD_SIZES]
-        unit = next((one for one in named if isinstance(one, int) and one > 1), 1)
-        if any(one % unit for one in sizes):
-            return  # these are no heads
+        named = [getattr(owner, attribute, None) for attribute in _HEAD_SIZES]
+        unit = next((size for size in named if isinstance(size, int) and size > 1), 1)
+        if any(size % unit for size in sizes):
+            return  # outputs are not whole heads
     elif not _is_number(unit) or unit < 1:
-        raise ArgumentError(f"{where}: unit {shown(unit)}; accepted: a whole number >= 1, or None")
+        raise ArgumentError(f"{where}: unit is {short_repr(unit)}; expected an integer >= 1, or None")
     for size in sizes:
         if size % unit or size // unit % sch.world_size:
             raise ShardError(
                 f"{where}: {name!r} has {size / unit:g} heads or units of {unit}, which do not divide among "
-                f"{sch.world_size} processes; accepted: a number of processes that divides them, or unit=1 "
+                f"{sch.world_size} processes; use a number of processes that divides them, or unit=1 "
                 "to cut through them"
             )
 
@@ -538,8 +556,8 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _after(sch: Schedule, before: Sharding, plan: _Plan) -> Sharding:
-    """Return the sharding after a plan; raise an error if they contradict each other."""
+def _sharding_after(sch: Schedule, before: Sharding, plan: _Plan) -> Sharding:
+    """Return the sharding after a plan; reject a plan that contradicts the sharding before."""
     effect, where = plan.effect, f"shard of {sch.path!r} ({type(sch.mod).__name__})"
     returns = effect.returns
     if returns is not None and returns.kind == "partition":
@@ -547,12 +565,12 @@ def _after(sch: Schedule, before: Sharding, plan: _Plan) -> Sharding:
     if returns is not None and before.computes not in (None, returns):
         raise ConflictError(
             f"{where}: with {plan.name!r} cut on axis {plan.shard.axis} it returns {returns}, but "
-            f"{before.computes} by what is cut already; {sch.conflict('shard')}"
+            f"{before.computes} by earlier cuts; {sch.conflict('shard')}"
         )
     if returns is not None and before.computes is None and before.returns is not None:
         raise ConflictError(
-            f"{where}: its output is synchronised as {before.returns} already, before it was known that it "
-            f"is {returns}; accepted: shard before sync; {sch.conflict('sync')}"
+            f"{where}: its output was synchronised as {before.returns} before the shard made it "
+            f"{returns}; shard before sync; {sch.conflict('sync')}"
         )
     attributes = {name: getattr(sch.mod, name, None) for name in effect.attributes}
     return replace(
@@ -565,8 +583,8 @@ def _after(sch: Schedule, before: Sharding, plan: _Plan) -> Sharding:
     )
 
 
-def _keep_part(sch: Schedule, plan: _Plan) -> None:
-    """Replace the whole tensor by the part; members of a tie share one part."""
+def _replace_by_part(sch: Schedule, plan: _Plan) -> None:
+    """Replace a tensor by its part; members of a tie share one part."""
     whole, shard = plan.tensor, plan.shard
     if not isinstance(whole, nn.Parameter):
         setattr(sch.mod, plan.name, shard.part_of(whole))

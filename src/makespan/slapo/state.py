@@ -21,18 +21,18 @@ _OWNERS = "owners of the state"
 
 @dataclass(frozen=True, slots=True)
 class _Owners:
-    """Stage of a pipeline that has each entry of the state."""
+    """The pipeline stage that holds each entry of the state."""
 
     ranks: Ranks
     stage: Mapping[str, int]
 
     def is_elsewhere(self, key: str) -> bool:
-        """Return True if another stage has the entry, and this one does not."""
+        """Return True if another stage holds the entry."""
         return self.stage.get(key, self.ranks.rank) != self.ranks.rank
 
 
-def note_owners(sch: "Schedule", ranks: Ranks, stages: Sequence[nn.Module]) -> None:
-    """Record that each process has the state of its own stage only."""
+def record_owners(sch: "Schedule", ranks: Ranks, stages: Sequence[nn.Module]) -> None:
+    """Record that each process holds the state of its stage only."""
     # Backwards, so that an entry in several stages belongs to the first of them.
     owned = {key: index for index in reversed(range(len(stages))) for key in stages[index].state_dict()}
     sch.metadata.slots[_OWNERS] = _Owners(ranks, owned)
@@ -40,7 +40,7 @@ def note_owners(sch: "Schedule", ranks: Ranks, stages: Sequence[nn.Module]) -> N
 
 def owners_of(sch: "Schedule") -> _Owners:
     """Return the owners of the state; without stages this process owns all of it."""
-    # Past the slots' own __missing__, which looks for a primitive of that name.
+    # dict.get bypasses __missing__ of the slots, which would look for a primitive of that name.
     owners = dict.get(sch.metadata.slots, _OWNERS)
     return owners if isinstance(owners, _Owners) else _Owners(Ranks(0, 1, None), {})
 
@@ -71,32 +71,32 @@ def full_state_dict(sch: "Schedule") -> dict[str, Tensor]:
             state[key] = torch.empty(tensor.shape if shard is None else shard.orig_shape, dtype=tensor.dtype)
             continue
         if tensor.is_meta:
-            raise ArgumentError(f"full_state_dict: {key!r} has no values; accepted: a built model")
-        # Data parallelism may have cut this process's part again: full_tensor undoes that.
+            raise ArgumentError(f"full_state_dict: {key!r} has no values; build the model first")
+        # Data parallelism may have cut the part of this process again; full_tensor reverses that.
         full_tensor = getattr(tensor, "full_tensor", None)
-        own: Tensor = tensor.detach() if full_tensor is None else full_tensor().detach()
+        local: Tensor = tensor.detach() if full_tensor is None else full_tensor().detach()
         if shard is None or shard.world_size == 1:
-            state[key] = own.clone()
+            state[key] = local.clone()
         else:
-            own = own.contiguous()
-            parts = [torch.empty_like(own) for _ in range(shard.world_size)]
-            dist.all_gather(parts, own, group=sch.group)
+            local = local.contiguous()
+            parts = [torch.empty_like(local) for _ in range(shard.world_size)]
+            dist.all_gather(parts, local, group=sch.group)
             state[key] = shard.whole_of(parts)
     if owners.ranks.size > 1:
-        device = next((one.device for key, one in state.items() if not owners.is_elsewhere(key)), None)
-        for key in [one for one in state if one in owners.stage]:
+        device = next((tensor.device for key, tensor in state.items() if not owners.is_elsewhere(key)), None)
+        for key in [key for key in state if key in owners.stage]:
             state[key] = state[key].to(device)
             dist.broadcast(state[key], group=owners.ranks.group, group_src=owners.stage[key])
     return state
 
 
 def load_full_state_dict(sch: "Schedule", state: Mapping[str, Tensor]) -> None:
-    """Load this process's parts of a whole state; parameters without values get some.
+    """Load the parts of this process from a whole state, also into parameters without values.
 
     Parameters
     ----------
     sch
-        Schedule of a whole model; the state may come from another number of processes.
+        Schedule of a whole model; its number of processes may differ from that which saved the state.
     state
         Result of `full_state_dict`, or the ``state_dict`` of the original model.
 
@@ -114,14 +114,14 @@ def load_full_state_dict(sch: "Schedule", state: Mapping[str, Tensor]) -> None:
         faults = [f"no {missing[0]!r} ({len(missing)} missing)"] if missing else []
         if unknown:
             faults.append(f"{unknown[0]!r} ({len(unknown)} unknown; {close_names(unknown[0], keys)})")
-        raise ArgumentError(f"load_full_state_dict: {', '.join(faults)}; accepted: the keys of the model")
+        raise ArgumentError(f"load_full_state_dict: {', '.join(faults)}; expected the keys of the model")
     # Check all shapes before the first tensor changes.
     for key, module, name, tensor in entries:
         shard = sharding_of(module).tensors.get(name)
         shape = tuple(tensor.shape) if shard is None else shard.orig_shape
         if tuple(state[key].shape) != shape:
             raise ShardError(
-                f"load_full_state_dict: {key!r} has shape {tuple(state[key].shape)}; accepted: {shape}"
+                f"load_full_state_dict: {key!r} has shape {tuple(state[key].shape)}; expected {shape}"
             )
     made: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}
     owners = owners_of(sch)
@@ -130,11 +130,11 @@ def load_full_state_dict(sch: "Schedule", state: Mapping[str, Tensor]) -> None:
             continue
         shard = sharding_of(module).tensors.get(name)
         part = state[key] if shard is None else shard.part_of(state[key])
-        _take(sch, module, name, tensor, part, made)
+        _load_tensor(sch, module, name, tensor, part, made)
 
 
 @torch.no_grad()
-def _take(
+def _load_tensor(
     sch: "Schedule",
     module: nn.Module,
     name: str,
@@ -145,7 +145,7 @@ def _take(
     if not tensor.is_meta:
         from torch.distributed.tensor import DTensor, distribute_tensor  # takes long to load
 
-        if isinstance(tensor, DTensor):  # data parallelism has cut the tensor: cut the part alike
+        if isinstance(tensor, DTensor):  # data parallelism has cut the tensor: cut the part in the same way
             part = distribute_tensor(part.to(tensor.device), tensor.device_mesh, tensor.placements)
         tensor.copy_(part)
     elif isinstance(tensor, nn.Parameter):
@@ -159,9 +159,9 @@ def _take(
 
 
 def _entries(sch: "Schedule") -> Iterator[tuple[str, nn.Module, str, Tensor]]:
-    """Iterate over key, module, name and tensor of the state, in its order."""
+    """Iterate over key, module, name and tensor of each entry of the state, in order."""
     if sch.parent is not None:
-        raise ArgumentError(f"the state of {sch.path!r}: accepted: the schedule of a whole model")
+        raise ArgumentError(f"the state of {sch.path!r}: expected the schedule of a whole model")
     for path, module in sch.mod.named_modules(remove_duplicate=False):
         for name, parameter in module._parameters.items():
             if parameter is not None:

@@ -22,11 +22,11 @@ from makespan.slapo.layouts import (
     Sharding,
     all_gather,
     all_reduce,
-    keep_sharding,
     partition,
     reduce_scatter,
     reshard,
     scatter,
+    set_sharding,
     sharding_of,
     sum_gradient,
 )
@@ -42,25 +42,27 @@ if TYPE_CHECKING:
 
 # --- Hooks ---
 #
-# A copy of a module has copies of its hooks, so they hold no module.
+# Hooks refer to no module, since a copy of a module gets copies of its hooks.
 
 
 def input_places(
     module: nn.Module, inputs: Sequence[int | str], where: str
 ) -> tuple[frozenset[int], frozenset[str]]:
-    """Return the places and the names of arguments."""
+    """Return the positions and the names of arguments."""
     names = list(inspect.signature(module.forward).parameters)
     wanted = [inputs] if isinstance(inputs, int | str) else list(inputs)
-    for one in wanted:
-        if one not in names if isinstance(one, str) else not 0 <= one < len(names):
-            raise ArgumentError(f"{where}: no input {one!r}; accepted: {', '.join(names)}, or their places")
-    chosen = [names.index(one) if isinstance(one, str) else one for one in wanted]
-    return frozenset(chosen), frozenset(names[one] for one in chosen)
+    for argument in wanted:
+        if argument not in names if isinstance(argument, str) else not 0 <= argument < len(names):
+            raise ArgumentError(
+                f"{where}: no input {argument!r}; expected one of {', '.join(names)}, or a position"
+            )
+    chosen = [names.index(argument) if isinstance(argument, str) else argument for argument in wanted]
+    return frozenset(chosen), frozenset(names[index] for index in chosen)
 
 
 @dataclass(frozen=True, slots=True)
 class ExchangeInputs:
-    """Exchange some arguments before a module is called."""
+    """Hook that exchanges arguments before a module is called."""
 
     exchange: Exchange
     places: tuple[frozenset[int], frozenset[str]] | None
@@ -71,16 +73,21 @@ class ExchangeInputs:
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments that the module gets."""
-        done = {place: self._done(one) for place, one in enumerate(args) if self._is_meant(place)}
-        named = {name: self._done(one) for name, one in kwargs.items() if self._is_meant(name)}
-        return tuple(done.get(place, one) for place, one in enumerate(args)), kwargs | named
+        # tree_map exchanges the tensors in a value of any structure, such as a named tuple or a model output.
+        done = {
+            place: pytree.tree_map(self._exchanged, value)
+            for place, value in enumerate(args)
+            if self._is_selected(place)
+        }
+        named = {
+            name: pytree.tree_map(self._exchanged, value)
+            for name, value in kwargs.items()
+            if self._is_selected(name)
+        }
+        return tuple(done.get(place, value) for place, value in enumerate(args)), kwargs | named
 
-    def _is_meant(self, which: int | str) -> bool:
+    def _is_selected(self, which: int | str) -> bool:
         return self.places is None or which in self.places[isinstance(which, str)]
-
-    def _done(self, value: Any) -> Any:
-        """Exchange the tensors in a value, which keeps its class, such as a named tuple or a model output."""
-        return pytree.tree_map(self._exchanged, value)
 
     def _exchanged(self, value: Any) -> Any:
         if isinstance(value, Proxy):
@@ -91,12 +98,12 @@ class ExchangeInputs:
             is_meant = value.requires_grad
         else:
             is_meant = self.places is not None or value.is_floating_point()
-        return _located(self.exchange, value, self.where) if is_meant else value
+        return _exchange_at(self.exchange, value, self.where) if is_meant else value
 
 
 @dataclass(frozen=True, slots=True)
 class ExchangeOutput:
-    """Exchange the output of a module, or one element of it."""
+    """Hook that exchanges the output of a module, or one element of it."""
 
     exchange: Exchange
     element: Any
@@ -108,38 +115,40 @@ class ExchangeOutput:
         """Return the output that the caller gets."""
         if isinstance(output, Proxy):
             if self.element is not None:
-                raise TracingError(f"{self.where}: a graph cannot take its output apart; accepted: a leaf")
+                raise TracingError(
+                    f"{self.where}: a graph cannot index the output of the module; declare the module a leaf"
+                )
             return self.exchange(output)
         if self.element is None:
             if not isinstance(output, Tensor):
                 raise ShardError(
-                    f"{self.where}: it returned a {type(output).__name__}; accepted: a tensor, or "
-                    "output= to say which element is meant"
+                    f"{self.where}: it returned a {type(output).__name__}; expected a tensor; name the "
+                    "element to exchange by output="
                 )
-            return self._done(output)
-        done = self._done(output[self.element])
+            return self._exchanged_value(output)
+        done = self._exchanged_value(output[self.element])
         if isinstance(output, tuple):
             place = range(len(output))[self.element]
-            parts = [done if one == place else kept for one, kept in enumerate(output)]
+            parts = [done if index == place else kept for index, kept in enumerate(output)]
             return type(output)(*parts) if hasattr(output, "_fields") else tuple(parts)
         output[self.element] = done  # a list or a mapping of any class
         return output
 
-    def _done(self, value: Tensor) -> Tensor:
+    def _exchanged_value(self, value: Tensor) -> Tensor:
         axis, expected, n = self.axis, self.expected, value.dim()
         if axis is not None and expected is not None and axis % n != expected % n:
             raise ArgumentError(
                 f"{self.where}: {self.exchange.name} on axis {axis} of an output of shape "
-                f"{tuple(value.shape)}, which is cut along axis {expected}; accepted: that axis"
+                f"{tuple(value.shape)}, which is cut along axis {expected}; use that axis"
             )
-        return _located(self.exchange, value, self.where)
+        return _exchange_at(self.exchange, value, self.where)
 
 
 @dataclass(frozen=True, slots=True)
 class SumParameterGradients:
-    """Sum the gradients of parameters that see other parts of the sequence on other processes.
+    """Hook that sums gradients of parameters to which each process contributes its part of the sequence.
 
-    The hook of a parameter is registered on first use, since copies of a module have other parameters.
+    It registers the hook of a parameter in the first forward pass, since copies have other parameters.
     """
 
     SUMMED: ClassVar[WeakIdKeyDictionary] = WeakIdKeyDictionary()
@@ -148,15 +157,15 @@ class SumParameterGradients:
     exchange: Exchange
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        """Register the hooks that sum the gradients of this pass."""
+        """Register the hooks of the parameters, once per parameter."""
         for name in self.names:
             parameter = getattr(module, name)
             if parameter.requires_grad and parameter not in self.SUMMED:
-                parameter.register_hook(self.exchange.back)
+                parameter.register_hook(self.exchange.gradient_operation)
                 self.SUMMED[parameter] = True
 
 
-def _located(exchange: Callable[[Tensor], Tensor], value: Tensor, where: str) -> Tensor:
+def _exchange_at(exchange: Callable[[Tensor], Tensor], value: Tensor, where: str) -> Tensor:
     try:
         return exchange(value)
     except ShardError as error:
@@ -175,7 +184,7 @@ _TAKES_AXIS = ("all_gather", "reduce_scatter", "scatter")
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """Arguments of a call, with the place for messages."""
+    """Arguments of a call, with its location for messages."""
 
     mode: str
     op: str
@@ -221,8 +230,8 @@ class Sync(Primitive):
         tensor_parallel_output_grad
             True if readers of a gathered tensor are sharded, so that gradients of the processes are summands.
         inputs
-            Arguments that are exchanged, by name or place; None for all tensors of floating-point numbers,
-            and with ``bwd_post`` for all that have a gradient.
+            Arguments that are exchanged, by name or position; None for all floating-point tensors, and with
+            ``bwd_post`` for all that have a gradient.
         output
             Index of a tuple, or key, of the element that is exchanged; None if the output is a tensor.
         on
@@ -232,7 +241,7 @@ class Sync(Primitive):
         where = f"sync of {sch.path!r} ({type(sch.mod).__name__})"
         check_is_called(sch, cls.name())
         if mode not in _OPS:
-            raise ArgumentError(f"{where}: mode {mode!r}; accepted: {', '.join(_OPS)}")
+            raise ArgumentError(f"{where}: mode is {mode!r}; expected one of {', '.join(_OPS)}")
         if callable(sync_op_or_fn):
             with_kwargs = bool(getattr(sync_op_or_fn, "with_kwargs", False))
             if mode == "fwd_pre":
@@ -240,31 +249,31 @@ class Sync(Primitive):
             elif mode == "fwd_post":
                 sch.mod.register_forward_hook(sync_op_or_fn, with_kwargs=with_kwargs)
                 # The layout after a user's hook is unknown; that of the module itself remains known.
-                keep_sharding(sch.mod, replace(sharding_of(sch.mod), returns=None))
+                set_sharding(sch.mod, replace(sharding_of(sch.mod), returns=None))
             else:
                 sch.mod.register_full_backward_hook(sync_op_or_fn)
             return
         if not isinstance(sync_op_or_fn, str):
-            raise KindError(f"{where}: found {sync_op_or_fn!r}; accepted: an operation by name, or a hook")
+            raise KindError(f"{where}: got {sync_op_or_fn!r}; expected the name of an operation, or a hook")
         call = _Call(mode, sync_op_or_fn, axis, tensor_parallel_output_grad, on, where)
-        _check(call, inputs, output)
+        _check_call(call, inputs, output)
         before = sharding_of(sch.mod)
-        after = _after(sch, call, before) if mode == "fwd_post" and output is None else before
+        after = _sharding_after(sch, call, before) if mode == "fwd_post" and output is None else before
         places = None if inputs is None else input_places(sch.mod, inputs, where)
         if sch.world_size > 1:
-            _install(sch, call, before, places, output)
-        keep_sharding(sch.mod, after)
+            _install_exchange(sch, call, before, places, output)
+        set_sharding(sch.mod, after)
 
 
-def _check(call: _Call, inputs: Sequence[int | str] | None, output: int | str | None) -> None:
-    """Reject operations and options that do not belong together."""
+def _check_call(call: _Call, inputs: Sequence[int | str] | None, output: int | str | None) -> None:
+    """Reject an unknown operation, and options that it does not take."""
     if call.op not in _OPS[call.mode]:
         raise ArgumentError(
-            f"{call.where}: operation {call.op!r} in mode {call.mode!r}; accepted: "
+            f"{call.where}: operation is {call.op!r} in mode {call.mode!r}; expected one of "
             f"{', '.join(_OPS[call.mode])}, or a hook"
         )
     if call.op in ("reduce_scatter", "scatter") and call.axis is None:
-        raise ArgumentError(f"{call.where}: {call.op} without axis; accepted: the axis of the activation")
+        raise ArgumentError(f"{call.where}: {call.op} needs axis, the axis of the activation")
     superfluous = {
         "axis": call.axis is not None and call.op not in _TAKES_AXIS,
         "tensor_parallel_output_grad": not call.tensor_parallel_output_grad and call.op != "all_gather",
@@ -274,69 +283,70 @@ def _check(call: _Call, inputs: Sequence[int | str] | None, output: int | str | 
     }
     for name, is_superfluous in superfluous.items():
         if is_superfluous:
-            raise ArgumentError(f"{call.where}: {call.op} in mode {call.mode!r} takes no such {name}")
+            raise ArgumentError(f"{call.where}: {call.op} in mode {call.mode!r} does not take this {name}")
 
 
-def _after(sch: "Schedule", call: _Call, before: Sharding) -> Sharding:
-    """Return the sharding after the synchronisation; raise an error if they contradict each other."""
-    found = before.returns
+def _sharding_after(sch: "Schedule", call: _Call, before: Sharding) -> Sharding:
+    """Return the sharding after a synchronisation; reject one that contradicts the layout of the output."""
+    layout = before.returns
 
-    def refuse(accepted: str) -> ArgumentError:
-        done = f"; {sch.conflict('sync')}" if found != before.computes else ""
+    def refuse(remedy: str) -> ArgumentError:
+        done = f"; {sch.conflict('sync')}" if layout != before.computes else ""
         return ArgumentError(
             f"{call.where}: {call.op}{'' if call.axis is None else f' on axis {call.axis}'}, but it returns "
-            f"{found or 'what follows from its sharded tensors'}; accepted: {accepted}{done}"
+            f"{layout or 'the layout that its sharded tensors imply'}; {remedy}{done}"
         )
 
     match call.op:
         case "all_reduce" | "reduce_scatter":
-            if found is not None and found.kind != "partial":
-                raise refuse(_ACCEPTED[found.kind].format(axis=found.axis))
+            if layout is not None and layout.kind != "partial":
+                raise refuse(_REMEDIES[layout.kind].format(axis=layout.axis))
             after = REPLICATED if call.op == "all_reduce" else partition(_axis(call, before))
         case "all_gather":
-            # Axes counted from different ends may be the same one; only a tensor can tell.
-            axis, known = call.axis, None if found is None else found.axis
+            # Axes counted from different ends may be equal, which only the rank of a tensor decides: the hook
+            # checks that when it runs.
+            axis, known = call.axis, None if layout is None else layout.axis
             may_agree = (
                 axis is None or known is None or axis == known or (axis != 0 and (axis < 0) != (known < 0))
             )
-            if found is not None and (found.kind != "partition" or not may_agree):
-                raise refuse(_ACCEPTED[found.kind].format(axis=found.axis))
+            if layout is not None and (layout.kind != "partition" or not may_agree):
+                raise refuse(_REMEDIES[layout.kind].format(axis=layout.axis))
             after = REPLICATED
         case "scatter":
-            if before.tensors or found not in (None, REPLICATED):
-                raise refuse("scatter of what all processes have; reduce_scatter for summands")
+            if before.tensors or layout not in (None, REPLICATED):
+                raise refuse("use scatter for a replicated tensor, reduce_scatter for summands")
             after = partition(_axis(call, before))
         case scheme:
             layouts = {"RR": REPLICATED, "RS": partition(-1), "SR": partition(-2)}
-            if found not in (None, layouts[scheme[:2]]):
-                raise refuse("a scheme that begins with how the last two axes of the output lie")
+            if layout not in (None, layouts[scheme[:2]]):
+                raise refuse("use a scheme that begins with the layout of the last two axes of the output")
             after = layouts[scheme[-2:]]
     return replace(before, returns=after)
 
 
-_ACCEPTED = {
-    "partition": "all_gather on axis {axis}",
-    "partial": "all_reduce or reduce_scatter",
-    "replicated": "no second synchronisation but a scheme that begins with RR",
+_REMEDIES = {
+    "partition": "use all_gather on axis {axis}",
+    "partial": "use all_reduce or reduce_scatter",
+    "replicated": "only a scheme that begins with RR may follow",
 }
 
 
 def _axis(call: _Call, before: Sharding) -> int:
-    """Return the axis of the activation: the given one, the one that is cut, or the last."""
+    """Return the axis of the activation: the argument, else the axis that is cut, else the last."""
     if call.axis is not None:
         return call.axis
     known = before.returns if call.mode == "fwd_post" else None
     return known.axis if known is not None and known.axis is not None else -1
 
 
-def _install(
+def _install_exchange(
     sch: "Schedule",
     call: _Call,
     before: Sharding,
     places: tuple[frozenset[int], frozenset[str]] | None,
     output: int | str | None,
 ) -> None:
-    """Make the exchange of an operation and hang it into the module."""
+    """Register the exchange of an operation as a hook of the module."""
     module, ranks = sch.mod, ranks_of(sch)
     match call.mode, call.op:
         case "bwd_post", _:
@@ -359,9 +369,11 @@ def _install(
         hook = ExchangeInputs(exchange, places, call.where, of_gradients=call.mode == "bwd_post")
         module.register_forward_pre_hook(hook, with_kwargs=True)
     elif isinstance(module, LateBias) and before.returns == PARTIAL:
-        # The layer reduces its product itself, before it adds the bias: a hook would sum the bias, too.
+        # The layer reduces its product before it adds the bias; a hook would also sum the bias.
         module.reduce = exchange
-        if call.op == "reduce_scatter":  # each process adds the bias to its part only
+        if (
+            call.op == "reduce_scatter"
+        ):  # each process adds the bias to its part only, so its gradient is a summand
             module.register_forward_pre_hook(SumParameterGradients(("bias",), sum_gradient(ranks)))
     else:
         expected = before.returns.axis if call.op == "all_gather" and before.returns is not None else None
@@ -376,9 +388,9 @@ def clip_grad_norm(
 ) -> Tensor:
     """Scale the gradients of a scheduled model so that their norm is at most ``max_norm``.
 
-    The norm is that of the whole model: parts of sharded parameters are added up, and a parameter that all
-    processes have, or several pipeline stages share, counts once. All processes must call it after the
-    backward passes, or after the step of a pipeline.
+    The norm is that of the whole model: it includes all parts of sharded parameters, and counts a parameter
+    once that several processes or pipeline stages hold. All processes must call it after the backward passes,
+    or after the step of a pipeline.
 
     Parameters
     ----------
@@ -397,13 +409,13 @@ def clip_grad_norm(
         This is no root; also a `ValueError`.
     """
     if sch.parent is not None:
-        raise ArgumentError(f"clip_grad_norm of {sch.path!r}: accepted: the schedule of a whole model")
+        raise ArgumentError(f"clip_grad_norm of {sch.path!r}: expected the schedule of a whole model")
     owners, is_shared = owners_of(sch), is_parallel(sch) and sch.world_size > 1
     held, counted = {}, set()
     for path, module in sch.mod.named_modules():
         for name, parameter in module._parameters.items():
             if parameter is None or id(parameter) in held:
-                continue  # the first place of a tie counts, in the stage that has it
+                continue  # a tie counts at its first path, in the stage that owns it
             held[id(parameter)] = parameter
             shard = sharding_of(module).tensors.get(name)
             counts_here = not is_shared or sch.rank == 0 or (shard is not None and shard.world_size > 1)

@@ -1,4 +1,8 @@
-"""Primitives ``trace`` and ``trace_until``: capture graphs of a module, or of the way to some modules."""
+"""Primitives ``trace`` and ``trace_until``: capture the graph of a module, or of the path to some modules.
+
+A trace is planned before it is applied: `_TracePlan` captures all graphs while the model stays unchanged, and
+`_TracePlan.commit` replaces the modules only if every required capture succeeded.
+"""
 
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -17,11 +21,11 @@ from makespan.slapo.graphs import (
     Leaves,
     TracedModule,
     as_example,
-    exchange_borrowed,
     forward_of,
     is_inlined,
-    is_same,
+    is_same_argument,
     is_wrapped,
+    replace_borrowed,
     trace_module,
 )
 from makespan.slapo.schedule import Primitive, register_primitive
@@ -30,14 +34,17 @@ if TYPE_CHECKING:
     from makespan.slapo.schedule import Schedule
 
 
-# --- Plan: graphs before they replace modules ---
+# --- Plan of a trace ---
 
 _SHOWN = 4
 
 
 @dataclass
-class _Plan:
-    """Captured graphs by the id of the modules that they will replace; the model has not changed yet."""
+class _TracePlan:
+    """Captured graphs by the id of the modules that they will replace.
+
+    ``opaque`` holds the reason by path for each called module that could not be captured.
+    """
 
     leaves: Leaves = NO_LEAVES
     only: Collection[str] | None = None
@@ -47,7 +54,7 @@ class _Plan:
     opaque: dict[str, str] = field(default_factory=dict)
 
     def add(self, module: nn.Module, path: str, arguments: Arguments, example: Example | None = None) -> None:
-        """Capture a module, then those it calls; a called one that cannot be captured stays as it is."""
+        """Capture a module and those that it calls; a called one that cannot be captured stays opaque."""
         traced = trace_module(module, path, arguments, self.leaves, example=example)
         self.traced[id(module)], self.originals[id(module)] = traced, module
         self.arguments[id(module)] = arguments
@@ -72,16 +79,17 @@ class _Plan:
         if known is None:
             inner_example = None if example is None else example.of_call(child, forward_of(child), nodes[0])
             self.add(child, path, arguments, inner_example)
-        elif known.inputs != arguments.inputs or not _agree(known.fixed, arguments.fixed):
-            # Its graph holds for the other calls only: the module and all below it stay untraced.
+        elif known.inputs != arguments.inputs or not _have_same_values(known.fixed, arguments.fixed):
+            # A shared module has one graph, which would be wrong for these arguments: it and all modules
+            # below it stay untraced.
             for inner in child.modules():
                 self.traced.pop(id(inner), None)
-            raise _differently(path)
+            raise _conflicting_calls(path)
 
     def commit(self, sch: "Schedule") -> None:
         """Replace the modules by their graphs wherever the model holds them."""
         new = self.traced.get(id(sch.mod), sch.mod)
-        # Captured graphs hold the original modules that they call, so these are replaced inside them, too.
+        # Captured graphs call the original modules: replace those inside the graphs as well as in the model.
         seen: set[int] = set()
         waiting: list[nn.Module] = [sch.root.mod, new]
         while waiting:
@@ -92,35 +100,35 @@ class _Plan:
             for name, child in module._modules.items():
                 if child is not None:
                     module._modules[name] = self.traced.get(id(child), child)
-            waiting += [one for one in module._modules.values() if one is not None]
-        exchange_borrowed(sch.root.mod, self.traced)
+            waiting += [child for child in module._modules.values() if child is not None]
+        replace_borrowed(sch.root.mod, self.traced)
         sch.mod = new
         sch.rebuild()
         sch.metadata.slots[Trace.name()].update(self.opaque)
 
 
-def _agree(known: Mapping[str, Any], found: Mapping[str, Any]) -> bool:
-    return known.keys() == found.keys() and all(is_same(known[name], found[name]) for name in known)
+def _have_same_values(known: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    return known.keys() == other.keys() and all(is_same_argument(known[name], other[name]) for name in known)
 
 
-def _differently(path: str) -> TracingError:
+def _conflicting_calls(path: str) -> TracingError:
     return TracingError(
-        f"trace of {path!r}: it is called with different arguments in different places, and one graph cannot"
-        " have both; accepted: the same arguments everywhere, or declare it in leaf_modules"
+        f"trace of {path!r}: calls pass different arguments, and one graph cannot serve them all;"
+        " pass the same arguments everywhere, or declare it in leaf_modules"
     )
 
 
 def _arguments_of_calls(module: nn.Module, path: str, nodes: Iterable[fx.Node]) -> Arguments:
-    """Return the arguments with which a graph calls a module: values of the graph vary, others are fixed."""
-    signature, found = forward_of(module), None
+    """Return the arguments with which a graph calls a module; values of the graph vary, others are fixed."""
+    signature, arguments = forward_of(module), None
     for node in nodes:
         try:
             bound = signature.bind(*node.args, **node.kwargs).arguments
         except TypeError as error:
             raise TracingError(f"trace of {path!r}: {error}") from None
-        for one in signature.parameters.values():
-            more = bound.pop(one.name, None) if one.kind in VARIADIC else None
-            if more and one.kind is one.VAR_POSITIONAL:
+        for parameter in signature.parameters.values():
+            more = bound.pop(parameter.name, None) if parameter.kind in VARIADIC else None
+            if more and parameter.kind is parameter.VAR_POSITIONAL:
                 raise TracingError(f"trace of {path!r}: it is called with a variable number of arguments")
             bound |= more or {}
         inputs = set()
@@ -131,13 +139,15 @@ def _arguments_of_calls(module: nn.Module, path: str, nodes: Iterable[fx.Node]) 
                 inputs.add(name)
         fixed = {name: value for name, value in bound.items() if name not in inputs}
         called = Arguments(frozenset(inputs), fixed)
-        if found is not None and (found.inputs != called.inputs or not _agree(found.fixed, called.fixed)):
-            raise _differently(path)
-        found = called
-    return found or Arguments(frozenset(), {})
+        if arguments is not None and (
+            arguments.inputs != called.inputs or not _have_same_values(arguments.fixed, called.fixed)
+        ):
+            raise _conflicting_calls(path)
+        arguments = called
+    return arguments or Arguments(frozenset(), {})
 
 
-def _arguments_given(
+def _arguments_from_options(
     sch: "Schedule",
     concrete_args: Mapping[str, Any] | None,
     inputs: Sequence[str] | None,
@@ -145,15 +155,17 @@ def _arguments_given(
 ) -> tuple[Arguments, Example | None]:
     """Return arguments and example for a user's options; arguments without a default vary unless fixed."""
     parameters = {
-        one.name: one for one in forward_of(sch.mod).parameters.values() if one.kind not in VARIADIC
+        parameter.name: parameter
+        for parameter in forward_of(sch.mod).parameters.values()
+        if parameter.kind not in VARIADIC
     }
     fixed, varying = dict(concrete_args or {}), [inputs] if isinstance(inputs, str) else list(inputs or ())
     where = f"trace of {sch.path!r} ({type(sch.mod).__name__})"
     example = None
     if example_inputs is not None:
         example = as_example(sch.mod, forward_of(sch.mod), example_inputs, where)
-        for name, value in example.given.items():
-            has_tensors = any(isinstance(one, Tensor) for one in pytree.tree_leaves(value))
+        for name, value in example.arguments.items():
+            has_tensors = any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(value))
             if has_tensors and name not in (*fixed, *varying):
                 varying.append(name)
             elif not has_tensors and name not in varying:
@@ -162,38 +174,34 @@ def _arguments_given(
         if name not in parameters:
             raise ArgumentError(f"{where}: forward has no argument {name!r}; {close_names(name, parameters)}")
     if both := sorted(set(fixed) & set(varying)):
-        raise ArgumentError(f"{where}: {both[0]!r} is in concrete_args and in inputs; accepted: one of them")
-    required = {name for name, one in parameters.items() if one.default is inspect.Parameter.empty}
+        raise ArgumentError(f"{where}: {both[0]!r} is in concrete_args and in inputs; name it in one of them")
+    required = {
+        name for name, parameter in parameters.items() if parameter.default is inspect.Parameter.empty
+    }
     varies = frozenset((required - set(fixed)) | set(varying))
     if not varies and inputs is None and parameters.keys() - fixed.keys():
-        # Its graph would be the result of a single call without arguments.
+        # The graph would record a single call without arguments.
         names = ", ".join(list(parameters)[:_SHOWN]) + (", ..." if len(parameters) > _SHOWN else "")
         raise TracingError(
-            f"{where}: every argument has a default and none is said to vary, so that all would be fixed; "
-            f"accepted: inputs, the names of those that vary among {names}"
+            f"{where}: every argument has a default, so that all would be fixed; "
+            f"name those that vary in inputs, among {names}"
         )
-    if example is not None and (missing := sorted(varies - example.given.keys())):
-        raise ArgumentError(f"{where}: example_inputs without {missing[0]!r}; accepted: all that vary")
+    if example is not None and (missing := sorted(varies - example.arguments.keys())):
+        raise ArgumentError(
+            f"{where}: example_inputs lacks {missing[0]!r}; expected a value for every argument that varies"
+        )
     return Arguments(varies, fixed), example if example is None else Example(
-        sch.mod, {**fixed, **example.given}
+        sch.mod, {**fixed, **example.arguments}
     )
 
 
 def _check_tracer(sch: "Schedule", tracer: str) -> None:
     if tracer != "fx":
-        raise ArgumentError(f"trace of {sch.path!r}: tracer {tracer!r}; accepted: 'fx'")
+        raise ArgumentError(f"trace of {sch.path!r}: tracer is {tracer!r}; expected 'fx'")
 
 
-def _refuse_wrapped(sch: "Schedule") -> None:
-    if is_wrapped(sch.mod):
-        raise ConflictError(
-            f"trace of {sch.path!r}: its forward is wrapped, {sch.conflict('checkpoint')}; "
-            "accepted: trace first, then wrap"
-        )
-
-
-def _checked(sch: "Schedule", strict: bool, capture: Callable[[], None]) -> bool:
-    """Run a capture; if it fails, raise the error, or warn and return False if not strict."""
+def _capture_or_warn(sch: "Schedule", strict: bool, capture: Callable[[], None]) -> bool:
+    """Run a capture; on failure raise the error if strict, else warn and return False."""
     try:
         capture()
     except TracingError as error:
@@ -209,7 +217,7 @@ def _checked(sch: "Schedule", strict: bool, capture: Callable[[], None]) -> bool
 
 @register_primitive()
 class Trace(Primitive):
-    """Capture the static graph of a module for primitives that look inside a forward."""
+    """Capture the static graph of a module, for primitives that change operations of its forward."""
 
     @classmethod
     def name(cls) -> str:
@@ -243,9 +251,9 @@ class Trace(Primitive):
             Also capture the modules that it calls, each in a graph of its own. A module without a static
             graph stays as it is, and the reason is in ``metadata.slots["trace"]`` by its path.
         flatten
-            Capture one graph down to leaves; the schedule loses the nodes of the modules between.
+            Capture one graph down to leaves; modules in between lose their nodes in the schedule.
         leaf_modules, leaf_functions
-            Classes or their names, and functions or their full names, that are called and not looked into.
+            Classes or their names, and functions or their full names, that the graph calls as a whole.
         concrete_args
             Values of arguments that do not vary.
         tracer
@@ -253,8 +261,8 @@ class Trace(Primitive):
         strict
             Raise if this module has no static graph; otherwise warn and return False.
         inputs
-            Arguments that vary although they have a default; the others keep their default. If every
-            argument has one, as in models that are called by keyword, some must be named.
+            Arguments that vary although they have a default; the others keep their default. Required if every
+            argument has a default, as in models that are called by keyword.
         example_inputs
             A tensor, positional arguments, or arguments by name; tensors among them vary. If a forward
             branches on a shape, a length or a type, the graph takes the branch of the example, and a call
@@ -267,19 +275,19 @@ class Trace(Primitive):
         if is_wrapped(sch.mod):
             raise ConflictError(
                 f"trace of {sch.path!r}: its forward is wrapped, {sch.conflict('checkpoint')}; "
-                "accepted: trace first, then wrap"
+                "trace first, then wrap"
             )
-        plan = _Plan(leaves, None if recursive else ())
+        plan = _TracePlan(leaves, None if recursive else ())
 
         def capture() -> None:
-            arguments, example = _arguments_given(sch, concrete_args, inputs, example_inputs)
+            arguments, example = _arguments_from_options(sch, concrete_args, inputs, example_inputs)
             if flatten:
                 traced = trace_module(sch.mod, sch.path, arguments, leaves, flatten=True, example=example)
                 plan.traced[id(sch.mod)] = traced
             else:
                 plan.add(sch.mod, sch.path, arguments, example)
 
-        if not _checked(sch, strict, capture):
+        if not _capture_or_warn(sch, strict, capture):
             return False
         plan.commit(sch)
         return True
@@ -287,7 +295,7 @@ class Trace(Primitive):
 
 @register_primitive()
 class TraceUntil(Primitive):
-    """Capture the graphs of the model and of the modules on the way down to some paths, before a cut."""
+    """Capture the graphs of the model and of the modules on the path to some modules, before a cut."""
 
     @classmethod
     def name(cls) -> str:
@@ -307,31 +315,31 @@ class TraceUntil(Primitive):
         inputs: Sequence[str] | None = None,
         example_inputs: Any = None,
     ) -> bool:
-        """Trace the root and exactly the modules down to and including each path.
+        """Trace the root and exactly the modules along each path, its end included.
 
         Parameters
         ----------
         paths
-            Paths of modules; modules beside the way to them are called as they are.
+            Paths of modules; other modules stay untraced.
         leaf_modules, leaf_functions, concrete_args, tracer, strict, inputs, example_inputs
             As of ``trace``.
         """
         _check_tracer(sch, tracer)
         if sch.parent is not None:
-            raise ConflictError(f"trace_until of {sch.path!r}: accepted: the root of the schedule only")
+            raise ConflictError(f"trace_until of {sch.path!r}: expected the root of the schedule")
         if isinstance(sch.mod, fx.GraphModule):
             raise ConflictError(f"trace_until of the root: it is traced already, {sch.conflict('trace')}")
         wanted = [paths] if isinstance(paths, str) else list(paths)
-        nodes = [sch[one] for one in wanted]
+        nodes = [sch[path] for path in wanted]
         on_the_way: dict[str, set[str]] = {}  # the path of a node with those of all its owners
         for node in nodes:
             tokens = node.path.split(".")
             on_the_way[node.path] = {".".join(tokens[: end + 1]) for end in range(len(tokens))}
         everything = {path for paths_down in on_the_way.values() for path in paths_down}
-        plan = _Plan(Leaves.of(leaf_modules, leaf_functions), everything)
+        plan = _TracePlan(Leaves.of(leaf_modules, leaf_functions), everything)
 
         def capture() -> None:
-            arguments, example = _arguments_given(sch, concrete_args, inputs, example_inputs)
+            arguments, example = _arguments_from_options(sch, concrete_args, inputs, example_inputs)
             plan.add(sch.mod, "", arguments, example)
             for node in nodes:
                 for path, reason in plan.opaque.items():
@@ -341,10 +349,10 @@ class TraceUntil(Primitive):
                 if id(node.mod) not in plan.traced and not is_left:
                     raise TracingError(
                         f"trace_until of {node.path!r}: no traced module calls it; "
-                        "accepted: what its owner's forward calls"
+                        "expected a module that the forward of its owner calls"
                     )
 
-        if not _checked(sch, strict, capture):
+        if not _capture_or_warn(sch, strict, capture):
             return False
         plan.commit(sch)
         return True
@@ -357,7 +365,7 @@ def ensure_traced(sch: "Schedule") -> None:
 
 
 def check_is_called(sch: "Schedule", primitive: str) -> None:
-    """Reject a module whose owner no longer calls it, since its operations are in the owner's graph."""
+    """Reject a module that its owner no longer calls because its operations are in the graph of the owner."""
     owner = sch.parent.mod if sch.parent is not None else None
     if not (isinstance(owner, TracedModule) and is_inlined(sch.mod)):
         return
@@ -365,7 +373,7 @@ def check_is_called(sch: "Schedule", primitive: str) -> None:
     if all(node.target != sch.name for node in nodes):
         raise ConflictError(
             f"{primitive} of {sch.path!r}: its operations are in the graph of its owner,"
-            f" {sch.conflict('trace')}; accepted: {primitive} first, then trace"
+            f" {sch.conflict('trace')}; apply {primitive} first, then trace"
         )
 
 
@@ -374,10 +382,10 @@ def graph_of(sch: "Schedule", primitive: str) -> TracedModule:
     if is_wrapped(sch.mod):
         raise ConflictError(
             f"{primitive} of {sch.path!r}: its forward is wrapped, {sch.conflict('checkpoint')};"
-            " accepted: change the graph first, then wrap"
+            " change the graph first, then wrap"
         )
     if not isinstance(sch.mod, TracedModule):
         raise KindError(
-            f"{primitive} of {sch.path!r}: {type(sch.mod).__name__} is not traced; accepted: trace it"
+            f"{primitive} of {sch.path!r}: {type(sch.mod).__name__} is not traced; trace it first"
         )
     return sch.mod

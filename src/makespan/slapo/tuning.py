@@ -1,6 +1,6 @@
-"""Tuner: spaces that need not be rectangles, search strategies, and a database of evaluations.
+"""Tuner: non-rectangular spaces, search strategies, and a database of evaluations.
 
-The module does not import torch. The same arguments evaluate the same points in the same order.
+The module does not import torch. Equal arguments evaluate the same points in the same order.
 """
 
 import json
@@ -27,14 +27,14 @@ Point = Mapping[str, Value]
 
 
 class UnfixedSymbolError(MakespanError, ValueError):
-    """The value of a symbol is read before it has one."""
+    """The value of a symbol is read before it is fixed."""
 
 
 class Symbol:
-    """A choice: its candidates, or its value once that is fixed.
+    """A choice with candidates, and a value once it is fixed.
 
-    Every comparison of a symbol without a value is false, so that a declaration takes branches that depend on
-    the symbol only once it has a value.
+    Every comparison of a symbol without a value is false, so that a declaration takes a branch that depends
+    on the symbol only once it has a value.
     """
 
     def __init__(self, name: str, candidates: Sequence[Value], fixed: Value | None = None) -> None:
@@ -52,10 +52,11 @@ class Symbol:
 
     @property
     def value(self) -> Value:
-        """Its value; raises `UnfixedSymbolError`, a `ValueError`, while there is none."""
+        """Its value; raises `UnfixedSymbolError`, a `ValueError`, without one."""
         if self._value is None:
             raise UnfixedSymbolError(
-                f"symbol {self.name!r} has no value yet; accepted: comparisons, which are false until then"
+                f"symbol {self.name!r} has no value yet; until then it can only be compared, "
+                "and every comparison is false"
             )
         return self._value
 
@@ -92,13 +93,13 @@ class Space:
     Parameters
     ----------
     declare
-        Function that creates symbols and constraints in a space. It is called again whenever one more symbol
-        has a value, so that candidates of later symbols may depend on earlier ones. Without it symbols are
+        Function that creates symbols and constraints in a space. It is called again whenever another symbol
+        is fixed, so that candidates of later symbols may depend on earlier ones. Without it, symbols are
         created in the space itself and span a grid.
 
     Notes
     -----
-    The space need not be a rectangle: branches of the declaration, `constrain` and `Polygon` cut it.
+    Branches of the declaration, `constrain` and `Polygon` make the space non-rectangular.
     """
 
     def __init__(self, declare: Callable[["Space"], object] | None = None) -> None:
@@ -113,14 +114,14 @@ class Space:
         Raises
         ------
         InputError
-            A candidate occurs twice, or is not a number, text or truth value.
+            A candidate occurs twice, or is not a number, string or boolean.
         """
         candidates = [getattr(value, "item", lambda value=value: value)() for value in values]
         wrong = [value for value in candidates if not isinstance(value, Value)]
         if wrong or len(set(candidates)) != len(candidates):
             raise InputError(
-                f"symbol {name!r}: found candidates {candidates}; accepted: numbers, texts and truth values, "
-                "each once"
+                f"symbol {name!r}: candidates are {candidates}; expected distinct numbers, strings and "
+                "booleans"
             )
         self._symbols[name] = Symbol(name, candidates, self._fixed.get(name))
         return self._symbols[name]
@@ -143,7 +144,7 @@ class Space:
         return len(self.enumerate())
 
     def _at(self, fixed: Point) -> "Space":
-        """Return the space that the declaration gives with some symbols fixed."""
+        """Return the space that the declaration creates with some symbols fixed."""
         scope = Space()
         scope._fixed = fixed
         if self._declare is not None:
@@ -155,7 +156,7 @@ class Space:
         lost = sorted(set(fixed) - set(scope._symbols))
         if lost:
             raise InputError(
-                f"symbol {lost[0]!r} is not declared where {dict(fixed)}; accepted: a declaration that keeps "
+                f"symbol {lost[0]!r} is not declared where {dict(fixed)}; a declaration must keep the "
                 "symbols that have values"
             )
         return scope
@@ -173,15 +174,15 @@ class Space:
 
 @dataclass(frozen=True, slots=True)
 class Polygon:
-    """A region of two symbols, its border included.
+    """A region of two symbols, border included.
 
     Parameters
     ----------
     x, y
         Names of the symbols.
     vertices
-        Corners (x, y), in order. Numbers are taken as they are written in decimals, so that a point on a
-        slanted edge is inside although floats are rounded.
+        Corners (x, y), in order. Numbers are read as decimals, so that rounding of floats does not move a
+        point off a slanted edge.
     """
 
     x: str
@@ -190,13 +191,13 @@ class Polygon:
 
     def __post_init__(self) -> None:
         if len(self.vertices) < 3:
-            raise InputError(f"found a polygon of {len(self.vertices)} vertices; accepted: three or more")
+            raise InputError(f"a polygon has {len(self.vertices)} vertices; expected at least three")
 
     def __call__(self, point: Point) -> bool:
         """Return True if a point of the space is inside or on the border."""
         x, y = (Fraction(str(point[name])) for name in (self.x, self.y))
-        corners = [(Fraction(str(one)), Fraction(str(other))) for one, other in self.vertices]
-        # Count the edges that a ray to one side crosses; an odd number means inside.
+        corners = [(Fraction(str(x)), Fraction(str(other))) for x, other in self.vertices]
+        # A point is inside if a horizontal ray from it crosses an odd number of edges.
         is_inside = False
         for (x1, y1), (x2, y2) in zip(corners, [*corners[1:], corners[0]], strict=True):
             side = (x2 - x1) * (y - y1) - (y2 - y1) * (x - x1)
@@ -222,17 +223,17 @@ class Evaluation:
     point
         Values of the symbols.
     status
-        ``ok``; ``oom``, memory ran out; ``invalid``, the point contradicts itself, which costs no evaluation;
-        ``fail``, anything else.
+        ``ok``; ``oom``, out of memory; ``invalid``, the point is inconsistent, which costs no evaluation;
+        ``fail``, any other failure.
     value
         Value to maximise; None unless the status is ``ok``.
     info
-        All other results of the objective, as JSON.
+        Other results of the objective, as JSON.
 
     Raises
     ------
     InputError
-        The status is none of these, or the value is missing, not finite, or superfluous.
+        The status is unknown, or the value is missing, not finite, or superfluous.
     """
 
     point: Point
@@ -241,15 +242,15 @@ class Evaluation:
     info: Mapping[str, Any]
 
     def __post_init__(self) -> None:
-        accepted = self.status in STATUSES and (
+        is_valid = self.status in STATUSES and (
             (self.value is not None and math.isfinite(self.value))
             if self.status == "ok"
             else self.value is None
         )
-        if not accepted:
+        if not is_valid:
             raise InputError(
-                f"point {dict(self.point)}: found status {self.status!r} with value {self.value!r}; "
-                f"accepted: ok with a finite number, or {', '.join(STATUSES[1:])} with none"
+                f"point {dict(self.point)}: status is {self.status!r} with value {self.value!r}; "
+                f"expected ok with a finite number, or {', '.join(STATUSES[1:])} with None"
             )
 
     @property
@@ -259,7 +260,7 @@ class Evaluation:
 
 
 def key_of(point: Point) -> str:
-    """Return a text that is the same for equal points, in any order of symbols; 1 is equal to 1.0."""
+    """Return a key that is the same for equal points, in any order of symbols; 1 equals 1.0."""
     plain = {
         name: int(value) if isinstance(value, float) and value.is_integer() else value
         for name, value in point.items()
@@ -268,9 +269,9 @@ def key_of(point: Point) -> str:
 
 
 class Database:
-    """Evaluations in a file of JSON lines, each on disk before the next one begins.
+    """Evaluations in a file of JSON lines, each on disk before the next evaluation begins.
 
-    A last line that a killed process left unfinished is dropped. Raises `TraceError` if another line is no
+    An unfinished last line of a killed process is dropped. Raises `TraceError` if another line is not an
     evaluation; the message names file and line.
     """
 
@@ -280,7 +281,7 @@ class Database:
         self._whole_bytes = content.rfind(b"\n") + 1
         lines = content[: self._whole_bytes].splitlines()
         read = [self._read(line, number) for number, line in enumerate(lines, start=1)]
-        self._known = {key_of(one.point): one for one in read}
+        self._known = {key_of(evaluation.point): evaluation for evaluation in read}
 
     def _read(self, line: bytes, number: int) -> Evaluation:
         try:
@@ -288,7 +289,7 @@ class Database:
             return Evaluation(dict(raw["point"]), raw["status"], raw["value"], dict(raw["info"]))
         except (ValueError, KeyError, TypeError, InputError) as error:
             raise TraceError(
-                f"{self._path}: line {number}: {error}; accepted: an evaluation with point, status, value "
+                f"{self._path}: line {number}: {error}; expected an evaluation with point, status, value "
                 "and info"
             ) from None
 
@@ -297,7 +298,7 @@ class Database:
         return {key: self._known[key] for key in map(key_of, points) if key in self._known}
 
     def append(self, evaluation: Evaluation) -> None:
-        """Write one evaluation and wait until it is on disk."""
+        """Append an evaluation and wait until it is on disk."""
         record = {
             "point": dict(evaluation.point),
             "status": evaluation.status,
@@ -306,7 +307,7 @@ class Database:
         }
         line = json.dumps(record, allow_nan=False) + "\n"
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        # Cut off what a killed process left of a line, or the next line would be joined to it.
+        # Cut off the unfinished line of a killed process, to which this line would be joined.
         with self._path.open("ab") as stream:
             stream.truncate(self._whole_bytes)
             stream.seek(self._whole_bytes)
@@ -319,17 +320,17 @@ class Database:
 
 # --- Strategies ---
 #
-# A strategy is a generator: it yields the next point and receives the evaluation of it.
+# A strategy is a generator: it yields the next point and receives its evaluation.
 
 Search = Generator[Point, Evaluation, None]
 
 
 class Strategy(ABC):
-    """An order in which to try points; immutable, as the state of a search is that of its generator."""
+    """An order in which to try points; immutable, as the generator holds the state of a search."""
 
     name: ClassVar[str]
     finds_best: ClassVar[bool] = True
-    """True if a search that ends by itself leaves no better point."""
+    """True if a search that is not stopped finds the best point."""
 
     @abstractmethod
     def search(
@@ -337,12 +338,12 @@ class Strategy(ABC):
     ) -> Search:
         """Yield points of the space, one at a time, and receive the evaluation of each.
 
-        A point may be yielded again; it is not evaluated twice. ``known``: evaluations in the database, by
-        key.
+        A point may be yielded again; it is evaluated once. ``known`` holds the evaluations in the database,
+        by key.
         """
 
     def round_of(self, point: Point) -> Hashable:
-        """Return the key of the round of a point; patience counts rounds without a better point."""
+        """Return the round of a point; patience counts rounds without a better point."""
         return key_of(point)
 
 
@@ -362,7 +363,7 @@ class Exhaustive(Strategy):
 
 @dataclass(frozen=True, slots=True)
 class Random(Strategy):
-    """Every point, in random order; a budget makes it a sample."""
+    """Every point, in random order; with a budget, a random sample."""
 
     name = "random"
 
@@ -376,7 +377,7 @@ class Random(Strategy):
 
 @dataclass(frozen=True, slots=True)
 class CoordinateDescent(Strategy):
-    """Take the best value of one symbol at a time, from random points, until no symbol has a better one."""
+    """Optimise one symbol at a time, from random points, until no symbol has a better value."""
 
     starts: int = 3
     name = "coordinate_descent"
@@ -385,7 +386,7 @@ class CoordinateDescent(Strategy):
     def search(
         self, points: Sequence[Point], rng: np.random.Generator, known: Mapping[str, Evaluation]
     ) -> Search:
-        """Yield the lines through the best point so far, from each start."""
+        """Yield the lines through the best point so far, for each start."""
         for index in rng.choice(len(points), size=min(self.starts, len(points)), replace=False):
             best = yield points[int(index)]
             is_better = True
@@ -402,7 +403,7 @@ class CoordinateDescent(Strategy):
                     best_of_line = best
                     for point in line:
                         tried = yield point
-                        best_of_line = max(best_of_line, tried, key=lambda one: one.score)
+                        best_of_line = max(best_of_line, tried, key=lambda evaluation: evaluation.score)
                     is_better |= best_of_line.score > best.score
                     best = best_of_line
 
@@ -431,25 +432,25 @@ class Frontier(Strategy):
     def search(
         self, points: Sequence[Point], rng: np.random.Generator, known: Mapping[str, Evaluation]
     ) -> Search:
-        """Yield the points of the border, except those that another one out of memory implies."""
+        """Yield the points of the border, except those that cannot fit according to another one."""
         if wrong := [point for point in points if not {self.grows, self.saves} <= set(point)]:
             raise InputError(
-                f"strategy frontier: found a space of {', '.join(wrong[0])}; accepted: one with "
-                f"{self.grows} and {self.saves}"
+                f"strategy frontier: the space has {', '.join(wrong[0])}; expected {self.grows} "
+                f"and {self.saves}"
             )
         borders: defaultdict[str, list[Point]] = defaultdict(list)
         for point in points:
             borders[self._others(point)].append(point)
         for others, points_of_border in borders.items():
             full = [
-                one.point
-                for one in known.values()
-                if one.status == "oom" and self._others(one.point) == others
+                evaluation.point
+                for evaluation in known.values()
+                if evaluation.status == "oom" and self._others(evaluation.point) == others
             ]
             yield from self._border(points_of_border, full)
 
     def round_of(self, point: Point) -> Hashable:
-        """Return the value with which memory grows, so that patience counts batch sizes, not points."""
+        """Return the value with which memory grows: patience counts batch sizes rather than points."""
         return self._others(point), point[self.grows]
 
     def _others(self, point: Point) -> str:
@@ -459,9 +460,9 @@ class Frontier(Strategy):
         rows: defaultdict[Value, list[Point]] = defaultdict(list)
         for point in points:
             rows[point[self.grows]].append(point)
-        level, fits = math.inf, False  # the last value of the second symbol, and whether it fitted
+        level, fits = math.inf, False  # the last value of the second symbol, and whether it fits
         for size in sorted(rows, key=_number, reverse=True):
-            for point in sorted(rows[size], key=lambda one: _number(one[self.saves]), reverse=True):
+            for point in sorted(rows[size], key=lambda point: _number(point[self.saves]), reverse=True):
                 saved = _number(point[self.saves])
                 if saved > level or (saved == level and fits):
                     continue
@@ -475,7 +476,7 @@ class Frontier(Strategy):
                 fits = True
 
     def _is_implied(self, point: Point, full: Point) -> bool:
-        """Return True if a point needs at least the memory of another one that did not fit."""
+        """Return True if a point needs at least the memory of another one that does not fit."""
         return (
             point != full
             and _number(point[self.grows]) >= _number(full[self.grows])
@@ -485,7 +486,7 @@ class Frontier(Strategy):
 
 def _number(value: Value) -> float:
     if isinstance(value, str):
-        raise InputError(f"strategy frontier: found the value {value!r}; accepted: numbers")
+        raise InputError(f"strategy frontier: got the value {value!r}; expected numbers")
     return float(value)
 
 
@@ -518,18 +519,18 @@ class Result:
     best, best_value
         The best point and its value; None if no point is ``ok``.
     history
-        Every point that was evaluated or found in the database, in the order of the search.
+        Every point that was evaluated or read from the database, in the order of the search.
     n_space
         Number of points of the space.
     stopped
-        ``finished``, the strategy had no more points; or the reason for an earlier end: ``budget``,
-        ``patience`` (a better point may remain unseen), or ``fail``.
+        ``finished``, the strategy had no more points; or the reason of an early stop: ``budget``,
+        ``patience`` (a better point may exist), or ``fail``.
     optimum
-        ``best`` of the space, as far as the assumptions of the strategy hold; ``local``, no single symbol has
-        a better value, but points that differ in several were not tried; ``unknown`` if the search ended
+        ``best`` of the space, if the assumptions of the strategy hold; ``local``, no single symbol has a
+        better value, but points that differ in several were not tried; ``unknown`` if the search stopped
         early, or found nothing.
     spread
-        Largest difference between evaluations of one point; None if none was repeated.
+        Largest difference between evaluations of a point; None if none was repeated.
     """
 
     best: Point | None
@@ -543,12 +544,12 @@ class Result:
     @property
     def n_eval(self) -> int:
         """Number of evaluations, including those out of memory; invalid points cost none."""
-        return sum(one.status != "invalid" for one in self.history)
+        return sum(evaluation.status != "invalid" for evaluation in self.history)
 
     @property
     def n_oom(self) -> int:
         """Number of evaluations that ran out of memory."""
-        return sum(one.status == "oom" for one in self.history)
+        return sum(evaluation.status == "oom" for evaluation in self.history)
 
     @property
     def share(self) -> float:
@@ -583,9 +584,9 @@ def tune(
     strategy
         One of `STRATEGIES`, by name or as a value.
     budget
-        Number of evaluations after which the search ends.
+        Number of evaluations after which the search stops.
     patience
-        Rounds without a better point after which it ends, counted from the first point that is ``ok``. A
+        Rounds without a better point after which it stops, counted from the first point that is ``ok``. A
         round is one point, or all points of a batch size for ``frontier``.
     db
         File of evaluations, see `Database`: its points are not evaluated again, and new evaluations are
@@ -593,17 +594,17 @@ def tune(
     seed
         Seed of random strategies.
     on_fail
-        After a status ``fail``: ``skip``, continue; ``stop-symbol``, leave out all points that differ from it
-        only in the last symbol; ``stop-all``, end.
+        After a status ``fail``: ``skip``, continue; ``stop-symbol``, skip all points that differ from it only
+        in the last symbol; ``stop-all``, stop.
     repeats
-        Further evaluations of the best point and of its rivals, the points whose value differs from the best
-        by no more than evaluations of one point differ from each other; medians decide. They cost no budget.
-        0 for a deterministic objective.
+        Further evaluations of the best point and of its rivals: points whose value differs from the best by
+        no more than evaluations of one point differ. Medians decide. They cost no budget. 0 for a
+        deterministic objective.
 
     Raises
     ------
     InputError, TraceError
-        The space is empty, or the strategy cannot search it; the file is no database.
+        The space is empty, or the strategy cannot search it; the file is not a database.
 
     Notes
     -----
@@ -612,14 +613,14 @@ def tune(
     """
     points = Space(space_fn).enumerate()
     if not points:
-        raise InputError("found a space without points; accepted: at least one")
+        raise InputError("the space has no points")
     chosen = strategy_named(strategy) if isinstance(strategy, str) else strategy
     store = None if db is None else Database(db)
     known = {} if store is None else store.known(points)
-    run = _Run(eval_fn, store, dict(known), on_fail)
+    run = _SearchRun(eval_fn, store, dict(known), on_fail)
     stopped = run.follow(chosen, points, np.random.default_rng(seed), budget, patience)
     spread = run.repeat(repeats)
-    best = max(run.history, key=lambda one: one.score, default=None)
+    best = max(run.history, key=lambda evaluation: evaluation.score, default=None)
     if best is None or best.value is None:
         return Result(None, None, tuple(run.history), len(points), stopped, spread=spread)
     optimum: Optimum = "unknown"
@@ -630,8 +631,8 @@ def tune(
     return Result(best.point, best.value, tuple(run.history), len(points), stopped, optimum, spread)
 
 
-class _Run:
-    """State of one search: points asked for, evaluations, and points left out."""
+class _SearchRun:
+    """State of one search: requested points, evaluations, and skipped points."""
 
     def __init__(
         self, eval_fn: Objective, store: Database | None, known: dict[str, Evaluation], on_fail: OnFail
@@ -650,46 +651,50 @@ class _Run:
         patience: int | None,
     ) -> Stop:
         search = strategy.search(list(points), rng, dict(self._known))
-        rounds = _Rounds(patience)
+        rounds = _PatienceCounter(patience)
         point = next(search, None)
         while point is not None:
             if _line_of(point) in self._left_out:
-                found = Evaluation(point, "fail", None, {"left_out": True})
+                evaluation = Evaluation(point, "fail", None, {"left_out": True})
             else:
                 if rounds.are_enough_before(strategy.round_of(point)):
                     return "patience"
-                if budget is not None and self._costs(point) and self._spent() >= budget:
-                    return "budget"
-                found = self._evaluated(point)
-                rounds.note(found)
-                if found.status == "fail" and self._on_fail == "stop-all":
+                if budget is not None and key_of(point) not in self._asked:
+                    n_spent = sum(evaluation.status != "invalid" for evaluation in self.history)
+                    if n_spent >= budget:
+                        return "budget"
+                evaluation = self._evaluate(point)
+                rounds.note(evaluation)
+                if evaluation.status == "fail" and self._on_fail == "stop-all":
                     return "fail"
-                if found.status == "fail" and self._on_fail == "stop-symbol":
+                if evaluation.status == "fail" and self._on_fail == "stop-symbol":
                     self._left_out.add(_line_of(point))
             try:
-                point = search.send(found)
+                point = search.send(evaluation)
             except StopIteration:
                 point = None
         return "finished"
 
     def repeat(self, repeats: int) -> float | None:
-        """Evaluate the best point and its rivals again; return the largest spread of a point."""
+        """Repeat evaluations of the best point and its rivals; return the largest spread of a point."""
         values: dict[str, list[float]] = {}
-        for one in self.history:
-            if one.value is not None:
-                # A point in the database may have been repeated by an earlier search.
-                known = one.info.get("values")
+        for evaluation in self.history:
+            if evaluation.value is not None:
+                # An earlier search may have repeated a point of the database.
+                known = evaluation.info.get("values")
                 if isinstance(known, list) and known:
-                    values[key_of(one.point)] = [float(value) for value in known]
+                    values[key_of(evaluation.point)] = [float(value) for value in known]
                 else:
-                    values[key_of(one.point)] = [one.score]
+                    values[key_of(evaluation.point)] = [evaluation.score]
         if repeats < 1 or not values:
             return None
         while True:
             ranked = sorted(values, key=lambda key: float(np.median(values[key])), reverse=True)
-            spread = max((max(one) - min(one) for one in values.values() if len(one) > 1), default=0.0)
+            spread = max(
+                (max(repeats) - min(repeats) for repeats in values.values() if len(repeats) > 1), default=0.0
+            )
             best = float(np.median(values[ranked[0]]))
-            # The best and the next point show the noise; two values that differ are too few to estimate it.
+            # Repeats of the best two points estimate the noise; if two values differ, a third one is needed.
             fewest = min(3 if spread else 2, repeats + 1)
             unsure = [key for key in ranked[:2] if len(values[key]) < fewest]
             rivals = unsure or [key for key in ranked if float(np.median(values[key])) >= best - spread]
@@ -701,29 +706,25 @@ class _Run:
 
     def _evaluate_again(self, key: str, values: list[float]) -> None:
         place, known = next(
-            (place, one) for place, one in enumerate(self.history) if key_of(one.point) == key
+            (place, evaluation)
+            for place, evaluation in enumerate(self.history)
+            if key_of(evaluation.point) == key
         )
-        found = _tried(self._eval_fn, known.point)
-        if found.value is not None:
-            values.append(found.value)
+        evaluation = _evaluate_point(self._eval_fn, known.point)
+        if evaluation.value is not None:
+            values.append(evaluation.value)
             middle = float(np.median(values))
-            found = Evaluation(known.point, "ok", middle, {**found.info, "values": list(values)})
-        else:  # the point does not always fit into memory, so it must not win
+            evaluation = Evaluation(known.point, "ok", middle, {**evaluation.info, "values": list(values)})
+        else:  # a point that does not always fit into memory must not win
             values[:] = [-np.inf] * (len(values) + 1)
-        self.history[place] = self._known[key] = found
+        self.history[place] = self._known[key] = evaluation
         if self._store is not None:
-            self._store.append(found)
+            self._store.append(evaluation)
 
-    def _costs(self, point: Point) -> bool:
-        return key_of(point) not in self._asked
-
-    def _spent(self) -> int:
-        return sum(one.status != "invalid" for one in self.history)
-
-    def _evaluated(self, point: Point) -> Evaluation:
+    def _evaluate(self, point: Point) -> Evaluation:
         key = key_of(point)
         if key not in self._known:
-            self._known[key] = _tried(self._eval_fn, point)
+            self._known[key] = _evaluate_point(self._eval_fn, point)
             if self._store is not None:
                 self._store.append(self._known[key])
         if key not in self._asked:
@@ -732,7 +733,7 @@ class _Run:
         return self._known[key]
 
 
-class _Rounds:
+class _PatienceCounter:
     """Counter of rounds without a better point."""
 
     def __init__(self, patience: int | None) -> None:
@@ -742,28 +743,28 @@ class _Rounds:
         self._n_idle = 0
         self._best = -np.inf
 
-    def are_enough_before(self, one: Hashable) -> bool:
-        """Begin a round if its key is new; return True if patience has run out before it."""
-        if one != self._round:
+    def are_enough_before(self, key: Hashable) -> bool:
+        """Begin a round if its key is new; return True if patience is exhausted before it."""
+        if key != self._round:
             self._n_idle = 0 if self._is_better or self._best == -np.inf else self._n_idle + 1
-            self._round, self._is_better = one, False
+            self._round, self._is_better = key, False
         return self._patience is not None and self._n_idle >= self._patience
 
-    def note(self, found: Evaluation) -> None:
-        if found.score > self._best:
-            self._best, self._is_better = found.score, True
+    def note(self, evaluation: Evaluation) -> None:
+        if evaluation.score > self._best:
+            self._best, self._is_better = evaluation.score, True
 
 
 def _line_of(point: Point) -> str:
-    """Return a key that points share if they differ in the last symbol alone."""
+    """Return a key that points share if they differ only in the last symbol."""
     return key_of(dict(list(point.items())[:-1]))
 
 
-def _tried(eval_fn: Objective, point: Point) -> Evaluation:
+def _evaluate_point(eval_fn: Objective, point: Point) -> Evaluation:
     try:
         status, value, info = eval_fn(point)
     except Exception as error:
-        # The error of torch is recognised by its name, so that torch need not be imported.
+        # By the names of the classes, so that torch need not be imported.
         names = {kind.__name__ for kind in type(error).__mro__}
         is_named_so = isinstance(error, RuntimeError) and "out of memory" in str(error).lower()
         if not ({"MemoryError", "OutOfMemoryError"} & names or is_named_so):

@@ -2,8 +2,10 @@
 
 Copies of both models run with the same weights, inputs and random numbers: by default first in evaluation
 mode, then in training mode without dropout. If they differ, both run once more with hooks that record every
-module, and the report names the modules at which they diverge. The processes of the group exchange results
-before they branch on them, so that all reach the same collectives.
+module, and the report names the modules at which they diverge.
+
+Two rules hold throughout. Processes exchange their results before they branch on them, so that all of them
+reach the same collectives. The user's model, its modes and its random generators do not change.
 """
 
 import copy
@@ -15,7 +17,7 @@ import sys
 import types
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -31,8 +33,8 @@ from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree  # there is no public name for it
 
 from makespan.slapo.building import consolidate
-from makespan.slapo.errors import ArgumentError, KindError, VerificationError, shown
-from makespan.slapo.graphs import TracedModule, copied_object, opened
+from makespan.slapo.errors import ArgumentError, KindError, VerificationError, short_repr
+from makespan.slapo.graphs import TracedModule, copied_object, expanded
 from makespan.slapo.layouts import PARTIAL, Ranks, TensorShard, cut, sharding_of
 from makespan.slapo.pipelining import Partition, partition
 from makespan.slapo.schedule import JournalEntry, Schedule, create_schedule, digest, primitive_named
@@ -50,7 +52,7 @@ _TOLERANCES = {
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """Accepted error: ``rtol`` relative to the value, ``atol`` to the largest value of its tensor."""
+    """Tolerated error: ``rtol`` of the value, and ``atol`` of the largest value of its tensor."""
 
     rtol: float
     atol: float
@@ -86,11 +88,11 @@ class Comparison:
         return f"{self.kind} {self.name}: {self.fault or 'agrees'}"
 
 
-def tolerance_for(dtype: torch.dtype, what: str, rtol: float | None, atol: float | None) -> Tolerance:
+def tolerance_for(dtype: torch.dtype, kind: str, rtol: float | None, atol: float | None) -> Tolerance:
     """Return the tolerance of outputs or gradients of a type; ``rtol`` and ``atol`` override defaults."""
     if not (dtype.is_floating_point or dtype.is_complex):
         return Tolerance(0.0, 0.0)
-    known = _TOLERANCES.get(dtype.to_real(), _TOLERANCES[torch.bfloat16])[what]
+    known = _TOLERANCES.get(dtype.to_real(), _TOLERANCES[torch.bfloat16])[kind]
     return Tolerance(known if rtol is None else rtol, known if atol is None else atol)
 
 
@@ -109,7 +111,7 @@ def size_of(tensor: Tensor) -> float:
 
 
 def compare(
-    kind: str, name: str, actual: Tensor, expected: Tensor, accepted: Tolerance, size: float | None = None
+    kind: str, name: str, actual: Tensor, expected: Tensor, tolerance: Tolerance, size: float | None = None
 ) -> Comparison:
     """Compare a tensor with the expected one.
 
@@ -117,11 +119,11 @@ def compare(
     tensors of the kind if all values of this one may be rounding errors.
     """
     if actual.shape != expected.shape:
-        fault = f"has shape {tuple(actual.shape)}; expected: {tuple(expected.shape)}"
+        fault = f"has shape {tuple(actual.shape)}; expected {tuple(expected.shape)}"
         return Comparison(kind, name, math.nan, math.nan, fault)
     if actual.dtype != expected.dtype:
         return Comparison(
-            kind, name, math.nan, math.nan, f"has type {actual.dtype}; expected: {expected.dtype}"
+            kind, name, math.nan, math.nan, f"has type {actual.dtype}; expected {expected.dtype}"
         )
     scale = size_of(expected) if size is None else size
     actual, expected = actual.detach(), expected.detach()
@@ -130,8 +132,8 @@ def compare(
     difference = actual.to(wide) - expected.to(wide)
     largest = size_of(difference)
     relative = largest / scale if scale else math.inf if largest else 0.0
-    rtol, atol = (accepted.rtol, accepted.atol * scale) if is_number else (0.0, 0.0)
-    # The usual case needs no second pass; assert_close decides on NaN, infinity and the relative tolerance.
+    rtol, atol = (tolerance.rtol, tolerance.atol * scale) if is_number else (0.0, 0.0)
+    # Tensors that agree need no second pass; assert_close decides on NaN, infinity and relative tolerance.
     is_finite = bool(torch.isfinite(difference.sum()))
     if is_finite and largest <= atol:
         return Comparison(kind, name, largest, relative)
@@ -141,7 +143,7 @@ def compare(
         n_off = int((~torch.isclose(actual, expected, rtol=rtol, atol=atol, equal_nan=True)).sum())
         fault = (
             f"{n_off} of {expected.numel()} values differ, by up to {largest:.3g} where the largest is "
-            f"{scale:.3g}; accepted: {accepted}"
+            f"{scale:.3g}; tolerated: {tolerance}"
         )
         return Comparison(kind, name, largest, relative, fault)
     return Comparison(kind, name, largest, relative)
@@ -149,8 +151,8 @@ def compare(
 
 # --- Copies of modules ---
 #
-# `copy.deepcopy` drops the hooks of a traced module, and a function that is attached to a module keeps
-# calling the module that it was made for.
+# `copy.deepcopy` does not suffice: it drops the hooks of a traced module, and a function that is attached to
+# a module keeps calling the original module. Buffers and parameters also get values of our own.
 
 _TABLES = ("_parameters", "_buffers", "_modules")
 _MADE_ANEW = ("_graph", "_compiled_call_impl")
@@ -182,7 +184,8 @@ class _Copier:
         self._kept: list[Any] = []  # originals are kept alive, so that no id is reused
 
     def copy(self, root: nn.Module) -> nn.Module:
-        """Copy a module and all below it: first objects, then their content, as references are circular."""
+        """Copy a module and all modules below it."""
+        # Empty objects first, then their content: modules, hooks and wrappers refer to each other in circles.
         modules = list(root.modules())
         for module in modules:
             self._remember(module, type(module).__new__(type(module)))
@@ -213,7 +216,9 @@ class _Copier:
     def _fill(self, old: nn.Module, new: nn.Module) -> None:
         for name, value in vars(old).items():
             if name in _TABLES:
-                mapped = {key: None if one is None else self._done[id(one)] for key, one in value.items()}
+                mapped = {
+                    key: None if entry is None else self._done[id(entry)] for key, entry in value.items()
+                }
                 vars(new)[name] = type(value)(mapped)
             elif name in _MADE_ANEW:
                 continue
@@ -223,7 +228,7 @@ class _Copier:
                 vars(new)[name] = value.copy() if is_own else mapped
 
     def _mapped(self, value: Any) -> Any:
-        """Return the counterpart of a value in the copy: the value itself if it refers to nothing copied."""
+        """Return the counterpart of a value in the copy, the value itself if it refers to nothing copied."""
         if id(value) in self._done:
             return self._done[id(value)]
         match value:
@@ -233,12 +238,12 @@ class _Copier:
             case types.MethodType():
                 return types.MethodType(value.__func__, self._mapped(value.__self__))
             case functools.partial():
-                keywords = {key: self._mapped(one) for key, one in value.keywords.items()}
+                keywords = {key: self._mapped(element) for key, element in value.keywords.items()}
                 return functools.partial(self._mapped(value.func), *map(self._mapped, value.args), **keywords)
             case types.FunctionType():
                 return self._function(value)
             case dict():
-                mapped = {key: self._mapped(one) for key, one in value.items()}
+                mapped = {key: self._mapped(element) for key, element in value.items()}
                 if not _is_other(mapped, value):
                     return value
                 new = value.copy()  # of the same class, in the same order
@@ -246,7 +251,7 @@ class _Copier:
                 return new
             case list() | set() | tuple():
                 parts = list(map(self._mapped, value))
-                if all(one is other for one, other in zip(parts, value, strict=True)):
+                if all(element is other for element, other in zip(parts, value, strict=True)):
                     return value
                 return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
         if callable(value) and not isinstance(value, type) and hasattr(value, "__dict__"):
@@ -256,7 +261,7 @@ class _Copier:
     def _object(self, value: Any) -> Any:
         """Copy a callable object, such as a wrapper of a forward, if it refers to something copied."""
         self._remember(value, value)  # it may refer to itself
-        mapped = {name: self._mapped(one) for name, one in vars(value).items()}
+        mapped = {name: self._mapped(attribute) for name, attribute in vars(value).items()}
         if not _is_other(mapped, vars(value)):
             return value
         new = object.__new__(type(value))
@@ -272,12 +277,14 @@ class _Copier:
         self._remember(value, value)  # a function may refer to itself
         held = [cell.cell_contents if _is_set(cell) else cell for cell in cells]
         mapped = [
-            self._mapped(one) if one is not cell else cell for one, cell in zip(held, cells, strict=True)
+            self._mapped(content) if content is not cell else cell
+            for content, cell in zip(held, cells, strict=True)
         ]
-        if all(one is other for one, other in zip(held, mapped, strict=True)):
+        if all(content is other for content, other in zip(held, mapped, strict=True)):
             return value
         closure = tuple(
-            cell if one is cell else types.CellType(one) for one, cell in zip(mapped, cells, strict=True)
+            cell if content is cell else types.CellType(content)
+            for content, cell in zip(mapped, cells, strict=True)
         )
         new = types.FunctionType(
             value.__code__, value.__globals__, value.__name__, value.__defaults__, closure
@@ -289,7 +296,7 @@ class _Copier:
 
 
 def _is_other(mapped: dict[Any, Any], value: dict[Any, Any]) -> bool:
-    return any(mapped[key] is not one for key, one in value.items())
+    return any(mapped[key] is not element for key, element in value.items())
 
 
 def _is_set(cell: types.CellType) -> bool:
@@ -307,12 +314,12 @@ _SHOWN_PLACES = 6
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Divergence:
     """A module at which original and scheduled model diverge.
 
     Parameters
     ----------
-    what
+    kind
         ``output``, ``input gradient``, ``parameter gradient``, ``buffer`` or ``error``.
     path, module
         Path of the module in the scheduled model, and its class.
@@ -320,35 +327,36 @@ class Place:
         Index of the call of the module, from 0.
     ranks
         Processes of the group on which they differ.
+    is_summand
+        True if the sum over the processes is the expected value, so that an exchange is missing.
     step
         The last step of the schedule at the module or above it, None without one.
     stage
         The pipeline stage in which the module runs, None if the schedule has no stages.
-    is_summand
-        True if the sum over the processes is the expected value, so that an exchange is missing.
     """
 
-    what: str
+    kind: str
     path: str
     module: str
     call: int
     ranks: tuple[int, ...]
-    step: JournalEntry | None
-    stage: int | None = None
     is_summand: bool = False
+    step: JournalEntry | None = None
+    stage: int | None = None
 
     def __str__(self) -> str:
         """Return a line of a report."""
-        which = {
+        headline = {
             "output": "first output that differs",
             "input gradient": "last input gradient that differs",
             "parameter gradient": "first parameter gradient that differs",
             "buffer": "first buffer that differs",
             "error": "the error was raised in",
-        }[self.what]
+        }[self.kind]
         again = f", call {self.call}" if self.call else ""
         stage = "" if self.stage is None else f" in stage {self.stage}"
-        where = f"{which}: {self.path!r} ({self.module}){stage}{again}, seen by {_listed('rank', self.ranks)}"
+        ranks = _numbered("rank", self.ranks)
+        where = f"{headline}: {self.path!r} ({self.module}){stage}{again}, seen by {ranks}"
         remedy = ""
         if self.is_summand:
             missing = {
@@ -356,8 +364,8 @@ class Place:
                 "input gradient": "sync('bwd_post', 'all_reduce') is missing there or above",
                 "parameter gradient": "sync('bwd_post', 'all_reduce', on='parameters') is missing there, or "
                 "sync('bwd_post', 'all_reduce') after it",
-            }[self.what]
-            remedy = f"; the processes have summands of what is expected: {missing}"
+            }[self.kind]
+            remedy = f"; the processes have summands of the expected value: {missing}"
         return f"{where}; last step there: {self.step if self.step is not None else 'none'}{remedy}"
 
 
@@ -375,7 +383,7 @@ class VerifyReport:
         All tensors that were compared, each with the worst result of all processes: those with a fault first.
     faults
         Other differences.
-    places
+    divergences
         Modules at which original and scheduled model diverge; empty if they agree.
     not_compared
         Parameters of either model without a counterpart in the other.
@@ -388,38 +396,42 @@ class VerifyReport:
     steps: Sequence[JournalEntry]
     comparisons: Sequence[Comparison]
     faults: Sequence[str] = ()
-    places: Sequence[Place] = ()
+    divergences: Sequence[Divergence] = ()
     not_compared: Sequence[str] = ()
     notes: Sequence[str] = field(default=())
 
     @property
     def is_equal(self) -> bool:
         """True if the scheduled model computes the same as the original one."""
-        return not self.faults and all(not one.fault for one in self.comparisons)
+        return not self.faults and all(not comparison.fault for comparison in self.comparisons)
 
     def largest(self, kind: str) -> tuple[float, float]:
         """Return the largest absolute and the largest relative error of a kind, 0 if there is none."""
-        alike = [one for one in self.comparisons if one.kind == kind and not math.isnan(one.max_abs_error)]
+        alike = [
+            comparison
+            for comparison in self.comparisons
+            if comparison.kind == kind and not math.isnan(comparison.max_abs_error)
+        ]
         return (
-            max((one.max_abs_error for one in alike), default=0.0),
-            max((one.max_rel_error for one in alike), default=0.0),
+            max((comparison.max_abs_error for comparison in alike), default=0.0),
+            max((comparison.max_rel_error for comparison in alike), default=0.0),
         )
 
     def count(self, kind: str) -> int:
         """Return how many tensors of a kind were compared."""
-        return sum(one.kind == kind for one in self.comparisons)
+        return sum(comparison.kind == kind for comparison in self.comparisons)
 
     def __str__(self) -> str:
         """Return the report as text."""
         head = f"{self.path!r}" if self.path else "the model"
         state = "agrees with" if self.is_equal else "differs from"
         on = f"{self.world_size} process{'es' if self.world_size > 1 else ''}"
-        lines = [f"{head} {state} the original on {on}, after {_listed('step', len(self.steps))}"]
+        lines = [f"{head} {state} the original on {on}, after {_numbered('step', len(self.steps))}"]
         lines += [f"  {fault}" for fault in self.faults]
-        wrong = [one for one in self.comparisons if one.fault]
-        lines += _few([f"  {one}" for one in wrong])
-        lines += [f"  {place}" for place in self.places]
-        for kind in dict.fromkeys(one.kind for one in self.comparisons):
+        wrong = [comparison for comparison in self.comparisons if comparison.fault]
+        lines += _abridged([f"  {comparison}" for comparison in wrong])
+        lines += [f"  {divergence}" for divergence in self.divergences]
+        for kind in dict.fromkeys(comparison.kind for comparison in self.comparisons):
             absolute, relative = self.largest(kind)
             lines.append(
                 f"  {self.count(kind)} x {kind}: largest error {absolute:.3g}, {relative:.3g} of the "
@@ -427,20 +439,20 @@ class VerifyReport:
             )
         lines += [f"  note: {note}" for note in self.notes]
         if self.not_compared:
-            lines.append("  without counterpart: " + ", ".join(_few(list(self.not_compared))))
+            lines.append("  without counterpart: " + ", ".join(_abridged(list(self.not_compared))))
         return "\n".join(lines)
 
 
-def _few(lines: list[str]) -> list[str]:
+def _abridged(lines: list[str]) -> list[str]:
     more = len(lines) - _SHOWN_PLACES
     return lines if more <= 1 else [*lines[:_SHOWN_PLACES], f"  and {more} more"]
 
 
-def _listed(what: str, which: Iterable[int] | int) -> str:
-    if isinstance(which, int):
-        return f"{which} {what}{'' if which == 1 else 's'}"
-    numbers = list(which)
-    return f"{what}{'' if len(numbers) == 1 else 's'} {', '.join(map(str, numbers))}"
+def _numbered(noun: str, numbers: Sequence[int] | int) -> str:
+    """Return a count, such as ``2 steps``, or a list, such as ``ranks 0, 1``."""
+    if isinstance(numbers, int):
+        return f"{numbers} {noun}{'' if numbers == 1 else 's'}"
+    return f"{noun}{'' if len(numbers) == 1 else 's'} {', '.join(map(str, numbers))}"
 
 
 # --- Weights ---
@@ -452,7 +464,7 @@ _WHOLE_NUMBERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _Object = TypeVar("_Object")
 
 
-def everywhere(ranks: Ranks, value: _Object) -> list[_Object]:
+def gather_objects(ranks: Ranks, value: _Object) -> list[_Object]:
     """Return the values of all processes of the group, in the order of ranks."""
     if ranks.size == 1:
         return [value]
@@ -461,7 +473,7 @@ def everywhere(ranks: Ranks, value: _Object) -> list[_Object]:
     return values
 
 
-def from_first(ranks: Ranks, value: _Object) -> _Object:
+def broadcast_object(ranks: Ranks, value: _Object) -> _Object:
     """Return the value of the first process of the group."""
     if ranks.size == 1:
         return value
@@ -477,39 +489,39 @@ class Original:
     def __init__(self, module: nn.Module) -> None:
         self._seen: list[tuple[str, nn.Parameter, int, int]] = []
         self._begun: list[nn.Parameter] = []
-        self.module = copy_module(module, _sharing)
-        for (name, one), (_, begun) in zip(
+        self.module = copy_module(module, _with_shared_memory)
+        for (name, copied), (_, begun) in zip(
             self.module.named_parameters(), module.named_parameters(), strict=True
         ):
             setattr(begun, ORIGIN, name)
             self._begun.append(begun)
-            self._seen.append((name, one, one._version, _checksum(one)))
+            self._seen.append((name, copied, copied._version, _checksum(copied)))
 
     def forget(self, scheduled: nn.Module) -> None:
         """Remove the tags."""
-        for one in (*self._begun, *scheduled.parameters()):
-            vars(one).pop(ORIGIN, None)
+        for parameter in (*self._begun, *scheduled.parameters()):
+            vars(parameter).pop(ORIGIN, None)
 
     def changed(self) -> list[str]:
         """Return the parameters whose values have changed in place."""
-        # Not every change in place counts as a version, one through .data does not: hence the checksum.
+        # The version misses changes in place through .data, hence the checksum.
         return [
             name
-            for name, one, version, checksum in self._seen
-            if one._version != version or _checksum(one) != checksum
+            for name, parameter, version, checksum in self._seen
+            if parameter._version != version or _checksum(parameter) != checksum
         ]
 
 
-def _sharing(tensor: Tensor) -> Tensor:
+def _with_shared_memory(tensor: Tensor) -> Tensor:
     """Return a parameter with the same memory, or a copy of a buffer."""
     if isinstance(tensor, nn.Parameter):
-        return _like(tensor, tensor.detach())
+        return _parameter_like(tensor, tensor.detach())
     return tensor.detach().clone()
 
 
-def _like(old: nn.Parameter, values: Tensor) -> nn.Parameter:
+def _parameter_like(old: nn.Parameter, values: Tensor) -> nn.Parameter:
     new = nn.Parameter(values, requires_grad=old.requires_grad)
-    vars(new).update({tag: one for tag, one in vars(old).items() if not tag.startswith("_")})
+    vars(new).update({tag: tag_value for tag, tag_value in vars(old).items() if not tag.startswith("_")})
     return new
 
 
@@ -531,7 +543,7 @@ class Weights:
     origin
         Name of the original parameter by that of the scheduled one, and the shard that cuts one out of the
         other.
-    own, lost
+    added, lost
         Parameters of the scheduled model only, which keep their values, and of the original one only.
     differed
         Parameters and buffers whose values differed between processes.
@@ -542,15 +554,15 @@ class Weights:
     original: nn.Module
     scheduled: nn.Module
     origin: dict[str, tuple[str, TensorShard | None]] = field(default_factory=dict)
-    own: list[str] = field(default_factory=list)
+    added: list[str] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
     differed: list[str] = field(default_factory=list)
     buffers: dict[str, TensorShard] = field(default_factory=dict)
 
 
-def filled(module: nn.Module, ranks: Ranks, seed: int, device: torch.device) -> nn.Module:
+def initialised(module: nn.Module, ranks: Ranks, seed: int, device: torch.device) -> nn.Module:
     """Return a module with values for parameters on ``meta``, as a build would initialise them."""
-    if not any(one.is_meta for one in (*module.parameters(), *module.buffers())):
+    if not any(tensor.is_meta for tensor in (*module.parameters(), *module.buffers())):
         return module
     copied = copy_module(module, lambda tensor: tensor)
     consolidate(Schedule(copied, group=ranks.group), seed=seed, device=device)
@@ -566,29 +578,31 @@ def same_weights(
     would go unnoticed. All processes of the group must call it.
     """
     sources = dict(original.named_parameters())
-    origin, own = _counterparts(sources, scheduled)
+    origin, added = _counterparts(sources, scheduled)
     kept = {name for name, _ in origin.values()}
-    weights = Weights(original, scheduled, origin, own, [name for name in sources if name not in kept])
-    names = {id(one): name for name, one in (*sources.items(), *original.named_buffers())}
+    weights = Weights(original, scheduled, origin, added, [name for name in sources if name not in kept])
+    names = {id(tensor): name for name, tensor in (*sources.items(), *original.named_buffers())}
     prepared: dict[str, Tensor] = {}
 
+    # First the original gets its values, then each tensor of the scheduled model is cut out of them: so both
+    # models agree whatever the processes held before, and shards fit together.
     def prepare(tensor: Tensor) -> Tensor:
         name, values = names[id(tensor)], tensor.detach()
         if ranks.size > 1 and getattr(tensor, "shard", None) is None:
             received = values.clone(memory_format=torch.contiguous_format)
             dist.broadcast(received, group=ranks.group, group_src=0)
-            # Keep the tensor of this process if its values are the same.
+            # Equal values need no second copy.
             if not torch.equal(received.nan_to_num(), values.nan_to_num()):
                 weights.differed.append(name)
                 values = received
         if name in kept or name.endswith(("running_mean", "running_var")):
-            values = _off_constant(values, seed, name)
+            values = _perturbed_constant(values, seed, name)
         values = values.to(device)
         if not isinstance(tensor, nn.Parameter):
             prepared[name] = values.clone()
             return values.clone()
         prepared[name] = values
-        return _like(tensor, values)
+        return _parameter_like(tensor, values)
 
     weights.original = copy_module(original, prepare)
     shards: dict[int, TensorShard] = {}
@@ -596,16 +610,18 @@ def same_weights(
         for name, shard in sharding_of(module).tensors.items():
             if (buffer := module._buffers.get(name)) is not None:
                 shards[id(buffer)] = shard
-    places = {id(one): name for name, one in (*scheduled.named_parameters(), *scheduled.named_buffers())}
+    places = {
+        id(tensor): name for name, tensor in (*scheduled.named_parameters(), *scheduled.named_buffers())
+    }
 
     def take(tensor: Tensor) -> Tensor:
         name = places[id(tensor)]
         if isinstance(tensor, nn.Parameter):
             if name not in origin:
-                return _like(tensor, tensor.detach().to(device))
+                return _parameter_like(tensor, tensor.detach().to(device))
             source, shard = origin[name]
             values = prepared[source] if shard is None else shard.part_of(prepared[source])
-            return _like(tensor, values.to(tensor.dtype))
+            return _parameter_like(tensor, values.to(tensor.dtype))
         whole = prepared.get(name)
         shard = _shard(tensor, shards.get(id(tensor)), whole)
         if whole is None or (shard is None and whole.shape != tensor.shape):
@@ -623,27 +639,27 @@ def _counterparts(
 ) -> tuple[dict[str, tuple[str, TensorShard | None]], list[str]]:
     """Return original parameter and shard of each scheduled one (by tag, else by name), and the rest."""
     origin: dict[str, tuple[str, TensorShard | None]] = {}
-    own = []
-    for name, one in scheduled.named_parameters():
-        source = getattr(one, ORIGIN, name)
+    added = []
+    for name, parameter in scheduled.named_parameters():
+        source = getattr(parameter, ORIGIN, name)
         whole = sources.get(source)
-        shard = _shard(one, getattr(one, "shard", None), whole)
-        if whole is None or (shard is None and whole.shape != one.shape):
-            own.append(name)
+        shard = _shard(parameter, getattr(parameter, "shard", None), whole)
+        if whole is None or (shard is None and whole.shape != parameter.shape):
+            added.append(name)
         else:
             origin[name] = (source, shard)
-    return origin, own
+    return origin, added
 
 
 def _shard(part: Tensor, shard: TensorShard | None, whole: Tensor | None) -> TensorShard | None:
-    """Return the shard that cuts a tensor out of the original one, None if they have the same shape."""
+    """Return the shard that cuts a tensor out of the original one, None if the tensor is whole."""
     if shard is None or whole is None or part.shape == whole.shape or shard.orig_shape != tuple(whole.shape):
         return None
     return shard
 
 
-def _off_constant(values: Tensor, seed: int, name: str) -> Tensor:
-    """Move a tensor with equal elements off their value; variances stay positive."""
+def _perturbed_constant(values: Tensor, seed: int, name: str) -> Tensor:
+    """Add 0.1 to 0.2 to each element if all are equal, so that variances stay positive."""
     flat = values.flatten()
     if not values.is_floating_point() or values.numel() == 0 or bool(flat[0] != flat[-1]):
         return values
@@ -656,16 +672,18 @@ def _off_constant(values: Tensor, seed: int, name: str) -> Tensor:
 
 # --- Divergence, module by module ---
 #
-# Between a sharded layer and the synchronisation after it a process has parts or summands of the original
-# tensor. A part is looked for along each axis. Summands are accepted only inside a module that is
-# synchronised: anywhere else a missing sum is the very error to find.
+# Between a sharded layer and the next synchronisation, a process holds a part or a summand of the original
+# tensor, which is no fault. A tensor of another shape agrees if it is this process's part along some axis. A
+# tensor of the same shape may be a summand only inside a synchronised module, where the sum over the
+# processes must agree; anywhere else, a missing sum is the error that the verification looks for.
 
 _SAME, _DIFFERS, _SUMMAND, _UNKNOWN = "same", "differs", "summand", "unknown"
-_Key = tuple[str, int]
+_Key = tuple[str, int]  # path of a module, and index of the call
+_Pair = tuple[Sequence[Tensor], Sequence[Tensor]]  # expected and actual tensors
 
 
 @dataclass(slots=True)
-class Passage:
+class ModuleCall:
     """One call of a module: copies of its results, and of the gradients of its inputs."""
 
     module: str
@@ -674,10 +692,10 @@ class Passage:
 
 
 @dataclass(slots=True)
-class Capture:
+class CallRecord:
     """Record of a run, by path of a module and index of the call."""
 
-    passages: dict[_Key, Passage] = field(default_factory=dict)
+    calls: dict[_Key, ModuleCall] = field(default_factory=dict)
     begun: list[_Key] = field(default_factory=list)
     ended: list[_Key] = field(default_factory=list)
     running: list[_Key] = field(default_factory=list)
@@ -685,116 +703,100 @@ class Capture:
 
 
 @contextmanager
-def captured(model: nn.Module) -> Iterator[Capture]:
+def recorded_calls(model: nn.Module) -> Iterator[CallRecord]:
     """Record every call of a module in the forward pass, and the gradients of its inputs."""
-    capture, counts = Capture(), dict[str, int]()
+    record, counts = CallRecord(), dict[str, int]()
     handles = []
     try:
-        hidden: list[str] = []  # what is compiled as a whole runs no hooks of the modules inside
+        hidden: list[str] = []  # a module that is compiled as a whole runs no hooks of modules inside
         for path, module in model.named_modules():
             if any(path.startswith(prefix) for prefix in hidden):
                 continue
             if "__getstate__" in vars(type(module)):
                 hidden.append(f"{path}." if path else "_orig_mod")
-            enter, leave = _recorders(capture, counts, path)
+            enter, leave = _record_hooks(record, counts, path)
             handles.append(module.register_forward_pre_hook(enter, prepend=True, with_kwargs=True))
             handles.append(module.register_forward_hook(leave))
-        yield capture
+        yield record
     finally:
         for handle in handles:
             handle.remove()
 
 
-def _recorders(capture: Capture, counts: dict[str, int], path: str) -> tuple[Callable[..., Any], ...]:
+def _record_hooks(record: CallRecord, counts: dict[str, int], path: str) -> tuple[Callable[..., Any], ...]:
     def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
-        if not capture.is_forward:  # recomputed in the backward pass
+        if not record.is_forward:  # recomputed in the backward pass
             return
         key = (path, counts.setdefault(path, 0))
         counts[path] += 1
-        passage = capture.passages[key] = Passage(type(module).__name__)
-        capture.begun.append(key)
-        capture.running.append(key)
-        for place, one in enumerate(pytree.tree_leaves((args, kwargs))):
-            if isinstance(one, Tensor) and one.requires_grad:
+        module_call = record.calls[key] = ModuleCall(type(module).__name__)
+        record.begun.append(key)
+        record.running.append(key)
+        for place, argument in enumerate(pytree.tree_leaves((args, kwargs))):
+            if isinstance(argument, Tensor) and argument.requires_grad:
 
                 def keep(
-                    gradient: Tensor, gradients: dict[int, Tensor] = passage.gradients, place: int = place
+                    gradient: Tensor, gradients: dict[int, Tensor] = module_call.gradients, place: int = place
                 ) -> None:
                     gradients[place] = gradient.detach().clone()
 
-                register: Callable[..., Any] = one.register_hook
+                register: Callable[..., Any] = argument.register_hook
                 register(keep)
 
     def leave(module: nn.Module, args: Any, result: Any) -> None:
-        if not capture.is_forward:
+        if not record.is_forward:
             return
-        key = capture.running.pop()
+        key = record.running.pop()
         leaves = pytree.tree_leaves(result)
-        capture.passages[key].results = [one.detach().clone() for one in leaves if isinstance(one, Tensor)]
-        capture.ended.append(key)
+        record.calls[key].results = [leaf.detach().clone() for leaf in leaves if isinstance(leaf, Tensor)]
+        record.ended.append(key)
 
     return enter, leave
 
 
-@dataclass(frozen=True, slots=True)
-class Parting:
-    """A module at which two runs diverge."""
-
-    what: str
-    path: str
-    module: str
-    call: int
-    ranks: tuple[int, ...]
-    is_summand: bool = False
-    """True if the sum over the processes is the expected value."""
-
-
-def first_partings(
-    original: Capture,
-    scheduled: Capture,
+def first_divergences(
+    original: CallRecord,
+    scheduled: CallRecord,
     synced: Mapping[str, Sequence[str]],
     ranks: Ranks,
-    accepted: Mapping[str, Callable[[torch.dtype], Tolerance]],
-) -> list[Parting]:
+    tolerances: Mapping[str, Callable[[torch.dtype], Tolerance]],
+) -> list[Divergence]:
     """Return the first module whose output differs, and the last whose input gradient does.
 
-    The order is that of execution, results after those of modules inside. ``synced`` lists the synchronised
-    modules by mode. All processes of the group must call it, with runs of the same modules.
+    Modules are in the order of execution; a module follows those that it calls. ``synced`` lists the
+    synchronised modules by mode. All processes of the group must call it, with runs of the same modules.
     """
-    found = []
-    both = [key for key in scheduled.ended if key in original.passages]
-    summed = synced.get("fwd_post", ())
-    outputs = {key: (original.passages[key].results, scheduled.passages[key].results) for key in both}
-    place = _first(outputs, summed, ranks, accepted["output"])
-    if place is not None:
-        found.append(_parting("output", place, scheduled))
-    summed = [*synced.get("fwd_pre", ()), *synced.get("bwd_post", ())]
-    gradients: dict[_Key, tuple[list[Tensor], list[Tensor]]] = {}
+    divergences = []
+
+    def add(kind: str, pairs: Mapping[_Key, _Pair], summed: Sequence[str]) -> None:
+        first = _first_difference(pairs, summed, ranks, tolerances[OUTPUT if kind == "output" else GRADIENT])
+        if first is not None:
+            (path, call), off, is_summand = first
+            module = scheduled.calls[path, call].module
+            divergences.append(Divergence(kind, path, module, call, off, is_summand))
+
+    both = [key for key in scheduled.ended if key in original.calls]
+    outputs = {key: (original.calls[key].results, scheduled.calls[key].results) for key in both}
+    add("output", outputs, synced.get("fwd_post", ()))
+    gradients: dict[_Key, _Pair] = {}
     for key in reversed(scheduled.begun):
-        if key not in original.passages:
+        if key not in original.calls:
             continue
-        expected, actual = original.passages[key].gradients, scheduled.passages[key].gradients
+        expected, actual = original.calls[key].gradients, scheduled.calls[key].gradients
         if not actual and any(map(size_of, expected.values())):
             gradients[key] = [torch.ones(1)], [torch.zeros(1)]  # a gradient is missing: any pair that differs
             continue
         shared = [index for index in expected if index in actual]
         gradients[key] = [expected[index] for index in shared], [actual[index] for index in shared]
-    place = _first(gradients, summed, ranks, accepted["gradient"])
-    if place is not None:
-        found.append(_parting("input gradient", place, scheduled))
-    return found
+    add("input gradient", gradients, [*synced.get("fwd_pre", ()), *synced.get("bwd_post", ())])
+    return divergences
 
 
-def _parting(what: str, place: tuple[_Key, tuple[int, ...], bool], run: Capture) -> Parting:
-    (path, call), ranks, is_summand = place
-    return Parting(what, path, run.passages[path, call].module, call, ranks, is_summand)
-
-
-def _first(
-    pairs: Mapping[_Key, tuple[Sequence[Tensor], Sequence[Tensor]]],
+def _first_difference(
+    pairs: Mapping[_Key, _Pair],
     summed: Sequence[str],
     ranks: Ranks,
-    accepted: Callable[[torch.dtype], Tolerance],
+    tolerance_of: Callable[[torch.dtype], Tolerance],
 ) -> tuple[_Key, tuple[int, ...], bool] | None:
     """Return the first call that differs, the processes on which it does, and True if their sum agrees."""
     verdicts = {}
@@ -806,24 +808,25 @@ def _first(
             verdicts[path, call] = [_UNKNOWN]
             continue
         verdicts[path, call] = [
-            _verdict(one, other, may_sum, ranks, accepted(other.dtype))
-            for one, other in zip(actual, expected, strict=True)
+            _verdict(tensor, other, may_sum, ranks, tolerance_of(other.dtype))
+            for tensor, other in zip(actual, expected, strict=True)
         ]
-    # One exchange of all verdicts; after it all processes go through the same calls and the same all_reduce.
-    gathered = everywhere(ranks, verdicts)
+    # One exchange of all verdicts, so that every process then visits the same calls in the same order and
+    # joins the all_reduce of each tensor that any of them holds as a summand.
+    gathered = gather_objects(ranks, verdicts)
     for key in verdicts:
         seen = [of_rank.get(key, [_UNKNOWN]) for of_rank in gathered]
         expected, actual = pairs[key]
-        off = {rank for rank, own in enumerate(seen) if _DIFFERS in own}
+        off = {rank for rank, verdicts_of_rank in enumerate(seen) if _DIFFERS in verdicts_of_rank}
         for index in range(max(map(len, seen))):
-            if any(_SUMMAND in own[index : index + 1] for own in seen):
+            if any(_SUMMAND in verdicts_of_rank[index : index + 1] for verdicts_of_rank in seen):
                 total = actual[index].clone(memory_format=torch.contiguous_format)
                 dist.all_reduce(total, group=ranks.group)
                 whole = expected[index]
-                if compare("", "", total, whole, accepted(whole.dtype)).fault:
+                if compare("", "", total, whole, tolerance_of(whole.dtype)).fault:
                     off.update(range(ranks.size))
         if off:
-            return key, tuple(sorted(off)), sums_agree(actual, expected, ranks, accepted)
+            return key, tuple(sorted(off)), sums_agree(actual, expected, ranks, tolerance_of)
     return None
 
 
@@ -831,27 +834,27 @@ def sums_agree(
     actual: Sequence[Tensor],
     expected: Sequence[Tensor],
     ranks: Ranks,
-    accepted: Callable[[torch.dtype], Tolerance],
+    tolerance_of: Callable[[torch.dtype], Tolerance],
 ) -> bool:
     """Return True if the sums over the processes are the expected tensors; all processes must call it."""
-    shapes = everywhere(ranks, [(tuple(one.shape), one.dtype) for one in actual])
-    is_possible = ranks.size > 1 and bool(actual) and len({str(one) for one in shapes}) == 1
-    if not all(everywhere(ranks, is_possible and len(actual) == len(expected))):
+    shapes = gather_objects(ranks, [(tuple(tensor.shape), tensor.dtype) for tensor in actual])
+    is_possible = ranks.size > 1 and bool(actual) and len({str(rank_shapes) for rank_shapes in shapes}) == 1
+    if not all(gather_objects(ranks, is_possible and len(actual) == len(expected))):
         return False
     agrees = True
-    for one, whole in zip(actual, expected, strict=True):
-        total = one.clone(memory_format=torch.contiguous_format)
+    for tensor, whole in zip(actual, expected, strict=True):
+        total = tensor.clone(memory_format=torch.contiguous_format)
         dist.all_reduce(total, group=ranks.group)
-        agrees = agrees and not compare("", "", total, whole, accepted(whole.dtype)).fault
-    return all(everywhere(ranks, agrees))
+        agrees = agrees and not compare("", "", total, whole, tolerance_of(whole.dtype)).fault
+    return all(gather_objects(ranks, agrees))
 
 
-def _verdict(actual: Tensor, expected: Tensor, may_sum: bool, ranks: Ranks, accepted: Tolerance) -> str:
+def _verdict(actual: Tensor, expected: Tensor, may_sum: bool, ranks: Ranks, tolerance: Tolerance) -> str:
     """Return the verdict on a tensor: the original one or a part of it, a summand, different, or unknown."""
     if actual.dtype != expected.dtype:
         return _DIFFERS
     if actual.shape == expected.shape:
-        if not compare("", "", actual, expected, accepted).fault:
+        if not compare("", "", actual, expected, tolerance).fault:
             return _SAME
         return _SUMMAND if may_sum else _DIFFERS
     if actual.numel() == expected.numel():
@@ -861,17 +864,17 @@ def _verdict(actual: Tensor, expected: Tensor, may_sum: bool, ranks: Ranks, acce
     axes = [axis for axis in range(actual.dim()) if actual.shape[axis] != expected.shape[axis]]
     if len(axes) != 1 or expected.shape[axes[0]] != ranks.size * actual.shape[axes[0]]:
         return _UNKNOWN
-    if is_part(actual, expected, axes[0], ranks, accepted):
+    if is_part(actual, expected, axes[0], ranks, tolerance):
         return _SAME
     return _UNKNOWN if may_sum else _DIFFERS
 
 
-def is_part(actual: Tensor, expected: Tensor, axis: int, ranks: Ranks, accepted: Tolerance) -> bool:
-    """Return True if a tensor is this process's part of another one, for any number of equal blocks."""
+def is_part(actual: Tensor, expected: Tensor, axis: int, ranks: Ranks, tolerance: Tolerance) -> bool:
+    """Return True if a tensor is the part of this process of another one, for any number of equal blocks."""
     size, length = size_of(expected), actual.shape[axis]
-    for n_blocks in (one for one in range(1, length + 1) if length % one == 0):
+    for n_blocks in (count for count in range(1, length + 1) if length % count == 0):
         part = cut(expected, axis, ranks.size, n_blocks)[ranks.rank]
-        if not compare("", "", actual, part, accepted, size).fault:
+        if not compare("", "", actual, part, tolerance, size).fault:
             return True
     return False
 
@@ -900,21 +903,21 @@ class Call:
         return dict(zip(self.names, self.args, strict=True)) | self.kwargs
 
     def fresh(self, device: torch.device) -> "Call":
-        """Return a call with copies; floating-point ones need a gradient, or only those that are named."""
+        """Return a call with copies; floating-point ones, or only those in ``wanting``, need a gradient."""
 
         def copied(name: str, value: Any) -> Any:
             wants = self.wanting is None or name in self.wanting
 
-            def copy(one: Any) -> Any:
-                if not isinstance(one, Tensor):
-                    return copied_object(one)  # a cache grows in each model by itself
-                new = one.detach().to(device, copy=True)
+            def copy(leaf: Any) -> Any:
+                if not isinstance(leaf, Tensor):
+                    return copied_object(leaf)  # such as a cache, which each model fills for itself
+                new = leaf.detach().to(device, copy=True)
                 return new.requires_grad_(wants and (new.is_floating_point() or new.is_complex()))
 
             return pytree.tree_map(copy, value)
 
-        args = tuple(copied(name, one) for name, one in zip(self.names, self.args, strict=True))
-        kwargs = {name: copied(name, one) for name, one in self.kwargs.items()}
+        args = tuple(copied(name, value) for name, value in zip(self.names, self.args, strict=True))
+        kwargs = {name: copied(name, value) for name, value in self.kwargs.items()}
         return Call(args, kwargs, self.names, self.wanting)
 
 
@@ -922,8 +925,8 @@ class Call:
 class Outcome:
     """Result of a forward pass.
 
-    ``held`` names the tensors inside objects, such as a cache: they may be the part of one process, and no
-    gradient starts from them.
+    ``held`` names the tensors inside objects, such as a cache: a process may hold only its part of them, and
+    no gradient starts from them.
     """
 
     leaves: dict[str, Tensor]
@@ -953,7 +956,7 @@ def call_from(inputs: Inputs, seed: int) -> Call:
     if isinstance(drawn, Sequence) and not isinstance(drawn, str):
         return Call(tuple(drawn), {})
     raise KindError(
-        f"Verify: example inputs are {type(drawn).__name__}; accepted: a tensor, a sequence of positional "
+        f"Verify: example inputs are {type(drawn).__name__}; expected a tensor, a sequence of positional "
         "arguments, a mapping of keyword arguments, or a function of a generator that returns one of these"
     )
 
@@ -968,21 +971,27 @@ def checked_call(model: nn.Module, call: Call, path: str, wanting: Sequence[str]
             f"Verify of {path!r}: the example inputs do not fit {type(model).__name__}.forward"
             f"{signature}: {error}"
         ) from None
-    known = [one.name for one in signature.parameters.values() if one.kind is not one.VAR_POSITIONAL]
+    known = [
+        parameter.name
+        for parameter in signature.parameters.values()
+        if parameter.kind is not parameter.VAR_POSITIONAL
+    ]
     names = tuple([*known, *map(str, range(len(call.args)))][: len(call.args)])
     if isinstance(wanting, str) or (wanting is not None and set(wanting) - {*names, *call.kwargs}):
-        accepted = ", ".join([*names, *call.kwargs])
-        raise ArgumentError(f"Verify of {path!r}: input_grads {wanting!r}; accepted: names among {accepted}")
+        known_names = ", ".join([*names, *call.kwargs])
+        raise ArgumentError(
+            f"Verify of {path!r}: input_grads is {wanting!r}; expected names among {known_names}"
+        )
     return Call(call.args, call.kwargs, names, None if wanting is None else frozenset(wanting))
 
 
 def named_tensors(tree: Any) -> dict[str, Tensor]:
     """Return the tensors in a tree by their path in it."""
     leaves, _ = pytree.tree_flatten_with_path(tree)
-    return {_named(place): one for place, one in leaves if isinstance(one, Tensor)}
+    return {_tensor_name(place): leaf for place, leaf in leaves if isinstance(leaf, Tensor)}
 
 
-def _named(place: tuple[Any, ...]) -> str:
+def _tensor_name(place: tuple[Any, ...]) -> str:
     if not place:
         return "itself"
     first, others = place[:1], place[1:]
@@ -1007,13 +1016,13 @@ def _seeded(seed: int, device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def without_dropout() -> Iterator[None]:
-    """Make dropout of models in training mode drop and draw nothing.
+    """Make dropout in training mode neither drop values nor draw random numbers.
 
-    Otherwise models could not be compared: dropped values depend on the order of all draws, and on how
-    tensors are split. The functions are replaced rather than intercepted, because no interception of torch
-    reaches the recomputation in a backward pass. Compiled code runs eagerly meanwhile.
+    Otherwise models could not be compared, since the dropped values depend on the order of all draws and on
+    the split of tensors. The functions are replaced rather than intercepted, because no interception of torch
+    reaches the recomputation in a backward pass. Compiled code runs eagerly in the block.
     """
-    compiler = sys.modules.get("torch._dynamo")  # not loaded as long as nothing compiled has run
+    compiler = sys.modules.get("torch._dynamo")  # loaded only if compiled code has run
     with ExitStack() as stack:
         if compiler is not None:
             stack.enter_context(torch.compiler.set_stance("force_eager"))
@@ -1046,7 +1055,9 @@ def _at_rate_of_zero(dropping: Callable[..., Any], rate: tuple[str, int | None])
     @functools.wraps(dropping)
     def keep_all(*args: Any, **kwargs: Any) -> Any:
         if place is None:
-            return dropping(*(0.0 if isinstance(one, float) else one for one in args), **kwargs)
+            return dropping(
+                *(0.0 if isinstance(argument, float) else argument for argument in args), **kwargs
+            )
         if len(args) > place:
             return dropping(*args[:place], 0.0, *args[place + 1 :], **kwargs)
         return dropping(*args, **kwargs | {name: 0.0})
@@ -1058,20 +1069,20 @@ def run_forward(
     model: nn.Module, call: Call, seed: int, device: torch.device, loss_fn: LossFunction | None
 ) -> Outcome:
     """Run a model forward on copies of the arguments."""
-    own = call.fresh(device)
-    # Clones, as a model may change its inputs in place, which autograd forbids for a leaf.
-    passed = pytree.tree_map_only(Tensor, Tensor.clone, (own.args, own.kwargs))
-    seen = Call(passed[0], passed[1], own.names)
+    fresh_call = call.fresh(device)
+    # Clones, because a model may change its inputs in place, which autograd forbids for a leaf.
+    passed = pytree.tree_map_only(Tensor, Tensor.clone, (fresh_call.args, fresh_call.kwargs))
+    seen = Call(passed[0], passed[1], fresh_call.names)
     with _seeded(seed, device), torch.enable_grad():
         outputs = model(*passed[0], **passed[1])
         loss = None if loss_fn is None else loss_fn(outputs)
     direct = named_tensors(outputs)
-    contents = pytree.tree_map(opened, outputs)
+    contents = pytree.tree_map(expanded, outputs)
     leaves, structure = pytree.tree_flatten_with_path(contents)
-    others = {_named(place): one for place, one in leaves if not isinstance(one, Tensor)}
+    others = {_tensor_name(place): leaf for place, leaf in leaves if not isinstance(leaf, Tensor)}
     tensors = named_tensors(contents)
     held = frozenset(tensors.keys() - direct.keys())
-    return Outcome(own.leaves(), seen.leaves(), structure, tensors, loss, others, held)
+    return Outcome(fresh_call.leaves(), seen.leaves(), structure, tensors, loss, others, held)
 
 
 def run_backward(outcome: Outcome, seed: int, device: torch.device) -> None:
@@ -1079,13 +1090,13 @@ def run_backward(outcome: Outcome, seed: int, device: torch.device) -> None:
     if outcome.loss is not None:
         ends = {"loss": outcome.loss}
     else:
-        results = {name: one for name, one in outcome.tensors.items() if name not in outcome.held}
-        ends = {name: one for name, one in results.items() if one.requires_grad}
+        results = {name: tensor for name, tensor in outcome.tensors.items() if name not in outcome.held}
+        ends = {name: tensor for name, tensor in results.items() if tensor.requires_grad}
     starts = []
-    for name, one in ends.items():
+    for name, end in ends.items():
         generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {name}".encode()))
-        drawn = torch.randn(one.shape, generator=generator, dtype=torch.float32)
-        starts.append(torch.ones_like(one) if outcome.loss is not None else drawn.to(one))
+        drawn = torch.randn(end.shape, generator=generator, dtype=torch.float32)
+        starts.append(torch.ones_like(end) if outcome.loss is not None else drawn.to(end))
     if ends:
         with _seeded(seed, device):
             torch.autograd.backward(list(ends.values()), starts)
@@ -1096,8 +1107,8 @@ def run_backward(outcome: Outcome, seed: int, device: torch.device) -> None:
 _CUT = "cut_pipeline_stage"
 
 
-class Staged(nn.Module):
-    """Stages that one process runs one after the other; each gets the tensors that a pipeline would send."""
+class SequentialStages(nn.Module):
+    """Stages that one process runs in sequence; each gets the tensors that a pipeline would send."""
 
     def __init__(self, parts: Partition) -> None:
         super().__init__()
@@ -1120,27 +1131,22 @@ class Staged(nn.Module):
         return holders[0] if len(holders) == 1 else None
 
 
-def scheduled_copy(sch: "Schedule", copied: nn.Module) -> "Schedule":
-    """Return a schedule of a copy of the model, with the cuts of the original one."""
-    new = create_schedule(copied, group=sch.group)
-    new.metadata.slots[_CUT] = list(sch.metadata.slots[_CUT])
-    return new
-
-
-def in_stages(sch: "Schedule", copied: nn.Module) -> nn.Module:
+def staged_copy(sch: "Schedule", copied: nn.Module) -> nn.Module:
     """Return the stages of a copy of the model, or the copy itself if the schedule cuts none."""
     if sch.parent is not None or not sch.metadata.slots[_CUT]:
         return copied
-    return Staged(partition(scheduled_copy(sch, copied)))
+    cut_copy = create_schedule(copied, group=sch.group)
+    cut_copy.metadata.slots[_CUT] = list(sch.metadata.slots[_CUT])
+    return SequentialStages(partition(cut_copy))
 
 
 # --- Passes of both models ---
 
 MARGIN, _UNITS = 10.0, 4.0
-"""Accepted multiple of the measured noise, and rounding units by which weights move to measure it."""
+"""Tolerated multiple of the measured noise, and rounding units by which weights change to measure it."""
 _ROUNDING = 1e-2
 """Share of the median size of gradients below which a whole gradient may be rounding error."""
-Accepted = Mapping[str, Callable[[torch.dtype], Tolerance]]
+Tolerances = Mapping[str, Callable[[torch.dtype], Tolerance]]
 
 
 @dataclass
@@ -1155,8 +1161,8 @@ class Passes:
         The scheduled model, or its stages one after the other.
     ranks, device, seed
         Processes that share the scheduled model, device, and seed of all random numbers.
-    accepted
-        Accepted differences by type, of outputs and of gradients.
+    tolerances
+        Tolerances by type, of outputs and of gradients.
     loss_fn, check_grad
         Loss from which gradients start, and True to compare gradients.
     suffix
@@ -1171,7 +1177,7 @@ class Passes:
     ranks: Ranks
     device: torch.device
     seed: int
-    accepted: Accepted
+    tolerances: Tolerances
     loss_fn: LossFunction | None
     check_grad: bool
     suffix: str = ""
@@ -1188,7 +1194,7 @@ class Passes:
 
     def run(self, expected: Outcome) -> bool:
         """Run the scheduled model and compare it with the reference; return True if all processes agree."""
-        buffers = {name: one.clone() for name, one in self.weights.original.named_buffers()}
+        buffers = {name: buffer.clone() for name, buffer in self.weights.original.named_buffers()}
         try:
             actual = self._forward(self.scheduled)
             self._compare_outputs(actual, expected)
@@ -1207,64 +1213,68 @@ class Passes:
         run_backward(outcome, self.seed, self.device)
 
     def _all_agree(self) -> bool:
-        own = not self.faults and not any(one.fault for one in self.comparisons)
-        return all(everywhere(self.ranks, own))
+        agrees = not self.faults and not any(comparison.fault for comparison in self.comparisons)
+        return all(gather_objects(self.ranks, agrees))
 
     def _clear(self) -> None:
         for model in (self.weights.original, self.scheduled):
-            for one in model.parameters():
-                one.grad = None
+            for parameter in model.parameters():
+                parameter.grad = None
 
-    def _note(
+    def _compare(
         self, kind: str, name: str, actual: Tensor, expected: Tensor, size: float | None = None,
         source: str | None = None,
     ) -> None:  # fmt: skip
-        what = GRADIENT if "gradient" in kind else OUTPUT
-        accepted = self.accepted[what](expected.dtype)
+        category = GRADIENT if "gradient" in kind else OUTPUT
+        tolerance = self.tolerances[category](expected.dtype)
         if noise := self.noise.get((kind, name if source is None else source), 0.0):
-            accepted = Tolerance(accepted.rtol, accepted.atol + MARGIN * noise)
-        self.comparisons.append(compare(kind + self.suffix, name, actual, expected, accepted, size))
+            tolerance = Tolerance(tolerance.rtol, tolerance.atol + MARGIN * noise)
+        self.comparisons.append(compare(kind + self.suffix, name, actual, expected, tolerance, size))
 
     def _compare_outputs(self, actual: Outcome, expected: Outcome) -> None:
         if actual.structure != expected.structure:
-            structures = [shown(str(one.structure)) for one in (actual, expected)]
-            self.faults.append(f"the output is {structures[0]}; expected: {structures[1]}")
+            structures = [short_repr(str(outcome.structure)) for outcome in (actual, expected)]
+            self.faults.append(f"the output is {structures[0]}; expected {structures[1]}")
             return
-        for name, one in expected.tensors.items():
+        for name, tensor in expected.tensors.items():
             output = actual.tensors.get(name)
             if output is None:
-                self.faults.append(f"output {name} is {shown(actual.others[name])}; expected: a tensor")
-            elif not (name in expected.held and self._is_own_part(output, one)):
-                self._note("output", name, output, one)
+                self.faults.append(f"output {name} is {short_repr(actual.others[name])}; expected a tensor")
+            elif not (name in expected.held and self._is_local_part(output, tensor)):
+                self._compare("output", name, output, tensor)
         if expected.loss is not None and actual.loss is not None:
-            self._note("loss", "of the outputs", actual.loss, expected.loss)
+            self._compare("loss", "of the outputs", actual.loss, expected.loss)
         for name, value in expected.others.items():
             other = actual.tensors.get(name, actual.others.get(name))
             if not _is_same_value(other, value):
-                self.faults.append(f"output {name} is {shown(other)}; expected: {shown(value)}")
+                self.faults.append(f"output {name} is {short_repr(other)}; expected {short_repr(value)}")
         changed = sorted({*actual.changed_inputs()} ^ {*expected.changed_inputs()})
         self.faults += [f"input {name} is changed in place by one model only" for name in changed]
 
-    def _is_own_part(self, actual: Tensor, expected: Tensor) -> bool:
-        """Return True if a tensor in an object is this process's part, such as the keys of its heads."""
+    def _is_local_part(self, actual: Tensor, expected: Tensor) -> bool:
+        """Return True if a tensor in an object is the part of this process, such as the keys of its heads."""
         if actual.dtype != expected.dtype or actual.dim() != expected.dim():
             return False
         axes = [axis for axis in range(actual.dim()) if actual.shape[axis] != expected.shape[axis]]
         if len(axes) != 1 or expected.shape[axes[0]] != self.ranks.size * actual.shape[axes[0]]:
             return False
-        accepted = self.accepted[OUTPUT](expected.dtype)
-        return is_part(actual, expected, axes[0], self.ranks, accepted)
+        tolerance = self.tolerances[OUTPUT](expected.dtype)
+        return is_part(actual, expected, axes[0], self.ranks, tolerance)
 
     def _compare_gradients(self, actual: Outcome, expected: Outcome) -> None:
         original = dict(self.weights.original.named_parameters())
-        sizes = {name: size_of(one.grad) for name, one in original.items() if one.grad is not None}
+        sizes = {
+            name: size_of(parameter.grad)
+            for name, parameter in original.items()
+            if parameter.grad is not None
+        }
         floor = _ROUNDING * median(sizes.values()) if sizes else 0.0
         arrived: set[str] = set()
 
         def arrive(name: str, parameter: Tensor) -> None:
             source, shard = self.weights.origin[name]
             gradient, whole = parameter.grad, original[source].grad
-            # Dropped once compared, so that not all gradients of both models need memory at a time.
+            # Compared and dropped as it arrives: the gradients of both models never need memory at once.
             parameter.grad = None
             arrived.add(name)
             if gradient is None:
@@ -1273,12 +1283,12 @@ class Passes:
                 whole = torch.zeros_like(original[source])
             part = whole if shard is None else shard.part_of(whole)
             size = max(sizes.get(source, 0.0), floor)
-            self._note("parameter gradient", name, gradient, part, size, source)
+            self._compare("parameter gradient", name, gradient, part, size, source)
 
         handles = []
-        for name, one in self.weights.scheduled.named_parameters():
-            if name in self.weights.origin and one.requires_grad:
-                register: Callable[..., Any] = one.register_post_accumulate_grad_hook
+        for name, scheduled_parameter in self.weights.scheduled.named_parameters():
+            if name in self.weights.origin and scheduled_parameter.requires_grad:
+                register: Callable[..., Any] = scheduled_parameter.register_post_accumulate_grad_hook
                 handles.append(register(partial(arrive, name)))
         try:
             self._backward(actual)
@@ -1287,7 +1297,7 @@ class Passes:
                 handle.remove()
         for name, (source, _) in self.weights.origin.items():
             if name not in arrived and sizes.get(source, 0.0) > floor:
-                fault = f"gets no gradient; expected: one with values up to {sizes[source]:.3g}"
+                fault = f"gets no gradient; expected one with values up to {sizes[source]:.3g}"
                 kind = f"parameter gradient{self.suffix}"
                 self.comparisons.append(Comparison(kind, name, math.nan, math.nan, fault))
         for name, leaf in expected.leaves.items():
@@ -1295,31 +1305,31 @@ class Passes:
                 gradient = actual.leaves[name].grad
                 if gradient is None:
                     gradient = torch.zeros_like(leaf)
-                self._note("input gradient", name, gradient, leaf.grad)
+                self._compare("input gradient", name, gradient, leaf.grad)
 
     def _compare_buffers(self, expected: Mapping[str, Tensor]) -> None:
         """Compare buffers after a forward pass, such as running means."""
-        for name, one in self.weights.scheduled.named_buffers():
+        for name, buffer in self.weights.scheduled.named_buffers():
             shard, whole = self.weights.buffers.get(name), expected.get(name)
-            if whole is not None and (shard is not None or whole.shape == one.shape):
-                self._note("buffer", name, one, whole if shard is None else shard.part_of(whole))
+            if whole is not None and (shard is not None or whole.shape == buffer.shape):
+                self._compare("buffer", name, buffer, whole if shard is None else shard.part_of(whole))
 
     def buffers(self) -> list[tuple[nn.Module, str, Tensor, Tensor]]:
         """Return the buffers of both models with their owners and names, each with a copy."""
         models = (self.weights.original, self.scheduled)
-        modules = {id(one): one for model in models for one in model.modules()}
+        modules = {id(module): module for model in models for module in model.modules()}
         return [
-            (module, name, one, one.detach().clone())
+            (module, name, buffer, buffer.detach().clone())
             for module in modules.values()
-            for name, one in module._buffers.items()
-            if one is not None
+            for name, buffer in module._buffers.items()
+            if buffer is not None
         ]
 
     def measured_noise(self) -> dict[tuple[str, str], float]:
-        """Return the change of the original model if its weights change by rounding alone.
+        """Return the change of each result of the original model if its weights change by rounding errors.
 
-        Batch norm over a few samples divides by nearly zero, so that another order of summation shows in the
-        result; no fixed tolerance can tell that from a mistake.
+        Batch norm over a few samples divides by nearly zero, so that another order of summation changes the
+        result visibly; no fixed tolerance distinguishes that from a fault.
         """
         original = self.weights.original
         generator = torch.Generator().manual_seed(self.seed)
@@ -1340,102 +1350,113 @@ class Passes:
             outcome = self._forward(model)
             if self.check_grad:
                 self._backward(outcome)
-            gradients = {name: one.grad for name, one in model.named_parameters() if one.grad is not None}
-            inputs = {name: one.grad for name, one in outcome.leaves.items() if one.grad is not None}
+            gradients = {
+                name: parameter.grad
+                for name, parameter in model.named_parameters()
+                if parameter.grad is not None
+            }
+            inputs = {name: leaf.grad for name, leaf in outcome.leaves.items() if leaf.grad is not None}
             tensors = {
                 "output": outcome.tensors,
                 "loss": {} if outcome.loss is None else {"of the outputs": outcome.loss},
                 "parameter gradient": gradients,
                 "input gradient": inputs,
-                "buffer": {name: one.clone() for name, one in model.named_buffers()},
+                "buffer": {name: buffer.clone() for name, buffer in model.named_buffers()},
             }
             results.append(
-                {(kind, name): one for kind, all_of in tensors.items() for name, one in all_of.items()}
+                {(kind, name): tensor for kind, all_of in tensors.items() for name, tensor in all_of.items()}
             )
         expected, actual = results
         noise = {}
-        for key, one in expected.items():
-            if one.is_floating_point() and (size := size_of(one)) and key in actual:
-                noise[key] = size_of(actual[key].detach() - one.detach()) / size
+        for key, expected_tensor in expected.items():
+            if expected_tensor.is_floating_point() and (size := size_of(expected_tensor)) and key in actual:
+                noise[key] = size_of(actual[key].detach() - expected_tensor.detach()) / size
         self._clear()
         return noise
 
-    def partings(self, synced: Mapping[str, Sequence[str]]) -> list[Parting]:
+    def divergences(self, synced: Mapping[str, Sequence[str]]) -> list[Divergence]:
         """Run both models once more, and return the modules at which they diverge."""
-        with captured(self.weights.original) as expected:
-            self._recorded(self.weights.original, expected)
-        with captured(self.weights.scheduled) as actual:
+        with recorded_calls(self.weights.original) as expected:
+            self._run_recorded(self.weights.original, expected)
+        with recorded_calls(self.weights.scheduled) as actual:
             stopped: tuple[str, int, str] | None = None
             try:
-                self._recorded(self.scheduled, actual)
+                self._run_recorded(self.scheduled, actual)
             except Exception:  # noqa: BLE001 - as it did before
                 key = actual.running[-1] if actual.running else ("", 0)
-                stopped = (*key, actual.passages[key].module if key in actual.passages else "")
+                stopped = (*key, actual.calls[key].module if key in actual.calls else "")
         # An error comes first: that of the first process that stopped, and all processes that stopped there.
-        stops = everywhere(self.ranks, stopped)
-        found: list[Parting] = []
+        stops = gather_objects(self.ranks, stopped)
+        divergences: list[Divergence] = []
         if (stop := next(filter(None, stops), None)) is not None:
             path, call, module = stop
-            who = tuple(rank for rank, other in enumerate(stops) if other == stop)
-            found.append(Parting("error", path, module, call, who))
-        for one in first_partings(expected, actual, synced, self.ranks, self.accepted):
-            returns = sharding_of(self.weights.scheduled.get_submodule(one.path)).returns
-            found.append(
-                replace(one, is_summand=one.is_summand or (one.what == "output" and returns == PARTIAL))
-            )
-        parameters = [name for name, _ in self.weights.scheduled.named_parameters()]
-        buffers = [name for name, _ in self.weights.scheduled.named_buffers()]
-        found = found or self._by_name("parameter gradient", parameters) or self._by_name("buffer", buffers)
+            stopped_ranks = tuple(rank for rank, other in enumerate(stops) if other == stop)
+            divergences.append(Divergence("error", path, module, call, stopped_ranks))
+        for first in first_divergences(expected, actual, synced, self.ranks, self.tolerances):
+            returns = sharding_of(self.weights.scheduled.get_submodule(first.path)).returns
+            is_partial_output = first.kind == "output" and returns == PARTIAL
+            divergences.append(replace(first, is_summand=first.is_summand or is_partial_output))
+        # Tensors that no module call shows are compared by their names; the last resort is the whole model.
+        if not divergences:
+            parameters = [name for name, _ in self.weights.scheduled.named_parameters()]
+            buffers = [name for name, _ in self.weights.scheduled.named_buffers()]
+            divergences = self._by_name("parameter gradient", parameters) or self._by_name("buffer", buffers)
         self._clear()
-        return found or [
-            Parting("output", "", type(self.weights.scheduled).__name__, 0, tuple(range(self.ranks.size)))
-        ]
+        every_rank = tuple(range(self.ranks.size))
+        return divergences or [Divergence("output", "", type(self.weights.scheduled).__name__, 0, every_rank)]
 
-    def _by_name(self, kind: str, names: Sequence[str]) -> list[Parting]:
+    def _by_name(self, kind: str, names: Sequence[str]) -> list[Divergence]:
         """Return the module of the first tensor of a kind that differs, in the order of the model."""
-        wrong = {one.name for one in self.comparisons if one.kind == kind + self.suffix and one.fault}
-        seen = everywhere(self.ranks, wrong)
+        differing = {
+            comparison.name
+            for comparison in self.comparisons
+            if comparison.kind == kind + self.suffix and comparison.fault
+        }
+        by_rank = gather_objects(self.ranks, differing)
         for name in names:
-            if who := tuple(rank for rank, own in enumerate(seen) if name in own):
+            if off := tuple(rank for rank, its_names in enumerate(by_rank) if name in its_names):
                 path = name.rpartition(".")[0]
                 module = type(self.weights.scheduled.get_submodule(path)).__name__
-                return [Parting(kind, path, module, 0, who, self._is_summand(kind, name))]
+                return [Divergence(kind, path, module, 0, off, self._is_summand(kind, name))]
         return []
 
     def _is_summand(self, kind: str, name: str) -> bool:
-        """Return True if the gradients of a whole parameter add up over the processes to the expected one."""
+        """Return True if the gradients of an unsharded parameter add up to the expected one."""
         source, shard = self.weights.origin.get(name, ("", None))
         if kind != "parameter gradient" or shard is not None or not source:
             return False
         gradient = self.weights.scheduled.get_parameter(name).grad
         whole = self.weights.original.get_parameter(source).grad
-        # Without a gradient the lists are empty: the other processes still wait for this one.
+        # A process without a gradient joins with empty lists, as the others wait for it.
         pairs = [] if gradient is None or whole is None else [(gradient, whole)]
-        actual, expected = [one for one, _ in pairs], [one for _, one in pairs]
-        return sums_agree(actual, expected, self.ranks, self.accepted[GRADIENT])
+        actual, expected = (
+            [gradient_pair for gradient_pair, _ in pairs],
+            [gradient_pair for _, gradient_pair in pairs],
+        )
+        return sums_agree(actual, expected, self.ranks, self.tolerances[GRADIENT])
 
-    def _recorded(self, model: nn.Module, capture: Capture) -> None:
+    def _run_recorded(self, model: nn.Module, record: CallRecord) -> None:
         outcome = self._forward(model)
-        capture.is_forward = False
+        record.is_forward = False
         if self.check_grad:
             self._backward(outcome)
 
 
 @torch.no_grad()
-def put_back(buffers: Sequence[tuple[nn.Module, str, Tensor, Tensor]]) -> None:
+def restore_buffers(buffers: Sequence[tuple[nn.Module, str, Tensor, Tensor]]) -> None:
     """Restore the buffers of modules, with the values of their copies."""
-    for module, name, one, values in buffers:
-        module._buffers[name] = one.copy_(values)
+    for module, name, buffer, values in buffers:
+        module._buffers[name] = buffer.copy_(values)
 
 
-def _is_same_value(found: Any, expected: Any) -> bool:
+def _is_same_value(actual: Any, expected: Any) -> bool:
     """Compare values other than tensors; NaN is equal to NaN."""
-    if found is expected:
+    if actual is expected:
         return True
     try:
-        return bool(found == expected) or bool(found != found and expected != expected)
-    except (ValueError, TypeError, RuntimeError):  # an array has an answer for each element
-        return repr(found) == repr(expected)
+        return bool(actual == expected) or bool(actual != actual and expected != expected)
+    except (ValueError, TypeError, RuntimeError):  # an array compares element by element
+        return repr(actual) == repr(expected)
 
 
 # --- Verification ---
@@ -1469,7 +1490,7 @@ class Verify:
     check_grad
         Compare gradients, too.
     rtol, atol
-        Accepted differences, relative to the value and to the largest value in its tensor; None for the
+        Tolerated differences, relative to the value and to the largest value in its tensor; None for the
         defaults of the type.
     loss_fn
         Loss of the outputs, from which gradients start; None for a random gradient of every output.
@@ -1514,17 +1535,18 @@ class Verify:
         input_grads: Sequence[str] | None = None,
         seed: int = 0,
     ) -> None:
-        for name, one in (("rtol", rtol), ("atol", atol)):
-            if one is not None and not one >= 0:
+        for name, limit in (("rtol", rtol), ("atol", atol)):
+            if limit is not None and not limit >= 0:
                 raise ArgumentError(
-                    f"Verify of {sch.path!r}: {name} is {one!r}; accepted: a number >= 0, or None"
+                    f"Verify of {sch.path!r}: {name} is {limit!r}; expected a number >= 0, or None"
                 )
         self.report: VerifyReport | None = None
         self._sch, self._inputs, self._device = sch, example_inputs, device
         self._eval_mode, self._check_grad, self._loss_fn = eval_mode, check_grad, loss_fn
         self._enable, self._input_grads, self._seed = enable, input_grads, seed
-        self._accepted = {
-            what: partial(tolerance_for, what=what, rtol=rtol, atol=atol) for what in (OUTPUT, GRADIENT)
+        self._tolerances = {
+            category: partial(tolerance_for, kind=category, rtol=rtol, atol=atol)
+            for category in (OUTPUT, GRADIENT)
         }
         self._ranks = Ranks(sch.rank, sch.world_size, sch.group)
         self._running: nn.Module = sch.mod
@@ -1548,46 +1570,48 @@ class Verify:
             return
         try:
             if error is None:
-                self.report = self._verified()
+                self.report = self._compared()
         finally:
             self._original.forget(self._sch.mod)
             self._sch.metadata.tags.discard(ORIGIN)
         if self.report is not None and not self.report.is_equal:
             raise VerificationError(str(self.report))
 
-    def _verified(self) -> VerifyReport:
+    def _compared(self) -> VerifyReport:
         ranks, journal = self._ranks, self._sch.metadata.journal
-        if len(set(everywhere(ranks, digest(journal)))) > 1:
-            return self._report([], [_other_steps(everywhere(ranks, [str(one) for one in journal]))], [])
+        if len(set(gather_objects(ranks, digest(journal)))) > 1:
+            return self._report(
+                [], [_other_steps(gather_objects(ranks, [str(step) for step in journal]))], []
+            )
         if self._device is not None:
             device = torch.device(self._device)
         else:
             tensors = (*self._sch.mod.parameters(), *self._sch.mod.buffers())
-            devices = {one.device for one in tensors if not one.is_meta}
+            devices = {tensor.device for tensor in tensors if not tensor.is_meta}
             device = next(iter(devices), torch.device("cpu"))
-        call = from_first(ranks, self._call)
-        original = filled(self._original.module, ranks, self._seed, device)
+        call = broadcast_object(ranks, self._call)
+        original = initialised(self._original.module, ranks, self._seed, device)
         weights = same_weights(original, self._sch.mod, ranks, device, self._seed)
-        self._running = in_stages(self._sch, weights.scheduled)
+        self._running = staged_copy(self._sch, weights.scheduled)
         if self._eval_mode is not False:
-            self._switch(weights, is_training=False)
+            self._set_modes(weights, is_training=False)
         passes = Passes(
-            weights, call, self._running, ranks, device, self._seed, self._accepted, self._loss_fn,
+            weights, call, self._running, ranks, device, self._seed, self._tolerances, self._loss_fn,
             self._check_grad,
         )  # fmt: skip
         agrees = passes.run(passes.reference())
-        places = [] if agrees else passes.partings(self._synced())
+        divergences = [] if agrees else passes.divergences(self._synced_modules())
         if agrees and self._eval_mode is None:
-            self._switch(weights, is_training=True)
-            places = self._trained(passes)
+            self._set_modes(weights, is_training=True)
+            divergences = self._compared_in_training(passes)
         faults = [*passes.faults]
         faults += [f"parameter {name} was changed in place" for name in self._original.changed()]
-        results = everywhere(ranks, (passes.comparisons, faults, weights.differed))
+        results = gather_objects(ranks, (passes.comparisons, faults, weights.differed))
         weights.differed = [name for _, _, names in results for name in names]
         merged = _merged([result[:2] for result in results])
-        return self._report(*merged, places, weights)
+        return self._report(*merged, divergences, weights)
 
-    def _trained(self, passes: Passes) -> list[Parting]:
+    def _compared_in_training(self, passes: Passes) -> list[Divergence]:
         """Compare the models in training mode, too; return the modules at which they diverge."""
         training = replace(passes, suffix=IN_TRAINING, comparisons=[], faults=[])
         before = training.buffers()
@@ -1595,51 +1619,49 @@ class Verify:
             try:
                 expected = training.reference()
             except Exception as error:  # noqa: BLE001 - whatever a model raises
-                why = shown(f"{type(error).__name__}: {error}")
-                self._notes.append(f"not compared in training mode, where the original raises {why}")
+                why = short_repr(f"{type(error).__name__}: {error}")
+                self._notes.append(f"not compared in training mode, in which the original raises {why}")
                 return []
             agrees = training.run(expected)
-            if not agrees:  # again, with the noise that rounding alone makes in this model
-                put_back(before)
+            # A difference may be rounding alone, see `measured_noise`: compare again with that tolerance.
+            if not agrees:
+                restore_buffers(before)
                 training.noise = training.measured_noise()
-                put_back(before)
+                restore_buffers(before)
                 training.comparisons, training.faults = [], []
                 agrees = training.run(training.reference())
                 if agrees:
-                    largest = max(everywhere(self._ranks, max(training.noise.values(), default=0.0)))
+                    largest = max(gather_objects(self._ranks, max(training.noise.values(), default=0.0)))
                     self._notes.append(
-                        f"in training mode rounding alone changes results by up to {largest:.3g} of their "
-                        f"largest value; {MARGIN:g} times what it changes of each was accepted"
+                        f"in training mode, rounding alone changes results by up to {largest:.3g} of their "
+                        f"largest value; {MARGIN:g} times the change of each was tolerated"
                     )
-            places = [] if agrees else training.partings(self._synced())
+            divergences = [] if agrees else training.divergences(self._synced_modules())
         passes.comparisons += training.comparisons
-        passes.faults += [f"in training mode, {one}" for one in training.faults]
-        return places
+        passes.faults += [f"in training mode, {fault}" for fault in training.faults]
+        return divergences
 
-    def _switch(self, weights: Weights, is_training: bool) -> None:
-        for one in (weights.original, weights.scheduled, self._running):
-            one.train(is_training)
+    def _set_modes(self, weights: Weights, is_training: bool) -> None:
+        for module in (weights.original, weights.scheduled, self._running):
+            module.train(is_training)
 
     def _report(
         self,
         comparisons: Sequence[Comparison],
         faults: Sequence[str],
-        partings: Sequence[Parting],
+        divergences: Sequence[Divergence],
         weights: Weights | None = None,
     ) -> VerifyReport:
         steps = self._sch.metadata.journal[self._n_steps :]
-        places = [
-            Place(
-                one.what,
-                self._full(one.path),
-                one.module,
-                one.call,
-                one.ranks,
-                self._step(one.path),
-                self._stage(one.path),
-                one.is_summand,
+        stages = self._running
+        located = [
+            replace(
+                divergence,
+                path=self._full_path(divergence.path),
+                step=self._last_step(divergence.path),
+                stage=stages.stage_of(divergence.path) if isinstance(stages, SequentialStages) else None,
             )
-            for one in partings
+            for divergence in divergences
         ]
         counts = Counter(
             step.op
@@ -1651,27 +1673,25 @@ class Verify:
         if weights is not None and (differed := sorted(set(weights.differed))):
             more = f" and {len(differed) - _SHOWN_NAMES} more" if len(differed) > _SHOWN_NAMES else ""
             names = ", ".join(differed[:_SHOWN_NAMES]) + more
-            notes.append(f"as the first process has them, since they differ between processes: {names}")
-        lost = [] if weights is None else [*weights.lost, *weights.own]
-        return VerifyReport(self._sch.path, self._ranks.size, steps, comparisons, faults, places, lost, notes)
+            notes.append(f"taken from the first process, since they differ between processes: {names}")
+        unmatched = [] if weights is None else [*weights.lost, *weights.added]
+        return VerifyReport(
+            self._sch.path, self._ranks.size, steps, comparisons, faults, located, unmatched, notes
+        )
 
-    def _full(self, path: str) -> str:
+    def _full_path(self, path: str) -> str:
         return ".".join(filter(None, (self._sch.path, path)))
 
-    def _stage(self, path: str) -> int | None:
-        running = self._running
-        return running.stage_of(path) if isinstance(running, Staged) else None
-
-    def _step(self, path: str) -> JournalEntry | None:
-        """Return the last step at a module or above it, preferably one of the block."""
-        full = self._full(path)
+    def _last_step(self, path: str) -> JournalEntry | None:
+        """Return the last step at a module or above it, if possible one of the verified block."""
+        full = self._full_path(path)
         for journal in (self._sch.metadata.journal[self._n_steps :], self._sch.metadata.journal):
             for entry in reversed(journal):
                 if not entry.path or full == entry.path or full.startswith(f"{entry.path}."):
                     return entry
         return None
 
-    def _synced(self) -> dict[str, list[str]]:
+    def _synced_modules(self) -> dict[str, list[str]]:
         """Return the synchronised modules by mode."""
         synced: dict[str, list[str]] = {}
         start = f"{self._sch.path}." if self._sch.path else ""
@@ -1690,23 +1710,27 @@ def _other_steps(journals: Sequence[Sequence[str]]) -> str:
         texts = [journal[step] if step < len(journal) else "nothing" for journal in journals]
         if len(set(texts)) > 1:
             listed = "; ".join(f"rank {rank}: {text}" for rank, text in enumerate(texts))
-            return f"the processes have other schedules, from step {step + 1} on: {listed}"
-    return "the processes have other schedules"
+            return f"the schedules of the processes differ from step {step + 1} on: {listed}"
+    return "the schedules of the processes differ"
 
 
 def _merged(
-    found: Sequence[tuple[Sequence[Comparison], Sequence[str]]],
+    results: Sequence[tuple[Sequence[Comparison], Sequence[str]]],
 ) -> tuple[list[Comparison], list[str]]:
     """Merge the results of the processes: the worst comparison of each tensor, and all faults once."""
     worst: dict[tuple[str, str], Comparison] = {}
-    for rank, (comparisons, _) in enumerate(found):
-        for one in comparisons:
-            known = worst.get((one.kind, one.name))
-            if known is None or (bool(one.fault), one.max_rel_error) > (
+    for rank, (comparisons, _) in enumerate(results):
+        for comparison in comparisons:
+            known = worst.get((comparison.kind, comparison.name))
+            if known is None or (bool(comparison.fault), comparison.max_rel_error) > (
                 bool(known.fault),
                 known.max_rel_error,
             ):
-                where = f"on rank {rank}: {one.fault}" if one.fault and len(found) > 1 else one.fault
-                worst[one.kind, one.name] = replace(one, fault=where)
-    faults = dict.fromkeys(fault for _, own in found for fault in own)
-    return sorted(worst.values(), key=lambda one: not one.fault), list(faults)
+                where = (
+                    f"on rank {rank}: {comparison.fault}"
+                    if comparison.fault and len(results) > 1
+                    else comparison.fault
+                )
+                worst[comparison.kind, comparison.name] = replace(comparison, fault=where)
+    faults = dict.fromkeys(fault for _, rank_faults in results for fault in rank_faults)
+    return sorted(worst.values(), key=lambda comparison: not comparison.fault), list(faults)

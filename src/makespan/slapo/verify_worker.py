@@ -15,21 +15,21 @@ from makespan.slapo.verification import Verify, VerifyReport
 from makespan.training.zoo import build_family, family_batch, family_spec
 
 PRELOAD = ("torch.distributed", "torch._dynamo")
-"""Modules that are loaded once for all forked workers."""
+"""Modules that the parent of forked workers loads once."""
 
 
 def verify_cases(directory: RunDirectory, who: Identity) -> None:
-    """Verify all schedules that the request names; the first process writes one row per schedule."""
+    """Verify the schedules of the request; the first process writes one row per schedule."""
     torch.set_num_threads(who.threads)
     join(directory, who)
     request, device = directory.request(), torch.device(choose_device(who))
     rows = []
     for case in request["cases"]:
-        report = _verified(case, request, device)
+        report = _verify_case(case, request, device)
         errors = {
             kind: report.largest(kind)[1] for kind in ("output", "input gradient", "parameter gradient")
         }
-        wrong = [str(one) for one in report.comparisons if one.fault]
+        wrong = [str(comparison) for comparison in report.comparisons if comparison.fault]
         rows.append(
             {
                 "steps": len(report.steps),
@@ -40,7 +40,7 @@ def verify_cases(directory: RunDirectory, who: Identity) -> None:
                 "input_gradient_error": errors["input gradient"],
                 "gradient_error": errors["parameter gradient"],
                 "is_equal": report.is_equal,
-                "fault": "; ".join([*report.faults, *wrong[:1], *map(str, report.places)]),
+                "fault": "; ".join([*report.faults, *wrong[:1], *map(str, report.divergences)]),
                 "report": str(report),
             }
         )
@@ -49,7 +49,7 @@ def verify_cases(directory: RunDirectory, who: Identity) -> None:
         directory.write_result(rows)
 
 
-def _verified(case: Mapping[str, Any], request: Mapping[str, Any], device: torch.device) -> VerifyReport:
+def _verify_case(case: Mapping[str, Any], request: Mapping[str, Any], device: torch.device) -> VerifyReport:
     family, seed = case["family"], request["seed"]
     model = build_family(family, request["size"], seed=seed).to(device)
     batch = family_batch(family_spec(family, request["size"]), request["samples"], seed)
