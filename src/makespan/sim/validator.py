@@ -195,6 +195,8 @@ class NodeAccounts:
         changed = {
             job for node in self._touched for job, (*_, is_guest) in self._here[node].items() if is_guest
         }
+        if not changed:
+            return {}
         paces = dict.fromkeys(sorted(changed), 1.0)
         for node, here in enumerate(self._here):
             if not changed.isdisjoint(here):
@@ -234,6 +236,8 @@ class NodeAccounts:
         By Hall's condition: for each size, guests of that size or more against the devices that can take it.
         """
         gpu, (holders, guests) = self._nodes[node].gpu, self._memory[node]
+        if not guests:
+            return ""
         most, n_guests = (gpu.memory_bytes - gpu.reserved_bytes) * (1 + SLACK), 0
         for guest_bytes in sorted(+guests, reverse=True):
             n_guests += guests[guest_bytes]

@@ -20,9 +20,10 @@ from makespan.perf import environment_names
 from makespan.sim import Catalogue, RestartCost, check_jobs
 from makespan.studies.catalogue import (
     PredictionMode,
-    exactly,
     predicted_catalogue,
     predictions as predicted,
+    with_exact_times,
+    with_predictions,
 )
 from makespan.studies.clusters import (
     Site,
@@ -112,7 +113,7 @@ def knowing(scenario: Scenario, mode: PredictionMode) -> Scenario:
     """Return a scenario of mode sampled with the knowledge of policies in another mode."""
     if mode != "exact":
         return replace(scenario, predictions=mode)
-    return replace(scenario, catalogue=exactly(scenario.catalogue), predictions=mode)
+    return replace(scenario, catalogue=with_exact_times(scenario.catalogue), predictions=mode)
 
 
 # --- Traces ---
@@ -277,7 +278,7 @@ def generated_jobs(
         variant = "base"
     trace = generate_jobs(variant, count, seed, times, stats=stats)
     origin = f"generated {name} workload, seed {seed}{left_out(known, stats)}"
-    jobs = with_load(trace.jobs, 1.0 / rate)
+    jobs = trace.jobs if rate == 1 else with_load(trace.jobs, 1.0 / rate)
     return replace(trace, jobs=jobs, report=replace(trace.report, where=origin))
 
 
@@ -664,8 +665,8 @@ def _catalogue(
             f"accepted: {', '.join(environment_names())}, or exact predictions"
         )
     predicted_times = predicted(tables, place.environment, _FORM)
-    catalogue = predicted_catalogue(tables, predicted_times, where.nodes[0])
-    return exactly(catalogue) if mode == "exact" else catalogue
+    catalogue = with_predictions(exact, predicted_times)
+    return with_exact_times(catalogue) if mode == "exact" else catalogue
 
 
 @contextmanager
