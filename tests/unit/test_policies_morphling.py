@@ -6,7 +6,7 @@ from math import inf
 from types import SimpleNamespace
 
 import pytest
-from toy_cluster import find, throughput_rows, toy_catalogue, toy_job, toy_nodes
+from toy_cluster import find, simulate, throughput_rows, toy_catalogue, toy_job, toy_nodes
 
 from makespan.policies import REGISTRY
 from makespan.policies.lookahead import (
@@ -28,7 +28,6 @@ from makespan.policies.lookahead import (
 )
 from makespan.policies.morphling import FULL_FREEDOM, Freedom, Options, OptionTable
 from makespan.policies.placing import Room
-from makespan.sim import simulate
 from makespan.studies import TableCatalogue
 
 DELAY_S = 10.0

@@ -5,12 +5,11 @@ from math import inf
 from types import SimpleNamespace
 
 import pytest
-from toy_cluster import throughput_rows, toy_job, toy_nodes
+from toy_cluster import simulate, throughput_rows, toy_job, toy_nodes
 
 from makespan.policies import REGISTRY
 from makespan.policies.morphling import Curve, Curves, Draft, Freedom, Morphling, Task
 from makespan.policies.placing import Room
-from makespan.sim import simulate
 from makespan.studies import TableCatalogue
 
 DELAY_S = 10.0

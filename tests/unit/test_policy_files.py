@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from toy_cluster import one_gpu_catalogue, toy_job, toy_nodes
+from toy_cluster import one_gpu_catalogue, simulate, toy_job, toy_nodes
 
 import makespan
 from makespan.cli import main
 from makespan.errors import InputError
 from makespan.policies import base as _registry, policy
-from makespan.sim import DECISION_LIMIT_S, PolicyError, check_policy, simulate
+from makespan.sim import DECISION_LIMIT_S, PolicyError, check_policy
 from makespan.sim.engine import TookTooLong, Watch
 from makespan.studies import Case, RunError, Scenario, run_all
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from toy_cluster import Scripted, find, one_gpu_catalogue, throughput_rows, toy_job, toy_nodes
+from toy_cluster import Scripted, find, one_gpu_catalogue, simulate, throughput_rows, toy_job, toy_nodes
 
 from makespan.metrics import guarantee_breaches, idle_spells
 from makespan.plots import job_spans
@@ -19,11 +19,10 @@ from makespan.sim import (
     InfeasibleDecision,
     NodeEvent,
     NodeEventKind,
+    Scenario,
     crowded_guest,
     pace_beside,
     paces_on,
-    restart_cost,
-    simulate,
     validate_schedule,
 )
 from makespan.studies import TableCatalogue
@@ -162,13 +161,15 @@ def test_guaranteed_jobs_and_processes_are_no_guests():
     keeps = scripted({0.0: {"a": (0, True)}}, honours_guarantees=True)
     with pytest.raises(InfeasibleDecision, match="shall be a guest, but it is guaranteed"):
         simulate(sure, SPEC, ONE, keeps, **given)
-    live = Engine(SPEC, ONE, scripted({0.0: {"a": (0, True)}}), restart_cost(0.0), 1.0, None)
-    live.load([toy_job("a")], 0, [])
+    options = {"interval_s": 1.0, "extra_steps": 0, "shares_devices": False}
+    scenario = Scenario("toys", (toy_job("a"),), SPEC, ONE, **options)
+    live = Engine(scenario, scripted({0.0: {"a": (0, True)}}))
+    live.load()
     with pytest.raises(InfeasibleDecision, match="processes run on devices of their own"):
         live.run()
     assert not live.view.shares_devices
-    suspended = Engine(SPEC, ONE, policy("antman"), restart_cost(0.0), 1.0, None)
-    suspended.load(PAIR, 0, [])
+    suspended = Engine(replace(scenario, jobs=tuple(PAIR)), policy("antman"))
+    suspended.load()
     suspended.run()
     assert [row[2] for row in suspended.rows].count("sharing") == 0
 

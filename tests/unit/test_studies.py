@@ -122,7 +122,7 @@ def test_an_error_names_policy_and_scenario_and_ends_the_other_processes(toys, p
 @pytest.mark.parametrize("processes", [1, 2])
 def test_an_impossible_schedule_is_an_error_unless_it_is_asked_for(toys, monkeypatch, processes):
     planted = Violation("capacity", 3.0, 7, "job-0", "node 0 gives 9 of 4 GPUs")
-    monkeypatch.setattr(_runs, "validate_schedule", lambda *_, **__: [planted])
+    monkeypatch.setattr("makespan.sim.engine.validate_schedule", lambda *_, **__: [planted])
     with pytest.raises(ImpossibleScheduleError, match=r"'fifo' on 'toys'.*1 violation.*capacity at 3.0 s"):
         run_all([Case(toys, "fifo"), Case(toys, "sjf")], processes)
     assert run_all([Case(toys, "fifo")], is_strict=False)[0].violations == (planted,)

@@ -59,13 +59,12 @@ from makespan.sim import (
     DECISION_LIMIT_S,
     Observer,
     Policy,
-    SimulationResult,
+    Scenario,
     Violation,
     check_jobs,
     check_policy,
     events_table,
     outcomes_table,
-    round_length,
     simulate,
     validate_schedule,
 )
@@ -212,7 +211,7 @@ def compare_live(
     events, outcomes = events_table(engine.rows), outcomes_table(finished, catalogue)
     delays = setting.scaled_delays()
     violations = validate_schedule(events, jobs, cluster, catalogue, delays, extra_steps=0, is_live=True)
-    again = _simulated(setting, profiled, policy, cluster)
+    again = simulate(_scenario(setting, profiled, cluster), policy)
     live_events, live_outcomes, retrodicted_events, retrodicted_outcomes = (
         _on_wall(table, setting.scale) for table in (events, outcomes, again.events, again.outcomes)
     )
@@ -239,22 +238,21 @@ def compare_live(
     )
 
 
-def _simulated(
+def _scenario(
     setting: LiveSetting,
     profiled: LiveSetting,
-    policy: Policy,
     cluster: ClusterSpec,
     decision_limit_s: float | None = DECISION_LIMIT_S,
-) -> SimulationResult:
-    """Simulate the jobs of a setting with profiled times, in the time of the policy, without colocation."""
-    return simulate(
-        setting.scaled_jobs(),
+) -> Scenario:
+    """Return the jobs of a setting with profiled times, in the time of the policy, without colocation."""
+    return Scenario(
+        setting.workload,
+        tuple(setting.scaled_jobs()),
         cluster,
-        profiled.catalogue().on(cluster),
-        policy,
-        restart_delay_s=profiled.scaled_delays(),
-        extra_steps=0,
+        profiled.catalogue(),
+        profiled.scaled_delays(),
         decision_limit_s=decision_limit_s,
+        extra_steps=0,
         shares_devices=False,
     )
 
@@ -266,8 +264,9 @@ def _foreseen(
     cluster: ClusterSpec,
     decision_limit_s: float | None,
 ) -> pd.DataFrame:
-    """Return the outcomes of `_simulated`, in wall time."""
-    return _on_wall(_simulated(setting, profiled, policy, cluster, decision_limit_s).outcomes, setting.scale)
+    """Return the outcomes of a simulation, in wall time."""
+    scenario = _scenario(setting, profiled, cluster, decision_limit_s)
+    return _on_wall(simulate(scenario, policy).outcomes, setting.scale)
 
 
 def _disturbed(
@@ -687,23 +686,19 @@ def run_live(
     PolicyError
         The policy raised, took too long or made an impossible decision; completed work is kept.
     """
-    catalogue, jobs = setting.catalogue().on(cluster), setting.scaled_jobs()
-    check_jobs(jobs, cluster, catalogue)
+    scenario = _scenario(setting, setting, cluster, decision_limit_s)
+    check_jobs(scenario.jobs, cluster, scenario.catalogue.on(cluster))
     state = None if directory is None else read_state(directory / _STATE)
     clock = LiveClock(setting.scale, 0.0 if state is None else state["time_s"])
     engine = LiveEngine(
-        cluster,
-        catalogue,
+        scenario,
         policy,
-        setting.scaled_delays(),
-        round_length(policy, None),
         Executor(trainer, setting.n_slots),
         clock,
         lambda engine: None if directory is None else save_state(engine, directory / _STATE),
-        decision_limit_s,
     )
     engine.observers += observers
-    engine.load(jobs)
+    engine.load()
     if state is not None:
         restore(engine, state)
     engine.run()

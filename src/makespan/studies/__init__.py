@@ -7,6 +7,7 @@ baseline, and `demand` computes the load that the jobs put on the cluster. `Tabl
 configurations of jobs, from throughput tables.
 """
 
+from makespan.sim import Scenario as Scenario
 from makespan.studies.catalogue import (
     PREDICTION_MODES as PREDICTION_MODES,
     PredictionMode as PredictionMode,
@@ -22,7 +23,6 @@ from makespan.studies.runs import (
     ImpossibleScheduleError as ImpossibleScheduleError,
     Run as Run,
     RunError as RunError,
-    Scenario as Scenario,
     attempt_all as attempt_all,
     comparison as comparison,
     demand as demand,
@@ -35,9 +35,9 @@ from makespan.studies.runs import (
 )
 from makespan.studies.scenarios import (
     generated_jobs as generated_jobs,
-    knowing as knowing,
     limited_statistics as limited_statistics,
     read_trace as read_trace,
     scenario as scenario,
     table_scenarios as table_scenarios,
+    with_predictions as with_predictions,
 )

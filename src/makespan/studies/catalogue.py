@@ -428,7 +428,7 @@ def predicted_catalogue(
     tables: Mapping[str, pd.DataFrame], predicted_times: pd.DataFrame, node: NodeSpec
 ) -> TableCatalogue:
     """Return the catalogue of throughput tables with the times of a table of `predictions`."""
-    return with_predictions(measured_catalogue(tables.values(), node), predicted_times)
+    return with_predicted_times(measured_catalogue(tables.values(), node), predicted_times)
 
 
 def measured_catalogue(
@@ -453,7 +453,7 @@ def joined_catalogue(parts: tuple[TableCatalogue, ...]) -> TableCatalogue:
     return parts[0] if len(parts) == 1 else TableCatalogue.joined(parts)
 
 
-def with_predictions(catalogue: TableCatalogue, predicted_times: pd.DataFrame) -> TableCatalogue:
+def with_predicted_times(catalogue: TableCatalogue, predicted_times: pd.DataFrame) -> TableCatalogue:
     """Return a catalogue in which policies decide by the times of a table of `predictions`.
 
     Raises
@@ -463,11 +463,11 @@ def with_predictions(catalogue: TableCatalogue, predicted_times: pd.DataFrame) -
     TraceError
         The table has two rows for one configuration.
     """
-    return _with_predictions(catalogue, keyed_table(predicted_times))
+    return _with_predicted_times(catalogue, keyed_table(predicted_times))
 
 
 @lru_cache(maxsize=32)
-def _with_predictions(catalogue: TableCatalogue, table: Keyed[pd.DataFrame]) -> TableCatalogue:
+def _with_predicted_times(catalogue: TableCatalogue, table: Keyed[pd.DataFrame]) -> TableCatalogue:
     frame = table.value
     placements = {text: Placement.parse(text) for text in frame["placement"].unique()}
     columns = ("workload", "exec_plan", "placement", "cpu_threads")

@@ -1,4 +1,4 @@
-"""Scenarios, validated simulations of them, many at a time in a pool of processes, and their comparison."""
+"""Validated simulations of scenarios, many at a time in a pool of processes, and their comparison."""
 
 import math
 import multiprocessing
@@ -18,125 +18,31 @@ import numpy as np
 import pandas as pd
 
 from makespan.cleanup import end_with_parent
-from makespan.errors import InputError, MakespanError
-from makespan.hardware import ClusterSpec
+from makespan.errors import MakespanError
 from makespan.metrics import Summary, summary
 from makespan.policies import policy as policy_named
 from makespan.sim import (
-    DECISION_LIMIT_S,
-    Catalogue,
     ClusterView,
     Event,
     EventKind,
-    NodeEvent,
     Observer,
     Policy,
-    RestartCost,
-    SimulationResult,
+    Scenario,
+    Schedule,
     Violation,
     restart_cost,
     round_length,
     simulate,
-    validate_schedule,
 )
 from makespan.tables import COMPARISON
-from makespan.workloads import JobSpec
 
-# --- Scenarios and runs ---
+# --- Runs ---
 
 _SHOWN = 5  # violations named in an error
 
 
 class ImpossibleScheduleError(MakespanError):
     """The validator found that a schedule could not have happened."""
-
-
-@dataclass(frozen=True, slots=True)
-class Scenario:
-    """Everything that a simulation needs, except the policy.
-
-    Parameters
-    ----------
-    name, report
-        For tables and messages; report of the readers or the generator of the jobs.
-    jobs, cluster
-        The trace and the nodes.
-    catalogue
-        Configurations of the jobs, with true times and the times that policies believe.
-    restart_delay_s
-        Time without progress after each start and change [s], or a function of job, old and new allocation.
-    interval_s
-        Length of a round [s]; None for the policy's own, 0 to ask after each event.
-    failures, checkpoint_interval_s
-        Nodes that fail and join, and running time between checkpoints [s], as for `makespan.sim.simulate`.
-    source, predictions
-        Source of iteration times, and the knowledge of policies about them, one of `PREDICTION_MODES`.
-    decision_limit_s
-        Wall time after which one call of a policy is interrupted [s], None or 0 for no limit; no result
-        depends on it.
-    kept
-        Quantity that stays as in the job list on any cluster, for the title: durations or steps.
-    made_for
-        Cluster for whose nodes and network the times of the catalogue hold, with any number of nodes; None if
-        unknown.
-
-    Raises
-    ------
-    InputError
-        The cluster has other nodes or another network than ``made_for``, or ``predictions`` is exact but the
-        catalogue predicts other times.
-    """
-
-    name: str
-    jobs: tuple[JobSpec, ...]
-    cluster: ClusterSpec
-    catalogue: Catalogue
-    restart_delay_s: float | RestartCost = 0.0
-    interval_s: float | None = None
-    failures: tuple[NodeEvent, ...] = ()
-    checkpoint_interval_s: float | None = None
-    source: str = ""
-    predictions: str = "exact"
-    report: str = ""
-    decision_limit_s: float | None = DECISION_LIMIT_S
-    kept: str = ""
-    made_for: ClusterSpec | None = None
-
-    def __post_init__(self) -> None:
-        """Check that the catalogue fits the cluster and the label of its predictions."""
-        made_for = self.made_for
-        if made_for is None:
-            return
-        if not (set(self.cluster.nodes) <= set(made_for.nodes) and self.cluster.network == made_for.network):
-            raise InputError(
-                f"scenario {self.name!r}: its iteration times hold for nodes and network of cluster "
-                f"{made_for.name!r}, got cluster {self.cluster.name!r}; assemble it anew by scenario(..., "
-                f"cluster_name=...), or replace catalogue and made_for too"
-            )
-        if self.predictions == "exact" and not all(
-            item.predicted_iter_time_s == item.iter_time_s
-            for key in self.catalogue.workloads
-            for item in self.catalogue.all(key)
-        ):
-            raise InputError(
-                f"scenario {self.name!r}: predictions are 'exact', but its catalogue predicts other times "
-                "than jobs take; change what policies know by makespan.studies.knowing"
-            )
-
-    @property
-    def title(self) -> str:
-        """Name, source, size, and the kept quantity, in a few words."""
-        source = f" ({self.source})" if self.source else ""
-        nodes = self.cluster.nodes
-        if len({(node.n_gpus, node.gpu_type) for node in nodes}) == 1:
-            size = f"{len(nodes)} x {nodes[0].n_gpus} GPUs"
-        else:
-            counts = dict.fromkeys(self.cluster.gpu_types, 0)
-            for node in nodes:
-                counts[node.gpu_type] += node.n_gpus
-            size = f"{len(nodes)} nodes with {', '.join(f'{n} {kind}' for kind, n in counts.items())}"
-        kept = f", {self.kept}" if self.kept else ""
-        return f"{self.name}{source}, {len(self.jobs)} jobs on {size}{kept}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +93,7 @@ class Run:
     interval_s: float | None
     given_interval_s: float | None
     metrics: Summary
-    result: SimulationResult
+    result: Schedule
     violations: tuple[Violation, ...]
     n_events: int
     n_repeats: int = 0
@@ -220,23 +126,25 @@ def run(scenario: Scenario, policy: str | Path | Policy, observers: Sequence[Obs
         The policy is unknown, or the simulation cannot be done.
     """
     chosen = resolved(policy)
-    result = _simulated(scenario, chosen, observers)
-    length_s = round_length(chosen, scenario.interval_s)
-    violations = validate_schedule(
-        result.events,
-        scenario.jobs,
-        scenario.cluster,
-        scenario.catalogue,
-        scenario.restart_delay_s,
-        interval_s=length_s,
-        checkpoint_interval_s=scenario.checkpoint_interval_s,
-        keeps_guarantees=chosen.honours_guarantees,
-        outcomes=result.outcomes,
-    )
+    schedule = simulate(scenario, chosen, observers)
     delay_s = restart_cost(scenario.restart_delay_s).expected_s
-    metrics = summary(result.events, result.outcomes, scenario.cluster, restart_delay_s=delay_s)
-    settings = scenario.name, chosen.name, delay_s, length_s, scenario.interval_s
-    return Run(*settings, metrics, result, tuple(violations), len(result.events))
+    return Run(
+        scenario=scenario.name,
+        policy=chosen.name,
+        restart_delay_s=delay_s,
+        interval_s=round_length(chosen, scenario.interval_s),
+        given_interval_s=scenario.interval_s,
+        metrics=summary(
+            schedule.events,
+            schedule.outcomes,
+            scenario.cluster,
+            restart_delay_s=delay_s,
+            extra_steps=scenario.extra_steps,
+        ),
+        result=schedule,
+        violations=tuple(schedule.violations(scenario, chosen)),
+        n_events=len(schedule.events),
+    )
 
 
 def resolved(policy: str | Path | Policy) -> Policy:
@@ -251,26 +159,10 @@ def repeated(case: Case, first: Run) -> Run:
         len(walls_s) < case.repeats
         and first.result.wall_s + sum(wall_s for wall_s, _ in walls_s) < case.repeat_within_s
     ):
-        again = _simulated(case.scenario, resolved(case.policy))
+        again = simulate(case.scenario, resolved(case.policy))
         same += again.events.equals(first.result.events)
         walls_s.append((again.wall_s, again.policy_wall_s))
     return replace(first, n_repeats=len(walls_s), n_identical=same, repeat_walls_s=tuple(walls_s))
-
-
-def _simulated(scenario: Scenario, policy: Policy, observers: Sequence[Observer] = ()) -> SimulationResult:
-    return simulate(
-        scenario.jobs,
-        scenario.cluster,
-        scenario.catalogue,
-        policy,
-        restart_delay_s=scenario.restart_delay_s,
-        interval_s=scenario.interval_s,
-        failures=scenario.failures,
-        checkpoint_interval_s=scenario.checkpoint_interval_s,
-        observers=observers,
-        decision_limit_s=scenario.decision_limit_s,
-        reveals_requests=scenario.predictions == "requests",
-    )
 
 
 def violation_lines(done: Run) -> list[str]:

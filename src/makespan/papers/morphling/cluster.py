@@ -23,10 +23,10 @@ from makespan.studies import (
     Run,
     Scenario,
     comparison,
-    knowing,
     measures,
     run_all,
     table_scenarios,
+    with_predictions,
 )
 from makespan.throughput import ReferenceTimes
 from makespan.workloads import JobSpec
@@ -77,7 +77,9 @@ class Simulated(Experiment):
     def compute(self, given: Given) -> dict[str, pd.DataFrame]:
         """Return the tables, of scenarios whose policies know what is configured."""
         sampled = self.sampled(given)
-        return self.simulated({name: knowing(base, self.told) for name, base in sampled.items()}, given)
+        return self.simulated(
+            {name: with_predictions(base, self.told) for name, base in sampled.items()}, given
+        )
 
     def sampled(self, given: Given) -> dict[str, Scenario]:
         """Return a scenario per job list, without restart delay and rounds; policies know sampled rows."""

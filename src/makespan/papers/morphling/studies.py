@@ -38,12 +38,12 @@ from makespan.studies import (
     Run,
     Scenario,
     generated_jobs,
-    knowing,
     limited_statistics,
     measures,
     predicted_catalogue,
     predictions,
     run_all,
+    with_predictions,
 )
 from makespan.throughput import EmulatedSource, ReferenceTimes
 from makespan.traces import scaled, statistics, with_large_share, with_load
@@ -118,7 +118,7 @@ class Knowledge(OnLists):
         lists = self.lists_of(traces, _each_seed(self.seeds), given)
         keys, cases = [], []
         for mode in PREDICTION_MODES:
-            told = {trace: knowing(one, mode) for trace, one in traces.items()}
+            told = {trace: with_predictions(one, mode) for trace, one in traces.items()}
             for (trace, draw, seed), jobs in lists.items():
                 of_list = replace(
                     told[trace], jobs=jobs, restart_delay_s=self.delay_s, interval_s=self.interval_s
@@ -445,7 +445,7 @@ class Threads(Experiment):
             base = Scenario(
                 name, mix, spec, catalogues[choice], self.delay_s, self.interval_s, source=source.name
             )
-            cases.append(Case(knowing(base, self.told), policy, keeps_tables=True))
+            cases.append(Case(with_predictions(base, self.told), policy, keeps_tables=True))
         runs = zip(keys, run_all(cases, given.n_threads), strict=True)
         rows = pd.DataFrame(
             {
