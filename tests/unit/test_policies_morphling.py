@@ -50,9 +50,9 @@ def view_of(index=0, ran=(), **spec):
         generation=len(ran),
         ready_time_s=0.0,
         observed=frozenset(ran),
-        has_run=lambda item: item in ran,
+        has_observed=lambda item: item in ran,
         step_s=lambda item: item.iter_time_s if item in ran else item.predicted_iter_time_s,
-        assures=lambda item: item is reference or item.predicted_iter_time_s <= reference.iter_time_s,
+        guarantees=lambda item: item is reference or item.predicted_iter_time_s <= reference.iter_time_s,
     )
 
 

@@ -35,7 +35,9 @@ def told(plans, jobs, **options):
         job = view.job("a") if any(job.spec.job_id == "a" for job in (*view.pending, *view.running)) else None
         if job is not None:
             items = [find(view.catalogue, plan, "1") for plan, _, _ in ROWS]
-            seen[view.time_s] = [(job.has_run(item), job.knows(item), job.step_s(item)) for item in items]
+            seen[view.time_s] = [
+                (job.has_observed(item), job.is_time_known(item), job.step_s(item)) for item in items
+            ]
         return (
             {"a": Allocation(find(view.catalogue, plans[view.time_s], "1"), (0,))}
             if view.time_s in plans
@@ -64,7 +66,9 @@ def test_a_job_that_is_moved_within_its_first_step_has_learned_nothing():
 
 def test_no_job_learns_from_another():
     def script(view):
-        seen.append([job.knows(find(view.catalogue, "ga", "1")) for job in (*view.running, *view.pending)])
+        seen.append(
+            [job.is_time_known(find(view.catalogue, "ga", "1")) for job in (*view.running, *view.pending)]
+        )
         starts = view.time_s in (0.0, 40.0)
         return (
             {job.spec.job_id: Allocation(view.catalogue.requested(job.spec), (0,)) for job in view.pending}

@@ -37,12 +37,12 @@ from makespan.sim.scenario import (
 )
 from makespan.sim.sharing import (
     IDLE_SHARE as IDLE_SHARE,
-    LEAST_PACE as LEAST_PACE,
-    Company as Company,
+    MIN_SPEED as MIN_SPEED,
+    Colocation as Colocation,
     Sharing as Sharing,
-    crowded_guest as crowded_guest,
-    pace_beside as pace_beside,
-    paces_on as paces_on,
+    colocated_speed as colocated_speed,
+    colocated_speeds as colocated_speeds,
+    oversubscribed_bytes as oversubscribed_bytes,
 )
 from makespan.sim.state import (
     ClusterView as ClusterView,

@@ -32,7 +32,7 @@ from makespan.errors import InputError, MakespanError, failed_at, short_path
 from makespan.hardware import ClusterSpec
 from makespan.sim.catalogue import Allocation, Catalogue, Configuration, restart_cost
 from makespan.sim.scenario import Scenario, check_jobs
-from makespan.sim.sharing import crowded_guest, memory_by_device
+from makespan.sim.sharing import memory_by_device, oversubscribed_bytes
 from makespan.sim.state import (
     ClusterState,
     ClusterView,
@@ -234,7 +234,7 @@ def _file(policy: object) -> str:
     return getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
 
 
-def known_as(policy: Policy, line: int | None = None) -> str:
+def policy_label(policy: Policy, line: int | None = None) -> str:
     """Return file, line if known, and name of a policy for messages; its class where no file is known."""
     file = _file(policy)
     where = short_path(file) if file else f"class {type(policy).__name__}"
@@ -314,7 +314,7 @@ class Adviser:
         return answer
 
     def _refused(self, view: ClusterView, problem: str) -> InfeasibleDecision:
-        return InfeasibleDecision(f"{known_as(self.policy)} at {view.time_s} s: {problem}", view)
+        return InfeasibleDecision(f"{policy_label(self.policy)} at {view.time_s} s: {problem}", view)
 
     def _call(self, function: Callable[..., Any], view: ClusterView | None, *arguments: object) -> Any:
         try:
@@ -328,7 +328,7 @@ class Adviser:
                     f"interrupted by the decision limit, {self.watch.limit_s:g} s for one call; accepted: "
                     "a policy that decides sooner, or a higher limit (--decision-limit, decision_limit_s)"
                 )
-            raise PolicyError(f"{known_as(self.policy, line)}{at}: {what}") from error
+            raise PolicyError(f"{policy_label(self.policy, line)}{at}: {what}") from error
 
 
 def checked_changes(
@@ -362,7 +362,7 @@ def checked_changes(
 
 
 def _error(view: ClusterView, policy: Policy, job_id: object, problem: str) -> InfeasibleDecision:
-    where = f"{known_as(policy)} at {view.time_s} s: job {_shown(job_id)}"
+    where = f"{policy_label(policy)} at {view.time_s} s: job {_shown(job_id)}"
     return InfeasibleDecision(f"{where}: {problem}", view)
 
 
@@ -381,8 +381,12 @@ def _problem(job: JobView, new: Allocation | None, view: ClusterView, policy: Po
         return f"trains {job.spec.workload!r}, not {chosen.workload!r}"
     if keeps:
         reference = view.catalogue.requested(job.spec)
-        if not job.assures(chosen):
-            certainty = "" if job.knows(chosen) and job.knows(reference) else ", which nobody has measured"
+        if not job.guarantees(chosen):
+            certainty = (
+                ""
+                if job.is_time_known(chosen) and job.is_time_known(reference)
+                else ", which nobody has measured"
+            )
             return (
                 f"is guaranteed {job.step_s(reference)} s a step, but {_label(chosen)} takes "
                 f"{job.step_s(chosen)} s{certainty}"
@@ -434,7 +438,7 @@ def _check_memory(
             sharing.add(job.index, new)
             touched.update(new.nodes)
     for node in sorted(touched):
-        guest_bytes = sharing.on(node).crowded_bytes
+        guest_bytes = sharing.on(node).oversubscribed_bytes
         if guest_bytes is not None:
             after = {job.spec.job_id: job.allocation for job in view.running}
             after |= {job.spec.job_id: new for job, new in changes}
@@ -535,7 +539,7 @@ class Engine:
         """Return the error that names the first job that waits for ever."""
         waiting = [job.spec.job_id for job in self.view.pending]
         return StalledError(
-            f"{known_as(self.policy)} at {self.view.time_s} s: {len(waiting)} job(s) wait and nothing "
+            f"{policy_label(self.policy)} at {self.view.time_s} s: {len(waiting)} job(s) wait and nothing "
             f"will happen any more; the first is {waiting[0]!r}"
         )
 
@@ -564,7 +568,7 @@ class Engine:
     def hold(self, job: JobView, allocation: Allocation) -> None:
         """Give devices to a job that has none."""
         self._n_starts += 1
-        self._n_known_starts += job.knows(allocation.configuration)
+        self._n_known_starts += job.is_time_known(allocation.configuration)
         self.foresee(job, self.cluster_state.hold(job, allocation))
 
     def go_on(self, job: JobView, allocation: Allocation, ready_s: float) -> None:
@@ -666,7 +670,7 @@ class Engine:
         while guests:
             kept = [job.allocation for job in left if job not in hit]
             holders, guests_bytes = (found[node] for found in memory_by_device(kept, self.view.n_nodes))
-            if crowded_guest(holders, guests_bytes, n_devices, there_bytes) is None:
+            if oversubscribed_bytes(holders, guests_bytes, n_devices, there_bytes) is None:
                 break
             hit.append(guests.pop())
         return hit
@@ -694,10 +698,10 @@ class Engine:
 
     def _rate(self, _: None, __: None) -> None:
         self._rating_s = _NAN
-        for job in self.cluster_state.guests_to_rate():
-            if self.cluster_state.pace(job):
+        for job in self.cluster_state.guests_on_changed_nodes():
+            if self.cluster_state.update_speed(job):
                 self.foresee(job, job.ready_time_s, is_ready=job.ready_time_s <= self.view.time_s)
-                self.record(EventKind.RATED, job, "idle time")
+                self.record(EventKind.SPEED_CHANGED, job, "idle time")
 
     # --- decisions --------------------------------------------------------------------------
 
@@ -752,7 +756,7 @@ class Engine:
         # All releases before any start, as jobs may swap devices.
         for job, new in changes:
             if job.allocation is not None:
-                if new is not None and new.beside(job.allocation.is_guest) == job.allocation:
+                if new is not None and new.colocated(job.allocation.is_guest) == job.allocation:
                     ready_s[job.index] = job.ready_time_s
                 self.release(job)
         if suspended:
@@ -814,7 +818,8 @@ class Schedule:
     wall_s, policy_wall_s, n_decisions
         Wall time of the simulation and of the policy alone [s]; number of decisions.
     known_starts
-        Share of starts and changes to a configuration whose time the job knew before (`JobView.knows`) [1].
+        Share of starts and changes to a configuration whose time the job knew before, see
+        `JobView.is_time_known` [1].
     """
 
     events: pd.DataFrame

@@ -1,9 +1,9 @@
 """Catalogue of configurations built from throughput tables, and the predictions that policies decide by.
 
 A policy decides by predicted times, the simulation runs by true ones. Predictions come from the model that is
-fitted to the sampled rows, whose times are known. Any other time is known only to a job that has run so
-itself (`makespan.sim.JobView.has_run`) or, if users state what their requests take, from its submission on.
-No job list teaches another one, and a trial run costs its time like any other run.
+fitted to the sampled rows, whose times are known. Any other time is known only to a job that has run in that
+configuration itself (`makespan.sim.JobView.has_observed`) or, if users state what their requests take, from
+its submission on. No job learns from another one, and a trial run costs its time like any other run.
 """
 
 import hashlib

@@ -46,7 +46,7 @@ class ImpossibleScheduleError(MakespanError):
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class SimulationSpec:
     """One simulation of several.
 
     Parameters
@@ -125,7 +125,7 @@ def run(scenario: Scenario, policy: str | Path | Policy, observers: Sequence[Obs
     MakespanError
         The policy is unknown, or the simulation cannot be done.
     """
-    chosen = resolved(policy)
+    chosen = load_policy(policy)
     schedule = simulate(scenario, chosen, observers)
     delay_s = restart_cost(scenario.restart_delay_s).expected_s
     return Run(
@@ -147,19 +147,19 @@ def run(scenario: Scenario, policy: str | Path | Policy, observers: Sequence[Obs
     )
 
 
-def resolved(policy: str | Path | Policy) -> Policy:
+def load_policy(policy: str | Path | Policy) -> Policy:
     """Return a policy that may be given by name or file."""
     return policy_named(policy) if isinstance(policy, str | Path) else policy
 
 
-def repeated(case: Case, first: Run) -> Run:
+def rerun(case: SimulationSpec, first: Run) -> Run:
     """Run a case again as often as it asks for, and add the results to its first run."""
     same, walls_s = 0, list[tuple[float, float]]()
     while (
         len(walls_s) < case.repeats
         and first.result.wall_s + sum(wall_s for wall_s, _ in walls_s) < case.repeat_within_s
     ):
-        again = simulate(case.scenario, resolved(case.policy))
+        again = simulate(case.scenario, load_policy(case.policy))
         same += again.events.equals(first.result.events)
         walls_s.append((again.wall_s, again.policy_wall_s))
     return replace(first, n_repeats=len(walls_s), n_identical=same, repeat_walls_s=tuple(walls_s))
@@ -192,7 +192,7 @@ Progress = Callable[[Sequence[float], Sequence[Attempt | None]], None]
 
 
 def run_all(
-    cases: Iterable[Case],
+    cases: Iterable[SimulationSpec],
     n_processes: int | None = 1,
     *,
     progress: Progress | None = None,
@@ -229,7 +229,7 @@ def run_all(
 
 
 def attempt_all(
-    cases: Iterable[Case],
+    cases: Iterable[SimulationSpec],
     n_processes: int | None = 1,
     *,
     progress: Progress | None = None,
@@ -244,7 +244,7 @@ def attempt_all(
 
 
 def _all(
-    cases: Iterable[Case],
+    cases: Iterable[SimulationSpec],
     n_processes: int | None,
     progress: Progress | None,
     *,
@@ -254,7 +254,7 @@ def _all(
     """Run simulations; unless ``keeps_going``, the first error is raised."""
     listed = list(cases)
     for case in listed:
-        resolved(case.policy)  # only to raise early; processes that are no forks load their policies again
+        load_policy(case.policy)  # only to raise early; processes that are no forks load their policies again
     if n_processes is None:
         is_short = sum(len(case.scenario.jobs) for case in listed) <= _SHORT_JOBS
         n_processes = 1 if is_short else len(os.sched_getaffinity(0))
@@ -281,11 +281,11 @@ class _Share:
             self.tell()
 
 
-def _one(case: Case, number: int, shares: Shares | None, tell: Callable[[], None]) -> Run:
+def _one(case: SimulationSpec, number: int, shares: Shares | None, tell: Callable[[], None]) -> Run:
     observers = () if shares is None else (_Share(shares, number, len(case.scenario.jobs), tell),)
     try:
         done = run(case.scenario, case.policy, observers)
-        done = repeated(case, done)
+        done = rerun(case, done)
     except MakespanError as error:  # as text, since some errors cannot be sent to another process
         raise _failure(case, str(error)) from None
     if case.keeps_tables:
@@ -295,11 +295,11 @@ def _one(case: Case, number: int, shares: Shares | None, tell: Callable[[], None
     return replace(done, result=bare)
 
 
-def _failure(case: Case, problem: str) -> RunError:
-    return RunError(f"policy {resolved(case.policy).name!r} on {case.scenario.name!r}: {problem}")
+def _failure(case: SimulationSpec, problem: str) -> RunError:
+    return RunError(f"policy {load_policy(case.policy).name!r} on {case.scenario.name!r}: {problem}")
 
 
-def _in_turn(cases: Sequence[Case], progress: Progress | None, keeps_going: bool) -> list[Attempt]:
+def _in_turn(cases: Sequence[SimulationSpec], progress: Progress | None, keeps_going: bool) -> list[Attempt]:
     shares = [0.0] * len(cases)
     done: list[Attempt] = []
 
@@ -319,7 +319,7 @@ def _in_turn(cases: Sequence[Case], progress: Progress | None, keeps_going: bool
 
 
 def _in_processes(
-    cases: Sequence[Case], n_processes: int, progress: Progress | None, keeps_going: bool
+    cases: Sequence[SimulationSpec], n_processes: int, progress: Progress | None, keeps_going: bool
 ) -> list[Attempt]:
     context = multiprocessing.get_context("fork" if _CAN_COPY else "spawn")
     shares: Any = None if progress is None else context.Array("d", len(cases), lock=False)
@@ -388,10 +388,10 @@ def _interrupts_later() -> Iterator[None]:
         raise KeyboardInterrupt
 
 
-_given: tuple[Sequence[Case], Shares | None] = ((), None)  # cases and shares of a worker process
+_given: tuple[Sequence[SimulationSpec], Shares | None] = ((), None)  # cases and shares of a worker process
 
 
-def _start_worker(parent: int, cases: Sequence[Case], shares: Shares | None) -> None:
+def _start_worker(parent: int, cases: Sequence[SimulationSpec], shares: Shares | None) -> None:
     global _given
     end_with_parent(parent)
     _given = cases, shares

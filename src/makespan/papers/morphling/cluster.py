@@ -18,10 +18,10 @@ from makespan.policies import policy_names
 from makespan.settings import Block, Count, option, shared, taken_from
 from makespan.sim import check_jobs
 from makespan.studies import (
-    Case,
     PredictionMode,
     Run,
     Scenario,
+    SimulationSpec,
     comparison,
     measures,
     run_all,
@@ -128,7 +128,9 @@ class GettingStarted(Simulated):
         """Return a row per restart delay and policy."""
         naive = replace(scenarios[NAIVE], interval_s=self.interval_s)
         short = [replace(naive, restart_delay_s=delay_s) for delay_s in self.restart_delays_s]
-        cases = [Case(scenario, name, keeps_tables=True) for scenario in short for name in self.policies]
+        cases = [
+            SimulationSpec(scenario, name, keeps_tables=True) for scenario in short for name in self.policies
+        ]
         return {"getting_started": _table(run_all(cases, given.n_threads), cases)}
 
 
@@ -191,7 +193,7 @@ class Table4(Simulated):
         """Return the comparison, and of the first delay the tables that are drawn."""
         first_delay_s = self.restart_delays_s[0]
         cases = [
-            Case(
+            SimulationSpec(
                 replace(scenarios[trace], restart_delay_s=delay_s, interval_s=self.interval_s),
                 name,
                 keeps_tables=delay_s == first_delay_s,
@@ -214,7 +216,7 @@ class Table4(Simulated):
         }
 
 
-def _table(runs: Sequence[Run], cases: Sequence[Case]) -> pd.DataFrame:
+def _table(runs: Sequence[Run], cases: Sequence[SimulationSpec]) -> pd.DataFrame:
     table = comparison(runs, BASELINE)
     ratios = {name: f"{name}_to_lookahead" for name in ("jct_ratio", "makespan_ratio")}
     return table.rename(columns=ratios).assign(
@@ -226,7 +228,7 @@ def _table(runs: Sequence[Run], cases: Sequence[Case]) -> pd.DataFrame:
     )
 
 
-def _idle_s(run: Run, case: Case) -> float:
+def _idle_s(run: Run, case: SimulationSpec) -> float:
     """Longest time with most devices free beside a job that they would speed up [s]; NaN without tables."""
     if not case.keeps_tables:
         return float("nan")
@@ -376,7 +378,7 @@ class Lists(OnLists):
                     further = self.ablations if (trace, n_gpus, delay_s) == first else ()
                     for policy in (*self.policies, *further):
                         keys.append({"trace": trace, "draw": draw, "seed": seed, "gpus": n_gpus})
-                        cases.append(Case(scenario, policy))
+                        cases.append(SimulationSpec(scenario, policy))
         runs = zip(keys, run_all(cases, given.n_threads), strict=True)
         rows = pd.DataFrame(
             key
