@@ -12,7 +12,7 @@ import pytest
 
 from makespan.hardware import ClusterSpec, cluster, homogeneous
 from makespan.policies import policy
-from makespan.sim import Catalogue, simulate
+from makespan.sim import Catalogue, Scenario, simulate
 from makespan.studies import TableCatalogue
 from makespan.throughput import PublishedSource
 from makespan.traces import read_morphling_jobs, scaled
@@ -57,10 +57,10 @@ def test_policy(benchmark, directory: Path, catalogue: Catalogue, variant: str, 
     jobs = read_morphling_jobs(directory / "morphling" / "workloads" / f"workload-{trace}.csv").jobs
     if copies > 1:
         jobs = scaled(jobs, copies, seed=1)
+    scenario = Scenario(trace, tuple(jobs), large(n_nodes), catalogue, DELAY_S, ROUND_S)
     result = benchmark.pedantic(
         simulate,
-        args=(jobs, large(n_nodes), catalogue, policy(variant)),
-        kwargs={"restart_delay_s": DELAY_S, "interval_s": ROUND_S},
+        args=(scenario, policy(variant)),
         rounds=5 if copies == 1 else 1,
         warmup_rounds=1 if copies == 1 else 0,
     )

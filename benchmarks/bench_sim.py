@@ -12,7 +12,7 @@ import pytest
 from toy_cluster import toy_catalogue, toy_nodes
 
 from makespan.policies import policy
-from makespan.sim import simulate
+from makespan.sim import Scenario, simulate
 from makespan.workloads import JobSpec
 
 RESTART_DELAY_S = 78.0
@@ -54,15 +54,9 @@ def test_engine(benchmark, name: str) -> None:  # noqa: ANN001 - a fixture witho
     n_jobs, n_nodes, interval_s = CASES[name]
     spec = toy_nodes(n_nodes, 8)
     jobs = trace(n_jobs, spec.n_gpus, np.random.default_rng(1))
-    options = {"restart_delay_s": RESTART_DELAY_S, "interval_s": interval_s}
+    scenario = Scenario(name, tuple(jobs), spec, toy_catalogue(), RESTART_DELAY_S, interval_s)
     rounds = 5 if n_jobs < 1000 else 1
-    result = benchmark.pedantic(
-        simulate,
-        (jobs, spec, toy_catalogue(), policy("fifo")),
-        options,
-        rounds=rounds,
-        warmup_rounds=rounds > 1,
-    )
+    result = benchmark.pedantic(simulate, (scenario, policy("fifo")), rounds=rounds, warmup_rounds=rounds > 1)
     peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     benchmark.extra_info.update(
         events=len(result.events),

@@ -86,9 +86,7 @@ def _cases(n_seeds: int) -> list[tuple[str, Scenario]]:
 
 def _times_s(judge: MorphlingLookahead | MorphlingWork, n_seeds: int, rank: int) -> tuple[float, float]:
     """Return average JCT and makespan of one case [s]; runs in a process of the pool."""
-    it = _cases(n_seeds)[rank][1]
-    given = {"restart_delay_s": it.restart_delay_s, "interval_s": it.interval_s}
-    jobs = simulate(it.jobs, it.cluster, it.catalogue, judge, **given).outcomes
+    jobs = simulate(_cases(n_seeds)[rank][1], judge).outcomes
     jct_s = jobs["finish_time_s"] - jobs["submit_time_s"]
     return float(jct_s.mean()), float(jobs["finish_time_s"].max() - jobs["submit_time_s"].min())
 

@@ -13,15 +13,15 @@ from makespan.perf import TableFit, fit_table, load_environment, rank_plans as r
 from makespan.plans import Placement, write_exec_plan
 from makespan.sim import Policy
 from makespan.studies import (
-    Case,
     Run,
     RunError,
     Scenario,
+    SimulationSpec,
     attempt_all,
     comparison,
     demand,
+    load_policy,
     nobody_waited,
-    resolved,
     run,
 )
 from makespan.workloads import workload as load_workload
@@ -80,13 +80,13 @@ def compare(
     MakespanError
         No policy is given or one is unknown.
     """
-    chosen = [resolved(policy) for policy in policies]
+    chosen = [load_policy(policy) for policy in policies]
     if not chosen:
         raise InputError("no policies to compare; accepted: at least one")
     names = [policy.name for policy in chosen]
     if baseline is not None and baseline not in names:
         raise InputError(f"baseline {baseline!r} does not take part; accepted: {', '.join(names)}")
-    done = attempt_all([Case(scenario, policy) for policy in chosen], n_processes)
+    done = attempt_all([SimulationSpec(scenario, policy) for policy in chosen], n_processes)
     runs = [item for item in done if not isinstance(item, RunError)]
     asked = demand(scenario)
     table = comparison(runs, baseline or names[0]).assign(offered_load=asked.load)

@@ -249,7 +249,7 @@ _TOLERANCE = 1e-9  # relative, for rounding
 
 
 def job_metrics(
-    outcomes: pd.DataFrame, *, n_gpus: int, restart_delay_s: float, extra_steps: int = 1
+    outcomes: pd.DataFrame, *, n_gpus: int, restart_delay_s: float, extra_steps: float = 1
 ) -> pd.DataFrame:
     """Return the metrics of each job, schema `makespan.tables.JOB_METRICS`, in the order of the outcomes.
 
@@ -393,7 +393,7 @@ def summary(
     cluster: ClusterSpec,
     *,
     restart_delay_s: float,
-    extra_steps: int = 1,
+    extra_steps: float = 1,
 ) -> Summary:
     """Return all metrics of one simulation from its tables, nodes and options.
 

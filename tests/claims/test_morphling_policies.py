@@ -13,7 +13,7 @@ from missed_goals import MISSED
 from makespan.claims import read_targets
 from makespan.hardware import cluster
 from makespan.metrics import Summary
-from makespan.studies import Case, Scenario, predicted_catalogue, predictions, run_all
+from makespan.studies import Scenario, SimulationSpec, predicted_catalogue, predictions, run_all
 from makespan.throughput import PublishedSource
 from makespan.traces import read_morphling_jobs, with_perturbed_arrivals
 
@@ -49,7 +49,7 @@ def found(directory: Path, policy: str, trace: str, seed: int = 0, delay_s: floa
     scenario = replace(scenarios(directory)[trace], restart_delay_s=delay_s)
     if seed:
         scenario = replace(scenario, jobs=with_perturbed_arrivals(scenario.jobs, ARRIVAL_STD_S, seed))
-    return run_all([Case(scenario, policy)])[0].metrics
+    return run_all([SimulationSpec(scenario, policy)])[0].metrics
 
 
 def reached(directory: Path, policy: str, trace: str, seed: int = 0) -> tuple[float, float]:

@@ -5,10 +5,19 @@ from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given, settings, strategies as st
-from toy_cluster import Scripted, find, one_gpu_catalogue, throughput_rows, toy_catalogue, toy_job, toy_nodes
+from toy_cluster import (
+    Scripted,
+    find,
+    one_gpu_catalogue,
+    simulate,
+    throughput_rows,
+    toy_catalogue,
+    toy_job,
+    toy_nodes,
+)
 
 from makespan.policies import REGISTRY, policy
-from makespan.sim import Allocation, Decision, simulate
+from makespan.sim import Allocation, Decision
 from makespan.studies import TableCatalogue
 
 quick = settings(max_examples=40, derandomize=True)

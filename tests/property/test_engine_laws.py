@@ -15,13 +15,14 @@ from toy_cluster import (
     misjudged_catalogue,
     mixed_nodes,
     scaled_policy,
+    simulate,
     toy_job,
     toy_nodes,
     traces,
 )
 
 from makespan.policies import REGISTRY
-from makespan.sim import NodeEvent, NodeEventKind, simulate, validate_schedule
+from makespan.sim import NodeEvent, NodeEventKind, validate_schedule
 
 policies = pytest.mark.parametrize("policy", REGISTRY.values(), ids=list(REGISTRY))
 few = settings(max_examples=6, derandomize=True, suppress_health_check=[HealthCheck.too_slow])

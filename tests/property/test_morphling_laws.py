@@ -3,11 +3,11 @@
 from dataclasses import replace
 
 from hypothesis import HealthCheck, given, settings, strategies as st
-from toy_cluster import toy_catalogue, toy_nodes, traces
+from toy_cluster import simulate, toy_catalogue, toy_nodes, traces
 
 from makespan.policies import REGISTRY
 from makespan.policies.lookahead import CLAIRVOYANT, MorphlingWork
-from makespan.sim import simulate, validate_schedule
+from makespan.sim import validate_schedule
 
 CATALOGUE = toy_catalogue()
 SPEC = toy_nodes(3, 8)

@@ -11,7 +11,7 @@ from collections import Counter
 from makespan.sim import Sharing
 
 EPS = 1e-9
-UNKNOWN_PACE, LEAST_PACE = 0.34, 0.01  # of a guest, of what it does alone: where nothing is known, at least
+UNKNOWN_PACE, MIN_SPEED = 0.34, 0.01  # of a guest, of what it does alone: where nothing is known, at least
 
 
 class StepJob:
@@ -24,7 +24,7 @@ class StepJob:
         self.ready_time_s = self.held_since_s = math.nan
         self.waiting_since_s = spec.submit_time_s
         self.restart_count = self.started_rank = self.generation = 0
-        self.pace = 0.0
+        self.speed = 0.0
         self.waiting_time_s = self.restart_time_s = self.running_time_s = self.attained_service_gpu_s = 0.0
 
     def live(self, now_s, step_s, pace):
@@ -37,29 +37,29 @@ class StepJob:
         self.running_time_s += active_s
         self.restart_time_s += step_s - active_s
         self.attained_service_gpu_s += 0.0 if is_guest else step_s * held.n_gpus
-        self.pace = pace
+        self.speed = pace
         steps = pace * active_s / held.iter_time_s
         self.steps_left -= steps
         self.steps_by_configuration[held] += steps
 
     @property
     def observed(self):
-        return frozenset(item for item in self.steps_by_configuration if self.has_run(item))
+        return frozenset(item for item in self.steps_by_configuration if self.has_observed(item))
 
-    def has_run(self, configuration):
+    def has_observed(self, configuration):
         return self.steps_by_configuration[configuration] >= 1 - EPS
 
     def step_s(self, configuration):
-        is_seen = self.has_run(configuration)
+        is_seen = self.has_observed(configuration)
         return configuration.iter_time_s if is_seen else configuration.predicted_iter_time_s
 
-    def knows(self, configuration):
-        return configuration.is_known or self.has_run(configuration)
+    def is_time_known(self, configuration):
+        return configuration.is_known or self.has_observed(configuration)
 
-    def assures(self, configuration):
+    def guarantees(self, configuration):
         if configuration is self.reference:
             return True
-        is_sure = self.knows(configuration) and self.knows(self.reference)
+        is_sure = self.is_time_known(configuration) and self.is_time_known(self.reference)
         return is_sure and self.step_s(configuration) <= self.step_s(self.reference) * (1 + EPS)
 
 
@@ -221,9 +221,9 @@ def longer(item, holder):
         return 1 / UNKNOWN_PACE
     free = [1 - taken for taken in holder.busy]
     if any(own > 0 >= left for own, left in zip(item.busy, free, strict=True)):
-        return 1 / LEAST_PACE
+        return 1 / MIN_SPEED
     extra = sum(own * (1 / left - 1) for own, left in zip(item.busy, free, strict=True) if own)
-    return min(1 + extra, 1 / LEAST_PACE)
+    return min(1 + extra, 1 / MIN_SPEED)
 
 
 def change(view, changes):

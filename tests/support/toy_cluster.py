@@ -1,7 +1,7 @@
 """Small clusters, tables, traces and policies for tests of the simulator."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cache
 from typing import Any
@@ -9,9 +9,10 @@ from typing import Any
 import pandas as pd
 from hypothesis import strategies as st
 
+from makespan import sim
 from makespan.hardware import ClusterSpec, cluster, gpu, homogeneous
 from makespan.plans import Placement, enumerate_placements
-from makespan.sim import Allocation, Catalogue, Configuration, Decision
+from makespan.sim import Allocation, Catalogue, Configuration, Decision, Observer, Policy, Scenario, Schedule
 from makespan.studies import TableCatalogue
 from makespan.workloads import JobSpec, workload
 
@@ -43,6 +44,20 @@ def mixed_nodes(n_each: int, gpus_per_node: int) -> ClusterSpec:
     fast = toy_nodes(n_each, gpus_per_node)
     slow = tuple(replace(node, gpu=gpu(SLOW)) for node in fast.nodes)
     return replace(fast, name=f"mixed-{2 * n_each}x{gpus_per_node}", nodes=(*fast.nodes, *slow))
+
+
+def simulate(
+    jobs: Iterable[JobSpec],
+    cluster: ClusterSpec,
+    catalogue: Catalogue,
+    policy: Policy,
+    *,
+    observers: Sequence[Observer] = (),
+    **options: Any,
+) -> Schedule:
+    """Simulate jobs under a policy, with options of a `Scenario`."""
+    options["failures"] = tuple(options.get("failures", ()))
+    return sim.simulate(Scenario("toys", tuple(jobs), cluster, catalogue, **options), policy, observers)
 
 
 def throughput_rows(key: str, rows: list[tuple[str, str, float]], cpu_threads: int = 4) -> pd.DataFrame:

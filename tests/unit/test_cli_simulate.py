@@ -12,13 +12,14 @@ from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner, Result
+from toy_cluster import simulate
 
 from makespan.cli import main, simulate as _view
 from makespan.cli.simulate import LiveView
 from makespan.emulator import emulate, trace_points
 from makespan.hardware import cluster
 from makespan.policies import REGISTRY
-from makespan.sim import Violation, simulate
+from makespan.sim import Violation
 from makespan.studies import resized, scenario
 from makespan.tables import EVENTS, JOBS, OUTCOMES, THROUGHPUT, read_csv, write_csv
 from makespan.traces import jobs_table
@@ -186,7 +187,7 @@ def test_jobs_run_by_true_times_whatever_policies_know(known: str, tmp_path: Pat
 
 def test_an_impossible_schedule_is_said_and_sets_the_exit_status(monkeypatch: pytest.MonkeyPatch) -> None:
     found = Violation("capacity", 12.5, 7, "vit-0", "node 3 gives 9 devices; accepted: 8")
-    monkeypatch.setattr("makespan.studies.runs.validate_schedule", lambda *_, **__: [found])
+    monkeypatch.setattr("makespan.sim.engine.validate_schedule", lambda *_, **__: [found])
     result = run("simulate", "--quiet")
     assert result.exit_code == 1
     assert "IMPOSSIBLE, 1 violations" in result.output

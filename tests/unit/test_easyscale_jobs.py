@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from toy_cluster import simulate
 
 from makespan.easyscale import IntraJobPlanner, JobKind, PlannedCatalogue
 from makespan.errors import InputError, TraceError, UnknownNameError
@@ -14,7 +15,7 @@ from makespan.hardware import cluster
 from makespan.papers.easyscale import PAPER
 from makespan.papers.easyscale.cluster import cluster_jobs, generated_jobs, pooled, published_profile
 from makespan.policies import policy
-from makespan.sim import RestartDelays, simulate, validate_schedule
+from makespan.sim import RestartDelays, validate_schedule
 from makespan.traces import EASYSCALE_JOBS, read_easyscale_jobs
 from makespan.workloads import JobSpec
 

@@ -6,10 +6,10 @@ from types import ModuleType
 
 import pytest
 from hypothesis import given, settings
-from toy_cluster import toy_catalogue, toy_nodes, traces
+from toy_cluster import simulate, toy_catalogue, toy_nodes, traces
 
 from makespan.policies import base as _registry
-from makespan.sim import simulate, validate_schedule
+from makespan.sim import validate_schedule
 
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 

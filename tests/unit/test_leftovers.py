@@ -32,10 +32,10 @@ JOB = (
 )
 POOL = (
     "import time; from pathlib import Path; from makespan.studies import runs, run_all, scenario\n"
-    "from makespan.studies import Case\n"
+    "from makespan.studies import SimulationSpec\n"
     "runs._one = lambda *_: (Path('started').touch(), time.sleep(600))\n"
     "few = scenario('base', n_jobs=2)\n"
-    "run_all([Case(few, 'fifo'), Case(few, 'sjf')], 2)"
+    "run_all([SimulationSpec(few, 'fifo'), SimulationSpec(few, 'sjf')], 2)"
 )
 
 

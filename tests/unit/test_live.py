@@ -333,7 +333,7 @@ def test_what_a_job_has_run_is_still_known_when_its_run_is_taken_over(tmp_path):
         def decide(self, view, state):
             plans = [view.catalogue.find("tiny-gpt", plan, "1", 1) for plan in ("ga", "gc")]
             there = [one for one in (*view.running, *view.pending) if one.spec.job_id == "b"]
-            seen.extend([one.has_run(item) for item in plans] for one in there)
+            seen.extend([one.has_observed(item) for item in plans] for one in there)
             return super().decide(view, state)
 
     jobs = [job("a", 0, 20), job("b", 0, 60)]

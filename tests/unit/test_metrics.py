@@ -4,7 +4,7 @@ import math
 
 import pandas as pd
 import pytest
-from toy_cluster import one_gpu_catalogue, throughput_rows, toy_catalogue, toy_job, toy_nodes
+from toy_cluster import one_gpu_catalogue, simulate, throughput_rows, toy_catalogue, toy_job, toy_nodes
 
 from makespan.errors import TraceError
 from makespan.metrics import (
@@ -22,7 +22,7 @@ from makespan.metrics import (
     time_average,
 )
 from makespan.policies import REGISTRY
-from makespan.sim import NodeEvent, NodeEventKind, simulate
+from makespan.sim import NodeEvent, NodeEventKind
 from makespan.studies import TableCatalogue
 from makespan.tables import EVENTS, JOB_METRICS, OUTCOMES
 

@@ -17,7 +17,7 @@ from makespan.papers.morphling.figures import allocation_by_family
 from makespan.papers.morphling.job_lists import drawn_lists, published_workloads
 from makespan.papers.morphling.studies import ScaleSize
 from makespan.policies import REGISTRY
-from makespan.studies import Scenario, knowing, run
+from makespan.studies import Scenario, run, with_predictions
 from makespan.tables import JOBS
 from makespan.throughput import EmulatedSource, ReferenceTimes, read_register
 
@@ -115,7 +115,7 @@ def test_what_was_sampled_is_known_and_the_rest_is_predicted(tables, knowledge):
 
 def test_knowing_everything_is_knowing_the_truth(scenarios):
     less = scenarios["base"]
-    stated, everything = knowing(less, "requests"), knowing(less, "exact")
+    stated, everything = with_predictions(less, "requests"), with_predictions(less, "exact")
     assert stated.catalogue is less.catalogue
     assert [told.predictions for told in (less, stated, everything)] == ["sampled", "requests", "exact"]
     for key in KEYS:
@@ -153,7 +153,7 @@ def test_what_devices_do_in_a_step_comes_from_the_model_and_reaches_whoever_shar
     rows = knowledge[knowledge["workload"] == "roberta"]
     keys = rows[["exec_plan", "placement", "cpu_threads"]].itertuples(index=False, name=None)
     assert busy == dict(zip(keys, shares.loc[rows.index].itertuples(index=False, name=None), strict=True))
-    known = knowing(scenarios["base"], "exact").catalogue.all("roberta")
+    known = with_predictions(scenarios["base"], "exact").catalogue.all("roberta")
     assert [it.busy for it in known] == [it.busy for it in catalogue.all("roberta")]
 
 

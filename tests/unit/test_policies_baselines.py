@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 from scipy.optimize import linprog
-from toy_cluster import FAST, SLOW, find, mixed_nodes, throughput_rows, toy_job, toy_nodes
+from toy_cluster import FAST, SLOW, find, mixed_nodes, simulate, throughput_rows, toy_job, toy_nodes
 
 from makespan.policies import REGISTRY
 from makespan.policies.base import Queue, preempt, serve
@@ -16,7 +16,7 @@ from makespan.policies.gavel import Matrix, fair_shares, needed_shares
 from makespan.policies.placing import Room
 from makespan.policies.queues import CpuDemands
 from makespan.policies.sia import Menu, Sizes, choose
-from makespan.sim import Decision, NodeEvent, NodeEventKind, simulate
+from makespan.sim import Decision, NodeEvent, NodeEventKind
 from makespan.studies import TableCatalogue
 
 ROWS = [

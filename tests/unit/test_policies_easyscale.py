@@ -3,13 +3,13 @@
 from dataclasses import replace
 
 import pytest
-from toy_cluster import toy_catalogue, toy_job, toy_nodes
+from toy_cluster import simulate, toy_catalogue, toy_job, toy_nodes
 
 from makespan.easyscale import JobKind, PlannedCatalogue
 from makespan.hardware import cluster
 from makespan.papers.easyscale.cluster import pooled
 from makespan.policies import policy
-from makespan.sim import NodeEvent, NodeEventKind, simulate, validate_schedule
+from makespan.sim import NodeEvent, NodeEventKind, validate_schedule
 from makespan.workloads import JobSpec
 
 MIXED = pooled(cluster("v100-p100-t4-64"))

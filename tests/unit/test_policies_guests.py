@@ -3,11 +3,11 @@
 from dataclasses import replace
 
 import pytest
-from toy_cluster import find, throughput_rows, toy_job, toy_nodes
+from toy_cluster import find, simulate, throughput_rows, toy_job, toy_nodes
 
 from makespan.policies import policy
 from makespan.policies.placing import GuestRoom, Places
-from makespan.sim import Allocation, Engine, restart_cost, simulate, validate_schedule
+from makespan.sim import Allocation, Engine, Scenario, validate_schedule
 from makespan.studies import TableCatalogue
 
 OURS = ("morphling-lookahead", "morphling-work")
@@ -19,7 +19,7 @@ GIVEN = {"restart_delay_s": 4.0, "interval_s": 1.0}
 
 def room_of(spec, *held):
     """Return the room for guests beside jobs that have what is given."""
-    view = Engine(spec, ONE, policy("fifo"), restart_cost(4.0), 1.0, None).view
+    view = Engine(Scenario("toys", (), spec, ONE, 4.0, 1.0, shares_devices=False), policy("fifo")).view
     room = GuestRoom(view, Places.on(spec, ONE))
     for index, allocation in enumerate(held):
         room.add(index, allocation)
@@ -98,8 +98,9 @@ def test_a_job_that_waits_computes_meanwhile_and_then_has_the_device_without_a_r
 def test_without_sharing_and_in_real_runs_nobody_is_a_guest(name):
     alone = run(f"{name}-s", PAIR, toy_nodes(1, 1))["b"]
     assert [row[1] for row in alone] == ["submitted", "started", "ready", "finished"] and alone[1][0] == 64.0
-    live = Engine(toy_nodes(1, 1), ONE, policy(name), restart_cost(4.0), 1.0, None)
-    live.load(PAIR, 0, [])
+    options = {"extra_steps": 0, "shares_devices": False}
+    live = Engine(Scenario("toys", tuple(PAIR), toy_nodes(1, 1), ONE, 4.0, 1.0, **options), policy(name))
+    live.load()
     live.run()
     assert not any(row[-1] for row in live.rows)
 

@@ -6,7 +6,7 @@ from math import inf
 from types import SimpleNamespace
 
 import pytest
-from toy_cluster import find, throughput_rows, toy_catalogue, toy_job, toy_nodes
+from toy_cluster import find, simulate, throughput_rows, toy_catalogue, toy_job, toy_nodes
 
 from makespan.policies import REGISTRY
 from makespan.policies.lookahead import (
@@ -28,7 +28,6 @@ from makespan.policies.lookahead import (
 )
 from makespan.policies.morphling import FULL_FREEDOM, Freedom, Options, OptionTable
 from makespan.policies.placing import Room
-from makespan.sim import simulate
 from makespan.studies import TableCatalogue
 
 DELAY_S = 10.0
@@ -51,9 +50,9 @@ def view_of(index=0, ran=(), **spec):
         generation=len(ran),
         ready_time_s=0.0,
         observed=frozenset(ran),
-        has_run=lambda item: item in ran,
+        has_observed=lambda item: item in ran,
         step_s=lambda item: item.iter_time_s if item in ran else item.predicted_iter_time_s,
-        assures=lambda item: item is reference or item.predicted_iter_time_s <= reference.iter_time_s,
+        guarantees=lambda item: item is reference or item.predicted_iter_time_s <= reference.iter_time_s,
     )
 
 

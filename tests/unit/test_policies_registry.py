@@ -6,13 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from toy_cluster import toy_catalogue, toy_job, toy_nodes
+from toy_cluster import simulate, toy_catalogue, toy_job, toy_nodes
 
 import makespan.policies
 from makespan.errors import UnknownNameError
 from makespan.hardware import ClusterSpec
 from makespan.policies import REGISTRY, policy, policy_names
-from makespan.sim import simulate, validate_schedule
+from makespan.sim import validate_schedule
 from makespan.studies import TableCatalogue
 
 FILES = sorted(Path(makespan.policies.__file__).parent.rglob("*.py"))

@@ -5,12 +5,11 @@ from math import inf
 from types import SimpleNamespace
 
 import pytest
-from toy_cluster import throughput_rows, toy_job, toy_nodes
+from toy_cluster import simulate, throughput_rows, toy_job, toy_nodes
 
 from makespan.policies import REGISTRY
 from makespan.policies.morphling import Curve, Curves, Draft, Freedom, Morphling, Task
 from makespan.policies.placing import Room
-from makespan.sim import simulate
 from makespan.studies import TableCatalogue
 
 DELAY_S = 10.0
@@ -39,7 +38,7 @@ def view_of(index=0, catalogue=BOTH, observed=(), **spec):
     def step_s(item):
         return item.iter_time_s if item in observed else item.predicted_iter_time_s
 
-    def assures(item):
+    def guarantees(item):
         is_certain = all(one.is_known or one in observed for one in (item, reference))
         return item is reference or (is_certain and step_s(item) <= step_s(reference) * (1 + 1e-9))
 
@@ -53,9 +52,9 @@ def view_of(index=0, catalogue=BOTH, observed=(), **spec):
         running_time_s=0.0,
         restart_time_s=0.0,
         waiting_since_s=job.submit_time_s,
-        has_run=lambda item: item in observed,
+        has_observed=lambda item: item in observed,
         step_s=step_s,
-        assures=assures,
+        guarantees=guarantees,
     )
 
 

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from toy_cluster import one_gpu_catalogue, toy_job, toy_nodes
+from toy_cluster import one_gpu_catalogue, simulate, toy_job, toy_nodes
 
 import makespan
 from makespan.cli import main
 from makespan.errors import InputError
 from makespan.policies import base as _registry, policy
-from makespan.sim import DECISION_LIMIT_S, PolicyError, check_policy, simulate
+from makespan.sim import DECISION_LIMIT_S, PolicyError, check_policy
 from makespan.sim.engine import TookTooLong, Watch
-from makespan.studies import Case, RunError, Scenario, run_all
+from makespan.studies import RunError, Scenario, SimulationSpec, run_all
 
 TEXT = """
 from dataclasses import dataclass
@@ -261,7 +261,7 @@ def test_a_configuration_of_the_policys_own_making_is_refused(file, toys):
 def test_what_a_policy_raises_is_reported_with_file_and_line(file, toys, processes, problem, expected):
     path = file(RETURN, problem)
     with pytest.raises(RunError) as caught:
-        run_all([Case(toys, path), Case(toys, "fifo")], processes)
+        run_all([SimulationSpec(toys, path), SimulationSpec(toys, "fifo")], processes)
     begin = f"policy 'mine' on 'toys': mine.py, line {LINE}: policy 'mine' at 0.0 s: "
     assert str(caught.value).startswith(begin + expected)
     beginning = file("return None", problem.replace("view", "cluster"))
@@ -302,7 +302,7 @@ def test_a_policy_that_never_returns_is_interrupted_wherever_it_runs(file, toys,
     path = file(RETURN, ENDLESS)
 
     def failure(processes):
-        cases = [Case(limited, path), Case(toys, "fifo")]
+        cases = [SimulationSpec(limited, path), SimulationSpec(toys, "fifo")]
         with pytest.raises(RunError) as caught:
             run_all(cases, processes)
         return str(caught.value)

@@ -3,11 +3,10 @@
 import pytest
 from click.testing import CliRunner
 from golden_files import agree
-from toy_cluster import toy_catalogue, toy_job, toy_nodes
+from toy_cluster import simulate, toy_catalogue, toy_job, toy_nodes
 
 from makespan.cli import main
 from makespan.policies import policy
-from makespan.sim import simulate
 
 JOBS = [
     toy_job("a", 0.0, n_gpus=2, steps=400),

@@ -1,10 +1,10 @@
 """What policies know of the time of a step: what was sampled, stated, or run by the very job."""
 
 import pytest
-from toy_cluster import Scripted, find, throughput_rows, toy_job, toy_nodes, toy_tables
+from toy_cluster import Scripted, find, simulate, throughput_rows, toy_job, toy_nodes, toy_tables
 
 from makespan.policies import REGISTRY
-from makespan.sim import Allocation, InfeasibleDecision, simulate
+from makespan.sim import Allocation, InfeasibleDecision
 from makespan.studies import TableCatalogue
 
 ROWS = [("ga", "1", 2.0), ("gc", "1", 1.0), ("zero-dp", "1", 3.0)]
@@ -35,7 +35,9 @@ def told(plans, jobs, **options):
         job = view.job("a") if any(job.spec.job_id == "a" for job in (*view.pending, *view.running)) else None
         if job is not None:
             items = [find(view.catalogue, plan, "1") for plan, _, _ in ROWS]
-            seen[view.time_s] = [(job.has_run(item), job.knows(item), job.step_s(item)) for item in items]
+            seen[view.time_s] = [
+                (job.has_observed(item), job.is_time_known(item), job.step_s(item)) for item in items
+            ]
         return (
             {"a": Allocation(find(view.catalogue, plans[view.time_s], "1"), (0,))}
             if view.time_s in plans
@@ -64,7 +66,9 @@ def test_a_job_that_is_moved_within_its_first_step_has_learned_nothing():
 
 def test_no_job_learns_from_another():
     def script(view):
-        seen.append([job.knows(find(view.catalogue, "ga", "1")) for job in (*view.running, *view.pending)])
+        seen.append(
+            [job.is_time_known(find(view.catalogue, "ga", "1")) for job in (*view.running, *view.pending)]
+        )
         starts = view.time_s in (0.0, 40.0)
         return (
             {job.spec.job_id: Allocation(view.catalogue.requested(job.spec), (0,)) for job in view.pending}
@@ -79,7 +83,9 @@ def test_no_job_learns_from_another():
 
 def test_users_may_state_what_their_requests_take_with_the_job():
     for states, expected in ((True, (True, True, 2.0)), (False, (False, False, 2.5))):
-        seen = told({5.0: "gc"}, [toy_job(submit_time_s=1.0)], reveals_requests=states)
+        seen = told(
+            {5.0: "gc"}, [toy_job(submit_time_s=1.0)], predictions="requests" if states else "sampled"
+        )
         assert seen[1.0][0] == expected
         assert seen[1.0][2] == (False, False, 1.1)
 
@@ -105,7 +111,7 @@ def keep(plans, sampled=tuple(IS_SAMPLED), **options):
         ({0.0: "ga", 6.0: "zero-dp"}, {}, "guaranteed 2.0 s a step.* takes 1.1 s, which nobody has measured"),
         ({0.0: "zero-dp"}, {"sampled": (True,) * 3}, "guaranteed 2.0 s a step.* takes 3.0 s$"),
         ({0.0: "ga", 6.0: "gc"}, {}, ""),
-        ({0.0: "gc"}, {"reveals_requests": True}, ""),
+        ({0.0: "gc"}, {"predictions": "requests"}, ""),
     ],
 )
 def test_a_guarantee_rests_on_what_the_job_knows(plans, options, problem):
@@ -147,7 +153,8 @@ def test_what_no_job_has_run_makes_no_difference(name, states):
     }
 
     def events_with(known):
-        options = {"restart_delay_s": 5.0, "interval_s": 10.0, "reveals_requests": states}
+        options = {"restart_delay_s": 5.0, "interval_s": 10.0}
+        options["predictions"] = "requests" if states else "sampled"
         return simulate(list(jobs.values()), toy_nodes(2, 8), known, REGISTRY[name], **options).events
 
     usual = half_known()

@@ -6,24 +6,23 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from toy_cluster import Scripted, find, one_gpu_catalogue, throughput_rows, toy_job, toy_nodes
+from toy_cluster import Scripted, find, one_gpu_catalogue, simulate, throughput_rows, toy_job, toy_nodes
 
 from makespan.metrics import guarantee_breaches, idle_spells
 from makespan.plots import job_spans
 from makespan.policies import policy
 from makespan.sim import (
     IDLE_SHARE,
-    LEAST_PACE,
+    MIN_SPEED,
     Allocation,
     Engine,
     InfeasibleDecision,
     NodeEvent,
     NodeEventKind,
-    crowded_guest,
-    pace_beside,
-    paces_on,
-    restart_cost,
-    simulate,
+    Scenario,
+    colocated_speed,
+    colocated_speeds,
+    oversubscribed_bytes,
     validate_schedule,
 )
 from makespan.studies import TableCatalogue
@@ -93,7 +92,7 @@ def test_a_policy_sees_how_many_devices_are_without_a_guest():
         seen[view.time_s] = (view.unshared_gpus, view.free_gpus, view.shares_devices)
         item = view.catalogue.requested(PAIR[0])
         held = Allocation(item, (0,))
-        return {"a": held, "b": held.beside(is_guest=True)} if view.time_s == 0.0 else {}
+        return {"a": held, "b": held.colocated(is_guest=True)} if view.time_s == 0.0 else {}
 
     options = {"restart_delay_s": 4.0, "interval_s": 1.0}
     simulate(PAIR, toy_nodes(2, 2), ONE, Scripted(script, asks_every_round=True), **options)
@@ -162,13 +161,15 @@ def test_guaranteed_jobs_and_processes_are_no_guests():
     keeps = scripted({0.0: {"a": (0, True)}}, honours_guarantees=True)
     with pytest.raises(InfeasibleDecision, match="shall be a guest, but it is guaranteed"):
         simulate(sure, SPEC, ONE, keeps, **given)
-    live = Engine(SPEC, ONE, scripted({0.0: {"a": (0, True)}}), restart_cost(0.0), 1.0, None)
-    live.load([toy_job("a")], 0, [])
+    options = {"interval_s": 1.0, "extra_steps": 0, "shares_devices": False}
+    scenario = Scenario("toys", (toy_job("a"),), SPEC, ONE, **options)
+    live = Engine(scenario, scripted({0.0: {"a": (0, True)}}))
+    live.load()
     with pytest.raises(InfeasibleDecision, match="processes run on devices of their own"):
         live.run()
     assert not live.view.shares_devices
-    suspended = Engine(SPEC, ONE, policy("antman"), restart_cost(0.0), 1.0, None)
-    suspended.load(PAIR, 0, [])
+    suspended = Engine(replace(scenario, jobs=tuple(PAIR)), policy("antman"))
+    suspended.load()
     suspended.run()
     assert [row[2] for row in suspended.rows].count("sharing") == 0
 
@@ -308,7 +309,7 @@ def test_no_guest_is_crowded_where_any_pairing_has_memory_for_all(seed):
         all(own + taken <= 10 for own, taken in zip(guests, order, strict=False))
         for order in itertools.permutations(devices)
     )
-    assert (crowded_guest(holders, guests, n_devices, 10.0) is None) is fits
+    assert (oversubscribed_bytes(holders, guests, n_devices, 10.0) is None) is fits
 
 
 def busy_catalogue(**shares):
@@ -353,10 +354,10 @@ def test_a_guest_goes_as_fast_as_holders_let_it_and_as_alone_once_they_are_gone(
 )
 def test_each_phase_of_a_guest_takes_as_much_longer_as_the_holder_leaves_less_for_it(guest, holder, pace):
     item = find(ONE, "ga", "1")
-    beside = pace_beside(replace(item, busy=guest), replace(item, busy=holder))
-    assert beside == pytest.approx(pace) and beside >= LEAST_PACE
-    assert pace_beside(replace(item, busy=guest), None) == 1.0
-    assert pace_beside(item, replace(item, busy=holder)) == IDLE_SHARE
+    beside = colocated_speed(replace(item, busy=guest), replace(item, busy=holder))
+    assert beside == pytest.approx(pace) and beside >= MIN_SPEED
+    assert colocated_speed(replace(item, busy=guest), None) == 1.0
+    assert colocated_speed(item, replace(item, busy=holder)) == IDLE_SHARE
 
 
 def test_guests_choose_devices_on_which_they_are_fastest_the_neediest_first():
@@ -368,14 +369,16 @@ def test_guests_choose_devices_on_which_they_are_fastest_the_neediest_first():
     )
     slow, fast = 1 / 2.5, 1 / 1.5
     holders = [(0, 1, busy), (1, 1, large)]
-    assert paces_on(holders, [(2, 1, small)], 2, there) == ({2: pytest.approx(fast)}, [busy])
-    assert paces_on(holders, [(2, 1, middle)], 2, there) == ({2: pytest.approx(slow)}, [large])
+    assert colocated_speeds(holders, [(2, 1, small)], 2, there) == ({2: pytest.approx(fast)}, [busy])
+    assert colocated_speeds(holders, [(2, 1, middle)], 2, there) == ({2: pytest.approx(slow)}, [large])
     two = [(2, 1, small), (3, 1, middle)]
-    assert paces_on(holders, two, 3, there)[0] == {2: pytest.approx(fast), 3: 1.0}
+    assert colocated_speeds(holders, two, 3, there)[0] == {2: pytest.approx(fast), 3: 1.0}
     equal = [(3, 1, small), (2, 1, small)]
-    assert paces_on(holders, equal, 2, there)[0] == {2: pytest.approx(fast), 3: pytest.approx(slow)}
-    assert paces_on(holders, [(2, 2, small)], 2, there)[0] == {2: pytest.approx(slow)}
-    assert paces_on(holders, [(2, 2, middle)], 2, there)[0] == {2: LEAST_PACE}  # no device for one half
+    assert colocated_speeds(holders, equal, 2, there)[0] == {2: pytest.approx(fast), 3: pytest.approx(slow)}
+    assert colocated_speeds(holders, [(2, 2, small)], 2, there)[0] == {2: pytest.approx(slow)}
+    assert colocated_speeds(holders, [(2, 2, middle)], 2, there)[0] == {
+        2: MIN_SPEED
+    }  # no device for one half
 
 
 def test_the_slowest_device_of_a_guest_holds_it_up():

@@ -8,6 +8,7 @@ from toy_cluster import (
     find,
     mixed_nodes,
     one_gpu_catalogue,
+    simulate,
     toy_catalogue,
     toy_job,
     toy_nodes,
@@ -26,7 +27,6 @@ from makespan.sim import (
     NodeEvent,
     NodeEventKind,
     RestartDelays,
-    simulate,
     validate_schedule,
 )
 from makespan.sim.state import EventQueue

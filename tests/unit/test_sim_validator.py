@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from toy_cluster import Scripted, find, toy_catalogue, toy_job, toy_nodes
+from toy_cluster import Scripted, find, simulate, toy_catalogue, toy_job, toy_nodes
 
 from makespan.errors import TraceError
 from makespan.policies import policy
-from makespan.sim import Allocation, NodeEvent, NodeEventKind, RestartDelays, simulate, validate_schedule
+from makespan.sim import Allocation, NodeEvent, NodeEventKind, RestartDelays, validate_schedule
 
 SPEC = toy_nodes(2, 4)
 DELAY_S = 5.0

@@ -9,7 +9,7 @@ from makespan.emulator import emulate, explain, read_point
 from makespan.errors import InputError
 from makespan.hardware import ClusterSpec, cluster, homogeneous, node
 from makespan.plans import Placement, memory_estimate, read_plan
-from makespan.studies import knowing, run, scenario
+from makespan.studies import run, scenario, with_predictions
 from makespan.workloads import (
     BlockSpec,
     JobSpec,
@@ -180,9 +180,9 @@ def test_a_scenario_rejects_a_cluster_for_which_its_times_do_not_hold():
 
 def test_a_scenario_rejects_a_label_that_its_catalogue_contradicts():
     found = scenario(JOBS, predictions="sampled")
-    with pytest.raises(InputError, match=r"predictions are 'exact'.*knowing"):
+    with pytest.raises(InputError, match=r"predictions are 'exact'.*with_predictions"):
         replace(found, predictions="exact")
-    known = knowing(found, "exact")
+    known = with_predictions(found, "exact")
     assert known.predictions == "exact" and replace(found, predictions="requests").predictions == "requests"
 
 

@@ -24,10 +24,10 @@ from makespan.papers.experiment import Given
 from makespan.policies import REGISTRY
 from makespan.sim import RestartDelays, Violation
 from makespan.studies import (
-    Case,
     ImpossibleScheduleError,
     RunError,
     Scenario,
+    SimulationSpec,
     TableCatalogue,
     comparison,
     predicted_catalogue,
@@ -63,7 +63,7 @@ def test_a_title_names_scenario_source_and_size(toys):
 
 
 def test_runs_come_in_order_whatever_the_processes_and_progress_tells_of_each(toys):
-    cases = [Case(toys, name, repeats=1) for name in ("fifo", "sjf", "morphling-lookahead")]
+    cases = [SimulationSpec(toys, name, repeats=1) for name in ("fifo", "sjf", "morphling-lookahead")]
     found = []
     for processes in (1, 2):
         told = []
@@ -77,7 +77,7 @@ def test_runs_come_in_order_whatever_the_processes_and_progress_tells_of_each(to
         found.append([repr(item.metrics) for item in runs])
     assert found[0] == found[1]
     assert len(told) >= 1 and ended()
-    assert not run_all([Case(toys, "fifo", keeps_tables=True)])[0].result.events.empty
+    assert not run_all([SimulationSpec(toys, "fifo", keeps_tables=True)])[0].result.events.empty
 
 
 def test_a_policy_may_be_given_by_name_or_as_it_is(toys):
@@ -90,7 +90,7 @@ def test_a_policy_may_be_given_by_name_or_as_it_is(toys):
         def __getattr__(self, name):
             return getattr(REGISTRY["fifo"], name)
 
-    own, fifo = run_all([Case(toys, Own()), Case(toys, "fifo")], 2)
+    own, fifo = run_all([SimulationSpec(toys, Own()), SimulationSpec(toys, "fifo")], 2)
     assert own.policy == "own" and repr(own.metrics) == repr(fifo.metrics)
 
 
@@ -108,24 +108,24 @@ def test_a_restart_may_cost_what_the_kind_of_change_says(toys):
 def test_unknown_policies_are_refused_before_anything_runs(toys, monkeypatch):
     monkeypatch.setattr(_runs, "simulate", None)
     with pytest.raises(UnknownNameError, match="magic"):
-        run_all([Case(toys, "fifo"), Case(toys, "magic")])
+        run_all([SimulationSpec(toys, "fifo"), SimulationSpec(toys, "magic")])
 
 
 @pytest.mark.parametrize("processes", [1, 2])
 def test_an_error_names_policy_and_scenario_and_ends_the_other_processes(toys, processes):
     impossible = replace(toys, jobs=(*toys.jobs, toy_job("large", 0.0, n_gpus=64)))
     with pytest.raises(RunError, match=r"policy '(fifo|sjf|srtf)' on 'toys': .*64"):
-        run_all([Case(impossible, name) for name in ("fifo", "sjf", "srtf")], processes)
+        run_all([SimulationSpec(impossible, name) for name in ("fifo", "sjf", "srtf")], processes)
     assert ended()
 
 
 @pytest.mark.parametrize("processes", [1, 2])
 def test_an_impossible_schedule_is_an_error_unless_it_is_asked_for(toys, monkeypatch, processes):
     planted = Violation("capacity", 3.0, 7, "job-0", "node 0 gives 9 of 4 GPUs")
-    monkeypatch.setattr(_runs, "validate_schedule", lambda *_, **__: [planted])
+    monkeypatch.setattr("makespan.sim.engine.validate_schedule", lambda *_, **__: [planted])
     with pytest.raises(ImpossibleScheduleError, match=r"'fifo' on 'toys'.*1 violation.*capacity at 3.0 s"):
-        run_all([Case(toys, "fifo"), Case(toys, "sjf")], processes)
-    assert run_all([Case(toys, "fifo")], is_strict=False)[0].violations == (planted,)
+        run_all([SimulationSpec(toys, "fifo"), SimulationSpec(toys, "sjf")], processes)
+    assert run_all([SimulationSpec(toys, "fifo")], is_strict=False)[0].violations == (planted,)
     assert run(toys, "fifo").violations == (planted,)
 
 
@@ -137,14 +137,14 @@ def test_a_killed_process_is_told_apart(toys):
 
     long = replace(toys, jobs=tuple(toy_job(f"job-{number}", float(number)) for number in range(3000)))
     with pytest.raises(RunError, match="was killed"):
-        run_all([Case(long, "fifo")] * 8, 2, progress=kill)
+        run_all([SimulationSpec(long, "fifo")] * 8, 2, progress=kill)
     assert ended()
 
 
 def test_without_copies_of_this_process_everything_runs_in_turn_unless_it_may_be_imported(toys, monkeypatch):
     monkeypatch.setattr(_pool, "_CAN_COPY", False)
     monkeypatch.setattr(_pool, "_in_processes", lambda *_: ["processes"])
-    cases = [Case(toys, "fifo"), Case(toys, "sjf")]
+    cases = [SimulationSpec(toys, "fifo"), SimulationSpec(toys, "sjf")]
     assert [item.policy for item in run_all(cases, 2)] == ["fifo", "sjf"]
     assert run_all(cases, 2, can_spawn=True, is_strict=False) == ["processes"]
 

@@ -239,7 +239,7 @@ def _job_line(job: JobView, now_s: float) -> str:
     held = job.allocation
     if held is None:
         return job.spec.job_id
-    state = f"guest at {job.pace:.0%}" if held.is_guest else f"since {clock(job.ready_time_s)}"
+    state = f"guest at {job.speed:.0%}" if held.is_guest else f"since {clock(job.ready_time_s)}"
     if now_s < job.ready_time_s:
         state = "restarting" if job.restart_count else "starting"
     it = held.configuration
@@ -535,8 +535,8 @@ def compare_command(
     a schedule is impossible.
     """
     from makespan.studies import (
-        Case,
         RunError,
+        SimulationSpec,
         attempt_all,
         comparison,
         demand,
@@ -557,7 +557,7 @@ def compare_command(
     asked = demand(scenario)
     progress = None if quiet else Progress(names)
     try:
-        cases = [Case(scenario, given) for given in chosen.values()]
+        cases = [SimulationSpec(scenario, given) for given in chosen.values()]
         attempts = attempt_all(cases, workers, progress=progress, can_spawn=True)
     finally:
         if progress is not None:

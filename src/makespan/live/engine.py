@@ -11,7 +11,7 @@ import queue
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -21,7 +21,7 @@ from typing import Any, Literal, Protocol
 
 from makespan.errors import MakespanError, TrainingError, WorkerError, unknown_name
 from makespan.files import read_json, write_json
-from makespan.hardware import ClusterSpec, NodeSpec
+from makespan.hardware import NodeSpec
 from makespan.plans import ExecutionPlan
 from makespan.profiling import ProfilePoint, model_of, point_plan
 from makespan.runtime import (
@@ -33,16 +33,13 @@ from makespan.runtime import (
     latest_checkpoint,
 )
 from makespan.sim import (
-    DECISION_LIMIT_S,
     Allocation,
-    Catalogue,
     Configuration,
     Engine,
     EventKind,
     JobView,
-    NodeEvent,
     Policy,
-    RestartCost,
+    Scenario,
 )
 from makespan.training import RunResult, TrainingJob, read_progress, request_stop, train
 from makespan.workloads import JobSpec, workload
@@ -373,17 +370,13 @@ class LiveEngine(Engine):
 
     def __init__(
         self,
-        cluster: ClusterSpec,
-        catalogue: Catalogue,
+        scenario: Scenario,
         policy: Policy,
-        restart_cost: RestartCost,
-        interval_s: float | None,
         executor: Executor,
         clock: LiveClock,
         save: Callable[["LiveEngine"], None] = lambda engine: None,
-        decision_limit_s: float | None = DECISION_LIMIT_S,
     ) -> None:
-        super().__init__(cluster, catalogue, policy, restart_cost, interval_s, None, decision_limit_s)
+        super().__init__(scenario, policy)
         self.began_at = datetime.now(UTC).isoformat(timespec="milliseconds")
         self.overheads_s: list[float] = []
         self.jobs: dict[str, LiveJob] = {}
@@ -396,15 +389,13 @@ class LiveEngine(Engine):
         self._held: dict[tuple[str, int], list[float]] = {}
         self._losses: dict[str, tuple[int, int]] = {}
 
-    def load(
-        self, jobs: Sequence[JobSpec], extra_steps: float = 0, node_events: Sequence[NodeEvent] = ()
-    ) -> None:
+    def load(self) -> None:
         """Load the trace; live jobs run exactly their steps, and node failures cannot be scheduled."""
-        if extra_steps or node_events:
+        if self.scenario.extra_steps or self.scenario.failures:
             raise MakespanError(
                 "a live run supports neither extra steps nor planned failures; expected neither"
             )
-        order = sorted(jobs, key=lambda job: job.submit_time_s)
+        order = sorted(self.scenario.jobs, key=lambda job: job.submit_time_s)
         self.jobs = {
             job.job_id: LiveJob(job, index, float(job.steps), self.view) for index, job in enumerate(order)
         }

@@ -59,13 +59,12 @@ from makespan.sim import (
     DECISION_LIMIT_S,
     Observer,
     Policy,
-    SimulationResult,
+    Scenario,
     Violation,
     check_jobs,
     check_policy,
     events_table,
     outcomes_table,
-    round_length,
     simulate,
     validate_schedule,
 )
@@ -213,7 +212,7 @@ def compare_live(
     events, outcomes = events_table(engine.rows), outcomes_table(finished, catalogue)
     delays = setting.scaled_delays()
     violations = validate_schedule(events, jobs, cluster, catalogue, delays, extra_steps=0, is_live=True)
-    hindcast = _simulated(setting, profiled, policy, cluster)
+    hindcast = simulate(_scenario(setting, profiled, cluster), policy)
     live_events, live_outcomes, hindcast_events, hindcast_outcomes = (
         _on_wall(table, setting.scale) for table in (events, outcomes, hindcast.events, hindcast.outcomes)
     )
@@ -240,22 +239,21 @@ def compare_live(
     )
 
 
-def _simulated(
+def _scenario(
     setting: LiveSetting,
     profiled: LiveSetting,
-    policy: Policy,
     cluster: ClusterSpec,
     decision_limit_s: float | None = DECISION_LIMIT_S,
-) -> SimulationResult:
-    """Simulate the jobs of a setting with profiled times, in the time of policies, without colocation."""
-    return simulate(
-        setting.scaled_jobs(),
+) -> Scenario:
+    """Return the jobs of a setting with profiled times, in the time of the policy, without colocation."""
+    return Scenario(
+        setting.workload,
+        tuple(setting.scaled_jobs()),
         cluster,
-        profiled.catalogue().on(cluster),
-        policy,
-        restart_delay_s=profiled.scaled_delays(),
-        extra_steps=0,
+        profiled.catalogue(),
+        profiled.scaled_delays(),
         decision_limit_s=decision_limit_s,
+        extra_steps=0,
         shares_devices=False,
     )
 
@@ -267,8 +265,9 @@ def _simulated_outcomes(
     cluster: ClusterSpec,
     decision_limit_s: float | None,
 ) -> pd.DataFrame:
-    """Return the outcomes of `_simulated`, in wall time."""
-    return _on_wall(_simulated(setting, profiled, policy, cluster, decision_limit_s).outcomes, setting.scale)
+    """Return the outcomes of a simulation, in wall time."""
+    scenario = _scenario(setting, profiled, cluster, decision_limit_s)
+    return _on_wall(simulate(scenario, policy).outcomes, setting.scale)
 
 
 def _perturbed_totals(
@@ -689,23 +688,19 @@ def run_live(
     PolicyError
         The policy raised an error, timed out or made an infeasible decision; completed work is saved.
     """
-    catalogue, jobs = setting.catalogue().on(cluster), setting.scaled_jobs()
-    check_jobs(jobs, cluster, catalogue)
+    scenario = _scenario(setting, setting, cluster, decision_limit_s)
+    check_jobs(scenario.jobs, cluster, scenario.catalogue.on(cluster))
     state = None if directory is None else read_state(directory / _STATE)
     clock = LiveClock(setting.scale, 0.0 if state is None else state["time_s"])
     engine = LiveEngine(
-        cluster,
-        catalogue,
+        scenario,
         policy,
-        setting.scaled_delays(),
-        round_length(policy, None),
         Executor(trainer, setting.n_slots),
         clock,
         lambda engine: None if directory is None else save_state(engine, directory / _STATE),
-        decision_limit_s,
     )
     engine.observers += observers
-    engine.load(jobs)
+    engine.load()
     if state is not None:
         restore(engine, state)
     engine.run()

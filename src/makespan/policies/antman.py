@@ -121,7 +121,7 @@ class _Draft:
         """Give guests the devices where they are if no job holds these."""
         for job, held in self.guests():
             if self._free.take_if_free(held.configuration, held.nodes[::-1]):
-                self._give(job, held.beside(is_guest=False))
+                self._give(job, held.colocated(is_guest=False))
 
     def start_guaranteed(self, job: JobView, options: Options) -> bool:
         """Start a job on free devices, or on those of best-effort jobs, which become guests there."""
@@ -161,7 +161,7 @@ class _Draft:
         for item in options:
             place = self._guests.fastest(item, self._least) if self._shares else None
             if place is not None:
-                self._give(job, item.on(place[1]).beside(is_guest=True))
+                self._give(job, item.on(place[1]).colocated(is_guest=True))
                 return True
         return False
 
@@ -169,7 +169,7 @@ class _Draft:
         """Make a job a guest on its own devices, or displace it."""
         _, held = self._held[job.index]
         if self._shares and self._guests.has_devices(held):
-            self._give(job, held.beside(is_guest=True))
+            self._give(job, held.colocated(is_guest=True))
         else:
             self._displace(job)
 

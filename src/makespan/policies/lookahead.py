@@ -144,7 +144,7 @@ class Task:
             item = allocation.configuration
             step_s = options.step_s.get(item) or job.step_s(item)
             if allocation.is_guest:
-                step_s /= job.pace
+                step_s /= job.speed
             finish_s = max(now_s, job.ready_time_s) + steps * step_s
             slot = Slot(item, allocation.nodes[::-1], step_s, finish_s)
             if allocation.is_guest:
@@ -381,7 +381,9 @@ def with_guests(
             and not task.is_guaranteed
             and room.has_place(task.held.item, task.held.nodes)
         ):
-            guest = changes[task.job.spec.job_id] = task.held.item.on(task.held.nodes).beside(is_guest=True)
+            guest = changes[task.job.spec.job_id] = task.held.item.on(task.held.nodes).colocated(
+                is_guest=True
+            )
             room.add(task.index, guest)
     waiting = [
         task

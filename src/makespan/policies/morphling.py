@@ -164,8 +164,12 @@ class OptionTable:
         """Return the options of a job; never none."""
         known, held = self._of_job.get(job.index), job.allocation
         is_old = known is None or known[0] != job.generation
-        if known is None or is_old or not (known[1] or held is None or not job.has_run(held.configuration)):
-            has_run = held is not None and job.has_run(held.configuration)
+        if (
+            known is None
+            or is_old
+            or not (known[1] or held is None or not job.has_observed(held.configuration))
+        ):
+            has_run = held is not None and job.has_observed(held.configuration)
             known = self._of_job[job.index] = job.generation, has_run, self._of_kind(job)
         return known[2]
 
@@ -182,7 +186,7 @@ class OptionTable:
         step_s = {item: item.predicted_iter_time_s for item in menu.items}
         step_s |= {item: job.step_s(item) for item in observed if item in step_s}
         if job.spec.is_guaranteed:
-            step_s = {item: time_s for item, time_s in step_s.items() if job.assures(item)}
+            step_s = {item: time_s for item, time_s in step_s.items() if job.guarantees(item)}
         return Options(menu.best(step_s, by_room=self.freedom.resources), step_s)
 
     def _menu(self, spec: JobSpec) -> "_Menu":
@@ -275,7 +279,7 @@ class Curve:
         requested_s = job.step_s(reference)
         self.speeds = {item: requested_s / job.step_s(item) for item in items}
         is_guaranteed = job.spec.is_guaranteed
-        sure = [item for item in self.speeds if job.assures(item)] if is_guaranteed else list(self.speeds)
+        sure = [item for item in self.speeds if job.guarantees(item)] if is_guaranteed else list(self.speeds)
         self._options = self._worth_it(sure)
         self.least_gpus = min(item.n_gpus for item in self._options) if is_guaranteed else 0
         self.starts = self._steps(self._options, 0, 0.0)
@@ -343,7 +347,7 @@ class Curves:
     def of(self, job: JobView) -> Curve:
         """Return the curve of a job by what it has run so far."""
         held = job.allocation
-        moment = (job.generation, held is not None and job.has_run(held.configuration))
+        moment = (job.generation, held is not None and job.has_observed(held.configuration))
         known = self._of_job.get(job.spec.job_id)
         if known is None or known[0] != moment:
             known = self._of_job[job.spec.job_id] = (moment, self._look_up(job))
@@ -352,7 +356,7 @@ class Curves:
     def _look_up(self, job: JobView) -> Curve:
         spec = job.spec
         items = allowed(self.catalogue, spec, self.freedom)
-        observed = frozenset(item for item in items if job.has_run(item))
+        observed = frozenset(item for item in items if job.has_observed(item))
         key = (spec.workload, spec.plan, spec.n_gpus, spec.is_guaranteed, observed)
         if key not in self._of_kind:
             self._of_kind[key] = Curve(job, items, self.catalogue.requested(spec), by_speed=self.by_speed)

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from makespan.hardware import ClusterSpec
 from makespan.plans import read_plan
-from makespan.sim import Allocation, Catalogue, ClusterView, Company, Configuration
+from makespan.sim import Allocation, Catalogue, ClusterView, Colocation, Configuration
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -403,7 +403,7 @@ class GuestRoom:
         self._places = places
         # Cached until something changes: the jobs of each node, and the memory left on devices without a
         # guest, the least first.
-        self._company: list[Company] = []
+        self._company: list[Colocation] = []
         self._spare: list[float] = []
 
     def add(self, index: int, held: Allocation) -> None:
@@ -418,7 +418,7 @@ class GuestRoom:
 
     def is_crowded(self, node: int) -> bool:
         """Return whether some guest of a node finds no device with memory for it."""
-        return self._sharing.on(node).crowded_bytes is not None
+        return self._sharing.on(node).oversubscribed_bytes is not None
 
     def has_devices(self, held: Allocation) -> bool:
         """Return whether each node of a job has as many devices without a guest, whatever their memory."""
@@ -447,7 +447,7 @@ class GuestRoom:
                 continue  # too few devices have memory, wherever they are
             place = self.fastest(item, most * step_s)
             if place is not None and place[0] / step_s > most:
-                found, most = item.on(place[1]).beside(is_guest=True), place[0] / step_s
+                found, most = item.on(place[1]).colocated(is_guest=True), place[0] / step_s
         return found
 
     def fastest(self, item: Configuration, least_pace: float = 0.0) -> Place | None:
@@ -459,7 +459,7 @@ class GuestRoom:
         spare = self._spare_bytes()
         if item.host_memory_bytes_per_gpu or len(spare) - bisect_left(spare, own_bytes) < item.n_gpus:
             return None
-        by_node = [it.paces_for(item) if it.most_bytes >= own_bytes else () for it in self._company]
+        by_node = [it.speeds_for(item) if it.most_bytes >= own_bytes else () for it in self._company]
         paces = sorted([pace for there in by_node for pace in there if pace >= least_pace], reverse=True)
         if len(paces) < item.n_gpus:
             return None

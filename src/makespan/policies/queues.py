@@ -283,7 +283,7 @@ class Synergy:
             tuned = demands.options(job.spec, view.catalogue, self)
             if not job.spec.is_guaranteed:
                 return tuned
-            sure = tuple(item for item in tuned if job.assures(item))
+            sure = tuple(item for item in tuned if job.guarantees(item))
             return sure or (view.catalogue.requested(job.spec),)
 
         return serve(view, order, options, queue=queue, kept_threads=demands.fair_threads), state

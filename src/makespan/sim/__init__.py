@@ -1,9 +1,10 @@
 """The event-driven simulator of a cluster.
 
-`simulate` runs a trace under a policy and returns two tables, of the schemas `makespan.tables.EVENTS` and
-`makespan.tables.OUTCOMES`; `validate_schedule` replays the first of them with code of its own and reports
-what could not have happened. A policy sees a `ClusterView` and returns a `Decision`; the configurations of
-jobs come from a `Catalogue`. `Policy` and `Catalogue` are protocols: this package has no implementation.
+`simulate` runs the jobs of a `Scenario` under a policy. Its result, a `Schedule`, has two tables, of the
+schemas `makespan.tables.EVENTS` and `makespan.tables.OUTCOMES`; `validate_schedule` replays the first of them
+with code of its own and reports what could not have happened. A policy sees a `ClusterView` and returns a
+`Decision`; the configurations of jobs come from a `Catalogue`. `Policy` and `Catalogue` are protocols: this
+package has no implementation.
 """
 
 from makespan.sim.catalogue import (
@@ -16,29 +17,32 @@ from makespan.sim.catalogue import (
     restart_cost as restart_cost,
 )
 from makespan.sim.engine import (
-    DECISION_LIMIT_S as DECISION_LIMIT_S,
     Decision as Decision,
     Engine as Engine,
     InfeasibleDecision as InfeasibleDecision,
     Policy as Policy,
     PolicyError as PolicyError,
-    SimulationResult as SimulationResult,
+    Schedule as Schedule,
     StalledError as StalledError,
-    check_jobs as check_jobs,
     check_policy as check_policy,
     events_table as events_table,
     outcomes_table as outcomes_table,
     round_length as round_length,
     simulate as simulate,
 )
+from makespan.sim.scenario import (
+    DECISION_LIMIT_S as DECISION_LIMIT_S,
+    Scenario as Scenario,
+    check_jobs as check_jobs,
+)
 from makespan.sim.sharing import (
     IDLE_SHARE as IDLE_SHARE,
-    LEAST_PACE as LEAST_PACE,
-    Company as Company,
+    MIN_SPEED as MIN_SPEED,
+    Colocation as Colocation,
     Sharing as Sharing,
-    crowded_guest as crowded_guest,
-    pace_beside as pace_beside,
-    paces_on as paces_on,
+    colocated_speed as colocated_speed,
+    colocated_speeds as colocated_speeds,
+    oversubscribed_bytes as oversubscribed_bytes,
 )
 from makespan.sim.state import (
     ClusterView as ClusterView,

@@ -36,7 +36,7 @@ class Configuration:
         Memory that the job needs on each device [B]; 0 where nobody shares devices.
     busy
         Shares of a step in which the devices compute and in which data move, or None where no model says;
-        they determine the progress of a guest beside the job, see `pace_beside`.
+        they determine the progress of a guest beside the job, see `colocated_speed`.
     gpu_types
         Names of devices, one for each entry of ``placement.gpus_per_node``, equally many devices in
         alphabetical order; empty if any device will do.
@@ -122,7 +122,7 @@ class Allocation:
     nothing would change between them.
 
     A guest has no devices of its own: it computes on those of others, or free ones, while these are idle, at
-    most one guest per device, and its slowest device limits it (`pace_beside`). It must fit into memory
+    most one guest per device, and its slowest device limits it (`colocated_speed`). It must fit into memory
     beside the holder; jobs are not bound to particular devices of a node, so they are paired as fits best. It
     takes host memory like any job, but no CPU threads: those of idle moments suffice.
 
@@ -156,7 +156,7 @@ class Allocation:
         """Devices that are the job's own."""
         return 0 if self.is_guest else self.configuration.n_gpus
 
-    def beside(self, is_guest: bool) -> "Allocation":
+    def colocated(self, is_guest: bool) -> "Allocation":
         """Return the same allocation as a guest, or with devices of its own."""
         return Allocation(self.configuration, self.nodes, is_guest)
 

@@ -30,8 +30,9 @@ import pandas as pd
 
 from makespan.errors import InputError, MakespanError, failed_at, short_path
 from makespan.hardware import ClusterSpec
-from makespan.sim.catalogue import Allocation, Catalogue, Configuration, RestartCost, restart_cost
-from makespan.sim.sharing import crowded_guest, memory_by_device
+from makespan.sim.catalogue import Allocation, Catalogue, Configuration, restart_cost
+from makespan.sim.scenario import Scenario, check_jobs
+from makespan.sim.sharing import memory_by_device, oversubscribed_bytes
 from makespan.sim.state import (
     ClusterState,
     ClusterView,
@@ -46,14 +47,12 @@ from makespan.sim.state import (
     absent_nodes,
     ordered_node_events,
 )
+from makespan.sim.validator import Violation, validate_schedule
 from makespan.tables import EVENTS, OUTCOMES, TableSchema
 from makespan.units import format_bytes
-from makespan.workloads import JobSpec
 
 # --- Time limit of a policy's calls ---
 
-DECISION_LIMIT_S = 600.0
-"""Wall time that one call of a policy may take [s]; far more than any policy needs at any size tried."""
 _TICKS = 8  # checks of a call until it counts as too long; more if `_MAX_TICK_S` bounds their distance
 _MIN_TICK_S, _MAX_TICK_S = 0.001, 1.0
 _AGAIN = 16  # ticks until a call that swallowed the exception is interrupted again
@@ -235,7 +234,7 @@ def _file(policy: object) -> str:
     return getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
 
 
-def known_as(policy: Policy, line: int | None = None) -> str:
+def policy_label(policy: Policy, line: int | None = None) -> str:
     """Return file, line if known, and name of a policy for messages; its class where no file is known."""
     file = _file(policy)
     where = short_path(file) if file else f"class {type(policy).__name__}"
@@ -315,7 +314,7 @@ class Adviser:
         return answer
 
     def _refused(self, view: ClusterView, problem: str) -> InfeasibleDecision:
-        return InfeasibleDecision(f"{known_as(self.policy)} at {view.time_s} s: {problem}", view)
+        return InfeasibleDecision(f"{policy_label(self.policy)} at {view.time_s} s: {problem}", view)
 
     def _call(self, function: Callable[..., Any], view: ClusterView | None, *arguments: object) -> Any:
         try:
@@ -329,7 +328,7 @@ class Adviser:
                     f"interrupted by the decision limit, {self.watch.limit_s:g} s for one call; accepted: "
                     "a policy that decides sooner, or a higher limit (--decision-limit, decision_limit_s)"
                 )
-            raise PolicyError(f"{known_as(self.policy, line)}{at}: {what}") from error
+            raise PolicyError(f"{policy_label(self.policy, line)}{at}: {what}") from error
 
 
 def checked_changes(
@@ -363,7 +362,7 @@ def checked_changes(
 
 
 def _error(view: ClusterView, policy: Policy, job_id: object, problem: str) -> InfeasibleDecision:
-    where = f"{known_as(policy)} at {view.time_s} s: job {_shown(job_id)}"
+    where = f"{policy_label(policy)} at {view.time_s} s: job {_shown(job_id)}"
     return InfeasibleDecision(f"{where}: {problem}", view)
 
 
@@ -382,8 +381,12 @@ def _problem(job: JobView, new: Allocation | None, view: ClusterView, policy: Po
         return f"trains {job.spec.workload!r}, not {chosen.workload!r}"
     if keeps:
         reference = view.catalogue.requested(job.spec)
-        if not job.assures(chosen):
-            certainty = "" if job.knows(chosen) and job.knows(reference) else ", which nobody has measured"
+        if not job.guarantees(chosen):
+            certainty = (
+                ""
+                if job.is_time_known(chosen) and job.is_time_known(reference)
+                else ", which nobody has measured"
+            )
             return (
                 f"is guaranteed {job.step_s(reference)} s a step, but {_label(chosen)} takes "
                 f"{job.step_s(chosen)} s{certainty}"
@@ -435,7 +438,7 @@ def _check_memory(
             sharing.add(job.index, new)
             touched.update(new.nodes)
     for node in sorted(touched):
-        guest_bytes = sharing.on(node).crowded_bytes
+        guest_bytes = sharing.on(node).oversubscribed_bytes
         if guest_bytes is not None:
             after = {job.spec.job_id: job.allocation for job in view.running}
             after |= {job.spec.job_id: new for job, new in changes}
@@ -467,45 +470,23 @@ class Engine:
     An engine for real runs overrides how the end of a restart and of a job become known (`foresee`)
     and how time advances (`run`); everything else is the same. ``rows`` are those of the events table so far,
     plain tuples in the order of the fields of `Event`; ``finished`` has the jobs that ended, with times [s].
-
-    Parameters
-    ----------
-    interval_s, checkpoint_interval_s
-        Length of a round [s], None to ask after each event; running time between checkpoints [s], None if
-        an interruption loses no progress.
-    decision_limit_s
-        Wall time that one call of the policy may take [s], None for no limit.
-    reveals_requests, shares_devices
-        Whether users state with a job how long a step takes as requested; whether jobs may be guests.
     """
 
-    def __init__(
-        self,
-        cluster: ClusterSpec,
-        catalogue: Catalogue,
-        policy: Policy,
-        restart_cost: RestartCost,
-        interval_s: float | None,
-        checkpoint_interval_s: float | None,
-        decision_limit_s: float | None = DECISION_LIMIT_S,
-        *,
-        reveals_requests: bool = False,
-        shares_devices: bool = False,
-    ) -> None:
-        self.policy = policy
-        self.reveals_requests = reveals_requests
-        self.adviser = Adviser(policy, decision_limit_s)
+    def __init__(self, scenario: Scenario, policy: Policy) -> None:
+        self.scenario, self.policy = scenario, policy
+        cluster, catalogue = scenario.cluster, scenario.catalogue.on(scenario.cluster)
+        cost = restart_cost(scenario.restart_delay_s)
+        self.adviser = Adviser(policy, scenario.decision_limit_s)
         self.cluster_state = ClusterState(
             cluster,
             catalogue,
-            restart_cost,
-            interval_s,
+            cost,
+            round_length(policy, scenario.interval_s),
             shows_remaining_work=policy.is_clairvoyant,
-            shares_devices=shares_devices,
+            shares_devices=scenario.shares_devices,
         )
         self.view: ClusterView = self.cluster_state.view
         self.policy_state = self.adviser.initial_state(cluster, catalogue)
-        self.checkpoint_interval_s = checkpoint_interval_s
         self.rows: list[tuple[Any, ...]] = []
         self.observers: list[Observer] = []
         self.finished: list[tuple[JobView, float]] = []
@@ -521,13 +502,15 @@ class Engine:
 
     # --- the loop ---------------------------------------------------------------------------
 
-    def load(self, jobs: Sequence[JobSpec], extra_steps: float, node_events: Sequence[NodeEvent]) -> None:
-        """Enter the trace and the node events, which are checked and in order."""
-        order = sorted(jobs, key=lambda job: job.submit_time_s)
+    def load(self) -> None:
+        """Enter the trace and the node events."""
+        node_events = ordered_node_events(self.scenario.failures, self.scenario.cluster)
+        order = sorted(self.scenario.jobs, key=lambda job: job.submit_time_s)
         self.arrivals = [
-            JobView(job, index, float(job.steps + extra_steps), self.view) for index, job in enumerate(order)
+            JobView(job, index, float(job.steps + self.scenario.extra_steps), self.view)
+            for index, job in enumerate(order)
         ]
-        if not jobs:
+        if not order:
             return
         for node in absent_nodes(node_events):
             self.cluster_state.nodes.fail(node)
@@ -556,7 +539,7 @@ class Engine:
         """Return the error that names the first job that waits for ever."""
         waiting = [job.spec.job_id for job in self.view.pending]
         return StalledError(
-            f"{known_as(self.policy)} at {self.view.time_s} s: {len(waiting)} job(s) wait and nothing "
+            f"{policy_label(self.policy)} at {self.view.time_s} s: {len(waiting)} job(s) wait and nothing "
             f"will happen any more; the first is {waiting[0]!r}"
         )
 
@@ -571,7 +554,7 @@ class Engine:
 
     def _submit(self, job: JobView, _: None) -> None:
         self.cluster_state.submit(job)
-        if self.reveals_requests:
+        if self.scenario.predictions == "requests":
             self.cluster_state.reveal(job, self.view.catalogue.requested(job.spec))
         self.record(EventKind.SUBMITTED, job, "trace")
         self.push_arrival()
@@ -585,7 +568,7 @@ class Engine:
     def hold(self, job: JobView, allocation: Allocation) -> None:
         """Give devices to a job that has none."""
         self._n_starts += 1
-        self._n_known_starts += job.knows(allocation.configuration)
+        self._n_known_starts += job.is_time_known(allocation.configuration)
         self.foresee(job, self.cluster_state.hold(job, allocation))
 
     def go_on(self, job: JobView, allocation: Allocation, ready_s: float) -> None:
@@ -687,16 +670,17 @@ class Engine:
         while guests:
             kept = [job.allocation for job in left if job not in hit]
             holders, guests_bytes = (found[node] for found in memory_by_device(kept, self.view.n_nodes))
-            if crowded_guest(holders, guests_bytes, n_devices, there_bytes) is None:
+            if oversubscribed_bytes(holders, guests_bytes, n_devices, there_bytes) is None:
                 break
             hit.append(guests.pop())
         return hit
 
     def _steps_since_checkpoint(self, job: JobView) -> float:
         """Return the steps that an interruption loses; checkpoints count running time, from ready on."""
-        if self.checkpoint_interval_s is None or job.allocation is None:
+        every_s = self.scenario.checkpoint_interval_s
+        if every_s is None or job.allocation is None:
             return 0.0
-        elapsed_s, every_s = max(self.view.time_s - job.ready_time_s, 0.0), self.checkpoint_interval_s
+        elapsed_s = max(self.view.time_s - job.ready_time_s, 0.0)
         lost_s = elapsed_s - math.floor(elapsed_s / every_s + _ROUNDING) * every_s
         if lost_s <= 0 or not job.allocation.is_guest:
             return max(lost_s, 0.0) / job._step_s
@@ -714,10 +698,10 @@ class Engine:
 
     def _rate(self, _: None, __: None) -> None:
         self._rating_s = _NAN
-        for job in self.cluster_state.guests_to_rate():
-            if self.cluster_state.pace(job):
+        for job in self.cluster_state.guests_on_changed_nodes():
+            if self.cluster_state.update_speed(job):
                 self.foresee(job, job.ready_time_s, is_ready=job.ready_time_s <= self.view.time_s)
-                self.record(EventKind.RATED, job, "idle time")
+                self.record(EventKind.SPEED_CHANGED, job, "idle time")
 
     # --- decisions --------------------------------------------------------------------------
 
@@ -772,7 +756,7 @@ class Engine:
         # All releases before any start, as jobs may swap devices.
         for job, new in changes:
             if job.allocation is not None:
-                if new is not None and new.beside(job.allocation.is_guest) == job.allocation:
+                if new is not None and new.colocated(job.allocation.is_guest) == job.allocation:
                     ready_s[job.index] = job.ready_time_s
                 self.release(job)
         if suspended:
@@ -824,8 +808,8 @@ class Engine:
 
 
 @dataclass(frozen=True, slots=True)
-class SimulationResult:
-    """Tables and costs of a simulation.
+class Schedule:
+    """What a simulation did: its tables, and its costs.
 
     Parameters
     ----------
@@ -834,7 +818,8 @@ class SimulationResult:
     wall_s, policy_wall_s, n_decisions
         Wall time of the simulation and of the policy alone [s]; number of decisions.
     known_starts
-        Share of starts and changes to a configuration whose time the job knew before (`JobView.knows`) [1].
+        Share of starts and changes to a configuration whose time the job knew before, see
+        `JobView.is_time_known` [1].
     """
 
     events: pd.DataFrame
@@ -844,42 +829,26 @@ class SimulationResult:
     n_decisions: int
     known_starts: float
 
+    def violations(self, scenario: Scenario, policy: Policy) -> list[Violation]:
+        """Return what could not have happened in a scenario under a policy, by `validate_schedule`."""
+        return validate_schedule(
+            self.events,
+            scenario.jobs,
+            scenario.cluster,
+            scenario.catalogue,
+            scenario.restart_delay_s,
+            interval_s=round_length(policy, scenario.interval_s),
+            checkpoint_interval_s=scenario.checkpoint_interval_s,
+            extra_steps=scenario.extra_steps,
+            keeps_guarantees=policy.honours_guarantees,
+            outcomes=self.outcomes,
+        )
 
-def simulate(
-    jobs: Sequence[JobSpec],
-    cluster: ClusterSpec,
-    catalogue: Catalogue,
-    policy: Policy,
-    *,
-    restart_delay_s: float | RestartCost,
-    interval_s: float | None = None,
-    failures: Iterable[NodeEvent] = (),
-    checkpoint_interval_s: float | None = None,
-    extra_steps: float = 1,
-    observers: Sequence[Observer] = (),
-    decision_limit_s: float | None = DECISION_LIMIT_S,
-    reveals_requests: bool = False,
-    shares_devices: bool = True,
-) -> SimulationResult:
-    """Run a trace under a policy; equal arguments give equal tables.
 
-    Parameters
-    ----------
-    jobs, catalogue
-        The trace, whose jobs of the same time queue in the order given; the configurations of jobs.
-    restart_delay_s, interval_s
-        Cost of each start and each change [s], or a function of job, old and new allocation; length of a
-        round [s], None for the policy's own choice, 0 to ask after each event.
-    failures, checkpoint_interval_s
-        Nodes that fail and join, and capacity that is withdrawn and returned; running time between
-        checkpoints [s], as an interruption loses the progress since the last one, None if nothing is lost.
-    extra_steps, observers
-        Work of every job beyond its request, as in the released simulator; observers of the events.
-    decision_limit_s
-        Wall time after which one call of the policy is interrupted [s], None or 0 for no limit; nothing in
-        the result depends on it.
-    reveals_requests, shares_devices
-        Whether users state with a job how long a step takes as requested; whether jobs may be guests.
+def simulate(scenario: Scenario, policy: Policy, observers: Sequence[Observer] = ()) -> Schedule:
+    """Run the jobs of a scenario under a policy; equal arguments give equal tables.
+
+    Observers receive every event.
 
     Raises
     ------
@@ -888,21 +857,15 @@ def simulate(
     PolicyError
         The policy is invalid, raised, timed out or, an `InfeasibleDecision`, decided what cannot be done.
     StalledError
-        Jobs are pending for ever.
+        Deadlock: jobs are pending for ever.
     """
     began = time.perf_counter()
     check_policy(policy)
-    if checkpoint_interval_s is not None and not checkpoint_interval_s > 0:
-        raise InputError(f"checkpoint_interval_s is {checkpoint_interval_s!r}; accepted: positive, or None")
-    if not (math.isfinite(extra_steps) and extra_steps >= 0):
-        raise InputError(f"extra_steps is {extra_steps!r}; accepted: a finite number >= 0")
-    fitting, cost = catalogue.on(cluster), restart_cost(restart_delay_s)
-    check_jobs(jobs, cluster, fitting)
-    flags = {"reveals_requests": reveals_requests, "shares_devices": shares_devices}
-    limits = checkpoint_interval_s, decision_limit_s
-    engine = Engine(cluster, fitting, policy, cost, round_length(policy, interval_s), *limits, **flags)
+    fitting = scenario.catalogue.on(scenario.cluster)
+    check_jobs(scenario.jobs, scenario.cluster, fitting)
+    engine = Engine(scenario, policy)
     engine.observers += observers
-    engine.load(jobs, extra_steps, ordered_node_events(failures, cluster))
+    engine.load()
     # Objects that exist now outlive the run, so the garbage collector need not scan them again and again.
     gc.freeze()
     try:
@@ -912,7 +875,7 @@ def simulate(
     finished = sorted(engine.finished, key=lambda entry: entry[0].index)
     tables = events_table(engine.rows), outcomes_table(finished, fitting)
     wall_s = time.perf_counter() - began
-    return SimulationResult(*tables, wall_s, engine.policy_wall_s, engine.n_decisions, engine.known_starts)
+    return Schedule(*tables, wall_s, engine.policy_wall_s, engine.n_decisions, engine.known_starts)
 
 
 def events_table(rows: Sequence[tuple[Any, ...]]) -> pd.DataFrame:
@@ -963,53 +926,6 @@ def _table(rows: Sequence[tuple[Any, ...]], schema: TableSchema) -> pd.DataFrame
         else:
             arrays[column.name] = np.array(values, dtype=_DTYPES[column.kind])
     return pd.DataFrame(arrays, copy=False)
-
-
-def check_jobs(
-    jobs: Sequence[JobSpec], cluster: ClusterSpec, catalogue: Catalogue, where: str = "trace"
-) -> None:
-    """Check that every job can be run as requested on the empty cluster.
-
-    Parameters
-    ----------
-    catalogue, where
-        What fits on the cluster, see `Catalogue.on`; file or producer of the trace, for messages.
-
-    Raises
-    ------
-    InputError
-        A name occurs twice or a request cannot be met; names the row (the first is 1) and the job.
-    UnknownNameError
-        The catalogue lacks a workload.
-    """
-    rows: dict[str, int] = {}
-    checked: set[tuple[str, str, int, int]] = set()
-    for row, job in enumerate(jobs, start=1):
-        if job.job_id in rows:
-            found = f"job name {job.job_id!r} is that of row {rows[job.job_id]}"
-            raise InputError(f"{where}: row {row}: {found}; accepted: one row for each name")
-        rows[job.job_id] = row
-        request = (job.workload, job.plan, job.n_gpus, job.n_cpus)
-        if request in checked:
-            continue
-        place = f"{where}: row {row}, job {job.job_id!r}"
-        if job.n_gpus > cluster.n_gpus:
-            raise InputError(
-                f"{place}: asks for {job.n_gpus} GPUs; accepted: at most the {cluster.n_gpus} of cluster "
-                f"{cluster.name!r}, or it would wait for ever"
-            )
-        threads = cluster.max_cpu_threads(job.n_gpus)
-        if job.n_cpus > threads:
-            raise InputError(
-                f"{place}: asks for {job.n_cpus} CPU threads; accepted: at most the {threads} of the "
-                f"{min(job.n_gpus, cluster.n_nodes)} node(s) of {cluster.name!r} that {job.n_gpus} GPU(s) "
-                "can use"
-            )
-        try:
-            catalogue.requested(job)
-        except InputError as error:
-            raise type(error)(f"{place}, on cluster {cluster.name!r}: {error}") from error
-        checked.add(request)
 
 
 def round_length(policy: Policy, interval_s: float | None) -> float | None:

@@ -20,7 +20,7 @@ IDLE_SHARE = 0.34
 Source: AntMan (W. Xiao et al., OSDI 2020, abstract) reports 34 % more use of the computing units of a cluster
 with sharing than without, and holders as fast as alone. All of that is attributed to the guests.
 """
-LEAST_PACE = 0.01  # so that a guest beside a holder without idle time finishes eventually
+MIN_SPEED = 0.01  # so that a guest beside a holder without idle time finishes eventually
 
 
 def memory_by_device(
@@ -36,7 +36,7 @@ def memory_by_device(
     return needed[0], needed[1]
 
 
-def crowded_guest(
+def oversubscribed_bytes(
     holders: Iterable[float], guests: Iterable[float], n_devices: int, there_bytes: float
 ) -> float | None:
     """Return the memory of the largest guest that finds no device on a node, or None if all do.
@@ -58,13 +58,13 @@ def crowded_guest(
 
 
 @lru_cache(maxsize=1 << 16)
-def pace_beside(guest: Configuration, holder: Configuration | None) -> float:
+def colocated_speed(guest: Configuration, holder: Configuration | None) -> float:
     """Return the speed of a guest beside a holder, or nobody, relative to running alone.
 
     Each phase of the guest is stretched by the share of the holder's step in which the holder needs the same
     resource: with shares of a step in which devices compute, a, and in which data move, c, a step of the
     guest takes ``a / (1 - a') + c / (1 - c')``, and the rest of it as long as alone. The holder is as fast as
-    alone. The speed is `IDLE_SHARE` where the shares are unknown, and never less than `LEAST_PACE`.
+    alone. The speed is `IDLE_SHARE` where the shares are unknown, and never less than `MIN_SPEED`.
     """
     if holder is None:
         return 1.0
@@ -74,19 +74,19 @@ def pace_beside(guest: Configuration, holder: Configuration | None) -> float:
     for own, taken in zip(guest.busy, holder.busy, strict=True):
         if own * taken > 0:
             if taken >= 1.0:
-                return LEAST_PACE
+                return MIN_SPEED
             longer += own / (1.0 - taken) - own
-    return max(1.0 / longer, LEAST_PACE)
+    return max(1.0 / longer, MIN_SPEED)
 
 
-def paces_on(
+def colocated_speeds(
     holders: Iterable[Use], guests: Iterable[Use], n_devices: int, there_bytes: float
 ) -> tuple[dict[int, float], list[Configuration | None]]:
     """Return the speed of each guest on a node, by position, and the holders of devices without a guest.
 
     Guests that need most memory come first, then those submitted first. Each takes the devices on which it is
     fastest of those where it fits, of equal ones those whose holder was submitted first, free ones last. Its
-    slowest device limits it; if there are too few, its speed is `LEAST_PACE`.
+    slowest device limits it; if there are too few, its speed is `MIN_SPEED`.
 
     Parameters
     ----------
@@ -99,64 +99,73 @@ def paces_on(
     for _, count, item in sorted(holders, key=lambda use: use[0]):
         left += [item] * count
     left += [None] * (n_devices - len(left))
-    paces: dict[int, float] = {}
+    speeds: dict[int, float] = {}
     for index, count, item in sorted(guests, key=lambda use: (-use[2].device_memory_bytes_per_gpu, use[0])):
         most_bytes = there_bytes * (1 + TOLERANCE) - item.device_memory_bytes_per_gpu
         fitting = [
-            (-pace_beside(item, other), rank)
+            (-colocated_speed(item, other), rank)
             for rank, other in enumerate(left)
             if other is None or other.device_memory_bytes_per_gpu <= most_bytes
         ]
         taken = sorted(fitting)[:count]
-        paces[index] = -taken[-1][0] if len(taken) == count else LEAST_PACE
+        speeds[index] = -taken[-1][0] if len(taken) == count else MIN_SPEED
         gone = {rank for _, rank in taken}
         left = [other for rank, other in enumerate(left) if rank not in gone]
-    return paces, left
+    return speeds, left
 
 
-class Company:
+class Colocation:
     """Holders and guests of one node, and what follows from them; jobs count by configuration alone.
 
     Attributes
     ----------
-    paces
+    speeds
         Speed of each guest, in the order of submission.
-    crowded_bytes
+    oversubscribed_bytes
         Memory of the largest guest that finds no device [B], or None if all do.
     n_unshared, spare_bytes, most_bytes
         Devices without a guest, the memory that each of them has left for one, and the most of these [B].
     """
 
     __slots__ = (
-        "_guests", "_holders", "_left", "_n_devices", "_paces_for", "_there_bytes", "crowded_bytes",
-        "most_bytes", "n_unshared", "paces", "spare_bytes",
+        "_guests",
+        "_holders",
+        "_left",
+        "_n_devices",
+        "_speeds_for",
+        "_there_bytes",
+        "most_bytes",
+        "n_unshared",
+        "oversubscribed_bytes",
+        "spare_bytes",
+        "speeds",
     )  # fmt: skip
 
     def __init__(self, holders: Parts, guests: Parts, n_devices: int, there_bytes: float) -> None:
         self._n_devices, self._there_bytes = n_devices, there_bytes
         first, second = ([(rank, *part) for rank, part in enumerate(parts)] for parts in (holders, guests))
-        paces, self._left = paces_on(first, second, n_devices, there_bytes)
-        self.paces = [paces[rank] for rank in range(len(guests))]
+        speeds, self._left = colocated_speeds(first, second, n_devices, there_bytes)
+        self.speeds = [speeds[rank] for rank in range(len(guests))]
         self._holders, self._guests = _bytes_of(holders), _bytes_of(guests)
         self.n_unshared = n_devices - len(self._guests)
-        self.crowded_bytes = self._crowded(self._guests)
+        self.oversubscribed_bytes = self._crowded(self._guests)
         limit_bytes = there_bytes * (1 + TOLERANCE)
         taken_bytes = [it.device_memory_bytes_per_gpu if it else 0.0 for it in self._left]
         self.spare_bytes = [limit_bytes - taken for taken in taken_bytes]
         self.most_bytes = max(self.spare_bytes, default=-1.0)
-        self._paces_for: dict[Configuration, list[float]] = {}
+        self._speeds_for: dict[Configuration, list[float]] = {}
 
-    def paces_for(self, item: Configuration) -> list[float]:
+    def speeds_for(self, item: Configuration) -> list[float]:
         """Return the speed of one more guest on each device where it fits, if no other guest moves."""
-        paces = self._paces_for.get(item)
-        if paces is None:
+        speeds = self._speeds_for.get(item)
+        if speeds is None:
             most_bytes = self._there_bytes * (1 + TOLERANCE) - item.device_memory_bytes_per_gpu
-            paces = self._paces_for[item] = [
-                pace_beside(item, holder)
+            speeds = self._speeds_for[item] = [
+                colocated_speed(item, holder)
                 for holder in self._left
                 if holder is None or holder.device_memory_bytes_per_gpu <= most_bytes
             ]
-        return paces
+        return speeds
 
     def has_memory(self, n_more: int, own_bytes: float) -> bool:
         """Return whether all guests find devices if one more uses ``n_more`` of them with that memory [B]."""
@@ -165,10 +174,10 @@ class Company:
         return self._crowded(self._guests + [own_bytes] * n_more) is None
 
     def _crowded(self, guests: list[float]) -> float | None:
-        return crowded_guest(self._holders, guests, self._n_devices, self._there_bytes)
+        return oversubscribed_bytes(self._holders, guests, self._n_devices, self._there_bytes)
 
 
-_company = lru_cache(maxsize=1 << 13)(Company)  # nodes have the same few combinations again and again
+_colocation = lru_cache(maxsize=1 << 13)(Colocation)  # nodes have the same few combinations again and again
 
 
 class Sharing:
@@ -177,7 +186,7 @@ class Sharing:
     A `copy` may be changed to try a decision.
     """
 
-    __slots__ = ("_company", "_here", "_n_devices", "_there_bytes")
+    __slots__ = ("_colocation", "_here", "_n_devices", "_there_bytes")
 
     def __init__(self, cluster: ClusterSpec) -> None:
         self._n_devices = [node.n_gpus for node in cluster.nodes]
@@ -185,18 +194,18 @@ class Sharing:
         # Per node the uses of holders and of guests, by position; these pairs are replaced, never changed, so
         # that copies share them. And what follows from each pair, until it is replaced.
         self._here: list[tuple[dict[int, Part], dict[int, Part]]] = [({}, {}) for _ in cluster.nodes]
-        self._company: list[Company | None] = [None] * cluster.n_nodes
+        self._colocation: list[Colocation | None] = [None] * cluster.n_nodes
 
     def copy(self) -> "Sharing":
         """Return an independent copy."""
         other = Sharing.__new__(Sharing)
         other._n_devices, other._there_bytes = self._n_devices.copy(), self._there_bytes
-        other._here, other._company = self._here.copy(), self._company.copy()
+        other._here, other._colocation = self._here.copy(), self._colocation.copy()
         return other
 
     def resize(self, node: int, n_devices: int) -> None:
         """Set the number of devices of a node."""
-        self._n_devices[node], self._company[node] = n_devices, None
+        self._n_devices[node], self._colocation[node] = n_devices, None
 
     def add(self, index: int, held: Allocation) -> None:
         """Add what a job, by its position in the order of submission, holds or uses; unchecked."""
@@ -206,7 +215,7 @@ class Sharing:
             if uses[is_guest].get(index) != part:
                 changed = uses[0].copy(), uses[1].copy()
                 changed[is_guest][index] = part
-                self._here[node], self._company[node] = changed, None
+                self._here[node], self._colocation[node] = changed, None
 
     def remove(self, index: int, held: Allocation) -> None:
         """Remove what a job holds or uses."""
@@ -214,29 +223,29 @@ class Sharing:
             holders, guests = self._here[node]
             changed = holders.copy(), guests.copy()
             changed[held.is_guest].pop(index, None)
-            self._here[node], self._company[node] = changed, None
+            self._here[node], self._colocation[node] = changed, None
 
     def guests(self, node: int) -> Iterable[int]:
         """Return the guests of a node."""
         return self._here[node][True].keys()
 
-    def on(self, node: int) -> Company:
+    def on(self, node: int) -> Colocation:
         """Return the holders and guests of a node."""
-        company = self._company[node]
-        if company is None:
+        colocation = self._colocation[node]
+        if colocation is None:
             holders, guests = (tuple([uses[index] for index in sorted(uses)]) for uses in self._here[node])
-            company = _company(holders, guests, self._n_devices[node], self._there_bytes[node])
-            self._company[node] = company
-        return company
+            colocation = _colocation(holders, guests, self._n_devices[node], self._there_bytes[node])
+            self._colocation[node] = colocation
+        return colocation
 
-    def everywhere(self) -> list[Company]:
+    def everywhere(self) -> list[Colocation]:
         """Return the holders and guests of every node."""
-        return [it or self.on(node) for node, it in enumerate(self._company)]
+        return [it or self.on(node) for node, it in enumerate(self._colocation)]
 
-    def pace(self, index: int, held: Allocation) -> float:
+    def speed(self, index: int, held: Allocation) -> float:
         """Return the speed of a guest relative to running alone, on the node where it is slowest."""
         ranks = [(node, sorted(self._here[node][True]).index(index)) for node in held.nodes]
-        return min([self.on(node).paces[rank] for node, rank in ranks])
+        return min([self.on(node).speeds[rank] for node, rank in ranks])
 
 
 def _bytes_of(parts: Parts) -> list[float]:

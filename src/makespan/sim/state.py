@@ -69,7 +69,7 @@ class EventKind(StrEnum):
     STARTED = "started"  # a waiting job was given devices; its restart delay begins
     RECONFIGURED = "reconfigured"  # a running job changed plan, placement or nodes; its restart delay begins
     SHARING = "sharing"  # a running job became a guest where it is, or has the devices to itself; no restart
-    RATED = "rated"  # a guest goes faster or slower from now on, as other jobs use its devices
+    SPEED_CHANGED = "rated"  # a guest goes faster or slower from now on, as other jobs use its devices
     READY = "ready"  # the restart delay is over, progress begins
     SUSPENDED = "suspended"  # the policy took all devices of a job
     INTERRUPTED = "interrupted"  # a job was evicted because one of its nodes failed or lost devices
@@ -336,13 +336,13 @@ class JobView(_JobSlots):
 
     @property
     def observed(self) -> frozenset[Configuration]:
-        """Every configuration whose time the job knows by `has_run`."""
+        """Every configuration whose time the job knows by `has_observed`."""
         held = self.allocation
-        if held is None or not self.has_run(held.configuration):
+        if held is None or not self.has_observed(held.configuration):
             return self._observed
         return self._observed | {held.configuration}
 
-    def has_run(self, configuration: Configuration) -> bool:
+    def has_observed(self, configuration: Configuration) -> bool:
         """Return whether the job has done a step in a configuration, or its user stated the time of one."""
         if configuration in self._observed:
             return True
@@ -355,21 +355,21 @@ class JobView(_JobSlots):
 
     def step_s(self, configuration: Configuration) -> float:
         """Time of a step in a configuration [s]: as observed where the job has run it, else as predicted."""
-        if self.has_run(configuration):
+        if self.has_observed(configuration):
             return configuration.iter_time_s
         return configuration.predicted_iter_time_s
 
     @property
-    def pace(self) -> float:
+    def speed(self) -> float:
         """Speed relative to that with devices of its own; 0 if it waits."""
         held = self.allocation
         return 0.0 if held is None else held.configuration.iter_time_s / self._step_s
 
-    def knows(self, configuration: Configuration) -> bool:
+    def is_time_known(self, configuration: Configuration) -> bool:
         """Return whether `step_s` is certain: sampled before, or observed by this very job."""
-        return configuration.is_known or self.has_run(configuration)
+        return configuration.is_known or self.has_observed(configuration)
 
-    def assures(self, configuration: Configuration) -> bool:
+    def guarantees(self, configuration: Configuration) -> bool:
         """Return whether a configuration keeps the guarantee of the job for certain.
 
         The request itself does. Any other must be known, like the request, and not slower.
@@ -378,7 +378,11 @@ class JobView(_JobSlots):
         if configuration is reference:
             return True
         limit_s = self.step_s(reference) * (1 + TOLERANCE)
-        return self.knows(configuration) and self.knows(reference) and self.step_s(configuration) <= limit_s
+        return (
+            self.is_time_known(configuration)
+            and self.is_time_known(reference)
+            and self.step_s(configuration) <= limit_s
+        )
 
     @property
     def steps_left(self) -> float:
@@ -772,7 +776,7 @@ class ClusterState:
         if allocation.is_guest or self._shared.now is not None:
             self.expect([(job, allocation)])
         if allocation.is_guest and self._shared.now is not None:
-            step_s /= self._shared.now.pace(job.index, allocation)
+            step_s /= self._shared.now.speed(job.index, allocation)
         self.nodes.move(allocation, -1)
         kind = unlocked(job)
         if job.spec.job_id in self._pending:
@@ -876,7 +880,7 @@ class ClusterState:
                 self._shared.now.add(job.index, new)
                 self._touched.update(new.nodes)
 
-    def guests_to_rate(self) -> list[JobView]:
+    def guests_on_changed_nodes(self) -> list[JobView]:
         """Return the guests on nodes that changed since the last call, in the order of submission."""
         if self._shared.now is None:
             return []
@@ -888,12 +892,12 @@ class ClusterState:
             (job for job in self._running.values() if job.index in found), key=lambda job: job.index
         )
 
-    def pace(self, job: JobView) -> bool:
+    def update_speed(self, job: JobView) -> bool:
         """Update the speed of a guest from who is beside it; return whether it changed."""
         held = job.allocation
         if held is None or self._shared.now is None:
             return False
-        step_s = held.configuration.iter_time_s / self._shared.now.pace(job.index, held)
+        step_s = held.configuration.iter_time_s / self._shared.now.speed(job.index, held)
         if step_s == job._step_s:
             return False
         # Progress until now counts at the old speed; a job that still restarts begins with the new one.

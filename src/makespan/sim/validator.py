@@ -31,7 +31,7 @@ import pandas as pd
 from makespan.hardware import ClusterSpec
 from makespan.plans import Placement
 from makespan.sim.catalogue import Allocation, Catalogue, Configuration, RestartCost, restart_cost
-from makespan.sim.sharing import IDLE_SHARE, LEAST_PACE
+from makespan.sim.sharing import IDLE_SHARE, MIN_SPEED
 from makespan.tables import EVENTS, OUTCOMES
 from makespan.workloads import JobSpec
 
@@ -190,19 +190,21 @@ class NodeAccounts:
                 self._rules.report("capacity", row._replace(job_id=""), message)
         self._touched.clear()
 
-    def paces(self) -> dict[str, float]:
+    def speeds(self) -> dict[str, float]:
         """Return the speeds that guests on nodes changed in this instant must have, by job."""
         changed = {
             job for node in self._touched for job, (*_, is_guest) in self._here[node].items() if is_guest
         }
-        paces = dict.fromkeys(sorted(changed), 1.0)
+        if not changed:
+            return {}
+        speeds = dict.fromkeys(sorted(changed), 1.0)
         for node, here in enumerate(self._here):
             if not changed.isdisjoint(here):
-                for job, pace in self._paces_on(node):
-                    paces[job] = min(paces.get(job, 1.0), pace)
-        return {job[1]: pace for job, pace in paces.items() if job in changed}
+                for job, speed in self._speeds_on(node):
+                    speeds[job] = min(speeds.get(job, 1.0), speed)
+        return {job[1]: speed for job, speed in speeds.items() if job in changed}
 
-    def _paces_on(self, node: int) -> Iterator[tuple[_Job, float]]:
+    def _speeds_on(self, node: int) -> Iterator[tuple[_Job, float]]:
         """Assign devices to guests one by one: largest memory first, each where it is fastest."""
         gpu, here = self._nodes[node].gpu, self._here[node]
         most = (gpu.memory_bytes - gpu.reserved_bytes) * (1 + SLACK)
@@ -222,7 +224,7 @@ class NodeAccounts:
                     if other is None or other.device_memory_bytes_per_gpu - minus_bytes <= most
                 ]
                 if not offers:
-                    yield job, LEAST_PACE
+                    yield job, MIN_SPEED
                     continue
                 slowdown, holder = min(offers)
                 free[holder] -= 1
@@ -234,6 +236,8 @@ class NodeAccounts:
         By Hall's condition: for each size, guests of that size or more against the devices that can take it.
         """
         gpu, (holders, guests) = self._nodes[node].gpu, self._memory[node]
+        if not guests:
+            return ""
         most, n_guests = (gpu.memory_bytes - gpu.reserved_bytes) * (1 + SLACK), 0
         for guest_bytes in sorted(+guests, reverse=True):
             n_guests += guests[guest_bytes]
@@ -253,8 +257,8 @@ def _slowdown(guest: Configuration, holder: Configuration | None) -> float:
     computing, moving = guest.busy
     phases = (computing, holder.busy[0]), (moving, holder.busy[1]), (1.0 - computing - moving, 0.0)
     if any(own > 0 and taken >= 1.0 for own, taken in phases):
-        return 1.0 / LEAST_PACE
-    return min(sum(own / (1.0 - taken) for own, taken in phases if own), 1.0 / LEAST_PACE)
+        return 1.0 / MIN_SPEED
+    return min(sum(own / (1.0 - taken) for own, taken in phases if own), 1.0 / MIN_SPEED)
 
 
 # --- Accounts of jobs ---
@@ -275,7 +279,7 @@ class JobAccount:
         self._left = self._total
         self._held: Configuration | None = None
         self._is_guest = False
-        self._paces: list[tuple[float, float]] = []  # from a time [s] on, time of a step [s]
+        self._step_times: list[tuple[float, float]] = []  # from a time [s] on, time of a step [s]
         self._last: Allocation | None = None
         self._shares: dict[int, int] = {}
         self._since_s = job.submit_time_s
@@ -352,12 +356,12 @@ class JobAccount:
         if not self._is_guest or _read_shares(row.shared_nodes) != self._shares:
             self._report("row", row, "only how fast a guest goes may change, not where it is")
         alone_s = self._held.iter_time_s if self._held is not None else row.iter_time_s
-        self._paces.append((row.time_s, max(alone_s, row.iter_time_s)))
+        self._step_times.append((row.time_s, max(alone_s, row.iter_time_s)))
 
-    def check_pace(self, row: Row, pace: float) -> None:
+    def check_speed(self, row: Row, speed: float) -> None:
         """Compare the speed of a guest at the end of an instant with the one that it must have."""
         if self._held is not None and self._is_guest:
-            found_s, due_s = self._paces[-1][1], self._held.iter_time_s / pace
+            found_s, due_s = self._step_times[-1][1], self._held.iter_time_s / speed
             if abs(found_s - due_s) > SLACK * due_s:
                 found = f"a step beside others takes {found_s} s"
                 self._report("row", row._replace(job_id=self.job.job_id), f"{found}; accepted: {due_s} s")
@@ -414,12 +418,12 @@ class JobAccount:
         self._ready_s = row.time_s + self._rules.restart_cost(self.job, self._last, new)
         self._last = new
         alone_s = self._held.iter_time_s
-        self._paces = [(row.time_s, max(alone_s, row.iter_time_s) if self._is_guest else alone_s)]
+        self._step_times = [(row.time_s, max(alone_s, row.iter_time_s) if self._is_guest else alone_s)]
         self._move(1)
         if self._rules.keeps_guarantees and self.job.is_guaranteed:
             reference = self._rules.catalogue.requested(self.job)
-            if self._paces[-1][1] > reference.iter_time_s * (1 + _SLACK_S):
-                found = f"a step takes {self._paces[-1][1]} s"
+            if self._step_times[-1][1] > reference.iter_time_s * (1 + _SLACK_S):
+                found = f"a step takes {self._step_times[-1][1]} s"
                 self._report("guarantee", row, f"{found}; accepted: {reference.iter_time_s} s")
 
     def _find(self, row: Row) -> Configuration | None:
@@ -468,8 +472,8 @@ class JobAccount:
 
     def _steps_between(self, since_s: float, time_s: float) -> float:
         """Return the steps done in a time [s] in which the job makes progress."""
-        ends_s = [*(start_s for start_s, _ in self._paces[1:]), time_s]
-        spans = zip(self._paces, ends_s, strict=True)
+        ends_s = [*(start_s for start_s, _ in self._step_times[1:]), time_s]
+        spans = zip(self._step_times, ends_s, strict=True)
         return sum(max(end_s - max(start_s, since_s), 0.0) / step_s for (start_s, step_s), end_s in spans)
 
     def _move(self, sign: int) -> None:
@@ -594,8 +598,8 @@ def _replay(
 
 def _close_instant(last: Row, accounts: Mapping[str, JobAccount], nodes: NodeAccounts) -> None:
     """Check speeds and nodes once all rows of an instant are applied."""
-    for name, pace in nodes.paces().items():
-        accounts[name].check_pace(last, pace)
+    for name, speed in nodes.speeds().items():
+        accounts[name].check_speed(last, speed)
     nodes.check(last)
 
 

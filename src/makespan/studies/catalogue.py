@@ -1,16 +1,17 @@
 """Catalogue of configurations built from throughput tables, and the predictions that policies decide by.
 
 A policy decides by predicted times, the simulation runs by true ones. Predictions come from the model that is
-fitted to the sampled rows, whose times are known. Any other time is known only to a job that has run so
-itself (`makespan.sim.JobView.has_run`) or, if users state what their requests take, from its submission on.
-No job list teaches another one, and a trial run costs its time like any other run.
+fitted to the sampled rows, whose times are known. Any other time is known only to a job that has run in that
+configuration itself (`makespan.sim.JobView.has_observed`) or, if users state what their requests take, from
+its submission on. No job learns from another one, and a trial run costs its time like any other run.
 """
 
+import hashlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Literal
+from typing import Generic, Literal, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -33,9 +34,25 @@ from makespan.throughput import (
 )
 from makespan.workloads import JobSpec, is_in_zoo, workload_of
 
+T = TypeVar("T")
 Busy = tuple[float, float]  # shares of a step in which devices compute, and in which data move
 # Time that policies see [s], whether they may rely on it, and the busy shares.
 Seen = tuple[float, bool, Busy | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Keyed(Generic[T]):
+    """A value that cannot be hashed, as an argument of cached functions; two are equal if their keys are."""
+
+    value: T = field(compare=False)
+    key: str
+
+
+def keyed_table(frame: pd.DataFrame) -> Keyed[pd.DataFrame]:
+    """Return a table with a hash of its column names and cells as the key."""
+    # The text of a list of floats has all their bits, and NaN equals itself there.
+    cells = [(name, frame[name].tolist()) for name in frame.columns]
+    return Keyed(frame, hashlib.sha256(repr(cells).encode()).hexdigest())
 
 
 class TableCatalogue:
@@ -123,7 +140,7 @@ class TableCatalogue:
     @classmethod
     def joined(cls, parts: Iterable["TableCatalogue"]) -> "TableCatalogue":
         """Return one catalogue of several, for example of those for each type of device in a cluster."""
-        return cls(item for part in parts for item in part._index.values())
+        return cls(item for part in parts for item in part)
 
     @property
     def workloads(self) -> tuple[str, ...]:
@@ -133,6 +150,10 @@ class TableCatalogue:
     def __len__(self) -> int:
         """Return the number of configurations."""
         return len(self._index)
+
+    def __iter__(self) -> Iterator[Configuration]:
+        """Iterate over the configurations in the order of their tables."""
+        return iter(self._index.values())
 
     def all(self, workload_key: str) -> tuple[Configuration, ...]:
         """Return every configuration of a workload, by devices, nodes, counts and plan."""
@@ -186,7 +207,7 @@ class TableCatalogue:
         """Return the catalogue of what fits an empty cluster; itself if everything does."""
         if cluster not in self._fitting:
             is_homogeneous = len(set(cluster.nodes)) == 1
-            fitting = [item for item in self._index.values() if _fits(item, cluster, is_homogeneous)]
+            fitting = [item for item in self if _fits(item, cluster, is_homogeneous)]
             self._fitting[cluster] = self if len(fitting) == len(self) else TableCatalogue(fitting)
         return self._fitting[cluster]
 
@@ -366,42 +387,31 @@ def predictions(tables: Mapping[str, pd.DataFrame], cluster: str, form: str) -> 
     pandas.DataFrame
         Schema `makespan.tables.PREDICTIONS`, one row per feasible row of the tables.
     """
-    environment, parts = load_environment(cluster), []
+    environment = load_environment(cluster)
+    parts = []
     for table in tables.values():
         rows = table[table["feasible"]].reset_index(drop=True)
-        digest = pd.util.hash_pandas_object(rows, index=False).to_numpy().tobytes()
-        parts.append(_predicted(_FitInput(rows, environment, digest, form, repr(environment))))
+        parts.append(_predicted(keyed_table(rows), Keyed(environment, repr(environment)), form))
     return PREDICTIONS.validate(pd.concat(parts, ignore_index=True), where="predictions")
 
 
-@dataclass(frozen=True, slots=True)
-class _FitInput:
-    """Input of a workload's predictions, hashable: digest and text stand for rows and environment."""
-
-    rows: pd.DataFrame = field(compare=False)
-    environment: Environment = field(compare=False)
-    digest: bytes
-    form: str
-    constants: str
+# Scenarios that differ in jobs or delay share predictions, and a fit takes long.
+@lru_cache(maxsize=64)
+def _predicted(rows: Keyed[pd.DataFrame], environment: Keyed[Environment], form: str) -> pd.DataFrame:
+    key = (rows.key, form, environment.key)
+    return cached_table(PREDICTIONS, key, _PREDICTED_BY, lambda: _fitted(rows.value, environment.value, form))
 
 
-@lru_cache(maxsize=64)  # scenarios that differ in jobs or delay share predictions, and a fit takes long
-def _predicted(inputs: _FitInput) -> pd.DataFrame:
-    key = (inputs.digest, inputs.form, inputs.constants)
-    return cached_table(PREDICTIONS, key, _PREDICTED_BY, lambda: _fitted(inputs))
-
-
-def _fitted(inputs: _FitInput) -> pd.DataFrame:
+def _fitted(rows: pd.DataFrame, environment: Environment, form: str) -> pd.DataFrame:
     """Return true times of the sampled rows and predictions elsewhere; all shares are predicted.
 
     Rows computed on demand are predicted but never sampled, so that a request of one job does not change
     what policies believe of all others.
     """
-    rows = inputs.rows
     in_table = (rows["provenance"] != ON_DEMAND).to_numpy(dtype=bool)
-    learner = Learner.from_table(rows[in_table], inputs.form, inputs.environment)
+    learner = Learner.from_table(rows[in_table], form, environment)
     fit = learner.fit()
-    points = points_from_table(rows, fit.points.workload, inputs.environment)
+    points = points_from_table(rows, fit.points.workload, environment)
     computing, moving = fit.busy_shares(points)
     is_sampled = np.zeros(len(rows), dtype=bool)
     is_sampled[in_table] = [bool(reason) for reason in learner.reasons]
@@ -416,21 +426,83 @@ def _fitted(inputs: _FitInput) -> pd.DataFrame:
 
 def predicted_catalogue(
     tables: Mapping[str, pd.DataFrame], predicted_times: pd.DataFrame, node: NodeSpec
-) -> Catalogue:
+) -> TableCatalogue:
     """Return the catalogue of throughput tables with the times of a table of `predictions`."""
-    predicted: dict[str, list[float]] = {}
-    known: dict[str, list[bool]] = {}
-    busy: dict[str, list[tuple[float, float]]] = {}
-    for key, table in tables.items():
-        times = predicted_times[predicted_times["workload"] == key]
-        joined = table[_PAIR].merge(times, on=_PAIR, how="left")
-        predicted[key] = joined["predicted_iter_time_s"].tolist()
-        known[key] = joined["known"].eq(True).tolist()  # infeasible rows have no prediction, hence NaN
-        busy[key] = list(joined[["computing_share", "moving_share"]].itertuples(index=False, name=None))
-    return TableCatalogue.from_tables(tables, predicted, known=known, busy=busy, node=node)
+    return with_predicted_times(measured_catalogue(tables.values(), node), predicted_times)
 
 
-def exactly(catalogue: Catalogue) -> TableCatalogue:
+def measured_catalogue(
+    tables: Iterable[pd.DataFrame], node: NodeSpec, gpu_type: str | None = None
+) -> TableCatalogue:
+    """Return the catalogue of throughput tables with their own times, which policies know.
+
+    Reading plans and estimating memory takes long, and scenarios share tables: equal tables give the same
+    catalogue. Arguments are those of `TableCatalogue.from_tables`.
+    """
+    return joined_catalogue(tuple([_measured(keyed_table(table), node, gpu_type) for table in tables]))
+
+
+@lru_cache(maxsize=128)
+def _measured(table: Keyed[pd.DataFrame], node: NodeSpec, gpu_type: str | None) -> TableCatalogue:
+    return TableCatalogue.from_tables([table.value], node=node, gpu_type=gpu_type)
+
+
+@lru_cache(maxsize=64)
+def joined_catalogue(parts: tuple[TableCatalogue, ...]) -> TableCatalogue:
+    """Return one catalogue of several, the same one for the same parts."""
+    return parts[0] if len(parts) == 1 else TableCatalogue.joined(parts)
+
+
+def with_predicted_times(catalogue: TableCatalogue, predicted_times: pd.DataFrame) -> TableCatalogue:
+    """Return a catalogue in which policies decide by the times of a table of `predictions`.
+
+    Raises
+    ------
+    InputError
+        The table lacks a configuration of the catalogue.
+    TraceError
+        The table has two rows for one configuration.
+    """
+    return _with_predicted_times(catalogue, keyed_table(predicted_times))
+
+
+@lru_cache(maxsize=32)
+def _with_predicted_times(catalogue: TableCatalogue, table: Keyed[pd.DataFrame]) -> TableCatalogue:
+    frame = table.value
+    placements = {text: Placement.parse(text) for text in frame["placement"].unique()}
+    columns = ("workload", "exec_plan", "placement", "cpu_threads")
+    labels = [
+        (workload, plan, placements[placement], threads)
+        for workload, plan, placement, threads in zip(
+            *(frame[name].tolist() for name in columns), strict=True
+        )
+    ]
+    columns = ("predicted_iter_time_s", "known", "computing_share", "moving_share")
+    rows = dict(zip(labels, zip(*(frame[name].tolist() for name in columns), strict=True), strict=True))
+    if len(rows) < len(labels):
+        twice = next(label for rank, label in enumerate(labels) if label in labels[:rank])
+        raise TraceError(
+            f"predictions: two rows for plan {twice[1]!r} on {twice[2].text} with {twice[3]} thread(s) of "
+            f"{twice[0]!r}; expected one"
+        )
+    missing = (math.nan, False, math.nan, math.nan)  # the new catalogue rejects it, and names it
+    predicted: list[Configuration] = []
+    for item in catalogue:
+        time_s, is_sampled, *busy = rows.get(
+            (item.workload, item.plan, item.placement, item.cpu_threads), missing
+        )
+        predicted.append(
+            replace(
+                item,
+                predicted_iter_time_s=item.iter_time_s if is_sampled else time_s,
+                is_known=bool(is_sampled),
+                busy=(busy[0], busy[1]),
+            )
+        )
+    return TableCatalogue(predicted)
+
+
+def with_exact_times(catalogue: Catalogue) -> TableCatalogue:
     """Return a catalogue of the same configurations in which policies know all true times."""
     return TableCatalogue(
         replace(item, predicted_iter_time_s=item.iter_time_s, is_known=True)

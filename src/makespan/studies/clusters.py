@@ -14,7 +14,7 @@ import pandas as pd
 from makespan.errors import InputError, MissingDataError, UnknownNameError
 from makespan.hardware import ClusterSpec, Network, NodeSpec, cluster, cluster_names, homogeneous
 from makespan.perf import environment_names, load_environment
-from makespan.studies.catalogue import TableCatalogue
+from makespan.studies.catalogue import TableCatalogue, joined_catalogue, measured_catalogue
 from makespan.throughput import ThroughputSource
 from makespan.traces import Finding, ReadReport, read_nodes
 
@@ -276,9 +276,11 @@ def exact_catalogue(
     """Return the catalogue of tables with their times as known, with a part for each type of GPU."""
     parts = pools(where)
     if not isinstance(throughput, TypedSource):
-        return TableCatalogue.from_tables(tables, node=next(iter(parts.values())).nodes[0])
-    return TableCatalogue.joined(
-        TableCatalogue.from_tables([table], node=parts[gpu_type].nodes[0], gpu_type=gpu_type)
-        for key in tables
-        for gpu_type, table in throughput.tables(key).items()
+        return measured_catalogue(tables.values(), next(iter(parts.values())).nodes[0])
+    return joined_catalogue(
+        tuple(
+            measured_catalogue([table], parts[gpu_type].nodes[0], gpu_type)
+            for key in tables
+            for gpu_type, table in throughput.tables(key).items()
+        )
     )

@@ -1,4 +1,4 @@
-"""Scenarios, validated simulations of them, many at a time in a pool of processes, and their comparison."""
+"""Validated simulations of scenarios, many at a time in a pool of processes, and their comparison."""
 
 import math
 import multiprocessing
@@ -18,31 +18,25 @@ import numpy as np
 import pandas as pd
 
 from makespan.cleanup import end_with_parent
-from makespan.errors import InputError, MakespanError
-from makespan.hardware import ClusterSpec
+from makespan.errors import MakespanError
 from makespan.metrics import Summary, summary
 from makespan.policies import policy as policy_named
 from makespan.sim import (
-    DECISION_LIMIT_S,
-    Catalogue,
     ClusterView,
     Event,
     EventKind,
-    NodeEvent,
     Observer,
     Policy,
-    RestartCost,
-    SimulationResult,
+    Scenario,
+    Schedule,
     Violation,
     restart_cost,
     round_length,
     simulate,
-    validate_schedule,
 )
 from makespan.tables import COMPARISON
-from makespan.workloads import JobSpec
 
-# --- Scenarios and runs ---
+# --- Runs ---
 
 _SHOWN = 5  # violations named in an error
 
@@ -52,95 +46,7 @@ class ImpossibleScheduleError(MakespanError):
 
 
 @dataclass(frozen=True, slots=True)
-class Scenario:
-    """Everything that a simulation needs, except the policy.
-
-    Parameters
-    ----------
-    name, report
-        For tables and messages; report of the readers or the generator of the jobs.
-    jobs, cluster
-        The trace and the nodes.
-    catalogue
-        Configurations of the jobs, with true times and the times that policies believe.
-    restart_delay_s
-        Time without progress after each start and change [s], or a function of job, old and new allocation.
-    interval_s
-        Length of a round [s]; None for the policy's own, 0 to ask after each event.
-    failures, checkpoint_interval_s
-        Nodes that fail and join, and running time between checkpoints [s], as for `makespan.sim.simulate`.
-    source, predictions
-        Source of iteration times, and the knowledge of policies about them, one of `PREDICTION_MODES`.
-    decision_limit_s
-        Wall time after which one call of a policy is interrupted [s], None or 0 for no limit; no result
-        depends on it.
-    kept
-        Quantity that stays as in the job list on any cluster, for the title: durations or steps.
-    made_for
-        Cluster for whose nodes and network the times of the catalogue hold, with any number of nodes; None if
-        unknown.
-
-    Raises
-    ------
-    InputError
-        The cluster has other nodes or another network than ``made_for``, or ``predictions`` is exact but the
-        catalogue predicts other times.
-    """
-
-    name: str
-    jobs: tuple[JobSpec, ...]
-    cluster: ClusterSpec
-    catalogue: Catalogue
-    restart_delay_s: float | RestartCost = 0.0
-    interval_s: float | None = None
-    failures: tuple[NodeEvent, ...] = ()
-    checkpoint_interval_s: float | None = None
-    source: str = ""
-    predictions: str = "exact"
-    report: str = ""
-    decision_limit_s: float | None = DECISION_LIMIT_S
-    kept: str = ""
-    made_for: ClusterSpec | None = None
-
-    def __post_init__(self) -> None:
-        """Check that the catalogue fits the cluster and the label of its predictions."""
-        made_for = self.made_for
-        if made_for is None:
-            return
-        if not (set(self.cluster.nodes) <= set(made_for.nodes) and self.cluster.network == made_for.network):
-            raise InputError(
-                f"scenario {self.name!r}: its iteration times hold for nodes and network of cluster "
-                f"{made_for.name!r}, got cluster {self.cluster.name!r}; assemble it anew by scenario(..., "
-                f"cluster_name=...), or replace catalogue and made_for too"
-            )
-        if self.predictions == "exact" and not all(
-            item.predicted_iter_time_s == item.iter_time_s
-            for key in self.catalogue.workloads
-            for item in self.catalogue.all(key)
-        ):
-            raise InputError(
-                f"scenario {self.name!r}: predictions are 'exact', but its catalogue predicts other times "
-                "than jobs take; change what policies know by makespan.studies.knowing"
-            )
-
-    @property
-    def title(self) -> str:
-        """Name, source, size, and the kept quantity, in a few words."""
-        source = f" ({self.source})" if self.source else ""
-        nodes = self.cluster.nodes
-        if len({(node.n_gpus, node.gpu_type) for node in nodes}) == 1:
-            size = f"{len(nodes)} x {nodes[0].n_gpus} GPUs"
-        else:
-            counts = dict.fromkeys(self.cluster.gpu_types, 0)
-            for node in nodes:
-                counts[node.gpu_type] += node.n_gpus
-            size = f"{len(nodes)} nodes with {', '.join(f'{n} {kind}' for kind, n in counts.items())}"
-        kept = f", {self.kept}" if self.kept else ""
-        return f"{self.name}{source}, {len(self.jobs)} jobs on {size}{kept}"
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
+class SimulationSpec:
     """One simulation of several.
 
     Parameters
@@ -187,7 +93,7 @@ class Run:
     interval_s: float | None
     given_interval_s: float | None
     metrics: Summary
-    result: SimulationResult
+    result: Schedule
     violations: tuple[Violation, ...]
     n_events: int
     n_repeats: int = 0
@@ -219,58 +125,44 @@ def run(scenario: Scenario, policy: str | Path | Policy, observers: Sequence[Obs
     MakespanError
         The policy is unknown, or the simulation cannot be done.
     """
-    chosen = resolved(policy)
-    result = _simulated(scenario, chosen, observers)
-    length_s = round_length(chosen, scenario.interval_s)
-    violations = validate_schedule(
-        result.events,
-        scenario.jobs,
-        scenario.cluster,
-        scenario.catalogue,
-        scenario.restart_delay_s,
-        interval_s=length_s,
-        checkpoint_interval_s=scenario.checkpoint_interval_s,
-        keeps_guarantees=chosen.honours_guarantees,
-        outcomes=result.outcomes,
-    )
+    chosen = load_policy(policy)
+    schedule = simulate(scenario, chosen, observers)
     delay_s = restart_cost(scenario.restart_delay_s).expected_s
-    metrics = summary(result.events, result.outcomes, scenario.cluster, restart_delay_s=delay_s)
-    settings = scenario.name, chosen.name, delay_s, length_s, scenario.interval_s
-    return Run(*settings, metrics, result, tuple(violations), len(result.events))
+    return Run(
+        scenario=scenario.name,
+        policy=chosen.name,
+        restart_delay_s=delay_s,
+        interval_s=round_length(chosen, scenario.interval_s),
+        given_interval_s=scenario.interval_s,
+        metrics=summary(
+            schedule.events,
+            schedule.outcomes,
+            scenario.cluster,
+            restart_delay_s=delay_s,
+            extra_steps=scenario.extra_steps,
+        ),
+        result=schedule,
+        violations=tuple(schedule.violations(scenario, chosen)),
+        n_events=len(schedule.events),
+    )
 
 
-def resolved(policy: str | Path | Policy) -> Policy:
+def load_policy(policy: str | Path | Policy) -> Policy:
     """Return a policy that may be given by name or file."""
     return policy_named(policy) if isinstance(policy, str | Path) else policy
 
 
-def repeated(case: Case, first: Run) -> Run:
+def rerun(case: SimulationSpec, first: Run) -> Run:
     """Run a case again as often as it asks for, and add the results to its first run."""
     same, walls_s = 0, list[tuple[float, float]]()
     while (
         len(walls_s) < case.repeats
         and first.result.wall_s + sum(wall_s for wall_s, _ in walls_s) < case.repeat_within_s
     ):
-        again = _simulated(case.scenario, resolved(case.policy))
+        again = simulate(case.scenario, load_policy(case.policy))
         same += again.events.equals(first.result.events)
         walls_s.append((again.wall_s, again.policy_wall_s))
     return replace(first, n_repeats=len(walls_s), n_identical=same, repeat_walls_s=tuple(walls_s))
-
-
-def _simulated(scenario: Scenario, policy: Policy, observers: Sequence[Observer] = ()) -> SimulationResult:
-    return simulate(
-        scenario.jobs,
-        scenario.cluster,
-        scenario.catalogue,
-        policy,
-        restart_delay_s=scenario.restart_delay_s,
-        interval_s=scenario.interval_s,
-        failures=scenario.failures,
-        checkpoint_interval_s=scenario.checkpoint_interval_s,
-        observers=observers,
-        decision_limit_s=scenario.decision_limit_s,
-        reveals_requests=scenario.predictions == "requests",
-    )
 
 
 def violation_lines(done: Run) -> list[str]:
@@ -300,7 +192,7 @@ Progress = Callable[[Sequence[float], Sequence[Attempt | None]], None]
 
 
 def run_all(
-    cases: Iterable[Case],
+    cases: Iterable[SimulationSpec],
     n_processes: int | None = 1,
     *,
     progress: Progress | None = None,
@@ -337,7 +229,7 @@ def run_all(
 
 
 def attempt_all(
-    cases: Iterable[Case],
+    cases: Iterable[SimulationSpec],
     n_processes: int | None = 1,
     *,
     progress: Progress | None = None,
@@ -352,7 +244,7 @@ def attempt_all(
 
 
 def _all(
-    cases: Iterable[Case],
+    cases: Iterable[SimulationSpec],
     n_processes: int | None,
     progress: Progress | None,
     *,
@@ -362,7 +254,7 @@ def _all(
     """Run simulations; unless ``keeps_going``, the first error is raised."""
     listed = list(cases)
     for case in listed:
-        resolved(case.policy)  # only to raise early; processes that are no forks load their policies again
+        load_policy(case.policy)  # only to raise early; processes that are no forks load their policies again
     if n_processes is None:
         is_short = sum(len(case.scenario.jobs) for case in listed) <= _SHORT_JOBS
         n_processes = 1 if is_short else len(os.sched_getaffinity(0))
@@ -389,11 +281,11 @@ class _Share:
             self.tell()
 
 
-def _one(case: Case, number: int, shares: Shares | None, tell: Callable[[], None]) -> Run:
+def _one(case: SimulationSpec, number: int, shares: Shares | None, tell: Callable[[], None]) -> Run:
     observers = () if shares is None else (_Share(shares, number, len(case.scenario.jobs), tell),)
     try:
         done = run(case.scenario, case.policy, observers)
-        done = repeated(case, done)
+        done = rerun(case, done)
     except MakespanError as error:  # as text, since some errors cannot be sent to another process
         raise _failure(case, str(error)) from None
     if case.keeps_tables:
@@ -403,11 +295,11 @@ def _one(case: Case, number: int, shares: Shares | None, tell: Callable[[], None
     return replace(done, result=bare)
 
 
-def _failure(case: Case, problem: str) -> RunError:
-    return RunError(f"policy {resolved(case.policy).name!r} on {case.scenario.name!r}: {problem}")
+def _failure(case: SimulationSpec, problem: str) -> RunError:
+    return RunError(f"policy {load_policy(case.policy).name!r} on {case.scenario.name!r}: {problem}")
 
 
-def _in_turn(cases: Sequence[Case], progress: Progress | None, keeps_going: bool) -> list[Attempt]:
+def _in_turn(cases: Sequence[SimulationSpec], progress: Progress | None, keeps_going: bool) -> list[Attempt]:
     shares = [0.0] * len(cases)
     done: list[Attempt] = []
 
@@ -427,7 +319,7 @@ def _in_turn(cases: Sequence[Case], progress: Progress | None, keeps_going: bool
 
 
 def _in_processes(
-    cases: Sequence[Case], n_processes: int, progress: Progress | None, keeps_going: bool
+    cases: Sequence[SimulationSpec], n_processes: int, progress: Progress | None, keeps_going: bool
 ) -> list[Attempt]:
     context = multiprocessing.get_context("fork" if _CAN_COPY else "spawn")
     shares: Any = None if progress is None else context.Array("d", len(cases), lock=False)
@@ -496,10 +388,10 @@ def _interrupts_later() -> Iterator[None]:
         raise KeyboardInterrupt
 
 
-_given: tuple[Sequence[Case], Shares | None] = ((), None)  # cases and shares of a worker process
+_given: tuple[Sequence[SimulationSpec], Shares | None] = ((), None)  # cases and shares of a worker process
 
 
-def _start_worker(parent: int, cases: Sequence[Case], shares: Shares | None) -> None:
+def _start_worker(parent: int, cases: Sequence[SimulationSpec], shares: Shares | None) -> None:
     global _given
     end_with_parent(parent)
     _given = cases, shares

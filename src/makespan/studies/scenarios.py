@@ -17,12 +17,13 @@ import pandas as pd
 from makespan.errors import InputError, MissingDataError, TraceError, unknown_name
 from makespan.hardware import ClusterSpec, cluster, cluster_names, homogeneous
 from makespan.perf import environment_names
-from makespan.sim import Catalogue, RestartCost, check_jobs
+from makespan.sim import Catalogue, RestartCost, Scenario, check_jobs
 from makespan.studies.catalogue import (
     PredictionMode,
-    exactly,
     predicted_catalogue,
     predictions as predicted,
+    with_exact_times,
+    with_predicted_times,
 )
 from makespan.studies.clusters import (
     Site,
@@ -34,7 +35,6 @@ from makespan.studies.clusters import (
     site,
 )
 from makespan.studies.requests import KEPT, TOO_LARGE, Kept, TooLarge, fitting, settled, with_steps
-from makespan.studies.runs import Scenario
 from makespan.tables import shown_source
 from makespan.throughput import (
     SOURCE_NAMES,
@@ -91,7 +91,7 @@ def table_scenarios(
 ) -> dict[str, Scenario]:
     """Return a scenario for each job list from tables by name, without restart delay and rounds.
 
-    Policies know the sampled rows; `knowing` tells them more.
+    Policies know the sampled rows; `with_predictions` tells them more.
 
     Parameters
     ----------
@@ -108,11 +108,11 @@ def table_scenarios(
     }
 
 
-def knowing(scenario: Scenario, mode: PredictionMode) -> Scenario:
+def with_predictions(scenario: Scenario, mode: PredictionMode) -> Scenario:
     """Return a scenario of mode sampled with the knowledge of policies in another mode."""
     if mode != "exact":
         return replace(scenario, predictions=mode)
-    return replace(scenario, catalogue=exactly(scenario.catalogue), predictions=mode)
+    return replace(scenario, catalogue=with_exact_times(scenario.catalogue), predictions=mode)
 
 
 # --- Traces ---
@@ -277,7 +277,7 @@ def generated_jobs(
         variant = "base"
     trace = generate_jobs(variant, count, seed, times, stats=stats)
     origin = f"generated {name} workload, seed {seed}{left_out(known, stats)}"
-    jobs = with_load(trace.jobs, 1.0 / rate)
+    jobs = trace.jobs if rate == 1 else with_load(trace.jobs, 1.0 / rate)
     return replace(trace, jobs=jobs, report=replace(trace.report, where=origin))
 
 
@@ -664,8 +664,8 @@ def _catalogue(
             f"accepted: {', '.join(environment_names())}, or exact predictions"
         )
     predicted_times = predicted(tables, place.environment, _FORM)
-    catalogue = predicted_catalogue(tables, predicted_times, where.nodes[0])
-    return exactly(catalogue) if mode == "exact" else catalogue
+    catalogue = with_predicted_times(exact, predicted_times)
+    return with_exact_times(catalogue) if mode == "exact" else catalogue
 
 
 @contextmanager

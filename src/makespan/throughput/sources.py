@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import product
 from pathlib import Path
 from typing import ClassVar, Protocol
@@ -479,6 +479,7 @@ class ReferenceTimes:
     """
 
     tables: Mapping[str, pd.DataFrame]
+    _requested: dict[tuple[str, int, str], Reference] = field(default_factory=dict, init=False, compare=False)
 
     @cached_property
     def _measured(self) -> dict[str, dict[int, list[_Measured]]]:
@@ -507,11 +508,17 @@ class ReferenceTimes:
         Raises `UnknownNameError` for workloads without table, `TraceError` if nothing was measured with that
         many GPUs.
         """
+        # Thousands of jobs make the same few requests.
+        request = (workload_key, n_gpus, plan)
+        if request in self._requested:
+            return self._requested[request]
         rows = self._with(workload_key, n_gpus)
         text = write_plan(read_plan(plan, n_gpus=n_gpus, global_batch_size=self._batch(workload_key)))
         chosen = reference_plan(text, ((row.plan, counts, row.iter_time_s) for row, counts in rows))
         same = [pair for pair in rows if pair[0].plan == chosen]
-        return min(same, key=lambda pair: (*placement_order(pair[1]), pair[0].iter_time_s))[0]
+        best, _ = min(same, key=lambda pair: (*placement_order(pair[1]), pair[0].iter_time_s))
+        self._requested[request] = best
+        return best
 
     def best(self, workload_key: str, n_gpus: int) -> Reference:
         """Return the fastest configuration with that many GPUs, on any placement; raises as `requested`."""
@@ -608,7 +615,7 @@ class EmulatedSource:
         spec = workload(workload_key)
         if self.calibration not in calibration_names():
             return self._emulated(spec)
-        return cached_table(THROUGHPUT, (spec, self), _EMULATED_BY, lambda: self._emulated(spec))
+        return _shipped(self, spec).copy(deep=False)
 
     def _emulated(self, spec: Workload) -> pd.DataFrame:
         calibration = load_calibration(self.calibration)
@@ -632,3 +639,9 @@ class EmulatedSource:
         failed = ~frame["feasible"].astype(bool)
         frame = frame.assign(clean=~failed, flag=failed.map({True: FLAG_FAILED, False: ""}))
         return THROUGHPUT.validate(frame, where=f"emulated trace of {spec.key}")
+
+
+@lru_cache(maxsize=128)  # reading the file takes long, and many scenarios use the same tables
+def _shipped(source: EmulatedSource, spec: Workload) -> pd.DataFrame:
+    """Return the table of a source with shipped constants, from the cache."""
+    return cached_table(THROUGHPUT, (spec, source), _EMULATED_BY, lambda: source._emulated(spec))

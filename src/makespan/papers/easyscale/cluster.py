@@ -29,7 +29,7 @@ from makespan.papers.experiment import Experiment, Figure, Given
 from makespan.policies import policy_names
 from makespan.settings import Block, option, shared, taken_from
 from makespan.sim import NodeEvent, NodeEventKind, RestartDelays
-from makespan.studies import Case, Run, Scenario, run_all
+from makespan.studies import Run, Scenario, SimulationSpec, run_all
 from makespan.tables import schemas_of
 from makespan.throughput import Dataset, find_dataset, read_register, verify
 from makespan.traces import apportion, read_easyscale_jobs
@@ -535,7 +535,9 @@ class Serving(Experiment):
             *("serving", found.jobs, where, found.catalogue, cost, self.interval_s),
             failures=tuple(wanted.events()),
         )
-        runs = run_all([Case(scenario, name, keeps_tables=True) for name in self.policies], given.n_threads)
+        runs = run_all(
+            [SimulationSpec(scenario, name, keeps_tables=True) for name in self.policies], given.n_threads
+        )
         rows = pd.DataFrame([_row(run, where, wanted, horizon_s) for run in runs])
         rows = rows.merge(given.cells["serving"].drop(columns="source"), on="policy", how="left")
         rounds = pd.concat([_rounds(run, where, wanted) for run in runs], ignore_index=True)
@@ -756,7 +758,9 @@ class Simulation(Experiment):
         cases = [
             (
                 setting,
-                Case(_scenario(found, where, setting, is_gang=is_gang), name, keeps_tables=setting is base),
+                SimulationSpec(
+                    _scenario(found, where, setting, is_gang=is_gang), name, keeps_tables=setting is base
+                ),
             )
             for setting in settings
             for is_gang, names in kinds

@@ -18,15 +18,15 @@ from makespan.policies import policy_names
 from makespan.settings import Block, Count, option, shared, taken_from
 from makespan.sim import check_jobs
 from makespan.studies import (
-    Case,
     PredictionMode,
     Run,
     Scenario,
+    SimulationSpec,
     comparison,
-    knowing,
     measures,
     run_all,
     table_scenarios,
+    with_predictions,
 )
 from makespan.throughput import ReferenceTimes
 from makespan.workloads import JobSpec
@@ -77,7 +77,9 @@ class Simulated(Experiment):
     def compute(self, given: Given) -> dict[str, pd.DataFrame]:
         """Return the tables, of scenarios whose policies know what is configured."""
         sampled = self.sampled(given)
-        return self.simulated({name: knowing(base, self.told) for name, base in sampled.items()}, given)
+        return self.simulated(
+            {name: with_predictions(base, self.told) for name, base in sampled.items()}, given
+        )
 
     def sampled(self, given: Given) -> dict[str, Scenario]:
         """Return a scenario per job list, without restart delay and rounds; policies know sampled rows."""
@@ -126,7 +128,9 @@ class GettingStarted(Simulated):
         """Return a row per restart delay and policy."""
         naive = replace(scenarios[NAIVE], interval_s=self.interval_s)
         short = [replace(naive, restart_delay_s=delay_s) for delay_s in self.restart_delays_s]
-        cases = [Case(scenario, name, keeps_tables=True) for scenario in short for name in self.policies]
+        cases = [
+            SimulationSpec(scenario, name, keeps_tables=True) for scenario in short for name in self.policies
+        ]
         return {"getting_started": _table(run_all(cases, given.n_threads), cases)}
 
 
@@ -189,7 +193,7 @@ class Table4(Simulated):
         """Return the comparison, and of the first delay the tables that are drawn."""
         first_delay_s = self.restart_delays_s[0]
         cases = [
-            Case(
+            SimulationSpec(
                 replace(scenarios[trace], restart_delay_s=delay_s, interval_s=self.interval_s),
                 name,
                 keeps_tables=delay_s == first_delay_s,
@@ -212,7 +216,7 @@ class Table4(Simulated):
         }
 
 
-def _table(runs: Sequence[Run], cases: Sequence[Case]) -> pd.DataFrame:
+def _table(runs: Sequence[Run], cases: Sequence[SimulationSpec]) -> pd.DataFrame:
     table = comparison(runs, BASELINE)
     ratios = {name: f"{name}_to_lookahead" for name in ("jct_ratio", "makespan_ratio")}
     return table.rename(columns=ratios).assign(
@@ -224,7 +228,7 @@ def _table(runs: Sequence[Run], cases: Sequence[Case]) -> pd.DataFrame:
     )
 
 
-def _idle_s(run: Run, case: Case) -> float:
+def _idle_s(run: Run, case: SimulationSpec) -> float:
     """Longest time with most devices free beside a job that they would speed up [s]; NaN without tables."""
     if not case.keeps_tables:
         return float("nan")
@@ -374,7 +378,7 @@ class Lists(OnLists):
                     further = self.ablations if (trace, n_gpus, delay_s) == first else ()
                     for policy in (*self.policies, *further):
                         keys.append({"trace": trace, "draw": draw, "seed": seed, "gpus": n_gpus})
-                        cases.append(Case(scenario, policy))
+                        cases.append(SimulationSpec(scenario, policy))
         runs = zip(keys, run_all(cases, given.n_threads), strict=True)
         rows = pd.DataFrame(
             key

@@ -33,17 +33,17 @@ from makespan.settings import Block, Count, option, shared
 from makespan.sim import Policy
 from makespan.studies import (
     PREDICTION_MODES,
-    Case,
     PredictionMode,
     Run,
     Scenario,
+    SimulationSpec,
     generated_jobs,
-    knowing,
     limited_statistics,
     measures,
     predicted_catalogue,
     predictions,
     run_all,
+    with_predictions,
 )
 from makespan.throughput import EmulatedSource, ReferenceTimes
 from makespan.traces import scaled, statistics, with_large_share, with_load
@@ -118,13 +118,13 @@ class Knowledge(OnLists):
         lists = self.lists_of(traces, _each_seed(self.seeds), given)
         keys, cases = [], []
         for mode in PREDICTION_MODES:
-            told = {trace: knowing(one, mode) for trace, one in traces.items()}
+            told = {trace: with_predictions(one, mode) for trace, one in traces.items()}
             for (trace, draw, seed), jobs in lists.items():
                 of_list = replace(
                     told[trace], jobs=jobs, restart_delay_s=self.delay_s, interval_s=self.interval_s
                 )
                 keys += [(trace, draw, seed, policy, mode) for policy in self.policies]
-                cases += [Case(of_list, policy) for policy in self.policies]
+                cases += [SimulationSpec(of_list, policy) for policy in self.policies]
         rows = pd.DataFrame(keys, columns=["trace", "draw", "seed", "policy", "mode"])
         runs = run_all(cases, given.n_threads)
         for column in ("avg_jct_s", "makespan_s"):
@@ -222,7 +222,7 @@ class Rivals(OnLists):
         ]
         settings = [(key, jobs, delay_s) for key, jobs in lists.items() for delay_s in self.restart_delays_s]
         cases = [
-            Case(
+            SimulationSpec(
                 replace(scenarios[key[0]], jobs=jobs, restart_delay_s=delay_s, interval_s=self.interval_s),
                 changed,
             )
@@ -328,7 +328,7 @@ class Readings(OnLists):
                     one = replace(
                         scenarios[trace], jobs=jobs, restart_delay_s=delay_s, interval_s=self.interval_s
                     )
-                    cases.append(Case(one, changed))
+                    cases.append(SimulationSpec(one, changed))
         runs = run_all(cases, given.n_threads)
         rows = pd.DataFrame([key | measures(run) for key, run in zip(keys, runs, strict=True)])
         return {"readings": _readings_compared(rows)}
@@ -445,7 +445,7 @@ class Threads(Experiment):
             base = Scenario(
                 name, mix, spec, catalogues[choice], self.delay_s, self.interval_s, source=source.name
             )
-            cases.append(Case(knowing(base, self.told), policy, keeps_tables=True))
+            cases.append(SimulationSpec(with_predictions(base, self.told), policy, keeps_tables=True))
         runs = zip(keys, run_all(cases, given.n_threads), strict=True)
         rows = pd.DataFrame(
             {
@@ -522,7 +522,9 @@ class _Varied(OnLists):
         lists = {seed: jobs for (_, _, seed), jobs in drawn.items()}
         keys = list(itertools.product(values, lists, policies))
         cases = [
-            Case(replace(at(value, seed, lists[seed]), name=f"{parameter} {value} seed {seed}"), policy)
+            SimulationSpec(
+                replace(at(value, seed, lists[seed]), name=f"{parameter} {value} seed {seed}"), policy
+            )
             for value, seed, policy in keys
         ]
         runs = zip(keys, run_all(cases, given.n_threads), strict=True)
@@ -727,7 +729,7 @@ class Scale(Simulated):
             for size in self.sizes
         ]
         cases = [
-            Case(one, name, repeats=_REPEATS, repeat_within_s=_WITHIN_S)
+            SimulationSpec(one, name, repeats=_REPEATS, repeat_within_s=_WITHIN_S)
             for one in larger
             for name in self.policies
         ]
