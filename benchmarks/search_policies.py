@@ -20,7 +20,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from makespan.files import atomic_path
-from makespan.plots import PALETTE, TWO_COLUMNS_IN, new_figure, styled
+from makespan.plots import PALETTE, TWO_COLUMNS_IN, figure_style, new_figure
 from makespan.policies.lookahead import MorphlingLookahead, MorphlingWork, Tuning
 from makespan.sim import simulate
 from makespan.studies import Scenario, resized, scenario
@@ -186,7 +186,7 @@ def front_table(points: Mapping[str, pd.DataFrame]) -> str:
     return "\n".join(rows) + "\n"
 
 
-@styled
+@figure_style
 def figure_of(points: Mapping[str, pd.DataFrame]) -> Figure:
     """Draw average JCT against makespan, one panel a variant."""
     figure = new_figure(TWO_COLUMNS_IN, 2.6)

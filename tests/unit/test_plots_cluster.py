@@ -13,14 +13,13 @@ from scipy import stats
 
 from makespan.errors import TraceError
 from makespan.papers.morphling import figures as _draw_cluster
-from makespan.papers.morphling.figures import LOOKS, at_delay, parts_worth
+from makespan.papers.morphling.figures import STYLES, at_delay, parts_worth
 from makespan.plots import (
     FAMILIES,
     PALETTE,
+    in_order,
     job_spans,
-    look_of,
     new_figure,
-    ordered,
     plot_allocation,
     plot_bands,
     plot_cdf,
@@ -34,6 +33,7 @@ from makespan.plots import (
     published_handle,
     save_figure,
     spread,
+    style_of,
 )
 from makespan.plots.charts import _bin_means
 
@@ -168,7 +168,7 @@ def test_ratio_bars_have_a_bar_a_policy_with_its_ratio_and_the_published_mark():
         {"trace": ["base"], "policy": ["morphling-lookahead"], "avg_jct_s": [5400.0], "makespan_s": [np.nan]}
     )
     shown = at_delay(table4(), 260.0)
-    figure = plot_ratio_bars(shown, "published", METRICS, "ratios", LOOKS, {}, printed)
+    figure = plot_ratio_bars(shown, "published", METRICS, "ratios", STYLES, {}, printed)
     assert len(figure.axes) == 4
     base_jct = figure.axes[0]
     assert [bar.get_width() for bar in base_jct.patches] == pytest.approx(
@@ -193,7 +193,7 @@ def test_marks_far_beyond_the_bars_leave_the_panels_room_and_those_of_others_do_
     marks = pd.DataFrame(
         {"trace": "base", "policy": ["morphling-lookahead", "fifo"], "avg_jct_s": far, "makespan_s": far}
     )
-    figure = plot_ratio_bars(rows, "published", METRICS, "ratios", LOOKS, {}, marks)
+    figure = plot_ratio_bars(rows, "published", METRICS, "ratios", STYLES, {}, marks)
     save_figure(figure, rows, tmp_path / "bars")  # warns where panels have no room, which is an error here
     assert all(axes.get_position().height > 0.1 for axes in figure.axes)
     assert 100.0 < figure.axes[0].get_xlim()[1] < 200.0
@@ -204,7 +204,7 @@ def test_a_bar_that_would_squeeze_the_others_is_cut_short_and_holds_its_length()
     rows = pd.concat(
         [rows, rows.tail(1).assign(policy="fifo", avg_jct_s=360_000.0, jct_ratio_to_lookahead=99.0)]
     )
-    figure = plot_ratio_bars(rows[rows["trace"] == "mt"], "published", METRICS, "ratios", LOOKS)
+    figure = plot_ratio_bars(rows[rows["trace"] == "mt"], "published", METRICS, "ratios", STYLES)
     jct, makespan = figure.axes
     longest = max(bar.get_width() for bar in jct.patches)
     assert longest < jct.get_xlim()[1] < 2 * 11060 / 3600
@@ -228,7 +228,7 @@ def test_cdf_steps_from_first_to_last_completion():
     line = axes.lines[0]
     assert line.get_xdata().tolist() == [1.0, 2.0, 3.0, 4.0]
     assert line.get_ydata().tolist() == [0.25, 0.5, 0.75, 1.0]
-    assert line.get_color() == LOOKS["sia"].colour
+    assert line.get_color() == STYLES["sia"].colour
     late = table.assign(policy="srtf")[table["policy"] == "sia"]
     both = pd.concat([table.assign(trace="base"), table.assign(trace="mt"), late.assign(trace="mt")])
     panels = plot_cdf(both, "emulated", titles={"base": "Base"}).axes
@@ -252,16 +252,16 @@ def test_ablations_are_compared_with_the_whole_policy_and_the_best_that_changes_
         ["morphling", "base", "-n", pytest.approx(2.0)],
         ["morphling", "base", "fixed", pytest.approx(3.0)],
     ]
-    series = {"": LOOKS["fifo"], "-n": replace(LOOKS["srtf"], strength=0.5), "fixed": LOOKS["sia"]}
-    (axes,) = plot_grouped_bars(worth, "emulated", series, "ratio", looks=LOOKS).axes
+    series = {"": STYLES["fifo"], "-n": replace(STYLES["srtf"], strength=0.5), "fixed": STYLES["sia"]}
+    (axes,) = plot_grouped_bars(worth, "emulated", series, "ratio", styles=STYLES).axes
     assert [bar.get_height() for bar in axes.patches] == pytest.approx([1.0, 2.0, 3.0])
-    assert axes.patches[2].get_facecolor() == to_rgba(LOOKS["sia"].colour)
+    assert axes.patches[2].get_facecolor() == to_rgba(STYLES["sia"].colour)
     assert parts_worth(rows[rows["policy"] == "sia"]).empty
 
 
 @pytest.mark.parametrize(("n_groups", "n_rows"), [(5, 1), (9, 2)])
 def test_many_bars_take_the_whole_width(n_groups, n_rows):
-    series = {"all": LOOKS["fifo"], "most": LOOKS["srtf"], "few": LOOKS["sia"]}
+    series = {"all": STYLES["fifo"], "most": STYLES["srtf"], "few": STYLES["sia"]}
     rows = [
         (panel, f"group {number}", key, 60.0 + number, "100")
         for panel in ("base", "mt")
@@ -303,7 +303,7 @@ def test_intervals_are_drawn_for_every_policy_and_hollow_where_something_is_brok
         ],
         columns=["panel", "policy", "mean", "low", "high", "is_hollow"],
     )
-    figure = plot_intervals(table, "emulated", "means", "broken", "intervals", LOOKS)
+    figure = plot_intervals(table, "emulated", "means", "broken", "intervals", STYLES)
     assert [axes.get_title() for axes in figure.axes] == ["one", "two", "three", "four", "five"]
     spans = [bar.get_segments()[0][:, 0] for part in figure.axes[0].containers for bar in part.lines[2]]
     assert spans[0] == pytest.approx([3000 * 0.4 / 3600, 4200 * 0.4 / 3600])
@@ -402,7 +402,7 @@ def study(parameter, values=(0.5, 1.0, 2.0), seeds=3):
 
 
 def test_bands_show_means_with_confidence_over_seeds():
-    left, right = plot_bands(study("load_factor"), "emulated", "load_factor", "load", LOOKS).axes
+    left, right = plot_bands(study("load_factor"), "emulated", "load_factor", "load", STYLES).axes
     line = left.lines[0]
     assert line.get_xdata() == pytest.approx([0.5, 1.0, 2.0])
     logs = np.log([[value + 0.1 * seed for seed in range(3)] for value in (0.5, 1.0, 2.0)])
@@ -448,19 +448,19 @@ def test_a_single_seed_has_no_band_and_the_legend_does_not_promise_one():
 
 
 def test_bands_of_three_policies_share_a_panel_with_the_means_of_the_others():
-    names = [name for name in LOOKS if LOOKS[name].strength == 1]
+    names = [name for name in STYLES if STYLES[name].strength == 1]
     one = study("load_factor")[lambda table: table["policy"] == "fifo"]
     parts = [
         one.assign(policy=name, avg_jct_s=one["avg_jct_s"] * (2 + number - (name == "antman")))
         for number, name in enumerate(names)
     ]
-    figure = plot_bands(pd.concat(parts), "emulated", "load_factor", "load", LOOKS)
+    figure = plot_bands(pd.concat(parts), "emulated", "load_factor", "load", STYLES)
     assert len(names) == 11 and len(figure.axes) == 8
     legends = [[text.get_text() for text in axes.get_legend().get_texts()] for axes in figure.axes[:4]]
-    assert [name for legend in legends for name in legend] == [LOOKS[name].title for name in names]
+    assert [name for legend in legends for name in legend] == [STYLES[name].title for name in names]
     assert all(len(axes.lines) == 11 and len(axes.collections) <= 3 for axes in figure.axes)
     assert all(axes.get_ylim() == figure.axes[0].get_ylim() for axes in figure.axes[:4])
-    coincident = [LOOKS[name].title for name in ("synergy", "antman")]
+    coincident = [STYLES[name].title for name in ("synergy", "antman")]
     notes = [axes.get_title().replace("\n", " ") for axes in figure.axes]
     assert (
         notes[1] == f"{coincident[0]} and {coincident[1]} coincide" and notes[0] == notes[2] == notes[3] == ""
@@ -531,16 +531,17 @@ def test_colours_stay_apart_for_readers_with_red_green_blindness():
 
 
 def test_policies_have_an_order_and_distinct_looks():
-    assert ordered(["fifo", "other", "sia", "morphling-lookahead", "sia"], LOOKS) == [
+    assert in_order(["fifo", "other", "sia", "morphling-lookahead", "sia"], STYLES) == [
         "morphling-lookahead",
         "sia",
         "fifo",
         "other",
     ]
-    assert len({(look.title, look.colour, look.marker, look.line) for look in LOOKS.values()}) == len(LOOKS)
-    assert len({(look.colour, look.marker) for look in LOOKS.values()}) == len(LOOKS)
-    assert look_of(LOOKS, "other").title == "other"
-    assert {name for name, look in LOOKS.items() if look.strength < 1} == {
-        name for name in LOOKS if name.endswith(("-s", "-e", "-r", "-n"))
+    lines = {(style.title, style.colour, style.marker, style.line) for style in STYLES.values()}
+    assert len(lines) == len(STYLES)
+    assert len({(style.colour, style.marker) for style in STYLES.values()}) == len(STYLES)
+    assert style_of(STYLES, "other").title == "other"
+    assert {name for name, style in STYLES.items() if style.strength < 1} == {
+        name for name in STYLES if name.endswith(("-s", "-e", "-r", "-n"))
     }
     assert set(FAMILIES) >= set(EVENTS["family"]) - {""}

@@ -9,7 +9,7 @@ Marks mean the same in all figures: a hollow diamond is a published value, a cro
 `published`, `spread`, `cannot_run`, `limit`, `reference`, `compared` and `beyond` draw them, and each has an
 entry for the legend.
 
-``source`` is always the name of the throughput source, ``looks`` the looks of the policies in the order of
+``source`` is always the name of the throughput source, ``styles`` the styles of the policies in the order of
 the legend, where others follow in grey, and ``titles`` the titles of names that differ from them.
 """
 
@@ -37,20 +37,20 @@ from makespan.plots.style import (
     PALETTE as PALETTE,
     POLICIES as POLICIES,
     TWO_COLUMNS_IN as TWO_COLUMNS_IN,
-    Look as Look,
+    Style as Style,
+    add_legend as add_legend,
     beyond as beyond,
     beyond_handle as beyond_handle,
     cannot_run as cannot_run,
     cannot_run_handle as cannot_run_handle,
     compared as compared,
     compared_handle as compared_handle,
-    finished as finished,
+    figure_style as figure_style,
+    in_order as in_order,
     limit as limit,
     limit_handle as limit_handle,
-    look_of as look_of,
     name_coincident as name_coincident,
     new_figure as new_figure,
-    ordered as ordered,
     plain_numbers as plain_numbers,
     published as published,
     published_handle as published_handle,
@@ -60,5 +60,5 @@ from makespan.plots.style import (
     save_figure as save_figure,
     spread as spread,
     spread_handle as spread_handle,
-    styled as styled,
+    style_of as style_of,
 )

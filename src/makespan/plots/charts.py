@@ -24,17 +24,17 @@ from makespan.plots.style import (
     PALETTE,
     POLICIES,
     TWO_COLUMNS_IN,
-    Look,
+    Style,
+    add_legend,
     beyond,
     beyond_handle,
-    finished,
+    figure_style,
+    in_order,
     limit,
     limit_handle,
-    look_of,
     model_panels,
     name_coincident,
     new_figure,
-    ordered,
     pale,
     patches,
     plain_numbers,
@@ -45,7 +45,7 @@ from makespan.plots.style import (
     require_columns,
     spread,
     spread_handle,
-    styled,
+    style_of,
 )
 from makespan.units import HOUR
 
@@ -64,9 +64,9 @@ _TIMES = (("avg_jct_s", "average JCT [h]"), ("makespan_s", "makespan [h]"))
 Floats = npt.NDArray[np.float64]
 
 
-@styled
+@figure_style
 def plot_bands(
-    table: pd.DataFrame, source: str, parameter: str, label: str, looks: Mapping[str, Look] = POLICIES
+    table: pd.DataFrame, source: str, parameter: str, label: str, styles: Mapping[str, Style] = POLICIES
 ) -> Figure:
     """Draw average JCT and makespan against a parameter: geometric means over seeds with 95 % confidence.
 
@@ -80,7 +80,7 @@ def plot_bands(
         Column of the parameter, and its description.
     """
     require_columns(table, "policy", parameter, "seed", "avg_jct_s", "makespan_s", figure="bands")
-    policies = ordered(table["policy"], looks)
+    policies = in_order(table["policy"], styles)
     groups = np.array_split(policies, math.ceil(len(policies) / _TOGETHER))
     single = len(groups) == 1
     figure = new_figure(TWO_COLUMNS_IN, 2.8 if single else 4.3)
@@ -88,7 +88,9 @@ def plot_bands(
     panels = panels.T if single else panels
     for number, group in enumerate(groups):
         for axes, (column, title) in zip(panels[:, number], _TIMES, strict=True):
-            _draw_bands(axes, table.assign(x=table[parameter], hours=table[column] / HOUR), set(group), looks)
+            _draw_bands(
+                axes, table.assign(x=table[parameter], hours=table[column] / HOUR), set(group), styles
+            )
             _parameter_ticks(axes, np.unique(table[parameter].to_numpy(float)), panels.size // 2)
             axes.set_ylabel("" if number else title)
             axes.tick_params(axis="y", labelleft=not number)
@@ -98,32 +100,32 @@ def plot_bands(
     heading += ["bands end where the panel does"] if any(map(_is_cut, panels.flat)) else []
     figure.suptitle("; ".join(heading))
     figure.supxlabel(label)
-    finished(figure, source, strip=False)
+    add_legend(figure, source, strip=False)
     name_coincident(figure)
     for axes, group in zip(panels[0], groups, strict=True):
         # Above the panel and its title, whose height is known only now.
         top = axes.title.get_window_extent().y1
         above = axes.transAxes.inverted().transform((0.0, top))[1] if axes.get_title() else 1.0
-        handles, corner = _handles(group, looks), (0.5, above)
+        handles, corner = _handles(group, styles), (0.5, above)
         axes.legend(handles=handles, loc="lower center", bbox_to_anchor=corner, labelspacing=0.3)
     return figure
 
 
-def _draw_bands(axes: Axes, table: pd.DataFrame, shown: set[str], looks: Mapping[str, Look]) -> None:
+def _draw_bands(axes: Axes, table: pd.DataFrame, shown: set[str], styles: Mapping[str, Style]) -> None:
     """Draw means and bands of the ``shown`` policies over ``x``, and the means of the others."""
-    for policy in ordered(table["policy"], looks):
-        rows, look = table[table["policy"] == policy], look_of(looks, policy)
+    for policy in in_order(table["policy"], styles):
+        rows, style = table[table["policy"] == policy], style_of(styles, policy)
         groups = np.log(rows["hours"]).groupby(rows["x"])  # in logarithms: times are positive and skewed
         if policy not in shown:
             axes.plot(groups.mean().index, np.exp(groups.mean()), color=_CONTEXT, lw=0.7, zorder=1)
             continue
         x, mean = groups.mean().index.to_numpy(float), groups.mean().to_numpy(float)
         half = np.nan_to_num(half_widths(groups))
-        mark: dict[str, Any] = {"marker": look.marker, "ms": 3, "label": look.title}
-        axes.plot(x, np.exp(mean), color=look.colour, ls=look.line, zorder=3, **mark)
+        mark: dict[str, Any] = {"marker": style.marker, "ms": 3, "label": style.title}
+        axes.plot(x, np.exp(mean), color=style.colour, ls=style.line, zorder=3, **mark)
         if half.any():
             low, high = np.exp(mean - half), np.exp(mean + half)
-            axes.fill_between(x, low, high, fc=(look.colour, 0.16), ec=(look.colour, 0.6), lw=0.5, zorder=2)
+            axes.fill_between(x, low, high, fc=(style.colour, 0.16), ec=(style.colour, 0.6), lw=0.5, zorder=2)
     # The axis holds all lines, but not all of wide bands.
     values = np.concatenate([np.asarray(line.get_ydata(), dtype=float) for line in axes.lines])
     least, most = float(values.min()) / _MARGIN, float(values.max()) * _MARGIN
@@ -144,12 +146,12 @@ def _parameter_ticks(axes: Axes, points: Floats, n_columns: int) -> None:
     axes.set_xticks(points, labels)
 
 
-def _handles(policies: Iterable[str], looks: Mapping[str, Look], with_marker: bool = True) -> list[Line2D]:
-    def line(look: Look) -> Line2D:
-        marker = look.marker if with_marker else ""
-        return Line2D([], [], color=look.colour, ls=look.line, marker=marker, label=look.title)
+def _handles(policies: Iterable[str], styles: Mapping[str, Style], with_marker: bool = True) -> list[Line2D]:
+    def line(style: Style) -> Line2D:
+        marker = style.marker if with_marker else ""
+        return Line2D([], [], color=style.colour, ls=style.line, marker=marker, label=style.title)
 
-    return [line(look_of(looks, name)) for name in ordered(policies, looks)]
+    return [line(style_of(styles, name)) for name in in_order(policies, styles)]
 
 
 def _is_cut(axes: Axes) -> bool:
@@ -173,14 +175,14 @@ def _log_ticks(
     axis.set_major_formatter(plain_numbers())
 
 
-@styled
+@figure_style
 def plot_intervals(
     table: pd.DataFrame,
     source: str,
     heading: str,
     hollow: str,
     spread_label: str,
-    looks: Mapping[str, Look] = POLICIES,
+    styles: Mapping[str, Style] = POLICIES,
 ) -> Figure:
     """Draw a mean with its interval for every policy, one panel per ``panel``, four in a row.
 
@@ -195,15 +197,15 @@ def plot_intervals(
     """
     columns = ("panel", "policy", "mean", "low", "high", "is_hollow")
     require_columns(table, *columns, figure="intervals")
-    names, policies = list(dict.fromkeys(table["panel"])), ordered(table["policy"], looks)
+    names, policies = list(dict.fromkeys(table["panel"])), in_order(table["policy"], styles)
     n_columns = min(len(names), _PANELS_IN_ROW)
     n_rows = math.ceil(len(names) / n_columns)
     figure = new_figure(TWO_COLUMNS_IN, 0.6 + n_rows * (0.6 + _LINE_IN * len(policies)))
     panels = figure.subplots(n_rows, n_columns, squeeze=False, sharey=True)
     is_beyond = []
     for axes, name in zip(panels.flat, names, strict=False):
-        is_beyond.append(_intervals(axes, table[table["panel"] == name], policies, looks))
-        axes.set_yticks(range(len(policies)), [look_of(looks, policy).title for policy in policies])
+        is_beyond.append(_intervals(axes, table[table["panel"] == name], policies, styles))
+        axes.set_yticks(range(len(policies)), [style_of(styles, policy).title for policy in policies])
         axes.set_title(name)
     for axes in panels.flat[len(names) :]:
         axes.remove()
@@ -216,17 +218,17 @@ def plot_intervals(
         handles.append(spread_handle(spread_label, PALETTE["grey"]))
     if any(is_beyond):
         handles.append(beyond_handle())
-    return finished(figure, source, handles, strip=False, ncols=2)
+    return add_legend(figure, source, handles, strip=False, ncols=2)
 
 
-def _intervals(axes: Axes, rows: pd.DataFrame, policies: list[str], looks: Mapping[str, Look]) -> bool:
+def _intervals(axes: Axes, rows: pd.DataFrame, policies: list[str], styles: Mapping[str, Style]) -> bool:
     """Draw one panel, and return True if a value lies beyond it."""
     hours = rows[["mean", "low", "high"]].to_numpy(float) / HOUR
     for name, (mean, low, high), is_hollow in zip(rows["policy"], hours, rows["is_hollow"], strict=True):
-        look, y = look_of(looks, str(name)), policies.index(str(name))
-        spread(axes, y, low, high, look.colour, is_across=True)
-        face = "white" if is_hollow else look.colour
-        axes.plot([mean], [y], look.marker, color=look.colour, mfc=face, ms=5, mew=0.7, zorder=5)
+        style, y = style_of(styles, str(name)), policies.index(str(name))
+        spread(axes, y, low, high, style.colour, is_across=True)
+        face = "white" if is_hollow else style.colour
+        axes.plot([mean], [y], style.marker, color=style.colour, mfc=face, ms=5, mew=0.7, zorder=5)
     # All intervals, but no more than a factor of two beyond the means.
     means, ends = hours[:, 0], np.where(np.isfinite(hours[:, 1:]), hours[:, 1:], hours[:, :1])
     least = float(max(min(means.min(), ends.min()), means.min() / 2)) / _MARGIN
@@ -239,24 +241,28 @@ def _intervals(axes: Axes, rows: pd.DataFrame, policies: list[str], looks: Mappi
     spans = zip(rows["policy"], hours, strict=True)
     return _mark_beyond(
         axes,
-        ((policies.index(str(name)), span, look_of(looks, str(name))) for name, span in spans),
+        ((policies.index(str(name)), span, style_of(styles, str(name))) for name, span in spans),
         (least, most),
     )
 
 
-def _mark_beyond(axes: Axes, spans: Iterable[tuple[int, Floats, Look]], limits: tuple[float, float]) -> bool:
+def _mark_beyond(axes: Axes, spans: Iterable[tuple[int, Floats, Style]], limits: tuple[float, float]) -> bool:
     """Mark means, or else ends of intervals, beyond the limits of a panel; return True if there are any."""
     is_any = False
-    for y, (mean, low, high), look in spans:
+    for y, (mean, low, high), style in spans:
         is_inside = limits[0] <= mean <= limits[1]
         for value in (low, high) if is_inside else (mean,):
-            is_any |= beyond(axes, y, value, limits, look.colour)
+            is_any |= beyond(axes, y, value, limits, style.colour)
     return is_any
 
 
-@styled
+@figure_style
 def plot_variants(
-    table: pd.DataFrame, source: str, heading: str, reference_label: str, looks: Mapping[str, Look] = POLICIES
+    table: pd.DataFrame,
+    source: str,
+    heading: str,
+    reference_label: str,
+    styles: Mapping[str, Style] = POLICIES,
 ) -> Figure:
     """Draw the ratio of every variant of a policy to the policy, one panel per policy, three in a row.
 
@@ -270,7 +276,7 @@ def plot_variants(
         Title of the ratios, and legend text of a ratio of 1.
     """
     require_columns(table, "policy", "variant", "mean", "low", "high", figure="variants")
-    names = ordered(table["policy"], looks)
+    names = in_order(table["policy"], styles)
     n_columns = min(len(names), _VARIANTS_IN_ROW)
     rows = [names[k : k + n_columns] for k in range(0, len(names), n_columns)]
     heights = [
@@ -284,11 +290,11 @@ def plot_variants(
     is_beyond = False
     for number, name in enumerate(names):
         axes = figure.add_subplot(grid[number // n_columns, number % n_columns])
-        variants, look = table[table["policy"] == name], look_of(looks, name)
+        variants, style = table[table["policy"] == name], style_of(styles, name)
         spans = variants[["mean", "low", "high"]].to_numpy(float)
         for y, (mean, low, high) in enumerate(spans):
-            spread(axes, y, low, high, look.colour, is_across=True)
-            axes.plot([mean], [y], look.marker, color=look.colour, ms=3.5, zorder=5)
+            spread(axes, y, low, high, style.colour, is_across=True)
+            axes.plot([mean], [y], style.marker, color=style.colour, ms=3.5, zorder=5)
         axes.set_yticks(range(len(variants)), variants["variant"].tolist())
         axes.tick_params(axis="y", length=0)
         axes.set_ylim(len(variants) - 0.5, -0.5)
@@ -297,8 +303,8 @@ def plot_variants(
             axes.set_xscale("log")
             _log_ticks(axes.xaxis, *limits)
         axes.set_xlim(*limits)
-        is_beyond |= _mark_beyond(axes, ((y, span, look) for y, span in enumerate(spans)), limits)
-        axes.set_title(look.title)
+        is_beyond |= _mark_beyond(axes, ((y, span, style) for y, span in enumerate(spans)), limits)
+        axes.set_title(style.title)
     mark: dict[str, Any] = {"ls": "none", "marker": "o", "ms": 3.5, "color": PALETTE["grey"]}
     handles = [Line2D([], [], label="mean", **mark), reference_handle(reference_label)]
     if table[["low", "high"]].notna().all(axis=1).any():
@@ -306,17 +312,17 @@ def plot_variants(
     if is_beyond:
         handles.append(beyond_handle())
     figure.supxlabel("ratio")
-    return finished(figure, source, handles, strip=False, ncols=len(handles), title=heading)
+    return add_legend(figure, source, handles, strip=False, ncols=len(handles), title=heading)
 
 
-@styled
+@figure_style
 def plot_costs(
     table: pd.DataFrame,
     source: str,
     metrics: Sequence[tuple[str, str, str, float, str]],
     heading: str,
     spread_label: str,
-    looks: Mapping[str, Look] = POLICIES,
+    styles: Mapping[str, Style] = POLICIES,
 ) -> Figure:
     """Draw the cost of scheduling against the number of jobs, with the GPUs below it, on logarithmic axes.
 
@@ -337,29 +343,29 @@ def plot_costs(
     jobs = [float(str(count)) for count in gpus.index]
     figure = new_figure(TWO_COLUMNS_IN, 2.7)
     for axes, (*columns, unit, label) in zip(figure.subplots(1, len(metrics)), metrics, strict=True):
-        for policy in ordered(table["policy"], looks):
+        for policy in in_order(table["policy"], styles):
             rows = table[table["policy"] == policy].sort_values("jobs")
-            look = look_of(looks, policy)
+            style = style_of(styles, policy)
             y, low, high = (unit * rows[column].to_numpy(float) for column in columns)
-            style: dict[str, Any] = {"color": look.colour, "ls": look.line, "marker": look.marker, "ms": 3}
-            axes.plot(rows["jobs"], y, label=look.title, **style)
-            spread(axes, rows["jobs"], low, high, look.colour)
+            line: dict[str, Any] = {"color": style.colour, "ls": style.line, "marker": style.marker, "ms": 3}
+            axes.plot(rows["jobs"], y, label=style.title, **line)
+            spread(axes, rows["jobs"], low, high, style.colour)
         axes.set(xscale="log", yscale="log", xlabel="jobs in the trace, GPUs of the cluster", ylabel=label)
         axes.yaxis.set_major_formatter(plain_numbers())
         axes.xaxis.set_minor_locator(NullLocator())
         axes.set_xticks(jobs, [f"{count:,.0f}\n{text}" for count, text in zip(jobs, gpus, strict=True)])
         axes.margins(x=0.08)
-    handles = [*_handles(table["policy"], looks), spread_handle(spread_label, PALETTE["grey"])]
-    finished(figure, source, handles, ncols=_LEGEND_COLUMNS, title=heading)
+    handles = [*_handles(table["policy"], styles), spread_handle(spread_label, PALETTE["grey"])]
+    add_legend(figure, source, handles, ncols=_LEGEND_COLUMNS, title=heading)
     name_coincident(figure)
     return figure
 
 
-@styled
+@figure_style
 def plot_cdf(
     table: pd.DataFrame,
     source: str,
-    looks: Mapping[str, Look] = POLICIES,
+    styles: Mapping[str, Style] = POLICIES,
     titles: Mapping[str, str] | None = None,
 ) -> Figure:
     """Draw the share of jobs that completed within a time, one line per policy, one panel per trace.
@@ -376,23 +382,23 @@ def plot_cdf(
     panels = figure.subplots(1, len(traces), sharey=True, sharex=True, squeeze=False)[0]
     for axes, trace in zip(panels, traces, strict=True):
         rows = table[table["trace"] == trace] if trace else table
-        for name in ordered(rows["policy"], looks):
-            look = look_of(looks, name)
+        for name in in_order(rows["policy"], styles):
+            style = style_of(styles, name)
             times = np.sort(rows.loc[rows["policy"] == name, "jct_s"].to_numpy(float))
             share = np.arange(1, len(times) + 1) / len(times)
-            style: dict[str, Any] = {"color": look.colour, "ls": look.line, "label": look.title}
-            axes.step(times, share, where="post", lw=1.0, **style)
+            line: dict[str, Any] = {"color": style.colour, "ls": style.line, "label": style.title}
+            axes.step(times, share, where="post", lw=1.0, **line)
         axes.set_xscale("log")
         axes.set_title((titles or {}).get(str(trace), str(trace)))
         axes.set_xlabel("job completion time [s]")
     panels[0].set_ylabel("share of jobs completed [%]")
     panels[0].yaxis.set_major_formatter(lambda share, _: f"{100 * share:g}")
     panels[0].set_ylim(0, 1.01)
-    handles = _handles(table["policy"], looks, with_marker=False)
+    handles = _handles(table["policy"], styles, with_marker=False)
     if single:
-        finished(figure, source, handles, strip=False, loc="outside right center")
+        add_legend(figure, source, handles, strip=False, loc="outside right center")
     else:
-        finished(figure, source, handles, ncols=_LEGEND_COLUMNS)
+        add_legend(figure, source, handles, ncols=_LEGEND_COLUMNS)
     name_coincident(figure)
     return figure
 
@@ -407,13 +413,13 @@ _MOST_BARS = 15  # of a panel with another one at its side
 _LONGEST = 3.0  # times the median: longer bars are broken, to leave the others room
 
 
-@styled
+@figure_style
 def plot_ratio_bars(
     table: pd.DataFrame,
     source: str,
     metrics: Sequence[tuple[str, str, str]],
     note: str,
-    looks: Mapping[str, Look] = POLICIES,
+    styles: Mapping[str, Style] = POLICIES,
     titles: Mapping[str, str] | None = None,
     published: pd.DataFrame | None = None,
     published_label: str = "published",
@@ -436,7 +442,7 @@ def plot_ratio_bars(
     """
     needed = [name for metric in metrics for name in metric[:2]]
     require_columns(table, "trace", "policy", *needed, figure="bars")
-    traces, policies = list(dict.fromkeys(table["trace"])), ordered(table["policy"], looks)
+    traces, policies = list(dict.fromkeys(table["trace"])), in_order(table["policy"], styles)
     shown = None if published is None else published[published["policy"].isin(policies)]
     figure = new_figure(TWO_COLUMNS_IN, 0.75 + len(metrics) * (0.35 + _ROW_HEIGHT_IN * len(policies)))
     panels = figure.subplots(len(metrics), len(traces), squeeze=False, sharey=True)
@@ -444,8 +450,8 @@ def plot_ratio_bars(
         rows = table[table["trace"] == trace].set_index("policy")
         marks = None if shown is None else shown[shown["trace"] == trace]
         for axes, (value, ratio, label) in zip(panels[:, column], metrics, strict=True):
-            _ratio_bars(axes, rows, policies, looks, value, ratio, marks)
-            names = [look_of(looks, name).title for name in policies]
+            _ratio_bars(axes, rows, policies, styles, value, ratio, marks)
+            names = [style_of(styles, name).title for name in policies]
             axes.set_yticks(range(len(policies)), names)
             axes.tick_params(axis="y", length=0, pad=_NUMBER_PT)
             axes.set_xlabel(label)
@@ -455,21 +461,21 @@ def plot_ratio_bars(
         handles.append(Patch(fc="white", ec=PALETTE["grey"], label="bar cut short, with its length"))
     if published is not None:
         handles.append(published_handle(published_label))
-    return finished(figure, source, handles, ncols=3)
+    return add_legend(figure, source, handles, ncols=3)
 
 
 def _ratio_bars(
     axes: Axes,
     rows: pd.DataFrame,
     policies: list[str],
-    looks: Mapping[str, Look],
+    styles: Mapping[str, Style],
     value: str,
     ratio: str,
     marks: pd.DataFrame | None,
 ) -> None:
     positions = [policies.index(str(name)) for name in rows.index]
     hours = rows[value].to_numpy(float) / HOUR
-    colours = [pale(look_of(looks, str(name))) for name in rows.index]
+    colours = [pale(style_of(styles, str(name))) for name in rows.index]
     longest = float(hours[hours <= _LONGEST * np.median(hours)].max())
     ends = np.where(hours > longest, _BROKEN * longest, hours)
     axes.barh(positions, ends, 0.74, color=colours, lw=0, zorder=2)
@@ -492,14 +498,14 @@ def _ratio_bars(
     axes.grid(visible=False, axis="y")
 
 
-@styled
+@figure_style
 def plot_grouped_bars(
     table: pd.DataFrame,
     source: str,
-    series: Mapping[str, Look],
+    series: Mapping[str, Style],
     label: str,
     titles: Mapping[str, str] | None = None,
-    looks: Mapping[str, Look] = POLICIES,
+    styles: Mapping[str, Style] = POLICIES,
     spread_label: str = "",
 ) -> Figure:
     """Draw groups of bars side by side, one bar per series, with values above them, one panel per ``panel``.
@@ -512,7 +518,7 @@ def plot_grouped_bars(
         Columns ``panel, group, series, value``; combinations without a row have no bar. A column ``text``
         replaces the values above the bars; columns ``low, high`` give whiskers, NaN for none.
     series
-        Looks of the series, in the order of the bars; in a panel that has a look, bars of black series have
+        Looks of the series, in the order of the bars; in a panel that has a style, bars of black series have
         its colour in the strength of the series.
     label, spread_label
         Label of the values, and legend text of the whiskers.
@@ -524,10 +530,12 @@ def plot_grouped_bars(
     figure = new_figure(TWO_COLUMNS_IN if len(names) > 1 else ONE_COLUMN_IN, 2.3 * n_rows)
     panels = figure.subplots(n_rows, len(names) // n_rows, sharey=True, squeeze=False)
     for axes, name in zip(panels.flat, names, strict=True):
-        panel = looks.get(name)
+        panel = styles.get(name)
         panel_series = {
-            key: replace(panel, strength=look.strength) if panel and look.colour == PALETTE["black"] else look
-            for key, look in series.items()
+            key: replace(panel, strength=style.strength)
+            if panel and style.colour == PALETTE["black"]
+            else style
+            for key, style in series.items()
         }
         _bar_groups(axes, table[table["panel"] == name], groups, panel_series)
         axes.set_xticks(range(len(groups)), [shown.get(group, group) for group in groups])
@@ -538,20 +546,20 @@ def plot_grouped_bars(
     for axes in panels[:, 0]:
         axes.set_ylabel(label)
     handles: list[Patch | Line2D] = [
-        Patch(fc=pale(look), ec=look.colour, lw=0.5, label=look.title) for look in series.values()
+        Patch(fc=pale(style), ec=style.colour, lw=0.5, label=style.title) for style in series.values()
     ]
     if {"low", "high"} <= set(table.columns) and table[["low", "high"]].notna().all(axis=1).any():
         handles.append(spread_handle(spread_label))
-    return finished(figure, source, handles, ncols=2 if len(names) == 1 else 4)
+    return add_legend(figure, source, handles, ncols=2 if len(names) == 1 else 4)
 
 
-def _bar_groups(axes: Axes, rows: pd.DataFrame, groups: list[str], series: Mapping[str, Look]) -> None:
+def _bar_groups(axes: Axes, rows: pd.DataFrame, groups: list[str], series: Mapping[str, Style]) -> None:
     width, keys = 0.88 / len(series), list(series)
     for row in rows.to_dict("records"):
-        value, look = float(row["value"]), series[row["series"]]
+        value, style = float(row["value"]), series[row["series"]]
         offset = (keys.index(row["series"]) - (len(keys) - 1) / 2) * width
         x = groups.index(row["group"]) + offset
-        axes.bar(x, value, 0.92 * width, fc=pale(look), ec=look.colour, lw=0.5, zorder=2)
+        axes.bar(x, value, 0.92 * width, fc=pale(style), ec=style.colour, lw=0.5, zorder=2)
         low, high = (float(row.get(end, np.nan)) for end in ("low", "high"))
         spread(axes, x, low, high)
         end = np.nanmax([value, high])
@@ -572,7 +580,7 @@ _OTHER = "#555555"
 _ENVELOPE_COLOUR = "#C9C9C9"
 
 
-@styled
+@figure_style
 def plot_error_bars(table: pd.DataFrame, source: str, form: str, other_form: str) -> Figure:
     """Draw average and largest prediction error of each model and plan family, on a square-root scale.
 
@@ -593,9 +601,9 @@ def plot_error_bars(table: pd.DataFrame, source: str, form: str, other_form: str
     figure = new_figure(TWO_COLUMNS_IN, 3.7)
     top, bottom = figure.subplots(2, 1, sharex=True)
     positions: dict[tuple[str, str], float] = {}
-    x, models = 0.0, ordered(table["model"], MODEL_TITLES)
+    x, models = 0.0, in_order(table["model"], MODEL_TITLES)
     for model in models:
-        for family in ordered(table.loc[table["model"] == model, "plan_family"], FAMILIES):
+        for family in in_order(table.loc[table["model"] == model, "plan_family"], FAMILIES):
             positions[model, family] = x
             x += 1.0
         x += _GROUP_GAP
@@ -607,13 +615,13 @@ def plot_error_bars(table: pd.DataFrame, source: str, form: str, other_form: str
     centres = [np.mean([x for (model, _), x in positions.items() if model == name]) for name in models]
     bottom.set_xticks(centres, [MODEL_TITLES.get(name, name) for name in models])
     bottom.set_xlim(min(positions.values()) - 1.0, max(positions.values()) + 1.0)
-    handles = patches(ordered(table["plan_family"], FAMILIES), FAMILIES)
+    handles = patches(in_order(table["plan_family"], FAMILIES), FAMILIES)
     if other_form != form and other_form in set(table["form"]):
         handles.append(Patch(facecolor="none", edgecolor=_OTHER, label=f"'{other_form}' form of the model"))
     if table[list(_PUBLISHED_COLUMNS)].notna().any(axis=None):
         handles.append(published_handle("printed in the paper"))
     handles.append(limit_handle("claimed bound of the average"))
-    return finished(figure, source, handles, ncols=min(len(handles), 5))
+    return add_legend(figure, source, handles, ncols=min(len(handles), 5))
 
 
 def _error_panel(
@@ -626,7 +634,7 @@ def _error_panel(
     for row in table.to_dict("records"):
         x, value = positions[row["model"], row["plan_family"]], row[f"{kind}_error_pct"]
         if row["form"] == forms[0]:
-            axes.bar(x, value, 0.8, color=look_of(FAMILIES, row["plan_family"]).colour, lw=0, zorder=2)
+            axes.bar(x, value, 0.8, color=style_of(FAMILIES, row["plan_family"]).colour, lw=0, zorder=2)
             published_marks(axes, x, row[f"published_{kind}_error_pct"], ms=3.0)
         elif row["form"] == forms[1]:
             axes.bar(x, value, 0.8, fill=False, edgecolor=_OTHER, lw=0.6, zorder=3)
@@ -645,7 +653,7 @@ def _error_panel(
     axes.set_yticks(ticks)
 
 
-@styled
+@figure_style
 def plot_prediction(table: pd.DataFrame, source: str, form: str) -> Figure:
     """Draw predicted against measured (or emulated) iteration time, one panel per model.
 
@@ -663,14 +671,15 @@ def plot_prediction(table: pd.DataFrame, source: str, form: str) -> Figure:
     shown = table[table["form"] == form]
     require_columns(shown, figure="prediction")
     figure, free = model_panels(
-        ordered(shown["model"], MODEL_TITLES),
+        in_order(shown["model"], MODEL_TITLES),
         1.75,
         lambda axes, model: _prediction_panel(axes, shown[shown["model"] == model]),
     )
     point: dict[str, Any] = {"ls": "none"}
-    looks = [look_of(FAMILIES, name) for name in ordered(shown["plan_family"], FAMILIES)]
+    styles = [style_of(FAMILIES, name) for name in in_order(shown["plan_family"], FAMILIES)]
     handles = [
-        Line2D([], [], marker=look.marker, color=look.colour, label=look.title, **point) for look in looks
+        Line2D([], [], marker=style.marker, color=style.colour, label=style.title, **point)
+        for style in styles
     ]
     if shown["fitted"].any():
         handles.append(Line2D([], [], marker="+", color=_OTHER, label="used in the fit", **point))
@@ -691,11 +700,11 @@ def _prediction_panel(axes: Axes, rows: pd.DataFrame) -> None:
     reach = max(1.25 * math.sqrt(times.max() / times.min()), 2.0)  # wide enough for two ticks
     low, high = middle / reach, middle * reach
     reference(axes, [low, high], [low, high])
-    for family in ordered(rows["plan_family"], FAMILIES):
-        part, look = rows[rows["plan_family"] == family], look_of(FAMILIES, family)
-        hollow = {"marker": look.marker, "ms": 3.2, "mfc": "white", "mec": look.colour, "mew": 0.7}
-        filled = {"marker": look.marker, "ms": 3.4, "mfc": look.colour, "mec": "white", "mew": 0.25}
-        cross = {"marker": "+", "ms": 4.2, "mew": 0.9, "color": look.colour}
+    for family in in_order(rows["plan_family"], FAMILIES):
+        part, style = rows[rows["plan_family"] == family], style_of(FAMILIES, family)
+        hollow = {"marker": style.marker, "ms": 3.2, "mfc": "white", "mec": style.colour, "mew": 0.7}
+        filled = {"marker": style.marker, "ms": 3.4, "mfc": style.colour, "mec": "white", "mew": 0.25}
+        cross = {"marker": "+", "ms": 4.2, "mew": 0.9, "color": style.colour}
         kinds = [~part["fitted"] & ~part["clean"], ~part["fitted"] & part["clean"], part["fitted"]]
         marks: list[dict[str, Any]] = [hollow, filled, cross]
         for number, (kept, mark) in enumerate(zip(kinds, marks, strict=True)):
@@ -721,7 +730,7 @@ def _decades(axis: Axis, few: bool) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
-@styled
+@figure_style
 def plot_sensitivity(table: pd.DataFrame, source: str) -> Figure:
     """Draw throughput against GPUs, one panel per model, one line per plan family.
 
@@ -739,28 +748,28 @@ def plot_sensitivity(table: pd.DataFrame, source: str) -> Figure:
 
     def draw(axes: Axes, model: str) -> None:
         rows = shown[shown["model"] == model]
-        for family in reversed(ordered(rows["plan_family"], FAMILIES)):
+        for family in reversed(in_order(rows["plan_family"], FAMILIES)):
             part = rows[rows["plan_family"] == family].sort_values("gpus")
             x, y = part["gpus"].to_numpy(), part["throughput_samples_per_s"].to_numpy()
             if family == ENVELOPE:
                 axes.plot(x, y, color=_ENVELOPE_COLOUR, lw=3.2, drawstyle="steps-post", zorder=1)
                 continue
-            look, gains = (
-                look_of(FAMILIES, family),
+            style, gains = (
+                style_of(FAMILIES, family),
                 y > np.maximum.accumulate(np.concatenate([[0.0], y[:-1]])),
             )
             axes.plot(
-                x[gains], y[gains], color=look.colour, marker=look.marker, ms=2.8, lw=0.9,
-                mec="white", mew=0.2, zorder=3, label=look.title,
+                x[gains], y[gains], color=style.colour, marker=style.marker, ms=2.8, lw=0.9,
+                mec="white", mew=0.2, zorder=3, label=style.title,
             )  # fmt: skip
         _log2_axes(axes, int(rows["gpus"].max()) if len(rows) else 1)
 
-    figure, free = model_panels(ordered(table["model"], MODEL_TITLES), 1.55, draw)
+    figure, free = model_panels(in_order(table["model"], MODEL_TITLES), 1.55, draw)
     handles = [
-        Line2D([], [], color=look.colour, marker=look.marker, ms=3, lw=1, label=name)
-        for name in ordered(shown["plan_family"], FAMILIES)
+        Line2D([], [], color=style.colour, marker=style.marker, ms=3, lw=1, label=name)
+        for name in in_order(shown["plan_family"], FAMILIES)
         if name != ENVELOPE
-        for look in [look_of(FAMILIES, name)]
+        for style in [style_of(FAMILIES, name)]
     ]
     handles.append(Line2D([], [], color=_ENVELOPE_COLOUR, lw=3.2, label=ENVELOPE + " (envelope)"))
     free.legend(handles=handles, loc="center", labelspacing=0.4)
@@ -772,7 +781,7 @@ def plot_sensitivity(table: pd.DataFrame, source: str) -> Figure:
 def _labelled(figure: Figure, source: str, across: str, upwards: str) -> Figure:
     figure.supxlabel(across)
     figure.supylabel(upwards)
-    return finished(figure, source, strip=False)
+    return add_legend(figure, source, strip=False)
 
 
 def _log2_axes(axes: Axes, largest: int) -> None:
@@ -786,7 +795,7 @@ def _log2_axes(axes: Axes, largest: int) -> None:
     _decades(axes.yaxis, math.log10(high / low) < 2.0)
 
 
-@styled
+@figure_style
 def plot_cpu_sensitivity(table: pd.DataFrame, source: str) -> Figure:
     """Draw throughput of offload plans against CPU threads, one panel per model, one line per GPU count.
 
@@ -807,7 +816,7 @@ def plot_cpu_sensitivity(table: pd.DataFrame, source: str) -> Figure:
             axes.plot(x, y, color=colour, marker="o", ms=2.6, mec="white", mew=0.2, lw=0.9)
         _log2_axes(axes, int(table["cpu_threads"].max()))
 
-    figure, free = model_panels(ordered(table["model"], MODEL_TITLES), 1.55, draw)
+    figure, free = model_panels(in_order(table["model"], MODEL_TITLES), 1.55, draw)
     line: dict[str, Any] = {"marker": "o", "ms": 3, "lw": 1}
     titles = {gpus: f"{gpus} GPU{'s' * (gpus != 1)}" for gpus in counts}
     handles = [Line2D([], [], color=colours.get(n, "grey"), label=titles[n], **line) for n in counts]
@@ -826,7 +835,7 @@ _TRACKED = [*sorted(_HELD), *sorted(_LOST), "ready"]
 _TIME_LABEL = "time since the first submission [h]"
 
 
-@styled
+@figure_style
 def plot_allocation(table: pd.DataFrame, source: str, n_gpus: int, titles: dict[str, str]) -> Figure:
     """Draw the GPUs that jobs hold over time, stacked by plan family, one panel per policy.
 
@@ -838,7 +847,7 @@ def plot_allocation(table: pd.DataFrame, source: str, n_gpus: int, titles: dict[
     n_gpus
         GPUs of the cluster, drawn as a line.
     """
-    families = ordered((str(name) for name in table.columns if name not in ("time_s", "policy")), FAMILIES)
+    families = in_order((str(name) for name in table.columns if name not in ("time_s", "policy")), FAMILIES)
     require_columns(table, "time_s", *(families or ["plan families"]), figure="allocation")
     panels = list(dict.fromkeys(table["policy"])) if "policy" in table.columns else [""]
     figure = new_figure(TWO_COLUMNS_IN, 0.55 + 1.35 * len(panels))
@@ -851,7 +860,7 @@ def plot_allocation(table: pd.DataFrame, source: str, n_gpus: int, titles: dict[
         for family in families:
             held = rows[family].fillna(0.0).to_numpy(float)
             mean = _bin_means(rows["time_s"].to_numpy(float), held, edges)
-            colour = look_of(FAMILIES, family).colour
+            colour = style_of(FAMILIES, family).colour
             axes.stairs(base + mean, edges / HOUR, baseline=base, fill=True, color=colour, lw=0)
             base = base + mean
         limit(axes, n_gpus, zorder=3)
@@ -861,7 +870,7 @@ def plot_allocation(table: pd.DataFrame, source: str, n_gpus: int, titles: dict[
     axes_list[-1].set_xlabel(_TIME_LABEL)
     axes_list[-1].set_xlim(0, float(table["time_s"].max()) / HOUR)
     handles = [*patches(families, FAMILIES), limit_handle("all GPUs")]
-    return finished(figure, source, handles, strip=False, ncols=min(len(handles), 5))
+    return add_legend(figure, source, handles, strip=False, ncols=min(len(handles), 5))
 
 
 def _bin_means(times: np.ndarray, values: np.ndarray, edges: np.ndarray) -> np.ndarray:
@@ -875,7 +884,7 @@ def _bin_means(times: np.ndarray, values: np.ndarray, edges: np.ndarray) -> np.n
     return np.asarray(np.diff(integral) / np.diff(edges))
 
 
-@styled
+@figure_style
 def plot_gantt(table: pd.DataFrame, source: str) -> Figure:
     """Draw the spans of `job_spans` as a Gantt chart: one line per GPU, one colour per plan family.
 
@@ -887,11 +896,11 @@ def plot_gantt(table: pd.DataFrame, source: str) -> Figure:
     axes = figure.subplots()
     rows = table["node"].to_numpy() * width + table["gpu"].to_numpy()
     start, ready, end = (table[name].to_numpy(float) / HOUR for name in ("start_s", "ready_s", "end_s"))
-    families = ordered(table["plan_family"], FAMILIES)
+    families = in_order(table["plan_family"], FAMILIES)
     _bars(axes, rows, start, ready, _RESTART_COLOUR)
     for family in families:
         mine = (table["plan_family"] == family).to_numpy()
-        _bars(axes, rows[mine], ready[mine], end[mine], look_of(FAMILIES, family).colour)
+        _bars(axes, rows[mine], ready[mine], end[mine], style_of(FAMILIES, family).colour)
     axes.set_yticks([(node + 0.5) * width for node in nodes], [f"node {node}" for node in nodes])
     axes.hlines([node * width for node in nodes[1:]], 0, float(end.max()), color="white", lw=1.2, zorder=3)
     axes.hlines([node * width for node in nodes[1:]], 0, float(end.max()), color="black", lw=0.4, zorder=4)
@@ -903,7 +912,7 @@ def plot_gantt(table: pd.DataFrame, source: str) -> Figure:
     handles = [*patches(families, FAMILIES), Patch(color=_RESTART_COLOUR, label="restarting")]
     if len(nodes) > 1:
         handles.append(Line2D([], [], color="black", lw=0.4, label="border of nodes"))
-    return finished(figure, source, handles, strip=False, ncols=min(len(handles), 5))
+    return add_legend(figure, source, handles, strip=False, ncols=min(len(handles), 5))
 
 
 def _bars(axes: Axes, rows: np.ndarray, start: np.ndarray, end: np.ndarray, colour: str) -> None:

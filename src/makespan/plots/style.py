@@ -1,4 +1,4 @@
-"""Style of all figures: sizes, looks, legends, saving, and marks with one meaning in all figures."""
+"""Style of all figures: sizes, styles, legends, saving, and marks with one meaning in all figures."""
 
 import math
 import textwrap
@@ -52,8 +52,8 @@ LineStyle = str | tuple[int, tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """Look of a policy or a plan family in every figure.
+class Style:
+    """Style of a policy or a plan family in every figure.
 
     Parameters
     ----------
@@ -71,28 +71,28 @@ class Look:
 
 
 FAMILIES = {
-    look.title: look
-    for look in (
-        Look("DP", PALETTE["blue"], "o"),
-        Look("GC", PALETTE["sky"], "s"),
-        Look("ZeRO-DP+GA", PALETTE["green"], "^"),
-        Look("ZeRO-Offload", PALETTE["orange"], "p"),
-        Look("ZeRO-Offload+GC", PALETTE["vermilion"], ">"),
-        Look("TP+GA", PALETTE["brown"], "P"),
-        Look("TP+PP", PALETTE["purple"], "v"),
-        Look("DP+TP+PP", PALETTE["black"], "h"),
+    style.title: style
+    for style in (
+        Style("DP", PALETTE["blue"], "o"),
+        Style("GC", PALETTE["sky"], "s"),
+        Style("ZeRO-DP+GA", PALETTE["green"], "^"),
+        Style("ZeRO-Offload", PALETTE["orange"], "p"),
+        Style("ZeRO-Offload+GC", PALETTE["vermilion"], ">"),
+        Style("TP+GA", PALETTE["brown"], "P"),
+        Style("TP+PP", PALETTE["purple"], "v"),
+        Style("DP+TP+PP", PALETTE["black"], "h"),
     )
 }
 """Families of execution plans, in the order of the figures."""
 POLICIES = {
-    "sia": Look("Sia", PALETTE["vermilion"], "p"),
-    "synergy": Look("Synergy", PALETTE["green"], "^"),
-    "antman": Look("AntMan", PALETTE["purple"], "v"),
-    "gavel": Look("Gavel", PALETTE["brown"], "P"),
-    "tiresias": Look("Tiresias", PALETTE["orange"], "8"),
-    "srtf": Look("SRTF", PALETTE["black"], "<", (0, (4, 2))),
-    "sjf": Look("SJF", PALETTE["black"], ">", (0, (5, 1, 1, 1))),
-    "fifo": Look("FIFO", PALETTE["grey"], "h", (0, (1, 1))),
+    "sia": Style("Sia", PALETTE["vermilion"], "p"),
+    "synergy": Style("Synergy", PALETTE["green"], "^"),
+    "antman": Style("AntMan", PALETTE["purple"], "v"),
+    "gavel": Style("Gavel", PALETTE["brown"], "P"),
+    "tiresias": Style("Tiresias", PALETTE["orange"], "8"),
+    "srtf": Style("SRTF", PALETTE["black"], "<", (0, (4, 2))),
+    "sjf": Style("SJF", PALETTE["black"], ">", (0, (5, 1, 1, 1))),
+    "fifo": Style("FIFO", PALETTE["grey"], "h", (0, (1, 1))),
 }
 """Policies that papers compare with their own, in the order of the figures."""
 MODEL_TITLES = {
@@ -109,12 +109,12 @@ MODEL_TITLES = {
 _P = ParamSpec("_P")
 
 
-def look_of(looks: Mapping[str, Look], name: str) -> Look:
-    """Return a look by name; unknown names are grey crosses under their own name."""
-    return looks.get(name, Look(name, PALETTE["grey"], "X"))
+def style_of(styles: Mapping[str, Style], name: str) -> Style:
+    """Return a style by name; unknown names are grey crosses under their own name."""
+    return styles.get(name, Style(name, PALETTE["grey"], "X"))
 
 
-def ordered(names: Iterable[Any], known: Iterable[str]) -> list[str]:
+def in_order(names: Iterable[Any], known: Iterable[str]) -> list[str]:
     """Return distinct names in the order of the known ones, followed by the others in sorted order."""
     distinct = set(names)
     first = [name for name in known if name in distinct]
@@ -122,7 +122,7 @@ def ordered(names: Iterable[Any], known: Iterable[str]) -> list[str]:
 
 
 @contextmanager
-def style() -> Iterator[None]:
+def style_sheet() -> Iterator[None]:
     """Apply the style sheet inside a block, and restore the caller's settings afterwards."""
     sheet = resources.files("makespan.plots").joinpath("makespan.mplstyle")
     with mpl.rc_context(), resources.as_file(sheet) as path:
@@ -131,12 +131,12 @@ def style() -> Iterator[None]:
         yield
 
 
-def styled(draw: Callable[_P, Figure]) -> Callable[_P, Figure]:
+def figure_style(draw: Callable[_P, Figure]) -> Callable[_P, Figure]:
     """Make a drawing function use the style sheet."""
 
     @wraps(draw)
     def inner(*args: _P.args, **kwargs: _P.kwargs) -> Figure:
-        with style():
+        with style_sheet():
             return draw(*args, **kwargs)
 
     return inner
@@ -168,19 +168,19 @@ def plain_numbers() -> FuncFormatter:
     return FuncFormatter(lambda value, _: f"{value:g}")
 
 
-def pale(look: Look) -> tuple[float, float, float]:
-    """Return the colour of a look, mixed with white by its strength."""
-    red, green, blue = to_rgb(look.colour)
-    keep = look.strength
+def pale(style: Style) -> tuple[float, float, float]:
+    """Return the colour of a style, mixed with white by its strength."""
+    red, green, blue = to_rgb(style.colour)
+    keep = style.strength
     return 1.0 - keep * (1.0 - red), 1.0 - keep * (1.0 - green), 1.0 - keep * (1.0 - blue)
 
 
-def patches(names: Iterable[str], looks: Mapping[str, Look]) -> list[Patch | Line2D]:
+def patches(names: Iterable[str], styles: Mapping[str, Style]) -> list[Patch | Line2D]:
     """Return legend entries with a filled box for each name."""
-    return [Patch(color=look_of(looks, name).colour, label=name) for name in names]
+    return [Patch(color=style_of(styles, name).colour, label=name) for name in names]
 
 
-def finished(
+def add_legend(
     figure: Figure, source: str, handles: Sequence[Artist] = (), strip: bool = True, **legend: Any
 ) -> Figure:
     """Add the legend to a figure, and the source of its numbers in the lower right corner.
@@ -247,7 +247,7 @@ def save_figure(
     """
     base = Path(stem)
     pdf, png, csv, txt = (base.with_name(f"{base.name}.{kind}") for kind in ("pdf", "png", "csv", "txt"))
-    with ExitStack() as stack, style():
+    with ExitStack() as stack, style_sheet():
         new_pdf, new_png, new_csv = (stack.enter_context(atomic_path(path)) for path in (pdf, png, csv))
         # Lay the figure out once and round the positions: the solver's last digits differ between runs.
         figure.draw_without_rendering()

@@ -19,17 +19,17 @@ from makespan.plots import (
     ONE_COLUMN_IN,
     PALETTE,
     TWO_COLUMNS_IN,
-    Look,
+    Style,
+    add_legend,
     cannot_run,
     cannot_run_handle,
     compared,
     compared_handle,
-    finished,
+    figure_style,
+    in_order,
     limit,
     limit_handle,
-    look_of,
     new_figure,
-    ordered,
     plain_numbers,
     published,
     published_handle,
@@ -37,7 +37,7 @@ from makespan.plots import (
     reference_handle,
     spread,
     spread_handle,
-    styled,
+    style_of,
 )
 from makespan.training.zoo import STAND_IN_TITLES
 from makespan.units import HOUR
@@ -47,12 +47,12 @@ from makespan.units import HOUR
 
 Tables = Mapping[str, pd.DataFrame]
 Drawn = tuple[Figure, pd.DataFrame]
-LOOKS = {
-    "fifo-serial": Look("YARN-CS, one job at a time", PALETTE["grey"], "X", (0, (1, 1))),
-    "fifo": Look("YARN-CS", PALETTE["black"], "h", (0, (4, 2))),
-    "easyscale-homo": Look("EasyScale-homo", PALETTE["orange"], "s"),
-    "easyscale-heter-growth": Look("EasyScale-heter, no swaps", PALETTE["sky"], "^", (0, (5, 1, 1, 1))),
-    "easyscale-heter": Look("EasyScale-heter", PALETTE["blue"], "o"),
+STYLES = {
+    "fifo-serial": Style("YARN-CS, one job at a time", PALETTE["grey"], "X", (0, (1, 1))),
+    "fifo": Style("YARN-CS", PALETTE["black"], "h", (0, (4, 2))),
+    "easyscale-homo": Style("EasyScale-homo", PALETTE["orange"], "s"),
+    "easyscale-heter-growth": Style("EasyScale-heter, no swaps", PALETTE["sky"], "^", (0, (5, 1, 1, 1))),
+    "easyscale-heter": Style("EasyScale-heter", PALETTE["blue"], "o"),
 }
 _MINUTE_S = 60.0
 _PUBLISHED_LINE, _EVERY = (
@@ -72,16 +72,16 @@ _TIMES = (
 _PARAMETERS = {"interval_s": "length of a round [s]", "restart_delay_s": "restart delay [s]"}
 
 
-@styled
+@figure_style
 def _points(rows: pd.DataFrame, source: str) -> Figure:
-    policies = ordered(rows["policy"], LOOKS)
+    policies = in_order(rows["policy"], STYLES)
     table = rows.set_index("policy").loc[policies]
     figure = new_figure(TWO_COLUMNS_IN, 2.0)
     for axes, (column, printed, label) in zip(figure.subplots(1, 2, sharey=True), _TIMES, strict=True):
         values, marks = table[column].to_numpy(float), table[printed].to_numpy(float)
         for y, (name, value, mark) in enumerate(zip(policies, values, marks, strict=True)):
             axes.plot(
-                value, y, ls="none", marker="o", ms=5, mew=0, color=look_of(LOOKS, name).colour, zorder=5
+                value, y, ls="none", marker="o", ms=5, mew=0, color=style_of(STYLES, name).colour, zorder=5
             )
             # On the side away from the published mark, beside which it would be read as the value of that.
             side = -1 if mark > value else 1
@@ -90,14 +90,14 @@ def _points(rows: pd.DataFrame, source: str) -> Figure:
             axes.annotate(f"{value:.0f}", (value, y), (5 * side, 0), **place)
         published(axes, marks, range(len(policies)))
         _logarithmic(axes, "x", [*values, *marks], 1.7)
-        axes.set_yticks(range(len(policies)), [look_of(LOOKS, name).title for name in policies])
+        axes.set_yticks(range(len(policies)), [style_of(STYLES, name).title for name in policies])
         axes.set_ylim(len(policies) - 0.4, -0.6)
         axes.tick_params(axis="y", length=0)
         axes.grid(visible=False, axis="y")
         axes.set_xlabel(label)
     ours: dict[str, Any] = {"ls": "none", "marker": "o", "ms": 5, "mew": 0, "color": PALETTE["grey"]}
     handles = [Line2D([], [], label="here, with its value", **ours), published_handle()]
-    return finished(figure, _SOURCES.get(source, source), handles, ncols=2)
+    return add_legend(figure, _SOURCES.get(source, source), handles, ncols=2)
 
 
 def fig14(tables: Tables, source: str) -> Drawn:
@@ -118,26 +118,26 @@ def _logarithmic(axes: Axes, which: Literal["x", "y"], values: Sequence[float], 
     axis.set_ticks([tick for tick in _TICKS[::every] if low < tick < high])
 
 
-@styled
+@figure_style
 def _allocation(rows: pd.DataFrame, source: str, policies: Sequence[str]) -> Figure:
     figure = new_figure(TWO_COLUMNS_IN, 2.6)
     panels = figure.subplots(1, len(policies), sharey=True, sharex=True, squeeze=False)[0]
     for axes, name in zip(panels, policies, strict=True):
         own = rows[rows["policy"] == name]
-        minutes, look = own["time_s"] / _MINUTE_S, look_of(LOOKS, name)
+        minutes, style = own["time_s"] / _MINUTE_S, style_of(STYLES, name)
         axes.step(minutes, own["published_gpus"], where="post", color=_PUBLISHED_LINE, lw=0.9, zorder=2)
         shown = own[own["published_gpus"].notna()].iloc[::_EVERY]
         published(axes, shown["time_s"] / _MINUTE_S, shown["published_gpus"], ms=2.8, zorder=4)
-        axes.step(minutes, own["gpus"], where="post", color=look.colour, lw=1.2, zorder=3)
-        axes.set_title(look.title)
+        axes.step(minutes, own["gpus"], where="post", color=style.colour, lw=1.2, zorder=3)
+        axes.set_title(style.title)
         axes.set_xlabel("time [min]")
     panels[0].set_ylim(0, 1.05 * float(np.nanmax(rows[["gpus", "published_gpus"]])))
     panels[0].set_ylabel("GPUs held")
-    looks = [look_of(LOOKS, name) for name in policies]
-    handles = [Line2D([], [], color=look.colour, label=look.title) for look in looks]
+    styles = [style_of(STYLES, name) for name in policies]
+    handles = [Line2D([], [], color=style.colour, label=style.title) for style in styles]
     if rows["published_gpus"].notna().any():
         handles.append(published_handle(joined_by=_PUBLISHED_LINE))
-    return finished(figure, _SOURCES.get(source, source), handles, ncols=3)
+    return add_legend(figure, _SOURCES.get(source, source), handles, ncols=3)
 
 
 def fig15(tables: Tables, source: str, policies: Sequence[str]) -> Drawn:
@@ -147,11 +147,11 @@ def fig15(tables: Tables, source: str, policies: Sequence[str]) -> Drawn:
     return _allocation(rows, source, list(policies)), rows
 
 
-@styled
+@figure_style
 def _against(rows: pd.DataFrame, source: str) -> Figure:
     figure = new_figure(ONE_COLUMN_IN * 1.7, 3.9)
     panels = figure.subplots(2, len(_PARAMETERS), sharey="row", sharex="col", squeeze=False)
-    policies = ordered(rows["policy"], LOOKS)
+    policies = in_order(rows["policy"], STYLES)
     for row, (name, _, title) in enumerate(reversed(_TIMES)):
         _logarithmic(panels[row, 0], "y", rows[name].tolist(), 1.15)
         panels[row, 0].set_ylabel(title)
@@ -159,18 +159,18 @@ def _against(rows: pd.DataFrame, source: str) -> Figure:
         own = rows[rows["parameter"] == parameter]
         for axes, (name, _, _) in zip(panels[:, column], reversed(_TIMES), strict=True):
             for policy in policies:
-                _line(axes, own[own["policy"] == policy], name, look_of(LOOKS, policy))
+                _line(axes, own[own["policy"] == policy], name, style_of(STYLES, policy))
         panels[1, column].set_xlabel(label)
     handles = [
-        Line2D([], [], color=look.colour, ls=look.line, marker=look.marker, ms=3, label=look.title)
-        for look in (look_of(LOOKS, name) for name in policies)
+        Line2D([], [], color=style.colour, ls=style.line, marker=style.marker, ms=3, label=style.title)
+        for style in (style_of(STYLES, name) for name in policies)
     ]
-    return finished(figure, _SOURCES.get(source, source), handles, ncols=2)
+    return add_legend(figure, _SOURCES.get(source, source), handles, ncols=2)
 
 
-def _line(axes: Axes, rows: pd.DataFrame, column: str, look: Look) -> None:
+def _line(axes: Axes, rows: pd.DataFrame, column: str, style: Style) -> None:
     x = rows["value"].astype(float)
-    axes.plot(x, rows[column], color=look.colour, ls=look.line, marker=look.marker, ms=3, zorder=3)
+    axes.plot(x, rows[column], color=style.colour, ls=style.line, marker=style.marker, ms=3, zorder=3)
     if len(x):
         axes.set_xticks(sorted(set(x)))
 
@@ -181,9 +181,9 @@ def sensitivity(tables: Tables, source: str) -> Drawn:
     return _against(rows, source), rows
 
 
-@styled
+@figure_style
 def _beside(rows: pd.DataFrame, source: str) -> Figure:
-    policies = ordered(rows["policy"], LOOKS)
+    policies = in_order(rows["policy"], STYLES)
     figure = new_figure(TWO_COLUMNS_IN, 2.6)
     panels = figure.subplots(1, len(policies), sharey=True, sharex=True, squeeze=False)[0]
     for axes, name in zip(panels, policies, strict=True):
@@ -191,15 +191,15 @@ def _beside(rows: pd.DataFrame, source: str) -> Figure:
         hours = own["time_s"] / HOUR
         total = own["training_gpus"] + own["serving_gpus"]
         axes.fill_between(hours, 0, own["serving_gpus"], fc=PALETTE["grey"], lw=0, zorder=2)
-        axes.fill_between(hours, own["serving_gpus"], total, fc=look_of(LOOKS, name).colour, lw=0, zorder=2)
-        axes.set_title(look_of(LOOKS, name).title)
+        axes.fill_between(hours, own["serving_gpus"], total, fc=style_of(STYLES, name).colour, lw=0, zorder=2)
+        axes.set_title(style_of(STYLES, name).title)
         axes.set_xlabel("time [h]")
     panels[0].set_ylabel("GPUs in use")
     panels[0].set_ylim(0, None)
-    looks = [look_of(LOOKS, name) for name in policies]
-    colours = [Patch(color=look.colour, label=f"training, {look.title}") for look in looks]
+    styles = [style_of(STYLES, name) for name in policies]
+    colours = [Patch(color=style.colour, label=f"training, {style.title}") for style in styles]
     handles = [Patch(color=PALETTE["grey"], label="serving"), *colours]
-    return finished(figure, _SOURCES.get(source, source), handles, ncols=3)
+    return add_legend(figure, _SOURCES.get(source, source), handles, ncols=3)
 
 
 def serving(tables: Tables, source: str) -> Drawn:
@@ -212,15 +212,15 @@ def serving(tables: Tables, source: str) -> Drawn:
 # Figures of what training keeps: Fig. 9, accuracy by the number of devices, and curves by gamma.
 
 _LEVELS = {
-    "D1": Look("D1", PALETTE["blue"], "o"),
-    "D0": Look("D0", PALETTE["orange"], "s"),
-    "D1+D2": Look("D1+D2", PALETTE["green"], "D"),
-    "D0+D2": Look("D0+D2", PALETTE["vermilion"], "^"),
+    "D1": Style("D1", PALETTE["blue"], "o"),
+    "D0": Style("D0", PALETTE["orange"], "s"),
+    "D1+D2": Style("D1+D2", PALETTE["green"], "D"),
+    "D0+D2": Style("D0+D2", PALETTE["vermilion"], "^"),
 }
 _SCHEMES = {
-    "linear": Look("linear scaling", PALETTE["orange"], "s", (0, (4, 2))),
-    "adaptive": Look("square-root scaling", PALETTE["purple"], "^", (0, (5, 1, 1, 1))),
-    "easyscale": Look("EasyScale", PALETTE["blue"], "o"),
+    "linear": Style("linear scaling", PALETTE["orange"], "s", (0, (4, 2))),
+    "adaptive": Style("square-root scaling", PALETTE["purple"], "^", (0, (5, 1, 1, 1))),
+    "easyscale": Style("EasyScale", PALETTE["blue"], "o"),
 }
 _GAMMA_COLOURS = ("blue", "orange", "green", "purple", "vermilion")
 _DEVICE_LINES = ("-", (0, (4, 2)), (0, (1, 1)), (0, (5, 1, 1, 1)))
@@ -234,7 +234,7 @@ def fig9(tables: Tables, source: str) -> Drawn:
     return plot_bits(steps, stages, source), steps
 
 
-@styled
+@figure_style
 def plot_bits(steps: pd.DataFrame, stages: pd.DataFrame, source: str) -> Figure:
     """Draw a panel for each model and reference; ticks above it mark steps with other bits."""
     models, references = (list(dict.fromkeys(steps[name])) for name in ("model", "reference"))
@@ -249,26 +249,26 @@ def plot_bits(steps: pd.DataFrame, stages: pd.DataFrame, source: str) -> Figure:
         if row == len(models) - 1:
             axes.set_xlabel("mini-batch")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    names = ordered(steps["setting"], _LEVELS)
-    handles = [Line2D([], [], color=look_of(_LEVELS, name).colour, label=name) for name in names]
+    names = in_order(steps["setting"], _LEVELS)
+    handles = [Line2D([], [], color=style_of(_LEVELS, name).colour, label=name) for name in names]
     handles.append(reference_handle(_REFERENCE))
     handles.append(Line2D([], [], ls="none", marker="|", ms=6, color=PALETTE["grey"], label="other bits"))
     handles.append(Line2D([], [], color=_BORDER, lw=0.7, label="new stage"))
-    return finished(figure, source, handles, ncols=7)
+    return add_legend(figure, source, handles, ncols=7)
 
 
 def _differences(axes: Axes, rows: pd.DataFrame) -> None:
     """Draw the differences of one panel in the unit of its largest."""
     largest = float(rows["diff"].abs().max())
     exponent = math.floor(math.log10(largest)) if largest > 0 else 0
-    names = ordered(rows["setting"], _LEVELS)
+    names = in_order(rows["setting"], _LEVELS)
     for number, name in enumerate(names):
-        own, look = rows[rows["setting"] == name].sort_values("step"), look_of(_LEVELS, name)
+        own, style = rows[rows["setting"] == name].sort_values("step"), style_of(_LEVELS, name)
         wide = 1.3 + 1.2 * (len(names) - 1 - number)
         axes.plot(
             own["step"],
             own["diff"] / 10.0**exponent,
-            color=look.colour,
+            color=style.colour,
             lw=wide,
             zorder=2 + number,
             label=name,
@@ -281,7 +281,7 @@ def _differences(axes: Axes, rows: pd.DataFrame) -> None:
             ls="none",
             marker="|",
             ms=4,
-            color=look.colour,
+            color=style.colour,
             transform=axes.get_xaxis_transform(),
         )
     reference(axes, [rows["step"].min(), rows["step"].max()], [0.0, 0.0], zorder=9)
@@ -312,35 +312,35 @@ def gap(tables: Tables, source: str) -> Drawn:
     return plot_gap(runs, spreads, source), spreads
 
 
-@styled
+@figure_style
 def plot_gap(runs: pd.DataFrame, spreads: pd.DataFrame, source: str) -> Figure:
     """Draw means and ranges over seeds at the left, spreads at the right; marks are spreads over seeds."""
     figure = new_figure(TWO_COLUMNS_IN, 2.5)
     left, right = figure.subplots(1, 2, width_ratios=[0.8, 1.4])
-    schemes = ordered(runs["scheme"], _SCHEMES)
+    schemes = in_order(runs["scheme"], _SCHEMES)
     whole, numbers = runs[runs["class"] == "all"], sorted(set(runs["devices"]))
     for place, name in enumerate(schemes):
         found = whole[whole["scheme"] == name].groupby("devices")["accuracy_pct"].agg(["mean", "min", "max"])
-        look, shift = look_of(_SCHEMES, name), 0.1 * (place - (len(schemes) - 1) / 2)
+        style, shift = style_of(_SCHEMES, name), 0.1 * (place - (len(schemes) - 1) / 2)
         x = [numbers.index(number) + shift for number in found.index]
-        drawn: dict[str, Any] = {"color": look.colour, "ls": look.line, "marker": look.marker, "ms": 3.5}
+        drawn: dict[str, Any] = {"color": style.colour, "ls": style.line, "marker": style.marker, "ms": 3.5}
         left.plot(x, found["mean"], lw=1.2, **drawn)
-        spread(left, x, found["min"], found["max"], look.colour)
+        spread(left, x, found["min"], found["max"], style.colour)
     left.set_xticks(range(len(numbers)), [str(number) for number in numbers])
     left.set_xlabel("devices")
     left.set_ylabel("accuracy [%]")
     _spreads(right, spreads, schemes)
-    looks = [look_of(_SCHEMES, name) for name in schemes]
+    styles = [style_of(_SCHEMES, name) for name in schemes]
     handles = [
         Line2D([], [], color=one.colour, ls=one.line, marker=one.marker, ms=3.5, label=one.title)
-        for one in looks
+        for one in styles
     ]
     handles += [
         spread_handle("range over seeds", PALETTE["grey"]),
         compared_handle("spread over seeds at one number of devices"),
         Line2D([], [], ls="none", marker="s", ms=2.8, color=PALETTE["grey"], label="spread of exactly 0"),
     ]
-    return finished(figure, source, handles, strip=False, ncols=4)
+    return add_legend(figure, source, handles, strip=False, ncols=4)
 
 
 def _spreads(axes: Axes, spreads: pd.DataFrame, schemes: Sequence[str]) -> None:
@@ -349,9 +349,11 @@ def _spreads(axes: Axes, spreads: pd.DataFrame, schemes: Sequence[str]) -> None:
     for place, name in enumerate(schemes):
         own = spreads[spreads["scheme"] == name].set_index("class").reindex(classes)
         x = np.arange(len(classes)) + width * (place - (len(schemes) - 1) / 2)
-        axes.bar(x, own["spread_pct"], width * 0.9, color=look_of(_SCHEMES, name).colour, lw=0, zorder=2)
+        axes.bar(x, own["spread_pct"], width * 0.9, color=style_of(_SCHEMES, name).colour, lw=0, zorder=2)
         exact = own["spread_pct"].to_numpy() == 0
-        axes.plot(x[exact], 0 * x[exact], ls="none", marker="s", ms=2.8, color=look_of(_SCHEMES, name).colour)
+        axes.plot(
+            x[exact], 0 * x[exact], ls="none", marker="s", ms=2.8, color=style_of(_SCHEMES, name).colour
+        )
         compared(axes, x, own["seed_spread_pct"])
     axes.set_xticks(range(len(classes)), classes)
     axes.tick_params(axis="x", length=0)
@@ -366,10 +368,10 @@ def gap_curves(tables: Tables, source: str) -> Drawn:
     return plot_gap_curves(curves, source), curves
 
 
-@styled
+@figure_style
 def plot_gap_curves(curves: pd.DataFrame, source: str) -> Figure:
     """Draw a panel a scheme: colours are gammas, dashes are numbers of devices."""
-    schemes = ordered(curves["scheme"], _SCHEMES)
+    schemes = in_order(curves["scheme"], _SCHEMES)
     gammas, numbers = (sorted(set(curves[name])) for name in ("gamma", "devices"))
     figure = new_figure(TWO_COLUMNS_IN, 2.5)
     panels = figure.subplots(1, len(schemes), sharex=True, sharey=True, squeeze=False)[0]
@@ -386,7 +388,7 @@ def plot_gap_curves(curves: pd.DataFrame, source: str) -> Figure:
         axes.axvline(own.loc[before, "epoch"].max() + 0.5, color=_BORDER, lw=0.7, zorder=1)
         is_one = (own.groupby(["gamma", "epoch"])["param_sha"].nunique() == 1).all()
         what = ": the same for all numbers of devices" if is_one and len(numbers) > 1 else ""
-        axes.set_title(look_of(_SCHEMES, scheme).title + what)
+        axes.set_title(style_of(_SCHEMES, scheme).title + what)
         axes.set_xlabel("epoch")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     panels[0].set_ylabel("mean loss [nat]")
@@ -405,7 +407,7 @@ def plot_gap_curves(curves: pd.DataFrame, source: str) -> Figure:
         for dash, number in enumerate(numbers)
     ]
     handles.append(Line2D([], [], color=_BORDER, lw=0.7, label="decay"))
-    return finished(figure, source, handles, strip=False, ncols=7)
+    return add_legend(figure, source, handles, strip=False, ncols=7)
 
 
 # ------------------------------------------------------------------------------------------------
@@ -465,7 +467,7 @@ def _legend(
 _METHODS = {"packing": ("packed processes", PALETTE["grey"]), "easyscale": ("EasyScale", PALETTE["blue"])}
 
 
-@styled
+@figure_style
 def _sharing(rows: pd.DataFrame, source: str) -> Figure:
     models = list(dict.fromkeys(rows["model"]))
     figure = new_figure(TWO_COLUMNS_IN, 3.9)
@@ -490,7 +492,7 @@ def _sharing(rows: pd.DataFrame, source: str) -> Figure:
     handles.append(spread_handle(_SPREAD))
     handles += [published_handle("published, V100"), cannot_run_handle("out of memory")]
     handles.append(limit_handle("memory of the device"))
-    return finished(figure, source, handles, ncols=4)
+    return add_legend(figure, source, handles, ncols=4)
 
 
 def _draw_throughput(axes: Axes, x: np.ndarray, part: pd.DataFrame, colour: str) -> None:
@@ -519,7 +521,7 @@ def fig10(tables: Tables, source: str) -> Drawn:
 # --- Figs 11 to 13 --------------------------------------------------------------------------------------
 
 
-@styled
+@figure_style
 def _switching(rows: pd.DataFrame, source: str) -> Figure:
     figure = new_figure(TWO_COLUMNS_IN, 2.4)
     axes = figure.subplots()
@@ -531,7 +533,7 @@ def _switching(rows: pd.DataFrame, source: str) -> Figure:
     axes.set_ylim(min(0.95, spread[1].min() - 0.01), max(1.06, spread[0].max() + 0.01))
     axes.set_ylabel("time of a micro-batch\nover that without switches")
     handles = _legend(bars, rows, "published, V100", is_from_zero=False)
-    return finished(figure, source, [*handles, reference_handle("contexts not kept apart")], ncols=4)
+    return add_legend(figure, source, [*handles, reference_handle("contexts not kept apart")], ncols=4)
 
 
 def fig11(tables: Tables, source: str) -> Drawn:
@@ -540,7 +542,7 @@ def fig11(tables: Tables, source: str) -> Drawn:
     return _switching(rows, source), rows
 
 
-@styled
+@figure_style
 def _determinism(rows: pd.DataFrame, source: str) -> Figure:
     models = list(dict.fromkeys(rows["model"]))
     n_rows = ceil(len(models) / _PANELS_IN_A_ROW)
@@ -562,7 +564,7 @@ def _determinism(rows: pd.DataFrame, source: str) -> Figure:
         axes.set_title(STAND_IN_TITLES.get(model, model))
     for axes in grid[:, 0]:
         axes.set_ylabel("time of a micro-batch\nover stock training")
-    return finished(figure, source, _legend(bars, rows, "published, GPU in brackets"), ncols=5)
+    return add_legend(figure, source, _legend(bars, rows, "published, GPU in brackets"), ncols=5)
 
 
 def fig12(tables: Tables, source: str) -> Drawn:
@@ -571,7 +573,7 @@ def fig12(tables: Tables, source: str) -> Drawn:
     return _determinism(rows, source), rows
 
 
-@styled
+@figure_style
 def _copying(rows: pd.DataFrame, source: str) -> Figure:
     figure = new_figure(TWO_COLUMNS_IN, 2.4)
     axes = figure.subplots()
@@ -585,7 +587,7 @@ def _copying(rows: pd.DataFrame, source: str) -> Figure:
     _draw_bars(axes, rows.assign(one=1.0), bars)
     axes.set_xticks(range(len(rows)), [STAND_IN_TITLES.get(model, model) for model in rows["model"]])
     axes.set_ylabel("time over a stock step")
-    return finished(figure, source, _legend(bars, rows, "published, 8 on V100"), ncols=5)
+    return add_legend(figure, source, _legend(bars, rows, "published, 8 on V100"), ncols=5)
 
 
 def fig13(tables: Tables, source: str) -> Drawn:

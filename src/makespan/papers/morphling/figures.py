@@ -23,16 +23,17 @@ from makespan.plots import (
     PALETTE,
     POLICIES,
     TWO_COLUMNS_IN,
-    Look,
+    Style,
+    add_legend,
     cannot_run,
     cannot_run_handle,
-    finished,
+    figure_style,
+    in_order,
     job_spans,
     limit as limit_line,
     limit_handle,
     name_coincident,
     new_figure,
-    ordered,
     plain_numbers,
     plot_allocation,
     plot_bands,
@@ -50,7 +51,6 @@ from makespan.plots import (
     published,
     published_handle,
     require_columns,
-    styled,
 )
 from makespan.units import MINUTE
 from makespan.workloads import workload
@@ -68,39 +68,39 @@ _METRICS = [
 _SHORT = {"base": "Base", "bp": "BP", "mt": "MT"}
 _FIXED = "fixed"
 _PARTS = {
-    "": Look("plans and resources", PALETTE["black"], "o"),
-    "-s": Look("both, no sharing", PALETTE["black"], "d", (0, (6, 1)), 0.8),
-    "-e": Look("plans only", PALETTE["black"], "^", (0, (4, 2)), 0.65),
-    "-r": Look("resources only", PALETTE["black"], "v", (0, (5, 1, 1, 1)), 0.4),
-    "-n": Look("neither", PALETTE["black"], "x", (0, (1, 1)), 0.2),
-    _FIXED: Look("the best policy that reconfigures nothing", PALETTE["vermilion"], "D"),
+    "": Style("plans and resources", PALETTE["black"], "o"),
+    "-s": Style("both, no sharing", PALETTE["black"], "d", (0, (6, 1)), 0.8),
+    "-e": Style("plans only", PALETTE["black"], "^", (0, (4, 2)), 0.65),
+    "-r": Style("resources only", PALETTE["black"], "v", (0, (5, 1, 1, 1)), 0.4),
+    "-n": Style("neither", PALETTE["black"], "x", (0, (1, 1)), 0.2),
+    _FIXED: Style("the best policy that reconfigures nothing", PALETTE["vermilion"], "D"),
 }
 """What a policy whose name ends like this may still change, and the best of others that changes nothing."""
 _WHOLE = {
-    "morphling-work": Look("Morphling-work", PALETTE["blue"], "o"),
-    "morphling-lookahead": Look("Morphling-lookahead", PALETTE["sky"], "s"),
-    "morphling": Look("Morphling", PALETTE["black"], "P"),
+    "morphling-work": Style("Morphling-work", PALETTE["blue"], "o"),
+    "morphling-lookahead": Style("Morphling-lookahead", PALETTE["sky"], "s"),
+    "morphling": Style("Morphling", PALETTE["black"], "P"),
 }
 _ABLATED = {
     f"{name}{ending}": replace(
-        look, title=f"{look.title}{ending.upper()}", marker=part.marker, line=part.line, strength=0.55
+        style, title=f"{style.title}{ending.upper()}", marker=part.marker, line=part.line, strength=0.55
     )
-    for name, look in _WHOLE.items()
+    for name, style in _WHOLE.items()
     for ending, part in _PARTS.items()
     if ending.startswith("-")
 }
 _MODES = {
-    "sampled": Look("sampled rows", PALETTE["blue"], "o", strength=0.25),
-    "requests": Look("requests too", PALETTE["blue"], "s", strength=0.55),
-    "exact": Look("all times", PALETTE["blue"], "^", strength=1.0),
+    "sampled": Style("sampled rows", PALETTE["blue"], "o", strength=0.25),
+    "requests": Style("requests too", PALETTE["blue"], "s", strength=0.55),
+    "exact": Style("all times", PALETTE["blue"], "^", strength=1.0),
 }
 """What policies know beforehand."""
-LOOKS = _WHOLE | _ABLATED | POLICIES
+STYLES = _WHOLE | _ABLATED | POLICIES
 _OBJECTIVES = {
     "gavel-ftf": replace(POLICIES["gavel"], title="Gavel, finish-time fairness"),
     "gavel-makespan": replace(POLICIES["gavel"], title="Gavel, makespan"),
 }
-_TITLES = {name: look.title for name, look in LOOKS.items()} | _TRACES
+_TITLES = {name: style.title for name, style in STYLES.items()} | _TRACES
 
 
 def at_delay(table: pd.DataFrame, delay_s: float) -> pd.DataFrame:
@@ -118,7 +118,7 @@ def table4(tables: Tables, source: str, delay_s: float) -> Drawn:
     marks = cells.rename(columns=lambda name: name.removeprefix("published_"))
     note = f"restart delay {delay_s:g} s; number before a bar: ratio to Morphling-lookahead"
     label = "printed by the released simulator"
-    figure = plot_ratio_bars(at_delay(rows, delay_s), source, _METRICS, note, LOOKS, _TRACES, marks, label)
+    figure = plot_ratio_bars(at_delay(rows, delay_s), source, _METRICS, note, STYLES, _TRACES, marks, label)
     return figure, rows
 
 
@@ -142,7 +142,7 @@ def lists(tables: Tables, source: str) -> Drawn:
     n_lists = f"{shown['lists'].min()} lists"
     heading = f"geometric mean, {n_lists}, restart delay {shown['restart_delay_s'].iloc[0]:g} s"
     hollow, spread_label = "breaks guarantees", "95 % interval"
-    figure = plot_intervals(pd.concat(parts), source, heading, hollow, spread_label, LOOKS | _OBJECTIVES)
+    figure = plot_intervals(pd.concat(parts), source, heading, hollow, spread_label, STYLES | _OBJECTIVES)
     return figure, rows
 
 
@@ -158,7 +158,7 @@ def rivals(tables: Tables, source: str) -> Drawn:
     n_runs = rows["runs"].min()
     many = "one run each" if n_runs == 1 else f"{n_runs} runs each"
     heading = f"average JCT, or makespan where that is the aim, over that of shipped values; {many}"
-    return plot_variants(shown, source, heading, "as shipped", LOOKS | _OBJECTIVES), rows
+    return plot_variants(shown, source, heading, "as shipped", STYLES | _OBJECTIVES), rows
 
 
 def threads(tables: Tables, source: str) -> Drawn:
@@ -171,7 +171,7 @@ def threads(tables: Tables, source: str) -> Drawn:
         | {end: worth[f"ratio_{end}"] for end in ("mean", "low", "high")}
     )
     heading = f"average JCT with requested over that with chosen CPU threads, {worth['n'].min()} lists"
-    return plot_variants(shown, source, heading, "no difference", LOOKS), rows
+    return plot_variants(shown, source, heading, "no difference", STYLES), rows
 
 
 def ablation(tables: Tables, source: str) -> Drawn:
@@ -179,7 +179,7 @@ def ablation(tables: Tables, source: str) -> Drawn:
     rows = tables["lists"]
     label = "average JCT\n[× that of the whole policy]"
     worth = parts_worth(rows)
-    return plot_grouped_bars(worth, source, _PARTS, label, _TITLES, LOOKS), worth
+    return plot_grouped_bars(worth, source, _PARTS, label, _TITLES, STYLES), worth
 
 
 def parts_worth(rows: pd.DataFrame) -> pd.DataFrame:
@@ -206,7 +206,7 @@ def jct_cdf(tables: Tables, source: str, policies: Sequence[str]) -> Drawn:
     """Distribution of completion times under all policies but the ablations."""
     jobs = tables["jct"]
     shown = jobs[jobs["policy"].isin(set(policies) - set(_ABLATED))]
-    return plot_cdf(shown, source, LOOKS, _TRACES), shown
+    return plot_cdf(shown, source, STYLES, _TRACES), shown
 
 
 def allocation(tables: Tables, source: str, cluster_name: str) -> Drawn:
@@ -248,21 +248,21 @@ def knowledge(tables: Tables, source: str) -> Drawn:
 def load(tables: Tables, source: str) -> Drawn:
     """Completion time against the arrival rate."""
     rows = tables["load"]
-    return plot_bands(rows, source, "load_factor", "arrival rate [× that of the trace]", LOOKS), rows
+    return plot_bands(rows, source, "load_factor", "arrival rate [× that of the trace]", STYLES), rows
 
 
 def large_models(tables: Tables, source: str) -> Drawn:
     """Completion time against the share of large models."""
     rows = tables["large_models"]
     percent = rows.assign(large_share=100.0 * rows["large_share"])
-    return plot_bands(percent, source, "large_share", "jobs with large models [%]", LOOKS), rows
+    return plot_bands(percent, source, "large_share", "jobs with large models [%]", STYLES), rows
 
 
 def rounds(tables: Tables, source: str) -> Drawn:
     """Completion time against the length of a round."""
     rows = tables["rounds"]
     filled = rows.assign(interval_s=rows["interval_s"].fillna(0.0))
-    return plot_bands(filled, source, "interval_s", "length of a round [s], 0: at every event", LOOKS), rows
+    return plot_bands(filled, source, "interval_s", "length of a round [s], 0: at every event", STYLES), rows
 
 
 def scale(tables: Tables, source: str) -> Drawn:
@@ -279,7 +279,7 @@ def scale(tables: Tables, source: str) -> Drawn:
         ),
     ]
     heading, spread_label = "median of repeated simulations", "fastest to slowest"
-    return plot_costs(rows, source, metrics, heading, spread_label, LOOKS), rows
+    return plot_costs(rows, source, metrics, heading, spread_label, STYLES), rows
 
 
 # ------------------------------------------------------------------------------------------------
@@ -355,7 +355,7 @@ def fig7(tables: Tables, source: str, workload_key: str, stage_duration_s: float
     return plot_adaptation(stages, source, stage_duration_s / MINUTE, batch), stages
 
 
-@styled
+@figure_style
 def plot_adaptation(table: pd.DataFrame, source: str, stage_minutes: float, global_batch_size: int) -> Figure:
     """Draw throughput over time by strategy, with published values and stages that cannot run."""
     needed = ("strategy", "stage", "gpus", "plan", "throughput_samples_per_s", "published_iter_time_s")
@@ -384,7 +384,7 @@ def plot_adaptation(table: pd.DataFrame, source: str, stage_minutes: float, glob
         "cannot run": not (table["throughput_samples_per_s"] > 0).all(),
     }
     handles = _strategy_handles(strategies, {kind for kind, is_there in kinds.items() if is_there})
-    finished(figure, source, handles, strip=False, loc="outside right center", labelspacing=0.6)
+    add_legend(figure, source, handles, strip=False, loc="outside right center", labelspacing=0.6)
     name_coincident(figure)
     return figure
 
@@ -404,13 +404,13 @@ def _draw_strategy(
     published_s = rows["published_iter_time_s"].to_numpy(dtype=float)
     edges = minutes * np.arange(len(values) + 1)
     steps = np.repeat(np.where(values > 0, values, np.nan), 2)
-    style = _strategy_line(number)
-    axes.plot(np.repeat(edges, 2)[1:-1], steps, solid_capstyle="butt", label=name, **style)
+    line = _strategy_line(number)
+    axes.plot(np.repeat(edges, 2)[1:-1], steps, solid_capstyle="butt", label=name, **line)
     x = edges[:-1] + offset * minutes
     has_failed = ~(values > 0)
-    cannot_run(axes, x[has_failed], np.full(has_failed.sum(), floor), style["color"])
+    cannot_run(axes, x[has_failed], np.full(has_failed.sum(), floor), line["color"])
     ran = published_s > 0
-    published(axes, x[ran], batch / published_s[ran], style["color"])
+    published(axes, x[ran], batch / published_s[ran], line["color"])
 
 
 def _annotate_stages(axes: Axes, first: pd.DataFrame, minutes: float, unit: str) -> None:
@@ -439,7 +439,7 @@ def fig8(tables: Tables, source: str) -> Drawn:
     return plot_sharing(shares, source), shares
 
 
-@styled
+@figure_style
 def plot_sharing(table: pd.DataFrame, source: str) -> Figure:
     """Draw speed-ups stacked for each scheduler, with labels beside the bars.
 
@@ -449,7 +449,7 @@ def plot_sharing(table: pd.DataFrame, source: str) -> Figure:
     figure = new_figure(1.2 * ONE_COLUMN_IN, 2.6)
     axes = figure.subplots()
     schedulers = list(dict.fromkeys(table["scheduler"]))
-    jobs = ordered(table["job"], MODEL_TITLES)
+    jobs = in_order(table["job"], MODEL_TITLES)
     largest = float(table.groupby("scheduler")[["speedup", "published_speedup"]].sum().to_numpy().max())
     colours = {job: PALETTE[_JOB_COLOURS[number % len(_JOB_COLOURS)]] for number, job in enumerate(jobs)}
     for x, scheduler in enumerate(schedulers):
@@ -462,7 +462,7 @@ def plot_sharing(table: pd.DataFrame, source: str) -> Figure:
     axes.grid(visible=False, axis="x")
     axes.set_ylabel("speed-up\n[× the job alone on all GPUs]")
     boxes = [Patch(color=colours[job], label=MODEL_TITLES.get(job, job)) for job in jobs]
-    return finished(figure, source, [*boxes, published_handle("published, with its value")], ncols=3)
+    return add_legend(figure, source, [*boxes, published_handle("published, with its value")], ncols=3)
 
 
 def _stack(axes: Axes, x: int, rows: pd.DataFrame, colours: Mapping[str, str], room: float) -> None:
@@ -504,7 +504,7 @@ def fig9(tables: Tables, source: str, limit: float) -> Drawn:
     return plot_accuracy(losses, tables["fig9_summary"], limit, source), losses
 
 
-@styled
+@figure_style
 def plot_accuracy(table: pd.DataFrame, summary: pd.DataFrame, limit: float, source: str) -> Figure:
     """Draw the losses of all runs, and their distance to the first one where it is not zero."""
     require_columns(table, "run", "step", "loss", "abs_difference", figure="fig9")
@@ -515,7 +515,7 @@ def plot_accuracy(table: pd.DataFrame, summary: pd.DataFrame, limit: float, sour
     plain = [run for run in runs if run not in _SPECIAL_RUNS]
     for run in runs:
         rows = table[table["run"] == run]
-        colour, line = _run_look(run, plain)
+        colour, line = _run_style(run, plain)
         width = 1.3 if run in _SPECIAL_RUNS else 0.8
         left.plot(rows["step"], rows["loss"], line, color=colour, lw=width, label=run)
         seen = rows[rows["abs_difference"] > _SMALLEST_DIFFERENCE]
@@ -533,14 +533,14 @@ def plot_accuracy(table: pd.DataFrame, summary: pd.DataFrame, limit: float, sour
         handles.append(published_handle("published: mean and largest, black: other seed", PALETTE["grey"]))
     if (summary["kind"] == "other seed").any():
         handles.append(limit_handle(f"{limit:g} × mean of other seed"))
-    finished(figure, source, handles, strip=False, ncols=5)
+    add_legend(figure, source, handles, strip=False, ncols=5)
     name_coincident(figure)
     if same:
         right.set_title(f"no difference: {', '.join(same)}")
     return figure
 
 
-def _run_look(run: str, plain: list[str]) -> tuple[str, str]:
+def _run_style(run: str, plain: list[str]) -> tuple[str, str]:
     if run in _SPECIAL_RUNS:
         return _SPECIAL_RUNS[run], "-"
     number = plain.index(run)

@@ -18,16 +18,17 @@ from makespan.plots import (
     ONE_COLUMN_IN,
     PALETTE,
     TWO_COLUMNS_IN,
-    Look,
+    Style,
+    add_legend,
     beyond,
     beyond_handle,
     cannot_run,
     cannot_run_handle,
     compared,
     compared_handle,
-    finished,
+    figure_style,
+    in_order,
     new_figure,
-    ordered,
     plain_numbers,
     published,
     published_handle,
@@ -35,7 +36,6 @@ from makespan.plots import (
     reference_handle,
     spread,
     spread_handle,
-    styled,
 )
 from makespan.units import HOUR, MS
 
@@ -44,11 +44,11 @@ from makespan.units import HOUR, MS
 
 Drawn = tuple[Figure, pd.DataFrame]
 Tables = Mapping[str, pd.DataFrame]
-LOOKS = {
-    "bamboo": Look("Bamboo", PALETTE["green"], "^"),
-    "varuna": Look("Varuna", PALETTE["orange"], "s"),
-    "varuna-no-checkpoint": Look("Varuna, checkpoints for free", PALETTE["vermilion"], "D"),
-    "oobleck": Look("Oobleck", PALETTE["blue"], "o"),
+STYLES = {
+    "bamboo": Style("Bamboo", PALETTE["green"], "^"),
+    "varuna": Style("Varuna", PALETTE["orange"], "s"),
+    "varuna-no-checkpoint": Style("Varuna, checkpoints for free", PALETTE["vermilion"], "D"),
+    "oobleck": Style("Oobleck", PALETTE["blue"], "o"),
 }
 SOURCES = {
     "emulated": "generated traces, printed throughput",
@@ -57,7 +57,7 @@ SOURCES = {
 MODES = {"compat": "as released", "fixed": "repaired"}
 _BAR_WIDTH = 0.27
 _RATIOS, _RATIO_TICKS = (0.4, 2.5), (0.5, 0.7, 1.0, 1.4, 2.0)  # what the axis holds: most ratios are near 1
-_MODEL_LOOKS = (
+_MODEL_STYLES = (
     *((PALETTE["black"], "o"), (PALETTE["purple"], "s"), (PALETTE["sky"], "^")),
     *((PALETTE["vermilion"], "D"), (PALETTE["green"], "v")),
 )
@@ -74,18 +74,18 @@ def averaged(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _average_bars(axes: Axes, rows: pd.DataFrame, traces: Sequence[str]) -> None:
-    shown = [(name, look) for name, look in LOOKS.items() if name in set(rows["system"])]
-    for offset, (system, look) in enumerate(shown):
+    shown = [(name, style) for name, style in STYLES.items() if name in set(rows["system"])]
+    for offset, (system, style) in enumerate(shown):
         own = rows[rows["system"] == system].set_index("trace").reindex(pd.Index(traces))
         x = np.arange(len(traces)) + (offset - 1) * _BAR_WIDTH
         if not own["feasible"].fillna(False).astype(bool).any():
             cannot_run(
-                axes, x, np.full(len(x), 0.05), look.colour, ms=3, transform=axes.get_xaxis_transform()
+                axes, x, np.full(len(x), 0.05), style.colour, ms=3, transform=axes.get_xaxis_transform()
             )
             continue
         heights = own["throughput_samples_per_s"].to_numpy(float)
         half = own["half_width_samples_per_s"].to_numpy(float)
-        axes.bar(x, heights, _BAR_WIDTH, color=look.colour, lw=0, zorder=2)
+        axes.bar(x, heights, _BAR_WIDTH, color=style.colour, lw=0, zorder=2)
         spread(axes, x, heights - half, heights + half)
         published(axes, x, own["published_samples_per_s"].to_numpy(float), ms=2.6, mew=0.7)
     axes.set_xticks(range(len(traces)), traces, rotation=90)
@@ -93,11 +93,11 @@ def _average_bars(axes: Axes, rows: pd.DataFrame, traces: Sequence[str]) -> None
     axes.grid(visible=False, axis="x")
 
 
-@styled
+@figure_style
 def bars(table: pd.DataFrame, source: str, label: str) -> Figure:
     """Draw bars a trace and system, as released and repaired: two rows, or two panels for one model."""
     models, traces = list(dict.fromkeys(table["model"])), list(dict.fromkeys(table["trace"]))
-    modes = ordered(table["mode"], MODES)
+    modes = in_order(table["mode"], MODES)
     is_single = len(models) == 1
     n_rows, n_columns = (1, len(modes)) if is_single else (len(modes), len(models))
     figure = new_figure(TWO_COLUMNS_IN * (0.75 if is_single else 1.0), 1.55 * n_rows + 0.6)
@@ -120,9 +120,9 @@ def bars(table: pd.DataFrame, source: str, label: str) -> Figure:
             row[0].set_ylabel(f"{MODES[mode]}\n[samples/s]")
     for axes in panels[-1]:
         axes.set_xlabel(label)
-    shown = ordered(table["system"], LOOKS)
+    shown = in_order(table["system"], STYLES)
     handles: list[Patch | Line2D] = [
-        Patch(color=LOOKS[name].colour, label=LOOKS[name].title) for name in shown
+        Patch(color=STYLES[name].colour, label=STYLES[name].title) for name in shown
     ]
     if table["half_width_samples_per_s"].notna().any():
         handles.append(spread_handle("95 % interval over seeds"))
@@ -130,7 +130,7 @@ def bars(table: pd.DataFrame, source: str, label: str) -> Figure:
         handles.append(published_handle())
     if not table["feasible"].all():
         handles.append(cannot_run_handle("out of memory"))
-    return finished(figure, SOURCES.get(source, source), handles, ncols=4 if is_single else len(handles))
+    return add_legend(figure, SOURCES.get(source, source), handles, ncols=4 if is_single else len(handles))
 
 
 def fig9(tables: Tables, source: str) -> Drawn:
@@ -151,11 +151,11 @@ def fig13(tables: Tables, source: str) -> Drawn:
     return bars(table, source, "failure every"), table
 
 
-@styled
+@figure_style
 def _repairs(table: pd.DataFrame, source: str) -> Figure:
     """Draw how many times as fast each system is with a defect repaired, a panel a trace and system."""
     traces, models = (list(dict.fromkeys(table[name])) for name in ("trace", "model"))
-    systems = ordered(table["system"], LOOKS)
+    systems = in_order(table["system"], STYLES)
     defects = list(dict.fromkeys(table["defects"]))
     figure = new_figure(TWO_COLUMNS_IN, 2.0 * len(traces) + 0.6)
     panels = figure.subplots(len(traces), len(systems), sharex=True, sharey=True, squeeze=False)
@@ -164,7 +164,7 @@ def _repairs(table: pd.DataFrame, source: str) -> Figure:
         for axes, system in zip(row, systems, strict=True):
             reference(axes, [-0.5, len(defects) - 0.5], [1.0, 1.0])
             taken = Counter[tuple[int, bool]]()
-            for model, (colour, marker) in zip(models, _MODEL_LOOKS, strict=False):
+            for model, (colour, marker) in zip(models, _MODEL_STYLES, strict=False):
                 own = table[
                     (table["trace"] == trace) & (table["system"] == system) & (table["model"] == model)
                 ]
@@ -188,14 +188,14 @@ def _repairs(table: pd.DataFrame, source: str) -> Figure:
             axes.yaxis.set_minor_locator(NullLocator())
             axes.yaxis.set_major_formatter(plain_numbers())
             axes.set_xticks(range(len(defects)), [one.replace(" ", "+") for one in defects], rotation=90)
-            axes.set_title(f"{LOOKS[system].title}, {trace}")
+            axes.set_title(f"{STYLES[system].title}, {trace}")
         row[0].set_ylabel("over as released")
     handles = [*panels[0][-1].get_legend_handles_labels()[0], reference_handle("as released")]
     if (table["throughput_samples_per_s_as_released"] == 0).any():
         handles.append(cannot_run_handle("no throughput as released"))
     if is_beyond:
         handles.append(beyond_handle())
-    return finished(figure, SOURCES.get(source, source), handles, ncols=4)
+    return add_legend(figure, SOURCES.get(source, source), handles, ncols=4)
 
 
 def ablation(tables: Tables, source: str) -> Drawn:
@@ -216,24 +216,24 @@ def ablation(tables: Tables, source: str) -> Drawn:
 # The figure of predicted and measured iterations: from tables to a figure and the table behind it.
 
 _NODES = (
-    Look("1 node", PALETTE["blue"], "o"),
-    Look("2", PALETTE["orange"], "s"),
-    Look("3", PALETTE["green"], "^"),
-    Look("more", PALETTE["grey"], "D"),
+    Style("1 node", PALETTE["blue"], "o"),
+    Style("2", PALETTE["orange"], "s"),
+    Style("3", PALETTE["green"], "^"),
+    Style("more", PALETTE["grey"], "D"),
 )
 
 
-@styled
+@figure_style
 def panel(table: pd.DataFrame, source: str) -> Figure:
     """Draw a point for each plan, above the line where it took longer than predicted."""
     figure = new_figure(ONE_COLUMN_IN, 2.6)
     axes = figure.subplots()
-    looks = [_NODES[min(n_nodes, len(_NODES)) - 1] for n_nodes in table["n_nodes"]]
+    styles = [_NODES[min(n_nodes, len(_NODES)) - 1] for n_nodes in table["n_nodes"]]
     predicted, measured = (1e3 * table[name] for name in ("predicted_cores_iter_time_s", "iter_wall_s"))
-    for look in dict.fromkeys(looks):
-        own = [one is look for one in looks]
+    for style in dict.fromkeys(styles):
+        own = [one is style for one in styles]
         axes.scatter(
-            predicted[own], measured[own], s=12, color=look.colour, marker=look.marker, lw=0, zorder=3
+            predicted[own], measured[own], s=12, color=style.colour, marker=style.marker, lw=0, zorder=3
         )
     ends = [0.8 * min(predicted.min(), measured.min()), 1.25 * max(predicted.max(), measured.max())]
     reference(axes, ends, ends)
@@ -241,12 +241,12 @@ def panel(table: pd.DataFrame, source: str) -> Figure:
     axes.set_xlabel("predicted iteration [ms]")
     axes.set_ylabel("measured iteration [ms]")
     handles = [
-        Line2D([], [], ls="", marker=look.marker, ms=4, color=look.colour, label=look.title)
-        for look in _NODES
-        if look in looks
+        Line2D([], [], ls="", marker=style.marker, ms=4, color=style.colour, label=style.title)
+        for style in _NODES
+        if style in styles
     ]
     handles.append(reference_handle("as predicted"))
-    return finished(figure, f"{source}, small models", handles, ncols=5)
+    return add_legend(figure, f"{source}, small models", handles, ncols=5)
 
 
 def predictions(tables: Tables, source: str) -> tuple[Figure, pd.DataFrame]:
@@ -259,14 +259,14 @@ def predictions(tables: Tables, source: str) -> tuple[Figure, pd.DataFrame]:
 # The figure of training through kills: from tables to a figure and the table behind it.
 
 _SYSTEMS = {
-    "oobleck": Look("Oobleck", PALETTE["blue"], "o"),
-    "relaunch": Look("checkpoint and relaunch", PALETTE["orange"], "s"),
+    "oobleck": Style("Oobleck", PALETTE["blue"], "o"),
+    "relaunch": Style("checkpoint and relaunch", PALETTE["orange"], "s"),
 }
 _KINDS = {
-    "compute": Look("in a pass", PALETTE["vermilion"], "v"),
-    "reduction": Look("in a reduction", PALETTE["purple"], "^"),
-    "commit": Look("before a commit", PALETTE["green"], "D"),
-    "recovery": Look("in a recovery", PALETTE["grey"], "X"),
+    "compute": Style("in a pass", PALETTE["vermilion"], "v"),
+    "reduction": Style("in a reduction", PALETTE["purple"], "^"),
+    "commit": Style("before a commit", PALETTE["green"], "D"),
+    "recovery": Style("in a recovery", PALETTE["grey"], "X"),
 }
 
 
@@ -279,21 +279,21 @@ def _named(table: pd.DataFrame) -> pd.DataFrame:
 def _losses(axes: Axes, steps: pd.DataFrame, kills: pd.DataFrame) -> None:
     for shade, (_, rows) in zip(np.linspace(1.0, 0.45, 8), steps.groupby("job", sort=False), strict=False):
         axes.plot(rows["step"], rows["loss"], color=PALETTE["blue"], alpha=shade, lw=0.9, zorder=2)
-    for kind, look in _KINDS.items():
+    for kind, style in _KINDS.items():
         struck = kills[kills["kind"] == kind].merge(steps[["run", "step", "loss"]], on=["run", "step"])
-        axes.scatter(struck["step"], struck["loss"], s=11, color=look.colour, marker=look.marker, zorder=3)
+        axes.scatter(struck["step"], struck["loss"], s=11, color=style.colour, marker=style.marker, zorder=3)
     axes.set_xlabel("iteration")
     axes.set_ylabel("loss")
 
 
 def _pauses(axes: Axes, kills: pd.DataFrame) -> None:
-    for offset, (system, look) in enumerate(_SYSTEMS.items()):
+    for offset, (system, style) in enumerate(_SYSTEMS.items()):
         rows = kills[kills["system"] == system]
         for place, kind in enumerate(_KINDS):
             own = rows.loc[rows["kind"] == kind, "first_wall_s"].to_numpy(float)
             spread = np.linspace(-0.07, 0.07, len(own)) if len(own) > 1 else np.zeros(len(own))
             x = place + (offset - 0.5) * 0.36 + spread
-            axes.scatter(x, own, s=9, color=look.colour, marker=look.marker, lw=0, zorder=3)
+            axes.scatter(x, own, s=9, color=style.colour, marker=style.marker, lw=0, zorder=3)
     axes.set_xticks(range(len(_KINDS)), ["pass", "sum", "commit", "recovery"])
     axes.tick_params(axis="x", length=0)
     axes.set_ylim(0, None)
@@ -303,10 +303,10 @@ def _pauses(axes: Axes, kills: pd.DataFrame) -> None:
 
 def _pause_bars(axes: Axes, summary: pd.DataFrame, column: str, label: str) -> None:
     jobs = list(dict.fromkeys(summary["job"]))
-    for offset, (system, look) in enumerate(_SYSTEMS.items()):
+    for offset, (system, style) in enumerate(_SYSTEMS.items()):
         own = summary[summary["system"] == system].set_index("job").reindex(pd.Index(jobs))
         x = np.arange(len(jobs)) + (offset - 0.5) * 0.36
-        axes.bar(x, own[column].to_numpy(float), 0.34, color=look.colour, lw=0, zorder=2)
+        axes.bar(x, own[column].to_numpy(float), 0.34, color=style.colour, lw=0, zorder=2)
     axes.set_xticks(range(len(jobs)), [job.removeprefix("job ") for job in jobs])
     axes.tick_params(axis="x", length=0)
     axes.grid(visible=False, axis="x")
@@ -314,7 +314,7 @@ def _pause_bars(axes: Axes, summary: pd.DataFrame, column: str, label: str) -> N
     axes.set_ylabel(label)
 
 
-@styled
+@figure_style
 def panels(steps: pd.DataFrame, kills: pd.DataFrame, summary: pd.DataFrame, source: str) -> Figure:
     """Draw losses with marks of kills, pauses, goodput and repeated iterations."""
     figure = new_figure(TWO_COLUMNS_IN, 2.2)
@@ -325,12 +325,12 @@ def panels(steps: pd.DataFrame, kills: pd.DataFrame, summary: pd.DataFrame, sour
     _pause_bars(axes[2], summary, "goodput_samples_per_s", "goodput [samples/s]")
     _pause_bars(axes[3], summary, "repeated", "iterations done again")
     handles = [
-        *(Line2D([], [], ls="", marker=look.marker, ms=4, color=look.colour, label=look.title)
-          for look in _KINDS.values()),
-        *(Patch(color=look.colour, label=look.title) for look in _SYSTEMS.values()),
+        *(Line2D([], [], ls="", marker=style.marker, ms=4, color=style.colour, label=style.title)
+          for style in _KINDS.values()),
+        *(Patch(color=style.colour, label=style.title) for style in _SYSTEMS.values()),
         Line2D([], [], color=PALETTE["blue"], lw=0.9, label="loss of a job under Oobleck"),
     ]  # fmt: skip
-    return finished(figure, f"{source}, small models", handles, ncols=4)
+    return add_legend(figure, f"{source}, small models", handles, ncols=4)
 
 
 def hybrid(tables: Tables, source: str) -> tuple[Figure, pd.DataFrame]:
@@ -357,7 +357,7 @@ def templates(tables: Tables, source: str) -> tuple[Figure, pd.DataFrame]:
     return _draw_templates(shown), shown
 
 
-@styled
+@figure_style
 def _draw_templates(table: pd.DataFrame) -> Figure:
     figure = new_figure(TWO_COLUMNS_IN, 2.5)
     balance, search = figure.subplots(1, 2)
@@ -374,7 +374,7 @@ def _draw_templates(table: pd.DataFrame) -> Figure:
     balance.set(xlabel="nodes", ylabel="slowest stage over mean", ylim=(0.98, None))
     balance.legend()
     _search_times(search, table)
-    return finished(figure, _SOURCE)
+    return add_legend(figure, _SOURCE)
 
 
 def _search_times(axes: Axes, table: pd.DataFrame) -> None:
@@ -407,7 +407,7 @@ def instantiation(tables: Tables, source: str) -> tuple[Figure, pd.DataFrame]:
     return _draw_instantiation(shown), shown
 
 
-@styled
+@figure_style
 def _draw_instantiation(table: pd.DataFrame) -> Figure:
     figure = new_figure(TWO_COLUMNS_IN, 2.4)
     titles = {"printed": "printed templates, shown times", "random32-0": "random32, simulated schedule"}
@@ -434,7 +434,7 @@ def _draw_instantiation(table: pd.DataFrame) -> Figure:
         Line2D([], [], ls="none", marker="o", ms=3.5, color=PALETTE["grey"], label="a pipeline"),
         Line2D([], [], lw=0.8, color=PALETTE["grey"], label="an iteration, with its time"),
     ]
-    return finished(figure, _SOURCE, handles, ncols=4)
+    return add_legend(figure, _SOURCE, handles, ncols=4)
 
 
 def _sizes(row: Mapping[Any, Any]) -> list[int]:
@@ -451,7 +451,7 @@ def layer_throughput(tables: Tables, source: str) -> tuple[Figure, pd.DataFrame]
     return _draw_layer_throughput(table), table
 
 
-@styled
+@figure_style
 def _draw_layer_throughput(table: pd.DataFrame) -> Figure:
     models = list(dict.fromkeys(table["model"]))
     figure = new_figure(TWO_COLUMNS_IN, 2.0)
@@ -465,7 +465,7 @@ def _draw_layer_throughput(table: pd.DataFrame) -> Figure:
         axes.set(title=model, ylim=(0, None), xlabel="nodes")
     panels[0].set_ylabel("samples/s")
     handles = [*panels[0].get_legend_handles_labels()[0], published_handle(joined_by="black")]
-    return finished(figure, "emulated times of layers", handles, ncols=2)
+    return add_legend(figure, "emulated times of layers", handles, ncols=2)
 
 
 def guarantee(tables: Tables, source: str) -> tuple[Figure, pd.DataFrame]:
@@ -476,7 +476,7 @@ def guarantee(tables: Tables, source: str) -> tuple[Figure, pd.DataFrame]:
     return _draw_guarantee(pd.concat([cases, shown[["value"]]], axis=1)), shown
 
 
-@styled
+@figure_style
 def _draw_guarantee(table: pd.DataFrame) -> Figure:
     figure = new_figure(TWO_COLUMNS_IN / 2, 2.2)
     axes = figure.subplots()
@@ -492,7 +492,7 @@ def _draw_guarantee(table: pd.DataFrame) -> Figure:
     axes.set(xlabel="least nodes of a pipeline, n0", ylabel="nodes lost at once, f")
     axes.grid(visible=False)
     figure.colorbar(image, ax=axes, label="fewest templates")
-    return finished(figure, "counted")
+    return add_legend(figure, "counted")
 
 
 # ------------------------------------------------------------------------------------------------
@@ -527,7 +527,7 @@ def _shares(rows: pd.DataFrame) -> pd.DataFrame:
     return table.reset_index()
 
 
-@styled
+@figure_style
 def _stacked(table: pd.DataFrame, source: str) -> Figure:
     figure = new_figure(TWO_COLUMNS_IN, 3.4)
     widths = [max(2, int((table["is_beyond"] == is_beyond).sum())) for is_beyond in _PANELS]
@@ -543,7 +543,7 @@ def _stacked(table: pd.DataFrame, source: str) -> Figure:
     panels[1, 0].set_ylabel("state sent [kB]")
     handles: list[Patch | Line2D] = [Patch(color=colour, label=label) for label, colour in _ACTIONS.values()]
     handles.append(compared_handle("sent by the node that sends most"))
-    return finished(figure, "24 equal layers" if source == "emulated" else source, handles, ncols=4)
+    return add_legend(figure, "24 equal layers" if source == "emulated" else source, handles, ncols=4)
 
 
 def _reconfiguration_bars(shares: Axes, sent: Axes, rows: pd.DataFrame) -> None:
@@ -578,7 +578,7 @@ _SHAPES = {"anywhere": "o-", "rack": "s--", "rack, spread": "^:"}
 _STRATEGY_COLOURS = (PALETTE["sky"], PALETTE["blue"], PALETTE["vermilion"], PALETTE["black"])
 
 
-@styled
+@figure_style
 def _against_f(table: pd.DataFrame) -> Figure:
     figure = new_figure(TWO_COLUMNS_IN, 2.2)
     sizes = sorted(set(table["nodes"]))
@@ -596,7 +596,7 @@ def _against_f(table: pd.DataFrame) -> Figure:
     lines = [Line2D([], [], color="black", ls=style[1:], marker=style[0], ms=3) for style in _SHAPES.values()]
     for line, name in zip(lines, ("anywhere", "in a rack", "in a rack, copies spread"), strict=True):
         line.set_label(name)
-    return finished(figure, "24 equal layers, random bursts", [*handles, *lines], ncols=6)
+    return add_legend(figure, "24 equal layers, random bursts", [*handles, *lines], ncols=6)
 
 
 def bursts(tables: Tables, source: str) -> tuple[Figure, pd.DataFrame]:
@@ -634,7 +634,7 @@ def _stacks(axes: Axes, rows: pd.DataFrame, traces: Sequence[str], systems: Sequ
                 axes.bar(x, height, 0.9 * _TIME_BAR_WIDTH, bottom=below, color=colour, lw=0, zorder=2)
                 below += height
             ticks.append(x)
-            names.append(LOOKS[system].title[0] if len(traces) > 1 else LOOKS[system].title)
+            names.append(STYLES[system].title[0] if len(traces) > 1 else STYLES[system].title)
             if not below:
                 cannot_run(axes, x, 0.05, transform=axes.get_xaxis_transform())
     axes.set_xticks(ticks, names)
@@ -646,10 +646,10 @@ def _stacks(axes: Axes, rows: pd.DataFrame, traces: Sequence[str], systems: Sequ
     axes.set_ylim(0, 100)
 
 
-@styled
+@figure_style
 def _breakdown(table: pd.DataFrame, source: str) -> Figure:
-    modes, models = ordered(table["mode"], MODES), list(dict.fromkeys(table["model"]))
-    traces, systems = list(dict.fromkeys(table["trace"])), ordered(table["system"], LOOKS)
+    modes, models = in_order(table["mode"], MODES), list(dict.fromkeys(table["model"]))
+    traces, systems = list(dict.fromkeys(table["trace"])), in_order(table["system"], STYLES)
     figure = new_figure(TWO_COLUMNS_IN, 1.7 * len(modes) + 0.5)
     panels = figure.subplots(len(modes), len(models), sharey=True, squeeze=False)
     for row, mode in zip(panels, modes, strict=True):
@@ -665,7 +665,7 @@ def _breakdown(table: pd.DataFrame, source: str) -> Figure:
         table[_CASE].drop_duplicates()
     ) * len(systems) > len(table[[*_CASE, "system"]].drop_duplicates()):
         handles.append(cannot_run_handle("out of memory"))
-    return finished(figure, SOURCES.get(source, source), handles, ncols=len(handles))
+    return add_legend(figure, SOURCES.get(source, source), handles, ncols=len(handles))
 
 
 def breakdown(tables: Tables, source: str) -> Drawn:
@@ -674,9 +674,9 @@ def breakdown(tables: Tables, source: str) -> Drawn:
     return _breakdown(table, source), table
 
 
-@styled
+@figure_style
 def _over_time(table: pd.DataFrame, source: str) -> Figure:
-    models, systems = list(dict.fromkeys(table["model"])), ordered(table["system"], LOOKS)
+    models, systems = list(dict.fromkeys(table["model"])), in_order(table["system"], STYLES)
     figure = new_figure(TWO_COLUMNS_IN, 3.6)
     panels = list(figure.subplots(2, 3, sharex=True).flat)
     one = table[(table["model"] == models[0]) & (table["system"] == systems[-1])]
@@ -686,11 +686,11 @@ def _over_time(table: pd.DataFrame, source: str) -> Figure:
     for axes, model in zip(panels[1:], models, strict=False):
         for system in systems:
             own = table[(table["model"] == model) & (table["system"] == system)]
-            rates, look = own["throughput_samples_per_s"], LOOKS[system]
-            axes.step(own["time_s"] / HOUR, rates, where="post", color=look.colour, lw=0.8)
+            rates, style = own["throughput_samples_per_s"], STYLES[system]
+            axes.step(own["time_s"] / HOUR, rates, where="post", color=style.colour, lw=0.8)
             if len(rates):
                 reference(
-                    axes, [0.0, float(own["time_s"].max()) / HOUR], [rates.mean()] * 2, color=look.colour
+                    axes, [0.0, float(own["time_s"].max()) / HOUR], [rates.mean()] * 2, color=style.colour
                 )
         axes.set_title(model)
         axes.set_ylim(0, None)
@@ -700,9 +700,9 @@ def _over_time(table: pd.DataFrame, source: str) -> Figure:
         axes.set_ylabel("samples/s")
     for axes in panels[len(models) + 1 :]:
         axes.set_axis_off()
-    handles = [Line2D([], [], color=LOOKS[name].colour, label=LOOKS[name].title) for name in systems]
+    handles = [Line2D([], [], color=STYLES[name].colour, label=STYLES[name].title) for name in systems]
     handles += [reference_handle("mean"), Line2D([], [], color="black", lw=0.8, label="nodes")]
-    return finished(figure, SOURCES.get(source, source), handles, ncols=len(handles))
+    return add_legend(figure, SOURCES.get(source, source), handles, ncols=len(handles))
 
 
 def over_time(tables: Tables, source: str, mode: str) -> Drawn:
@@ -712,28 +712,28 @@ def over_time(tables: Tables, source: str, mode: str) -> Drawn:
     return _over_time(table, source), table
 
 
-@styled
+@figure_style
 def _intervals(table: pd.DataFrame, best: Mapping[tuple[str, str], float]) -> Figure:
     models = list(dict.fromkeys(table["model"]))
     figure = new_figure(TWO_COLUMNS_IN, 2.3)
     panels = figure.subplots(1, len(models), sharey=True, squeeze=False)[0]
     for axes, model in zip(panels, models, strict=True):
         own = table[table["model"] == model].sort_values("steps")
-        look = LOOKS["varuna"]
-        axes.plot(own["steps"], own["simulated_share"], color=look.colour, marker=look.marker, ms=3)
-        axes.plot(own["steps"], own["expected_share"], color=look.colour, lw=0.8, ls=_ANALYTIC)
-        axes.axhline(best[model, "oobleck_share"], color=LOOKS["oobleck"].colour, lw=1.0)
+        style = STYLES["varuna"]
+        axes.plot(own["steps"], own["simulated_share"], color=style.colour, marker=style.marker, ms=3)
+        axes.plot(own["steps"], own["expected_share"], color=style.colour, lw=0.8, ls=_ANALYTIC)
+        axes.axhline(best[model, "oobleck_share"], color=STYLES["oobleck"].colour, lw=1.0)
         reference(axes, [best[model, "young_daly_steps"]] * 2, [0.0, 1.02])
         axes.set(xscale="log", xlabel="steps between checkpoints", title=model, ylim=(0, 1.02))
         axes.xaxis.set_major_formatter(plain_numbers())
     panels[0].set_ylabel("share of full throughput")
     handles = [
-        Line2D([], [], color=LOOKS["varuna"].colour, marker="s", ms=3, label="Varuna"),
-        Line2D([], [], color=LOOKS["varuna"].colour, lw=0.8, ls=_ANALYTIC, label="Varuna, analytic"),
+        Line2D([], [], color=STYLES["varuna"].colour, marker="s", ms=3, label="Varuna"),
+        Line2D([], [], color=STYLES["varuna"].colour, lw=0.8, ls=_ANALYTIC, label="Varuna, analytic"),
         reference_handle("interval of Young and Daly"),
-        Line2D([], [], color=LOOKS["oobleck"].colour, label="Oobleck"),
+        Line2D([], [], color=STYLES["oobleck"].colour, label="Oobleck"),
     ]
-    return finished(figure, "generated losses, printed throughput", handles, ncols=4)
+    return add_legend(figure, "generated losses, printed throughput", handles, ncols=4)
 
 
 def intervals(tables: Tables, source: str) -> Drawn:

@@ -15,22 +15,22 @@ from makespan.plots import (
     ONE_COLUMN_IN,
     PALETTE,
     TWO_COLUMNS_IN,
-    Look,
+    Style,
+    add_legend,
     cannot_run,
     cannot_run_handle,
     compared,
     compared_handle,
-    finished,
-    look_of,
+    figure_style,
+    in_order,
     new_figure,
-    ordered,
     published,
     published_handle,
     reference,
     reference_handle,
     spread,
     spread_handle,
-    styled,
+    style_of,
 )
 
 # ------------------------------------------------------------------------------------------------
@@ -49,7 +49,7 @@ def table4(tables: Tables, source: str) -> Drawn:
     return _lines(table, source), table
 
 
-@styled
+@figure_style
 def _lines(table: pd.DataFrame, source: str) -> Figure:
     figure = new_figure(TWO_COLUMNS_IN, 2.2)
     axes = figure.subplots()
@@ -64,7 +64,7 @@ def _lines(table: pd.DataFrame, source: str) -> Figure:
         Patch(color=PALETTE["sky"], label='lines without "for"'),
         published_handle("published, of the authors' schedule"),
     ]
-    return finished(figure, source, handles, ncols=3)
+    return add_legend(figure, source, handles, ncols=3)
 
 
 def fig9_steps(tables: Tables, source: str) -> Drawn:
@@ -74,7 +74,7 @@ def fig9_steps(tables: Tables, source: str) -> Drawn:
     return _steps(rows, source), rows
 
 
-@styled
+@figure_style
 def _steps(rows: pd.DataFrame, source: str) -> Figure:
     figure = new_figure(TWO_COLUMNS_IN, 2.4)
     left, right = figure.subplots(1, 2, sharey=True)
@@ -99,7 +99,7 @@ def _steps(rows: pd.DataFrame, source: str) -> Figure:
         if number in colours
     ]
     handles.append(spread_handle("± half the inter-quartile range"))
-    return finished(figure, source, handles, ncols=len(handles))
+    return add_legend(figure, source, handles, ncols=len(handles))
 
 
 def _places(rows: pd.DataFrame, steps: list[str]) -> list[float]:
@@ -117,7 +117,7 @@ def tuner(tables: Tables, source: str) -> Drawn:
     return _search(table, source), table
 
 
-@styled
+@figure_style
 def _search(table: pd.DataFrame, source: str) -> Figure:
     figure = new_figure(ONE_COLUMN_IN * 1.3, 2.8)
     axes = figure.subplots()
@@ -147,17 +147,17 @@ def _search(table: pd.DataFrame, source: str) -> Figure:
         Line2D([], [], ls="none", marker="o", mfc="none", mec="black", label="coordinate descent"),
         Patch(color="#d9d9d9", label="beyond the budget"),
     ]
-    return finished(figure, source, handles, ncols=3)
+    return add_legend(figure, source, handles, ncols=3)
 
 
 # ------------------------------------------------------------------------------------------------
 # Figures 7 to 9 and of the fit: each function goes from tables to a figure and the table behind it.
 
-LOOKS = {
-    "megatron": Look("Megatron-LM", PALETTE["grey"], "s"),
-    "slapo-tp": Look("Slapo-TP", PALETTE["blue"], "o"),
-    "deepspeed": Look("DeepSpeed", PALETTE["orange"], "^"),
-    "slapo-zero3": Look("Slapo-ZeRO3", PALETTE["green"], "D"),
+STYLES = {
+    "megatron": Style("Megatron-LM", PALETTE["grey"], "s"),
+    "slapo-tp": Style("Slapo-TP", PALETTE["blue"], "o"),
+    "deepspeed": Style("DeepSpeed", PALETTE["orange"], "^"),
+    "slapo-zero3": Style("Slapo-ZeRO3", PALETTE["green"], "D"),
 }
 SOURCES = {"published": "hardware model fitted to Fig. 10", "emulated": "emulator, untuned"}
 _STEPS = {
@@ -178,7 +178,7 @@ def _grouped(axes: Axes, rows: pd.DataFrame, names: Sequence[str], groups: Seque
         for position, group in zip(x, groups, strict=True):
             if (name, group) in rates:
                 height = rates[name, group]
-                axes.bar(position, height, _WIDTH * 0.92, color=look_of(LOOKS, name).colour, lw=0, zorder=2)
+                axes.bar(position, height, _WIDTH * 0.92, color=style_of(STYLES, name).colour, lw=0, zorder=2)
             else:
                 cannot_run(axes, position, 0.05, ms=3.5, transform=axes.get_xaxis_transform())
     axes.set_xticks(range(len(groups)), [str(group) for group in groups])
@@ -192,12 +192,12 @@ def _has_gaps(rows: pd.DataFrame, n_bars: int) -> bool:
     return bool((rows.groupby("model").size() < n_bars).any())
 
 
-@styled
+@figure_style
 def _nodes(rows: pd.DataFrame, source: str) -> Figure:
     models = list(dict.fromkeys(rows["model"]))
     figure = new_figure(TWO_COLUMNS_IN, 3.9)
     panels = figure.subplots(2, 3).ravel()
-    names, groups = ordered(rows["implementation"], LOOKS), sorted(set(rows["n_gpus"]))
+    names, groups = in_order(rows["implementation"], STYLES), sorted(set(rows["n_gpus"]))
     for axes, model in zip(panels, models, strict=False):
         own = rows[rows["model"] == model]
         _grouped(axes, own[own["kind"] == "published"], names, groups)
@@ -214,13 +214,13 @@ def _nodes(rows: pd.DataFrame, source: str) -> Figure:
     for axes in panels[::3]:
         axes.set_ylabel("samples/s")
     handles: list[Patch | Line2D] = [
-        Patch(color=look_of(LOOKS, name).colour, label=look_of(LOOKS, name).title) for name in names
+        Patch(color=style_of(STYLES, name).colour, label=style_of(STYLES, name).title) for name in names
     ]
     if "tuned" in set(rows["kind"]):
         handles.append(compared_handle("tuned"))
     if _has_gaps(rows[rows["kind"] == "published"], len(names) * len(groups)):
         handles.append(cannot_run_handle("no printed setting"))
-    return finished(figure, SOURCES.get(source, source), handles, ncols=len(handles))
+    return add_legend(figure, SOURCES.get(source, source), handles, ncols=len(handles))
 
 
 def fig7(tables: Tables, source: str) -> Drawn:
@@ -230,11 +230,11 @@ def fig7(tables: Tables, source: str) -> Drawn:
     return _nodes(rows, source), rows
 
 
-@styled
+@figure_style
 def _clusters(table: pd.DataFrame, source: str) -> Figure:
     own = table[table["oracle"] != "published"]
     models, groups = list(dict.fromkeys(own["model"])), sorted(set(own["n_gpus"]))
-    names = ordered(own["implementation"], LOOKS)
+    names = in_order(own["implementation"], STYLES)
     figure = new_figure(TWO_COLUMNS_IN, 2.5)
     panels = figure.subplots(1, len(models), squeeze=False)[0]
     printed = table[table["oracle"] == "published"]
@@ -251,13 +251,13 @@ def _clusters(table: pd.DataFrame, source: str) -> Figure:
         axes.set_xlabel("GPUs")
     panels[0].set_ylabel("samples/s")
     handles: list[Patch | Line2D] = [
-        Patch(color=look_of(LOOKS, name).colour, label=look_of(LOOKS, name).title) for name in names
+        Patch(color=style_of(STYLES, name).colour, label=style_of(STYLES, name).title) for name in names
     ]
     if len(printed):
         handles.append(published_handle("published, joined where of either schedule", "black"))
     if _has_gaps(own, len(names) * len(groups)):
         handles.append(cannot_run_handle("no setting"))
-    return finished(figure, SOURCES.get(source, source), handles, ncols=3)
+    return add_legend(figure, SOURCES.get(source, source), handles, ncols=3)
 
 
 def fig8(tables: Tables, source: str) -> Drawn:
@@ -266,7 +266,7 @@ def fig8(tables: Tables, source: str) -> Drawn:
     return _clusters(table, source), table
 
 
-@styled
+@figure_style
 def _ablation(rows: pd.DataFrame, source: str) -> Figure:
     figure = new_figure(ONE_COLUMN_IN * 1.5, 1.9)
     axes = figure.subplots()
@@ -280,7 +280,7 @@ def _ablation(rows: pd.DataFrame, source: str) -> Figure:
     axes.tick_params(axis="y", length=0)
     axes.grid(visible=False, axis="y")
     axes.set_xlabel("samples/s")
-    return finished(figure, SOURCES.get(source, source), [])
+    return add_legend(figure, SOURCES.get(source, source), [])
 
 
 def fig9(tables: Tables, source: str) -> Drawn:
@@ -289,7 +289,7 @@ def fig9(tables: Tables, source: str) -> Drawn:
     return _ablation(rows, source), rows
 
 
-@styled
+@figure_style
 def _predictions(rows: pd.DataFrame, source: str) -> Figure:
     protocols = list(dict.fromkeys(rows["protocol"]))
     figure = new_figure(TWO_COLUMNS_IN if len(protocols) > 1 else ONE_COLUMN_IN, 2.9)
@@ -307,7 +307,7 @@ def _predictions(rows: pd.DataFrame, source: str) -> Figure:
         axes.set(xlim=(low, high), ylim=(low, high), xlabel="printed [samples/s]", title=protocol)
     panels[0].set_ylabel("predicted [samples/s]")
     figure.colorbar(points, ax=list(panels), label="share of recomputed layers")
-    return finished(figure, SOURCES.get(source, source), [reference_handle("as printed")])
+    return add_legend(figure, SOURCES.get(source, source), [reference_handle("as printed")])
 
 
 def fig10_fit(tables: Tables, source: str) -> Drawn:
@@ -340,17 +340,17 @@ def _panel(axes: Axes, rows: pd.DataFrame, levels: Sequence[float]) -> None:
     filled = axes.contourf(x, y, z, levels=levels, cmap="viridis", zorder=1)
     axes.figure.colorbar(filled, ax=axes, label="samples/s", ticks=levels[::2])
     tried = rows[rows["strategy"] == "frontier"]
-    tried_look: dict[str, Any] = {
+    tried_mark: dict[str, Any] = {
         "marker": "*",
         "ms": 5,
         "mew": 0.4,
         "mfc": PALETTE["vermilion"],
         "mec": "white",
     }
-    axes.plot(tried["ckpt_ratio"], tried["global_batch_size"], ls="none", clip_on=False, **tried_look)
+    axes.plot(tried["ckpt_ratio"], tried["global_batch_size"], ls="none", clip_on=False, **tried_mark)
     best = grid.nlargest(1, "throughput_samples_per_s")
-    best_look: dict[str, Any] = {"marker": "o", "ms": 8, "mew": 1.4, "mfc": "none", "mec": PALETTE["black"]}
-    axes.plot(best["ckpt_ratio"], best["global_batch_size"], ls="none", clip_on=False, **best_look)
+    best_mark: dict[str, Any] = {"marker": "o", "ms": 8, "mew": 1.4, "mfc": "none", "mec": PALETTE["black"]}
+    axes.plot(best["ckpt_ratio"], best["global_batch_size"], ls="none", clip_on=False, **best_mark)
     axes.set_xticks(x, [f"{ratio:g}" for ratio in x])
     axes.set_yticks(y[::2])
     axes.tick_params(axis="x", labelrotation=90)
@@ -359,7 +359,7 @@ def _panel(axes: Axes, rows: pd.DataFrame, levels: Sequence[float]) -> None:
     axes.set_title(_ORACLES[str(rows["oracle"].iloc[0])])
 
 
-@styled
+@figure_style
 def _contours(table: pd.DataFrame, source: str) -> Figure:
     oracles = [name for name in _ORACLES if name in set(table["oracle"])]
     rates = table["throughput_samples_per_s"].dropna()
@@ -374,7 +374,7 @@ def _contours(table: pd.DataFrame, source: str) -> Figure:
         Line2D([], [], ls="none", marker="o", mfc="none", mec=PALETTE["black"], label="best of all"),
         Patch(color="#d9d9d9", label="out of memory"),
     ]
-    return finished(figure, _SOURCES.get(source, source), handles, ncols=3)
+    return add_legend(figure, _SOURCES.get(source, source), handles, ncols=3)
 
 
 def fig10(tables: Tables, source: str) -> tuple[Figure, pd.DataFrame]:
