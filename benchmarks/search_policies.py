@@ -224,7 +224,7 @@ def draw() -> None:
 def main(variant: str | None, points: int, lists: int, seed: int, *, again: bool, only_draw: bool) -> None:
     """Search one variant and write its points after each."""
     if variant is None and not only_draw:
-        raise click.UsageError(f"no variant; accepted: {', '.join(VARIANTS)}, or --draw")
+        raise click.UsageError(f"no variant; expected {', '.join(VARIANTS)}, or --draw")
     if variant is not None:
         FOLDER.mkdir(exist_ok=True)
         judge, path = VARIANTS[variant], FOLDER / f"{variant}.csv"

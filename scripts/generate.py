@@ -83,7 +83,7 @@ def _filled(name: str, mark: str, text: str, given: str | None = None) -> str:
     whole = (ROOT / name).read_text("utf-8") if given is None else given
     filled, n_places = between.subn(lambda _: text, whole)
     if n_places != 1:
-        raise ValueError(f"{name}: found {n_places} places for {mark}; accepted: one")
+        raise ValueError(f"{name}: found {n_places} places for {mark}; expected one")
     return filled
 
 

@@ -82,10 +82,10 @@ def compare(
     """
     chosen = [load_policy(policy) for policy in policies]
     if not chosen:
-        raise InputError("no policies to compare; accepted: at least one")
+        raise InputError("no policies to compare; expected at least one")
     names = [policy.name for policy in chosen]
     if baseline is not None and baseline not in names:
-        raise InputError(f"baseline {baseline!r} does not take part; accepted: {', '.join(names)}")
+        raise InputError(f"baseline {baseline!r} does not take part; expected {', '.join(names)}")
     done = attempt_all([SimulationSpec(scenario, policy) for policy in chosen], n_processes)
     runs = [item for item in done if not isinstance(item, RunError)]
     asked = demand(scenario)
@@ -174,12 +174,12 @@ def fit(
     """
     keys = sorted(set(table["workload"]))
     if len(keys) != 1:
-        raise InputError(f"table of workloads {', '.join(keys) or 'none'}; accepted: exactly one")
+        raise InputError(f"table of workloads {', '.join(keys) or 'none'}; expected exactly one")
     batches = sorted(set(table["global_batch_size"]))
     if len(batches) != 1:
         shown = ", ".join(map(str, batches))
         raise InputError(
-            f"table of workload {keys[0]!r} has global batches of {shown} samples; accepted: exactly one"
+            f"table of workload {keys[0]!r} has global batches of {shown} samples; expected exactly one"
         )
     return fit_table(table, keys[0], form, load_environment(cluster_name), parameters=parameters)
 

@@ -106,12 +106,12 @@ def unknown_name(kind: str, found: str, accepted: Iterable[str]) -> UnknownNameE
     names = sorted(accepted)
     close = difflib.get_close_matches(found, names, n=1)
     hint = f" Did you mean {close[0]!r}?" if close else ""
-    return UnknownNameError(f"unknown {kind} {found!r}; accepted: {', '.join(names)}.{hint}")
+    return UnknownNameError(f"unknown {kind} {found!r}; expected {', '.join(names)}.{hint}")
 
 
 def cell_error(where: str, row: int, column: str, found: object, accepted: str) -> TraceError:
     """Build the error for one cell of a table: file or producer, data row counted from 1, column, value."""
-    return TraceError(f"{where}: row {row}, column {column!r}: found {found!r}; accepted: {accepted}")
+    return TraceError(f"{where}: row {row}, column {column!r}: found {found!r}; expected {accepted}")
 
 
 def short_path(path: str | Path) -> str:

@@ -73,7 +73,7 @@ def check_target(path: str | Path) -> None:
     kind = None if is_stream(path) else _kind(Path(path))
     if kind is not None and kind != stat.S_IFREG:
         accepted = "a file, there already or not, or - for the standard output"
-        raise InputError(f"{path}: is {_KINDS.get(kind, 'no regular file')}; accepted: {accepted}")
+        raise InputError(f"{path}: is {_KINDS.get(kind, 'no regular file')}; expected {accepted}")
 
 
 @contextmanager
@@ -173,7 +173,7 @@ def open_seekable(
         raise MissingDataError(f"{path}: no such file; expected {expected}")
     if kind not in (stat.S_IFREG, stat.S_IFIFO):
         found = _KINDS.get(kind, "no regular file")
-        raise error(f"{path}: is {found}; accepted: a file, a pipe or - for the standard input: {expected}")
+        raise error(f"{path}: is {found}; expected a file, a pipe or - for the standard input: {expected}")
     packed = _Packed(str(path), expected, error, largest, binary)
     if kind == stat.S_IFREG:
         size = Path(path).stat().st_size
@@ -202,7 +202,7 @@ class _Packed:
     def check_size(self, size: int, largest: int) -> None:
         if size > largest:
             accepted = f"{self.expected} of at most {format_bytes(largest)}"
-            raise self.error(f"{self.path}: has {format_bytes(size)} or more; accepted: {accepted}")
+            raise self.error(f"{self.path}: has {format_bytes(size)} or more; expected {accepted}")
 
     def drained(self, pipe: IO[bytes]) -> bytes:
         """Read a whole pipe; reject binary content after its first bytes."""
@@ -245,7 +245,7 @@ class _Packed:
     def _check_text(self, head: bytes) -> None:
         is_known = self.binary is not None and head.startswith(self.binary)
         if b"\0" in head and not is_known and _encoding(head) is None:
-            found = "it has zero bytes; accepted: text in UTF-8 or UTF-16, compressed or not"
+            found = "it has zero bytes; expected text in UTF-8 or UTF-16, compressed or not"
             raise self.error(f"{self.path}: cannot be read as {self.expected}: {found}")
 
     @contextmanager
@@ -481,7 +481,7 @@ def _check_nodes(loader: Any, root: Any) -> None:
             if key is not None and isinstance(key.value, str):
                 if (key.tag, key.value) in seen:
                     found = f"line {key.start_mark.line + 1}: key {key.value!r} is given twice"
-                    raise ValueError(f"{found}; accepted: once")
+                    raise ValueError(f"{found}; expected once")
                 seen.add((key.tag, key.value))
             visit(value, (*above, id(node)))
 

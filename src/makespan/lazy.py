@@ -1,7 +1,8 @@
 """Lazy exports for package ``__init__`` modules, and a parser of Python source that is safe with threads."""
 
 import ast
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -27,11 +28,14 @@ def parse_source(source: str | bytes, name: str = "<unknown>") -> ast.Module:
     return ast.parse(source, name)
 
 
-def lazy_exports(package: str, file: str) -> Callable[[str], object]:
+def lazy_exports(
+    package: str, file: str, renamed: Mapping[str, str] | None = None
+) -> Callable[[str], object]:
     """Return the ``__getattr__`` of a package whose imports stand under ``if TYPE_CHECKING``.
 
     Type checkers read these imports, and so does this function, so that a name is listed once; importing the
-    package imports nothing else. ``__all__`` is the list of the names.
+    package imports nothing else. ``__all__`` is the list of the names. ``renamed`` maps names of the last
+    version to those of today; a use of one warns.
     """
     homes = {
         alias.asname or alias.name: (str(node.module), alias.name)
@@ -43,9 +47,27 @@ def lazy_exports(package: str, file: str) -> Callable[[str], object]:
     def find(name: str) -> object:
         if name == "__all__":
             return sorted(homes)
+        if renamed and name in renamed:
+            return find(_current(package, name, renamed[name]))
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         module, original = homes[name]
         return getattr(import_module(module), original)
 
     return find
+
+
+def renamed_names(module: str, renamed: Mapping[str, str]) -> Callable[[str], object]:
+    """Return the ``__getattr__`` of a module that still finds names of the last version, with a warning."""
+
+    def find(name: str) -> object:
+        if name not in renamed:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        return getattr(import_module(module), _current(module, name, renamed[name]))
+
+    return find
+
+
+def _current(module: str, old: str, new: str) -> str:
+    warnings.warn(f"{module}.{old} is now {new}", DeprecationWarning, stacklevel=3)
+    return new

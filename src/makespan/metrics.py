@@ -124,7 +124,7 @@ def _presence(table: pd.DataFrame, cluster: ClusterSpec) -> tuple[int, pd.DataFr
     nodes = pd.to_numeric(rows["nodes"], errors="coerce")
     if nodes.isna().any() or (nodes < 0).any() or (nodes >= cluster.n_nodes).any():
         raise TraceError(
-            f"events: node events name nodes {rows['nodes'].tolist()!r}; accepted: 0 to {cluster.n_nodes - 1}"
+            f"events: node events name nodes {rows['nodes'].tolist()!r}; expected 0 to {cluster.n_nodes - 1}"
         )
     # A node that joins before it fails was absent at the start.
     whole = nodes[rows["kind"].isin([failed, joined])]
@@ -573,7 +573,7 @@ class _Replay:
         item = self.catalogue.find(*labels, tuple(name for _, name in shares))
         if item is None:
             raise TraceError(
-                f"events: job {row.job_id!r} runs as {labels} at {row.time_s} s; accepted: a configuration "
+                f"events: job {row.job_id!r} runs as {labels} at {row.time_s} s; expected a configuration "
                 "of the catalogue"
             )
         return _Held(item, nodes, row.time_s + delay_s, row.steps_left)

@@ -17,7 +17,7 @@ def user_file(path: str | Path, what: str, error: type[Exception] = InputError) 
     path = Path(path)
     if not path.is_file():
         problem = "is no regular file" if path.exists() else "no such file"
-        raise error(f"{path}: {problem}; accepted: {what} with the ending .py")
+        raise error(f"{path}: {problem}; expected {what} with the ending .py")
     return path
 
 

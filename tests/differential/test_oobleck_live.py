@@ -89,7 +89,7 @@ def test_too_few_nodes_stop_with_a_checkpoint_and_a_restart_goes_on(tmp_path):
     assert again.iterations["iteration"].tolist() == list(range(6, 12))
     with pytest.raises(CheckpointError, match="another job"):
         run(tmp_path, 12, job=replace(JOB, seed=5), **options)
-    with pytest.raises(InputError, match="accepted: resume"):
+    with pytest.raises(InputError, match="expected resume"):
         run(tmp_path, 12, resume=False, **options)
 
 
@@ -305,7 +305,7 @@ def test_edges_of_the_guarantee(tmp_path, options, n_nodes):
 
 
 def test_what_cannot_be_run_is_refused_before_anything_starts(tmp_path):
-    with pytest.raises(InputError, match="n_nodes is 3; accepted: 4 or more, f \\+ 1 pipelines of 2"):
+    with pytest.raises(InputError, match="n_nodes is 3; expected 4 or more, f \\+ 1 pipelines of 2"):
         run(tmp_path, 3, n_nodes=3, n0=2)
     with pytest.raises(InputError, match="hang_s is 0"):
         run(tmp_path, 3, n_nodes=3, hang_s=0)

@@ -6,7 +6,7 @@ from chain_nodes import plan_of, small_job
 
 from makespan.oobleck.fixed import FixedRun, run_fixed
 from makespan.oobleck.job import ChainJob
-from makespan.oobleck.oracle import Oracle
+from makespan.oobleck.oracle import ReferenceTrainer
 from makespan.oobleck.reference import SingleProcessReference
 
 LIMITS = {"float32": 1e-5, "float64": 1e-12}
@@ -51,7 +51,7 @@ def states_of(seen):
 
 def agrees(run, seen):
     """Compare with the oracle bit by bit, and with plain training in numbers; the losses of the latter."""
-    reference, oracle = SingleProcessReference(run.job), Oracle(run.job)
+    reference, oracle = SingleProcessReference(run.job), ReferenceTrainer(run.job)
     expected = [reference.iterate(iteration) for iteration in range(run.n_iterations)]
     for iteration in range(run.n_iterations):
         loss = oracle.iterate(iteration, run.plan)

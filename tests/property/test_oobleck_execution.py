@@ -3,7 +3,7 @@
 from chain_nodes import Nodes, plan_of, small_job
 from hypothesis import given, settings, strategies as st
 
-from makespan.oobleck.oracle import Oracle
+from makespan.oobleck.oracle import ReferenceTrainer
 
 N_LAYERS, MOST_NODES = 6, 5
 
@@ -27,7 +27,7 @@ def plans(draw):
 def test_every_plan_gives_the_bits_of_the_oracle(plan, bucketed):
     count = sum(one.n_microbatches for one in plan.pipelines)
     job = small_job(n_microbatches=count, bucketed=bucketed, clip_norm=1.0)
-    nodes, oracle = Nodes(job), Oracle(job)
+    nodes, oracle = Nodes(job), ReferenceTrainer(job)
     nodes.connect(plan)
     losses = [one.loss for one in nodes.iterate(0, 2)[plan.nodes[0]]]
     assert losses == [oracle.iterate(iteration, plan) for iteration in range(2)]

@@ -61,9 +61,9 @@ def alive(pid):
 
 def replayed(plans, iterations, job=JOB, oracle=None, start=0):
     """Repeat iterations in one process under a log of plans; losses, and the process."""
-    from makespan.oobleck.oracle import Oracle
+    from makespan.oobleck.oracle import ReferenceTrainer
 
-    oracle = oracle or Oracle(job)
+    oracle = oracle or ReferenceTrainer(job)
     losses = []
     for iteration in range(start, iterations):
         plan = [one for first, one in plans if first <= iteration][-1]

@@ -61,7 +61,7 @@ def fail(directory, who):
 def refuse(directory, who):
     """Fail in the second process with an error that is a message to users."""
     if who.rank == 1:
-        raise InputError("samples is 0; accepted: 1 or more")
+        raise InputError("samples is 0; expected 1 or more")
     time.sleep(600)
 
 

@@ -183,12 +183,12 @@ def test_a_missed_bound_sets_the_exit_status(measured: Path, tmp_path: Path) -> 
         (("emulate", "--noise", "1e9", "--output", "x"), "to 50 (equal points then differ by a factor"),
         (
             ("profile", "--placement", "1000000000000-"),
-            "accepted: a whole number from 1 to 1024 (all of them run",
+            "expected a whole number from 1 to 1024 (all of them run",
         ),
         (("profile", "--placement", "nan"), "placement 'nan' cannot be read"),
-        (("simulate", "--nodes", "100000"), "100000 nodes; accepted: from 1 to 10000, as policies look at"),
-        (("simulate", "--gpus-per-node", "5000"), "5000 GPUs a node; accepted: from 1 to 1024"),
-        (("compare", "--jobs", "500000"), "500000 jobs; accepted: from 1 to 100000, as more take hours"),
+        (("simulate", "--nodes", "100000"), "100000 nodes; expected from 1 to 10000, as policies look at"),
+        (("simulate", "--gpus-per-node", "5000"), "5000 GPUs a node; expected from 1 to 1024"),
+        (("compare", "--jobs", "500000"), "500000 jobs; expected from 1 to 100000, as more take hours"),
         (("nonsense",), "No such command 'nonsense'"),
     ],
 )
@@ -235,7 +235,7 @@ def numeric_options() -> list[tuple[str, click.Option]]:
 def test_every_number_has_bounds_with_a_reason() -> None:
     options = numeric_options()
     assert {verb for verb, _ in options} >= {"simulate", "compare", "emulate", "explain", "profile", "live"}
-    bare = [(verb, option.opts[0]) for verb, option in options if "accepted:" not in refusal(option, "text")]
+    bare = [(verb, option.opts[0]) for verb, option in options if "expected" not in refusal(option, "text")]
     assert bare == []
 
 
@@ -319,7 +319,7 @@ def test_an_endless_name_of_a_job_does_not_fill_the_terminal(tmp_path: Path) -> 
 @pytest.mark.parametrize("noise", [float("nan"), float("inf"), -1.0, 1e9])
 def test_the_library_refuses_absurd_noise(noise: float) -> None:
     where, spec = cluster("a800-64"), workload("bert")
-    with pytest.raises(InputError, match="accepted: a scale from 0 to 50"):
+    with pytest.raises(InputError, match="expected a scale from 0 to 50"):
         emulate(spec, trace_points(spec, where)[:1], where, noise=noise)
 
 

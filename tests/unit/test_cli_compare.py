@@ -80,11 +80,11 @@ def test_processes_give_the_same_table(tmp_path: Path) -> None:
         (("--workload", "bass"), "unknown workload or file 'bass'"),
         (
             ("--baseline", "sia", "--policies", "fifo,sjf"),
-            "--baseline 'sia' does not take part; accepted: fifo, sjf",
+            "--baseline 'sia' does not take part; expected fifo, sjf",
         ),
         (("--workers", "0"), "Invalid value for '--workers'"),
         (("--delay", "nan"), "Invalid value for '--delay': 'nan'"),
-        (("--output", "."), ".: is a directory; accepted: a file"),
+        (("--output", "."), ".: is a directory; expected a file"),
     ],
 )
 def test_mistakes_give_one_message_and_leave_nothing(

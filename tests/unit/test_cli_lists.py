@@ -47,7 +47,7 @@ def test_claims_of_one_paper_or_those_that_fail(ledger):
     fails = json.loads(run("claims", *ledger, "--fails", "--json").output)
     assert [row["statement"] for row in fails] == ["it is small"]
     unknown = run("claims", *ledger, "--paper", "three")
-    assert unknown.exit_code == 2 and "accepted: One, Two" in unknown.output
+    assert unknown.exit_code == 2 and "expected One, Two" in unknown.output
     missing = run("claims", "--ledger", "gone.csv")
     assert missing.exit_code == 2 and "gone.csv: no such file" in missing.output
 

@@ -186,7 +186,7 @@ def test_jobs_run_by_true_times_whatever_policies_know(known: str, tmp_path: Pat
 
 
 def test_an_impossible_schedule_is_said_and_sets_the_exit_status(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = Violation("capacity", 12.5, 7, "vit-0", "node 3 gives 9 devices; accepted: 8")
+    found = Violation("capacity", 12.5, 7, "vit-0", "node 3 gives 9 devices; expected 8")
     monkeypatch.setattr("makespan.sim.engine.validate_schedule", lambda *_, **__: [found])
     result = run("simulate", "--quiet")
     assert result.exit_code == 1
@@ -346,7 +346,7 @@ def test_a_list_can_be_cut(job_list: Path) -> None:
     ("arguments", "message"),
     [
         (("--policy", "fifoo"), "Did you mean 'fifo'?"),
-        (("--workload", "bass"), "unknown workload or file 'bass'; accepted: base, bp, mt, naive"),
+        (("--workload", "bass"), "unknown workload or file 'bass'; expected base, bp, mt, naive"),
         (("--workload", "bass.csv"), "bass.csv: no such file"),
         (("--source", "real"), "Invalid value for '--source'"),
         (("--source", "published"), "--published-dir or by the environment variable MAKESPAN_PUBLISHED_DIR"),
@@ -364,15 +364,15 @@ def test_a_list_can_be_cut(job_list: Path) -> None:
         (("--workload", "broken.csv"), "broken.csv: row 2, column 'steps': found 'many'"),
         (("--workload", "empty.csv"), "empty.csv"),
         (("--workload", "mine.csv", "--format", "philly"), "mine.csv: line 1, column 1: no JSON"),
-        (("--workload", "mine.csv", "--format", "easyscale"), "accepted: --epoch-time"),
+        (("--workload", "mine.csv", "--format", "easyscale"), "expected --epoch-time"),
         (("--format", "philly"), "naive: no such file"),
         (("--cluster", "dgx"), "unknown cluster 'dgx'"),
-        (("--cluster", "p3dn-64", "--steering", "requests"), "accepted: a800-64, or exact predictions"),
+        (("--cluster", "p3dn-64", "--steering", "requests"), "expected a800-64, or exact predictions"),
         (("--delay", "-1"), "Invalid value for '--delay'"),
         (("--delay", "nan"), "Invalid value for '--delay': 'nan'"),
         (("--interval", "inf"), "Invalid value for '--interval': 'inf'"),
         (("--nodes", "0"), "Invalid value for '--nodes'"),
-        (("--output", "mine.csv"), "--output mine.csv: accepted: a directory"),
+        (("--output", "mine.csv"), "--output mine.csv: expected a directory"),
         (("--output", "mine.csv/sub"), "is no directory that can be written to"),
     ],
 )

@@ -175,7 +175,7 @@ def test_what_logical_workers_cannot_share_is_refused():
         hosted(nn.Linear(4, 2), n=3)
     with pytest.raises(InputError, match="buffers 'mine'; expected per_rank, rank0"):
         hosted(nn.Linear(4, 2), buffers="mine")
-    with pytest.raises(UnknownNameError, match=r"unknown determinism level 'D2'; accepted: D0, D0\+D2"):
+    with pytest.raises(UnknownNameError, match=r"unknown determinism level 'D2'; expected D0, D0\+D2"):
         DeterminismLevel.named("D2")
 
 

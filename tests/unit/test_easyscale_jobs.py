@@ -72,12 +72,12 @@ def test_what_the_profile_does_not_have_is_refused(profile):
         profile.micro_batch_s("gpt", "v100", 8)
     with pytest.raises(UnknownNameError, match="'a800'"):
         profile.micro_batch_s("bert", "a800", 8)
-    with pytest.raises(InputError, match="0 samples; accepted: 1 or more"):
+    with pytest.raises(InputError, match="0 samples; expected 1 or more"):
         profile.micro_batch_s("bert", "v100", 0)
     fig11, fig12 = (
         PAPER.read_published(name, CELLS / f"easyscale_{name}.csv") for name in ("fig11", "fig12")
     )
-    with pytest.raises(TraceError, match="bert; accepted: models with a time in both"):
+    with pytest.raises(TraceError, match="bert; expected models with a time in both"):
         published_profile(fig11[fig11["model"] != "bert"], fig12)
 
 
@@ -175,7 +175,7 @@ def test_mixed_types_may_be_charged_the_price_of_d2(profile):
 
 
 def test_what_the_list_cannot_ask_for_is_refused(profile):
-    with pytest.raises(InputError, match="'a800' of a job list; accepted: v100, p100, t4"):
+    with pytest.raises(InputError, match="'a800' of a job list; expected v100, p100, t4"):
         cluster_jobs(job_list(("a", 0.0, "bert", 4, 8, 4.0, True, "a800")), MIXED, profile, SAMPLES)
     with pytest.raises(UnknownNameError, match="'vgg19'"):
         cluster_jobs(job_list(("a", 0.0, "vgg19", 4, 8, 4.0, True, "v100")), MIXED, profile, SAMPLES)
@@ -214,7 +214,7 @@ def test_a_generated_list_has_its_statistics_whatever_the_seed():
 
 @pytest.mark.parametrize(("seed", "n_jobs"), [(0, 1), (0, 10**6), (-1, 68)])
 def test_a_list_of_no_sensible_size_is_refused(seed, n_jobs):
-    with pytest.raises(InputError, match="accepted: from 2 to 10000 jobs, a seed of 0 or more"):
+    with pytest.raises(InputError, match="expected from 2 to 10000 jobs, a seed of 0 or more"):
         generated_jobs(seed, n_jobs)
 
 

@@ -68,7 +68,7 @@ def test_kernel_sets_that_coincide_are_replaced(caplog):
 def test_under_d2_every_device_runs_the_kernels_of_all():
     assert {kernels_of(device, D1_D2).name for device in KERNEL_SETS} == {"canonical"}
     assert {kernels_of(device, D0).name for device in KERNEL_SETS} == set(KERNEL_SETS)
-    with pytest.raises(UnknownNameError, match="unknown device 'V100'; accepted: A, B, C"):
+    with pytest.raises(UnknownNameError, match="unknown device 'V100'; expected A, B, C"):
         kernels_of("V100", D0)
     with pytest.raises(UnknownNameError, match="unknown kernel set 'D'"):
         try_kernel_sets(("D",))

@@ -80,7 +80,7 @@ def test_chunks_of_the_ring_follow_the_segments_of_gloo():
 def test_choices_of_a_reduction_are_checked(options, message):
     with pytest.raises(InputError, match=message):
         Reduction(**{"n_logical_workers": 2, **options})
-    with pytest.raises(UnknownNameError, match=r"reduction order 'rings'; accepted: rank, ring"):
+    with pytest.raises(UnknownNameError, match=r"reduction order 'rings'; expected rank, ring"):
         Reduction(2, "rings")
 
 

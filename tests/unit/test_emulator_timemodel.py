@@ -177,8 +177,8 @@ def test_constants_round_trip_by_name() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"e_nv": 1.2}, r"e_nv is 1.2; accepted: in \(0, 1\]"),
-        ({"t_const": -1.0}, "t_const is -1.0; accepted: a positive number"),
+        ({"e_nv": 1.2}, r"e_nv is 1.2; expected in \(0, 1\]"),
+        ({"t_const": -1.0}, "t_const is -1.0; expected a positive number"),
         ({"t_const": float("nan")}, "t_const is nan"),
     ],
 )

@@ -78,7 +78,7 @@ def folder(path: Path) -> Path:
 def test_what_is_no_regular_file_is_refused_and_stays(make, kind, tmp_path):
     path = make(tmp_path / "target")
     before = {entry.name: stat.S_IFMT(entry.lstat().st_mode) for entry in tmp_path.iterdir()}
-    with pytest.raises(InputError, match=f"target: is {kind}; accepted: a file"):
+    with pytest.raises(InputError, match=f"target: is {kind}; expected a file"):
         write_text("text", path)
     assert {entry.name: stat.S_IFMT(entry.lstat().st_mode) for entry in tmp_path.iterdir()} == before
 
@@ -89,7 +89,7 @@ def test_a_pipe_as_output_is_refused_before_the_work(arguments, tmp_path):
     result = CliRunner().invoke(main, [*arguments, "--output", str(path)])
     assert result.exit_code == 2
     assert (
-        result.stderr == f"Error: {path}: is a pipe; accepted: a file, there already or not, or - for the "
+        result.stderr == f"Error: {path}: is a pipe; expected a file, there already or not, or - for the "
         "standard output\n"
     )
     assert stat.S_ISFIFO(path.lstat().st_mode)
@@ -100,7 +100,7 @@ def test_a_directory_of_tables_is_no_stream(verb, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     result = CliRunner().invoke(main, [verb, "--output", "-"])
     assert result.exit_code == 2
-    assert "--output -: accepted: a directory" in result.stderr
+    assert "--output -: expected a directory" in result.stderr
     assert not list(tmp_path.iterdir())
 
 
@@ -235,7 +235,7 @@ LAUGHS = "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10
     ("text", "message"),
     [
         (b"cluster: na\xefve\n", "byte 0xef at position 11 is not UTF-8"),
-        (b"a: 1\nb: 2\na: 3\n", "line 3: key 'a' is given twice; accepted: once"),
+        (b"a: 1\nb: 2\na: 3\n", "line 3: key 'a' is given twice; expected once"),
         (b"x:\n  a: 1\n  'a': 3\n", "line 3: key 'a' is given twice"),
         (b"a: &x\n  b: *x\n", "line 1: the value contains itself"),
         (b"a: &x [1, *x]\n", "line 1: the value contains itself"),
@@ -347,7 +347,7 @@ def test_what_is_too_large_is_refused_before_it_is_opened(sparse, monkeypatch):
     path = sparse("large.csv")
     monkeypatch.setattr(Path, "open", lambda *_: pytest.fail("opened"))
     with pytest.raises(
-        InputError, match=r"large\.csv: has 1\.1 GB or more; accepted: a table of at most 536\.9 MB"
+        InputError, match=r"large\.csv: has 1\.1 GB or more; expected a table of at most 536\.9 MB"
     ):
         read_bytes(path, "a table")
     monkeypatch.undo()
@@ -377,7 +377,7 @@ def test_a_pipe_without_end_is_refused(tmp_path):
         done = subprocess.run(command, stdin=endless.stdout, capture_output=True, text=True)
         endless.kill()
     assert done.stderr.splitlines()[-1].endswith(
-        "cannot be read as a table: it has zero bytes; accepted: text in UTF-8 or UTF-16, compressed or not"
+        "cannot be read as a table: it has zero bytes; expected text in UTF-8 or UTF-16, compressed or not"
     )
 
 
@@ -394,7 +394,7 @@ def test_what_holds_no_text_is_named(arguments, make, kind, tmp_path):
     path = make(tmp_path / "some.toml")
     result = CliRunner().invoke(main, [*arguments, str(path)])
     assert result.exit_code == 2
-    assert result.stderr.startswith(f"Error: {path}: is {kind}; accepted: a file, a pipe or -")
+    assert result.stderr.startswith(f"Error: {path}: is {kind}; expected a file, a pipe or -")
 
 
 @pytest.fixture

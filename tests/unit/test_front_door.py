@@ -6,6 +6,7 @@ import io
 import re
 import subprocess
 import sys
+from importlib import import_module
 
 import pandas as pd
 import pytest
@@ -60,7 +61,7 @@ def test_simulate_keeps_the_schedule_and_compare_makes_a_table(naive):
     table = makespan.compare(naive, ["sjf", "fifo"], baseline="fifo")
     COMPARISON.validate(table, where="compare")
     assert table["avg_jct_s"][1] == done.metrics.avg_jct_s and table["jct_ratio"][1] == 1.0
-    with pytest.raises(InputError, match="baseline 'sia' does not take part; accepted: fifo"):
+    with pytest.raises(InputError, match="baseline 'sia' does not take part; expected fifo"):
         makespan.compare(naive, ["fifo"], baseline="sia")
     with pytest.raises(InputError, match="at least one"):
         makespan.compare(naive, [])
@@ -76,7 +77,7 @@ def test_emulate_fit_and_rank_speak_in_tables():
     truth = table[table["placement"] == "8"].set_index("exec_plan")["iter_time_s"]
     best = ranked.iloc[0]
     assert best["iter_time_s"] == pytest.approx(truth[best["exec_plan"]], rel=0.2)
-    with pytest.raises(InputError, match="table of workloads bert, vit; accepted: exactly one"):
+    with pytest.raises(InputError, match="table of workloads bert, vit; expected exactly one"):
         makespan.fit(pd.concat([table, makespan.emulate("vit")]))
 
 
@@ -155,3 +156,29 @@ def test_demand_counts_what_is_asked_for_at_a_time():
     assert found.most_gpus == 8 and found.load == pytest.approx(work / (64 * 1e6))
     at_once = demand(makespan.scenario(jobs[:2], predictions="exact"))
     assert at_once.most_gpus == 6 and at_once.load != at_once.load
+
+
+@pytest.mark.parametrize(
+    ("module", "old", "new"),
+    [
+        ("makespan.slapo", "Place", "Divergence"),
+        ("makespan.oobleck.oracle", "Oracle", "ReferenceTrainer"),
+        ("makespan.oobleck.reference", "PlainTraining", "SingleProcessReference"),
+    ],
+)
+def test_a_name_of_the_last_version_is_found_with_a_warning(module, old, new):
+    home = import_module(module)
+    with pytest.warns(DeprecationWarning, match=f"{module}.{old} is now {new}") as caught:
+        assert getattr(home, old) is getattr(home, new)
+    assert caught[0].filename == __file__
+    with pytest.raises(AttributeError, match="nothing_of_that_name"):
+        home.nothing_of_that_name  # noqa: B018
+
+
+def test_the_divergences_of_a_report_are_found_under_their_last_name():
+    from makespan.slapo import VerifyReport
+
+    report = VerifyReport.__new__(VerifyReport)
+    object.__setattr__(report, "divergences", ("one",))
+    with pytest.warns(DeprecationWarning, match="VerifyReport.places is now divergences"):
+        assert report.places == ("one",)

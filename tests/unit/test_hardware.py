@@ -35,7 +35,7 @@ def test_peaks_are_dense_figures() -> None:
     [("device", hardware.gpu), ("node", hardware.node), ("cluster", hardware.cluster)],
 )
 def test_unknown_names_are_refused_with_the_accepted_ones(kind: str, look_up) -> None:  # type: ignore[no-untyped-def]
-    with pytest.raises(UnknownNameError, match=f"unknown {kind} 'nothing'; accepted: a"):
+    with pytest.raises(UnknownNameError, match=f"unknown {kind} 'nothing'; expected a"):
         look_up("nothing")
 
 
@@ -81,7 +81,7 @@ def test_tcp_and_oversubscription_lower_the_bandwidth() -> None:
 def test_nodes_of_a_cluster_may_differ() -> None:
     mixed = ClusterSpec("mixed", (hardware.node("a800"), hardware.node("t4")), Network(latency_s=1e-5))
     assert not mixed.is_homogeneous
-    with pytest.raises(InputError, match=r"'mixed' has several kinds of node: .*; accepted: one kind"):
+    with pytest.raises(InputError, match=r"'mixed' has several kinds of node: .*; expected one kind"):
         _ = mixed.node
     assert (mixed.n_nodes, mixed.n_gpus, mixed.gpus_per_node) == (2, 12, 8)
     preset = hardware.cluster("v100-p100-t4-64")

@@ -165,13 +165,13 @@ def test_variants_differ_from_base_in_what_they_are_named_for_only(times):
 
 
 def test_generator_refuses_what_it_cannot_make(times):
-    with pytest.raises(InputError, match="accepted: 1 or more, of base, bp, mt"):
+    with pytest.raises(InputError, match="expected 1 or more, of base, bp, mt"):
         generate_jobs("other", 10, 1, times)
     with pytest.raises(InputError, match="cannot generate 0 jobs"):
         generate_jobs("base", 0, 1, times)
     with pytest.raises(UnknownNameError, match="workload with throughput"):
         generate_jobs("base", 100, 1, ReferenceTimes({}))
-    with pytest.raises(UnknownNameError, match="accepted: base"):
+    with pytest.raises(UnknownNameError, match="expected base"):
         statistics("other")
 
 
@@ -186,7 +186,7 @@ def test_requested_plan_counts_on_fewest_nodes_else_the_fastest_with_the_same_gp
     assert known.requested("vit", 4, "zero-dp").plan == "gc"
     assert known.best("vit", 4).iter_time_s == 0.5
     assert known.gpu_counts("vit") == (2, 4)
-    with pytest.raises(TraceError, match="no throughput on 8 GPUs; accepted: 2, 4"):
+    with pytest.raises(TraceError, match="no throughput on 8 GPUs; expected 2, 4"):
         known.requested("vit", 8, "ga")
 
 

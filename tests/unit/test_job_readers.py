@@ -143,13 +143,13 @@ def test_a_row_of_another_length_is_refused(write):
     for rows, message in [
         (
             good + "\nb,0,1,vit,1,8,0,ga,1,0,7\n",
-            "row 2, column 'number 11': found '7'; accepted: 10 cells a row",
+            "row 2, column 'number 11': found '7'; expected 10 cells a row",
         ),
         ("a,0,1,vit,1,8,0,ga,1,0,7\n" + good, "row 1, column 'number 11': found '7'"),
         (good.replace("\n", ",\n"), "row 1, column 'number 11': found ''"),
         (
             good + "b,0,1,vit,1,8,ga,1,0\n",
-            "row 2, column 'is_sla': found 'nothing'; accepted: 10 cells a row",
+            "row 2, column 'is_sla': found 'nothing'; expected 10 cells a row",
         ),
         (good + '"b,0,1,vit,1,8,0,ga,1,0\n', "cannot be read as CSV: .*EOF inside string"),
     ]:
@@ -182,7 +182,7 @@ def test_rows_of_another_length_are_refused_in_every_list(write):
         ),
     ]:
         path = write(text)
-        assert refused(read, path).startswith(f"{path}: {message}; accepted: ")
+        assert refused(read, path).startswith(f"{path}: {message}; expected ")
 
 
 def test_short_rows_are_found_in_later_pieces(pai, monkeypatch):
@@ -194,17 +194,17 @@ def test_short_rows_are_found_in_later_pieces(pai, monkeypatch):
 
 def test_a_column_that_occurs_twice_is_refused_if_it_is_read(write):
     message = refused(read_helios_jobs, write(HELIOS.replace("queue", "vc") + helios()))
-    assert "column(s) vc occur twice; accepted: each name once" in message
+    assert "column(s) vc occur twice; expected each name once" in message
     unread = HELIOS.replace("queue", "queue,queue") + helios()[:-1] + ",0\n"
     assert len(read_helios_jobs(write(unread)).table) == 1
 
 
 def test_names_and_whole_numbers_are_asked_for_in_every_list(write):
     for read, text, message in [
-        (read_helios_jobs, HELIOS + helios(job=""), "row 1, column 'job_id': found ''; accepted: a name"),
-        (read_philly_machines, ",8,24GB\n", "row 1, column 'machineId': found ''; accepted: a name"),
-        (read_openb_nodes, NODES + ",1,1,0,\n", "row 3, column 'sn': found ''; accepted: a name"),
-        (read_openb_nodes, NODES + "n2,1,1,0.5,\n", "row 3, column 'gpu': found '0.5'; accepted: a whole"),
+        (read_helios_jobs, HELIOS + helios(job=""), "row 1, column 'job_id': found ''; expected a name"),
+        (read_philly_machines, ",8,24GB\n", "row 1, column 'machineId': found ''; expected a name"),
+        (read_openb_nodes, NODES + ",1,1,0,\n", "row 3, column 'sn': found ''; expected a name"),
+        (read_openb_nodes, NODES + "n2,1,1,0.5,\n", "row 3, column 'gpu': found '0.5'; expected a whole"),
         (read_helios_quota, "date,vca,total\n2020-09-01,1.5,2\n", "row 1, column 'vca': found '1.5'"),
         (read_helios_quota, "date,vca,total\n2020-09-99,1,2\n", "row 1, column 'date': found '2020-09-99'"),
         (read_philly_jobs, json.dumps([philly(jobid=None)]), "row 1, column 'jobid': found None"),
@@ -226,7 +226,7 @@ def test_times_of_iso_8601_are_read_in_either_form(write):
     for wrong in ("2020-06-09", "09/06/2020 00:01:00", "2020-06-31T00:01:00", "20200609", "00:01:00"):
         row = helios().replace("2020-06-09 00:01:00", wrong)
         accepted = (
-            "accepted: a time such as 2020-06-09 18:41:01, 2020-06-09T18:41:01+08:00 or 1591728061, or n"
+            "expected a time such as 2020-06-09 18:41:01, 2020-06-09T18:41:01+08:00 or 1591728061, or n"
         )
         assert accepted in refused(read_helios_jobs, write(HELIOS + row))
         assert accepted in refused(read_philly_jobs, write(json.dumps([philly(submitted_time=wrong)])))
@@ -322,16 +322,16 @@ def test_node_traces_are_failures_that_the_simulator_takes(write):
 
 def test_broken_node_traces_are_refused_with_row_and_column(write):
     for text, message in [
-        ("5,add,a\n4,add,b\n", "row 2, column 'time': found 4; accepted: times that do not fall"),
+        ("5,add,a\n4,add,b\n", "row 2, column 'time': found 4; expected times that do not fall"),
         ("-5,add,a\n", "row 1, column 'time'"),
         ("1.5,add,a\n", "whole number of ms"),
-        ("0,add,a\n1,add,a\n", "row 2, column 'node': found 'a'; accepted: a node that was not added"),
+        ("0,add,a\n1,add,a\n", "row 2, column 'node': found 'a'; expected a node that was not added"),
         ("0,add,a\n1,remove,a\n2,add,a\n", "row 3, column 'node'"),
-        ("0,add,a\n1,remove,b\n", "row 2, column 'node': found 'b'; accepted: a node that is there: a"),
+        ("0,add,a\n1,remove,b\n", "row 2, column 'node': found 'b'; expected a node that is there: a"),
         ("0,remove,b\n", "a node that is there: none"),
-        ("0,explode,a\n", "column 'event': found 'explode'; accepted: add, remove"),
-        ("0,add\n", "row 1, column 'node': found 'nothing'; accepted: 3 cells a row"),
-        ("0,add,\n", "column 'node': found ''; accepted: a name"),
+        ("0,explode,a\n", "column 'event': found 'explode'; expected add, remove"),
+        ("0,add\n", "row 1, column 'node': found 'nothing'; expected 3 cells a row"),
+        ("0,add,\n", "column 'node': found ''; expected a name"),
         ("", "file is empty"),
     ]:
         with pytest.raises(TraceError) as caught:
@@ -431,7 +431,7 @@ def test_philly_jobs_that_contradict_the_machine_list_are_dropped(philly_file, w
 
 
 def test_contradictory_philly_machines_name_the_row(write):
-    with pytest.raises(TraceError, match=r"row 2, column 'number of GPUs': found 2; accepted: 8 as in"):
+    with pytest.raises(TraceError, match=r"row 2, column 'number of GPUs': found 2; expected 8 as in"):
         read_philly_machines(write("m1,8,24GB\nm1,2,12GB\n"))
 
 
@@ -439,11 +439,11 @@ def test_broken_philly_files_are_refused(write):
     for text, message in [
         ("", "file is empty"),
         ("{", "line 1, column 2"),
-        ("{}", "found dict; accepted: a JSON list"),
+        ("{}", "found dict; expected a JSON list"),
         ("[]", "a JSON list with a job or more"),
         ("[3]", "row 1, column 'job'"),
         (json.dumps([{"jobid": "a"}]), "row 1, column 'status': found 'nothing'"),
-        (json.dumps([philly(status="Odd")]), "column 'status': found 'Odd'; accepted: Pass, Killed, Failed"),
+        (json.dumps([philly(status="Odd")]), "column 'status': found 'Odd'; expected Pass, Killed, Failed"),
         (json.dumps([philly(submitted_time="soon")]), "column 'submitted_time': found 'soon'"),
         (json.dumps([philly(attempts=[3])]), "column 'attempts'"),
         (json.dumps([philly(attempts=[{"detail": [3]}])]), "column 'detail'"),
@@ -617,7 +617,7 @@ def test_pai_header_line_is_accepted_and_statuses_are_checked(pai, write):
         pai(tasks="j1,w,1,Terminated,110,890,150,1,1e30,T4\n")
     with pytest.raises(TraceError, match=r"row 1, column 'n_gpus': found .* up to 1e\+06 devices"):
         pai(tasks="j1,w,1e9,Terminated,110,890,150,1,1e9,T4\n")
-    with pytest.raises(TraceError, match="row 2, column 'cap_gpu': found 2; accepted: 8"):
+    with pytest.raises(TraceError, match="row 2, column 'cap_gpu': found 2; expected 8"):
         read_pai_machines(write("m1,T4,96,512,8\nm1,T4,96,512,2\n"))
     with pytest.raises(TraceError, match=r"row 1, column .cap_gpu.: found '1\.5'"):
         read_pai_machines(write("m1,T4,96,512,1.5\n"))
@@ -671,7 +671,7 @@ def test_openb_nodes_are_read_and_contradictions_refused(write):
     assert table["memory_bytes"].tolist() == [2.0**30, 2.0**31]
     assert table["gpu"].tolist() == ["", "V100M32"]
     assert reasons(report) == {"node occurs again with the same resources": (3,)}
-    with pytest.raises(TraceError, match="row 3, column 'sn': found 'n1'; accepted: one row a node"):
+    with pytest.raises(TraceError, match="row 3, column 'sn': found 'n1'; expected one row a node"):
         read_openb_nodes(write(NODES + "n1,96000,2048,4,V100M32\n"))
 
 

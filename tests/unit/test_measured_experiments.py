@@ -160,5 +160,5 @@ def test_a_damaged_environment_file_is_refused(environment, change, message):
 
 
 def test_a_cluster_of_ones_own_needs_all_tables():
-    with pytest.raises(InputError, match="cluster 'mine': 'gpu'; accepted: n_nodes, and the tables gpu"):
+    with pytest.raises(InputError, match="cluster 'mine': 'gpu'; expected n_nodes, and the tables gpu"):
         cluster_from("mine", {"n_nodes": 1})

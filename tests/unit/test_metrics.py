@@ -126,7 +126,7 @@ def test_nodes_that_fail_or_join_change_what_is_present() -> None:
 
 def test_a_node_event_on_a_node_that_is_not_there_is_refused() -> None:
     table = events((0.0, "node_failed", "", "7", 0, "", math.nan))
-    with pytest.raises(TraceError, match=r"'7'.*accepted: 0 to 1"):
+    with pytest.raises(TraceError, match=r"'7'.*expected 0 to 1"):
         allocation_over_time(table, toy_nodes(2, 2))
 
 
@@ -345,5 +345,5 @@ def test_spells_need_most_devices_and_room_and_join_without_a_break():
 
 def test_a_schedule_that_is_not_of_the_catalogue_is_refused():
     odd = [(*row[:3], row[3].replace("0:1", "0:2"), row[4] * 2, row[5]) for row in LONE]
-    with pytest.raises(TraceError, match="accepted: a configuration of the catalogue"):
+    with pytest.raises(TraceError, match="expected a configuration of the catalogue"):
         idle(*odd)

@@ -88,7 +88,7 @@ def test_generated_lists_request_what_the_source_has(tables, lists):
 
 def test_a_source_without_any_requested_workload_is_refused():
     source = EmulatedSource(TESTBED, calibration="L1", seed=0, noise=1.0)
-    with pytest.raises(TraceError, match="workloads with throughput: t5_3B; accepted: at least one of bert"):
+    with pytest.raises(TraceError, match="workloads with throughput: t5_3B; expected at least one of bert"):
         generated({"t5_3B": source.load("t5_3B")})
 
 
@@ -285,7 +285,7 @@ PAIRED = {"sia": [1.0, 4.0, 9.0], "fifo": [4.0, 16.0, 4.5], "sjf": [1.0, 1.0, 1.
 def test_a_cluster_has_whole_nodes(toys):
     assert of_size(toys["base"].cluster, 12).n_nodes == 3
     for n_gpus in (0, 6):
-        with pytest.raises(InputError, match=f"cluster of {n_gpus} GPUs; accepted: a multiple of the 4"):
+        with pytest.raises(InputError, match=f"cluster of {n_gpus} GPUs; expected a multiple of the 4"):
             of_size(toys["base"].cluster, n_gpus)
 
 

@@ -78,7 +78,7 @@ def test_rows_name_their_family_flag_and_threads(throughput):
 
 
 def test_unknown_form_and_unknown_cluster(throughput):
-    with pytest.raises(UnknownNameError, match="accepted: extended, published"):
+    with pytest.raises(UnknownNameError, match="expected extended, published"):
         fit_workloads([throughput], CLUSTER, ["third"])
     with pytest.raises(UnknownNameError, match=CLUSTER):
         ran("sensitivity", throughput, cluster="a900-64")

@@ -77,7 +77,7 @@ def test_both_arms_run_the_same_mixes_and_only_one_chooses(studied):
 
 
 def test_a_source_without_the_requested_threads_is_refused():
-    with pytest.raises(InputError, match=r"CPU threads \(2, 24\); accepted: 8"):
+    with pytest.raises(InputError, match=r"CPU threads \(2, 24\); expected 8"):
         study(workloads=("llama7",), cpu_threads=(2, 24))
 
 

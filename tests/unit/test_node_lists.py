@@ -147,10 +147,10 @@ def test_the_command_line_takes_lists_of_nodes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "options", "message"),
     [
-        (LISTS["philly"][0], (), "found '24GB'; accepted: a800-80"),
-        (LISTS["philly"][0], ("--gpu-as", "24GB=h100"), "found '24GB'; accepted: a800-80"),
+        (LISTS["philly"][0], (), "found '24GB'; expected a800-80"),
+        (LISTS["philly"][0], ("--gpu-as", "24GB=h100"), "found '24GB'; expected a800-80"),
         (LISTS["openb"][0], ("--gpu-as", "G2=t4-16"), "has no GPU of type 'G2', which is to be replaced"),
-        (LISTS["openb"][0], ("--gpu-as", "G2"), "'G2'; accepted: a type of the list and a device"),
+        (LISTS["openb"][0], ("--gpu-as", "G2"), "'G2'; expected a type of the list and a device"),
         (LISTS["openb"][0], ("--nodes", "3"), "has several kinds of node"),
         (LISTS["openb"][0], ("--predictions", "sampled"), "no constants of the performance model"),
         (
@@ -158,14 +158,14 @@ def test_the_command_line_takes_lists_of_nodes(tmp_path: Path) -> None:
             ("--source", "measured", "--measured-dir", "."),
             "no tables for the types of GPU",
         ),
-        ("a,b\n1,2\n", (), "are of no known list of nodes; accepted: own: node_id"),
+        ("a,b\n1,2\n", (), "are of no known list of nodes; expected own: node_id"),
         (
             OWN + "n,2,1,1,t4\nn,4,1,1,t4\n",
             (),
-            "row 2, column 'node_id': found 'n'; accepted: one row per node",
+            "row 2, column 'node_id': found 'n'; expected one row per node",
         ),
         (OWN + "n,2.5,1,1,t4\n", (), "row 1, column 'n_gpus': found '2.5'"),
-        (OWN + "n,0,1,1,t4\n", (), "0 nodes with up to 0 GPUs; accepted: from 1"),
+        (OWN + "n,0,1,1,t4\n", (), "0 nodes with up to 0 GPUs; expected from 1"),
         ("", (), "the file is empty"),
     ],
 )

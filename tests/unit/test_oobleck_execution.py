@@ -32,7 +32,7 @@ from own_chain import Words
 from makespan.errors import InputError, UnknownNameError
 from makespan.oobleck.chain import Chain, load_chain, load_microbatch
 from makespan.oobleck.job import ChainJob, job_from
-from makespan.oobleck.oracle import Oracle
+from makespan.oobleck.oracle import ReferenceTrainer
 from makespan.oobleck.plan import HybridPlan, Pipeline, PipelineTemplate, Stage, plan_from, plan_values
 from makespan.oobleck.stage import (
     HeldLayers,
@@ -169,11 +169,11 @@ def test_jobs_and_plans_are_read_as_they_were_written():
         ({"model": "gtp"}, "unknown model 'gtp'.*file.py:function.*'gpt'"),
         ({"model_options": {"width": 3}}, "model_options are {'width': 3}.*width"),
         ({"model_options": {"hidden": 7}}, "hidden 7"),
-        ({"optimizer": "adams"}, "unknown optimizer 'adams'; accepted: adam, adamw, sgd"),
+        ({"optimizer": "adams"}, "unknown optimizer 'adams'; expected adam, adamw, sgd"),
         ({"dtype": "float16"}, "unknown dtype"),
         ({"reduction": "ring"}, "unknown reduction"),
-        ({"n_microbatches": 0}, "n_microbatches is 0; accepted: a whole number >= 1"),
-        ({"learning_rate": float("nan")}, "learning_rate is nan; accepted: a number > 0"),
+        ({"n_microbatches": 0}, "n_microbatches is 0; expected a whole number >= 1"),
+        ({"learning_rate": float("nan")}, "learning_rate is nan; expected a number > 0"),
         ({"clip_norm": 0.0}, "clip_norm is 0.0"),
     ],
 )
@@ -189,9 +189,9 @@ def own_job(root, name, **changes):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("chains", "chains is None there; accepted: a function"),
-        ("no_chain", "returned Linear; accepted: a Chain"),
-        ("without_layers", "a chain without layers; accepted: one or more"),
+        ("chains", "chains is None there; expected a function"),
+        ("no_chain", "returned Linear; expected a Chain"),
+        ("without_layers", "a chain without layers; expected one or more"),
     ],
 )
 def test_a_function_that_returns_no_usable_chain_is_refused(root, name, message):
@@ -205,18 +205,18 @@ def test_options_and_samples_of_a_chain_are_checked(root, tmp_path):
     file = root / "tests" / "support" / OWN
     with pytest.raises(InputError, match=r"unexpected keyword argument 'depth'.*given: {'depth': 3}"):
         load_chain(small_job(model=f"{file}:chain", model_options={"depth": 3}))
-    with pytest.raises(InputError, match="11 samples; accepted: those of a global batch or more, 6 micro"):
+    with pytest.raises(InputError, match="11 samples; expected those of a global batch or more, 6 micro"):
         load_chain(small_job(model=f"{file}:chain", model_options={"n_samples": 11}))
-    with pytest.raises(InputError, match=r"layer 1 is int; accepted: a torch\.nn\.Module"):
+    with pytest.raises(InputError, match=r"layer 1 is int; expected a torch\.nn\.Module"):
         StageExecutor(own_job(root, "of_numbers")).hold([1])
 
 
 @pytest.mark.parametrize(
     ("ties", "message"),
     [
-        ([((0, "weight"), (9, "weight"))], "layer 9; accepted: layers 0 to 1"),
-        ([((1, "weight"), (0, "weight"))], "accepted: an earlier layer, then a later"),
-        ([((0, "weight"), (1, "bias"))], "tied weight 'bias' of layer 1; accepted: weight"),
+        ([((0, "weight"), (9, "weight"))], "layer 9; expected layers 0 to 1"),
+        ([((1, "weight"), (0, "weight"))], "expected an earlier layer, then a later"),
+        ([((0, "weight"), (1, "bias"))], "tied weight 'bias' of layer 1; expected weight"),
     ],
 )
 def test_ties_of_what_is_not_there_are_refused(ties, message, tmp_path, monkeypatch):
@@ -272,7 +272,7 @@ def test_layers_that_draw_from_numpy_or_python_follow_from_the_position(root):
         nodes = Nodes(job)
         nodes.connect(plan)
         losses.append([one.loss for one in nodes.iterate(0, 2)[0]])
-    oracle = Oracle(job)
+    oracle = ReferenceTrainer(job)
     assert losses[0] == losses[1] == [oracle.iterate(iteration, plan) for iteration in range(2)]
     assert {layer: {oracle.checksum(layer)} for layer in range(4)} == nodes.checksums()
 
@@ -282,8 +282,8 @@ def test_layers_that_draw_from_numpy_or_python_follow_from_the_position(root):
     [
         ("with_generator", r"layer 1 \(OwnGenerator\) returns something else for the same input, position"),
         ("with_count", r"layer 1 \(Counting\) returns something else .*keep no state from pass to pass"),
-        ("with_mask", r"layer 1 \(WithMask\) returns a tuple with NoneType at place 1; accepted: a tensor"),
-        ("with_nothing", r"layer 1 \(Silent\) returns NoneType; accepted: a tensor or a tuple of tensors"),
+        ("with_mask", r"layer 1 \(WithMask\) returns a tuple with NoneType at place 1; expected a tensor"),
+        ("with_nothing", r"layer 1 \(Silent\) returns NoneType; expected a tensor or a tuple of tensors"),
         ("with_late_buffer", r"layer 1 \(Late\): a pass adds or removes 'mean'"),
         (
             "with_sparse_gradients",
@@ -291,12 +291,12 @@ def test_layers_that_draw_from_numpy_or_python_follow_from_the_position(root):
         ),
         ("with_extra_state", r"layer 1, itself: Extra keeps extra state \(get_extra_state\)"),
         ("with_lazy_layer", r"layer 1, itself: LazyLinear has no shape yet for its parameter 'weight'"),
-        ("with_loss_and_logs", "the loss of the chain returned tuple; accepted: a tensor with one value"),
+        ("with_loss_and_logs", "the loss of the chain returned tuple; expected a tensor with one value"),
         (
             "with_triples",
-            r"sample \d+ of the data set is a tuple of 3; accepted: a pair of inputs and targets",
+            r"sample \d+ of the data set is a tuple of 3; expected a pair of inputs and targets",
         ),
-        ("with_dictionaries", r"sample \d+ of the data set is a dict of 2; accepted: a pair"),
+        ("with_dictionaries", r"sample \d+ of the data set is a dict of 2; expected a pair"),
     ],
 )
 def test_what_pipelines_cannot_train_is_rejected_by_name_before_the_first_step(root, name, message):
@@ -338,7 +338,7 @@ def test_losses_and_samples_that_keep_state_are_rejected_before_the_first_step(r
 def test_an_optimizer_whose_state_nodes_cannot_copy_is_rejected_when_layers_are_built(root, name, message):
     job = replace(own_job(root, "with_optimizer"), model_options={"name": name})
     with pytest.raises(InputError, match=message):
-        Oracle(job)
+        ReferenceTrainer(job)
 
 
 @pytest.mark.parametrize("name", ["with_random_loss", "with_optimizer"])
@@ -346,7 +346,7 @@ def test_what_is_looked_at_before_the_first_step_changes_no_bit(root, name):
     job, plan = own_job(root, name), plan_of(((0,), (2,), 6))
     if name == "with_optimizer":
         job = replace(job, model_options={"name": "adam"})
-    nodes, oracle = Nodes(job), Oracle(job)
+    nodes, oracle = Nodes(job), ReferenceTrainer(job)
     nodes.connect(plan)
     losses = [one.loss for one in nodes.iterate(0, 2)[0]]
     assert losses == [oracle.iterate(iteration, plan) for iteration in range(2)]
@@ -386,13 +386,13 @@ def bad_plan(kind):
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        ("gap", r"stages that end at \[2, 6\]; accepted: all 6 layers"),
-        ("short", r"stages that end at \[5\]; accepted: all 6 layers"),
-        ("gpus", "pipeline 0 on nodes .* has a stage on 2 GPUs; accepted in a run: one GPU a stage"),
-        ("batch", "plan of 5 microbatches; accepted: those of the job, 6"),
-        ("none", "pipeline 1 on nodes .* has 0 microbatches; accepted: 1 or more"),
-        ("twice", "accepted: each node once"),
-        ("nodes", "has 1 stages; accepted in a run: one a node"),
+        ("gap", r"stages that end at \[2, 6\]; expected all 6 layers"),
+        ("short", r"stages that end at \[5\]; expected all 6 layers"),
+        ("gpus", "pipeline 0 on nodes .* has a stage on 2 GPUs; expected one GPU per stage"),
+        ("batch", "plan of 5 microbatches; expected those of the job, 6"),
+        ("none", "pipeline 1 on nodes .* has 0 microbatches; expected 1 or more"),
+        ("twice", "expected each node once"),
+        ("nodes", "has 1 stages; expected one per node"),
     ],
 )
 def test_a_plan_that_cannot_be_run_is_refused(kind, message):
@@ -405,7 +405,7 @@ def test_an_optimizer_says_what_it_cannot_do(root):
         StageExecutor(small_job(optimizer="sgd", optimizer_options={"betas": 1})).hold([0])
     executor = StageExecutor(small_job())
     executor.hold([0, 1])
-    with pytest.raises(InputError, match=r"state of layer 1 with .*; accepted: .* with the same shapes"):
+    with pytest.raises(InputError, match=r"state of layer 1 with .*; expected .* with the same shapes"):
         executor.load_layer_state(1, executor.layer_state(0))
 
 
@@ -425,7 +425,7 @@ def test_an_optimizer_says_what_it_cannot_do(root):
 )
 def test_any_cut_of_a_small_model_gives_the_bits_of_the_oracle(plan, changes):
     job = small_job(warmup_steps=2, **changes)
-    nodes, oracle = Nodes(job), Oracle(job)
+    nodes, oracle = Nodes(job), ReferenceTrainer(job)
     nodes.connect(plan)
     facts = nodes.iterate(0, 3)
     assert [one.loss for one in facts[0]] == [oracle.iterate(iteration, plan) for iteration in range(3)]
@@ -446,7 +446,7 @@ def test_shapes_are_sent_once_a_plan_and_must_stay_as_they_are(root, monkeypatch
     nodes.connect(plan_of(((0, 1), (2, 3), 6)))
     with pytest.raises(
         InputError,
-        match=r"layer 1 returned .*\((1|2), 4\).* after .*\((1|2), 4\).*; accepted: the same",
+        match=r"layer 1 returned .*\((1|2), 4\).* after .*\((1|2), 4\).*; expected the same",
     ):
         nodes.iterate(0)
 
@@ -466,7 +466,7 @@ def test_a_sequence_of_plans_with_copies_gives_the_bits_of_the_oracle():
     first = plan_of(((0, 1), (3, 6), 3), ((2, 3), (2, 6), 3))
     second = plan_of(((0,), (6,), 2), ((2, 1), (4, 6), 4))  # node 3 is gone, 0 and 2 lack layers
     third = plan_of(((5, 2), (3, 6), 5), ((1,), (6,), 1))  # node 0 leaves, 5 is new
-    nodes, oracle = Nodes(job), Oracle(job)
+    nodes, oracle = Nodes(job), ReferenceTrainer(job)
     nodes.connect(first)
     nodes.iterate(0, 2)
     nodes.connect(second, copies=[(layer, 1, 0) for layer in (3, 4, 5)] + [(2, 0, 2), (3, 1, 2)])
@@ -505,7 +505,7 @@ def test_a_step_is_done_once_and_never_without_its_gradients():
     nodes.connect(plan_of(((0,), (6,), 6)))
     nodes.iterate(0)
     executor = nodes.executors[0]
-    with pytest.raises(InputError, match="gradients are not there; accepted: apply after reduce"):
+    with pytest.raises(InputError, match="gradients are not there; expected apply after reduce"):
         executor.apply()
     executor.compute(1)
     executor.reduce()
@@ -590,7 +590,7 @@ def test_whoever_waits_is_released_when_nodes_are_lost(lost, reduction):
     also = [node for node in survivors if node not in plan.nodes]
     nodes.connect(plan, also, copies)
     nodes.iterate(1, 2)
-    oracle = Oracle(job)
+    oracle = ReferenceTrainer(job)
     for iteration, one in enumerate([THREE, plan, plan]):
         oracle.iterate(iteration, one)
     if reduction == "ordered":
@@ -674,4 +674,4 @@ def test_disconnecting_closes_every_connection():
 
 
 def test_sizes_of_the_small_job_are_those_of_six_layers():
-    assert Oracle(small_job()).n_layers == SMALL["n_layers"] + 2
+    assert ReferenceTrainer(small_job()).n_layers == SMALL["n_layers"] + 2

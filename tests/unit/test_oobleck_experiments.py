@@ -167,7 +167,7 @@ def test_without_tables_nothing_is_decided():
     ("text", "message"),
     [
         ("failure_traces: {2h: 3}", "2h"),
-        ("failure_traces: {1h: 1}", "accepted: at least 2"),
+        ("failure_traces: {1h: 1}", "expected at least 2"),
         ("checkpoint_model: GPT-5", "GPT-5"),
         ("assumptions: {slow_down: 0.5}", "slow_down"),
         ("horizon_s: 3", "horizon_s: unknown key"),

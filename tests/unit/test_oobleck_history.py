@@ -39,7 +39,7 @@ def test_a_line_that_was_cut_off_is_dropped(tmp_path):
 @pytest.mark.parametrize("text", ["a,b\n1,2\n", "", "iteration,loss\n"])
 def test_another_table_of_that_name_is_refused_before_anything_starts(tmp_path, text):
     (tmp_path / "iterations.csv").write_text(text)
-    with pytest.raises(InputError, match=r"iterations\.csv has the columns .*accepted: call,iteration"):
+    with pytest.raises(InputError, match=r"iterations\.csv has the columns .*expected call,iteration"):
         _History(ITERATIONS, tmp_path, 0)
     assert (tmp_path / "iterations.csv").read_text() == text
 

@@ -179,7 +179,7 @@ def test_a_hole_is_named():
         template_sizes(3, 1, 13, most_possible=3)
     with pytest.raises(GuaranteeUnsatisfiable, match="cannot use 7 nodes"):
         covering_templates(simple(1, 1, 1), 13, 1, n0=3)
-    with pytest.raises(InputError, match=r"5 nodes; accepted: at least \(f \+ 1\) n0 = 6"):
+    with pytest.raises(InputError, match=r"5 nodes; expected at least \(f \+ 1\) n0 = 6"):
         template_sizes(3, 1, 5)
     with pytest.raises(InputError, match="n0 = 0"):
         template_sizes(0, 1, 5)
@@ -238,21 +238,21 @@ def test_a_model_that_fits_nowhere_says_what_it_needs():
     [
         (
             '{"layers": [{"forward_ms": 0, "backward_ms": 1}]}',
-            "layer 0: forward_s is 0.0; accepted: a finite",
+            "layer 0: forward_s is 0.0; expected a finite",
         ),
         ("[1, -3]", "layer 1: forward_s is -0.001"),
         ('[{"forward_ms": NaN, "backward_ms": 1}]', "layer 0: forward_s is nan"),
         ('[{"forward_ms": 1, "backward_ms": Infinity}]', "layer 0: backward_s is inf"),
         ('[{"forward_ms": 1}]', "layer 0: 'backward_ms' is missing"),
         ('[{"forward_ms": 1, "backward_ms": 1, "fwd": 2}]', "layer 0: 'fwd' is unknown"),
-        ('[{"forward_ms": "1", "backward_ms": 1}]', "forward_ms is '1'; accepted: a number"),
+        ('[{"forward_ms": "1", "backward_ms": 1}]', "forward_ms is '1'; expected a number"),
         ("[null]", "layer 0: is None"),
         ("[]", "0 layers, 1 samples"),
         ("{}", "has no list of layers"),
         ("[1, 2", "cannot be read as a layer profile"),
         (f"[1{'0' * 400}]", "layer 0 is larger than any"),
         ("[" * 100_000, "cannot be read as a layer profile"),
-        ("[1e9]", "its layers take 1000000 s; accepted: at most 1000 s"),
+        ("[1e9]", "its layers take 1000000 s; expected at most 1000 s"),
         ('{"layers": [1], "micro_batch_size": 1.5}', "micro_batch_size is 1.5"),
         ('[{"forward_ms": 1, "backward_ms": 1, "mem_required": [1]}]', "mem_required is [1]"),
         ('[{"forward_ms": 1, "backward_ms": 1, "mem_required": [-1, 0]}]', "parameter_bytes is -1.0"),
@@ -395,7 +395,7 @@ def test_templates_come_back_as_they_were_written(tmp_path):
         ('[{"n": 1, "S": 1000000000, "T": 1}]', "template 0: S is 1000000000"),
         ('[{"n": 1, "S": 1, "T": NaN}]', "template 0: T is nan"),
         ('[{"n": 1, "S": 1, "T": 1}, {"n": 1, "S": 1, "T": 1}]', "template 1: is the second for 1 nodes"),
-        ('[{"n": 1, "S": 2, "T": 1, "latencies": [1]}]', "layers_per_stage is None; accepted: a list of 2"),
+        ('[{"n": 1, "S": 2, "T": 1, "latencies": [1]}]', "layers_per_stage is None; expected a list of 2"),
         (
             '[{"n": 2, "S": 1, "T": 1, "latencies": [1], "layers_per_stage": [1], "gpus_per_stage": [1]}]',
             "1 GPUs on 2 nodes",

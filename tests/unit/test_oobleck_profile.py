@@ -64,7 +64,7 @@ def test_activations_are_what_the_backward_pass_needs(root):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"repeats": 4}, "repeats is 4; accepted: a whole number >= 5"),
+        ({"repeats": 4}, "repeats is 4; expected a whole number >= 5"),
         ({"warm_ups": -1}, "warm_ups is -1"),
         ({"n_replicas": 0}, "n_replicas is 0"),
     ],
@@ -77,7 +77,7 @@ def test_too_few_runs_are_refused(changes, message):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["gpt", "--set", "model=3"], "--set 'model=3'; accepted: model.NAME=VALUE or optimizer.NAME=VALUE"),
+        (["gpt", "--set", "model=3"], "--set 'model=3'; expected model.NAME=VALUE or optimizer.NAME=VALUE"),
         (["gpt", "--set", "loss.eps=3"], "--set 'loss.eps=3'; accepted"),
         (["gpd"], "unknown model 'gpd'"),
         (["gone.py:build"], "gone.py: no such file"),

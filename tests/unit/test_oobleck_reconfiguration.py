@@ -102,7 +102,7 @@ def test_what_a_merged_pipeline_can_spare_is_lent_where_that_keeps_a_pipeline():
 
 
 def test_fewer_nodes_than_one_pipeline_needs_are_refused():
-    with pytest.raises(InsufficientNodes, match=r"1 node\(s\) are left; accepted: 2 or more"):
+    with pytest.raises(InsufficientNodes, match=r"1 node\(s\) are left; expected 2 or more"):
         regroup([[0, 1], [2, 3]], [1, 2, 3], 2)
 
 
@@ -151,12 +151,12 @@ def test_more_losses_than_f_are_survived_where_a_copy_is_left():
 
 
 def test_too_few_nodes_end_training_or_degrade_it():
-    with pytest.raises(InsufficientNodes, match=r"3 node\(s\) are left; accepted: 4 or more"):
+    with pytest.raises(InsufficientNodes, match=r"3 node\(s\) are left; expected 4 or more"):
         changed([[0, 1], [2, 3]], [3])
     found = changed([[0, 1], [2, 3]], [3], policy="degrade")
     assert nodes_of(found) == [[2, 0, 1]]
     assert found.f == 0
-    with pytest.raises(InsufficientNodes, match=r"1 node\(s\) are left; accepted: 2 or more"):
+    with pytest.raises(InsufficientNodes, match=r"1 node\(s\) are left; expected 2 or more"):
         changed([[0, 1], [2, 3]], [1, 2, 3], policy="degrade", held={0: range(5)})
 
 
@@ -391,7 +391,7 @@ def test_the_order_of_arguments_changes_nothing():
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"lost": [99]}, r"lost node\(s\) \[99\]; accepted: nodes of a pipeline"),
+        ({"lost": [99]}, r"lost node\(s\) \[99\]; expected nodes of a pipeline"),
         ({"drained": [99]}, r"drained node\(s\) \[99\]"),
         ({"lost": [1], "drained": [1]}, r"node\(s\) \[1\] both lost and drained"),
         ({"joined": [1]}, r"node\(s\) \[1\] twice"),

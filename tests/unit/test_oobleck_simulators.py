@@ -140,7 +140,7 @@ def test_simulate_from_the_command_line(tmp_path, monkeypatch):
     for arguments, message in (
         (["--trace", "7h"], "7h"),
         (["--trace", "10m", "--cost", "regroup_s=-1"], "regroup_s=-1"),
-        (["--trace", "10m", "--cost", "colour=1"], "accepted: NAME=NUMBER"),
+        (["--trace", "10m", "--cost", "colour=1"], "expected NAME=NUMBER"),
         (["--trace", "10m", "--defects", "D99"], "D99"),
         (["--trace", "10m", "--config", "mkdocs.yml"], "oobleck.simulation"),
     ):

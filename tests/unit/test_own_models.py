@@ -153,11 +153,11 @@ def test_mistakes_in_own_tables_are_named(tmp_path: Path) -> None:
     source = MeasuredSource(tmp_path)
     write_csv(table("other"), tmp_path / "mine.csv", THROUGHPUT)
     with pytest.raises(
-        TraceError, match=r"mine\.csv: row 1, column 'workload': found 'other'; accepted: mine"
+        TraceError, match=r"mine\.csv: row 1, column 'workload': found 'other'; expected mine"
     ):
         source.load("mine")
     write_csv(table("mine").assign(global_batch_size=[96] * 7 + [48]), tmp_path / "mine.csv", THROUGHPUT)
-    with pytest.raises(TraceError, match="row 8, column 'global_batch_size': found 48; accepted: 96"):
+    with pytest.raises(TraceError, match="row 8, column 'global_batch_size': found 48; expected 96"):
         source.load("mine")
     write_csv(table("mine", 6), tmp_path / "mine.csv", THROUGHPUT)
     with pytest.raises(TraceError, match=r"global batch of 6 samples cannot be split over 4 replicas"):

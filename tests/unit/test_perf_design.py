@@ -195,7 +195,7 @@ def test_table_without_usable_rows_is_refused(bert):
 
 def test_infeasible_rows_make_no_points(bert):
     frame = bert.assign(feasible=False)
-    with pytest.raises(TraceError, match="accepted: feasible rows of 'bert'"):
+    with pytest.raises(TraceError, match="expected feasible rows of 'bert'"):
         points_from_table(frame, "bert", ENVIRONMENT)
 
 

@@ -21,7 +21,7 @@ FILES = sorted(Path(makespan.policies.__file__).parent.rglob("*.py"))
 def test_a_policy_is_found_by_its_name():
     assert policy("fifo") is REGISTRY["fifo"]
     assert policy_names() == tuple(sorted(REGISTRY))
-    with pytest.raises(UnknownNameError, match=r"unknown policy 'fifi'; accepted: .*Did you mean 'fifo'\?"):
+    with pytest.raises(UnknownNameError, match=r"unknown policy 'fifi'; expected .*Did you mean 'fifo'\?"):
         policy("fifi")
 
 

@@ -119,7 +119,7 @@ def test_a_file_is_read_again_when_it_has_changed(file):
 def test_one_of_several_policies_of_a_file_is_named_behind_a_colon(file):
     path = file("(Mine(),)", '(Mine(), Mine(name="other"))')
     assert policy(f"{path}:other").name == "other"
-    with pytest.raises(PolicyError, match=r"has 2 policies; accepted: .*mine.py:mine or .*mine.py:other"):
+    with pytest.raises(PolicyError, match=r"has 2 policies; expected .*mine.py:mine or .*mine.py:other"):
         policy(path)
     with pytest.raises(PolicyError, match=r"no policy in POLICIES has the name 'third'; found: mine, other"):
         policy(f"{path}:third")
@@ -141,15 +141,15 @@ def test_policies_of_one_name_are_told_apart_before_anything_runs(file):
         ("from dataclasses import", "1 / 0\nimport", "mine.py, line 2: ZeroDivisionError: division by zero"),
         ("from dataclasses import", "raise SystemExit\nimport", "mine.py, line 2: SystemExit: "),
         ("import Room", "import Rom", "mine.py, line 4: ImportError: cannot import name 'Rom'"),
-        ("POLICIES =", "policies =", "mine.py: no POLICIES; accepted: a tuple of policies"),
+        ("POLICIES =", "policies =", "mine.py: no POLICIES; expected a tuple of policies"),
         ("(Mine(),)", "Mine()", "mine.py: POLICIES is Mine "),
-        ("(Mine(),)", "(Mine,)", "mine.py: Mine is a class; accepted: an object of it, Mine()"),
+        ("(Mine(),)", "(Mine,)", "mine.py: Mine is a class; expected an object of it, Mine()"),
         (
             "float | None = None",
             "float = float('nan')",
-            "mine.py: Mine.interval_s is nan; accepted: a finite",
+            "mine.py: Mine.interval_s is nan; expected a finite",
         ),
-        ('"mine"', '"../mine"', "mine.py: Mine.name is '../mine'; accepted: letters"),
+        ('"mine"', '"../mine"', "mine.py: Mine.name is '../mine'; expected letters"),
         ("def decide", "def decode", "mine.py: Mine is no policy, it has no decide (AttributeError"),
     ],
 )
@@ -165,13 +165,13 @@ def test_what_is_no_regular_file_is_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("folder.py").mkdir()
     for name, expected in (
-        ("none.py", "none.py: no such file; accepted: a policy file with the ending .py"),
-        ("folder.py", "folder.py: is no regular file; accepted: a policy file"),
-        ("./mine", "./mine: accepted: a policy file with the ending .py"),
+        ("none.py", "none.py: no such file; expected a policy file with the ending .py"),
+        ("folder.py", "folder.py: is no regular file; expected a policy file"),
+        ("./mine", "./mine: expected a policy file with the ending .py"),
     ):
         assert message("simulate", "--policy", name).startswith(expected)
     assert message("simulate", "--policy", "mine").startswith(
-        "unknown policy 'mine'; accepted: FILE.py, antman,"
+        "unknown policy 'mine'; expected FILE.py, antman,"
     )
 
 
@@ -202,15 +202,15 @@ def test_a_broken_policy_of_the_registry_concerns_only_those_who_ask_for_it(file
 @pytest.mark.parametrize(
     ("answer", "expected"),
     [
-        ("None", "decide returned None; accepted: a pair of a Decision and what to remember"),
+        ("None", "decide returned None; expected a pair of a Decision and what to remember"),
         ("Decision(changes)", "decide returned Decision(changes="),
         ("changes, state", "decide returned ({"),
         ("Decision(list(changes.items()) * 2), state", "changes are [("),
-        ("Decision(None), state", "changes are None; accepted: a mapping from the name of a job to an"),
-        ("Decision({'nobody': first}), state", "job 'nobody': neither waits nor runs; accepted: a job of"),
+        ("Decision(None), state", "changes are None; expected a mapping from the name of a job to an"),
+        ("Decision({'nobody': first}), state", "job 'nobody': neither waits nor runs; expected a job of"),
         ("Decision({None: first}), state", "job None: neither waits nor runs"),
-        ("Decision({'a': 3}), state", "job 'a': shall have 3; accepted: an Allocation of a Configuration"),
-        ("Decision({'a': Allocation(first.configuration, (9,))}), state", "there is no node 9; accepted: 0"),
+        ("Decision({'a': 3}), state", "job 'a': shall have 3; expected an Allocation of a Configuration"),
+        ("Decision({'a': Allocation(first.configuration, (9,))}), state", "there is no node 9; expected 0"),
         ("Decision({'a': Allocation(first.configuration, (-1,))}), state", "there is no node -1; accepted"),
         (
             "Decision({'a': Allocation(first.configuration, (0.5,))}), state",
@@ -222,10 +222,10 @@ def test_a_broken_policy_of_the_registry_concerns_only_those_who_ask_for_it(file
             "Decision(dict.fromkeys('abc', first)), state",
             "job 'c': cannot have 0:1: node 0 has 0 free GPU(s)",
         ),
-        ("Decision(changes, float('nan')), state", "wake_up_s is nan; accepted: a later time"),
-        ("Decision(changes, float('inf')), state", "wake_up_s is inf; accepted: a later time"),
-        ("Decision(changes, -1), state", "wake_up_s is -1; accepted: a later time"),
-        ("Decision(changes, 'soon'), state", "wake_up_s is 'soon'; accepted: a later time"),
+        ("Decision(changes, float('nan')), state", "wake_up_s is nan; expected a later time"),
+        ("Decision(changes, float('inf')), state", "wake_up_s is inf; expected a later time"),
+        ("Decision(changes, -1), state", "wake_up_s is -1; expected a later time"),
+        ("Decision(changes, 'soon'), state", "wake_up_s is 'soon'; expected a later time"),
     ],
 )
 def test_an_answer_that_is_no_decision_is_reported_with_the_file(file, toys, answer, expected):
@@ -273,9 +273,7 @@ def test_an_object_that_is_no_policy_is_refused_before_anything_runs(toys):
     for wrong, expected in (("fifo", "str is no policy, it has no name"), (None, "NoneType is no policy")):
         with pytest.raises(PolicyError, match=expected):
             simulate(toys.jobs, toys.cluster, toys.catalogue, wrong, restart_delay_s=1.0)
-    with pytest.raises(
-        PolicyError, match=r"/queues.py: Fifo is a class; accepted: an object of it, Fifo\(\)"
-    ):
+    with pytest.raises(PolicyError, match=r"/queues.py: Fifo is a class; expected an object of it, Fifo\(\)"):
         check_policy(type(policy("fifo")))
 
 
@@ -321,7 +319,7 @@ def test_a_loop_that_swallows_errors_or_begins_before_the_first_decision_is_inte
     for path in (file(RETURN, swallows), file("return None", ENDLESS, "begins.py")):
         found = message("simulate", "--policy", path, "--decision-limit", "0.1", "--quiet")
         assert (
-            "interrupted by the decision limit, 0.1 s for one call; accepted: a policy that decides" in found
+            "interrupted by the decision limit, 0.1 s for one call; expected a policy that decides" in found
         )
 
 
@@ -333,7 +331,7 @@ def test_the_result_does_not_depend_on_the_limit(toys):
     ]
     assert len({result.events.to_csv() + result.outcomes.to_csv() for result in found}) == 1
     for limit in (-1.0, float("nan"), float("inf")):
-        with pytest.raises(InputError, match=r"decision_limit_s is .*; accepted: a time in s, 0 or None"):
+        with pytest.raises(InputError, match=r"decision_limit_s is .*; expected a time in s, 0 or None"):
             Watch(limit)
 
 

@@ -17,7 +17,7 @@ def test_entries_are_copies_so_that_a_caller_cannot_change_the_preset():
 
 
 def test_unknown_entries_are_refused_with_the_accepted_ones():
-    with pytest.raises(UnknownNameError, match=r"unknown device 't4'; accepted: .*t4-16"):
+    with pytest.raises(UnknownNameError, match=r"unknown device 't4'; expected .*t4-16"):
         preset_entry("makespan.hardware", "gpus", "device", "t4")
 
 

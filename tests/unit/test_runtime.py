@@ -136,7 +136,7 @@ def test_all_end_with_the_error_of_the_first(forking, tmp_path, do, message, wor
 def test_a_message_to_users_comes_without_a_traceback(tmp_path):
     with pytest.raises(WorkerError) as caught:
         LocalLauncher().run(launch("refuse", tmp_path))
-    assert str(caught.value) == "process 1 of 2 failed: InputError: samples is 0; accepted: 1 or more"
+    assert str(caught.value) == "process 1 of 2 failed: InputError: samples is 0; expected 1 or more"
 
 
 def test_before_the_processes_have_met_no_time_is_too_long(tmp_path):

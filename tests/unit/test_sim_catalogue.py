@@ -78,7 +78,7 @@ def test_an_allocation_pairs_nodes_with_shares_and_writes_them_by_node():
 
 @pytest.mark.parametrize("nodes", [(1,), (1, 1), (0, 1, 2)])
 def test_an_allocation_needs_one_node_for_each_share(nodes):
-    with pytest.raises(InputError, match=r"accepted: 2 different node"):
+    with pytest.raises(InputError, match=r"expected 2 different node"):
         Allocation(configuration(), nodes)
 
 
@@ -157,7 +157,7 @@ def test_a_size_that_was_not_measured_is_an_error_with_the_sizes_that_were():
 
 def test_an_unknown_workload_is_an_error_with_the_known_ones():
     with pytest.raises(
-        UnknownNameError, match=r"'robert'; accepted: gpt2, roberta, t5. Did you mean 'roberta'"
+        UnknownNameError, match=r"'robert'; expected gpt2, roberta, t5. Did you mean 'roberta'"
     ):
         toy_catalogue().all("robert")
 

@@ -210,7 +210,7 @@ def test_a_policy_may_ask_to_be_woken(interval_s, expected):
 
 
 def test_waking_up_in_the_past_is_refused():
-    with pytest.raises(InfeasibleDecision, match=r"wake_up_s is 0.0; accepted: a later time"):
+    with pytest.raises(InfeasibleDecision, match=r"wake_up_s is 0.0; expected a later time"):
         run([toy_job()], lambda view: Decision(wake_up_s=0.0))
 
 
@@ -253,7 +253,7 @@ def test_the_view_shows_nodes_that_are_down():
 @pytest.mark.parametrize(
     ("events", "message"),
     [
-        ([NodeEvent(1.0, 7, FAILED)], "node 7; accepted: 0 to 1"),
+        ([NodeEvent(1.0, 7, FAILED)], "node 7; expected 0 to 1"),
         ([NodeEvent(1.0, 0, FAILED), NodeEvent(2.0, 0, FAILED)], "node 0 failed while it is down"),
         ([NodeEvent(1.0, 0, JOINED), NodeEvent(2.0, 0, JOINED)], "node 0 joined while it is up"),
     ],
@@ -268,13 +268,13 @@ def test_node_events_are_read_from_a_table():
     assert read_failures(frame, "f.csv") == (NodeEvent(3.0, 0, FAILED), NodeEvent(9.5, 0, JOINED))
     with pytest.raises(
         TraceError,
-        match=r"f.csv: row 2, column 'kind': found 'gone'; accepted: failed, joined, w.*, returned",
+        match=r"f.csv: row 2, column 'kind': found 'gone'; expected failed, joined, w.*, returned",
     ):
         read_failures(frame.assign(kind=["failed", "gone"]), "f.csv")
-    with pytest.raises(InputError, match=r"kind 'gone'; accepted: failed, joined, w.*, returned"):
+    with pytest.raises(InputError, match=r"kind 'gone'; expected failed, joined, w.*, returned"):
         NodeEvent(1.0, 0, "gone")
     for time_s, node in ((-1.0, 0), (math.nan, 0), (1.0, -1)):
-        with pytest.raises(InputError, match=r"accepted: both >= 0"):
+        with pytest.raises(InputError, match=r"expected both >= 0"):
             NodeEvent(time_s, node, FAILED)
 
 
@@ -301,7 +301,7 @@ def test_a_device_is_not_given_twice_and_nothing_of_the_decision_stays():
 @pytest.mark.parametrize(
     ("nodes", "options", "message"),
     [
-        ((5,), {}, "there is no node 5; accepted: 0 to 0"),
+        ((5,), {}, "there is no node 5; expected 0 to 0"),
         ((1,), {"spec": toy_nodes(2, 1), "failures": [NodeEvent(99.0, 1, JOINED)]}, "node 1 is down"),
     ],
 )
@@ -420,18 +420,18 @@ def test_a_policy_that_leaves_jobs_behind_is_found_out():
     ("jobs", "kind", "message"),
     [
         ([toy_job("a"), toy_job("b"), toy_job("a")], InputError, "row 3: job name 'a' is that of row 1"),
-        ([toy_job(workload="bert")], UnknownNameError, "row 1, job 'a'.*'bert'; accepted: gpt2"),
+        ([toy_job(workload="bert")], UnknownNameError, "row 1, job 'a'.*'bert'; expected gpt2"),
         (
             [toy_job(plan="zigzag")],
             InputError,
             "row 1, job 'a', on.*'zigzag' cannot be read",
         ),
         ([toy_job(plan="122", n_gpus=2)], InputError, "= 4 GPUs, but the placement has 2"),
-        ([toy_job(n_gpus=8)], InputError, "asks for 8 GPUs; accepted: at most the 4 of cluster 'toy-1x4'"),
+        ([toy_job(n_gpus=8)], InputError, "asks for 8 GPUs; expected at most the 4 of cluster 'toy-1x4'"),
         (
             [toy_job(n_gpus=3)],
             InputError,
-            "on cluster 'toy-1x4': job 'a': no configuration.*accepted: 1, 2, 4",
+            "on cluster 'toy-1x4': job 'a': no configuration.*expected 1, 2, 4",
         ),
     ],
 )

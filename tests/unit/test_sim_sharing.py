@@ -179,7 +179,7 @@ def test_both_must_fit_into_the_memory_of_a_device():
     needed = [find(catalogue, plan, "1").device_memory_bytes_per_gpu for plan in ("ga", "gc")]
     assert needed[0] == SPEC.node.gpu.usable_bytes > needed[1] > 1e9  # more than there is, and yet it ran
     with pytest.raises(
-        InfeasibleDecision, match=r"needs 78\.5 GB on a device of node 0 .*; accepted: 78\.5 GB for both"
+        InfeasibleDecision, match=r"needs 78\.5 GB on a device of node 0 .*; expected 78\.5 GB for both"
     ):
         run(PAIR, BESIDE, catalogue=catalogue)
     lean = [replace(job, plan="gc") for job in PAIR]
@@ -213,7 +213,7 @@ def test_the_validator_finds_devices_that_are_shared_wrongly():
     both.loc[both["shared_nodes"] != "", ["nodes", "n_gpus"]] = ["", 0]
     jobs = [PAIR[1], toy_job("c", steps=50)]
     broken = validate_schedule(both, jobs, SPEC, ONE, **given)
-    assert any("GPUs for guests are held; accepted: at most 1" in violation.message for violation in broken)
+    assert any("GPUs for guests are held; expected at most 1" in violation.message for violation in broken)
 
 
 def test_the_validator_wants_a_change_of_sharing_to_change_nothing_else():
@@ -415,7 +415,7 @@ def test_the_validator_checks_how_fast_guests_go():
     given = {"restart_delay_s": 4.0, "interval_s": 1.0, "extra_steps": 0}
     assert rows(result, "b")[3] == (14.0, "rated")
     for name, value, message in (
-        ("iter_time_s", 2.0, "a step beside others takes 2.0 s; accepted: 1.0 s"),
+        ("iter_time_s", 2.0, "a step beside others takes 2.0 s; expected 1.0 s"),
         ("shared_nodes", "0:2", "only how fast a guest goes may change"),
         ("job_id", "a", "rated while finished"),
     ):

@@ -223,9 +223,9 @@ def test_a_node_that_fails_and_joins_keeps_what_was_withdrawn():
 @pytest.mark.parametrize(
     ("events", "message"),
     [
-        ([NodeEvent(1.0, 0, WITHDRAWN, 3)], "3 device.s. withdrawn; accepted: 1 to 2"),
-        ([NodeEvent(1.0, 0, RETURNED)], "0 device.s. returned; accepted: 1 to 0"),
-        ([NodeEvent(1.0, 0, WITHDRAWN), NodeEvent(2.0, 0, WITHDRAWN, 1)], "accepted: 1 to 0"),
+        ([NodeEvent(1.0, 0, WITHDRAWN, 3)], "3 device.s. withdrawn; expected 1 to 2"),
+        ([NodeEvent(1.0, 0, RETURNED)], "0 device.s. returned; expected 1 to 0"),
+        ([NodeEvent(1.0, 0, WITHDRAWN), NodeEvent(2.0, 0, WITHDRAWN, 1)], "expected 1 to 0"),
     ],
 )
 def test_no_more_is_withdrawn_than_there_is(events, message):
@@ -370,7 +370,7 @@ def test_what_a_policy_sees_cannot_be_written_to():
             (job, "_steps_left"),
             (job, "__class__"),
         ):
-            with pytest.raises(MakespanError, match=rf"{name} is read-only; accepted: a Decision"):
+            with pytest.raises(MakespanError, match=rf"{name} is read-only; expected a Decision"):
                 setattr(target, name, None)
             with pytest.raises(MakespanError, match="read-only"):
                 delattr(target, name)

@@ -72,14 +72,14 @@ def test_a_device_used_twice_is_found(good):
         events.loc[row(events, "b", kind), "nodes"] = "0:4"
     found = check(events)
     assert {violation.rule for violation in found} == {"capacity"}
-    assert found[0].message == "node 0: 6 GPUs are held; accepted: at most 4"
+    assert found[0].message == "node 0: 6 GPUs are held; expected at most 4"
     assert found[0].time_s == events.loc[row(events, "b", "started"), "time_s"]
 
 
 def test_cpu_threads_used_twice_are_found(good):
     events = check_on(good.events, toy_nodes(2, 4, cpu_threads=15))
     assert {violation.rule for violation in events} == {"capacity"}
-    assert "16 CPU threads are held; accepted: at most 15" in events[0].message
+    assert "16 CPU threads are held; expected at most 15" in events[0].message
 
 
 def check_on(events, spec):
@@ -171,16 +171,16 @@ def test_time_that_goes_back_is_found(good):
     ("column", "value", "message"),
     [
         ("nodes", "0:3", "plan 'ga' on 3 is not in the catalogue"),
-        ("nodes", "9:4", "accepted: existing node:devices"),
-        ("nodes", "0-4", "accepted: existing node:devices"),
-        ("nodes", "0:2 0:2", "accepted: existing node:devices"),
-        ("nodes", "", "accepted: existing node:devices"),
+        ("nodes", "9:4", "expected existing node:devices"),
+        ("nodes", "0-4", "expected existing node:devices"),
+        ("nodes", "0:2 0:2", "expected existing node:devices"),
+        ("nodes", "", "expected existing node:devices"),
         ("plan", "zero-offload", "plan 'zero-offload' on 4 is not in the catalogue"),
         ("cpu_threads", 1, "is not in the catalogue"),
         ("n_gpus", 3, "n_gpus 3"),
         ("iter_time_s", 0.01, "iter_time_s 0.01"),
         ("family", "GC", "family GC"),
-        ("kind", "begun", "kind 'begun'; accepted: submitted"),
+        ("kind", "begun", "kind 'begun'; expected submitted"),
         ("job_id", "z", "job 'z' is not in the trace"),
     ],
 )
@@ -210,7 +210,7 @@ def test_guarantees_are_checked_where_they_are_promised(good):
     paused = simulate(jobs, SPEC, toy_catalogue(), Scripted(pause, asks_every_round=True), **options)
     assert rules(paused.events) == set()
     messages = [violation.message for violation in check(paused.events, keeps_guarantees=True)]
-    assert messages == ["a guaranteed job is suspended; accepted: never"]
+    assert messages == ["a guaranteed job must not be suspended"]
 
 
 # --- failures ---------------------------------------------------------------------------
@@ -287,7 +287,7 @@ def test_an_outcome_that_the_events_do_not_show_is_found(good, column):
 
 def test_a_job_without_an_outcome_or_with_two_is_found(good):
     missing = check(good.events, outcomes=good.outcomes.iloc[1:])
-    assert [violation.message for violation in missing] == ["has no row; accepted: one row for each job"]
+    assert [violation.message for violation in missing] == ["has no row; expected one row for each job"]
     twice = check(good.events, outcomes=pd.concat([good.outcomes, good.outcomes.iloc[:1]]))
     assert [violation.message for violation in twice] == ["is not in the trace or occurs twice"]
 

@@ -168,7 +168,7 @@ def test_the_command_searches_the_settings_of_a_model(tables):
     [
         (["--emulator"], "--emulator needs --model"),
         (["--model", "wideresnet:2.4b", "--emulator"], "the emulator has no convolutions"),
-        (["--model", "bert:2b"], "unknown size of bert '2b'; accepted: 1b, large"),
+        (["--model", "bert:2b"], "unknown size of bert '2b'; expected 1b, large"),
         (["--model", "bart"], "unknown model family 'bart'"),
     ],
 )

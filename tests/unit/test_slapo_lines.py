@@ -146,7 +146,7 @@ def test_lines_of_text_are_those_with_code():
     [
         (lambda top: Sources(top, ["package.absent"]), "no module package.absent"),
         (lambda top: Sources(top, ["package"]).table("package.schedules", "one"), "dictionary of functions"),
-        (lambda top: Sources(top, ["package"]).table("package.helpers", "TABLE"), "accepted: 'key': name"),
+        (lambda top: Sources(top, ["package"]).table("package.helpers", "TABLE"), "expected 'key': name"),
         (
             lambda top: ScheduleSources(Sources(top, ["package.helpers"]), {}, []).primitives,
             "no class in package.helpers is registered",

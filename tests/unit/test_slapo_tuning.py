@@ -139,7 +139,7 @@ def test_the_same_seed_asks_for_the_same_points():
 
 
 def test_unknown_strategies_are_named():
-    with pytest.raises(UnknownNameError, match="accepted: coordinate_descent, exhaustive, frontier, random"):
+    with pytest.raises(UnknownNameError, match="expected coordinate_descent, exhaustive, frontier, random"):
         strategy_named("fronteer")
     assert set(STRATEGIES) == {"exhaustive", "random", "coordinate_descent", "frontier"}
 

@@ -61,7 +61,7 @@ def test_a_table_that_has_its_types_is_checked_like_any_other() -> None:
     again.loc[0, "gpus"] = 9
     assert typed["gpus"].tolist() == [1, 2]  # a copy all the same
     strict = TableSchema("strict", (Column("time_s", "float", "s", "a time"),))
-    with pytest.raises(TraceError, match="row 2, column 'time_s': found nan; accepted: a number in s"):
+    with pytest.raises(TraceError, match="row 2, column 'time_s': found nan; expected a number in s"):
         strict.validate(typed[["time_s"]], "here")
     missing = pd.DataFrame({"name": pd.Series(["a", None], dtype="str")})
     text = TableSchema("text", (Column("name", "text", "", "a name"),))
@@ -194,8 +194,7 @@ def test_a_run_that_took_no_time_is_refused_with_its_row(
     with pytest.raises(TraceError) as caught:
         read_csv(path, THROUGHPUT)
     assert str(caught.value) == (
-        f"{path}: row 2, column 'iter_time_s': found {value}; "
-        "accepted: a positive time where feasible is true"
+        f"{path}: row 2, column 'iter_time_s': found {value}; expected a positive time where feasible is true"
     )
 
 
@@ -208,9 +207,9 @@ def test_a_prediction_is_a_positive_time() -> None:
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ("a,0,1,8,10,v,ok,7\n", "row 1, column 'number 8': found '7'; accepted: 7 cells a row, not 8"),
+        ("a,0,1,8,10,v,ok,7\n", "row 1, column 'number 8': found '7'; expected 7 cells a row, not 8"),
         ("a,0,1,8,10,v,ok\n\nb,0,1,8,10,v,ok,7\n", "row 2, column 'number 8': found '7'"),
-        ("a,0,1,8,10,v\n", "row 1, column 'status': found 'nothing'; accepted: 7 cells a row, not 6"),
+        ("a,0,1,8,10,v\n", "row 1, column 'status': found 'nothing'; expected 7 cells a row, not 6"),
     ],
 )
 def test_rows_of_another_length_are_named(tmp_path, rows, message):

@@ -295,7 +295,7 @@ def test_a_table_in_memory_is_checked_and_repaired_as_a_file():
     with pytest.raises(TraceError, match=r"mine: lacks column\(s\) duration_s; found: .*; required: job_id"):
         request_trace(table.drop(columns="duration_s"), "mine")
     with pytest.raises(
-        TraceError, match="mine: row 2, column 'n_gpus': found '-3'; accepted: a number of GPUs"
+        TraceError, match="mine: row 2, column 'n_gpus': found '-3'; expected a number of GPUs"
     ):
         request_trace(table.assign(n_gpus=[1, -3, 1]), "mine")
     with pytest.raises(TraceError, match="mine: no rows"):

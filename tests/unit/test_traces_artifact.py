@@ -120,7 +120,7 @@ def test_bad_cell_names_file_row_column_and_what_is_accepted(tmp_path):
             read(path)
         message = str(caught.value)
         assert message.startswith(f"{path}: row 2, column {column!r}: found ")
-        assert found in message and accepted in message.split("accepted:", 1)[1]
+        assert found in message and accepted in message.split("expected", 1)[1]
 
 
 def test_bad_thread_count(tmp_path):
@@ -144,7 +144,7 @@ def test_missing_columns_are_named_with_the_accepted_ones(tmp_path):
     ]:
         path = write(tmp_path, header, ",".join("1" for _ in header.split(",")))
         with pytest.raises(
-            TraceError, match=rf"column\(s\) {missing} missing; found: .*; accepted: exec_plan"
+            TraceError, match=rf"column\(s\) {missing} missing; found: .*; expected exec_plan"
         ):
             read(path)
 

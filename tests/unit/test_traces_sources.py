@@ -51,7 +51,7 @@ def test_model_that_the_directory_lacks(tmp_path):
     source = PublishedSource(tmp_path, default_cpu_threads=8)
     with pytest.raises(MissingDataError, match=r"no published trace of 'vit'; it has: bert"):
         source.load("vit")
-    with pytest.raises(UnknownNameError, match=r"accepted: .*roberta"):
+    with pytest.raises(UnknownNameError, match=r"expected .*roberta"):
         source.load("resnet")
 
 

@@ -213,9 +213,9 @@ def test_dropout_is_where_the_originals_have_it():
 
 
 def test_unknown_names_are_refused_with_the_accepted_ones():
-    with pytest.raises(UnknownNameError, match=r"unknown model family 'bart'; accepted: .*bert"):
+    with pytest.raises(UnknownNameError, match=r"unknown model family 'bart'; expected .*bert"):
         family_spec("bart")
-    with pytest.raises(UnknownNameError, match="unknown size of llama '8b'; accepted: 7b, tiny"):
+    with pytest.raises(UnknownNameError, match="unknown size of llama '8b'; expected 7b, tiny"):
         build_family("llama", "8b")
 
 

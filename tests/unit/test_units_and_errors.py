@@ -26,7 +26,7 @@ def test_durations_are_formatted_with_a_readable_unit(value: float, text: str) -
 
 def test_unknown_names_list_what_is_accepted_and_suggest_the_closest() -> None:
     error = unknown_name("model", "lama7", ["llama7", "bert"])
-    assert str(error) == ("unknown model 'lama7'; accepted: bert, llama7. Did you mean 'llama7'?")
+    assert str(error) == ("unknown model 'lama7'; expected bert, llama7. Did you mean 'llama7'?")
 
 
 def test_unknown_names_without_a_similar_one_suggest_nothing() -> None:
@@ -46,7 +46,7 @@ def test_a_message_leaves_out_the_middle_of_what_is_too_long_to_read() -> None:
     error = errors.cell_error("jobs.csv", 1, "plan", "a" * 2_000_000, "zero-dp")
     text = str(error)
     assert len(text) < 1_000
-    assert text.startswith("jobs.csv: row 1, column 'plan': found 'a") and text.endswith("accepted: zero-dp")
+    assert text.startswith("jobs.csv: row 1, column 'plan': found 'a") and text.endswith("expected zero-dp")
     assert re.search(r"a \[\.\.\. 1,999,\d\d\d letters left out \.\.\.\] a", text)
     lines = str(errors.ConfigError("\n".join(f"option {number}" for number in range(5_000)))).split("\n")
     assert len(lines) == 101 and lines[50] == "[... 4,900 lines left out ...]" and lines[-1] == "option 4999"

@@ -42,7 +42,7 @@ def test_aliases_lead_to_the_same_workload() -> None:
 
 @pytest.mark.parametrize("look_up", [workloads.workload, workloads.model, workloads.stack])
 def test_unknown_names_are_refused_with_the_accepted_ones(look_up) -> None:  # type: ignore[no-untyped-def]
-    with pytest.raises(UnknownNameError, match=r"unknown .* 'nothing'; accepted: "):
+    with pytest.raises(UnknownNameError, match=r"unknown .* 'nothing'; expected "):
         look_up("nothing")
 
 

@@ -94,7 +94,7 @@ def test_a_target_that_nothing_makes_is_refused_with_near_names(project, target,
     done = project.snakemake("-n", target)
     assert done.returncode == 1
     (line,) = (line for line in done.stdout.splitlines() if "unknown target" in line)
-    assert line.startswith(f"ConfigError: unknown target {target}; accepted: ")
+    assert line.startswith(f"ConfigError: unknown target {target}; expected ")
     assert near in line.partition("Did you mean ")[2].rstrip("?").split(" or ")
     assert "No rule to produce" not in done.stdout and "Traceback" not in done.stdout
 
@@ -280,12 +280,12 @@ def test_the_slurm_profile_is_found_from_the_root(project):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("thruput: {}\n", "thruput: unknown key; accepted: cluster, throughput"),
+        ("thruput: {}\n", "thruput: unknown key; expected cluster, throughput"),
         (
             "throughput: {sources: [emulatd]}\n",
-            "throughput.sources[0]: found 'emulatd'; accepted: 'emulated'",
+            "throughput.sources[0]: found 'emulatd'; expected 'emulated'",
         ),
-        ("cluster: h300-8\n", "cluster: found 'h300-8'; accepted: one of"),
+        ("cluster: h300-8\n", "cluster: found 'h300-8'; expected one of"),
         ("cluster: a800-8\ncluster: a800-64\n", "wrong.yaml: cannot be read as YAML: line 2: key 'cluster'"),
     ],
 )

@@ -160,7 +160,7 @@ def claims_command(paper: str | None, fails: bool, ledger: Path, form: str | Non
     rows = [{str(name): value for name, value in row.items()} for row in table.to_dict("records")]
     papers = list(dict.fromkeys(str(row["paper"]) for row in rows))
     if paper is not None and paper.lower() not in map(str.lower, papers):
-        raise InputError(f"--paper {paper!r}: not in {ledger}; accepted: {', '.join(papers)}")
+        raise InputError(f"--paper {paper!r}: not in {ledger}; expected {', '.join(papers)}")
     kept = [
         row
         for row in rows

@@ -261,7 +261,7 @@ def _profile(path: Path | None, job: ChainJob) -> ModelProfile:
         return ModelProfile("equal layers", (LayerProfile(1e-3, 2e-3, parameter_bytes=1.0),) * count)
     profile = read_profile(path)
     if profile.n_layers != count:
-        raise InputError(f"{path}: {profile.n_layers} layers; accepted: those of model {job.model}, {count}")
+        raise InputError(f"{path}: {profile.n_layers} layers; expected those of model {job.model}, {count}")
     return profile
 
 
@@ -322,7 +322,7 @@ def run_command(
         try:
             options = replace(options, first_sizes=tuple(map(int, first.split(","))))
         except ValueError:
-            raise InputError(f"--first {first!r}; accepted: numbers of nodes, for example 1,2,2") from None
+            raise InputError(f"--first {first!r}; expected numbers of nodes, for example 1,2,2") from None
     view = LiveView(iterations, sys.stderr)
     try:
         result = train_resilient(
@@ -408,7 +408,7 @@ def _range(text: str) -> range:
         sizes = range(0)
     if not sizes or sizes[0] < 1 or sizes[-1] > _MOST_NODES:
         raise InputError(
-            f"--nodes {text!r}; accepted: LO:HI or a number, from 1 to {_MOST_NODES}, for example 3:12"
+            f"--nodes {text!r}; expected LO:HI or a number, from 1 to {_MOST_NODES}, for example 3:12"
         )
     return sizes
 
@@ -481,7 +481,7 @@ def PLAN(
     if output is not None:
         check_target(output)
     if (nodes is None) == (cluster is None):
-        raise InputError("accepted: either --nodes LO:HI or --cluster N, one of them")
+        raise InputError("expected either --nodes LO:HI or --cluster N, one of them")
     profile = read_profile(latencies)
     memory = None if device_memory is None else MemoryLimit(device_memory, state_factor)
     if nodes is not None:
@@ -558,7 +558,7 @@ def INSTANTIATE(
         check_target(output)
     sizes = global_batch_size, micro_batch_size
     if (count is None) == (sizes == (None, None)) or (None in sizes and count is None):
-        raise InputError("accepted: --microbatches, or --global-batch-size and --micro-batch-size")
+        raise InputError("expected --microbatches, or --global-batch-size and --micro-batch-size")
     n_microbatches = microbatches(sizes[0] or 0, sizes[1] or 0) if count is None else count
     times = None if profile is None else read_profile(profile)
     found = read_templates(templates)
@@ -614,12 +614,12 @@ def _json(option: str, text: str | None, example: str) -> Any:
     try:
         return None if text is None else json.loads(text)
     except ValueError:
-        raise InputError(f"{option} {text!r}; accepted: JSON, for example {example}") from None
+        raise InputError(f"{option} {text!r}; expected JSON, for example {example}") from None
 
 
 def _node_list(option: str, found: Any, example: str = _NODES) -> tuple[int, ...]:
     if not isinstance(found, list) or not all(type(node) is int for node in found):
-        raise InputError(f"{option} {json.dumps(found)}; accepted: a list of node numbers, like {example}")
+        raise InputError(f"{option} {json.dumps(found)}; expected a list of node numbers, like {example}")
     return tuple(found)
 
 
@@ -627,10 +627,10 @@ def _asked(pipelines: str, lost: str, joined: str, drained: str, hosts: str | No
     example = "[[0,1],[2,3,4]]"
     groups = _json("--pipelines", pipelines, example)
     if not isinstance(groups, list):
-        raise InputError(f"--pipelines {pipelines!r}; accepted: a list of lists of nodes, like {example}")
+        raise InputError(f"--pipelines {pipelines!r}; expected a list of lists of nodes, like {example}")
     by_node = _json("--hosts", hosts, '{"0":"a","1":"b"}')
     if by_node is not None and not (isinstance(by_node, dict) and all(node.isdecimal() for node in by_node)):
-        raise InputError(f'--hosts {hosts!r}; accepted: host by node, like {{"0":"a","1":"b"}}')
+        raise InputError(f'--hosts {hosts!r}; expected host by node, like {{"0":"a","1":"b"}}')
     return _Asked(
         tuple(_node_list("--pipelines", group, example) for group in groups),
         _node_list("--lost", _json("--lost", lost, _NODES)),
@@ -705,7 +705,7 @@ def RECONFIGURE(
     n_nodes = sum(map(len, asked.pipelines)) + len(asked.joined)
     n_microbatches = 4 * n_nodes if microbatches is None else microbatches
     if missing := sorted({len(nodes) for nodes in asked.pipelines} - set(found)):
-        raise InputError(f"pipelines of {missing} nodes; accepted: there are templates for {list(found)}")
+        raise InputError(f"pipelines of {missing} nodes; templates exist for {list(found)}")
     # The microbatches of the pipelines before do not matter.
     before = [Pipeline(nodes, found[len(nodes)], 1) for nodes in asked.pipelines]
     values: dict[str, Any]
@@ -780,7 +780,7 @@ def _configured(path: Path | None) -> dict[str, Any]:
         where = ".".join(map(str, ("oobleck", "simulation", *first["loc"])))
         raise ConfigError(f"{path}: {where}: {first['msg']}") from None
     except (KeyError, TypeError, ValueError):
-        raise ConfigError(f"{path}: no block oobleck.simulation; accepted: a file that has it") from None
+        raise ConfigError(f"{path}: no block oobleck.simulation; expected a file that has it") from None
 
 
 def _model(model: str, given: tuple[str, ...], configured: list[dict[str, Any]]) -> dict[str, Any]:
@@ -790,7 +790,7 @@ def _model(model: str, given: tuple[str, ...], configured: list[dict[str, Any]])
     for text in given:
         name, _, value = text.partition("=")
         if name not in _NUMBERS:
-            raise InputError(f"--cost {text!r}; accepted: NAME=NUMBER with a name of {', '.join(_NUMBERS)}")
+            raise InputError(f"--cost {text!r}; expected NAME=NUMBER with a name of {', '.join(_NUMBERS)}")
         is_whole = _NUMBERS[name] is int
         try:
             number = int(value) if is_whole else float(value)
@@ -798,7 +798,7 @@ def _model(model: str, given: tuple[str, ...], configured: list[dict[str, Any]])
             number = -1
         if not 0 <= number < float("inf") or (is_whole and number < 1):
             accepted = "a whole number of 1 or more" if is_whole else "a number in s, 0 or more"
-            raise InputError(f"--cost {text!r}; accepted: {accepted}")
+            raise InputError(f"--cost {text!r}; expected {accepted}")
         costs[name] = number
     missing = sorted(set(_NUMBERS) - set(costs))
     if missing:

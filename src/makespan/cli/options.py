@@ -134,7 +134,7 @@ class Bounded(click.FloatRange):
             number = float("nan")  # fails every comparison
         is_enough = number > self._least if self.min_open else number >= self._least
         if not (is_enough and number <= self._most):
-            self.fail(f"{str(value)[:_SHOWN]!r}; accepted: {self._accepted}", param, ctx)
+            self.fail(f"{str(value)[:_SHOWN]!r}; expected {self._accepted}", param, ctx)
         return number
 
 
@@ -208,9 +208,7 @@ def _pairs(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) 
     """Split each text at its last =; None if there is none."""
     wrong = next((text for text in values if "=" not in text), None)
     if wrong is not None:
-        raise click.BadParameter(
-            f"{wrong!r}; accepted: a type of the list and a device, such as V100=v100-32"
-        )
+        raise click.BadParameter(f"{wrong!r}; expected a type of the list and a device, such as V100=v100-32")
     pairs = (text.rpartition("=") for text in values)
     return {kind.strip(): name.strip() for kind, _, name in pairs} or None
 
@@ -354,7 +352,7 @@ def check_target(path: Path | None, *, is_directory: bool) -> None:
     if path is None:
         return
     if is_directory and (is_stream(path) or (path.exists() and not path.is_dir())):
-        raise InputError(f"--output {path}: accepted: a directory, there already or not")
+        raise InputError(f"--output {path}: expected a directory, there already or not")
     if not is_directory:
         check_file(path)
         if is_stream(path):
@@ -494,7 +492,7 @@ def read_settings(settings: tuple[str, ...], parts: tuple[str, ...] = ()) -> dic
         name, equals, value = text.partition("=")
         part, dot, option = name.partition(".")
         if not (equals and dot and part and option) or (parts and part not in parts):
-            raise InputError(f"--set {text!r}; accepted: {shown}, where VALUE is JSON or a text")
+            raise InputError(f"--set {text!r}; expected {shown}, where VALUE is JSON or a text")
         try:
             by_part.setdefault(part, {})[option] = json.loads(value)
         except ValueError:

@@ -549,7 +549,7 @@ def compare_command(
     names = tuple(chosen)
     base = names[0] if baseline is None else baseline
     if base not in names:
-        raise InputError(f"--baseline {base!r} does not take part; accepted: {', '.join(names)}")
+        raise InputError(f"--baseline {base!r} does not take part; expected {', '.join(names)}")
     check_target(output, is_directory=False)
     beside = form is not None or is_stream(output)  # of the table, which is alone on the standard output
     scenario = replace(assemble(**request), decision_limit_s=decision_limit_s)
@@ -604,7 +604,7 @@ def _chosen(text: str) -> dict[str, str]:
         name = policy(given).name
         if name in chosen and policy(given) is not policy(chosen[name]):
             both = f"{chosen[name]} and {given} are both named {name!r}"
-            raise InputError(f"--policies: {both}; accepted: policies with different names")
+            raise InputError(f"--policies: {both}; expected policies with different names")
         chosen.setdefault(name, given)
     return chosen
 

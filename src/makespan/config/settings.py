@@ -52,8 +52,8 @@ def _line(detail: ErrorDetails, root: type[BaseModel]) -> str:
     if detail["type"] == "extra_forbidden":
         return _unknown_key(key, detail["loc"], root)
     if detail["type"] == "missing":
-        return f"{key}: found nothing; accepted: a value, there is no default"
-    return f"{key}: found {_shown(detail['input'])}; accepted: {_accepted(detail)}"
+        return f"{key}: found nothing; expected a value, there is no default"
+    return f"{key}: found {_shown(detail['input'])}; expected {_accepted(detail)}"
 
 
 def _dotted(location: Sequence[int | str]) -> str:
@@ -67,7 +67,7 @@ def _unknown_key(key: str, location: Sequence[int | str], root: type[BaseModel])
     accepted = _keys_at(location[:-1], root)
     close = difflib.get_close_matches(str(location[-1]), accepted, n=1)
     hint = f" Did you mean {close[0]!r}?" if close else ""
-    return f"{key}: unknown key; accepted: {', '.join(accepted)}.{hint}"
+    return f"{key}: unknown key; expected {', '.join(accepted)}.{hint}"
 
 
 def _keys_at(location: Sequence[int | str], root: type[BaseModel]) -> list[str]:
@@ -401,7 +401,7 @@ def check_settings(values: Mapping[str, Any]) -> Settings:
     try:
         text = json.dumps(values, default=str)
     except (ValueError, RecursionError):
-        raise ConfigError("the configuration contains itself; accepted: values that end somewhere") from None
+        raise ConfigError("the configuration contains itself; expected values without cycles") from None
     try:
         return settings_model().model_validate_json(text)
     except ValidationError as error:
@@ -431,7 +431,7 @@ def _read(path: Path) -> Mapping[str, Any]:
     if values is None:
         return {}
     if not isinstance(values, Mapping):
-        raise ConfigError(f"{path}: found {type(values).__name__}; accepted: a mapping of options")
+        raise ConfigError(f"{path}: found {type(values).__name__}; expected a mapping of options")
     return values
 
 
@@ -511,4 +511,4 @@ def unknown_target(target: str, known: Iterable[str]) -> ConfigError:
     near = list(dict.fromkeys([*by_path, *close]))[:_N_SHOWN]
     hint = f" Did you mean {' or '.join(near)}?" if near else ""
     accepted = "a rule without wildcards or a file that a rule makes, as results/README.md lists them"
-    return ConfigError(f"unknown target {target}; accepted: {accepted}.{hint}")
+    return ConfigError(f"unknown target {target}; expected {accepted}.{hint}")

@@ -87,7 +87,7 @@ def theta_array(values: Mapping[str, float]) -> NDArray[np.float64]:
         value = float(values[constant.name])
         if not (0 < value < math.inf) or (constant.is_share and value > 1 + 1e-9):
             accepted = "in (0, 1]" if constant.is_share else "a positive number"
-            raise InputError(f"constant {constant.name} is {value}; accepted: {accepted}")
+            raise InputError(f"constant {constant.name} is {value}; expected {accepted}")
     return np.array([float(values[name]) for name in CONSTANT_NAMES])
 
 
@@ -162,7 +162,7 @@ class CalibrationSet:
             theta_array(values)
         for key, scale in self.anchors.items():
             if not 0 < float(scale) < math.inf:
-                raise InputError(f"anchor of {key} is {scale}; accepted: a positive number")
+                raise InputError(f"anchor of {key} is {scale}; expected a positive number")
 
     def for_workload(self, workload: Workload) -> Calibration:
         """Return the constants for a workload.

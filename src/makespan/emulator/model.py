@@ -612,7 +612,7 @@ def pipeline_time_s(
     if p < 1 or m < 1 or len(backward_s) != p or len(edges) != p - 1:
         raise InputError(
             f"schedule of {p} forward and {len(backward_s)} backward times, {len(edges)} transfers and "
-            f"{m} micro-batches; accepted: one or more stages with both times, one transfer fewer, and "
+            f"{m} micro-batches; expected one or more stages with both times, one transfer fewer, and "
             "one micro-batch or more"
         )
     orders = [one_f_one_b_order(stage, p, m) for stage in range(p)]
@@ -753,7 +753,7 @@ class Stragglers:
         if not 0 <= self.probability <= 1 or self.mean_slowdown < 0:
             raise InputError(
                 f"stragglers: probability {self.probability} and mean_slowdown {self.mean_slowdown}; "
-                "accepted: a probability in [0, 1] and a slowdown >= 0"
+                "expected a probability in [0, 1] and a slowdown >= 0"
             )
 
     def compute_factor(self, rng: np.random.Generator, n_nodes: int) -> float:
@@ -786,7 +786,7 @@ class Anomalies:
         if self.odd_path_bytes_per_s < 0 or not 0 <= self.missing_share < 1:
             raise InputError(
                 f"anomalies: odd_path_bytes_per_s {self.odd_path_bytes_per_s} and missing_share "
-                f"{self.missing_share}; accepted: >= 0, and in [0, 1)"
+                f"{self.missing_share}; expected >= 0, and in [0, 1)"
             )
 
     def extra_time_s(self, point: Point, gradient_bytes: float) -> float:
@@ -890,7 +890,7 @@ def emulate(
         has no times.
     """
     if not 0.0 <= noise <= MAX_NOISE:
-        raise InputError(f"noise is {noise}; accepted: a scale from 0 to {MAX_NOISE:g}")
+        raise InputError(f"noise is {noise}; expected a scale from 0 to {MAX_NOISE:g}")
     constants = (calibration or load_calibration()).for_workload(workload)
     kinds = disturbances or Disturbances()
     table = feature_table(workload, cluster)

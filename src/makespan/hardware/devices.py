@@ -18,7 +18,7 @@ def _require_positive(record: object, *names: str) -> None:
         value = getattr(record, name)
         if not value > 0:
             label = f"{type(record).__name__} {getattr(record, 'name', '')!r}"
-            raise InputError(f"{label}: {name} is {value!r}; accepted: a positive number")
+            raise InputError(f"{label}: {name} is {value!r}; expected a positive number")
 
 
 @dataclass(frozen=True, slots=True, eq=True)
@@ -172,7 +172,7 @@ class ClusterSpec:
 
     def __post_init__(self) -> None:
         if not self.nodes:
-            raise InputError(f"ClusterSpec {self.name!r}: has no node; accepted: one or more")
+            raise InputError(f"ClusterSpec {self.name!r}: has no node; expected one or more")
 
     @property
     def n_nodes(self) -> int:
@@ -199,7 +199,7 @@ class ClusterSpec:
         """Kind of all nodes; raises `InputError` if there are several kinds."""
         if not self.is_homogeneous:
             kinds = ", ".join(dict.fromkeys(node.name for node in self.nodes))
-            raise InputError(f"cluster {self.name!r} has several kinds of node: {kinds}; accepted: one kind")
+            raise InputError(f"cluster {self.name!r} has several kinds of node: {kinds}; expected one kind")
         return self.nodes[0]
 
     @property
@@ -268,6 +268,6 @@ def cluster_from(name: str, entry: Mapping[str, Any]) -> ClusterSpec:
         return homogeneous(spec, int(entry["n_nodes"]), Network(**entry["network"]), name=name)
     except (KeyError, TypeError) as error:
         raise InputError(
-            f"cluster {name!r}: {error}; accepted: n_nodes, and the tables gpu, node and network with the "
+            f"cluster {name!r}: {error}; expected n_nodes, and the tables gpu, node and network with the "
             "fields of Gpu, NodeSpec and Network"
         ) from None

@@ -95,13 +95,13 @@ def load_chain(job: ChainJob) -> Chain:
     path = user_file(file, "a file of Python with a function that returns a Chain, as file.py:function")
     function = getattr(load_file(path), name, None)
     if not callable(function):
-        raise InputError(f"{job.model}: {name} is {function!r} there; accepted: a function")
+        raise InputError(f"{job.model}: {name} is {function!r} there; expected a function")
     try:
         chain = function(**job.model_options)
     except TypeError as error:
         raise InputError(f"{job.model}: {error}; given: {dict(job.model_options)}") from error
     if not isinstance(chain, Chain):
-        raise InputError(f"{job.model} returned {type(chain).__name__}; accepted: a Chain")
+        raise InputError(f"{job.model} returned {type(chain).__name__}; expected a Chain")
     _check(chain, job)
     return chain
 
@@ -109,18 +109,18 @@ def load_chain(job: ChainJob) -> Chain:
 def _check(chain: Chain, job: ChainJob) -> None:
     """Reject a user-defined chain that cannot be trained as the job asks."""
     if not chain.layers:
-        raise InputError(f"{job.model}: a chain without layers; accepted: one or more")
+        raise InputError(f"{job.model}: a chain without layers; expected one or more")
     n_samples = 0 if chain.samples is None else len(chain.samples)
     if n_samples < job.global_batch_size:
         raise InputError(
-            f"{job.model}: {n_samples} samples; accepted: those of a global batch or more, "
+            f"{job.model}: {n_samples} samples; expected those of a global batch or more, "
             f"{job.n_microbatches} microbatches of {job.microbatch_size}"
         )
     if isinstance(chain.loss, nn.Module):
         trained = [name for name, weight in chain.loss.named_parameters() if weight.requires_grad]
         if trained:
             what = f"{job.model}: the loss has a parameter {trained[0]!r}, which no layer holds"
-            raise InputError(f"{what}, so nothing would train it; accepted: parameters of layers only")
+            raise InputError(f"{what}, so nothing would train it; expected parameters of layers only")
     if chain.rate is not None and (first := chain.rate(0)) != (again := chain.rate(0)):
         rates = f"the learning rate of iteration 0 is {first!r} in one call and {again!r} in the next"
         raise InputError(f"{job.model}: {rates}; expected one that depends on the iteration alone")
@@ -128,9 +128,9 @@ def _check(chain: Chain, job: ChainJob) -> None:
         for layer, name in pair:
             if not 0 <= layer < chain.n_layers:
                 what = f"tied weight {name!r} of layer {layer}"
-                raise InputError(f"{job.model}: {what}; accepted: layers 0 to {chain.n_layers - 1}")
+                raise InputError(f"{job.model}: {what}; expected layers 0 to {chain.n_layers - 1}")
         if pair[0][0] >= pair[1][0]:
-            raise InputError(f"{job.model}: tied weights {pair}; accepted: an earlier layer, then a later")
+            raise InputError(f"{job.model}: tied weights {pair}; expected an earlier layer, then a later")
 
 
 def _seed(*words: object) -> int:
@@ -172,20 +172,20 @@ def build_layer(chain: Chain, job: ChainJob, index: int) -> nn.Module:
     torch.manual_seed(number)
     layer = chain.layers[index]()
     if not isinstance(layer, nn.Module):
-        raise InputError(f"layer {index} is {type(layer).__name__}; accepted: a torch.nn.Module")
+        raise InputError(f"layer {index} is {type(layer).__name__}; expected a torch.nn.Module")
     for name, module in layer.named_modules():
         where = f"layer {index}, {name or 'itself'}: {type(module).__name__}"
         lazy = [one for one, value in module.named_parameters(recurse=False) if is_lazy(value)]
         if lazy:
             what = f"{where} has no shape yet for its parameter {lazy[0]!r}"
-            raise InputError(f"{what}; accepted: layers with all sizes given, such as Linear for LazyLinear")
+            raise InputError(f"{what}; expected layers with all sizes given, such as Linear for LazyLinear")
         if type(module).get_extra_state is not nn.Module.get_extra_state:
             what = f"{where} keeps extra state (get_extra_state), which is not copied between nodes"
-            raise InputError(f"{what}; accepted: parameters and buffers")
+            raise InputError(f"{what}; expected parameters and buffers")
         if isinstance(module, _WITH_STATISTICS) and module.track_running_stats:
             what = f"layer {index}, {name or 'itself'}: {type(module).__name__} keeps running statistics"
             raise InputError(
-                f"{what} of its samples, and each pipeline sees others; accepted: layers without "
+                f"{what} of its samples, and each pipeline sees others; expected layers without "
                 "(track_running_stats=False, or LayerNorm, GroupNorm)"
             )
     with torch.no_grad():
@@ -222,14 +222,14 @@ def _check_optimizer(build: Optimizers, parameters: list[nn.Parameter]) -> None:
         probe = build(copies)
         if not isinstance(probe, torch.optim.Optimizer):
             raise InputError(
-                f"optimizer of the chain returned {type(probe).__name__}; accepted: a torch.optim.Optimizer"
+                f"optimizer of the chain returned {type(probe).__name__}; expected a torch.optim.Optimizer"
             )
         what = f"optimizer {type(probe).__name__} of the chain"
         try:
             inspect.signature(probe.step).bind()
         except TypeError as error:
             found = f"{what} has a step that needs an argument ({error})"
-            raise InputError(f"{found}; accepted: one whose step takes no argument") from None
+            raise InputError(f"{found}; expected one whose step takes no argument") from None
         for weight in copies:
             weight.grad = torch.full_like(weight, _PROBED_GRADIENT)
         before = copy.deepcopy(_beside_weights(probe))
@@ -295,14 +295,14 @@ def check_repeated(what: str, first: Any, second: Any) -> None:
     leaves = [[leaf for leaf in tree_leaves(one) if isinstance(leaf, _COMPARED)] for one in (first, second)]
     if not _is_equal(*leaves):
         accepted = "draws from torch, NumPy's or Python's global generator, and no state from call to call"
-        raise InputError(f"{what} differ when they are computed again; accepted: {accepted}")
+        raise InputError(f"{what} differ when they are computed again; expected {accepted}")
 
 
 def tied_weight(layer: nn.Module, index: int, name: str) -> nn.Parameter:
     """Return a weight that a chain ties; raise `InputError` if the layer has no such weight."""
     found = dict(layer.named_parameters())
     if name not in found:
-        raise InputError(f"tied weight {name!r} of layer {index}; accepted: {', '.join(found) or 'none'}")
+        raise InputError(f"tied weight {name!r} of layer {index}; expected {', '.join(found) or 'none'}")
     return found[name]
 
 
@@ -348,7 +348,7 @@ def load_microbatch(
                 accepted = (
                     "a pair of inputs and targets, each a tensor, a number, a tuple or a dictionary of them"
                 )
-                raise InputError(f"sample {index} of the data set is {found}; accepted: {accepted}")
+                raise InputError(f"sample {index} of the data set is {found}; expected {accepted}")
             pairs.append(sample)
         parts = default_collate(pairs)
     inputs, targets = (_placed(part, getattr(torch, job.dtype), device) for part in parts)

@@ -35,7 +35,7 @@ def export_model(run_dir: str | Path, path: str | Path) -> Path:
     checkpoint = sound_checkpoint(Path(run_dir) / "checkpoints")
     if checkpoint is None:
         raise CheckpointError(
-            f"run_dir is {run_dir}, which has no checkpoint; accepted: that of a run with one"
+            f"run_dir is {run_dir}, which has no checkpoint; expected the directory of a run with one"
         )
     state = {}
     for layer in range(sum(name.endswith(".pt") for name in checkpoint.checksums)):

@@ -153,7 +153,7 @@ def profile_chain(
     limits = {"repeats": (repeats, 5), "warm_ups": (warm_ups, 0), "n_replicas": (n_replicas, 1)}
     for name, (found, least) in limits.items():
         if found < least:
-            raise InputError(f"{name} is {found}; accepted: a whole number >= {least}")
+            raise InputError(f"{name} is {found}; expected a whole number >= {least}")
     request = {"job": job.values(), "repeats": repeats, "warm_ups": warm_ups}
     with temporary_directory("profile") as path:
         directory = run_dir or path

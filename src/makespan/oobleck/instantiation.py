@@ -94,7 +94,7 @@ def microbatches(global_batch_size: int, micro_batch_size: int) -> int:
     """Return the microbatches per iteration; raise `InputError` if they do not divide the batch."""
     if global_batch_size < 1 or micro_batch_size < 1 or global_batch_size % micro_batch_size:
         raise InputError(
-            f"global batch of {global_batch_size} in microbatches of {micro_batch_size}; accepted: 1 or "
+            f"global batch of {global_batch_size} in microbatches of {micro_batch_size}; expected 1 or "
             "more, of which the second divides the first"
         )
     return global_batch_size // micro_batch_size
@@ -158,7 +158,7 @@ def distribute(
     """
     check_modes(mode, estimator)
     if not templates:
-        raise InputError("a distribution over no pipeline; accepted: one or more")
+        raise InputError("a distribution over no pipeline; expected one or more")
     if n_microbatches < len(templates):
         return None
     if mode == "per_template":
@@ -207,7 +207,7 @@ def least_time_by_program(
     )
     if result.x is None:
         raise InputError(
-            f"{n_microbatches} microbatches for {n_pipelines} pipelines; accepted: one each or more"
+            f"{n_microbatches} microbatches for {n_pipelines} pipelines; expected one each or more"
         )
     counts = [round(float(value)) for value in result.x[:n_pipelines]]
     return max(a + (b - 1) * c for a, b, c in zip(first, counts, further, strict=True)) / unit
@@ -297,9 +297,9 @@ class _Deviations:
 
 def _checked(sizes: Sequence[int], n_nodes: int, f: int) -> None:
     if list(sizes) != sorted(set(sizes)) or not sizes or sizes[0] < 1:
-        raise InputError(f"template sizes {list(sizes)}; accepted: one or more ascending numbers from 1 on")
+        raise InputError(f"template sizes {list(sizes)}; expected one or more ascending numbers from 1 on")
     if n_nodes < 0 or f < 0:
-        raise InputError(f"{n_nodes} nodes and f = {f}; accepted: 0 or more of both")
+        raise InputError(f"{n_nodes} nodes and f = {f}; expected 0 or more of both")
 
 
 def enumerate_plans(sizes: Sequence[int], n_nodes: int, f: int = 0) -> Iterator[tuple[int, ...]]:
@@ -396,7 +396,7 @@ class Instantiation:
         """Give each pipeline its nodes, in order; raise `InputError` unless their number fits."""
         needed = sum(template.n_nodes for template in self.templates)
         if len(set(nodes)) != needed or len(nodes) != needed:
-            raise InputError(f"nodes {list(nodes)}; accepted: {needed} different ones")
+            raise InputError(f"nodes {list(nodes)}; expected {needed} different ones")
         left = iter(nodes)
         return HybridPlan(
             tuple(
@@ -506,7 +506,7 @@ def choose_plan(
     else:
         if n_plans > _MOST_PLANS:
             raise InputError(
-                f"{n_plans} plans of templates for {sizes} nodes use {n_nodes}; accepted: at most "
+                f"{n_plans} plans of templates for {sizes} nodes use {n_nodes}; expected at most "
                 f"{_MOST_PLANS}, fewer templates have fewer"
             )
         plans = list(enumerate_plans(sizes, n_nodes, f))

@@ -68,10 +68,10 @@ class ChainJob:
                 raise unknown_name(name, str(found), accepted)
         for name, least in (("n_microbatches", 1), ("microbatch_size", 1), ("warmup_steps", 0)):
             if (number := getattr(self, name)) < least:
-                raise InputError(f"{name} is {number}; accepted: a whole number >= {least}")
+                raise InputError(f"{name} is {number}; expected a whole number >= {least}")
         for name in ("learning_rate", "clip_norm"):
             if (value := getattr(self, name)) is not None and not value > 0:
-                raise InputError(f"{name} is {value}; accepted: a number > 0")
+                raise InputError(f"{name} is {value}; expected a number > 0")
 
     @property
     def global_batch_size(self) -> int:

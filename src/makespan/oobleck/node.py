@@ -187,12 +187,14 @@ def take_part(run_dir: Path, engine: Engine, node: int | None = None) -> str:
     """
     address = read_json(run_dir / ADDRESS_FILE)
     if address is None:
-        raise WorkerError(f"run_dir is {run_dir}, where no run is going on; accepted: that of one that is")
+        raise WorkerError(
+            f"run_dir is {run_dir}, where no run is in progress; expected the directory of a running one"
+        )
     try:
         link = connected(address["host"], address["port"], _CONNECT_S)
     except OSError as error:
         found = f"run_dir is {run_dir}, whose coordinator does not answer ({error})"
-        raise WorkerError(f"{found}; accepted: the directory of a run that is going on") from None
+        raise WorkerError(f"{found}; expected the directory of a running run") from None
     return _Node(link, engine).run(Hello(address["token"], os.getpid(), host_name(), node))
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from makespan.lazy import renamed_names
 from makespan.oobleck.chain import load_chain, load_microbatch
 from makespan.oobleck.job import ChainJob
 from makespan.oobleck.plan import HybridPlan, check_plan
@@ -136,3 +137,6 @@ def replay(
         state = trainer.state(layer)
         is_equal &= saved.keys() == state.keys() and all(torch.equal(saved[key], state[key]) for key in saved)
     return losses, is_equal
+
+
+__getattr__ = renamed_names(__name__, {"Oracle": "ReferenceTrainer"})

@@ -76,12 +76,10 @@ class PipelineTemplate:
         """
         n_gpus = sum(stage.n_gpus for stage in self.stages)
         if len(ranks) != n_gpus:
-            raise InputError(f"{len(ranks)} ranks for a template of {n_gpus} GPUs; accepted: one each")
+            raise InputError(f"{len(ranks)} ranks for a template of {n_gpus} GPUs; expected one each")
         widest = max(stage.n_gpus for stage in self.stages)
         if n_slots is not None and (n_slots < widest or n_slots % widest):
-            raise InputError(
-                f"{n_slots} slots for stages of up to {widest} GPUs; accepted: multiples of that"
-            )
+            raise InputError(f"{n_slots} slots for stages of up to {widest} GPUs; expected multiples of that")
         left = iter(ranks)
         grid: dict[int, tuple[int, ...]] = {}
         for stage in self.stages:
@@ -134,20 +132,20 @@ def plan_from(values: Sequence[Mapping[str, Any]]) -> HybridPlan:
 def check_plan(plan: HybridPlan, n_layers: int, n_microbatches: int) -> None:
     """Reject a plan that cannot be run, with an `InputError`."""
     if len(set(plan.nodes)) != len(plan.nodes):
-        raise InputError(f"plan with nodes {plan.nodes}; accepted: each node once")
+        raise InputError(f"plan with nodes {plan.nodes}; expected each node once")
     if (found := sum(one.n_microbatches for one in plan.pipelines)) != n_microbatches:
-        raise InputError(f"plan of {found} microbatches; accepted: those of the job, {n_microbatches}")
+        raise InputError(f"plan of {found} microbatches; expected those of the job, {n_microbatches}")
     for number, one in enumerate(plan.pipelines):
         stages, where = one.template.stages, f"pipeline {number} on nodes {one.nodes}"
         if one.n_microbatches < 1:
-            raise InputError(f"{where} has {one.n_microbatches} microbatches; accepted: 1 or more")
+            raise InputError(f"{where} has {one.n_microbatches} microbatches; expected 1 or more")
         if many := [stage.n_gpus for stage in stages if stage.n_gpus != 1]:
-            raise InputError(f"{where} has a stage on {many[0]} GPUs; accepted in a run: one GPU a stage")
+            raise InputError(f"{where} has a stage on {many[0]} GPUs; expected one GPU per stage")
         if len(stages) != len(one.nodes):
-            raise InputError(f"{where} has {len(stages)} stages; accepted in a run: one a node")
+            raise InputError(f"{where} has {len(stages)} stages; expected one per node")
         bounds = [0, *(stage.end_layer for stage in stages)]
         if [stage.first_layer for stage in stages] != bounds[:-1] or bounds[-1] != n_layers:
-            raise InputError(f"{where} has stages that end at {bounds[1:]}; accepted: all {n_layers} layers")
+            raise InputError(f"{where} has stages that end at {bounds[1:]}; expected all {n_layers} layers")
 
 
 def owners(plan: HybridPlan, layer: int) -> tuple[int, ...]:

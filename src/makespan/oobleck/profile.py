@@ -53,16 +53,16 @@ class LayerProfile:
         for name in ("forward_s", "backward_s"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value * PICOSECONDS >= 1):
-                raise InputError(f"{name} is {value}; accepted: a finite time above 0")
+                raise InputError(f"{name} is {value}; expected a finite time above 0")
         for name in ("parameter_bytes", "activation_bytes"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
-                raise InputError(f"{name} is {value}; accepted: a finite number of bytes, 0 or more")
+                raise InputError(f"{name} is {value}; expected a finite number of bytes, 0 or more")
         for name in ("allreduce_in_node_s", "allreduce_across_nodes_s"):
             for count, value in getattr(self, name).items():
                 if count < 1 or not (math.isfinite(value) and value >= 0):
                     raise InputError(
-                        f"{name} has {value} for {count}; accepted: finite times, 0 or more, for 1 or more"
+                        f"{name} has {value} for {count}; expected finite times, 0 or more, for 1 or more"
                     )
 
 
@@ -93,12 +93,12 @@ class ModelProfile:
         if not self.layers or self.micro_batch_size < 1:
             raise InputError(
                 f"profile {self.name!r}: {len(self.layers)} layers, {self.micro_batch_size} samples a "
-                "microbatch; accepted: one or more of both"
+                "microbatch; expected one or more of both"
             )
         total = sum(layer.forward_s + layer.backward_s for layer in self.layers)
         if total > _LONGEST_S:
             raise InputError(
-                f"profile {self.name!r}: its layers take {total:.0f} s; accepted: at most {_LONGEST_S:.0f} s"
+                f"profile {self.name!r}: its layers take {total:.0f} s; expected at most {_LONGEST_S:.0f} s"
             )
 
     @property
@@ -139,10 +139,10 @@ def read_profile(path: str | Path) -> ModelProfile:
     content = found if isinstance(found, dict) else {"layers": found}
     layers = content.get("layers")
     if not isinstance(layers, list):
-        raise InputError(f"{path}: has no list of layers; accepted: {_EXPECTED} with the key 'layers'")
+        raise InputError(f"{path}: has no list of layers; expected {_EXPECTED} with the key 'layers'")
     size = content.get("micro_batch_size", 1)
     if not isinstance(size, int) or isinstance(size, bool):
-        raise InputError(f"{path}: micro_batch_size is {size!r}; accepted: a whole number")
+        raise InputError(f"{path}: micro_batch_size is {size!r}; expected a whole number")
     read = tuple(_layer(one, f"{path}: layer {index}") for index, one in enumerate(layers))
     try:
         return ModelProfile(str(content.get("model", Path(path).stem)), read, size)
@@ -155,16 +155,14 @@ def _layer(found: Any, where: str) -> LayerProfile:
         both = _number(found, where)
         found = {"forward_ms": both / 3, "backward_ms": both * 2 / 3}
     if not isinstance(found, dict):
-        raise InputError(f"{where}: is {found!r}; accepted: an object with forward_ms, or a number")
+        raise InputError(f"{where}: is {found!r}; expected an object with forward_ms, or a number")
     known = {"forward_ms", "backward_ms", "allreduce_in_node_ms", "allreduce_across_nodes_ms", "mem_required"}
     for key in [*(found.keys() - known - {"name"}), *({"forward_ms", "backward_ms"} - found.keys())]:
         problem = "is missing" if key in known else "is unknown"
-        raise InputError(f"{where}: {key!r} {problem}; accepted: name, {', '.join(sorted(known))}")
+        raise InputError(f"{where}: {key!r} {problem}; expected name, {', '.join(sorted(known))}")
     memory = found.get("mem_required", [0, 0])
     if not isinstance(memory, list) or len(memory) != 2:
-        raise InputError(
-            f"{where}: mem_required is {memory!r}; accepted: bytes of parameters, of activations"
-        )
+        raise InputError(f"{where}: mem_required is {memory!r}; expected bytes of parameters, of activations")
     try:
         return LayerProfile(
             _number(found["forward_ms"], f"{where}: forward_ms") * MS,
@@ -180,16 +178,16 @@ def _layer(found: Any, where: str) -> LayerProfile:
 
 def _number(found: Any, where: str) -> float:
     if isinstance(found, bool) or not isinstance(found, int | float):
-        raise InputError(f"{where} is {found!r}; accepted: a number")
+        raise InputError(f"{where} is {found!r}; expected a number")
     try:
         return float(found)
     except OverflowError:
-        raise InputError(f"{where} is larger than any; accepted: a number") from None
+        raise InputError(f"{where} is larger than any; expected a number") from None
 
 
 def _times(found: Any, where: str) -> dict[int, float]:
     if not isinstance(found, dict) or not all(str(count).isdecimal() for count in found):
-        raise InputError(f"{where}: exchange times are {found!r}; accepted: milliseconds by number of GPUs")
+        raise InputError(f"{where}: exchange times are {found!r}; expected milliseconds by number of GPUs")
     return {int(count): _number(value, f"{where}: {count}") * MS for count, value in found.items()}
 
 
@@ -339,7 +337,7 @@ def layer_times(
     """
     if micro_batch_size < 1 or most_replicas < 1:
         raise InputError(
-            f"microbatch of {micro_batch_size} samples, {most_replicas} replicas; accepted: 1 or more"
+            f"microbatch of {micro_batch_size} samples, {most_replicas} replicas; expected 1 or more"
         )
     constants = calibration or load_calibration()
     # Every layer on a GPU of its own, for one microbatch.

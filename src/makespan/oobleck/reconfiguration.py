@@ -49,7 +49,7 @@ class InsufficientNodes(TrainingError):
 
     def __init__(self, n_nodes: int, n_needed: int) -> None:
         self.n_nodes, self.n_needed = n_nodes, n_needed
-        super().__init__(f"{n_nodes} node(s) are left; accepted: {n_needed} or more; write a checkpoint")
+        super().__init__(f"{n_nodes} node(s) are left; expected {n_needed} or more; write a checkpoint")
 
 
 # --- Holdings and copies ----------------------------------------------------------------------------
@@ -128,7 +128,7 @@ def held_parts(pipelines: Iterable[Pipeline], n_slots: int) -> dict[Gpu, frozens
 def held_by_layers(held: Mapping[int, Collection[int]], n_slots: int) -> dict[Gpu, frozenset[Part]]:
     """Return the parts held, from the layers of each node with one GPU."""
     if n_slots != 1:
-        raise InputError(f"layers held by node, where a layer has {n_slots} slots; accepted: one GPU a node")
+        raise InputError(f"layers held by node, where a layer has {n_slots} slots; expected one GPU a node")
     return {Gpu(node, 0): frozenset((layer, 0) for layer in layers) for node, layers in held.items()}
 
 
@@ -722,16 +722,16 @@ def _check(
     nodes = [node for one in pipelines for node in one.nodes]
     twice = sorted(node for node, times in Counter([*nodes, *joined]).items() if times > 1)
     if twice:
-        raise InputError(f"node(s) {twice} twice in pipelines and joiners; accepted: each node once")
+        raise InputError(f"node(s) {twice} twice in pipelines and joiners; expected each node once")
     for name, given in (("lost", lost), ("drained", drained)):
         unknown = sorted(set(given) - set(nodes))
         if unknown:
-            raise InputError(f"{name} node(s) {unknown}; accepted: nodes of a pipeline, {sorted(nodes)}")
+            raise InputError(f"{name} node(s) {unknown}; expected nodes of a pipeline, {sorted(nodes)}")
     both = sorted(set(lost) & set(drained))
     if both:
-        raise InputError(f"node(s) {both} both lost and drained; accepted: one of them")
+        raise InputError(f"node(s) {both} both lost and drained; expected one of them")
     layers = {one.n_layers for one in [*templates.values(), *(one.template for one in pipelines)]}
     if layer_bytes is not None and layers != {len(layer_bytes)}:
         raise InputError(
-            f"state of {len(layer_bytes)} layer(s) beside templates of {sorted(layers)}; accepted: as many"
+            f"state of {len(layer_bytes)} layer(s) beside templates of {sorted(layers)}; expected as many"
         )

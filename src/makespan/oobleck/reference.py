@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from makespan.lazy import renamed_names
 from makespan.oobleck.chain import build_layer, build_optimizer, load_chain, load_microbatch, seed_layer
 from makespan.oobleck.job import ChainJob
 
@@ -57,3 +58,6 @@ class SingleProcessReference:
     def parameters(self, layer: int) -> dict[str, Tensor]:
         """Return the weights of a layer by name."""
         return {name: one.detach() for name, one in self._layers[layer].named_parameters()}
+
+
+__getattr__ = renamed_names(__name__, {"PlainTraining": "SingleProcessReference"})

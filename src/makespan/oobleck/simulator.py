@@ -295,7 +295,7 @@ class Systems:
         self._assumed = Assumptions(**assumptions)
         again = cells[cells.duplicated(["model", "system", "n_nodes"])]
         low = cells[~(cells["published_samples_per_s"] >= 0)]
-        for what, rows in (("occurs twice; accepted: once", again), ("is below 0; accepted: 0 or more", low)):
+        for what, rows in (("occurs twice; expected once", again), ("is below 0; expected 0 or more", low)):
             for model, system, n_nodes in rows[["model", "system", "n_nodes"]].to_numpy().tolist()[:1]:
                 raise InputError(f"throughput of {model!r}, {system}, {n_nodes} nodes {what}")
         self._cells = dict(list(cells.groupby(["model", "system"])))
@@ -1076,7 +1076,7 @@ def young_daly_steps(costs: Costs, n_nodes: int, mtbf_s: float) -> int:
 def _step_s(costs: Costs, n_nodes: int) -> float:
     rate = costs.throughput.get(n_nodes, 0.0)
     if rate <= 0:
-        raise InputError(f"no throughput on {n_nodes} nodes; accepted: a number of nodes that can run")
+        raise InputError(f"no throughput on {n_nodes} nodes; expected a number of nodes that can run")
     return costs.samples_per_step / rate
 
 

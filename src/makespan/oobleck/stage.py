@@ -156,7 +156,7 @@ class HeldLayers:
         kind = type(output).__name__ if not isinstance(output, tuple) else "an empty tuple"
         if wrong and isinstance(output, tuple):
             kind = f"a tuple with {type(output[wrong[0]]).__name__} at place {wrong[0]}"
-        raise InputError(f"{self._named(index)} returns {kind}; accepted: a tensor or a tuple of tensors")
+        raise InputError(f"{self._named(index)} returns {kind}; expected a tensor or a tuple of tensors")
 
     def _named(self, index: int) -> str:
         return f"layer {index} ({type(self.modules[index]).__name__})"
@@ -183,7 +183,7 @@ class HeldLayers:
                 f"{self._named(index)} returns something else for the same input, position and random state"
             )
             raise InputError(
-                f"{what}; accepted: layers that draw from torch, NumPy's or Python's global generator, and "
+                f"{what}; expected layers that draw from torch, NumPy's or Python's global generator, and "
                 "keep no state from pass to pass"
             )
 
@@ -224,7 +224,7 @@ class HeldLayers:
         """Reject parameters and buffers that a pass adds or removes: copies and checkpoints lack them."""
         for layer, name in sorted(self.names(layers) ^ set(before)):
             what = f"{self._named(layer)}: a pass adds or removes {name!r}"
-            raise InputError(f"{what}; accepted: those that the layer has when it is built")
+            raise InputError(f"{what}; expected those that the layer has when it is built")
 
     def check_buffers(self, before: Mapping[tuple[int, str], Tensor]) -> None:
         """Reject buffers that a pass changes: pipelines see different samples, so the copies would differ."""
@@ -232,7 +232,7 @@ class HeldLayers:
             if not torch.equal(now, before[layer, name]):
                 what = f"layer {layer}: a pass changes its buffer {name!r}"
                 raise InputError(
-                    f"{what}, and each pipeline sees other samples; accepted: buffers that stay as they are"
+                    f"{what}, and each pipeline sees other samples; expected buffers that stay as they are"
                 )
 
     def check_gradients(self, layers: Iterable[int]) -> None:
@@ -242,7 +242,7 @@ class HeldLayers:
                 if one.grad is not None and one.grad.layout is not torch.strided:
                     kind = str(one.grad.layout).removeprefix("torch.")
                     what = f"{self._named(layer)}: the gradient of {name!r} has the layout {kind}"
-                    raise InputError(f"{what}; accepted: dense gradients, such as those of sparse=False")
+                    raise InputError(f"{what}; expected dense gradients, such as those of sparse=False")
 
     def clear_gradients(self) -> None:
         """Forget the gradients of all layers."""
@@ -285,7 +285,7 @@ class HeldLayers:
                     continue
                 if not isinstance(value, Tensor):
                     kind = type(optimizer).__name__
-                    raise InputError(f"optimizer {kind} keeps {key} = {value!r}; accepted: tensors only")
+                    raise InputError(f"optimizer {kind} keeps {key} = {value!r}; expected tensors only")
                 state[f"optimizer/{name}/{key}"] = value.detach()
         return state
 
@@ -299,7 +299,7 @@ class HeldLayers:
         shapes = [{name: one.shape for name, one in tensors.items()} for tensors in (loaded, held)]
         if shapes[0] != shapes[1]:
             raise InputError(
-                f"state of layer {index} with {', '.join(sorted(loaded))}; accepted: "
+                f"state of layer {index} with {', '.join(sorted(loaded))}; expected "
                 f"{', '.join(sorted(held))} with the same shapes"
             )
         for name, tensor in held.items():
@@ -647,7 +647,7 @@ class StagePasses:
             sent += self._links.send_values(shapes, node, _ACTIVATION_TAG)
         elif shapes != self._outgoing:
             what = f"layer {self._place.layers[-1]} returned {shapes} after {self._outgoing}"
-            raise InputError(f"{what}; accepted: the same for all microbatches")
+            raise InputError(f"{what}; expected the same for all microbatches")
         sent += [self._links.send(one.detach(), node, _ACTIVATION_TAG) for one in slot.outputs]
 
     def _receive_gradient(self, slot: _Slot) -> None:
@@ -681,7 +681,7 @@ def checked_loss(found: Any) -> Tensor:
     if isinstance(found, Tensor) and found.numel() == 1:
         return found
     what = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
-    raise InputError(f"the loss of the chain returned {what}; accepted: a tensor with one value")
+    raise InputError(f"the loss of the chain returned {what}; expected a tensor with one value")
 
 
 def type_name(tensor: Tensor) -> str:
@@ -915,7 +915,7 @@ def stage_place(plan: HybridPlan, node: int) -> tuple[int, StagePlace]:
                 one.nodes[stage - 1] if stage else None, one.nodes[stage + 1] if stage + 1 < count else None,
             )  # fmt: skip
         start += one.n_microbatches
-    raise InputError(f"node {node}; accepted: one of the plan, {', '.join(map(str, plan.nodes))}")
+    raise InputError(f"node {node}; expected one of the plan, {', '.join(map(str, plan.nodes))}")
 
 
 class StageExecutor:
@@ -1066,9 +1066,9 @@ class StageExecutor:
     def compute(self, iteration: int) -> None:
         """Run all passes of an iteration in this stage, and accumulate its gradients."""
         if self._passes is None:
-            raise InputError("this process is part of no plan; accepted: compute after connect")
+            raise InputError("this process is part of no plan; call connect before compute")
         if missing := set(self._place.layers) - set(self.layers):
-            raise InputError(f"layers {sorted(missing)} of the stage are not held; accepted: all of them")
+            raise InputError(f"layers {sorted(missing)} of the stage are not held; expected all of them")
         self._held.clear_gradients()
         self._is_reduced = False
         layers, is_first = self._place.layers, not self._has_computed
@@ -1099,7 +1099,9 @@ class StageExecutor:
     def apply(self) -> None:
         """Take the optimizer step of the reduced iteration, once."""
         if not self._is_reduced:
-            raise InputError("gradients are not there; accepted: apply after reduce, once, before disconnect")
+            raise InputError(
+                "there are no reduced gradients; call reduce before apply, and apply once, before disconnect"
+            )
         self._is_reduced = False
         self._held.step(self._place.layers, self._iteration)
 

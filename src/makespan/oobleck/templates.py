@@ -48,7 +48,7 @@ class CostRule:
 
     def __post_init__(self) -> None:
         if self.n_microbatches is not None and self.n_microbatches < 1:
-            raise InputError(f"cost of {self.n_microbatches} microbatches; accepted: 1 or more")
+            raise InputError(f"cost of {self.n_microbatches} microbatches; expected 1 or more")
 
     def allows(self, n_stages: int) -> bool:
         """Tell whether a pipeline of this number of stages has a price."""
@@ -95,7 +95,7 @@ class MemoryLimit:
         if not (self.device_bytes > 0 and self.state_factor > 0):
             raise InputError(
                 f"memory of {self.device_bytes} bytes with {self.state_factor} bytes of state a byte of "
-                "parameters; accepted: numbers above 0"
+                "parameters; expected numbers above 0"
             )
 
 
@@ -119,7 +119,7 @@ class StageTimes:
 
     def __init__(self, profile: ModelProfile, gpus_per_node: int, memory: MemoryLimit | None = None) -> None:
         if gpus_per_node < 1:
-            raise InputError(f"{gpus_per_node} GPUs a node; accepted: 1 or more")
+            raise InputError(f"{gpus_per_node} GPUs a node; expected 1 or more")
         self.n_layers = profile.n_layers
         self.gpus_per_node = gpus_per_node
         self.memory = memory
@@ -601,10 +601,10 @@ def template_sizes(
     if template_set not in get_args(TemplateSet):
         raise unknown_name("template set", template_set, get_args(TemplateSet))
     if n0 < 1 or f < 0:
-        raise InputError(f"n0 = {n0} and f = {f}; accepted: n0 of 1 or more, f of 0 or more")
+        raise InputError(f"n0 = {n0} and f = {f}; expected n0 of 1 or more, f of 0 or more")
     if n_nodes < (f + 1) * n0:
         raise InputError(
-            f"{n_nodes} nodes; accepted: at least (f + 1) n0 = {(f + 1) * n0}, for {f + 1} pipelines"
+            f"{n_nodes} nodes; expected at least (f + 1) n0 = {(f + 1) * n0}, for {f + 1} pipelines"
         )
     end = (n_nodes - f * n0 if largest is None else largest) + 1
     if template_set == "minimal":
@@ -663,7 +663,7 @@ class TemplateSearch:
     def template(self, n_nodes: int) -> PipelineTemplate | None:
         """Return the template for so many nodes, None if none fits; raise `InputError` for less than 1."""
         if n_nodes < 1:
-            raise InputError(f"a template for {n_nodes} nodes; accepted: 1 or more")
+            raise InputError(f"a template for {n_nodes} nodes; expected 1 or more")
         if self._published is None:
             cuts = exact_cuts(self._times, n_nodes, self._rule)
         else:
@@ -822,7 +822,7 @@ def read_templates(path: str | Path) -> dict[int, PipelineTemplate]:
     except (ValueError, RecursionError) as wrong:
         raise InputError(f"{path}: cannot be read as {_EXPECTED}: {wrong}") from None
     if not isinstance(found, list) or not found:
-        raise InputError(f"{path}: has no list of templates; accepted: {_EXPECTED}")
+        raise InputError(f"{path}: has no list of templates; expected {_EXPECTED}")
     return _from_rows(found, str(path))
 
 
@@ -831,14 +831,14 @@ def _from_rows(rows: list[Any], where: str) -> dict[int, PipelineTemplate]:
     for index, row in enumerate(rows):
         place = f"{where}: template {index}"
         if not isinstance(row, dict):
-            raise InputError(f"{place}: is {row!r}; accepted: an object with n, S and T")
+            raise InputError(f"{place}: is {row!r}; expected an object with n, S and T")
         template = _template(row, place)
         if template.n_nodes in templates:
-            raise InputError(f"{place}: is the second for {template.n_nodes} nodes; accepted: one")
+            raise InputError(f"{place}: is the second for {template.n_nodes} nodes; expected one")
         templates[template.n_nodes] = template
     if len({one.n_layers for one in templates.values()}) > 1 and all("latencies" in row for row in rows):
         counts = ", ".join(f"{one.n_layers} on {size} nodes" for size, one in templates.items())
-        raise InputError(f"{where}: templates of different models: layers {counts}; accepted: one model")
+        raise InputError(f"{where}: templates of different models: layers {counts}; expected one model")
     return dict(sorted(templates.items()))
 
 
@@ -852,13 +852,13 @@ def _template(row: _Plain, where: str) -> PipelineTemplate:
     lists = {key: row.get(key) for key in ("layers_per_stage", "gpus_per_stage", "latencies")}
     for key, values in lists.items():
         if not isinstance(values, list) or len(values) != n_stages:
-            raise InputError(f"{where}: {key} is {values!r}; accepted: a list of {n_stages} numbers")
+            raise InputError(f"{where}: {key} is {values!r}; expected a list of {n_stages} numbers")
     layers, gpus = (
         [_count(value, f"{where}: {key}") for value in row[key]]
         for key in ("layers_per_stage", "gpus_per_stage")
     )
     if sum(gpus) % n_nodes:
-        raise InputError(f"{where}: {sum(gpus)} GPUs on {n_nodes} nodes; accepted: as many on each")
+        raise InputError(f"{where}: {sum(gpus)} GPUs on {n_nodes} nodes; expected as many on each")
     latencies = [_time(value, f"{where}: latencies") for value in row["latencies"]]
     return _assembled(n_nodes, cost, layers, gpus, latencies)
 
@@ -876,13 +876,13 @@ def _assembled(
 
 def _count(found: Any, where: str) -> int:
     if not isinstance(found, int) or isinstance(found, bool) or not 1 <= found <= _LARGEST:
-        raise InputError(f"{where} is {found!r}; accepted: a whole number, 1 to {_LARGEST}")
+        raise InputError(f"{where} is {found!r}; expected a whole number, 1 to {_LARGEST}")
     return found
 
 
 def _time(found: Any, where: str) -> int:
     if isinstance(found, bool) or not isinstance(found, int | float) or not 0 < found < 1e9:
-        raise InputError(f"{where} is {found!r}; accepted: milliseconds, above 0")
+        raise InputError(f"{where} is {found!r}; expected milliseconds, above 0")
     return round(found * _MS)
 
 

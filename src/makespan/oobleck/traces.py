@@ -38,7 +38,7 @@ class NodeTrace:
     def __post_init__(self) -> None:
         """Check that there is an event."""
         if not self.events:
-            raise TraceError(f"trace {self.name!r}: no event; accepted: at least one")
+            raise TraceError(f"trace {self.name!r}: no event; expected at least one")
 
     @property
     def end_ms(self) -> int:
@@ -187,7 +187,7 @@ def _instants(name: str, known: _Statistics, rng: np.random.Generator) -> list[l
                 order[i : i + 2] if i in joint else [order[i]] for i in range(len(order)) if i not in behind
             ]
             return [[size] for size in known.start] + rest
-    raise InputError(f"spot trace {name!r}: no order keeps its numbers of nodes; accepted: wider limits")
+    raise InputError(f"spot trace {name!r}: no order keeps its numbers of nodes; expected wider limits")
 
 
 def _events(instants: Sequence[tuple[int, list[int]]], rng: np.random.Generator) -> list[NodeEvent]:
@@ -232,7 +232,7 @@ def generate_steady(n_nodes: int, mtbf_s: float, n_losses: int, seed: int) -> No
     """
     if n_nodes < 1 or n_losses < 1 or not 0 < mtbf_s < float("inf"):
         raise InputError(
-            f"steady losses: {n_nodes} nodes, {n_losses} losses, {mtbf_s} s between them; accepted: 1 or "
+            f"steady losses: {n_nodes} nodes, {n_losses} losses, {mtbf_s} s between them; expected 1 or "
             "more, 1 or more, a time above 0"
         )
     rng = np.random.default_rng(seed)

@@ -490,15 +490,15 @@ class LiveOptions:
         for name, number in least.items():
             found = getattr(self, name)
             if not isinstance(found, int) or found < number:
-                raise InputError(f"{name} is {found!r}; accepted: a whole number >= {number}")
+                raise InputError(f"{name} is {found!r}; expected a whole number >= {number}")
         if not self.hang_s > 0:
-            raise InputError(f"hang_s is {self.hang_s!r}; accepted: a time > 0")
+            raise InputError(f"hang_s is {self.hang_s!r}; expected a time > 0")
         if not self.checkpoint_interval_s >= 0:
             found = f"checkpoint_interval_s is {self.checkpoint_interval_s!r}"
-            raise InputError(f"{found}; accepted: a time >= 0, 0 for no checkpoints by time")
+            raise InputError(f"{found}; expected a time >= 0, 0 for no checkpoints by time")
         if self.n_nodes < (self.f + 1) * self.n0:
             needed = f"{(self.f + 1) * self.n0} or more, f + 1 pipelines of {self.n0}"
-            raise InputError(f"n_nodes is {self.n_nodes}; accepted: {needed}")
+            raise InputError(f"n_nodes is {self.n_nodes}; expected {needed}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -585,7 +585,9 @@ def train_resilient(
     folder.mkdir(parents=True, exist_ok=True)
     handle = acquire(folder / "lock")
     if handle is None:
-        raise InputError(f"run_dir is {run_dir}, where a run is going on; accepted: a directory of its own")
+        raise InputError(
+            f"run_dir is {run_dir}, where another run is in progress; expected a directory without one"
+        )
     try:
         record = record or Record()
         run = _Run(job, profile, iterations, folder, options, launcher, watch, faults, record)
@@ -652,7 +654,7 @@ class _History:
         first, *rows = self._before.splitlines(keepends=True) or [""]
         if first != header:
             found = f"{self._path} has the columns {first.strip() or 'of no table'}"
-            raise InputError(f"{found}; accepted: {header.strip()}, or no such file")
+            raise InputError(f"{found}; expected {header.strip()}, or no such file")
         calls = [cell for row in rows if (cell := row.partition(",")[0]).isdecimal()]
         self.n_calls = max(map(int, calls), default=0)
 
@@ -718,12 +720,12 @@ class _Run:
             return None
         if not self.options.resume:
             where = f"run_dir is {self.folder}, which has a checkpoint after {saved.step} iterations"
-            raise InputError(f"{where}; accepted: resume, or a directory without one")
+            raise InputError(f"{where}; expected resume, or a directory without one")
         job = json.loads(json.dumps(self.job.values()))  # tuples become lists, as in the checkpoint
         if saved.values.get("format") != _FORMAT or saved.values.get("job") != job:
             raise CheckpointError(f"{saved.path}: is that of another job")
         if saved.step > iterations:
-            raise InputError(f"iterations is {iterations}; accepted: at least {saved.step}, which are done")
+            raise InputError(f"iterations is {iterations}; expected at least {saved.step}, which are done")
         return saved
 
     def run(self) -> LiveResult:
@@ -867,12 +869,14 @@ def _reached(run_dir: str | Path) -> tuple[Path, str, Connection]:
     processes = Path(run_dir).resolve() / PROCESSES
     address = read_json(processes / ADDRESS_FILE)
     if address is None:
-        raise InputError(f"run_dir is {run_dir}, where no run is going on; accepted: that of one that is")
+        raise InputError(
+            f"run_dir is {run_dir}, where no run is in progress; expected the directory of a running one"
+        )
     try:
         return processes, address["token"], connected(address["host"], address["port"], _CONNECT_S)
     except OSError as error:
         found = f"run_dir is {run_dir}, whose coordinator does not answer ({error})"
-        raise InputError(f"{found}; accepted: that of a run that is going on") from None
+        raise InputError(f"{found}; expected the directory of a running run") from None
 
 
 def join_run(run_dir: str | Path, launcher: Launcher | None = None) -> str:
@@ -904,7 +908,7 @@ def join_run(run_dir: str | Path, launcher: Launcher | None = None) -> str:
     check_gpus(launcher, 1)
     if (n_devices := launcher.n_devices or 1) > 1:
         found = f"{n_devices} GPUs, of which this process may have one"
-        raise InputError(f"{found}; accepted: its number in CUDA_VISIBLE_DEVICES")
+        raise InputError(f"{found}; expected its number in CUDA_VISIBLE_DEVICES")
     processes, token, link = _reached(run_dir)
     rank = JOINING + os.getpid() * 1000 + next(_numbers) % 1000
     process = launcher.start(Launch(WORKER, {}, 1, processes), rank)

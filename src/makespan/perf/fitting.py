@@ -253,7 +253,7 @@ def fit(form: str, points: Points, measured: Measured, environment: Environment,
     if bad.size:
         raise FitError(
             f"observation {bad[0] + 1} of {points.workload.key!r}: iteration time "
-            f"{measured.iter_time_s[bad[0]]} s; accepted: a positive time"
+            f"{measured.iter_time_s[bad[0]]} s; expected a positive time"
         )
     problem = _problem(FORMS[form], points, measured, environment)
     rng, bounds = np.random.default_rng(seed), problem.bounds

@@ -159,7 +159,7 @@ def load_environment(name: str) -> Environment:
         return _environment(name, cluster_from(Path(name).stem, entry["cluster"]), entry)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise InputError(
-            f"{name}: cannot be read as an environment: {error}; accepted: tables cluster, constants, priors"
+            f"{name}: cannot be read as an environment: {error}; expected tables cluster, constants, priors"
         ) from None
 
 
@@ -183,7 +183,7 @@ def _environment(name: str, spec: ClusterSpec, entry: Mapping[str, Any]) -> Envi
             "not known"
         )
     if wrong := [key for key, value in values.items() if not 0 <= value < math.inf]:
-        raise InputError(f"environment {name!r}: {', '.join(wrong)}: accepted: numbers, 0 or more")
+        raise InputError(f"environment {name!r}: {', '.join(wrong)}: expected numbers, 0 or more")
     priors = {
         form: MappingProxyType({key: Prior(**item) for key, item in table.items()})
         for form, table in entry["priors"].items()
@@ -421,7 +421,7 @@ def points_from_table(frame: pd.DataFrame, workload: str | Workload, environment
         row = frame.iloc[int(np.flatnonzero(wrong)[0])]
         raise TraceError(
             f"throughput table: row {row['exec_plan']!r} on {row['placement']!r} of {row['workload']!r} "
-            f"cannot be fitted; accepted: feasible rows of {spec.key!r}"
+            f"cannot be fitted; expected feasible rows of {spec.key!r}"
         )
     pairs = [
         (resolve_micro_batch(plan, spec, environment.node), placement)

@@ -147,12 +147,12 @@ def sensitivity_families(
     counts = sorted(set(gpu_counts))
     if not counts or counts[0] < 1 or counts[-1] > cluster.n_gpus:
         raise InputError(
-            f"GPU counts {counts}; accepted: one or more, each from 1 to the {cluster.n_gpus} GPUs of "
+            f"GPU counts {counts}; expected one or more, each from 1 to the {cluster.n_gpus} GPUs of "
             f"{cluster.name!r}"
         )
     threads = sorted(set(cpu_threads))
     if threads and threads[0] < 1:
-        raise InputError(f"cpu_threads {threads[0]}; accepted: at least 1 a GPU")
+        raise InputError(f"cpu_threads {threads[0]}; expected at least 1 a GPU")
     node, workload = cluster.node, fit.points.workload
     pairs: list[tuple[ExecutionPlan, Placement]] = []
     for count in counts:

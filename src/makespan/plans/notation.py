@@ -84,7 +84,7 @@ def read_plan(
         passes = f" in {steps} passes" if steps != 1 else ""
         raise PlanError(
             f"execution plan {text!r}: global batch of {global_batch_size} samples cannot be "
-            f"split over {dp} replicas{passes}; accepted: a data-parallel degree that divides it, "
+            f"split over {dp} replicas{passes}; expected a data-parallel degree that divides it, "
             f"at most {global_batch_size}"
         )
     micro_batch_size = global_batch_size // (dp * steps)
@@ -119,7 +119,7 @@ def _parse(text: str) -> tuple[str, dict[str, Any]]:
 
 def _unreadable(text: str) -> NotationError:
     return NotationError(
-        f"execution plan {text!r} cannot be read; accepted: {PLAN_TEXTS}, each with suffixes such as "
+        f"execution plan {text!r} cannot be read; expected {PLAN_TEXTS}, each with suffixes such as "
         "+zero1, +gc, +interleaved2, +layers1-3, +a4"
     )
 

@@ -34,7 +34,7 @@ class Placement:
 
     def __post_init__(self) -> None:
         if not self.gpus_per_node or min(self.gpus_per_node) < 1:
-            raise PlanError(f"placement {self.gpus_per_node}: accepted: one count or more, each >= 1")
+            raise PlanError(f"placement {self.gpus_per_node}: expected one count or more, each >= 1")
         object.__setattr__(self, "gpus_per_node", tuple(sorted(self.gpus_per_node)))
 
     @classmethod
@@ -57,7 +57,7 @@ class Placement:
         parts = stripped.removesuffix(_SEPARATOR).split(_SEPARATOR) if joined else list(stripped)
         if not parts or not all(part.isascii() and part.isdigit() and int(part) for part in parts):
             raise NotationError(
-                f"placement {text!r} cannot be read; accepted: one digit 1-9 a node, such as "
+                f"placement {text!r} cannot be read; expected one digit 1-9 a node, such as "
                 "'4444', or counts joined by '-', such as '16-16'"
             )
         return cls(tuple(int(part) for part in parts))
@@ -66,7 +66,7 @@ class Placement:
     def packed(cls, n_gpus: int, gpus_per_node: int) -> "Placement":
         """Return the placement on as few nodes as possible, all full but perhaps one; counts are >= 1."""
         if n_gpus < 1 or gpus_per_node < 1:
-            raise PlanError(f"cannot pack {n_gpus} GPUs on nodes of {gpus_per_node}; accepted: both >= 1")
+            raise PlanError(f"cannot pack {n_gpus} GPUs on nodes of {gpus_per_node}; expected both >= 1")
         full, rest = divmod(n_gpus, gpus_per_node)
         return cls((gpus_per_node,) * full + ((rest,) if rest else ()))
 
@@ -310,11 +310,11 @@ class ExecutionPlan:
         for name in _COUNTS:
             value, least = getattr(self, name), int(name != "zero_stage")
             if value < least:
-                raise PlanError(f"{name} is {value}; accepted: a whole number >= {least}")
+                raise PlanError(f"{name} is {value}; expected a whole number >= {least}")
         if self.zero_stage > 3:
-            raise PlanError(f"zero_stage is {self.zero_stage}; accepted: 0, 1, 2, 3")
+            raise PlanError(f"zero_stage is {self.zero_stage}; expected 0, 1, 2, 3")
         if not 0.0 <= self.checkpoint_fraction <= 1.0:
-            raise PlanError(f"checkpoint_fraction is {self.checkpoint_fraction}; accepted: [0, 1]")
+            raise PlanError(f"checkpoint_fraction is {self.checkpoint_fraction}; expected [0, 1]")
 
     def _check_options(self) -> None:
         if self.schedule not in _SCHEDULES:
@@ -322,7 +322,7 @@ class ExecutionPlan:
         if self.checkpoint_method not in _CHECKPOINT_METHODS:
             raise unknown_name("checkpoint method", self.checkpoint_method, _CHECKPOINT_METHODS)
         if self.offload and self.zero_stage == 0:
-            raise PlanError("offload needs a partitioned optimiser; accepted: zero_stage >= 1")
+            raise PlanError("offload needs a partitioned optimiser; expected zero_stage >= 1")
         if self.interleave > 1 and self.schedule != "interleaved":
             raise PlanError(f"interleave {self.interleave} needs schedule 'interleaved'")
         if self.partition is not None and (len(self.partition) != self.n_chunks or min(self.partition) < 1):

@@ -107,7 +107,7 @@ def policy(name: str | Path) -> Policy:
         raise unknown_name("policy", text, (*REGISTRY, "FILE.py"))
     found = policy_in_file(text)
     if found.name in REGISTRY:
-        raise PolicyError(f"{text}: name {found.name!r} belongs to another policy; accepted: a new one")
+        raise PolicyError(f"{text}: name {found.name!r} belongs to another policy; expected a new one")
     return found
 
 
@@ -131,7 +131,7 @@ def policy_in_file(text: str) -> Policy:
     """Return the policy of a file, ``FILE.py``, or one of several, ``FILE.py:NAME``."""
     match = _FILE.fullmatch(text)
     if match is None:
-        raise PolicyError(f"{text}: accepted: a policy file with the ending .py")
+        raise PolicyError(f"{text}: expected a policy file with the ending .py")
     path = user_file(match["path"], "a policy file", PolicyError)
     stat = path.stat()
     file = str(path.resolve())
@@ -148,11 +148,11 @@ def _chosen(module: ModuleType, file: str, name: str | None) -> Policy:
     where, listed = short_path(file), getattr(module, "POLICIES", None)
     if not isinstance(listed, tuple) or not listed:
         found = "no POLICIES" if listed is None else f"POLICIES is {type(listed).__name__} {listed!r:.80}"
-        raise PolicyError(f"{where}: {found}; accepted: a tuple of policies, POLICIES = (MyPolicy(),)")
+        raise PolicyError(f"{where}: {found}; expected a tuple of policies, POLICIES = (MyPolicy(),)")
     by_name = {getattr(entry, "name", None): entry for entry in listed}
     if name is None and len(listed) > 1:
         accepted = " or ".join(f"{where}:{key}" for key in by_name)
-        raise PolicyError(f"{where}: has {len(listed)} policies; accepted: {accepted}")
+        raise PolicyError(f"{where}: has {len(listed)} policies; expected {accepted}")
     if name is not None and name not in by_name:
         accepted = ", ".join(map(str, by_name))
         raise PolicyError(f"{where}: no policy in POLICIES has the name {name!r}; found: {accepted}")

@@ -85,7 +85,7 @@ class Configuration:
         pairs = list(zip(shares, types, strict=False))
         if len(types) != len(shares) or sorted(pairs) != pairs:
             raise InputError(
-                f"configuration on {self.placement.text}: gpu_types are {self.gpu_types}; accepted: one name "
+                f"configuration on {self.placement.text}: gpu_types are {self.gpu_types}; expected one name "
                 "a node, in alphabetical order where nodes give equally many devices"
             )
         totals: dict[str, int] = {}
@@ -138,7 +138,7 @@ class Allocation:
         if len(self.nodes) != self.configuration.n_nodes or len(set(self.nodes)) != len(self.nodes):
             raise InputError(
                 f"allocation of placement {self.configuration.placement.text}: nodes are {self.nodes}; "
-                f"accepted: {self.configuration.n_nodes} different node(s)"
+                f"expected {self.configuration.n_nodes} different node(s)"
             )
         if len(self.nodes) > 1:
             counts = self.configuration.placement.gpus_per_node
@@ -280,4 +280,4 @@ def restart_cost(restart_delay_s: float | RestartCost) -> RestartCost:
 
 def _check_delay(name: str, delay_s: float) -> None:
     if not (math.isfinite(delay_s) and delay_s >= 0):
-        raise InputError(f"{name} is {delay_s!r}; accepted: a finite time in s, not negative")
+        raise InputError(f"{name} is {delay_s!r}; expected a finite time in s, not negative")

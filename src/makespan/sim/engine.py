@@ -72,7 +72,7 @@ class Watch:
 
     def __init__(self, limit_s: float | None) -> None:
         if limit_s is not None and not (math.isfinite(limit_s) and limit_s >= 0):
-            raise InputError(f"decision_limit_s is {limit_s!r}; accepted: a time in s, 0 or None for none")
+            raise InputError(f"decision_limit_s is {limit_s!r}; expected a time in s, 0 or None for none")
         self.limit_s = limit_s
         self._number = 0
         self._is_open = self._is_interrupted = False
@@ -273,15 +273,15 @@ def check_policy(policy: Policy) -> None:
     kind = policy if isinstance(policy, type) else type(policy)
     where = f"{short_path(_file(policy))}: " if _file(policy) else ""
     if isinstance(policy, type):
-        raise PolicyError(f"{where}{kind.__name__} is a class; accepted: an object of it, {kind.__name__}()")
+        raise PolicyError(f"{where}{kind.__name__} is a class; expected an object of it, {kind.__name__}()")
     for name, (accepts, accepted) in _FIELDS.items():
         try:
             found = getattr(policy, name)
         except Exception as error:
             found_text = f"{kind.__name__} is no policy, it has no {name} ({type(error).__name__}: {error})"
-            raise PolicyError(f"{where}{found_text}; accepted: an object like makespan.sim.Policy") from error
+            raise PolicyError(f"{where}{found_text}; expected an object like makespan.sim.Policy") from error
         if not accepts(found):
-            raise PolicyError(f"{where}{kind.__name__}.{name} is {_shown(found)}; accepted: {accepted}")
+            raise PolicyError(f"{where}{kind.__name__}.{name} is {_shown(found)}; expected {accepted}")
 
 
 class Adviser:
@@ -301,16 +301,16 @@ class Adviser:
         answer = self._call(self.policy.decide, view, view, state)
         if not (isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[0], Decision)):
             accepted = "a pair of a Decision and what to remember, (Decision(changes), state)"
-            raise self._refused(view, f"decide returned {_shown(answer)}; accepted: {accepted}")
+            raise self._refused(view, f"decide returned {_shown(answer)}; expected {accepted}")
         changes, wake_up_s = (getattr(answer[0], name) for name in ("changes", "wake_up_s"))
         if not isinstance(changes, Mapping):
             accepted = "a mapping from the name of a job to an Allocation or None, each job once"
             found = f"changes are {_shown(changes)}"
-            raise self._refused(view, f"{found}; accepted: {accepted}")
+            raise self._refused(view, f"{found}; expected {accepted}")
         if wake_up_s is not None:
             is_time = isinstance(wake_up_s, Real) and math.isfinite(wake_up_s)
             if not (is_time and float(wake_up_s) > view.time_s):
-                raise self._refused(view, f"wake_up_s is {_shown(wake_up_s)}; accepted: a later time")
+                raise self._refused(view, f"wake_up_s is {_shown(wake_up_s)}; expected a later time")
         return answer
 
     def _refused(self, view: ClusterView, problem: str) -> InfeasibleDecision:
@@ -325,7 +325,7 @@ class Adviser:
             what = f"{getattr(function, '__name__', 'the call')} raised {type(error).__name__}: {error}"
             if isinstance(error, TookTooLong):
                 what = (
-                    f"interrupted by the decision limit, {self.watch.limit_s:g} s for one call; accepted: "
+                    f"interrupted by the decision limit, {self.watch.limit_s:g} s for one call; expected "
                     "a policy that decides sooner, or a higher limit (--decision-limit, decision_limit_s)"
                 )
             raise PolicyError(f"{policy_label(self.policy, line)}{at}: {what}") from error
@@ -341,7 +341,7 @@ def checked_changes(
     for job_id, new in entries:
         job = state.find(job_id) if isinstance(job_id, str) else None
         if job is None:
-            raise _error(view, policy, job_id, "neither waits nor runs; accepted: a job of the view")
+            raise _error(view, policy, job_id, "neither waits nor runs; expected a job of the view")
         if new is not None:
             fields = (getattr(new, name, None) for name in ("configuration", "nodes", "is_guest"))
             configuration, nodes, is_guest = fields
@@ -349,7 +349,7 @@ def checked_changes(
             is_typed = is_whole and isinstance(configuration, Configuration) and isinstance(is_guest, bool)
             if not (isinstance(new, Allocation) and is_typed):
                 accepted = "an Allocation of a Configuration on nodes, which are whole numbers, or None"
-                raise _error(view, policy, job_id, f"shall have {_shown(new)}; accepted: {accepted}")
+                raise _error(view, policy, job_id, f"shall have {_shown(new)}; expected {accepted}")
         if new == job.allocation:
             continue
         problem = _problem(job, new, view, policy)
@@ -452,7 +452,7 @@ def _check_memory(
             )
             usable = format_bytes(view.cluster.nodes[node].gpu.usable_bytes)
             need = f"needs {format_bytes(guest_bytes)} on a device of node {node} beside what others need"
-            raise _error(view, policy, job_id, f"{need}; accepted: {usable} for both")
+            raise _error(view, policy, job_id, f"{need}; expected {usable} for both")
 
 
 # --- The engine ---
@@ -936,5 +936,5 @@ def round_length(policy: Policy, interval_s: float | None) -> float | None:
     """
     length_s = policy.interval_s if interval_s is None else interval_s
     if length_s is not None and not (math.isfinite(length_s) and length_s >= 0):
-        raise InputError(f"interval_s is {length_s!r}; accepted: a finite time in s, or 0 for no rounds")
+        raise InputError(f"interval_s is {length_s!r}; expected a finite time in s, or 0 for no rounds")
     return length_s or None

@@ -140,7 +140,7 @@ def check_jobs(
     for row, job in enumerate(jobs, start=1):
         if job.job_id in rows:
             found = f"job name {job.job_id!r} is that of row {rows[job.job_id]}"
-            raise InputError(f"{where}: row {row}: {found}; accepted: one row for each name")
+            raise InputError(f"{where}: row {row}: {found}; expected one row for each name")
         rows[job.job_id] = row
         request = (job.workload, job.plan, job.n_gpus, job.n_cpus)
         if request in checked:
@@ -148,13 +148,13 @@ def check_jobs(
         place = f"{where}: row {row}, job {job.job_id!r}"
         if job.n_gpus > cluster.n_gpus:
             raise InputError(
-                f"{place}: asks for {job.n_gpus} GPUs; accepted: at most the {cluster.n_gpus} of cluster "
+                f"{place}: asks for {job.n_gpus} GPUs; expected at most the {cluster.n_gpus} of cluster "
                 f"{cluster.name!r}, or it would wait for ever"
             )
         threads = cluster.max_cpu_threads(job.n_gpus)
         if job.n_cpus > threads:
             raise InputError(
-                f"{place}: asks for {job.n_cpus} CPU threads; accepted: at most the {threads} of the "
+                f"{place}: asks for {job.n_cpus} CPU threads; expected at most the {threads} of the "
                 f"{min(job.n_gpus, cluster.n_nodes)} node(s) of {cluster.name!r} that {job.n_gpus} GPU(s) "
                 "can use"
             )

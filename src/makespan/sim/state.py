@@ -172,22 +172,22 @@ class NodeEvent:
         """Check times, node, kind and devices."""
         if not (math.isfinite(self.time_s) and self.time_s >= 0 and self.node_id >= 0):
             raise InputError(
-                f"node event: time_s {self.time_s!r}, node_id {self.node_id!r}; accepted: both >= 0"
+                f"node event: time_s {self.time_s!r}, node_id {self.node_id!r}; expected both >= 0"
             )
         try:
             object.__setattr__(self, "kind", NodeEventKind(self.kind))
         except ValueError:
             accepted = ", ".join(kind.value for kind in NodeEventKind)
-            raise InputError(f"node event: kind {self.kind!r}; accepted: {accepted}") from None
+            raise InputError(f"node event: kind {self.kind!r}; expected {accepted}") from None
         has_devices = self.n_gpus is None or self.n_gpus >= 1
         if not (has_devices and math.isfinite(self.notice_s) and self.notice_s >= 0):
             raise InputError(
-                f"node event: n_gpus {self.n_gpus!r}, notice_s {self.notice_s!r}; accepted: devices >= 1, or "
+                f"node event: n_gpus {self.n_gpus!r}, notice_s {self.notice_s!r}; expected devices >= 1, or "
                 "None for all, and a finite time in s, not negative"
             )
         if self.kind not in _OF_CAPACITY and (self.n_gpus is not None or self.notice_s):
             raise InputError(
-                f"node event: node {self.node_id} {self.kind.value} in part or with notice; accepted: "
+                f"node event: node {self.node_id} {self.kind.value} in part or with notice; expected "
                 f"n_gpus and notice_s for {' and '.join(kind.value for kind in _OF_CAPACITY)} only"
             )
 
@@ -206,7 +206,7 @@ def read_failures(frame: pd.DataFrame, where: str) -> tuple[NodeEvent, ...]:
     for row, (time_s, node_id, kind) in enumerate(zip(*columns, strict=True)):
         if kind not in accepted:
             raise TraceError(
-                f"{where}: row {row + 1}, column 'kind': found {kind!r}; accepted: {', '.join(accepted)}"
+                f"{where}: row {row + 1}, column 'kind': found {kind!r}; expected {', '.join(accepted)}"
             )
         events.append(NodeEvent(time_s, node_id, NodeEventKind(kind)))
     return tuple(events)
@@ -221,21 +221,21 @@ def ordered_node_events(events: Iterable[NodeEvent], cluster: ClusterSpec) -> li
     for rank, event in enumerate(ordered):
         where = f"node event at {event.in_force_s} s: node {event.node_id}"
         if event.node_id >= cluster.n_nodes:
-            raise InputError(f"{where}; accepted: 0 to {cluster.n_nodes - 1}")
+            raise InputError(f"{where}; expected 0 to {cluster.n_nodes - 1}")
         if event.kind in _OF_CAPACITY:
             lacks = withdrawn[event.node_id]
             goes = event.kind is NodeEventKind.WITHDRAWN
             most = cluster.nodes[event.node_id].n_gpus - lacks if goes else lacks
             count = most if event.n_gpus is None else event.n_gpus
             if not 0 < count <= most:
-                raise InputError(f"{where}: {count} device(s) {event.kind.value}; accepted: 1 to {most}")
+                raise InputError(f"{where}: {count} device(s) {event.kind.value}; expected 1 to {most}")
             withdrawn[event.node_id] += count if goes else -count
             ordered[rank] = replace(event, n_gpus=count)
             continue
         joins = event.kind is NodeEventKind.JOINED
         if is_up.get(event.node_id, not joins) == joins:
             raise InputError(
-                f"{where} {event.kind.value} while it is {'up' if joins else 'down'}; accepted: the two "
+                f"{where} {event.kind.value} while it is {'up' if joins else 'down'}; expected the two "
                 "kinds in turn"
             )
         is_up[event.node_id] = joins
@@ -259,7 +259,7 @@ write = object.__setattr__
 
 
 def _refuse(self: object, name: str, value: object = None) -> NoReturn:
-    raise MakespanError(f"{type(self).__name__}.{name} is read-only; accepted: a Decision")
+    raise MakespanError(f"{type(self).__name__}.{name} is read-only; expected a Decision")
 
 
 class _JobSlots:
@@ -389,7 +389,7 @@ class JobView(_JobSlots):
         """Work still to do now, fractions included; only for policies that declare ``is_clairvoyant``."""
         if not self._view.shows_remaining_work:
             raise MakespanError(
-                f"job {self.spec.job_id!r}: steps_left is hidden from this policy; accepted: a policy "
+                f"job {self.spec.job_id!r}: steps_left is hidden from this policy; expected a policy "
                 "that declares is_clairvoyant"
             )
         return self._steps_left_now()
@@ -627,7 +627,7 @@ class Nodes:
                 return f"node {node} has devices of type {self.gpu_types[node]!r}, {wanted!r} are needed"
         for node, count in zip(allocation.nodes, configuration.placement.gpus_per_node, strict=True):
             if not 0 <= node < len(self.up):
-                return f"there is no node {node}; accepted: 0 to {len(self.up) - 1}"
+                return f"there is no node {node}; expected 0 to {len(self.up) - 1}"
             if not self.up[node]:
                 return f"node {node} is down"
             n_free = self.unshared(node) if is_guest else self.free_gpus[node]

@@ -150,7 +150,7 @@ class NodeAccounts:
     def change(self, row: Row) -> None:
         """Apply a node event."""
         if not (row.nodes.isdigit() and self.has(int(row.nodes))):
-            self._rules.report("row", row, f"node {row.nodes!r}; accepted: 0 to {len(self._nodes) - 1}")
+            self._rules.report("row", row, f"node {row.nodes!r}; expected 0 to {len(self._nodes) - 1}")
             return
         if row.kind.startswith("capacity_"):
             self._change_capacity(row, int(row.nodes))
@@ -168,7 +168,7 @@ class NodeAccounts:
         gone = self._withdrawn[node] + row.n_gpus * (1 if row.kind == "capacity_withdrawn" else -1)
         if not 0 <= gone <= self._nodes[node].n_gpus:
             found = f"{gone} of the {self._nodes[node].n_gpus} devices of node {node} are withdrawn"
-            self._rules.report("failure", row, f"{found}; accepted: none to all")
+            self._rules.report("failure", row, f"{found}; expected none to all")
         self._withdrawn[node] = gone
         self._touched.add(node)
 
@@ -183,7 +183,7 @@ class NodeAccounts:
                 # Only memory is a float that rounds; all other amounts are whole and compared exactly.
                 if amount > most + SLACK * max(spec.host_memory_bytes, 1.0) * (name[0] == "B"):
                     state = "" if self._is_up[node] else ", which is down"
-                    message = f"node {node}{state}: {amount:g} {name} are held; accepted: at most {most:g}"
+                    message = f"node {node}{state}: {amount:g} {name} are held; expected at most {most:g}"
                     rule = "capacity" if self._is_up[node] else "failure"
                     self._rules.report(rule, row._replace(job_id=""), message)
             if message := self._crowding(node):
@@ -244,7 +244,7 @@ class NodeAccounts:
             n_crowded = sum(n for taken, n in holders.items() if taken + guest_bytes > most)
             if n_guests > self._devices(node) - n_crowded:
                 found = f"node {node}: too little memory for {n_guests} guest(s) of {guest_bytes:g} B or more"
-                return f"{found}; accepted: {most:g} B"
+                return f"{found}; expected {most:g} B"
         return ""
 
 
@@ -300,31 +300,31 @@ class JobAccount:
     def follow(self, row: Row) -> None:
         """Apply one row."""
         if row.kind not in self._handlers:
-            self._report("row", row, f"kind {row.kind!r}; accepted: {', '.join(self._handlers)}")
+            self._report("row", row, f"kind {row.kind!r}; expected {', '.join(self._handlers)}")
             return
         state, handler = self._handlers[row.kind]
         if row.kind == "finished" and self.state == "waiting" and self._rules.is_live:
             state, handler = self.state, self._finish_late
         if self.state != state:
-            self._report("life", row, f"{row.kind} while {self.state}; accepted: while {state}")
+            self._report("life", row, f"{row.kind} while {self.state}; expected while {state}")
             return
         if row.kind in ("started", "reconfigured", "suspended", "sharing"):
             self._check_round(row)
         handler(row)
         if abs(row.steps_left - self._left_at(row.time_s)) > self._tolerance(row.time_s):
             found = f"{row.steps_left!r} steps are left"
-            self._report("progress", row, f"{found}; accepted: {self._left_at(row.time_s)!r}")
+            self._report("progress", row, f"{found}; expected {self._left_at(row.time_s)!r}")
 
     def close(self) -> None:
         """Check that the job finished."""
         if self.state != "finished":
-            self._rules.report_job("life", self.job.job_id, f"is {self.state} at the end; accepted: finished")
+            self._rules.report_job("life", self.job.job_id, f"is {self.state} at the end; expected finished")
 
     # --- one method per kind ----------------------------------------------------------------
 
     def _submit(self, row: Row) -> None:
         if row.time_s != self.job.submit_time_s:
-            self._report("life", row, f"submitted at {row.time_s} s; accepted: {self.job.submit_time_s} s")
+            self._report("life", row, f"submitted at {row.time_s} s; expected {self.job.submit_time_s} s")
         self.state, self._since_s = "waiting", row.time_s
 
     def _start(self, row: Row) -> None:
@@ -339,7 +339,7 @@ class JobAccount:
         self._settle(row)
         self._take(row)
         if self._held is not None and (self._held, self._shares, self._is_guest) == before:
-            self._report("restart", row, "restarted as it was; accepted: another plan, nodes or threads")
+            self._report("restart", row, "restarted as it was; expected another plan, nodes or threads")
 
     def _share(self, row: Row) -> None:
         before, shares, ready_s, is_guest = self._held, self._shares, self._ready_s, self._is_guest
@@ -364,18 +364,18 @@ class JobAccount:
             found_s, due_s = self._step_times[-1][1], self._held.iter_time_s / speed
             if abs(found_s - due_s) > SLACK * due_s:
                 found = f"a step beside others takes {found_s} s"
-                self._report("row", row._replace(job_id=self.job.job_id), f"{found}; accepted: {due_s} s")
+                self._report("row", row._replace(job_id=self.job.job_id), f"{found}; expected {due_s} s")
 
     def _ready(self, row: Row) -> None:
         if abs(row.time_s - self._ready_s) > _slack_s(row.time_s):
-            self._report("restart", row, f"ready at {row.time_s} s; accepted: {self._ready_s} s")
+            self._report("restart", row, f"ready at {row.time_s} s; expected {self._ready_s} s")
         self._saw_ready = True
         if _read_shares(row.shared_nodes if self._is_guest else row.nodes) != self._shares:
             self._report("row", row, f"nodes {row.nodes!r} differ from those that the job was given")
 
     def _suspend(self, row: Row) -> None:
         if self._rules.keeps_guarantees and self.job.is_guaranteed:
-            self._report("guarantee", row, "a guaranteed job is suspended; accepted: never")
+            self._report("guarantee", row, "a guaranteed job must not be suspended")
         self._settle(row)
         self.state = "waiting"
 
@@ -389,11 +389,11 @@ class JobAccount:
 
     def _finish(self, row: Row) -> None:
         if not self._saw_ready:
-            self._report("restart", row, f"finished without being ready; accepted: after {self._ready_s} s")
+            self._report("restart", row, f"finished without being ready; expected after {self._ready_s} s")
         self._settle(row)
         if abs(self._left) > self._tolerance(row.time_s):
             found = f"finished with {self._left!r} of {self._total} steps left"
-            self._report("progress", row, f"{found}; accepted: 0")
+            self._report("progress", row, f"{found}; expected 0")
         self._left = 0.0
         self.state, self.finish_s = "finished", row.time_s
 
@@ -424,13 +424,13 @@ class JobAccount:
             reference = self._rules.catalogue.requested(self.job)
             if self._step_times[-1][1] > reference.iter_time_s * (1 + _SLACK_S):
                 found = f"a step takes {self._step_times[-1][1]} s"
-                self._report("guarantee", row, f"{found}; accepted: {reference.iter_time_s} s")
+                self._report("guarantee", row, f"{found}; expected {reference.iter_time_s} s")
 
     def _find(self, row: Row) -> Configuration | None:
         """Return the configuration that a row describes, or report that there is none."""
         if (row.nodes and row.shared_nodes) or not (self._shares and all(map(self._nodes.has, self._shares))):
             found = f"nodes {row.nodes!r} and shared_nodes {row.shared_nodes!r}"
-            self._report("row", row, f"{found}; accepted: existing node:devices, each node once, in one")
+            self._report("row", row, f"{found}; expected existing node:devices, each node once, in one")
             return None
         placement = Placement(tuple(self._shares.values()))
         types = tuple(name for _, name, _ in self._typed_shares())
@@ -444,7 +444,7 @@ class JobAccount:
         if (row.n_gpus, row.iter_time_s, row.family) != what:
             accepted = f"{what[0]}, {what[1]} and {what[2]}"
             found = f"n_gpus {row.n_gpus}, iter_time_s {row.iter_time_s}, family {row.family}"
-            self._report("row", row, f"{found}; accepted: {accepted}")
+            self._report("row", row, f"{found}; expected {accepted}")
         return held
 
     def _typed_shares(self) -> list[tuple[int, str, int]]:
@@ -497,7 +497,7 @@ class JobAccount:
     def _check_round(self, row: Row) -> None:
         every_s = self._rules.interval_s
         if every_s is not None and abs(row.time_s / every_s - round(row.time_s / every_s)) > _SLACK_S:
-            self._report("round", row, f"a decision at {row.time_s} s; accepted: multiples of {every_s} s")
+            self._report("round", row, f"a decision at {row.time_s} s; expected multiples of {every_s} s")
 
 
 def _slack_s(time_s: float) -> float:
@@ -582,7 +582,7 @@ def _replay(
     for values in zip(*columns, strict=True):
         row = Row(*values)
         if last is not None and (row.time_s < last.time_s or row.seq <= last.seq):
-            rules.report("order", row, f"follows row {last.seq} at {last.time_s} s; accepted: later rows")
+            rules.report("order", row, f"follows row {last.seq} at {last.time_s} s; expected later rows")
         if last is not None and row.time_s != last.time_s:
             _close_instant(last, accounts, nodes)
         last = row
@@ -608,7 +608,7 @@ def _check_outcomes(outcomes: pd.DataFrame, accounts: Mapping[str, JobAccount], 
     checked = OUTCOMES.validate(outcomes, where="outcomes")
     names = checked["job_id"].tolist()
     for job_id in sorted(set(accounts) - set(names)):
-        rules.report_job("outcomes", job_id, "has no row; accepted: one row for each job")
+        rules.report_job("outcomes", job_id, "has no row; expected one row for each job")
     seen: set[str] = set()
     for row in checked.to_dict("records"):
         job_id = str(row["job_id"])
@@ -632,4 +632,4 @@ def _check_outcomes(outcomes: pd.DataFrame, accounts: Mapping[str, JobAccount], 
         }
         for name, expected in values.items():
             if not math.isclose(float(row[name]), expected, rel_tol=_RELATIVE, abs_tol=_RELATIVE):
-                rules.report_job("outcomes", job_id, f"{name} is {row[name]!r}; accepted: {expected!r}")
+                rules.report_job("outcomes", job_id, f"{name} is {row[name]!r}; expected {expected!r}")

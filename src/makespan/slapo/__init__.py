@@ -94,4 +94,4 @@ if TYPE_CHECKING:
     )
 
 
-__getattr__ = lazy_exports(__name__, __file__)
+__getattr__ = lazy_exports(__name__, __file__, renamed={"Place": "Divergence"})

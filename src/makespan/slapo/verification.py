@@ -15,6 +15,7 @@ import math
 import random
 import sys
 import types
+import warnings
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -416,6 +417,12 @@ class VerifyReport:
             max((comparison.max_abs_error for comparison in alike), default=0.0),
             max((comparison.max_rel_error for comparison in alike), default=0.0),
         )
+
+    @property
+    def places(self) -> Sequence[Divergence]:
+        """Return `divergences`, under their name in the last version."""
+        warnings.warn("VerifyReport.places is now divergences", DeprecationWarning, stacklevel=2)
+        return self.divergences
 
     def count(self, kind: str) -> int:
         """Return how many tensors of a kind were compared."""

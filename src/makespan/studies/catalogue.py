@@ -76,11 +76,11 @@ class TableCatalogue:
                 value = getattr(item, name)
                 if not (math.isfinite(value) and value > 0):
                     raise InputError(
-                        f"catalogue: {_label(item)}: {name} is {value!r}; accepted: a positive time in s"
+                        f"catalogue: {_label(item)}: {name} is {value!r}; expected a positive time in s"
                     )
             if item.busy is not None and not all(0 <= share <= 1 for share in item.busy):
                 raise InputError(
-                    f"catalogue: {_label(item)}: busy is {item.busy!r}; accepted: shares from 0 to 1"
+                    f"catalogue: {_label(item)}: busy is {item.busy!r}; expected shares from 0 to 1"
                 )
             if item.key in self._index:
                 raise InputError(f"catalogue: configuration {_label(item)} occurs twice")
@@ -219,7 +219,7 @@ class TableCatalogue:
             sizes = ", ".join(str(size) for size in sorted({item.n_gpus for item in group}))
             raise InputError(
                 f"job {job.job_id!r}: no configuration of {job.workload!r} with {job.n_gpus} GPUs fits; "
-                f"accepted: {sizes}"
+                f"expected {sizes}"
             )
         plan = reference_plan(plan_text, ((item.plan, item.counts, item.iter_time_s) for item in same_size))
         n_threads = job.n_cpus // job.n_gpus
@@ -297,7 +297,7 @@ def _seen(
         if values is not None and len(values) != len(rows):
             raise TraceError(
                 f"catalogue: {len(values)} {name} for the {len(rows)} rows of {key!r}; "
-                "accepted: one for each row"
+                "expected one for each row"
             )
     times = truth if predicted is None else [float(value) for value in predicted]
     shares = [None] * len(rows) if busy is None else busy

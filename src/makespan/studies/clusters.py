@@ -71,13 +71,13 @@ def resized(
     for what, count, most in (("nodes", n_nodes, _MAX_NODES), ("GPUs a node", gpus_per_node, _MAX_GPUS)):
         if count is not None and not 1 <= count <= most:
             raise InputError(
-                f"{count} {what}; accepted: from 1 to {most}, as policies look at every node again and again"
+                f"{count} {what}; expected from 1 to {most}, as policies look at every node again and again"
             )
     if not base.is_homogeneous:
         kinds = ", ".join(dict.fromkeys(node.name for node in base.nodes))
         raise InputError(
             f"cluster {base.name!r} has several kinds of node ({kinds}), which a number of nodes or of GPUs "
-            "in each does not change; accepted: a list of nodes as the cluster"
+            "in each does not change; expected a list of nodes as the cluster"
         )
     node, count = base.node, n_nodes or base.n_nodes
     if gpus_per_node is not None and gpus_per_node != node.n_gpus:
@@ -122,7 +122,7 @@ def read_cluster(path: str | Path, gpus: Mapping[str, str] | None = None) -> tup
     kept = table[table["n_gpus"] > 0]
     if not 0 < len(kept) <= _MAX_NODES or (kept["n_gpus"] > _MAX_GPUS).any():
         raise InputError(
-            f"{path}: {len(kept)} nodes with up to {table['n_gpus'].max()} GPUs; accepted: from 1 to "
+            f"{path}: {len(kept)} nodes with up to {table['n_gpus'].max()} GPUs; expected from 1 to "
             f"{_MAX_NODES} nodes with at most {_MAX_GPUS} GPUs"
         )
     templates = _templates(kept["gpu"], gpus or {}, str(path))
@@ -166,7 +166,7 @@ def _templates(types: Iterable[str], gpus: Mapping[str, str], where: str) -> dic
     unknown = [text for text, name in named.items() if name not in known]
     if unknown:
         raise InputError(
-            f"{where}: types of GPU: found {', '.join(map(repr, unknown))}; accepted: {', '.join(known)}, or "
+            f"{where}: types of GPU: found {', '.join(map(repr, unknown))}; expected {', '.join(known)}, or "
             f"one of these to stand for it (--gpu-as '{unknown[0]}={next(iter(known))}', gpus)"
         )
     return {text: known[name] for text, name in named.items()}
@@ -193,7 +193,7 @@ def pools(where: ClusterSpec) -> dict[str, ClusterSpec]:
         if len(bare) > 1:
             raise InputError(
                 f"cluster {where.name!r}: nodes with device {gpu_type!r} differ in their links or rates; "
-                "accepted: another name for the device of each"
+                "expected another name for the device of each"
             )
         largest = max(
             nodes, key=lambda node: (node.n_gpus, node.cpu_threads, node.host_memory_bytes, node.name)

@@ -191,7 +191,7 @@ def read_trace(
         raise unknown_name("format of a trace", file_format, FORMATS)
     if epoch_time_s is None:
         raise InputError(
-            f"{path}: lists of this format state epochs, not durations; accepted: --epoch-time "
+            f"{path}: lists of this format state epochs, not durations; expected --epoch-time "
             "(epoch_time_s) with the seconds of an epoch"
         )
     table, report = read_easyscale_jobs(place)
@@ -265,7 +265,7 @@ def generated_jobs(
         GPUs of the cluster, None for no limit; time from first to last submission of ``naive`` [s].
     """
     if n_jobs is not None and not 1 <= n_jobs <= _MAX_JOBS:
-        raise InputError(f"{n_jobs} jobs; accepted: from 1 to {_MAX_JOBS}, as more take hours to simulate")
+        raise InputError(f"{n_jobs} jobs; expected from 1 to {_MAX_JOBS}, as more take hours to simulate")
     known, stats = statistics(), limited_statistics(times, max_gpus)
     variant, count = name, n_jobs or known.n_jobs
     rate = count / known.n_jobs
@@ -299,7 +299,7 @@ def limited_statistics(times: ReferenceTimes, max_gpus: int | None = None) -> Wo
     if not requests:
         limit = "" if max_gpus is None else f" on at most {max_gpus} GPUs"
         raise TraceError(
-            f"workloads with throughput{limit}: {', '.join(sorted(available)) or 'none'}; accepted: at least "
+            f"workloads with throughput{limit}: {', '.join(sorted(available)) or 'none'}; expected at least "
             f"one of {', '.join(sorted({offer.workload for offer in known.requests}))}"
         )
     return replace(known, requests=requests, large=tuple(key for key in known.large if key in available))
@@ -508,13 +508,13 @@ def _throughput(
         raise unknown_name("source of throughput", source, SOURCE_NAMES)
     if measured_dir is None:
         accepted = "a directory with the tables as --measured-dir (measured_dir)"
-        raise MissingDataError(f"source measured: accepted: {accepted}")
+        raise MissingDataError(f"source measured: expected {accepted}")
     if len(parts) == 1:
         return MeasuredSource(Path(measured_dir))
     folders = {gpu_type: Path(measured_dir) / gpu_type for gpu_type in parts}
     if not any(folder.is_dir() for folder in folders.values()):
         raise MissingDataError(
-            f"{measured_dir}: no tables for the types of GPU of cluster {where.name!r}; accepted: a "
+            f"{measured_dir}: no tables for the types of GPU of cluster {where.name!r}; expected a "
             f"directory for each, {', '.join(parts)}, with the <workload>.csv of what it can train"
         )
     return TypedSource({gpu_type: MeasuredSource(folder) for gpu_type, folder in folders.items()})
@@ -562,7 +562,7 @@ class _Reader:
         given = self.published_dir or os.environ.get(_PUBLISHED_DIR)
         if given is None:
             raise MissingDataError(
-                "source published: accepted: a directory with the published files as published_dir, by "
+                "source published: expected a directory with the published files as published_dir, by "
                 f"--published-dir or by the environment variable {_PUBLISHED_DIR}"
             )
         if not Path(given).is_dir():
@@ -651,7 +651,7 @@ def _catalogue(
 ) -> Catalogue:
     """Return the configurations of jobs, with exact or fitted predictions, and check that all can run."""
     if not jobs:
-        raise TraceError(f"{origin}: no job; accepted: at least one")
+        raise TraceError(f"{origin}: no job; expected at least one")
     where = place.cluster
     tables = {key: times.tables[key] for key in sorted({job.workload for job in jobs})}
     exact = exact_catalogue(tables, throughput, where)
@@ -661,7 +661,7 @@ def _catalogue(
     if place.environment is None:
         raise InputError(
             f"{mode} predictions: no constants of the performance model for cluster {where.name!r}; "
-            f"accepted: {', '.join(environment_names())}, or exact predictions"
+            f"expected {', '.join(environment_names())}, or exact predictions"
         )
     predicted_times = predicted(tables, place.environment, _FORM)
     catalogue = with_predicted_times(exact, predicted_times)

@@ -148,5 +148,5 @@ def _raise_first(
     accepted = {"int": "a whole number", "float": "a number", "bool": "true or false"}
     raise TraceError(
         f"{where}: row {row + 1}, column {column.name!r}: found {values.tolist()[row]!r}; "
-        f"accepted: {accepted[column.kind]}" + (f" in {column.unit}" if column.unit else "") + limit
+        f"expected {accepted[column.kind]}" + (f" in {column.unit}" if column.unit else "") + limit
     )

@@ -68,7 +68,7 @@ class MeasuredSource:
         keys = tuple(key for key in workload_keys() if self._path(key).is_file())
         if not keys:
             raise MissingDataError(
-                f"{self.directory}: no measured traces; accepted: a directory with <workload>.csv in the "
+                f"{self.directory}: no measured traces; expected a directory with <workload>.csv in the "
                 f"throughput schema ({', '.join(THROUGHPUT.names)}) for one or more of "
                 f"{', '.join(workload_keys())}; measure them first or choose another source"
             )
@@ -110,7 +110,7 @@ def read_throughput(path: str | Path, key: str | None = None) -> pd.DataFrame:
     keys = sorted(set(frame["workload"]))
     if len(keys) != 1:
         stated = ", ".join(keys) or "no rows"
-        raise TraceError(f"{where}: column 'workload': found {stated}; accepted: one workload a file")
+        raise TraceError(f"{where}: column 'workload': found {stated}; expected one workload a file")
     wanted = key or (workload(keys[0]).key if is_in_zoo(keys[0]) else keys[0])
     batch = int(frame["global_batch_size"].iloc[0])
     if batch < 1:
@@ -265,7 +265,7 @@ class PublishedSource:
             if files:
                 return files
         raise MissingDataError(
-            f"{self.directory}: no published traces; accepted: a directory with "
+            f"{self.directory}: no published traces; expected a directory with "
             + " or ".join(f"{layout}/<model>/{_FILE}" for layout in _LAYOUTS)
             + " (the last is a clone of the authors' repository); set MAKESPAN_PUBLISHED_DIR "
             "or the configuration to it, or fetch the registered files"
@@ -277,7 +277,7 @@ def check_published_gpus(where: ClusterSpec) -> None:
     if where.gpu_types != (_GPU,):
         raise InputError(
             f"source published: its times are of {_GPU}, cluster {where.name!r} has "
-            f"{', '.join(where.gpu_types)}; accepted: source emulated, or measured"
+            f"{', '.join(where.gpu_types)}; expected source emulated, or measured"
         )
 
 
@@ -289,7 +289,7 @@ def _registered(register: Iterable[Dataset], path: Path, key: str) -> Dataset:
             with suppress(UnknownNameError):
                 if resolve_workload_key(parts[-2]) == key:
                     return entry
-    raise ChecksumError(f"{path}: no trace of {key!r} is registered; accepted: the published files")
+    raise ChecksumError(f"{path}: no trace of {key!r} is registered; expected the published files")
 
 
 def _trace_files(base: Path) -> dict[str, Path]:
@@ -330,11 +330,11 @@ def read_artifact_trace(
     if missing:
         raise TraceError(
             f"{path}: column(s) {', '.join(missing)} missing; found: {', '.join(raw.columns)}; "
-            f"accepted: {', '.join(_REQUIRED)}, optionally {_THREADS}, optionally all of "
+            f"expected {', '.join(_REQUIRED)}, optionally {_THREADS}, optionally all of "
             f"{', '.join(_PHASES)}"
         )
     if raw.empty:
-        raise TraceError(f"{path}: no rows; accepted: at least one measured run")
+        raise TraceError(f"{path}: no rows; expected at least one measured run")
     ignored = [name for name in raw.columns if name not in (*_REQUIRED, *_PHASES, _THREADS)]
     if ignored:
         _LOG.warning("%s: column(s) %s are not used", path, ", ".join(ignored))
@@ -540,7 +540,7 @@ class ReferenceTimes:
         if not rows:
             counts = ", ".join(str(count) for count in self.gpu_counts(workload_key))
             raise TraceError(
-                f"workload {workload_key!r}: no throughput on {n_gpus} GPUs; accepted: {counts or 'none'}"
+                f"workload {workload_key!r}: no throughput on {n_gpus} GPUs; expected {counts or 'none'}"
             )
         return rows
 

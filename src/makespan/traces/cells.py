@@ -161,7 +161,7 @@ class ReadReport:
         if self.n_read - dropped != self.n_kept:
             raise TraceError(
                 f"{self.where}: read {self.n_read} rows and kept {self.n_kept}, but {dropped} are "
-                "reported as dropped; accepted: an account without a remainder"
+                "reported as dropped; expected an account without a remainder"
             )
 
     @property
@@ -260,7 +260,7 @@ def finish_report(
         merged[key] = replace(finding, rows=tuple(sorted(rows)))
     report = ReadReport(where, n_read, n_kept, tuple(merged.values()), hours)
     if n_kept == 0:
-        raise TraceError(f"{where}: no job left of {n_read} rows; accepted: at least one\n{report.text}")
+        raise TraceError(f"{where}: no job left of {n_read} rows; expected at least one\n{report.text}")
     for finding in report.findings[logged:]:
         _LOG.warning("%s: %s", where, finding.text)
     return report
@@ -299,7 +299,7 @@ def read_raw(path: str | Path, findings: list[Finding]) -> str:
     """Read a text file without Windows line ends and byte order mark; changed line ends are a finding."""
     text = read_text(path, _EXPECTED, TraceError)
     if not text.strip():
-        raise TraceError(f"{path}: the file is empty; accepted: a job trace with at least one job")
+        raise TraceError(f"{path}: the file is empty; expected a job trace with at least one job")
     _note_line_ends(text.encode(), findings)
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
@@ -325,7 +325,7 @@ def read_lines(path: str | Path, columns: Sequence[str], findings: list[Finding]
         ) from None
     filled = [line for line in lines if len(line) > 1 or any(line)]
     if not filled:
-        raise TraceError(f"{path}: no rows; accepted: a trace with at least one")
+        raise TraceError(f"{path}: no rows; expected a trace with at least one")
     return filled
 
 
@@ -402,7 +402,7 @@ def iter_cells(
                 pieces = parse_csv(stream, where, "CSV", **_AS_TEXT, **options)
                 for piece in [pieces.read()] if chunk_rows is None else pieces:
                     if piece.empty and read_rows == 0:
-                        raise TraceError(f"{where}: no rows; accepted: a trace with at least one")
+                        raise TraceError(f"{where}: no rows; expected a trace with at least one")
                     # The parser fills short lines with empty cells; an empty last cell may mean one.
                     if not is_even and bool((piece[len(columns) - 1] == "").any()):
                         refuse_uneven_rows(stream, where, **uneven)  # type: ignore[arg-type]
@@ -445,7 +445,7 @@ def first_cells(path: str | Path, known: Sequence[str], expected: str) -> list[s
     """
     content = read_sealed(path, expected)
     if not content.removeprefix(codecs.BOM_UTF8).strip():
-        raise TraceError(f"{path}: the file is empty; accepted: {expected} with at least one")
+        raise TraceError(f"{path}: the file is empty; expected {expected} with at least one")
     stream = io.BytesIO(content)
     separator, n_skipped = _dialect(_head(stream), known, 0, [])
     return _first_line(stream, str(path), separator, n_skipped, [])
@@ -505,7 +505,7 @@ def _first_line(
     """Read the cells of the first line, and note the line ends."""
     head = _head(stream)
     if not head.removeprefix(codecs.BOM_UTF8).strip():
-        raise TraceError(f"{where}: the file is empty; accepted: a job trace with at least one job")
+        raise TraceError(f"{where}: the file is empty; expected a job trace with at least one job")
     _note_line_ends(head, findings)
     options = {"sep": separator, "header": None, "nrows": 1, "skiprows": n_skipped, "skipinitialspace": True}
     first: pd.DataFrame = parse_csv(stream, where, "CSV", **options, **_AS_TEXT)
@@ -537,7 +537,7 @@ def _chosen(
     chosen = list(dict.fromkeys([*wanted, *(name for name in further if name in times)]))
     twice = [name for name in chosen if times[name] > 1]
     if twice:
-        raise TraceError(f"{where}: column(s) {', '.join(twice)} occur twice; accepted: each name once")
+        raise TraceError(f"{where}: column(s) {', '.join(twice)} occur twice; expected each name once")
     return spelled, chosen
 
 
@@ -573,7 +573,7 @@ def _parquet(
         n_rows = file.metadata.num_rows
         if n_rows * len(chosen) > _MOST_PARQUET_CELLS:
             accepted = f"at most {_MOST_PARQUET_CELLS // len(chosen)}"
-            raise TraceError(f"{where}: has {n_rows} rows of {len(chosen)} columns; accepted: {accepted}")
+            raise TraceError(f"{where}: has {n_rows} rows of {len(chosen)} columns; expected {accepted}")
         stream.seek(0)
         table = pd.read_parquet(
             stream, engine="pyarrow", columns=[found[columns.index(name)] for name in chosen]
@@ -581,7 +581,7 @@ def _parquet(
     except (OSError, ValueError) as error:  # those of pyarrow derive from them
         raise TraceError(f"{where}: cannot be read as Parquet: {' '.join(str(error).split())}") from None
     if table.empty:
-        raise TraceError(f"{where}: no rows; accepted: a trace with at least one")
+        raise TraceError(f"{where}: no rows; expected a trace with at least one")
     texts = {name: as_text(table.iloc[:, number]) for number, name in enumerate(chosen)}
     return pd.DataFrame(texts).assign(**{ROW: np.arange(1, len(table) + 1)})
 

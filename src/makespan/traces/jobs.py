@@ -89,7 +89,7 @@ def write_jobs(jobs: Iterable[JobSpec], path: str | Path) -> None:
             value = getattr(job, name)
             if value != value.strip() or not value.isprintable():
                 accepted = "a text of printable characters without spaces around it"
-                raise InputError(f"job {job.job_id!r}: {name} is {value!r}; accepted: {accepted}")
+                raise InputError(f"job {job.job_id!r}: {name} is {value!r}; expected {accepted}")
     write_csv(jobs_table(listed), path, JOBS)
 
 

@@ -84,7 +84,7 @@ def read_nodes(path: str | Path) -> tuple[pd.DataFrame, ReadReport]:
         return _read(path, by_length[len(first)], has_header=False)
     forms = "; ".join(f"{form}: {', '.join(columns)}" for form, columns in _FORMS.items())
     raise TraceError(
-        f"{path}: columns {', '.join(first)} are of no known list of nodes; accepted: {forms}; "
+        f"{path}: columns {', '.join(first)} are of no known list of nodes; expected {forms}; "
         "Helios: date, one column per virtual cluster, total"
     )
 

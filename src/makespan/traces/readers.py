@@ -170,7 +170,7 @@ def read_helios_quota(path: str | Path) -> tuple[pd.DataFrame, ReadReport]:
     cells = read_cells(path, lambda names: ["date", *_tenants(names), "total"], findings)
     tenants = _tenants(cells.columns)
     if not tenants:
-        raise TraceError(f"{path}: no virtual cluster; accepted: columns date, one a virtual cluster, total")
+        raise TraceError(f"{path}: no virtual cluster; expected columns date, one a virtual cluster, total")
     dates = pd.to_datetime(cells["date"], format="%Y-%m-%d", errors="coerce")
     wrong = dates.isna() | (cells["date"].str.len() != _DATE_LENGTH)
     refuse(cells, wrong, "date", "a date such as 2020-09-01", where)
@@ -453,9 +453,9 @@ def _entries(text: str, where: str) -> list[Any]:
         raise TraceError(f"{where}: {place}: no JSON: {error.msg}") from None
     except (ValueError, RecursionError):
         accepted = "lists within lists as the authors write them"
-        raise TraceError(f"{where}: nested too deeply or numbers too long; accepted: {accepted}") from None
+        raise TraceError(f"{where}: nested too deeply or numbers too long; expected {accepted}") from None
     if not isinstance(entries, list) or not entries:
-        raise TraceError(f"{where}: found {type(entries).__name__}; accepted: a JSON list with a job or more")
+        raise TraceError(f"{where}: found {type(entries).__name__}; expected a JSON list with a job or more")
     return entries
 
 
@@ -698,7 +698,7 @@ def request_trace(
     if missing:
         raise lacking(missing, [str(name) for name in table.columns], _REQUESTS, where)
     if table.empty:
-        raise TraceError(f"{where}: no rows; accepted: a trace with at least one")
+        raise TraceError(f"{where}: no rows; expected a trace with at least one")
     known = (*_REQUESTS, *_REQUESTS_MORE)
     further = further_columns([name for name in table if isinstance(name, str)], known)
     columns = [*(name for name in known if name in table), *further]
@@ -843,7 +843,7 @@ def _gavel_cells(text: str, where: str) -> pd.DataFrame:
         accepted = (
             "job type, command, working directory where there is one, option for steps, and 3 to 6 numbers"
         )
-        raise TraceError(f"{where}: no trace of Gavel: {found}; accepted, separated by tabs: {accepted}")
+        raise TraceError(f"{where}: no trace of Gavel: {found}; expected, separated by tabs: {accepted}")
     columns = ["job_type", *(f"command_{number}" for number in range(1, flag)), "num_steps_arg", *after]
     for row, line in enumerate(lines, 1):
         check_length(row, line, columns, where)
@@ -870,7 +870,7 @@ def read_gavel_throughputs(path: str | Path, gpu: str = "v100") -> dict[tuple[st
     ) as error:
         accepted = f'an object {gpu} with "(\'type of job\', GPUs)": {{"null": steps per second}}'
         raise TraceError(
-            f"{where}: no throughputs of Gavel for {gpu}: {type(error).__name__}; accepted: {accepted}"
+            f"{where}: no throughputs of Gavel for {gpu}: {type(error).__name__}; expected {accepted}"
         ) from None
 
 

@@ -158,7 +158,7 @@ class WorkloadMapping:
 
     def __post_init__(self) -> None:
         if not self.offers or not all(offer.weight > 0 for offer in self.offers):
-            raise InputError("mapping of a trace: accepted: at least one offer, each of a weight above 0")
+            raise InputError("mapping of a trace: expected at least one offer, each of a weight above 0")
 
     @classmethod
     def like_base(cls, seed: int, max_gpus: int | None = None) -> "WorkloadMapping":
@@ -185,7 +185,7 @@ def map_requests(trace: RequestTrace, mapping: WorkloadMapping, times: Reference
     before, logged = trace.report, len(trace.report.findings)
     report = finish_report(before.where, before.n_read, len(table), findings, logged=logged, kept=mapped)
     if not chosen:
-        raise TraceError("mapping of a trace: no request; accepted: at least one")
+        raise TraceError("mapping of a trace: no request; expected at least one")
     names = ("job_id", "submit_time_s", "n_gpus", "n_cpus", "duration_s", "tenant")
     promised = table["is_guaranteed"].tolist() if "is_guaranteed" in table else [False] * len(table)
     jobs = tuple(

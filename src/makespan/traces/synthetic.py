@@ -142,7 +142,7 @@ def generate_jobs(
     if variant not in VARIANTS or n_jobs < 1:
         raise InputError(
             f"cannot generate {n_jobs} jobs of variant {variant!r}; "
-            f"accepted: 1 or more, of {', '.join(VARIANTS)}"
+            f"expected 1 or more, of {', '.join(VARIANTS)}"
         )
     known = stats or statistics()
     # The order of the draws (requests, arrivals, durations) is part of the result.
@@ -216,9 +216,7 @@ def apportion(weights: Floats, total: int) -> Ints:
     """Divide a total by weights, not all 0, into whole numbers, largest remainders first."""
     values = np.asarray(weights, dtype=np.float64)
     if total < 0 or not values.size or (values < 0).any() or not values.sum() > 0:
-        raise InputError(
-            f"cannot divide {total} by weights {values.tolist()}; accepted: 0 or more, not all 0"
-        )
+        raise InputError(f"cannot divide {total} by weights {values.tolist()}; expected 0 or more, not all 0")
     exact = values * (total / values.sum())
     parts: Ints = np.floor(exact).astype(np.int64)
     order = np.argsort(-(exact - parts), kind="stable")
@@ -232,7 +230,7 @@ def apportion(weights: Floats, total: int) -> Ints:
 def with_load(jobs: Iterable[JobSpec], factor: float) -> Jobs:
     """Scale the arrival rate of jobs by a factor; their order stays."""
     if not 0 < factor < float("inf"):
-        raise InputError(f"load factor {factor}; accepted: a finite number above 0")
+        raise InputError(f"load factor {factor}; expected a finite number above 0")
     return tuple(replace(job, submit_time_s=job.submit_time_s / factor) for job in jobs)
 
 
@@ -277,7 +275,7 @@ def with_large_share(
     for number, request in zip(replaced, drawn, strict=True):
         job = listed[number]
         if job.duration_s is None:
-            raise InputError(f"job {job.job_id!r}: no nominal duration; accepted: jobs that state one")
+            raise InputError(f"job {job.job_id!r}: no nominal duration; expected jobs that state one")
         listed[number] = replace(
             job,
             job_id=f"{request.workload}-for-{job.job_id}",
@@ -293,7 +291,7 @@ def with_large_share(
 def drawn_requests(offers: Sequence[Request], names: Sequence[str], seed: int, purpose: str) -> list[Request]:
     """Draw a request for each name, in proportion to the weights; raises `InputError` without any offer."""
     if names and not offers:
-        raise InputError(f"{len(names)} jobs to draw, no request to draw from; accepted: at least one")
+        raise InputError(f"{len(names)} jobs to draw, no request to draw from; expected at least one")
     bounds = np.cumsum([offer.weight for offer in offers]) / sum(offer.weight for offer in offers)
     at = np.searchsorted(bounds, named_uniforms(seed, purpose, names), side="right")
     return [offers[number] for number in np.minimum(at, len(offers) - 1)]
@@ -309,7 +307,7 @@ def with_perturbed_arrivals(jobs: Iterable[JobSpec], std_s: float, seed: int) ->
     """Shift every submission by Gaussian noise of a standard deviation [s], not below zero."""
     listed = tuple(jobs)
     if not (np.isfinite(std_s) and std_s >= 0):
-        raise InputError(f"standard deviation of arrivals {std_s}; accepted: a finite time in s, 0 or more")
+        raise InputError(f"standard deviation of arrivals {std_s}; expected a finite time in s, 0 or more")
 
     def moved(job: JobSpec) -> JobSpec:
         shift_s = named_rng(seed, "arrivals", job.job_id).normal(0.0, std_s)
@@ -322,7 +320,7 @@ def subsampled(jobs: Iterable[JobSpec], share: float, seed: int) -> Jobs:
     """Keep a share of the jobs, above 0 and up to 1 and at least one job, drawn at random, in their order."""
     listed = tuple(jobs)
     if not 0.0 < share <= 1.0:
-        raise InputError(f"share of jobs {share}; accepted: a number above 0, up to 1")
+        raise InputError(f"share of jobs {share}; expected a number above 0, up to 1")
     n_kept = max(round(share * len(listed)), min(len(listed), 1))
     return tuple(listed[number] for number in sorted(_ranked(listed, seed, "subsample")[:n_kept]))
 
@@ -330,7 +328,7 @@ def subsampled(jobs: Iterable[JobSpec], share: float, seed: int) -> Jobs:
 def scaled(jobs: Iterable[JobSpec], copies: int, seed: int, *, std_s: float = 600.0) -> Jobs:
     """Submit every job several times; the further copies arrive with Gaussian noise [s]."""
     if copies < 1:
-        raise InputError(f"{copies} copies of each job; accepted: 1 or more")
+        raise InputError(f"{copies} copies of each job; expected 1 or more")
     listed = tuple(jobs)
     result = list(listed)
     for number in range(1, copies):
@@ -345,4 +343,4 @@ def _ordered(jobs: Iterable[JobSpec]) -> Jobs:
 
 def _check_share(share: float) -> None:
     if not 0.0 <= share <= 1.0:
-        raise InputError(f"share of jobs {share}; accepted: a number from 0 to 1")
+        raise InputError(f"share of jobs {share}; expected a number from 0 to 1")

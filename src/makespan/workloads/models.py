@@ -45,7 +45,7 @@ class BlockSpec:
             raise unknown_name("block kind", self.kind, _BLOCK_KINDS)
         for name in ("n_layers", "seq", "hidden", "heads", "kv_heads", "ffn", "kv_channels"):
             if getattr(self, name) < 1:
-                raise InputError(f"BlockSpec: {name} is {getattr(self, name)}; accepted: >= 1")
+                raise InputError(f"BlockSpec: {name} is {getattr(self, name)}; expected >= 1")
         if self.heads % self.kv_heads:
             raise InputError(f"BlockSpec: {self.heads} heads are not a multiple of {self.kv_heads} kv_heads")
 
@@ -306,7 +306,7 @@ class JobSpec:
                 raise self._error(name, f"a whole number >= {least}")
 
     def _error(self, name: str, accepted: str) -> InputError:
-        return InputError(f"job {self.job_id!r}: {name} is {getattr(self, name)!r}; accepted: {accepted}")
+        return InputError(f"job {self.job_id!r}: {name} is {getattr(self, name)!r}; expected {accepted}")
 
 
 # --- Presets of models, stacks and workloads from the packaged TOML files, and workloads of the user ---

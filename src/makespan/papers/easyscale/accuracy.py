@@ -520,7 +520,7 @@ def fig9(
         own, ref = _by_step(rows), _by_step(others)
         if own.index.tolist() != ref.index.tolist():
             found = f"{model} under {setting} has {len(own)} mini-batches, {name} has {len(ref)}"
-            raise TraceError(f"fig9: {found}; accepted: the same ones")
+            raise TraceError(f"fig9: {found}; expected the same ones")
         table = own.join(ref.add_prefix("ref_")).reset_index()
         table.insert(0, "stage", (table["step"] - 1) // steps_per_stage)
         table["diff"] = table["loss"] - table["ref_loss"]

@@ -89,7 +89,7 @@ class Profile:
         if gpu not in self.slowdown[model]:
             raise unknown_name("type of GPU of the profile", gpu, self.slowdown[model])
         if n_samples < 1:
-            raise InputError(f"micro-batch of {n_samples} samples; accepted: 1 or more")
+            raise InputError(f"micro-batch of {n_samples} samples; expected 1 or more")
         penalty = self.d2_penalty[model][gpu] if under_d2 else 1.0
         line_s = self.alpha_s[model] + self.beta_s_per_sample[model] * n_samples
         return self.slowdown[model][gpu] * line_s * penalty
@@ -119,7 +119,7 @@ def published_profile(fig11: pd.DataFrame, fig12: pd.DataFrame) -> Profile:
     wanting = set(micro) ^ set(steps) | {model for model, rows in steps.items() if _REFERENCE not in rows}
     if wanting:
         raise TraceError(
-            f"cells of Figs 11 and 12: {', '.join(sorted(wanting))}; accepted: models with a time in both, "
+            f"cells of Figs 11 and 12: {', '.join(sorted(wanting))}; expected models with a time in both, "
             f"on {_REFERENCE} in Fig. 12"
         )
     lines = {model: _line(rows[_REFERENCE], *micro[model]) for model, rows in steps.items()}
@@ -169,7 +169,7 @@ def generated_jobs(seed: int, n_jobs: int = N_JOBS) -> pd.DataFrame:
     """
     if not (2 <= n_jobs <= _MAX_JOBS and seed >= 0):
         raise InputError(
-            f"{n_jobs} jobs with seed {seed}; accepted: from 2 to {_MAX_JOBS} jobs, a seed of 0 or more"
+            f"{n_jobs} jobs with seed {seed}; expected from 2 to {_MAX_JOBS} jobs, a seed of 0 or more"
         )
     rng = np.random.default_rng([seed, n_jobs])
     models = _STATISTICS["models"]
@@ -354,7 +354,7 @@ def cluster_jobs(
         name, submit_s = str(row["job_id"]), float(row["submit_time_s"])
         jobs.append(JobSpec(name, submit_s, kind.key, kind.n_logical_workers, 0, PLAN, kind.steps))
     if not jobs:
-        raise TraceError("job list: no job; accepted: at least one whose GPUs the cluster has")
+        raise TraceError("job list: no job; expected at least one whose GPUs the cluster has")
     if too_large:
         _LOG.warning("gangs larger than the cluster, %s: %s", infeasible, ", ".join(too_large))
     lists = (tuple(too_large), ()) if infeasible == "clamp" else ((), tuple(too_large))
@@ -400,7 +400,7 @@ def _full_name(short: str, types: tuple[str, ...]) -> str:
     found = [name for name in types if _short_name(name) == short]
     if len(found) != 1:
         raise InputError(
-            f"type of GPU {short!r} of a job list; accepted: {', '.join(_short_name(name) for name in types)}"
+            f"type of GPU {short!r} of a job list; expected {', '.join(_short_name(name) for name in types)}"
         )
     return found[0]
 

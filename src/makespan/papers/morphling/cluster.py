@@ -405,7 +405,7 @@ def of_size(cluster: ClusterSpec, n_gpus: int) -> ClusterSpec:
     n_nodes, rest = divmod(n_gpus, cluster.node.n_gpus)
     if rest or not n_nodes:
         raise InputError(
-            f"a cluster of {n_gpus} GPUs; accepted: a multiple of the {cluster.node.n_gpus} of a node"
+            f"a cluster of {n_gpus} GPUs; expected a multiple of the {cluster.node.n_gpus} of a node"
         )
     return homogeneous(cluster.node, n_nodes, cluster.network, name=f"{cluster.name} with {n_gpus} GPUs")
 

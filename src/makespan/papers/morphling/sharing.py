@@ -84,7 +84,7 @@ class Fig8(Experiment):
         """
         jobs, gpus = list(given.times), self.gpus
         if gpus < len(jobs):
-            raise InputError(f"{gpus} GPUs for {len(jobs)} jobs; accepted: at least one GPU a job")
+            raise InputError(f"{gpus} GPUs for {len(jobs)} jobs; expected at least one GPU a job")
         curves = {job: _curve(job, table, gpus) for job, table in given.times.items()}
         divisions = {"Simple": _equal_division(jobs, gpus), "Morphling": _best_division(jobs, gpus, curves)}
         records = [

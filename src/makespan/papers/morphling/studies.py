@@ -421,7 +421,7 @@ class Threads(Experiment):
         asked = statistics().cpus_per_gpu
         if asked not in self.cpu_threads:
             raise InputError(
-                f"CPU threads {self.cpu_threads}; accepted: {asked}, which jobs request, among them"
+                f"CPU threads {self.cpu_threads}; expected {asked}, which jobs request, among them"
             )
         spec = cluster_named(self.cluster)
         source = EmulatedSource(spec, self.calibration, self.emulator_seed, self.noise, self.cpu_threads)
@@ -475,7 +475,7 @@ def with_offload(
     for position, number in enumerate(chosen.tolist()):
         job, n_gpus = listed[number], sizes[position % len(sizes)]
         if job.duration_s is None:
-            raise InputError(f"job {job.job_id!r}: no nominal duration; accepted: jobs that state one")
+            raise InputError(f"job {job.job_id!r}: no nominal duration; expected jobs that state one")
         duration_s = job.duration_s * job.n_gpus / n_gpus
         listed[number] = replace(
             job,

@@ -55,7 +55,7 @@ class Oobleck(Paper):
         unknown = set(self.planning.layer_throughput.micro_batch_sizes) - set(known)
         if unknown:
             raise ValueError(
-                f"planning.layer_throughput.micro_batch_sizes has {', '.join(sorted(unknown))}; accepted: "
+                f"planning.layer_throughput.micro_batch_sizes has {', '.join(sorted(unknown))}; expected "
                 f"models of simulation.models, {', '.join(known)}"
             )
         return self

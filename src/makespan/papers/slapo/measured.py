@@ -289,7 +289,7 @@ class Verification(Experiment):
         for family, names in self.left_out.items():
             for name in names:
                 if name not in self.schedules:
-                    raise ValueError(f"left_out.{family}: {name!r}; accepted: {', '.join(self.schedules)}")
+                    raise ValueError(f"left_out.{family}: {name!r}; expected {', '.join(self.schedules)}")
         return self
 
     def n_gpus(self) -> int:

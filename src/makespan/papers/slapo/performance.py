@@ -358,7 +358,7 @@ class Run:
         if self.n_gpus % (self.tp * self.pp) or self.global_batch_size % (self.dp * self.n_microbatches):
             raise InputError(
                 f"run of {self.implementation} on {self.n_gpus} GPUs: batch {self.global_batch_size}, "
-                f"tp {self.tp}, pp {self.pp}, {self.n_microbatches} micro-batches; accepted: tp x pp that "
+                f"tp {self.tp}, pp {self.pp}, {self.n_microbatches} micro-batches; expected tp x pp that "
                 "divides the GPUs, and a batch that replicas and micro-batches divide"
             )
 
@@ -628,7 +628,7 @@ def fit_grid(cells: pd.DataFrame, c: Constants) -> Constants:
     fits = cells[cells[_RATE].notna()]
     if len(fits) < 4 or len(fits) == len(cells):
         raise FitError(
-            f"found {len(fits)} of {len(cells)} points that fit; accepted: four or more, and one not"
+            f"found {len(fits)} of {len(cells)} points that fit; expected four or more, and one not"
         )
     fixed_s, sample_s, again_s = grid_times(fits)
     return _border(cells, _scaled(c, fixed_s, sample_s, again_s))
@@ -642,7 +642,7 @@ def grid_times(fits: pd.DataFrame) -> tuple[float, float, float]:
     features = np.stack([np.ones_like(batch), batch, batch * share], axis=1)
     solution, _, rank, _ = np.linalg.lstsq(features / time_s[:, None], np.ones_like(time_s), rcond=None)
     if rank < 3 or (solution <= 0).any():
-        raise FitError(f"found times {solution.tolist()}; accepted: cells that decide three positive times")
+        raise FitError(f"found times {solution.tolist()}; expected cells that decide three positive times")
     fixed_s, sample_s, again_s = solution.tolist()
     return fixed_s, sample_s, again_s
 

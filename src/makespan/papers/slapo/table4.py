@@ -148,7 +148,7 @@ class Sources:
         for key, entry in zip(value.keys, value.values, strict=True):
             target = self.find(one.module, entry.id) if isinstance(entry, ast.Name) else None
             if not isinstance(key, ast.Constant) or target is None:
-                raise InputError(f"{one.place}: found an entry {ast.unparse(entry)}; accepted: 'key': name")
+                raise InputError(f"{one.place}: found an entry {ast.unparse(entry)}; expected 'key': name")
             found[str(key.value)] = target
         return found
 
