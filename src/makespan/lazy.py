@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 _ATTEMPTS = 100
 
@@ -64,6 +65,18 @@ def renamed_names(module: str, renamed: Mapping[str, str]) -> Callable[[str], ob
         if name not in renamed:
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
         return getattr(import_module(module), _current(module, name, renamed[name]))
+
+    return find
+
+
+def renamed_attributes(renamed: Mapping[str, str]) -> Callable[[Any, str], Any]:
+    """Return the ``__getattr__`` of a class that finds attributes of the last version, and warns."""
+
+    def find(self: Any, name: str) -> Any:
+        kind = type(self).__name__
+        if name not in renamed:
+            raise AttributeError(f"{kind!r} object has no attribute {name!r}")
+        return getattr(self, _current(kind, name, renamed[name]))
 
     return find
 

@@ -13,6 +13,7 @@ import pytest
 
 import makespan
 from makespan.errors import InputError, UnknownNameError
+from makespan.sim import JobView
 from makespan.tables import COMPARISON, JOBS, THROUGHPUT, write_csv
 from makespan.traces import jobs_table
 
@@ -173,6 +174,17 @@ def test_a_name_of_the_last_version_is_found_with_a_warning(module, old, new):
     assert caught[0].filename == __file__
     with pytest.raises(AttributeError, match="nothing_of_that_name"):
         home.nothing_of_that_name  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [("knows", "is_time_known"), ("assures", "guarantees"), ("has_run", "has_observed")]
+)
+def test_a_policy_finds_attributes_of_jobs_under_their_last_names(old, new):
+    job = JobView.__new__(JobView)
+    with pytest.warns(DeprecationWarning, match=f"JobView.{old} is now {new}"):
+        assert getattr(job, old).__func__ is getattr(JobView, new)
+    with pytest.raises(AttributeError, match="'JobView' object has no attribute 'nothing'"):
+        job.nothing  # noqa: B018
 
 
 def test_the_divergences_of_a_report_are_found_under_their_last_name():

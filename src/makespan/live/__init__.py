@@ -2,8 +2,7 @@
 
 - `live_experiment` profiles, predicts, runs and compares; a `LiveSetting` has the inputs of a run
 - `predict_live` writes the prediction of a run, `run_live` runs jobs under any policy of the simulator and
-with
-  any `Trainer`, `compare_live` compares both
+  with any `Trainer`, `compare_live` compares both
 - `live_workload` and `live_jobs` generate the jobs
 """
 

@@ -1,8 +1,7 @@
 """Profiler: measure a machine and the iteration times of small workloads on it.
 
 - `measure_points` trains plans of one placement for a few steps; `profile_table` joins such parts into a
-throughput
-  table, `profile_record` into the record of their measurement
+  throughput table, `profile_record` into the record of their measurement
 - `Measurements` stores and counts finished runs, so that an interrupted profile can resume
 - `measure_rates` measures the machine, `environment_text` writes the result for the performance model
 - `profiling_launcher` and `allocation_launcher` choose the launcher of the processes

@@ -4,13 +4,11 @@ The package does not know what the processes compute, and imports torch only whe
 `choose_device`.
 
 - `LocalLauncher` and `SlurmLauncher` run a `Launch`, any worker with a request, and watch it: when a process
-is
-  lost, either all others are killed or they are told
+  is lost, either all others are killed or they are told
 - a worker calls `run_worker` with its main function and `join` to meet the others; its `RunDirectory` has the
   request, stop requests and lost processes
 - `start_checkpoint` and `finish_checkpoint` write a checkpoint that is complete or absent;
-`latest_checkpoint`
-  finds the newest, `sound_checkpoint` the newest that is undamaged
+  `latest_checkpoint` finds the newest, `sound_checkpoint` the newest that is undamaged
 - `acquire` locks a file for a process until it ends, and `is_locked` returns whether a process holds the lock
 - `local_gpus` and `slurm_device` ask torch, in a process that would use them, for the available GPUs
 - `describe_machine` describes the machine of a measurement

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from makespan.errors import InputError
 from makespan.hardware import ClusterSpec
+from makespan.lazy import renamed_attributes
 from makespan.plans import Placement
 from makespan.workloads import JobSpec
 
@@ -155,6 +156,8 @@ class Allocation:
     def n_gpus(self) -> int:
         """Devices that are the job's own."""
         return 0 if self.is_guest else self.configuration.n_gpus
+
+    __getattr__ = renamed_attributes({"beside": "colocated"})
 
     def colocated(self, is_guest: bool) -> "Allocation":
         """Return the same allocation as a guest, or with devices of its own."""

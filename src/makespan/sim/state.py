@@ -20,6 +20,7 @@ import pandas as pd
 
 from makespan.errors import InputError, MakespanError, TraceError
 from makespan.hardware import ClusterSpec
+from makespan.lazy import renamed_attributes
 from makespan.sim.catalogue import TOLERANCE, Allocation, Catalogue, Configuration, RestartCost
 from makespan.sim.sharing import Sharing
 from makespan.tables import FAILURES
@@ -308,6 +309,9 @@ class JobView(_JobSlots):
 
     __slots__ = ()
     __setattr__ = __delattr__ = _refuse
+    __getattr__ = renamed_attributes(
+        {"knows": "is_time_known", "assures": "guarantees", "has_run": "has_observed", "pace": "speed"}
+    )
 
     def __init__(self, spec: JobSpec, index: int, steps: float, view: "ClusterView") -> None:
         kind = unlocked(self)
