@@ -87,7 +87,7 @@ def test_a_check_that_asks_for_a_table_of_no_paper_is_an_error(paper):
 def test_malformed_statements_are_refused(paper):
     good = "Table 1,it is small,3,at most 4,at_most,size,4,,,\n"
     for rows, error, message in (
-        (good.replace("at_most", "guess"), UnknownNameError, "check 'guess'; accepted: at_most"),
+        (good.replace("at_most", "guess"), UnknownNameError, "check 'guess'; expected at_most"),
         (good + good, TraceError, "'it is small' occurs twice"),
         (good.replace("at_most", ""), TraceError, "'it is small' has no check"),
     ):

@@ -180,7 +180,7 @@ def test_what_the_list_cannot_ask_for_is_refused(profile):
     with pytest.raises(UnknownNameError, match="'vgg19'"):
         cluster_jobs(job_list(("a", 0.0, "vgg19", 4, 8, 4.0, True, "v100")), MIXED, profile, SAMPLES)
     large = job_list(("a", 0.0, "bert", 64, 8, 4.0, True, "t4"))
-    with pytest.raises(TraceError, match="no job; accepted"):
+    with pytest.raises(TraceError, match="no job; expected"):
         cluster_jobs(large, MIXED, profile, SAMPLES, infeasible="reject")
 
 

@@ -122,7 +122,7 @@ def test_a_signal_to_all_processes_of_a_command_ends_it_with_a_checkpoint(straig
 
 def test_who_comes_after_a_killed_run_waits_for_its_processes(tmp_path, monkeypatch):
     ours = trainer(tmp_path)
-    monkeypatch.setattr(_run_folder, "_ENDING_S", 0.1)
+    monkeypatch.setattr(_run_folder, "_PREDECESSOR_S", 0.1)
     with (tmp_path / TRAINING_LOCK).open("w") as held:
         fcntl.flock(held, fcntl.LOCK_SH)
         with pytest.raises(InputError, match="where processes of an earlier run still train"):

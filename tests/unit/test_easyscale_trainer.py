@@ -381,7 +381,7 @@ def test_the_verbs_of_a_paper_are_found_without_importing_it():
     ("changes", "told"),
     [
         ({"model": lambda: None}, "model is the function '<lambda>'; expected the name of a function"),
-        ({"model": "resnet5"}, "unknown model 'resnet5'; accepted"),
+        ({"model": "resnet5"}, "unknown model 'resnet5'; expected"),
         ({"model": f"{OWN}:build_mode"}, "unknown name in .* 'build_mode'; .*Did you mean 'build_model'"),
         ({"model": "nowhere.py:build"}, "nowhere.py: no such file; expected model, a file of Python"),
         ({"data": None}, "data is None; expected the name of a function"),

@@ -203,7 +203,7 @@ def test_missing_rows_are_left_out_whatever_the_order() -> None:
     ],
 )
 def test_impossible_disturbances_are_refused(build: object) -> None:
-    with pytest.raises(InputError, match="accepted"):
+    with pytest.raises(InputError, match="expected"):
         build()  # type: ignore[operator]
 
 

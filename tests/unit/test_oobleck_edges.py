@@ -209,7 +209,7 @@ def test_a_table_of_throughput_with_a_row_twice_or_below_zero_is_refused():
     import pandas as pd
 
     for wrong in (pd.concat([TABLE, TABLE.head(1)]), TABLE.assign(published_samples_per_s=-1.0)):
-        with pytest.raises(InputError, match="accepted"):
+        with pytest.raises(InputError, match="expected"):
             Systems(wrong, **OPTIONS)
 
 
@@ -372,7 +372,7 @@ def test_the_interval_of_young_and_daly():
     with pytest.raises(InputError, match="99 nodes"):
         young_daly_steps(costs, 99, 3600.0)
     for wrong in ((0, 60.0, 3), (30, 0.0, 3), (30, 60.0, 0)):
-        with pytest.raises(InputError, match="accepted"):
+        with pytest.raises(InputError, match="expected"):
             generate_steady(*wrong, 1)
 
 

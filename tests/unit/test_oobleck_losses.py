@@ -263,12 +263,12 @@ def test_nodes_join_leave_and_lie_on_hosts(files):
     [
         (["--lost", "2"], r"--lost 2; expected a list of node numbers"),
         (["--lost", "[2"], r"--lost '\[2'; expected JSON"),
-        (["--lost", "[true]"], r"--lost \[true\]; accepted"),
+        (["--lost", "[true]"], r"--lost \[true\]; expected"),
         (["--lost", "[77]"], r"lost node\(s\) \[77\]; expected nodes of a pipeline"),
         (["--hosts", '["a"]'], r"--hosts .*expected host by node"),
         (
             ["--pipelines", "[[0]]"],
-            r"pipelines of \[1\] nodes; expected there are templates for \[2, 3, 4, 5\]",
+            r"pipelines of \[1\] nodes; templates exist for \[2, 3, 4, 5\]",
         ),
         (["--pipelines", "{}"], r"--pipelines .*expected a list of lists"),
         (["--pipelines", "[[0,1],[1,2]]"], r"node\(s\) \[1\] twice"),

@@ -339,7 +339,7 @@ def test_plans_for_a_thousand_nodes_are_found_without_listing_them(f, n_microbat
 
 def test_a_batch_is_cut_evenly_or_not_at_all():
     assert microbatches(8192, 32) == 256
-    with pytest.raises(InputError, match="global batch of 819 in microbatches of 2; accepted"):
+    with pytest.raises(InputError, match="global batch of 819 in microbatches of 2; expected"):
         microbatches(819, 2)
 
 

@@ -78,7 +78,7 @@ def test_too_few_runs_are_refused(changes, message):
     ("arguments", "message"),
     [
         (["gpt", "--set", "model=3"], "--set 'model=3'; expected model.NAME=VALUE or optimizer.NAME=VALUE"),
-        (["gpt", "--set", "loss.eps=3"], "--set 'loss.eps=3'; accepted"),
+        (["gpt", "--set", "loss.eps=3"], "--set 'loss.eps=3'; expected"),
         (["gpd"], "unknown model 'gpd'"),
         (["gone.py:build"], "gone.py: no such file"),
         (["gpt", "--set", "model.hidden=x"], "model_options are"),

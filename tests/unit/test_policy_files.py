@@ -128,7 +128,7 @@ def test_one_of_several_policies_of_a_file_is_named_behind_a_colon(file):
 def test_policies_of_one_name_are_told_apart_before_anything_runs(file):
     first, second = file(), file(name="again.py")
     found = message("compare", "--policies", f"{first},{second}")
-    assert found.startswith("--policies: ./mine.py and ./again.py are both named 'mine'; accepted")
+    assert found.startswith("--policies: ./mine.py and ./again.py are both named 'mine'; expected")
     assert message("simulate", "--policy", file('"mine"', '"fifo"')).startswith(
         "./mine.py: name 'fifo' belongs"
     )
@@ -211,7 +211,7 @@ def test_a_broken_policy_of_the_registry_concerns_only_those_who_ask_for_it(file
         ("Decision({None: first}), state", "job None: neither waits nor runs"),
         ("Decision({'a': 3}), state", "job 'a': shall have 3; expected an Allocation of a Configuration"),
         ("Decision({'a': Allocation(first.configuration, (9,))}), state", "there is no node 9; expected 0"),
-        ("Decision({'a': Allocation(first.configuration, (-1,))}), state", "there is no node -1; accepted"),
+        ("Decision({'a': Allocation(first.configuration, (-1,))}), state", "there is no node -1; expected"),
         (
             "Decision({'a': Allocation(first.configuration, (0.5,))}), state",
             "job 'a': shall have Allocation(",

@@ -47,7 +47,7 @@ def configuration(**changes):
     ],
 )
 def test_a_job_names_the_field_that_cannot_be(changes, message):
-    with pytest.raises(InputError, match=f"{message}; accepted"):
+    with pytest.raises(InputError, match=f"{message}; expected"):
         toy_job(**({"job_id": "a"} | changes))
 
 

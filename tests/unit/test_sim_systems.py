@@ -237,7 +237,7 @@ def test_no_more_is_withdrawn_than_there_is(events, message):
     "wrong", [{"n_gpus": 0}, {"notice_s": -1.0}, {"kind": NodeEventKind.FAILED, "notice_s": 3.0}]
 )
 def test_a_change_of_capacity_is_checked(wrong):
-    with pytest.raises(InputError, match="accepted"):
+    with pytest.raises(InputError, match="expected"):
         NodeEvent(**({"time_s": 1.0, "node_id": 0, "kind": WITHDRAWN} | wrong))
 
 
@@ -289,7 +289,7 @@ def test_a_restart_costs_what_its_kind_costs(cost, total_s):
 
 
 def test_a_delay_out_of_range_is_refused():
-    with pytest.raises(InputError, match=r"move_s is -1.0; accepted"):
+    with pytest.raises(InputError, match=r"move_s is -1.0; expected"):
         RestartDelays(1.0, 1.0, -1.0)
 
 

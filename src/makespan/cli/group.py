@@ -56,7 +56,7 @@ VERBS = {
     "config": ("makespan.config.command:config_command", "Check a configuration and print it whole."),
     "easyscale": (
         "makespan.cli.easyscale:COMMANDS",
-        "Train elastically: run a job, ask a run for other processes, export its model.",
+        "Train elastically: run a job, request other processes for it, export its model.",
     ),
     "oobleck": (
         "makespan.cli.oobleck:COMMANDS",
