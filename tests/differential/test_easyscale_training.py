@@ -157,7 +157,7 @@ def test_gradients_must_not_be_added_up_before_they_are_exchanged(reference, mon
 
 
 def test_random_states_must_be_swapped(reference, monkeypatch):
-    monkeypatch.setattr(contexts_module, "_give_states", lambda states, device: None)
+    monkeypatch.setattr(contexts_module, "_restore_states", lambda states, device: None)
     found = Elastic().train("0,1/2,3", 2)
     assert found[0][1][0] != reference[0][1][0]
 
