@@ -139,7 +139,7 @@ def test_a_wrong_option_is_named_with_what_is_accepted(defaults, key, value, fou
     with pytest.raises(ConfigError) as caught:
         check_settings(changed(defaults, key, value))
     head, *lines = str(caught.value).splitlines()
-    assert head == "the configuration is not expected "
+    assert head == "the configuration is not accepted:"
     assert len(lines) == 1, lines
     assert lines[0].strip().startswith(found)
     assert accepted in lines[0]

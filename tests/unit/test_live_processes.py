@@ -119,7 +119,7 @@ def test_an_interrupt_leaves_no_process_and_the_same_command_goes_on(tmp_path, m
             assert scheduler.wait(3600) == 1
         finally:
             scheduler.kill()
-        assert b"the same command goes on" in scheduler.stderr.read()
+        assert b"the same command resumes" in scheduler.stderr.read()
     assert not any(alive(pid) for pid in pids)
     done = latest_checkpoint(work / "jobs" / "b" / "checkpoints").step
     setting([replace(one, steps=min(one.steps, done + 5)) for one in endless.jobs]).save(work)

@@ -505,7 +505,7 @@ def test_a_step_is_done_once_and_never_without_its_gradients():
     nodes.connect(plan_of(((0,), (6,), 6)))
     nodes.iterate(0)
     executor = nodes.executors[0]
-    with pytest.raises(InputError, match="gradients are not there; expected apply after reduce"):
+    with pytest.raises(InputError, match="there are no reduced gradients; call reduce before apply"):
         executor.apply()
     executor.compute(1)
     executor.reduce()
