@@ -309,7 +309,7 @@ def test_what_cannot_be_run_is_refused_before_anything_starts(tmp_path):
         run(tmp_path, 3, n_nodes=3, n0=2)
     with pytest.raises(InputError, match="hang_s is 0"):
         run(tmp_path, 3, n_nodes=3, hang_s=0)
-    with pytest.raises(InputError, match="no run is going on"):
+    with pytest.raises(InputError, match="no run is in progress"):
         join_run(tmp_path)
     assert not (tmp_path / "processes").exists()
 

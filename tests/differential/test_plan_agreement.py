@@ -82,7 +82,7 @@ def test_the_executor_holds_the_layers_and_passes_that_the_models_count() -> Non
         for rank in range(plan.pp):
             engine = Engine.__new__(Engine)
             engine.job = TrainingJob(SmallModel("llama", kv_heads=2), whole, 1)
-            engine.place = SimpleNamespace(
+            engine.coordinate = SimpleNamespace(
                 rank=lambda _, rank=rank: rank, mesh=None, device=torch.device("cpu")
             )
             held.append([int(name) for chunk in engine._build_chunks() for name in chunk.layers])

@@ -511,7 +511,7 @@ def test_a_step_is_done_once_and_never_without_its_gradients():
     executor.reduce()
     executor.disconnect()
     before = nodes.checksums()
-    with pytest.raises(InputError, match="gradients are not there"):
+    with pytest.raises(InputError, match="there are no reduced gradients"):
         executor.apply()
     assert nodes.checksums() == before
 
