@@ -84,5 +84,5 @@ def test_attention_is_traced_with_an_example():
     expected = attention.mod(**given)[0]
     attention.trace(example_inputs=given)
     assert torch.equal(attention.mod(**given)[0], expected)
-    with pytest.raises(TracingError, match=r"found \(a tensor of shape"):
+    with pytest.raises(TracingError, match=r"got \(a tensor of shape"):
         attention.mod(hidden_states=hidden, position_embeddings=turns, attention_mask=turns)
