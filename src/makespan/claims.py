@@ -1,25 +1,158 @@
 """Verdicts: of one source from its tables, and over all sources."""
 
 import math
+import operator
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
+from string import Formatter
+from typing import Any
 
 import pandas as pd
+from pandas.errors import UndefinedVariableError
 
-from makespan.errors import TraceError, unknown_name
+from makespan.errors import InputError, TraceError, unknown_name
 from makespan.files import read_bytes
 from makespan.tables import CLAIMS, JOINED_CLAIMS, TableSchema, parse_csv, read_sealed
+
+# ------------------------------------------------------------------------------------------------
+# What a statement or a goal compares, as data: a value of a table, and the limit that it must keep.
+
+_OPERATORS: Mapping[str, Callable[[Any, Any], Any]] = {
+    "<": operator.lt,
+    "<=": operator.le,
+    "==": operator.eq,
+    ">=": operator.ge,
+    ">": operator.gt,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A value of a table, and the limit that it must keep.
+
+    Expressions are those of `pandas.DataFrame.eval` over the columns of the table; columns beyond its schema
+    count as numbers if they hold nothing else.
+
+    Parameters
+    ----------
+    table
+        Name of the table.
+    rows
+        Which rows count, an expression that is true or false for each; all rows if empty.
+    pivot
+        ``index / columns / values``: one row for each value of the columns ``index``, one column for each
+        value of ``columns``, and in the cells the mean of ``values``. The table as it is if empty; one row if
+        ``index`` is empty.
+    value
+        Expression for one number, or for one number a row.
+    operator, limit
+        ``<``, ``<=``, ``==``, ``>=`` or ``>``, and the limit that every number must keep; a missing number
+        does not. Without an operator ``value`` is itself true or false, and the limit is NaN.
+
+    Raises
+    ------
+    UnknownNameError, TraceError
+        There is no such operator; an operator without a limit, or the reverse; a pivot of fewer parts.
+    """
+
+    table: str
+    rows: str
+    pivot: str
+    value: str
+    operator: str
+    limit: float
+
+    def __post_init__(self) -> None:
+        if self.operator and self.operator not in _OPERATORS:
+            raise unknown_name(f"comparison {self.value!r}: operator", self.operator, _OPERATORS)
+        if bool(self.operator) == math.isnan(self.limit):
+            raise TraceError(f"comparison {self.value!r}: expected both an operator and a limit, or neither")
+        if self.pivot and self.pivot.count("/") != 2:
+            raise TraceError(
+                f"comparison {self.value!r}: found pivot {self.pivot!r}; expected index / columns / values"
+            )
+
+    def compared(self, table: pd.DataFrame) -> "_Compared | None":
+        """Return what is compared in a table; None if no row counts, or none has all that the value needs.
+
+        Raises
+        ------
+        TraceError
+            An expression names a column that the table does not have.
+        """
+        table = table.assign(**{str(name): cells for name, cells in _numbers_as_text(table)})
+        try:
+            rows = table[_evaluated(self.rows, table).astype(bool)] if self.rows else table
+            wide = _pivoted(rows, self.pivot) if self.pivot and len(rows) else rows
+        except (KeyError, UndefinedVariableError) as error:
+            raise TraceError(f"table {self.table}, comparison {self.value!r}: {error}") from None
+        try:
+            value = _evaluated(self.value, wide) if len(wide) else math.nan
+        except UndefinedVariableError as error:
+            if self.pivot:
+                return None
+            raise TraceError(f"table {self.table}, comparison {self.value!r}: {error}") from None
+        if not isinstance(value, pd.Series) and pd.isna(value):
+            return None
+        return _Compared(wide, value if isinstance(value, pd.Series) else pd.Series([value]))
+
+    def holds(self, values: "pd.Series[Any]") -> "pd.Series[bool]":
+        """Tell of each value whether it keeps the limit."""
+        kept = _OPERATORS[self.operator](values, self.limit) if self.operator else values
+        return kept.fillna(False).astype(bool)
+
+
+@dataclass(frozen=True, slots=True)
+class _Compared:
+    rows: pd.DataFrame
+    values: "pd.Series[Any]"
+
+
+def _numbers_as_text(table: pd.DataFrame) -> "Iterable[tuple[object, pd.Series[Any]]]":
+    for name in table.select_dtypes(exclude=["number", "bool"]).columns:
+        numbers = pd.to_numeric(table[name], errors="coerce")
+        if len(table) and numbers.notna().equals(table[name].notna()):
+            yield name, numbers
+
+
+def _pivoted(rows: pd.DataFrame, pivot: str) -> pd.DataFrame:
+    index, columns, values = (part.split() for part in pivot.split("/"))
+    if not index:
+        rows, index = rows.assign(**{"": 0}), [""]
+    wide = rows.pivot_table(index=index, columns=columns[0], values=values[0], aggfunc="mean", sort=False)
+    return wide.rename_axis(columns=None)
+
+
+def _evaluated(expression: str, rows: pd.DataFrame, **further: object) -> Any:
+    return rows.eval(expression, engine="python", local_dict=further)
+
+
+class _Shown(Formatter):
+    """Fill in a text whose fields are expressions over the compared rows; all cells of a column are shown."""
+
+    def __init__(self, found: _Compared, holds: "pd.Series[bool]") -> None:
+        self._rows, self._values = found.rows, {"value": found.values, "holds": holds}
+
+    def get_field(self, field_name: str, args: object, kwargs: object) -> tuple[Any, str]:
+        return _evaluated(field_name, self._rows, **self._values), field_name
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        cells = value if isinstance(value, pd.Series) else [value]
+        return " ".join(format(cell, format_spec) for cell in cells)
+
 
 # ------------------------------------------------------------------------------------------------
 # What a paper hands in: statements, the tables that decide them, and the checks.
 
 Tables = Mapping[str, pd.DataFrame]
+_COMPARED = ("table", "rows", "pivot", "value", "operator", "limit", "shown")
 _COLUMNS = (
-    "artifact", "statement", "published", "tolerance", "check", "subject", "limit", "sources", "fails_on",
-    "note",
-)  # fmt: skip
+    *("artifact", "statement", "published", "tolerance"),
+    *_COMPARED,
+    *("check", "subject", "sources", "fails_on", "note"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +193,7 @@ class Ledger:
     paper, package
         Name of the paper, for people, and the package that holds ``claims.csv``.
     checks
-        How statements are checked, by the name in the column ``check``.
+        Functions that decide what no comparison can, by the name in the column ``check``.
     tables
         Schemas of all tables that the checks may read, by the name under which they ask for them.
     """
@@ -71,16 +204,19 @@ class Ledger:
     tables: Mapping[str, TableSchema]
 
     def statements(self) -> pd.DataFrame:
-        """Read the statements and how each is checked: the columns of ``claims.csv``, all text.
+        """Read the statements and how each is decided: the columns of ``claims.csv``, all text.
 
-        ``sources`` names the only sources that decide a statement, if not all do; ``fails_on`` those on
-        which it fails with all lists, sizes and delays; fewer may leave it undecided. Without a ``check`` the
-        note says why nothing decides it.
+        A statement has the parts of a `Comparison` and ``shown``, the text that reports it; or a ``check``
+        with its ``subject`` and ``limit``; or neither, and the note says why nothing decides it. Fields of
+        ``shown``, in braces, are expressions: ``@value`` is what is compared, ``@holds`` says where it keeps
+        the limit. ``sources`` names the only sources that decide a statement, if not all do; ``fails_on``
+        those on which it fails with all lists, sizes and delays; fewer may leave it undecided.
 
         Raises
         ------
         UnknownNameError, TraceError
-            A check does not exist; a column is missing, a statement occurs twice, or lacks check and note.
+            A check, table or operator does not exist; a column is missing, a statement occurs twice, is
+            decided in two ways, or in none and has no note; a limit is not a number.
         """
         with resources.files(self.package).joinpath("claims.csv").open(encoding="utf-8") as stream:
             table: pd.DataFrame = pd.read_csv(stream, dtype=str, keep_default_na=False)
@@ -93,16 +229,38 @@ class Ledger:
         return table[list(_COLUMNS)]
 
     def _check_rows(self, table: pd.DataFrame, where: str) -> None:
-        for name in table["check"]:
-            if name and name not in self.checks:
-                raise unknown_name(f"{where}: check", name, self.checks)
         again = table[table.duplicated(["artifact", "statement"])]
         for artifact, statement in zip(again["artifact"], again["statement"], strict=True):
-            raise TraceError(f"{where}: {artifact}: {statement!r} occurs twice; accepted: once")
-        for statement in table["statement"][(table["check"] == "") & (table["note"] == "")]:
-            raise TraceError(
-                f"{where}: {statement!r} has no check; accepted: a check, or a note that says why"
-            )
+            raise TraceError(f"{where}: {artifact}: {statement!r} occurs twice; expected it once")
+        for row in _records(table):
+            of = f"{where}: {row['statement']!r}"
+            if row["check"] and row["check"] not in self.checks:
+                raise unknown_name(f"{of}: check", row["check"], self.checks)
+            if row["check"] and row["value"]:
+                raise TraceError(f"{of} has a check and a value; expected one of them")
+            if not row["check"] and not row["value"] and not row["note"]:
+                raise TraceError(f"{of} has neither check nor value; expected one, or a note that says why")
+            if row["value"] and row["table"] not in self.tables:
+                raise unknown_name(f"{of}: table", row["table"], self.tables)
+            if row["value"] and not row["shown"]:
+                raise TraceError(f"{of} has a value and no text that shows it; expected the column 'shown'")
+            try:
+                _limit(row)
+                if row["value"]:
+                    _comparison(row)
+            except InputError as error:
+                raise TraceError(f"{of}: {error}") from None
+
+
+def _limit(row: Mapping[str, str]) -> float:
+    try:
+        return float(row["limit"]) if row["limit"] else math.nan
+    except ValueError:
+        raise TraceError(f"limit {row['limit']!r}; expected a number") from None
+
+
+def _comparison(row: Mapping[str, str]) -> Comparison:
+    return Comparison(limit=_limit(row), **{name: row[name] for name in _COMPARED[:5]})
 
 
 def number(table: pd.DataFrame, column: str) -> "pd.Series[float]":
@@ -187,11 +345,13 @@ def _judged(
     record |= {name: row[name] for name in ("artifact", "statement", "published", "tolerance", "note")}
     if row["sources"] and source not in row["sources"].split():
         return record | {"note": _joined(row["note"], f"applies to source {row['sources']}")}
-    if not row["check"]:
+    if not row["check"] and not row["value"]:
         return record
-    limit = float(row["limit"]) if row["limit"] else math.nan
     try:
-        finding = ledger.checks[row["check"]](tables, Claim(row["subject"], limit, options))
+        if row["value"]:
+            finding = _found(_comparison(row), tables, row["shown"])
+        else:
+            finding = ledger.checks[row["check"]](tables, Claim(row["subject"], _limit(row), options))
     except _NotBuilt as absent:
         return record | {"note": _joined(row["note"], f"no table {absent} of the paper's models")}
     if finding is None:
@@ -201,6 +361,14 @@ def _judged(
         "verdict": _VERDICTS[None if finding.holds is None else bool(finding.holds)],
         "note": _joined(row["note"], finding.note),
     }
+
+
+def _found(comparison: Comparison, tables: Tables, shown: str) -> Finding | None:
+    found = comparison.compared(tables[comparison.table])
+    if found is None:
+        return None
+    holds = comparison.holds(found.values)
+    return Finding(_Shown(found, holds).format(shown), bool(holds.all()))
 
 
 def join_claims(by_source: Mapping[str, Sequence[pd.DataFrame]]) -> pd.DataFrame:
@@ -262,107 +430,66 @@ def _joined(*notes: str) -> str:
 # ------------------------------------------------------------------------------------------------
 # Goals that this project sets itself beyond what papers state, and what the results reach.
 
-_STATISTICS = {
-    "value": lambda values: float(values.iloc[0]),
-    "mean absolute": lambda values: float(values.abs().mean()),
-}
-_COMPARISONS = ("<=", ">=")
-
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A goal: a number of a result table, and the threshold that it must keep.
+    """A goal: a number of a result table, and the limit that it must keep.
 
     Parameters
     ----------
     name
         What is measured.
-    table, column
-        Result table below ``results/``, as ``<source>/<paper>/<table>`` without ``.csv``, and its column.
-    rows
-        Which rows count, as ``column=value; column=value``; all if empty.
-    relative_to
-        Columns of ``rows`` and the values that they have in the row by which the number is divided;
-        empty for the number itself.
-    statistic
-        ``value`` of the only row, or ``mean absolute`` over the rows.
-    comparison, threshold, unit
-        ``<=`` or ``>=``, and the threshold in the unit of the column.
+    comparison
+        The number and its limit; the table is one below ``results/``, as ``<source>/<paper>/<table>`` without
+        ``.csv``.
+    unit
+        Unit of the limit.
     kind
         What the goal guards: ``prediction``, ``schedule``, ``lead`` or ``live``.
     """
 
     name: str
-    table: str
-    column: str
-    rows: str
-    relative_to: str
-    statistic: str
-    comparison: str
-    threshold: float
+    comparison: Comparison
     unit: str
     kind: str
 
-    def __post_init__(self) -> None:
-        if self.statistic not in _STATISTICS:
-            raise unknown_name(f"target {self.name!r}: statistic", self.statistic, _STATISTICS)
-        if self.comparison not in _COMPARISONS:
-            raise unknown_name(f"target {self.name!r}: comparison", self.comparison, _COMPARISONS)
-
     def value(self, table: pd.DataFrame) -> float:
-        """Return the number in a table; refuses one without the columns or the row."""
-        wanted, divisor = _cells(self.rows), _cells(self.relative_to)
-        value = self._statistic(table, wanted)
-        return value / self._statistic(table, wanted | divisor) if divisor else value
+        """Return the number in a table; raises `TraceError` if it lacks a column or a single row."""
+        found = self.comparison.compared(table)
+        values = [] if found is None else [float(value) for value in found.values]
+        if len(values) != 1:
+            raise TraceError(
+                f"target {self.name!r}: table {self.comparison.table} has {len(values)} values; expected one"
+            )
+        return values[0]
 
     def is_met(self, value: float) -> bool:
-        """Tell whether a number keeps the threshold."""
-        return value <= self.threshold if self.comparison == "<=" else value >= self.threshold
-
-    def _statistic(self, table: pd.DataFrame, wanted: dict[str, str]) -> float:
-        missing = [column for column in (*wanted, self.column) if column not in table.columns]
-        if missing:
-            raise TraceError(f"target {self.name!r}: table {self.table} lacks column(s) {', '.join(missing)}")
-        kept = table
-        for column, text in wanted.items():
-            kept = kept[kept[column].map(lambda cell, text=text: _equal(cell, text)).astype(bool)]
-        if len(kept) != 1 and (self.statistic == "value" or kept.empty):
-            where = f"target {self.name!r}: table {self.table}"
-            raise TraceError(f"{where} has {len(kept)} rows with {wanted}; accepted: one")
-        return _STATISTICS[self.statistic](number(kept, self.column))
+        """Tell whether a number keeps the limit."""
+        return bool(self.comparison.holds(pd.Series([value])).all())
 
 
-def _cells(text: str) -> dict[str, str]:
-    """Read ``column=value; column=value``."""
-    pairs = [pair.partition("=") for pair in text.split(";") if pair.strip()]
-    return {column.strip(): value.strip() for column, _, value in pairs}
-
-
-def _equal(cell: object, text: str) -> bool:
-    try:
-        return float(str(cell)) == float(text)
-    except ValueError:
-        return str(cell) == text
+_TARGET_COLUMNS = ("name", "table", "rows", "value", "operator", "limit", "unit", "kind")
 
 
 def read_targets(path: str | Path) -> list[Target]:
-    """Read a list of goals, a CSV file; raises `TraceError` unless its columns are the fields of `Target`."""
-    names = [field.name for field in fields(Target)]
+    """Read a list of goals, a CSV file with the parts of `Target` and of its `Comparison` as columns.
+
+    Raises
+    ------
+    UnknownNameError, TraceError
+        There are other columns; an operator does not exist; a limit is not a number.
+    """
     expected = "a list of targets"
     content = read_bytes(path, expected, TraceError)
     table: pd.DataFrame = parse_csv(content, str(path), expected, dtype=str, keep_default_na=False)
-    if list(table.columns) != names:
-        raise TraceError(f"{path}: found columns {', '.join(table.columns)}; accepted: {', '.join(names)}")
-    try:
-        return [
-            _target({str(name): str(cell) for name, cell in row.items()}) for row in table.to_dict("records")
-        ]
-    except ValueError as error:
-        raise TraceError(f"{path}: column 'threshold': {error}; accepted: a number") from None
-
-
-def _target(cells: dict[str, str]) -> Target:
-    return Target(threshold=float(cells.pop("threshold")), **cells)
+    if tuple(table.columns) != _TARGET_COLUMNS:
+        raise TraceError(
+            f"{path}: found columns {', '.join(table.columns)}; expected {', '.join(_TARGET_COLUMNS)}"
+        )
+    return [
+        Target(row["name"], _comparison(row | {"pivot": ""}), row["unit"], row["kind"])
+        for row in _records(table)
+    ]
 
 
 def measured_targets(targets: Iterable[Target], results: str | Path) -> pd.DataFrame:
@@ -373,10 +500,10 @@ def measured_targets(targets: Iterable[Target], results: str | Path) -> pd.DataF
     """
     rows = []
     for target in targets:
-        path = Path(results) / f"{target.table}.csv"
+        path = Path(results) / f"{target.comparison.table}.csv"
         value = target.value(_result(path)) if path.is_file() else float("nan")
         state = ("met" if target.is_met(value) else "missed") if path.is_file() else "not built"
-        goal = f"{target.comparison} {target.threshold:g} {target.unit}"
+        goal = f"{target.comparison.operator} {target.comparison.limit:g} {target.unit}"
         rows.append((target.kind, target.name, value, goal, state))
     return pd.DataFrame(rows, columns=["kind", "name", "value", "goal", "state"])
 

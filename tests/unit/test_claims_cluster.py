@@ -4,12 +4,14 @@ import math
 
 import pandas as pd
 import pytest
+from ledgers import finding
 
 from makespan.claims import judge
 from makespan.papers.morphling import PAPER
 from makespan.papers.morphling.comparisons import paired
 
 LEDGER = PAPER.ledger()
+SAME = "identical from run to run"
 
 
 def table4(**changes):
@@ -161,9 +163,9 @@ def test_guarantees_and_repetitions():
     assert verdict("guarantees", "", tables | {"lists": broken})[0] == "fails"
     only_base = {name: table[table["trace"] == "base"] for name, table in tables.items()}
     assert verdict("guarantees", "", only_base)[0] == "not run"
-    assert verdict("identical", "", tables)[:2] == ("holds", "6 of 6 repetitions")
-    assert verdict("identical", "", {"table4": table4().assign(n_identical="0")})[0] == "fails"
-    assert verdict("identical", "", {"table4": table4().assign(n_repeats=0)})[0] == "not run"
+    assert finding(LEDGER, tables, "published", SAME)[:2] == ("holds", "6 of 6 repetitions")
+    assert finding(LEDGER, {"table4": table4().assign(n_identical="0")}, "published", SAME)[0] == "fails"
+    assert finding(LEDGER, {"table4": table4().assign(n_repeats=0)}, "published", SAME)[0] == "not run"
 
 
 @pytest.mark.parametrize(("name", "parameter"), [("load", "load_factor"), ("large_models", "large_share")])

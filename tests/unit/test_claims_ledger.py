@@ -2,19 +2,24 @@
 
 import shutil
 import sys
+from string import Formatter
 
 import pandas as pd
 import pytest
 
 from makespan.claims import Finding, Ledger, join_claims, judge, measured_targets, read_targets
 from makespan.errors import MissingDataError, TraceError, UnknownNameError
+from makespan.papers import PAPERS, paper_named
 from makespan.tables import CLAIMS, JOINED_CLAIMS, Column, TableSchema, read_csv, write_csv
 
-HEADER = "artifact,statement,published,tolerance,check,subject,limit,sources,fails_on,note\n"
+HEADER = (
+    "artifact,statement,published,tolerance,table,rows,pivot,value,operator,limit,shown,"
+    "check,subject,sources,fails_on,note\n"
+)
 ROWS = """\
-Table 1,it is small,3,at most 4,at_most,size,4,,,
-Table 1,it is green,yes,yes,at_most,shade,1,published,,"a colour; not a shape"
-Table 2,it is old,yes,yes,,,,,,needs the year that nobody wrote down
+Table 1,it is small,3,at most 4,,,,,,4,,at_most,size,,,
+Table 1,it is green,yes,yes,,,,,,1,,at_most,shade,published,,"a colour; not a shape"
+Table 2,it is old,yes,yes,,,,,,,,,,,,needs the year that nobody wrote down
 """
 SIZES = TableSchema("sizes", (Column("name", "text", "", "what"), Column("value", "float", "1", "how much")))
 
@@ -84,12 +89,86 @@ def test_a_check_that_asks_for_a_table_of_no_paper_is_an_error(paper):
         judge(Ledger("Toy", ledger.package, {"at_most": misspelt}, ledger.tables), {}, "emulated", {})
 
 
+def compared(paper, values, operator="<=", limit="4", shown="{@value}", rows="", pivot="", **tables):
+    """Return verdict, value and note of a statement that is a comparison of the table of sizes."""
+    row = f"Table 1,it is so,,,sizes,{rows},{pivot},{values},{operator},{limit},{shown},,,,,\n"
+    found = judge(paper(row), tables or sizes(a=1.5, b=3.0, c=4.5), "emulated", {})
+    return tuple(found.loc[0, ["verdict", "reproduced", "note"]])
+
+
+def test_a_comparison_is_judged_on_the_rows_that_count(paper):
+    assert compared(paper, "value.max()", shown="{@value:.1f} m")[:2] == ("fails", "4.5 m")
+    assert compared(paper, "value", rows="name != 'c'", shown="{value:.2f}")[:2] == ("holds", "1.50 3.00")
+    share = "{@holds.sum()} of {@holds.size}, mean {100 * value.mean():.0f} %"
+    assert compared(paper, "value", shown='"' + share + '"')[:2] == ("fails", "2 of 3, mean 300 %")
+    assert compared(paper, "value > 1", "", "")[0] == "holds"
+    assert compared(paper, "(value > 2).mean()", ">", "0.7")[0] == "fails"
+
+
+def test_a_pivot_puts_rows_beside_each_other(paper):
+    ratio = {"pivot": "/ name / value", "shown": "{b / a:.2f} and {@value:.2f}"}
+    assert compared(paper, "c / a", ">=", "3", **ratio)[:2] == ("holds", "2.00 and 3.00")
+    verdict, _, note = compared(paper, "d / a", ">=", "3", **ratio)
+    assert (verdict, note) == ("not run", "the results have no row that decides it")
+    twice = {"sizes": pd.concat([sizes(a=1.0, b=2.0)["sizes"], sizes(a=3.0, b=8.0)["sizes"]])}
+    assert compared(paper, "b / a", ">=", "3", **ratio | {"shown": "{@value}"}, **twice)[1] == "2.5"
+
+
+def test_a_missing_number_keeps_no_limit_and_no_numbers_decide_nothing(paper):
+    gap = sizes(a=1.0, b=float("nan"))
+    assert compared(paper, "value", **gap)[0] == "fails"
+    assert compared(paper, "value", rows="value.notna()", **gap)[0] == "holds"
+    assert compared(paper, "value.max()", rows="name == 'b'", **gap)[0] == "not run"
+    assert compared(paper, "value", rows="name == 'd'", **gap)[0] == "not run"
+    assert compared(paper, "value", colours=gap["sizes"])[2] == "no table sizes of the paper's models"
+
+
+def test_numbers_beyond_the_schema_are_numbers(paper):
+    more = {"sizes": sizes(a=1.0, b=2.0)["sizes"].assign(runs=["3", "10"])}
+    assert compared(paper, "runs.max()", "==", "10", **more)[0] == "holds"
+
+
+def test_an_expression_that_names_no_column_is_refused(paper):
+    for values, rows in (("width", ""), ("value", "width > 1")):
+        with pytest.raises(TraceError, match=r"table sizes, comparison .*'width' is not defined"):
+            compared(paper, values, rows=rows)
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_expressions_of_a_paper_name_columns_that_there_are(name):
+    ledger = paper_named(name).ledger()
+    statements = ledger.statements()
+    for row in statements[statements["value"] != ""].to_dict("records"):
+        columns = ledger.tables[row["table"]].columns
+        samples = {"text": "x", "bool": True, "int": 1, "float": 1.0}
+        frame = pd.DataFrame({one.name: [samples[one.kind]] for one in columns})
+        frame = frame.assign(**dict.fromkeys({"n_repeats", "n_identical"} - set(frame), 1))
+        assert set(row["pivot"].replace("/", " ").split()) <= set(frame)
+        if row["rows"]:
+            frame.eval(row["rows"], engine="python")
+        if not row["pivot"]:
+            value = frame.eval(row["value"], engine="python")
+            fields = [field for _, field, _, _ in Formatter().parse(row["shown"]) if field]
+            given = {"value": pd.Series(value), "holds": pd.Series([True])}
+            assert fields and all(
+                frame.eval(one, engine="python", local_dict=given) is not None for one in fields
+            )
+
+
 def test_malformed_statements_are_refused(paper):
-    good = "Table 1,it is small,3,at most 4,at_most,size,4,,,\n"
+    good = "Table 1,it is small,3,at most 4,,,,,,4,,at_most,size,,,\n"
+    compares = "Table 1,it is small,,,sizes,,,value,<=,4,{@value},,,,,\n"
     for rows, error, message in (
         (good.replace("at_most", "guess"), UnknownNameError, "check 'guess'; expected at_most"),
         (good + good, TraceError, "'it is small' occurs twice"),
-        (good.replace("at_most", ""), TraceError, "'it is small' has no check"),
+        (good.replace("at_most", ""), TraceError, "'it is small' has neither check nor value"),
+        (good.replace(",4,,at", ",four,,at"), TraceError, "'it is small': limit 'four'; expected a number"),
+        (compares.replace(",,,,,", ",at_most,,,,"), TraceError, "has a check and a value"),
+        (compares.replace("sizes", "widths"), UnknownNameError, "table 'widths'; expected colours, sizes"),
+        (compares.replace("<=", "=<"), TraceError, "operator '=<'; expected <, <=, ==, >, >="),
+        (compares.replace("<=,4", "<=,"), TraceError, "expected both an operator and a limit, or neither"),
+        (compares.replace("{@value}", ""), TraceError, "has a value and no text that shows it"),
+        (compares.replace(",,,value", ",,name / value,value"), TraceError, "expected index / columns / val"),
     ):
         with pytest.raises(error, match=message):
             paper(rows).statements()
@@ -158,11 +237,11 @@ def test_papers_that_one_source_alone_builds_stand_in_the_joined_ledger(paper):
 
 
 TARGETS = """\
-name,table,column,rows,relative_to,statistic,comparison,threshold,unit,kind
-size of a,emulated/toy/sizes,value,name=a; run=1,,value,<=,2,m,small
-b over a,emulated/toy/sizes,value,name=b; run=1.0,name=a,value,>=,3,x,lead
-all,emulated/toy/sizes,value,,,mean absolute,<=,2,m,small
-absent,emulated/toy/colours,value,,,mean absolute,<=,2,m,small
+name,table,rows,value,operator,limit,unit,kind
+size of a,emulated/toy/sizes,name == "a" and run == 1,value,<=,2,m,small
+b over a,emulated/toy/sizes,run == 1,value.iloc[1] / value.iloc[0],>=,3,x,lead
+all,emulated/toy/sizes,,value.abs().mean(),<=,2,m,small
+absent,emulated/toy/colours,,value.abs().mean(),<=,2,m,small
 """
 
 
@@ -182,17 +261,17 @@ def test_goals_that_cannot_be_measured_are_refused(tmp_path):
     with pytest.raises(MissingDataError, match="expected a list of targets"):
         read_targets(path)
     for old, new, error, message in (
-        ("<=,2,m", "<,2,m", UnknownNameError, "target 'size of a': comparison '<'"),
-        ("value,<=,2", "median,<=,2", UnknownNameError, "target 'size of a': statistic 'median'"),
-        ("<=,2,m", "<=,two,m", TraceError, "column 'threshold'.*'two'"),
-        ("kind", "sort", TraceError, "found columns name, table.*accepted: name"),
+        ("<=,2,m", "=<,2,m", UnknownNameError, "comparison 'value': operator '=<'"),
+        ("<=,2,m", "<=,two,m", TraceError, "limit 'two'; expected a number"),
+        ("kind", "sort", TraceError, "found columns name, table.*expected name"),
     ):
         path.write_text(TARGETS.replace(old, new, 1))
         with pytest.raises(error, match=message):
             read_targets(path)
     path.write_text(TARGETS)
     goal = read_targets(path)[0]
-    with pytest.raises(TraceError, match=r"'size of a': table emulated/toy/sizes has 0 rows"):
-        goal.value(pd.DataFrame({"name": ["b"], "run": [1], "value": [1.0]}))
-    with pytest.raises(TraceError, match=r"lacks column\(s\) run"):
+    for rows in ([("b", 1, 1.0)], [("a", 1, 1.0), ("a", 1, 2.0)]):
+        with pytest.raises(TraceError, match=r"'size of a': table emulated/toy/sizes has [02] values; expec"):
+            goal.value(pd.DataFrame(rows, columns=["name", "run", "value"]))
+    with pytest.raises(TraceError, match=r"table emulated/toy/sizes, comparison 'value': name 'run' is not"):
         goal.value(pd.DataFrame({"name": ["a"], "value": [1.0]}))

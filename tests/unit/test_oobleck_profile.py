@@ -4,8 +4,8 @@ import pandas as pd
 import pytest
 from chain_nodes import SMALL, plan_of, small_job
 from click.testing import CliRunner
+from ledgers import finding
 
-from makespan.claims import Claim
 from makespan.cli import main
 from makespan.errors import InputError, WorkerError
 from makespan.oobleck.fixed import FixedRun, profile_chain, run_fixed
@@ -107,14 +107,15 @@ def test_every_plan_is_measured_beside_its_prediction():
 
 
 def test_a_rank_correlation_decides_whether_predictions_hold():
-    check, claim = PAPER.ledger().checks["predictions_rank"], Claim("predicted_iter_time_s", 0.8, {})
+    def judged(rows):
+        return finding(PAPER.ledger(), {"predictions": rows}, "measured", "rank as planning predicts")
+
     rows = pd.DataFrame({"predicted_iter_time_s": [1.0, 2.0, 3.0, 4.0], "iter_wall_s": [2.0, 2.5, 7.0, 9.0]})
-    rows["n_cores"] = 2
-    assert check({"predictions": rows}, claim).holds
-    assert check({"predictions": rows}, claim).reproduced == "1.00 over 4 plans on 2 cores"
+    rows = rows.assign(n_cores=2, predicted_cores_iter_time_s=1.0)
+    assert judged(rows)[:2] == ("holds", "1.00 over 4 plans on 2 cores")
+    assert judged(rows.iloc[:1])[0] == "not run"
     rows["iter_wall_s"] = [9.0, 2.0, 7.0, 1.0]
-    assert check({"predictions": rows}, claim).holds is False
-    assert check({"predictions": rows.iloc[:1]}, claim) is None
+    assert judged(rows)[0] == "fails"
 
 
 def test_a_job_that_fails_in_a_process_names_what_is_wrong(root, tmp_path):

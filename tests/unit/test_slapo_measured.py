@@ -3,6 +3,7 @@
 import pandas as pd
 import pytest
 from forked import forking_servers
+from ledgers import finding
 from legible_figures import assert_is_legible
 
 from makespan.claims import Claim
@@ -13,6 +14,7 @@ from makespan.papers.slapo.table4 import Table4
 
 STEPS = ("vanilla", "kernels", "layers", "embedding")
 MIB = 1 << 20
+SAME_RESULTS = "every step of a schedule computes what"
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +58,11 @@ def tuner():
     return PAPER.schema_of("tuner").validate(pd.DataFrame(rows), where="test")
 
 
+def stated(part, tables):
+    """Return verdict, value and note of the statement that has this part."""
+    return finding(PAPER.ledger(), tables, "measured", part)
+
+
 def verdict(check, tables, subject="", limit=0.0):
     """Return what a check finds."""
     return PAPER.ledger().checks[check](tables, Claim(subject, limit, {}))
@@ -74,16 +81,17 @@ def test_table_4_counts_our_own_schedules_and_shows_the_printed_lines(table4):
 
 
 def test_lines_are_judged_by_the_longest_schedule(table4):
-    found = verdict("lines_at_most", {"table4": table4}, "helpers", 25)
-    assert found.holds and "the most for" in found.reproduced
-    assert not verdict("lines_at_most", {"table4": table4}, "helpers", 9).holds
-    assert verdict("lines_at_most", {"table4": table4.iloc[:0]}, "helpers", 9) is None
+    judged, text, _ = stated("a schedule of a model family is short", {"table4": table4})
+    assert judged == "holds" and "the most for" in text
+    longer = table4.assign(helpers=table4["helpers"] + 15)
+    assert stated("a schedule of a model family is short", {"table4": longer})[0] == "fails"
+    assert stated("a schedule of a model family is short", {"table4": table4.iloc[:0]})[0] == "not run"
 
 
 def test_steps_are_judged_by_errors_and_memory_and_never_by_times(fig9):
     tables, steps = {"fig9": fig9}, " ".join(STEPS)
-    assert verdict("same_results", tables, limit=1e-4).holds
-    assert not verdict("same_results", tables, limit=1e-7).holds
+    assert stated(SAME_RESULTS, tables)[0] == "holds"
+    assert stated(SAME_RESULTS, {"fig9": fig9.assign(gradient_error=2e-4)})[0] == "fails"
     falls = verdict("memory_falls", tables, steps)
     assert falls.holds and falls.reproduced == "vanilla 37.0, kernels 36.0, layers 26.0, embedding 25.0 MiB"
     assert not verdict("memory_falls", tables, " ".join(reversed(STEPS))).holds
@@ -128,7 +136,7 @@ def test_small_runs_are_measured():
     assert list(zip(steps["step"], steps["n_gpus"], strict=True)) == [
         ("vanilla", 1), ("kernels", 1), ("layers", 1), ("layers", 2), ("embedding", 1), ("embedding", 2)
     ]  # fmt: skip
-    assert verdict("same_results", {"fig9": steps}, limit=1e-4).holds
+    assert stated(SAME_RESULTS, {"fig9": steps})[0] == "holds"
     assert steps["compiler"].tolist() == ["", *["dynamo"] * 5]
     held = steps[steps["n_gpus"] == 2].set_index("step")["parameter_bytes"]
     assert held["embedding"] < held["layers"] < steps["parameter_bytes"].iloc[0]

@@ -451,8 +451,6 @@ def _last_above_stock(tables: Tables, claim: Claim) -> Finding | None:
 # The subject of a statement names policies, in the order that it states, shortest first.
 
 _JCT, _MAKESPAN = "avg_jct_s", "makespan_from_zero_s"
-_BUSY_S = (720.0, 5400.0)  # the window over which the paper's allocation is averaged
-_COMPARED_UNTIL_S = 5460.0
 
 
 def _of_policies(table: pd.DataFrame, column: str, policies: list[str]) -> dict[str, float] | None:
@@ -468,63 +466,6 @@ def _is_ordered(values: Mapping[str, float], *, may_tie: bool) -> bool:
     return first and all(one < other for one, other in pairs[1:])
 
 
-def _shorter(tables: Tables, claim: Claim, column: str, *, may_tie: bool) -> Finding | None:
-    values = _of_policies(tables["fig14"], column, claim.subject.split())
-    if values is None:
-        return None
-    return Finding(
-        " and ".join(f"{value:.0f}" for value in values.values()) + " s", _is_ordered(values, may_tie=may_tie)
-    )
-
-
-def _jct_order(tables: Tables, claim: Claim) -> Finding | None:
-    return _shorter(tables, claim, _JCT, may_tie=False)
-
-
-def _makespan_order(tables: Tables, claim: Claim) -> Finding | None:
-    return _shorter(tables, claim, _MAKESPAN, may_tie=True)
-
-
-def _jct_gain(tables: Tables, claim: Claim) -> Finding | None:
-    values = _of_policies(tables["fig14"], _JCT, claim.subject.split())
-    if values is None:
-        return None
-    own, other = values.values()
-    return Finding(f"{other / own:.2f}x", other / own >= claim.limit)
-
-
-def _held(tables: Tables, policies: list[str], low_s: float, high_s: float) -> list[pd.Series] | None:
-    """Return the GPUs that policies hold in each round of a window [s]; 0 after their last job."""
-    table = tables["fig15"]
-    times = number(table, "time_s")
-    rows = table[(times >= low_s) & (times <= high_s)]
-    wide = rows.assign(gpus=number(rows, "gpus")).pivot_table(
-        index="time_s", columns="policy", values="gpus", fill_value=0
-    )
-    return [wide[name] for name in policies] if set(policies) <= set(wide.columns) else None
-
-
-def _largest_allocation(tables: Tables, claim: Claim) -> Finding | None:
-    held = _held(tables, [claim.subject], 0.0, float("inf"))
-    return None if held is None else Finding(f"{held[0].max():.0f} GPUs", bool(held[0].max() >= claim.limit))
-
-
-def _busy_allocation(tables: Tables, claim: Claim) -> Finding | None:
-    held = _held(tables, claim.subject.split(), *_BUSY_S)
-    if held is None:
-        return None
-    own, other = (float(series.mean()) for series in held)
-    return Finding(f"{own:.1f} and {other:.1f} GPUs", own >= claim.limit * other)
-
-
-def _rounds_with_more(tables: Tables, claim: Claim) -> Finding | None:
-    held = _held(tables, claim.subject.split(), 0.0, _COMPARED_UNTIL_S)
-    if held is None:
-        return None
-    share = float((held[0] >= held[1]).mean())
-    return Finding(f"{100 * share:.0f} % of the rounds", share >= claim.limit)
-
-
 def _order_in_all_settings(tables: Tables, claim: Claim) -> Finding | None:
     policies, exceptions, n_settings = claim.subject.split(), [], 0
     for key, rows in tables["sensitivity"].groupby(["parameter", "value"], sort=False):
@@ -537,18 +478,3 @@ def _order_in_all_settings(tables: Tables, claim: Claim) -> Finding | None:
                 exceptions.append(f"not the {what} with {' '.join(map(str, key)).strip()}")
     found = f"{2 * n_settings - len(exceptions)} of {2 * n_settings} orders"
     return Finding(found, not exceptions and n_settings > 0, ", ".join(exceptions))
-
-
-def _serving_gain(tables: Tables, claim: Claim) -> Finding | None:
-    gains = _of_policies(tables["serving"], "gain_pct", [claim.subject])
-    if gains is None:
-        return None
-    return Finding(f"{gains[claim.subject]:.1f} %", gains[claim.subject] > claim.limit)
-
-
-def _serving_undisturbed(tables: Tables, claim: Claim) -> Finding | None:
-    table = tables["serving"]
-    if table.empty:
-        return None
-    delayed, lost = (int(number(table, name).sum()) for name in ("delayed_rounds", "interruptions"))
-    return Finding(f"{delayed} rounds and {lost} interruptions", delayed == lost == 0)

@@ -66,12 +66,6 @@ def _fig7_never_slower(tables: Tables, claim: Claim) -> Finding | None:
     return Finding(f"{len(own) - len(slower)} of {len(own)} stages", not slower, note)
 
 
-def _fig7_always_runs(tables: Tables, claim: Claim) -> Finding | None:
-    own = _throughputs(tables)[MORPHLING]
-    running = [stage for stage, value in own.items() if value > 0]
-    return Finding(f"{len(running)} of {len(own)} stages", len(running) == len(own))
-
-
 def _fig7_plan_changes(tables: Tables, claim: Claim) -> Finding | None:
     own = tables["fig7"][tables["fig7"]["strategy"] == MORPHLING]
     changes = sum(first != second for first, second in itertools.pairwise(own["plan"]))
@@ -90,26 +84,6 @@ def _fig7_cpu_speedup(tables: Tables, claim: Claim) -> Finding | None:
     return Finding(f"{ratio:.2f}x", ratio >= claim.limit)
 
 
-def _fig7_equals_published(tables: Tables, claim: Claim) -> Finding | None:
-    table = tables["fig7"]
-    return _equal_cells(number(table, "iter_time_s"), number(table, "published_iter_time_s"), 0.0)
-
-
-def _equal_cells(found: pd.Series, wanted: pd.Series, tolerance: float) -> Finding:
-    cells = wanted.notna()
-    equal = (found[cells] - wanted[cells]).abs() <= tolerance
-    return Finding(f"{int(equal.sum())} of {int(cells.sum())} cells", bool(equal.all() and cells.any()))
-
-
-def _fig8_more_gpus(tables: Tables, claim: Claim) -> Finding | None:
-    more, fewer = claim.subject.split("/")
-    table = tables["fig8"]
-    own = table[table["scheduler"] == MORPHLING].set_index("job")["gpus"].astype(int)
-    if more not in own.index or fewer not in own.index:
-        return None
-    return Finding(f"{own[more]} and {own[fewer]}", bool(own[more] > own[fewer]))
-
-
 def _fig8_gain(tables: Tables, claim: Claim) -> Finding | None:
     table = tables["fig8"]
     totals = table.assign(value=number(table, claim.subject)).groupby("scheduler")["value"]
@@ -118,11 +92,6 @@ def _fig8_gain(tables: Tables, claim: Claim) -> Finding | None:
     if math.isnan(own) or math.isnan(simple):
         return None
     return Finding(f"{own / simple:.2f}x ({own:.2f} against {simple:.2f})", own >= claim.limit * simple)
-
-
-def _fig8_equals_published(tables: Tables, claim: Claim) -> Finding | None:
-    table = tables["fig8"]
-    return _equal_cells(number(table, "speedup"), number(table, "published_speedup"), claim.limit)
 
 
 def _fig9_reconfiguration(tables: Tables, claim: Claim) -> Finding | None:
@@ -266,14 +235,6 @@ def _guarantees(tables: Tables, claim: Claim) -> Finding | None:
     if not kept:
         return None
     return Finding(f"{100 * min(kept):.1f} % at least, {len(kept)} schedules", min(kept) >= claim.limit)
-
-
-def _identical(tables: Tables, claim: Claim) -> Finding | None:
-    table = tables["table4"]
-    repeats, same = number(table, "n_repeats"), number(table, "n_identical")
-    if not repeats.sum():
-        return None
-    return Finding(f"{int(same.sum())} of {int(repeats.sum())} repetitions", bool((same == repeats).all()))
 
 
 def _no_idle_devices(tables: Tables, claim: Claim) -> Finding | None:

@@ -9,24 +9,13 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from makespan.claims import Check, Claim, Finding, Tables, number
+from makespan.claims import Claim, Finding, Tables, number
 from makespan.numerics import half_widths
 from makespan.papers.oobleck.reconfiguration import ENDS
 from makespan.papers.oobleck.studies import burst_table
 
 # ------------------------------------------------------------------------------------------------
 # Checks of what was trained and timed.
-
-
-def _predictions_rank(tables: Tables, claim: Claim) -> Finding | None:
-    """Subject: the column of predictions."""
-    table = tables["predictions"]
-    if len(table) < 2:
-        return None
-    ranks = number(table, claim.subject).rank()
-    found = ranks.corr(number(table, "iter_wall_s").rank())
-    text = f"{found:.2f} over {len(table)} plans on {table['n_cores'].iloc[0]} cores"
-    return Finding(text, bool(found >= claim.limit))
 
 
 # ------------------------------------------------------------------------------------------------
@@ -94,47 +83,6 @@ def _state_is_equal(tables: Tables, claim: Claim) -> Finding | None:
     return Finding(text, n_equal == len(table) and largest == 0)
 
 
-def _one_iteration_is_lost(tables: Tables, claim: Claim) -> Finding | None:
-    """Check that no more iterations were repeated than processes were killed."""
-    table = _of(tables["hybrid_summary"], claim.subject)
-    if table.empty:
-        return None
-    kills, repeated = int(number(table, "kills").sum()), int(number(table, "repeated").sum())
-    return Finding(f"{repeated} iterations after {kills} kills", repeated <= kills)
-
-
-def _nobody_starts_again(tables: Tables, claim: Claim) -> Finding | None:
-    """Check that all surviving nodes kept their processes and read no checkpoint."""
-    table = _of(tables["hybrid_summary"], claim.subject)
-    if table.empty:
-        return None
-    kept, reads = int(table["pids_kept"].sum()), int(number(table, "checkpoint_reads").sum())
-    return Finding(f"{kept} of {len(table)} jobs, {reads} checkpoints read", kept == len(table) and not reads)
-
-
-def _kinds_of_kills(tables: Tables, claim: Claim) -> Finding | None:
-    """Check that every phase was struck, as announced by the victim itself."""
-    table = _of(tables["hybrid_kills"], claim.subject)
-    if table.empty:
-        return None
-    counts = table["kind"].value_counts()
-    struck = ", ".join(
-        f"{counts.get(kind, 0)} {kind}" for kind in ("compute", "reduction", "commit", "recovery")
-    )
-    return Finding(struck, len(counts) == 4)
-
-
-def _pause(tables: Tables, claim: Claim) -> Finding | None:
-    """Subject: system and column; the limit is that of the longest."""
-    system, column = claim.subject.split()
-    times = number(_of(tables["hybrid_kills"], system), column).dropna()
-    if times.empty:
-        return None
-    return Finding(
-        f"median {times.median():.2f} s, worst {times.max():.2f} s", bool(times.max() < claim.limit)
-    )
-
-
 def _ahead_of_relaunch(tables: Tables, claim: Claim) -> Finding | None:
     """Subject: a column that should be larger, or, with a minus before it, smaller."""
     column = claim.subject.removeprefix("-")
@@ -156,37 +104,6 @@ _CLOSE = 1e-9
 _PICOSECOND = 1e-12
 
 
-def _template_count(tables: Tables, claim: Claim) -> Finding | None:
-    """Subject: f and n0."""
-    f, n0 = map(int, claim.subject.split())
-    table = tables["templates"]
-    rows = table[(table["f"] == f) & (table["n0"] == n0) & (table["profile"] == "uniform24")]
-    sizes = sorted(set(rows["n_nodes"]))
-    if not sizes:
-        return None
-    holds = sizes == list(range(n0, n0 + int(claim.limit)))
-    return Finding(f"{len(sizes)}, of {sizes[0]} to {sizes[-1]} nodes", holds)
-
-
-def _one_stage_a_node(tables: Tables, claim: Claim) -> Finding | None:
-    table = tables["templates"]
-    equal = number(table, "n_stages") == number(table, "n_nodes")
-    return Finding(f"{int(equal.sum())} of {len(table)} templates", bool(equal.all())) if len(table) else None
-
-
-def _exact_is_best(tables: Tables, claim: Claim) -> Finding | None:
-    keys = ["profile", "n_nodes"]
-    table = tables["templates"].drop_duplicates([*keys, "mode"])
-    times = table.pivot(index=keys, columns="mode", values="iter_time_s")
-    if not {"exact", "dc"} <= set(times):
-        return None
-    both = times.dropna()
-    ratio = number(both, "dc") / number(both, "exact")
-    n_equal, most = int((ratio <= 1 + _CLOSE).sum()), 100 * (ratio.max() - 1)
-    text = f"{n_equal} of {len(ratio)} equal, at most {most:.2g} % off"
-    return Finding(text, bool((ratio >= 1 - _CLOSE).all()))
-
-
 def _uniform_costs(tables: Tables, claim: Claim) -> Finding | None:
     table = tables["templates"]
     rows = table[table["profile"].str.startswith("uniform")].drop_duplicates(["profile", "mode", "n_nodes"])
@@ -199,36 +116,6 @@ def _uniform_costs(tables: Tables, claim: Claim) -> Finding | None:
         layers = 2 * n_layers + (2 * n_nodes + 1) * slowest if n_nodes > 1 else 4 * n_layers
         off.append(abs(float(row["iter_time_s"]) - layers * _LAYER_S) > _PICOSECOND)
     return Finding(f"{len(off) - sum(off)} of {len(off)} templates", not any(off))
-
-
-def _imbalance(tables: Tables, claim: Claim) -> Finding | None:
-    """Subject: nodes of the templates."""
-    nodes = list(map(int, claim.subject.split()))
-    table = tables["templates"]
-    rows = table[table["profile"].str.startswith("random") & table["n_nodes"].isin(nodes)]
-    worst = number(rows[rows["mode"] == "exact"], "imbalance").max()
-    return None if rows.empty else Finding(f"at most {worst:.3f}", bool(worst <= claim.limit))
-
-
-def _search_time(tables: Tables, claim: Claim) -> Finding | None:
-    """Subject: layers of the model."""
-    table = tables["templates"]
-    rows = table[(table["mode"] == "exact") & table["profile"].str.endswith(claim.subject)]
-    if rows.empty:
-        return None
-    longest_s = float(number(rows, "wall_s").max())
-    return Finding(f"at most {1000 * longest_s:.0f} ms", longest_s < claim.limit)
-
-
-def _only_plan(tables: Tables, claim: Claim) -> Finding | None:
-    """Subject: nodes, and the counts."""
-    nodes, counts = claim.subject.split(" ", 1)
-    rows = tables["instantiation"]
-    rows = rows[(rows["n_nodes"] == int(nodes)) & (rows["profile"] != "printed")]
-    if rows.empty:
-        return None
-    holds = (rows["n_plans"] == 1) & (rows["counts"] == counts)
-    return Finding(f"{int(holds.sum())} of {len(rows)} choices", bool(holds.all()))
 
 
 def _printed(tables: Tables, mode: str) -> pd.Series | None:
@@ -257,20 +144,6 @@ def _own_batches(tables: Tables, claim: Claim) -> Finding | None:
     return Finding(f"{100 * gain:.1f} % with {ours['counts']}", gain >= claim.limit)
 
 
-def _gap(tables: Tables, claim: Claim) -> Finding | None:
-    """Subject: batch mode and estimator of the choice that ours is compared with."""
-    mode, estimator = claim.subject.split()
-    rows = tables["instantiation"]
-    rows = rows[
-        (rows["batch_mode"] == mode) & (rows["estimator"] == estimator) & (rows["profile"] != "printed")
-    ]
-    gaps = number(rows, "gap_pct")
-    if rows.empty:
-        return None
-    text = f"{gaps.min():.2f} to {gaps.max():.2f} %, mean {gaps.mean():.2f} %"
-    return Finding(text, bool(gaps.min() >= claim.limit))
-
-
 def _same_plan(tables: Tables, claim: Claim) -> Finding | None:
     keys = ["profile", "n_nodes", "global_microbatches", "counts"]
     rows = tables["instantiation"]
@@ -282,39 +155,6 @@ def _same_plan(tables: Tables, claim: Claim) -> Finding | None:
         return None
     slower = number(both, "iter_time_s") > number(both, "iter_time_s_template") * (1 + _CLOSE)
     return Finding(f"{len(both) - int(slower.sum())} of {len(both)} pairs", not slower.any())
-
-
-def _by_program(tables: Tables, claim: Claim) -> Finding | None:
-    rows = tables["instantiation"]
-    rows = rows[number(rows, "program_time_s").notna()]
-    if rows.empty:
-        return None
-    off = (number(rows, "estimated_time_s") / number(rows, "program_time_s") - 1.0).abs()
-    return Finding(f"{int((off <= _CLOSE).sum())} of {len(rows)} plans", bool((off <= _CLOSE).all()))
-
-
-def _estimate(tables: Tables, claim: Claim) -> Finding | None:
-    rows = tables["instantiation"]
-    rows = rows[rows["estimator"] == "1f1b"]
-    if rows.empty:
-        return None
-    off = (number(rows, "estimated_time_s") / number(rows, "iter_time_s") - 1.0).abs()
-    return Finding(f"at most {100 * off.max():.2f} %", bool(off.max() <= claim.limit))
-
-
-def _guarantee(tables: Tables, claim: Claim) -> Finding | None:
-    table = tables["studies"]
-    rows = table[table["study"] == "guarantee"].pivot(index="case", columns="quantity", values="value")
-    if rows.empty:
-        return None
-    equal = number(rows, "least_templates") == number(rows, "formula_templates")
-    return Finding(f"{int(equal.sum())} of {len(rows)} pairs of n0 and f", bool(equal.all()))
-
-
-PLANNING_CHECKS: tuple[Check, ...] = (
-    *(_template_count, _one_stage_a_node, _exact_is_best, _uniform_costs, _imbalance, _search_time),
-    *(_only_plan, _printed_plan, _own_batches, _gap, _same_plan, _by_program, _estimate, _guarantee),
-)
 
 
 # ------------------------------------------------------------------------------------------------
@@ -587,12 +427,6 @@ def _largest_ratio(tables: Tables, claim: Claim) -> Finding | None:
     return Finding(f"{ratios[most]:.1f}", round(ratios[most], 1) >= claim.limit, where)
 
 
-SIMULATION_CHECKS: tuple[Check, ...] = (
-    *(_printed_averages, _losses_of_oobleck, _varuna_loses_more, _over_varuna, _varuna_ahead, _at_10m),
-    *(_ratio_grows, _over_bamboo, _bamboo_does_not_fit, _largest_ratio),
-)
-
-
 # ------------------------------------------------------------------------------------------------
 # Checks of what the simulators say on spot traces, and of where time goes.
 #
@@ -794,36 +628,3 @@ def _varuna_useful_falls(tables: Tables, claim: Claim) -> Finding | None:
             told.append(" ".join(f"{value:.2f}" for value in values))
             wrong += [str(model) for one, other in itertools.pairwise(values) if other >= one]
     return Finding("; ".join(told), not wrong, ", ".join(wrong)) if told else None
-
-
-def _bamboo_redundant(tables: Tables, claim: Claim) -> Finding | None:
-    shares = [
-        share
-        for model in dict.fromkeys(tables["fig12"]["model"])
-        for (_, system), share in _shares(tables, str(model), "redundant").items()
-        if system == "bamboo"
-    ]
-    return Finding(f"{min(shares):.2f} and more", min(shares) > claim.limit) if shares else None
-
-
-def _without_checkpoints(tables: Tables, claim: Claim) -> Finding | None:
-    """Judge the ratio of two systems of Fig. 13: ``<one> <other> <traces separated by commas>``."""
-    one, other, names = claim.subject.split()
-    table = tables["fig13"]
-    rows = table[(table["mode"] == "compat") & table["trace"].isin(names.split(","))]
-    means = (
-        rows.assign(value=number(rows, "throughput_samples_per_s"))
-        .groupby(["trace", "system"])["value"]
-        .mean()
-    )
-    traces = [trace for trace in names.split(",") if (trace, one) in means.index]
-    if not traces:
-        return None
-    ratios = [float(means[trace, one] / means[trace, other]) for trace in traces]
-    return Finding(" ".join(f"{ratio:.2f}" for ratio in ratios), min(ratios) >= claim.limit)
-
-
-SPOT_CHECKS: tuple[Check, ...] = (
-    *(_spot_ahead, _spot_near, _varuna_stuck, _ahead_when_repaired, _repair_raises, _repair_lowers_varuna),
-    *(_printed_times, _oobleck_useful, _varuna_useful_falls, _bamboo_redundant, _without_checkpoints),
-)

@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 
-from makespan.claims import Check, Claim, Finding, Tables, number
+from makespan.claims import Claim, Finding, Tables, number
 from makespan.papers.slapo.throughput import CONCLUSIONS
 
 # ------------------------------------------------------------------------------------------------
@@ -12,45 +12,6 @@ from makespan.papers.slapo.throughput import CONCLUSIONS
 
 def _of(table: pd.DataFrame, oracle: str, strategy: str) -> pd.DataFrame:
     return table[(table["oracle"] == oracle) & (table["strategy"] == strategy)]
-
-
-def _feasible(tables: Tables, claim: Claim) -> Finding | None:
-    """Subject: the oracle; limit: points that fit."""
-    rows = _of(tables["fig10_searches"], claim.subject, "exhaustive")
-    if rows.empty:
-        return None
-    n_space, n_oom = (int(rows[name].iloc[0]) for name in ("space", "explored_oom"))
-    return Finding(f"{n_space - n_oom} of {n_space}", n_space - n_oom == claim.limit)
-
-
-def _optimum(tables: Tables, claim: Claim) -> Finding | None:
-    """Subject: oracle, strategy, batch size, share; limit: most evaluations."""
-    oracle, strategy, batch, ratio = claim.subject.split()
-    rows = _of(tables["fig10_searches"], oracle, strategy)
-    if rows.empty:
-        return None
-    row = rows.iloc[0]
-    is_found = (row["best_global_batch_size"], row["best_ckpt_ratio"]) == (int(batch), float(ratio))
-    text = (
-        f"{row['best_samples_per_s']:.1f} samples/s at {row['best_global_batch_size']} and "
-        f"{row['best_ckpt_ratio']:g}, {row['explored']} of {row['space']} points, "
-        f"{row['explored_oom']} out of memory"
-    )
-    return Finding(text, bool(is_found and row["explored"] <= claim.limit))
-
-
-def _starts(tables: Tables, claim: Claim) -> Finding | None:
-    """Subject: oracle and strategy; limit: least share of seeds that reach the optimum."""
-    rows = _of(tables["fig10_searches"], *claim.subject.split())
-    if rows.empty:
-        return None
-    ratios = number(rows, "optimum_ratio")
-    share = float((ratios >= 1).mean())
-    text = (
-        f"{int((ratios >= 1).sum())} of {len(rows)}, the worst at {100 * ratios.min():.1f} %, "
-        f"{number(rows, 'explored').mean():.0f} points on average"
-    )
-    return Finding(text, share >= claim.limit)
 
 
 def _recomputation_costs(tables: Tables, claim: Claim) -> Finding | None:
@@ -92,37 +53,11 @@ def memory_exceptions(rows: pd.DataFrame) -> int:
     return int((np.diff(full, axis=0) < 0).sum() + (np.diff(full, axis=1) > 0).sum())
 
 
-TUNING_CHECKS: tuple[Check, ...] = (
-    *(_feasible, _optimum, _starts, _recomputation_costs, _batches_gain, _memory_is_monotone),
-)
-
-
 # ------------------------------------------------------------------------------------------------
 # Checks of what is counted and measured of schedules; how fast CPU cores are decides nothing.
 
 _MIB = float(1 << 20)
 _TIMED_ON_CPU = "times of CPU cores decide nothing"
-
-
-def _lines_at_most(tables: Tables, claim: Claim) -> Finding | None:
-    """Subject: the count; limit: the most that a schedule may have."""
-    rows = tables["table4"]
-    if rows.empty:
-        return None
-    counts = number(rows, claim.subject)
-    longest = rows["family"].iloc[int(counts.to_numpy().argmax())]
-    text = f"{counts.min():.0f} to {counts.max():.0f}, the most for {longest}"
-    return Finding(text, bool((counts <= claim.limit).all()))
-
-
-def _same_results(tables: Tables, claim: Claim) -> Finding | None:
-    """Limit: largest difference of outputs and gradients, over the largest value of a tensor."""
-    rows = tables["fig9"][tables["fig9"]["oracle"] == "measured"]
-    if rows.empty:
-        return None
-    outputs, gradients = (float(number(rows, f"{one}_error").max()) for one in ("output", "gradient"))
-    text = f"{len(rows)} runs: outputs within {outputs:.1e}, gradients within {gradients:.1e}"
-    return Finding(text, max(outputs, gradients) <= claim.limit)
 
 
 def _memory_falls(tables: Tables, claim: Claim) -> Finding | None:
@@ -184,12 +119,6 @@ def _budget_is_monotone(tables: Tables, claim: Claim) -> Finding | None:
     return Finding(f"{wrong} exceptions, {n_full} of {len(rows)} points exceed it", wrong == 0)
 
 
-MEASURED_CHECKS: tuple[Check, ...] = (
-    *(_lines_at_most, _same_results, _memory_falls, _faster_kernels),
-    *(_explored_share, _found_share, _budget_is_monotone),
-)
-
-
 # ------------------------------------------------------------------------------------------------
 # Checks of what the hardware model and the emulator say of Figs 7 to 10.
 
@@ -231,40 +160,6 @@ def _below_limits(tables: Tables, claim: Claim) -> Finding | None:
         return None
     text = ", ".join(f"{model} {rate:.1f} of {float(limit):g}" for model, (rate, limit) in known.items())
     return Finding(text, all(rate < float(limit) for rate, limit in known.values()))
-
-
-def _classified(tables: Tables, claim: Claim) -> Finding | None:
-    """Subject: the protocol; limit: points whose memory must be predicted right."""
-    table = tables["fig10_fit"]
-    rows = table[table["protocol"] == claim.subject]
-    if rows.empty:
-        return None
-    right = int((rows["is_feasible"] == rows["published_is_feasible"]).sum())
-    return Finding(f"{right} of {len(rows)}", right >= claim.limit)
-
-
-def _predicted(tables: Tables, claim: Claim) -> Finding | None:
-    """Subject: the protocol and the largest error in per cent; limit: the mean error in per cent."""
-    protocol, _, largest = claim.subject.rpartition(" ")
-    table = tables["fig10_fit"]
-    errors = 100 * number(table[table["protocol"] == protocol], "relative_error").dropna()
-    if errors.empty:
-        return None
-    text = f"{errors.mean():.1f} % on average, {errors.max():.1f} % at most"
-    return Finding(text, bool(errors.mean() <= claim.limit and errors.max() <= float(largest)))
-
-
-def _synthetic(tables: Tables, claim: Claim) -> Finding | None:
-    """Subject: the column of shares; limit: what the worst grid must reach."""
-    rows = tables["fig10_grids"]
-    if rows.empty:
-        return None
-    shares = number(rows, claim.subject)
-    text = (
-        f"{int((shares >= claim.limit).sum())} of {len(rows)}, the worst at {100 * shares.min():.1f} %, "
-        f"{number(rows, 'explored').max():.0f} points at most"
-    )
-    return Finding(text, bool((shares >= claim.limit).all()))
 
 
 # ------------------------------------------------------------------------------------------------
