@@ -345,6 +345,33 @@ def test_a_guest_of_antman_needs_memory_on_the_device_and_none_on_the_host() -> 
     assert story(run("antman", early, cramped, catalogue=catalogue), "suspended") == [(1.0, "c")]
 
 
+def test_antman_displaces_a_guest_of_the_same_decision_before_one_that_was_there() -> None:
+    cluster = toy_nodes(1, 4)
+    rows = {"t5": [("ga", "1", 1.0), ("ga", "2", 1.0)], "roberta": [("ga", "1", 1.0)]}
+    tables = [throughput_rows(key, own) for key, own in rows.items()]
+    catalogue = TableCatalogue.from_tables(tables, node=cluster.node)
+    guest, small, large = (
+        find(catalogue, "ga", placement, key).device_memory_bytes_per_gpu
+        for placement, key in (("2", "t5"), ("1", "t5"), ("1", "roberta"))
+    )
+    whole, there_bytes = (
+        cluster.node.gpu,
+        guest + (small + large) / 2,
+    )  # for a small holder, not for a large one
+    tight = replace(whole, memory_bytes=there_bytes * whole.memory_bytes / whole.usable_bytes)
+    jobs = [job("pair", 0.0, 90, n_gpus=2, workload="t5", is_guaranteed=True)]
+    jobs += [
+        job(name, 0.0, steps, workload="t5", is_guaranteed=True) for name, steps in (("a", 90), ("b", 5))
+    ]
+    jobs += [job("old", 1.0, 50, n_gpus=2, workload="t5")]
+    # At 5 s "new" becomes a guest of the two other devices, and "large" gets the free one of them.
+    jobs += [job("new", 5.0, 50, n_gpus=2, workload="t5"), job("large", 5.0, 50)]
+    cramped = replace(cluster, nodes=(replace(cluster.node, gpu=tight),))
+    result = run("antman", jobs, cramped, catalogue=catalogue)
+    assert [one for one in story(result, "started") if one[0] <= 5.0][3:] == [(1.0, "old"), (5.0, "large")]
+    assert (5.0, "old") not in story(result, "suspended")
+
+
 def test_antman_gives_a_guaranteed_job_no_slower_placement() -> None:
     jobs = [job("a", 0.0, 30, is_guaranteed=True), job("b", 0.0, 9, n_gpus=2, is_guaranteed=True)]
     result = run("antman", jobs, toy_nodes(2, 2))

@@ -1,5 +1,6 @@
 """AntMan: guaranteed jobs run as requested, best-effort jobs use free devices and idle time of others."""
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
@@ -144,8 +145,12 @@ class _Draft:
         """Displace guests of nodes where not all find a device with enough memory, the latest first."""
         for node in nodes:
             while self._guests.is_crowded(node):
-                there = [(job.held_since_s, job.index) for job, held in self.guests() if node in held.nodes]
-                self._displace(self._held[max(there)[1]][0])
+                there = [job for job, held in self.guests() if node in held.nodes]
+                self._displace(max(there, key=lambda job: (self._held_since_s(job), job.index)))
+
+    def _held_since_s(self, job: JobView) -> float:
+        """Return since when a job has its devices [s]: those that it gets in this decision, since now."""
+        return self._view.time_s if math.isnan(job.held_since_s) else job.held_since_s
 
     def start(self, job: JobView, options: Options) -> bool:
         """Start a best-effort job on free devices, else as a guest; one that is a guest moves or stays."""
