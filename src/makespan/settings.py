@@ -1,7 +1,7 @@
 """Groups of options: the base class, and how an option is described, shared and checked."""
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Annotated, Any, ClassVar
+from collections.abc import Callable, Iterable
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic_core import PydanticUndefined
@@ -20,52 +20,6 @@ class Block(BaseModel):
 
 Count = Annotated[int, Field(ge=1)]
 """A whole number of at least one."""
-
-
-class PaperSettings(Block):
-    """The options of one paper, and what the workflow asks it.
-
-    Attributes
-    ----------
-    unjudged
-        Tables that no statement of the paper is about.
-    judged_on_profile
-        The only tables that decide statements where iteration times are a profile of small workloads.
-    untimed
-        Tables that no iteration time of a source enters, because they hold what was really trained or rest on
-        printed cells alone.
-    self_contained
-        Sources of which its tables need no file of authors, so that they are built by default.
-    judged_cells
-        Artifacts whose printed cells its checks read, ``config/published/<paper>_<artifact>.csv``.
-    judges_live
-        Whether its checks read the live runs, if those are part of what is built by default.
-    contents
-        What each of its files holds, by path below ``results/<source>/<paper>/`` without the ending.
-    """
-
-    unjudged: ClassVar[frozenset[str]] = frozenset()
-    judged_on_profile: ClassVar[frozenset[str]] = frozenset()
-    untimed: ClassVar[frozenset[str]] = frozenset()
-    self_contained: ClassVar[frozenset[str]] = frozenset()
-    judged_cells: ClassVar[tuple[str, ...]] = ()
-    judges_live: ClassVar[bool] = False
-    contents: ClassVar[Mapping[str, str]] = {}
-
-    def tables(self, source: str, is_profiled: bool) -> list[str]:
-        """Return the tables that are built of the paper, ``results/<source>/<paper>/<table>.csv``.
-
-        ``is_profiled``: iteration times are a profile of small workloads, which lacks those of the paper.
-        """
-        return []
-
-    def throughput_workloads(self) -> tuple[str, ...]:
-        """Return the workloads whose iteration times the paper needs."""
-        return ()
-
-    def published_datasets(self) -> tuple[str, ...]:
-        """Return the names in the register of what the paper reads besides published iteration times."""
-        return ()
 
 
 def option(
@@ -99,7 +53,7 @@ def shared(path: str) -> Any:
     return Field(None, exclude=True, json_schema_extra={"shared": path})
 
 
-def taken_from(names: Callable[[], Iterable[str]]) -> AfterValidator:
+def one_of(names: Callable[[], Iterable[str]]) -> AfterValidator:
     """Accept the names that a registry has when a configuration is checked, for example `policy_names`."""
 
     def check(name: str) -> str:
@@ -110,7 +64,7 @@ def taken_from(names: Callable[[], Iterable[str]]) -> AfterValidator:
     return AfterValidator(check)
 
 
-def readable(read: Callable[[str], str], accepted: str) -> AfterValidator:
+def parsed_by(read: Callable[[str], str], accepted: str) -> AfterValidator:
     """Accept texts that a reader of the package accepts and puts into their usual form."""
 
     def check(text: str) -> str:
@@ -122,7 +76,7 @@ def readable(read: Callable[[str], str], accepted: str) -> AfterValidator:
     return AfterValidator(check)
 
 
-def unlike(accepted: str) -> AfterValidator:
+def unique(accepted: str) -> AfterValidator:
     """Accept lists without repeats; ``accepted`` says what is accepted, for example "each form once"."""
 
     def check(values: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -162,6 +162,7 @@ def test_demand_counts_what_is_asked_for_at_a_time():
 @pytest.mark.parametrize(
     ("module", "old", "new"),
     [
+        ("makespan.policies", "Room", "FreeResources"),
         ("makespan.slapo", "Place", "Divergence"),
         ("makespan.oobleck.oracle", "Oracle", "ReferenceTrainer"),
         ("makespan.oobleck.reference", "PlainTraining", "SingleProcessReference"),

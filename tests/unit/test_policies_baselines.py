@@ -13,7 +13,7 @@ from toy_cluster import FAST, SLOW, find, mixed_nodes, simulate, throughput_rows
 from makespan.policies import REGISTRY
 from makespan.policies.base import Queue, preempt, serve
 from makespan.policies.gavel import Matrix, fair_shares, needed_shares
-from makespan.policies.placing import Room
+from makespan.policies.placing import FreeResources
 from makespan.policies.queues import CpuDemands
 from makespan.policies.sia import Menu, Sizes, choose
 from makespan.sim import Decision, NodeEvent, NodeEventKind
@@ -58,30 +58,30 @@ def story(result, *kinds):
 
 
 def test_best_fit_takes_the_node_with_the_least_room_and_the_first_of_equals() -> None:
-    room = Room([4, 2, 2, 8], [64] * 4, [0.0] * 4)
-    assert room.fit(find(CATALOGUE, "ga", "2")) == (1,)
-    assert set(room.fit(find(CATALOGUE, "ga", "22"))) == {1, 2}
-    assert room.fit(find(CATALOGUE, "gc", "8")) == (3,)
+    free = FreeResources([4, 2, 2, 8], [64] * 4, [0.0] * 4)
+    assert free.fit(find(CATALOGUE, "ga", "2")) == (1,)
+    assert set(free.fit(find(CATALOGUE, "ga", "22"))) == {1, 2}
+    assert free.fit(find(CATALOGUE, "gc", "8")) == (3,)
 
 
 def test_a_node_without_threads_is_passed_over() -> None:
-    room = Room([2, 4], [7, 8], [0.0, 0.0])  # two GPUs want four threads each
-    assert room.fit(find(CATALOGUE, "ga", "2")) == (1,)
-    assert room.fit(find(CATALOGUE, "ga", "22")) is None
+    free = FreeResources([2, 4], [7, 8], [0.0, 0.0])  # two GPUs want four threads each
+    assert free.fit(find(CATALOGUE, "ga", "2")) == (1,)
+    assert free.fit(find(CATALOGUE, "ga", "22")) is None
 
 
 def test_a_node_without_host_memory_is_passed_over() -> None:
     hungry = replace(find(CATALOGUE, "ga", "2"), host_memory_bytes_per_gpu=3.0)
-    room = Room([2, 4], [64, 64], [5.0, 6.0])
-    nodes = room.fit(hungry)
+    free = FreeResources([2, 4], [64, 64], [5.0, 6.0])
+    nodes = free.fit(hungry)
     assert nodes == (1,)
-    room.take(hungry, nodes)
-    assert room.fit(hungry) is None
-    assert not room.take_if_free(hungry, [1])  # two GPUs are left, but no memory
-    assert not room.take_if_free(hungry, [0])
-    room.give(hungry, nodes)
-    assert room.n_gpus == 6
-    assert room.take_if_free(hungry, nodes) and room.n_gpus == 4
+    free.take(hungry, nodes)
+    assert free.fit(hungry) is None
+    assert not free.take_if_free(hungry, [1])  # two GPUs are left, but no memory
+    assert not free.take_if_free(hungry, [0])
+    free.give(hungry, nodes)
+    assert free.n_gpus == 6
+    assert free.take_if_free(hungry, nodes) and free.n_gpus == 4
 
 
 class _Running:
@@ -92,18 +92,18 @@ class _Running:
 def test_room_is_made_by_as_few_victims_as_needed() -> None:
     small, large = _Running("ga", "1", 0), _Running("ga", "2", 1)
     pair = find(CATALOGUE, "ga", "2")
-    before = Room([1, 0], [64, 64], [0.0, 0.0])
+    before = FreeResources([1, 0], [64, 64], [0.0, 0.0])
     _, found, gone = preempt(before, (pair,), [large, small])
     assert (found, gone) == ((pair, (1,)), [large])
-    room, found, gone = preempt(before, (pair,), [small, large])
-    assert (found, gone, room.gpus) == ((pair, (0,)), [small], [2, 0])
+    free, found, gone = preempt(before, (pair,), [small, large])
+    assert (found, gone, free.gpus) == ((pair, (0,)), [small], [2, 0])
     assert before.gpus == [1, 0]
 
 
 def test_nobody_goes_if_all_together_are_not_enough() -> None:
-    room = Room([0, 0], [64, 64], [0.0, 0.0])
-    assert preempt(room, (find(CATALOGUE, "ga", "4"),), [_Running("ga", "2", 0)]) is None
-    assert room.gpus == [0, 0]
+    free = FreeResources([0, 0], [64, 64], [0.0, 0.0])
+    assert preempt(free, (find(CATALOGUE, "ga", "4"),), [_Running("ga", "2", 0)]) is None
+    assert free.gpus == [0, 0]
 
 
 # --- the queue ------------------------------------------------------------------------------
@@ -111,7 +111,7 @@ def test_nobody_goes_if_all_together_are_not_enough() -> None:
 
 def plain_serve(view, order, options, victims=None, queue=None, kept_threads=0):
     """Serve all jobs, sorted anew at every decision: what `serve` must come to."""
-    room = Room.of(view, is_tight=True, kept_threads=kept_threads)
+    free = FreeResources.of(view, is_tight=True, kept_threads=kept_threads)
     waiting = sorted((*order(job), job.index, job) for job in view.pending)
     changes, refused = {}, set()
     while waiting:
@@ -119,18 +119,18 @@ def plain_serve(view, order, options, victims=None, queue=None, kept_threads=0):
         choices = options(candidate)
         if choices in refused:
             continue
-        found = room.first_fit(choices)
+        found = free.first_fit(choices)
         if found is None and victims is not None:
             others = [other for other in victims(candidate) if other.spec.job_id not in changes]
-            made = preempt(room, choices, others)
+            made = preempt(free, choices, others)
             if made is not None:
-                room, found, gone = made
+                free, found, gone = made
                 changes |= dict.fromkeys((other.spec.job_id for other in gone), None)
                 waiting = sorted([*waiting, *((*order(other), other.index, other) for other in gone)])
         if found is None:
             refused.add(choices)
         else:
-            room.take(*found)
+            free.take(*found)
             changes[candidate.spec.job_id] = found[0].on(found[1])
     return Decision(changes)
 

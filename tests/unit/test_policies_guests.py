@@ -6,7 +6,7 @@ import pytest
 from toy_cluster import find, simulate, throughput_rows, toy_job, toy_nodes
 
 from makespan.policies import policy
-from makespan.policies.placing import GuestRoom, Places
+from makespan.policies.placing import GuestPlacement, PlacementCache
 from makespan.sim import Allocation, Engine, Scenario, validate_schedule
 from makespan.studies import TableCatalogue
 
@@ -17,28 +17,30 @@ ONE = TableCatalogue.from_tables([ROWS.head(1)], busy={"roberta": [(0.5, 0.0)]})
 GIVEN = {"restart_delay_s": 4.0, "interval_s": 1.0}
 
 
-def room_of(spec, *held):
+def guests_of(spec, *held):
     """Return the room for guests beside jobs that have what is given."""
     view = Engine(Scenario("toys", (), spec, ONE, 4.0, 1.0, shares_devices=False), policy("fifo")).view
-    room = GuestRoom(view, Places.on(spec, ONE))
+    guests = GuestPlacement(view, PlacementCache.on(spec, ONE))
     for index, allocation in enumerate(held):
-        room.add(index, allocation)
-    return room
+        guests.add(index, allocation)
+    return guests
 
 
 def test_one_more_guest_goes_where_the_slowest_of_its_devices_is_fastest():
     usual, lean, pair = find(HALF, "ga", "1"), find(HALF, "gc", "1"), find(HALF, "ga", "2")
-    room = room_of(toy_nodes(3, 1), *(Allocation(item, (node,)) for node, item in enumerate((usual, lean))))
-    assert room.fastest(usual) == (1.0, (2,))
-    room.add(2, Allocation(usual, (2,), is_guest=True))
-    assert room.fastest(usual) == (pytest.approx(1 / (0.5 + 0.5 / 0.8)), (1,))
-    assert room.fastest(usual, least_pace=0.95) is None and room.fastest(pair) is None
-    room.add(3, Allocation(usual, (1,), is_guest=True))
-    room.add(4, Allocation(usual, (0,), is_guest=True))
-    assert room.fastest(usual) is None
-    room.remove(4, Allocation(usual, (0,), is_guest=True))
-    assert room.fastest(usual) == (pytest.approx(1 / 1.5), (0,))
-    assert room.fastest(replace(usual, host_memory_bytes_per_gpu=1.0)) is None
+    guests = guests_of(
+        toy_nodes(3, 1), *(Allocation(item, (node,)) for node, item in enumerate((usual, lean)))
+    )
+    assert guests.fastest(usual) == (1.0, (2,))
+    guests.add(2, Allocation(usual, (2,), is_guest=True))
+    assert guests.fastest(usual) == (pytest.approx(1 / (0.5 + 0.5 / 0.8)), (1,))
+    assert guests.fastest(usual, least_pace=0.95) is None and guests.fastest(pair) is None
+    guests.add(3, Allocation(usual, (1,), is_guest=True))
+    guests.add(4, Allocation(usual, (0,), is_guest=True))
+    assert guests.fastest(usual) is None
+    guests.remove(4, Allocation(usual, (0,), is_guest=True))
+    assert guests.fastest(usual) == (pytest.approx(1 / 1.5), (0,))
+    assert guests.fastest(replace(usual, host_memory_bytes_per_gpu=1.0)) is None
 
 
 def test_guests_need_memory_beside_their_holders():
@@ -47,25 +49,25 @@ def test_guests_need_memory_beside_their_holders():
         replace(find(HALF, "ga", "1"), device_memory_bytes_per_gpu=part * spec.nodes[0].gpu.usable_bytes)
         for part in (0.7, 0.4)
     )
-    room = room_of(spec, Allocation(large, (0,)))
-    assert room.has_place(large, (0,)) and room.has_place(small, (0,))
-    room.add(1, Allocation(small, (0,), is_guest=True))
-    assert not room.is_crowded(0) and not room.has_place(small, (0,))  # the free device is taken
-    room.add(2, Allocation(large, (0,)))
-    assert room.is_crowded(0)
-    assert not room.has_place(replace(small, host_memory_bytes_per_gpu=1.0), (0,))
+    guests = guests_of(spec, Allocation(large, (0,)))
+    assert guests.has_place(large, (0,)) and guests.has_place(small, (0,))
+    guests.add(1, Allocation(small, (0,), is_guest=True))
+    assert not guests.is_crowded(0) and not guests.has_place(small, (0,))  # the free device is taken
+    guests.add(2, Allocation(large, (0,)))
+    assert guests.is_crowded(0)
+    assert not guests.has_place(replace(small, host_memory_bytes_per_gpu=1.0), (0,))
 
 
 def test_a_guest_that_just_fits_is_not_turned_away():
     spec = toy_nodes(2, 1)
     there_bytes, usual = spec.nodes[0].gpu.usable_bytes, find(HALF, "ga", "1")
     holder = replace(usual, device_memory_bytes_per_gpu=0.7 * there_bytes)
-    room = room_of(spec, *(Allocation(holder, (node,)) for node in range(2)))
+    guests = guests_of(spec, *(Allocation(holder, (node,)) for node in range(2)))
     guest = replace(usual, device_memory_bytes_per_gpu=there_bytes - 0.7 * there_bytes)
-    assert room.fastest(guest)[1] == (0,)
-    assert room.fastest(replace(guest, device_memory_bytes_per_gpu=0.31 * there_bytes)) is None
-    room.remove(1, Allocation(holder, (1,)))
-    assert room.fastest(replace(guest, device_memory_bytes_per_gpu=0.31 * there_bytes)) == (1.0, (1,))
+    assert guests.fastest(guest)[1] == (0,)
+    assert guests.fastest(replace(guest, device_memory_bytes_per_gpu=0.31 * there_bytes)) is None
+    guests.remove(1, Allocation(holder, (1,)))
+    assert guests.fastest(replace(guest, device_memory_bytes_per_gpu=0.31 * there_bytes)) == (1.0, (1,))
 
 
 def run(name, jobs, spec, catalogue=ONE):

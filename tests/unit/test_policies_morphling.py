@@ -27,7 +27,7 @@ from makespan.policies.lookahead import (
     preempt,
 )
 from makespan.policies.morphling import FULL_FREEDOM, Freedom, Options, OptionTable
-from makespan.policies.placing import Room
+from makespan.policies.placing import FreeResources
 from makespan.studies import TableCatalogue
 
 DELAY_S = 10.0
@@ -77,12 +77,12 @@ def context(now_s=0.0, price=0.0, tuning=CLAIRVOYANT, preempt_price=0.0, last_we
 
 def scheduled(free, *held, now_s=0.0):
     """Return a schedule with jobs that have been running: (task, configuration, nodes)."""
-    room, slots = Room(list(free)), {}
+    free, slots = FreeResources(list(free)), {}
     for owner, item, nodes in held:
-        room.take(item, nodes)
+        free.take(item, nodes)
         step_s = item.predicted_iter_time_s
         owner.held = slots[owner] = Slot(item, nodes, step_s, now_s + owner.steps * step_s)
-    return Schedule(room, slots, now_s + DELAY_S, DELAY_S)
+    return Schedule(free, slots, now_s + DELAY_S, DELAY_S)
 
 
 def weighing(last_weight, **changes):
@@ -260,7 +260,7 @@ def test_the_lookahead_starts_blocked_jobs_when_devices_become_free():
     assert ahead.ends_s == {waiting: pytest.approx(last_s)}
     assert cost_s == ahead.cost_s() == pytest.approx(first_s + 3.0 * last_s)
     assert Lookahead(now, [waiting], weighing(2.0)).cost_s(cost_s) is None
-    assert now.room.gpus == [0]
+    assert now.free.gpus == [0]
 
 
 def test_a_job_that_never_fits_waits_until_the_others_are_done():
@@ -335,17 +335,17 @@ def test_devices_have_their_price_until_jobs_end(is_guaranteed):
 
 def one_by_one(schedule, queue):
     """Return when each job of a queue ends [s], if at each end all that wait are tried in their order."""
-    room = schedule.room.copy()
+    free = schedule.free.copy()
     left = [(slot.finish_s, one.index, slot.item, slot.nodes) for one, slot in schedule.slots.items()]
     found = {}
     while left:
         left.sort(key=lambda run: run[:2])
         now_s, _, item, nodes = left.pop(0)
-        room.give(item, nodes)
+        free.give(item, nodes)
         for one in queue:
-            chosen = None if one in found else room.first_fit(one.choices)
+            chosen = None if one in found else free.first_fit(one.choices)
             if chosen is not None:
-                room.take(*chosen)
+                free.take(*chosen)
                 found[one] = now_s + DELAY_S + one.steps * one.options.step_s[chosen[0]]
                 left.append((found[one], one.index, *chosen))
     return found

@@ -16,7 +16,7 @@ from toy_cluster import (
 )
 
 from makespan.policies import placing as _placing
-from makespan.policies.placing import Places, Room, can_starve
+from makespan.policies.placing import FreeResources, PlacementCache, can_starve
 from makespan.studies import TableCatalogue
 
 
@@ -25,9 +25,9 @@ def best_fit(free, counts, of_type=None, types=()):
     nodes = []
     for rank, count in enumerate(counts):
         able = [
-            (room, node)
-            for node, room in enumerate(free)
-            if room >= count and node not in nodes and (not types or types[rank] in ("", of_type[node]))
+            (n_free, node)
+            for node, n_free in enumerate(free)
+            if n_free >= count and node not in nodes and (not types or types[rank] in ("", of_type[node]))
         ]
         if not able:
             return None
@@ -44,7 +44,7 @@ def test_placing_agrees_with_the_plain_loop():
     for _ in range(300):
         free = [rng.randint(0, 8) for _ in range(rng.randint(1, 9))]
         item = rng.choice(items)
-        found = Room(free.copy()).fit(item)
+        found = FreeResources(free.copy()).fit(item)
         assert found == best_fit(free, item.counts)
         outcomes.add(found is None)
     assert outcomes == {True, False}
@@ -53,36 +53,40 @@ def test_placing_agrees_with_the_plain_loop():
 @pytest.mark.parametrize("most", [8, 127, 128, 300])
 def test_places_remember_and_change_no_answer(most):
     rng, items = random.Random(most), toy_catalogue().all("roberta")
-    places = Places(6, most)
+    placements = PlacementCache(6, most)
     for _ in range(2):  # the second time everything is known
         for seed in range(100):
             draw = random.Random(seed)
             free = [draw.choice((0, draw.randint(0, most))) for _ in range(6)]
             choices = tuple(draw.sample(items, 3))
-            known = places.packed(free)
-            assert places.unpacked(known) == free
+            known = placements.packed(free)
+            assert placements.unpacked(known) == free
             expected = [(item, best_fit(free, item.counts)) for item in choices]
-            assert [(item, places.fit(known, item)) for item in choices] == expected
+            assert [(item, placements.fit(known, item)) for item in choices] == expected
             first = next((fit for fit in expected if fit[1] is not None), None)
-            assert places.first_fit(known, sum(free), choices) == first
-    room = Room([most] * 6, places=places)
+            assert placements.first_fit(known, sum(free), choices) == first
+    free = FreeResources([most] * 6, placements=placements)
     for _ in range(50):
         item = rng.choice(items)
-        nodes = room.fit(item)
+        nodes = free.fit(item)
         if nodes is not None:
-            room.take(item, nodes)
-    assert places.packed(room.gpus) == room._free and sum(room.gpus) == room.n_gpus
+            free.take(item, nodes)
+    assert placements.packed(free.gpus) == free._free and sum(free.gpus) == free.n_gpus
 
 
 def test_a_place_has_the_type_of_device_that_is_asked_for():
-    places, catalogue = Places.on(mixed_nodes(2, 8), typed_catalogue()), typed_catalogue()
+    placements, catalogue = PlacementCache.on(mixed_nodes(2, 8), typed_catalogue()), typed_catalogue()
     of_type = [FAST, FAST, SLOW, SLOW]
-    assert [list(places.nodes_of_type(name)) for name in (FAST, SLOW, "")] == [[0, 1], [2, 3], [0, 1, 2, 3]]
+    assert [list(placements.nodes_of_type(name)) for name in (FAST, SLOW, "")] == [
+        [0, 1],
+        [2, 3],
+        [0, 1, 2, 3],
+    ]
     rng, outcomes = random.Random(7), set()
     for _ in range(300):
         free = [rng.randint(0, 8) for _ in of_type]
         item = rng.choice(catalogue.all("roberta"))
-        found = places.fit(places.packed(free), item)
+        found = placements.fit(placements.packed(free), item)
         assert found == best_fit(free, item.counts, of_type, item.types_by_count)
         outcomes.add((found is None, item.types_by_count[0]))
     assert len(outcomes) == 4
@@ -99,7 +103,7 @@ def test_supplies_are_looked_at_where_they_may_run_out():
             count if cpus[node] >= 2 * item.cpu_threads and host[node] >= 4.0 else 0
             for node, count in enumerate(free)
         ]
-        found = Room(free, cpus, host).fit(item)
+        found = FreeResources(free, cpus, host).fit(item)
         assert found == best_fit(supplied, item.counts)
         outcomes.add(found is None)
     assert outcomes == {True, False}
@@ -107,56 +111,59 @@ def test_supplies_are_looked_at_where_they_may_run_out():
 
 def test_places_forget_everything_before_they_grow_without_bounds(monkeypatch):
     monkeypatch.setattr(_placing, "_MAX_REMEMBERED", 5)
-    places, item = Places(2, 8), find(toy_catalogue(), "ga", "2")
+    placements, item = PlacementCache(2, 8), find(toy_catalogue(), "ga", "2")
     for free in range(9):
-        assert places.fit(places.packed([free, 0]), item) == ((0,) if free >= 2 else None)
-        assert sum(len(known) for known in places._fits.values()) <= 5
+        assert placements.fit(placements.packed([free, 0]), item) == ((0,) if free >= 2 else None)
+        assert sum(len(known) for known in placements._fits.values()) <= 5
 
 
 def test_what_is_larger_than_any_node_fits_nowhere():
-    assert Places(2, 4).fit(Places(2, 4).packed([4, 4]), find(toy_catalogue(), "ga", "8")) is None
+    assert (
+        PlacementCache(2, 4).fit(PlacementCache(2, 4).packed([4, 4]), find(toy_catalogue(), "ga", "8"))
+        is None
+    )
 
 
 def test_giving_undoes_taking_and_refusals_are_forgotten():
     catalogue = toy_catalogue()
     pair, whole = find(catalogue, "ga", "2"), find(catalogue, "ga", "8")
-    room = Room([8, 8])
-    held = [room.fit(pair), (1,)]
+    free = FreeResources([8, 8])
+    held = [free.fit(pair), (1,)]
     for nodes in held:
-        room.take(pair, nodes)
-    assert room.gpus == [6, 6] and room.n_gpus == 12
-    assert room.fit(whole) is None
-    room.give(pair, held[1])
-    assert room.gpus == [6, 8]
-    assert room.fit(whole) == (1,)
+        free.take(pair, nodes)
+    assert free.gpus == [6, 6] and free.n_gpus == 12
+    assert free.fit(whole) is None
+    free.give(pair, held[1])
+    assert free.gpus == [6, 8]
+    assert free.fit(whole) == (1,)
 
 
 def test_a_copy_is_independent():
     item = find(toy_catalogue(), "ga", "4")
-    room = Room([4])
-    other = room.copy()
+    free = FreeResources([4])
+    other = free.copy()
     other.take(item, (0,))
-    assert (room.gpus, other.gpus) == ([4], [0])
-    assert room.fit(item) == (0,)
+    assert (free.gpus, other.gpus) == ([4], [0])
+    assert free.fit(item) == (0,)
 
 
 def test_the_first_configuration_that_fits_is_taken():
     catalogue = toy_catalogue()
     eight, two = find(catalogue, "ga", "8"), find(catalogue, "ga", "2")
-    assert Room([3, 2]).first_fit((eight, two)) == (two, (1,))
-    assert Room([1]).first_fit((eight, two)) is None
+    assert FreeResources([3, 2]).first_fit((eight, two)) == (two, (1,))
+    assert FreeResources([1]).first_fit((eight, two)) is None
 
 
 def test_cpu_threads_limit_a_placement_where_they_may_run_out():
     hungry = TableCatalogue.from_tables([throughput_rows("roberta", [("ga", "2", 1.0)], cpu_threads=30)])
     item = hungry.all("roberta")[0]
-    room = Room([2, 8], cpus=[24, 96], host_bytes=[0.0, 0.0])
-    assert room.fit(item) == (1,)
-    room.take(item, (1,))
-    assert room.fit(item) is None
-    assert not room.has_shortage()
-    room.take(item, (1,))
-    assert room.has_shortage()
+    free = FreeResources([2, 8], cpus=[24, 96], host_bytes=[0.0, 0.0])
+    assert free.fit(item) == (1,)
+    free.take(item, (1,))
+    assert free.fit(item) is None
+    assert not free.has_shortage()
+    free.take(item, (1,))
+    assert free.has_shortage()
 
 
 @pytest.mark.parametrize(("threads", "starves"), [(12, False), (13, True)])

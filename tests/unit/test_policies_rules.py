@@ -9,7 +9,7 @@ from toy_cluster import simulate, throughput_rows, toy_job, toy_nodes
 
 from makespan.policies import REGISTRY
 from makespan.policies.morphling import Curve, Curves, Draft, Freedom, Morphling, Task
-from makespan.policies.placing import Room
+from makespan.policies.placing import FreeResources
 from makespan.studies import TableCatalogue
 
 DELAY_S = 10.0
@@ -73,7 +73,7 @@ def holding(free, *held):
         fits.append((task, (item, nodes)))
         for node, count in zip(nodes, item.counts, strict=True):
             gpus[node] += count
-    draft = Draft(Room(gpus), {})
+    draft = Draft(FreeResources(gpus), {})
     for task, fit in fits:
         draft.place(task, fit)
         task.held = fit
@@ -187,7 +187,7 @@ def test_nobody_shrinks_below_a_minimum_and_what_is_in_vain_changes_nothing():
     assert draft.make_room(task_of(1, is_guaranteed=True, n_gpus=2), POLICY)
     assert sizes(draft) == {0: 2, 1: 2}
     assert not draft.make_room(task_of(2, is_guaranteed=True, n_gpus=1), POLICY)
-    assert sizes(draft) == {0: 2, 1: 2} and draft.room.gpus == [0]
+    assert sizes(draft) == {0: 2, 1: 2} and draft.free.gpus == [0]
     assert not sure.curve.down(next(item for item in sure.curve.speeds if item.n_gpus == 2))
 
 
@@ -277,7 +277,7 @@ def test_a_plan_with_fewer_threads_is_taken_where_a_node_lacks_them():
     (step,) = job.curve.starts
     assert [item.cpu_threads for item in step.items] == [8, 2]  # four threads are slower than two
     for cpus, expected in ((8, 8), (7, 2), (1, None)):
-        draft = Draft(Room([1], [cpus], [1e15]), {})
+        draft = Draft(FreeResources([1], [cpus], [1e15]), {})
         assert draft.start(job) is (expected is not None)
         assert expected is None or draft.slots[job][0].cpu_threads == expected
 
@@ -290,10 +290,10 @@ def test_free_devices_go_to_the_steepest_curve_until_nobody_gains():
     draft = holding([1, 2], (flat, "1", (0,)), (steep, "2", (1,)))
     draft.grow()
     assert sizes(draft) == {0: 2, 1: 4}
-    assert draft.room.n_gpus == 0
+    assert draft.free.n_gpus == 0
     alone = holding([8, 8], (flat, "4", (0,)))
     alone.grow()
-    assert alone.slots[flat] is flat.held and alone.room.n_gpus == 16
+    assert alone.slots[flat] is flat.held and alone.free.n_gpus == 16
 
 
 def test_a_running_job_does_not_grow_before_its_gate_opens_but_a_newcomer_does():

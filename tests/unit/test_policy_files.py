@@ -19,7 +19,7 @@ from makespan.studies import RunError, Scenario, SimulationSpec, run_all
 TEXT = """
 from dataclasses import dataclass
 
-from makespan.policies import Room
+from makespan.policies import FreeResources
 from makespan.sim import Allocation, Decision
 
 
@@ -36,11 +36,11 @@ class Mine:
         return None
 
     def decide(self, view, state):
-        room, changes = Room.of(view, is_tight=True), {}
+        free, changes = FreeResources.of(view, is_tight=True), {}
         for job in view.pending:
-            found = room.first_fit(view.catalogue.as_requested(job.spec))
+            found = free.first_fit(view.catalogue.as_requested(job.spec))
             if found is not None:
-                room.take(*found)
+                free.take(*found)
                 changes[job.spec.job_id] = found[0].on(found[1])
         first = next(iter(changes.values()), None)
         return Decision(changes), state
@@ -140,7 +140,11 @@ def test_policies_of_one_name_are_told_apart_before_anything_runs(file):
         (RETURN, "return (", f"mine.py, line {LINE}: SyntaxError: '(' was never closed"),
         ("from dataclasses import", "1 / 0\nimport", "mine.py, line 2: ZeroDivisionError: division by zero"),
         ("from dataclasses import", "raise SystemExit\nimport", "mine.py, line 2: SystemExit: "),
-        ("import Room", "import Rom", "mine.py, line 4: ImportError: cannot import name 'Rom'"),
+        (
+            "import FreeResources",
+            "import FreResources",
+            "mine.py, line 4: ImportError: cannot import name 'FreResources'",
+        ),
         ("POLICIES =", "policies =", "mine.py: no POLICIES; expected a tuple of policies"),
         ("(Mine(),)", "Mine()", "mine.py: POLICIES is Mine "),
         ("(Mine(),)", "(Mine,)", "mine.py: Mine is a class; expected an object of it, Mine()"),
@@ -255,7 +259,7 @@ def test_a_configuration_of_the_policys_own_making_is_refused(file, toys):
         ("return 1 / 0", "decide raised ZeroDivisionError: division by zero"),
         ("raise SystemExit(0)", "decide raised SystemExit: 0"),
         ("view.time_s = 3", "decide raised MakespanError: ClusterView.time_s is read-only"),
-        ("return Room.of(view)", "decide raised TypeError: "),
+        ("return FreeResources.of(view)", "decide raised TypeError: "),
     ],
 )
 def test_what_a_policy_raises_is_reported_with_file_and_line(file, toys, processes, problem, expected):

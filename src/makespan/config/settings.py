@@ -22,7 +22,7 @@ from makespan.papers import PAPERS, paper_named
 from makespan.papers.experiment import Paper
 from makespan.plans import Placement
 from makespan.policies import policy_names
-from makespan.settings import Block, Count, option, readable, taken_from, unlike
+from makespan.settings import Block, Count, one_of, option, parsed_by, unique
 from makespan.workloads import small_workload_keys
 
 # ------------------------------------------------------------------------------------------------
@@ -125,9 +125,9 @@ def _accepted(detail: ErrorDetails) -> str:
 SourceName = Literal["emulated", "published", "measured"]
 EVERYTHING = "all"
 _TIMES = "measured throughput, table2, fig7"
-SmallWorkload = Annotated[str, taken_from(small_workload_keys)]
+SmallWorkload = Annotated[str, one_of(small_workload_keys)]
 Processes = Annotated[
-    str, readable(lambda text: Placement.parse(text).text, "processes on each node, for example 2 or 44")
+    str, parsed_by(lambda text: Placement.parse(text).text, "processes on each node, for example 2 or 44")
 ]
 
 
@@ -275,7 +275,7 @@ class Measured(Block):
 class Throughput(Block):
     """Sources of iteration times."""
 
-    sources: Annotated[tuple[SourceName, ...], unlike("each source once")] = option(
+    sources: Annotated[tuple[SourceName, ...], unique("each source once")] = option(
         "sources that the target all builds",
         ("emulated", "measured"),
         source="a choice",
@@ -300,7 +300,7 @@ FormName = Literal["published", "extended"]
 class PerformanceModel(Block):
     """Fit of iteration times."""
 
-    forms: Annotated[tuple[FormName, ...], unlike("each form once")] = option(
+    forms: Annotated[tuple[FormName, ...], unique("each form once")] = option(
         "forms that are fitted and compared",
         ("published", "extended"),
         source="docs/background/performance-model.md",
@@ -329,7 +329,7 @@ def shipped_live_workloads() -> list[str]:
 class LiveRuns(Block):
     """Live runs of several policies, each on jobs drawn with several seeds, beside their predictions."""
 
-    policies: Annotated[tuple[Annotated[str, taken_from(policy_names)], ...], unlike("each policy once")] = (
+    policies: Annotated[tuple[Annotated[str, one_of(policy_names)], ...], unique("each policy once")] = (
         option(
             "names of the policies",
             ("morphling-lookahead", "morphling-work"),
@@ -338,11 +338,11 @@ class LiveRuns(Block):
             min_length=1,
         )
     )
-    workload: Annotated[str, taken_from(shipped_live_workloads)] = option(
+    workload: Annotated[str, one_of(shipped_live_workloads)] = option(
         "name of the live workload", "live-small", source="docs/guides/schedule-live.md", changes="live"
     )
     slots: Count = option("slots that the jobs share", 2, unit="slots", source="two cores", changes="live")
-    seeds: Annotated[tuple[int, ...], unlike("each seed once")] = option(
+    seeds: Annotated[tuple[int, ...], unique("each seed once")] = option(
         "with which the jobs are drawn, one run each", (21, 22, 23, 24, 25),
         source="fixed before the first run", changes="live", min_length=1,
     )  # fmt: skip
@@ -366,7 +366,7 @@ class LiveRuns(Block):
 class Settings(Block):
     """Everything that can be configured, but for the options of papers; `settings_model` adds those."""
 
-    cluster: Annotated[str, taken_from(cluster_names)] = option(
+    cluster: Annotated[str, one_of(cluster_names)] = option(
         "name of the cluster preset on which the experiments run",
         "a800-64",
         source="Morphling, section 7: 8 nodes with 8 A800-80GB each",

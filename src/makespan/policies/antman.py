@@ -8,7 +8,7 @@ from typing import Any
 
 from makespan.hardware import ClusterSpec
 from makespan.policies.base import Queue, acceptable, preempt
-from makespan.policies.placing import GuestRoom, Places
+from makespan.policies.placing import GuestPlacement, PlacementCache
 from makespan.sim import Allocation, Catalogue, ClusterView, Configuration, Decision, JobView
 
 Options = tuple[Configuration, ...]
@@ -44,7 +44,7 @@ class AntMan:
 
     def initial_state(self, cluster: ClusterSpec, catalogue: Catalogue) -> Queue:
         """Return an empty queue."""
-        return Queue(Places.on(cluster, catalogue))
+        return Queue(PlacementCache.on(cluster, catalogue))
 
     def decide(self, view: ClusterView, state: Queue) -> tuple[Decision, Queue]:
         """Serve guaranteed jobs, then the others, each by submission."""
@@ -104,8 +104,8 @@ class _Draft:
         self._view = view
         self._shares = least_pace is not None
         self._least = least_pace or 0.0
-        self._free = queue.room(view)
-        self._guests = GuestRoom(view, self._free.places)
+        self._free = queue.free_resources(view)
+        self._guests = GuestPlacement(view, self._free.placements)
         self._held = {job.index: (job, job.allocation) for job in view.running if job.allocation is not None}
 
     def guests(self) -> list[tuple[JobView, Allocation]]:

@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from makespan.errors import short_path, unknown_name
-from makespan.policies.placing import Fit, Places, Room
+from makespan.policies.placing import Fit, FreeResources, PlacementCache
 from makespan.sim import (
     Allocation,
     ClusterView,
@@ -179,23 +179,23 @@ class Queue:
     """Waiting jobs grouped by their options, each group in the order of a policy.
 
     A policy may keep a queue in its state if neither order nor options of a job change while it waits.
-    ``places`` is the placement cache of the cluster, if the policy keeps one.
+    ``placements`` is the placement cache of the cluster, if the policy keeps one.
     """
 
-    __slots__ = ("_displaced", "_groups", "_last_index", "_n_jobs", "places")
+    __slots__ = ("_displaced", "_groups", "_last_index", "_n_jobs", "placements")
 
-    def __init__(self, places: Places | None = None) -> None:
-        self.places = places
+    def __init__(self, placements: PlacementCache | None = None) -> None:
+        self.placements = placements
         self._groups: dict[Options, list[Key]] = {}  # of each job its key, its index and itself
         self._displaced: list[JobView] = []
         self._last_index = -1
         self._n_jobs = 0
 
-    def room(self, view: ClusterView, kept_threads: int = 0) -> Room:
-        """Return the free resources, see `Room`."""
-        if self.places is None:
-            return Room.of(view, is_tight=True, kept_threads=kept_threads)
-        return self.places.room(view, kept_threads)
+    def free_resources(self, view: ClusterView, kept_threads: int = 0) -> FreeResources:
+        """Return the free resources, see `FreeResources`."""
+        if self.placements is None:
+            return FreeResources.of(view, is_tight=True, kept_threads=kept_threads)
+        return self.placements.free_resources(view, kept_threads)
 
     def update(self, view: ClusterView, order: Order, options: Callable[[JobView], Options]) -> None:
         """Add the jobs that arrived since the last decision; rebuild the queue if it changed otherwise."""
@@ -256,30 +256,30 @@ def serve(
     victims
         Running jobs that a job may displace, in the order of preemption; None for no preemption.
     queue, kept_threads
-        Queue kept between decisions, if order and options of a waiting job never change; see `Room`.
+        Queue kept between decisions, if order and options of a waiting job never change; see `FreeResources`.
     """
     queue = Queue() if queue is None else queue
-    room = queue.room(view, kept_threads)
-    if not (room.n_gpus or victims is not None):
+    free = queue.free_resources(view, kept_threads)
+    if not (free.n_gpus or victims is not None):
         return Decision()
     queue.update(view, order, options)
-    most = room.n_gpus if victims is None else view.n_gpus
+    most = free.n_gpus if victims is None else view.n_gpus
     waiting = [(group[0], choices, group) for choices, group in queue.groups(most)]
     heapify(waiting)
     changes: dict[str, Allocation | None] = {}
     started, displaced = dict[Options, int](), list[JobView]()
     refused: set[Options] = set()
-    while waiting and (room.n_gpus or victims is not None):
+    while waiting and (free.n_gpus or victims is not None):
         entry, choices, group = heappop(waiting)
         if choices in refused:
             continue
         job: JobView = entry[-1]
-        found = room.first_fit(choices)
+        found = free.first_fit(choices)
         if found is None and victims is not None:
             unchanged = (other for other in victims(job) if other.spec.job_id not in changes)
-            preempted = preempt(room, choices, unchanged)
+            preempted = preempt(free, choices, unchanged)
             if preempted is not None:
-                room, found, gone = preempted
+                free, found, gone = preempted
                 for victim in gone:
                     changes[victim.spec.job_id] = None
                     heappush(waiting, ((*order(victim), victim.index, victim), options(victim), []))
@@ -287,7 +287,7 @@ def serve(
         if found is None:
             refused.add(choices)
             continue
-        room.take(*found)
+        free.take(*found)
         changes[job.spec.job_id] = found[0].on(found[1])
         if group:
             position = started[choices] = started.get(choices, 0) + 1
@@ -298,8 +298,8 @@ def serve(
 
 
 def preempt(
-    room: Room, options: tuple[Configuration, ...], victims: Iterable[JobView]
-) -> tuple[Room, Fit, list[JobView]] | None:
+    free: FreeResources, options: tuple[Configuration, ...], victims: Iterable[JobView]
+) -> tuple[FreeResources, Fit, list[JobView]] | None:
     """Return the room after preemption, what then fits, and the victims; None if all of them are too few.
 
     Victims lose their devices in order until an option fits; those not needed get them back, the last first.
@@ -307,12 +307,12 @@ def preempt(
     held = [(job, job.allocation) for job in victims if job.allocation is not None]
     if not held:
         return None
-    trial = room.copy()
+    trial = free.copy()
     for _, allocation in held:
         trial.give(allocation.configuration, allocation.nodes[::-1])
     if trial.first_fit(options) is None:  # not even with all victims gone, so skip the search
         return None
-    trial = room.copy()
+    trial = free.copy()
     found, n_gone = trial.first_fit(options), 0
     while found is None:
         allocation = held[n_gone][1]

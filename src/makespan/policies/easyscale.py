@@ -2,11 +2,11 @@
 
 A job has as many logical workers as it asks for GPUs; those that share a GPU run one after another, as with
 gradient accumulation. In each round a waiting job gets one GPU, of the slowest type on which it may run, and
-each running job offers for every type the growth that speeds it up most for each added GPU, and perhaps one
-exchange of GPUs for those of another type; the best offers that free GPUs allow are taken. Jobs shrink only
-where capacity is announced to be withdrawn.
+each running job proposes for every type the growth that speeds it up most for each added GPU, and perhaps one
+exchange of GPUs for those of another type; the best proposals that free GPUs allow are taken. Jobs shrink
+only where capacity is announced to be withdrawn.
 
-Equal offers, and jobs that wait for the same GPU, are served in the order of submission. Jobs submitted at
+Equal proposals, and jobs that wait for the same GPU, are served in the order of submission. Jobs submitted at
 the same time are served in the order of their names, in which numbers compare by value, so that the order of
 the rows of a job list changes nothing.
 
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from makespan.hardware import ClusterSpec
-from makespan.policies.placing import Fit, Room, fastest_by_placement
+from makespan.policies.placing import Fit, FreeResources, fastest_by_placement
 from makespan.sim import (
     Allocation,
     Catalogue,
@@ -36,14 +36,14 @@ _REFERENCES = (
     "SC 2023",
 )
 _ROUNDING = 1e-9
-_DIGITS = 9  # of a score: offers that are equal but for rounding are ties
+_DIGITS = 9  # of a score: proposals that are equal but for rounding are ties
 Options = tuple[Configuration, ...]
 _Turn = tuple[float, tuple[tuple[int, str], ...], str]
 _NUMBERS = re.compile(r"(\d+)")
 
 
-class _Offer(NamedTuple):
-    """A change that a job offers: its score, the GPUs that it needs, and the options after it."""
+class _Proposal(NamedTuple):
+    """A change that a job proposes: its score, the GPUs that it needs, and the options after it."""
 
     score: float
     n_gpus: int
@@ -51,15 +51,15 @@ class _Offer(NamedTuple):
     options: Options
 
 
-class _Menu:
-    """Options and offers of jobs by the devices that they hold, cached."""
+class _ScalingOptions:
+    """Options and proposals of jobs by the devices that they hold, cached."""
 
     def __init__(self, catalogue: Catalogue, cluster: ClusterSpec, policy: "EasyScale") -> None:
         self._catalogue, self._policy = catalogue, policy
         self._cluster_types = ("", *cluster.gpu_types)
         self._types: dict[tuple[str, tuple[str, ...]], tuple[str, ...]] = {}
         self._options: dict[tuple[str, Devices], Options] = {}
-        self._offers: dict[tuple[Configuration, int, tuple[str, ...]], tuple[_Offer, ...]] = {}
+        self._proposals: dict[tuple[Configuration, int, tuple[str, ...]], tuple[_Proposal, ...]] = {}
         self._turns: dict[str, _Turn] = {}
 
     def turn(self, job: JobView) -> _Turn:
@@ -92,25 +92,25 @@ class _Menu:
             self._types[key] = tuple(sorted(able, key=lambda name: self._rate(workload, ((name, 1),))))
         return self._types[key]
 
-    def offers(self, job: JobView) -> tuple[_Offer, ...]:
-        """Return the offers of a running job."""
+    def proposals(self, job: JobView) -> tuple[_Proposal, ...]:
+        """Return the proposals of a running job."""
         types = self.types(job)
         if job.allocation is None or not types:
             return ()
         held, most = job.allocation.configuration, job.spec.n_gpus
         key = (held, most, types)
-        if key not in self._offers:
+        if key not in self._proposals:
             ordered = [name for name in self._cluster_types if name in types]
             growth = [self._best_growth(held, most, name) for name in ordered]
             swap = self._best_swap(held, ordered) if self._policy.swaps else None
-            self._offers[key] = tuple(offer for offer in (*growth, swap) if offer is not None)
-        return self._offers[key]
+            self._proposals[key] = tuple(proposal for proposal in (*growth, swap) if proposal is not None)
+        return self._proposals[key]
 
-    def _best_growth(self, held: Configuration, most: int, gpu_type: str) -> _Offer | None:
+    def _best_growth(self, held: Configuration, most: int, gpu_type: str) -> _Proposal | None:
         counts = range(1, min(held.n_gpus, most - held.n_gpus) + 1)
         return _best(self._offer(held, {gpu_type: count}, count, gpu_type, 0.0) for count in counts)
 
-    def _best_swap(self, held: Configuration, types: Iterable[str]) -> _Offer | None:
+    def _best_swap(self, held: Configuration, types: Iterable[str]) -> _Proposal | None:
         return _best(
             self._offer(held, {new: count, old: -count}, count, new, self._policy.min_swap_gain)
             for new in types
@@ -121,8 +121,8 @@ class _Menu:
 
     def _offer(
         self, held: Configuration, change: Mapping[str, int], n_gpus: int, gpu_type: str, least_gain: float
-    ) -> _Offer | None:
-        """Return a change as an offer, or None if it gains or uses too little."""
+    ) -> _Proposal | None:
+        """Return a change as a proposal, or None if it gains or uses too little."""
         devices = changed(held.devices, change)
         options = self.options(held.workload, devices)
         if not options:
@@ -134,7 +134,7 @@ class _Menu:
             return None
         if 1.0 - rate / capability > self._policy.max_waste + _ROUNDING:
             return None
-        return _Offer(round(gain / n_gpus, _DIGITS), n_gpus, gpu_type, options)
+        return _Proposal(round(gain / n_gpus, _DIGITS), n_gpus, gpu_type, options)
 
     def _rate(self, workload: str, devices: Devices) -> float:
         """Return the steps per second on the fastest predicted placement of these devices, 0 if on none."""
@@ -142,10 +142,10 @@ class _Menu:
         return 1.0 / min(times) if times else 0.0
 
 
-def _best(offers: Iterable[_Offer | None]) -> _Offer | None:
-    """Return the offer of the highest score, of equal ones the largest, of these the first."""
-    found = [offer for offer in offers if offer is not None]
-    return max(found, key=lambda offer: offer[:2], default=None)
+def _best(proposals: Iterable[_Proposal | None]) -> _Proposal | None:
+    """Return the proposal of the highest score, of equal ones the largest, of these the first."""
+    found = [proposal for proposal in proposals if proposal is not None]
+    return max(found, key=lambda proposal: proposal[:2], default=None)
 
 
 def changed(devices: Devices, change: Mapping[str, int]) -> Devices:
@@ -184,14 +184,14 @@ class EasyScale:
     honours_guarantees: bool = False
     references: tuple[str, ...] = _REFERENCES
 
-    def initial_state(self, cluster: ClusterSpec, catalogue: Catalogue) -> _Menu:
+    def initial_state(self, cluster: ClusterSpec, catalogue: Catalogue) -> _ScalingOptions:
         """Return the options of jobs, still empty."""
-        return _Menu(catalogue, cluster, self)
+        return _ScalingOptions(catalogue, cluster, self)
 
-    def decide(self, view: ClusterView, state: _Menu) -> tuple[Decision, _Menu]:
-        """Shrink jobs where devices are withdrawn, start waiting jobs, then accept the best offers."""
+    def decide(self, view: ClusterView, state: _ScalingOptions) -> tuple[Decision, _ScalingOptions]:
+        """Shrink jobs where devices are withdrawn, start waiting jobs, then accept the best proposals."""
         round_ = _Round(view, state)
-        round_.give_back()
+        round_.scale_in()
         if round_.free[""] > 0:
             round_.start()
             round_.accept()
@@ -203,15 +203,15 @@ class EasyScale:
 class _Round:
     """State of one decision; ``free`` counts the GPUs that may be given away now, by type and in total."""
 
-    def __init__(self, view: ClusterView, menu: _Menu) -> None:
-        self._view, self._menu = view, menu
-        self._room = Room.of(view, is_tight=True)
+    def __init__(self, view: ClusterView, scaling: _ScalingOptions) -> None:
+        self._view, self._scaling = view, scaling
+        self._free = FreeResources.of(view, is_tight=True)
         self.changes: dict[str, Allocation | None] = {}
         self.free = {"": view.n_free_gpus}
         for name, count in zip(view.gpu_types, view.free_gpus, strict=True):
             self.free[name] = self.free.get(name, 0) + count
 
-    def give_back(self) -> None:
+    def scale_in(self) -> None:
         """Shrink jobs where devices are announced to be withdrawn, those that started last first."""
         gone: dict[int, int] = {}
         for event in self._view.announced:
@@ -231,13 +231,15 @@ class _Round:
         if not share:
             return 0
         name = dict(zip(held.nodes, configuration.gpu_types, strict=False)).get(node, "")
-        self._room.give(configuration, held.nodes[::-1])
+        self._free.give(configuration, held.nodes[::-1])
         # More than is missing if the job has no configuration on exactly the rest.
         for count in range(min(missing, share), share + 1):
             devices = changed(configuration.devices, {name: -count})
-            found = self._room.first_fit(self._menu.options(job.spec.workload, devices)) if devices else None
+            found = (
+                self._free.first_fit(self._scaling.options(job.spec.workload, devices)) if devices else None
+            )
             if found is not None:
-                self._room.take(*found)
+                self._free.take(*found)
                 self.changes[job.spec.job_id] = found[0].on(found[1])
                 return count
         self.changes[job.spec.job_id] = None
@@ -245,9 +247,9 @@ class _Round:
 
     def start(self) -> None:
         """Give one GPU to each waiting job, of the slowest type that is free; others start as requested."""
-        for job in sorted(self._view.pending, key=self._menu.turn):
-            types = self._menu.types(job)
-            wanted = [self._menu.options(job.spec.workload, ((name, 1),)) for name in types]
+        for job in sorted(self._view.pending, key=self._scaling.turn):
+            types = self._scaling.types(job)
+            wanted = [self._scaling.options(job.spec.workload, ((name, 1),)) for name in types]
             if not types:
                 wanted = [self._view.catalogue.as_requested(job.spec)]
             for options in wanted:
@@ -258,36 +260,48 @@ class _Round:
                     break
 
     def accept(self) -> None:
-        """Take offers of jobs that ran before, the best first, at most one of each."""
+        """Take proposals of jobs that ran before, the best first, at most one of each."""
         types = {name: rank for rank, name in enumerate(("", *self._view.cluster.gpu_types))}
-        offers = [
-            (-offer.score, -offer.n_gpus, self._menu.turn(job), types[offer.gpu_type], number, offer, job)
+        proposals = [
+            (
+                -proposal.score,
+                -proposal.n_gpus,
+                self._scaling.turn(job),
+                types[proposal.gpu_type],
+                number,
+                proposal,
+                job,
+            )
             for job in self._view.running
             if job.spec.job_id not in self.changes
-            for number, offer in enumerate(self._menu.offers(job))
+            for number, proposal in enumerate(self._scaling.proposals(job))
         ]
-        for *_, offer, job in sorted(offers, key=lambda entry: entry[:5]):
+        for *_, proposal, job in sorted(proposals, key=lambda entry: entry[:5]):
             held = job.allocation
-            # Further offers of a changed job refer to devices that it held before.
-            if job.spec.job_id in self.changes or held is None or self.free[offer.gpu_type] < offer.n_gpus:
+            # Further proposals of a changed job refer to devices that it held before.
+            if (
+                job.spec.job_id in self.changes
+                or held is None
+                or self.free[proposal.gpu_type] < proposal.n_gpus
+            ):
                 continue
-            self._room.give(held.configuration, held.nodes[::-1])  # the job may stay where it is
-            found = self._room.first_fit(offer.options)
+            self._free.give(held.configuration, held.nodes[::-1])  # the job may stay where it is
+            found = self._free.first_fit(proposal.options)
             if found is None:
-                self._room.take(held.configuration, held.nodes[::-1])
+                self._free.take(held.configuration, held.nodes[::-1])
                 continue
             self._take(job, found)
-            self._spend(((offer.gpu_type, offer.n_gpus),))
+            self._spend(((proposal.gpu_type, proposal.n_gpus),))
 
     def _fit(self, options: Options) -> Fit | None:
         """Return the first option that fits and needs no more GPUs than may be given away, with its nodes."""
         affordable = tuple(
             item for item in options if all(self.free[name] >= count for name, count in item.devices)
         )
-        return self._room.first_fit(affordable) if affordable else None
+        return self._free.first_fit(affordable) if affordable else None
 
     def _take(self, job: JobView, found: Fit) -> None:
-        self._room.take(*found)
+        self._free.take(*found)
         self.changes[job.spec.job_id] = found[0].on(found[1])
 
     def _spend(self, devices: Devices) -> None:

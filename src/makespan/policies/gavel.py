@@ -11,7 +11,7 @@ from scipy.optimize import linprog
 
 from makespan.hardware import ClusterSpec
 from makespan.policies.base import Queue, acceptable, serve
-from makespan.policies.placing import Places
+from makespan.policies.placing import PlacementCache
 from makespan.sim import Catalogue, ClusterView, Configuration, Decision, JobView
 from makespan.workloads import JobSpec
 
@@ -106,7 +106,7 @@ def needed_shares(matrix: Matrix, rates_at: Callable[[float], Floats]) -> Floats
 class Turns:
     """Options of jobs by type of device, computed once per kind, and the time each job has received [s]."""
 
-    places: Places
+    placements: PlacementCache
     time_s: float = 0.0
     received_s: dict[str, dict[str, float]] = field(default_factory=dict)
     _known: dict[tuple[str, str, int], dict[str, tuple[Configuration, ...]]] = field(default_factory=dict)
@@ -166,7 +166,7 @@ class Gavel:
 
     def initial_state(self, cluster: ClusterSpec, catalogue: Catalogue) -> Turns:
         """Return the state in which no job has received anything."""
-        return Turns(Places.on(cluster, catalogue))
+        return Turns(PlacementCache.on(cluster, catalogue))
 
     def decide(self, view: ClusterView, state: Turns) -> tuple[Decision, Turns]:
         """Compute the shares, then serve jobs by the ratio of their share to what they have received."""
@@ -207,7 +207,7 @@ class Gavel:
         def victims(job: JobView) -> list[JobView]:
             return [other for other in over if priority[other] * self.advantage <= priority[job]]
 
-        decision = serve(view, order, options, victims, Queue(state.places))
+        decision = serve(view, order, options, victims, Queue(state.placements))
         if not view.pending:
             return Decision(decision.changes), state
         # Shares shift while jobs wait, so decide again at the end of a turn although nothing happened.

@@ -14,7 +14,7 @@ from typing import Any
 
 from makespan.hardware import ClusterSpec
 from makespan.policies.morphling import FULL_FREEDOM, LESS, Freedom, Options, OptionTable
-from makespan.policies.placing import GuestRoom, Places, Room
+from makespan.policies.placing import FreeResources, GuestPlacement, PlacementCache
 from makespan.sim import Allocation, Catalogue, ClusterView, Configuration, Decision, JobView
 
 # --- Parameters ---
@@ -161,43 +161,43 @@ class Task:
 class Schedule:
     """Tentative schedule, copied for trials; jobs that start or change progress from ``start_s`` [s]."""
 
-    __slots__ = ("delay_s", "room", "slots", "start_s")
+    __slots__ = ("delay_s", "free", "slots", "start_s")
 
-    def __init__(self, room: Room, slots: dict[Task, Slot], start_s: float, delay_s: float) -> None:
-        self.room = room
+    def __init__(self, free: FreeResources, slots: dict[Task, Slot], start_s: float, delay_s: float) -> None:
+        self.free = free
         self.slots = slots
         self.start_s = start_s
         self.delay_s = delay_s
 
     @classmethod
-    def of(cls, view: ClusterView, running: Iterable[Task], places: Places) -> "Schedule":
+    def of(cls, view: ClusterView, running: Iterable[Task], placements: PlacementCache) -> "Schedule":
         """Return the schedule in which nothing changes."""
         slots = {task: task.held for task in running if task.held is not None}
         delay_s = view.restart_delay_s
-        return cls(places.room(view), slots, view.time_s + delay_s, delay_s)
+        return cls(placements.free_resources(view), slots, view.time_s + delay_s, delay_s)
 
     def copy(self) -> "Schedule":
         """Return an independent copy."""
-        return Schedule(self.room.copy(), self.slots.copy(), self.start_s, self.delay_s)
+        return Schedule(self.free.copy(), self.slots.copy(), self.start_s, self.delay_s)
 
     def place(self, task: Task, item: Configuration, nodes: tuple[int, ...]) -> None:
         """Place a job that holds nothing."""
-        self.room.take(item, nodes)
+        self.free.take(item, nodes)
         step_s = task.options.step_s[item]
         self.slots[task] = Slot(item, nodes, step_s, self.start_s + task.steps * step_s)
 
     def remove(self, task: Task) -> Slot:
         """Remove a job and return what it held."""
         slot = self.slots.pop(task)
-        self.room.give(slot.item, slot.nodes)
+        self.free.give(slot.item, slot.nodes)
         return slot
 
     def start(self, queue: Iterable[Task]) -> list[Task]:
         """Place each job of a queue on the first of its choices that fits; return the rest."""
         blocked = []
-        room = self.room
+        free = self.free
         for task in queue:
-            chosen = room.first_fit(task.choices) if task.least_gpus <= room.n_gpus else None
+            chosen = free.first_fit(task.choices) if task.least_gpus <= free.n_gpus else None
             if chosen is None:
                 blocked.append(task)
             else:
@@ -331,7 +331,7 @@ def start_guests(tasks: Iterable[Task], schedule: Schedule, context: Context) ->
         guest, now_s = task.guest, context.now_s
         if guest is not None:
             item, step_s = guest.item, task.options.step_s
-            if item in task.choices and schedule.room.take_if_free(item, guest.nodes):
+            if item in task.choices and schedule.free.take_if_free(item, guest.nodes):
                 begins_s = max(now_s, task.job.ready_time_s)
                 finish_s = begins_s + task.steps * step_s[item]
                 schedule.slots[task] = Slot(item, guest.nodes, step_s[item], finish_s)
@@ -356,35 +356,35 @@ def with_guests(
     rest = sorted([task for task in tasks if task not in slots], key=attrgetter("rank"))
     if not rest:
         return decision
-    changes, room = dict(decision.changes), GuestRoom(view, schedule.room.places)
+    changes, guests = dict(decision.changes), GuestPlacement(view, schedule.free.placements)
     new_nodes: set[int] = set()  # nodes with new holders
     for task in tasks:
         slot, allocation = slots.get(task), task.job.allocation
         if slot is task.held:
             continue
         if allocation is not None:
-            room.remove(task.index, allocation)
+            guests.remove(task.index, allocation)
         if slot is not None:
-            room.add(task.index, slot.item.on(slot.nodes))
+            guests.add(task.index, slot.item.on(slot.nodes))
             new_nodes.update(slot.nodes)
     # Of the guests on nodes with too little memory now, those last in the queue are suspended first.
     for task in rest[::-1]:
         allocation = task.job.allocation if task.guest else None
         if allocation is not None and any(
-            node in new_nodes and room.is_crowded(node) for node in allocation.nodes
+            node in new_nodes and guests.is_crowded(node) for node in allocation.nodes
         ):
-            room.remove(task.index, allocation)
+            guests.remove(task.index, allocation)
             changes[task.job.spec.job_id] = None
     for task in rest:
         if (
             task.held is not None
             and not task.is_guaranteed
-            and room.has_place(task.held.item, task.held.nodes)
+            and guests.has_place(task.held.item, task.held.nodes)
         ):
             guest = changes[task.job.spec.job_id] = task.held.item.on(task.held.nodes).colocated(
                 is_guest=True
             )
-            room.add(task.index, guest)
+            guests.add(task.index, guest)
     waiting = [
         task
         for task in rest
@@ -393,11 +393,11 @@ def with_guests(
     refused: set[tuple[Configuration, ...]] = set()
     for task in waiting[: context.tuning.max_foreseen]:
         options = task.options
-        fastest = None if options.items in refused else room.fastest_of(options.by_step)
+        fastest = None if options.items in refused else guests.fastest_of(options.by_step)
         if fastest is None:
             refused.add(options.items)
         else:
-            room.add(task.index, fastest)
+            guests.add(task.index, fastest)
             changes[task.job.spec.job_id] = fastest
     return Decision(changes, wake_up_s=decision.wake_up_s)
 
@@ -412,11 +412,11 @@ def grow(schedule: Schedule, price: float, context: Context) -> None:
 
     Blocked jobs and arrivals set the price, so devices that no job waits for are used where a restart pays.
     """
-    room = schedule.room
-    if not room.n_gpus:
+    free = schedule.free
+    if not free.n_gpus:
         return
     steps = {task: _steps(schedule, task, slot, price, context) for task, slot in schedule.slots.items()}
-    while room.n_gpus:
+    while free.n_gpus:
         best: tuple[float, Task, Configuration, tuple[int, ...]] | None = None
         for task, options in steps.items():
             # Steps are sorted: a job whose first one is not steeper than the best needs no search of nodes.
@@ -441,7 +441,7 @@ def _steps(schedule: Schedule, task: Task, slot: Slot, price: float, context: Co
     upgrades, fastest_s = task.options.upgrades(slot.item, slot.step_s)
     if left_s - (delay_s + steps * fastest_s) <= least_s:
         return []  # not even the fastest option pays for a restart
-    budget_s, most = left_s * (1.0 + price * held) - least_s, schedule.room.n_gpus + held
+    budget_s, most = left_s * (1.0 + price * held) - least_s, schedule.free.n_gpus + held
     found: list[tuple[float, int, Configuration]] = []
     for order, (step_s, item) in enumerate(upgrades):
         if item.n_gpus > most:
@@ -459,19 +459,19 @@ def _first_with_room(
     schedule: Schedule, task: Task, options: Iterable[Step], above: float
 ) -> tuple[float, Configuration, tuple[int, ...]] | None:
     """Return the first step steeper than a bound that fits once the job gives back what it holds."""
-    slot, room = schedule.slots[task], schedule.room
-    most = room.n_gpus + slot.item.n_gpus
-    room.give(slot.item, slot.nodes)
+    slot, free = schedule.slots[task], schedule.free
+    most = free.n_gpus + slot.item.n_gpus
+    free.give(slot.item, slot.nodes)
     first = None
     for slope, item in options:
         if slope <= above:
             break
         if item.n_gpus <= most:
-            nodes = room.fit(item)
+            nodes = free.fit(item)
             if nodes is not None:
                 first = (slope, item, nodes)
                 break
-    room.take(slot.item, slot.nodes)
+    free.take(slot.item, slot.nodes)
     return first
 
 
@@ -498,12 +498,21 @@ class Lookahead:
     """
 
     __slots__ = (
-        "_context", "_groups", "_heap", "_n_beyond", "_n_waiting", "_rest_s", "_room", "_time_s", "_total_s",
-        "ends_s", "last_s",
+        "_context",
+        "_free",
+        "_groups",
+        "_heap",
+        "_n_beyond",
+        "_n_waiting",
+        "_rest_s",
+        "_time_s",
+        "_total_s",
+        "ends_s",
+        "last_s",
     )  # fmt: skip
 
     def __init__(self, schedule: Schedule, blocked: Sequence[Task], context: Context) -> None:
-        self._context, self._time_s, self._room = context, context.now_s, schedule.room.copy()
+        self._context, self._time_s, self._free = context, context.now_s, schedule.free.copy()
         self._heap: list[_Run] = [
             (slot.finish_s, task.index, slot.item, slot.nodes) for task, slot in schedule.slots.items()
         ]
@@ -541,24 +550,24 @@ class Lookahead:
         tuning, price, delay_s = self._context.tuning, self._context.preempt_price, self._context.delay_s
         weight, factor, n_beyond = self._context.last_weight, tuning.preempt_factor, self._n_beyond
         grain_s = tuning.grain_s
-        heap, groups, room, ends_s = self._heap, self._groups, self._room, self.ends_s
+        heap, groups, free, ends_s = self._heap, self._groups, self._free, self.ends_s
         total_s, rest_s, last_s, n_waiting = self._total_s, self._rest_s, self.last_s, self._n_waiting
         time_s = self._time_s
         while heap and groups and awaited:
             time_s, _, item, nodes = heappop(heap)
-            room.give(item, nodes)
+            free.give(item, nodes)
             if heap and heap[0][0] <= time_s + grain_s:
                 continue
             # A lower bound of the cost: waiting jobs cannot start before now, and need `rest_s` at least.
             if total_s + rest_s + (n_waiting + n_beyond) * time_s + weight * last_s >= limit_s:
                 return False
-            n_gpus = room.n_gpus
+            n_gpus = free.n_gpus
             turns = [(group[-1][0], group) for group in groups.values() if group[-1][1].least_gpus <= n_gpus]
             heapify(turns)
             while turns:
                 group = heappop(turns)[1]
                 task = group[-1][1]
-                chosen = room.first_fit(task.choices) if task.least_gpus <= room.n_gpus else None
+                chosen = free.first_fit(task.choices) if task.least_gpus <= free.n_gpus else None
                 if chosen is None:
                     continue  # nor does any other job with these choices fit now
                 group.pop()
@@ -566,7 +575,7 @@ class Lookahead:
                     heappush(turns, (group[-1][0], group))
                 else:
                     del groups[task.choices]
-                room.take(*chosen)
+                free.take(*chosen)
                 held_s = delay_s + task.steps * task.options.step_s[chosen[0]]
                 end_s = ends_s[task] = time_s + held_s
                 heappush(heap, (end_s, task.index, *chosen))
@@ -690,7 +699,7 @@ def displace(
             if victim.is_guaranteed:
                 return None
             suspended.append(victim)
-    return None if trial.room.has_shortage() else (trial, suspended)
+    return None if trial.free.has_shortage() else (trial, suspended)
 
 
 def _relocate(trial: Schedule, victim: Task, slot: Slot, break_s: float) -> bool:
@@ -702,7 +711,7 @@ def _relocate(trial: Schedule, victim: Task, slot: Slot, break_s: float) -> bool
             break
         time_s = step_s[item]
         if best is None or time_s < best[0]:
-            nodes = trial.room.fit(item)
+            nodes = trial.free.fit(item)
             if nodes is not None:
                 best = (time_s, item, nodes)
     if best is None:
@@ -720,11 +729,15 @@ class Residents:
     Jobs on one node come before those on several, which are hard to move, and those with many devices first.
     """
 
-    __slots__ = ("_cheapest", "_free", "_of_node", "_places", "_rankings", "_slots")
+    __slots__ = ("_cheapest", "_free", "_of_node", "_placements", "_rankings", "_slots")
 
     def __init__(self, schedule: Schedule, protected: Iterable[Task]) -> None:
         kept = set(protected)
-        self._free, self._places, self._slots = schedule.room.gpus, schedule.room.places, schedule.slots
+        self._free, self._placements, self._slots = (
+            schedule.free.gpus,
+            schedule.free.placements,
+            schedule.slots,
+        )
         self._of_node: list[list[_Entry]] = [[] for _ in self._free]
         for task, slot in schedule.slots.items():
             if task not in kept:
@@ -751,7 +764,7 @@ class Residents:
             ranking = self._ranking(count, gpu_type)
             best = next((it for it in ranking if it[2] not in touched and it[2] not in nodes), None)
             if victims:
-                usable = self._places.nodes_of_type(gpu_type)
+                usable = self._placements.nodes_of_type(gpu_type)
                 # Nodes of earlier victims may be cheaper than ranked, as those victims leave anyway.
                 for node in sorted(touched.difference(nodes).intersection(usable)):
                     clearing = self._clearing(node, count, victims)
@@ -769,7 +782,7 @@ class Residents:
         """Return how to free a number of devices on each node, the cheapest first."""
         ranking = self._rankings.get((count, gpu_type))
         if ranking is None:
-            possible = [self._clearing(node, count, {}) for node in self._places.nodes_of_type(gpu_type)]
+            possible = [self._clearing(node, count, {}) for node in self._placements.nodes_of_type(gpu_type)]
             ranking = sorted([it for it in possible if it is not None], key=_by_cost)
             self._rankings[count, gpu_type] = ranking
         return ranking
@@ -807,7 +820,7 @@ class PolicyState:
     """State of the policies between decisions."""
 
     options: OptionTable
-    places: Places
+    placements: PlacementCache
     arrivals: Arrivals
 
 
@@ -832,7 +845,7 @@ def _decide(
     last_weight = tuning.last_share * (len(waiting) + len(running))
     prices = start_price, preempt_price
     context = Context(now_s, view.restart_delay_s, *prices, last_weight, n_gpus, tuning)
-    schedule = Schedule.of(view, running, state.places)
+    schedule = Schedule.of(view, running, state.placements)
     ranked = start_guests(context.admit(waiting), schedule, context)
     queue, held = context.held_back(ranked, running, arrivals)
     blocked = schedule.start(queue)
@@ -840,13 +853,13 @@ def _decide(
         schedule, blocked = preempt(schedule, blocked, context)
     growth_price = (arrivals.per_s * tuning.growth_horizon_s + len(blocked)) / n_gpus
     grow(schedule, growth_price, context)
-    has_idle = schedule.room.n_gpus > 0 and bool(schedule.slots or held)
+    has_idle = schedule.free.n_gpus > 0 and bool(schedule.slots or held)
     wake_up_s = _next_multiple(now_s, tuning.look_again_s) if has_idle else None
     tasks = [*running, *waiting]
     decision = schedule.decision(tasks, wake_up_s)
     if shares and view.shares_devices:
         decision = with_guests(decision, view, schedule, tasks, context)
-    return decision, PolicyState(state.options, state.places, arrivals)
+    return decision, PolicyState(state.options, state.placements, arrivals)
 
 
 @dataclass(frozen=True, slots=True)
@@ -860,7 +873,9 @@ class _Variant:
     def initial_state(self, cluster: ClusterSpec, catalogue: Catalogue) -> PolicyState:
         """Return an empty table of options and no arrivals."""
         fitting = catalogue.on(cluster)
-        return PolicyState(OptionTable(fitting, self.freedom), Places.on(cluster, fitting), Arrivals())
+        return PolicyState(
+            OptionTable(fitting, self.freedom), PlacementCache.on(cluster, fitting), Arrivals()
+        )
 
 
 @dataclass(frozen=True, slots=True)

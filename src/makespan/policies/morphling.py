@@ -41,7 +41,7 @@ from math import inf
 from typing import Literal
 
 from makespan.hardware import ClusterSpec
-from makespan.policies.placing import Fit, Places, Room, keeps_plan
+from makespan.policies.placing import Fit, FreeResources, PlacementCache, keeps_plan
 from makespan.sim import Allocation, Catalogue, ClusterView, Configuration, Decision, JobView
 from makespan.workloads import JobSpec
 
@@ -391,28 +391,28 @@ class Task:
 class Draft:
     """Tentative allocations of all jobs; copied to try victims."""
 
-    __slots__ = ("room", "slots")
+    __slots__ = ("free", "slots")
 
-    def __init__(self, room: Room, slots: dict[Task, Fit]) -> None:
-        self.room = room
+    def __init__(self, free: FreeResources, slots: dict[Task, Fit]) -> None:
+        self.free = free
         self.slots = slots
 
     def place(self, task: Task, fit: Fit) -> None:
         """Place a job that holds nothing."""
-        self.room.take(*fit)
+        self.free.take(*fit)
         self.slots[task] = fit
 
     def remove(self, task: Task) -> Fit | None:
         """Remove a job and return what it held."""
         fit = self.slots.pop(task, None)
         if fit is not None:
-            self.room.give(*fit)
+            self.free.give(*fit)
         return fit
 
     def start(self, task: Task) -> bool:
         """Place a job on free devices at the steepest step of its curve that fits, if any does."""
         for step in task.curve.starts:
-            found = self.room.first_fit(step.items) if step.n_gpus <= self.room.n_gpus else None
+            found = self.free.first_fit(step.items) if step.n_gpus <= self.free.n_gpus else None
             if found is not None:
                 self.place(task, found)
                 return True
@@ -429,7 +429,7 @@ class Draft:
             and (ignores_gates or other.yields)
             and (how.old_yield or task.is_guaranteed or not other.is_starving)
         ]
-        most = self.room.n_gpus  # with all that victims could release: larger steps need no trial
+        most = self.free.n_gpus  # with all that victims could release: larger steps need no trial
         most += sum(self.slots[other][0].n_gpus - other.curve.least_gpus for other in victims)
         steps = task.curve.starts if how.forces_smaller else task.curve.starts[:1]
         for step in steps:
@@ -443,20 +443,20 @@ class Draft:
     ) -> bool:
         """Shrink jobs below a slope, the lowest first, until a step fits; change nothing if none does."""
         # On a copy, as free devices in sum may still fit on no nodes.
-        trial = Draft(self.room.copy(), self.slots.copy())
+        trial = Draft(self.free.copy(), self.slots.copy())
         shrunk: dict[Task, None] = {}
-        while trial.room.first_fit(wanted.items) is None:
+        while trial.free.first_fit(wanted.items) is None:
             victim = trial.shrink_lowest(victims, limit)
             if victim is None:
                 return False
             shrunk[victim] = None
         if gives_back:
             trial.spare(shrunk, self.slots, wanted.items)
-        found = trial.room.first_fit(wanted.items)
+        found = trial.free.first_fit(wanted.items)
         if found is None:
             return False
         trial.place(task, found)
-        self.room, self.slots = trial.room, trial.slots
+        self.free, self.slots = trial.free, trial.slots
         return True
 
     def shrink_lowest(self, victims: Iterable[Task], limit: float) -> Task | None:
@@ -470,14 +470,14 @@ class Draft:
         ]
         for _, _, _, task, step in sorted(steps, key=lambda entry: entry[:3]):
             fit = self.slots[task]
-            self.room.give(*fit)
-            smaller = self.room.first_fit(step.items)
+            self.free.give(*fit)
+            smaller = self.free.first_fit(step.items)
             if smaller is not None or not step.items:
                 del self.slots[task]
                 if smaller is not None:
                     self.place(task, smaller)
                 return task
-            self.room.take(*fit)
+            self.free.take(*fit)
         return None
 
     def spare(
@@ -489,17 +489,17 @@ class Draft:
         """Give back what was taken from jobs, the last first, if the newcomer still fits."""
         for task in reversed(list(shrunk)):
             smaller = self.remove(task)
-            if self.room.take_if_free(*before[task]):
-                if self.room.first_fit(items) is not None:
+            if self.free.take_if_free(*before[task]):
+                if self.free.first_fit(items) is not None:
                     self.slots[task] = before[task]
                     continue
-                self.room.give(*before[task])
+                self.free.give(*before[task])
             if smaller is not None:
                 self.place(task, smaller)
 
     def grow(self) -> None:
         """Hand free devices to the steepest curves, one step at a time, until no job gains."""
-        while self.room.n_gpus:
+        while self.free.n_gpus:
             best: tuple[float, Task, Fit] | None = None
             for task, fit in self.slots.items():
                 # A job that changes in this decision restarts anyway, so it has no gate to pass.
@@ -513,18 +513,18 @@ class Draft:
 
     def _larger(self, task: Task, fit: Fit, above: float) -> tuple[float, Fit] | None:
         """Return the first step up, steeper than a bound, that fits once a job gives back what it holds."""
-        most = self.room.n_gpus + fit[0].n_gpus
+        most = self.free.n_gpus + fit[0].n_gpus
         steps = [step for step in task.curve.up(fit[0]) if above < step.slope and step.n_gpus <= most]
         if not steps:
             return None
-        self.room.give(*fit)
+        self.free.give(*fit)
         found = None
         for step in steps:
-            larger = self.room.first_fit(step.items)
+            larger = self.free.first_fit(step.items)
             if larger is not None:
                 found = (step.slope, larger)
                 break
-        self.room.take(*fit)
+        self.free.take(*fit)
         return found
 
     def decision(self, tasks: Iterable[Task], wake_up_s: float) -> Decision:
@@ -542,7 +542,7 @@ class RulesState:
     """Curves, what fits where, and how often each job was reconfigured for its own gain."""
 
     curves: Curves
-    places: Places
+    placements: PlacementCache
     own_changes: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -610,7 +610,7 @@ class Morphling:
         """Return an empty table of curves."""
         fitting = catalogue.on(cluster)
         curves = Curves(fitting, self.freedom, by_speed=self.shape_order == "speed")
-        return RulesState(curves, Places.on(cluster, fitting))
+        return RulesState(curves, PlacementCache.on(cluster, fitting))
 
     def decide(self, view: ClusterView, state: RulesState) -> tuple[Decision, RulesState]:
         """Start waiting jobs, at the cost of others where allowed, and hand out the free devices."""
@@ -618,7 +618,7 @@ class Morphling:
             [self._task(job, view, state) for job in jobs] for jobs in (view.pending, view.running)
         )
         held = {task: task.held for task in running if task.held is not None}
-        draft = Draft(state.places.room(view), held)
+        draft = Draft(state.placements.free_resources(view), held)
         refused: set[tuple[Curve, bool]] = set()  # a job like one that found no room finds none either
         for task in sorted(waiting, key=self.rank):
             kind = task.curve, task.is_starving

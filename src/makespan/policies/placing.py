@@ -56,7 +56,7 @@ _UNKNOWN: Any = object()  # not in the cache; None is an answer
 _MAX_REMEMBERED = 1 << 17  # answers in the cache, beyond which it is cleared
 
 
-class Places:
+class PlacementCache:
     """Best fit with a cache, as the nodes of a configuration depend only on the free devices.
 
     Each share, largest first, goes to the first node with the fewest free devices that can take it. The free
@@ -91,7 +91,7 @@ class Places:
         self._n_remembered = 0
 
     @classmethod
-    def on(cls, cluster: ClusterSpec, catalogue: Catalogue) -> "Places":
+    def on(cls, cluster: ClusterSpec, catalogue: Catalogue) -> "PlacementCache":
         """Return the cache of a cluster for the configurations of a catalogue."""
         of_type: dict[str, int] = {}
         for number, node in enumerate(cluster.nodes):
@@ -99,9 +99,9 @@ class Places:
         most, is_tight = max(node.n_gpus for node in cluster.nodes), can_starve(cluster, catalogue)
         return cls(cluster.n_nodes, most, of_type, is_tight=is_tight)
 
-    def room(self, view: ClusterView, kept_threads: int = 0) -> "Room":
-        """Return the free resources, see `Room`."""
-        return Room.of(view, is_tight=self.is_tight, places=self, kept_threads=kept_threads)
+    def free_resources(self, view: ClusterView, kept_threads: int = 0) -> "FreeResources":
+        """Return the free resources, see `FreeResources`."""
+        return FreeResources.of(view, is_tight=self.is_tight, placements=self, kept_threads=kept_threads)
 
     def packed(self, gpus: Sequence[int]) -> int:
         """Return the devices of every node as one number."""
@@ -233,10 +233,10 @@ def _fields(n_nodes: int, bits: int, most: int) -> tuple[int, int, list[int], li
     return ones * (half - 1), ones * half, [ones * it for it in counts], [ones * (half - it) for it in counts]
 
 
-class Room:
-    """Free devices of every node, private to one decision; placing is best fit, see `Places`.
+class FreeResources:
+    """Free devices of every node, private to one decision; placing is best fit, see `PlacementCache`.
 
-    Begin with `Room.of`; ask with `fit` or `first_fit`, then `take`.
+    Begin with `FreeResources.of`; ask with `fit` or `first_fit`, then `take`.
 
     Parameters
     ----------
@@ -244,7 +244,7 @@ class Room:
         Free devices of every node, ``(n_nodes,)``.
     cpus, host_bytes
         Free CPU threads and host memory [B] of every node; None where they never run out.
-    places
+    placements
         Placement cache of the same cluster.
     kept_threads
         CPU threads reserved for each device that stays free, if `first_fit` has an option that needs no more
@@ -252,23 +252,23 @@ class Room:
 
     Attributes
     ----------
-    n_gpus, places
+    n_gpus, placements
         Free devices on all nodes together; the placement cache.
     """
 
-    __slots__ = ("_free", "_kept", "_refused", "_supplies", "kept_threads", "n_gpus", "places")
+    __slots__ = ("_free", "_kept", "_refused", "_supplies", "kept_threads", "n_gpus", "placements")
 
     def __init__(
         self,
         gpus: Sequence[int],
         cpus: list[int] | None = None,
         host_bytes: list[float] | None = None,
-        places: Places | None = None,
+        placements: PlacementCache | None = None,
         kept_threads: int = 0,
     ) -> None:
         self.n_gpus = sum(gpus)
-        self.places = Places(len(gpus), max(127, *gpus)) if places is None else places
-        self._free = self.places.packed(gpus)
+        self.placements = PlacementCache(len(gpus), max(127, *gpus)) if placements is None else placements
+        self._free = self.placements.packed(gpus)
         self._supplies = None if cpus is None or host_bytes is None else (cpus, host_bytes)
         self.kept_threads, self._kept = kept_threads, 0
         # If supplies matter: configurations, and tuples of them, that did not fit, until something is freed.
@@ -276,23 +276,28 @@ class Room:
 
     @classmethod
     def of(
-        cls, view: ClusterView, *, is_tight: bool, places: Places | None = None, kept_threads: int = 0
-    ) -> "Room":
+        cls,
+        view: ClusterView,
+        *,
+        is_tight: bool,
+        placements: PlacementCache | None = None,
+        kept_threads: int = 0,
+    ) -> "FreeResources":
         """Return the free resources; CPU threads and host memory too if these are tight, see `can_starve`."""
         cpus, host_bytes = (view.free_cpus, view.free_host_memory_bytes) if is_tight else (None, None)
-        if places is None:
-            places = Places(view.n_nodes, len(view.nodes_by_free_gpus) - 1, view.nodes_by_type)
-        return cls(view.free_gpus, cpus, host_bytes, places, kept_threads)
+        if placements is None:
+            placements = PlacementCache(view.n_nodes, len(view.nodes_by_free_gpus) - 1, view.nodes_by_type)
+        return cls(view.free_gpus, cpus, host_bytes, placements, kept_threads)
 
     @property
     def gpus(self) -> list[int]:
         """Free devices of every node, ``(n_nodes,)``; a new list."""
-        return self.places.unpacked(self._free)
+        return self.placements.unpacked(self._free)
 
-    def copy(self) -> "Room":
+    def copy(self) -> "FreeResources":
         """Return an independent copy."""
-        other = Room.__new__(Room)
-        other._free, other.n_gpus, other.places = self._free, self.n_gpus, self.places
+        other = FreeResources.__new__(FreeResources)
+        other._free, other.n_gpus, other.placements = self._free, self.n_gpus, self.placements
         other.kept_threads, other._kept = self.kept_threads, self._kept
         supplies = self._supplies
         other._supplies = None if supplies is None else (supplies[0].copy(), supplies[1].copy())
@@ -304,13 +309,13 @@ class Room:
         if item.n_gpus > self.n_gpus:
             return None
         if self._supplies is None:
-            return self.places.fit(self._free, item)
+            return self.placements.fit(self._free, item)
         return None if item in self._refused else self._search(item, *self._supplies)
 
     def first_fit(self, items: tuple[Configuration, ...]) -> Fit | None:
         """Return the first configuration that fits, with its nodes, or None; takes nothing."""
         if self._supplies is None:
-            return self.places.first_fit(self._free, self.n_gpus, items)
+            return self.placements.first_fit(self._free, self.n_gpus, items)
         if items in self._refused:
             return None
         found = None
@@ -328,14 +333,14 @@ class Room:
 
     def take(self, item: Configuration, nodes: Sequence[int]) -> None:
         """Hold the devices of a configuration on nodes in the order of its `counts`; unchecked."""
-        self._free -= self.places.share(item, tuple(nodes))
+        self._free -= self.placements.share(item, tuple(nodes))
         self.n_gpus -= item.n_gpus
         if self._supplies is not None:
             self._supply(item, nodes, -1)
 
     def give(self, item: Configuration, nodes: Sequence[int]) -> None:
         """Free the devices of a configuration on nodes in the order of its `counts`; unchecked."""
-        self._free += self.places.share(item, tuple(nodes))
+        self._free += self.placements.share(item, tuple(nodes))
         self.n_gpus += item.n_gpus
         if self._supplies is not None:
             self._supply(item, nodes, 1)
@@ -368,7 +373,7 @@ class Room:
             has_threads = cpus[node] >= count * threads + kept * (free - count)
             return has_threads and host_bytes[node] >= count * own_bytes
 
-        nodes = self.places.search(self._free, item, suits)
+        nodes = self.placements.search(self._free, item, suits)
         if nodes is None and not kept:  # else it may fit once fewer free devices have threads reserved
             self._refused.add(item)
         return nodes
@@ -387,20 +392,20 @@ _ALMOST = 1 - 1e-9  # of the memory of a guest, so that rounding rejects none th
 Place = tuple[float, tuple[int, ...]]  # pace, and nodes in the order of the counts
 
 
-class GuestRoom:
+class GuestPlacement:
     """Holders and guests of every node during a decision, to find room for one more guest.
 
     Parameters
     ----------
-    places
+    placements
         Placement cache of the cluster.
     """
 
-    __slots__ = ("_company", "_places", "_sharing", "_spare")
+    __slots__ = ("_company", "_placements", "_sharing", "_spare")
 
-    def __init__(self, view: ClusterView, places: Places) -> None:
+    def __init__(self, view: ClusterView, placements: PlacementCache) -> None:
         self._sharing = view.sharing()
-        self._places = places
+        self._placements = placements
         # Cached until something changes: the jobs of each node, and the memory left on devices without a
         # guest, the least first.
         self._company: list[Colocation] = []
@@ -470,7 +475,7 @@ class GuestRoom:
             least = levels[rank]
             counts = [sum([pace >= least for pace in there]) if there else 0 for there in by_node]
             is_enough = sum(counts) >= item.n_gpus
-            nodes = self._places.search(self._places.packed(counts), item) if is_enough else None
+            nodes = self._placements.search(self._placements.packed(counts), item) if is_enough else None
             if nodes is None:
                 high = rank
             else:

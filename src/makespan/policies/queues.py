@@ -7,7 +7,7 @@ from itertools import groupby, takewhile
 
 from makespan.hardware import ClusterSpec
 from makespan.policies.base import Queue, acceptable, serve
-from makespan.policies.placing import Places
+from makespan.policies.placing import PlacementCache
 from makespan.sim import Allocation, Catalogue, ClusterView, Configuration, Decision, JobView
 from makespan.workloads import JobSpec
 
@@ -29,11 +29,11 @@ class Fifo:
     references: tuple[str, ...] = ()
     is_serial: bool = False
 
-    def initial_state(self, cluster: ClusterSpec, catalogue: Catalogue) -> Places:
+    def initial_state(self, cluster: ClusterSpec, catalogue: Catalogue) -> PlacementCache:
         """Return the placement cache of the cluster."""
-        return Places.on(cluster, catalogue)
+        return PlacementCache.on(cluster, catalogue)
 
-    def decide(self, view: ClusterView, state: Places) -> tuple[Decision, Places]:
+    def decide(self, view: ClusterView, state: PlacementCache) -> tuple[Decision, PlacementCache]:
         """Start jobs from the head of the queue until one does not fit."""
         changes: dict[str, Allocation | None] = {}
         head = next(iter(view.pending), None)
@@ -41,12 +41,12 @@ class Fifo:
             return Decision(changes), state
         if view.catalogue.as_requested(head.spec)[0].n_gpus > view.n_free_gpus:
             return Decision(changes), state
-        room = state.room(view)
+        free = state.free_resources(view)
         for job in view.pending:
-            found = room.first_fit(view.catalogue.as_requested(job.spec))
+            found = free.first_fit(view.catalogue.as_requested(job.spec))
             if found is None:
                 break
-            room.take(*found)
+            free.take(*found)
             changes[job.spec.job_id] = found[0].on(found[1])
             if self.is_serial:
                 break
@@ -73,7 +73,7 @@ class ShortestJobFirst:
 
     def initial_state(self, cluster: ClusterSpec, catalogue: Catalogue) -> Queue:
         """Return an empty queue."""
-        return Queue(Places.on(cluster, catalogue))
+        return Queue(PlacementCache.on(cluster, catalogue))
 
     def decide(self, view: ClusterView, state: Queue) -> tuple[Decision, Queue]:
         """Serve the queue by run time."""
@@ -106,7 +106,7 @@ class ShortestRemainingTimeFirst:
 
     def initial_state(self, cluster: ClusterSpec, catalogue: Catalogue) -> Queue:
         """Return an empty queue."""
-        return Queue(Places.on(cluster, catalogue))
+        return Queue(PlacementCache.on(cluster, catalogue))
 
     def decide(self, view: ClusterView, state: Queue) -> tuple[Decision, Queue]:
         """Serve the queue by remaining time; the running job with most time left is displaced first."""
@@ -162,7 +162,7 @@ class Tiresias:
 
     def initial_state(self, cluster: ClusterSpec, catalogue: Catalogue) -> Queue:
         """Return an empty queue."""
-        return Queue(Places.on(cluster, catalogue))
+        return Queue(PlacementCache.on(cluster, catalogue))
 
     def queue(self, job: JobView) -> int:
         """Return the queue of a job, 0 for the first to be served."""
@@ -193,7 +193,7 @@ class Tiresias:
             return list(takewhile(lambda other: queues[other] > level, candidates))
 
         # Promotion follows from the passing of time, so a queue in a kept order would be out of date.
-        kept = state if self.promotion is None else Queue(state.places)
+        kept = state if self.promotion is None else Queue(state.placements)
         return serve(view, order, options, victims, kept), state
 
 
@@ -268,7 +268,7 @@ class Synergy:
     def initial_state(self, cluster: ClusterSpec, catalogue: Catalogue) -> tuple[CpuDemands, Queue]:
         """Return an empty table of demands and an empty queue."""
         fair_threads = min(node.cpu_threads // max(node.n_gpus, 1) for node in cluster.nodes)
-        return CpuDemands(fair_threads), Queue(Places.on(cluster, catalogue))
+        return CpuDemands(fair_threads), Queue(PlacementCache.on(cluster, catalogue))
 
     def decide(
         self, view: ClusterView, state: tuple[CpuDemands, Queue]

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from makespan.hardware import ClusterSpec
-from makespan.policies.placing import Room, fastest_by_placement, keeps_plan
+from makespan.policies.placing import FreeResources, fastest_by_placement, keeps_plan
 from makespan.sim import Allocation, Catalogue, ClusterView, Configuration, Decision, JobView
 from makespan.workloads import JobSpec
 
@@ -359,7 +359,7 @@ def _realise(
     view: ClusterView, groups: Iterable[Group], counts: Iterable[Sequence[int]]
 ) -> dict[str, Allocation | None]:
     """Place the sizes that the knapsack chose, large jobs first; a job that does not fit stays or shrinks."""
-    room = Room.of(view, is_tight=True)
+    free = FreeResources.of(view, is_tight=True)
     targets: list[tuple[JobView, tuple[Size, ...]]] = []
     changes: dict[str, Allocation | None] = {}
     for group, numbers in zip(groups, counts, strict=True):
@@ -371,25 +371,27 @@ def _realise(
                 continue
             if job.allocation is not None:
                 changes[job.spec.job_id] = None
-                room.give(job.allocation.configuration, job.allocation.nodes[::-1])
+                free.give(job.allocation.configuration, job.allocation.nodes[::-1])
             if size is not None:
                 targets.append((job, group.sizes[: chosen[position] + 1]))
     targets.sort(key=lambda target: (-target[1][-1].n_gpus, target[0].index))
-    left = [(job, sizes) for job, sizes in targets if not _place(job, sizes[-1:], room, changes)]
+    left = [(job, sizes) for job, sizes in targets if not _place(job, sizes[-1:], free, changes)]
     for job, sizes in left:
         held = job.allocation
-        if held is not None and room.take_if_free(held.configuration, held.nodes[::-1]):
+        if held is not None and free.take_if_free(held.configuration, held.nodes[::-1]):
             del changes[job.spec.job_id]
         else:
-            _place(job, sizes[-2::-1], room, changes)
+            _place(job, sizes[-2::-1], free, changes)
     return changes
 
 
-def _place(job: JobView, sizes: Sequence[Size], room: Room, changes: dict[str, Allocation | None]) -> bool:
+def _place(
+    job: JobView, sizes: Sequence[Size], free: FreeResources, changes: dict[str, Allocation | None]
+) -> bool:
     for size in sizes:
-        found = room.first_fit(size.options)
+        found = free.first_fit(size.options)
         if found is not None:
-            room.take(*found)
+            free.take(*found)
             changes[job.spec.job_id] = found[0].on(found[1])
             return True
     return False

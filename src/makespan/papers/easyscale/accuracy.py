@@ -21,7 +21,7 @@ from makespan.easyscale.trainer import ElasticTrainer, run_together
 from makespan.errors import MakespanError, TraceError
 from makespan.papers.experiment import Experiment, Figure, Given
 from makespan.runtime import Launch, Launcher, LocalLauncher, RunDirectory, local_launcher
-from makespan.settings import Count, option, taken_from, unlike
+from makespan.settings import Count, one_of, option, unique
 from makespan.tables import schemas_of
 from makespan.training.zoo import STAND_INS, StandIn
 
@@ -80,9 +80,7 @@ class Gap(Experiment):
         ),
     )
 
-    model: Annotated[str, taken_from(lambda: _CLASSIFIERS)] = _ours(
-        "stand-in of a classifier", "shufflenetv2"
-    )
+    model: Annotated[str, one_of(lambda: _CLASSIFIERS)] = _ours("stand-in of a classifier", "shufflenetv2")
     width: Count = _ours("channels of its first layers", 8)
     noise: float = _ours("what hides the classes, relative to the signal", 0.9, ge=0, le=10)
     samples: Count = _ours("samples of an epoch", 512, unit="samples")
@@ -96,16 +94,16 @@ class Gap(Experiment):
     decay_epoch: Count = _of_gap(
         "epochs before the learning rate decays", 4, unit="epochs", source="a choice; EasyScale: 20"
     )
-    gammas: Annotated[tuple[_Positive, ...], unlike("each factor once")] = _of_gap(
+    gammas: Annotated[tuple[_Positive, ...], unique("each factor once")] = _of_gap(
         "factors by which it decays; accuracy is that with the first",
         (0.1, 0.3, 0.5),
         source="EasyScale: 0.1, 0.3 and 0.5",
         min_length=1,
     )
-    devices: Annotated[tuple[Count, ...], unlike("each number once")] = _ours(
+    devices: Annotated[tuple[Count, ...], unique("each number once")] = _ours(
         "numbers of devices", (1, 2, 4), min_length=2
     )
-    seeds: Annotated[tuple[int, ...], unlike("each seed once")] = _ours(
+    seeds: Annotated[tuple[int, ...], unique("each seed once")] = _ours(
         "seeds of weights, order of samples and random states", (1, 2, 3), min_length=2
     )
 
@@ -351,7 +349,7 @@ _BY_KERNELS = {"ddp-homo": ("D0", "D1"), "ddp-heter": ("D0+D2", "D1+D2")}
 _KEY = ["model", "setting"]
 
 
-_StandInName = Annotated[str, taken_from(lambda: STAND_INS)]
+_StandInName = Annotated[str, one_of(lambda: STAND_INS)]
 _of_fig9 = partial(option, changes="fig9, fig9_summary")
 _of_bits = partial(_of_fig9, source="a choice")
 
@@ -391,7 +389,7 @@ class Fig9(Experiment):
     device: Literal["auto", "cpu", "cuda"] = _of_bits(
         "where to train; auto uses GPUs if there is one for each of four processes", "auto"
     )
-    models: Annotated[tuple[_StandInName, ...], unlike("each model once")] = _of_fig9(
+    models: Annotated[tuple[_StandInName, ...], unique("each model once")] = _of_fig9(
         "stand-ins that are trained",
         ("resnet50", "vgg19"),
         source="EasyScale artifact: ResNet50, VGG19",

@@ -27,7 +27,7 @@ from makespan.hardware import ClusterSpec, NodeSpec, cluster, cluster_names
 from makespan.metrics import allocation_over_time, time_average
 from makespan.papers.experiment import Experiment, Figure, Given
 from makespan.policies import policy_names
-from makespan.settings import Block, option, shared, taken_from
+from makespan.settings import Block, one_of, option, shared
 from makespan.sim import NodeEvent, NodeEventKind, RestartDelays
 from makespan.studies import Run, Scenario, SimulationSpec, run_all
 from makespan.tables import schemas_of
@@ -37,7 +37,7 @@ from makespan.units import HOUR
 from makespan.workloads import JobSpec
 
 _LOG = logging.getLogger(__name__)
-_PolicyName = Annotated[str, taken_from(policy_names)]
+_PolicyName = Annotated[str, one_of(policy_names)]
 _of_all = partial(option, changes="fig14, fig15, sensitivity")
 _ours = partial(_of_all, source="a choice")
 
@@ -675,7 +675,7 @@ class Simulation(Experiment):
         ),
     )
 
-    cluster: Annotated[str, taken_from(cluster_names)] = _of_all(
+    cluster: Annotated[str, one_of(cluster_names)] = _of_all(
         "cluster whose devices are simulated as one pool a type",
         "v100-p100-t4-64",
         source="EasyScale artifact: 32 V100, 16 P100, 16 T4",

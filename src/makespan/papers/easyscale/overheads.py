@@ -28,7 +28,7 @@ from makespan.easyscale.requests import TIMING, TimedVariant, TimingSeries
 from makespan.errors import MakespanError
 from makespan.papers.experiment import Experiment, Figure, Given
 from makespan.runtime import Launch, LocalLauncher, ProcessOptions, RunDirectory
-from makespan.settings import Block, Count, option, shared, taken_from, unlike
+from makespan.settings import Block, Count, one_of, option, shared, unique
 from makespan.training.zoo import STAND_INS, StandIn
 
 _WORKER = "makespan.easyscale.timing_worker"
@@ -42,9 +42,7 @@ Record = dict[str, Any]
 _of_steps = partial(option, changes="fig10, fig11, fig12, fig13")
 _of_models = partial(_of_steps, source="a choice: what a core trains in 50 to 100 ms")
 _of_sharing = partial(option, changes="fig10")
-_Devices = Annotated[
-    tuple[Annotated[str, taken_from(lambda: KERNEL_SETS)], ...], unlike("each kernel set once")
-]
+_Devices = Annotated[tuple[Annotated[str, one_of(lambda: KERNEL_SETS)], ...], unique("each kernel set once")]
 
 
 class Procedure(Block):
@@ -71,7 +69,7 @@ class Procedure(Block):
 class SizedModel(Block):
     """A stand-in, and how large it is."""
 
-    name: Annotated[str, taken_from(lambda: STAND_INS)] = _of_models("name of the stand-in")
+    name: Annotated[str, one_of(lambda: STAND_INS)] = _of_models("name of the stand-in")
     width: Count = _of_models("channels of the first layers, or features of an embedding")
     depth: Count = _of_models("blocks at each resolution, or layers")
     extent: Count = _of_models("pixels a side, or tokens a sequence")
@@ -259,7 +257,7 @@ class Sharing(_Timed):
         source="EasyScale, Fig. 10: ResNet50 and ShuffleNetv2",
         min_length=1,
     )
-    workers: Annotated[tuple[Count, ...], unlike("each number once")] = _of_sharing(
+    workers: Annotated[tuple[Count, ...], unique("each number once")] = _of_sharing(
         "how many share the device; the smallest number is what throughput is relative to",
         (1, 2, 4),
         source="EasyScale artifact: 1 to 16",

@@ -13,14 +13,14 @@ from makespan.papers.experiment import SOURCES, Figure, Given
 from makespan.papers.morphling.performance import OnMachine, WorkloadKey, is_profiled
 from makespan.perf import Fit, Learner, load_cluster, load_environment, rank_plans
 from makespan.plans import ExecutionPlan, Placement, PlanFamily, read_plan, write_exec_plan
-from makespan.settings import Block, option, readable, shared
+from makespan.settings import Block, option, parsed_by, shared
 
 MORPHLING = "Morphling"
 """The strategy and scheduler that asks the performance model and learns from its runs."""
 _TRIED = "tried"
 
 PlacementText = Annotated[
-    str, readable(lambda text: Placement.parse(text).text, "GPUs on each node, for example 4444")
+    str, parsed_by(lambda text: Placement.parse(text).text, "GPUs on each node, for example 4444")
 ]
 _of_fig7 = partial(option, source="Morphling, Fig. 7", changes="fig7")
 

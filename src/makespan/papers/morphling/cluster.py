@@ -15,7 +15,7 @@ from makespan.papers.experiment import SOURCES, Experiment, Figure, Given
 from makespan.papers.morphling.comparisons import means, paired
 from makespan.papers.morphling.job_lists import JOB_LISTS, NAIVE, Draw, Jobs, List, drawn_lists
 from makespan.policies import policy_names
-from makespan.settings import Block, Count, option, shared, taken_from
+from makespan.settings import Block, Count, one_of, option, shared
 from makespan.sim import check_jobs
 from makespan.studies import (
     PredictionMode,
@@ -33,7 +33,7 @@ from makespan.workloads import JobSpec
 
 BASELINE = "morphling-lookahead"
 """Policy that the ratios of Table 4 compare with."""
-PolicyName = Annotated[str, taken_from(policy_names)]
+PolicyName = Annotated[str, one_of(policy_names)]
 TraceName = Literal["base", "bp", "mt"]
 Time = Annotated[float, Field(ge=0)]
 Seed = Annotated[int, Field(ge=0)]

@@ -24,10 +24,10 @@ from makespan.perf import (
     sensitivity_families,
 )
 from makespan.plans import Placement, PlanFamily, read_plan
-from makespan.settings import Count, option, shared, taken_from
+from makespan.settings import Count, one_of, option, shared
 from makespan.workloads import workload as load_workload, workload_keys
 
-WorkloadKey = Annotated[str, taken_from(workload_keys)]
+WorkloadKey = Annotated[str, one_of(workload_keys)]
 Bools = npt.NDArray[np.bool_]
 _FAMILIES = [family.title for family in PlanFamily]
 _OFFLOAD, _OFFLOAD_GC = PlanFamily.ZERO_OFFLOAD.title, PlanFamily.ZERO_OFFLOAD_GC.title

@@ -12,10 +12,10 @@ import pandas as pd
 from makespan.errors import InputError, TraceError
 from makespan.papers.experiment import SOURCES, Experiment, Figure, Given
 from makespan.plans import Placement
-from makespan.settings import option, shared, taken_from
+from makespan.settings import one_of, option, shared
 from makespan.workloads import workload_keys
 
-WorkloadKey = Annotated[str, taken_from(workload_keys)]
+WorkloadKey = Annotated[str, one_of(workload_keys)]
 _of_fig8 = partial(option, source="Morphling, Fig. 8", changes="fig8")
 
 

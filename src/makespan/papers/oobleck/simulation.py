@@ -30,7 +30,7 @@ from makespan.oobleck.simulator import (
 )
 from makespan.oobleck.traces import SPOT_TRACES, NodeTrace, generate_failures, generate_spot, read_trace
 from makespan.papers.experiment import Experiment, Figure, Given
-from makespan.settings import Block, Count, option, shared, taken_from, unlike
+from makespan.settings import Block, Count, one_of, option, shared, unique
 from makespan.throughput import Dataset, find_dataset, read_register, verify
 from makespan.units import MS
 
@@ -45,8 +45,8 @@ _of_spot = partial(option, source="Oobleck SOSP'23 artifact", changes="fig10, fi
 _of_studies = partial(option, source="a choice", changes="studies")
 _simulation_option = partial(option, source="a choice", changes=_CHANGED)
 _SYSTEM = "makespan.oobleck"
-FailureTrace = Annotated[str, taken_from(lambda: read_preset(_SYSTEM, "failures"))]
-SpotTrace = Annotated[str, taken_from(lambda: read_preset(_SYSTEM, "spot"))]
+FailureTrace = Annotated[str, one_of(lambda: read_preset(_SYSTEM, "failures"))]
+SpotTrace = Annotated[str, one_of(lambda: read_preset(_SYSTEM, "spot"))]
 Seeds = Annotated[int, Field(ge=2)]
 
 
@@ -139,7 +139,7 @@ class Simulation(Block):
         source="Oobleck, Fig. 13",
         changes="fig13",
     )
-    ablation_traces: Annotated[tuple[SpotTrace, ...], unlike("each trace once")] = option(
+    ablation_traces: Annotated[tuple[SpotTrace, ...], unique("each trace once")] = option(
         "spot traces on which defects are repaired one by one",
         ("gcp_scaled", "p3_scaled"),
         source="a choice",

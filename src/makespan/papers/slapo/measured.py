@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 from makespan.cleanup import temporary_directory
 from makespan.papers.experiment import Experiment, Figure, Given
 from makespan.runtime import Launch, Launcher, LocalLauncher, RunDirectory, local_launcher
-from makespan.settings import Count, option, taken_from, unlike
+from makespan.settings import Count, one_of, option, unique
 from makespan.training.zoo import FAMILIES, family_sizes
 
 # ------------------------------------------------------------------------------------------------
@@ -21,8 +21,8 @@ from makespan.training.zoo import FAMILIES, family_sizes
 _of_steps = partial(option, source="a choice", changes="fig9")
 _of_search = partial(option, source="a choice", changes="tuner")
 _verified = partial(option, source="a choice", changes="verify")
-_Counts = Annotated[tuple[Count, ...], unlike("each number once")]
-_Family = Annotated[str, taken_from(lambda: FAMILIES)]
+_Counts = Annotated[tuple[Count, ...], unique("each number once")]
+_Family = Annotated[str, one_of(lambda: FAMILIES)]
 _Ratio = Annotated[float, Field(ge=0, le=1)]
 _Value = bool | int | float | str
 
@@ -88,7 +88,7 @@ class Fig9Steps(Experiment):
         ),
     )
 
-    size: Annotated[str, taken_from(lambda: family_sizes("bert"))] = _of_steps("size of the model", "small")
+    size: Annotated[str, one_of(lambda: family_sizes("bert"))] = _of_steps("size of the model", "small")
     batch: Count = _of_steps("samples a step", 8, unit="samples")
     processes: _Counts = _of_steps("numbers of processes that share the model", (1, 2, 4), min_length=1)
     compiler: Literal["inductor", "dynamo"] = _of_steps(
@@ -148,9 +148,9 @@ class TunerRun(Experiment):
         ),
     )
 
-    size: Annotated[str, taken_from(lambda: family_sizes("opt"))] = _of_search("size of the model", "small")
+    size: Annotated[str, one_of(lambda: family_sizes("opt"))] = _of_search("size of the model", "small")
     batches: _Counts = _of_search("batch sizes", (4, 8, 12, 16, 24, 32), unit="samples", min_length=2)
-    ratios: Annotated[tuple[_Ratio, ...], unlike("each share once")] = _of_search(
+    ratios: Annotated[tuple[_Ratio, ...], unique("each share once")] = _of_search(
         "shares of the layers that are recomputed", (1.0, 0.67, 0.5, 0.34, 0.0), min_length=2
     )
     budget_bytes: Count = _of_search(
@@ -252,12 +252,12 @@ class Verification(Experiment):
     device: Literal["auto", "cpu", "cuda"] = _verified(
         "where models run; auto uses GPUs if there is one for each process", "auto"
     )
-    families: Annotated[tuple[_Family, ...], unlike("each family once")] = _verified(
+    families: Annotated[tuple[_Family, ...], unique("each family once")] = _verified(
         "architectures of the zoo",
         ("bert", "roberta", "albert", "gpt", "opt", "t5", "llama", "wideresnet"),
         min_length=1,
     )
-    processes: Annotated[tuple[Count, ...], unlike("each number once")] = _verified(
+    processes: Annotated[tuple[Count, ...], unique("each number once")] = _verified(
         "processes that share a model, one launch each", (1, 2, 4), min_length=1
     )
     size: str = _verified("size of the models", "tiny")
