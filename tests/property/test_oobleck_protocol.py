@@ -64,7 +64,7 @@ class World:
     def __init__(self, n_nodes, end, rng, save_every):
         self.rng, self.end, self.history = rng, end, tuple(range(end))
         self.nodes, self.dead, self.error, self.is_over = {}, set(), None, False
-        self.stores, self.commits = [], []
+        self.stores, self.commits, self.before, self.planned = [], [], (0, 0, 0), set()
         self.coordination = acts.CoordinatorProtocol(self.decide, range(n_nodes), end, save_every=save_every)
         for number in range(n_nodes):
             self.join(number)
@@ -90,7 +90,25 @@ class World:
                 work[node] = (*work.get(node, ()), layer)
         return acts.Decision(tuple(nodes), work)
 
+    def check_invariants(self, wanted):
+        """Compare the coordinator after an event with what it was before and with what its module promises."""
+        own = self.coordination
+        groups = [own.members, own.waiting, own.spare]
+        assert sum(map(len, groups)) == len(set().union(*groups)), "a node in two groups"
+        before, now = self.before, (own.step, own.generation, own.saved)
+        assert before[0] <= now[0] <= before[0] + 1 and before[1] <= now[1]
+        assert now[2] <= now[0], "a checkpoint of a step that is not committed"
+        planned = [
+            one.values["generation"]
+            for one in wanted
+            if isinstance(one, acts.LogEvent) and one.kind == "plan"
+        ]
+        assert not set(planned) & self.planned, "two plans in one generation"
+        assert own.phase is acts.Phase.ENDED or not self.is_over, "an event led out of the end"
+        self.before, self.planned = now, self.planned | set(planned)
+
     def do(self, wanted):
+        self.check_invariants(wanted)
         for action in wanted:
             match action:
                 case acts.Send(number, message) if number in self.nodes:

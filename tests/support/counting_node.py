@@ -59,6 +59,7 @@ class CountingEngine:
         self.is_waiting = False
         if [self.node, iteration] in self.request.get("sticks", []):
             self.is_waiting = True
+            self.announce("transfer", iteration)
             time.sleep(120.0)
         if [self.node, iteration] in self.request.get("rejects", []):
             raise InputError("layer 3 is odd")

@@ -166,8 +166,16 @@ def test_a_stopped_process_is_killed_before_it_counts_as_lost(tmp_path):
 
 
 def test_a_survivor_that_stays_in_a_transfer_with_a_lost_peer_is_killed(tmp_path):
-    moments = {(3, "forward", 3): signal.SIGKILL}
-    run = killing(moments)(Run(tmp_path, 5, 6, sticks=[[2, 3]], limits=Timeouts(hang_s=15.0)))
+    run = Run(tmp_path, 5, 6, sticks=[[2, 3]], limits=Timeouts(hang_s=15.0))
+
+    def react(event):
+        """Kill node 3, which is held in its forward pass, once node 2 is in the transfer, however late."""
+        if event.kind == "hello" and event.node == 3:
+            run.coordinator.hold(3, "forward", 3)
+        if event.kind == "announce" and (event.node, event.values["phase"]) == (2, "transfer"):
+            os.kill(run.pid(3), signal.SIGKILL)
+
+    run.react = react
     run.coordinator.run()
     run.check(6, (0, 1, 4))
     assert [one.node for one in run.of("hung")] == [2] and {one.node for one in run.of("lost")} == {2, 3}

@@ -16,6 +16,7 @@ Where each case of failure and each edge of execution is tested:
 """
 
 import itertools
+import json
 import os
 import random
 import threading
@@ -31,9 +32,19 @@ from own_chain import Words
 
 from makespan.errors import InputError, UnknownNameError
 from makespan.oobleck.chain import Chain, load_chain, load_microbatch
-from makespan.oobleck.job import ChainJob, job_from
+from makespan.oobleck.job import ChainJob
 from makespan.oobleck.oracle import ReferenceTrainer
-from makespan.oobleck.plan import HybridPlan, Pipeline, PipelineTemplate, Stage, plan_from, plan_values
+from makespan.oobleck.plan import HybridPlan, Pipeline, PipelineTemplate, Stage
+from makespan.oobleck.requests import (
+    FIXED_RUNS,
+    NODE,
+    PROFILING,
+    WORK,
+    FixedRun,
+    NodeRequest,
+    ProfilingRequest,
+    Work,
+)
 from makespan.oobleck.stage import (
     HeldLayers,
     LostPeerError,
@@ -156,11 +167,20 @@ def test_links_are_the_parts_of_the_whole_model(family):
         build_link(spec, 5, 5)
 
 
-def test_jobs_and_plans_are_read_as_they_were_written():
+def test_requests_are_read_as_they_were_written(tmp_path):
     job = small_job(clip_norm=0.5, optimizer="adamw", optimizer_options={"weight_decay": 0.1})
-    assert job_from(job.values()) == job
     plan = plan_of(((0,), (6,), 2), ((1, 2), (4, 6), 4))
-    assert plan_from(plan_values(plan)) == plan
+    work = Work(plan.pipelines, ((3, 0, 2),), 7, tmp_path, True, ("borrow",), 1)
+    for codec, request in (
+        (NODE, NodeRequest(job, tmp_path)),
+        (WORK, work),
+        (FIXED_RUNS, [FixedRun(job, plan, 3, with_states=True)]),
+        (PROFILING, ProfilingRequest(job, 5, 2)),
+    ):
+        written = json.loads(json.dumps(codec.dump_python(request, mode="json")))
+        assert codec.validate_python(written) == request
+    with pytest.raises(InputError, match="n_microbatches is 0"):
+        NODE.validate_python({"job": job.values() | {"n_microbatches": 0}, "partial": "x"})
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,15 @@ pytest.importorskip("torch")
 
 from makespan.cli.oobleck import LiveView
 from makespan.oobleck.coordinator import Event
+from makespan.oobleck.plan import Pipeline, PipelineTemplate, Stage
+from makespan.oobleck.requests import WORK, Work
 
-STAGES = [{"first_layer": 0, "end_layer": 2}, {"first_layer": 2, "end_layer": 5}]
-WORK = {
-    "plan": [{"nodes": [0, 1], "n_microbatches": 6, "template": {"stages": STAGES}}],
-    "kinds": ["borrow"], "copies": [(1, 0)],
-}  # fmt: skip
+TEMPLATE = PipelineTemplate(2, 1, (Stage(0, 2, 1, 0.1), Stage(2, 5, 1, 0.1)), 0.4)
+PLAN = (Pipeline((0, 1), TEMPLATE, 6),)
+PLANNED = WORK.dump_python(
+    Work(PLAN, copies=((1, 0, 1),), copies_bytes=8, origin=None, is_start=False, kinds=("borrow",), f=1),
+    mode="json",
+)
 
 
 class Terminal(io.StringIO):
@@ -26,7 +29,7 @@ def told(stream):
     view = LiveView(7, stream)
     for number in (0, 1):
         view(Event("ready", 10.0 + number, number, {"pid": 40 + number, "host": "here"}))
-    view(Event("plan", 12.0, None, {"work": WORK}))
+    view(Event("plan", 12.0, None, {"work": PLANNED}))
     view(Event("resume", 12.5, None, {"generation": 1, "step": 0}))
     view(Event("announce", 13.0, 1, {"phase": "backward", "iteration": 0}))
     view(Event("commit", 14.0, None, {"iteration": 0, "reports": {0: {"loss": 2.5}, 1: None}}))

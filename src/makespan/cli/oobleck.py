@@ -37,6 +37,7 @@ from makespan.oobleck.reconfiguration import (
     reconfigure,
     regroup,
 )
+from makespan.oobleck.requests import WORK, Work
 from makespan.oobleck.simulator import (
     MODES,
     SYSTEMS,
@@ -118,7 +119,7 @@ class LiveView:
             self.nodes[node] = dict(values)
         elif event.kind == "plan":
             self.plan = list(values["work"]["plan"])
-            self._say(event, self._planned(values["work"]))
+            self._say(event, self._planned(WORK.validate_python(values["work"])))
         elif event.kind == "commit":
             self.done = values["iteration"] + 1
             reports = values["reports"].values()
@@ -137,14 +138,13 @@ class LiveView:
         if self.is_terminal and self.begun_s is not None:
             self._draw()
 
-    def _planned(self, work: dict[str, Any]) -> str:
+    def _planned(self, work: Work) -> str:
         """Return the kinds of change, the pipelines, and the number of copies, in one line."""
         pipelines = ", ".join(
-            "/".join(map(str, pipeline["nodes"])) + f" with {pipeline['n_microbatches']}"
-            for pipeline in work["plan"]
+            "/".join(map(str, pipeline.nodes)) + f" with {pipeline.n_microbatches}" for pipeline in work.plan
         )
-        kinds = " ".join(work["kinds"]) or "as before"
-        return f"{kinds}: pipelines {pipelines} microbatches; {len(work['copies'])} layer(s) to copy"
+        kinds = " ".join(work.kinds) or "as before"
+        return f"{kinds}: pipelines {pipelines} microbatches; {len(work.copies)} layer(s) to copy"
 
     def _say(self, event: Event, text: str) -> None:
         self._erase()

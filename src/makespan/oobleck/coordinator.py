@@ -25,10 +25,11 @@ from makespan.oobleck import messages, protocol as actions
 from makespan.oobleck.instantiation import Instantiation, distribute
 from makespan.oobleck.messages import Connection
 from makespan.oobleck.node import ADDRESS_FILE, host_name
-from makespan.oobleck.plan import HybridPlan, PipelineTemplate, plan_values
+from makespan.oobleck.plan import HybridPlan, PipelineTemplate
 from makespan.oobleck.profile import ModelProfile
 from makespan.oobleck.protocol import Abort, ClusterState, Decision
 from makespan.oobleck.reconfiguration import InsufficientNodes, Reconfiguration, StateLost, reconfigure
+from makespan.oobleck.requests import WORK, Work
 from makespan.oobleck.templates import covering_templates
 from makespan.runtime import Process
 
@@ -70,7 +71,7 @@ class ReconfigurationPlanner:
     layer_bytes: Sequence[int]
     policy: Literal["stop", "degrade", "relaunch"] = "stop"
     first_sizes: Sequence[int] = ()
-    origin: str | None = None
+    origin: Path | None = None
     hosts: MutableMapping[int, str] = field(default_factory=dict)
     latest: Reconfiguration | None = None
 
@@ -87,16 +88,16 @@ class ReconfigurationPlanner:
         except (InsufficientNodes, InfeasiblePlanError) as error:
             return Abort(error, saves=whole)
         self.latest = outcome
-        work = {
-            "plan": plan_values(outcome.plan),
-            "copies": [[copy.layer, copy.src.node, copy.dst.node] for copy in outcome.copies],
-            "copies_bytes": outcome.copies_bytes,
-            "origin": self.origin if state.plan is None else None,
-            "is_start": state.plan is None,
-            "kinds": list(outcome.kinds),
-            "f": outcome.f,
-        }
-        return Decision(outcome.plan, work, outcome.waiting)
+        work = Work(
+            plan=outcome.plan.pipelines,
+            copies=tuple((copy.layer, copy.src.node, copy.dst.node) for copy in outcome.copies),
+            copies_bytes=outcome.copies_bytes,
+            origin=self.origin if state.plan is None else None,
+            is_start=state.plan is None,
+            kinds=tuple(outcome.kinds),
+            f=outcome.f,
+        )
+        return Decision(outcome.plan, WORK.dump_python(work, mode="json"), outcome.waiting)
 
     def _reconfigured(
         self, state: ClusterState[HybridPlan], held: Mapping[int, frozenset[int]]

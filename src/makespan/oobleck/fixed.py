@@ -11,25 +11,11 @@ from makespan.cleanup import temporary_directory
 from makespan.errors import InputError
 from makespan.files import read_json
 from makespan.oobleck.job import ChainJob
-from makespan.oobleck.plan import HybridPlan, plan_values
 from makespan.oobleck.profile import LayerProfile, ModelProfile
+from makespan.oobleck.requests import FIXED_RUNS, PROFILING, FixedRun as FixedRun, ProfilingRequest
 from makespan.runtime import Launch, Launcher, LocalLauncher, RunDirectory
 
 _FIXED_WORKER = "makespan.oobleck.fixed_worker"
-
-
-@dataclass(frozen=True, slots=True)
-class FixedRun:
-    """A job, the plan under which it is trained from its start, and the number of iterations.
-
-    ``with_checksums`` and ``with_states`` add checksums per iteration and final states to the result.
-    """
-
-    job: ChainJob
-    plan: HybridPlan
-    n_iterations: int
-    with_checksums: bool = False
-    with_states: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,14 +67,7 @@ def run_fixed(
     makespan.errors.WorkerError
         A process failed; the message contains its report.
     """
-    request = [
-        {
-            "job": run.job.values(), "plan": plan_values(run.plan), "n_nodes": len(run.plan.nodes),
-            "n_iterations": run.n_iterations, "with_checksums": run.with_checksums,
-            "with_states": run.with_states,
-        }
-        for run in runs
-    ]  # fmt: skip
+    request = FIXED_RUNS.dump_python(list(runs), mode="json")
     n_processes = max(len(run.plan.nodes) for run in runs)
     (launcher or LocalLauncher()).run(Launch(_FIXED_WORKER, request, n_processes, run_dir))
     seen: list[dict[int, NodeSeen]] = []
@@ -154,7 +133,7 @@ def profile_chain(
     for name, (found, least) in limits.items():
         if found < least:
             raise InputError(f"{name} is {found}; expected a whole number >= {least}")
-    request = {"job": job.values(), "repeats": repeats, "warm_ups": warm_ups}
+    request = PROFILING.dump_python(ProfilingRequest(job, repeats, warm_ups), mode="json")
     with temporary_directory("profile") as path:
         directory = run_dir or path
         (launcher or LocalLauncher()).run(Launch(_PROFILING_WORKER, request, n_replicas, directory))

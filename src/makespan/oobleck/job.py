@@ -83,13 +83,8 @@ class ChainJob:
         return min(1.0, (iteration + 1) / max(1, self.warmup_steps)) * self.learning_rate
 
     def values(self) -> dict[str, Any]:
-        """Return the job as plain values, which `job_from` reads."""
+        """Return the job as plain values."""
         return asdict(self)
-
-
-def job_from(values: Mapping[str, Any]) -> ChainJob:
-    """Build a job from the plain values of `ChainJob.values`."""
-    return ChainJob(**values)
 
 
 def small_model(job: ChainJob) -> SmallModel:

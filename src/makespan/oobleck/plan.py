@@ -1,9 +1,8 @@
 """Pipeline stages, templates and plans: the values that planner, reconfiguration and runtime exchange."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import islice
-from typing import Any
 
 from makespan.errors import InputError
 
@@ -112,21 +111,6 @@ class HybridPlan:
     def nodes(self) -> tuple[int, ...]:
         """Return all nodes, pipeline by pipeline."""
         return tuple(node for one in self.pipelines for node in one.nodes)
-
-
-def plan_values(plan: HybridPlan) -> list[dict[str, Any]]:
-    """Return a plan as plain values."""
-    return [asdict(one) for one in plan.pipelines]
-
-
-def plan_from(values: Sequence[Mapping[str, Any]]) -> HybridPlan:
-    """Build a plan from the values of `plan_values`."""
-    pipelines = []
-    for row in values:
-        stages = tuple(Stage(**stage) for stage in row["template"]["stages"])
-        template = PipelineTemplate(**{**row["template"], "stages": stages})
-        pipelines.append(Pipeline(tuple(row["nodes"]), template, row["n_microbatches"]))
-    return HybridPlan(tuple(pipelines))
 
 
 def check_plan(plan: HybridPlan, n_layers: int, n_microbatches: int) -> None:

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from makespan.oobleck.chain import Chain, load_chain, load_microbatch
-from makespan.oobleck.job import ChainJob, job_from
+from makespan.oobleck.job import ChainJob
+from makespan.oobleck.requests import PROFILING, ProfilingRequest
 from makespan.oobleck.stage import HeldLayers, PeerGroups, as_tuple
 from makespan.runtime import Identity, RunDirectory, choose_device, end_worker, run_worker
 
@@ -91,9 +92,11 @@ class _LayerTimes:
         return rows
 
 
-def _sum_times(request: Row, who: Identity, store: Any, elements: list[int]) -> dict[int, list[float]]:
+def _sum_times(
+    request: ProfilingRequest, who: Identity, store: Any, elements: list[int]
+) -> dict[int, list[float]]:
     """Return the time of a sum of the gradients of each layer, by number of processes [s]."""
-    device, dtype = torch.device(who.device), getattr(torch, request["job"]["dtype"])
+    device, dtype = torch.device(who.device), getattr(torch, request.job.dtype)
     members = list(range(who.size))
     groups = [tuple(members[:count]) for count in range(2, who.size + 1)]
     links = PeerGroups(members, who.rank, groups, store, device, who.timeout_s)
@@ -102,12 +105,12 @@ def _sum_times(request: Row, who: Identity, store: Any, elements: list[int]) -> 
         times_s = []
         for size in elements:
             vector, seen_s = torch.zeros(max(1, size), dtype=dtype, device=device), list[float]()
-            for _ in range(request["warm_ups"] + request["repeats"]):
+            for _ in range(request.warm_ups + request.repeats):
                 if who.rank in group:
                     begun = time.perf_counter()
                     links.all_reduce(vector, group).finish()
                     seen_s.append(time.perf_counter() - begun)
-            times_s.append(median(seen_s[request["warm_ups"] :]) if seen_s else 0.0)
+            times_s.append(median(seen_s[request.warm_ups :]) if seen_s else 0.0)
         sums_s[len(group)] = times_s
     links.close()
     return sums_s
@@ -116,14 +119,14 @@ def _sum_times(request: Row, who: Identity, store: Any, elements: list[int]) -> 
 def profile_layers(directory: RunDirectory, who: Identity) -> None:
     """Time the layers in the first process, then sums among the first two, three, and so on."""
     torch.set_num_threads(who.threads)
-    request: Row = directory.request()
-    job, device = job_from(request["job"]), choose_device(who)
+    request: ProfilingRequest = PROFILING.validate_python(directory.request())
+    job, device = request.job, choose_device(who)
     chain, rows = load_chain(job), list[Row]()
     timed = _LayerTimes(job, chain, device)
     if who.rank == 0:
-        seen = [timed.measure(number) for number in range(request["warm_ups"] + request["repeats"])]
+        seen = [timed.measure(number) for number in range(request.warm_ups + request.repeats)]
         kept = timed.activation_bytes()
-        for layer, runs in enumerate(zip(*seen[request["warm_ups"] :], strict=True)):
+        for layer, runs in enumerate(zip(*seen[request.warm_ups :], strict=True)):
             row = {name: median(one[name] for one in runs) for name in runs[0]}
             sizes = {"parameter_bytes": timed.parameter_bytes(layer), "activation_bytes": kept[layer]}
             rows.append(row | sizes)

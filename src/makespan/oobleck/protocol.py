@@ -7,6 +7,17 @@ later message, and the loss of a member cannot leave two others at different ste
 A loss, a failure, and a node that joins or leaves begin a generation: members drop their groups and report
 which layers they hold; the coordinator decides on a plan; they build groups, copy layers and compare
 checksums, and resume after the last commit. A loss at any point of that begins the next generation.
+
+Invariants, whatever is lost and in whatever order events arrive:
+
+- The step of the coordinator only grows, by one, and only when every member has prepared that iteration. A
+  member is at most one commit behind it, namely the one on its way.
+- A node is a member, waits for the next generation, or is spare: never two of these.
+- Answers count for the generation and phase that asked for them; every phase begins without answers.
+- Generations only grow, and one has at most one plan. Members compute under the plan of their generation
+  alone, because they drop all groups before they report what they hold.
+- A checkpoint is of a committed step: it is written while no member computes, each layer by one node.
+- The end is final: no event leads out of it.
 """
 
 from collections.abc import Callable, Collection, Mapping

@@ -27,10 +27,11 @@ from makespan.oobleck.coordinator import Coordinator, Event, ReconfigurationPlan
 from makespan.oobleck.job import ChainJob
 from makespan.oobleck.messages import Connection, Drain, Hello, Kill, connected
 from makespan.oobleck.node import ADDRESS_FILE, JOINING, host_name
-from makespan.oobleck.plan import HybridPlan, plan_from
+from makespan.oobleck.plan import HybridPlan
 from makespan.oobleck.profile import ModelProfile
 from makespan.oobleck.protocol import CoordinatorProtocol
 from makespan.oobleck.reconfiguration import InsufficientNodes
+from makespan.oobleck.requests import NODE, WORK, NodeRequest, Work
 from makespan.oobleck.templates import TemplateSet, covering_templates
 from makespan.runtime import (
     Launch,
@@ -271,7 +272,7 @@ class Recovery:
     built_s: float = 0.0
     copied_s: float = 0.0
     first_s: float | None = None
-    work: dict[str, Any] = field(default_factory=dict)
+    work: Work | None = None
 
     def row(self, start_s: float, plan: HybridPlan) -> dict[str, Any]:
         """Return the row of the table of recoveries."""
@@ -284,13 +285,13 @@ class Recovery:
             "cause": self.cause,
             "lost": " ".join(f"{node}:{phase}" for node, phase in sorted(self.lost.items())),
             "joined": " ".join(map(str, sorted(self.joined))),
-            "action": " ".join(self.work.get("kinds", ())) or "none",
+            "action": " ".join(self.work.kinds if self.work else ()) or "none",
             "n_microbatches": "+".join(str(one.n_microbatches) for one in plan.pipelines),
             "layers": "+".join(
                 "/".join(str(len(stage.layers)) for stage in one.template.stages) for one in plan.pipelines
             ),
             "nodes": "+".join("/".join(map(str, one.nodes)) for one in plan.pipelines),
-            "copies_bytes": float(self.work.get("copies_bytes", 0.0)),
+            "copies_bytes": float(self.work.copies_bytes if self.work else 0),
             "begin_wall_s": self.begin_s - start_s, **times,
         }  # fmt: skip
 
@@ -396,8 +397,9 @@ class Record:
 
     def _on_plan(self, event: Event) -> None:
         if self._open is not None:
-            self._open.decided_s, self._open.work = event.time_s, dict(event.values["work"])
-            self.n_reads += event.values["work"]["origin"] is not None
+            work: Work = WORK.validate_python(event.values["work"])
+            self._open.decided_s, self._open.work = event.time_s, work
+            self.n_reads += work.origin is not None
 
     def _on_copied(self, event: Event) -> None:
         if self._open is not None:
@@ -407,7 +409,9 @@ class Record:
         if (recovery := self._open) is None:
             return
         recovery.generation, recovery.iteration = event.values["generation"], event.values["step"]
-        plan = plan_from(recovery.work["plan"])
+        if recovery.work is None:
+            raise WorkerError(f"generation {recovery.generation} resumed without a plan")
+        plan = HybridPlan(recovery.work.plan)
         self.generation, self.members = recovery.generation, set(plan.nodes)
         self.plans.append((recovery.iteration, plan))
         self.recoveries.append(recovery)
@@ -704,7 +708,7 @@ class _Run:
             profile, templates, options.n_nodes, options.f, options.n0, job.n_microbatches,
             [round(_STATE_FACTOR * one.parameter_bytes) for one in profile.layers],
             policy=options.policy, first_sizes=options.first_sizes,
-            origin=None if self.started is None else str(self.started.path),
+            origin=None if self.started is None else self.started.path,
         )  # fmt: skip
         self.protocol = CoordinatorProtocol(
             self.decider, range(options.n_nodes), iterations,
@@ -732,7 +736,7 @@ class _Run:
         """Train to the end."""
         if self.started is not None and self.started.step >= self.protocol.end:
             return self._result()
-        request = {"job": self.job.values(), "partial": str(self.checkpoints / ".partial")}
+        request = NODE.dump_python(NodeRequest(self.job, self.checkpoints / ".partial"), mode="json")
         RunDirectory(self.launch.run_dir).prepare(request)
         self.coordinator = coordinator = Coordinator(
             self.protocol, self.launch.run_dir, request, self, self._take_event,

@@ -8,17 +8,16 @@ import shutil
 import signal
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from makespan.errors import CheckpointError
 from makespan.files import read_json, write_json
-from makespan.oobleck.job import job_from
 from makespan.oobleck.messages import Form, Save
 from makespan.oobleck.node import ADDRESS_FILE, JOINING, Announcing, BroadcastStore, store_on, take_part
-from makespan.oobleck.plan import plan_from
+from makespan.oobleck.plan import HybridPlan
+from makespan.oobleck.requests import NODE, WORK, NodeRequest, Work
 from makespan.oobleck.stage import PeerGroups, StageExecutor
 from makespan.runtime import Identity, RunDirectory, choose_device, end_worker, run_worker
 
@@ -56,10 +55,9 @@ class TrainingEngine:
     def prepare(self, node: int, request: Any, announce: Announcing, board: BroadcastStore) -> None:
         """Load the model."""
         self._node, self._announce, self._board = node, announce, board
-        self._partial = Path(request["partial"])
-        self._executor = StageExecutor(
-            job_from(request["job"]), self._device, self._enter, self._timeout_s, _MEET_S
-        )
+        given: NodeRequest = NODE.validate_python(request)
+        self._partial = given.partial
+        self._executor = StageExecutor(given.job, self._device, self._enter, self._timeout_s, _MEET_S)
 
     def drop(self) -> None:
         """Drop every group."""
@@ -67,15 +65,16 @@ class TrainingEngine:
 
     def form(self, form: Form, forgets: bool) -> Mapping[str, str]:
         """Build groups, copy layers, and return the checksums of the layers that are owned."""
-        executor, work = self._executor, form.work
+        executor = self._executor
+        work: Work = WORK.validate_python(form.work)
         if forgets:
             executor.keep(())
         self._announce("group build", form.step)
-        plan = plan_from(work["plan"])
+        plan = HybridPlan(work.plan)
         also = [node for node in form.members if node not in plan.nodes]
         executor.connect(plan, self._node, store_on(self._board, form.generation, self._timeout_s), also)
         self._announce("copy", form.step)
-        for layer, source, target in work["copies"]:
+        for layer, source, target in work.copies:
             if source == self._node:
                 executor.send_layer(layer, target)
             elif target == self._node:
@@ -85,13 +84,13 @@ class TrainingEngine:
             for one in plan.pipelines if self._node in one.nodes
             for layer in one.template.stages[one.nodes.index(self._node)].layers
         )  # fmt: skip
-        if work["is_start"]:
+        if work.is_start:
             # No node could send these layers: initialise them, or load them from the checkpoint.
             missing = [layer for layer in self._owned if str(layer) not in self.layers]
             states = {}
-            if work["origin"] is not None:
+            if work.origin is not None:
                 for layer in missing:
-                    file = Path(work["origin"], layer_file(layer))
+                    file = work.origin / layer_file(layer)
                     states[layer] = torch.load(file, map_location=self._device, weights_only=True)
             executor.hold(missing)
             for layer, state in states.items():

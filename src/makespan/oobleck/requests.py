@@ -1,0 +1,86 @@
+"""Requests from launching processes to the processes of Oobleck runs, and their form as JSON.
+
+The launching process dumps a request with a `TypeAdapter`, and a process of the run validates it with the
+same one, which builds and checks the dataclasses anew. Both sides import this module, so it does not load
+torch.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import TypeAdapter
+
+from makespan.oobleck.job import ChainJob
+from makespan.oobleck.plan import HybridPlan, Pipeline
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRequest:
+    """What every node of a resilient run is given: the job, and the folder of a checkpoint in the making."""
+
+    job: ChainJob
+    partial: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What the members of a generation do to take up its plan.
+
+    Parameters
+    ----------
+    plan
+        Pipelines in the order in which their gradients are added.
+    copies
+        Layer, node that sends it, and node that receives it.
+    copies_bytes
+        Size of all copies [B].
+    origin
+        Checkpoint from which layers are loaded; None if there is none, or if nodes hold them.
+    is_start
+        Whether the run begins, so that nodes load or initialise their layers.
+    kinds
+        Actions of the reconfiguration.
+    f
+        Losses at a time that the plan survives.
+    """
+
+    plan: tuple[Pipeline, ...]
+    copies: tuple[tuple[int, int, int], ...]
+    copies_bytes: int
+    origin: Path | None
+    is_start: bool
+    kinds: tuple[str, ...]
+    f: int
+
+
+@dataclass(frozen=True, slots=True)
+class FixedRun:
+    """A job, the plan under which it is trained from its start, and the number of iterations.
+
+    ``with_checksums`` and ``with_states`` add checksums per iteration and final states to the result.
+    """
+
+    job: ChainJob
+    plan: HybridPlan
+    n_iterations: int
+    with_checksums: bool = False
+    with_states: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ProfilingRequest:
+    """Time the layers of a job and sums among replicas in so many timed runs after untimed ones."""
+
+    job: ChainJob
+    repeats: int
+    warm_ups: int
+
+
+NODE = TypeAdapter(NodeRequest)
+"""Codec of the request to `makespan.oobleck.worker`."""
+WORK = TypeAdapter(Work)
+"""Codec of the work that a node carries out to take up a plan, part of `makespan.oobleck.messages.Form`."""
+FIXED_RUNS = TypeAdapter(list[FixedRun])
+"""Codec of the request to `makespan.oobleck.fixed_worker`: one entry per run."""
+PROFILING = TypeAdapter(ProfilingRequest)
+"""Codec of the request to `makespan.oobleck.profiling_worker`."""
