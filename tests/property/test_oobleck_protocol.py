@@ -91,7 +91,7 @@ class World:
         return acts.Decision(tuple(nodes), work)
 
     def check_invariants(self, wanted):
-        """Compare the coordinator after an event with what it was before and with what its module promises."""
+        """Compare the coordinator after an event with its state before, and with what its module promises."""
         own = self.coordination
         groups = [own.members, own.waiting, own.spare]
         assert sum(map(len, groups)) == len(set().union(*groups)), "a node in two groups"
