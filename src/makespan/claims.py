@@ -32,8 +32,7 @@ _OPERATORS: Mapping[str, Callable[[Any, Any], Any]] = {
 class Comparison:
     """A value of a table, and the limit that it must keep.
 
-    Expressions are those of `pandas.DataFrame.eval` over the columns of the table; columns beyond its schema
-    count as numbers if they hold nothing else.
+    Expressions are those of `pandas.DataFrame.eval` over the columns of the table.
 
     Parameters
     ----------
@@ -46,7 +45,7 @@ class Comparison:
         value of ``columns``, and in the cells the mean of ``values``. The table as it is if empty; one row if
         ``index`` is empty.
     value
-        Expression for one number, or for one number a row.
+        Expression for one number, or for one number per row.
     operator, limit
         ``<``, ``<=``, ``==``, ``>=`` or ``>``, and the limit that every number must keep; a missing number
         does not. Without an operator ``value`` is itself true or false, and the limit is NaN.
@@ -75,46 +74,44 @@ class Comparison:
             )
 
     def compared(self, table: pd.DataFrame) -> "_Compared | None":
-        """Return what is compared in a table; None if no row counts, or none has all that the value needs.
+        """Return the rows that count and the values to compare; None if there is no value.
+
+        There is none without a row that counts, and where a pivot lacks a column of the value, for example
+        that of a policy that did not run.
 
         Raises
         ------
         TraceError
             An expression names a column that the table does not have.
         """
-        table = table.assign(**{str(name): cells for name, cells in _numbers_as_text(table)})
         try:
             rows = table[_evaluated(self.rows, table).astype(bool)] if self.rows else table
             wide = _pivoted(rows, self.pivot) if self.pivot and len(rows) else rows
         except (KeyError, UndefinedVariableError) as error:
             raise TraceError(f"table {self.table}, comparison {self.value!r}: {error}") from None
+        if wide.empty:
+            return None
         try:
-            value = _evaluated(self.value, wide) if len(wide) else math.nan
+            value = _evaluated(self.value, wide)
         except UndefinedVariableError as error:
             if self.pivot:
                 return None
             raise TraceError(f"table {self.table}, comparison {self.value!r}: {error}") from None
-        if not isinstance(value, pd.Series) and pd.isna(value):
-            return None
-        return _Compared(wide, value if isinstance(value, pd.Series) else pd.Series([value]))
+        values = value if isinstance(value, pd.Series) else pd.Series([value]).dropna()
+        return None if values.empty else _Compared(wide, values)
 
     def holds(self, values: "pd.Series[Any]") -> "pd.Series[bool]":
-        """Tell of each value whether it keeps the limit."""
+        """Return for each value whether it keeps the limit."""
         kept = _OPERATORS[self.operator](values, self.limit) if self.operator else values
         return kept.fillna(False).astype(bool)
 
 
 @dataclass(frozen=True, slots=True)
 class _Compared:
+    """Rows of a table that count, and the values that are compared, one at least."""
+
     rows: pd.DataFrame
     values: "pd.Series[Any]"
-
-
-def _numbers_as_text(table: pd.DataFrame) -> "Iterable[tuple[object, pd.Series[Any]]]":
-    for name in table.select_dtypes(exclude=["number", "bool"]).columns:
-        numbers = pd.to_numeric(table[name], errors="coerce")
-        if len(table) and numbers.notna().equals(table[name].notna()):
-            yield name, numbers
 
 
 def _pivoted(rows: pd.DataFrame, pivot: str) -> pd.DataFrame:
@@ -368,7 +365,10 @@ def _found(comparison: Comparison, tables: Tables, shown: str) -> Finding | None
     if found is None:
         return None
     holds = comparison.holds(found.values)
-    return Finding(_Shown(found, holds).format(shown), bool(holds.all()))
+    try:
+        return Finding(_Shown(found, holds).format(shown), bool(holds.all()))
+    except UndefinedVariableError as error:
+        raise TraceError(f"table {comparison.table}, shown as {shown!r}: {error}") from None
 
 
 def join_claims(by_source: Mapping[str, Sequence[pd.DataFrame]]) -> pd.DataFrame:

@@ -152,20 +152,12 @@ def made_up(jct, makespan, heter=64, homo=32, gain=30.0, lost=0):
     """Tables in which policies have these times, and two of them hold so many GPUs all the time."""
     policies = ["easyscale-heter", "easyscale-heter-growth", "easyscale-homo", "fifo", "fifo-serial"]
     times = {"avg_jct_s": jct, "makespan_from_zero_s": makespan}
-    one = pd.DataFrame(
-        {"policy": policies} | {name: [str(v) for v in values] for name, values in times.items()}
-    )
+    one = pd.DataFrame({"policy": policies} | times)
     series = (("easyscale-heter", heter), ("easyscale-homo", homo))
-    rows = [(name, str(60.0 * number), str(gpus)) for name, gpus in series for number in range(100)]
+    rows = [(name, 60.0 * number, gpus) for name, gpus in series for number in range(100)]
     held = pd.DataFrame(rows, columns=["policy", "time_s", "gpus"])
-    other = pd.DataFrame(
-        {
-            "policy": ["easyscale-heter"],
-            "gain_pct": [str(gain)],
-            "delayed_rounds": "0",
-            "interruptions": str(lost),
-        }
-    )
+    values = {"policy": "easyscale-heter", "gain_pct": gain, "delayed_rounds": 0, "interruptions": lost}
+    other = pd.DataFrame([values])
     return {
         "fig14": one,
         "fig15": held,

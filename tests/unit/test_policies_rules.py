@@ -243,6 +243,15 @@ def test_age_counts_from_submission_whatever_a_job_has_run():
     assert waiting.starves_from_s(job, view) == 9000.0 + POLICY.age_limit_s
 
 
+def test_starving_jobs_with_gpus_are_ordered_by_slope_and_index_if_age_counts_from_waiting():
+    # The time since which a job with GPUs waits is NaN, which must not decide which job is stopped.
+    policy, tasks = replace(POLICY, age_since="waiting"), [task_of(index, now_s=1e9) for index in range(4)]
+    for task in tasks:
+        task.job.allocation, task.job.waiting_since_s = object(), float("nan")
+    tasks[3].job.allocation, tasks[3].job.waiting_since_s = None, 5.0
+    assert [task.index for task in sorted((tasks[k] for k in (2, 0, 3, 1)), key=policy.rank)] == [3, 0, 1, 2]
+
+
 def test_room_is_forced_for_a_smaller_size_where_the_steepest_cannot_be_reached():
     """The steepest size of the job takes four GPUs; a guaranteed job keeps two of them."""
     superlinear = catalogue_of(("ga", "1", 8.0), ("ga", "2", 4.0), ("ga", "4", 1.0))

@@ -16,7 +16,7 @@ from makespan.oobleck.plan import HybridPlan, Pipeline
 
 @dataclass(frozen=True, slots=True)
 class NodeRequest:
-    """What every node of a resilient run is given: the job, and the folder of a checkpoint in the making."""
+    """Request to a node of a resilient run: the job, and the folder in which a checkpoint is written."""
 
     job: ChainJob
     partial: Path
@@ -24,7 +24,7 @@ class NodeRequest:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What the members of a generation do to take up its plan.
+    """Instructions to the members of a generation: its plan, and how its layers reach the nodes.
 
     Parameters
     ----------
@@ -41,7 +41,7 @@ class Work:
     kinds
         Actions of the reconfiguration.
     f
-        Losses at a time that the plan survives.
+        Number of simultaneous losses that the plan tolerates.
     """
 
     plan: tuple[Pipeline, ...]
@@ -69,7 +69,7 @@ class FixedRun:
 
 @dataclass(frozen=True, slots=True)
 class ProfilingRequest:
-    """Time the layers of a job and sums among replicas in so many timed runs after untimed ones."""
+    """Request to time the layers of a job, and sums among replicas, after ``warm_ups`` untimed runs."""
 
     job: ChainJob
     repeats: int
@@ -79,7 +79,7 @@ class ProfilingRequest:
 NODE = TypeAdapter(NodeRequest)
 """Codec of the request to `makespan.oobleck.worker`."""
 WORK = TypeAdapter(Work)
-"""Codec of the work that a node carries out to take up a plan, part of `makespan.oobleck.messages.Form`."""
+"""Codec of the field ``work`` of `makespan.oobleck.messages.Form`."""
 FIXED_RUNS = TypeAdapter(list[FixedRun])
 """Codec of the request to `makespan.oobleck.fixed_worker`: one entry per run."""
 PROFILING = TypeAdapter(ProfilingRequest)

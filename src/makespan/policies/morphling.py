@@ -661,7 +661,9 @@ class Morphling:
     def rank(self, task: Task) -> tuple[bool, bool, float, float, int]:
         """Return the sorting key of jobs: guaranteed first, then starving, then steep ones."""
         job, by_age = task.job, task.is_starving and self.starving_order == "age"
-        since_s = job.spec.submit_time_s if self.age_since == "submission" else job.waiting_since_s
+        # A job that has GPUs does not wait yet; NaN would leave the order of its key undefined.
+        waiting_since_s = inf if job.allocation is not None else job.waiting_since_s
+        since_s = job.spec.submit_time_s if self.age_since == "submission" else waiting_since_s
         slope = task.curve.starts[0].slope
         return (
             not task.is_guaranteed, not task.is_starving, since_s if by_age else 0.0, -slope, task.index
