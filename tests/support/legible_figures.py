@@ -51,7 +51,8 @@ def shown_texts(figure):
                 for label in (tick.label1, tick.label2)
             )
             low, high = sorted(axis.get_view_interval())
-            places = zip(major, axis.get_majorticklocs(), strict=True)
+            minor = zip(axis.get_minor_ticks(), axis.get_minorticklocs(), strict=False)
+            places = [*zip(major, axis.get_majorticklocs(), strict=True), *minor]
             shown += [tick.label1 for tick, place in places if axes.axison and low <= place <= high]
     shown += [text for text in figure.findobj(Text) if id(text) not in of_ticks]
     return [text for text in shown if text.get_visible() and text.get_text().strip()]

@@ -76,3 +76,10 @@ def test_figures_are_legible(tables, draw):
     figure, data = draw(tables, "measured")
     assert len(data)
     assert_is_legible(figure)
+
+
+def test_ticks_of_predictions_have_room_whatever_the_range(tables):
+    for factor in (1.2, 3.0, 25.0, 400.0):
+        times = [0.01, 0.01 * factor**0.5, 0.01 * factor]
+        wide = tables["predictions"].assign(predicted_cores_iter_time_s=times, iter_wall_s=times[::-1])
+        assert_is_legible(figures.predictions({"predictions": wide}, "measured")[0])

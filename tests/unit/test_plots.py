@@ -7,13 +7,17 @@ import numpy as np
 import pandas as pd
 import pytest
 from legible_figures import assert_is_legible, is_published
+from matplotlib.lines import Line2D
 
 from makespan.errors import TraceError
 from makespan.papers.morphling.figures import plot_adaptation, plot_sharing
 from makespan.plots import (
     ENVELOPE,
     FAMILIES,
+    ONE_COLUMN_IN,
     TWO_COLUMNS_IN,
+    add_legend,
+    new_figure,
     plot_cpu_sensitivity,
     plot_error_bars,
     plot_prediction,
@@ -295,3 +299,16 @@ def test_unknown_models_and_families_are_drawn_last():
     names = [label.get_text() for label in figure.axes[1].get_xticklabels()]
     assert names == ["ViT-Base", "T5 1.2B", "new"]
     assert "source: own measurements" in texts(figure)
+
+
+def test_a_legend_that_is_wider_than_the_figure_gets_more_rows():
+    names = ["a very long explanation of a mark", "another one that is as long", "and a third one"]
+    figure = new_figure(ONE_COLUMN_IN, 2.0)
+    figure.subplots().plot([0, 1], [0, 1])
+    handles = [Line2D([], [], marker="o", label=name) for name in names]
+    add_legend(figure, "emulated", handles, ncols=3)
+    figure.draw_without_rendering()
+    (legend,) = figure.legends
+    box = legend.get_window_extent()
+    assert box.x0 >= 0 and box.x1 <= figure.bbox.x1
+    assert [text.get_text() for text in legend.get_texts()] == names

@@ -16,6 +16,7 @@ the legend, where others follow in grey, and ``titles`` the titles of names that
 from makespan.plots.charts import (
     ENVELOPE as ENVELOPE,
     job_spans as job_spans,
+    log_ticks as log_ticks,
     plot_allocation as plot_allocation,
     plot_bands as plot_bands,
     plot_cdf as plot_cdf,

@@ -130,7 +130,7 @@ def _draw_bands(axes: Axes, table: pd.DataFrame, shown: set[str], styles: Mappin
     values = np.concatenate([np.asarray(line.get_ydata(), dtype=float) for line in axes.lines])
     least, most = float(values.min()) / _MARGIN, float(values.max()) * _MARGIN
     axes.set_yscale("log")
-    _log_ticks(axes.yaxis, least, most)
+    log_ticks(axes.yaxis, least, most)
     axes.set_ylim(least, most)
 
 
@@ -161,13 +161,18 @@ def _is_cut(axes: Axes) -> bool:
     return any(bool((end < low).any() or (end > high).any()) for end in ends)
 
 
-def _log_ticks(
+def log_ticks(
     axis: Axis,
     low: float,
     high: float,
     fine: Sequence[float] = (1, 1.5, 2, 3, 4, 5, 6, 8),
     coarse_range: float = _COARSE_RANGE,
 ) -> None:
+    """Put ticks with plain numbers on a logarithmic axis between two positive values.
+
+    They are ``fine`` multiples of powers of ten, or 1, 2 and 5 times these where the values are further apart
+    than ``coarse_range``.
+    """
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     steps = (1, 2, 5) if high / low > coarse_range else fine
     axis.set_major_locator(FixedLocator([step * 10.0**decade for decade in decades for step in steps]))
@@ -234,7 +239,7 @@ def _intervals(axes: Axes, rows: pd.DataFrame, policies: list[str], styles: Mapp
     least = float(max(min(means.min(), ends.min()), means.min() / 2)) / _MARGIN
     most = float(min(max(means.max(), ends.max()), means.max() * 2)) * _MARGIN
     axes.set_xscale("log")
-    _log_ticks(axes.xaxis, least, most, (1, 1.5, 2, 3, 4, 6), _COARSE_IN_ROW)
+    log_ticks(axes.xaxis, least, most, (1, 1.5, 2, 3, 4, 6), _COARSE_IN_ROW)
     axes.set_xlim(least, most)
     axes.set_ylim(len(policies) - 0.5, -0.5)
     axes.tick_params(axis="y", length=0)
@@ -301,7 +306,7 @@ def plot_variants(
         reference(axes, [1.0, 1.0], [len(variants) - 0.5, -0.5])
         if limits[1] > _WIDE_RATIO * limits[0]:
             axes.set_xscale("log")
-            _log_ticks(axes.xaxis, *limits)
+            log_ticks(axes.xaxis, *limits)
         axes.set_xlim(*limits)
         is_beyond |= _mark_beyond(axes, ((y, span, style) for y, span in enumerate(spans)), limits)
         axes.set_title(style.title)

@@ -189,14 +189,19 @@ def add_legend(
     ----------
     handles, legend
         Legend entries, none for a figure that has its legend elsewhere, and further options of the legend;
-        ``ncols`` is the largest number of columns.
+        ``ncols`` is the largest number of columns; there are fewer where they are wider than the figure.
     strip
         Whether a strip at the lower edge is kept free; not needed if there is an x label.
     """
     if handles:
         n_rows = math.ceil(len(handles) / legend.get("ncols", 1))
-        columns = {"ncols": math.ceil(len(handles) / n_rows)}  # rows of equal length
-        figure.legend(handles=handles, **({"loc": "outside upper center"} | legend | columns))
+        while True:
+            columns = {"ncols": math.ceil(len(handles) / n_rows)}  # rows of equal length
+            added = figure.legend(handles=handles, **({"loc": "outside upper center"} | legend | columns))
+            if n_rows == len(handles) or added.get_window_extent().width <= figure.bbox.width:
+                break
+            added.remove()
+            n_rows += 1
     engine = figure.get_layout_engine()
     if isinstance(engine, ConstrainedLayoutEngine) and strip:
         share = 0.15 / figure.get_figheight()

@@ -28,6 +28,7 @@ from makespan.plots import (
     compared_handle,
     figure_style,
     in_order,
+    log_ticks,
     new_figure,
     plain_numbers,
     published,
@@ -238,6 +239,8 @@ def panel(table: pd.DataFrame, source: str) -> Figure:
     ends = [0.8 * min(predicted.min(), measured.min()), 1.25 * max(predicted.max(), measured.max())]
     reference(axes, ends, ends)
     axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends)
+    for axis in (axes.xaxis, axes.yaxis):
+        log_ticks(axis, *ends)
     axes.set_xlabel("predicted iteration [ms]")
     axes.set_ylabel("measured iteration [ms]")
     handles = [
