@@ -154,15 +154,17 @@ _COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Subject, limit and configuration that a check is given.
+    """Subject, limit, configuration and table that a check is given.
 
     What the subject means (model, column or jobs) depends on the check; the limit is the number that
-    decides, NaN if the check needs none; the options are what checks must know of the configuration.
+    decides, NaN if the check needs none; the options are what checks must know of the configuration; the
+    table is the name of the one that the check reads, empty if the check knows it.
     """
 
     subject: str
     limit: float
     options: Mapping[str, str]
+    table: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,10 +206,11 @@ class Ledger:
         """Read the statements and how each is decided: the columns of ``claims.csv``, all text.
 
         A statement has the parts of a `Comparison` and ``shown``, the text that reports it; or a ``check``
-        with its ``subject`` and ``limit``; or neither, and the note says why nothing decides it. Fields of
-        ``shown``, in braces, are expressions: ``@value`` is what is compared, ``@holds`` says where it keeps
-        the limit. ``sources`` names the only sources that decide a statement, if not all do; ``fails_on``
-        those on which it fails with all lists, sizes and delays; fewer may leave it undecided.
+        with its ``subject`` and ``limit``, and perhaps the ``table`` that it reads; or neither, and the note
+        says why nothing decides it. Fields of ``shown``, in braces, are expressions: ``@value`` is what is
+        compared, ``@holds`` says where it keeps the limit. ``sources`` names the only sources that decide a
+        statement, if not all do; ``fails_on`` those on which it fails with all lists, sizes and delays; fewer
+        may leave it undecided.
 
         Raises
         ------
@@ -237,7 +240,7 @@ class Ledger:
                 raise TraceError(f"{of} has a check and a value; expected one of them")
             if not row["check"] and not row["value"] and not row["note"]:
                 raise TraceError(f"{of} has neither check nor value; expected one, or a note that says why")
-            if row["value"] and row["table"] not in self.tables:
+            if (row["value"] or row["table"]) and row["table"] not in self.tables:
                 raise unknown_name(f"{of}: table", row["table"], self.tables)
             if row["value"] and not row["shown"]:
                 raise TraceError(f"{of} has a value and no text that shows it; expected the column 'shown'")
@@ -348,7 +351,8 @@ def _judged(
         if row["value"]:
             finding = _found(_comparison(row), tables, row["shown"])
         else:
-            finding = ledger.checks[row["check"]](tables, Claim(row["subject"], _limit(row), options))
+            claim = Claim(row["subject"], _limit(row), options, row["table"])
+            finding = ledger.checks[row["check"]](tables, claim)
     except _NotBuilt as absent:
         return record | {"note": _joined(row["note"], f"no table {absent} of the paper's models")}
     if finding is None:

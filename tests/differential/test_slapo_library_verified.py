@@ -30,7 +30,7 @@ def table():
 def claim():
     rows = PAPER.ledger().statements()
     (row,) = rows[rows["check"] == "verified"].to_dict("records")
-    return Claim(row["subject"], float(row["limit"]), {})
+    return Claim(row["subject"], float(row["limit"]), {}, row["table"])
 
 
 def test_every_family_agrees_on_one_two_and_four_processes(table):

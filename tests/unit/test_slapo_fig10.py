@@ -12,7 +12,7 @@ from makespan.cli import main
 from makespan.config import load_settings
 from makespan.papers.experiment import Given
 from makespan.papers.slapo import PAPER
-from makespan.papers.slapo.figures import fig10
+from makespan.papers.slapo.figures import searched_grid
 
 pytestmark = pytest.mark.xdist_group("printed grid")
 
@@ -106,7 +106,7 @@ def test_a_search_that_stops_short_is_not_called_a_success(tables):
 
 
 def test_the_figure_has_the_grids_and_the_points_of_the_frontier(tables):
-    figure, shown = fig10(tables, "published")
+    figure, shown = searched_grid({"fig10": tables["fig10"]}, "published")
     assert shown.groupby("oracle")["strategy"].value_counts().to_dict() == {
         (oracle, strategy): n
         for oracle in ("model", "published")

@@ -12,7 +12,7 @@ from makespan.errors import FitError, InputError
 from makespan.files import read_preset
 from makespan.papers.experiment import Given
 from makespan.papers.slapo import PAPER
-from makespan.papers.slapo.figures import fig7, fig8, fig9, fig10_fit
+from makespan.papers.slapo.figures import inside_a_node, on_clusters, predicted_grid, steps_of_an_ablation
 from makespan.papers.slapo.performance import (
     FITTED,
     UNFITTED,
@@ -270,16 +270,19 @@ def test_the_emulator_leaves_out_what_it_does_not_know(printed):
 
 
 def test_figures_show_the_rows_of_their_tables(tables):
-    figure, shown = fig7(tables, "published")
+    figure, shown = inside_a_node({"fig7": tables["fig7"]}, "published")
     assert set(shown["kind"]) == {"published", "tuned"}
     assert [axes.get_title() for axes in figure.axes] == list(dict.fromkeys(tables["fig7"]["model"]))
-    assert [axes.get_title() for axes in fig8(tables, "published")[0].axes] == ["GPT-10B", "LLaMA-7B"]
-    (axes,) = fig9(tables, "published")[0].axes
+    assert [axes.get_title() for axes in on_clusters({"fig8": tables["fig8"]}, "published")[0].axes] == [
+        "GPT-10B",
+        "LLaMA-7B",
+    ]
+    (axes,) = steps_of_an_ablation({"fig9": tables["fig9"]}, "published")[0].axes
     assert len(axes.patches) == 4
 
 
 def test_the_figure_of_the_fit_shows_both_protocols(printed):
     rows = pd.DataFrame(predictions(printed["fig10"], C))
-    figure, shown = fig10_fit({"fig10_fit": rows}, "published")
+    figure, shown = predicted_grid({"cells": rows}, "published")
     titles = [axes.get_title() for axes in figure.axes[:2]]
     assert titles == ["in sample", "one batch size left out"] and len(shown) == 182

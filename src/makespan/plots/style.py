@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import wraps
 from importlib import resources
 from pathlib import Path
-from typing import Any, ParamSpec
+from typing import Any, ParamSpec, TypeVar
 
 import matplotlib as mpl
 import matplotlib.style
@@ -107,6 +107,7 @@ MODEL_TITLES = {
     "t5_3B": "T5 3B",
 }
 _P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 
 def style_of(styles: Mapping[str, Style], name: str) -> Style:
@@ -131,11 +132,11 @@ def style_sheet() -> Iterator[None]:
         yield
 
 
-def figure_style(draw: Callable[_P, Figure]) -> Callable[_P, Figure]:
+def figure_style(draw: Callable[_P, _R]) -> Callable[_P, _R]:
     """Make a drawing function use the style sheet."""
 
     @wraps(draw)
-    def inner(*args: _P.args, **kwargs: _P.kwargs) -> Figure:
+    def inner(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         with style_sheet():
             return draw(*args, **kwargs)
 

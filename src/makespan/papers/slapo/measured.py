@@ -84,6 +84,7 @@ class Fig9Steps(Experiment):
             "half the inter-quartile range either way as lines with caps, and what a process holds. "
             "Every step is verified against the model as it is. Times on cores say nothing of GPUs.",
             tables=("fig9",),
+            draw="measured_steps",
             sources=("measured",),
         ),
     )
@@ -144,6 +145,7 @@ class TunerRun(Experiment):
             "the budget, circles of coordinate descent. Grey are points whose forward pass keeps "
             "more than a budget of bytes.",
             tables=("tuner",),
+            draw="measured_search",
             sources=("measured",),
         ),
     )

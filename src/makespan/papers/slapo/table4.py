@@ -437,6 +437,7 @@ class Table4(Experiment):
             "statements, where a call of a helper that several families share is one, and lines of "
             "text as the authors count. Hollow diamonds are the lines that the paper prints.",
             tables=("table4",),
+            draw="schedule_lines",
             sources=("measured",),
         ),
     )

@@ -222,6 +222,7 @@ class Modelled(Experiment):
             "has no printed setting. Black dots are what the tuner finds. The paper prints no "
             "values.",
             tables=("fig7",),
+            draw="inside_a_node",
         ),
         Figure(
             "fig8",
@@ -231,6 +232,7 @@ class Modelled(Experiment):
             "diamonds are the bars of an earlier version of the figure, that of Slapo at both of "
             "its schedules, joined by a line.",
             tables=("fig8",),
+            draw="on_clusters",
         ),
         Figure(
             "fig9",
@@ -239,6 +241,7 @@ class Modelled(Experiment):
             "means a small hardware model fitted to the printed grid of Fig. 10, emulated the "
             "emulator as it is. The paper prints no values.",
             tables=("fig9",),
+            draw="steps_of_an_ablation",
             sources=("emulated", "published"),
         ),
     )

@@ -298,6 +298,7 @@ class Tuning(Experiment):
             "them, emulated the emulator as it is. Stars are the points that the search along the "
             "border of memory tries, circles the best points.",
             tables=("fig10",),
+            draw="searched_grid",
         ),
         Figure(
             "fig10_fit",
@@ -306,6 +307,7 @@ class Tuning(Experiment):
             "published means a hardware model fitted to all cells, or to all but those of one batch "
             "size; emulated the emulator as it is. On the dotted line both agree.",
             tables=("fig10_fit",),
+            draw="predicted_grid",
         ),
     )
 
