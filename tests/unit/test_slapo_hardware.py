@@ -190,7 +190,7 @@ def test_a_grid_that_decides_nothing_is_refused(printed):
     full = cells[cells["published_samples_per_s"].notna()]
     with pytest.raises(FitError, match="found 63 of 63 points that fit"):
         fit_grid(full, C)
-    with pytest.raises(FitError, match="expected cells that decide three positive times"):
+    with pytest.raises(FitError, match="expected cells that determine three positive times"):
         fit_grid(cells[(cells["global_batch_size"] == 112) | cells["published_samples_per_s"].isna()], C)
 
 

@@ -149,7 +149,7 @@ def test_lines_of_text_are_those_with_code():
         (lambda top: Sources(top, ["package"]).table("package.helpers", "TABLE"), "expected 'key': name"),
         (
             lambda top: ScheduleSources(Sources(top, ["package.helpers"]), {}, []).primitives,
-            "no class in package.helpers is registered",
+            "no class is decorated with register_primitive; searched package.helpers",
         ),
     ],
 )
@@ -163,7 +163,7 @@ def test_source_of_another_form_is_told(sources, tmp_path, make, message):
 def test_imports_in_a_circle_end(tmp_path):
     for here, there in (("first", "second"), ("second", "first")):
         (tmp_path / f"{here}.py").write_text(f"from {there} import name\n")
-    with pytest.raises(MakespanError, match="go round in a circle"):
+    with pytest.raises(MakespanError, match="circular imports of 'name'"):
         Sources(tmp_path, ["first", "second"]).find("first", "name")
 
 

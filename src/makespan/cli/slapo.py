@@ -45,7 +45,7 @@ def _print_result(result: Result, optimum: float | None) -> None:
         f"{result.stopped}"
     )
     if result.optimum == "local":
-        say("a local optimum: no symbol alone has a better value; points that differ in several may")
+        say("a local optimum: changing one symbol is no improvement, changing several at once may be one")
 
 
 @click.command("tune")
@@ -148,7 +148,7 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
 def _schedule_arguments(command: _Command) -> _Command:
-    """Add the argument FAMILY, the size of the model, and the options of its schedule."""
+    """Add the argument FAMILY, and options for the size of the model and for its schedule."""
     settings = click.option(
         "--set", "settings", multiple=True, metavar="NAME=VALUE",
         help="Option of the schedule, for example ckpt_ratio=0.5 or attn=sdpa; repeatable.",
@@ -218,8 +218,10 @@ def verify_command(
 
     options, size = _parse_options(settings), _checked_size(family, size)
     ScheduleOptions.of(options)  # rejects wrong options before any process starts
-    case, how = {"family": family, "options": options}, launcher_of(launcher, device)
-    (report,) = verify_schedules([case], processes, how, size=size, samples=samples, seed=seed)
+    case = {"family": family, "options": options}
+    (report,) = verify_schedules(
+        [case], processes, launcher_of(launcher, device), size=size, samples=samples, seed=seed
+    )
     say(report["report"])
     if not report["is_equal"]:
         raise click.exceptions.Exit(1)

@@ -1,8 +1,8 @@
 """Experiments of Slapo (ASPLOS 2024): a schedule language for the training of large models, and its tuner.
 
-`PAPER` has the options and the experiments: the tuner on the paper's grid and on others (`tuning`), Figs 7
-to 9 by a small model of the paper's machine and by the emulator (`throughput`), and measurements of schedules
-on this machine (`measured`, `table4`). The schedule language and the tuner are `makespan.slapo`.
+`PAPER` holds the options and the experiments: searches of the printed grid and of synthetic ones (`tuning`),
+Figs 7 to 9 from a hardware model and from the emulator (`throughput`, `performance`), and measurements of
+schedules on this machine (`measured`, `table4`). The schedule language and the tuner are `makespan.slapo`.
 """
 
 from makespan.papers.experiment import Paper

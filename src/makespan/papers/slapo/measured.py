@@ -1,4 +1,4 @@
-"""Measurements of schedules: the steps of Fig. 9, a search whose objective is a run, and verification."""
+"""Measurements on this machine: steps of Fig. 9, a search with real runs, verification of schedules."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from makespan.settings import Count, one_of, option, unique
 from makespan.training.zoo import FAMILIES, family_sizes
 
 # ------------------------------------------------------------------------------------------------
-# What is measured here of schedules: the steps of Fig. 9, and a search whose objective is a real run.
+# Timed runs: the steps of Fig. 9, and a search whose objective is a run.
 
 _of_steps = partial(option, source="a choice", changes="fig9")
 _of_search = partial(option, source="a choice", changes="tuner")
@@ -34,7 +34,7 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """Step of a schedule: whether kernels are optimised, and whether processes share the model."""
+    """Step of a schedule: optimised kernels, and a model shared by several processes."""
 
     name: str
     has_kernels: bool = False
@@ -61,13 +61,12 @@ def _numbers_of(step: _Step, processes: Sequence[int]) -> list[int]:
 
 
 class Fig9Steps(Experiment):
-    """Verify, weigh and time a small BERT after each step of its schedule, on CPU cores.
+    """Verify a small BERT after each step of its schedule, and measure its memory and time on CPU cores.
 
-    Steps that split nothing run in one process. Fused operations are compiled in one process only and
-    captured where several share the model, because compilers of as many processes as there are cores, or
-    more, would take minutes.
+    Steps that split nothing run in one process. Fused operations are compiled only there; processes that
+    share the model just capture them, because one compiler per process would take minutes.
 
-    Raises `makespan.errors.WorkerError` if a step does not compute what the original model does.
+    Raises `makespan.errors.WorkerError` if the model differs from the original after a step.
     """
 
     name = "fig9_steps"
@@ -105,29 +104,39 @@ class Fig9Steps(Experiment):
 
     def compute(self, given: Given) -> dict[str, pd.DataFrame]:
         """Return a row per step and number of processes."""
-        asked = self.model_dump(exclude={"processes", "compiler"})
+        options = self.model_dump(exclude={"processes", "compiler"})
         records: dict[tuple[str, int], Record] = {}
         for number in sorted({1, *self.processes}):
             steps = [step for step in _STEPS if number in _numbers_of(step, self.processes)]
             ways = [{"name": step.name, "options": step.options(self.compiler)} for step in steps]
-            request = {"task": "steps", "family": "bert", "ways": ways, **asked}
-            records |= {(one["name"], number): one for one in _run(request, number)}
-        rows = [
-            _step_row(step.name, records[step.name, number], self.batch)
-            for step in _STEPS
-            for number in _numbers_of(step, self.processes)
-        ]
+            request = {"task": "steps", "family": "bert", "ways": ways, **options}
+            records |= {(record["name"], number): record for record in _run(request, number)}
+        rows = []
+        for step in _STEPS:
+            for number in _numbers_of(step, self.processes):
+                processes = records[step.name, number]["processes"]
+                # A pass takes until the last process is done.
+                seconds = np.array([process["times_s"] for process in processes]).max(axis=0)
+                rates = self.batch / seconds
+                low, high = np.quantile(rates, [0.25, 0.75])
+                largest = {name: max(process[name] for process in processes) for name in _OF_PROCESSES}
+                rows.append(largest | {
+                    "oracle": "measured", "step": step.name, "n_gpus": len(processes),
+                    "global_batch_size": self.batch, "throughput_samples_per_s": float(np.median(rates)),
+                    "throughput_iqr_samples_per_s": float(high - low),
+                    "compiler": records[step.name, number]["compiler"],
+                })  # fmt: skip
         table = pd.DataFrame(rows)
-        rates = table["throughput_samples_per_s"]
-        empty = {"gpu_memory_ratio": np.nan, "largest_global_batch_size": np.nan}
-        return {"fig9": table.assign(speedup=rates / rates.iloc[0], **empty)}
+        medians = table["throughput_samples_per_s"]
+        not_measured = {"gpu_memory_ratio": np.nan, "largest_global_batch_size": np.nan}
+        return {"fig9": table.assign(speedup=medians / medians.iloc[0], **not_measured)}
 
 
 class TunerRun(Experiment):
-    """Search for the fastest schedule of a small OPT that keeps no more than a budget of bytes.
+    """Search for the fastest schedule of a small OPT whose forward pass keeps at most a budget of bytes.
 
-    Each point is trained for a few steps when a strategy first asks for it. The exhaustive search, which
-    tells how good the others are, comes last.
+    Each point is run for a few passes when a strategy first asks for it. The exhaustive search comes last; it
+    finds the optimum that the others are compared with.
     """
 
     name = "tuner"
@@ -176,26 +185,12 @@ class TunerRun(Experiment):
 def _run(request: Record, n_processes: int) -> list[Record]:
     with temporary_directory("schedules") as path:
         LocalLauncher().run(Launch(_MEASURING_WORKER, request, n_processes, path))
-        found: list[Record] = RunDirectory(path).result()
-    return found
-
-
-def _step_row(name: str, found: Record, batch: int) -> Record:
-    processes = found["processes"]
-    seconds = np.array([one["times_s"] for one in processes]).max(axis=0)  # until the last process is done
-    rates = batch / seconds
-    low, high = np.quantile(rates, [0.25, 0.75])
-    largest = {name: max(one[name] for one in processes) for name in _OF_PROCESSES}
-    return largest | {
-        "oracle": "measured", "step": name, "n_gpus": len(processes), "global_batch_size": batch,
-        "throughput_samples_per_s": float(np.median(rates)),
-        "throughput_iqr_samples_per_s": float(high - low),
-        "compiler": found["compiler"],
-    }  # fmt: skip
+        records: list[Record] = RunDirectory(path).result()
+    return records
 
 
 # ------------------------------------------------------------------------------------------------
-# Schedules of the library against the models that they are written for, on one process and on several.
+# Verification of the schedules of the library against their original models, on one or more processes.
 
 _VERIFY_WORKER = "makespan.slapo.verify_worker"
 _NOT_IN_TABLE = ("report",)
@@ -210,21 +205,21 @@ def verify_schedules(
     samples: int = 2,
     seed: int = 0,
 ) -> list[dict[str, Any]]:
-    """Verify schedules of the library, all in the same processes.
+    """Verify schedules of the library, all in one launch of processes.
 
     Parameters
     ----------
     cases
-        ``family`` of the zoo and ``options`` of its schedule, of each.
+        Cases, each with a ``family`` of the zoo and the ``options`` of its schedule.
     n_processes, launcher
-        Processes that share each model, and what starts them.
+        Number of processes that share each model, and the launcher that starts them.
     size, samples, seed
-        Size of the models, samples of a batch, seed of weights, samples and gradients of outputs.
+        Size of the models, samples per batch, seed of weights, samples and gradients of outputs.
 
     Returns
     -------
     list
-        Of each case the columns of ``verify.csv`` from ``steps`` on, and ``report``, the text of the report.
+        For each case the columns of ``verify.csv`` from ``steps`` on, and ``report``, the text of the report.
 
     Raises
     ------
@@ -239,7 +234,7 @@ def verify_schedules(
 
 
 class Verification(Experiment):
-    """Verify every schedule of every family against the model as it is; one launch per number of processes.
+    """Verify every schedule of every family against the original model, one launch per number of processes.
 
     Raises `makespan.errors.WorkerError` if a schedule cannot be applied, or a process dies.
     """
@@ -299,7 +294,7 @@ class Verification(Experiment):
         return max(self.processes)
 
     def n_threads(self, all_cores: int) -> int:
-        """Return a core per process, and all cores there are."""
+        """Return all cores, or one per process if there are more processes."""
         return max(all_cores, *self.processes)
 
     def compute(self, given: Given) -> dict[str, pd.DataFrame]:

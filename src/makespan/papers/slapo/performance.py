@@ -1,15 +1,20 @@
-"""The machine of the paper's measurements as a small model: time and memory of one training step."""
+"""Performance models of the Slapo paper: a hardware model of its machine, and the emulator.
+
+`simulate` computes time and memory of one training step from the sizes of a model (`model_costs`) and a few
+constants (`constants`). `fit_grid` takes four of the constants from the printed grid of Fig. 10; the rest
+come from data sheets and stated assumptions. `modelled` and `emulated` offer the hardware model and the
+emulator behind one interface, `Oracle`.
+"""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from math import floor
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from makespan.emulator import Point, explain
 from makespan.errors import FitError, InputError
@@ -28,12 +33,15 @@ from makespan.training.zoo import (
 from makespan.workloads import BlockSpec, ModelSpec, Workload, stack
 
 # ------------------------------------------------------------------------------------------------
-# What training a model costs a sample, by its sizes: matrix products, kept activations, parameters.
+# Costs of training a model, per sample: matrix products, kept activations, parameters.
 
 _BYTES = 2  # of an activation or weight at 16 bit
-_MACS = 2
+_FLOP_PER_MAC = 2
+# Weights that tensor parallelism divides by columns, and by rows.
 _COLUMNS = ("query", "key and value", "feed-forward in", "convolution 1", "convolution 3")
 _ROWS = ("attention output", "feed-forward out", "convolution 2")
+# Bytes that the backward pass needs, per token and channel: a mask of dropout, what dropout returns, the
+# inputs of two norms, and the inputs of the two blocks of a layer.
 _MASK, _DROPPED, _NORM_INPUTS, _INPUTS = 1, 2, 4, 4
 
 
@@ -44,13 +52,13 @@ class Product:
     Parameters
     ----------
     place
-        ``layer``, ``head`` or ``scores``, products of attention.
+        ``layer``, ``head``, or ``scores`` for the products of attention.
     flop
-        Of all of them, a sample and forward pass [FLOP].
+        FLOP of all of them, per sample and forward pass [FLOP].
     inputs, outputs, tokens
         Rows and columns of the matrix, and positions of a sample that it multiplies.
     split
-        ``columns``, ``rows`` or empty: how tensor parallelism divides it.
+        Dimension that tensor parallelism divides: ``columns``, ``rows``, or empty for none.
     """
 
     place: str
@@ -61,7 +69,7 @@ class Product:
     split: str
 
     def width(self, samples: float, tp: int) -> float:
-        """Return the smallest dimension of the product on one of ``tp`` devices, for so many samples."""
+        """Return the smallest dimension of the product on one of ``tp`` devices, for a number of samples."""
         if self.place == "scores":
             return min(self.inputs, self.outputs)
         inputs = self.inputs / tp if self.split == "rows" else self.inputs
@@ -76,27 +84,27 @@ class ModelCosts:
     Parameters
     ----------
     n_layers
-        Layers that can be recomputed, of encoder and decoder, or bottlenecks.
+        Layers that can be recomputed: those of encoder and decoder, or bottlenecks.
     products
         Matrix products of the forward pass.
     split_parameters, whole_parameters, vocabulary_parameters
-        Weights that tensor parallelism divides, that every device keeps, and the table of the vocabulary.
+        Weights that tensor parallelism divides, weights that every device keeps, and the vocabulary table.
     largest_layer_parameters
-        Of one layer.
+        Parameters of the largest layer.
     kept_split_bytes, kept_whole_bytes
-        Activations for the backward pass, divided by tensor parallelism and not [B].
+        Activations kept for the backward pass: those that tensor parallelism divides, and the others [B].
     fusable
-        Tokens times channels behind which fused kernels need not keep what they computed.
+        Tokens times channels whose intermediate values fused kernels do not keep.
     scores, kept_score_bytes
-        Attention scores, and what is kept of each if attention is not one kernel [B].
+        Attention scores, and bytes kept per score unless attention is one kernel [B].
     input_bytes
-        Inputs of the layers, which is what recomputation keeps [B].
+        Inputs of the layers, which recomputation keeps [B].
     exchanged_bytes, n_exchanges
-        What tensor parallelism reduces or gathers in a forward pass [B], and how often.
+        Volume that tensor parallelism reduces or gathers in a forward pass [B], and number of collectives.
     embedded_bytes
         Output of the embedding [B].
     logits
-        Numbers that the head puts out.
+        Number of logits.
     """
 
     n_layers: int
@@ -118,18 +126,18 @@ class ModelCosts:
 
     @property
     def forward_flop(self) -> float:
-        """Matrix products of a sample and forward pass [FLOP]."""
-        return sum(one.flop for one in self.products)
+        """FLOP of matrix products, per sample and forward pass [FLOP]."""
+        return sum(product.flop for product in self.products)
 
     @property
     def parameters(self) -> int:
-        """All parameters."""
+        """Number of all parameters."""
         return self.split_parameters + self.whole_parameters + self.vocabulary_parameters
 
 
 @cache
 def model_costs(spec: FamilySpec) -> ModelCosts:
-    """Count what a model costs.
+    """Count matrix products, activations and parameters of a model.
 
     Parameters
     ----------
@@ -139,70 +147,70 @@ def model_costs(spec: FamilySpec) -> ModelCosts:
     Returns
     -------
     ModelCosts
-        Kept activations of transformers follow Korthikanti et al. 2022, section 4, for any width of the
-        feed-forward part; those of convolutions are the maps in front of each norm and convolution.
+        Kept activations of transformers follow Korthikanti et al. 2022, section 4, generalised to any width
+        of the feed-forward part; those of convolutions are the inputs of each norm and convolution.
     """
     return _convolutions(spec) if isinstance(spec, ConvolutionSpec) else _transformer(spec)
 
 
 def _products(weights: tuple[Weights, ...]) -> Iterator[Product]:
-    """Yield the products of every shape, equal ones together."""
+    """Yield one product per shape, with the FLOP of all weights of that shape."""
     flop: dict[tuple[str, int, int, int, str], float] = {}
-    for one in weights:
-        name = one.name.removeprefix("cross ")
+    for weight in weights:
+        name = weight.name.removeprefix("cross ")
         split = "columns" if name in (*_COLUMNS, "logits") else "rows" if name in _ROWS else ""
-        if one.tokens:
-            place = "layer" if one.place == "layer" else "head"
-            key = (place, one.inputs, one.outputs, one.tokens, split)
-            flop[key] = flop.get(key, 0.0) + one.flop
+        if weight.tokens:
+            place = "layer" if weight.place == "layer" else "head"
+            key = (place, weight.inputs, weight.outputs, weight.tokens, split)
+            flop[key] = flop.get(key, 0.0) + weight.flop
     for (place, inputs, outputs, tokens, split), total in flop.items():
         yield Product(place, total, inputs, outputs, tokens, split)
 
 
 def _parameters(weights: tuple[Weights, ...]) -> tuple[int, int, int]:
-    """Return the parameters that are divided, those that are not, and those of the vocabulary."""
+    """Return numbers of parameters: divided by tensor parallelism, not divided, and of the vocabulary."""
     split = whole = vocabulary = 0
-    for one in weights:
-        if one.name == "logits" or (one.place, one.name) == ("embedding", "tokens"):
-            vocabulary += one.parameters
-        elif one.name.removeprefix("cross ") in (*_COLUMNS, *_ROWS):
-            split += one.parameters
+    for weight in weights:
+        if weight.name == "logits" or (weight.place, weight.name) == ("embedding", "tokens"):
+            vocabulary += weight.parameters
+        elif weight.name.removeprefix("cross ") in (*_COLUMNS, *_ROWS):
+            split += weight.parameters
         else:
-            whole += one.parameters
+            whole += weight.parameters
     return split, whole, vocabulary
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
-    """Equal layers: how many, their tokens, and the tokens of an encoder that they attend to, or 0."""
+class _EqualLayers:
+    """Equal layers: their number, their tokens, and the tokens of an encoder that they attend to."""
 
     n_layers: int
     seq: int
-    memory_seq: int
+    encoder_seq: int
 
 
 def _transformer(spec: TransformerSpec) -> ModelCosts:
     weights = family_weights(spec)
-    runs = [_Run(spec.n_layers, spec.seq, 0)]
+    groups = [_EqualLayers(spec.n_layers, spec.seq, 0)]
     if spec.n_decoder_layers:
-        runs.append(_Run(spec.n_decoder_layers, spec.decoder_seq, spec.seq))
-    scores = [run.n_layers * run.seq * (run.seq + run.memory_seq) for run in runs]
+        groups.append(_EqualLayers(spec.n_decoder_layers, spec.decoder_seq, spec.seq))
+    scores = [group.n_layers * group.seq * (group.seq + group.encoder_seq) for group in groups]
     attention = [
-        Product("scores", 2.0 * _MACS * rows * spec.inner, spec.head_size, run.seq, run.seq, "columns")
-        for rows, run in zip(scores, runs, strict=True)
+        Product("scores", 2.0 * _FLOP_PER_MAC * n * spec.inner, spec.head_size, part.seq, part.seq, "columns")
+        for n, part in zip(scores, groups, strict=True)
     ]
     split, whole, vocabulary = _parameters(weights)
-    n_layers = sum(run.n_layers for run in runs)
-    token_layers = sum(run.n_layers * run.seq for run in runs)
-    crossed = sum(run.n_layers * run.seq for run in runs if run.memory_seq)
-    remembered = sum(run.n_layers * run.memory_seq for run in runs)
+    n_layers = sum(group.n_layers for group in groups)
+    layer_tokens = sum(group.n_layers * group.seq for group in groups)
+    cross_tokens = sum(group.n_layers * group.seq for group in groups if group.encoder_seq)
+    encoder_tokens = sum(group.n_layers * group.encoder_seq for group in groups)
     per_token = _INPUTS + _NORM_INPUTS + 2 * _MASK * (spec.dropout > 0)
     inner, kv_inner = spec.inner, spec.kv_heads * spec.head_size
     n_ffn = 3 if spec.family == "llama" else 2
     kept_split = _BYTES * (
-        token_layers * (2 * inner + 2 * kv_inner + n_ffn * spec.ffn)
-        + crossed * 2 * inner
-        + remembered * 2 * kv_inner
+        layer_tokens * (2 * inner + 2 * kv_inner + n_ffn * spec.ffn)
+        + cross_tokens * 2 * inner
+        + encoder_tokens * 2 * kv_inner
     )
     return ModelCosts(
         n_layers=n_layers,
@@ -212,14 +220,14 @@ def _transformer(spec: TransformerSpec) -> ModelCosts:
         vocabulary_parameters=vocabulary,
         largest_layer_parameters=split / n_layers,
         kept_split_bytes=float(kept_split),
-        kept_whole_bytes=float(spec.hidden * (token_layers * per_token + crossed * (per_token // 2))),
-        fusable=float(spec.hidden * token_layers),
+        kept_whole_bytes=float(spec.hidden * (layer_tokens * per_token + cross_tokens * (per_token // 2))),
+        fusable=float(spec.hidden * layer_tokens),
         scores=float(spec.heads * sum(scores)),
         kept_score_bytes=float(_BYTES + (_MASK + _DROPPED) * (spec.attention_dropout > 0)),
-        input_bytes=float(_BYTES * spec.hidden * (token_layers + remembered)),
-        exchanged_bytes=float(_BYTES * spec.hidden * (2 * token_layers + crossed)),
+        input_bytes=float(_BYTES * spec.hidden * (layer_tokens + encoder_tokens)),
+        exchanged_bytes=float(_BYTES * spec.hidden * (2 * layer_tokens + cross_tokens)),
         n_exchanges=2 * n_layers + spec.n_decoder_layers,
-        embedded_bytes=float(_BYTES * spec.hidden * sum(run.seq for run in runs)),
+        embedded_bytes=float(_BYTES * spec.hidden * sum(group.seq for group in groups)),
         logits=float((spec.decoder_seq or spec.seq) * spec.vocab),
     )
 
@@ -228,15 +236,15 @@ def _convolutions(spec: ConvolutionSpec) -> ModelCosts:
     weights = family_weights(spec)
     maps = dict.fromkeys(("convolution 1", "convolution 2", "convolution 3", "way past", "stem"), 0.0)
     blocks: list[int] = []
-    for one in weights:
-        if one.tokens and one.name in maps:
-            maps[one.name] += one.tokens * one.outputs
-        if one.name == "convolution 1":
+    for weight in weights:
+        if weight.tokens and weight.name in maps:
+            maps[weight.name] += weight.tokens * weight.outputs
+        if weight.name == "convolution 1":  # the first of a block
             blocks.append(0)
-        if one.place == "layer":
-            blocks[-1] += one.parameters
+        if weight.place == "layer":
+            blocks[-1] += weight.parameters
     split, whole, vocabulary = _parameters(weights)
-    inside = 2 * _BYTES * maps["convolution 1"]  # in front of the norm, and in front of the next convolution
+    inside = 2 * _BYTES * maps["convolution 1"]  # input of the norm, and input of the next convolution
     outside = 2 * _BYTES * (sum(maps.values()) - maps["convolution 1"])
     return ModelCosts(
         n_layers=sum(spec.blocks),
@@ -259,18 +267,18 @@ def _convolutions(spec: ConvolutionSpec) -> ModelCosts:
 
 
 # ------------------------------------------------------------------------------------------------
-# The machine of the paper's measurements as a small model: time and memory of one training step.
+# The hardware model: time and memory of one training step.
 
 GPUS_PER_NODE = 8
 _STATE_BYTES = 16.0  # fp16 weight and gradient, fp32 master weight and two moments
-_LOGIT_BYTES = 6.0  # at 16 bit, and the fp32 copy of the loss
-_GATHERED_LAYERS = 2  # whole at once under ZeRO-3: one in use, one on its way
-_SLACK = 1e-9
+_LOGIT_BYTES = 6.0  # 16-bit value, and the fp32 copy for the loss
+_GATHERED_LAYERS = 2  # held whole under ZeRO-3: the one in use, and the one being fetched
+_SLACK = 1e-9  # so that rounding of a share never loses a layer
 
 
 @dataclass(frozen=True, slots=True)
 class Constants:
-    """Constants of the model; ``presets/hardware.toml`` has their values and says where they come from."""
+    """Constants of the model; ``presets/hardware.toml`` holds their values and sources."""
 
     peak_flop_per_s: float
     memory_bandwidth_bytes_per_s: float
@@ -295,15 +303,16 @@ class Constants:
 
 
 FITTED = ("zero_layer_s", "best_efficiency", "recomputed_share", "usable_share")
-"""Constants that the printed grid decides."""
+"""Constants that are fitted to the printed grid."""
 UNFITTED = tuple(field.name for field in fields(Constants) if field.name not in FITTED)
 """Constants with a source of their own."""
 
 
 def constants() -> Constants:
-    """Return the frozen constants."""
+    """Read the constants from the preset."""
     preset = read_preset("makespan.papers.slapo", "hardware")
-    return Constants(**{name: one["value"] for name, one in preset["unfitted"].items()}, **preset["fitted"])
+    unfitted = {name: entry["value"] for name, entry in preset["unfitted"].items()}
+    return Constants(**unfitted, **preset["fitted"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,21 +336,21 @@ IMPLEMENTATIONS: Mapping[str, Traits] = MappingProxyType(
         "slapo-tp-layers": Traits(fuses_kernels=True, fuses_attention=True, shards_embedding=False),
     }
 )
-"""What is compared: baselines, schedules, and the steps of the ablation."""
+"""Implementations by name: baselines, schedules, and the steps of the ablation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One way to train.
+    """Settings of a training run.
 
     Parameters
     ----------
     implementation
         One of `IMPLEMENTATIONS`.
     n_gpus, tp, pp
-        Devices; tensor- and pipeline-parallel degree, of which ZeRO-3 has neither.
+        Devices; tensor- and pipeline-parallel degree, both 1 under ZeRO-3.
     global_batch_size, n_microbatches
-        Samples of a step, and passes of one replica through its pipeline.
+        Samples per step, and micro-batches per replica and step.
     ckpt_ratio
         Share of the layers that are recomputed.
     """
@@ -358,8 +367,8 @@ class Run:
         if self.n_gpus % (self.tp * self.pp) or self.global_batch_size % (self.dp * self.n_microbatches):
             raise InputError(
                 f"run of {self.implementation} on {self.n_gpus} GPUs: batch {self.global_batch_size}, "
-                f"tp {self.tp}, pp {self.pp}, {self.n_microbatches} micro-batches; expected tp x pp that "
-                "divides the GPUs, and a batch that replicas and micro-batches divide"
+                f"tp {self.tp}, pp {self.pp}, {self.n_microbatches} micro-batches; expected GPUs "
+                "divisible by tp x pp, and a batch divisible by replicas x micro-batches"
             )
 
     @property
@@ -369,7 +378,7 @@ class Run:
 
     @property
     def micro_batch_size(self) -> int:
-        """Samples of a replica and pass."""
+        """Samples per replica and micro-batch."""
         return self.global_batch_size // (self.dp * self.n_microbatches)
 
     @property
@@ -380,18 +389,18 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One training step.
+    """Memory and time of one training step.
 
     Parameters
     ----------
     memory_bytes
-        What has to fit, by what it is for [B].
+        Memory of the fullest device, by purpose [B].
     usable_bytes
-        What there is [B].
+        Memory that it may use [B].
     times_s
-        Terms of the time of the step, which add up [s].
+        Terms of the iteration time, which is their sum [s].
     global_batch_size
-        Samples of it.
+        Samples of the step.
     """
 
     memory_bytes: Mapping[str, float]
@@ -401,7 +410,7 @@ class Step:
 
     @property
     def needed_bytes(self) -> float:
-        """All memory that is needed [B]."""
+        """Needed memory, the sum over all purposes [B]."""
         return sum(self.memory_bytes.values())
 
     @property
@@ -416,7 +425,7 @@ class Step:
 
     @property
     def throughput_samples_per_s(self) -> float | None:
-        """Samples a second; None out of memory."""
+        """Throughput [samples/s]; None if out of memory."""
         return self.global_batch_size / self.iter_time_s if self.fits else None
 
 
@@ -428,7 +437,7 @@ def simulate(spec: FamilySpec, run: Run, c: Constants) -> Step:
     spec
         Model of `makespan.training.zoo`.
     run
-        How it is trained.
+        Settings of the run.
     c
         Constants of the machine.
 
@@ -447,36 +456,33 @@ def simulate(spec: FamilySpec, run: Run, c: Constants) -> Step:
 
 
 def needed_bytes(spec: FamilySpec, run: Run, c: Constants) -> float:
-    """Return the memory of a step alone [B]."""
+    """Return the memory of a step, without its time [B]."""
     return sum(_memory(model_costs(spec), IMPLEMENTATIONS[run.implementation], run, c).values())
 
 
 def recomputed_layers(costs: ModelCosts, run: Run) -> int:
-    """Return how many layers are recomputed: whole ones, as many as the share has."""
+    """Return the number of recomputed layers: the share of all layers, rounded down."""
     return floor(costs.n_layers * run.ckpt_ratio + _SLACK)
 
 
 # --- memory -----------------------------------------------------------------------------------------
 
 
-def _kept_bytes(costs: ModelCosts, traits: Traits, tp: int, c: Constants) -> float:
-    """Return the activations of all layers and one sample on one device."""
-    scores = 0.0 if traits.fuses_attention else costs.scores * costs.kept_score_bytes / tp
-    saved = costs.fusable * c.fused_saving_bytes if traits.fuses_kernels else 0.0
-    return costs.kept_whole_bytes - min(saved, costs.kept_whole_bytes) + costs.kept_split_bytes / tp + scores
-
-
 def _held_parameters(costs: ModelCosts, traits: Traits, run: Run) -> float:
-    """Return the parameters of the fullest device without ZeRO-3: the stage with the vocabulary."""
+    """Return the parameters of the fullest device without ZeRO-3: one of the stage with the vocabulary."""
     vocabulary = costs.vocabulary_parameters / (run.tp if traits.shards_embedding else 1)
     return (costs.split_parameters / run.tp + costs.whole_parameters) / run.pp + vocabulary
 
 
 def _memory(costs: ModelCosts, traits: Traits, run: Run, c: Constants) -> dict[str, float]:
-    per_layer = _kept_bytes(costs, traits, run.tp, c) / costs.n_layers
+    scores = 0.0 if traits.fuses_attention else costs.scores * costs.kept_score_bytes / run.tp
+    saved = costs.fusable * c.fused_saving_bytes if traits.fuses_kernels else 0.0
+    whole = costs.kept_whole_bytes - min(saved, costs.kept_whole_bytes)
+    per_layer = (whole + costs.kept_split_bytes / run.tp + scores) / costs.n_layers
     n_recomputed = recomputed_layers(costs, run)
     kept = (costs.n_layers - n_recomputed) * per_layer
     inputs = n_recomputed * costs.input_bytes / costs.n_layers
+    # The first stage of a 1F1B schedule holds the activations of as many micro-batches as there are stages.
     in_flight = min(run.pp, run.n_microbatches)
     split = run.tp if traits.shards_embedding else 1
     if traits.is_partitioned:
@@ -487,6 +493,7 @@ def _memory(costs: ModelCosts, traits: Traits, run: Run, c: Constants) -> dict[s
     return {
         "states": states,
         "activations": run.micro_batch_size * (kept + inputs) * in_flight / run.pp,
+        # The backward pass recomputes one layer at a time.
         "recomputed": run.micro_batch_size * per_layer if n_recomputed else 0.0,
         "logits": run.micro_batch_size * costs.logits * _LOGIT_BYTES / split,
     }
@@ -505,7 +512,7 @@ def _product_s(product: Product, traits: Traits, run: Run, c: Constants) -> floa
 
 
 def element_wise_s(costs: ModelCosts, traits: Traits, run: Run, c: Constants) -> float:
-    """Return the forward time of everything but matrix products, all layers and one micro-batch."""
+    """Return the forward time of element-wise kernels, all layers and one micro-batch: memory traffic."""
     kept = costs.kept_whole_bytes + costs.kept_split_bytes / run.tp
     traffic = kept * c.traffic_per_kept_byte * (c.fusion_factor if traits.fuses_kernels else 1.0)
     if not traits.fuses_attention:
@@ -514,31 +521,34 @@ def element_wise_s(costs: ModelCosts, traits: Traits, run: Run, c: Constants) ->
 
 
 def forward_s(costs: ModelCosts, traits: Traits, run: Run, c: Constants) -> tuple[float, float]:
-    """Return the forward time of all layers and of the rest, one micro-batch."""
-    layers = sum(_product_s(one, traits, run, c) for one in costs.products if one.place != "head")
-    rest = sum(_product_s(one, traits, run, c) for one in costs.products if one.place == "head")
+    """Return the forward time of all layers, and that of the head, for one micro-batch."""
+    layers = sum(_product_s(each, traits, run, c) for each in costs.products if each.place != "head")
+    rest = sum(_product_s(each, traits, run, c) for each in costs.products if each.place == "head")
     return layers + element_wise_s(costs, traits, run, c), rest
 
 
 def _times(costs: ModelCosts, traits: Traits, run: Run, c: Constants) -> dict[str, float]:
     layers, rest = forward_s(costs, traits, run, c)
     again = c.recomputed_share * layers * recomputed_layers(costs, run) / costs.n_layers
-    n_passes = run.n_microbatches + run.pp - 1  # of one stage, waiting for others among them
-    share = n_passes / run.pp
+    # A stage has 1 / pp of the layers. It takes as long as m + pp - 1 micro-batches: its own m, and the
+    # bubble.
+    share = (run.n_microbatches + run.pp - 1) / run.pp
     fixed = c.zero_layer_s if traits.is_partitioned else c.tensor_layer_s
+    held = costs.parameters / run.n_gpus if traits.is_partitioned else _held_parameters(costs, traits, run)
+    optimizer_traffic = held * c.optimizer_bytes
     return {
         "compute": 3.0 * (layers + rest) * share,
         "recompute": again * share,
         "tensor_exchange": _tensor_exchange_s(costs, traits, run, c) * share,
         "stage_transfer": _stage_transfer_s(costs, run, c),
         "data_exchange": _data_exchange_s(costs, traits, run, c),
-        "optimizer": _optimizer_s(costs, traits, run, c),
+        "optimizer": optimizer_traffic / (c.memory_bandwidth_bytes_per_s * c.memory_efficiency),
         "fixed": fixed * costs.n_layers * share,
     }
 
 
 def _tensor_exchange_s(costs: ModelCosts, traits: Traits, run: Run, c: Constants) -> float:
-    """Reductions of one micro-batch: in the forward pass, again if recomputed, and in the backward pass."""
+    """Return the time of reductions of one micro-batch: forward, backward, and again where recomputed."""
     if run.tp == 1:
         return 0.0
     passes = 2.0 + recomputed_layers(costs, run) / costs.n_layers
@@ -549,7 +559,7 @@ def _tensor_exchange_s(costs: ModelCosts, traits: Traits, run: Run, c: Constants
 
 
 def _stage_transfer_s(costs: ModelCosts, run: Run, c: Constants) -> float:
-    """Activations and their gradients over the network between stages, all micro-batches."""
+    """Return the time of sending activations and their gradients between stages, all micro-batches."""
     if run.pp == 1:
         return 0.0
     boundary = costs.input_bytes / costs.n_layers * run.micro_batch_size
@@ -558,7 +568,7 @@ def _stage_transfer_s(costs: ModelCosts, run: Run, c: Constants) -> float:
 
 
 def _data_exchange_s(costs: ModelCosts, traits: Traits, run: Run, c: Constants) -> float:
-    """Parameters and gradients under ZeRO-3, gradients of replicas otherwise."""
+    """Return the time of gathering and reducing under ZeRO-3, or of reducing gradients of replicas."""
     n = run.dp
     if n == 1:
         return 0.0
@@ -566,7 +576,7 @@ def _data_exchange_s(costs: ModelCosts, traits: Traits, run: Run, c: Constants) 
         rate = c.ring_bandwidth_bytes_per_s if run.is_on_one_node else c.network_bandwidth_bytes_per_s
         volume = 3.0 * _BYTES * costs.parameters * (n - 1) / n * run.n_microbatches
         return volume / rate * max(0.0, 1.0 - c.zero_overlap)
-    sharing = min(GPUS_PER_NODE, run.n_gpus // n)  # rings of as many model shards leave each node
+    sharing = min(GPUS_PER_NODE, run.n_gpus // n)  # rings that leave a node, one per model shard
     rate = c.network_bandwidth_bytes_per_s / sharing
     if run.is_on_one_node:
         rate = c.ring_bandwidth_bytes_per_s
@@ -574,51 +584,49 @@ def _data_exchange_s(costs: ModelCosts, traits: Traits, run: Run, c: Constants) 
     return 2.0 * (n - 1) / n * gradients / rate
 
 
-def _optimizer_s(costs: ModelCosts, traits: Traits, run: Run, c: Constants) -> float:
-    held = costs.parameters / run.n_gpus if traits.is_partitioned else _held_parameters(costs, traits, run)
-    return held * c.optimizer_bytes / (c.memory_bandwidth_bytes_per_s * c.memory_efficiency)
-
-
 # ------------------------------------------------------------------------------------------------
-# The fit of the hardware model to the printed grid of Fig. 10, and what it predicts of unseen cells.
+# The fit of the hardware model to the printed grid of Fig. 10, and its predictions of unseen cells.
 
 GRID_CAPACITY_BYTES = 16e9
-"""Memory of the devices of Fig. 10, V100 with 16 GB; inferred from the batch sizes that fit."""
+"""Memory of the devices of Fig. 10, V100 with 16 GB: inferred from the batch sizes that fit [B]."""
 _N_GPUS = 8
 _BATCH, _RATIO, _RATE = "global_batch_size", "ckpt_ratio", "published_samples_per_s"
 
 
 def grid_spec() -> FamilySpec:
-    """Return the model of the grid."""
+    """Return the model of the grid, OPT-350M."""
     return family_spec("opt", "350m")
 
 
 def grid_run(batch: int, ratio: float) -> Run:
-    """Return a point of the grid: ZeRO-3 on eight devices with Slapo's kernels."""
+    """Return the run of a point of the grid: ZeRO-3 on eight devices with Slapo's kernels."""
     return Run("slapo-zero3", _N_GPUS, batch, ratio)
 
 
 def on_grid_machine(c: Constants) -> Constants:
-    """Return the constants of the machine that the grid was measured on."""
+    """Return the constants with the device memory of the grid."""
     return replace(c, capacity_bytes=GRID_CAPACITY_BYTES)
 
 
 def fit_grid(cells: pd.DataFrame, c: Constants) -> Constants:
-    """Fit the least time of a step, the time of a sample and its recomputation, and the usable memory.
+    """Fit the constants of `FITTED` to printed cells.
+
+    The time of a step is linear in the batch size and in the batch size times the recomputed share, so
+    three times follow from linear least squares of relative errors (`grid_times`). The usable memory is a
+    border between points that fit and points that do not: of all borders that classify the most points
+    correctly, the median one, halfway between the two points that it separates.
 
     Parameters
     ----------
     cells
         Printed cells of the grid, at least four that fit and one that does not.
     c
-        Constants; those of `FITTED` do not matter.
+        Constants; the values of `FITTED` are ignored.
 
     Returns
     -------
     Constants
-        Time is linear in the batch, with and without the recomputed layers, so relative errors are least
-        where a linear system says; the border of memory is in the middle between the two points that it
-        separates, of all that classify most points right.
+        ``c`` with the fitted constants.
 
     Raises
     ------
@@ -628,103 +636,105 @@ def fit_grid(cells: pd.DataFrame, c: Constants) -> Constants:
     fits = cells[cells[_RATE].notna()]
     if len(fits) < 4 or len(fits) == len(cells):
         raise FitError(
-            f"found {len(fits)} of {len(cells)} points that fit; expected four or more, and one not"
+            f"found {len(fits)} of {len(cells)} points that fit; expected four or more, and one that does not"
         )
-    fixed_s, sample_s, again_s = grid_times(fits)
-    return _border(cells, _scaled(c, fixed_s, sample_s, again_s))
+    fitted = _scaled(c, *grid_times(fits))
+    points = zip(cells[_BATCH], cells[_RATIO], strict=True)
+    needed = np.array([needed_bytes(grid_spec(), grid_run(int(b), float(r)), fitted) for b, r in points])
+    is_ok = cells[_RATE].notna().to_numpy()
+    order = np.sort(np.unique(needed))
+    borders = np.concatenate([[order[0] / 2], (order[1:] + order[:-1]) / 2, [2 * order[-1]]])
+    n_right = np.array([((needed <= border) == is_ok).sum() for border in borders])
+    best = borders[n_right == n_right.max()]
+    return replace(fitted, usable_share=float(best[len(best) // 2]) / GRID_CAPACITY_BYTES)
 
 
 def grid_times(fits: pd.DataFrame) -> tuple[float, float, float]:
-    """Return the time of a step, a sample, and the recomputation of a sample, by least relative squares."""
+    """Fit the fixed time of a step, the time per sample, and the time of recomputing a sample [s].
+
+    Raises
+    ------
+    FitError
+        The cells do not determine three positive times.
+    """
     batch = fits[_BATCH].to_numpy(float)
     time_s = batch / fits[_RATE].to_numpy(float)
-    share = np.array([_share(float(ratio)) for ratio in fits[_RATIO]])
+    costs = model_costs(grid_spec())
+    n_recomputed = [recomputed_layers(costs, grid_run(_N_GPUS, float(ratio))) for ratio in fits[_RATIO]]
+    share = np.array([number / costs.n_layers for number in n_recomputed])
     features = np.stack([np.ones_like(batch), batch, batch * share], axis=1)
     solution, _, rank, _ = np.linalg.lstsq(features / time_s[:, None], np.ones_like(time_s), rcond=None)
     if rank < 3 or (solution <= 0).any():
-        raise FitError(f"found times {solution.tolist()}; expected cells that decide three positive times")
+        raise FitError(
+            f"the cells give times {solution.tolist()}; expected cells that determine three positive times"
+        )
     fixed_s, sample_s, again_s = solution.tolist()
     return fixed_s, sample_s, again_s
 
 
-def _share(ratio: float) -> float:
-    costs = model_costs(grid_spec())
-    return recomputed_layers(costs, grid_run(_N_GPUS, ratio)) / costs.n_layers
-
-
 def _scaled(c: Constants, fixed_s: float, sample_s: float, again_s: float) -> Constants:
-    """Turn times of the grid into constants that hold for other models."""
+    """Turn times of the grid into constants that apply to other models.
+
+    A simulation with all fitted constants neutral tells the known parts of each time; the rest is the
+    constant.
+    """
     costs, run = model_costs(grid_spec()), grid_run(_N_GPUS, 0.0)
     traits = IMPLEMENTATIONS[run.implementation]
     plain = replace(c, zero_layer_s=0.0, best_efficiency=1.0, recomputed_share=0.0, usable_share=1.0)
     step = simulate(grid_spec(), run, plain)
     zero_layer_s = (fixed_s - step.times_s["data_exchange"] - step.times_s["optimizer"]) / costs.n_layers
-    # Efficiency depends on the width alone as soon as a device has more tokens than the model is wide.
-    one = sum(forward_s(costs, traits, run, plain))
-    without = sum(forward_s(costs, traits, run, replace(plain, best_efficiency=np.inf)))
-    products_s = sample_s * _N_GPUS / 3.0 - without
+    # One sample per device is enough to compare: a device has more tokens than the model is wide, so the
+    # efficiency of products depends on the width alone. Infinite efficiency leaves the element-wise time.
+    whole_s = sum(forward_s(costs, traits, run, plain))
+    element_wise = sum(forward_s(costs, traits, run, replace(plain, best_efficiency=np.inf)))
+    products_s = sample_s * _N_GPUS / 3.0 - element_wise
     if products_s <= 0:
-        raise FitError("element-wise traffic alone takes longer than a sample does")
-    found = replace(plain, zero_layer_s=zero_layer_s, best_efficiency=(one - without) / products_s)
-    layers_s, _ = forward_s(costs, traits, run, found)
-    return replace(found, recomputed_share=again_s * _N_GPUS / layers_s)
-
-
-def _border(cells: pd.DataFrame, c: Constants) -> Constants:
-    needed = _needed(cells, c)
-    is_ok = cells[_RATE].notna().to_numpy()
-    order = np.sort(np.unique(needed))
-    borders = np.concatenate([[order[0] / 2], (order[1:] + order[:-1]) / 2, [2 * order[-1]]])
-    right = np.array([((needed <= border) == is_ok).sum() for border in borders])
-    best = borders[right == right.max()]
-    return replace(c, usable_share=float(best[len(best) // 2]) / GRID_CAPACITY_BYTES)
-
-
-def _needed(cells: pd.DataFrame, c: Constants) -> NDArray[np.float64]:
-    pairs = zip(cells[_BATCH], cells[_RATIO], strict=True)
-    return np.array([needed_bytes(grid_spec(), grid_run(int(b), float(r)), c) for b, r in pairs])
+        raise FitError(
+            "element-wise traffic alone takes longer than the fitted time per sample; expected a smaller "
+            "traffic_per_kept_byte or fusion_factor, or a larger memory bandwidth"
+        )
+    scaled = replace(plain, zero_layer_s=zero_layer_s, best_efficiency=(whole_s - element_wise) / products_s)
+    layers_s, _ = forward_s(costs, traits, run, scaled)
+    return replace(scaled, recomputed_share=again_s * _N_GPUS / layers_s)
 
 
 def predictions(cells: pd.DataFrame, c: Constants) -> list[Mapping[str, object]]:
-    """Return what the model predicts of every printed cell, in sample and leaving one batch size out.
+    """Predict every printed cell by the fitted model: in sample, and with its batch size left out.
 
     Parameters
     ----------
     cells
         Printed cells of the grid.
     c
-        Constants; those of `FITTED` do not matter.
+        Constants; the values of `FITTED` are ignored.
 
     Returns
     -------
     list
-        One row a protocol and cell.
+        One row per protocol and cell.
     """
     batches = cells[_BATCH].to_numpy()
     everywhere = np.ones(len(cells), dtype=bool)
     left_out = [batches == batch for batch in np.unique(batches)]
     rows: list[Mapping[str, object]] = []
-    for name, parts in (("in sample", [everywhere]), ("one batch size left out", left_out)):
+    for protocol, parts in (("in sample", [everywhere]), ("one batch size left out", left_out)):
         for part in parts:
             seen = cells if part.all() else cells[~part]
-            found = on_grid_machine(fit_grid(seen, c))
-            rows += [_predicted(name, row, found) for _, row in cells[part].iterrows()]
+            fitted = on_grid_machine(fit_grid(seen, c))
+            for _, cell in cells[part].iterrows():
+                batch, ratio, printed = int(cell[_BATCH]), float(cell[_RATIO]), float(cell[_RATE])
+                step = simulate(grid_spec(), grid_run(batch, ratio), fitted)
+                rate = batch / step.iter_time_s
+                rows.append({
+                    "oracle": "model", "protocol": protocol, _BATCH: batch, _RATIO: ratio, _RATE: printed,
+                    "is_feasible": bool(step.fits), "published_is_feasible": bool(np.isfinite(printed)),
+                    "predicted_samples_per_s": rate, "relative_error": abs(rate / printed - 1.0),
+                })  # fmt: skip
     return rows
 
 
-def _predicted(protocol: str, row: "pd.Series[Any]", c: Constants) -> Mapping[str, object]:
-    batch, ratio, printed = int(row[_BATCH]), float(row[_RATIO]), float(row[_RATE])
-    step = simulate(grid_spec(), grid_run(batch, ratio), c)
-    rate = batch / step.iter_time_s
-    return {
-        "oracle": "model", "protocol": protocol, _BATCH: batch, _RATIO: ratio, _RATE: printed,
-        "is_feasible": bool(step.fits), "published_is_feasible": bool(np.isfinite(printed)),
-        "predicted_samples_per_s": rate, "relative_error": abs(rate / printed - 1.0),
-    }  # fmt: skip
-
-
 # ------------------------------------------------------------------------------------------------
-# Two answers to how fast a run is: the hardware model of the paper's machine, and the emulator as it is.
+# Two oracles of throughput and memory: the hardware model of the paper's machine, and the emulator.
 
 
 @dataclass(frozen=True, slots=True)
@@ -734,11 +744,11 @@ class Answer:
     Parameters
     ----------
     throughput_samples_per_s
-        Whether or not memory is enough.
+        Throughput, even if the run does not fit into memory.
     memory_ratio
-        Memory that is needed over what there is [1].
+        Needed over usable memory [1].
     largest_batch_size
-        Largest global batch that fits with as many recomputed layers; None where the oracle is not asked.
+        Largest global batch that fits with the same recomputed share; None if it was not computed.
     """
 
     throughput_samples_per_s: float
@@ -752,40 +762,38 @@ class Answer:
 
 
 Oracle = Callable[[FamilySpec, Run], Answer | None]
-"""Says how fast a run is; None where it knows nothing of such a model."""
+"""Predict a run; None if the oracle cannot simulate such a model."""
 
 
 def modelled(c: Constants, *, bounds: bool = True) -> Oracle:
-    """Return the hardware model as an oracle; ``bounds``: whether it says how large a batch may be."""
+    """Return the hardware model as an oracle; ``bounds``: also compute the largest batch that fits."""
 
     def ask(spec: FamilySpec, run: Run) -> Answer:
         step = simulate(spec, run, c)
+        largest = None
+        if bounds:
+            # Memory is linear in the batch, so two batch sizes determine the largest one that fits.
+            unit = run.dp * run.n_microbatches
+            first, second = (needed_bytes(spec, replace(run, global_batch_size=n * unit), c) for n in (1, 2))
+            n_units = floor((c.usable_share * c.capacity_bytes - first) / (second - first)) + 1
+            largest = max(0, n_units) * unit
         return Answer(
-            run.global_batch_size / step.iter_time_s,
-            step.needed_bytes / step.usable_bytes,
-            _largest(spec, run, c) if bounds else None,
+            run.global_batch_size / step.iter_time_s, step.needed_bytes / step.usable_bytes, largest
         )
 
     return ask
 
 
-def _largest(spec: FamilySpec, run: Run, c: Constants) -> int:
-    """Return the largest batch that fits: memory is linear in it."""
-    unit = run.dp * run.n_microbatches
-    one, two = (needed_bytes(spec, replace(run, global_batch_size=n * unit), c) for n in (1, 2))
-    return max(0, floor((c.usable_share * c.capacity_bytes - one) / (two - one)) + 1) * unit
-
-
 # --- the emulator -----------------------------------------------------------------------------------
 
 _FAMILIES = {"bert": "bert", "roberta": "bert", "gpt": "gpt2", "opt": "gpt2", "t5": "t5", "llama": "llama"}
-_STACKS = {True: "zero-eager", False: "megatron"}
+_STACKS = {True: "zero-eager", False: "megatron"}  # with ZeRO-3, and with tensor parallelism
 _UNLIMITED_BYTES = 1e15
-_NETWORK = Network(latency_s=2e-5)  # of a cloud, card to card
+_NETWORK = Network(latency_s=2e-5)  # between network cards of a cloud
 
 
 def emulated(gpu_memory_bytes: float | None = None) -> Oracle:
-    """Return the emulator as it is shipped as an oracle, on nodes of eight V100; it knows no convolutions."""
+    """Return the emulator as shipped as an oracle, on nodes of eight V100; it has no convolutions."""
 
     def ask(spec: FamilySpec, run: Run) -> Answer | None:
         if not isinstance(spec, TransformerSpec) or spec.family not in _FAMILIES:
@@ -796,35 +804,34 @@ def emulated(gpu_memory_bytes: float | None = None) -> Oracle:
             micro_batch_size=run.micro_batch_size, grad_accum_steps=run.n_microbatches,
             zero_stage=3 if traits.is_partitioned else 0, checkpoint_fraction=run.ckpt_ratio,
         )  # fmt: skip
-        n_nodes, workload = -(-run.n_gpus // GPUS_PER_NODE), _workload(spec, run)
-        place, own = Placement.packed(run.n_gpus, GPUS_PER_NODE), _machine(n_nodes, gpu_memory_bytes)
-        needed = memory_estimate(plan, workload, own.node, place).device_bytes / own.node.gpu.memory_bytes
-        # Where memory is short the emulator would split the batch; the run in question does not.
-        terms = explain(workload, Point(plan, place), _machine(n_nodes, _UNLIMITED_BYTES)).terms_s
-        return Answer(run.global_batch_size / sum(terms.values()), needed, None)
+        software = replace(stack(_STACKS[traits.is_partitioned]), fused_attention=traits.fuses_attention)
+        workload = Workload(
+            key=f"{spec.family}-{spec.size}", aliases=(), model=_emulated_model(spec), families=(),
+            precision="fp16", global_batch_size=run.global_batch_size, max_microbatches=run.n_microbatches,
+            source=spec.source, data_parallel_stack=software, model_parallel_stack=software,
+        )  # fmt: skip
+        n_nodes, place = -(-run.n_gpus // GPUS_PER_NODE), Placement.packed(run.n_gpus, GPUS_PER_NODE)
+        server = _cluster(n_nodes, gpu_memory_bytes).node
+        estimate = memory_estimate(plan, workload, server, place)
+        # With little memory the emulator would split the batch, which the run does not do; so it gets plenty.
+        terms = explain(workload, Point(plan, place), _cluster(n_nodes, _UNLIMITED_BYTES)).terms_s
+        memory_ratio = estimate.device_bytes / server.gpu.memory_bytes
+        return Answer(run.global_batch_size / sum(terms.values()), memory_ratio, None)
 
     return ask
 
 
 @cache
-def _machine(n_nodes: int, gpu_memory_bytes: float | None) -> ClusterSpec:
-    own = node("p3dn")
+def _cluster(n_nodes: int, gpu_memory_bytes: float | None) -> ClusterSpec:
+    server = node("p3dn")
     if gpu_memory_bytes is not None:
-        own = replace(own, gpu=replace(own.gpu, memory_bytes=gpu_memory_bytes))
-    return homogeneous(own, n_nodes, _NETWORK)
+        server = replace(server, gpu=replace(server.gpu, memory_bytes=gpu_memory_bytes))
+    return homogeneous(server, n_nodes, _NETWORK)
 
 
-def _workload(spec: TransformerSpec, run: Run) -> Workload:
-    traits = IMPLEMENTATIONS[run.implementation]
-    own = replace(stack(_STACKS[traits.is_partitioned]), fused_attention=traits.fuses_attention)
-    return Workload(
-        key=f"{spec.family}-{spec.size}", aliases=(), model=_model(spec), families=(), precision="fp16",
-        global_batch_size=run.global_batch_size, max_microbatches=run.n_microbatches, source=spec.source,
-        data_parallel_stack=own, model_parallel_stack=own,
-    )  # fmt: skip
+def _emulated_model(spec: TransformerSpec) -> ModelSpec:
+    """Return a model of the zoo as the emulator describes models."""
 
-
-def _model(spec: TransformerSpec) -> ModelSpec:
     def block(n_layers: int, kind: Literal["enc", "dec", "causal"], seq: int) -> BlockSpec:
         return BlockSpec(
             n_layers=n_layers, kind=kind, seq=seq, hidden=spec.hidden, heads=spec.heads,

@@ -1,4 +1,7 @@
-"""Conclusions of Figs 7 to 9 as inequalities, and on which constant of the hardware model they depend."""
+"""Figs 7 to 9 from an oracle, their conclusions, and how these depend on the constants of the hardware model.
+
+An oracle predicts throughput and memory of a run, see `makespan.papers.slapo.performance`.
+"""
 
 import itertools
 import math
@@ -30,15 +33,15 @@ from makespan.training.zoo import FamilySpec, family_spec
 _SCHEMAS = schemas_of("makespan.papers.slapo")
 
 # ------------------------------------------------------------------------------------------------
-# Figs 7 to 9 from an oracle: the printed settings, and what the tuner would have chosen.
+# Figs 7 to 9 from an oracle: the printed settings, and those that the tuner chooses.
 
 ORACLES: Mapping[str, str] = {"published": "model", "emulated": "emulator"}
-"""Whose answers stand in the tables of a source."""
+"""Oracle of the tables of each source."""
 _BATCH, _RATIO, _RATE = "global_batch_size", "ckpt_ratio", "throughput_samples_per_s"
 _SHARES = (1.0, 0.92, 0.84, 0.67, 0.5, 0.34, 0.25, 0.0)
-_MOST_SAMPLES = 64  # of a device under ZeRO-3, and of an eighth of a tensor group
-_FAMILY_RUNS = {"GPT-10B": ("gpt", "10b"), "LLaMA-7B": ("llama", "7b")}
-_TRAINING = 3  # forward passes that a step costs
+_MOST_SAMPLES = 64  # per device under ZeRO-3, and per eighth of a tensor group
+_CLUSTER_MODELS = {"GPT-10B": ("gpt", "10b"), "LLaMA-7B": ("llama", "7b")}
+_PASSES = 3  # cost of forward and backward pass, in forward passes
 _STEPS = {
     "vanilla": ("eager", 1),
     "kernels": ("slapo-kernels", 1),
@@ -48,7 +51,7 @@ _STEPS = {
 
 
 def run_of(implementation: str, n_gpus: int, batch: int, ratio: float) -> Run:
-    """Return a run inside a node: all devices are one tensor group, or replicas under ZeRO-3."""
+    """Return a run inside a node: its devices form one tensor group, or are replicas under ZeRO-3."""
     tp = 1 if IMPLEMENTATIONS[implementation].is_partitioned else n_gpus
     return Run(implementation, n_gpus, batch, ratio, tp=tp)
 
@@ -67,23 +70,15 @@ def _row(oracle: str, model: str, run: Run, answer: Answer) -> dict[str, Any]:
 # --- Fig. 7 -----------------------------------------------------------------------------------------
 
 
-def _fig7_row(oracle: str, spec: FamilySpec, run: Run, answer: Answer, kind: str) -> dict[str, Any]:
-    rate = answer.throughput_samples_per_s / run.n_gpus
-    return _row(oracle, spec.title, run, answer) | {
-        "kind": kind,
-        "parameters_per_gpu": model_costs(spec).parameters / run.n_gpus,
-        "flop_per_s": rate * _TRAINING * model_costs(spec).forward_flop,
-    }
-
-
 def fig7_rows(
     cells: pd.DataFrame, source: str, ask: Oracle, search: Oracle | None = None
 ) -> list[dict[str, Any]]:
-    """Return the printed settings as an oracle sees them, and with none and all layers recomputed.
+    """Predict the printed settings, and on the published source those with no and with all layers recomputed.
 
-    ``search``: what the tuner asks for the best setting of each bar, if it looks for one.
+    If the oracle ``search`` is given, the tuner asks it for the best setting of each bar, which becomes a
+    row too.
     """
-    rows, oracle = [], ORACLES[source]
+    rows = []
     for cell in _records(cells):
         spec = family_spec(cell["family"], cell["size"])
         run = run_of(cell["implementation"], int(cell["n_gpus"]), int(cell[_BATCH]), float(cell[_RATIO]))
@@ -92,12 +87,24 @@ def fig7_rows(
             runs += [
                 (kind, replace(run, ckpt_ratio=ratio)) for kind, ratio in (("plain", 0.0), ("full", 1.0))
             ]
-        if search is not None and (best := _tuned(spec, run, search)) is not None:
-            runs.append(("tuned", best))
-        for kind, one in runs:
-            answer = ask(spec, one)
+        if search is not None:
+            settings = Settings(spec, run, search)
+            result = tune(settings.declare, settings.look_up, Frontier(_BATCH, _RATIO))
+            if result.best is not None:
+                runs.append(("tuned", settings.at(result.best)))
+        costs = model_costs(spec)
+        for kind, each in runs:
+            answer = ask(spec, each)
             if answer is not None:
-                rows.append(_fig7_row(oracle, spec, one, answer, kind))
+                rate = answer.throughput_samples_per_s / each.n_gpus
+                rows.append(
+                    _row(ORACLES[source], spec.title, each, answer)
+                    | {
+                        "kind": kind,
+                        "parameters_per_gpu": costs.parameters / each.n_gpus,
+                        "flop_per_s": rate * _PASSES * costs.forward_flop,
+                    }
+                )
     return rows
 
 
@@ -107,14 +114,14 @@ def _records(cells: pd.DataFrame) -> Iterable[dict[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Batch sizes and shares of recomputed layers of one implementation, and what an oracle says of them."""
+    """Search space of one implementation, batch sizes and recomputed shares, with an oracle as objective."""
 
     spec: FamilySpec
     run: Run
     ask: Oracle
 
     def declare(self, space: Space) -> None:
-        """Declare batches up to a bound that no device holds, and shares."""
+        """Declare recomputed shares, and batch sizes up to one that no device can hold."""
         is_partitioned = IMPLEMENTATIONS[self.run.implementation].is_partitioned
         step = self.run.dp if is_partitioned else max(1, self.run.n_gpus // 2)
         space.create_symbol(_BATCH, range(step, _MOST_SAMPLES * step + 1, step))
@@ -125,45 +132,34 @@ class Settings:
         return replace(self.run, global_batch_size=int(point[_BATCH]), ckpt_ratio=float(point[_RATIO]))
 
     def look_up(self, point: Point) -> tuple[Status, float | None, Mapping[str, Any]]:
-        """Return what the oracle says of a point."""
+        """Return the prediction of the oracle for a point."""
         answer = self.ask(self.spec, self.at(point))
         if answer is None or not answer.is_feasible:
             return "oom", None, {}
         return "ok", answer.throughput_samples_per_s, {}
 
 
-def _tuned(spec: FamilySpec, run: Run, ask: Oracle) -> Run | None:
-    """Return the best run of an implementation, found along the border of memory."""
-    settings = Settings(spec, run, ask)
-    found = tune(settings.declare, settings.look_up, Frontier(_BATCH, _RATIO))
-    return None if found.best is None else settings.at(found.best)
-
-
 # --- Fig. 8 -----------------------------------------------------------------------------------------
 
 
-def _fig8_runs(n_gpus: int) -> list[Run]:
-    """Return the runs of a cluster: tensor groups are nodes, there are two pipeline stages.
-
-    Deviation: the batch on fewer GPUs than 64 is not published; it is four samples a GPU on any number.
-    """
-    batch, dp = 4 * n_gpus, n_gpus // 16
-    three = {"tp": 8, "pp": 2, "n_microbatches": batch // (4 * dp)}
-    return [
-        Run("megatron", n_gpus, batch, 0.0, **three),
-        Run("deepspeed", n_gpus, batch, 1.0),
-        Run("slapo-tp", n_gpus, batch, 0.0, **three),
-        Run("slapo-zero3", n_gpus, batch, 1.0),
-    ]
-
-
 def fig8_rows(cells: pd.DataFrame, source: str, ask: Oracle) -> list[dict[str, Any]]:
-    """Return the runs of Fig. 8 as an oracle sees them."""
+    """Predict the runs of Fig. 8: each node is a tensor group, and there are two pipeline stages.
+
+    Deviation: the batch on fewer GPUs than 64 is not published; it is four samples per GPU on any number.
+    """
     rows = []
-    for model, key in _FAMILY_RUNS.items():
+    for model, key in _CLUSTER_MODELS.items():
         spec = family_spec(*key)
-        for n_gpus in sorted(set(cells["n_gpus"])):
-            for run in _fig8_runs(int(n_gpus)):
+        for n_gpus in sorted({int(number) for number in cells["n_gpus"]}):
+            batch, dp = 4 * n_gpus, n_gpus // 16
+            degrees_3d = {"tp": 8, "pp": 2, "n_microbatches": batch // (4 * dp)}
+            runs = [
+                Run("megatron", n_gpus, batch, 0.0, **degrees_3d),
+                Run("deepspeed", n_gpus, batch, 1.0),
+                Run("slapo-tp", n_gpus, batch, 0.0, **degrees_3d),
+                Run("slapo-zero3", n_gpus, batch, 1.0),
+            ]
+            for run in runs:
                 answer = ask(spec, run)
                 if answer is not None:
                     degrees = {"tp": run.tp, "pp": run.pp}
@@ -171,22 +167,11 @@ def fig8_rows(cells: pd.DataFrame, source: str, ask: Oracle) -> list[dict[str, A
     return rows
 
 
-def _printed_bars(cells: pd.DataFrame) -> list[dict[str, Any]]:
-    return [
-        {
-            "oracle": "published", "model": cell["model"], "implementation": cell["implementation"],
-            "n_gpus": cell["n_gpus"], _BATCH: 4 * cell["n_gpus"], _RATIO: float("nan"), "is_feasible": True,
-            _RATE: cell["published_samples_per_s"], "tp": 0, "pp": 0,
-        }
-        for cell in _records(cells)
-    ]  # fmt: skip
-
-
 # --- Fig. 9 -----------------------------------------------------------------------------------------
 
 
 def fig9_rows(cells: pd.DataFrame, source: str, ask: Oracle) -> list[dict[str, Any]]:
-    """Return the steps of the ablation as an oracle sees them."""
+    """Predict the steps of the ablation."""
     spec, rows = family_spec("bert", "1b"), list[dict[str, Any]]()
     shown = (*("oracle", "n_gpus", _BATCH, "gpu_memory_ratio", "largest_global_batch_size"), _RATE)
     for cell in _records(cells):
@@ -200,9 +185,10 @@ def fig9_rows(cells: pd.DataFrame, source: str, ask: Oracle) -> list[dict[str, A
 
 
 class Modelled(Experiment):
-    """Compute the bars of Figs 7 and 8 and the steps of Fig. 9, next to printed bars.
+    """Compute the bars of Figs 7 and 8 and the steps of Fig. 9.
 
-    The published source has the hardware model; the emulated one the emulator, which knows no convolutions.
+    The oracle of the published source is the hardware model, that of the emulated source is the emulator,
+    which has no convolutions. The published source also has the printed bars of Fig. 8.
     """
 
     name = "modelled"
@@ -253,7 +239,14 @@ class Modelled(Experiment):
         search = modelled(constants(), bounds=False) if source == "published" else None
         fig8 = fig8_rows(cells["fig8"], source, ask)
         if source == "published":
-            fig8 += _printed_bars(cells["fig8"])
+            fig8 += [
+                {
+                    "oracle": "published", "model": cell["model"], "implementation": cell["implementation"],
+                    "n_gpus": cell["n_gpus"], _BATCH: 4 * cell["n_gpus"], _RATIO: float("nan"),
+                    "is_feasible": True, _RATE: cell["published_samples_per_s"], "tp": 0, "pp": 0,
+                }
+                for cell in _records(cells["fig8"])
+            ]  # fmt: skip
         steps = pd.DataFrame(fig9_rows(cells["fig9"], source, ask))
         return {
             "fig7": pd.DataFrame(fig7_rows(cells["fig7"], source, ask, search)),
@@ -263,20 +256,16 @@ class Modelled(Experiment):
 
 
 # ------------------------------------------------------------------------------------------------
-# Conclusions of Figs 7 to 9 as inequalities, and on which constant of the hardware model they depend.
+# Conclusions of Figs 7 to 9 as inequalities, and their dependence on constants of the hardware model.
 
-Found = tuple[str, bool] | None
-"""The numbers that decide, and whether the conclusion holds; None where no row decides it."""
-_THROUGHPUT, _MICRO_BATCH, _LARGEST = (
-    "throughput_samples_per_s",
-    "global_batch_size",
-    "largest_global_batch_size",
-)
+Outcome = tuple[str, bool] | None
+"""Text with the deciding numbers, and whether the conclusion holds; None if no row decides it."""
+_LARGEST = "largest_global_batch_size"
 _PAIRS = {"slapo-tp": "megatron", "slapo-zero3": "deepspeed"}
 _FACTORS = (0.5, 2.0)
 
 
-def _bars(fig7: pd.DataFrame, kind: str = "published", column: str = _THROUGHPUT) -> pd.DataFrame:
+def _bars(fig7: pd.DataFrame, kind: str = "published", column: str = _RATE) -> pd.DataFrame:
     """Return a column by model and GPUs (rows) and implementation (columns)."""
     rows = fig7[fig7["kind"] == kind]
     return rows.pivot_table(column, ["model", "n_gpus"], "implementation", sort=False)
@@ -286,42 +275,42 @@ def _best_of(bars: pd.DataFrame) -> tuple["pd.Series[float]", "pd.Series[float]"
     return bars[["slapo-tp", "slapo-zero3"]].max(axis=1), bars[["megatron", "deepspeed"]].max(axis=1)
 
 
-def _all(flags: "pd.Series[bool]", what: str) -> Found:
+def _all(flags: "pd.Series[bool]", plural: str) -> Outcome:
     wrong = [" ".join(map(str, key)) if isinstance(key, tuple) else str(key) for key in flags.index[~flags]]
     listed = f", not {', '.join(wrong)}" if wrong else ""
-    return f"{int(flags.sum())} of {len(flags)} {what}{listed}", bool(flags.all())
+    return f"{int(flags.sum())} of {len(flags)} {plural}{listed}", bool(flags.all())
 
 
-def slapo_is_best(fig7: pd.DataFrame) -> Found:
-    """One of Slapo's bars is the highest."""
+def slapo_is_best(fig7: pd.DataFrame) -> Outcome:
+    """Check that one of Slapo's bars is the highest."""
     ours, others = _best_of(_bars(fig7))
     return _all(ours >= others, "bars")
 
 
-def zero_is_faster(fig7: pd.DataFrame) -> Found:
-    """Slapo's ZeRO-3 is at least as fast as DeepSpeed."""
+def zero_is_faster(fig7: pd.DataFrame) -> Outcome:
+    """Check that Slapo under ZeRO-3 is at least as fast as DeepSpeed."""
     bars = _bars(fig7)
     return _all(bars["slapo-zero3"] >= bars["deepspeed"], "bars")
 
 
-def tensor_is_faster(fig7: pd.DataFrame) -> Found:
-    """Slapo's tensor parallelism is as fast as Megatron-LM: for BERT, and within 5 % for GPT and T5."""
+def tensor_is_faster(fig7: pd.DataFrame) -> Outcome:
+    """Check that Slapo under tensor parallelism is as fast as Megatron-LM, within 5 % for GPT and T5."""
     bars = _bars(fig7).dropna()
     least = pd.Series([1.0 if "BERT" in str(key) else 0.95 for key in bars.index], bars.index)
     ratios = bars["slapo-tp"] / bars["megatron"]
     return _all(ratios >= least, "bars")
 
 
-def largest_ratio(fig7: pd.DataFrame) -> Found:
-    """Find the largest speedup over a baseline between 1.5 and 4."""
+def largest_ratio(fig7: pd.DataFrame) -> Outcome:
+    """Check that the largest speedup over a baseline is between 1.5 and 4."""
     bars = _bars(fig7)
     ours, _ = _best_of(bars)
     ratio = float(max((ours / bars[name]).max() for name in ("megatron", "deepspeed")))
     return f"{ratio:.2f}x", 1.5 <= ratio <= 4
 
 
-def larger_batches(fig7: pd.DataFrame) -> Found:
-    """Slapo fits at least the batch of its baseline with the same layers recomputed."""
+def larger_batches(fig7: pd.DataFrame) -> Outcome:
+    """Check that Slapo fits at least the batch of its baseline at the same recomputed share."""
     flags = []
     for kind in ("plain", "full"):
         bars = _bars(fig7, kind, _LARGEST)
@@ -329,59 +318,52 @@ def larger_batches(fig7: pd.DataFrame) -> Found:
             if other not in bars:
                 return None
             both = bars[[ours, other]].dropna()
-            found = both[ours] >= both[other]
-            flags.append(found.set_axis([f"{' '.join(map(str, key))} {kind}" for key in both.index]))
+            is_larger = both[ours] >= both[other]
+            flags.append(is_larger.set_axis([f"{' '.join(map(str, key))} {kind}" for key in both.index]))
     return _all(pd.concat(flags), "settings")
 
 
-def zero_scales(fig7: pd.DataFrame) -> Found:
-    """Throughput under ZeRO-3 grows with the number of GPUs."""
+def zero_scales(fig7: pd.DataFrame) -> Outcome:
+    """Check that throughput under ZeRO-3 grows with the number of GPUs."""
     rows = fig7[(fig7["kind"] == "published") & fig7["implementation"].isin(["deepspeed", "slapo-zero3"])]
-    lines = rows.sort_values("n_gpus").groupby(["model", "implementation"])[_THROUGHPUT]
+    lines = rows.sort_values("n_gpus").groupby(["model", "implementation"])[_RATE]
     steps = lines.diff().dropna().to_numpy(float)
     return f"{int((steps > 0).sum())} of {len(steps)} steps", bool((steps > 0).all())
 
 
-def printed_settings_fit(fig7: pd.DataFrame) -> Found:
-    """At most 15 % of the printed settings exceed memory, none by more than a quarter."""
+def printed_settings_fit(fig7: pd.DataFrame) -> Outcome:
+    """Check that at most 15 % of the printed settings exceed memory, and none by more than a quarter."""
     ratios = fig7.loc[fig7["kind"] == "published", "gpu_memory_ratio"]
     n_over = int((ratios > 1).sum())
     text = f"{n_over} of {len(ratios)} exceed it, the largest by {100 * (ratios.max() - 1):.0f} %"
     return text, bool(n_over <= 0.15 * len(ratios) and ratios.max() <= 1.25)
 
 
-def printed_settings_are_tight(fig7: pd.DataFrame) -> Found:
-    """Of the printed settings that keep activations, 1.6 times the batch does not fit half of the time."""
+def printed_settings_are_tight(fig7: pd.DataFrame) -> Outcome:
+    """Check that 1.6 times the batch exceeds memory for half of the settings that keep activations."""
     rows = fig7[(fig7["kind"] == "published") & (fig7["ckpt_ratio"] < 1)]
     if rows[_LARGEST].isna().all():
         return None
-    is_full = 1.6 * rows[_MICRO_BATCH] > rows[_LARGEST]
+    is_full = 1.6 * rows[_BATCH] > rows[_LARGEST]
     return f"{int(is_full.sum())} of {len(rows)}", bool(is_full.mean() >= 0.5)
 
 
-def _clusters(fig8: pd.DataFrame, oracle: str, model: str) -> pd.DataFrame:
-    """Return throughput by GPUs (rows) and system (columns), Slapo's better schedule as ``slapo``."""
-    rows = fig8[(fig8["oracle"] == oracle) & (fig8["model"] == model)]
-    system = rows["implementation"].str.replace(r"slapo-.*", "slapo", regex=True)
-    return rows.assign(system=system).pivot_table(_THROUGHPUT, "n_gpus", "system", aggfunc="max")
-
-
-def slapo_is_best_on_clusters(bars: pd.DataFrame) -> Found:
-    """Slapo is the fastest on every number of GPUs, by at most 1.6 times."""
+def slapo_is_best_on_clusters(bars: pd.DataFrame) -> Outcome:
+    """Check that Slapo is the fastest on every number of GPUs, by at most 1.6 times."""
     ratios = bars["slapo"] / bars[["megatron", "deepspeed"]].max(axis=1)
     text = ", ".join(f"{ratio:.2f}" for ratio in ratios)
     return text, bool(ratios.between(1.0, 1.6).all())
 
 
-def zero_scales_worse(bars: pd.DataFrame) -> Found:
-    """From 32 to 64 GPUs DeepSpeed gains less than Megatron-LM."""
+def zero_scales_worse(bars: pd.DataFrame) -> Outcome:
+    """Check that DeepSpeed gains less than Megatron-LM from 32 to 64 GPUs."""
     gains = bars.loc[64] / bars.loc[32]
     text = f"{gains['deepspeed']:.2f}x and {gains['megatron']:.2f}x"
     return text, bool(gains["deepspeed"] < gains["megatron"])
 
 
-def slapo_scales(bars: pd.DataFrame) -> Found:
-    """From 16 to 64 GPUs Slapo is more than twice as fast."""
+def slapo_scales(bars: pd.DataFrame) -> Outcome:
+    """Check that Slapo is more than twice as fast on 64 GPUs as on 16."""
     rates = bars["slapo"].to_dict()
     gain = float(rates[64] / rates[16])
     return f"{gain:.2f}x", gain > 2
@@ -389,42 +371,42 @@ def slapo_scales(bars: pd.DataFrame) -> Found:
 
 def _steps(fig9: pd.DataFrame, column: str) -> list[float]:
     order = ["vanilla", "kernels", "layers-tp", "embedding-tp"]
-    found: list[float] = fig9.set_index("step").loc[order, column].astype(float).tolist()
-    return found
+    values: list[float] = fig9.set_index("step").loc[order, column].astype(float).tolist()
+    return values
 
 
-def steps_are_faster(fig9: pd.DataFrame) -> Found:
-    """Every step is faster than the one before."""
-    rates = _steps(fig9, _THROUGHPUT)
+def steps_are_faster(fig9: pd.DataFrame) -> Outcome:
+    """Check that every step is faster than the one before."""
+    rates = _steps(fig9, _RATE)
     text = ", ".join(f"{rate:.1f}" for rate in rates) + " samples/s"
-    return text, all(one < other for one, other in itertools.pairwise(rates))
+    return text, all(before < after for before, after in itertools.pairwise(rates))
 
 
-def kernels_help(fig9: pd.DataFrame) -> Found:
-    """Kernels alone gain something, and at most three times."""
+def kernels_help(fig9: pd.DataFrame) -> Outcome:
+    """Check that kernels alone are faster, by at most three times."""
     ratio = _steps(fig9, "speedup")[1]
     return f"{ratio:.2f}x", 1 < ratio <= 3
 
 
-def steps_free_memory(fig9: pd.DataFrame) -> Found:
-    """Every step fits a larger batch than the one before."""
+def steps_free_memory(fig9: pd.DataFrame) -> Outcome:
+    """Check that every step fits a larger batch than the one before."""
     sizes = _steps(fig9, _LARGEST)
     if any(map(math.isnan, sizes)):
         return None
     text = ", ".join(f"{size:.0f}" for size in sizes)
-    return text, all(one < other for one, other in itertools.pairwise(sizes))
+    return text, all(before < after for before, after in itertools.pairwise(sizes))
 
 
-def sharded_embedding_frees_memory(fig9: pd.DataFrame) -> Found:
-    """Fit a batch that is larger by a fifth or more where the embedding is sharded."""
+def sharded_embedding_frees_memory(fig9: pd.DataFrame) -> Outcome:
+    """Check that sharding the embedding fits a batch larger by a fifth or more."""
     *_, before, after = _steps(fig9, _LARGEST)
     if math.isnan(before):
         return None
     return f"{before:.0f} and {after:.0f}", after >= 1.2 * before
 
 
-def all_steps_gain(fig9: pd.DataFrame) -> Found:
-    """All steps together gain between 4 and 24 times, of eight times as many GPUs."""
+def all_steps_gain(fig9: pd.DataFrame) -> Outcome:
+    """Check that all steps together, on eight times the GPUs, are 4 to 24 times as fast."""
     ratio = _steps(fig9, "speedup")[-1]
     return f"{ratio:.1f}x", 4 <= ratio <= 24
 
@@ -437,15 +419,24 @@ _OF_FIG8 = (slapo_is_best_on_clusters, zero_scales_worse, slapo_scales)
 _OF_FIG9 = (steps_are_faster, kernels_help, steps_free_memory, sharded_embedding_frees_memory, all_steps_gain)
 
 
-def _on_cluster(judge: Callable[[pd.DataFrame], Found], oracle: str, model: str) -> Callable[..., Found]:
-    def on(fig8: pd.DataFrame) -> Found:
-        bars = _clusters(fig8, oracle, model)
+def _on_cluster(
+    judge: Callable[[pd.DataFrame], Outcome], oracle: str, model: str
+) -> Callable[[pd.DataFrame], Outcome]:
+    """Apply a conclusion about clusters to the bars of one oracle and model.
+
+    ``judge`` gets throughput by GPUs (rows) and system (columns), with Slapo's better schedule as ``slapo``.
+    """
+
+    def decide(fig8: pd.DataFrame) -> Outcome:
+        rows = fig8[(fig8["oracle"] == oracle) & (fig8["model"] == model)]
+        system = rows["implementation"].str.replace(r"slapo-.*", "slapo", regex=True)
+        bars = rows.assign(system=system).pivot_table(_RATE, "n_gpus", "system", aggfunc="max")
         return None if bars.empty else judge(bars)
 
-    return on
+    return decide
 
 
-CONCLUSIONS: Mapping[str, tuple[str, Callable[[pd.DataFrame], Found]]] = {
+CONCLUSIONS: Mapping[str, tuple[str, Callable[[pd.DataFrame], Outcome]]] = {
     **{judge.__name__: ("fig7", judge) for judge in _OF_FIG7},
     **{
         f"{judge.__name__} {oracle} {model}": ("fig8", _on_cluster(judge, oracle, model))
@@ -457,19 +448,11 @@ CONCLUSIONS: Mapping[str, tuple[str, Callable[[pd.DataFrame], Found]]] = {
     },
     **{judge.__name__: ("fig9", judge) for judge in _OF_FIG9},
 }
-"""Every conclusion by name: the table that decides it, and how."""
-
-
-def _variations() -> Iterable[tuple[str, float, Constants]]:
-    own = constants()
-    yield "", 1.0, own
-    for name in UNFITTED:
-        for factor in _FACTORS:
-            yield name, factor, replace(own, **{name: factor * getattr(own, name)})
+"""Every conclusion by name: the table that decides it, and the function that does."""
 
 
 class Inequalities(Experiment):
-    """Judge the conclusions with every unfitted constant halved and doubled, and the rest fitted again."""
+    """Judge the conclusions with each unfitted constant halved and doubled, and the others fitted again."""
 
     name = "inequalities"
     tables = {
@@ -479,27 +462,34 @@ class Inequalities(Experiment):
     sources = ("published",)
 
     def compute(self, given: Given) -> dict[str, pd.DataFrame]:
-        """Return a row per conclusion, constant and factor; nothing holds where there is no fit."""
+        """Return a row per conclusion, constant and factor; none holds if the model cannot be fitted."""
+        frozen = constants()
+        variations = [("", 1.0, frozen)] + [
+            (name, factor, replace(frozen, **{name: factor * getattr(frozen, name)}))
+            for name in UNFITTED
+            for factor in _FACTORS
+        ]
         rows = [
             {"inequality": conclusion, "constant": name, "factor": factor, "holds": holds, "found": text}
-            for name, factor, varied in _variations()
+            for name, factor, varied in variations
             for conclusion, (text, holds) in _judged(given.cells, varied).items()
         ]
         return {"inequalities": pd.DataFrame(rows)}
 
 
 def _judged(printed: Mapping[str, pd.DataFrame], varied: Constants) -> dict[str, tuple[str, bool]]:
-    names = {
-        name: one for name, one in CONCLUSIONS.items() if not {"published", "emulator"} & {*name.split()}
+    """Judge the conclusions about the hardware model with varied constants."""
+    decided = {
+        name: entry for name, entry in CONCLUSIONS.items() if not {"published", "emulator"} & {*name.split()}
     }
     try:
         ask = modelled(fit_grid(printed["fig10"], varied))
     except FitError as error:
-        return {name: (str(error), False) for name in names}
+        return {name: (str(error), False) for name in decided}
     tables = {
         "fig7": pd.DataFrame(fig7_rows(printed["fig7"], "published", ask)),
         "fig8": pd.DataFrame(fig8_rows(printed["fig8"], "published", ask)),
         "fig9": pd.DataFrame(fig9_rows(printed["fig9"], "published", ask)),
     }
-    found = {name: judge(tables[table]) for name, (table, judge) in names.items()}
-    return {name: one for name, one in found.items() if one is not None}
+    outcomes = {name: judge(tables[table]) for name, (table, judge) in decided.items()}
+    return {name: outcome for name, outcome in outcomes.items() if outcome is not None}
