@@ -2,48 +2,18 @@
 
 import sys
 from collections.abc import Callable
-from dataclasses import MISSING, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import click
 
+from makespan.cli.fields import field_options
 from makespan.cli.options import launcher_of, launcher_options, read_settings, say, settings_option
-from makespan.easyscale.job import ElasticJob
-from makespan.easyscale.trainer import ElasticTrainer, RunOptions, export_model, request_change
+from makespan.easyscale.job import ElasticJob, RunOptions
 from makespan.errors import InputError
 from makespan.runtime import latest_checkpoint
 
-_HELP = {
-    "optimizer": "sgd, adam, adamw, or a function of the model.",
-    "data": "Function that returns a data set; default for a stand-in: its own.",
-    "loss": "Function of outputs and targets; default for a stand-in: its own.",
-    "lr_scheduler": "step, or a function of the optimizer.",
-    "after_reduce": "Function of the model, called before the optimizer step.",
-    "scaler": "grad, or a function that returns a loss scaler.",
-    "collate": "Function that joins samples into a batch.",
-    "n_logical_workers": "Number of logical workers of the job.",
-    "micro_batch_size": "Samples per batch of each logical worker.",
-    "determinism": "none, D0, D1, D0+D2, D1+D2, or auto to choose by a scan of the model.",
-    "seed": "Seed of model, order of samples, loaders and logical workers.",
-    "n_loaders": "Loaders of each logical worker.",
-    "buffers": "per_rank: each logical worker keeps its own; rank0: all use those of the first.",
-    "bucket_cap_bytes": "Size of a bucket of gradients [B].",
-    "scaling": "Divide gradients before (pre) or after (post) the sum.",
-    "fold": "Order of the sum of gradients: auto, ring or rank.",
-    "shuffle": "Deal samples in a new order each epoch.",
-    "drop_last_samples": "Drop samples that cannot be dealt evenly.",
-    "drop_last_batch": "Drop a last batch of less than full size.",
-    "checkpoint_every": "Mini-batches between checkpoints; 0 to count none.",
-    "checkpoint_every_s": "Seconds between checkpoints; 0 for no checkpoints by time.",
-    "hash_every": "Mini-batches between hashes; 0 for none.",
-    "loader_processes": "Loader processes of each training process.",
-    "prefetch": "Batches that loader processes make ahead.",
-    "max_restarts": "Restarts in a row after a process was killed.",
-    "mixes_devices": "Allow several types of device at the same time without D2.",
-    "resume": "Resume the run in the directory, or reject a directory with a checkpoint.",
-}
-_NUMBERS = ("bucket_cap_bytes",)
 _run_dir = click.option(
     "--run-dir", default=Path("run"), show_default=True, type=click.Path(path_type=Path, file_okay=False),
     help="Directory of the run.",
@@ -52,25 +22,6 @@ _mapping = click.option(
     "--mapping", metavar="RANKS", help="Logical workers of each process, for example 0,1/2/3."
 )
 _devices = click.option("--devices", metavar="NAMES", help="Device of each process, for example A,B,B.")
-
-
-def _field_options(kind: type[Any], left_out: set[str]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return a decorator that adds an option for each field of a dataclass."""
-
-    def add(command: Callable[..., Any]) -> Callable[..., Any]:
-        for field in reversed([field for field in fields(kind) if field.name not in left_out]):
-            flag, default = "--" + field.name.replace("_", "-"), field.default
-            shown: dict[str, Any] = {"default": default, "show_default": default is not None}
-            if isinstance(default, bool):
-                flag = f"{flag}/--no-{flag.removeprefix('--')}"
-            elif isinstance(default, int | float) or field.name in _NUMBERS:
-                shown |= {"type": float if isinstance(default, float) else int, "metavar": "NUMBER"}
-            else:
-                shown |= {"metavar": "NAME"}
-            command = click.option(flag, help=_HELP[field.name], **shown)(command)
-        return command
-
-    return add
 
 
 @click.group("easyscale", help=__doc__)
@@ -85,8 +36,8 @@ def COMMANDS() -> None:
 @_mapping
 @_devices
 @settings_option("optimizer.lr=0.1")
-@_field_options(ElasticJob, {"model", "options"})
-@_field_options(RunOptions, {"ends_on_signals", "launcher", "on_progress"})
+@field_options(ElasticJob, without={"model", "options"})
+@field_options(RunOptions, without={"ends_on_signals", "launcher", "on_progress"})
 @click.option(
     "--stall-timeout",
     metavar="SECONDS",
@@ -114,16 +65,11 @@ def _run(
     one is written every ten minutes. Ctrl-C or SIGTERM ends the run after the current mini-batch, with a
     checkpoint; a second one ends it at once.
     """
+    from makespan.easyscale.trainer import ElasticTrainer  # loads pandas, which --help can do without
+
     options = {field.name: given.pop(field.name) for field in fields(RunOptions) if field.name in given}
     options["ends_on_signals"] = True
-    # A field whose option is not given keeps its default.
-    defaults = {field.name: field.default for field in fields(ElasticJob)}
-    job_fields = {
-        name: value
-        for name, value in given.items()
-        if not (value is None and defaults[name] in (None, MISSING))
-    }
-    trainer = ElasticTrainer(model, run_dir=run_dir, options=read_settings(settings), **job_fields)
+    trainer = ElasticTrainer(model, run_dir=run_dir, options=read_settings(settings), **given)
     options["launcher"] = launcher_of(launcher, device, stall_timeout)
     try:
         result = trainer.run(steps, mapping, devices, on_progress=_progress_line(steps), **options)
@@ -163,6 +109,8 @@ def _progress_line(steps: int) -> Callable[[int, float], object] | None:
 @click.option("--suspend", is_flag=True, help="Release all devices until the next call of run.")
 def _request(run_dir: Path, mapping: str | None, devices: str | None, suspend: bool) -> None:
     """Request other processes for an active run, from the next mini-batch on."""
+    from makespan.easyscale.trainer import request_change
+
     if suspend and (mapping is not None or devices is not None):
         raise InputError("--suspend together with --mapping or --devices; expected only one of them")
     if not suspend and mapping is None and devices is None:
@@ -175,4 +123,6 @@ def _request(run_dir: Path, mapping: str | None, devices: str | None, suspend: b
 @click.option("--output", required=True, type=click.Path(path_type=Path), help="File to write.")
 def _export(run_dir: Path, output: Path) -> None:
     """Write the model of the newest checkpoint as a plain state_dict."""
+    from makespan.easyscale.trainer import export_model
+
     say(str(export_model(run_dir, output)))

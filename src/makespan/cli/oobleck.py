@@ -14,6 +14,7 @@ from typing import Any, TextIO
 import click
 from pydantic import ValidationError
 
+from makespan.cli.fields import field_options
 from makespan.cli.options import launcher_of, launcher_options, read_settings, say, settings_option
 from makespan.errors import ConfigError, InputError, unknown_name
 from makespan.files import check_target, is_stream, read_yaml, write_text
@@ -174,45 +175,24 @@ class LiveView:
 
 # --- Job options, and ``profile`` -------------------------------------------------------------------
 
-_HELP = {
-    "n_microbatches": "Microbatches of an iteration.",
-    "microbatch_size": "Samples of a microbatch.",
-    "seed": "Seed of weights and of what layers draw.",
-    "data_seed": "Seed of the order of the samples.",
-    "optimizer": "adam, adamw or sgd.",
-    "learning_rate": "Rate of the optimizer.",
-    "warmup_steps": "Iterations over which the rate grows.",
-    "clip_norm": "Largest norm of all gradients.",
-    "dtype": "float32 or float64.",
-    "reduction": "ordered, with the same bits for any pipelines, or allreduce.",
-    "bucketed": "Send layers with the same owners in one message.",
-}
 _PARTS = ("model", "optimizer")
+_JOB_PARTS = ("model", "model_options", "optimizer_options")  # of which no option is made
 
 
 def job_options(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command the argument MODEL and options for the rest of a job, which it gets as ``job``."""
 
+    @field_options(ChainJob, without=_JOB_PARTS, names={"n_microbatches": "microbatches"})
     @click.argument("model")
     @settings_option("model.n_layers=4")
     @wraps(command)
     def wrapped(model: str, settings: tuple[str, ...], **given: Any) -> None:
-        of_job = {name: given.pop(name) for name in _HELP}
+        of_job = {field.name: given.pop(field.name) for field in fields(ChainJob) if field.name in given}
         parts = read_settings(settings, _PARTS)
         job = ChainJob(model, model_options=parts["model"], optimizer_options=parts["optimizer"], **of_job)
         command(job=job, **given)
 
-    decorated: Callable[..., None] = wrapped
-    for field in reversed([field for field in fields(ChainJob) if field.name in _HELP]):
-        flag, default = "--" + field.name.removeprefix("n_").replace("_", "-"), field.default
-        kinds: dict[str, Any] = {"default": default, "show_default": default is not None}
-        if isinstance(default, bool):
-            flag = f"{flag}/--no-{field.name}"
-        else:
-            kinds |= {"type": float if default is None else type(default)}
-            kinds |= {"metavar": "NAME" if isinstance(default, str) else "NUMBER"}
-        decorated = click.option(flag, field.name, help=_HELP[field.name], **kinds)(decorated)
-    return decorated
+    return wrapped
 
 
 @click.command("profile")
@@ -272,43 +252,29 @@ def _profile(path: Path | None, job: ChainJob) -> ModelProfile:
     "--run-dir", default=Path("run"), show_default=True, type=click.Path(path_type=Path, file_okay=False),
     help="Directory of the run, which all nodes see.",
 )  # fmt: skip
-@click.option("--nodes", required=True, type=int, metavar="N", help="Processes at the start, one a node.")
-@click.option("--f", default=1, show_default=True, metavar="N", help="Losses at once that are survived.")
-@click.option("--n0", default=1, show_default=True, metavar="N", help="Fewest nodes of a pipeline.")
-@click.option(
-    "--profile", type=click.Path(path_type=Path), help="Layer times (JSON); without, all are equal."
+@field_options(
+    LiveOptions,
+    without={"policy", "resume", "first_sizes"},
+    names={
+        "n_nodes": "nodes",
+        "checkpoint_interval_s": "checkpoint-interval",
+        "n_replacements": "replace",
+        "hang_s": "hang",
+    },
 )
-@click.option("--template-set", default="full", show_default=True, type=click.Choice(["full", "minimal"]))
 @click.option(
     "--policy", default="stop", show_default=True, type=click.Choice(["stop", "degrade"]),
-    help="Below (f + 1) n0 nodes: stop with a checkpoint, or go on and survive less.",
+    help="Below (f + 1) n0 nodes: stop with a checkpoint, or continue and survive fewer losses.",
 )  # fmt: skip
 @click.option(
     "--first", metavar="SIZES", default="", help="Nodes of the pipelines at the start, for example 1,2,2."
 )
 @click.option(
-    "--checkpoint-every",
-    default=0,
-    show_default=True,
-    metavar="N",
-    help="Iterations between checkpoints; 0 for none by count.",
-)
-@click.option(
-    "--checkpoint-interval",
-    "checkpoint_interval_s",
-    default=600.0,
-    show_default=True,
-    metavar="S",
-    help="Seconds between checkpoints; 0 for none by time. One is written at the end anyway.",
-)
-@click.option("--replace", "n_replacements", default=0, show_default=True, metavar="N",
-              help="Processes that are started for lost ones.")  # fmt: skip
-@click.option(
-    "--hang", "hang_s", default=10.0, show_default=True, metavar="S", help="Silence of a hung process."
+    "--profile", type=click.Path(path_type=Path), help="Layer times (JSON); without, all are equal."
 )
 @launcher_options
 def run_command(
-    job: ChainJob, iterations: int, run_dir: Path, nodes: int, first: str, profile: Path | None,
+    job: ChainJob, iterations: int, run_dir: Path, first: str, profile: Path | None,
     launcher: str, device: str, **given: Any,
 ) -> None:  # fmt: skip
     """Train MODEL, a family of small models or file.py:function, through the loss of nodes.
@@ -317,7 +283,7 @@ def run_command(
     same command resumes from the newest checkpoint. The directory has the newest two, and iterations.csv and
     recoveries.csv, to which every call appends.
     """
-    options = LiveOptions(nodes, **given)
+    options = LiveOptions(**given)
     if first:
         try:
             options = replace(options, first_sizes=tuple(map(int, first.split(","))))

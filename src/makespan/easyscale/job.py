@@ -1,23 +1,23 @@
-"""Description of an elastic job, and mappings of its logical workers to processes and devices.
+"""Description of an elastic job, options of its runs, and mappings of its logical workers to processes.
 
 `ElasticJob` holds everything that decides the bits of a run, and nothing about processes or devices. A
-`Placing` holds those: a `RankMapping` and the device of each process.
+`Placing` holds those: a `RankMapping` and the device of each process. `RunOptions` change no bit.
 """
 
 import ast
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from makespan.easyscale.kernels import KERNEL_SETS, LEVELS, DeterminismLevel, process_options
 from makespan.errors import InputError, unknown_name
 from makespan.lazy import parse_source
-from makespan.runtime import ProcessOptions
+from makespan.runtime import Launcher, ProcessOptions
 from makespan.training.zoo import STAND_INS
 from makespan.user_code import user_file
 
@@ -34,11 +34,10 @@ BUILT_IN: dict[str, tuple[str, ...]] = {
     "scaler": ("grad",),
 }
 PARTS = ("model", "optimizer", "data", "loss", "lr_scheduler", "after_reduce", "scaler", "collate")
-_CHOICES = {
-    "buffers": ("per_rank", "rank0"),
-    "scaling": ("pre", "post"),
-    "fold": ("auto", "ring", "rank"),
-}
+Buffers = Literal["per_rank", "rank0"]
+Scaling = Literal["pre", "post"]
+Fold = Literal["auto", "ring", "rank"]
+_CHOICES = {"buffers": get_args(Buffers), "scaling": get_args(Scaling), "fold": get_args(Fold)}
 _LEAST = {"n_logical_workers": 1, "micro_batch_size": 1, "seed": 0, "n_loaders": 0}
 
 
@@ -57,42 +56,51 @@ class ElasticJob:
     optimizer
         ``sgd``, ``adam``, ``adamw``, or a function of the model.
     data
-        A function that returns a map-style data set of pairs of inputs and targets; None for that of a
-        stand-in.
+        Function that returns a map-style data set of pairs of inputs and targets; default for a stand-in: its
+        own.
     loss
-        A function of outputs and targets; None for that of a stand-in.
+        Function of outputs and targets; default for a stand-in: its own.
     lr_scheduler
         ``step``, or a function of the optimizer; it steps once per mini-batch. None for no scheduler.
     after_reduce
-        A function of the model, called between the sum of gradients and the optimizer step, for example to
-        clip gradients; None for no function.
+        Function of the model, called between the sum of gradients and the optimizer step, for example to clip
+        gradients. None for no function.
     scaler
-        ``grad``, torch's scaling of losses, or a function that returns such an object; None for no scaling.
+        ``grad``, torch's scaling of losses, or a function that returns a loss scaler. None for no scaling.
     collate
-        A function that joins a list of samples into a batch; None for torch's default.
+        Function that joins a list of samples into a batch. None for torch's default.
     options
         Further arguments, by part and by name, for example ``{"optimizer": {"lr": 0.1}}``. For a stand-in
         they are the fields of `makespan.training.zoo.StandIn` (``model``) and the arguments of
         `makespan.training.zoo.stand_in_data` (``data``; ``n_samples`` is 1024 by default).
-    n_logical_workers, micro_batch_size
-        N, and samples per batch of each logical worker.
+    n_logical_workers
+        Number of logical workers of the job, N.
+    micro_batch_size
+        Samples per batch of each logical worker.
     determinism
-        Name of a `DeterminismLevel`, or ``auto``: the run then chooses D1+D2 at its start if `scan_module`
-        finds the model cheap under D2, else D1.
+        ``none``, ``D0``, ``D1``, ``D0+D2``, ``D1+D2``, or ``auto`` to choose by a scan of the model. ``auto``
+        chooses at the start of the run: D1+D2 if `scan_module` finds the model cheap under D2, else D1. See
+        `DeterminismLevel`.
     seed
         Seed of the model, the order of samples, the loaders and the logical workers.
     n_loaders
         Loaders of each logical worker; with 0, samples are read in the training process.
     buffers
-        ``per_rank``: every logical worker keeps its own buffers; ``rank0``: all start a mini-batch from
-        those of the first one, as DistributedDataParallel does by default.
+        ``per_rank``: each logical worker keeps its own buffers; ``rank0``: all start a mini-batch from those
+        of the first one, as DistributedDataParallel does by default.
     bucket_cap_bytes
-        Size at which a bucket of gradients is full [B]; None for DistributedDataParallel's default.
-    scaling, fold
-        Scaling and order of the sum of gradients, see `Reduction`; the order ``auto`` is that of stock
-        training on the machine where the job starts.
-    shuffle, drop_last_samples, drop_last_batch
-        Assignment of samples, see `Shards`.
+        Size at which a bucket of gradients is full [B]. None for DistributedDataParallel's default.
+    scaling
+        Divide gradients before (``pre``) or after (``post``) the sum. See `Reduction`.
+    fold
+        Order of the sum of gradients; ``auto`` is that of stock training on the machine where the job starts.
+        See `Reduction`.
+    shuffle
+        Deal samples in a new order each epoch. See `Shards`.
+    drop_last_samples
+        Drop samples that cannot be dealt evenly.
+    drop_last_batch
+        Drop a last batch of less than full size.
 
     Raises
     ------
@@ -114,10 +122,10 @@ class ElasticJob:
     determinism: str = "D1"
     seed: int = 0
     n_loaders: int = 2
-    buffers: Literal["per_rank", "rank0"] = "per_rank"
+    buffers: Buffers = "per_rank"
     bucket_cap_bytes: int | None = None
-    scaling: Literal["pre", "post"] = "pre"
-    fold: Literal["auto", "ring", "rank"] = "auto"
+    scaling: Scaling = "pre"
+    fold: Fold = "auto"
     shuffle: bool = True
     drop_last_samples: bool = False
     drop_last_batch: bool = False
@@ -179,6 +187,68 @@ class ElasticJob:
             if mine != theirs and not (name == "fold" and mine == "auto"):
                 differences.append(f"{name}: found {theirs!r}, expected {mine!r}")
         return differences
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """Options of a run; none of them changes a bit of the result.
+
+    Parameters
+    ----------
+    resume
+        Resume the run in the directory; without it, a directory with a checkpoint is rejected.
+    checkpoint_every
+        Mini-batches between checkpoints; 0 to count none.
+    checkpoint_every_s
+        Seconds between checkpoints; 0 for no checkpoints by time. The time is at least twenty times that of
+        writing one. A checkpoint is always written at the end and on request.
+    hash_every
+        Mini-batches between hashes; 0 for none.
+    loader_processes
+        Loader processes per training process.
+    prefetch
+        Batches that loader processes make ahead.
+    max_restarts
+        Restarts in a row from the last checkpoint after a process was killed.
+    mixes_devices
+        Allow several types of device at the same time without D2, which changes the bits.
+    ends_on_signals
+        Whether SIGINT, SIGTERM and SIGHUP take effect only after the current mini-batch and a checkpoint; a
+        second signal takes effect at once. Only the main thread can do this; None for True there and False in
+        other threads. A signal that this process ignores is still ignored.
+    launcher
+        Launcher of the processes; None for this machine.
+    on_progress
+        Called at intervals with mini-batches done and the newest loss.
+    """
+
+    resume: bool = True
+    checkpoint_every: int = 0
+    checkpoint_every_s: float = 600.0
+    hash_every: int = 1
+    loader_processes: int = 1
+    prefetch: int = 2
+    max_restarts: int = 2
+    mixes_devices: bool = False
+    ends_on_signals: bool | None = None
+    launcher: Launcher | None = None
+    on_progress: Callable[[int, float], object] | None = None
+
+    def __post_init__(self) -> None:
+        least = {
+            "checkpoint_every": 0,
+            "hash_every": 0,
+            "loader_processes": 0,
+            "prefetch": 1,
+            "max_restarts": 0,
+        }
+        for name, number in least.items():
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < number:
+                raise InputError(f"{name} is {value!r}; expected a whole number >= {number}")
+        every_s: object = self.checkpoint_every_s
+        if not isinstance(every_s, int | float) or isinstance(every_s, bool) or not every_s >= 0:
+            raise InputError(f"checkpoint_every_s is {every_s!r}; expected a number >= 0")
 
 
 def job_from(values: Mapping[str, Any]) -> ElasticJob:

@@ -15,7 +15,7 @@ import re
 import shutil
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -26,7 +26,15 @@ import pandas as pd
 
 from makespan import errors
 from makespan.cleanup import temporary_directory
-from makespan.easyscale.job import AUTO, MODEL_FILE, TRAINING_LOCK, ElasticJob, Placing, job_from
+from makespan.easyscale.job import (
+    AUTO,
+    MODEL_FILE,
+    TRAINING_LOCK,
+    ElasticJob,
+    Placing,
+    RunOptions,
+    job_from,
+)
 from makespan.easyscale.requests import GENERATIONS, GenerationRequest, Reconfiguration
 from makespan.errors import (
     CheckpointError,
@@ -40,7 +48,6 @@ from makespan.files import atomic_path, read_json, write_json
 from makespan.runtime import (
     Checkpoint,
     Launch,
-    Launcher,
     LocalLauncher,
     RunDirectory,
     acquire,
@@ -237,66 +244,6 @@ class ElasticResult:
     reconfigurations: pd.DataFrame
     rates_per_s: dict[str, float]
     checkpoint: Path | None
-
-
-@dataclass(frozen=True, slots=True)
-class RunOptions:
-    """Options of a run; none of them changes a bit of the result.
-
-    Parameters
-    ----------
-    resume
-        Whether a run in the directory is resumed; False rejects a directory with a checkpoint.
-    checkpoint_every
-        Mini-batches from one checkpoint to the next; 0 to count none.
-    checkpoint_every_s
-        Time from one checkpoint to the next, at least twenty times the time of writing one [s]; 0 for no
-        checkpoints by time. A checkpoint is always written at the end and on request.
-    hash_every
-        Mini-batches from one set of hashes to the next; 0 for none.
-    loader_processes, prefetch
-        Loader processes of each training process, and batches that they make ahead.
-    max_restarts
-        Restarts in a row from the last checkpoint after a process was killed.
-    mixes_devices
-        Whether a job without D2 may use devices of several types at a time, which changes its bits.
-    ends_on_signals
-        Whether SIGINT, SIGTERM and SIGHUP take effect only after the current mini-batch and a checkpoint; a
-        second signal takes effect at once. Only the main thread can do this; None for True there and False in
-        other threads. A signal that this process ignores is still ignored.
-    launcher
-        Launcher of the processes; None for this machine.
-    on_progress
-        Called at intervals with mini-batches done and the newest loss.
-    """
-
-    resume: bool = True
-    checkpoint_every: int = 0
-    checkpoint_every_s: float = 600.0
-    hash_every: int = 1
-    loader_processes: int = 1
-    prefetch: int = 2
-    max_restarts: int = 2
-    mixes_devices: bool = False
-    ends_on_signals: bool | None = None
-    launcher: Launcher | None = None
-    on_progress: Callable[[int, float], object] | None = None
-
-    def __post_init__(self) -> None:
-        least = {
-            "checkpoint_every": 0,
-            "hash_every": 0,
-            "loader_processes": 0,
-            "prefetch": 1,
-            "max_restarts": 0,
-        }
-        for name, number in least.items():
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < number:
-                raise InputError(f"{name} is {value!r}; expected a whole number >= {number}")
-        every_s: object = self.checkpoint_every_s
-        if not isinstance(every_s, int | float) or isinstance(every_s, bool) or not every_s >= 0:
-            raise InputError(f"checkpoint_every_s is {every_s!r}; expected a number >= 0")
 
 
 class _ElasticRun:

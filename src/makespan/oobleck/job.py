@@ -2,23 +2,21 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from makespan.errors import InputError, unknown_name
 from makespan.training.zoo import MODEL_FAMILIES, SmallModel
 
+Optimizer = Literal["adam", "adamw", "sgd"]
+Dtype = Literal["float32", "float64"]
 Reduction = Literal["ordered", "allreduce"]
-_CHOICES = {
-    "optimizer": ("adam", "adamw", "sgd"),
-    "dtype": ("float32", "float64"),
-    "reduction": ("ordered", "allreduce"),
-}
+_CHOICES = {"optimizer": get_args(Optimizer), "dtype": get_args(Dtype), "reduction": get_args(Reduction)}
 _SIZES = {"n_layers": 8, "hidden": 64, "heads": 4, "kv_heads": 4, "ffn": 256, "seq": 32, "vocab": 256}
 
 
 @dataclass(frozen=True, slots=True)
 class ChainJob:
-    """Training job: everything but the plans that decides its bits; invalid values raise `InputError`.
+    """Training job: everything that decides its bits, except the plans; invalid values raise `InputError`.
 
     Parameters
     ----------
@@ -26,22 +24,31 @@ class ChainJob:
         A family of small models, or ``file.py:function`` for a function that returns a `Chain`.
     model_options
         Sizes of the small model, or arguments of the function.
-    n_microbatches, microbatch_size
-        Microbatches per iteration, over all pipelines, and samples per microbatch.
-    seed, data_seed
-        Seed of the initial weights and of random draws in layers; seed of the order of the samples.
-    optimizer, optimizer_options, learning_rate, warmup_steps
-        Name in `torch.optim`, its further arguments, and its rate, which grows linearly over the warm-up
-        iterations. A chain may bring its own.
+    n_microbatches
+        Microbatches per iteration, over all pipelines.
+    microbatch_size
+        Samples per microbatch.
+    seed
+        Seed of the initial weights and of random draws in layers.
+    data_seed
+        Seed of the order of the samples.
+    optimizer
+        Optimizer of `torch.optim`. A chain may bring its own.
+    optimizer_options
+        Further arguments of the optimizer.
+    learning_rate
+        Learning rate of the optimizer.
+    warmup_steps
+        Iterations over which the learning rate grows linearly.
     clip_norm
-        Largest norm of all gradients together; None for no limit.
+        Largest norm of all gradients together. None for no limit.
     dtype
-        ``float32`` or ``float64``, of weights, gradients and activations.
+        Type of weights, gradients and activations.
     reduction
-        How gradients are added over pipelines: ``ordered``, by the owner of the first pipeline in the order
-        of the pipelines, with the same bits for any number of them, or ``allreduce``, by the backend.
+        Sum of gradients over pipelines: ordered, with the same bits for any number of them, or allreduce, by
+        the backend. The owner of the first pipeline adds in the order of the pipelines.
     bucketed
-        Whether layers that have the same owners are sent in one message.
+        Send layers that have the same owners in one message.
     """
 
     model: str = "gpt"
@@ -50,12 +57,12 @@ class ChainJob:
     microbatch_size: int = 2
     seed: int = 0
     data_seed: int = 0
-    optimizer: str = "adam"
+    optimizer: Optimizer = "adam"
     optimizer_options: Mapping[str, Any] = field(default_factory=dict)
     learning_rate: float = 1e-3
     warmup_steps: int = 0
     clip_norm: float | None = None
-    dtype: str = "float32"
+    dtype: Dtype = "float32"
     reduction: Reduction = "ordered"
     bucketed: bool = True
 

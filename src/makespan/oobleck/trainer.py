@@ -453,10 +453,13 @@ class LiveOptions:
     ----------
     n_nodes
         Processes at the start, one per node.
-    f, n0
-        Simultaneous losses to survive, and the fewest nodes of a pipeline.
+    f
+        Simultaneous losses to survive.
+    n0
+        Fewest nodes of a pipeline.
     template_set
-        ``full`` or ``minimal``, see `covering_templates`.
+        All sizes that a pipeline may have (``full``), or as few as use every number of nodes (``minimal``).
+        See `covering_templates`.
     policy
         Below ``(f + 1) n0`` nodes: ``stop`` with a checkpoint, or ``degrade``: continue and survive fewer
         losses. ``relaunch``: any loss ends the run, as without Oobleck; the same call resumes from the
@@ -464,15 +467,15 @@ class LiveOptions:
     checkpoint_every
         Iterations between checkpoints; 0 for none by count.
     checkpoint_interval_s
-        Longest time between checkpoints [s]: one is written after the iteration that runs then; 0 for none
-        by time. With both at 0 a checkpoint is written at the end, at a notice, and when too few nodes are
-        left.
+        Longest time between checkpoints [s]; 0 for none by time. A checkpoint is written after the iteration
+        that runs then. With both at 0 a checkpoint is written at the end, at a notice, and when too few nodes
+        are left.
     n_replacements
-        Number of processes that may be started to replace lost ones.
+        Processes that may be started to replace lost ones.
     hang_s
-        Silence after which a process is killed [s].
+        Time without a sign of life after which a process is killed [s].
     resume
-        Whether a run in the directory is resumed; if not, a directory with a checkpoint is rejected.
+        Resume the run in the directory; without it, a directory with a checkpoint is rejected.
     first_sizes
         Nodes of the pipelines at the start; none for the best plan.
     """
