@@ -72,7 +72,7 @@ def check_same_program(sch: "Schedule") -> None:
             other = next(rank for rank, text in enumerate(digests) if text != digests[dist.get_rank()])
             raise BuildError(
                 f"build: processes applied different primitives; step {step + 1} is {here} here, and "
-                f"another one in process {other}; apply the same schedule in all"
+                f"another one in process {other}; apply the same schedule in all processes"
             )
 
 
@@ -94,7 +94,7 @@ def check_complete(sch: "Schedule", ties: str) -> None:
             owner, _, name = path.rpartition(".")
             try:
                 module = sch.mod.get_submodule(owner)
-            except AttributeError:  # a primitive has replaced what held it
+            except AttributeError:  # a primitive has replaced the owner
                 continue
             if module._parameters.get(name) is not None:
                 (sharded if name in sharding_of(module).tensors else whole).append(path)
@@ -185,13 +185,13 @@ def init_empty_weights(enable: bool = True, include_buffers: bool = False) -> It
 
 
 @contextmanager
-def _patched(thing: Any, name: str, value: object) -> Iterator[None]:
-    before = getattr(thing, name)
-    setattr(thing, name, value)
+def _patched(owner: Any, name: str, value: object) -> Iterator[None]:
+    before = getattr(owner, name)
+    setattr(owner, name, value)
     try:
         yield
     finally:
-        setattr(thing, name, before)
+        setattr(owner, name, before)
 
 
 def consolidate(

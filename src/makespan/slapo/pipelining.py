@@ -78,6 +78,7 @@ class _FlatGraph:
             elif node.op == "call_module" and target in self.containers:
                 values[node] = self._inline(target, args, kwargs)
             elif node.target is operator.getitem and isinstance(args[0], tuple | list | dict):
+                # An inlined container returns its values, not a node that yields them: index them now.
                 values[node] = args[0][args[1]]
             else:
                 values[node] = self._note(self.graph.create_node(node.op, target, args, kwargs, node.name))
@@ -221,6 +222,8 @@ def _stage_module(flat: _FlatGraph, index: int, sent: list[list[fx.Node]]) -> Tr
         values[node] = graph.node_copy(node) if index == 0 else graph.placeholder(node.name)
 
     def copied(node: fx.Node) -> fx.Node:
+        # Copies a node with its inputs: those that an earlier stage computes are placeholders of this one,
+        # all others are attributes and numbers, which each stage computes for itself.
         if node not in values:
             values[node] = graph.node_copy(node, copied)
         return values[node]
@@ -325,6 +328,7 @@ class CutPipelineStage(Primitive):
 
 
 def _check_owners(where: str, sch: "Schedule") -> None:
+    """Reject a cut below a module that stages cannot run: untraced, wrapped, or with hooks."""
     above = sch.parent
     while above is not None:
         if is_wrapped(above.mod):

@@ -231,6 +231,7 @@ def check_is_closed(where: str, match: Match) -> None:
                 f"{where}: the value {node.name!r} inside the match is used outside of it, by"
                 f" {users[0].name!r}; only the results of a match may be used outside"
             )
+    # Walk back from the inputs: a path that reaches the match again would become a cycle through the call.
     waiting = [node for node in dict.fromkeys(_inputs_of(match)) if node not in chosen]
     waiting += [value for value in match.inputs.values() if isinstance(value, fx.Node)]
     seen: set[fx.Node] = set()
@@ -260,6 +261,7 @@ def check_hooks(where: str, owner: nn.Module, matches: Sequence[Match]) -> tuple
     hooked = [module for modules in called for module in modules if module is not None and has_hooks(module)]
     if not hooked:
         return None
+    # A call runs hooks before and after the whole match. So only hooks of its first and last module can move.
     single = called[0] if len(called) == 1 else []
     first, last = (single[0], single[-1]) if single else (None, None)
     for module in hooked:
@@ -353,6 +355,8 @@ def insert_call(
 
 
 def _insert_node(owner: TracedModule, graph: fx.Graph, call: Call, name: str) -> fx.Node:
+    """Insert the node of a call at the current place of the graph; a new module gets a name in the owner."""
+
     def read(value: Any) -> Any:
         if not isinstance(value, Attribute):
             return value
@@ -360,7 +364,7 @@ def _insert_node(owner: TracedModule, graph: fx.Graph, call: Call, name: str) ->
 
     args = tuple(read(value) for value in call.args)
     kwargs = {key: read(value) for key, value in call.kwargs.items()}
-    made = [
+    reads = [
         value for value in (*args, *kwargs.values()) if isinstance(value, fx.Node) and value.op == "get_attr"
     ]
     if isinstance(call.target, nn.Module):
@@ -374,7 +378,8 @@ def _insert_node(owner: TracedModule, graph: fx.Graph, call: Call, name: str) ->
         node = graph.call_module(unique, args, kwargs)
     else:
         node = graph.call_function(call.target, args, kwargs)
-    for read_node in made:
+    # Reads of parameters stand directly before the call, wherever fx has put them.
+    for read_node in reads:
         node.prepend(read_node)
     return node
 
@@ -396,7 +401,11 @@ def _erase_nodes(graph: fx.Graph, nodes: Sequence[fx.Node]) -> None:
 
 
 def _sort_nodes(graph: fx.Graph) -> None:
-    """Sort nodes topologically; nodes keep their order as far as possible."""
+    """Sort nodes topologically; nodes keep their order as far as possible.
+
+    The new call stands after its last argument. A user of a replaced value may stand before that argument,
+    and then has to move behind the call.
+    """
     done: set[fx.Node] = set()
     waiting = list(graph.nodes)
     if all(used < node for node in waiting for used in node.all_input_nodes):
@@ -559,8 +568,7 @@ def replace_subgraph(
             raise KindError(
                 f"{where}: got each=True with a module; expected a function of the index of a match"
             )
-        made = [new(index) for index in range(len(matches))]
-        groups = [([match], replacement) for match, replacement in zip(matches, made, strict=True)]
+        groups = [([match], new(index)) for index, match in enumerate(matches)]
     else:
         first = list(matches[0].inputs.values())
         for match in matches[1:]:
@@ -575,11 +583,20 @@ def replace_subgraph(
                     f"{where}: got several matches of several results; expected one result per match"
                 )
         groups = [(matches, new)]
-    # All calls are checked before the first graph changes.
-    ready = [
-        _checked_call(sch, where, group, replacement, concrete_args or {}) for group, replacement in groups
-    ]
-    for (group, replacement), call in zip(groups, ready, strict=True):
+    # All calls are checked before the first graph changes, as rollback does not restore graphs.
+    calls = []
+    for group, replacement in groups:
+        if not callable(replacement):
+            raise KindError(
+                f"{where}: the factory returned {type(replacement).__name__}; expected a module or a function"
+            )
+        for match in group:
+            check_is_closed(where, match)
+        ends = check_hooks(where, graph_of(sch[group[0].owner], "replace"), group)
+        if ends is not None and not isinstance(replacement, nn.Module):
+            raise ArgumentError(f"{where}: a module in the match has hooks, which a function cannot carry")
+        calls.append(bound_arguments(where, replacement, group[0], concrete_args or {}))
+    for (group, replacement), call in zip(groups, calls, strict=True):
         owner = graph_of(sch[group[0].owner], "replace")
         if isinstance(replacement, nn.Module):
             for module in dict.fromkeys(check_hooks(where, owner, group) or ()):
@@ -587,23 +604,6 @@ def replace_subgraph(
             replacement.train(owner.training)
         insert_call(owner, group, call, name or type(replacement).__name__, keeps_modules=False)
         sch[group[0].owner].rebuild()
-
-
-def _checked_call(
-    sch: "Schedule", where: str, group: Sequence[Match], new: Any, concrete_args: Mapping[str, Any]
-) -> Call:
-    """Return the call that replaces matches, or reject it."""
-    if not callable(new):
-        raise KindError(
-            f"{where}: the factory returned {type(new).__name__}; expected a module or a function"
-        )
-    owner = graph_of(sch[group[0].owner], "replace")
-    for match in group:
-        check_is_closed(where, match)
-    ends = check_hooks(where, owner, group)
-    if ends is not None and not isinstance(new, nn.Module):
-        raise ArgumentError(f"{where}: a module in the match has hooks, which a function cannot carry")
-    return bound_arguments(where, new, group[0], concrete_args)
 
 
 # --- Replace modules ---
@@ -620,6 +620,7 @@ def replace_module(sch: "Schedule", new: nn.Module) -> None:
             carry_tags(before, parameter, sch.metadata.tags)
     move_hooks(old, new)
     copy_sharding(old, new)
+    # A new module may contain the old one, which it keeps; every other owner gets the new module.
     inside = {id(module) for module in new.modules()}
     for holder in [module for module in sch.root.mod.modules() if id(module) not in inside]:
         for name, module in holder._modules.items():
@@ -630,24 +631,8 @@ def replace_module(sch: "Schedule", new: nn.Module) -> None:
     (sch.parent or sch).rebuild()
 
 
-def _warn_of_differences(sch: "Schedule", new: nn.Module) -> None:
-    """Warn if the new module has another mode, device or precision."""
-    pairs: list[tuple[str, object, object]] = [("training mode", sch.mod.training, new.training)]
-    before = next((parameter for parameter in sch.mod.parameters() if parameter.is_floating_point()), None)
-    after = next((parameter for parameter in new.parameters() if parameter.is_floating_point()), None)
-    if before is not None and after is not None:
-        pairs += [("device", before.device, after.device), ("dtype", before.dtype, after.dtype)]
-    for name, was, now in pairs:
-        if was != now:
-            done = "; it is changed to that of the old one" if name == "training mode" else ""
-            message = (
-                f"replace of {sch.path!r}: {name} of the old module is {was}, of the new one {now}{done}"
-            )
-            warn(message)
-
-
 def _replacement_module(sch: "Schedule", source: object, name: str | None) -> nn.Module:
-    """Return the checked replacement of a module; call the source if it is a function."""
+    """Return the checked replacement of a module, made by a function or given; warn of differences."""
     new = source if isinstance(source, nn.Module) else source(sch.mod) if callable(source) else None
     if not isinstance(new, nn.Module):
         raise KindError(
@@ -665,8 +650,19 @@ def _replacement_module(sch: "Schedule", source: object, name: str | None) -> nn
     if inside is not None and sch.parent is not None:
         raise ArgumentError(f"replace of {sch.path!r}: the new module holds the whole model at {inside!r}")
     if name is not None and name != sch.name:
-        message = f"replace of {sch.path!r}: the name {name!r} is ignored; the module keeps that of its node"
-        warn(message)
+        warn(f"replace of {sch.path!r}: the name {name!r} is ignored; the module keeps that of its node")
+    pairs: list[tuple[str, object, object]] = [("training mode", sch.mod.training, new.training)]
+    before = next((parameter for parameter in sch.mod.parameters() if parameter.is_floating_point()), None)
+    after = next((parameter for parameter in new.parameters() if parameter.is_floating_point()), None)
+    if before is not None and after is not None:
+        pairs += [("device", before.device, after.device), ("dtype", before.dtype, after.dtype)]
+    for trait, of_old, of_new in pairs:
+        if of_old != of_new:
+            note = "; it is changed to that of the old one" if trait == "training mode" else ""
+            warn(
+                f"replace of {sch.path!r}: {trait} of the old module is {of_old}, of the new one {of_new}"
+                f"{note}"
+            )
     return new
 
 
@@ -689,7 +685,7 @@ class Replace(Primitive):
         concrete_args: Mapping[str, Any] | None = None,
         each: bool = False,
     ) -> Any:
-        """Replace the whole module, or what `find` found in its graph.
+        """Replace the whole module, or matches of `find` in its graph.
 
         Parameters
         ----------
@@ -712,7 +708,6 @@ class Replace(Primitive):
             raise ArgumentError(f"replace of {sch.path!r}: concrete_args and each need target_ops")
         check_is_called(sch, cls.name())
         new = _replacement_module(sch, new_mod_or_func, name)
-        _warn_of_differences(sch, new)
         if new.training != sch.mod.training:
             new.train(sch.mod.training)
         replace_module(sch, new)

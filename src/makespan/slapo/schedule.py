@@ -267,9 +267,9 @@ class JournalEntry:
         return f"{self.call} at {self.path!r}"
 
 
-def full_name(thing: Any) -> str:
+def full_name(definition: Any) -> str:
     """Return module and qualified name of a function or a class."""
-    return f"{thing.__module__}:{thing.__qualname__}"
+    return f"{definition.__module__}:{definition.__qualname__}"
 
 
 def journal_value(value: Any) -> Value:
@@ -279,7 +279,16 @@ def journal_value(value: Any) -> Value:
     if isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], fx.Node):
         return {"$node": [str(value[0]), value[1].name]}
     if isinstance(value, Match):
-        return {"$match": _match_value(value)}
+        inputs: dict[str, Value] = {}
+        for name, source in value.inputs.items():
+            if isinstance(source, Attribute):
+                inputs[name] = {"$attribute": source.target}
+            else:
+                inputs[name] = journal_value((value.owner, source) if isinstance(source, fx.Node) else source)
+        nodes: list[Value] = [node.name for node in value.nodes]
+        outputs: list[Value] = [node.name for node in value.outputs]
+        fields: dict[str, Value] = {"owner": value.owner, "nodes": nodes, "inputs": inputs}
+        return {"$match": fields | {"outputs": outputs, "returns_tuple": value.returns_tuple}}
     if isinstance(value, list | tuple):
         return [journal_value(element) for element in value]
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
@@ -295,24 +304,6 @@ def journal_value(value: Any) -> Value:
         return {"$name": full_name(value)}
     kind = "$module" if isinstance(value, nn.Module) else "$object"
     return {kind: full_name(type(value))}
-
-
-def _match_value(match: Match) -> Value:
-    inputs: dict[str, Value] = {}
-    for name, matched in match.inputs.items():
-        if isinstance(matched, Attribute):
-            inputs[name] = {"$attribute": matched.target}
-        else:
-            inputs[name] = journal_value((match.owner, matched) if isinstance(matched, fx.Node) else matched)
-    nodes: list[Value] = [node.name for node in match.nodes]
-    outputs: list[Value] = [node.name for node in match.outputs]
-    return {
-        "owner": match.owner,
-        "nodes": nodes,
-        "inputs": inputs,
-        "outputs": outputs,
-        "returns_tuple": match.returns_tuple,
-    }
 
 
 def _format_value(value: Value) -> str:

@@ -439,6 +439,7 @@ class Shard(Primitive):
         sharding = sharding_of(sch.mod)
         for plan in plans:
             sharding = _sharding_after(sch, sharding, plan)
+        # No check below this line: nothing may fail once the first tensor is cut.
         for plan in plans:
             _replace_by_part(sch, plan)
         if sch.world_size > 1:
@@ -562,6 +563,8 @@ def _sharding_after(sch: Schedule, before: Sharding, plan: _Plan) -> Sharding:
     returns = effect.returns
     if returns is not None and returns.kind == "partition":
         returns = replace(returns, groups=plan.shard.groups)
+    # All cuts of a layer must agree on the layout of its output, and a sync before them relied on another
+    # one.
     if returns is not None and before.computes not in (None, returns):
         raise ConflictError(
             f"{where}: with {plan.name!r} cut on axis {plan.shard.axis} it returns {returns}, but "

@@ -290,17 +290,18 @@ def _sharding_after(sch: "Schedule", call: _Call, before: Sharding) -> Sharding:
     """Return the sharding after a synchronisation; reject one that contradicts the layout of the output."""
     layout = before.returns
 
-    def refuse(remedy: str) -> ArgumentError:
-        done = f"; {sch.conflict('sync')}" if layout != before.computes else ""
+    def rejection(remedy: str) -> ArgumentError:
+        earlier = f"; {sch.conflict('sync')}" if layout != before.computes else ""
         return ArgumentError(
             f"{call.where}: {call.op}{'' if call.axis is None else f' on axis {call.axis}'}, but it returns "
-            f"{layout or 'the layout that its sharded tensors imply'}; {remedy}{done}"
+            f"{layout or 'the layout that its sharded tensors imply'}; {remedy}{earlier}"
         )
 
+    # None is an unknown layout, as of a module without sharded tensors: any operation may follow.
     match call.op:
         case "all_reduce" | "reduce_scatter":
             if layout is not None and layout.kind != "partial":
-                raise refuse(_REMEDIES[layout.kind].format(axis=layout.axis))
+                raise rejection(_REMEDIES[layout.kind].format(axis=layout.axis))
             after = REPLICATED if call.op == "all_reduce" else partition(_axis(call, before))
         case "all_gather":
             # Axes counted from different ends may be equal, which only the rank of a tensor decides: the hook
@@ -310,16 +311,16 @@ def _sharding_after(sch: "Schedule", call: _Call, before: Sharding) -> Sharding:
                 axis is None or known is None or axis == known or (axis != 0 and (axis < 0) != (known < 0))
             )
             if layout is not None and (layout.kind != "partition" or not may_agree):
-                raise refuse(_REMEDIES[layout.kind].format(axis=layout.axis))
+                raise rejection(_REMEDIES[layout.kind].format(axis=layout.axis))
             after = REPLICATED
         case "scatter":
             if before.tensors or layout not in (None, REPLICATED):
-                raise refuse("use scatter for a replicated tensor, reduce_scatter for summands")
+                raise rejection("use scatter for a replicated tensor, reduce_scatter for summands")
             after = partition(_axis(call, before))
         case scheme:
             layouts = {"RR": REPLICATED, "RS": partition(-1), "SR": partition(-2)}
             if layout not in (None, layouts[scheme[:2]]):
-                raise refuse("use a scheme that begins with the layout of the last two axes of the output")
+                raise rejection("use a scheme that begins with the layout of the last two axes of the output")
             after = layouts[scheme[-2:]]
     return replace(before, returns=after)
 
@@ -371,9 +372,8 @@ def _install_exchange(
     elif isinstance(module, LateBias) and before.returns == PARTIAL:
         # The layer reduces its product before it adds the bias; a hook would also sum the bias.
         module.reduce = exchange
-        if (
-            call.op == "reduce_scatter"
-        ):  # each process adds the bias to its part only, so its gradient is a summand
+        if call.op == "reduce_scatter":
+            # Each process adds the bias to its part only, so its gradient is a summand.
             module.register_forward_pre_hook(SumParameterGradients(("bias",), sum_gradient(ranks)))
     else:
         expected = before.returns.axis if call.op == "all_gather" and before.returns is not None else None

@@ -460,6 +460,9 @@ class Frontier(Strategy):
         rows: defaultdict[Value, list[Point]] = defaultdict(list)
         for point in points:
             rows[point[self.grows]].append(point)
+        # A staircase: at one size, go to smaller values of the second symbol until a point does not fit,
+        # then to the next smaller size, at that value. Larger values fit at the larger size already, where
+        # they are faster.
         level, fits = math.inf, False  # the last value of the second symbol, and whether it fits
         for size in sorted(rows, key=_number, reverse=True):
             for point in sorted(rows[size], key=lambda point: _number(point[self.saves]), reverse=True):
@@ -632,14 +635,20 @@ def tune(
 
 
 class _SearchRun:
-    """State of one search: requested points, evaluations, and skipped points."""
+    """State of one search: requested points, evaluations, and skipped points.
+
+    Invariants: ``history`` holds each requested point once, in the order of first requests, and its
+    evaluation is the one in ``known``. A point in ``known`` is never evaluated again, except by `repeat`.
+    Each evaluation is in the database before the strategy sees it, so a search that is killed resumes where
+    it stopped.
+    """
 
     def __init__(
         self, eval_fn: Objective, store: Database | None, known: dict[str, Evaluation], on_fail: OnFail
     ) -> None:
         self._eval_fn, self._store, self._known, self._on_fail = eval_fn, store, known, on_fail
-        self._left_out: set[str] = set()
-        self._asked: set[str] = set()
+        self._skipped_lines: set[str] = set()
+        self._requested: set[str] = set()
         self.history: list[Evaluation] = []
 
     def follow(
@@ -650,16 +659,17 @@ class _SearchRun:
         budget: int | None,
         patience: int | None,
     ) -> Stop:
+        """Evaluate the points of a strategy until it ends or a limit stops it."""
         search = strategy.search(list(points), rng, dict(self._known))
         rounds = _PatienceCounter(patience)
         point = next(search, None)
         while point is not None:
-            if _line_of(point) in self._left_out:
+            if _line_of(point) in self._skipped_lines:
                 evaluation = Evaluation(point, "fail", None, {"left_out": True})
             else:
                 if rounds.are_enough_before(strategy.round_of(point)):
                     return "patience"
-                if budget is not None and key_of(point) not in self._asked:
+                if budget is not None and key_of(point) not in self._requested:
                     n_spent = sum(evaluation.status != "invalid" for evaluation in self.history)
                     if n_spent >= budget:
                         return "budget"
@@ -668,7 +678,7 @@ class _SearchRun:
                 if evaluation.status == "fail" and self._on_fail == "stop-all":
                     return "fail"
                 if evaluation.status == "fail" and self._on_fail == "stop-symbol":
-                    self._left_out.add(_line_of(point))
+                    self._skipped_lines.add(_line_of(point))
             try:
                 point = search.send(evaluation)
             except StopIteration:
@@ -680,7 +690,7 @@ class _SearchRun:
         values: dict[str, list[float]] = {}
         for evaluation in self.history:
             if evaluation.value is not None:
-                # An earlier search may have repeated a point of the database.
+                # An earlier search may have repeated a point of the database: its values count here too.
                 known = evaluation.info.get("values")
                 if isinstance(known, list) and known:
                     values[key_of(evaluation.point)] = [float(value) for value in known]
@@ -691,7 +701,8 @@ class _SearchRun:
         while True:
             ranked = sorted(values, key=lambda key: float(np.median(values[key])), reverse=True)
             spread = max(
-                (max(repeats) - min(repeats) for repeats in values.values() if len(repeats) > 1), default=0.0
+                (max(measured) - min(measured) for measured in values.values() if len(measured) > 1),
+                default=0.0,
             )
             best = float(np.median(values[ranked[0]]))
             # Repeats of the best two points estimate the noise; if two values differ, a third one is needed.
@@ -727,8 +738,8 @@ class _SearchRun:
             self._known[key] = _evaluate_point(self._eval_fn, point)
             if self._store is not None:
                 self._store.append(self._known[key])
-        if key not in self._asked:
-            self._asked.add(key)
+        if key not in self._requested:
+            self._requested.add(key)
             self.history.append(self._known[key])
         return self._known[key]
 

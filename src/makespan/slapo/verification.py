@@ -43,6 +43,10 @@ from makespan.slapo.schedule import JournalEntry, Schedule, create_schedule, dig
 # --- Comparison of tensors ---
 
 OUTPUT, GRADIENT = "output", "gradient"
+# Schedules change the order of sums, so results agree up to rounding. The limits are about 100 roundings in
+# float32 and 4 in 16-bit types, whose kernels add in float32; float64 stays far below its limit. Gradients
+# add over all tokens and pass more operations: their limits are three to ten times as wide. All are
+# relative to the largest value of a tensor, since its small values may be differences of large ones.
 _TOLERANCES = {
     torch.float64: {OUTPUT: 1e-10, GRADIENT: 1e-9},
     torch.float32: {OUTPUT: 1e-5, GRADIENT: 1e-4},
@@ -276,7 +280,12 @@ class _Copier:
         if not cells:
             return value
         self._remember(value, value)  # a function may refer to itself
-        held = [cell.cell_contents if _is_set(cell) else cell for cell in cells]
+        held: list[Any] = []
+        for cell in cells:
+            try:
+                held.append(cell.cell_contents)
+            except ValueError:  # the variable has no value yet
+                held.append(cell)
         mapped = [
             self._mapped(content) if content is not cell else cell
             for content, cell in zip(held, cells, strict=True)
@@ -298,13 +307,6 @@ class _Copier:
 
 def _is_other(mapped: dict[Any, Any], value: dict[Any, Any]) -> bool:
     return any(mapped[key] is not element for key, element in value.items())
-
-
-def _is_set(cell: types.CellType) -> bool:
-    try:
-        return cell.cell_contents is not cell
-    except ValueError:
-        return False
 
 
 # --- Report ---
@@ -666,7 +668,11 @@ def _shard(part: Tensor, shard: TensorShard | None, whole: Tensor | None) -> Ten
 
 
 def _perturbed_constant(values: Tensor, seed: int, name: str) -> Tensor:
-    """Add 0.1 to 0.2 to each element if all are equal, so that variances stay positive."""
+    """Add 0.1 to 0.2 to each element if all are equal; positive, so that variances stay positive.
+
+    A layer that lost a bias of zeros, or swapped two norms with weights of one, would compute the same
+    otherwise.
+    """
     flat = values.flatten()
     if not values.is_floating_point() or values.numel() == 0 or bool(flat[0] != flat[-1]):
         return values
@@ -826,6 +832,7 @@ def _first_difference(
         expected, actual = pairs[key]
         off = {rank for rank, verdicts_of_rank in enumerate(seen) if _DIFFERS in verdicts_of_rank}
         for index in range(max(map(len, seen))):
+            # A summand is right if the sum is, which only a collective of all processes can tell.
             if any(_SUMMAND in verdicts_of_rank[index : index + 1] for verdicts_of_rank in seen):
                 total = actual[index].clone(memory_format=torch.contiguous_format)
                 dist.all_reduce(total, group=ranks.group)
@@ -877,7 +884,11 @@ def _verdict(actual: Tensor, expected: Tensor, may_sum: bool, ranks: Ranks, tole
 
 
 def is_part(actual: Tensor, expected: Tensor, axis: int, ranks: Ranks, tolerance: Tolerance) -> bool:
-    """Return True if a tensor is the part of this process of another one, for any number of equal blocks."""
+    """Return True if a tensor is the part of this process of another one, for any number of equal blocks.
+
+    Fused projections are cut in several blocks, as of query, key and value, and the recorded tensor does
+    not tell in how many.
+    """
     size, length = size_of(expected), actual.shape[axis]
     for n_blocks in (count for count in range(1, length + 1) if length % count == 0):
         part = cut(expected, axis, ranks.size, n_blocks)[ranks.rank]

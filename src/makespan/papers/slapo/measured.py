@@ -32,6 +32,15 @@ _OF_PROCESSES = ("saved_bytes", "parameter_bytes", "output_error", "gradient_err
 Record = dict[str, Any]
 
 
+class _Measurement(Experiment):
+    """Experiment that runs models on this machine."""
+
+    sources = ("measured",)
+    on_profile = True
+    trains = True
+    minutes, mem_mb = 60, 4000
+
+
 @dataclass(frozen=True, slots=True)
 class _Step:
     """Step of a schedule: optimised kernels, and a model shared by several processes."""
@@ -60,7 +69,7 @@ def _numbers_of(step: _Step, processes: Sequence[int]) -> list[int]:
     return sorted(processes) if step.is_shared else [1]
 
 
-class Fig9Steps(Experiment):
+class Fig9Steps(_Measurement):
     """Verify a small BERT after each step of its schedule, and measure its memory and time on CPU cores.
 
     Steps that split nothing run in one process. Fused operations are compiled only there; processes that
@@ -71,10 +80,6 @@ class Fig9Steps(Experiment):
 
     name = "fig9_steps"
     tables = {"fig9": "throughput and largest batch as BERT is optimised step by step"}
-    sources = ("measured",)
-    on_profile = True
-    trains = True
-    minutes, mem_mb = 60, 4000
     figures = (
         Figure(
             "fig9_steps",
@@ -132,7 +137,7 @@ class Fig9Steps(Experiment):
         return {"fig9": table.assign(speedup=medians / medians.iloc[0], **not_measured)}
 
 
-class TunerRun(Experiment):
+class TunerRun(_Measurement):
     """Search for the fastest schedule of a small OPT whose forward pass keeps at most a budget of bytes.
 
     Each point is run for a few passes when a strategy first asks for it. The exhaustive search comes last; it
@@ -141,10 +146,6 @@ class TunerRun(Experiment):
 
     name = "tuner"
     tables = {"tuner": "points in the order in which searches try them whose objective is a run"}
-    sources = ("measured",)
-    on_profile = True
-    trains = True
-    minutes, mem_mb = 60, 4000
     figures = (
         Figure(
             "tuner",
@@ -233,7 +234,7 @@ def verify_schedules(
     return rows
 
 
-class Verification(Experiment):
+class Verification(_Measurement):
     """Verify every schedule of every family against the original model, one launch per number of processes.
 
     Raises `makespan.errors.WorkerError` if a schedule cannot be applied, or a process dies.
@@ -241,10 +242,6 @@ class Verification(Experiment):
 
     name = "verify"
     tables = {"verify": "every schedule of the library beside its model as it is, outputs and gradients"}
-    sources = ("measured",)
-    on_profile = True
-    trains = True
-    minutes, mem_mb = 60, 4000
 
     device: Literal["auto", "cpu", "cuda"] = _verified(
         "where models run; auto uses GPUs if there is one for each process", "auto"

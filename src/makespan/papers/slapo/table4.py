@@ -76,11 +76,16 @@ class Sources:
     def tops(self, module: str) -> dict[str, Definition]:
         """Return the definitions at the top of a module by name."""
         if module not in self._tops:
-            self._tops[module] = {
-                name: Definition(module, name, node)
-                for node in _statements(self._trees[module].body)
-                for name in _names(node)
-            }
+            definitions: dict[str, Definition] = {}
+            for node in _statements(self._trees[module].body):
+                if isinstance(node, Function | ast.ClassDef):
+                    names = [node.name]
+                else:
+                    targets = node.targets if isinstance(node, ast.Assign) else []
+                    targets = [node.target] if isinstance(node, ast.AnnAssign) else targets
+                    names = [target.id for target in targets if isinstance(target, ast.Name)]
+                definitions |= {name: Definition(module, name, node) for name in names}
+            self._tops[module] = definitions
         return self._tops[module]
 
     def find(self, module: str, name: str) -> Definition | None:
@@ -188,17 +193,6 @@ def _statements(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
             yield from _statements([*node.body, *node.orelse])
         else:
             yield node
-
-
-def _names(node: ast.stmt) -> list[str]:
-    """Return the names that a statement defines."""
-    if isinstance(node, Function | ast.ClassDef):
-        return [node.name]
-    if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-        return [node.target.id]
-    if isinstance(node, ast.Assign):
-        return [target.id for target in node.targets if isinstance(target, ast.Name)]
-    return []
 
 
 # ------------------------------------------------------------------------------------------------
