@@ -31,11 +31,10 @@ from makespan.easyscale.context import (
     virtual_rank,
 )
 from makespan.easyscale.data import LoaderPool, Order, Shards, make
-from makespan.easyscale.job import ElasticJob, RankMapping
+from makespan.easyscale.job import ElasticJob, RankMapping, RunOptions
 from makespan.easyscale.kernels import DeterminismLevel
 from makespan.easyscale.parts import TrainedParts, build_parts
 from makespan.easyscale.reduction import Reduction, in_memory
-from makespan.easyscale.trainer import RunOptions
 from makespan.easyscale.user_state import UserState, _Taking, is_filled_cache
 from makespan.easyscale.worker import HostedESTs, _Process
 from makespan.errors import InputError, TrainingError

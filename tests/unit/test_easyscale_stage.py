@@ -13,11 +13,11 @@ import torch.distributed as dist
 from elastic_job import OWN, bits, trainer
 
 from makespan.easyscale.context import register_generator, registered_state, virtual_rank
-from makespan.easyscale.job import ElasticJob, Placing
+from makespan.easyscale.job import ElasticJob, Placing, RunOptions
 from makespan.easyscale.parts import build_parts
 from makespan.easyscale.reduction import HostCopies, synchronize
 from makespan.easyscale.requests import GENERATIONS
-from makespan.easyscale.trainer import RunOptions, _ElasticRun
+from makespan.easyscale.trainer import _ElasticRun
 from makespan.easyscale.worker import _leaves, _read, _write, train_generation
 from makespan.errors import CheckpointError, InputError
 from makespan.runtime import Identity, RunDirectory

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from makespan.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from makespan.easyscale.job import ElasticJob as ElasticJob
+    from makespan.easyscale.job import ElasticJob as ElasticJob, RunOptions as RunOptions
     from makespan.easyscale.planner import (
         IntraJobPlanner as IntraJobPlanner,
         JobKind as JobKind,
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from makespan.easyscale.trainer import (
         ElasticResult as ElasticResult,
         ElasticTrainer as ElasticTrainer,
-        RunOptions as RunOptions,
         export_model as export_model,
         request_change as request_change,
         run_together as run_together,
