@@ -94,10 +94,10 @@ class Fig9Steps(_Measurement):
     )
 
     size: Annotated[str, one_of(lambda: family_sizes("bert"))] = _of_steps("size of the model", "small")
-    batch: Count = _of_steps("samples a step", 8, unit="samples")
+    batch: Count = _of_steps("samples per step", 8, unit="samples")
     processes: _Counts = _of_steps("numbers of processes that share the model", (1, 2, 4), min_length=1)
     compiler: Literal["inductor", "dynamo"] = _of_steps(
-        "what compiles fused operations; dynamo captures them only", "inductor"
+        "compiler of fused operations; dynamo only captures them", "inductor"
     )
     warmup_passes: Count = _of_steps("forward and backward passes that are not timed", 2)
     passes: Count = _of_steps("forward and backward passes that are timed", 6)
@@ -145,7 +145,7 @@ class TunerRun(_Measurement):
     """
 
     name = "tuner"
-    tables = {"tuner": "points in the order in which searches try them whose objective is a run"}
+    tables = {"tuner": "points that searches with real runs try, in their order"}
     figures = (
         Figure(
             "tuner",
@@ -166,7 +166,9 @@ class TunerRun(_Measurement):
         "shares of the layers that are recomputed", (1.0, 0.67, 0.5, 0.34, 0.0), min_length=2
     )
     budget_bytes: Count = _of_search(
-        "most that the forward pass may keep, which stands for the memory of a device", 8_388_608, unit="B"
+        "largest size of the tensors that the forward pass keeps, in place of the memory of a device",
+        8_388_608,
+        unit="B",
     )
     warmup_passes: Count = _of_search("forward and backward passes that are not timed", 1)
     passes: Count = _of_search("forward and backward passes that are timed", 5)
@@ -241,10 +243,12 @@ class Verification(_Measurement):
     """
 
     name = "verify"
-    tables = {"verify": "every schedule of the library beside its model as it is, outputs and gradients"}
+    tables = {
+        "verify": "verification of every schedule of the library against its model: outputs and gradients"
+    }
 
     device: Literal["auto", "cpu", "cuda"] = _verified(
-        "where models run; auto uses GPUs if there is one for each process", "auto"
+        "device of the models; auto uses GPUs if there is one per process", "auto"
     )
     families: Annotated[tuple[_Family, ...], unique("each family once")] = _verified(
         "architectures of the zoo",
@@ -252,10 +256,10 @@ class Verification(_Measurement):
         min_length=1,
     )
     processes: Annotated[tuple[Count, ...], unique("each number once")] = _verified(
-        "processes that share a model, one launch each", (1, 2, 4), min_length=1
+        "numbers of processes that share a model, one launch each", (1, 2, 4), min_length=1
     )
     size: str = _verified("size of the models", "tiny")
-    samples: Count = _verified("samples of a batch", 2, unit="samples")
+    samples: Count = _verified("samples per batch", 2, unit="samples")
     seed: int = _verified("seed of weights, samples and gradients of outputs", 0, ge=0)
     schedules: dict[str, dict[str, _Value]] = _verified(
         "options of `apply_schedule` by name of the schedule",

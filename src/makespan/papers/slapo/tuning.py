@@ -220,12 +220,12 @@ class SyntheticGrids(Block):
 
     grids: Count = _synthetic("grids in which a point fits", 50)
     noise: Annotated[float, Field(ge=0, le=0.1)] = _synthetic(
-        "standard deviation of measured throughput, relative", 0.01
+        "relative standard deviation of measured throughput", 0.01
     )
     spread: Annotated[float, Field(ge=1)] = _synthetic(
         "largest factor between a fitted and a drawn constant", 2.0
     )
-    seed: Annotated[int, Field(ge=0)] = _synthetic("seed of everything that is drawn", 2)
+    seed: Annotated[int, Field(ge=0)] = _synthetic("seed of constants and noise", 2)
 
 
 class Tuning(Experiment):
@@ -238,8 +238,8 @@ class Tuning(Experiment):
 
     name = "tuning"
     tables = {
-        "fig10": "points of the tuning grid in the order in which each search tries them",
-        "fig10_searches": "what each search finds of that grid, with how many evaluations",
+        "fig10": "points of the tuning grid that each search tries, in its order",
+        "fig10_searches": "best point of each search of that grid, and number of evaluations",
         "fig10_fit": "predictions of that grid, fitted, with a batch size left out, and untuned",
         "fig10_grids": "searches of grids with random constants and noise",
     }
