@@ -259,7 +259,7 @@ class _Consolidation:
         self.again, self.only = again, only
         self.initialiser, self.seed = initialiser, torch.initial_seed() if seed is None else seed
         # Old and new parameter by the id of the old one, which is kept alive so that its id is not reused.
-        self.made: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}
+        self.replaced: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}
 
     def fill(self, path: str, module: nn.Module) -> None:
         """Give values to the parameters and buffers of one module itself."""
@@ -267,12 +267,12 @@ class _Consolidation:
             name: parameter for name, parameter in module._parameters.items() if parameter is not None
         }
         for name, parameter in parameters.items():
-            if id(parameter) in self.made:
-                setattr(module, name, self.made[id(parameter)][1])
+            if id(parameter) in self.replaced:
+                setattr(module, name, self.replaced[id(parameter)][1])
         names = [
             name
             for name, parameter in parameters.items()
-            if id(parameter) not in self.made
+            if id(parameter) not in self.replaced
             and (parameter.is_meta or self.again)
             and self._is_needed(parameter)
         ]
@@ -293,15 +293,15 @@ class _Consolidation:
                 continue
             new = nn.Parameter(part, parameters[name].requires_grad)
             carry_tags(parameters[name], new, self.tags)
-            self.made[id(parameters[name])] = parameters[name], new
-            self.made[id(new)] = new, new
+            self.replaced[id(parameters[name])] = parameters[name], new
+            self.replaced[id(new)] = new, new
             setattr(module, name, new)
 
     def _is_needed(self, tensor: Tensor) -> bool:
         return self.only is None or id(tensor) in self.only
 
     def _initialise(self, path: str, module: nn.Module, buffers: list[str]) -> Callable[[], object] | None:
-        """Return the function that initialises a module; None without one, which means zeros."""
+        """Return the function that initialises a module, or None, which means zeros."""
         if self.initialiser is not None:
             user, n_given = self.initialiser, len(inspect.signature(self.initialiser).parameters)
             return (lambda: user(module)) if n_given == 1 else (lambda: user(module, path))
@@ -446,7 +446,7 @@ def build(
     sch
         Schedule of a whole model.
     target
-        None or ``eager`` for the module as it is, ``compile``, ``ddp``, ``fsdp`` or ``pipeline``.
+        None or ``eager`` for the module itself, ``compile``, ``ddp``, ``fsdp`` or ``pipeline``.
     init_weights
         True to initialise parameters on ``meta`` with ``_init_weights`` of the module or of an owner, or with
         ``reset_parameters``; a function of module, or of module and path, that does; False to reject them.

@@ -53,7 +53,8 @@ class TracedModule(fx.GraphModule):
         cls, module: nn.Module, graph: fx.Graph, fixed: Mapping[str, Any], constants: Mapping[str, Any]
     ) -> Self:
         """Build it around a traced module; constants are values that only its graph reads."""
-        # A graph module copies the attributes that its graph reads from the root: lend it the constants.
+        # A graph module copies the attributes that its graph reads from the root: set the constants there
+        # meanwhile.
         vars(module).update(constants)
         try:
             traced = cls(module, graph, type(module).__name__)

@@ -36,7 +36,7 @@ class LateBias(nn.Module):
         raise NotImplementedError
 
     def added(self) -> Tensor:
-        """Return the bias as it is added."""
+        """Return the bias in the shape in which it is added."""
         return self.bias
 
 
@@ -81,12 +81,12 @@ class LateBiasTransposedConvolution(LateBiasConvolution):
 
     def product(self, hidden: Tensor) -> Tensor:
         """Return the summand of this process."""
-        turned = {3: F.conv_transpose1d, 4: F.conv_transpose2d, 5: F.conv_transpose3d}[self.weight.dim()]
-        done: Tensor = turned(
+        convolve = {3: F.conv_transpose1d, 4: F.conv_transpose2d, 5: F.conv_transpose3d}[self.weight.dim()]
+        product: Tensor = convolve(
             hidden, self.weight, None, self.stride, self.padding, self.output_padding, self.groups,
             self.dilation,
         )  # fmt: skip
-        return done
+        return product
 
 
 # One class per pair, so that layers of the same class keep equal classes.

@@ -48,7 +48,7 @@ def _steps(directory: RunDirectory, who: Identity, request: Mapping[str, Any]) -
     """Verify the model with each variant of a schedule, and measure its memory and times."""
     batch = family_batch(family_spec(request["family"], request["size"]), request["batch"], request["seed"])
     rows = []
-    for variant in request["ways"]:
+    for variant in request["variants"]:
         sch = create_schedule(build_family(request["family"], request["size"], seed=request["seed"]))
         with Verify(sch, tuple(batch.inputs), seed=request["seed"]) as verified:
             apply_schedule(sch, request["family"], **variant["options"])

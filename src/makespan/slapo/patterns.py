@@ -306,7 +306,7 @@ class PatternGraph:
     returns_tuple: bool
 
     def regex(self, node: fx.Node) -> str | None:
-        """Return the regular expression of a node for the target of a module, None without one."""
+        """Return the regular expression of a node for the target of a module, or None."""
         if node.op == "call_function" and node.target is call_module:
             return str(node.args[0])
         if node.op == "call_module":
@@ -410,8 +410,8 @@ class _Search:
     def __init__(self, pattern: PatternGraph, owner: nn.Module, graph: fx.Graph) -> None:
         self.pattern, self.owner = pattern, owner
         self.order = {node: place for place, node in enumerate(graph.nodes)}
-        self.found = {node: operation(node, owner) for node in graph.nodes}
-        self.wanted: dict[fx.Node, Operation | None] = {}
+        self.operations = {node: operation(node, owner) for node in graph.nodes}
+        self.of_pattern: dict[fx.Node, Operation | None] = {}
 
     def all(self) -> list[_State]:
         """Return a state for each node that matches the first result of the pattern, if all others match."""
@@ -455,9 +455,9 @@ class _Search:
                     named = [(wanted.kwargs[name], candidate.kwargs[name]) for name in wanted.kwargs]
                     yield [*zip(args, candidate.args, strict=True), *named]
             return
-        if wanted not in self.wanted:
-            self.wanted[wanted] = operation(wanted, self.pattern.owner, is_pattern=True)
-        pattern_operation, other = self.wanted[wanted], self.found[candidate]
+        if wanted not in self.of_pattern:
+            self.of_pattern[wanted] = operation(wanted, self.pattern.owner, is_pattern=True)
+        pattern_operation, other = self.of_pattern[wanted], self.operations[candidate]
         if (
             pattern_operation is None
             or other is None

@@ -463,13 +463,13 @@ class Pipeline:
     ) -> Iterator[tuple[nn.Parameter, dist.ProcessGroup]]:
         """Yield the tied parameters of this stage with the processes that share each."""
         # new_group is collective: every process creates the groups of all pipelines, in the same order.
-        made: dict[tuple[int, ...], dist.ProcessGroup] = {}
+        groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
         for tie in self.ties:
             for line in lines:
                 ranks = tuple(line[stage] for stage in sorted(tie.paths))
-                made[ranks] = made.get(ranks) or dist.new_group(list(ranks))
+                groups[ranks] = groups.get(ranks) or dist.new_group(list(ranks))
                 if dist.get_rank() in ranks:
-                    yield self.module.get_parameter(tie.paths[self.index]), made[ranks]
+                    yield self.module.get_parameter(tie.paths[self.index]), groups[ranks]
 
     def step(
         self, *args: Any, target: Tensor | None = None, losses: list[Tensor] | None = None, **kwargs: Any

@@ -406,16 +406,16 @@ def _sort_nodes(graph: fx.Graph) -> None:
     The new call stands after its last argument. A user of a replaced value may stand before that argument,
     and then has to move behind the call.
     """
-    done: set[fx.Node] = set()
+    placed: set[fx.Node] = set()
     waiting = list(graph.nodes)
     if all(used < node for node in waiting for used in node.all_input_nodes):
         return
     last: fx.Node | None = None
     while waiting:
-        node = next(candidate for candidate in waiting if done.issuperset(candidate.all_input_nodes))
+        node = next(candidate for candidate in waiting if placed.issuperset(candidate.all_input_nodes))
         if last is not None:
             last.append(node)
-        done.add(node)
+        placed.add(node)
         waiting.remove(node)
         last = node
 

@@ -2,6 +2,10 @@
 
 A primitive is atomic: it succeeds and adds one entry to the journal, or it raises an error and leaves model,
 tree and metadata unchanged. Primitives that it applies in turn are part of the same step.
+
+The tree keeps three invariants between primitives. A module has exactly one node, at its first path in the
+model. The module of a node is the one that the model holds at the path of the node. A node that remains in
+the tree keeps its identity, so a user may hold it across steps.
 """
 
 import copy
@@ -389,8 +393,8 @@ def register_primitive() -> Callable[[_Any], _Any]:
     Raises
     ------
     ArgumentError
-        The class is no subclass of `Primitive`, its name is no identifier, or another primitive or a member
-        of `Schedule` has the name; also a `ValueError`.
+        The class is not a subclass of `Primitive`, its name is not an identifier, or another primitive or a
+        member of `Schedule` has the name; also a `ValueError`.
     """
 
     def register(cls: _Any) -> _Any:
@@ -429,7 +433,7 @@ def _import_built_in_primitives() -> None:
 
 
 def primitive_named(name: str) -> type[Primitive] | None:
-    """Return the primitive with a name, None if there is none."""
+    """Return the primitive with a name, or None."""
     _import_built_in_primitives()
     return _PRIMITIVES.get(name)
 
@@ -478,7 +482,7 @@ def apply_primitive(primitive: type[Primitive], sch: "Schedule", /, *args: Any, 
     metadata = sch.metadata
     if primitive.is_query() or metadata.depth:
         return primitive.apply(*bound.args, **bound.kwargs)
-    # Written down before the call, since a primitive may change its arguments; without the node and defaults.
+    # Recorded before the call, since a primitive may change its arguments; without the node and defaults.
     arguments: dict[str, Value] = {}
     for parameter in list(signature.parameters.values())[1:]:
         if parameter.name in bound.arguments:
@@ -486,7 +490,7 @@ def apply_primitive(primitive: type[Primitive], sch: "Schedule", /, *args: Any, 
             named = value if parameter.kind is parameter.VAR_KEYWORD else {parameter.name: value}
             arguments |= {key: journal_value(argument) for key, argument in named.items()}
     before, start = Snapshot(sch), time.perf_counter()
-    metadata.depth += 1  # primitives that this one applies see a depth above zero and run without a step
+    metadata.depth += 1  # above zero, primitives that this one applies are part of its step
     try:
         result = primitive.apply(*bound.args, **bound.kwargs)
     except BaseException:
@@ -568,10 +572,10 @@ def move_hooks(old: nn.Module, new: nn.Module) -> None:
     """Move hooks to another module; those of the old module come first, and their handles remain valid."""
     # A handle refers to the dictionary itself, so the new module takes over the one of the old module.
     for kind in _HOOKS:
-        mine, others = getattr(old, kind), getattr(new, kind)
-        if mine:
-            mine.update(others)
-            object.__setattr__(new, kind, mine)
+        of_old, of_new = getattr(old, kind), getattr(new, kind)
+        if of_old:
+            of_old.update(of_new)
+            object.__setattr__(new, kind, of_old)
             object.__setattr__(old, kind, OrderedDict())
     if old._is_full_backward_hook is not None:
         new._is_full_backward_hook = old._is_full_backward_hook
@@ -838,7 +842,7 @@ def create_schedule(
     Raises
     ------
     KindError
-        ``root`` is no module; also a `TypeError`.
+        ``root`` is not a module; also a `TypeError`.
     PathError
         ``parent`` has no such module of that name; also a `KeyError`.
 

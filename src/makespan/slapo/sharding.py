@@ -92,7 +92,7 @@ def pad_vocabulary(model: nn.Module, paths: Sequence[str], multiple: int) -> int
     PathError
         There is no such module; also a `KeyError`.
     ArgumentError
-        A module is no embedding or linear layer, sizes differ, or ``multiple`` is less than one; also a
+        A module is not an embedding or linear layer, sizes differ, or ``multiple`` is less than one; also a
         `ValueError`. The model has not changed.
     ConflictError
         A module is already sharded; also a `RuntimeError`.
@@ -520,8 +520,8 @@ def _plan_shard(sch: Schedule, name: str, axis: int, groups: Blocks, unit: int |
         _check_units(sch, name, block_sizes(groups, size), unit, where)
     # All members of a tie share one part, so a later one must be cut like the first.
     group = tie_of(sch, name)
-    made: dict[tuple[str, ...], TiedShard] = sch.metadata.slots["shard"]
-    tied = None if group is None else made.get(group)
+    tied_shards: dict[tuple[str, ...], TiedShard] = sch.metadata.slots["shard"]
+    tied = None if group is None else tied_shards.get(group)
     if tied is not None and tied.shard != shard:
         raise ShardError(
             f"{where}: {name!r} is tied to {tied.path!r}, which is sharded on axis {tied.shard.axis} to "

@@ -61,7 +61,7 @@ def full_state_dict(sch: "Schedule") -> dict[str, Tensor]:
     Raises
     ------
     ArgumentError
-        This is no root, or a parameter has no values yet; also a `ValueError`.
+        The schedule is not that of a whole model, or a parameter has no values yet; also a `ValueError`.
     """
     state: dict[str, Tensor] = {}
     owners = owners_of(sch)
@@ -123,14 +123,14 @@ def load_full_state_dict(sch: "Schedule", state: Mapping[str, Tensor]) -> None:
             raise ShardError(
                 f"load_full_state_dict: {key!r} has shape {tuple(state[key].shape)}; expected {shape}"
             )
-    made: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}
+    loaded: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}
     owners = owners_of(sch)
     for key, module, name, tensor in entries:
         if tensor.is_meta and owners.is_elsewhere(key):
             continue
         shard = sharding_of(module).tensors.get(name)
         part = state[key] if shard is None else shard.part_of(state[key])
-        _load_tensor(sch, module, name, tensor, part, made)
+        _load_tensor(sch, module, name, tensor, part, loaded)
 
 
 @torch.no_grad()
@@ -140,7 +140,7 @@ def _load_tensor(
     name: str,
     tensor: Tensor,
     part: Tensor,
-    made: dict[int, tuple[nn.Parameter, nn.Parameter]],
+    loaded: dict[int, tuple[nn.Parameter, nn.Parameter]],
 ) -> None:
     if not tensor.is_meta:
         from torch.distributed.tensor import DTensor, distribute_tensor  # takes long to load
@@ -149,11 +149,11 @@ def _load_tensor(
             part = distribute_tensor(part.to(tensor.device), tensor.device_mesh, tensor.placements)
         tensor.copy_(part)
     elif isinstance(tensor, nn.Parameter):
-        if id(tensor) not in made:
+        if id(tensor) not in loaded:
             new = nn.Parameter(part.to(tensor.dtype, copy=True), tensor.requires_grad)
             carry_tags(tensor, new, sch.metadata.tags)
-            made[id(tensor)] = tensor, new
-        setattr(module, name, made[id(tensor)][1])
+            loaded[id(tensor)] = tensor, new
+        setattr(module, name, loaded[id(tensor)][1])
     else:
         setattr(module, name, part.to(tensor.dtype, copy=True))
 

@@ -74,7 +74,7 @@ class ExchangeInputs:
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments that the module gets."""
         # tree_map exchanges the tensors in a value of any structure, such as a named tuple or a model output.
-        done = {
+        exchanged = {
             place: pytree.tree_map(self._exchanged, value)
             for place, value in enumerate(args)
             if self._is_selected(place)
@@ -84,7 +84,7 @@ class ExchangeInputs:
             for name, value in kwargs.items()
             if self._is_selected(name)
         }
-        return tuple(done.get(place, value) for place, value in enumerate(args)), kwargs | named
+        return tuple(exchanged.get(place, value) for place, value in enumerate(args)), kwargs | named
 
     def _is_selected(self, which: int | str) -> bool:
         return self.places is None or which in self.places[isinstance(which, str)]
@@ -126,12 +126,12 @@ class ExchangeOutput:
                     "element to exchange by output="
                 )
             return self._exchanged_value(output)
-        done = self._exchanged_value(output[self.element])
+        exchanged = self._exchanged_value(output[self.element])
         if isinstance(output, tuple):
             place = range(len(output))[self.element]
-            parts = [done if index == place else kept for index, kept in enumerate(output)]
+            parts = [exchanged if index == place else kept for index, kept in enumerate(output)]
             return type(output)(*parts) if hasattr(output, "_fields") else tuple(parts)
-        output[self.element] = done  # a list or a mapping of any class
+        output[self.element] = exchanged  # a list or a mapping of any class
         return output
 
     def _exchanged_value(self, value: Tensor) -> Tensor:
@@ -406,7 +406,7 @@ def clip_grad_norm(
     Raises
     ------
     ArgumentError
-        This is no root; also a `ValueError`.
+        The schedule is not that of a whole model; also a `ValueError`.
     """
     if sch.parent is not None:
         raise ArgumentError(f"clip_grad_norm of {sch.path!r}: expected the schedule of a whole model")

@@ -249,7 +249,7 @@ class Trace(Primitive):
         ----------
         recursive
             Also capture the modules that it calls, each in a graph of its own. A module without a static
-            graph stays as it is, and the reason is in ``metadata.slots["trace"]`` by its path.
+            graph stays untraced, and the reason is in ``metadata.slots["trace"]`` by its path.
         flatten
             Capture one graph down to leaves; modules in between lose their nodes in the schedule.
         leaf_modules, leaf_functions

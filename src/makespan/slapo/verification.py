@@ -160,7 +160,7 @@ def compare(
 # a module keeps calling the original module. Buffers and parameters also get values of our own.
 
 _TABLES = ("_parameters", "_buffers", "_modules")
-_MADE_ANEW = ("_graph", "_compiled_call_impl")
+_REBUILT = ("_graph", "_compiled_call_impl")
 _Mapped = Callable[[Tensor], Tensor]
 
 
@@ -225,7 +225,7 @@ class _Copier:
                     key: None if entry is None else self._done[id(entry)] for key, entry in value.items()
                 }
                 vars(new)[name] = type(value)(mapped)
-            elif name in _MADE_ANEW:
+            elif name in _REBUILT:
                 continue
             else:
                 mapped = self._mapped(value)
@@ -333,7 +333,7 @@ class Divergence:
     is_summand
         True if the sum over the processes is the expected value, so that an exchange is missing.
     step
-        The last step of the schedule at the module or above it, None without one.
+        The last step of the schedule at the module or above it, or None.
     stage
         The pipeline stage in which the module runs, None if the schedule has no stages.
     """
@@ -686,9 +686,9 @@ def _perturbed_constant(values: Tensor, seed: int, name: str) -> Tensor:
 # --- Divergence, module by module ---
 #
 # Between a sharded layer and the next synchronisation, a process holds a part or a summand of the original
-# tensor, which is no fault. A tensor of another shape agrees if it is this process's part along some axis. A
-# tensor of the same shape may be a summand only inside a synchronised module, where the sum over the
-# processes must agree; anywhere else, a missing sum is the error that the verification looks for.
+# tensor, which is not a fault. A tensor of another shape agrees if it is this process's part along some
+# axis. A tensor of the same shape may be a summand only inside a synchronised module, where the sum over
+# the processes must agree; anywhere else, a missing sum is the error that the verification looks for.
 
 _SAME, _DIFFERS, _SUMMAND, _UNKNOWN = "same", "differs", "summand", "unknown"
 _Key = tuple[str, int]  # path of a module, and index of the call
@@ -1530,8 +1530,8 @@ class Verify:
     VerificationError
         The models differ, on every process of the group; also an `AssertionError`. The message is the report.
     KindError, ArgumentError
-        The inputs have the wrong kind or do not fit the model; a tolerance is negative, or a name is no
-        argument.
+        The inputs have the wrong kind or do not fit the model; a tolerance is negative, or a name is not
+        that of an argument.
 
     References
     ----------

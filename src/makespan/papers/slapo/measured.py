@@ -113,8 +113,8 @@ class Fig9Steps(_Measurement):
         records: dict[tuple[str, int], Record] = {}
         for number in sorted({1, *self.processes}):
             steps = [step for step in _STEPS if number in _numbers_of(step, self.processes)]
-            ways = [{"name": step.name, "options": step.options(self.compiler)} for step in steps]
-            request = {"task": "steps", "family": "bert", "ways": ways, **options}
+            variants = [{"name": step.name, "options": step.options(self.compiler)} for step in steps]
+            request = {"task": "steps", "family": "bert", "variants": variants, **options}
             records |= {(record["name"], number): record for record in _run(request, number)}
         rows = []
         for step in _STEPS:

@@ -375,8 +375,8 @@ def _names_logger(sources: Sources, owner: Definition, name: str) -> bool:
     """Tell whether a name refers to the module ``logging`` or to a logger, in the function or its module."""
     if name == "logging" or sources.imported(owner.module, name) == "logging":
         return True
-    made = sources.find(owner.module, name)
-    places = [owner.node] if made is None else [owner.node, made.node]
+    definition = sources.find(owner.module, name)
+    places = [owner.node] if definition is None else [owner.node, definition.node]
     return any(
         isinstance(part, ast.Assign | ast.AnnAssign)
         and part.value is not None
