@@ -128,6 +128,39 @@ def test_touching_a_file_changes_no_hash_and_what_was_read_is_remembered(toy, tm
     assert toy(USES_ONE) == before
 
 
+def test_hashes_of_earlier_runs_count_while_every_file_is_as_it_was(toy, tmp_path):
+    toy(USES_ONE)
+    (tmp_path / ".snakemake").mkdir()
+    memory = tmp_path / ".snakemake" / "makespan-hashes.json"
+    ask = (
+        "import importlib.util, sys\n"
+        "spec = importlib.util.spec_from_file_location('code_of_a_copy', 'toy/config/code.py')\n"
+        "code = importlib.util.module_from_spec(spec)\n"
+        "spec.loader.exec_module(code)\n"
+        "print(code.code_hash('script.py', *sys.argv[1:]))\n"
+    )
+
+    def hashed(*more):
+        command = [sys.executable, "-c", ask, *more]
+        return subprocess.run(
+            command, cwd=tmp_path, check=True, capture_output=True, text=True
+        ).stdout.strip()
+
+    first, more = hashed(), hashed("toy.worker")
+    assert first != more
+    assert sorted(json.loads(memory.read_text())["hashes"].values()) == sorted([first, more])
+    memory.write_text(memory.read_text().replace(first, "kept"))
+    assert (hashed(), hashed("toy.worker")) == ("kept", more)
+    (tmp_path / "toy" / "low.py").write_text("LEAF = 3\nOTHER = 2\n")
+    edited = hashed()
+    assert edited not in ("kept", first)
+    (tmp_path / "script.py").write_text("\n" + USES_ONE.replace("ONE", "TWO"))
+    other = hashed()
+    assert other not in ("kept", first, edited)
+    memory.write_text("not JSON")
+    assert hashed() == other
+
+
 # --- the scripts of the workflow ------------------------------------------------------------
 
 

@@ -15,7 +15,9 @@ names them.
 """
 
 import ast
+import atexit
 import hashlib
+import json
 import os
 import re
 from collections.abc import Collection, Iterator
@@ -31,6 +33,7 @@ from makespan.lazy import parse_source
 _PACKAGE = Path(__file__).parents[1]
 _NAMED = re.compile(rf"{_PACKAGE.name}(\.\w+)+(:\w+)?")
 _CACHE = Path(".snakemake", "makespan-code.json")
+_HASHES = _CACHE.with_name("makespan-hashes.json")
 
 
 def code_hash(script: str | Path, *more: str, chosen: Collection[str] | None = None) -> str:
@@ -46,10 +49,17 @@ def code_hash(script: str | Path, *more: str, chosen: Collection[str] | None = N
     chosen
         Keys of the registry entries that the script may look up; None: all.
     """
-    digest = hashlib.sha256()
-    for part in used_code(script, *more, chosen=chosen):
-        digest.update(f"{part}\n".encode())
-    return digest.hexdigest()
+    known = _known_hashes()
+    asked = json.dumps([*_state(Path(script)), *more, None if chosen is None else sorted(chosen)])
+    if asked not in known["hashes"]:
+        digest = hashlib.sha256()
+        for part in used_code(script, *more, chosen=chosen):
+            digest.update(f"{part}\n".encode())
+        if not known["is_new"]:
+            known["is_new"] = True
+            atexit.register(_keep, known, _HASHES.absolute())
+        known["hashes"][asked] = digest.hexdigest()
+    return str(known["hashes"][asked])
 
 
 def used_code(script: str | Path, *more: str, chosen: Collection[str] | None = None) -> list[str]:
@@ -173,8 +183,7 @@ def _shown(file: str) -> str:
 def _index(file: str) -> dict[str, Any]:
     """Hash of a file and, of a module, its imports and its parts by name, the nameless one first."""
     path = Path(file)
-    stat = path.stat()
-    state, known = [stat.st_mtime_ns, stat.st_size], _remembered()
+    state, known = _state(path)[1:], _remembered()
     entry: dict[str, Any] = known.get(file, {})
     if entry.get("state") != state:
         content = path.read_bytes()
@@ -186,23 +195,52 @@ def _index(file: str) -> dict[str, Any]:
     return entry
 
 
+def _state(path: Path) -> list[Any]:
+    """Path, modification time and size of a file: while they stay, so does what was read of it."""
+    stat = path.stat()
+    return [str(path), stat.st_mtime_ns, stat.st_size]
+
+
 _NEW: list[str] = []
 
 
 @cache
 def _remembered() -> dict[str, Any]:
-    with suppress(OSError, InputError):  # without it, files are read again
-        found: dict[str, Any] = read_json(_CACHE) or {}
-        return found
-    return {}
+    return _read(_CACHE)
 
 
 def _remember() -> None:
-    """Keep what was read for the next run, below the directory of Snakemake if there is one."""
-    if _NEW and _CACHE.parent.is_dir() and os.access(_CACHE.parent, os.W_OK):
-        with suppress(OSError, InputError):  # no space, a quota: the next run reads the files again
-            write_json(_remembered(), _CACHE)
+    if _NEW:
+        _keep(_remembered(), _CACHE)
         _NEW.clear()
+
+
+@cache
+def _known_hashes() -> dict[str, Any]:
+    """Hashes by what was asked for; those of earlier runs only if every file of the package is as it was."""
+    files = (path for path in sorted(_PACKAGE.rglob("*")) if path.suffix != ".pyc" and path.is_file())
+    package = hashlib.sha256(json.dumps([_state(path) for path in files]).encode()).hexdigest()
+    found = _read(_HASHES)
+    return {
+        "package": package,
+        "hashes": {},
+        **(found if found.get("package") == package else {}),
+        "is_new": False,
+    }
+
+
+def _read(path: Path) -> dict[str, Any]:
+    with suppress(OSError, InputError):  # without it, files are read again
+        found = read_json(path)
+        return found if isinstance(found, dict) else {}
+    return {}
+
+
+def _keep(content: dict[str, Any], path: Path) -> None:
+    """Write what was found for the next run, below the directory of Snakemake if there is one."""
+    if path.parent.is_dir() and os.access(path.parent, os.W_OK):
+        with suppress(OSError, InputError):  # no space, a quota: the next run reads the files again
+            write_json(content, path)
 
 
 def _parsed(text: str) -> dict[str, Any]:
