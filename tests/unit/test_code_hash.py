@@ -12,6 +12,7 @@ import pytest
 
 from makespan.config import check_settings, code_hash, used_code
 from makespan.papers import PAPERS, paper_named
+from makespan.papers.slapo.tuning import Tuning
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = {path.stem: path for path in sorted((ROOT / "workflow" / "scripts").glob("*.py"))}
@@ -274,7 +275,7 @@ RUNS = {
     ("run_experiment", "makespan.papers.slapo.tuning:Tuning"): (
         '"slapo", "makespan.papers.slapo.tuning:Tuning", OPTIONS, '
         f'{{"times": [], "published_fig10": {FIG10!r}}}, '
-        '{"fig10": "a.csv", "fig10_searches": "b.csv", "fig10_fit": "c.csv", "fig10_grids": "d.csv"}, []'
+        f"{ {name: f'{name}.csv' for name in Tuning.tables} }, []"
     ),
 }
 

@@ -27,6 +27,7 @@ from makespan.papers.slapo.performance import (
     simulate,
 )
 from makespan.papers.slapo.throughput import CONCLUSIONS, Inequalities, Modelled
+from makespan.papers.slapo.tuning import Tuning
 from makespan.training.zoo import family_spec, forward_flop, parameter_count
 
 pytestmark = pytest.mark.xdist_group("machine of the paper")
@@ -38,6 +39,7 @@ SIZES = [
     ("llama", "7b"), ("gpt", "10b"), ("wideresnet", "2.4b"),
 ]  # fmt: skip
 LEDGER = PAPER.ledger()
+(GRID,) = Tuning.cells
 ONE = Run("slapo-tp", 8, 32, 0.0, tp=8)
 
 
@@ -45,7 +47,7 @@ ONE = Run("slapo-tp", 8, 32, 0.0, tp=8)
 def printed():
     return {
         name: PAPER.read_published(name, ROOT / f"config/published/slapo_{name}.csv")
-        for name in ("fig7", "fig8", "fig9", "fig10", "limits")
+        for name in (*Inequalities.cells, "limits")
     }
 
 
@@ -146,7 +148,7 @@ def test_runs_that_do_not_divide_are_refused():
 
 
 def test_the_frozen_constants_are_those_of_the_fit(printed):
-    found = fit_grid(printed["fig10"], C)
+    found = fit_grid(printed[GRID], C)
     assert {name: getattr(found, name) for name in FITTED} == pytest.approx(
         {name: getattr(C, name) for name in FITTED}, rel=1e-9
     )
@@ -160,7 +162,7 @@ def test_every_unfitted_constant_has_a_source():
 
 def test_the_fit_recovers_constants_from_a_grid_that_they_made(printed):
     true = replace(C, zero_layer_s=0.02, best_efficiency=0.5, recomputed_share=1.3, usable_share=0.8)
-    cells = printed["fig10"].copy()
+    cells = printed[GRID].copy()
     steps = [
         simulate(grid_spec(), grid_run(int(batch), ratio), on_grid_machine(true))
         for batch, ratio in zip(cells["global_batch_size"], cells["ckpt_ratio"], strict=True)
@@ -177,7 +179,7 @@ def test_the_fit_recovers_constants_from_a_grid_that_they_made(printed):
 
 
 def test_the_acceptance_bounds_of_the_fit(printed):
-    rows = pd.DataFrame(predictions(printed["fig10"], C))
+    rows = pd.DataFrame(predictions(printed[GRID], C))
     for protocol, mean, largest in (("in sample", 0.015, 0.04), ("one batch size left out", 0.025, 0.07)):
         own = rows[rows["protocol"] == protocol]
         assert len(own) == 91
@@ -186,7 +188,7 @@ def test_the_acceptance_bounds_of_the_fit(printed):
 
 
 def test_a_grid_that_decides_nothing_is_refused(printed):
-    cells = printed["fig10"]
+    cells = printed[GRID]
     full = cells[cells["published_samples_per_s"].notna()]
     with pytest.raises(FitError, match="found 63 of 63 points that fit"):
         fit_grid(full, C)
@@ -282,7 +284,7 @@ def test_figures_show_the_rows_of_their_tables(tables):
 
 
 def test_the_figure_of_the_fit_shows_both_protocols(printed):
-    rows = pd.DataFrame(predictions(printed["fig10"], C))
+    rows = pd.DataFrame(predictions(printed[GRID], C))
     figure, shown = predicted_grid({"cells": rows}, "published")
     titles = [axes.get_title() for axes in figure.axes[:2]]
     assert titles == ["in sample", "one batch size left out"] and len(shown) == 182

@@ -13,7 +13,7 @@ from makespan.papers.slapo import PAPER
 from makespan.papers.slapo.measured import verify_schedules
 from makespan.papers.slapo.performance import IMPLEMENTATIONS, constants, emulated, modelled
 from makespan.papers.slapo.throughput import Settings, run_of
-from makespan.papers.slapo.tuning import BATCH, RATIO, Grid
+from makespan.papers.slapo.tuning import BATCH, RATIO, Grid, Tuning
 from makespan.slapo.tuning import (
     STRATEGIES,
     Exhaustive,
@@ -97,7 +97,7 @@ def tune_command(
     if model is None:
         if emulator:
             raise InputError("--emulator needs --model FAMILY:SIZE")
-        searched: Grid | Settings = Grid.printed(PAPER.read_published("fig10", cells))
+        searched: Grid | Settings = Grid.printed(PAPER.read_published(*Tuning.cells, cells))
     else:
         family, _, size = model.partition(":")
         spec = family_spec(family, size or "tiny")
