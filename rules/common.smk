@@ -133,7 +133,7 @@ def paper_products(paper, source):
     """Return what is built of a paper for a source: tables, figures and ledger."""
     stem, tables = f"results/{source}/{paper}", tables_of(paper, source)
     shown = [name for name, entry in FIGURES[paper].items() if entry.is_drawn(source, tables)]
-    drawn = expand("figures/{name}.{kind}", name=shown, kind=["pdf", "png", "csv", "txt"])
+    drawn = expand("figures/{name}.{kind}", name=shown, kind=["pdf", "png", "svg", "csv", "txt"])
     return [f"{stem}/{file}" for file in [*(f"{name}.csv" for name in tables), *drawn, "claims.csv"]]
 
 

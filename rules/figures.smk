@@ -1,4 +1,4 @@
-# Figures of all papers: from the tables of a figure to PDF, PNG, the CSV behind it, and the caption.
+# Figures of all papers: from the tables of a figure to PDF, PNG, SVG, the CSV behind it, and the caption.
 
 
 rule draw_figure:
@@ -16,6 +16,7 @@ rule draw_figure:
                 "source": shown_source_of(wildcards),
             },
         ),
+        svg="results/{source}/{paper}/figures/{figure}.svg",
         csv="results/{source}/{paper}/figures/{figure}.csv",
         caption="results/{source}/{paper}/figures/{figure}.txt",
     log:

@@ -119,7 +119,7 @@ def drawn(request, tmp_path_factory):
 
 def test_two_runs_give_the_same_bytes(drawn):
     first, second = drawn.files
-    assert [path.suffix for path in first] == [".pdf", ".png", ".csv"]
+    assert [path.suffix for path in first] == [".pdf", ".png", ".svg", ".csv"]
     assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
 
 
@@ -128,10 +128,12 @@ def test_fonts_are_embedded_and_no_date_is_written(drawn):
     assert b"/CreationDate" not in content
     assert b"/FontFile2" in content
     assert b"/Type3" not in content
+    drawing = drawn.files[0][2].read_text()
+    assert drawing.rstrip().endswith("</svg>") and "<dc:date>" not in drawing
 
 
 def test_the_table_lies_beside_the_figure(drawn):
-    read = pd.read_csv(drawn.files[0][2], keep_default_na=False, na_values=[""])
+    read = pd.read_csv(drawn.files[0][3], keep_default_na=False, na_values=[""])
     pd.testing.assert_frame_equal(read, drawn.table().replace("", np.nan), check_dtype=False)
 
 
@@ -159,7 +161,7 @@ def test_a_caption_lies_beside_the_figure_as_text(drawn, tmp_path):
     assert text == tmp_path / "f.txt" and text.read_text().endswith("published.\n")
     assert text.read_text().split() == caption.split()
     assert max(map(len, text.read_text().splitlines())) <= 100
-    assert len(save_figure(drawn.figure, drawn.table(), tmp_path / "g")) == 3
+    assert len(save_figure(drawn.figure, drawn.table(), tmp_path / "g")) == 4
 
 
 def test_failed_save_leaves_nothing_behind(tmp_path):

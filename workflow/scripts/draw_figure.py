@@ -1,4 +1,4 @@
-"""Draw a figure: results/<source>/<paper>/figures/<figure>.pdf, .png, .csv and its caption, .txt."""
+"""Draw a figure: results/<source>/<paper>/figures/<figure>.pdf, .png, .svg, .csv and its caption, .txt."""
 
 from collections.abc import Mapping
 from importlib import import_module

@@ -246,15 +246,15 @@ def _coincide(line: Line2D, other: Line2D, px_per_pt: float) -> bool:
 def save_figure(
     figure: Figure, table: pd.DataFrame, stem: str | Path, caption: str | None = None
 ) -> tuple[Path, ...]:
-    """Write a figure as PDF and PNG, its table as CSV and a caption as text; return their paths.
+    """Write a figure as PDF, PNG and SVG, its table as CSV and a caption as text; return their paths.
 
     All files appear together or not at all, and equal tables give equal bytes. The stem is a path without
     suffix. Without a caption there is no text. Paragraphs of the caption are wrapped.
     """
     base = Path(stem)
-    pdf, png, csv, txt = (base.with_name(f"{base.name}.{kind}") for kind in ("pdf", "png", "csv", "txt"))
+    paths = tuple(base.with_name(f"{base.name}.{kind}") for kind in ("pdf", "png", "svg", "csv"))
     with ExitStack() as stack, style_sheet():
-        new_pdf, new_png, new_csv = (stack.enter_context(atomic_path(path)) for path in (pdf, png, csv))
+        new_pdf, new_png, new_svg, new_csv = (stack.enter_context(atomic_path(path)) for path in paths)
         # Lay the figure out once and round the positions: the solver's last digits differ between runs.
         figure.draw_without_rendering()
         figure.set_layout_engine("none")
@@ -264,12 +264,15 @@ def save_figure(
         undated = dict.fromkeys(("CreationDate", "Creator", "Producer"))
         figure.savefig(new_pdf, format="pdf", metadata=undated)
         figure.savefig(new_png, format="png", metadata={"Software": None})
+        # Ids of its parts follow from `svg.hashsalt` of the style sheet, so equal figures have equal bytes.
+        figure.savefig(new_svg, format="svg", metadata=dict.fromkeys(("Date", "Creator")))
         write_csv(table, new_csv)
         if caption is None:
-            return pdf, png, csv
+            return paths
+        txt = base.with_name(f"{base.name}.txt")
         paragraphs = [textwrap.fill(paragraph, _CAPTION_WIDTH) for paragraph in caption.split("\n\n")]
         write_text("\n\n".join(paragraphs) + "\n", stack.enter_context(atomic_path(txt)))
-    return pdf, png, csv, txt
+    return *paths, txt
 
 
 def require_columns(table: pd.DataFrame, *names: str, figure: str) -> None:
