@@ -22,10 +22,12 @@ computes who held what, when, and how far that carried each job. The rules are:
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import gt
 from typing import NamedTuple
 
+import numpy as np
 import pandas as pd
 
 from makespan.hardware import ClusterSpec
@@ -98,6 +100,19 @@ class Rules:
 # --- Accounts of nodes ---
 
 
+class Shares(NamedTuple):
+    """Devices that a cell of the events table lists, ``node:devices`` pairs.
+
+    ``by_node`` is empty if the cell is not such a list. ``placement``, ``gpu_types`` and ``nodes`` are in the
+    order of `Configuration.gpu_types`; the placement is empty if a node does not exist.
+    """
+
+    by_node: Mapping[int, int]
+    placement: str
+    gpu_types: tuple[str, ...]
+    nodes: tuple[int, ...]
+
+
 class NodeAccounts:
     """Resources of each node that jobs hold, and the jobs there."""
 
@@ -106,37 +121,53 @@ class NodeAccounts:
         self._nodes = cluster.nodes
         self._is_up = [True] * cluster.n_nodes
         self._withdrawn = [0] * cluster.n_nodes
-        self._memory = [(Counter[float](), Counter[float]()) for _ in cluster.nodes]  # of holders, of guests
+        # Per node: GPUs, CPU threads and host memory [B] that are held, and GPUs that guests use.
         self._used = [[0.0, 0.0, 0.0, 0.0] for _ in cluster.nodes]
         self._here: list[dict[_Job, tuple[int, Configuration, bool]]] = [{} for _ in cluster.nodes]
-        self._touched: set[int] = set()
+        self._touched: set[int] = set()  # nodes that changed in this instant
+        self._guests: dict[_Job, Mapping[int, int]] = {}
+        self._speeds: list[dict[_Job, float] | None] = [None] * cluster.n_nodes  # None: to be computed
+        self._read: dict[str, Shares] = {}
+
+    def shares(self, text: str) -> Shares:
+        """Return the devices that a cell lists; the same few texts occur again and again."""
+        shares = self._read.get(text)
+        if shares is None:
+            by_node = _read_shares(text)
+            exist = bool(by_node) and max(by_node) < len(self._nodes)
+            typed = [(n, self._nodes[node].gpu.name if exist else "", node) for node, n in by_node.items()]
+            typed.sort()
+            placement = Placement(tuple(by_node.values())).text if exist else ""
+            types, nodes = tuple(name for _, name, _ in typed), tuple(node for _, _, node in typed)
+            shares = self._read[text] = Shares(by_node, placement, types, nodes)
+        return shares
 
     def add(
-        self, job: _Job, shares: dict[int, int], held: Configuration, sign: int, *, is_guest: bool
+        self, job: _Job, shares: Mapping[int, int], held: Configuration, sign: int, *, is_guest: bool
     ) -> None:
         """Add (+1) or remove (-1) what a job holds, or uses as a guest."""
+        if is_guest:
+            if sign > 0:
+                self._guests[job] = shares
+            else:
+                del self._guests[job]
         for node, count in shares.items():
-            self._touched.add(node)
+            self._touch(node)
             if sign > 0:
                 self._here[node][job] = count, held, is_guest
             else:
                 del self._here[node][job]
-            used = self._used[node]
-            self._memory[node][is_guest][held.device_memory_bytes_per_gpu] += sign * count
+            used, change = self._used[node], sign * count
             if is_guest:
-                used[3] += sign * count
+                used[3] += change
             else:
-                used[0] += sign * count
-                used[1] += sign * count * held.cpu_threads
-            used[2] += sign * count * held.host_memory_bytes_per_gpu
+                used[0] += change
+                used[1] += change * held.cpu_threads
+            used[2] += change * held.host_memory_bytes_per_gpu
 
-    def has(self, node: int) -> bool:
-        """Return whether a node of that number exists."""
-        return 0 <= node < len(self._nodes)
-
-    def gpu_type(self, node: int) -> str:
-        """Return the name of a node's devices."""
-        return self._nodes[node].gpu.name
+    def _touch(self, node: int) -> None:
+        self._touched.add(node)
+        self._speeds[node] = None
 
     def is_short(self, node: int) -> bool:
         """Return whether a node has fewer devices, or less memory, at this moment than its jobs need."""
@@ -149,28 +180,25 @@ class NodeAccounts:
 
     def change(self, row: Row) -> None:
         """Apply a node event."""
-        if not (row.nodes.isdigit() and self.has(int(row.nodes))):
+        if not (row.nodes.isdigit() and int(row.nodes) < len(self._nodes)):
             self._rules.report("row", row, f"node {row.nodes!r}; expected 0 to {len(self._nodes) - 1}")
             return
-        if row.kind.startswith("capacity_"):
-            self._change_capacity(row, int(row.nodes))
-            return
-        node, comes_up = int(row.nodes), row.kind == "node_joined"
-        if self._is_up[node] == comes_up:
-            state = "up" if comes_up else "down"
-            self._rules.report("failure", row, f"node {node} is {state} already")
-        self._is_up[node] = comes_up
-        self._touched.add(node)
-
-    def _change_capacity(self, row: Row, node: int) -> None:
+        node = int(row.nodes)
         if row.kind == "capacity_announced":
             return
-        gone = self._withdrawn[node] + row.n_gpus * (1 if row.kind == "capacity_withdrawn" else -1)
-        if not 0 <= gone <= self._nodes[node].n_gpus:
-            found = f"{gone} of the {self._nodes[node].n_gpus} devices of node {node} are withdrawn"
-            self._rules.report("failure", row, f"{found}; expected none to all")
-        self._withdrawn[node] = gone
-        self._touched.add(node)
+        if row.kind.startswith("capacity_"):
+            gone = self._withdrawn[node] + row.n_gpus * (1 if row.kind == "capacity_withdrawn" else -1)
+            if not 0 <= gone <= self._nodes[node].n_gpus:
+                found = f"{gone} of the {self._nodes[node].n_gpus} devices of node {node} are withdrawn"
+                self._rules.report("failure", row, f"{found}; expected none to all")
+            self._withdrawn[node] = gone
+        else:
+            comes_up = row.kind == "node_joined"
+            if self._is_up[node] == comes_up:
+                state = "up" if comes_up else "down"
+                self._rules.report("failure", row, f"node {node} is {state} already")
+            self._is_up[node] = comes_up
+        self._touch(node)
 
     def check(self, row: Row) -> None:
         """Compare what is held at the end of an instant with what the nodes have."""
@@ -178,34 +206,39 @@ class NodeAccounts:
             spec, used = self._nodes[node], self._used[node]
             rest = (spec.cpu_threads, spec.host_memory_bytes) if self._is_up[node] else (0, 0)
             n_devices = self._devices(node)
-            names = "GPUs", "CPU threads", "B of host memory", "GPUs for guests"
-            for name, amount, most in zip(names, used, (n_devices, *rest, n_devices), strict=True):
-                # Only memory is a float that rounds; all other amounts are whole and compared exactly.
-                if amount > most + SLACK * max(spec.host_memory_bytes, 1.0) * (name[0] == "B"):
-                    state = "" if self._is_up[node] else ", which is down"
-                    message = f"node {node}{state}: {amount:g} {name} are held; expected at most {most:g}"
-                    rule = "capacity" if self._is_up[node] else "failure"
-                    self._rules.report(rule, row._replace(job_id=""), message)
-            if message := self._crowding(node):
+            # Only memory is a float that rounds; all other amounts are whole and compared exactly.
+            slack_bytes = SLACK * max(spec.host_memory_bytes, 1.0)
+            limits = n_devices, rest[0], rest[1] + slack_bytes, n_devices
+            if any(map(gt, used, limits)):
+                names = "GPUs", "CPU threads", "B of host memory", "GPUs for guests"
+                for name, amount, most, limit in zip(
+                    names, used, (n_devices, *rest, n_devices), limits, strict=True
+                ):
+                    if amount > limit:
+                        state = "" if self._is_up[node] else ", which is down"
+                        message = f"node {node}{state}: {amount:g} {name} are held; expected at most {most:g}"
+                        rule = "capacity" if self._is_up[node] else "failure"
+                        self._rules.report(rule, row._replace(job_id=""), message)
+            if self._guests and (message := self._crowding(node)):
                 self._rules.report("capacity", row._replace(job_id=""), message)
         self._touched.clear()
 
     def speeds(self) -> dict[str, float]:
         """Return the speeds that guests on nodes changed in this instant must have, by job."""
-        changed = {
-            job for node in self._touched for job, (*_, is_guest) in self._here[node].items() if is_guest
+        changed = [job for job, shares in self._guests.items() if not self._touched.isdisjoint(shares)]
+        return {
+            job[1]: min(self._speeds_on(node).get(job, 1.0) for node in self._guests[job])
+            for job in sorted(changed)
         }
-        if not changed:
-            return {}
-        speeds = dict.fromkeys(sorted(changed), 1.0)
-        for node, here in enumerate(self._here):
-            if not changed.isdisjoint(here):
-                for job, speed in self._speeds_on(node):
-                    speeds[job] = min(speeds.get(job, 1.0), speed)
-        return {job[1]: speed for job, speed in speeds.items() if job in changed}
 
-    def _speeds_on(self, node: int) -> Iterator[tuple[_Job, float]]:
-        """Assign devices to guests one by one: largest memory first, each where it is fastest."""
+    def _speeds_on(self, node: int) -> dict[_Job, float]:
+        """Return the speeds that a node leaves its guests, each that of its slowest device.
+
+        Guests take devices one after another, the largest memory first, each those on which it is fastest.
+        """
+        speeds = self._speeds[node]
+        if speeds is not None:
+            return speeds
         gpu, here = self._nodes[node].gpu, self._here[node]
         most = (gpu.memory_bytes - gpu.reserved_bytes) * (1 + SLACK)
         held = {float(job[0]): item for job, (_, item, is_guest) in here.items() if not is_guest}
@@ -214,32 +247,35 @@ class NodeAccounts:
         guests = [
             (-it.device_memory_bytes_per_gpu, job, n) for job, (n, it, is_guest) in here.items() if is_guest
         ]
+        speeds = self._speeds[node] = {}
         for minus_bytes, job, count in sorted(guests):
             item = here[job][1]
-            for _ in range(count):
-                there = [holder for holder, n in free.items() if n > 0]
-                offers = [
-                    (_slowdown(item, other), holder)
-                    for holder, other in ((holder, held.get(holder)) for holder in there)
-                    if other is None or other.device_memory_bytes_per_gpu - minus_bytes <= most
-                ]
-                if not offers:
-                    yield job, MIN_SPEED
-                    continue
-                slowdown, holder = min(offers)
-                free[holder] -= 1
-                yield job, 1.0 / slowdown
+            offers = []
+            for holder, n in free.items():
+                other = held.get(holder)
+                if n > 0 and (other is None or other.device_memory_bytes_per_gpu - minus_bytes <= most):
+                    offers.append((_slowdown(item, other), holder))
+            speed, missing = 1.0, count
+            for slowdown, holder in sorted(offers):
+                taken = min(free[holder], missing)
+                free[holder] -= taken
+                missing -= taken
+                speed = min(speed, 1.0 / slowdown)
+                if not missing:
+                    break
+            speeds[job] = min(speed, MIN_SPEED) if missing else speed
+        return speeds
 
     def _crowding(self, node: int) -> str:
         """Describe the guests of a node that find no device with enough memory; empty if all do.
 
         By Hall's condition: for each size, guests of that size or more against the devices that can take it.
         """
-        gpu, (holders, guests) = self._nodes[node].gpu, self._memory[node]
-        if not guests:
-            return ""
+        gpu, (holders, guests) = self._nodes[node].gpu, (Counter[float](), Counter[float]())
+        for count, item, is_guest in self._here[node].values():
+            (guests if is_guest else holders)[item.device_memory_bytes_per_gpu] += count
         most, n_guests = (gpu.memory_bytes - gpu.reserved_bytes) * (1 + SLACK), 0
-        for guest_bytes in sorted(+guests, reverse=True):
+        for guest_bytes in sorted(guests, reverse=True):
             n_guests += guests[guest_bytes]
             n_crowded = sum(n for taken, n in holders.items() if taken + guest_bytes > most)
             if n_guests > self._devices(node) - n_crowded:
@@ -267,6 +303,12 @@ def _slowdown(guest: Configuration, holder: Configuration | None) -> float:
 class JobAccount:
     """State of a job by the rows so far, absent, waiting, running or finished; its times and progress."""
 
+    __slots__ = (
+        "_held", "_index", "_is_guest", "_last", "_left", "_nodes", "_ready_s", "_report", "_rules",
+        "_saw_ready", "_shares", "_since_s", "_step_times", "_total", "finish_s", "first_start_s",
+        "held_gpu_s", "job", "restart_s", "running_s", "starts", "state", "waiting_s",
+    )  # fmt: skip
+
     def __init__(self, index: int, job: JobSpec, rules: Rules, nodes: NodeAccounts) -> None:
         self.job = job
         self._index = index
@@ -281,39 +323,33 @@ class JobAccount:
         self._is_guest = False
         self._step_times: list[tuple[float, float]] = []  # from a time [s] on, time of a step [s]
         self._last: Allocation | None = None
-        self._shares: dict[int, int] = {}
+        self._shares: Mapping[int, int] = {}
         self._since_s = job.submit_time_s
         self._ready_s = math.nan
         self._saw_ready = False
-        self._handlers: dict[str, tuple[str, Callable[[Row], None]]] = {
-            "submitted": ("absent", self._submit),
-            "started": ("waiting", self._start),
-            "reconfigured": ("running", self._reconfigure),
-            "sharing": ("running", self._share),
-            "rated": ("running", self._rate),
-            "ready": ("running", self._ready),
-            "suspended": ("running", self._suspend),
-            "interrupted": ("running", self._interrupt),
-            "finished": ("running", self._finish),
-        }
 
     def follow(self, row: Row) -> None:
         """Apply one row."""
-        if row.kind not in self._handlers:
-            self._report("row", row, f"kind {row.kind!r}; expected {', '.join(self._handlers)}")
+        handled = _HANDLERS.get(row.kind)
+        if handled is None:
+            self._report("row", row, f"kind {row.kind!r}; expected {', '.join(_HANDLERS)}")
             return
-        state, handler = self._handlers[row.kind]
-        if row.kind == "finished" and self.state == "waiting" and self._rules.is_live:
-            state, handler = self.state, self._finish_late
+        state, is_decision, handler = handled
         if self.state != state:
-            self._report("life", row, f"{row.kind} while {self.state}; expected while {state}")
-            return
-        if row.kind in ("started", "reconfigured", "suspended", "sharing"):
-            self._check_round(row)
-        handler(row)
-        if abs(row.steps_left - self._left_at(row.time_s)) > self._tolerance(row.time_s):
-            found = f"{row.steps_left!r} steps are left"
-            self._report("progress", row, f"{found}; expected {self._left_at(row.time_s)!r}")
+            if not (row.kind == "finished" and self.state == "waiting" and self._rules.is_live):
+                self._report("life", row, f"{row.kind} while {self.state}; expected while {state}")
+                return
+            handler = JobAccount._finish_late
+        every_s = self._rules.interval_s
+        if is_decision and every_s is not None:
+            rounds = row.time_s / every_s
+            if abs(rounds - round(rounds)) > _SLACK_S:
+                found = f"a decision at {row.time_s} s"
+                self._report("round", row, f"{found}; expected multiples of {every_s} s")
+        handler(self, row)
+        left = self._left_at(row.time_s)
+        if row.steps_left != left and not abs(row.steps_left - left) <= self._tolerance(row.time_s):
+            self._report("progress", row, f"{row.steps_left!r} steps are left; expected {left!r}")
 
     def close(self) -> None:
         """Check that the job finished."""
@@ -353,7 +389,7 @@ class JobAccount:
         self._ready_s, self._saw_ready = max(ready_s, row.time_s), saw_ready
 
     def _rate(self, row: Row) -> None:
-        if not self._is_guest or _read_shares(row.shared_nodes) != self._shares:
+        if not self._is_guest or self._nodes.shares(row.shared_nodes).by_node != self._shares:
             self._report("row", row, "only how fast a guest goes may change, not where it is")
         alone_s = self._held.iter_time_s if self._held is not None else row.iter_time_s
         self._step_times.append((row.time_s, max(alone_s, row.iter_time_s)))
@@ -370,7 +406,7 @@ class JobAccount:
         if abs(row.time_s - self._ready_s) > _slack_s(row.time_s):
             self._report("restart", row, f"ready at {row.time_s} s; expected {self._ready_s} s")
         self._saw_ready = True
-        if _read_shares(row.shared_nodes if self._is_guest else row.nodes) != self._shares:
+        if self._nodes.shares(row.shared_nodes if self._is_guest else row.nodes).by_node != self._shares:
             self._report("row", row, f"nodes {row.nodes!r} differ from those that the job was given")
 
     def _suspend(self, row: Row) -> None:
@@ -406,38 +442,37 @@ class JobAccount:
 
     def _take(self, row: Row) -> None:
         self.starts += 1
-        self._since_s, self._ready_s = row.time_s, row.time_s + self._rules.restart_cost.expected_s
+        self._since_s = row.time_s
         self._saw_ready = False
-        self._is_guest = bool(row.shared_nodes)
-        self._shares = _read_shares(row.shared_nodes or row.nodes)
-        self._held = self._find(row)
-        if self._held is None:
-            self._shares = {}
+        self._is_guest = is_guest = bool(row.shared_nodes)
+        shares = self._nodes.shares(row.shared_nodes or row.nodes)
+        self._held = held = self._find(row, shares)
+        if held is None:
+            self._shares, self._ready_s = {}, row.time_s + self._rules.restart_cost.expected_s
             return
-        new = Allocation(self._held, tuple(node for _, _, node in self._typed_shares()), self._is_guest)
+        self._shares = shares.by_node
+        new = Allocation(held, shares.nodes, is_guest)
         self._ready_s = row.time_s + self._rules.restart_cost(self.job, self._last, new)
         self._last = new
-        alone_s = self._held.iter_time_s
-        self._step_times = [(row.time_s, max(alone_s, row.iter_time_s) if self._is_guest else alone_s)]
+        step_s = max(held.iter_time_s, row.iter_time_s) if is_guest else held.iter_time_s
+        self._step_times = [(row.time_s, step_s)]
         self._move(1)
         if self._rules.keeps_guarantees and self.job.is_guaranteed:
             reference = self._rules.catalogue.requested(self.job)
-            if self._step_times[-1][1] > reference.iter_time_s * (1 + _SLACK_S):
-                found = f"a step takes {self._step_times[-1][1]} s"
+            if step_s > reference.iter_time_s * (1 + _SLACK_S):
+                found = f"a step takes {step_s} s"
                 self._report("guarantee", row, f"{found}; expected {reference.iter_time_s} s")
 
-    def _find(self, row: Row) -> Configuration | None:
+    def _find(self, row: Row, shares: Shares) -> Configuration | None:
         """Return the configuration that a row describes, or report that there is none."""
-        if (row.nodes and row.shared_nodes) or not (self._shares and all(map(self._nodes.has, self._shares))):
+        if (row.nodes and row.shared_nodes) or not shares.placement:
             found = f"nodes {row.nodes!r} and shared_nodes {row.shared_nodes!r}"
             self._report("row", row, f"{found}; expected existing node:devices, each node once, in one")
             return None
-        placement = Placement(tuple(self._shares.values()))
-        types = tuple(name for _, name, _ in self._typed_shares())
-        key = (self.job.workload, row.plan, placement.text, row.cpu_threads)
-        held = self._rules.catalogue.find(*key, types)
+        key = (self.job.workload, row.plan, shares.placement, row.cpu_threads)
+        held = self._rules.catalogue.find(*key, shares.gpu_types)
         if held is None:
-            self._report("row", row, f"plan {row.plan!r} on {placement.text} is not in the catalogue")
+            self._report("row", row, f"plan {row.plan!r} on {shares.placement} is not in the catalogue")
             return None
         step_s = max(held.iter_time_s, row.iter_time_s) if self._is_guest else held.iter_time_s
         what = (0 if self._is_guest else held.n_gpus, step_s, held.family)
@@ -446,11 +481,6 @@ class JobAccount:
             found = f"n_gpus {row.n_gpus}, iter_time_s {row.iter_time_s}, family {row.family}"
             self._report("row", row, f"{found}; expected {accepted}")
         return held
-
-    def _typed_shares(self) -> list[tuple[int, str, int]]:
-        """Return the devices, their type and the node of each share, in the order of `gpu_types`."""
-        nodes = self._nodes
-        return sorted((count, nodes.gpu_type(node), node) for node, count in self._shares.items())
 
     def _settle(self, row: Row) -> None:
         """End the present allocation: add up its times and its progress."""
@@ -472,9 +502,13 @@ class JobAccount:
 
     def _steps_between(self, since_s: float, time_s: float) -> float:
         """Return the steps done in a time [s] in which the job makes progress."""
-        ends_s = [*(start_s for start_s, _ in self._step_times[1:]), time_s]
-        spans = zip(self._step_times, ends_s, strict=True)
-        return sum(max(end_s - max(start_s, since_s), 0.0) / step_s for (start_s, step_s), end_s in spans)
+        steps, times = 0.0, self._step_times
+        for number, (start_s, step_s) in enumerate(times, start=1):
+            end_s = times[number][0] if number < len(times) else time_s
+            begin_s = max(start_s, since_s)
+            if end_s > begin_s:
+                steps += (end_s - begin_s) / step_s
+        return steps
 
     def _move(self, sign: int) -> None:
         if self._held is not None:
@@ -494,10 +528,19 @@ class JobAccount:
         fastest = self._held or self._rules.catalogue.requested(self.job)
         return SLACK * self._total + _SLACK_S + _slack_s(time_s) / fastest.iter_time_s
 
-    def _check_round(self, row: Row) -> None:
-        every_s = self._rules.interval_s
-        if every_s is not None and abs(row.time_s / every_s - round(row.time_s / every_s)) > _SLACK_S:
-            self._report("round", row, f"a decision at {row.time_s} s; expected multiples of {every_s} s")
+
+# State in which each kind of event may happen to a job, whether it is a decision, and what it does.
+_HANDLERS: Mapping[str, tuple[str, bool, Callable[[JobAccount, Row], None]]] = {
+    "submitted": ("absent", False, JobAccount._submit),
+    "started": ("waiting", True, JobAccount._start),
+    "reconfigured": ("running", True, JobAccount._reconfigure),
+    "sharing": ("running", True, JobAccount._share),
+    "rated": ("running", False, JobAccount._rate),
+    "ready": ("running", False, JobAccount._ready),
+    "suspended": ("running", True, JobAccount._suspend),
+    "interrupted": ("running", False, JobAccount._interrupt),
+    "finished": ("running", False, JobAccount._finish),
+}
 
 
 def _slack_s(time_s: float) -> float:
@@ -565,26 +608,13 @@ def validate_schedule(
     nodes = NodeAccounts(cluster, rules)
     ordered = sorted(jobs, key=lambda job: job.submit_time_s)
     accounts = {job.job_id: JobAccount(rank, job, rules, nodes) for rank, job in enumerate(ordered)}
-    _replay(checked, accounts, nodes, rules)
-    for account in accounts.values():
-        account.close()
-    if outcomes is not None:
-        _check_outcomes(outcomes, accounts, rules)
-    return rules.found
-
-
-def _replay(
-    events: pd.DataFrame, accounts: Mapping[str, JobAccount], nodes: NodeAccounts, rules: Rules
-) -> None:
-    """Apply all rows in order; nodes and speeds are checked once per instant, as jobs may swap devices."""
-    columns = (events[name].tolist() for name in EVENTS.names)
     last: Row | None = None
-    for values in zip(*columns, strict=True):
-        row = Row(*values)
-        if last is not None and (row.time_s < last.time_s or row.seq <= last.seq):
-            rules.report("order", row, f"follows row {last.seq} at {last.time_s} s; expected later rows")
-        if last is not None and row.time_s != last.time_s:
-            _close_instant(last, accounts, nodes)
+    for row in map(Row._make, zip(*(checked[name].tolist() for name in EVENTS.names), strict=True)):
+        if last is not None:
+            if row.time_s < last.time_s or row.seq <= last.seq:
+                rules.report("order", row, f"follows row {last.seq} at {last.time_s} s; expected later rows")
+            if row.time_s != last.time_s:
+                _close_instant(last, accounts, nodes)
         last = row
         if row.kind.startswith(("node_", "capacity_")):
             nodes.change(row)
@@ -594,6 +624,11 @@ def _replay(
             rules.report("row", row, f"job {row.job_id!r} is not in the trace")
     if last is not None:
         _close_instant(last, accounts, nodes)
+    for account in accounts.values():
+        account.close()
+    if outcomes is not None:
+        _check_outcomes(outcomes, accounts, rules)
+    return rules.found
 
 
 def _close_instant(last: Row, accounts: Mapping[str, JobAccount], nodes: NodeAccounts) -> None:
@@ -609,27 +644,37 @@ def _check_outcomes(outcomes: pd.DataFrame, accounts: Mapping[str, JobAccount], 
     names = checked["job_id"].tolist()
     for job_id in sorted(set(accounts) - set(names)):
         rules.report_job("outcomes", job_id, "has no row; expected one row for each job")
-    seen: set[str] = set()
-    for row in checked.to_dict("records"):
-        job_id = str(row["job_id"])
-        if job_id not in accounts or job_id in seen:
+    first_rows: dict[str, int] = {}
+    for number, job_id in enumerate(names):
+        if job_id in accounts:
+            first_rows.setdefault(job_id, number)
+    due = {
+        "submit_time_s": lambda account: account.job.submit_time_s,
+        "n_gpus": lambda account: account.job.n_gpus,
+        "steps": lambda account: account.job.steps,
+        "is_guaranteed": lambda account: account.job.is_guaranteed,
+        "first_start_s": lambda account: account.first_start_s,
+        "finish_time_s": lambda account: account.finish_s,
+        "n_restarts": lambda account: account.starts - 1,
+        "attained_service_gpu_s": lambda account: account.held_gpu_s,
+        "waiting_time_s": lambda account: account.waiting_s,
+        "running_time_s": lambda account: account.running_s,
+        "restart_time_s": lambda account: account.restart_s,
+    }
+    # All cells at once: almost always all of them agree.
+    listed, numbers = [accounts[job_id] for job_id in first_rows], list(first_rows.values())
+    wrong: dict[int, list[str]] = {}
+    for name, value_of in due.items():
+        values = checked[name].to_numpy()[numbers].astype(np.float64)
+        expected = np.array([value_of(account) for account in listed], dtype=np.float64)
+        sizes = np.maximum(np.abs(values), np.abs(expected))
+        is_near = np.isfinite(sizes) & (np.abs(values - expected) <= _RELATIVE * np.maximum(sizes, 1.0))
+        for rank in np.flatnonzero((values != expected) & ~is_near):
+            found = f"{name} is {checked[name].tolist()[numbers[rank]]!r}"
+            message = f"{found}; expected {float(expected[rank])!r}"
+            wrong.setdefault(numbers[rank], []).append(message)
+    for number, job_id in enumerate(names):
+        if first_rows.get(job_id) != number:
             rules.report_job("outcomes", job_id, "is not in the trace or occurs twice")
-            continue
-        seen.add(job_id)
-        account = accounts[job_id]
-        values = {
-            "submit_time_s": account.job.submit_time_s,
-            "n_gpus": float(account.job.n_gpus),
-            "steps": float(account.job.steps),
-            "is_guaranteed": float(account.job.is_guaranteed),
-            "first_start_s": account.first_start_s,
-            "finish_time_s": account.finish_s,
-            "n_restarts": float(account.starts - 1),
-            "attained_service_gpu_s": account.held_gpu_s,
-            "waiting_time_s": account.waiting_s,
-            "running_time_s": account.running_s,
-            "restart_time_s": account.restart_s,
-        }
-        for name, expected in values.items():
-            if not math.isclose(float(row[name]), expected, rel_tol=_RELATIVE, abs_tol=_RELATIVE):
-                rules.report_job("outcomes", job_id, f"{name} is {row[name]!r}; expected {expected!r}")
+        for message in wrong.get(number, ()):
+            rules.report_job("outcomes", job_id, message)
