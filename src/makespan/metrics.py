@@ -47,6 +47,12 @@ def level(times_s: pd.Series, changes: pd.Series) -> pd.Series:
 
 # --- Devices over time ---
 
+_NODE_CHANGES = [
+    EventKind.NODE_FAILED.value,
+    EventKind.NODE_JOINED.value,
+    EventKind.CAPACITY_WITHDRAWN.value,
+    EventKind.CAPACITY_RETURNED.value,
+]
 Shapes = tuple[tuple[int, ...], ...]  # devices per node, largest first, of each placement of a job
 
 
@@ -61,23 +67,36 @@ def allocation_over_time(events: pd.DataFrame, cluster: ClusterSpec) -> pd.DataF
     TraceError
         The table does not follow its schema, or a node event names no node of the cluster.
     """
-    table = EVENTS.validate(events, where="events")
-    of_jobs = table[table["job_id"] != ""]
-    change = of_jobs["n_gpus"] - of_jobs.groupby("job_id")["n_gpus"].shift(fill_value=0)
-    held = level(of_jobs["time_s"], change)
-    start, failures = _presence(table, cluster)
-    moves = level(failures["time_s"], failures["gpus"]) + start
-    times = pd.Index(np.unique(table["time_s"].to_numpy(dtype=float)), name="time_s")
-    result = pd.DataFrame(
-        {
-            "gpus_held": held.reindex(times, method="ffill").fillna(0).astype("int64"),
-            "gpus_present": moves.reindex(times, method="ffill").fillna(start).astype("int64"),
-        },
-        index=times,
+    times_s, held, present = _devices_over_time(EVENTS.validate(events, where="events"), cluster)
+    ratio = np.divide(held, present, out=np.zeros(len(held)), where=present > 0)
+    return pd.DataFrame(
+        {"time_s": times_s, "gpus_held": held, "gpus_present": present, "gpu_allocation_ratio": ratio}
     )
-    present = result["gpus_present"].where(result["gpus_present"] > 0)
-    result["gpu_allocation_ratio"] = (result["gpus_held"] / present).fillna(0.0)
-    return result.reset_index()
+
+
+def _devices_over_time(
+    table: pd.DataFrame, cluster: ClusterSpec
+) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]:
+    """Return the instants of a validated events table [s], and the devices held and present after each."""
+    times_s, instants = np.unique(table["time_s"].to_numpy(dtype=float), return_inverse=True)
+    n_gpus, kinds = table["n_gpus"].to_numpy(), table["kind"]
+    # A row states what its job holds from now on; the change is against the previous row of that job.
+    jobs = pd.factorize(table["job_id"])[0]
+    rows = np.argsort(jobs, kind="stable")
+    is_first = np.diff(jobs[rows], prepend=-1) != 0
+    change = np.zeros(len(rows), dtype=np.int64)
+    change[rows] = n_gpus[rows] - np.where(is_first, 0, np.roll(n_gpus[rows], 1))
+    change[(table["job_id"] == "").to_numpy()] = 0
+    held = _sums_by_instant(instants, change, len(times_s))
+    node_events = table[kinds.isin(_NODE_CHANGES)]
+    start, changes = _presence(node_events, cluster)
+    present = start + _sums_by_instant(instants[node_events.index], changes, len(times_s))
+    return times_s, held, present
+
+
+def _sums_by_instant(instants: NDArray[np.intp], changes: ArrayLike, n: int) -> NDArray[np.int64]:
+    """Return the sum of whole changes up to and including each of ``n`` instants."""
+    return np.cumsum(np.bincount(instants, weights=changes, minlength=n)).astype(np.int64)
 
 
 def allocation_by_family(events: pd.DataFrame) -> pd.DataFrame:
@@ -104,23 +123,23 @@ def gpu_allocation_ratio(events: pd.DataFrame, cluster: ClusterSpec) -> float:
 
     NaN if nothing happened or no device was present. The table is as for `allocation_over_time`.
     """
-    series = allocation_over_time(events, cluster)
-    kinds = events["kind"].astype(str)
-    submitted_s = events.loc[kinds == EventKind.SUBMITTED.value, "time_s"]
-    finished_s = events.loc[kinds == EventKind.FINISHED.value, "time_s"]
-    if submitted_s.empty or finished_s.empty:
+    table = EVENTS.validate(events, where="events")
+    times_s, n_held, n_present = _devices_over_time(table, cluster)
+    event_s, kinds = table["time_s"].to_numpy(), table["kind"]
+    submitted_s = event_s[(kinds == EventKind.SUBMITTED.value).to_numpy()]
+    finished_s = event_s[(kinds == EventKind.FINISHED.value).to_numpy()]
+    if not len(submitted_s) or not len(finished_s):
         return float("nan")
     span = (float(submitted_s.min()), float(finished_s.max()))
-    present = time_average(series["time_s"], series["gpus_present"], *span)
-    held = time_average(series["time_s"], series["gpus_held"], *span)
+    present = time_average(times_s, n_present, *span)
+    held = time_average(times_s, n_held, *span)
     return held / present if present > 0 else float("nan")
 
 
-def _presence(table: pd.DataFrame, cluster: ClusterSpec) -> tuple[int, pd.DataFrame]:
-    """Return the devices present before the first node event, and how each event changes them."""
+def _presence(rows: pd.DataFrame, cluster: ClusterSpec) -> tuple[int, list[int]]:
+    """Return the devices present before the first of some node events, and how each event changes them."""
     failed, joined = EventKind.NODE_FAILED.value, EventKind.NODE_JOINED.value
-    withdrawn, returned = EventKind.CAPACITY_WITHDRAWN.value, EventKind.CAPACITY_RETURNED.value
-    rows = table[table["kind"].isin([failed, joined, withdrawn, returned])]
+    withdrawn = EventKind.CAPACITY_WITHDRAWN.value
     nodes = pd.to_numeric(rows["nodes"], errors="coerce")
     if nodes.isna().any() or (nodes < 0).any() or (nodes >= cluster.n_nodes).any():
         raise TraceError(
@@ -132,7 +151,7 @@ def _presence(table: pd.DataFrame, cluster: ClusterSpec) -> tuple[int, pd.DataFr
     start = cluster.n_gpus - sum(cluster.nodes[node].n_gpus for node in absent)
     sizes = [node.n_gpus for node in cluster.nodes]  # devices of each node while it is up
     up = [number not in absent for number in range(cluster.n_nodes)]
-    gpus = []
+    gpus: list[int] = []
     for kind, node, count in zip(rows["kind"], nodes.astype(int), rows["n_gpus"], strict=True):
         if kind in (failed, joined):
             up[node] = kind == joined
@@ -141,7 +160,7 @@ def _presence(table: pd.DataFrame, cluster: ClusterSpec) -> tuple[int, pd.DataFr
             change = -int(count) if kind == withdrawn else int(count)
             sizes[node] += change
             gpus.append(change if up[node] else 0)
-    return start, pd.DataFrame({"time_s": rows["time_s"].to_numpy(), "gpus": gpus}, dtype=float)
+    return start, gpus
 
 
 def fragmentation_over_time(
@@ -322,9 +341,10 @@ def guarantee_breaches(events: pd.DataFrame, outcomes: pd.DataFrame) -> pd.DataF
 
 def sla_attainment(events: pd.DataFrame, outcomes: pd.DataFrame) -> float:
     """Return the share of guaranteed jobs whose guarantee was never breached; NaN if there are none."""
-    breached = set(guarantee_breaches(events, outcomes)["job_id"])
     n_guaranteed = int(outcomes["is_guaranteed"].astype(bool).sum())
-    return 1.0 - len(breached) / n_guaranteed if n_guaranteed else float("nan")
+    if not n_guaranteed:
+        return float("nan")
+    return 1.0 - guarantee_breaches(events, outcomes)["job_id"].nunique() / n_guaranteed
 
 
 def _ratio(value: NDArray[np.float64], base: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -15,10 +15,10 @@ from click.shell_completion import CompletionItem
 
 from makespan.errors import InputError
 from makespan.files import check_target as check_file, is_stream
-from makespan.runtime import Launcher, LocalLauncher, SlurmLauncher
 from makespan.units import printable
 
 if TYPE_CHECKING:
+    from makespan.runtime import Launcher
     from makespan.studies import Run
 
 
@@ -435,7 +435,7 @@ def launcher_options(command: Command) -> Command:
     )(command)  # fmt: skip
 
 
-def launcher_of(launcher: str, device: str, stall_timeout_s: float | None = None) -> Launcher:
+def launcher_of(launcher: str, device: str, stall_timeout_s: float | None = None) -> "Launcher":
     """Return the launcher that options name; a process in an allocation gets a core, and a GPU for CUDA.
 
     Parameters
@@ -447,6 +447,8 @@ def launcher_of(launcher: str, device: str, stall_timeout_s: float | None = None
     stall_timeout_s
         Replaces the limit of the launcher [s].
     """
+    from makespan.runtime import LocalLauncher, SlurmLauncher
+
     kind = "cuda" if device == "cuda" else "cpu"
     made: LocalLauncher | SlurmLauncher
     if launcher == "local":

@@ -648,7 +648,7 @@ def _check_outcomes(outcomes: pd.DataFrame, accounts: Mapping[str, JobAccount], 
     for number, job_id in enumerate(names):
         if job_id in accounts:
             first_rows.setdefault(job_id, number)
-    due = {
+    due: dict[str, Callable[[JobAccount], float]] = {
         "submit_time_s": lambda account: account.job.submit_time_s,
         "n_gpus": lambda account: account.job.n_gpus,
         "steps": lambda account: account.job.steps,

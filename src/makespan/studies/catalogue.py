@@ -10,7 +10,7 @@ import hashlib
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cache, lru_cache, partial
 from typing import Generic, Literal, TypeVar
 
 import numpy as np
@@ -317,15 +317,16 @@ def _read_rows(
     columns = ("exec_plan", "placement", "cpu_threads", "iter_time_s", "provenance")
     values = zip(*(rows[name].tolist() for name in columns), strict=True)
     configurations: list[Configuration] = []
+    parse_placement = cache(Placement.parse)
+    # Rows with the same plan on other nodes are many: read each plan once.
+    parse_plan = cache(partial(read_plan, global_batch_size=batch))
     for row, (predicted_s, is_known, busy), feasible in zip(values, seen, rows["feasible"], strict=True):
         if not feasible:
             continue
         plan_text, placement_text, cpu_threads, iter_time_s, provenance = row
         try:
-            placement = Placement.parse(placement_text)
-            plan = read_plan(
-                plan_text, n_gpus=placement.n_gpus, global_batch_size=batch, cpu_threads=cpu_threads
-            )
+            placement = parse_placement(placement_text)
+            plan = parse_plan(plan_text, n_gpus=placement.n_gpus, cpu_threads=cpu_threads)
         except InputError as error:
             where = f"catalogue: {plan_text!r} on {placement_text!r} of {key!r}"
             raise TraceError(f"{where}: {error}") from error
