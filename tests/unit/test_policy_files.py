@@ -130,7 +130,7 @@ def test_policies_of_one_name_are_told_apart_before_anything_runs(file):
     found = message("compare", "--policies", f"{first},{second}")
     assert found.startswith("--policies: ./mine.py and ./again.py are both named 'mine'; expected")
     assert message("simulate", "--policy", file('"mine"', '"fifo"')).startswith(
-        "./mine.py: name 'fifo' belongs"
+        "./mine.py: name 'fifo' is that of a built-in policy"
     )
 
 
@@ -171,7 +171,7 @@ def test_what_is_no_regular_file_is_refused(tmp_path, monkeypatch):
     for name, expected in (
         ("none.py", "none.py: no such file; expected a policy file with the ending .py"),
         ("folder.py", "folder.py: is no regular file; expected a policy file"),
-        ("./mine", "./mine: expected a policy file with the ending .py"),
+        ("./mine", "./mine: not a policy file; expected a path that ends in .py, or in .py:NAME"),
     ):
         assert message("simulate", "--policy", name).startswith(expected)
     assert message("simulate", "--policy", "mine").startswith(

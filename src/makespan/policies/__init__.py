@@ -1,8 +1,9 @@
 """Scheduling policies, all behind the protocol `makespan.sim.Policy`.
 
-A module defines ``POLICIES``, a tuple of policies; the registry names the module of each, so that names can
-be checked, and the code of one policy told from that of others, without importing any. A user file defines
-the same, and `policy` accepts its path as a name. Many policies share `FreeResources` and `serve`.
+Each module defines ``POLICIES``, a tuple of policies. The registry maps every policy name to its module, so
+names can be checked, and the code of each policy hashed, without importing it. A policy file of the user
+defines the same tuple, and `policy` accepts its path in place of a name. Many policies share `FreeResources`
+and `serve`.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""AntMan: guaranteed jobs run as requested, best-effort jobs use free devices and idle time of others."""
+"""AntMan: guaranteed jobs run as requested; best-effort jobs use free devices and the idle time of others."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -12,27 +12,28 @@ from makespan.policies.placing import GuestPlacement, PlacementCache
 from makespan.sim import Allocation, Catalogue, ClusterView, Configuration, Decision, JobView
 
 Options = tuple[Configuration, ...]
-_Waiting = tuple[tuple[Any, ...], Options, list[Any]]  # first entry of a group in the queue, options, group
+_Waiting = tuple[tuple[Any, ...], Options, list[Any]]  # next entry of a group of the queue, options, group
 
 
 @dataclass(frozen=True, slots=True)
 class AntMan:
     """Run guaranteed jobs as requested and best-effort jobs on the rest, first come first served.
 
-    A guaranteed job preempts best-effort jobs, latest start first. These become guests on their devices: they
-    compute while the devices are idle, and hold them again once no other job does. A best-effort job that
-    finds no devices begins as a guest, where it is fastest, if its speed is at least ``least_pace`` of that
-    alone. Best-effort jobs accept more nodes up to ``max_slowdown`` times the predicted step.
+    A guaranteed job preempts best-effort jobs, latest start first. A preempted job becomes a guest on its
+    devices: it computes while they are idle, and holds them again as soon as no other job does. A best-effort
+    job that does not fit on free devices starts as a guest on the devices where it is fastest, if it makes at
+    least ``least_pace`` of the progress that it would make alone. Best-effort jobs accept more nodes up to
+    ``max_slowdown`` times the predicted step.
 
     Reading: a guest moves to free devices elsewhere once it has been in place for as long as a restart takes.
-    Deviation: a guest must fit into the memory that others leave, while the original moves some of it to the
-    host. A guest that does not fit, or needs host memory, is suspended, like every preempted job if devices
-    are not shared.
+    Deviation: a guest must fit into the memory that other jobs leave, while the original moves part of its
+    memory to the host. A guest that does not fit, or that needs host memory, is suspended. If devices are not
+    shared, every preempted job is suspended.
     """
 
     max_slowdown: float = 1.5  # ratio of predicted steps up to which best-effort jobs accept more nodes
-    shares: bool = True  # devices, where the engine lets jobs be guests
-    least_pace: float = 0.0  # with which a job begins as a guest, of the progress that it makes alone
+    shares: bool = True  # whether jobs may be guests, where the engine supports it
+    least_pace: float = 0.0  # least pace at which a job starts as a guest, over its progress alone
     name: str = "antman"
     title: str = "AntMan"
     interval_s: float | None = None
@@ -80,15 +81,15 @@ class AntMan:
 def _serve(
     waiting: list[_Waiting], start: Callable[[JobView, Options], bool], started: dict[Options, int]
 ) -> None:
-    """Start jobs in order, the first of each group first; a refusal holds for all with the same options."""
+    """Start jobs in order; once a job does not start, later ones with the same options are skipped."""
     heapify(waiting)
-    refused: set[Options] = set()
+    blocked: set[Options] = set()
     while waiting:
         entry, choices, group = heappop(waiting)
-        if choices in refused:
+        if choices in blocked:
             continue
         if not start(entry[-1], choices):
-            refused.add(choices)
+            blocked.add(choices)
         elif group:
             position = started[choices] = started.get(choices, 0) + 1
             if position < len(group):
@@ -96,7 +97,11 @@ def _serve(
 
 
 class _Draft:
-    """Tentative allocations of all jobs within one decision."""
+    """Tentative allocations of all jobs within one decision.
+
+    Invariant: ``_held``, ``_free`` and ``_guests`` always describe the same allocations; every change of one
+    goes through `_give` or `_displace`, which also record it for the decision.
+    """
 
     def __init__(self, view: ClusterView, least_pace: float | None, queue: Queue) -> None:
         self.changes: dict[str, Allocation | None] = {}
@@ -113,56 +118,55 @@ class _Draft:
         return [entry for _, entry in sorted(self._held.items()) if entry[1].is_guest]
 
     def next_move_s(self) -> float | None:
-        """Return when the next guest has been in place for long enough to move [s]."""
+        """Return the time at which the next guest may move: a restart delay after its last change [s]."""
         now_s, delay_s = self._view.time_s, self._view.restart_delay_s
         since_s = [now_s if job.spec.job_id in self.changes else job.held_since_s for job, _ in self.guests()]
         return min((time_s + delay_s for time_s in since_s if time_s + delay_s > now_s), default=None)
 
     def end_sharing(self) -> None:
-        """Give guests the devices where they are if no job holds these."""
+        """Turn guests into holders of their devices where no other job holds them; this costs no restart."""
         for job, held in self.guests():
             if self._free.take_if_free(held.configuration, held.nodes[::-1]):
                 self._give(job, held.colocated(is_guest=False))
 
     def start_guaranteed(self, job: JobView, options: Options) -> bool:
         """Start a job on free devices, or on those of best-effort jobs, which become guests there."""
-        found = self._free.first_fit(options)
-        if found is None:
+        fit = self._free.first_fit(options)
+        if fit is None:
             holders = [(other, held) for other, held in self._held.values() if not held.is_guest]
             yielding = [other for other, _ in holders if not other.spec.is_guaranteed]
             yielding.sort(key=lambda other: (-other.held_since_s, other.index))
-            preempted = preempt(self._free, options, yielding)
-            if preempted is None:
+            preemption = preempt(self._free, options, yielding)
+            if preemption is None:
                 return False
-            self._free, found, gone = preempted
-            for other in gone:
+            self._free, fit, preempted = preemption
+            for other in preempted:
                 self._yield(other)
-        self._free.take(*found)
-        self._give(job, found[0].on(found[1]))
+        self._free.take(*fit)
+        self._give(job, fit[0].on(fit[1]))
         return True
 
     def make_memory(self, nodes: Iterable[int]) -> None:
-        """Displace guests of nodes where not all find a device with enough memory, the latest first."""
+        """Displace guests, the latest first, from nodes with too little device memory for all of them."""
         for node in nodes:
             while self._guests.is_crowded(node):
                 there = [job for job, held in self.guests() if node in held.nodes]
                 self._displace(max(there, key=lambda job: (self._held_since_s(job), job.index)))
 
     def _held_since_s(self, job: JobView) -> float:
-        """Return since when a job has its devices [s]: those that it gets in this decision, since now."""
+        """Return the time at which a job got its devices [s]: now, if it gets them in this decision."""
         return self._view.time_s if math.isnan(job.held_since_s) else job.held_since_s
 
     def start(self, job: JobView, options: Options) -> bool:
-        """Start a best-effort job on free devices, else as a guest; one that is a guest moves or stays."""
-        found = self._free.first_fit(options)
-        if found is not None:
-            self._free.take(*found)
-            self._give(job, found[0].on(found[1]))
-            self.make_memory(found[1])
+        """Start a best-effort job on free devices, else as a guest; a job that is a guest moves or stays."""
+        fit = self._free.first_fit(options)
+        if fit is not None:
+            self._free.take(*fit)
+            self._give(job, fit[0].on(fit[1]))
+            self.make_memory(fit[1])
             return True
-        return job.index in self._held or self._start_as_guest(job, options)
-
-    def _start_as_guest(self, job: JobView, options: Options) -> bool:
+        if job.index in self._held:  # it is a guest already
+            return True
         for item in options:
             place = self._guests.fastest(item, self._least) if self._shares else None
             if place is not None:

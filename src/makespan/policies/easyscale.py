@@ -1,16 +1,16 @@
 """EasyScale: a job starts on one GPU and grows while free GPUs make it faster, on one type or on several.
 
-A job has as many logical workers as it asks for GPUs; those that share a GPU run one after another, as with
-gradient accumulation. In each round a waiting job gets one GPU, of the slowest type on which it may run, and
-each running job proposes for every type the growth that speeds it up most for each added GPU, and perhaps one
-exchange of GPUs for those of another type; the best proposals that free GPUs allow are taken. Jobs shrink
-only where capacity is announced to be withdrawn.
+A job has as many logical workers as it requests GPUs; those that share a GPU run one after another, as with
+gradient accumulation. In each round a waiting job gets one GPU of the slowest type on which it may run. Each
+running job proposes, for every type, the growth with the largest speed-up per added GPU, and at most one
+exchange of GPUs for those of another type; the best proposals for which GPUs are free are accepted. Jobs
+shrink only where the withdrawal of capacity is announced.
 
-Equal proposals, and jobs that wait for the same GPU, are served in the order of submission. Jobs submitted at
-the same time are served in the order of their names, in which numbers compare by value, so that the order of
-the rows of a job list changes nothing.
+Ties between proposals, and between jobs that wait for the same GPU, go to the job submitted first. Jobs
+submitted at the same time are ordered by name, with numbers compared by value, so the order of the rows in a
+job list does not matter.
 
-Deviation: a job without a configuration on one GPU starts as requested once that fits, and stays so.
+Deviation: a job without a configuration on one GPU starts as requested once that fits, and never changes.
 """
 
 import re
@@ -36,7 +36,7 @@ _REFERENCES = (
     "SC 2023",
 )
 _ROUNDING = 1e-9
-_DIGITS = 9  # of a score: proposals that are equal but for rounding are ties
+_DIGITS = 9  # decimals of a score, so that proposals that differ by rounding alone are ties
 Options = tuple[Configuration, ...]
 _Turn = tuple[float, tuple[tuple[int, str], ...], str]
 _NUMBERS = re.compile(r"(\d+)")
@@ -52,7 +52,7 @@ class _Proposal(NamedTuple):
 
 
 class _ScalingOptions:
-    """Options and proposals of jobs by the devices that they hold, cached."""
+    """Cache of the options of workloads and of the proposals of jobs, by the devices that they hold."""
 
     def __init__(self, catalogue: Catalogue, cluster: ClusterSpec, policy: "EasyScale") -> None:
         self._catalogue, self._policy = catalogue, policy
@@ -63,7 +63,7 @@ class _ScalingOptions:
         self._turns: dict[str, _Turn] = {}
 
     def turn(self, job: JobView) -> _Turn:
-        """Return a job's place among those that are otherwise equal: time of submission, then name."""
+        """Return the key that breaks ties between jobs: time of submission, then name."""
         spec = job.spec
         if spec.job_id not in self._turns:
             parts = _NUMBERS.split(spec.job_id)  # text and digits alternate
@@ -82,7 +82,7 @@ class _ScalingOptions:
         return self._options[key]
 
     def types(self, job: JobView) -> tuple[str, ...]:
-        """Return the types of GPU on which a job may run, slowest first; none if it cannot run on one GPU."""
+        """Return the GPU types on which a job may run, slowest first; none if no single GPU is enough."""
         workload = job.spec.workload
         home = () if self._policy.mixes_types else self._catalogue.requested(job.spec).gpu_types or ("",)
         key = (workload, home)
@@ -122,13 +122,14 @@ class _ScalingOptions:
     def _offer(
         self, held: Configuration, change: Mapping[str, int], n_gpus: int, gpu_type: str, least_gain: float
     ) -> _Proposal | None:
-        """Return a change as a proposal, or None if it gains or uses too little."""
+        """Return a change as a proposal; None if it gains too little or leaves too much capability unused."""
         devices = changed(held.devices, change)
         options = self.options(held.workload, devices)
         if not options:
             return None
         rate = self._rate(held.workload, devices)
         gain = rate * held.predicted_iter_time_s - 1.0
+        # Speed of the same GPUs if each ran a job of its own: a mixed job waits for its slowest GPU.
         capability = sum(count * self._rate(held.workload, ((name, 1),)) for name, count in devices)
         if gain <= _ROUNDING or gain < least_gain - _ROUNDING or not capability:
             return None
@@ -137,19 +138,19 @@ class _ScalingOptions:
         return _Proposal(round(gain / n_gpus, _DIGITS), n_gpus, gpu_type, options)
 
     def _rate(self, workload: str, devices: Devices) -> float:
-        """Return the steps per second on the fastest predicted placement of these devices, 0 if on none."""
+        """Return the predicted steps/s on the fastest placement of these devices, 0 if there is none."""
         times = [item.predicted_iter_time_s for item in self.options(workload, devices)]
         return 1.0 / min(times) if times else 0.0
 
 
 def _best(proposals: Iterable[_Proposal | None]) -> _Proposal | None:
-    """Return the proposal of the highest score, of equal ones the largest, of these the first."""
-    found = [proposal for proposal in proposals if proposal is not None]
-    return max(found, key=lambda proposal: proposal[:2], default=None)
+    """Return the proposal with the highest score; ties go to the most GPUs, then to the first."""
+    possible = [proposal for proposal in proposals if proposal is not None]
+    return max(possible, key=lambda proposal: proposal[:2], default=None)
 
 
 def changed(devices: Devices, change: Mapping[str, int]) -> Devices:
-    """Add numbers of devices by type, or take them away where they are negative."""
+    """Return devices after a change: positive numbers are added, negative ones removed."""
     totals = dict(devices)
     for name, count in change.items():
         totals[name] = totals.get(name, 0) + count
@@ -162,12 +163,14 @@ class EasyScale:
 
     Parameters
     ----------
-    mixes_types, swaps
-        Whether a job uses all types on which it has configurations, or only the requested one; whether it
-        exchanges GPUs for those of another type.
-    max_waste, min_swap_gain
-        Share of the capability of its GPUs that a job may leave unused after a change, and the least
-        speed-up for which it exchanges GPUs.
+    mixes_types
+        True if a job uses all types on which it has configurations, False if only the requested one.
+    swaps
+        True if a job exchanges GPUs for those of another type.
+    max_waste
+        Share of the capability of its GPUs that a job may leave unused after a change.
+    min_swap_gain
+        Least relative speed-up for which a job exchanges GPUs.
     plan
         Plan of its configurations, in trace notation.
     """
@@ -185,7 +188,7 @@ class EasyScale:
     references: tuple[str, ...] = _REFERENCES
 
     def initial_state(self, cluster: ClusterSpec, catalogue: Catalogue) -> _ScalingOptions:
-        """Return the options of jobs, still empty."""
+        """Return an empty cache of options."""
         return _ScalingOptions(catalogue, cluster, self)
 
     def decide(self, view: ClusterView, state: _ScalingOptions) -> tuple[Decision, _ScalingOptions]:
@@ -195,13 +198,18 @@ class EasyScale:
         if round_.free[""] > 0:
             round_.start()
             round_.accept()
-        # Without a change the next round would find the same; after one, jobs may grow further.
+        # After a change, jobs may grow further in the next round; without one it would find the same.
         again_s = view.time_s + (view.interval_s or self.interval_s)
         return Decision(round_.changes, again_s if round_.changes else None), state
 
 
 class _Round:
-    """State of one decision; ``free`` counts the GPUs that may be given away now, by type and in total."""
+    """State of one decision.
+
+    ``free`` counts the GPUs that may be handed out now, by type and in total (key ``""``). It can be lower
+    than what ``_free`` has on the nodes: GPUs that will be withdrawn, and those that an exchange releases,
+    are not handed out in this round.
+    """
 
     def __init__(self, view: ClusterView, scaling: _ScalingOptions) -> None:
         self._view, self._scaling = view, scaling
@@ -212,12 +220,12 @@ class _Round:
             self.free[name] = self.free.get(name, 0) + count
 
     def scale_in(self) -> None:
-        """Shrink jobs where devices are announced to be withdrawn, those that started last first."""
-        gone: dict[int, int] = {}
+        """Shrink jobs on nodes whose devices will be withdrawn, those that started last first."""
+        withdrawn: dict[int, int] = {}
         for event in self._view.announced:
             if event.kind is NodeEventKind.WITHDRAWN and event.n_gpus:
-                gone[event.node_id] = gone.get(event.node_id, 0) + event.n_gpus
-        for node, n_gpus in sorted(gone.items()):
+                withdrawn[event.node_id] = withdrawn.get(event.node_id, 0) + event.n_gpus
+        for node, n_gpus in sorted(withdrawn.items()):
             name, missing = self._view.gpu_types[node], n_gpus - self._view.free_gpus[node]
             for job in reversed(list(self._view.running)):
                 if missing > 0 and job.spec.job_id not in self.changes and job.allocation is not None:
@@ -226,41 +234,43 @@ class _Round:
                 self.free[kind] = max(self.free[kind] - n_gpus, 0)
 
     def _shrink(self, job: JobView, held: Allocation, node: int, missing: int) -> int:
-        """Take devices of a node from a job, all it has if it cannot run on the rest; return how many."""
+        """Take devices of a node from a job, all of them if it cannot run on the rest; return how many."""
         share, configuration = dict(held.shares).get(node, 0), held.configuration
         if not share:
             return 0
         name = dict(zip(held.nodes, configuration.gpu_types, strict=False)).get(node, "")
         self._free.give(configuration, held.nodes[::-1])
-        # More than is missing if the job has no configuration on exactly the rest.
+        # A job without a configuration on exactly the rest gives up more devices than are missing.
         for count in range(min(missing, share), share + 1):
             devices = changed(configuration.devices, {name: -count})
-            found = (
-                self._free.first_fit(self._scaling.options(job.spec.workload, devices)) if devices else None
-            )
-            if found is not None:
-                self._free.take(*found)
-                self.changes[job.spec.job_id] = found[0].on(found[1])
+            options = self._scaling.options(job.spec.workload, devices) if devices else ()
+            fit = self._free.first_fit(options) if devices else None
+            if fit is not None:
+                self._take(job, fit)
                 return count
         self.changes[job.spec.job_id] = None
         return share
 
     def start(self) -> None:
-        """Give one GPU to each waiting job, of the slowest type that is free; others start as requested."""
+        """Give each waiting job one GPU of the slowest free type; jobs that need more start as requested."""
         for job in sorted(self._view.pending, key=self._scaling.turn):
             types = self._scaling.types(job)
             wanted = [self._scaling.options(job.spec.workload, ((name, 1),)) for name in types]
             if not types:
                 wanted = [self._view.catalogue.as_requested(job.spec)]
             for options in wanted:
-                found = self._fit(options)
-                if found is not None:
-                    self._take(job, found)
-                    self._spend(found[0].devices)
+                affordable = tuple(
+                    item for item in options if all(self.free[name] >= count for name, count in item.devices)
+                )
+                fit = self._free.first_fit(affordable) if affordable else None
+                if fit is not None:
+                    self._take(job, fit)
+                    self._spend(fit[0].devices)
                     break
 
     def accept(self) -> None:
-        """Take proposals of jobs that ran before, the best first, at most one of each."""
+        """Accept the best proposals of running jobs, at most one per job."""
+        # Ties are broken by the number of GPUs, the turn of the job, the type, and the order of proposals.
         types = {name: rank for rank, name in enumerate(("", *self._view.cluster.gpu_types))}
         proposals = [
             (
@@ -278,34 +288,27 @@ class _Round:
         ]
         for *_, proposal, job in sorted(proposals, key=lambda entry: entry[:5]):
             held = job.allocation
-            # Further proposals of a changed job refer to devices that it held before.
+            # Further proposals of a changed job refer to devices that it no longer holds.
             if (
                 job.spec.job_id in self.changes
                 or held is None
                 or self.free[proposal.gpu_type] < proposal.n_gpus
             ):
                 continue
-            self._free.give(held.configuration, held.nodes[::-1])  # the job may stay where it is
-            found = self._free.first_fit(proposal.options)
-            if found is None:
+            self._free.give(held.configuration, held.nodes[::-1])  # it may use its present devices again
+            fit = self._free.first_fit(proposal.options)
+            if fit is None:
                 self._free.take(held.configuration, held.nodes[::-1])
                 continue
-            self._take(job, found)
+            self._take(job, fit)
             self._spend(((proposal.gpu_type, proposal.n_gpus),))
 
-    def _fit(self, options: Options) -> Fit | None:
-        """Return the first option that fits and needs no more GPUs than may be given away, with its nodes."""
-        affordable = tuple(
-            item for item in options if all(self.free[name] >= count for name, count in item.devices)
-        )
-        return self._free.first_fit(affordable) if affordable else None
-
-    def _take(self, job: JobView, found: Fit) -> None:
-        self._free.take(*found)
-        self.changes[job.spec.job_id] = found[0].on(found[1])
+    def _take(self, job: JobView, fit: Fit) -> None:
+        self._free.take(*fit)
+        self.changes[job.spec.job_id] = fit[0].on(fit[1])
 
     def _spend(self, devices: Devices) -> None:
-        """Count devices as given; what an exchange releases is not given away before the next round."""
+        """Count devices as handed out; GPUs that an exchange releases stay free until the next round."""
         for name, count in devices:
             for kind in {"", name}:
                 self.free[kind] -= count

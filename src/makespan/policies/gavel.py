@@ -1,4 +1,4 @@
-"""Gavel: each job gets a share of the time of each type of device by an objective, realised in rounds."""
+"""Gavel: an objective sets each job's share of the time of each device type; rounds realise the shares."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -7,7 +7,6 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import linprog
 
 from makespan.hardware import ClusterSpec
 from makespan.policies.base import Queue, acceptable, serve
@@ -17,15 +16,19 @@ from makespan.workloads import JobSpec
 
 Objective = Literal["max-min", "finish-time-fairness", "makespan"]
 Floats = NDArray[np.float64]
-_HALVINGS = 40  # bisection steps of the level
-_LEAST_STEPS = 1e-9  # steps left of a job that ends at this instant, so that no ratio divides by zero
+_HALVINGS = 40  # bisection steps of the level: it is then known to 1e-12, below the tolerance of the solver
+_LEAST_STEPS = 1e-9  # lower bound of the steps left, so that a job that ends now divides nothing by zero
 
 
 def fair_shares(sizes: Mapping[int, int], n_gpus: int) -> dict[int, float]:
-    """Return the share of time that each job of a size should run, by water filling, from numbers by size."""
-    if sum(size * number for size, number in sizes.items()) <= n_gpus:  # nothing to share out
+    """Return the max-min fair share of time by job size, given the number of jobs of each size.
+
+    Water filling: all jobs hold the same number of devices on average (the level), except jobs smaller than
+    the level, which run all the time.
+    """
+    if sum(size * number for size, number in sizes.items()) <= n_gpus:  # all jobs can run all the time
         return dict.fromkeys(sizes, 1.0)
-    # All jobs hold the same number of devices on average, except small ones that run all the time.
+    # Between two neighbouring sizes the level rises for all larger jobs together, until the devices are used.
     levels, numbers = (np.array(values) for values in zip(*sorted(sizes.items()), strict=True))
     rising = np.cumsum(numbers[::-1])[::-1]
     heights = np.diff(levels, prepend=0)
@@ -37,14 +40,14 @@ def fair_shares(sizes: Mapping[int, int], n_gpus: int) -> dict[int, float]:
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """Throughput of jobs by type of device, zero where a job cannot run [steps/s], and numbers of devices.
+    """Throughput of jobs by type of device, and numbers of devices.
 
-    Shares of time have the shape of ``rates``, ``(n_jobs, n_types)``; those of a job add up to at most 1.
+    Shares of time have the shape of ``rates``; those of a job add up to at most 1.
     """
 
-    rates: Floats
-    sizes: Floats  # devices of each job
-    n_gpus: Floats  # devices of each type
+    rates: Floats  # (n_jobs, n_types), steps/s; 0 where a job cannot run
+    sizes: Floats  # (n_jobs,), devices of each job
+    n_gpus: Floats  # (n_types,), devices of each type
 
     @property
     def fastest(self) -> Floats:
@@ -62,11 +65,14 @@ class Matrix:
         """Return shares that give each job a rate, or None if the devices do not suffice."""
         n_jobs, n_types = self.rates.shape
         if n_types == 1:
-            only: Floats = needed / self.rates[:, 0]
-            return only[:, None] if np.sum(only * self.sizes) <= self.n_gpus[0] else None
-        # Variables are shares, job by job; the cost is device time, so each job uses the type on which it is
-        # fastest as far as that goes. Rates are relative to the best of the job, so that the solver sees the
-        # same numbers in any unit of time.
+            single: Floats = needed / self.rates[:, 0]
+            return single[:, None] if np.sum(single * self.sizes) <= self.n_gpus[0] else None
+        from scipy.optimize import linprog  # imported here: half of the import time of the module
+
+        # The variables are the shares, job by job. The program minimises device time, so each job uses its
+        # fastest type as long as there are devices of it. Rates are relative to the best of the job, so that
+        # the solver sees the same numbers in any unit of time. Rows: needed rates, at most the whole time of
+        # each job, at most the devices of each type.
         fastest = self.fastest
         jobs = np.repeat(np.arange(n_jobs), n_types)
         types = np.tile(np.arange(n_types), n_jobs)
@@ -76,16 +82,18 @@ class Matrix:
         limits[n_jobs + jobs, columns] = 1.0
         limits[2 * n_jobs + types, columns] = self.sizes[jobs]
         bounds = np.concatenate([-needed / fastest, np.ones(n_jobs), self.n_gpus])
-        found = linprog(np.where(self.rates.ravel() > 0, self.sizes[jobs], 1e6), A_ub=limits, b_ub=bounds)
-        if found.x is None:
+        costs = np.where(self.rates.ravel() > 0, self.sizes[jobs], 1e6)  # no time where a job cannot run
+        solution = linprog(costs, A_ub=limits, b_ub=bounds)
+        if solution.x is None:
             return None
-        return np.maximum(found.x.reshape(n_jobs, n_types), 0.0)
+        return np.maximum(solution.x.reshape(n_jobs, n_types), 0.0)
 
 
 def needed_shares(matrix: Matrix, rates_at: Callable[[float], Floats]) -> Floats:
-    """Return the shares at the highest level from 0 to 1 whose rates are all possible.
+    """Return the shares at the highest level from 0 to 1 at which the devices can serve all rates.
 
-    A rate is limited to that of the job on its best type all the time.
+    No rate exceeds that of the job on its best type all the time. Rates grow with the level, so bisection
+    finds the highest one.
     """
     low, high = 0.0, 1.0
     best = matrix.shares(np.minimum(rates_at(high), matrix.fastest))
@@ -104,7 +112,7 @@ def needed_shares(matrix: Matrix, rates_at: Callable[[float], Floats]) -> Floats
 
 @dataclass(slots=True)
 class Turns:
-    """Options of jobs by type of device, computed once per kind, and the time each job has received [s]."""
+    """Options by type of device, computed once per kind of request, and time received by each job [s]."""
 
     placements: PlacementCache
     time_s: float = 0.0
@@ -118,8 +126,8 @@ class Turns:
             received = kept[job.spec.job_id] = self.received_s.get(job.spec.job_id, {})
             if job.allocation is not None:
                 since_s = max(self.time_s, job.held_since_s)
-                held = _type_of(job.allocation.configuration)
-                received[held] = received.get(held, 0.0) + view.time_s - since_s
+                held_type = _type_of(job.allocation.configuration)
+                received[held_type] = received.get(held_type, 0.0) + view.time_s - since_s
         self.time_s, self.received_s = view.time_s, kept
 
     def options(self, spec: JobSpec, catalogue: Catalogue) -> Mapping[str, tuple[Configuration, ...]]:
@@ -134,7 +142,7 @@ class Turns:
 
 
 def _type_of(item: Configuration) -> str:
-    """Return the type of a configuration's devices, all types if it mixes them, empty if any will do."""
+    """Return the device type of a configuration: joined names if it mixes types, empty if any type fits."""
     return "+".join(dict.fromkeys(item.types_by_count))
 
 
@@ -142,11 +150,14 @@ def _type_of(item: Configuration) -> str:
 class Gavel:
     """Give every job its share of the time of each type of device, by an objective.
 
-    Max-min maximises the least device time; finish-time fairness minimises the worst ratio of a job's
-    completion time to that with an equal part of the cluster; makespan minimises the last completion. The
-    latter two know the steps left. Deviations: a job is displaced only after a turn, the larger of ``turn_s``
-    and ``turn_delays`` restart delays, by a job with ``advantage`` times its priority; idle devices go to any
-    job.
+    ``max-min`` maximises the least device time. ``finish-time-fairness`` minimises the worst ratio of a job's
+    completion time to that with an equal part of the cluster, and ``makespan`` minimises the last completion;
+    these two know the steps left. The priority of a job is its share of time over the part of its time that
+    it received.
+
+    Deviations: a job keeps its devices for a turn, the larger of ``turn_s`` and ``turn_delays`` restart
+    delays; after that, only a job with at least ``advantage`` times its priority displaces it. Idle devices
+    go to any job.
     """
 
     objective: Objective = "max-min"
@@ -174,8 +185,8 @@ class Gavel:
         now_s = view.time_s
         jobs = (*view.pending, *view.running)
         choices = {job: state.options(job.spec, view.catalogue) for job in jobs}
-        # Priority by type: the share over the part of its time that a job held such devices. A round more on
-        # both sides keeps new jobs finite and equal.
+        # Priority by type: the share over the part of its age for which a job held such devices. One round is
+        # added to both times: without it the priorities of new jobs would be infinite.
         round_s = view.interval_s or 1.0
         by_type: dict[JobView, dict[str, float]] = {}
         for job, shares in zip(jobs, self._shares(jobs, choices, view), strict=True):
@@ -183,7 +194,7 @@ class Gavel:
             by_type[job] = {
                 name: share * age_s / (received_s.get(name, 0.0) + round_s) for name, share in shares.items()
             }
-        # A running job counts with the type that it holds, a waiting one with the type that it lacks most.
+        # The priority of a running job is that for the type that it holds, of a waiting job its largest one.
         priority = {
             job: max(by_type[job].values())
             if job.allocation is None
@@ -191,7 +202,7 @@ class Gavel:
             for job in jobs
         }
         turn_s = max(self.turn_s, self.turn_delays * view.restart_delay_s)
-        over = sorted(
+        displaceable = sorted(
             (job for job in view.running if now_s - job.held_since_s >= turn_s),
             key=lambda job: (priority[job], job.index),
         )
@@ -205,12 +216,12 @@ class Gavel:
             return parts[0] if len(parts) == 1 else tuple(item for part in parts for item in part)
 
         def victims(job: JobView) -> list[JobView]:
-            return [other for other in over if priority[other] * self.advantage <= priority[job]]
+            return [other for other in displaceable if priority[other] * self.advantage <= priority[job]]
 
         decision = serve(view, order, options, victims, Queue(state.placements))
         if not view.pending:
             return Decision(decision.changes), state
-        # Shares shift while jobs wait, so decide again at the end of a turn although nothing happened.
+        # Priorities shift while jobs wait, so decide again at the end of a turn even without an event.
         ends = (job.held_since_s + turn_s for job in view.running)
         again_s = min((end for end in ends if end > now_s), default=now_s + turn_s)
         return Decision(decision.changes, again_s), state
@@ -248,7 +259,10 @@ class Gavel:
         ]
 
 
-# --- Objectives: the rates that jobs need at a level from 0 to 1 ---
+# --- Objectives: the rates that jobs need at a level ---
+#
+# An objective returns a function from a level to needed rates [steps/s], (n_jobs,). Level 1 is the best that
+# any single job could reach; `needed_shares` finds the highest level that all reach together.
 
 
 def _least_service(jobs: Sequence[JobView], matrix: Matrix, _: ClusterView) -> Callable[[float], Floats]:
@@ -260,7 +274,8 @@ def _least_service(jobs: Sequence[JobView], matrix: Matrix, _: ClusterView) -> C
 def _finish_times(jobs: Sequence[JobView], matrix: Matrix, view: ClusterView) -> Callable[[float], Floats]:
     left, age_s = _left(jobs), np.array([view.time_s - job.spec.submit_time_s for job in jobs])
     done = np.array([job.running_time_s for job in jobs]) * matrix.fastest
-    part = np.minimum(view.n_gpus / (len(jobs) * matrix.sizes), 1.0)  # of its time with an equal part
+    # Share of its time for which a job would run with an equal part of the cluster.
+    part = np.minimum(view.n_gpus / (len(jobs) * matrix.sizes), 1.0)
     alone_s = (done + left) / (matrix.equal * part)
     least = float(np.min((age_s + left / matrix.fastest) / alone_s, initial=np.inf))
 

@@ -1,8 +1,11 @@
 """Lookahead policies after Morphling, with and without knowledge of remaining work.
 
-A decision builds a tentative schedule in five steps: price and rank the queue, start what fits, let blocked
-jobs preempt others where a lookahead finds that all known jobs gain together, grow running jobs on devices
-that are left, and let jobs that still wait share devices as guests.
+A decision builds a tentative schedule in five steps: it prices and ranks the queue, starts the jobs that fit,
+lets blocked jobs preempt others where a lookahead finds that all known jobs together gain, grows running
+jobs on the remaining devices, and lets jobs that still wait share devices as guests.
+
+Devices have a price: the number of jobs that wait, or are expected to arrive, per device. A device second
+that a job holds costs as many seconds of waiting of others, so one price compares all options of a job.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,39 +25,42 @@ from makespan.sim import Allocation, Catalogue, ClusterView, Configuration, Deci
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """Parameters of a variant, the same for all lists, restart delays and sizes of clusters.
+    """Parameters of a variant, the same for all job lists, restart delays and cluster sizes.
 
-    The first nine are searched by ``benchmarks/search_policies.py``, others bound the effort of a decision.
+    ``benchmarks/search_policies.py`` searches the first nine; the others bound the effort of a decision.
 
     Parameters
     ----------
     start_horizon_s, growth_horizon_s, preempt_horizon_s
-        Time whose arrivals count as delayed by a job that starts, by one that takes more devices, which it
-        can give back, and by one that takes them from others [s].
+        Horizons of the price of devices: the arrivals of this time count as delayed by a job that starts, by
+        a job that grows (it can give the devices back), and by a job that preempts others [s].
     cost_tolerance
-        Ratio to its least cost up to which a job starts at once rather than wait.
-    guarantee_factor, preempt_factor
-        Factors on the area of guaranteed jobs: in the queue, where 0 serves them first, and in the price of
-        devices when they preempt others.
+        A job starts at once with any option that costs at most this times its least cost.
+    guarantee_factor
+        Factor on the area of guaranteed jobs in the order of the queue; 0 serves them first.
+    preempt_factor
+        Factor on the price of devices when guaranteed jobs preempt others.
     blocking_limit
-        Limit on the time for which a guaranteed job, which cannot be suspended, keeps all arrivals together
-        waiting, relative to the time that it has waited and will run itself; beyond it the job is held back.
+        A guaranteed job cannot be suspended. It is held back if the expected waiting time of all arrivals
+        that it would block exceeds this times its own waiting and run time.
     last_share
-        Weight of the end of the schedule, as a share of all known jobs.
+        Weight of the end of the schedule, as a share of the number of known jobs.
     min_growth_share
-        Share of the time left by which a running job must end earlier with more devices, restart and price
-        of the devices included.
+        Share of its time left by which a running job must end earlier to grow, its restart and the price of
+        the devices included.
     arrival_memory_s
-        Age at which an arrival counts 1/e in the arrival rate [s].
+        Age at which the weight of an arrival in the arrival rate has fallen to 1/e [s].
     look_again_s
         Period after which to decide again while devices are free beside running jobs [s].
     grain_s
-        Finish times closer than this are one instant to the lookahead [s].
+        The lookahead treats finish times closer than this as one instant [s].
     max_foreseen, max_preempting
-        Blocked jobs, from the head of the queue, that the lookahead follows, and that may preempt others.
-    max_trials, max_preemptions
-        Preemptions tried, by the most that they could save, for each that is carried out; preemptions carried
-        out in one decision.
+        Number of blocked jobs, from the head of the queue, that the lookahead follows, and that may preempt
+        others.
+    max_trials
+        Preemptions tried for each that is carried out, those with the largest possible gain.
+    max_preemptions
+        Preemptions carried out in one decision.
     """
 
     start_horizon_s: float = 300.0
@@ -88,14 +94,14 @@ NON_CLAIRVOYANT = Tuning(
     last_share=0.02,
     min_growth_share=0.05,
 )
-"""Parameters of `morphling-lookahead`, for which all ends are estimates."""
+"""Parameters of `morphling-lookahead`, which estimates all finish times."""
 
 
 # --- Tentative schedule ---
 
 
 class Slot:
-    """A configuration on nodes in the order of its `counts`, its step there and the finish time [s]."""
+    """A configuration, its nodes in the order of its `counts`, its step time and the finish time [s]."""
 
     __slots__ = ("finish_s", "item", "nodes", "step_s")
 
@@ -109,8 +115,9 @@ class Slot:
 class Task:
     """A job within one decision.
 
+    It has at most one of ``held``, the devices that it holds, and ``guest``, those that it shares.
     ``choices`` are the options that it may start with, ``least_gpus`` and ``least_s`` the fewest devices and
-    the shortest time [s] of these; ``rank`` is its place in the queue.
+    the shortest time [s] of any of these. ``rank`` is its sorting key in the queue.
     """
 
     __slots__ = (
@@ -153,13 +160,17 @@ class Task:
                 self.held = slot
 
     def price_like(self, other: "Task") -> None:
-        """Copy the choices and the rank of a job with the same options and steps."""
+        """Copy the choices and the rank of another job with the same options and steps."""
         self.choices, self.least_gpus, self.least_s = other.choices, other.least_gpus, other.least_s
         self.rank = (other.rank[0], self.index)
 
 
 class Schedule:
-    """Tentative schedule, copied for trials; jobs that start or change progress from ``start_s`` [s]."""
+    """Tentative schedule, copied for trials.
+
+    Invariant: ``free`` and ``slots`` together are all devices of the cluster. A job whose slot is not
+    `Task.held` itself starts or changes, and makes progress from ``start_s`` on [s].
+    """
 
     __slots__ = ("delay_s", "free", "slots", "start_s")
 
@@ -187,7 +198,7 @@ class Schedule:
         self.slots[task] = Slot(item, nodes, step_s, self.start_s + task.steps * step_s)
 
     def remove(self, task: Task) -> Slot:
-        """Remove a job and return what it held."""
+        """Remove a job and return the slot that it held."""
         slot = self.slots.pop(task)
         self.free.give(slot.item, slot.nodes)
         return slot
@@ -197,11 +208,11 @@ class Schedule:
         blocked = []
         free = self.free
         for task in queue:
-            chosen = free.first_fit(task.choices) if task.least_gpus <= free.n_gpus else None
-            if chosen is None:
+            fit = free.first_fit(task.choices) if task.least_gpus <= free.n_gpus else None
+            if fit is None:
                 blocked.append(task)
             else:
-                self.place(task, *chosen)
+                self.place(task, *fit)
         return blocked
 
     def decision(self, tasks: Iterable[Task], wake_up_s: float | None = None) -> Decision:
@@ -209,8 +220,8 @@ class Schedule:
         changes: dict[str, Allocation | None] = {}
         for task in tasks:
             slot = self.slots.get(task)
-            # By identity: a job that was removed and placed again on the same nodes has a new slot; the
-            # engine leaves equal allocations as they are.
+            # Compared by identity: a job that was removed and placed again on the same nodes has a new slot,
+            # and the engine ignores changes to an equal allocation.
             if slot is not task.held:
                 changes[task.job.spec.job_id] = None if slot is None else slot.item.on(slot.nodes)
         return Decision(changes, wake_up_s=wake_up_s)
@@ -218,10 +229,10 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """Arrivals up to the job with the last index.
+    """Statistics of the arrivals so far, up to the job with index ``last_index``.
 
-    ``per_s`` is their rate at ``time_s``, with exponential forgetting; ``sizes`` counts jobs by the devices
-    that they need.
+    ``per_s`` is the arrival rate at ``time_s``, with exponential forgetting [1/s]; ``sizes`` counts jobs by
+    the fewest devices that they can run on.
     """
 
     per_s: float = 0.0
@@ -230,7 +241,7 @@ class Arrivals:
     sizes: Mapping[int, int] = field(default_factory=dict)
 
     def updated(self, tasks: Iterable[Task], now_s: float, memory_s: float) -> "Arrivals":
-        """Return the arrivals including new jobs; in the rate an age of ``memory_s`` counts 1/e."""
+        """Return the statistics with the jobs that are new; an arrival of age ``memory_s`` counts 1/e."""
         new = [task for task in tasks if task.index > self.last_index]
         per_s = self.per_s * exp((self.time_s - now_s) / memory_s) + len(new) / memory_s
         if not new:
@@ -242,18 +253,18 @@ class Arrivals:
         return Arrivals(per_s, now_s, max(task.index for task in new), sizes)
 
     def share_between(self, n_gpus: int, limit: int) -> float:
-        """Return the share of jobs that need more than ``n_gpus`` devices, but not more than a limit."""
+        """Return the share of jobs that need more than ``n_gpus`` devices, and at most ``limit``."""
         number = sum([count for size, count in self.sizes.items() if n_gpus < size <= limit])
         return number / sum(self.sizes.values()) if number else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """Inputs common to the steps of a decision: time, delay [s], devices, parameters, and prices by these.
+    """Inputs that all steps of a decision share.
 
-    ``start_price`` and ``preempt_price`` are the price of a device second [1], the arrivals per device within
-    a horizon, for a job that starts and for one that preempts others. ``last_weight`` is the number of jobs
-    that the end of the schedule counts as.
+    ``start_price`` and ``preempt_price`` are the price of a device second [1] for a job that starts and for a
+    job that preempts others: the arrivals per device within the horizon. ``last_weight`` is the weight of the
+    last finish time, as a number of jobs.
     """
 
     now_s: float
@@ -269,11 +280,11 @@ class Context:
         priced: dict[tuple[int, float, bool], Task] = {}  # equal jobs are priced once
         for task in tasks:
             if not task.least_gpus:
-                like = priced.setdefault((id(task.options), task.steps, task.is_guaranteed), task)
-                if like is task:
+                first = priced.setdefault((id(task.options), task.steps, task.is_guaranteed), task)
+                if first is task:
                     self._price(task)
                 else:
-                    task.price_like(like)
+                    task.price_like(first)
         return sorted(tasks, key=attrgetter("rank"))
 
     def held_back(
@@ -282,30 +293,30 @@ class Context:
         """Divide a queue into jobs that may start, and guaranteed jobs that would block too many arrivals.
 
         An arrival that fits beside the present guaranteed jobs, but not beside this one too, waits for half
-        of its time on average.
+        of this job's run time on average.
         """
         if self.tuning.blocking_limit == inf:
             return queue, []
         rest = self.n_gpus - sum([it.held.item.n_gpus for it in running if it.is_guaranteed and it.held])
         starting: list[Task] = []
-        held: list[Task] = []
+        held_back: list[Task] = []
         for task in queue:
-            is_held = task.is_guaranteed and self._keeps_too_long(task, rest, arrivals)
-            (held if is_held else starting).append(task)
-        return starting, held
+            is_held_back = task.is_guaranteed and self._blocks_too_much(task, rest, arrivals)
+            (held_back if is_held_back else starting).append(task)
+        return starting, held_back
 
-    def _keeps_too_long(self, task: Task, rest: int, arrivals: Arrivals) -> bool:
-        """Return whether a job on a part of the ``rest`` devices blocks arrivals beyond the limit."""
+    def _blocks_too_much(self, task: Task, rest: int, arrivals: Arrivals) -> bool:
+        """Return True if a job that takes a part of the ``rest`` devices exceeds the limit on blocking."""
         item = task.choices[0]
-        time_s = self.delay_s + task.steps * task.options.step_s[item]
-        own_s = self.now_s - task.job.spec.submit_time_s + time_s
-        n_kept = arrivals.per_s * arrivals.share_between(rest - item.n_gpus, rest) * time_s
-        return n_kept * time_s / 2 > self.tuning.blocking_limit * own_s
+        run_s = self.delay_s + task.steps * task.options.step_s[item]
+        completion_s = self.now_s - task.job.spec.submit_time_s + run_s
+        n_blocked = arrivals.per_s * arrivals.share_between(rest - item.n_gpus, rest) * run_s
+        return n_blocked * run_s / 2 > self.tuning.blocking_limit * completion_s
 
     def _price(self, task: Task) -> None:
-        """Set the rank of a waiting job, least work first, and the options that it may start with.
+        """Set the rank of a waiting job, least area first, and the options that it may start with.
 
-        ``g`` devices for ``T`` s cost ``T (1 + price g)``; options up to ``cost_tolerance`` times the least
+        ``g`` devices for ``T`` s cost ``T (1 + price g)``. Options up to ``cost_tolerance`` times the least
         cost are acceptable, the cheapest first.
         """
         price, (times, area) = self.start_price, task.options.times(task.steps, self.delay_s)
@@ -322,11 +333,12 @@ class Context:
 
 
 def start_guests(tasks: Iterable[Task], schedule: Schedule, context: Context) -> list[Task]:
-    """Give guests the devices where they are if these are free; return the jobs that are still to start.
+    """Give guests their devices where these are free; return the jobs that are still to start.
 
-    A guest starts elsewhere only if it would end earlier, restart included.
+    Becoming the holder costs no restart. A guest may start elsewhere only if it would end earlier, restart
+    included.
     """
-    kept = []
+    still_waiting = []
     for task in tasks:
         guest, now_s = task.guest, context.now_s
         if guest is not None:
@@ -340,17 +352,17 @@ def start_guests(tasks: Iterable[Task], schedule: Schedule, context: Context) ->
             task.choices = tuple([item for item in task.choices if task.steps * step_s[item] < left_s])
             task.least_gpus = min([item.n_gpus for item in task.choices], default=0)
         if task.choices:
-            kept.append(task)
-    return kept
+            still_waiting.append(task)
+    return still_waiting
 
 
 def with_guests(
     decision: Decision, view: ClusterView, schedule: Schedule, tasks: Sequence[Task], context: Context
 ) -> Decision:
-    """Add best-effort jobs without devices as guests.
+    """Add best-effort jobs without devices to a decision, as guests.
 
-    Jobs that lose their devices become guests where they were; other jobs of the queue go where they make
-    most progress. A guest that no longer finds memory beside new holders is suspended.
+    Jobs that lose their devices become guests where they were; other waiting jobs go where they make the most
+    progress. A guest without enough memory beside new holders is suspended.
     """
     slots = schedule.slots
     rest = sorted([task for task in tasks if task not in slots], key=attrgetter("rank"))
@@ -367,7 +379,7 @@ def with_guests(
         if slot is not None:
             guests.add(task.index, slot.item.on(slot.nodes))
             new_nodes.update(slot.nodes)
-    # Of the guests on nodes with too little memory now, those last in the queue are suspended first.
+    # On nodes that now have too little memory, guests are suspended from the end of the queue on.
     for task in rest[::-1]:
         allocation = task.job.allocation if task.guest else None
         if allocation is not None and any(
@@ -390,12 +402,12 @@ def with_guests(
         for task in rest
         if not task.is_guaranteed and changes.get(task.job.spec.job_id, task.job.allocation) is None
     ]
-    refused: set[tuple[Configuration, ...]] = set()
+    without_place: set[tuple[Configuration, ...]] = set()  # options with which no guest fits any more
     for task in waiting[: context.tuning.max_foreseen]:
         options = task.options
-        fastest = None if options.items in refused else guests.fastest_of(options.by_step)
+        fastest = None if options.items in without_place else guests.fastest_of(options.by_step)
         if fastest is None:
-            refused.add(options.items)
+            without_place.add(options.items)
         else:
             guests.add(task.index, fastest)
             changes[task.job.spec.job_id] = fastest
@@ -408,9 +420,10 @@ Step = tuple[float, Configuration]  # share of time saved per device, and config
 
 
 def grow(schedule: Schedule, price: float, context: Context) -> None:
-    """Carry out the steepest step that fits, until none is worth its devices at the price of waiting.
+    """Carry out the steepest step that fits, until none is worth its devices at a price.
 
-    Blocked jobs and arrivals set the price, so devices that no job waits for are used where a restart pays.
+    Blocked jobs and arrivals set the price. Where no job waits it is low, and devices are used wherever a
+    restart pays.
     """
     free = schedule.free
     if not free.n_gpus:
@@ -419,10 +432,10 @@ def grow(schedule: Schedule, price: float, context: Context) -> None:
     while free.n_gpus:
         best: tuple[float, Task, Configuration, tuple[int, ...]] | None = None
         for task, options in steps.items():
-            # Steps are sorted: a job whose first one is not steeper than the best needs no search of nodes.
+            # Steps are sorted, so a job whose first step is no steeper than the best cannot win.
             if not options or (best is not None and options[0][0] <= best[0]):
                 continue
-            step = _first_with_room(schedule, task, options, 0.0 if best is None else best[0])
+            step = _first_that_fits(schedule, task, options, 0.0 if best is None else best[0])
             if step is not None:
                 best = (step[0], task, *step[1:])
         if best is None:
@@ -434,15 +447,16 @@ def grow(schedule: Schedule, price: float, context: Context) -> None:
 
 
 def _steps(schedule: Schedule, task: Task, slot: Slot, price: float, context: Context) -> list[Step]:
-    """List larger configurations that pay, with the share of time saved per device, the steepest first."""
+    """List the configurations that pay, with the share of time saved per added device, steepest first."""
     left_s = slot.finish_s - context.now_s
     delay_s, steps, held = context.delay_s, task.steps, slot.item.n_gpus
     least_s = context.tuning.min_growth_share * left_s if slot is task.held else 0.0
     upgrades, fastest_s = task.options.upgrades(slot.item, slot.step_s)
     if left_s - (delay_s + steps * fastest_s) <= least_s:
         return []  # not even the fastest option pays for a restart
+    # A step pays if the cost of the rest of the run, devices included, falls by more than the required gain.
     budget_s, most = left_s * (1.0 + price * held) - least_s, schedule.free.n_gpus + held
-    found: list[tuple[float, int, Configuration]] = []
+    paying: list[tuple[float, int, Configuration]] = []
     for order, (step_s, item) in enumerate(upgrades):
         if item.n_gpus > most:
             break  # options are in the order of their devices
@@ -450,15 +464,15 @@ def _steps(schedule: Schedule, task: Task, slot: Slot, price: float, context: Co
         if time_s * (1.0 + price * item.n_gpus) >= budget_s or left_s - time_s <= least_s:
             continue
         slope = (left_s - time_s) / max(item.n_gpus - held, 1)
-        found.append((-slope / left_s, order, item))
-    found.sort()
-    return [(-slope, item) for slope, _, item in found]
+        paying.append((-slope / left_s, order, item))
+    paying.sort()
+    return [(-slope, item) for slope, _, item in paying]
 
 
-def _first_with_room(
+def _first_that_fits(
     schedule: Schedule, task: Task, options: Iterable[Step], above: float
 ) -> tuple[float, Configuration, tuple[int, ...]] | None:
-    """Return the first step steeper than a bound that fits once the job gives back what it holds."""
+    """Return the first step, steeper than ``above``, that fits once the job has released its devices."""
     slot, free = schedule.slots[task], schedule.free
     most = free.n_gpus + slot.item.n_gpus
     free.give(slot.item, slot.nodes)
@@ -478,23 +492,28 @@ def _first_with_room(
 # --- Lookahead ---
 
 _Run = tuple[float, int, Configuration, tuple[int, ...]]  # finish time [s], index, configuration, nodes
-_Group = list[tuple[int, Task]]  # places in the queue, and jobs, the first one last
+_Group = list[tuple[int, Task]]  # positions in the queue, and jobs; the next one is at the end
 
 
 class Lookahead:
-    """Simulation of all known jobs to their ends, without arrivals, by list scheduling.
+    """Simulation of all known jobs to their finish times, without arrivals, by list scheduling.
 
-    Blocked jobs start in order as others finish. It is lazy: it advances only as far as a caller asks. The
-    cost is the sum of all finish times, the last one weighted, and the price of the devices that jobs hold
-    until then, which future arrivals will want. Jobs beyond ``max_foreseen`` count as ending when the last of
-    these starts.
+    Blocked jobs start in order as others finish. The simulation is lazy: it advances only as far as a caller
+    asks. The cost is the sum of all finish times, with the last one counted ``last_weight`` times more, and
+    of the price of the devices that jobs hold until then, as future arrivals will want them. Jobs beyond
+    ``max_foreseen`` count as if they finished at the end of the simulation of the others.
+
+    Invariants at every instant: ``_heap`` has all jobs that run, ``_groups`` all that wait, by their choices;
+    ``_total_s`` is the cost of all jobs that have started, and ``_rest_s`` the least time that the waiting
+    ones still need. So ``_total_s`` and ``_rest_s`` give a lower bound of the whole cost, and a trial ends as
+    soon as the bound reaches the cost of a better one.
 
     Attributes
     ----------
     ends_s
-        When blocked jobs end [s], as far as they were followed.
+        Finish times of blocked jobs [s], as far as they were followed.
     last_s
-        The last of these ends and those of running jobs [s].
+        The last finish time of these and of running jobs [s].
     """
 
     __slots__ = (
@@ -522,7 +541,7 @@ class Lookahead:
         self.last_s = max([run[0] for run in self._heap], default=now_s)
         foreseen = blocked[: context.tuning.max_foreseen]
         self._n_waiting, self._n_beyond = len(foreseen), len(blocked) - len(foreseen)
-        self._rest_s = sum([task.least_s for task in foreseen])  # what is to be added at least to the time
+        self._rest_s = sum([task.least_s for task in foreseen])
         self._groups: dict[tuple[Configuration, ...], _Group] = {}
         for place in range(len(foreseen) - 1, -1, -1):
             task = foreseen[place]
@@ -530,11 +549,11 @@ class Lookahead:
         self.ends_s: dict[Task, float] = {}
 
     def follow(self, tasks: Iterable[Task]) -> None:
-        """Advance until the ends of some blocked jobs are known."""
+        """Advance until the finish times of some blocked jobs are known."""
         self._run({task for task in tasks if task not in self.ends_s}, inf)
 
     def cost_s(self, limit_s: float = inf) -> float | None:
-        """Follow all jobs and return the cost [s], or None where it is not below a limit."""
+        """Follow all jobs and return the cost [s]; None if it is not below a limit."""
         if not self._run({None}, limit_s):
             return None
         weight = self._context.last_weight
@@ -543,9 +562,9 @@ class Lookahead:
         return cost_s if cost_s < limit_s else None
 
     def _run(self, awaited: set[Task] | set[None], limit_s: float) -> bool:
-        """Advance until the ends of all awaited jobs are known; False if the cost reaches the limit.
+        """Advance until the finish times of all awaited jobs are known; False if the cost reaches the limit.
 
-        ``{None}`` is never emptied, so it runs to the end.
+        ``{None}`` is never emptied, so the simulation runs to the end.
         """
         tuning, price, delay_s = self._context.tuning, self._context.preempt_price, self._context.delay_s
         weight, factor, n_beyond = self._context.last_weight, tuning.preempt_factor, self._n_beyond
@@ -557,7 +576,7 @@ class Lookahead:
             time_s, _, item, nodes = heappop(heap)
             free.give(item, nodes)
             if heap and heap[0][0] <= time_s + grain_s:
-                continue
+                continue  # start jobs only once all devices of this instant are free
             # A lower bound of the cost: waiting jobs cannot start before now, and need `rest_s` at least.
             if total_s + rest_s + (n_waiting + n_beyond) * time_s + weight * last_s >= limit_s:
                 return False
@@ -567,27 +586,27 @@ class Lookahead:
             while turns:
                 group = heappop(turns)[1]
                 task = group[-1][1]
-                chosen = free.first_fit(task.choices) if task.least_gpus <= free.n_gpus else None
-                if chosen is None:
-                    continue  # nor does any other job with these choices fit now
+                fit = free.first_fit(task.choices) if task.least_gpus <= free.n_gpus else None
+                if fit is None:
+                    continue  # no other job with these choices fits either
                 group.pop()
                 if group:
                     heappush(turns, (group[-1][0], group))
                 else:
                     del groups[task.choices]
-                free.take(*chosen)
-                held_s = delay_s + task.steps * task.options.step_s[chosen[0]]
+                free.take(*fit)
+                held_s = delay_s + task.steps * task.options.step_s[fit[0]]
                 end_s = ends_s[task] = time_s + held_s
-                heappush(heap, (end_s, task.index, *chosen))
-                own_price = price * factor if task.is_guaranteed else price
-                total_s += end_s + own_price * chosen[0].n_gpus * held_s
+                heappush(heap, (end_s, task.index, *fit))
+                job_price = price * factor if task.is_guaranteed else price
+                total_s += end_s + job_price * fit[0].n_gpus * held_s
                 rest_s -= task.least_s
                 last_s = max(last_s, end_s)
                 n_waiting -= 1
                 awaited.discard(task)
         self._total_s, self._rest_s, self.last_s, self._n_waiting = total_s, rest_s, last_s, n_waiting
         self._time_s = time_s
-        if not heap:  # jobs that never fit
+        if not heap:  # jobs that are left fit on no nodes at all; they count as finishing last
             ends_s |= {task: last_s for group in groups.values() for _, task in group}
         return True
 
@@ -595,13 +614,18 @@ class Lookahead:
 # --- Preemption ---
 
 _Entry = tuple[int, int, int, Task]  # nodes of a job, minus its devices on this one, index, job
-_Clearing = tuple[int, int, int, list[Task]]  # stops on nodes, free devices, node, whom to remove
-_Victims = tuple[tuple[int, ...], list[Task]]  # nodes, and whom to remove from them
-_Trial = tuple[float, Task, Configuration, _Victims]  # gain expected [s], who gets what, and from whom
+_Clearing = tuple[int, int, int, list[Task]]  # nodes on which jobs stop, free devices, node, jobs to remove
+_Victims = tuple[tuple[int, ...], list[Task]]  # nodes, and jobs to remove from them
+_Trial = tuple[float, Task, Configuration, _Victims]  # possible gain [s], job, its configuration, victims
 
 
 def preempt(schedule: Schedule, blocked: list[Task], context: Context) -> tuple[Schedule, list[Task]]:
-    """Carry out the preemption that gains most until none pays; return schedule and jobs still blocked."""
+    """Carry out the preemption with the largest gain until none pays; return schedule and blocked jobs.
+
+    Each candidate is judged by a lookahead over all known jobs, which is costly. So candidates are sorted by
+    the most that they could gain, and the search stops at the first that cannot beat the best one so far. A
+    job that has preempted others in this decision is no victim itself, or two jobs could take turns.
+    """
     winners: set[Task] = set()
     ahead = Lookahead(schedule, blocked, context)
     while blocked and len(winners) < context.tuning.max_preemptions:
@@ -618,13 +642,14 @@ def preempt(schedule: Schedule, blocked: list[Task], context: Context) -> tuple[
             if cleared is None:
                 continue
             trial, suspended = cleared
+            # Victims without another place join the queue, and whatever fits on leftover devices starts.
             others = [other for other in blocked if other is not task]
             waiting = trial.start(context.admit([*others, *suspended]) if suspended else others)
-            foreseen = Lookahead(trial, waiting, context)
-            cost_s = foreseen.cost_s(limit_s)
+            trial_ahead = Lookahead(trial, waiting, context)
+            cost_s = trial_ahead.cost_s(limit_s)
             if cost_s is not None:
                 limit_s = cost_s
-                best = (foreseen, task, trial, waiting)
+                best = (trial_ahead, task, trial, waiting)
         if best is None:
             break
         ahead, winner, schedule, blocked = best
@@ -637,9 +662,9 @@ def _worth_a_trial(
 ) -> list[_Trial]:
     """List preemptions by the most that they could gain [s], largest gain first.
 
-    The gain of an earlier end counts once for the job itself; in addition as the end of the schedule if the
-    job ends last, else at most once more for others that may then end earlier. Every victim loses a restart,
-    and jobs that wait or arrive meanwhile do without the devices.
+    An earlier finish counts once for the job itself. If the job finishes last, it also counts as the end of
+    the schedule; otherwise at most once more, for other jobs that may then finish earlier. Every victim loses
+    the time of a restart, and jobs that wait or arrive meanwhile lack the devices.
     """
     tuning, delay_s = context.tuning, context.delay_s
     tasks = blocked[: tuning.max_preempting]
@@ -650,26 +675,26 @@ def _worth_a_trial(
         spare_s, step_s = ahead.ends_s[task] - context.now_s, task.options.step_s
         is_last = ahead.ends_s[task] >= ahead.last_s
         weight = 1.0 + (context.last_weight if is_last else min(context.last_weight, 1.0))
-        own_price = price * tuning.preempt_factor if task.is_guaranteed else price
+        job_price = price * tuning.preempt_factor if task.is_guaranteed else price
         for order, item in enumerate(task.choices):
             held_s = delay_s + task.steps * step_s[item]
-            gain_s = (spare_s - held_s) * weight - own_price * item.n_gpus * held_s
+            gain_s = (spare_s - held_s) * weight - job_price * item.n_gpus * held_s
             if gain_s > 0:
                 possible.append((-gain_s, task.index, order, task, item))
     if not possible:
         return []
     possible.sort(key=_by_worth)
     residents = Residents(schedule, winners)
-    found: list[tuple[float, int, int, Task, Configuration, _Victims]] = []
+    trials: list[tuple[float, int, int, Task, Configuration, _Victims]] = []
     for worth, index, order, task, item in possible:
-        if len(found) == tuning.max_trials and worth > found[-1][0]:
-            break  # the rest gains less than the trials found, even without any victim
+        if len(trials) == tuning.max_trials and worth > trials[-1][0]:
+            break  # the rest gains less than these trials, even without any victim
         clearing = residents.cheapest(item)
         if clearing is not None and worth + len(clearing[1]) * delay_s < 0:
-            found.append((worth + len(clearing[1]) * delay_s, index, order, task, item, clearing))
-            found.sort(key=_by_worth)
-            del found[tuning.max_trials :]
-    return [(-entry[0], *entry[3:]) for entry in found]
+            trials.append((worth + len(clearing[1]) * delay_s, index, order, task, item, clearing))
+            trials.sort(key=_by_worth)
+            del trials[tuning.max_trials :]
+    return [(-entry[0], *entry[3:]) for entry in trials]
 
 
 def _by_worth(entry: tuple[Any, ...]) -> tuple[float, int, int]:
@@ -683,15 +708,15 @@ def displace(
     nodes: tuple[int, ...],
     victims: Sequence[Task],
 ) -> tuple[Schedule, list[Task]] | None:
-    """Return a copy in which a job displaces victims from nodes, and the victims without another place.
+    """Return a copy in which a job displaces victims from nodes, and the victims that are suspended.
 
-    None if a guaranteed victim could not be kept running.
+    Returns None if a guaranteed victim would be suspended.
     """
     trial = schedule.copy()
     lost = [(victim, trial.remove(victim)) for victim in victims]
     trial.place(task, item, nodes)
     break_s = trial.slots[task].finish_s
-    # Guaranteed victims choose first, then those that would have ended first.
+    # Guaranteed victims choose first, because they must not be suspended; then those that would finish first.
     lost.sort(key=lambda entry: (not entry[0].is_guaranteed, entry[1].finish_s, entry[0].index))
     suspended = []
     for victim, slot in lost:
@@ -703,7 +728,10 @@ def displace(
 
 
 def _relocate(trial: Schedule, victim: Task, slot: Slot, break_s: float) -> bool:
-    """Place a victim elsewhere on no more devices, unless it ends earlier by resuming after a time [s]."""
+    """Place a victim elsewhere on no more devices than before, on the fastest configuration that fits.
+
+    A best-effort victim is not placed if it would finish earlier by resuming where it was at ``break_s`` [s].
+    """
     step_s = victim.options.step_s
     best: tuple[float, Configuration, tuple[int, ...]] | None = None
     for item in victim.options.items:
@@ -726,13 +754,14 @@ def _relocate(trial: Schedule, victim: Task, slot: Slot, break_s: float) -> bool
 class Residents:
     """Jobs that could be removed from each node of a schedule, the cheapest to remove first.
 
-    Jobs on one node come before those on several, which are hard to move, and those with many devices first.
+    Jobs on one node come before jobs on several, which are harder to move, and jobs with many devices first,
+    so that few victims are enough.
     """
 
     __slots__ = ("_cheapest", "_free", "_of_node", "_placements", "_rankings", "_slots")
 
     def __init__(self, schedule: Schedule, protected: Iterable[Task]) -> None:
-        kept = set(protected)
+        safe = set(protected)
         self._free, self._placements, self._slots = (
             schedule.free.gpus,
             schedule.free.placements,
@@ -740,7 +769,7 @@ class Residents:
         )
         self._of_node: list[list[_Entry]] = [[] for _ in self._free]
         for task, slot in schedule.slots.items():
-            if task not in kept:
+            if task not in safe:
                 n_nodes = len(slot.nodes)
                 for node, count in zip(slot.nodes, slot.item.counts, strict=True):
                     self._of_node[node].append((n_nodes, -count, task.index, task))
@@ -765,7 +794,7 @@ class Residents:
             best = next((it for it in ranking if it[2] not in touched and it[2] not in nodes), None)
             if victims:
                 usable = self._placements.nodes_of_type(gpu_type)
-                # Nodes of earlier victims may be cheaper than ranked, as those victims leave anyway.
+                # Nodes of the victims so far may be cheaper than ranked, because those victims leave anyway.
                 for node in sorted(touched.difference(nodes).intersection(usable)):
                     clearing = self._clearing(node, count, victims)
                     if clearing is not None and (best is None or clearing[:3] < best[:3]):
@@ -779,7 +808,7 @@ class Residents:
         return tuple(nodes), list(victims)
 
     def _ranking(self, count: int, gpu_type: str) -> list[_Clearing]:
-        """Return how to free a number of devices on each node, the cheapest first."""
+        """Return how to free ``count`` devices on each node of a type, the cheapest node first."""
         ranking = self._rankings.get((count, gpu_type))
         if ranking is None:
             possible = [self._clearing(node, count, {}) for node in self._placements.nodes_of_type(gpu_type)]
@@ -788,19 +817,19 @@ class Residents:
         return ranking
 
     def _clearing(self, node: int, count: int, removed: dict[Task, None]) -> _Clearing | None:
-        """Return how to free a number of devices on a node, given removed jobs; None if impossible."""
+        """Return how to free ``count`` devices on a node, given removed jobs; None if that is impossible."""
         free, entries = self._free[node], self._of_node[node]
         shortfall = count - free
         if removed:
-            shortfall += sum([negative for _, negative, _, task in entries if task in removed])
+            shortfall += sum([minus_gpus for _, minus_gpus, _, task in entries if task in removed])
         n_stops, victims = 0, []
-        for n_nodes, negative, _, task in entries:
+        for n_nodes, minus_gpus, _, task in entries:
             if shortfall <= 0:
                 break
             if task not in removed:
                 victims.append(task)
                 n_stops += n_nodes
-                shortfall += negative
+                shortfall += minus_gpus
         return None if shortfall > 0 else (n_stops, free, node, victims)
 
 
@@ -831,14 +860,14 @@ def _decide(
     steps_left: Callable[[JobView], float],
     shares: bool,
 ) -> tuple[Decision, PolicyState]:
-    """Start what fits, let blocked jobs preempt others where that pays, hand out what is left, and share."""
+    """Start jobs that fit, preempt where that pays, grow running jobs, and add guests."""
     now_s, n_gpus = view.time_s, max(view.n_gpus, 1)
-    waiting, there = (
+    waiting, active = (
         [Task(job, state.options.of(job), steps_left(job), now_s) for job in jobs]
         for jobs in (view.pending, view.running)
     )
-    running = [task for task in there if task.held is not None]
-    waiting += [task for task in there if task.guest is not None]
+    running = [task for task in active if task.held is not None]
+    waiting += [task for task in active if task.guest is not None]  # guests wait for devices to themselves
     arrivals = state.arrivals.updated(waiting, now_s, tuning.arrival_memory_s)
     per_gpu_s = arrivals.per_s / n_gpus
     start_price, preempt_price = per_gpu_s * tuning.start_horizon_s, per_gpu_s * tuning.preempt_horizon_s
@@ -847,13 +876,13 @@ def _decide(
     context = Context(now_s, view.restart_delay_s, *prices, last_weight, n_gpus, tuning)
     schedule = Schedule.of(view, running, state.placements)
     ranked = start_guests(context.admit(waiting), schedule, context)
-    queue, held = context.held_back(ranked, running, arrivals)
+    queue, held_back = context.held_back(ranked, running, arrivals)
     blocked = schedule.start(queue)
     if blocked:
         schedule, blocked = preempt(schedule, blocked, context)
     growth_price = (arrivals.per_s * tuning.growth_horizon_s + len(blocked)) / n_gpus
     grow(schedule, growth_price, context)
-    has_idle = schedule.free.n_gpus > 0 and bool(schedule.slots or held)
+    has_idle = schedule.free.n_gpus > 0 and bool(schedule.slots or held_back)
     wake_up_s = _next_multiple(now_s, tuning.look_again_s) if has_idle else None
     tasks = [*running, *waiting]
     decision = schedule.decision(tasks, wake_up_s)
@@ -864,7 +893,7 @@ def _decide(
 
 @dataclass(frozen=True, slots=True)
 class _Variant:
-    """Fields of both variants; ``shares``: best-effort jobs may be guests, where the engine allows it."""
+    """Fields of both variants; with ``shares`` best-effort jobs may be guests, where the engine allows it."""
 
     freedom: Freedom = FULL_FREEDOM
     tuning: Tuning = CLAIRVOYANT
@@ -882,8 +911,8 @@ class _Variant:
 class MorphlingLookahead(_Variant):
     """Choose devices and plans together by sensitivity curves, with remaining work estimated from run time.
 
-    Run times are heavy-tailed, so a job that has run for long will probably run on for as long again. Of jobs
-    with equal estimates, the one with the steepest normalised curve is served first.
+    Run times are heavy-tailed, so a job that has run for a long time will probably run for as long again. Of
+    jobs with equal estimates, the one with the steepest normalised curve is served first.
 
     Parameters
     ----------
@@ -910,17 +939,17 @@ class MorphlingLookahead(_Variant):
         return _decide(view, state, self.tuning, lambda job: self.expected_steps(job, view), self.shares)
 
     def expected_steps(self, job: JobView, view: ClusterView) -> float:
-        """Estimate the steps that a job has left from the time that it has run."""
+        """Estimate the steps that a job has left from its run time so far."""
         reference_s = job.step_s(view.catalogue.requested(job.spec))
         left_s = self.expected_s + self.expected_share * job.running_time_s
         return left_s / reference_s
 
 
-def _next_multiple(time_s: float, every_s: float) -> float:
-    """Return the next multiple after a time [s]: the same for all decisions in between."""
-    # The floored quotient of floats may be one too small, and its multiple then not after the time.
-    turn = time_s // every_s + 1
-    return turn * every_s if turn * every_s > time_s else (turn + 1) * every_s
+def _next_multiple(time_s: float, period_s: float) -> float:
+    """Return the next multiple of a period after a time [s]: the same for all decisions in between."""
+    # The floored quotient of floats may be one too small, and its multiple is then not after the time.
+    turn = time_s // period_s + 1
+    return turn * period_s if turn * period_s > time_s else (turn + 1) * period_s
 
 
 @dataclass(frozen=True, slots=True)

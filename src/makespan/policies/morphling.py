@@ -1,38 +1,38 @@
 """Morphling as published: five rules on sensitivity curves, and the options of jobs that they choose from.
 
-A curve is the speed of a job relative to its speed as requested, by number of GPUs, on its best plan for each
-shape. The paper leaves readings open; each has its ground: the paper (P), the released scheduler (R), or a
-choice of ours (O). Names in parentheses are fields of `Morphling`; ``readings.csv`` has the cost of the
-alternatives.
+A curve gives the speed of a job relative to its speed as requested, by number of GPUs, on its best plan for
+each shape. The paper leaves some rules open. Our reading of each rests on the paper (P), on the released
+scheduler (R), or is our own choice (O). Names in parentheses are fields of `Morphling`; ``readings.csv`` has
+the cost of the alternatives.
 
-- A starving job takes from every job with a lower slope, and does not only move up the queue: past the age
-  limit its slope counts as the largest (R; ``starving_takes``). Among starving jobs the oldest is served
-  first (O; ``starving_order``). Age counts from submission, whatever the job has run since (R;
-  ``age_since``). The paper names no limit and that of the release, 200,000 s, never binds on its own
-  lists; ours is an hour (O; ``age_limit_s``).
-- Room is forced for smaller sizes of a waiting job too, in the order of their slopes, if the steepest
-  cannot be reached (R; ``forces_smaller``).
-- N of the gate counts the changes that reconfigured a job for its own gain; a restart because others
-  stopped or shrank the job is not its own (P: the gate bounds what a job spends on its own
-  reconfigurations; ``gate_counts``). T is the time with GPUs so far, restarts included (O;
-  ``gate_time``).
-- Best-effort jobs take from jobs whose slope is lower and whose gate would be open for one more change
-  (O; ``victim_counts``), starving ones included (O; ``starving_passes_gates``), and a job that is itself
-  past the age limit yields like any other (O; ``old_yield``). The minimum of a best-effort job is
-  nothing, so it may be stopped.
-- The slope of a waiting job is its gain per GPU from nothing to the size at which that is steepest, of a
-  guaranteed job to its minimum; it starts with that size, and rule 4 makes it larger (P). The slope of a
-  running job is what it would lose per GPU at the smaller size that costs least (P).
+- Past the age limit a waiting job starves and its slope counts as the largest. So it takes GPUs from every
+  job with a lower slope, and does not only move up the queue (R; ``starving_takes``). The oldest starving job
+  is served first (O; ``starving_order``). Age counts from submission, however long the job has run since
+  (R; ``age_since``). The paper states no limit, and that of the release, 200,000 s, is never reached on the
+  published job lists; ours is an hour (O; ``age_limit_s``).
+- If the steepest size of a waiting job cannot be reached, GPUs are taken for its smaller sizes too, in the
+  order of their slopes (R; ``forces_smaller``).
+- N of the gate counts the reconfigurations for the job's own gain. A restart because others stopped or
+  shrank the job does not count (P: the gate bounds what a job spends on its own reconfigurations;
+  ``gate_counts``). T is the time with GPUs so far, restarts included (O; ``gate_time``).
+- Best-effort jobs take GPUs from jobs with a lower slope whose gate would be open for one more change
+  (O; ``victim_counts``). This holds for starving jobs too (O; ``starving_passes_gates``), and a job past the
+  age limit yields like any other (O; ``old_yield``). The minimum of a best-effort job is no GPU, so it can
+  be stopped.
+- The slope of a waiting job is its largest gain per GPU from nothing to any size, of a guaranteed job that to
+  its minimum. The job starts with that size, and rule 4 makes it larger (P). The slope of a running job is
+  its loss per GPU at the smaller size with the least loss (P).
 - Steps go from size to size, because not every number of GPUs has a plan (O).
-- Fewest nodes first means the fewest for one number of GPUs, then the fastest shape (P; ``shape_order``);
-  a share goes to the node that it fills best. A plan with fewer CPU threads or less host memory is taken
-  if a node lacks what the faster one wants (O).
-- GPUs taken from others that turn out not to be needed are given back (O; ``gives_back``). Stopped jobs may
-  start again in the same decision on what is free, without taking from others (O; ``restarts_stopped``).
-- A job that has never run, or that changes in this decision already, has no gate to pass. A decision
-  follows when a gate opens or a job starts to starve (O).
-- A plan that the job has run counts with the time that was observed; a guarantee rests on known times
-  alone, so the minimum of a guaranteed job is its request until more is known (O).
+- Fewest nodes first means the fewest for one number of GPUs, then the fastest shape (P; ``shape_order``). A
+  share goes to the node that it fills best. If a node lacks the CPU threads or host memory of the fastest
+  plan, a plan that needs less is used (O).
+- GPUs that were taken from others and turn out not to be needed are given back (O; ``gives_back``). Stopped
+  jobs may start again in the same decision on free GPUs, without taking from others (O;
+  ``restarts_stopped``).
+- A job that has never run, or that already changes in this decision, has no gate to pass. The policy decides
+  again when a gate opens or a job starts to starve (O).
+- Once a job has run a plan, the observed time counts. Guarantees rest on known times alone, so the minimum
+  of a guaranteed job is its request until more is known (O).
 """
 
 from collections.abc import Iterable, Mapping
@@ -48,24 +48,25 @@ from makespan.workloads import JobSpec
 # --- Options of jobs ---
 
 _Request = tuple[str | int | bool, ...]
-# Generation of a job, whether it has run its present configuration, and its options as long as both hold.
+# Generation of a job, True once it has run its present configuration, and its options as long as both hold.
 _Known = tuple[int, bool, "Options"]
 Times = tuple[list[tuple[float, int]], float]  # time [s] and devices by option, and the least area [GPU s]
 Upgrades = tuple[list[tuple[float, Configuration]], float]  # steps [s] and options, and the least step [s]
 Choices = tuple[tuple[Configuration, ...], int]  # some options, and the fewest devices of any
-_MAX_TIMES = 1024  # numbers of steps for which the times of a kind of job are kept
+_MAX_TIMES = 1024  # entries of the cache of times of one kind of job
 
 
 @dataclass(frozen=True, slots=True)
 class Freedom:
-    """Freedom of a policy to change a job's request; the ablations remove one part or both.
+    """Parts of a job's request that a policy may change; the ablations remove one or both.
 
     Parameters
     ----------
     plan
-        Its execution plan; otherwise the kind asked for, data-parallel degree following the devices.
+        True if any execution plan is allowed; False if only that of the request, whose data-parallel degree
+        follows the number of devices.
     resources
-        Its devices; otherwise as many as asked for.
+        True if any number of devices is allowed; False if only that of the request.
     """
 
     plan: bool = True
@@ -83,7 +84,7 @@ LESS = {
 
 
 def allowed(catalogue: Catalogue, job: JobSpec, freedom: Freedom) -> tuple[Configuration, ...]:
-    """Return the configurations of a job that change no more of its request than a policy may."""
+    """Return the configurations of a job that change only what a policy may change of its request."""
     if not freedom.plan and not freedom.resources:
         return tuple(catalogue.as_requested(job))
     reference = catalogue.requested(job)
@@ -95,7 +96,7 @@ def allowed(catalogue: Catalogue, job: JobSpec, freedom: Freedom) -> tuple[Confi
 
 
 class Options:
-    """Options of a job by devices, nodes and counts, and the time of a step in each of them [s]."""
+    """Options of a job, sorted by devices, nodes and counts, and the time of a step in each of them [s]."""
 
     __slots__ = ("_by_step", "_choices", "_faster", "_times", "items", "step_s")
 
@@ -109,16 +110,16 @@ class Options:
 
     @property
     def by_step(self) -> list[tuple[float, Configuration]]:
-        """Return the time of a step [s] in each option, with the option, the fastest first."""
+        """Return all options, each behind the time of a step in it [s], fastest first."""
         if self._by_step is None:
             times = [(self.step_s[item], order, item) for order, item in enumerate(self.items)]
             self._by_step = [(step_s, item) for step_s, _, item in sorted(times, key=lambda it: it[:2])]
         return self._by_step
 
     def times(self, steps: float, delay_s: float) -> Times:
-        """Return the time of some steps after a delay [s] and the devices of each option.
+        """Return the run time [s] and the devices of each option, and the least product of the two.
 
-        Also returns the least product of the two.
+        The run time is that of ``steps`` steps after a delay [s].
         """
         times = self._times.get((steps, delay_s))
         if times is None:
@@ -129,7 +130,10 @@ class Options:
         return times
 
     def choices(self, ranks: tuple[int, ...]) -> Choices:
-        """Return the options at some positions, always the same tuple, and the fewest devices of any."""
+        """Return the options at some positions, and the fewest devices of any.
+
+        Equal positions give the same tuple object, so that caches by tuple find it quickly.
+        """
         choices = self._choices.get(ranks)
         if choices is None:
             items = tuple([self.items[rank] for rank in ranks])
@@ -137,9 +141,9 @@ class Options:
         return choices
 
     def upgrades(self, item: Configuration, step_s: float) -> Upgrades:
-        """Return the options that are faster than a step [s] of a configuration, on no fewer devices.
+        """Return the options with a step shorter than ``step_s`` [s] on at least as many devices.
 
-        Each comes with its step [s]. Also returns the least of these, infinite if there are none.
+        Each comes with its step time [s]. Also returns the least step time, infinite without options.
         """
         key = (item.n_gpus, step_s)
         upgrades = self._faster.get(key)
@@ -152,7 +156,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class OptionTable:
-    """Options of jobs, looked up once per kind of request and set of configurations that a job has run."""
+    """Cache of options by kind of request and by the configurations that a job has run."""
 
     catalogue: Catalogue
     freedom: Freedom
@@ -161,12 +165,13 @@ class OptionTable:
     _menus: dict[_Request, "_Menu"] = field(default_factory=dict)
 
     def of(self, job: JobView) -> Options:
-        """Return the options of a job; never none."""
+        """Return the options of a job, at least one."""
         known, held = self._of_job.get(job.index), job.allocation
-        is_old = known is None or known[0] != job.generation
+        # The options of a job change with its generation, and once it has run its present configuration.
+        is_stale = known is None or known[0] != job.generation
         if (
             known is None
-            or is_old
+            or is_stale
             or not (known[1] or held is None or not job.has_observed(held.configuration))
         ):
             has_run = held is not None and job.has_observed(held.configuration)
@@ -174,12 +179,12 @@ class OptionTable:
         return known[2]
 
     def _of_kind(self, job: JobView) -> Options:
-        news = frozenset([item for item in job.observed if not item.is_known])
-        key = (self._request(job.spec, job.spec.is_guaranteed), news)
-        found = self._known.get(key)
-        if found is None:
-            found = self._known[key] = self._look_up(job)
-        return found
+        learned = frozenset([item for item in job.observed if not item.is_known])
+        key = (self._request(job.spec, job.spec.is_guaranteed), learned)
+        options = self._known.get(key)
+        if options is None:
+            options = self._known[key] = self._look_up(job)
+        return options
 
     def _look_up(self, job: JobView) -> Options:
         menu, observed = self._menu(job.spec), job.observed
@@ -191,20 +196,20 @@ class OptionTable:
 
     def _menu(self, spec: JobSpec) -> "_Menu":
         key = self._request(spec)
-        found = self._menus.get(key)
-        if found is None:
-            found = self._menus[key] = _Menu(allowed(self.catalogue, spec, self.freedom))
-        return found
+        menu = self._menus.get(key)
+        if menu is None:
+            menu = self._menus[key] = _Menu(allowed(self.catalogue, spec, self.freedom))
+        return menu
 
     def _request(self, spec: JobSpec, is_guaranteed: bool = False) -> _Request:
-        """Return the part of a request on which its options depend."""
+        """Return the parts of a request on which its options depend."""
         if self.freedom == FULL_FREEDOM and not is_guaranteed:
             return (spec.workload,)
         return spec.workload, spec.plan, spec.n_gpus, spec.n_cpus, is_guaranteed
 
 
 class _Menu:
-    """Configurations of a kind of request by placement, and which placements are parts of which."""
+    """Configurations of a kind of request by placement, and for each placement the smaller ones inside it."""
 
     def __init__(self, items: tuple[Configuration, ...]) -> None:
         self.items = items
@@ -229,8 +234,8 @@ class _Menu:
     def best(self, step_s: Mapping[Configuration, float], *, by_room: bool) -> tuple[Configuration, ...]:
         """Return the fastest configuration with a time [s] on each placement, in the order of placements.
 
-        ``by_room`` leaves out those that another one dominates: no slower, within a part of the placement,
-        with no more CPU threads and host memory per device.
+        ``by_room`` leaves out each configuration that another one dominates: one that is no slower, on a part
+        of the same placement, with no more CPU threads and host memory per device.
         """
         groups = ([item for item in group if item in step_s] for group in self._groups)
         fastest = [min(group, key=step_s.__getitem__) if group else None for group in groups]
@@ -255,7 +260,7 @@ class _Menu:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A size that a job could change to, the change of its speed per device, and the shapes of that size."""
+    """A size that a job could change to: change of speed per device, number of devices, configurations."""
 
     slope: float
     n_gpus: int
@@ -321,7 +326,7 @@ class Curve:
         return tuple(sorted(steps, key=lambda step: (-step.slope, step.n_gpus)))
 
     def _worth_it(self, items: Iterable[Configuration]) -> list[Configuration]:
-        """Leave out configurations that need no less than a faster one on the same shape."""
+        """Leave out configurations for which a faster one on the same shape needs no more."""
         shapes: dict[object, list[Configuration]] = {}
         for item in sorted(items, key=lambda item: (-self.speeds[item], item.cpu_threads)):
             others = shapes.setdefault((item.counts, item.types_by_count), [])
@@ -336,7 +341,7 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Curves:
-    """Curves by kind of request and the configurations that a job of it has run."""
+    """Cache of curves by kind of request and by the configurations that a job has run."""
 
     catalogue: Catalogue
     freedom: Freedom
@@ -367,9 +372,10 @@ class Curves:
 
 
 class Task:
-    """A job within one decision: its curve, what it holds, and what the gate and its age allow.
+    """A job within one decision: its curve, its allocation, and what the gate and its age allow.
 
-    ``is_open``: it may be reconfigured for its own gain; ``yields``: best-effort jobs may take from it.
+    ``is_open``: the gate allows a reconfiguration for its own gain. ``yields``: best-effort jobs may take
+    devices from it. ``is_starving``: it is past the age limit.
     """
 
     __slots__ = ("curve", "held", "index", "is_guaranteed", "is_open", "is_starving", "job", "yields")
@@ -389,7 +395,10 @@ class Task:
 
 
 class Draft:
-    """Tentative allocations of all jobs; copied to try victims."""
+    """Tentative allocations of all jobs; copied to try out victims.
+
+    Invariant: ``free`` and ``slots`` together are all devices of the cluster.
+    """
 
     __slots__ = ("free", "slots")
 
@@ -412,14 +421,14 @@ class Draft:
     def start(self, task: Task) -> bool:
         """Place a job on free devices at the steepest step of its curve that fits, if any does."""
         for step in task.curve.starts:
-            found = self.free.first_fit(step.items) if step.n_gpus <= self.free.n_gpus else None
-            if found is not None:
-                self.place(task, found)
+            fit = self.free.first_fit(step.items) if step.n_gpus <= self.free.n_gpus else None
+            if fit is not None:
+                self.place(task, fit)
                 return True
         return False
 
     def make_room(self, task: Task, how: "Morphling") -> bool:
-        """Start a job by shrinking the lowest slopes; change nothing if no size can be reached."""
+        """Start a job by shrinking the jobs with the lowest slopes; change nothing if that is not enough."""
         takes_all = task.is_guaranteed or (task.is_starving and how.starving_takes)
         ignores_gates = task.is_guaranteed or (task.is_starving and how.starving_passes_gates)
         victims = [
@@ -429,7 +438,8 @@ class Draft:
             and (ignores_gates or other.yields)
             and (how.old_yield or task.is_guaranteed or not other.is_starving)
         ]
-        most = self.free.n_gpus  # with all that victims could release: larger steps need no trial
+        # Free devices with all that victims could release; a larger step needs no trial.
+        most = self.free.n_gpus
         most += sum(self.slots[other][0].n_gpus - other.curve.least_gpus for other in victims)
         steps = task.curve.starts if how.forces_smaller else task.curve.starts[:1]
         for step in steps:
@@ -441,8 +451,8 @@ class Draft:
     def _force(
         self, task: Task, wanted: Step, victims: Iterable[Task], limit: float, *, gives_back: bool
     ) -> bool:
-        """Shrink jobs below a slope, the lowest first, until a step fits; change nothing if none does."""
-        # On a copy, as free devices in sum may still fit on no nodes.
+        """Shrink jobs with a slope below ``limit``, lowest first, until a step fits, or change nothing."""
+        # Tried on a copy: enough free devices in total can still be on too many nodes for every shape.
         trial = Draft(self.free.copy(), self.slots.copy())
         shrunk: dict[Task, None] = {}
         while trial.free.first_fit(wanted.items) is None:
@@ -452,15 +462,18 @@ class Draft:
             shrunk[victim] = None
         if gives_back:
             trial.spare(shrunk, self.slots, wanted.items)
-        found = trial.free.first_fit(wanted.items)
-        if found is None:
+        fit = trial.free.first_fit(wanted.items)
+        if fit is None:
             return False
-        trial.place(task, found)
+        trial.place(task, fit)
         self.free, self.slots = trial.free, trial.slots
         return True
 
     def shrink_lowest(self, victims: Iterable[Task], limit: float) -> Task | None:
-        """Take the cheapest step down of all victims below a slope; return the victim."""
+        """Carry out the cheapest step down of any victim below a slope and return the victim, or None.
+
+        Equal slopes: the job submitted last shrinks first.
+        """
         steps = [
             (step.slope, -task.index, order, task, step)
             for task in victims
@@ -486,7 +499,7 @@ class Draft:
         before: dict[Task, Fit],
         items: tuple[Configuration, ...],
     ) -> None:
-        """Give back what was taken from jobs, the last first, if the newcomer still fits."""
+        """Give back what was taken from each job, the last one first, if the new job still fits."""
         for task in reversed(list(shrunk)):
             smaller = self.remove(task)
             if self.free.take_if_free(*before[task]):
@@ -504,28 +517,28 @@ class Draft:
             for task, fit in self.slots.items():
                 # A job that changes in this decision restarts anyway, so it has no gate to pass.
                 if fit is not task.held or task.is_open:
-                    found = self._larger(task, fit, 0.0 if best is None else best[0])
-                    best = best if found is None else (found[0], task, found[1])
+                    larger = self._larger(task, fit, 0.0 if best is None else best[0])
+                    best = best if larger is None else (larger[0], task, larger[1])
             if best is None:
                 return
             self.remove(best[1])
             self.place(best[1], best[2])
 
     def _larger(self, task: Task, fit: Fit, above: float) -> tuple[float, Fit] | None:
-        """Return the first step up, steeper than a bound, that fits once a job gives back what it holds."""
+        """Return the first step up, steeper than ``above``, that fits once a job has released its devices."""
         most = self.free.n_gpus + fit[0].n_gpus
         steps = [step for step in task.curve.up(fit[0]) if above < step.slope and step.n_gpus <= most]
         if not steps:
             return None
         self.free.give(*fit)
-        found = None
+        result = None
         for step in steps:
             larger = self.free.first_fit(step.items)
             if larger is not None:
-                found = (step.slope, larger)
+                result = (step.slope, larger)
                 break
         self.free.take(*fit)
-        return found
+        return result
 
     def decision(self, tasks: Iterable[Task], wake_up_s: float) -> Decision:
         """Return the changes that lead from the present allocations to the draft."""
@@ -539,7 +552,7 @@ class Draft:
 
 @dataclass(frozen=True, slots=True)
 class RulesState:
-    """Curves, what fits where, and how often each job was reconfigured for its own gain."""
+    """State between decisions; ``own_changes`` counts the reconfigurations of each job for its own gain."""
 
     curves: Curves
     placements: PlacementCache
@@ -553,33 +566,35 @@ class Morphling:
     Parameters
     ----------
     gate_share
-        Share of its time with GPUs that a running job must not spend on restarts, the next one included.
+        Least share of its time with GPUs that a running job must have left after its restarts, the next one
+        included.
     age_limit_s
         Age from which a waiting job starves [s].
     starving_takes
-        Whether a starving job takes from every lower slope, or only moves up the queue.
+        True if a starving job takes GPUs from every job with a lower slope, False if it only moves up the
+        queue.
     age_since
-        Whether age counts from submission, or from when the job last lost its GPUs.
+        Start of the age of a job: its submission, or when it last lost its GPUs.
     starving_order
-        Whether starving jobs are served by age or by slope.
+        Order of starving jobs.
     forces_smaller
-        Whether room is forced for smaller sizes too, or for the steepest alone.
+        True if GPUs are taken for smaller sizes of a job too, False if for the steepest alone.
     gate_counts
-        Whether N of the gate counts the changes for the job's own gain, or all of its restarts.
+        N of the gate: changes for the job's own gain, or all restarts.
     gate_time
-        Whether T of the gate is the time with GPUs, or the time with progress.
+        T of the gate: time with GPUs, or time with progress.
     victim_counts
-        Whether the gate of a job that others take from counts that change.
+        True if the gate of a job from which others take GPUs counts that change.
     starving_passes_gates
-        Whether starving jobs take from jobs whose gate is closed.
+        True if starving jobs take GPUs from jobs whose gate is closed.
     old_yield
-        Whether jobs past the age limit yield to best-effort jobs.
+        True if jobs past the age limit yield to best-effort jobs.
     gives_back
-        Whether jobs get back what was taken from them and is not needed.
+        True if jobs get back GPUs that were taken from them and are not needed.
     restarts_stopped
-        Whether stopped jobs may start again in the same decision.
+        True if stopped jobs may start again in the same decision.
     shape_order
-        Whether shapes of one size are tried by number of nodes or by speed.
+        Order in which shapes of one size are tried.
     """
 
     freedom: Freedom = FULL_FREEDOM
@@ -619,16 +634,16 @@ class Morphling:
         )
         held = {task: task.held for task in running if task.held is not None}
         draft = Draft(state.placements.free_resources(view), held)
-        refused: set[tuple[Curve, bool]] = set()  # a job like one that found no room finds none either
+        blocked: set[tuple[Curve, bool]] = set()  # kinds of jobs that cannot start, so need no second try
         for task in sorted(waiting, key=self.rank):
             kind = task.curve, task.is_starving
-            if kind not in refused and not (draft.start(task) or draft.make_room(task, self)):
-                refused.add(kind)
+            if kind not in blocked and not (draft.start(task) or draft.make_room(task, self)):
+                blocked.add(kind)
         if self.restarts_stopped:
             for task in sorted((task for task in running if task not in draft.slots), key=self.rank):
                 draft.start(task)
         draft.grow()
-        # Changes that make a running job faster are its own; a job that others shrink does not count.
+        # A change counts as the job's own if it makes the job faster; shrinking by others does not count.
         gained = [
             task.job.spec.job_id
             for task in running
@@ -659,9 +674,9 @@ class Morphling:
         return since_s + self.age_limit_s
 
     def rank(self, task: Task) -> tuple[bool, bool, float, float, int]:
-        """Return the sorting key of jobs: guaranteed first, then starving, then steep ones."""
+        """Return the sorting key of a job: guaranteed jobs first, then starving ones, then by slope."""
         job, by_age = task.job, task.is_starving and self.starving_order == "age"
-        # A job that has GPUs does not wait yet; NaN would leave the order of its key undefined.
+        # A job that has GPUs does not wait, and a NaN in its key would leave the order undefined.
         waiting_since_s = inf if job.allocation is not None else job.waiting_since_s
         since_s = job.spec.submit_time_s if self.age_since == "submission" else waiting_since_s
         slope = task.curve.starts[0].slope
@@ -670,9 +685,10 @@ class Morphling:
         )  # fmt: skip
 
     def opens_s(self, job: JobView, view: ClusterView, state: RulesState, n_more: int = 1) -> float:
-        """Return when ``(T - N delay) / T`` of a job reaches the gate if it keeps its GPUs until then [s].
+        """Return the time at which the gate of a job opens if it keeps its GPUs until then [s].
 
-        N is the number of changes so far and ``n_more``.
+        The gate is open while ``(T - N delay) / T >= gate_share``; N is the number of changes so far plus
+        ``n_more``.
         """
         if job.first_start_s is None:
             return view.time_s
@@ -688,8 +704,8 @@ class Morphling:
     def _wake_up_s(
         self, draft: Draft, waiting: Iterable[Task], view: ClusterView, state: RulesState
     ) -> float:
-        """Return when the next gate opens or the next job starts to starve [s]; infinity if never."""
-        # A change that this decision makes is counted in `own_changes` already, but not yet as a restart.
+        """Return the time at which the next gate opens or the next job starts to starve [s], or infinity."""
+        # A change of this decision is already counted in `own_changes`, but not yet in the restarts.
         is_counted = self.gate_counts == "own"
         moments = [
             self.opens_s(task.job, view, state, 1 if is_counted or fit == task.held else 2)

@@ -1,4 +1,9 @@
-"""Placement: best fit with a cache per cluster, the free resources of a decision, and room for guests."""
+"""Placement: best fit with a cache per cluster, the free resources of a decision, and places for guests.
+
+Best fit, plainly: for each share of a configuration, largest first, take the unused node with the fewest free
+devices among those of the right type with enough free devices (and CPU threads and host memory, where these
+can run out); ties go to the first node. `PlacementCache` computes exactly this, on all nodes at once.
+"""
 
 from bisect import bisect_left
 from collections import defaultdict
@@ -12,11 +17,11 @@ from makespan.sim import Allocation, Catalogue, ClusterView, Colocation, Configu
 
 K = TypeVar("K")
 V = TypeVar("V")
-Fit = tuple[Configuration, tuple[int, ...]]  # what runs, and its nodes in the order of its counts
+Fit = tuple[Configuration, tuple[int, ...]]  # a configuration, and its nodes in the order of its counts
 
 
 def can_starve(cluster: ClusterSpec, catalogue: Catalogue) -> bool:
-    """Return whether a node may run out of CPU threads or host memory before devices; errs towards True."""
+    """Return True if a node may run out of CPU threads or host memory before devices; errs towards True."""
     items = [item for key in catalogue.workloads for item in catalogue.all(key)]
     threads = max((item.cpu_threads for item in items), default=0)
     host_bytes = max((item.host_memory_bytes_per_gpu for item in items), default=0.0)
@@ -38,7 +43,7 @@ def fastest_by_placement(items: Iterable[Configuration]) -> list[Configuration]:
 
 
 def keeps_plan(reference: Configuration, item: Configuration) -> bool:
-    """Return whether a plan is the reference's, or that with more or fewer replicas of the split model."""
+    """Return True if two plans are equal, or split the model equally and differ in the number of replicas."""
     if item.plan == reference.plan:
         return True
     split = _split(reference.plan, reference.n_gpus)
@@ -48,29 +53,32 @@ def keeps_plan(reference: Configuration, item: Configuration) -> bool:
 @cache
 def _split(plan: str, n_gpus: int) -> tuple[int, int] | None:
     """Return tensor and pipeline degree of a plan that splits the model, None for any other."""
-    found = read_plan(plan, n_gpus=n_gpus, global_batch_size=None)
-    return (found.tp, found.pp) if found.is_model_parallel else None
+    execution_plan = read_plan(plan, n_gpus=n_gpus, global_batch_size=None)
+    return (execution_plan.tp, execution_plan.pp) if execution_plan.is_model_parallel else None
 
 
-_UNKNOWN: Any = object()  # not in the cache; None is an answer
-_MAX_REMEMBERED = 1 << 17  # answers in the cache, beyond which it is cleared
+_UNKNOWN: Any = object()  # marks what is not in the cache, as None is an answer
+_MAX_REMEMBERED = 1 << 17  # size of the cache; it is cleared when full
 
 
 class PlacementCache:
-    """Best fit with a cache, as the nodes of a configuration depend only on the free devices.
+    """Best fit with a cache: the nodes of a configuration depend on the free devices alone.
 
-    Each share, largest first, goes to the first node with the fewest free devices that can take it. The free
-    devices are one number with a field per node, whose highest bit is 0: all nodes are compared at once, so
-    the cost hardly grows with the cluster. Policies keep the object between decisions.
+    The free devices of all nodes are packed into one integer with a field of 8 (or 32) bits per node, so one
+    operation compares all nodes and the cost hardly grows with the cluster. The integer is also the key of
+    the cache. Policies keep the object between decisions.
+
+    Invariant: a field holds at most the devices of its node, so its highest bit is 0 and stays free as the
+    carry of comparisons; a carry never reaches the next field.
 
     Parameters
     ----------
     n_nodes, most
         Number of nodes, and the most devices of one of them.
     of_type
-        Nodes by type of device, as the bits of a number each.
+        Nodes by type of device, as an integer with one bit per node.
     is_tight
-        Whether a node may run out of CPU threads or host memory before devices, see `can_starve`.
+        True if a node may run out of CPU threads or host memory before devices, see `can_starve`.
     """
 
     __slots__ = (
@@ -100,29 +108,29 @@ class PlacementCache:
         return cls(cluster.n_nodes, most, of_type, is_tight=is_tight)
 
     def free_resources(self, view: ClusterView, kept_threads: int = 0) -> "FreeResources":
-        """Return the free resources, see `FreeResources`."""
+        """Return the free resources of a cluster, see `FreeResources`."""
         return FreeResources.of(view, is_tight=self.is_tight, placements=self, kept_threads=kept_threads)
 
     def packed(self, gpus: Sequence[int]) -> int:
-        """Return the devices of every node as one number."""
+        """Pack the devices of every node into one integer."""
         if self._bits == 8:
             return int.from_bytes(bytes(gpus), "little")
         return sum(count << self._bits * node for node, count in enumerate(gpus))
 
     def unpacked(self, free: int) -> list[int]:
-        """Return the devices of every node from such a number."""
+        """Return the devices of every node from a packed integer."""
         if self._bits == 8:
             return list(free.to_bytes(self._n_nodes, "little"))
         return [free >> self._bits * node & (1 << self._bits) - 1 for node in range(self._n_nodes)]
 
     def share(self, item: Configuration, nodes: tuple[int, ...]) -> int:
-        """Return the devices of a configuration on nodes as one number."""
+        """Return the devices that a configuration takes on nodes, as a packed integer."""
         known = self._shares[item]
-        found: int = known.get(nodes, _UNKNOWN)
-        if found is _UNKNOWN:
-            found = sum([count << self._bits * node for node, count in zip(nodes, item.counts, strict=True)])
-            self._remember(known, nodes, found)
-        return found
+        packed: int = known.get(nodes, _UNKNOWN)
+        if packed is _UNKNOWN:
+            packed = sum([count << self._bits * node for node, count in zip(nodes, item.counts, strict=True)])
+            self._remember(known, nodes, packed)
+        return packed
 
     def fit(self, free: int, item: Configuration) -> tuple[int, ...] | None:
         """Return nodes for a configuration in the order of its `counts`, or None."""
@@ -136,21 +144,25 @@ class PlacementCache:
     def first_fit(self, free: int, n_gpus: int, items: tuple[Configuration, ...]) -> Fit | None:
         """Return the first configuration that fits on at most ``n_gpus`` devices, and its nodes, or None."""
         known = self._first[items]
-        found: Fit | None = known.get(free, _UNKNOWN)
-        if found is _UNKNOWN:
-            found = None
+        first: Fit | None = known.get(free, _UNKNOWN)
+        if first is _UNKNOWN:
+            first = None
             for item in items:
                 nodes = self.fit(free, item) if item.n_gpus <= n_gpus else None
                 if nodes is not None:
-                    found = item, nodes
+                    first = item, nodes
                     break
-            self._remember(known, free, found)
-        return found
+            self._remember(known, free, first)
+        return first
 
     def search(
         self, free: int, item: Configuration, suits: Callable[[int, int, int], bool] | None = None
     ) -> tuple[int, ...] | None:
-        """Return nodes in the order of `counts`, or None; ``suits`` takes node, free devices, share."""
+        """Return nodes in the order of `counts`, or None.
+
+        ``suits`` takes a node, its free devices and the size of a share, and rejects nodes that lack CPU
+        threads or host memory.
+        """
         if item.counts[0] >= len(self._equal):
             return None
         if suits is None and not item.gpu_types:
@@ -159,13 +171,15 @@ class PlacementCache:
             nodes = self._search_suited(free, item, suits)
         if nodes is None or len(nodes) == 1:
             return nodes
-        # In the order of `Allocation.nodes`, so that a policy can tell whether a job would stay as it is.
+        # In the order of `Allocation.nodes`, so that a policy sees if a job would stay where it is.
         shares = sorted(zip(item.counts, item.types_by_count, nodes, strict=True), reverse=True)
         return tuple([node for _, _, node in shares])
 
     def _search_suited(
         self, free: int, item: Configuration, suits: Callable[[int, int, int], bool] | None
     ) -> tuple[int, ...] | None:
+        # As `_search`, for nodes of one type, and asking about each candidate. ``level`` rises from the size
+        # of the share: nodes with fewer free devices come first.
         bits, low, taken, nodes = self._bits, self._low, 0, list[int]()
         for count, gpu_type in zip(item.counts, item.types_by_count, strict=True):
             able = free + self._lacking[count] & self._marks(gpu_type) & ~taken
@@ -184,9 +198,9 @@ class PlacementCache:
         return tuple(nodes)
 
     def _search(self, free: int, counts: tuple[int, ...]) -> tuple[int, ...] | None:
-        # Adding `_lacking` to all fields sets the highest bit of nodes with enough devices. XOR with a count
-        # gives 0 in the fields of nodes with exactly that, where adding `_low` leaves the highest bit clear.
-        # Lowest bit first is lowest node first.
+        # Adding `_lacking[count]` sets the highest bit in the fields of nodes with at least ``count``
+        # devices. XOR with a level in all fields gives 0 for nodes with exactly that many; adding `_low` then
+        # leaves the highest bit clear in those fields alone. The lowest set bit is the first such node.
         bits, low, usable, nodes = self._bits, self._low, self._high, list[int]()
         for count in counts:
             able = free + self._lacking[count] & usable
@@ -202,12 +216,12 @@ class PlacementCache:
         return tuple(nodes)
 
     def nodes_of_type(self, gpu_type: str) -> Sequence[int]:
-        """Return the nodes with a type of device; all of them where no type is named."""
-        found = range(self._n_nodes)
-        return [node for node in found if self._of_type[gpu_type] >> node & 1] if gpu_type else found
+        """Return the nodes with a type of device; all nodes for an empty type."""
+        nodes = range(self._n_nodes)
+        return [node for node in nodes if self._of_type[gpu_type] >> node & 1] if gpu_type else nodes
 
     def _marks(self, gpu_type: str) -> int:
-        """Return the highest bits of the fields of nodes with a type of device; of all if none is named."""
+        """Return the highest bits of the fields of nodes with a type of device; of all for an empty type."""
         if not gpu_type:
             return self._high
         return sum(1 << self._bits * (node + 1) - 1 for node in self.nodes_of_type(gpu_type))
@@ -223,10 +237,10 @@ class PlacementCache:
 
 @lru_cache(maxsize=64)
 def _fields(n_nodes: int, bits: int, most: int) -> tuple[int, int, list[int], list[int]]:
-    """Return numbers for all fields: all bits but the highest, the highest bit, and two lists by count.
+    """Return integers with equal fields: all bits but the highest, the highest bit, and two lists by count.
 
-    The first list has the count in each field; an entry of the second, added to the free devices, sets the
-    highest bit of the fields with the count or more.
+    Entries of the first list have the count in each field. An entry of the second, added to free devices,
+    sets the highest bit of the fields with at least that count.
     """
     ones, half = sum(1 << bits * node for node in range(n_nodes)), 1 << bits - 1
     counts = range(most + 1)
@@ -234,9 +248,9 @@ def _fields(n_nodes: int, bits: int, most: int) -> tuple[int, int, list[int], li
 
 
 class FreeResources:
-    """Free devices of every node, private to one decision; placing is best fit, see `PlacementCache`.
+    """Free devices of every node, private to one decision; placement is best fit, see `PlacementCache`.
 
-    Begin with `FreeResources.of`; ask with `fit` or `first_fit`, then `take`.
+    Start with `FreeResources.of`, find nodes with `fit` or `first_fit`, then hold them with `take`.
 
     Parameters
     ----------
@@ -247,8 +261,8 @@ class FreeResources:
     placements
         Placement cache of the same cluster.
     kept_threads
-        CPU threads reserved for each device that stays free, if `first_fit` has an option that needs no more
-        than these per device.
+        CPU threads reserved for each device that stays free, so that a later job finds its share. Where no
+        option of `first_fit` is content with so few threads per device, none are reserved.
 
     Attributes
     ----------
@@ -256,7 +270,7 @@ class FreeResources:
         Free devices on all nodes together; the placement cache.
     """
 
-    __slots__ = ("_free", "_kept", "_refused", "_supplies", "kept_threads", "n_gpus", "placements")
+    __slots__ = ("_blocked", "_free", "_kept", "_supplies", "kept_threads", "n_gpus", "placements")
 
     def __init__(
         self,
@@ -271,8 +285,9 @@ class FreeResources:
         self._free = self.placements.packed(gpus)
         self._supplies = None if cpus is None or host_bytes is None else (cpus, host_bytes)
         self.kept_threads, self._kept = kept_threads, 0
-        # If supplies matter: configurations, and tuples of them, that did not fit, until something is freed.
-        self._refused: set[Configuration | tuple[Configuration, ...]] = set()
+        # Configurations, and tuples of them, that did not fit since something was last freed. Used only where
+        # supplies matter; otherwise the placement cache is as fast.
+        self._blocked: set[Configuration | tuple[Configuration, ...]] = set()
 
     @classmethod
     def of(
@@ -301,7 +316,7 @@ class FreeResources:
         other.kept_threads, other._kept = self.kept_threads, self._kept
         supplies = self._supplies
         other._supplies = None if supplies is None else (supplies[0].copy(), supplies[1].copy())
-        other._refused = self._refused.copy()
+        other._blocked = self._blocked.copy()
         return other
 
     def fit(self, item: Configuration) -> tuple[int, ...] | None:
@@ -310,26 +325,26 @@ class FreeResources:
             return None
         if self._supplies is None:
             return self.placements.fit(self._free, item)
-        return None if item in self._refused else self._search(item, *self._supplies)
+        return None if item in self._blocked else self._search(item, *self._supplies)
 
     def first_fit(self, items: tuple[Configuration, ...]) -> Fit | None:
         """Return the first configuration that fits, with its nodes, or None; takes nothing."""
         if self._supplies is None:
             return self.placements.first_fit(self._free, self.n_gpus, items)
-        if items in self._refused:
+        if items in self._blocked:
             return None
-        found = None
+        first = None
         kept = self.kept_threads
         self._kept = kept if any(item.cpu_threads <= kept for item in items) else 0
         for item in items:
             nodes = self.fit(item)
             if nodes is not None:
-                found = item, nodes
+                first = item, nodes
                 break
-        if found is None and not self._kept:
-            self._refused.add(items)
+        if first is None and not self._kept:
+            self._blocked.add(items)
         self._kept = 0
-        return found
+        return first
 
     def take(self, item: Configuration, nodes: Sequence[int]) -> None:
         """Hold the devices of a configuration on nodes in the order of its `counts`; unchecked."""
@@ -344,7 +359,7 @@ class FreeResources:
         self.n_gpus += item.n_gpus
         if self._supplies is not None:
             self._supply(item, nodes, 1)
-            self._refused.clear()
+            self._blocked.clear()
 
     def take_if_free(self, item: Configuration, nodes: Sequence[int]) -> bool:
         """Hold a configuration on exactly these nodes and return True, or return False if it does not fit."""
@@ -358,7 +373,7 @@ class FreeResources:
         return True
 
     def has_shortage(self) -> bool:
-        """Return whether more was taken than there was of CPU threads or host memory."""
+        """Return True if more CPU threads or host memory were taken than there were."""
         if self._supplies is None:
             return False
         cpus, host_bytes = self._supplies
@@ -367,15 +382,15 @@ class FreeResources:
     def _search(
         self, item: Configuration, cpus: Sequence[int], host_bytes: Sequence[float]
     ) -> tuple[int, ...] | None:
-        threads, own_bytes, kept = item.cpu_threads, item.host_memory_bytes_per_gpu, self._kept
+        threads, bytes_per_gpu, kept = item.cpu_threads, item.host_memory_bytes_per_gpu, self._kept
 
         def suits(node: int, free: int, count: int) -> bool:
             has_threads = cpus[node] >= count * threads + kept * (free - count)
-            return has_threads and host_bytes[node] >= count * own_bytes
+            return has_threads and host_bytes[node] >= count * bytes_per_gpu
 
         nodes = self.placements.search(self._free, item, suits)
-        if nodes is None and not kept:  # else it may fit once fewer free devices have threads reserved
-            self._refused.add(item)
+        if nodes is None and not kept:  # with reserved threads it may fit once fewer devices are free
+            self._blocked.add(item)
         return nodes
 
     def _supply(self, item: Configuration, nodes: Sequence[int], sign: int) -> None:
@@ -388,12 +403,12 @@ class FreeResources:
 
 # --- Guests ---
 
-_ALMOST = 1 - 1e-9  # of the memory of a guest, so that rounding rejects none that just fits
-Place = tuple[float, tuple[int, ...]]  # pace, and nodes in the order of the counts
+_ALMOST = 1 - 1e-9  # factor on the memory of a guest, so that rounding rejects none that just fits
+Place = tuple[float, tuple[int, ...]]  # pace of a guest, and its nodes in the order of the counts
 
 
 class GuestPlacement:
-    """Holders and guests of every node during a decision, to find room for one more guest.
+    """Holders and guests of every node during a decision, to find a place for one more guest.
 
     Parameters
     ----------
@@ -401,75 +416,82 @@ class GuestPlacement:
         Placement cache of the cluster.
     """
 
-    __slots__ = ("_company", "_placements", "_sharing", "_spare")
+    __slots__ = ("_colocations", "_placements", "_sharing", "_spare")
 
     def __init__(self, view: ClusterView, placements: PlacementCache) -> None:
         self._sharing = view.sharing()
         self._placements = placements
-        # Cached until something changes: the jobs of each node, and the memory left on devices without a
-        # guest, the least first.
-        self._company: list[Colocation] = []
+        # Cached until something changes: the jobs on each node, and the memory left on devices without a
+        # guest, in ascending order.
+        self._colocations: list[Colocation] = []
         self._spare: list[float] = []
 
     def add(self, index: int, held: Allocation) -> None:
-        """Add what a job, by its position in the order of submission, will hold or use."""
+        """Add the allocation of a job, as holder or guest; ``index`` is its position by submission."""
         self._sharing.add(index, held)
-        self._company = []
+        self._colocations = []
 
     def remove(self, index: int, held: Allocation) -> None:
-        """Remove what a job holds or uses."""
+        """Remove the allocation of a job."""
         self._sharing.remove(index, held)
-        self._company = []
+        self._colocations = []
 
     def is_crowded(self, node: int) -> bool:
-        """Return whether some guest of a node finds no device with memory for it."""
+        """Return True if some guest of a node finds no device with enough memory."""
         return self._sharing.on(node).oversubscribed_bytes is not None
 
     def has_devices(self, held: Allocation) -> bool:
-        """Return whether each node of a job has as many devices without a guest, whatever their memory."""
-        is_lean = not held.configuration.host_memory_bytes_per_gpu
-        return is_lean and all(self._sharing.on(node).n_unshared >= count for node, count in held.shares)
+        """Return True if a job can be a guest on its nodes, as far as the number of devices decides.
+
+        Each node needs as many devices without a guest as the job has there. Guests need no host memory.
+        """
+        needs_no_host = not held.configuration.host_memory_bytes_per_gpu
+        return needs_no_host and all(
+            self._sharing.on(node).n_unshared >= count for node, count in held.shares
+        )
 
     def has_place(self, item: Configuration, nodes: Sequence[int]) -> bool:
-        """Return whether one more guest fits on exactly these nodes, in the order of its `counts`."""
+        """Return True if one more guest fits on exactly these nodes, in the order of its `counts`."""
         if item.host_memory_bytes_per_gpu:
             return False
-        own_bytes, shares = item.device_memory_bytes_per_gpu, zip(nodes, item.counts, strict=True)
-        return all(self._sharing.on(node).has_memory(count, own_bytes) for node, count in shares)
+        needed_bytes, shares = item.device_memory_bytes_per_gpu, zip(nodes, item.counts, strict=True)
+        return all(self._sharing.on(node).has_memory(count, needed_bytes) for node, count in shares)
 
     def fastest_of(self, options: Iterable[tuple[float, Configuration]]) -> Allocation | None:
         """Return the allocation in which one more guest makes most progress, or None if it fits nowhere.
 
-        ``options`` are times of a step alone [s] with their configurations, the fastest first.
+        ``options`` are configurations, each behind the time of a step without other jobs [s], fastest first.
         """
-        found, most = None, 0.0
+        best, most = None, 0.0  # most progress so far [steps/s]
         spare = self._spare_bytes()
         for step_s, item in options:
             if most * step_s >= 1.0:
-                break  # even alone it would be slower
-            own_bytes = item.device_memory_bytes_per_gpu * _ALMOST
-            if len(spare) - bisect_left(spare, own_bytes) < item.n_gpus:
-                continue  # too few devices have memory, wherever they are
+                break  # this and all later options would be slower even without other jobs
+            needed_bytes = item.device_memory_bytes_per_gpu * _ALMOST
+            if len(spare) - bisect_left(spare, needed_bytes) < item.n_gpus:
+                continue  # too few devices of the whole cluster have enough memory
             place = self.fastest(item, most * step_s)
             if place is not None and place[0] / step_s > most:
-                found, most = item.on(place[1]).colocated(is_guest=True), place[0] / step_s
-        return found
+                best, most = item.on(place[1]).colocated(is_guest=True), place[0] / step_s
+        return best
 
     def fastest(self, item: Configuration, least_pace: float = 0.0) -> Place | None:
-        """Return the speed and the nodes of one more guest where it is fastest, or None if it fits nowhere.
+        """Return the pace and the nodes of one more guest where it is fastest, or None if it fits nowhere.
 
-        Its slowest device counts. Guests that need host memory fit nowhere.
+        The slowest device sets the pace. Guests that need host memory fit nowhere.
         """
-        own_bytes = item.device_memory_bytes_per_gpu * _ALMOST
+        needed_bytes = item.device_memory_bytes_per_gpu * _ALMOST
         spare = self._spare_bytes()
-        if item.host_memory_bytes_per_gpu or len(spare) - bisect_left(spare, own_bytes) < item.n_gpus:
+        if item.host_memory_bytes_per_gpu or len(spare) - bisect_left(spare, needed_bytes) < item.n_gpus:
             return None
-        by_node = [it.speeds_for(item) if it.most_bytes >= own_bytes else () for it in self._company]
+        by_node = [it.speeds_for(item) if it.most_bytes >= needed_bytes else () for it in self._colocations]
         paces = sorted([pace for there in by_node for pace in there if pace >= least_pace], reverse=True)
         if len(paces) < item.n_gpus:
             return None
+        # The pace of the slowest device is one of these levels. The lower it is, the more devices are fast
+        # enough, so bisection finds the highest level at which the guest fits.
         levels = sorted(set(paces[item.n_gpus - 1 :]))
-        found, low, high = None, 0, len(levels)  # the last level at which it fits, by bisection
+        best, low, high = None, 0, len(levels)
         while low < high:
             rank = (low + high) // 2
             least = levels[rank]
@@ -479,12 +501,12 @@ class GuestPlacement:
             if nodes is None:
                 high = rank
             else:
-                found, low = (least, nodes), rank + 1
-        return found
+                best, low = (least, nodes), rank + 1
+        return best
 
     def _spare_bytes(self) -> list[float]:
-        """Return the memory that each device without a guest has left for one [B], the least first."""
-        if not self._company:
-            self._company = self._sharing.everywhere()
-            self._spare = sorted([spare for it in self._company for spare in it.spare_bytes])
+        """Return the memory left on each device without a guest [B], in ascending order."""
+        if not self._colocations:
+            self._colocations = self._sharing.everywhere()
+            self._spare = sorted([spare for it in self._colocations for spare in it.spare_bytes])
         return self._spare

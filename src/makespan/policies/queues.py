@@ -1,4 +1,4 @@
-"""Policies that serve a queue with requests as they are: FIFO, SJF, SRTF, Tiresias and Synergy."""
+"""Policies that choose only the order of a queue and keep requests: FIFO, SJF, SRTF, Tiresias and Synergy."""
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
@@ -16,9 +16,9 @@ from makespan.workloads import JobSpec
 
 @dataclass(frozen=True, slots=True)
 class Fifo:
-    """Start jobs in the order of submission, as requested; one that does not fit blocks all behind it.
+    """Start jobs in the order of submission, as requested; a job that does not fit blocks all behind it.
 
-    With ``is_serial`` each has the whole cluster to itself.
+    With ``is_serial`` only one job runs at a time.
     """
 
     name: str = "fifo"
@@ -43,11 +43,11 @@ class Fifo:
             return Decision(changes), state
         free = state.free_resources(view)
         for job in view.pending:
-            found = free.first_fit(view.catalogue.as_requested(job.spec))
-            if found is None:
+            fit = free.first_fit(view.catalogue.as_requested(job.spec))
+            if fit is None:
                 break
-            free.take(*found)
-            changes[job.spec.job_id] = found[0].on(found[1])
+            free.take(*fit)
+            changes[job.spec.job_id] = fit[0].on(fit[1])
             if self.is_serial:
                 break
         return Decision(changes), state
@@ -58,7 +58,7 @@ class Fifo:
 
 @dataclass(frozen=True, slots=True)
 class ShortestJobFirst:
-    """Start waiting jobs in the order of their run time as requested; short ones may pass others."""
+    """Start waiting jobs by their run time as requested, shortest first; a job that fits may pass others."""
 
     max_stretch: float = 1.0  # ratio of predicted whole runs up to which a job accepts more nodes
     name: str = "sjf"
@@ -90,7 +90,10 @@ class ShortestJobFirst:
 
 @dataclass(frozen=True, slots=True)
 class ShortestRemainingTimeFirst:
-    """Serve jobs by remaining time, and displace running ones that have more left."""
+    """Serve jobs by remaining time, and displace running jobs with more time left.
+
+    A displaced job restarts later, so its time left must be longer by several restart delays.
+    """
 
     min_advantage: float = 6.0  # restart delays by which the time left of a displaced job must be longer
     max_stretch: float = 1.0  # ratio of predicted whole runs up to which a job accepts more nodes
@@ -129,7 +132,7 @@ class ShortestRemainingTimeFirst:
 
 
 def _remaining_time_s(job: JobView, view: ClusterView) -> float:
-    """Return the predicted time for which a job still holds devices, started now if it waits [s]."""
+    """Return the predicted time for which a job still needs devices, its restart included [s]."""
     if job.allocation is None:
         step_s = job.step_s(view.catalogue.requested(job.spec))
         return view.restart_delay_s + job.steps_left * step_s
@@ -144,8 +147,8 @@ def _remaining_time_s(job: JobView, view: ClusterView) -> float:
 class Tiresias:
     """Serve jobs by least attained service, discretised to a few queues.
 
-    A job is demoted one queue at each of ``thresholds_gpu_s``, and promoted to the first once it has waited
-    ``promotion`` times as long as it has run; None never promotes.
+    A job is demoted by one queue at each of ``thresholds_gpu_s``, and promoted to the first queue once it has
+    waited for more than ``promotion`` times the time that it held devices; with None it is never promoted.
     """
 
     thresholds_gpu_s: tuple[float, ...] = (14_400.0, 57_600.0)  # ascending
@@ -165,7 +168,7 @@ class Tiresias:
         return Queue(PlacementCache.on(cluster, catalogue))
 
     def queue(self, job: JobView) -> int:
-        """Return the queue of a job, 0 for the first to be served."""
+        """Return the number of a job's queue; queue 0 is served first."""
         level = bisect_right(self.thresholds_gpu_s, job.attained_service_gpu_s)
         if level and self.promotion is not None and job.allocation is None:
             held_s = job.running_time_s + job.restart_time_s
@@ -192,7 +195,7 @@ class Tiresias:
             level = self.queue(job)
             return list(takewhile(lambda other: queues[other] > level, candidates))
 
-        # Promotion follows from the passing of time, so a queue in a kept order would be out of date.
+        # Waiting jobs are promoted as time passes, so with promotion a kept queue would be out of order.
         kept = state if self.promotion is None else Queue(state.placements)
         return serve(view, order, options, victims, kept), state
 
@@ -212,7 +215,7 @@ class CpuDemands:
     _known: dict[tuple[str, str, int], tuple[Configuration, ...]] = field(default_factory=dict)
 
     def options(self, spec: JobSpec, catalogue: Catalogue, policy: "Synergy") -> tuple[Configuration, ...]:
-        """Return the options of a job: fewest nodes first, on each placement first its demand."""
+        """Return the options of a job: fewest nodes first, and on each placement its demand first."""
         key = (spec.workload, spec.plan, spec.n_gpus)
         if key not in self._known:
             reference = catalogue.requested(spec)
@@ -233,7 +236,10 @@ class CpuDemands:
         return self._known[key]
 
     def _tuned(self, variants: Sequence[Configuration], tolerance: float) -> Iterator[Configuration]:
-        """Yield the demand of one placement, then options with fewer threads, down to a fair share."""
+        """Yield the demand on one placement, then options with fewer threads, down to the fair share.
+
+        The demand is the fewest threads with which a step takes at most ``1 + tolerance`` times the least.
+        """
         limit_s = (1 + tolerance) * min(item.predicted_iter_time_s for item in variants)
         enough = [item for item in variants if item.predicted_iter_time_s <= limit_s]
         demand = min(enough, key=lambda item: item.cpu_threads)
@@ -249,9 +255,10 @@ class CpuDemands:
 class Synergy:
     """Start jobs in the order of submission, guaranteed ones first, with the fewest CPU threads that suffice.
 
-    Deviations: the original takes threads back from running jobs at no cost; here any change costs a restart,
-    so a job keeps what it started with, and takes more than a fair share only of what others left of theirs.
-    It knows no guarantees; here a guaranteed job runs only as what is sure to be as fast as its request.
+    Deviations: the original takes threads back from running jobs at no cost. Here every change costs a
+    restart, so a job keeps the threads that it started with, and gets more than its fair share only if
+    others use less than theirs. The original knows no guarantees; here a guaranteed job runs only in
+    configurations that are known to be as fast as its request.
     """
 
     tolerance: float = 0.05  # loss of speed at which a job counts as running at its best

@@ -1,10 +1,10 @@
-"""Sia: the devices of all jobs are chosen together, as one multiple-choice knapsack, whenever jobs change.
+"""Sia: every decision chooses the devices of all jobs together, as one multiple-choice knapsack.
 
-Each job takes one size, and all together no more devices than exist. A greedy solution is accepted if it is
-within a gap of the linear relaxation. Otherwise most choices are settled by the price of a device in the
-relaxation: one whose reduced cost exceeds the distance between the bound and a known solution cannot be part
-of a better one. The rest is solved exactly, by dynamic programming over the devices, so that schedules do not
-depend on the version of a solver.
+Each job takes one size, and all jobs together no more devices than exist. A greedy solution is accepted if
+its cost is within a gap of a lower bound, the Lagrangian bound at the price of a device in the linear
+relaxation. Otherwise the same price rules out most choices: a choice whose reduced cost exceeds the distance
+between the bound and the greedy solution cannot be part of a better one. The remaining choices are solved
+exactly, by dynamic programming over the devices, so schedules do not depend on the version of a solver.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -36,7 +36,7 @@ class Menu:
 
 
 def choose(menus: Sequence[Menu], n_gpus: int, gap: float) -> list[list[int]]:
-    """Return how many jobs of each menu take each choice, at the least total cost up to a relative gap."""
+    """Return how many jobs of each menu take each choice: the least total cost, up to a relative gap."""
     counts = _greedy(menus, n_gpus)
     cost = _cost(menus, counts)
     price = _price(menus, n_gpus)
@@ -46,8 +46,8 @@ def choose(menus: Sequence[Menu], n_gpus: int, gap: float) -> list[list[int]]:
     slack = cost - bound - gap * abs(cost)
     if slack <= _ROUNDING:
         return counts
-    # A choice that exceeds the best of its menu by more than the slack is in no better solution; where that
-    # holds for no devices too, the job is certain to get some.
+    # A choice that exceeds the best of its menu by more than the slack is part of no better solution. If that
+    # also rules out the choice of no devices, the job is certain to get some.
     kept = [
         [k for k, (g, c) in enumerate(_choices(menu)) if c + price * g - value <= slack]
         for menu, value in zip(menus, least, strict=True)
@@ -73,7 +73,7 @@ def _price(menus: Sequence[Menu], n_gpus: int) -> float:
     """Return the cost that one more device would save in the linear relaxation."""
     steps = []
     for menu in menus:
-        # The lower convex hull of the choices, from no devices on: a linear programme mixes only these.
+        # Only the lower convex hull of the choices, from no devices on, can be part of a relaxed solution.
         hull = [(0, 0.0)]
         for g, c in _choices(menu):
             if c >= hull[-1][1]:
@@ -86,6 +86,7 @@ def _price(menus: Sequence[Menu], n_gpus: int) -> float:
             hull.append((g, c))
         for (g0, c0), (g1, c1) in pairwise(hull):
             steps.append(((c0 - c1) / (g1 - g0), (g1 - g0) * menu.n_jobs))
+    # The relaxation takes the steps of all hulls by their saving; the first that does not fit sets the price.
     left = n_gpus
     for saving, devices in sorted(steps, reverse=True):
         left -= devices
@@ -95,8 +96,8 @@ def _price(menus: Sequence[Menu], n_gpus: int) -> float:
 
 
 def _greedy(menus: Sequence[Menu], n_gpus: int) -> list[list[int]]:
-    """Return the solution that always takes the step that saves most per device and still fits."""
-    # Place 0 of each row counts the jobs without devices.
+    """Return the solution of repeatedly taking the step that saves most per device and still fits."""
+    # Position 0 of each row counts the jobs without devices.
     counts = [[menu.n_jobs, *(0 for _ in menu.sizes)] for menu in menus]
     left = n_gpus
     steps = [step for i in range(len(menus)) for step in _steps(menus, i, 0)]
@@ -106,7 +107,9 @@ def _greedy(menus: Sequence[Menu], n_gpus: int) -> list[list[int]]:
         new = -new
         more = menus[i].sizes[new - 1] - (menus[i].sizes[old - 1] if old else 0)
         number = min(counts[i][old], left // more)
-        if not number:  # what does not fit now never will, and jobs that come later bring their own steps
+        # A step that does not fit now never will. One without jobs at its start is pushed again, as a step of
+        # the jobs that arrive there.
+        if not number:
             continue
         if not counts[i][new]:
             for step in _steps(menus, i, new):
@@ -118,7 +121,10 @@ def _greedy(menus: Sequence[Menu], n_gpus: int) -> list[list[int]]:
 
 
 def _steps(menus: Sequence[Menu], i: int, old: int) -> Iterator[tuple[float, int, int, int]]:
-    """Yield the next steps of jobs of a menu: negated saving per device, menu, place, negated new place."""
+    """Yield the steps of jobs at a position of a menu: negated saving per device, menu, old, negated new.
+
+    The new position is negated so that a heap takes the larger of two steps with equal savings.
+    """
     menu = menus[i]
     g0, c0 = (menu.sizes[old - 1], menu.costs[old - 1]) if old else (0, 0.0)
     for new in range(old + 1, len(menu.sizes) + 1):
@@ -130,7 +136,7 @@ def _steps(menus: Sequence[Menu], i: int, old: int) -> Iterator[tuple[float, int
 def _solve(
     menus: Sequence[Menu], kept: Sequence[Sequence[int]], certain: Sequence[bool], n_gpus: int
 ) -> list[list[int]] | None:
-    """Return the best solution of the choices that are left, with the fewest devices; None if impossible."""
+    """Return the cheapest solution of the remaining choices, on the fewest devices; None if there is none."""
     counts = [[0] * len(menu.sizes) for menu in menus]
     left, open_menus = n_gpus, []
     for i, (menu, choices) in enumerate(zip(menus, kept, strict=True)):
@@ -173,12 +179,12 @@ def _solve(
 
 
 def _bits(number: int) -> list[int]:
-    """Return the places of the ones of a number in base two, lowest first."""
+    """Return the positions of the set bits of a number, lowest first."""
     return [j for j in range(number.bit_length()) if number >> j & 1]
 
 
 def _sum(a: _Costs, b: _Costs) -> _Costs:
-    """Return the least cost of two sets of jobs together."""
+    """Return the least cost of two sets of jobs together, for each number of devices."""
     total = np.full_like(a, np.inf)
     for devices in np.flatnonzero(np.isfinite(b)):
         np.minimum(total[devices:], a[: len(a) - devices] + b[devices], out=total[devices:])
@@ -186,12 +192,12 @@ def _sum(a: _Costs, b: _Costs) -> _Costs:
 
 
 def _split(a: _Costs, b: _Costs, devices: int) -> int:
-    """Return the devices of the second of two sets of jobs at the least cost of both on ``devices``."""
+    """Return the devices of the second of two sets of jobs that share ``devices`` at the least cost."""
     return int(np.argmin(a[devices::-1] + b[: devices + 1]))
 
 
 def _shares(powers: Sequence[_Costs], j: int, devices: int) -> Iterator[int]:
-    """Yield the devices of each of ``2**j`` jobs that gets any."""
+    """Yield the devices of each of ``2**j`` equal jobs, without those that get none."""
     if not devices:
         return
     if j == 0:
@@ -207,7 +213,7 @@ def _shares(powers: Sequence[_Costs], j: int, devices: int) -> Iterator[int]:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """One device count of a kind of job: its configurations, fewest nodes first, and normalised speed."""
+    """One device count of a kind of request: its configurations, fewest nodes first, and normalised speed."""
 
     n_gpus: int
     options: tuple[Configuration, ...]
@@ -218,8 +224,9 @@ class Size:
 class Sizes:
     """Sizes of each kind of request, computed once per kind.
 
-    Counts are powers of two within a node and whole nodes beyond; the requested count is always among them.
-    Counts that are not faster, and placements slower than ``max_slowdown`` allows, are left out.
+    Device counts are powers of two within a node and multiples of a node beyond; the requested count is
+    always considered. Left out are counts that are no faster than a smaller one, and placements more than
+    ``max_slowdown`` times slower than the one with the fewest nodes.
     """
 
     gpus_per_node: int
@@ -261,7 +268,7 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Equal jobs, and the cost of each size relative to no devices; a running job is a group of its own."""
+    """Equal jobs, and the cost of each size relative to no devices; every running job is its own group."""
 
     jobs: tuple[JobView, ...]
     sizes: tuple[Size, ...]
@@ -270,20 +277,22 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Sia:
-    """Adapt the devices of all jobs to each other; the kind of plan stays as requested.
+    """Choose the devices of all jobs together; the kind of plan stays as requested.
 
-    Minimises the sum over jobs of worth to the power *p* < 0; with age *T* and *N* restarts of *D* s each, a
-    restart damps the worth by (T - N D) / (T + D). A job starts with ``start_factor`` times its least devices
-    and grows to ``growth`` times what it holds in a round, or to the next size; None sets no limit.
-    Deviation: jobs keep their batch size, so worth is throughput and not goodput. In the original
-    ``queueing_penalty`` is 1.1, ``start_factor`` 1 and ``growth`` 2; here restart delays are long.
+    The objective is the sum over jobs of normalised throughput to the power *p* < 0, to be minimised. A
+    restart multiplies the throughput by (T - N D) / (T + D), for a job of age *T* and *N* restarts, the next
+    one included, of *D* s each. A job starts with at most ``start_factor`` times its fewest devices, and
+    grows in one decision to at most ``growth`` times what it holds, or to the next size; None sets no limit.
+
+    Deviation: jobs keep their batch size, so the objective has throughput in place of goodput. In the
+    original ``queueing_penalty`` is 1.1, ``start_factor`` 1 and ``growth`` 2; restart delays are longer here.
     """
 
     power: float = -0.5  # exponent of fairness; the more negative, the more the slowest jobs count
-    queueing_penalty: float = 4.0  # what a job without devices contributes
+    queueing_penalty: float = 4.0  # contribution of a job without devices to the objective
     gap: float = 0.01  # accepted relative distance from the optimum
     max_slowdown: float = 1.5  # ratio of predicted steps up to which a job accepts more nodes
-    start_factor: float | None = 1.0  # most devices of a start over the least that the job can have
+    start_factor: float | None = 1.0  # most devices of a start over the fewest that the job can have
     growth: float | None = None  # most devices after a change over those before
     name: str = "sia"
     title: str = "Sia"
@@ -327,7 +336,7 @@ class Sia:
         damping = max(age_s - lost_s, 0.0) / (age_s + delay_s) if age_s + delay_s > 0 else 1.0
         held = _n_gpus(job)
         sizes = _limited(sizes, held, self.growth)
-        # Speeds normalised by the smallest size, at the present placement where a size includes it.
+        # Speeds are relative to the smallest size; the size that the job holds counts on its present nodes.
         present = None if job.allocation is None else job.allocation.configuration
         least_s = sizes[0].n_gpus * job.step_s(sizes[0].options[0])
         costs = []
@@ -342,7 +351,7 @@ class Sia:
 
 
 def _limited(sizes: tuple[Size, ...], n_gpus: int, factor: float | None) -> tuple[Size, ...]:
-    """Return the sizes up to a multiple of some devices, at least the next one if the factor exceeds 1."""
+    """Return the sizes up to a multiple of ``n_gpus`` devices, and the next size if the factor exceeds 1."""
     if factor is None:
         return sizes
     most = factor * n_gpus
@@ -358,7 +367,10 @@ def _n_gpus(job: JobView) -> int:
 def _realise(
     view: ClusterView, groups: Iterable[Group], counts: Iterable[Sequence[int]]
 ) -> dict[str, Allocation | None]:
-    """Place the sizes that the knapsack chose, large jobs first; a job that does not fit stays or shrinks."""
+    """Place the chosen sizes, large jobs first; a job whose size fits on no nodes stays or shrinks.
+
+    The knapsack counts devices and knows no nodes, so fragmentation can make a size impossible.
+    """
     free = FreeResources.of(view, is_tight=True)
     targets: list[tuple[JobView, tuple[Size, ...]]] = []
     changes: dict[str, Allocation | None] = {}
@@ -389,10 +401,10 @@ def _place(
     job: JobView, sizes: Sequence[Size], free: FreeResources, changes: dict[str, Allocation | None]
 ) -> bool:
     for size in sizes:
-        found = free.first_fit(size.options)
-        if found is not None:
-            free.take(*found)
-            changes[job.spec.job_id] = found[0].on(found[1])
+        fit = free.first_fit(size.options)
+        if fit is not None:
+            free.take(*fit)
+            changes[job.spec.job_id] = fit[0].on(fit[1])
             return True
     return False
 
