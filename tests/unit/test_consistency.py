@@ -2,6 +2,7 @@
 
 import ast
 import csv
+import pydoc
 import re
 import tomllib
 from pathlib import Path
@@ -140,6 +141,7 @@ def test_the_citation_names_the_four_papers():
     titles = [reference["title"].split(":")[0] for reference in citation["references"]]
     assert titles == ["Rubick", "EasyScale", "Oobleck", "Slapo"]
     assert all(len(reference["authors"]) >= 5 for reference in citation["references"])
+    assert all("doi" in reference or "identifiers" in reference for reference in citation["references"])
     assert citation["license"] == PROJECT["license"]
 
 
@@ -168,13 +170,48 @@ def test_the_last_set_of_live_runs_on_record_is_the_one_on_the_page():
     assert shown == [(one["policy"], one["seed"], *(float(one[name]) for name in errors)) for one in last]
 
 
-def test_the_changelog_has_the_errors_of_the_last_live_runs_as_the_page_does():
-    page = (ROOT / "docs" / "papers" / "morphling.md").read_text()
-    table = page.partition("<!-- sets of live runs -->")[2].partition("<!-- end of sets of live runs -->")[0]
-    _, _, judged, undisturbed, _ = table.strip().splitlines()[-1].strip("| ").split(" | ")
-    told = " ".join((ROOT / "CHANGELOG.md").read_text().split())
-    assert f"seeds 21 to 25 meet it: {judged.replace(',', ' and')}," in told
-    assert f"was nearer in the mean: {undisturbed.replace(',', ' and')}." in told
+def test_the_changelog_is_one_page_and_the_date_is_that_of_the_citation():
+    text = (ROOT / "CHANGELOG.md").read_text()
+    released = text.partition(f"## [{makespan.__version__}]")[2]
+    assert len(released.splitlines()) <= 100
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert released.splitlines()[0].strip(" -") == str(citation["date-released"])
+
+
+def test_every_new_name_in_the_changelog_exists():
+    rows = re.findall(r"^\| (.+?) \| (.+?) \|$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    named = []
+    for _, new in rows:
+        for name, _, listed in re.findall(r"`(makespan(?:\.\w+)*)(\(.*?\))?`(:(?: `\w+`,?)+)?", new):
+            named += [f"{name}.{member}" for member in re.findall(r"`(\w+)`", listed)] or [name]
+    assert len(named) > 30
+    assert not [name for name in named if pydoc.locate(name) is None]
+
+
+def test_the_page_about_data_lists_every_data_file():
+    page = (ROOT / "docs" / "reference" / "data.md").read_text()
+    listed = [
+        f"{folder}{name}"
+        for folder, table in re.findall(r"^\| file below `(.+?)` .*\n\|.*\n((?:\|.*\n)+)", page, re.MULTILINE)
+        for name in re.findall(r"^\| `(.+?)`", table, re.MULTILINE)
+    ]
+    assert len(listed) == len(set(listed))
+    code = {".py", ".pyc", ".md"}
+    kept = {
+        path.relative_to(ROOT).as_posix()
+        for folder in ("src/makespan", "config")
+        for path in (ROOT / folder).rglob("*")
+        if path.is_file() and path.suffix not in code and path.name != "py.typed"
+    }
+    assert set(listed) == kept
+
+
+def test_the_page_about_data_states_the_licences_of_the_register():
+    page = (ROOT / "docs" / "reference" / "data.md").read_text()
+    stated = dict(re.findall(r"^\| `(\w+/[\w-]+)` \| .* \| (.+) \|$", page, re.MULTILINE))
+    with (ROOT / "src/makespan/throughput/presets/datasets.csv").open() as file:
+        registered = {row["repository"]: row["licence"] for row in csv.DictReader(file)}
+    assert stated == registered
 
 
 def test_every_module_of_the_package_is_on_the_page_of_the_api_and_in_the_list_of_layers():

@@ -1,9 +1,12 @@
 """What is installed suffices: the wheel with what it asks for, and the run set for the report."""
 
+import email
+import json
 import re
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import tomllib
 import zipfile
 from pathlib import Path
@@ -13,19 +16,61 @@ import small_report
 from hidden_packages import hiding_all_but, with_requirements
 from packaging.utils import canonicalize_name
 
+import makespan
+
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 TINY = "--n-logical-workers 1 --micro-batch-size 2 --set data.n_samples=8"
+READS_ALL = """
+import importlib
+import pkgutil
+
+import makespan
+from makespan.emulator import load_calibration
+from makespan.hardware import cluster, cluster_names
+from makespan.papers import PAPERS, paper_named
+from makespan.perf import environment_names, load_environment
+from makespan.plots.style import style_sheet
+from makespan.throughput import shipped_register
+from makespan.training.zoo import FAMILIES, family_sizes, family_spec
+from makespan.workloads import small_workload_keys, workload, workload_keys
+
+assert [cluster(name) for name in cluster_names()]
+assert [load_environment(name) for name in environment_names()]
+assert [workload(key) for key in (*workload_keys(), *small_workload_keys())]
+assert [family_spec(family, size) for family in FAMILIES for size in family_sizes(family)]
+assert load_calibration("L1") and shipped_register()
+for name in PAPERS:
+    assert paper_named(name).ledger()
+    print(name)
+for found in pkgutil.iter_modules(makespan.__path__):
+    importlib.import_module(f"makespan.{found.name}")
+with style_sheet():
+    pass
+"""
+
+
+def built(kind, root, folder):
+    """Return the distribution of one kind, ``wheel`` or ``sdist``, built from the files below ``root``."""
+    build = [sys.executable, "-m", "hatchling", "build", "-t", kind, "-d", str(folder)]
+    subprocess.run(build, cwd=root, check=True, capture_output=True)
+    (path,) = folder.glob("*.whl" if kind == "wheel" else "*.tar.gz")
+    return path
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
-    """Return the wheel of this checkout."""
-    folder = tmp_path_factory.mktemp("wheel")
-    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
-    subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
-    (path,) = folder.glob("*.whl")
-    return path
+def sdist(tmp_path_factory):
+    """Return the source distribution of this checkout, unpacked."""
+    folder = tmp_path_factory.mktemp("sdist")
+    with tarfile.open(built("sdist", ROOT, folder)) as archive:
+        archive.extractall(folder, filter="data")
+    return folder / f"makespan-{makespan.__version__}"
+
+
+@pytest.fixture(scope="module")
+def wheel(sdist, tmp_path_factory):
+    """Return the wheel that is built from the source distribution."""
+    return built("wheel", sdist, tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.fixture(scope="module")
@@ -53,31 +98,80 @@ def run(program, command, extras, folder):
     )
 
 
+def committed():
+    """Return the files of the checkout that git knows, relative to its root."""
+    if not (ROOT / ".git").exists():
+        pytest.skip("no checkout of git, which lists the files")
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True)
+    return {name for name in listed.stdout.split("\0") if name and (ROOT / name).is_file()}
+
+
 def test_the_wheel_holds_the_package_and_nothing_else(wheel):
     with zipfile.ZipFile(wheel) as archive:
-        names = archive.namelist()
-    data = f"makespan-{PROJECT.get('version', '')}"
-    assert {name.split("/")[0] for name in names if not name.startswith(data)} == {"makespan"}
-    tracked = {
-        path.relative_to(ROOT / "src") for path in (ROOT / "src/makespan").rglob("*") if path.is_file()
+        names = set(archive.namelist())
+    about = f"makespan-{makespan.__version__}.dist-info"
+    assert {name.split("/")[0] for name in names} == {"makespan", about}
+    assert f"{about}/licenses/LICENSE" in names
+    assert {name.removeprefix("src/") for name in committed() if name.startswith("src/")} <= names
+    assert not [name for name in names if "__pycache__" in name]
+
+
+def test_the_source_distribution_holds_every_committed_file_and_no_product(sdist):
+    found = {path.relative_to(sdist).as_posix() for path in sdist.rglob("*") if path.is_file()}
+    assert not committed() - found
+    products = ("results/", "site/", "logs/", ".venv/", ".snakemake/", "benchmarks/results/")
+    assert {name for name in found if name.startswith(products) or "__pycache__" in name} == {
+        "results/README.md"
     }
-    wanted = {str(path) for path in tracked if "__pycache__" not in path.parts}
-    assert wanted <= set(names)
+
+
+def test_the_metadata_of_the_wheel_are_those_of_the_project(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        stated = email.message_from_bytes(
+            archive.read(f"makespan-{makespan.__version__}.dist-info/METADATA"),
+        )
+    assert stated["Version"] == makespan.__version__
+    assert stated["License-Expression"] == PROJECT["license"]
+    assert stated.get_all("Classifier") == PROJECT["classifiers"]
+    assert stated.get_payload().startswith("# makespan")
+    assert set(stated.get_all("Provides-Extra")) == set(PROJECT["optional-dependencies"])
 
 
 @pytest.mark.parametrize(
     "command",
     [
         "--version",
+        "--help",
         "simulate --policy fifo --workload naive --quiet",
         "compare --policies fifo,srtf --workload naive --quiet",
         "explain llama7 244 8888",
+        "claims --help",
+        "clusters",
+        "oobleck simulate --help",
     ],
 )
 def test_the_wheel_without_extras_simulates(program, tmp_path, command):
     done = run(program, command, (), tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout
+
+
+def test_the_wheel_without_torch_plans_pipelines(program, tmp_path):
+    (tmp_path / "layers.json").write_text("[3, 3, 6, 3]")
+    done = run(program, "oobleck plan --latencies layers.json --nodes 1:3", (), tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert len(json.loads(done.stdout)) == 3
+
+
+def test_the_wheel_reads_all_its_data(program, tmp_path):
+    """Presets, schemas, statements and styles are found where the wheel was installed."""
+    environment = hiding_all_but(with_requirements(PROJECT["dependencies"]))
+    python = program.with_name("python")
+    done = subprocess.run(
+        [python, "-c", READS_ALL], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert set(done.stdout.split()) == {"morphling", "easyscale", "oobleck", "slapo"}
 
 
 def test_the_wheel_without_torch_says_that_training_needs_it(program, tmp_path):
