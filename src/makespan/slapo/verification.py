@@ -1445,13 +1445,10 @@ class Passes:
             return False
         gradient = self.weights.scheduled.get_parameter(name).grad
         whole = self.weights.original.get_parameter(source).grad
-        # A process without a gradient joins with empty lists, as the others wait for it.
-        pairs = [] if gradient is None or whole is None else [(gradient, whole)]
-        actual, expected = (
-            [gradient_pair for gradient_pair, _ in pairs],
-            [gradient_pair for _, gradient_pair in pairs],
-        )
-        return sums_agree(actual, expected, self.ranks, self.tolerances[GRADIENT])
+        # The exchange is collective: a process without a gradient joins with empty lists.
+        if gradient is None or whole is None:
+            return sums_agree([], [], self.ranks, self.tolerances[GRADIENT])
+        return sums_agree([gradient], [whole], self.ranks, self.tolerances[GRADIENT])
 
     def _run_recorded(self, model: nn.Module, record: CallRecord) -> None:
         outcome = self._forward(model)
