@@ -230,7 +230,7 @@ def test_policies_see_the_steps_that_processes_counted():
 
 
 def test_a_policy_that_leaves_jobs_behind_is_found_out():
-    with pytest.raises(Exception, match="1 job\\(s\\) wait and nothing will happen"):
+    with pytest.raises(Exception, match="deadlock: 1 pending job\\(s\\)"):
         run([job("a", 0, 5)], chosen=Scripted({}))
 
 

@@ -13,7 +13,7 @@ from makespan.cli import main
 from makespan.errors import InputError
 from makespan.policies import base as _registry, policy
 from makespan.sim import DECISION_LIMIT_S, PolicyError, check_policy
-from makespan.sim.engine import TookTooLong, Watch
+from makespan.sim.engine import DecisionTimeout, Watch
 from makespan.studies import RunError, Scenario, SimulationSpec, run_all
 
 TEXT = """
@@ -154,7 +154,7 @@ def test_policies_of_one_name_are_told_apart_before_anything_runs(file):
             "mine.py: Mine.interval_s is nan; expected a finite",
         ),
         ('"mine"', '"../mine"', "mine.py: Mine.name is '../mine'; expected letters"),
-        ("def decide", "def decode", "mine.py: Mine is no policy, it has no decide (AttributeError"),
+        ("def decide", "def decode", "mine.py: Mine is not a policy: it has no decide (AttributeError"),
     ],
 )
 def test_what_is_wrong_with_a_file_is_said_with_its_place(file, old, new, expected):
@@ -211,25 +211,28 @@ def test_a_broken_policy_of_the_registry_concerns_only_those_who_ask_for_it(file
         ("changes, state", "decide returned ({"),
         ("Decision(list(changes.items()) * 2), state", "changes are [("),
         ("Decision(None), state", "changes are None; expected a mapping from the name of a job to an"),
-        ("Decision({'nobody': first}), state", "job 'nobody': neither waits nor runs; expected a job of"),
-        ("Decision({None: first}), state", "job None: neither waits nor runs"),
-        ("Decision({'a': 3}), state", "job 'a': shall have 3; expected an Allocation of a Configuration"),
+        (
+            "Decision({'nobody': first}), state",
+            "job 'nobody': is neither pending nor running; expected a job of",
+        ),
+        ("Decision({None: first}), state", "job None: is neither pending nor running"),
+        ("Decision({'a': 3}), state", "job 'a': cannot have 3; expected an Allocation of a Configuration"),
         ("Decision({'a': Allocation(first.configuration, (9,))}), state", "there is no node 9; expected 0"),
         ("Decision({'a': Allocation(first.configuration, (-1,))}), state", "there is no node -1; expected"),
         (
             "Decision({'a': Allocation(first.configuration, (0.5,))}), state",
-            "job 'a': shall have Allocation(",
+            "job 'a': cannot have Allocation(",
         ),
-        ("Decision({'a': Allocation(first.configuration, [0])}), state", "job 'a': shall have Allocation("),
-        ("Decision({'a': Allocation(first.configuration, (0,), 'x')}), state", "job 'a': shall have"),
+        ("Decision({'a': Allocation(first.configuration, [0])}), state", "job 'a': cannot have Allocation("),
+        ("Decision({'a': Allocation(first.configuration, (0,), 'x')}), state", "job 'a': cannot have"),
         (
             "Decision(dict.fromkeys('abc', first)), state",
             "job 'c': cannot have 0:1: node 0 has 0 free GPU(s)",
         ),
-        ("Decision(changes, float('nan')), state", "wake_up_s is nan; expected a later time"),
-        ("Decision(changes, float('inf')), state", "wake_up_s is inf; expected a later time"),
-        ("Decision(changes, -1), state", "wake_up_s is -1; expected a later time"),
-        ("Decision(changes, 'soon'), state", "wake_up_s is 'soon'; expected a later time"),
+        ("Decision(changes, float('nan')), state", "wake_up_s is nan; expected a time after"),
+        ("Decision(changes, float('inf')), state", "wake_up_s is inf; expected a time after"),
+        ("Decision(changes, -1), state", "wake_up_s is -1; expected a time after"),
+        ("Decision(changes, 'soon'), state", "wake_up_s is 'soon'; expected a time after"),
     ],
 )
 def test_an_answer_that_is_no_decision_is_reported_with_the_file(file, toys, answer, expected):
@@ -274,7 +277,10 @@ def test_what_a_policy_raises_is_reported_with_file_and_line(file, toys, process
 
 
 def test_an_object_that_is_no_policy_is_refused_before_anything_runs(toys):
-    for wrong, expected in (("fifo", "str is no policy, it has no name"), (None, "NoneType is no policy")):
+    for wrong, expected in (
+        ("fifo", "str is not a policy: it has no name"),
+        (None, "NoneType is not a policy"),
+    ):
         with pytest.raises(PolicyError, match=expected):
             simulate(toys.jobs, toys.cluster, toys.catalogue, wrong, restart_delay_s=1.0)
     with pytest.raises(PolicyError, match=r"/queues.py: Fifo is a class; expected an object of it, Fifo\(\)"):
@@ -345,7 +351,7 @@ def test_no_interruption_arrives_after_the_call_that_it_was_meant_for():
         for turns in range(0, 60_000, 200):
             try:
                 watch.call(lambda turns=turns: sum(1 for _ in range(turns)))
-            except TookTooLong:
+            except DecisionTimeout:
                 n_interrupted += 1
             for _ in range(2_000):  # here it would be fatal
                 pass

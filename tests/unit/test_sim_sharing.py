@@ -159,7 +159,7 @@ def test_guaranteed_jobs_and_processes_are_no_guests():
     sure = [toy_job("a", is_guaranteed=True)]
     given = {"restart_delay_s": 0.0, "interval_s": 1.0}
     keeps = scripted({0.0: {"a": (0, True)}}, honours_guarantees=True)
-    with pytest.raises(InfeasibleDecision, match="shall be a guest, but it is guaranteed"):
+    with pytest.raises(InfeasibleDecision, match="cannot be a guest: it is guaranteed"):
         simulate(sure, SPEC, ONE, keeps, **given)
     options = {"interval_s": 1.0, "extra_steps": 0, "shares_devices": False}
     scenario = Scenario("toys", (toy_job("a"),), SPEC, ONE, **options)

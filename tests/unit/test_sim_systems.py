@@ -370,7 +370,7 @@ def test_what_a_policy_sees_cannot_be_written_to():
             (job, "_steps_left"),
             (job, "__class__"),
         ):
-            with pytest.raises(MakespanError, match=rf"{name} is read-only; expected a Decision"):
+            with pytest.raises(MakespanError, match=rf"{name} is read-only; return a Decision instead"):
                 setattr(target, name, None)
             with pytest.raises(MakespanError, match="read-only"):
                 delattr(target, name)

@@ -11,7 +11,7 @@ from toy_cluster import Scripted, find, simulate, toy_catalogue, toy_job, toy_no
 
 from makespan.errors import TraceError
 from makespan.policies import policy
-from makespan.sim import Allocation, NodeEvent, NodeEventKind, RestartDelays, validate_schedule
+from makespan.sim import Allocation, NodeEvent, NodeEventKind, validate_schedule
 
 SPEC = toy_nodes(2, 4)
 DELAY_S = 5.0

@@ -462,7 +462,7 @@ class LiveEngine(Engine):
         if is_idle and len(self.finished) < len(self.arrivals):
             raise self.stalled()
 
-    def foresee(self, job: JobView, ready_s: float, *, is_ready: bool = False) -> None:
+    def schedule_ends(self, job: JobView, ready_s: float, *, is_ready: bool = False) -> None:
         """Schedule no events: the processes report when they are ready and when they end."""
 
     def _handle_due(self, now_s: float) -> None:

@@ -55,15 +55,15 @@ from makespan.units import format_bytes
 
 _TICKS = 8  # checks of a call until it counts as too long; more if `_MAX_TICK_S` bounds their distance
 _MIN_TICK_S, _MAX_TICK_S = 0.001, 1.0
-_AGAIN = 16  # ticks until a call that swallowed the exception is interrupted again
+_RETRY_TICKS = 16  # ticks until a call that swallowed the exception is interrupted again
 
 
-class TookTooLong(BaseException):
+class DecisionTimeout(BaseException):
     """Raised inside a call that exceeds the limit; no ``except Exception`` of a policy swallows it."""
 
 
 class Watch:
-    """Interrupt calls that exceed a time limit, from a thread that checks the running call periodically.
+    """Interrupt calls that exceed a time limit, by a thread that checks the running call periodically.
 
     Unlike a signal, this works in every thread and does not conflict with other users of signals. Time in
     which the process is stopped does not count, as the thread is stopped too. Only Python code can be
@@ -72,7 +72,7 @@ class Watch:
 
     def __init__(self, limit_s: float | None) -> None:
         if limit_s is not None and not (math.isfinite(limit_s) and limit_s >= 0):
-            raise InputError(f"decision_limit_s is {limit_s!r}; expected a time in s, 0 or None for none")
+            raise InputError(f"decision_limit_s is {limit_s!r}; expected a time in s, 0 or None for no limit")
         self.limit_s = limit_s
         self._number = 0
         self._is_open = self._is_interrupted = False
@@ -87,7 +87,7 @@ class Watch:
             self._over = threading.Event()
             watched = threading.get_ident()
             self._thread = threading.Thread(
-                target=self._look, args=(watched, self.limit_s), name="makespan-watch", daemon=True
+                target=self._check_calls, args=(watched, self.limit_s), name="makespan-watch", daemon=True
             )
             self._thread.start()
         return self
@@ -102,7 +102,7 @@ class Watch:
             self._thread = None
 
     def call(self, function: Callable[..., Any], *arguments: object) -> Any:
-        """Call a function and return what it returns, or let `TookTooLong` through."""
+        """Call a function and return what it returns, or let `DecisionTimeout` through."""
         try:
             try:
                 self._number += 1
@@ -110,7 +110,7 @@ class Watch:
                 return function(*arguments)
             finally:
                 self._close()
-        except TookTooLong:
+        except DecisionTimeout:
             self._close()  # the exception may have arrived inside the first `_close`
             raise
 
@@ -119,27 +119,27 @@ class Watch:
             self._is_open = False
             was_interrupted, self._is_interrupted = self._is_interrupted, False
         if was_interrupted:
-            # The exception may not have arrived yet: wait for it here, or it would hit later code. Cancelling
-            # it instead would leave the interpreter checking for it, slower from then on. A thread has one
-            # slot for such an exception, so raising it again replaces one that is still on its way.
-            with suppress(TookTooLong):
-                _raise_in(threading.get_ident(), TookTooLong)
+            # The exception may not have arrived yet: wait for it here, or it would hit later code.
+            # Cancelling it instead would leave the interpreter checking for it, slower from then on. A thread
+            # has one slot for such an exception, so raising it again replaces one that is still on its way.
+            with suppress(DecisionTimeout):
+                _raise_in(threading.get_ident(), DecisionTimeout)
                 while True:
                     pass
 
-    def _look(self, watched: int, limit_s: float) -> None:
+    def _check_calls(self, watched: int, limit_s: float) -> None:
         tick_s = min(max(limit_s / _TICKS, _MIN_TICK_S), _MAX_TICK_S)
         n_ticks = max(round(limit_s / tick_s), 1)
         seen = ticks = 0
         while not self._over.wait(tick_s):
             ticks = ticks + 1 if self._is_open and self._number == seen else 0
             seen = self._number
-            if ticks < n_ticks or (ticks - n_ticks) % _AGAIN:
+            if ticks < n_ticks or (ticks - n_ticks) % _RETRY_TICKS:
                 continue
             with self._lock:
                 if self._is_open and self._number == seen:
                     self._is_interrupted = True
-                    _raise_in(watched, TookTooLong)
+                    _raise_in(watched, DecisionTimeout)
 
 
 def _raise_in(thread: int, kind: type[BaseException]) -> None:
@@ -221,7 +221,7 @@ class InfeasibleDecision(PolicyError):
 
 
 class StalledError(MakespanError):
-    """Deadlock: jobs are pending, none runs and no event is left."""
+    """Deadlock: jobs are pending, none runs, and no event is left or the policy never starts one."""
 
 
 def _shown(value: object) -> str:
@@ -278,7 +278,9 @@ def check_policy(policy: Policy) -> None:
         try:
             found = getattr(policy, name)
         except Exception as error:
-            found_text = f"{kind.__name__} is no policy, it has no {name} ({type(error).__name__}: {error})"
+            found_text = (
+                f"{kind.__name__} is not a policy: it has no {name} ({type(error).__name__}: {error})"
+            )
             raise PolicyError(f"{where}{found_text}; expected an object like makespan.sim.Policy") from error
         if not accepts(found):
             raise PolicyError(f"{where}{kind.__name__}.{name} is {_shown(found)}; expected {accepted}")
@@ -301,29 +303,31 @@ class Adviser:
         answer = self._call(self.policy.decide, view, view, state)
         if not (isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[0], Decision)):
             accepted = "a pair of a Decision and what to remember, (Decision(changes), state)"
-            raise self._refused(view, f"decide returned {_shown(answer)}; expected {accepted}")
+            raise self._infeasible(view, f"decide returned {_shown(answer)}; expected {accepted}")
         changes, wake_up_s = (getattr(answer[0], name) for name in ("changes", "wake_up_s"))
         if not isinstance(changes, Mapping):
             accepted = "a mapping from the name of a job to an Allocation or None, each job once"
             found = f"changes are {_shown(changes)}"
-            raise self._refused(view, f"{found}; expected {accepted}")
+            raise self._infeasible(view, f"{found}; expected {accepted}")
         if wake_up_s is not None:
             is_time = isinstance(wake_up_s, Real) and math.isfinite(wake_up_s)
             if not (is_time and float(wake_up_s) > view.time_s):
-                raise self._refused(view, f"wake_up_s is {_shown(wake_up_s)}; expected a later time")
+                raise self._infeasible(
+                    view, f"wake_up_s is {_shown(wake_up_s)}; expected a time after {view.time_s} s"
+                )
         return answer
 
-    def _refused(self, view: ClusterView, problem: str) -> InfeasibleDecision:
+    def _infeasible(self, view: ClusterView, problem: str) -> InfeasibleDecision:
         return InfeasibleDecision(f"{policy_label(self.policy)} at {view.time_s} s: {problem}", view)
 
     def _call(self, function: Callable[..., Any], view: ClusterView | None, *arguments: object) -> Any:
         try:
             return self.watch.call(function, *arguments)
-        except (Exception, SystemExit, TookTooLong) as error:
+        except (Exception, SystemExit, DecisionTimeout) as error:
             line = failed_at(error.__traceback__, _file(self.policy))
             at = "" if view is None else f" at {view.time_s} s"
             what = f"{getattr(function, '__name__', 'the call')} raised {type(error).__name__}: {error}"
-            if isinstance(error, TookTooLong):
+            if isinstance(error, DecisionTimeout):
                 what = (
                     f"interrupted by the decision limit, {self.watch.limit_s:g} s for one call; expected "
                     "a policy that decides sooner, or a higher limit (--decision-limit, decision_limit_s)"
@@ -341,15 +345,15 @@ def checked_changes(
     for job_id, new in entries:
         job = state.find(job_id) if isinstance(job_id, str) else None
         if job is None:
-            raise _error(view, policy, job_id, "neither waits nor runs; expected a job of the view")
+            raise _error(view, policy, job_id, "is neither pending nor running; expected a job of the view")
         if new is not None:
             fields = (getattr(new, name, None) for name in ("configuration", "nodes", "is_guest"))
             configuration, nodes, is_guest = fields
             is_whole = isinstance(nodes, tuple) and all(isinstance(node, Integral) for node in nodes)
             is_typed = is_whole and isinstance(configuration, Configuration) and isinstance(is_guest, bool)
             if not (isinstance(new, Allocation) and is_typed):
-                accepted = "an Allocation of a Configuration on nodes, which are whole numbers, or None"
-                raise _error(view, policy, job_id, f"shall have {_shown(new)}; expected {accepted}")
+                accepted = "an Allocation of a Configuration on numbers of nodes, or None to suspend the job"
+                raise _error(view, policy, job_id, f"cannot have {_shown(new)}; expected {accepted}")
         if new == job.allocation:
             continue
         problem = _problem(job, new, view, policy)
@@ -367,16 +371,16 @@ def _error(view: ClusterView, policy: Policy, job_id: object, problem: str) -> I
 
 
 def _problem(job: JobView, new: Allocation | None, view: ClusterView, policy: Policy) -> str:
-    """Return why a job must not have an allocation, whatever is free; empty if it may."""
+    """Return why a job must not have an allocation even if all devices were free; empty if it may."""
     keeps = policy.honours_guarantees and job.spec.is_guaranteed
     if new is None:
         return "is guaranteed and must not be suspended" if keeps else ""
     chosen = new.configuration
     if new.is_guest and (keeps or not view.shares_devices):
-        why = "it is guaranteed" if keeps else "processes run on devices of their own"
-        return f"shall be a guest, but {why}"
+        why = "it is guaranteed" if keeps else "this cluster does not share devices"
+        return f"cannot be a guest: {why}"
     if not view.catalogue.accepts(chosen):
-        return f"{_label(chosen)} is not in the catalogue of this cluster"
+        return f"{_configuration_text(chosen)} is not in the catalogue of this cluster"
     if chosen.workload != job.spec.workload:
         return f"trains {job.spec.workload!r}, not {chosen.workload!r}"
     if keeps:
@@ -385,17 +389,17 @@ def _problem(job: JobView, new: Allocation | None, view: ClusterView, policy: Po
             certainty = (
                 ""
                 if job.is_time_known(chosen) and job.is_time_known(reference)
-                else ", which nobody has measured"
+                else ", by prediction only; expected a configuration whose time is known"
             )
             return (
-                f"is guaranteed {job.step_s(reference)} s a step, but {_label(chosen)} takes "
+                f"is guaranteed {job.step_s(reference)} s per step, but {_configuration_text(chosen)} takes "
                 f"{job.step_s(chosen)} s{certainty}"
             )
     return ""
 
 
-def _label(chosen: Configuration) -> str:
-    return f"plan {chosen.plan!r} on {chosen.placement.text} with {chosen.cpu_threads} thread(s) a GPU"
+def _configuration_text(chosen: Configuration) -> str:
+    return f"plan {chosen.plan!r} on {chosen.placement.text} with {chosen.cpu_threads} thread(s) per GPU"
 
 
 def _check_resources(
@@ -457,8 +461,9 @@ def _check_memory(
 
 # --- The engine ---
 
-# Priorities at one instant: the policy is asked last, and only then are the speeds of guests known.
-_NODE, _COMPLETION, _ARRIVAL, _ASK, _RATE = range(5)
+# Priorities at one instant. The policy is asked after all events, so that it decides once on all of them;
+# speeds of guests depend on its decision.
+_NODE, _COMPLETION, _ARRIVAL, _ASK, _SPEED = range(5)
 _MAX_IDLE_ROUNDS = 10_000  # rounds without any job on devices before a policy counts as stuck
 _ROUNDING = 1e-9  # of a checkpoint interval: a checkpoint due at this instant counts as written
 _NAN = float("nan")
@@ -467,9 +472,9 @@ _NAN = float("nan")
 class Engine:
     """Run a trace under a policy in simulated time.
 
-    An engine for real runs overrides how the end of a restart and of a job become known (`foresee`)
-    and how time advances (`run`); everything else is the same. ``rows`` are those of the events table so far,
-    plain tuples in the order of the fields of `Event`; ``finished`` has the jobs that ended, with times [s].
+    The engine of live runs overrides two methods: how the ends of restarts and jobs become known
+    (`schedule_ends`), and how time advances (`run`). ``rows`` are those of the events table so far, plain
+    tuples in the order of the fields of `Event`; ``finished`` has the finished jobs with their times [s].
     """
 
     def __init__(self, scenario: Scenario, policy: Policy) -> None:
@@ -498,12 +503,12 @@ class Engine:
         self._ask_times: set[float] = set()
         self._n_node_events_left = 0
         self._idle_rounds = 0
-        self._rating_s = _NAN
+        self._speed_update_s = _NAN
 
     # --- the loop ---------------------------------------------------------------------------
 
     def load(self) -> None:
-        """Enter the trace and the node events."""
+        """Queue the first arrival and the node events."""
         node_events = ordered_node_events(self.scenario.failures, self.scenario.cluster)
         order = sorted(self.scenario.jobs, key=lambda job: job.submit_time_s)
         self.arrivals = [
@@ -535,18 +540,18 @@ class Engine:
             raise self.stalled()
         queue.clear()  # outdated entries refer to the engine and would keep all of it alive
 
-    def stalled(self) -> StalledError:
-        """Return the error that names the first job that waits for ever."""
-        waiting = [job.spec.job_id for job in self.view.pending]
+    def stalled(self, reason: str = "no event left") -> StalledError:
+        """Return the error of a deadlock; it names the first pending job."""
+        pending = [job.spec.job_id for job in self.view.pending]
         return StalledError(
-            f"{policy_label(self.policy)} at {self.view.time_s} s: {len(waiting)} job(s) wait and nothing "
-            f"will happen any more; the first is {waiting[0]!r}"
+            f"{policy_label(self.policy)} at {self.view.time_s} s: deadlock: {len(pending)} pending job(s) "
+            f"and {reason} (first job: {pending[0]!r}); expected a policy that starts every job"
         )
 
-    # --- what happens to jobs ---------------------------------------------------------------
+    # --- events of jobs ---------------------------------------------------------------------
 
     def push_arrival(self) -> None:
-        """Enter the next job of the trace; one at a time, which keeps the queue short."""
+        """Queue the next arrival; only one at a time, which keeps the queue short."""
         if self.n_arrived < len(self.arrivals):
             job = self.arrivals[self.n_arrived]
             self.n_arrived += 1
@@ -566,22 +571,22 @@ class Engine:
         return self._n_known_starts / self._n_starts if self._n_starts else _NAN
 
     def hold(self, job: JobView, allocation: Allocation) -> None:
-        """Give devices to a job that has none."""
+        """Allocate devices to a job that has none."""
         self._n_starts += 1
         self._n_known_starts += job.is_time_known(allocation.configuration)
-        self.foresee(job, self.cluster_state.hold(job, allocation))
+        self.schedule_ends(job, self.cluster_state.hold(job, allocation))
 
-    def go_on(self, job: JobView, allocation: Allocation, ready_s: float) -> None:
-        """Continue a job where it was, with devices shared or no longer; ready at a time [s]."""
+    def continue_sharing(self, job: JobView, allocation: Allocation, ready_s: float) -> None:
+        """Continue a job on the same devices after it began or ceased to share them; no restart."""
         self.cluster_state.hold(job, allocation, max(ready_s, self.view.time_s))
-        self.foresee(job, job.ready_time_s, is_ready=ready_s <= self.view.time_s)
+        self.schedule_ends(job, job.ready_time_s, is_ready=ready_s <= self.view.time_s)
 
     def release(self, job: JobView) -> None:
-        """Take the devices of a job."""
+        """Release the devices of a job."""
         self.cluster_state.release(job)
 
-    def foresee(self, job: JobView, ready_s: float, *, is_ready: bool = False) -> None:
-        """Enter the end of the restart [s], if still to come, and the last step that follows from it."""
+    def schedule_ends(self, job: JobView, ready_s: float, *, is_ready: bool = False) -> None:
+        """Queue the end of the restart [s], unless it is over, and the last step, which follows from it."""
         if job.allocation is None:
             return
         if not is_ready:
@@ -598,23 +603,23 @@ class Engine:
             self.finish(job)
 
     def finish(self, job: JobView) -> None:
-        """Finish a job now."""
+        """Finish a job at the present time."""
         self.release(job)
         self.cluster_state.finish(job)
         self.finished.append((job, self.view.time_s))
         self.record(EventKind.FINISHED, job, "last step")
-        self._expect_rating()
+        self._schedule_speed_update()
         self.request_decision()
 
     def evict(self, jobs: Sequence[JobView]) -> None:
-        """Take the devices of jobs, roll them back to their last checkpoints, and queue them again."""
+        """Release the devices of jobs, roll the jobs back to their last checkpoints, and queue them again."""
         for job in jobs:
             lost_steps = self._steps_since_checkpoint(job)
             self.release(job)
             self.cluster_state.set_steps_left(job, job._steps_left + lost_steps)
         self.cluster_state.queue_again(jobs)
 
-    # --- what happens to nodes --------------------------------------------------------------
+    # --- events of nodes --------------------------------------------------------------------
 
     def _announce(self, event: NodeEvent, _: None) -> None:
         self.cluster_state.announce(event)
@@ -625,7 +630,7 @@ class Engine:
     def _change_node(self, event: NodeEvent, _: None) -> None:
         self._n_node_events_left -= 1
         node, nodes, n_gpus = event.node_id, self.cluster_state.nodes, event.n_gpus or 0
-        hit: list[JobView] = []
+        evicted: list[JobView] = []
         if event.kind is NodeEventKind.JOINED:
             nodes.join(node)
             self._record_node(EventKind.NODE_JOINED, node, "joined")
@@ -633,50 +638,53 @@ class Engine:
             self.cluster_state.change_capacity(event, -n_gpus)
             self._record_node(EventKind.CAPACITY_RETURNED, node, "returned", n_gpus)
         elif event.kind is NodeEventKind.WITHDRAWN:
-            hit = self._in_the_way(node, n_gpus)
-            self.evict(hit)  # before the change: only free devices can be withdrawn
+            evicted = self._jobs_to_evict(node, n_gpus)
+            self.evict(evicted)  # before the change: only free devices can be withdrawn
             self.cluster_state.change_capacity(event, n_gpus)
             self._record_node(EventKind.CAPACITY_WITHDRAWN, node, "withdrawn", n_gpus)
         else:
-            hit = self.cluster_state.holders(node)
-            self.evict(hit)
+            evicted = self.cluster_state.holders(node)
+            self.evict(evicted)
             nodes.fail(node)
             self._record_node(EventKind.NODE_FAILED, node, "failed")
         self.cluster_state.devices_changed(node)
-        for job in hit:
+        for job in evicted:
             self.record(EventKind.INTERRUPTED, job, f"node {node} {event.kind.value}")
-        self._expect_rating()
+        self._schedule_speed_update()
         self.request_decision()
 
-    def _in_the_way(self, node: int, n_gpus: int) -> list[JobView]:
-        """Return the jobs to evict before devices of a node are withdrawn: last started, first out."""
-        nodes, hit = self.cluster_state.nodes, []
+    def _jobs_to_evict(self, node: int, n_gpus: int) -> list[JobView]:
+        """Return the jobs to evict before devices of a node are withdrawn, the last started first."""
+        nodes, evicted = self.cluster_state.nodes, []
         if not nodes.up[node]:
             return []
         missing = {False: n_gpus - nodes.free_gpus[node], True: n_gpus - nodes.unshared(node)}  # by is_guest
         for job in reversed(self.cluster_state.holders(node)):
             held = job.allocation
             if held is not None and missing[held.is_guest] > 0:
-                hit.append(job)
+                evicted.append(job)
                 missing[held.is_guest] -= dict(held.shares)[node]
-        return hit + self._crowded_out(node, n_gpus, hit)
+        return evicted + self._guests_without_memory(node, n_gpus, evicted)
 
-    def _crowded_out(self, node: int, n_gpus: int, gone: Sequence[JobView]) -> list[JobView]:
-        """Return the guests that find no memory once devices and jobs are gone, last started first."""
-        there_bytes = self.view.cluster.nodes[node].gpu.usable_bytes
-        left = [job for job in self.cluster_state.holders(node) if job not in gone]
+    def _guests_without_memory(self, node: int, n_gpus: int, leaving: Sequence[JobView]) -> list[JobView]:
+        """Return the guests that lack memory after devices and evicted jobs left, the last started first."""
+        usable_bytes = self.view.cluster.nodes[node].gpu.usable_bytes
+        left = [job for job in self.cluster_state.holders(node) if job not in leaving]
         guests = [job for job in left if job.allocation is not None and job.allocation.is_guest]
-        n_devices, hit = self.view.gpus_per_node[node] - n_gpus, list[JobView]()
+        n_devices, evicted = self.view.gpus_per_node[node] - n_gpus, list[JobView]()
         while guests:
-            kept = [job.allocation for job in left if job not in hit]
+            kept = [job.allocation for job in left if job not in evicted]
             holders, guests_bytes = (found[node] for found in memory_by_device(kept, self.view.n_nodes))
-            if oversubscribed_bytes(holders, guests_bytes, n_devices, there_bytes) is None:
+            if oversubscribed_bytes(holders, guests_bytes, n_devices, usable_bytes) is None:
                 break
-            hit.append(guests.pop())
-        return hit
+            evicted.append(guests.pop())
+        return evicted
 
     def _steps_since_checkpoint(self, job: JobView) -> float:
-        """Return the steps that an interruption loses; checkpoints count running time, from ready on."""
+        """Return the steps since the last checkpoint, which an interruption loses.
+
+        Checkpoints are written at multiples of the interval in running time, that is, from ready on.
+        """
         every_s = self.scenario.checkpoint_interval_s
         if every_s is None or job.allocation is None:
             return 0.0
@@ -684,29 +692,29 @@ class Engine:
         lost_s = elapsed_s - math.floor(elapsed_s / every_s + _ROUNDING) * every_s
         if lost_s <= 0 or not job.allocation.is_guest:
             return max(lost_s, 0.0) / job._step_s
-        # The speed of a guest has changed meanwhile: interpolate its steps between those moments.
+        # The speed of a guest changes during an allocation: interpolate its steps between the changes.
         times_s, steps_left = zip(*job._marks, (self.view.time_s, job._steps_left_now()), strict=True)
         return float(np.interp(self.view.time_s - lost_s, times_s, steps_left) - steps_left[-1])
 
     # --- guests -----------------------------------------------------------------------------
 
-    def _expect_rating(self) -> None:
-        """Rate guests at the end of this instant, once all changes of it are known."""
-        if self._rating_s != self.view.time_s and any(self.cluster_state.nodes.guests):
-            self._rating_s = self.view.time_s
-            self.queue.push(self.view.time_s, _RATE, (self._rate, None, None))
+    def _schedule_speed_update(self) -> None:
+        """Update the speeds of guests at the end of this instant, once all its changes are known."""
+        if self._speed_update_s != self.view.time_s and any(self.cluster_state.nodes.guests):
+            self._speed_update_s = self.view.time_s
+            self.queue.push(self.view.time_s, _SPEED, (self._update_speeds, None, None))
 
-    def _rate(self, _: None, __: None) -> None:
-        self._rating_s = _NAN
+    def _update_speeds(self, _: None, __: None) -> None:
+        self._speed_update_s = _NAN
         for job in self.cluster_state.guests_on_changed_nodes():
             if self.cluster_state.update_speed(job):
-                self.foresee(job, job.ready_time_s, is_ready=job.ready_time_s <= self.view.time_s)
+                self.schedule_ends(job, job.ready_time_s, is_ready=job.ready_time_s <= self.view.time_s)
                 self.record(EventKind.SPEED_CHANGED, job, "idle time")
 
     # --- decisions --------------------------------------------------------------------------
 
     def request_decision(self) -> None:
-        """Ask the policy once everything of this instant has happened, or in the next round."""
+        """Ask the policy after all events of this instant, or in the next round."""
         self._ask_at(self.view.time_s)
 
     def _ask_at(self, time_s: float) -> None:
@@ -718,7 +726,9 @@ class Engine:
             while number * interval_s < time_s:
                 number += 1
             if not math.isfinite(number * interval_s):
-                raise InputError(f"no round of {interval_s} s at {time_s} s")
+                raise InputError(
+                    f"interval_s is {interval_s!r}: no such round at {time_s} s; expected a longer one"
+                )
             time_s = number * interval_s
         if time_s not in self._ask_times:
             self._ask_times.add(time_s)
@@ -740,19 +750,19 @@ class Engine:
         self._check_idle()
 
     def _check_idle(self) -> None:
-        """Raise if a policy is woken up again and again and never starts the pending jobs."""
+        """Raise if a policy wakes up again and again without starting a pending job."""
         if self.view.running or self._n_node_events_left or self.n_arrived < len(self.arrivals):
             self._idle_rounds = 0
             return
         self._idle_rounds += 1
         if self._idle_rounds > _MAX_IDLE_ROUNDS:
-            raise self.stalled()
+            raise self.stalled(f"none started in {_MAX_IDLE_ROUNDS} rounds")
 
     def _apply(self, decision: Decision) -> None:
         changes = checked_changes(decision, self.cluster_state, self.policy)
         suspended = [job for job, new in changes if new is None]
         moved = {job.index for job, new in changes if new is not None and job.allocation is not None}
-        ready_s: dict[int, float] = {}  # of jobs that stay where they are and only begin or cease to share
+        ready_s: dict[int, float] = {}  # of jobs that only begin or cease to share their devices
         # All releases before any start, as jobs may swap devices.
         for job, new in changes:
             if job.allocation is not None:
@@ -768,33 +778,33 @@ class Engine:
                 self.record(EventKind.SUSPENDED, job, "policy")
                 continue
             if job.index in ready_s:
-                self.go_on(job, new, ready_s[job.index])
+                self.continue_sharing(job, new, ready_s[job.index])
                 self.record(EventKind.SHARING, job, "policy")
                 continue
             self.hold(job, new)
             self.record(EventKind.RECONFIGURED if job.index in moved else EventKind.STARTED, job, "policy")
-        self._expect_rating()
+        self._schedule_speed_update()
 
     # --- records ----------------------------------------------------------------------------
 
     def record(self, kind: EventKind, job: JobView, reason: str) -> None:
-        """Append a row about a job to the events, and tell the observers."""
+        """Append a row about a job to the events table, and notify the observers."""
         held, rows = job.allocation, self.rows
-        what = (self.view.time_s, len(rows), kind._value_, job.spec.job_id)
+        head = (self.view.time_s, len(rows), kind._value_, job.spec.job_id)
         if held is None:
-            rows.append((*what, "", 0, "", reason, "", 0, _NAN, job._steps_left, ""))
+            rows.append((*head, "", 0, "", reason, "", 0, _NAN, job._steps_left, ""))
         else:
-            it, text, shared = held.configuration, job._held_text, ""
+            item, nodes, shared_nodes = held.configuration, job._held_text, ""
             if held.is_guest:
-                text, shared = shared, text
-            resources = (text, held.n_gpus, it.plan, reason, it.family, it.cpu_threads, job._step_s)
-            rows.append((*what, *resources, job._steps_left, shared))
+                nodes, shared_nodes = shared_nodes, nodes
+            resources = (nodes, held.n_gpus, item.plan, reason, item.family, item.cpu_threads, job._step_s)
+            rows.append((*head, *resources, job._steps_left, shared_nodes))
         if self.observers:
             self._tell_observers()
 
     def _record_node(self, kind: EventKind, node: int, reason: str, n_gpus: int = 0) -> None:
-        what = (self.view.time_s, len(self.rows), kind._value_, "")
-        self.rows.append((*what, str(node), n_gpus, "", reason, "", 0, _NAN, _NAN, ""))
+        head = (self.view.time_s, len(self.rows), kind._value_, "")
+        self.rows.append((*head, str(node), n_gpus, "", reason, "", 0, _NAN, _NAN, ""))
         if self.observers:
             self._tell_observers()
 
@@ -809,7 +819,7 @@ class Engine:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """What a simulation did: its tables, and its costs.
+    """Result of a simulation: its tables, and its costs.
 
     Parameters
     ----------
@@ -830,7 +840,7 @@ class Schedule:
     known_starts: float
 
     def violations(self, scenario: Scenario, policy: Policy) -> list[Violation]:
-        """Return what could not have happened in a scenario under a policy, by `validate_schedule`."""
+        """Return the violations that `validate_schedule` finds for a scenario and a policy."""
         return validate_schedule(
             self.events,
             scenario.jobs,
@@ -857,7 +867,7 @@ def simulate(scenario: Scenario, policy: Policy, observers: Sequence[Observer] =
     PolicyError
         The policy is invalid, raised, timed out or, an `InfeasibleDecision`, decided what cannot be done.
     StalledError
-        Deadlock: jobs are pending for ever.
+        Deadlock: jobs are pending and no event is left.
     """
     began = time.perf_counter()
     check_policy(policy)
@@ -936,5 +946,5 @@ def round_length(policy: Policy, interval_s: float | None) -> float | None:
     """
     length_s = policy.interval_s if interval_s is None else interval_s
     if length_s is not None and not (math.isfinite(length_s) and length_s >= 0):
-        raise InputError(f"interval_s is {length_s!r}; expected a finite time in s, or 0 for no rounds")
+        raise InputError(f"interval_s is {length_s!r}; expected a finite time >= 0 in s, or 0 for no rounds")
     return length_s or None

@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 class EventQueue(Generic[T]):
-    """Future events by time, then by priority at one instant, then by the order of entry."""
+    """Future events by time, then priority, then order of insertion, so that no tie is left to chance."""
 
     __slots__ = ("_heap", "_seq")
 
@@ -45,12 +45,12 @@ class EventQueue(Generic[T]):
         return len(self._heap)
 
     def push(self, time_s: float, priority: int, event: T) -> None:
-        """Enter an event; low priorities come first at one instant."""
+        """Add an event; at one instant, low priorities come first."""
         self._seq += 1
         heapq.heappush(self._heap, (time_s, priority, self._seq, event))
 
     def pop(self) -> tuple[float, T]:
-        """Take the next event out, with its time [s]; there must be one."""
+        """Remove and return the next event with its time [s]; the queue must not be empty."""
         time_s, _, _, event = heapq.heappop(self._heap)
         return time_s, event
 
@@ -69,8 +69,8 @@ class EventKind(StrEnum):
     SUBMITTED = "submitted"  # a job entered the queue
     STARTED = "started"  # a waiting job was given devices; its restart delay begins
     RECONFIGURED = "reconfigured"  # a running job changed plan, placement or nodes; its restart delay begins
-    SHARING = "sharing"  # a running job became a guest where it is, or has the devices to itself; no restart
-    SPEED_CHANGED = "rated"  # a guest goes faster or slower from now on, as other jobs use its devices
+    SHARING = "sharing"  # a running job became a guest, or the holder, of the devices it uses; no restart
+    SPEED_CHANGED = "rated"  # the speed of a guest changed, because other jobs use its devices
     READY = "ready"  # the restart delay is over, progress begins
     SUSPENDED = "suspended"  # the policy took all devices of a job
     INTERRUPTED = "interrupted"  # a job was evicted because one of its nodes failed or lost devices
@@ -259,8 +259,8 @@ _NAN = float("nan")
 write = object.__setattr__
 
 
-def _refuse(self: object, name: str, value: object = None) -> NoReturn:
-    raise MakespanError(f"{type(self).__name__}.{name} is read-only; expected a Decision")
+def _reject_assignment(self: object, name: str, value: object = None) -> NoReturn:
+    raise MakespanError(f"{type(self).__name__}.{name} is read-only; return a Decision instead")
 
 
 class _JobSlots:
@@ -292,7 +292,7 @@ class _JobSlots:
 
 
 class JobView(_JobSlots):
-    """A job at this moment, read-only.
+    """A job at the present time, read-only.
 
     Attributes
     ----------
@@ -308,7 +308,7 @@ class JobView(_JobSlots):
     """
 
     __slots__ = ()
-    __setattr__ = __delattr__ = _refuse
+    __setattr__ = __delattr__ = _reject_assignment
     __getattr__ = renamed_attributes(
         {"knows": "is_time_known", "assures": "guarantees", "has_run": "has_observed", "pace": "speed"}
     )
@@ -399,6 +399,7 @@ class JobView(_JobSlots):
         return self._steps_left_now()
 
     def _steps_left_now(self) -> float:
+        # From the last change on, not from the last event: rounding does not depend on how often one looks.
         allocation = self.allocation
         if allocation is None:
             return self._steps_left
@@ -446,7 +447,7 @@ def unlocked(job: JobView) -> type[JobView]:
 
 @dataclass(init=False, repr=False, eq=False, slots=True)
 class ClusterView:
-    """The cluster at this moment, read-only.
+    """The cluster at the present time, read-only.
 
     Attributes
     ----------
@@ -465,7 +466,7 @@ class ClusterView:
         collections.
     """
 
-    __setattr__ = __delattr__ = _refuse
+    __setattr__ = __delattr__ = _reject_assignment
 
     time_s: float
     cluster: ClusterSpec
@@ -519,7 +520,7 @@ class ClusterView:
         return [self._nodes.unshared(node) for node in range(self.n_nodes)]
 
     def sharing(self) -> Sharing:
-        """Return who holds devices and who is a guest on them: a copy, on which a policy may try changes."""
+        """Return the holders and guests of all devices: a copy, on which a policy may try changes."""
         return self._sharing()
 
     @property
@@ -548,7 +549,7 @@ class ClusterView:
         return MappingProxyType(self._nodes.of_type)
 
     def waiting_after(self, index: int) -> list[JobView]:
-        """Return the waiting jobs behind a position in the order of submission, the last one first."""
+        """Return the pending jobs submitted after a position in the order of submission, the last first."""
         # From the back: policies ask for new arrivals alone, however many jobs wait.
         return list(takewhile(lambda job: job.index > index, reversed(self._pending.values())))
 
@@ -557,10 +558,10 @@ class ClusterView:
         return self._nodes.up[node]
 
     def job(self, job_id: str) -> JobView:
-        """Return a waiting or running job; a MakespanError if there is no such job now."""
+        """Return a pending or running job; raises MakespanError if there is none of that name."""
         found = self._running.get(job_id) or self._pending.get(job_id)
         if found is None:
-            raise MakespanError(f"job {job_id!r} neither waits nor runs at {self.time_s} s")
+            raise MakespanError(f"job {job_id!r} is neither pending nor running at {self.time_s} s")
         return found
 
 
@@ -602,7 +603,7 @@ class Nodes:
         return self._capacity[node][0] - self.withdrawn[node] - self.guests[node] if self.up[node] else 0
 
     def move(self, allocation: Allocation, sign: int) -> None:
-        """Take (``sign`` -1) or give back (+1) the devices of an allocation, unchecked."""
+        """Allocate (``sign`` -1) or release (+1) the devices of an allocation, unchecked."""
         configuration = allocation.configuration
         threads, host = configuration.cpu_threads, configuration.host_memory_bytes_per_gpu
         if allocation.is_guest:
@@ -690,7 +691,7 @@ class _Shared:
         self.now: Sharing | None = None  # from the first guest on
 
     def __call__(self) -> Sharing:
-        """Return who holds devices and who is a guest on them, a copy."""
+        """Return a copy of the holders and guests of all devices."""
         if self.now is not None:
             self.now.everywhere()  # fills the cache before copying, so that later copies have it too
             return self.now.copy()
@@ -744,11 +745,11 @@ class ClusterState:
 
     @property
     def is_empty(self) -> bool:
-        """Return whether no job waits or runs."""
+        """Return whether no job is pending or running."""
         return not self._pending and not self._running
 
     def find(self, job_id: str) -> JobView | None:
-        """Return a waiting or running job, or None."""
+        """Return a pending or running job, or None."""
         return self._running.get(job_id) or self._pending.get(job_id)
 
     def advance(self, time_s: float) -> None:
@@ -765,14 +766,14 @@ class ClusterState:
         """Reveal the time of a job's step in a configuration."""
         write(job, "_observed", job._observed | {configuration})
 
-    def hold(self, job: JobView, allocation: Allocation, going_on_from_s: float | None = None) -> float:
-        """Give devices to a job that has none; return the end of its restart delay [s].
+    def hold(self, job: JobView, allocation: Allocation, continues_at_s: float | None = None) -> float:
+        """Allocate devices to a job that has none; return the end of its restart delay [s].
 
-        A job that only begins or ceases to share its devices continues without one: ``going_on_from_s``, not
-        in the past, is when it is ready [s].
+        A job that only begins or ceases to share its devices has no restart: ``continues_at_s``, not in the
+        past, is when it is ready [s].
         """
         now_s = self.view.time_s
-        ready_s = going_on_from_s
+        ready_s = continues_at_s
         if ready_s is None:
             ready_s = now_s + self.view.restart_cost(job.spec, job._last, allocation)
         step_s = allocation.configuration.iter_time_s
@@ -794,13 +795,13 @@ class ClusterState:
         job._marks = ((ready_s, job._steps_left),)
         if job.first_start_s is None:
             job.first_start_s = now_s
-        elif going_on_from_s is None:
+        elif continues_at_s is None:
             job.restart_count += 1
         job.__class__ = kind
         return ready_s
 
     def release(self, job: JobView) -> None:
-        """Take the devices of a job, and settle its progress and times."""
+        """Release the devices of a job, and add its progress and times to its totals."""
         held = job.allocation
         if held is None:
             return
@@ -820,7 +821,7 @@ class ClusterState:
         job.__class__ = kind
 
     def queue_again(self, jobs: Iterable[JobView]) -> None:
-        """Put jobs that lost their devices back to their places in the queue."""
+        """Return jobs that lost their devices to their places in the queue."""
         for job in jobs:
             self._pending[job.spec.job_id] = self._running.pop(job.spec.job_id)
             write(job, "waiting_since_s", self.view.time_s)
@@ -829,7 +830,7 @@ class ClusterState:
             self._pending.move_to_end(job.spec.job_id)
 
     def finish(self, job: JobView) -> None:
-        """End a job that runs or waits."""
+        """Finish a running or pending job."""
         self.release(job)
         if self._running.pop(job.spec.job_id, None) is None:
             del self._pending[job.spec.job_id]
@@ -839,7 +840,7 @@ class ClusterState:
         job.__class__ = kind
 
     def set_steps_left(self, job: JobView, steps: float) -> None:
-        """Set the steps that a job has left, where they are counted or rolled back and not foreseen."""
+        """Set the steps that a job has left, where processes report them or a rollback changes them."""
         write(job, "_steps_left", steps)
 
     def restore(
@@ -873,7 +874,7 @@ class ClusterState:
     # --- guests -----------------------------------------------------------------------------
 
     def expect(self, changes: Sequence[tuple[JobView, Allocation | None]]) -> None:
-        """Note future allocations before the first of them is held, as speeds of guests depend on all."""
+        """Register the allocations of a decision before the first is held: speeds of guests depend on all."""
         # Simulations without guests never pay for this: it begins with the first guest.
         if self._shared.now is None:
             if not any(new is not None and new.is_guest for _, new in changes):
@@ -897,14 +898,14 @@ class ClusterState:
         )
 
     def update_speed(self, job: JobView) -> bool:
-        """Update the speed of a guest from who is beside it; return whether it changed."""
+        """Update the speed of a guest from the holders of its devices; return whether it changed."""
         held = job.allocation
         if held is None or self._shared.now is None:
             return False
         step_s = held.configuration.iter_time_s / self._shared.now.speed(job.index, held)
         if step_s == job._step_s:
             return False
-        # Progress until now counts at the old speed; a job that still restarts begins with the new one.
+        # Progress so far counts at the old speed; a job that is still restarting begins at the new one.
         since_s, steps_left = max(self.view.time_s, job._since_s), job._steps_left_now()
         kind = unlocked(job)
         job._since_s, job._steps_left, job._step_s = since_s, steps_left, step_s
@@ -914,7 +915,7 @@ class ClusterState:
         return True
 
     def devices_changed(self, node: int) -> None:
-        """Note that the number of devices of a node changed."""
+        """Register that the number of devices of a node changed."""
         if self._shared.now is not None:
             self._shared.now.resize(node, self.nodes.gpus_per_node()[node])
             self._touched.add(node)
