@@ -85,11 +85,11 @@ def compare(
         raise InputError("no policies to compare; expected at least one")
     names = [policy.name for policy in chosen]
     if baseline is not None and baseline not in names:
-        raise InputError(f"baseline {baseline!r} does not take part; expected {', '.join(names)}")
+        raise InputError(f"baseline {baseline!r} is not among the policies; expected {', '.join(names)}")
     done = attempt_all([SimulationSpec(scenario, policy) for policy in chosen], n_processes)
     runs = [item for item in done if not isinstance(item, RunError)]
-    asked = demand(scenario)
-    table = comparison(runs, baseline or names[0]).assign(offered_load=asked.load)
+    requested = demand(scenario)
+    table = comparison(runs, baseline or names[0]).assign(offered_load=requested.load)
     failures = [item for item in done if isinstance(item, RunError)]
     if failures:
         raise ComparisonError("; ".join(map(str, failures)), table)
@@ -97,9 +97,9 @@ def compare(
         item.check()
     if nobody_waited(runs):
         _LOG.warning(
-            "no job waited for longer than a round, so this comparison says nothing about queueing; at most "
-            "%d of %d GPUs are asked for at a time",
-            asked.most_gpus,
+            "no job waited for longer than a round, so this comparison says nothing about queueing; jobs "
+            "request at most %d of %d GPUs at a time",
+            requested.most_gpus,
             scenario.cluster.n_gpus,
         )
     return table

@@ -24,7 +24,7 @@ from makespan.workloads import JobSpec
 
 
 def integral(times_s: ArrayLike, values: ArrayLike, at_s: ArrayLike) -> NDArray[np.float64]:
-    """Integrate a step function, 0 before its first time, up to each of some times [s], any shape."""
+    """Integrate a step function, 0 before its first time, up to each of ``at_s`` [s], of any shape."""
     times, heights, ends = (np.asarray(x, dtype=np.float64) for x in (times_s, values, at_s))
     areas = np.concatenate([[0.0], np.cumsum(np.diff(times) * heights[:-1])])  # up to each time
     last = np.searchsorted(times, ends, side="right") - 1
@@ -41,7 +41,7 @@ def time_average(times_s: ArrayLike, values: ArrayLike, start_s: float, end_s: f
 
 
 def level(times_s: pd.Series, changes: pd.Series) -> pd.Series:
-    """Add up changes, in any order of time, and return the value after each instant, by time [s]."""
+    """Return the sum of all changes up to and including each instant, by time [s]; any order of rows."""
     return changes.groupby(times_s.to_numpy()).sum().sort_index().cumsum().rename_axis("time_s")
 
 
@@ -348,7 +348,7 @@ def sla_attainment(events: pd.DataFrame, outcomes: pd.DataFrame) -> float:
 
 
 def _ratio(value: NDArray[np.float64], base: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Divide; a job without any work compares as 1 if it took no time, otherwise as infinite."""
+    """Divide; a job without work has ratio 1 if it took no time, else infinity."""
     empty = np.where(value > 0, np.inf, 1.0)
     return np.divide(value, base, out=empty, where=base > 0)
 

@@ -80,7 +80,7 @@ def test_processes_give_the_same_table(tmp_path: Path) -> None:
         (("--workload", "bass"), "unknown workload or file 'bass'"),
         (
             ("--baseline", "sia", "--policies", "fifo,sjf"),
-            "--baseline 'sia' does not take part; expected fifo, sjf",
+            "--baseline 'sia' is not among the policies; expected fifo, sjf",
         ),
         (("--workers", "0"), "Invalid value for '--workers'"),
         (("--delay", "nan"), "Invalid value for '--delay': 'nan'"),
@@ -182,9 +182,9 @@ def test_a_comparison_in_which_nobody_waits_is_said_to_compare_nothing() -> None
     assert idle.exit_code == 0
     (warning,) = (line for line in idle.stderr.splitlines() if line.startswith("Warning: "))
     assert "no job waited for longer than a round under any policy" in warning
-    assert "of 64 GPUs are asked for at a time" in warning and "--load" in warning
+    assert "of 64 GPUs at a time" in warning and "--load" in warning
     busy = run("--policies", "fifo,sjf", "--jobs", "30", "--load", "100", "--quiet")
-    assert "Warning" not in busy.output and "of 64 GPUs asked for at a time" in busy.stdout
+    assert "Warning" not in busy.output and "of 64 GPUs requested at a time" in busy.stdout
 
 
 # --- progress -----------------------------------------------------------------------------------

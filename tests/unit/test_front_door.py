@@ -62,7 +62,7 @@ def test_simulate_keeps_the_schedule_and_compare_makes_a_table(naive):
     table = makespan.compare(naive, ["sjf", "fifo"], baseline="fifo")
     COMPARISON.validate(table, where="compare")
     assert table["avg_jct_s"][1] == done.metrics.avg_jct_s and table["jct_ratio"][1] == 1.0
-    with pytest.raises(InputError, match="baseline 'sia' does not take part; expected fifo"):
+    with pytest.raises(InputError, match="baseline 'sia' is not among the policies; expected fifo"):
         makespan.compare(naive, ["fifo"], baseline="sia")
     with pytest.raises(InputError, match="at least one"):
         makespan.compare(naive, [])

@@ -279,7 +279,7 @@ def test_a_foreign_list_keeps_durations_or_work_as_chosen_and_the_title_says_whi
 def test_jobs_of_models_that_no_plan_trains_here_are_left_out_if_drawn_and_else_refused_by_row():
     found = scenario("base", n_jobs=40, cluster_name="t4-64", keep="work")
     assert found.jobs and "llama30" not in {item.workload for item in found.jobs}
-    assert "nothing can run here with as many GPUs (row" in found.report
+    assert "no plan can run here on as many GPUs (row" in found.report
     jobs = [job("ga", n_cpus=8), job("1-4-2", "llama30", job_id="b", n_cpus=8)]
     with pytest.raises(
         InputError, match=r"row 2, job 'b', on cluster 't4-64': .*'llama30' on 8 GPUs cannot run"

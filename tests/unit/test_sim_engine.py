@@ -425,7 +425,7 @@ def test_a_policy_that_leaves_jobs_behind_is_found_out():
             "row 1, job 'a', on.*'zigzag' cannot be read",
         ),
         ([toy_job(plan="122", n_gpus=2)], InputError, "= 4 GPUs, but the placement has 2"),
-        ([toy_job(n_gpus=8)], InputError, "asks for 8 GPUs; expected at most the 4 of cluster 'toy-1x4'"),
+        ([toy_job(n_gpus=8)], InputError, "requests 8 GPUs; expected at most 4, those of cluster 'toy-1x4'"),
         (
             [toy_job(n_gpus=3)],
             InputError,

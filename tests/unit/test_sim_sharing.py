@@ -165,7 +165,7 @@ def test_guaranteed_jobs_and_processes_are_no_guests():
     scenario = Scenario("toys", (toy_job("a"),), SPEC, ONE, **options)
     live = Engine(scenario, scripted({0.0: {"a": (0, True)}}))
     live.load()
-    with pytest.raises(InfeasibleDecision, match="processes run on devices of their own"):
+    with pytest.raises(InfeasibleDecision, match="cannot be a guest: this cluster does not share devices"):
         live.run()
     assert not live.view.shares_devices
     suspended = Engine(replace(scenario, jobs=tuple(PAIR)), policy("antman"))
@@ -223,7 +223,7 @@ def test_the_validator_wants_a_change_of_sharing_to_change_nothing_else():
     events.loc[moved, "nodes"] = "1:1"
     given = {"restart_delay_s": 4.0, "interval_s": 1.0, "extra_steps": 0}
     found, *_ = validate_schedule(events, PAIR, toy_nodes(2, 1), ONE, **given)
-    assert (found.rule, found.job_id) == ("row", "b") and "differs from what was held" in found.message
+    assert (found.rule, found.job_id) == ("row", "b") and "expected the same devices and plan" in found.message
 
 
 @pytest.mark.parametrize("kind", [NodeEventKind.FAILED, NodeEventKind.WITHDRAWN])
@@ -415,8 +415,8 @@ def test_the_validator_checks_how_fast_guests_go():
     given = {"restart_delay_s": 4.0, "interval_s": 1.0, "extra_steps": 0}
     assert rows(result, "b")[3] == (14.0, "rated")
     for name, value, message in (
-        ("iter_time_s", 2.0, "a step beside others takes 2.0 s; expected 1.0 s"),
-        ("shared_nodes", "0:2", "only how fast a guest goes may change"),
+        ("iter_time_s", 2.0, "a step as a guest takes 2.0 s; expected 1.0 s"),
+        ("shared_nodes", "0:2", "expected a new speed of a guest on the same devices"),
         ("job_id", "a", "rated while finished"),
     ):
         events = result.events.copy()

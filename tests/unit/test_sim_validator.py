@@ -103,6 +103,12 @@ def test_free_progress_is_found(good):
     assert found[0].job_id == "b" and "finished with" in found[0].message
 
 
+def test_steps_left_that_are_missing_are_found(good):
+    events = good.events.copy()
+    events.loc[row(events, "a", "reconfigured"), "steps_left"] = math.nan
+    assert rules(events) == {"progress"}
+
+
 def test_steps_that_vanish_are_found(good):
     events = good.events.copy()
     events.loc[row(events, "a", "reconfigured"), "steps_left"] -= 0.5
@@ -171,10 +177,10 @@ def test_time_that_goes_back_is_found(good):
     ("column", "value", "message"),
     [
         ("nodes", "0:3", "plan 'ga' on 3 is not in the catalogue"),
-        ("nodes", "9:4", "expected existing node:devices"),
-        ("nodes", "0-4", "expected existing node:devices"),
-        ("nodes", "0:2 0:2", "expected existing node:devices"),
-        ("nodes", "", "expected existing node:devices"),
+        ("nodes", "9:4", "expected node:devices of existing nodes"),
+        ("nodes", "0-4", "expected node:devices of existing nodes"),
+        ("nodes", "0:2 0:2", "expected node:devices of existing nodes"),
+        ("nodes", "", "expected node:devices of existing nodes"),
         ("plan", "zero-offload", "plan 'zero-offload' on 4 is not in the catalogue"),
         ("cpu_threads", 1, "is not in the catalogue"),
         ("n_gpus", 3, "n_gpus 3"),

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 _UP, _CLEAR_LINE, _CLEAR_BELOW = "\x1b[{}F", "\x1b[K", "\x1b[J"
 _HIDE_CURSOR, _SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
-_WIDTH, _LINES = 80, 24  # of a terminal that does not say
+_WIDTH, _LINES = 80, 24  # of a terminal of unknown size
 _FRAME_S = 0.1  # least wall time between two frames in a terminal
 _HEARTBEAT_S = 5.0  # longest wall time without a line elsewhere
 _N_LINES = 20  # lines of a run elsewhere, besides those
@@ -155,7 +155,7 @@ class LiveView:
             self._jct_sum_s += event.time_s - self._submit_s[event.job_id]
         elif kind == _SUBMITTED:
             self._n_submitted += 1
-            if len(view.pending) > 1:  # otherwise wait until this job is placed: the view says more then
+            if len(view.pending) > 1:  # with one pending job, wait for its start, which shows more
                 self._maybe_draw(view)
         elif kind == _READY:
             self._maybe_draw(view)
@@ -309,7 +309,7 @@ class Countdown(_OnErrors):
             self._next = now + _LINE_S
 
 
-def _reached(run: Attempt) -> str:
+def _result_text(run: Attempt) -> str:
     return "failed" if isinstance(run, RunError) else f"average JCT {run.metrics.avg_jct_s:.0f} s"
 
 
@@ -345,14 +345,14 @@ class Progress(_OnErrors):
             if run is not None and number not in self._told:
                 self._told.add(number)
                 count = f"{len(self._told)}/{len(self._names)}"
-                self._write(f"{count} {self._names[number]}: {_reached(run)}")
+                self._write(f"{count} {self._names[number]}: {_result_text(run)}")
 
     def _line(self, name: str, share: float, run: Attempt | None) -> str:
         name = f"{name:<{max(map(len, self._names))}}"
         if run is not None:
             if isinstance(run, RunError):
                 return f"{name}  {bar(share, _PROGRESS_WIDTH)} failed"
-            return f"{name}  {bar(1.0, _PROGRESS_WIDTH)} done, {_reached(run)}"
+            return f"{name}  {bar(1.0, _PROGRESS_WIDTH)} done, {_result_text(run)}"
         return f"{name}  {bar(share, _PROGRESS_WIDTH)} " + (f"{share:4.0%}" if share else "waiting")
 
 
@@ -366,17 +366,17 @@ class Progress(_OnErrors):
     default="morphling-work",
     metavar="NAME|FILE",
     shell_complete=POLICY_NAMES,
-    help="Who decides; 'makespan policies' lists them, or a file of your own, ./mine.py.",
+    help="Scheduling policy: a name that 'makespan policies' lists, or your own file, ./mine.py.",
 )
 @scenario_options
 @decision_limit_option
 @click.option("--output", type=click.Path(path_type=Path), help="Directory for events.csv and outcomes.csv.")
-@click.option("--quiet", is_flag=True, help="No live view, only the summary.")
+@click.option("--quiet", is_flag=True, help="Show no live view, only the summary.")
 @shown_option(
     "--pace",
     "pace_s",
     default=1.5,
-    help="In a terminal, make a short run last about this long, to be watched; 0 for full speed.",
+    help="In a terminal, slow a short run down to about this time to watch it; 0 for full speed.",
     **SECONDS | {"type": real(3600, "nobody watches longer")},
 )
 @form_options
@@ -394,9 +394,9 @@ def simulate_command(
 ) -> None:
     """Run a workload under a policy and watch it.
 
-    Shows running jobs with plan, placement and restarts, GPUs in use, completed jobs, average completion time
-    and makespan while it runs, in place in a terminal and as lines elsewhere. Then prints a summary and
-    the verdict of the schedule validator. The exit status is 1 if the schedule is impossible.
+    While it runs, this shows running jobs with plan, placement and restarts, GPUs in use, completed jobs,
+    average completion time and makespan: in place in a terminal, as lines elsewhere. A summary and the
+    verdict of the schedule validator follow. The exit status is 1 if the schedule is impossible.
     """
     from makespan.files import atomic_path
     from makespan.policies import policy
@@ -451,7 +451,7 @@ def _summary_lines(title: str, predictions: str, done: "Run", wall_s: float) -> 
     return [
         *lines,
         f"{'GPU allocation ratio':<28} {metrics.gpu_allocation_ratio:>12.1%}",
-        f"{'starts and restarts a job':<28} {metrics.reconfigurations_per_job:>12.2f}",
+        f"{'starts and restarts per job':<28} {metrics.reconfigurations_per_job:>12.2f}",
         f"{'guarantees kept':<28} {f'{sla:.1%}' if sla == sla else '-':>12}",
         f"{'jobs finished':<28} {metrics.n_jobs:>12}",
         f"{'decisions':<28} {result.n_decisions:>12}",
@@ -479,13 +479,13 @@ _COLUMNS = (
     ("wall_s", "wall", "{:.2f}"),
 )
 _LEGEND = (
-    "JCT, its percentiles, makespan, waiting and wall clock time in s; GPUs: share of their time that jobs\n"
-    "hold them; restarts: of a job, the first start included; SLA: guarantees kept; wait: mean time without\n"
-    "GPUs; /B: over that of {baseline}"
+    "JCT, its percentiles, makespan, waiting and wall clock time in s; GPUs: share of GPU time that jobs\n"
+    "hold; restarts: per job, with the first start; SLA: guarantees kept; wait: mean time without GPUs;\n"
+    "/B: over that of {baseline}"
 )
 _IDLE = (
     "no job waited for longer than a round under any policy, so this comparison says nothing about queueing; "
-    "at most {most} of {n_gpus} GPUs are asked for at a time: raise --load or --jobs, or take fewer --nodes"
+    "jobs request at most {most} of {n_gpus} GPUs at a time: raise --load or --jobs, or use fewer --nodes"
 )
 
 
@@ -495,24 +495,22 @@ _IDLE = (
     default="morphling-lookahead,morphling-work,sia,synergy,fifo",
     metavar="NAMES|FILES",
     shell_complete=POLICY_NAMES,
-    help="Joined by commas, or all; files of your own like ./mine.py.",
+    help="Policies joined by commas, or all; your own files, like ./mine.py, too.",
 )
-@click.option(
-    "--baseline", metavar="NAME", show_default="the first one", help="Policy that ratios compare with."
-)
+@click.option("--baseline", metavar="NAME", show_default="the first one", help="Baseline of the ratios.")
 @scenario_options
 @decision_limit_option
 @click.option(
     "--workers",
     type=PROCESSES,
     metavar="N",
-    show_default="one a processor, one for short runs",
-    help="Processes.",
+    show_default="one per processor, one for short runs",
+    help="Number of simulations at a time.",
 )
 @click.option(
     "--output", type=click.Path(path_type=Path), help="File for the table (.csv); - for standard output."
 )
-@click.option("--quiet", is_flag=True, help="No progress, only the table.")
+@click.option("--quiet", is_flag=True, help="Show no progress, only the table.")
 @form_options
 @click.pass_context
 def compare_command(
@@ -529,10 +527,10 @@ def compare_command(
 ) -> None:
     """Run a workload under several policies.
 
-    Prints what the jobs ask for, one row a policy, ratios to one of them, and the verdict of the schedule
-    validator. Load is the GPU time of the jobs as requested over that of the cluster while jobs arrive.
-    A policy that fails is named last, and the others keep their rows. The exit status is 1 if one failed or
-    a schedule is impossible.
+    This prints the load, one row per policy with ratios to a baseline, and the verdict of the schedule
+    validator. Load is the GPU time that jobs request over that of the cluster while jobs arrive. If a policy
+    fails, the others keep their rows, and its error is printed last. The exit status is 1 if a policy failed
+    or a schedule is impossible.
     """
     from makespan.studies import (
         RunError,
@@ -545,13 +543,13 @@ def compare_command(
     )
     from makespan.tables import COMPARISON, write_csv
 
-    chosen = _chosen(policies)
+    chosen = _policies_by_name(policies)
     names = tuple(chosen)
     base = names[0] if baseline is None else baseline
     if base not in names:
-        raise InputError(f"--baseline {base!r} does not take part; expected {', '.join(names)}")
+        raise InputError(f"--baseline {base!r} is not among the policies; expected {', '.join(names)}")
     check_target(output, is_directory=False)
-    beside = form is not None or is_stream(output)  # of the table, which is alone on the standard output
+    is_data = form is not None or is_stream(output)  # then standard output has nothing but the table
     scenario = replace(assemble(**request), decision_limit_s=decision_limit_s)
     say(scenario.report, err=True)
     asked = demand(scenario)
@@ -572,20 +570,20 @@ def compare_command(
     rounds = f"rounds of {scenario.interval_s:g} s" if scenario.interval_s else "decisions after each event"
     setting = f"restart delay {done[0].restart_delay_s:g} s, {rounds}, knowledge: {scenario.predictions}"
     load = f"load {asked.load:.2f}, " if asked.load == asked.load else ""  # NaN if all jobs come at once
-    load += f"at most {asked.most_gpus} of {scenario.cluster.n_gpus} GPUs asked for at a time"
-    say(f"{scenario.title}\n{setting}\n{load}\n", err=beside)
+    load += f"at most {asked.most_gpus} of {scenario.cluster.n_gpus} GPUs requested at a time"
+    say(f"{scenario.title}\n{setting}\n{load}\n", err=is_data)
     if form is not None:
         say_rows(table.to_dict("records"), form)
     else:
-        say(_text(table), err=beside)
+        say(_table_text(table), err=is_data)
     wrong = [item for item in done if item.violations]
     verdict = f"schedules: {len(done) - len(wrong)} of {len(done)} possible"
     n_events = sum(item.n_events for item in done)
-    say(f"\n{_LEGEND.format(baseline=base)}\n\n{verdict}, {n_events} events replayed", err=beside)
+    say(f"\n{_LEGEND.format(baseline=base)}\n\n{verdict}, {n_events} events replayed", err=is_data)
     for item in wrong:
-        say("\n".join(verdict_lines(item)), err=beside)
+        say("\n".join(verdict_lines(item)), err=is_data)
     if output is not None:
-        say(f"{output}: {len(table)} rows", err=beside)
+        say(f"{output}: {len(table)} rows", err=is_data)
     if nobody_waited(done):
         say(f"Warning: {_IDLE.format(most=asked.most_gpus, n_gpus=scenario.cluster.n_gpus)}", err=True)
     for failure in failures:
@@ -594,8 +592,8 @@ def compare_command(
         ctx.exit(1)
 
 
-def _chosen(text: str) -> dict[str, str]:
-    """Return the names of the chosen policies, each with its name or file on the command line."""
+def _policies_by_name(text: str) -> dict[str, str]:
+    """Return the chosen policies by name, each as given on the command line, a name or a file."""
     from makespan.policies import policy, policy_names
 
     parts = policy_names() if text.strip() == _ALL else [part.strip() for part in text.split(",")]
@@ -609,7 +607,7 @@ def _chosen(text: str) -> dict[str, str]:
     return chosen
 
 
-def _text(table: "pd.DataFrame") -> str:
+def _table_text(table: "pd.DataFrame") -> str:
     """Format the table for people; missing values are dashes."""
     cells = [[title for _, title, _ in _COLUMNS]]
     cells += [

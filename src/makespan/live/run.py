@@ -424,7 +424,7 @@ def prepare_setting(
     earlier = LiveSetting.load(directory)
     if earlier is not None:
         earlier.check_same(policy, spec.name, slots_cluster.n_gpus, seed)
-        tell("continuing the run that was left")
+        tell("resuming the interrupted run")
         return earlier
     kept = directory / "profile.jsonl"
     tables, first_start_s, delay_s = profile(spec, slots_cluster, launch_on, settings, tell, kept, progress)
@@ -614,7 +614,11 @@ class Profiler:
             }
             try:
                 for place, end in ends.items():
-                    while not (end.done() or _trains(place)):
+                    # Neighbours disturb as in a live run only after their first step.
+                    while not end.done():
+                        state = read_progress(place)
+                        if state is not None and state.step > 0:
+                            break
                         time.sleep(_POLL_WALL_S)
                 yield
             finally:
@@ -642,12 +646,6 @@ class Profiler:
                 overhead_s = time.monotonic() - began - steady_wall_s(result)
                 costs.append((overhead_s, sum(result.save_s)))
         return costs
-
-
-def _trains(place: Path) -> bool:
-    """Return True if the run in a directory has done its first step."""
-    progress = read_progress(place)
-    return progress is not None and progress.step > 0
 
 
 def _listed(slots: Slots) -> str:

@@ -87,7 +87,7 @@ class Configuration:
         if len(types) != len(shares) or sorted(pairs) != pairs:
             raise InputError(
                 f"configuration on {self.placement.text}: gpu_types are {self.gpu_types}; expected one name "
-                "a node, in alphabetical order where nodes give equally many devices"
+                "per node, in alphabetical order where nodes give equally many devices"
             )
         totals: dict[str, int] = {}
         for count, name in pairs:
@@ -107,7 +107,7 @@ class Configuration:
 
     @property
     def rate(self) -> float:
-        """Steps per second, in truth; policies must not read it."""
+        """Steps per second by the true time; policies must not read it."""
         return 1.0 / self.iter_time_s
 
     def on(self, nodes: Sequence[int]) -> "Allocation":
@@ -123,9 +123,9 @@ class Allocation:
     nothing would change between them.
 
     A guest has no devices of its own: it computes on those of others, or free ones, while these are idle, at
-    most one guest per device, and its slowest device limits it (`colocated_speed`). It must fit into memory
-    beside the holder; jobs are not bound to particular devices of a node, so they are paired as fits best. It
-    takes host memory like any job, but no CPU threads: those of idle moments suffice.
+    most one guest per device; its slowest device determines its speed (`colocated_speed`). It must fit into
+    memory beside the holder; jobs are not bound to particular devices of a node, so guests and holders are
+    paired to fit. It takes host memory like any job, but no CPU threads: those of idle moments suffice.
 
     Raises InputError if the number of nodes is not that of the placement, or if a node occurs twice.
     """

@@ -121,7 +121,7 @@ class Scenario:
 def check_jobs(
     jobs: Sequence[JobSpec], cluster: ClusterSpec, catalogue: Catalogue, where: str = "trace"
 ) -> None:
-    """Check that every job can be run as requested on the empty cluster.
+    """Check that every job can run as requested on the empty cluster.
 
     Parameters
     ----------
@@ -140,7 +140,7 @@ def check_jobs(
     for row, job in enumerate(jobs, start=1):
         if job.job_id in rows:
             found = f"job name {job.job_id!r} is that of row {rows[job.job_id]}"
-            raise InputError(f"{where}: row {row}: {found}; expected one row for each name")
+            raise InputError(f"{where}: row {row}: {found}; expected one row per name")
         rows[job.job_id] = row
         request = (job.workload, job.plan, job.n_gpus, job.n_cpus)
         if request in checked:
@@ -148,13 +148,13 @@ def check_jobs(
         place = f"{where}: row {row}, job {job.job_id!r}"
         if job.n_gpus > cluster.n_gpus:
             raise InputError(
-                f"{place}: asks for {job.n_gpus} GPUs; expected at most the {cluster.n_gpus} of cluster "
-                f"{cluster.name!r}, or it would wait for ever"
+                f"{place}: requests {job.n_gpus} GPUs; expected at most {cluster.n_gpus}, those of "
+                f"cluster {cluster.name!r}, or it would never start"
             )
         threads = cluster.max_cpu_threads(job.n_gpus)
         if job.n_cpus > threads:
             raise InputError(
-                f"{place}: asks for {job.n_cpus} CPU threads; expected at most the {threads} of the "
+                f"{place}: requests {job.n_cpus} CPU threads; expected at most {threads}, those of the "
                 f"{min(job.n_gpus, cluster.n_nodes)} node(s) of {cluster.name!r} that {job.n_gpus} GPU(s) "
                 "can use"
             )

@@ -1,8 +1,8 @@
-"""Devices that two jobs share: who fits beside whom, and the speeds of guests.
+"""Colocation of two jobs on devices: which guests fit beside which holders, and the speeds of guests.
 
 A holder has devices of its own and is never slowed down; a guest computes on them while they are idle.
-Devices of a node are interchangeable, so pairs of holder and guest are derived from who is on the node, not
-stored.
+Devices of a node are interchangeable, so pairs of holder and guest are computed from the jobs on the node and
+not stored.
 """
 
 from collections.abc import Iterable
@@ -26,7 +26,7 @@ MIN_SPEED = 0.01  # so that a guest beside a holder without idle time finishes e
 def memory_by_device(
     allocations: Iterable["Allocation | None"], n_nodes: int
 ) -> tuple[list[list[float]], list[list[float]]]:
-    """Return per node the memory that holders, and guests, need on each device that they use [B]."""
+    """Return the memory that holders, and that guests, need on each device that they use, per node [B]."""
     needed: tuple[list[list[float]], ...] = tuple([[] for _ in range(n_nodes)] for _ in range(2))
     for held in allocations:
         if held is not None:
@@ -37,22 +37,22 @@ def memory_by_device(
 
 
 def oversubscribed_bytes(
-    holders: Iterable[float], guests: Iterable[float], n_devices: int, there_bytes: float
+    holders: Iterable[float], guests: Iterable[float], n_devices: int, usable_bytes: float
 ) -> float | None:
-    """Return the memory of the largest guest that finds no device on a node, or None if all do.
+    """Return the memory of the largest guest that fits on no device of a node, or None if all fit [B].
 
     Parameters
     ----------
     holders, guests
         Memory needed on each device held, and on each device that a guest uses [B].
-    n_devices, there_bytes
+    n_devices, usable_bytes
         Devices of the node, and the memory of each that jobs may use [B].
     """
     taken = sorted(holders)
     devices = [0.0] * (n_devices - len(taken)) + taken
     # The largest guest goes where the least memory is taken: if any pairing fits all guests, this one does.
     for guest_bytes, holder_bytes in zip(sorted(guests, reverse=True), devices, strict=False):
-        if guest_bytes + holder_bytes > there_bytes * (1 + TOLERANCE):
+        if guest_bytes + holder_bytes > usable_bytes * (1 + TOLERANCE):
             return guest_bytes
     return None
 
@@ -70,17 +70,17 @@ def colocated_speed(guest: Configuration, holder: Configuration | None) -> float
         return 1.0
     if guest.busy is None or holder.busy is None:
         return IDLE_SHARE
-    longer = 1.0
-    for own, taken in zip(guest.busy, holder.busy, strict=True):
-        if own * taken > 0:
+    slowdown = 1.0
+    for share, taken in zip(guest.busy, holder.busy, strict=True):
+        if share * taken > 0:
             if taken >= 1.0:
                 return MIN_SPEED
-            longer += own / (1.0 - taken) - own
-    return max(1.0 / longer, MIN_SPEED)
+            slowdown += share / (1.0 - taken) - share
+    return max(1.0 / slowdown, MIN_SPEED)
 
 
 def colocated_speeds(
-    holders: Iterable[Use], guests: Iterable[Use], n_devices: int, there_bytes: float
+    holders: Iterable[Use], guests: Iterable[Use], n_devices: int, usable_bytes: float
 ) -> tuple[dict[int, float], list[Configuration | None]]:
     """Return the speed of each guest on a node, by position, and the holders of devices without a guest.
 
@@ -92,7 +92,7 @@ def colocated_speeds(
     ----------
     holders, guests
         Uses of this node alone.
-    n_devices, there_bytes
+    n_devices, usable_bytes
         Devices of the node, and the memory of each that jobs may use [B].
     """
     left: list[Configuration | None] = []
@@ -101,7 +101,7 @@ def colocated_speeds(
     left += [None] * (n_devices - len(left))
     speeds: dict[int, float] = {}
     for index, count, item in sorted(guests, key=lambda use: (-use[2].device_memory_bytes_per_gpu, use[0])):
-        most_bytes = there_bytes * (1 + TOLERANCE) - item.device_memory_bytes_per_gpu
+        most_bytes = usable_bytes * (1 + TOLERANCE) - item.device_memory_bytes_per_gpu
         fitting = [
             (-colocated_speed(item, other), rank)
             for rank, other in enumerate(left)
@@ -115,14 +115,14 @@ def colocated_speeds(
 
 
 class Colocation:
-    """Holders and guests of one node, and what follows from them; jobs count by configuration alone.
+    """Holders and guests of one node, with speeds and free memory; jobs count by configuration alone.
 
     Attributes
     ----------
     speeds
         Speed of each guest, in the order of submission.
     oversubscribed_bytes
-        Memory of the largest guest that finds no device [B], or None if all do.
+        Memory of the largest guest that fits on no device [B], or None if all fit.
     n_unshared, spare_bytes, most_bytes
         Devices without a guest, the memory that each of them has left for one, and the most of these [B].
     """
@@ -133,7 +133,7 @@ class Colocation:
         "_left",
         "_n_devices",
         "_speeds_for",
-        "_there_bytes",
+        "_usable_bytes",
         "most_bytes",
         "n_unshared",
         "oversubscribed_bytes",
@@ -141,15 +141,15 @@ class Colocation:
         "speeds",
     )  # fmt: skip
 
-    def __init__(self, holders: Parts, guests: Parts, n_devices: int, there_bytes: float) -> None:
-        self._n_devices, self._there_bytes = n_devices, there_bytes
+    def __init__(self, holders: Parts, guests: Parts, n_devices: int, usable_bytes: float) -> None:
+        self._n_devices, self._usable_bytes = n_devices, usable_bytes
         first, second = ([(rank, *part) for rank, part in enumerate(parts)] for parts in (holders, guests))
-        speeds, self._left = colocated_speeds(first, second, n_devices, there_bytes)
+        speeds, self._left = colocated_speeds(first, second, n_devices, usable_bytes)
         self.speeds = [speeds[rank] for rank in range(len(guests))]
         self._holders, self._guests = _bytes_of(holders), _bytes_of(guests)
         self.n_unshared = n_devices - len(self._guests)
         self.oversubscribed_bytes = self._crowded(self._guests)
-        limit_bytes = there_bytes * (1 + TOLERANCE)
+        limit_bytes = usable_bytes * (1 + TOLERANCE)
         taken_bytes = [it.device_memory_bytes_per_gpu if it else 0.0 for it in self._left]
         self.spare_bytes = [limit_bytes - taken for taken in taken_bytes]
         self.most_bytes = max(self.spare_bytes, default=-1.0)
@@ -159,7 +159,7 @@ class Colocation:
         """Return the speed of one more guest on each device where it fits, if no other guest moves."""
         speeds = self._speeds_for.get(item)
         if speeds is None:
-            most_bytes = self._there_bytes * (1 + TOLERANCE) - item.device_memory_bytes_per_gpu
+            most_bytes = self._usable_bytes * (1 + TOLERANCE) - item.device_memory_bytes_per_gpu
             speeds = self._speeds_for[item] = [
                 colocated_speed(item, holder)
                 for holder in self._left
@@ -167,14 +167,14 @@ class Colocation:
             ]
         return speeds
 
-    def has_memory(self, n_more: int, own_bytes: float) -> bool:
-        """Return whether all guests find devices if one more uses ``n_more`` of them with that memory [B]."""
+    def has_memory(self, n_more: int, job_bytes: float) -> bool:
+        """Return whether all guests fit if one more uses ``n_more`` devices, ``job_bytes`` of each [B]."""
         if n_more > self.n_unshared:
             return False
-        return self._crowded(self._guests + [own_bytes] * n_more) is None
+        return self._crowded(self._guests + [job_bytes] * n_more) is None
 
     def _crowded(self, guests: list[float]) -> float | None:
-        return oversubscribed_bytes(self._holders, guests, self._n_devices, self._there_bytes)
+        return oversubscribed_bytes(self._holders, guests, self._n_devices, self._usable_bytes)
 
 
 _colocation = lru_cache(maxsize=1 << 13)(Colocation)  # nodes have the same few combinations again and again
@@ -186,20 +186,20 @@ class Sharing:
     A `copy` may be changed to try a decision.
     """
 
-    __slots__ = ("_colocation", "_here", "_n_devices", "_there_bytes")
+    __slots__ = ("_colocation", "_here", "_n_devices", "_usable_bytes")
 
     def __init__(self, cluster: ClusterSpec) -> None:
         self._n_devices = [node.n_gpus for node in cluster.nodes]
-        self._there_bytes = [node.gpu.usable_bytes for node in cluster.nodes]
-        # Per node the uses of holders and of guests, by position; these pairs are replaced, never changed, so
-        # that copies share them. And what follows from each pair, until it is replaced.
+        self._usable_bytes = [node.gpu.usable_bytes for node in cluster.nodes]
+        # Per node the uses of holders and of guests, by position. Pairs are replaced, never changed, so that
+        # copies share them; the colocation computed from a pair is kept until the pair is replaced.
         self._here: list[tuple[dict[int, Part], dict[int, Part]]] = [({}, {}) for _ in cluster.nodes]
         self._colocation: list[Colocation | None] = [None] * cluster.n_nodes
 
     def copy(self) -> "Sharing":
         """Return an independent copy."""
         other = Sharing.__new__(Sharing)
-        other._n_devices, other._there_bytes = self._n_devices.copy(), self._there_bytes
+        other._n_devices, other._usable_bytes = self._n_devices.copy(), self._usable_bytes
         other._here, other._colocation = self._here.copy(), self._colocation.copy()
         return other
 
@@ -208,7 +208,7 @@ class Sharing:
         self._n_devices[node], self._colocation[node] = n_devices, None
 
     def add(self, index: int, held: Allocation) -> None:
-        """Add what a job, by its position in the order of submission, holds or uses; unchecked."""
+        """Add the allocation of a job, by its position in the order of submission; unchecked."""
         item, is_guest = held.configuration, held.is_guest
         for node, count in zip(held.nodes, item.placement.gpus_per_node, strict=True):
             uses, part = self._here[node], (count, item)
@@ -218,7 +218,7 @@ class Sharing:
                 self._here[node], self._colocation[node] = changed, None
 
     def remove(self, index: int, held: Allocation) -> None:
-        """Remove what a job holds or uses."""
+        """Remove the allocation of a job."""
         for node in held.nodes:
             holders, guests = self._here[node]
             changed = holders.copy(), guests.copy()
@@ -234,7 +234,7 @@ class Sharing:
         colocation = self._colocation[node]
         if colocation is None:
             holders, guests = (tuple([uses[index] for index in sorted(uses)]) for uses in self._here[node])
-            colocation = _colocation(holders, guests, self._n_devices[node], self._there_bytes[node])
+            colocation = _colocation(holders, guests, self._n_devices[node], self._usable_bytes[node])
             self._colocation[node] = colocation
         return colocation
 

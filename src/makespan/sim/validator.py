@@ -1,22 +1,22 @@
-"""Validator of schedules: replays an events table and reports what could not have happened.
+"""Validator of schedules: replays an events table and reports events that could not have happened.
 
 It shares no code with the engine. From the rows, the trace, the nodes and the times of a step alone it
 computes who held what, when, and how far that carried each job. The rules are:
 
 - ``order``: time and ``seq`` never decrease.
 - ``row``: a row names a job, a kind and a configuration that exist and agree with each other; the speed of a
-  guest is the one that its holders leave it.
+  guest follows from the holders of its devices.
 - ``life``: a job is submitted once, when the trace says, starts only while it waits, changes only while
   it runs, and finishes once.
-- ``capacity``: at the end of every instant no node gives more devices, CPU threads or memory than it has,
-  and no device to more than one guest, nor to one that does not fit beside its holder.
-- ``failure``: nodes fail and join in turn, and no more devices are withdrawn than a node has; jobs on devices
-  that disappear lose them at once, and no job is interrupted without reason.
+- ``capacity``: at the end of every instant no node is over its devices, CPU threads or memory, no device has
+  more than one guest, and every guest fits into memory beside the holder.
+- ``failure``: nodes fail and join in turn, and no more devices are withdrawn than a node has; jobs lose
+  devices that fail or are withdrawn at once, and no job is interrupted without such a cause.
 - ``restart``: after every start and change a job makes no progress for as long as the restart costs, and
-  its ``ready`` row marks the end of that; no job restarts to hold what it held.
+  its ``ready`` row marks the end of that; no job restarts with an unchanged allocation.
 - ``progress``: the steps left follow from the time with progress and the time of a step, and end at zero.
 - ``round``: decisions fall on rounds.
-- ``guarantee``: guarantees are kept, where they are promised.
+- ``guarantee``: guarantees are kept if the policy promises that.
 - ``outcomes``: the second table agrees with the first.
 """
 
@@ -45,7 +45,7 @@ _RELATIVE = 1e-6  # for rounding, in the comparison of the two tables
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """Impossible event in a schedule: the rule that it breaks, and where.
+    """Impossible event in a schedule: the rule that it breaks, the row, and the job.
 
     If no single row is at fault, ``time_s`` [s] is NaN and ``seq`` is -1.
     """
@@ -93,7 +93,7 @@ class Rules:
         self.found.append(Violation(rule, row.time_s, row.seq, row.job_id, message))
 
     def report_job(self, rule: str, job_id: str, message: str) -> None:
-        """Record a violation of a job that no single row shows."""
+        """Record a violation of a job as a whole."""
         self.found.append(Violation(rule, math.nan, -1, job_id, message))
 
 
@@ -114,7 +114,7 @@ class Shares(NamedTuple):
 
 
 class NodeAccounts:
-    """Resources of each node that jobs hold, and the jobs there."""
+    """Resources of each node that jobs hold, and the jobs on it."""
 
     def __init__(self, cluster: ClusterSpec, rules: Rules) -> None:
         self._rules = rules
@@ -145,7 +145,7 @@ class NodeAccounts:
     def add(
         self, job: _Job, shares: Mapping[int, int], held: Configuration, sign: int, *, is_guest: bool
     ) -> None:
-        """Add (+1) or remove (-1) what a job holds, or uses as a guest."""
+        """Allocate (+1) or release (-1) the devices of a job, which it holds or uses as a guest."""
         if is_guest:
             if sign > 0:
                 self._guests[job] = shares
@@ -170,7 +170,7 @@ class NodeAccounts:
         self._speeds[node] = None
 
     def is_short(self, node: int) -> bool:
-        """Return whether a node has fewer devices, or less memory, at this moment than its jobs need."""
+        """Return whether the jobs on a node need more devices or memory than it has at the moment."""
         return (
             max(self._used[node][0], self._used[node][3]) > self._devices(node) or self._crowding(node) != ""
         )
@@ -187,21 +187,21 @@ class NodeAccounts:
         if row.kind == "capacity_announced":
             return
         if row.kind.startswith("capacity_"):
-            gone = self._withdrawn[node] + row.n_gpus * (1 if row.kind == "capacity_withdrawn" else -1)
-            if not 0 <= gone <= self._nodes[node].n_gpus:
-                found = f"{gone} of the {self._nodes[node].n_gpus} devices of node {node} are withdrawn"
+            withdrawn = self._withdrawn[node] + row.n_gpus * (1 if row.kind == "capacity_withdrawn" else -1)
+            if not 0 <= withdrawn <= self._nodes[node].n_gpus:
+                found = f"{withdrawn} of the {self._nodes[node].n_gpus} devices of node {node} are withdrawn"
                 self._rules.report("failure", row, f"{found}; expected none to all")
-            self._withdrawn[node] = gone
+            self._withdrawn[node] = withdrawn
         else:
-            comes_up = row.kind == "node_joined"
-            if self._is_up[node] == comes_up:
-                state = "up" if comes_up else "down"
+            joins = row.kind == "node_joined"
+            if self._is_up[node] == joins:
+                state = "up" if joins else "down"
                 self._rules.report("failure", row, f"node {node} is {state} already")
-            self._is_up[node] = comes_up
+            self._is_up[node] = joins
         self._touch(node)
 
     def check(self, row: Row) -> None:
-        """Compare what is held at the end of an instant with what the nodes have."""
+        """Compare the resources that are held at the end of an instant with those of the nodes."""
         for node in sorted(self._touched):
             spec, used = self._nodes[node], self._used[node]
             rest = (spec.cpu_threads, spec.host_memory_bytes) if self._is_up[node] else (0, 0)
@@ -285,23 +285,29 @@ class NodeAccounts:
 
 
 def _slowdown(guest: Configuration, holder: Configuration | None) -> float:
-    """Return the ratio of a guest's step beside a holder, or nobody, to one alone, phase by phase."""
+    """Return how much longer a step of a guest takes beside a holder, or nobody, than alone [1].
+
+    The holder comes first: each phase of the guest gets the rest of the resource that the phase uses.
+    """
     if holder is None:
         return 1.0
     if guest.busy is None or holder.busy is None:
         return 1.0 / IDLE_SHARE
     computing, moving = guest.busy
     phases = (computing, holder.busy[0]), (moving, holder.busy[1]), (1.0 - computing - moving, 0.0)
-    if any(own > 0 and taken >= 1.0 for own, taken in phases):
+    if any(share > 0 and taken >= 1.0 for share, taken in phases):
         return 1.0 / MIN_SPEED
-    return min(sum(own / (1.0 - taken) for own, taken in phases if own), 1.0 / MIN_SPEED)
+    return min(sum(share / (1.0 - taken) for share, taken in phases if share), 1.0 / MIN_SPEED)
 
 
 # --- Accounts of jobs ---
 
 
 class JobAccount:
-    """State of a job by the rows so far, absent, waiting, running or finished; its times and progress."""
+    """Account of a job by the rows so far: its state, its allocation, its times and its progress.
+
+    ``state`` is absent, waiting, running or finished.
+    """
 
     __slots__ = (
         "_held", "_index", "_is_guest", "_last", "_left", "_nodes", "_ready_s", "_report", "_rules",
@@ -356,7 +362,7 @@ class JobAccount:
         if self.state != "finished":
             self._rules.report_job("life", self.job.job_id, f"is {self.state} at the end; expected finished")
 
-    # --- one method per kind ----------------------------------------------------------------
+    # --- one method per kind of event -------------------------------------------------------
 
     def _submit(self, row: Row) -> None:
         if row.time_s != self.job.submit_time_s:
@@ -383,14 +389,16 @@ class JobAccount:
         self._settle(row)
         self._take(row)
         if (self._held, self._shares, self._is_guest) != (before, shares, not is_guest):
-            self._report("row", row, "what is shared differs from what was held, or the other way round")
+            self._report("row", row, "a change of sharing moved the job; expected the same devices and plan")
         # To share devices, or no longer, is no restart: undo what `_take` counted.
         self.starts -= 1
         self._ready_s, self._saw_ready = max(ready_s, row.time_s), saw_ready
 
     def _rate(self, row: Row) -> None:
         if not self._is_guest or self._nodes.shares(row.shared_nodes).by_node != self._shares:
-            self._report("row", row, "only how fast a guest goes may change, not where it is")
+            self._report(
+                "row", row, "moved or not a guest; expected a new speed of a guest on the same devices"
+            )
         alone_s = self._held.iter_time_s if self._held is not None else row.iter_time_s
         self._step_times.append((row.time_s, max(alone_s, row.iter_time_s)))
 
@@ -399,7 +407,7 @@ class JobAccount:
         if self._held is not None and self._is_guest:
             found_s, due_s = self._step_times[-1][1], self._held.iter_time_s / speed
             if abs(found_s - due_s) > SLACK * due_s:
-                found = f"a step beside others takes {found_s} s"
+                found = f"a step as a guest takes {found_s} s"
                 self._report("row", row._replace(job_id=self.job.job_id), f"{found}; expected {due_s} s")
 
     def _ready(self, row: Row) -> None:
@@ -407,7 +415,9 @@ class JobAccount:
             self._report("restart", row, f"ready at {row.time_s} s; expected {self._ready_s} s")
         self._saw_ready = True
         if self._nodes.shares(row.shared_nodes if self._is_guest else row.nodes).by_node != self._shares:
-            self._report("row", row, f"nodes {row.nodes!r} differ from those that the job was given")
+            self._report(
+                "row", row, f"nodes {row.nodes!r} differ from the allocation; expected {dict(self._shares)}"
+            )
 
     def _suspend(self, row: Row) -> None:
         if self._rules.keeps_guarantees and self.job.is_guaranteed:
@@ -417,7 +427,7 @@ class JobAccount:
 
     def _interrupt(self, row: Row) -> None:
         if not any(self._nodes.is_short(node) for node in self._shares):
-            self._report("failure", row, "interrupted while its nodes have all devices that are held")
+            self._report("failure", row, "interrupted, but no node of the job lost devices")
         lost = self._since_checkpoint(row.time_s)
         self._settle(row)
         self._left += lost
@@ -434,11 +444,11 @@ class JobAccount:
         self.state, self.finish_s = "finished", row.time_s
 
     def _finish_late(self, row: Row) -> None:
-        """Finish a job that did its last step while its processes were being stopped."""
+        """Finish a job that completed its last step while its processes were stopping."""
         self.waiting_s += row.time_s - self._since_s
         self._left, self.state, self.finish_s = 0.0, "finished", row.time_s
 
-    # --- what is held -----------------------------------------------------------------------
+    # --- allocations and progress -----------------------------------------------------------
 
     def _take(self, row: Row) -> None:
         self.starts += 1
@@ -467,23 +477,25 @@ class JobAccount:
         """Return the configuration that a row describes, or report that there is none."""
         if (row.nodes and row.shared_nodes) or not shares.placement:
             found = f"nodes {row.nodes!r} and shared_nodes {row.shared_nodes!r}"
-            self._report("row", row, f"{found}; expected existing node:devices, each node once, in one")
+            self._report("row", row, f"{found}; expected node:devices of existing nodes, in one of the two")
             return None
         key = (self.job.workload, row.plan, shares.placement, row.cpu_threads)
         held = self._rules.catalogue.find(*key, shares.gpu_types)
         if held is None:
-            self._report("row", row, f"plan {row.plan!r} on {shares.placement} is not in the catalogue")
+            self._report(
+                "row", row, f"plan {row.plan!r} on {shares.placement} is not in the catalogue of the cluster"
+            )
             return None
         step_s = max(held.iter_time_s, row.iter_time_s) if self._is_guest else held.iter_time_s
-        what = (0 if self._is_guest else held.n_gpus, step_s, held.family)
-        if (row.n_gpus, row.iter_time_s, row.family) != what:
-            accepted = f"{what[0]}, {what[1]} and {what[2]}"
+        due = (0 if self._is_guest else held.n_gpus, step_s, held.family)
+        if (row.n_gpus, row.iter_time_s, row.family) != due:
+            accepted = f"{due[0]}, {due[1]} and {due[2]}"
             found = f"n_gpus {row.n_gpus}, iter_time_s {row.iter_time_s}, family {row.family}"
             self._report("row", row, f"{found}; expected {accepted}")
         return held
 
     def _settle(self, row: Row) -> None:
-        """End the present allocation: add up its times and its progress."""
+        """End the present allocation: add its times and its progress to the totals."""
         held_s = row.time_s - self._since_s
         progress_s = max(row.time_s - self._ready_s, 0.0)
         self.running_s += progress_s
@@ -501,7 +513,7 @@ class JobAccount:
         return self._left - self._steps_between(self._ready_s, time_s)
 
     def _steps_between(self, since_s: float, time_s: float) -> float:
-        """Return the steps done in a time [s] in which the job makes progress."""
+        """Return the steps done between two times [s] at which the job makes progress."""
         steps, times = 0.0, self._step_times
         for number, (start_s, step_s) in enumerate(times, start=1):
             end_s = times[number][0] if number < len(times) else time_s
@@ -575,7 +587,7 @@ def validate_schedule(
     is_live: bool = False,
     outcomes: pd.DataFrame | None = None,
 ) -> list[Violation]:
-    """Check a schedule by the rules of `makespan.sim.validator`; an empty list means that it is possible.
+    """Return the violations of a schedule by the rules of `makespan.sim.validator`; none if it is possible.
 
     Parameters
     ----------
@@ -588,7 +600,7 @@ def validate_schedule(
     keeps_guarantees
         Whether a guaranteed job must not be suspended, nor run slower than requested.
     is_live
-        Whether the schedule is of real processes, which may do their last step while they are stopped.
+        Whether real processes ran the schedule; they may complete the last step while they are stopping.
 
     Raises
     ------
@@ -632,14 +644,14 @@ def validate_schedule(
 
 
 def _close_instant(last: Row, accounts: Mapping[str, JobAccount], nodes: NodeAccounts) -> None:
-    """Check speeds and nodes once all rows of an instant are applied."""
+    """Check speeds and nodes after all rows of an instant: within one, jobs may swap devices."""
     for name, speed in nodes.speeds().items():
         accounts[name].check_speed(last, speed)
     nodes.check(last)
 
 
 def _check_outcomes(outcomes: pd.DataFrame, accounts: Mapping[str, JobAccount], rules: Rules) -> None:
-    """Report every cell that differs from the replay, and every job that is missing or too many."""
+    """Report every cell that differs from the replay, and every missing, unknown or repeated job."""
     checked = OUTCOMES.validate(outcomes, where="outcomes")
     names = checked["job_id"].tolist()
     for job_id in sorted(set(accounts) - set(names)):

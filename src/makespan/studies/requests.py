@@ -1,8 +1,8 @@
-"""Requests of jobs, settled before a simulation: honoured, priced by the emulator, rejected, or reported.
+"""Requests of jobs, settled before a simulation: kept, emulated, replaced, dropped or rejected.
 
-A catalogue holds what throughput tables hold, and a job may request something else: a plan that was never
-run, other CPU threads, or more devices than the cluster has. Every such request is settled here, and each
-change of one becomes a line of the report of the scenario.
+A catalogue has the rows of throughput tables, but a job may request something else: a plan that was never
+run, other CPU threads, or more devices than the cluster has. This module settles every such request and adds
+a line for each change to the report of the scenario.
 """
 
 from collections.abc import Iterable, Sequence
@@ -42,7 +42,7 @@ _MULTISET_GPUS = (1, 2, 4, 8)  # tables have data-parallel plans in every placem
 
 
 def line_of(what: str, reason: str, items: Iterable[str]) -> str:
-    """Return a line of a report: the change, the number of jobs, the reason, and the first few of them."""
+    """Return a line of a report: the change, the number of jobs, the reason, and the first few jobs."""
     listed = list(items)
     shown = "; ".join(listed[:_SHOWN]) + ("; ..." if len(listed) > _SHOWN else "")
     return f"  {what} {len(listed)} job{'s' if len(listed) != 1 else ''}: {reason} ({shown})"
@@ -123,7 +123,7 @@ def with_steps(
 _PRICED = "the throughput tables lack what they request; the emulator computes it on demand"
 _STANDS_IN = "their plan was not measured; the fastest one measured with as many GPUs stands in for it"
 _GIVES_WAY = "their plan was drawn and cannot run here; it gives way to the fastest one that can"
-_NOWHERE = "nothing can run here with as many GPUs"
+_NOWHERE = "no plan can run here on as many GPUs"
 _FEWER = "they request fewer CPU threads per GPU than the tables have; the fewest of the tables are taken"
 _NO_THREAD = "they request fewer CPU threads than GPUs; the fewest per GPU of the tables are taken"
 _MORE = "they request more CPU threads per GPU than the tables have; the most of the tables are taken"

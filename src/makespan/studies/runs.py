@@ -54,7 +54,7 @@ class SimulationSpec:
     scenario, policy
         Scenario, and policy: itself, or its name or file.
     keeps_tables, repeats
-        Whether its tables are returned, and how often it is run again to compare schedules.
+        Whether its tables are returned, and how often it is repeated to compare the schedules.
     repeat_within_s
         Total time of the simulations of the case after which none is repeated [s, wall clock].
     """
@@ -154,15 +154,15 @@ def load_policy(policy: str | Path | Policy) -> Policy:
 
 def rerun(case: SimulationSpec, first: Run) -> Run:
     """Run a case again as often as it asks for, and add the results to its first run."""
-    same, walls_s = 0, list[tuple[float, float]]()
+    n_identical, walls_s = 0, list[tuple[float, float]]()
     while (
         len(walls_s) < case.repeats
         and first.result.wall_s + sum(wall_s for wall_s, _ in walls_s) < case.repeat_within_s
     ):
         again = simulate(case.scenario, load_policy(case.policy))
-        same += again.events.equals(first.result.events)
+        n_identical += again.events.equals(first.result.events)
         walls_s.append((again.wall_s, again.policy_wall_s))
-    return replace(first, n_repeats=len(walls_s), n_identical=same, repeat_walls_s=tuple(walls_s))
+    return replace(first, n_repeats=len(walls_s), n_identical=n_identical, repeat_walls_s=tuple(walls_s))
 
 
 def violation_lines(done: Run) -> list[str]:
@@ -281,7 +281,7 @@ class _Share:
             self.tell()
 
 
-def _one(case: SimulationSpec, number: int, shares: Shares | None, tell: Callable[[], None]) -> Run:
+def _run_case(case: SimulationSpec, number: int, shares: Shares | None, tell: Callable[[], None]) -> Run:
     observers = () if shares is None else (_Share(shares, number, len(case.scenario.jobs), tell),)
     try:
         done = run(case.scenario, case.policy, observers)
@@ -309,7 +309,7 @@ def _in_turn(cases: Sequence[SimulationSpec], progress: Progress | None, keeps_g
 
     for number, case in enumerate(cases):
         try:
-            done.append(_one(case, number, None if progress is None else shares, tell))
+            done.append(_run_case(case, number, None if progress is None else shares, tell))
         except RunError as error:
             if not keeps_going:
                 raise
@@ -323,10 +323,10 @@ def _in_processes(
 ) -> list[Attempt]:
     context = multiprocessing.get_context("fork" if _CAN_COPY else "spawn")
     shares: Any = None if progress is None else context.Array("d", len(cases), lock=False)
-    others = {child.pid for child in multiprocessing.active_children()}
+    earlier = {child.pid for child in multiprocessing.active_children()}
     pool = ProcessPoolExecutor(n_processes, context, _start_worker, (os.getpid(), cases, shares))
     done: list[Attempt | None] = [None] * len(cases)
-    with _stopped_at_an_error(pool, others):
+    with _stopped_at_an_error(pool, earlier):
         with _interrupts_later():
             futures = {pool.submit(_work, number): number for number in range(len(cases))}
         waiting = set(futures)
@@ -338,8 +338,8 @@ def _in_processes(
                     done[number] = future.result()
                     continue
                 except BrokenProcessPool:
-                    killed = "a process of the simulations was killed, perhaps for want of memory"
-                    error = _failure(cases[number], f"{killed}; run fewer at a time")
+                    killed = "a process of the simulations was killed, perhaps because memory ran out"
+                    error = _failure(cases[number], f"{killed}; use fewer processes")
                 except RunError as failed:
                     error = failed
                 if not keeps_going:
@@ -351,13 +351,13 @@ def _in_processes(
 
 
 @contextmanager
-def _stopped_at_an_error(pool: ProcessPoolExecutor, others: set[int | None]) -> Iterator[None]:
+def _stopped_at_an_error(pool: ProcessPoolExecutor, earlier: set[int | None]) -> Iterator[None]:
     """Leave no process behind, and do not wait for those that still work when another has failed."""
     try:
         yield
     except BaseException:
         for child in multiprocessing.active_children():
-            if child.pid not in others:
+            if child.pid not in earlier:
                 child.terminate()
         # The thread of the pool ends once its processes have. Without waiting for it, the end of the
         # interpreter would close its pipe while it still runs.
@@ -399,7 +399,7 @@ def _start_worker(parent: int, cases: Sequence[SimulationSpec], shares: Shares |
 
 def _work(number: int) -> Run:
     cases, shares = _given
-    return _one(cases[number], number, shares, lambda: None)
+    return _run_case(cases[number], number, shares, lambda: None)
 
 
 # --- Comparisons ---
