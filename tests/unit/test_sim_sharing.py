@@ -223,7 +223,10 @@ def test_the_validator_wants_a_change_of_sharing_to_change_nothing_else():
     events.loc[moved, "nodes"] = "1:1"
     given = {"restart_delay_s": 4.0, "interval_s": 1.0, "extra_steps": 0}
     found, *_ = validate_schedule(events, PAIR, toy_nodes(2, 1), ONE, **given)
-    assert (found.rule, found.job_id) == ("row", "b") and "expected the same devices and plan" in found.message
+    assert (found.rule, found.job_id) == (
+        "row",
+        "b",
+    ) and "expected the same devices and plan" in found.message
 
 
 @pytest.mark.parametrize("kind", [NodeEventKind.FAILED, NodeEventKind.WITHDRAWN])
