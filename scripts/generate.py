@@ -8,9 +8,10 @@ import ast
 import re
 import sys
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import yaml
@@ -20,11 +21,13 @@ from makespan.config import configuration_page, load_settings
 from makespan.files import write_text
 from makespan.numerics import half_widths
 from makespan.papers import PAPERS, paper_named
-from makespan.tables import schemas_of, tables_page
+from makespan.papers.morphling.results_page import STATEMENTS
+from makespan.tables import JOINED_CLAIMS, read_csv, schemas_of, tables_page
 
 ROOT = Path(__file__).resolve().parents[1]
 SETTINGS = load_settings(root=ROOT)
 SOURCES = ("emulated", "published", "measured")
+VERDICTS = ("holds", "fails", "undecided", "not run")
 PROFILED = "measured"  # unless tables are given it times small workloads, for which there are fewer files
 API_HEAD = """# API
 
@@ -52,9 +55,11 @@ def generated_files() -> dict[str, str]:
     }
     return {
         "CONTRIBUTING.md": _filled("CONTRIBUTING.md", "layers", _layer_list()),
-        "README.md": _filled("README.md", "results", _result_list()),
-        "docs/index.md": _filled("docs/index.md", "papers", _paper_list()),
-        "docs/papers/morphling.md": _filled("docs/papers/morphling.md", "sets of live runs", _live_sets()),
+        "docs/papers/index.md": _filled("docs/papers/index.md", "results", _result_list()),
+        "docs/papers/history-morphling.md": _filled(
+            "docs/papers/history-morphling.md", "sets of live runs", _live_sets()
+        ),
+        "docs/reference/errors.md": _filled("docs/reference/errors.md", "classes", _error_list()),
         "docs/reference/api.md": "\n".join([API_HEAD, *map(_api_entry, _modules())]),
         "docs/reference/cli.md": cli_page(),
         "docs/reference/configuration.md": configuration_page(SETTINGS),
@@ -65,14 +70,20 @@ def generated_files() -> dict[str, str]:
 
 
 def filled_pages(results: Path) -> dict[str, str]:
-    """Return path and text of the pages of papers with the tables that a directory of results has."""
-    pages = {}
+    """Return path and text of README and the papers' pages, filled from a directory of results."""
+    pages: dict[str, str] = {}
     for package in PAPERS:
         make = getattr(import_module(f"makespan.papers.{package}"), "page", None)
-        name = f"docs/papers/{package}.md"
-        for mark, text in (make(results) if make else {}).items():
+        texts = (make(results) if make else {}) | _blocks_of(package, results)
+        names = [f"docs/papers/{name}.md" for name in (package, f"{package}-tables", f"history-{package}")]
+        names = [name for name in names if (ROOT / name).is_file()]
+        for mark, text in texts.items():
+            name = next(
+                (one for one in names if f"<!-- {mark} -->" in (ROOT / one).read_text("utf-8")), names[0]
+            )
             pages[name] = _filled(name, mark, text, pages.get(name))
-    return pages
+    verdicts = _verdict_counts(results)
+    return pages | ({"README.md": _filled("README.md", "verdicts", verdicts)} if verdicts else {})
 
 
 def _filled(name: str, mark: str, text: str, given: str | None = None) -> str:
@@ -107,15 +118,6 @@ def _cited() -> list[tuple[str, str, str | None]]:
     return found
 
 
-def _paper_list() -> str:
-    """Return the papers with the figures that are drawn of each."""
-    rows = []
-    for title, venue, package in _cited():
-        drawn = [] if package is None else [one.title for one in paper_named(package).figures().values()]
-        rows.append((title, venue, "; ".join(drawn) or "not built yet"))
-    return _table(("paper", "venue", "figures and tables"), rows)
-
-
 def _result_list() -> str:
     """Return the tables that are built of every paper with the figures that show them, and the live runs."""
     rows, missing = [], []
@@ -123,7 +125,7 @@ def _result_list() -> str:
         if package is None:
             missing.append((f"{title} ({venue})", "not built yet", "", ""))
             continue
-        rows.append((f"{title} ({venue})", f"[numbers and deviations](docs/papers/{package}.md)", "", ""))
+        rows.append((f"{title} ({venue})", f"[numbers and deviations]({package}.md)", "", ""))
         for name, content in _contents(package).items():
             if not _built(package, name):
                 continue
@@ -212,6 +214,193 @@ def _live_sets() -> str:
 
 def _pct(value: float) -> str:
     return f"{value:.1f} %"
+
+
+def _ledger(results: Path) -> pd.DataFrame | None:
+    """Return the joined ledger of a directory of results, None if it is not built."""
+    path = results / "claims.csv"
+    if not path.is_file():
+        return None
+    table = read_csv(path, JOINED_CLAIMS)
+    for source in SOURCES:
+        table[f"reproduced_{source}"] = table.get(f"reproduced_{source}", pd.Series("", table.index)).fillna(
+            ""
+        )
+    return table.fillna({"note": "", "published": ""})
+
+
+def _verdict_counts(results: Path) -> str | None:
+    """Return the number of statements of each paper by verdict, None unless all papers are judged."""
+    ledger, rows = _ledger(results), []
+    for title, venue, package in _cited():
+        own = None if ledger is None or package is None else ledger[ledger["paper"] == _title(package)]
+        if own is None or own.empty:
+            return None
+        counts = [str((own["verdict"] == verdict).sum()) for verdict in VERDICTS]
+        rows.append((f"[{title}](docs/papers/{package}.md)", venue, str(len(own)), *counts))
+    return _table(("paper", "venue", "statements", "hold", "fail", "undecided", "not run"), rows)
+
+
+def _title(package: str) -> str:
+    """Return the name of a paper in the ledger."""
+    return paper_named(package).title
+
+
+def _blocks_of(package: str, results: Path) -> dict[str, str]:
+    """Return the blocks of a paper's pages that this script makes, by mark: verdicts, statements, tables."""
+    ledger, blocks = _ledger(results), {}
+    own = None if ledger is None else ledger[ledger["paper"] == _title(package)]
+    if own is not None and not own.empty:
+        counts = [(own["verdict"] == verdict).sum() for verdict in VERDICTS]
+        held, failed, unsure, absent = counts
+        blocks["verdicts"] = (
+            f"\nOf {len(own)} statements {held} hold, {failed} fail, {unsure} are undecided "
+            f"and {absent} were not run.\n\n"
+        )
+        rest = own
+        if package == "morphling":  # its other statements stand below the figure that they are about
+            rest = own[~own["artifact"].isin(list(STATEMENTS.values()))]
+        holds = rest["verdict"] == "holds"
+        head = ("about", "statement", "paper", "found")
+        if holds.any():
+            blocks["what holds"] = _table(head, [_statement(row) for row in rest[holds].to_dict("records")])
+        rows = [
+            (*_statement(row), _cell(f"{row['verdict']}; {row['note']}".removesuffix("; ")))
+            for row in rest[~holds].to_dict("records")
+        ]
+        blocks["what does not hold"] = _table((*head, "verdict and reason"), rows)
+    if package == "easyscale":
+        blocks |= {mark: text for mark, make in EASYSCALE.items() if (text := make(results)) is not None}
+    return blocks
+
+
+def _statement(row: dict[Hashable, Any]) -> tuple[str, str, str, str]:
+    """Return artifact, statement, published value and what each source gives."""
+    found = [f"{source}: {row[f'reproduced_{source}']}" for source in SOURCES if row[f"reproduced_{source}"]]
+    cells = (row["artifact"], row["statement"], row["published"] or "–", "; ".join(found) or "–")
+    artifact, statement, published, shown = map(_cell, cells)
+    return artifact, statement, published, shown
+
+
+def _cell(text: object) -> str:
+    return str(text).replace("|", "\\|")
+
+
+def _easyscale_table(results: Path, source: str, name: str) -> pd.DataFrame | None:
+    path = results / source / "easyscale" / f"{name}.csv"
+    return read_csv(path, paper_named("easyscale").schema_of(name)) if path.is_file() else None
+
+
+def _completion_times(results: Path) -> str | None:
+    """Return completion times and makespans of the policies of EasyScale, on both job lists."""
+    found = [_easyscale_table(results, source, "fig14") for source in SIMULATED]
+    if any(one is None for one in found):
+        return None
+    published, emulated = (one.set_index("policy") for one in found if one is not None)
+    rows = []
+    for policy, row in published.iterrows():
+        cells = [
+            "" if pd.isna(value) else f"{value:.0f}"
+            for printed, column in (
+                ("published_avg_jct_s", "avg_jct_s"),
+                ("published_makespan_s", "makespan_from_zero_s"),
+            )
+            for value in (row[printed], row[column], emulated.loc[policy, column])
+        ]
+        rows.append((f"`{policy}`", *cells))
+    lists = ("paper", "authors' list", "generated list")
+    head = [f"{what}, {one}" for what in ("JCT", "makespan") for one in lists]
+    return _table(("policy", *head), rows)
+
+
+def _serving(results: Path) -> str | None:
+    """Return the share of GPUs in use by serving alone and with training beside it."""
+    found = [_easyscale_table(results, source, "serving") for source in SIMULATED]
+    if any(one is None for one in found):
+        return None
+    tables = [one.set_index("policy") for one in found if one is not None]
+    needed = [f"{100 * table['serving_ratio'].iloc[0]:.1f} %" for table in tables]
+    rows = [("GPUs needed by serving", *needed)]
+    for policy in tables[0].index:
+        own = [table.loc[policy] for table in tables]
+        cells = [f"{100 * row['shared_ratio']:.1f} % (+{row['gain_pct']:.0f} %)" for row in own]
+        rows.append((f"with training under `{policy}`", *cells))
+    for column, name in (("shrinks", "jobs scaled in"), ("suspensions", "jobs suspended")):
+        rows += [
+            (f"{name} under `{policy}`", *(f"{table.loc[policy, column]:.0f}" for table in tables))
+            for policy in tables[0].index
+        ]
+    return _table(("", "authors' list", "generated list"), rows)
+
+
+def _differences(results: Path) -> str | None:
+    """Return the largest differences of losses of elastic training by level, model and stage."""
+    table = _easyscale_table(results, "measured", "fig9_summary")
+    if table is None:
+        return None
+    models = list(dict.fromkeys(table["model"]))
+    rows = []
+    for level in dict.fromkeys(table["setting"]):
+        cells = []
+        for model in models:
+            own = table[(table["model"] == model) & (table["setting"] == level)].sort_values("stage")
+            cells.append(", ".join(f"{value:.1g}" for value in own["max_abs_diff"]))
+            cells.append(f"{own['published_max_abs_diff'].max():g}")
+        rows.append((str(level), *cells))
+    return _table(("level", *(head for model in models for head in (model, "paper"))), rows)
+
+
+def _accuracies(results: Path) -> str | None:
+    """Return accuracies by scheme and number of devices, and how far they spread."""
+    gap, spreads = (_easyscale_table(results, "measured", name) for name in ("gap", "gap_spread"))
+    if gap is None or spreads is None:
+        return None
+    whole = gap[gap["class"] == "all"].groupby(["scheme", "devices"])["accuracy_pct"].mean()
+    devices = sorted(gap["devices"].unique())
+    rows = []
+    for scheme in dict.fromkeys(gap["scheme"]):
+        cells = [f"{whole[scheme, n]:.1f}" for n in devices]
+        for name in ("all", "worst"):
+            (row,) = spreads[(spreads["scheme"] == scheme) & (spreads["class"] == name)].to_dict("records")
+            values = [f"{row[column]:.1f}" for column in ("spread_pct", "seed_spread_pct")]
+            printed = row["published_spread_pct"]
+            cells += [*values, "" if pd.isna(printed) else f"{printed:g}"]
+        rows.append((f"`{scheme}`", *cells))
+    counts = [f"{n} device{'s' if n > 1 else ''}" for n in devices]
+    spread = ("spread over devices", "over seeds", "paper")
+    worst = ("class that spreads most", "over seeds", "paper")
+    return _table(("scheme", *counts, *spread, *worst), rows)
+
+
+SIMULATED = ("published", "emulated")
+EASYSCALE: dict[str, Callable[[Path], str | None]] = {
+    "completion times": _completion_times,
+    "serving": _serving,
+    "differences of losses": _differences,
+    "accuracies": _accuracies,
+}
+
+
+def _error_list() -> str:
+    """Return every exception that the package raises on purpose, with its base and what it says of itself."""
+    classes = {
+        cls.name: (".".join(path.relative_to(ROOT / "src").with_suffix("").parts), cls)
+        for path in sorted((ROOT / "src/makespan").rglob("*.py"))
+        for cls in ast.parse(path.read_text("utf-8")).body
+        if isinstance(cls, ast.ClassDef)
+    }
+
+    def is_error(name: str) -> bool:
+        if name == "MakespanError" or name not in classes:
+            return name == "MakespanError"
+        return any(is_error(ast.unparse(base)) for base in classes[name][1].bases)
+
+    rows = []
+    for name in sorted(filter(is_error, classes)):
+        module, cls = classes[name]
+        said = " ".join((ast.get_docstring(cls) or "").split("\n\n")[0].split())
+        rows.append((f"`{name}`", f"`{module}`", f"`{ast.unparse(cls.bases[0])}`", _cell(said)))
+    return _table(("class", "module", "is a", "raised when"), rows)
 
 
 def _layers() -> list[list[str]]:

@@ -30,7 +30,10 @@ SET_UP = [
     ["export", "MAKESPAN_PUBLISHED_DIR=/path/to/a/directory/with/the/published/files"],
 ]
 WITH_CODE = [page for page in PAGES if any(one.kind in RUN and not one.reason for one in blocks(page))]
-TRAINS = [page for page in WITH_CODE if re.search(r"makespan\.training|import torch", page.read_text())]
+TRAINING_CODE = (
+    r"makespan\.training|import torch|makespan (?:easyscale|oobleck) run|makespan slapo (?:show|verify)"
+)
+TRAINS = [page for page in WITH_CODE if re.search(TRAINING_CODE, page.read_text())]
 TRAINING = pytest.mark.xdist_group("training")
 
 

@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 from pages import generator
 
+from makespan.papers import PAPERS, paper_named
 from makespan.papers.morphling import PAPER, page
 from makespan.papers.morphling.results_page import BLOCKS, STATEMENTS
 from makespan.policies import policy_names
@@ -14,7 +15,11 @@ from makespan.tables import JOINED_CLAIMS, LIVE, write_csv
 
 LEDGER = PAPER.ledger()
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "papers" / "morphling.md"
+PAGES = [
+    ROOT / "docs/papers" / f"{name}.md" for name in ("morphling", "morphling-tables", "history-morphling")
+]
+TEXT = "".join(page.read_text() for page in PAGES)
+SCRIPTED = {"verdicts", "what holds", "what does not hold"}  # filled by scripts/generate.py for every paper
 UNFILLED = "*Not filled yet: `make pages` does it once the results are built.*"
 VERDICTS = ("holds", "fails", "undecided", "not run")
 
@@ -27,7 +32,7 @@ def cells(text):
 
 def block(mark):
     """Return the text of a block; one that no run has filled yet says so, and nothing else."""
-    (found,) = re.findall(rf"<!-- {re.escape(mark)} -->\n(.*?)<!-- end of", PAGE.read_text(), re.DOTALL)
+    (found,) = re.findall(rf"<!-- {re.escape(mark)} -->\n(.*?)<!-- end of", TEXT, re.DOTALL)
     if found.strip() == UNFILLED:
         pytest.skip(f"{mark}: not filled yet")
     return found
@@ -151,12 +156,56 @@ def test_statements_show_the_sources_that_judge_and_the_note_of_those_that_do_no
     assert first[2:] == ["fails: 3 of 3", "too slow"] and second[2:] == ["holds: 3 of 3", "–"]
 
 
-def test_the_page_is_filled_between_its_marks_and_nowhere_else(results):
-    (name, text), *others = generator().filled_pages(results).items()
-    assert (name, others) == ("docs/papers/morphling.md", [])
+def test_the_pages_are_filled_between_their_marks_and_nowhere_else(results):
+    filled = generator().filled_pages(results)
+    assert list(filled) == [f"docs/papers/{page.name}" for page in PAGES]
     outside = re.compile(r"(<!-- (.+?) -->\n).*?(<!-- end of \2 -->)", re.DOTALL)
-    assert outside.sub("", text) == outside.sub("", PAGE.read_text())
-    assert {match[1] for match in outside.findall(text)} == {*BLOCKS, "sets of live runs"}  # that of a record
+    for name, text in filled.items():
+        assert outside.sub("", text) == outside.sub("", (ROOT / name).read_text())
+    marks = {match[1] for text in filled.values() for match in outside.findall(text)}
+    assert marks == {*BLOCKS, *SCRIPTED, "sets of live runs"}  # the last one is made from a record
+
+
+def test_a_page_counts_its_statements_and_gives_the_reason_of_those_that_do_not_hold(results):
+    text = generator().filled_pages(results)["docs/papers/morphling.md"]
+    n_statements = len(LEDGER.statements())
+    assert f"Of {n_statements} statements {n_statements - 1} hold, 1 fail," in text
+    claims = pd.read_csv(results / "claims.csv")
+    claims.loc[claims["artifact"] == "Knowledge", ["verdict", "note"]] = ["undecided", "too | close"]
+    claims.to_csv(results / "claims.csv", index=False)
+    rows = cells(generator().filled_pages(results)["docs/papers/morphling.md"])
+    shown = [row for row in rows if row[0] == "Knowledge"]
+    assert [row[-2:] for row in shown] == [["emulated: 3 of 3", r"undecided; too \| close"]] * len(shown)
+    assert shown
+
+
+def test_the_readme_is_filled_only_if_every_paper_is_judged(results):
+    assert "README.md" not in generator().filled_pages(results)
+    claims = pd.read_csv(results / "claims.csv")
+    papers = [paper_named(name).title for name in PAPERS]
+    pd.concat([claims.assign(paper=paper) for paper in papers]).to_csv(results / "claims.csv", index=False)
+    rows = cells(generator().filled_pages(results)["README.md"])
+    counts = [row[2:] for row in rows if len(row) == 7][1:]
+    assert counts == [[str(len(claims)), str(len(claims) - 1), "1", "0", "0"]] * len(papers)
+
+
+def test_the_readme_and_the_pages_count_every_statement_of_the_ledgers_and_agree():
+    rows = [row for row in cells((ROOT / "README.md").read_text()) if len(row) == 7][1:]
+    assert len(rows) == len(PAPERS)
+    for row, name in zip(rows, PAPERS, strict=True):
+        n_statements, held, failed, unsure, absent = map(int, row[2:])
+        assert n_statements == held + failed + unsure + absent == len(paper_named(name).ledger().statements())
+        page = (ROOT / f"docs/papers/{name}.md").read_text()
+        assert (
+            f"Of {n_statements} statements {held} hold, {failed} fail, {unsure} are undecided "
+            f"and {absent} were not run." in page
+        )
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_a_page_of_a_paper_has_at_most_250_lines_and_the_readme_110(name):
+    assert len((ROOT / f"docs/papers/{name}.md").read_text().splitlines()) <= 250
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 110
 
 
 @pytest.mark.parametrize("mark", STATEMENTS)
@@ -171,8 +220,9 @@ def test_the_statements_on_the_page_are_those_of_the_ledger(mark):
         for source, cell in zip(head[2:-1], row[2:-1], strict=True):
             verdict = cell.partition(":")[0]
             assert verdict in VERDICTS
-            if verdict != "not run":
-                assert (verdict == "fails") == (source in known), (row[0], source)
+            # fewer lists than in the full configuration may leave a known failure undecided, and decide nothing else
+            accepted = {"fails", "undecided", "not run"} if source in known else {*VERDICTS} - {"fails"}
+            assert verdict in accepted, (row[0], source)
 
 
 @pytest.mark.parametrize(

@@ -174,7 +174,8 @@ def _readings(source: str) -> Callable[[_Results], str]:
         for reading, value in dict.fromkeys(zip(table["reading"], table["value"], strict=True)):
             name = f"`{reading}`: {value}" if reading else "as shipped, in s and ks"
             lines.append([name, *(_reading_cell(cells[reading, value, *where]) for where in settings)])
-        counts = f"\n{table['lists'].min()} lists of each trace, {source} iteration times:\n"
+        n_lists = table["lists"].min()
+        counts = f"\n{n_lists} list{'s' if n_lists > 1 else ''} of each trace, {source} iteration times:\n"
         return counts + _markdown(head, lines)
 
     return block
@@ -184,10 +185,11 @@ def _reading_cell(row: Mapping[Hashable, Any]) -> str:
     """Return the means with the shipped readings, or ratios to them with their intervals."""
     if not row["reading"]:
         return f"{row['jct_mean_s']:.0f} / {row['makespan_mean_s'] / 1000:.1f}"
-    ratios = (
-        f"{row[f'{what}_ratio_mean']:.2f} ({row[f'{what}_ratio_low']:.2f} to {row[f'{what}_ratio_high']:.2f})"
-        for what in ("jct", "makespan")
-    )
+    ratios = []
+    for what in ("jct", "makespan"):
+        low, high = (row[f"{what}_ratio_{end}"] for end in ("low", "high"))
+        interval = "" if math.isnan(low) else f" ({low:.2f} to {high:.2f})"  # a single list has none
+        ratios.append(f"{row[f'{what}_ratio_mean']:.2f}{interval}")
     return " / ".join(ratios)
 
 
