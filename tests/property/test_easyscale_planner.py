@@ -120,7 +120,7 @@ def test_companions_are_all_plans_that_waste_little_and_every_single_gpu(max_was
         ((1.0, 2.0), 4, (3, 2), "expected 2 numbers, in all from 1 to the 4"),
         ((1.0, 2.0), 4, (1,), "expected 2 numbers"),
         ((1.0, 0.0), 4, (1, 1), "none where the rate is 0"),
-        ((0.0, 0.0), 4, (1, 0), "not all of them 0"),
+        ((0.0, 0.0), 4, (1, 0), "not all 0"),
         ((1.0, math.inf), 4, (1, 0), "expected finite"),
         ((1.0, 1.0), 0, (1, 0), "0 logical workers; expected 1 or more"),
     ],

@@ -77,17 +77,17 @@ def lose_a_task_and_a_node(log):
     ready = {int(node): (int(pid), host) for node, pid, host in wait_for(log, READY, 4)}
     hosts = sorted({host for _, host in ready.values()})
     assert len(hosts) == 2
-    wait_for(log, "generation 1 goes on")
+    wait_for(log, "generation 1 resumes")
     first, rest = (node for node, (_, host) in ready.items() if host == hosts[0])
     os.kill(ready[first][0], signal.SIGKILL)
     wait_for(log, rf"node {first} is lost")
-    wait_for(log, r"generation [2-9] goes on")
+    wait_for(log, r"generation [2-9] resumes")
     survivors = [pid for node, (pid, _) in ready.items() if node != first]
     assert all(Path(f"/proc/{pid}").exists() for pid in survivors)
-    n_resumed = len(re.findall(r"generation \d+ goes on", log.read_text()))
+    n_resumed = len(re.findall(r"generation \d+ resumes", log.read_text()))
     for pid, host in ready.values():
         if host == hosts[1]:
             os.kill(pid, signal.SIGKILL)
-    wait_for(log, r"generation \d+ goes on", n_resumed + 1)
+    wait_for(log, r"generation \d+ resumes", n_resumed + 1)
     assert Path(f"/proc/{ready[rest][0]}").exists()
     return rest

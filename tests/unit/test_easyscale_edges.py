@@ -142,7 +142,7 @@ def test_a_process_that_hangs_brings_the_run_down(tmp_path):
 
 def test_gpus_that_are_not_there_are_refused(tmp_path):
     launcher = LocalLauncher("cuda", gpus=(0,))
-    with pytest.raises(InputError, match=r"2 process\(es\), but [01] GPU\(s\) at hand"):
+    with pytest.raises(InputError, match=r"2 process\(es\), but found [01] GPU\(s\)"):
         trainer(tmp_path).run(1, "0,1/2,3", launcher=launcher)
 
 

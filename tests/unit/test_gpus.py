@@ -95,7 +95,7 @@ def test_what_was_granted_is_no_gpu_where_torch_has_none(monkeypatch, tmp_path):
             monkeypatch.setenv("CUDA_VISIBLE_DEVICES", granted)
         assert local_gpus().count == 0
         assert profiling_launcher("auto", 1).device == local_launcher("auto", 1).device == "cpu"
-        with pytest.raises(InputError, match=r"0 GPU\(s\) at hand \(.*torch "):
+        with pytest.raises(InputError, match=r"found 0 GPU\(s\) \(.*torch "):
             profiling_launcher("cuda", 1)
 
 
@@ -144,7 +144,7 @@ def test_tasks_of_slurm_are_asked_whether_each_has_a_gpu(monkeypatch, tmp_path):
 
 @without_gpu
 def test_a_process_says_that_torch_has_no_gpu_for_it():
-    with pytest.raises(InputError, match=r"process 1 of its node, but 0 GPU\(s\) at hand \(.*torch "):
+    with pytest.raises(InputError, match=r"process 1 of its node, but found 0 GPU\(s\) \(.*torch "):
         choose_device(who())
 
 
@@ -236,14 +236,14 @@ def test_without_gpus_a_verb_says_so_before_anything_starts(monkeypatch, started
     done = CliRunner().invoke(main, command.split())
     assert done.exit_code == 2
     (line,) = done.output.splitlines()
-    assert "0 GPU(s) at hand (" in line and "; expected one GPU for each process, or cpu" in line
+    assert "found 0 GPU(s) (" in line and "; expected one GPU for each process, or cpu" in line
     assert started == []
 
 
 def test_a_live_run_has_a_gpu_for_each_slot(gpus):
     gpus(2)
     assert slots_of("local", "cuda", 2)((0, 1)).device == "cuda"
-    with pytest.raises(InputError, match=r"3 process\(es\), but 2 GPU\(s\)"):
+    with pytest.raises(InputError, match=r"3 process\(es\), but found 2 GPU\(s\)"):
         slots_of("local", "cuda", 3)
 
 

@@ -141,7 +141,7 @@ def test_the_loss_of_all_copies_of_a_layer_names_it():
     with pytest.raises(StateLost) as caught:
         changed([[0, 1], [2, 3]], [1, 3])
     assert caught.value.layers == (3, 4)
-    assert "layer(s) 3, 4; go on from the last checkpoint" in str(caught.value)
+    assert "layer(s) 3, 4; resume from the last checkpoint" in str(caught.value)
 
 
 def test_more_losses_than_f_are_survived_where_a_copy_is_left():
@@ -326,7 +326,7 @@ def test_slots_of_a_layer_move_between_gpus():
     assert [(one.layer, one.slot, one.dst.number, one.n_bytes) for one in outside] == [
         (2, 0, 1, 5), (2, 1, 1, 5), (3, 0, 1, 6), (3, 1, 1, 5),
     ]  # fmt: skip
-    with pytest.raises(InputError, match="one GPU a node"):
+    with pytest.raises(InputError, match="one GPU per node"):
         reconfigure(pipelines, [4], [], {1: narrow, 2: wide}, 1, 1, 4, layer_bytes=[1] * 4, held={3: [0]})
 
 
@@ -396,7 +396,7 @@ def test_the_order_of_arguments_changes_nothing():
         ({"lost": [1], "drained": [1]}, r"node\(s\) \[1\] both lost and drained"),
         ({"joined": [1]}, r"node\(s\) \[1\] twice"),
         ({"joined": [30, 30]}, r"node\(s\) \[30\] twice"),
-        ({"layer_bytes": [1] * 3}, r"state of 3 layer\(s\) beside templates of \[5\]"),
+        ({"layer_bytes": [1] * 3}, r"state of 3 layer\(s\), templates of \[5\]; expected equal"),
     ],
 )
 def test_bad_input_gets_one_message(more, message):

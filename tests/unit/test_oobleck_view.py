@@ -44,7 +44,7 @@ def test_each_change_is_a_line_with_its_time():
         "    0.00 s  node 0 is ready, process 40 on here",
         "    1.00 s  node 1 is ready, process 41 on here",
         "    2.00 s  borrow: pipelines 0/1 with 6 microbatches; 1 layer(s) to copy",
-        "    2.50 s  generation 1 goes on with iteration 0",
+        "    2.50 s  generation 1 resumes with iteration 0",
         "    5.00 s  node 1 is lost in phase backward",
     ]
 

@@ -173,10 +173,13 @@ def test_what_is_no_manifest_is_refused_with_its_name(copied, text):
 
 def test_another_run_cannot_continue_from_it(written):
     for change, message in [
-        ({"seed": 1}, "written with seed 0, the job has 1"),
+        ({"seed": 1}, "written with seed 0, but the job has 1"),
         ({"model": SmallModel("gpt")}, "written with model"),
-        ({"plan": ExecutionPlan(global_batch_size=4, micro_batch_size=4)}, "global batch 8, the plan has 4"),
-        ({"steps": 4}, "4 steps are done, the job asks for 4"),
+        (
+            {"plan": ExecutionPlan(global_batch_size=4, micro_batch_size=4)},
+            "global batch 8, but the plan has 4",
+        ),
+        ({"steps": 4}, "4 steps are done; expected a job of more, got 4"),
     ]:
         with pytest.raises(CheckpointError, match=message):
             train(replace(JOB, **{"steps": 6, **change}), resume=written[0])

@@ -194,7 +194,7 @@ def test_what_cannot_be_trained_has_a_reason_and_no_time(monkeypatch, trained):
     table = profile_table([part], GPT)
     assert not table["feasible"].any()
     assert table["iter_time_s"].isna().all()
-    assert all("needs 2 devices, 1 at hand" in point["reason"] for point in profile_record([part])["points"])
+    assert all("needs 2 devices, found 1" in point["reason"] for point in profile_record([part])["points"])
 
 
 def test_parts_of_another_workload_are_refused(trained):
@@ -255,8 +255,8 @@ def test_other_settings_and_another_machine_begin_anew_and_say_so(trained, tmp_p
     monkeypatch.setattr("socket.gethostname", lambda: "elsewhere")
     assert "tiny-gpt on 2: machine" not in Measurements(path, {"steps": 1}, 6, None, told.append)
     assert told == [
-        f"{path}: was measured with other settings, starting from scratch",
-        f"{path}: was measured on another machine, starting from scratch",
+        f"{path}: was measured with other settings; starting from scratch",
+        f"{path}: was measured on another machine; starting from scratch",
     ]
     assert path.read_text() == before  # until something else is measured
     asked = trained(lambda number: (1.0,))

@@ -54,7 +54,7 @@ def test_an_impossible_combination_says_why(chosen, model, reason):
 def test_all_reasons_come_at_once_and_devices_count():
     reasons = unsupported_reasons(plan(tp=4, pp=2), LLAMA, n_devices=4)
     assert len(reasons) == 3
-    assert reasons[0] == "dp=1 x tp=4 x pp=2 needs 8 devices, 4 at hand"
+    assert reasons[0] == "dp=1 x tp=4 x pp=2 needs 8 devices, found 4"
     assert unsupported_reasons(plan(tp=2, pp=2, accumulate=2), LLAMA, n_devices=4) == []
 
 
@@ -67,7 +67,7 @@ def test_an_impossible_run_starts_no_process(tmp_path):
 
 def test_gpus_that_are_not_there_are_the_reason(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    with pytest.raises(InfeasiblePlanError, match="needs 1 devices, 0 at hand"):
+    with pytest.raises(InfeasiblePlanError, match="needs 1 devices, found 0"):
         train(TrainingJob(LLAMA, plan(), 1), launcher=LocalLauncher("cuda"))
 
 

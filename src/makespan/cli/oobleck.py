@@ -85,15 +85,15 @@ _CLEAR = "\x1b[2K"
 _SAID = {
     "ready": "node {node} is ready, process {pid} on {host}",
     "lost": "node {node} is lost in phase {phase}",
-    "hung": "node {node} is silent and is killed",
-    "leaving": "node {node} wants to leave",
-    "drain": "nodes {nodes} are asked to leave",
-    "gone": "node {node} is gone",
-    "freeze": "generation {generation}: {members} stop and give up their groups",
+    "hung": "node {node} does not respond and is killed",
+    "leaving": "node {node} asks to leave",
+    "drain": "nodes {nodes} are drained",
+    "gone": "node {node} has left",
+    "freeze": "generation {generation}: {members} stop and drop their groups",
     "failure": "node {node} failed: {error}",
-    "resume": "generation {generation} goes on with iteration {step}",
+    "resume": "generation {generation} resumes with iteration {step}",
     "checkpoint": "checkpoint after {step} iterations",
-    "notice": "{signal}: the run ends after this iteration, with a checkpoint; once more ends it at once",
+    "notice": "{signal}: the run ends after this iteration, with a checkpoint; a second one ends it at once",
     "stopped": "stopped by {signal} after {step} iterations; {saved}",
 }
 
@@ -111,7 +111,7 @@ class LiveView:
         self._drawn, self._drawn_s = 0, 0.0
 
     def __call__(self, event: Event) -> None:
-        """Note an event, and write its line."""
+        """Handle an event, and write its line."""
         self.begun_s = event.time_s if self.begun_s is None else self.begun_s
         node, values = event.node, event.values
         if event.kind == "announce" and node is not None:
@@ -135,7 +135,7 @@ class LiveView:
             self._draw()
 
     def close(self) -> None:
-        """Draw a last time."""
+        """Draw the final table."""
         if self.is_terminal and self.begun_s is not None:
             self._draw()
 
@@ -200,7 +200,9 @@ def job_options(command: Callable[..., None]) -> Callable[..., None]:
 @click.option("--replicas", default=2, show_default=True, metavar="N", type=int,
               help="Time the sum of gradients among up to N processes.")  # fmt: skip
 @click.option("--repeats", default=5, show_default=True, metavar="N", type=int, help="Timed runs.")
-@click.option("--warm-ups", default=2, show_default=True, metavar="N", type=int, help="Runs before them.")
+@click.option(
+    "--warm-ups", default=2, show_default=True, metavar="N", type=int, help="Untimed runs before them."
+)
 @launcher_options
 @click.option("--output", required=True, type=click.Path(path_type=Path), help="File to write.")
 def PROFILE(
@@ -223,7 +225,7 @@ def PROFILE(
         )  # fmt: skip
     write_profile(profile, output)
     total_s = sum(layer.forward_s + layer.backward_s for layer in profile.layers)
-    size = f"{1e3 * total_s:.2f} ms a microbatch of {job.microbatch_size}"
+    size = f"{1e3 * total_s:.2f} ms per microbatch of {job.microbatch_size}"
     say(f"{output}: {profile.n_layers} layers, {size}", err=True)
 
 
@@ -247,7 +249,7 @@ def _profile(path: Path | None, job: ChainJob) -> ModelProfile:
 
 @click.command("run")
 @job_options
-@click.option("--iterations", required=True, type=int, metavar="NUMBER", help="Iterations in all.")
+@click.option("--iterations", required=True, type=int, metavar="NUMBER", help="Iterations in total.")
 @click.option(
     "--run-dir", default=Path("run"), show_default=True, type=click.Path(path_type=Path, file_okay=False),
     help="Directory of the run, which all nodes see.",
@@ -270,18 +272,20 @@ def _profile(path: Path | None, job: ChainJob) -> ModelProfile:
     "--first", metavar="SIZES", default="", help="Nodes of the pipelines at the start, for example 1,2,2."
 )
 @click.option(
-    "--profile", type=click.Path(path_type=Path), help="Layer times (JSON); without, all are equal."
+    "--profile",
+    type=click.Path(path_type=Path),
+    help="Layer times (JSON); default: equal times for all layers.",
 )
 @launcher_options
 def run_command(
     job: ChainJob, iterations: int, run_dir: Path, first: str, profile: Path | None,
     launcher: str, device: str, **given: Any,
 ) -> None:  # fmt: skip
-    """Train MODEL, a family of small models or file.py:function, through the loss of nodes.
+    """Train MODEL, a family of small models or file.py:function, through losses of nodes.
 
-    Ctrl-C or SIGTERM ends the run after the running iteration, with a checkpoint; a second one at once. The
-    same command resumes from the newest checkpoint. The directory has the newest two, and iterations.csv and
-    recoveries.csv, to which every call appends.
+    Ctrl-C or SIGTERM ends the run after the current iteration, with a checkpoint; a second one ends it at
+    once. The same command resumes from the newest checkpoint. The directory has the newest two, and
+    iterations.csv and recoveries.csv, to which every call appends.
     """
     options = LiveOptions(**given)
     if first:
@@ -301,7 +305,7 @@ def run_command(
             watch=view,
         )
     except KeyboardInterrupt:
-        if not view.is_stopped:  # a second Ctrl-C, or one before anything was started
+        if not view.is_stopped:  # a second Ctrl-C, or one before the coordinator started
             say(f"stopped; {saved_text(run_dir)}", err=True)
         raise click.Abort from None
     finally:
@@ -310,7 +314,7 @@ def run_command(
     say(f"{result.step} iterations done, {len(table)} of them now; {len(recoveries)} plan(s)")
     if len(table):
         again = int((table["attempts"] - 1).sum())
-        say(f"last loss {table['loss'].iloc[-1]:.6f}; {again} iteration(s) done again")
+        say(f"last loss {table['loss'].iloc[-1]:.6f}; {again} iteration(s) repeated")
     say(f"{run_dir}/iterations.csv, {run_dir}/recoveries.csv")
 
 
@@ -334,7 +338,7 @@ def export_command(run_dir: Path, output: Path) -> None:
 @_run_dir
 @click.option("--device", default="cpu", show_default=True, type=click.Choice(["cpu", "cuda"]))
 def join_command(run_dir: Path, device: str) -> None:
-    """Take part in the run of RUN_DIR with one more process; SIGTERM lets it leave without loss."""
+    """Join the run of RUN_DIR with one more process, which leaves without loss on SIGTERM."""
     say(join_run(run_dir, LocalLauncher("cuda" if device == "cuda" else "cpu")))
 
 
@@ -342,7 +346,7 @@ def join_command(run_dir: Path, device: str) -> None:
 @_run_dir
 @click.argument("nodes", nargs=-1, type=int)
 def drain_command(run_dir: Path, nodes: tuple[int, ...]) -> None:
-    """Drain NODES from the run of RUN_DIR after an iteration; without any, the run ends with a checkpoint."""
+    """Drain NODES from the run of RUN_DIR after an iteration; without any, end the run with a checkpoint."""
     drain_nodes(run_dir, nodes)
 
 
@@ -390,26 +394,32 @@ def _options(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 _mode = click.option(
     "--mode", default="exact", show_default=True, type=click.Choice(["exact", "dc"]),
-    help="The least cost, or the published divide and conquer.",
+    help="Exact search for the least cost, or the published divide and conquer.",
 )  # fmt: skip
 _gpus = click.option(
     "--gpus", default=1, show_default=True, metavar="N", type=click.IntRange(1, 64), help="GPUs of each node."
 )
-_nodes_option = click.option("--nodes", metavar="LO:HI", help="Nodes of the templates; else --cluster.")
+_nodes_option = click.option(
+    "--nodes", metavar="LO:HI", help="Numbers of nodes to find templates for; alternative to --cluster."
+)
 _cluster = _options(
     click.option("--cluster", metavar="N", type=_COUNT, help="Templates for a job that starts on N nodes."),
-    click.option("--f", default=1, show_default=True, metavar="N", type=_LOST, help="Nodes lost at once."),
-    click.option("--n0", metavar="N", type=_COUNT, help="Least nodes of a pipeline; by memory if not given."),
+    click.option(
+        "--f", default=1, show_default=True, metavar="N", type=_LOST, help="Simultaneous losses to survive."
+    ),
+    click.option(
+        "--n0", metavar="N", type=_COUNT, help="Fewest nodes of a pipeline; default: as memory allows."
+    ),
     click.option(
         "--template-set", default="full", show_default=True, type=click.Choice(["full", "minimal"]),
-        help="All sizes that a pipeline may have, or as few as use every number of nodes.",
+        help="All sizes that a pipeline may have, or the fewest sizes that cover every number of nodes.",
     ),
 )  # fmt: skip
 _memory = _options(
-    click.option("--device-memory", metavar="BYTES", type=float, help="Of a GPU; no limit if not given."),
+    click.option("--device-memory", metavar="BYTES", type=float, help="Memory of a GPU; default: no limit."),
     click.option(
         "--state-factor", default=6.0, show_default=True, metavar="X", type=float,
-        help="Bytes held for each byte of parameters.",
+        help="Bytes held per byte of parameters.",
     ),
 )  # fmt: skip
 
@@ -417,14 +427,14 @@ _memory = _options(
 @click.command("plan")
 @click.option(
     "--latencies", required=True, type=_FILE, metavar="FILE",
-    help="Layer profile, or a list of forward and backward pass together, in ms (JSON).",
+    help="Layer profile, or a list of times of forward plus backward pass, in ms (JSON).",
 )  # fmt: skip
 @_nodes_option
 @_cluster
 @_gpus
 @_mode
 @_memory
-@click.option("--cache", type=_FILE, metavar="DIR", help="Where templates are kept for the next time.")
+@click.option("--cache", type=_FILE, metavar="DIR", help="Directory in which templates are cached.")
 @output_option
 def PLAN(
     latencies: Path,
@@ -442,12 +452,13 @@ def PLAN(
 ) -> None:
     """Find a pipeline template for each number of nodes; prints a list, times in ms.
 
-    Numbers of nodes on which nothing fits are left out, or an error where a job could not use its nodes.
+    With --nodes, numbers of nodes for which no template fits are left out. With --cluster, a job that could
+    not use all of its nodes is an error.
     """
     if output is not None:
         check_target(output)
     if (nodes is None) == (cluster is None):
-        raise InputError("expected either --nodes LO:HI or --cluster N, one of them")
+        raise InputError("expected exactly one of --nodes LO:HI and --cluster N")
     profile = read_profile(latencies)
     memory = None if device_memory is None else MemoryLimit(device_memory, state_factor)
     if nodes is not None:
@@ -459,12 +470,14 @@ def PLAN(
             least, f, total, template_set, most_possible=profile.n_layers // max(gpus.bit_count(), 1)
         )
     if cache is None:
-        found = make_templates(profile, sizes, gpus, mode, memory)
+        templates = make_templates(profile, sizes, gpus, mode, memory)
     else:
-        found = cached_templates(cache, profile, sizes, gpus, mode, memory)
-    if cluster is not None and (hole := check_guarantee(found, sizes.start, f, cluster)) is not None:
-        raise InputError(f"templates exist for {list(found)} nodes, which cannot use {hole}; see --n0")
-    print_json(template_rows(found.values()), output)
+        templates = cached_templates(cache, profile, sizes, gpus, mode, memory)
+    if cluster is not None and (hole := check_guarantee(templates, sizes.start, f, cluster)) is not None:
+        raise InputError(
+            f"templates exist for {list(templates)} nodes, which cannot use {hole}; choose another --n0"
+        )
+    print_json(template_rows(templates.values()), output)
 
 
 @click.command("instantiate")
@@ -479,23 +492,29 @@ def PLAN(
     show_default=True,
     metavar="N",
     type=_LOST,
-    help="Nodes lost at once.",
+    help="Simultaneous losses to survive.",
 )
-@click.option("--microbatches", "count", metavar="N", type=_BATCH, help="Of an iteration; else the next two.")
-@click.option("--global-batch-size", metavar="N", type=_BATCH, help="Samples of an iteration.")
-@click.option("--micro-batch-size", metavar="N", type=_BATCH, help="Samples of a microbatch.")
+@click.option(
+    "--microbatches",
+    "count",
+    metavar="N",
+    type=_BATCH,
+    help="Microbatches per iteration; alternative to the next two options.",
+)
+@click.option("--global-batch-size", metavar="N", type=_BATCH, help="Samples per iteration.")
+@click.option("--micro-batch-size", metavar="N", type=_BATCH, help="Samples per microbatch.")
 @click.option(
     "--batch-mode", default="per_pipeline", show_default=True,
     type=click.Choice(["per_pipeline", "per_template"]),
-    help="Whether pipelines of one template have equal numbers of microbatches, as published.",
+    help="Microbatches chosen for each pipeline, or equal for all pipelines of a template, as published.",
 )  # fmt: skip
 @click.option(
     "--estimator", default="1f1b", show_default=True, type=click.Choice(["1f1b", "compat"]),
-    help="Time of a pipeline: of its schedule, or as published.",
+    help="Estimate of the time of a pipeline: from its schedule, or as published.",
 )  # fmt: skip
 @click.option(
     "--profile", type=_FILE, metavar="FILE",
-    help="Layer profile of the templates: adds the wait for gradients, and times by a simulated schedule.",
+    help="Layer profile of the templates; adds the wait for gradients, and times from a simulated schedule.",
 )  # fmt: skip
 @click.option(
     "--runners-up",
@@ -503,7 +522,7 @@ def PLAN(
     show_default=True,
     metavar="N",
     type=click.IntRange(0, 1000),
-    help="Further plans.",
+    help="Next best plans to print.",
 )
 @output_option
 def INSTANTIATE(
@@ -519,7 +538,7 @@ def INSTANTIATE(
     runners_up: int,
     output: Path | None,
 ) -> None:
-    """Choose the pipelines that use all nodes and take the least time; times in ms."""
+    """Choose the fastest pipelines that use all nodes; prints JSON, times in ms."""
     if output is not None:
         check_target(output)
     sizes = global_batch_size, micro_batch_size
@@ -527,8 +546,8 @@ def INSTANTIATE(
         raise InputError("expected --microbatches, or --global-batch-size and --micro-batch-size")
     n_microbatches = microbatches(sizes[0] or 0, sizes[1] or 0) if count is None else count
     times = None if profile is None else read_profile(profile)
-    found = read_templates(templates)
-    choice = choose_plan(found, nodes, f, n_microbatches, batch_mode, estimator, times, runners_up)
+    by_size = read_templates(templates)
+    choice = choose_plan(by_size, nodes, f, n_microbatches, batch_mode, estimator, times, runners_up)
     values = {
         "plan": _plan_values(choice.best, times),
         "alternatives": [_plan_values(plan, times) for plan in choice.runners_up],
@@ -566,7 +585,7 @@ _NODES = "[2,3]"
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """Nodes and their changes, as given on the command line."""
+    """Pipelines and the changes of their nodes, as given on the command line."""
 
     pipelines: tuple[tuple[int, ...], ...]
     lost: tuple[int, ...]
@@ -583,10 +602,10 @@ def _json(option: str, text: str | None, example: str) -> Any:
         raise InputError(f"{option} {text!r}; expected JSON, for example {example}") from None
 
 
-def _node_list(option: str, found: Any, example: str = _NODES) -> tuple[int, ...]:
-    if not isinstance(found, list) or not all(type(node) is int for node in found):
-        raise InputError(f"{option} {json.dumps(found)}; expected a list of node numbers, like {example}")
-    return tuple(found)
+def _node_list(option: str, value: Any, example: str = _NODES) -> tuple[int, ...]:
+    if not isinstance(value, list) or not all(type(node) is int for node in value):
+        raise InputError(f"{option} {json.dumps(value)}; expected a list of node numbers, like {example}")
+    return tuple(value)
 
 
 def _asked(pipelines: str, lost: str, joined: str, drained: str, hosts: str | None) -> _Asked:
@@ -608,33 +627,40 @@ def _asked(pipelines: str, lost: str, joined: str, drained: str, hosts: str | No
 
 @click.command("reconfigure")
 @click.option("--pipelines", required=True, metavar="JSON", help="Nodes of each pipeline: [[0,1],[2,3,4]].")
-@click.option("--lost", default="[]", metavar="JSON", help="Nodes that are gone, with their state.")
-@click.option("--joined", default="[]", metavar="JSON", help="Nodes that are new.")
+@click.option("--lost", default="[]", metavar="JSON", help="Nodes that are lost together with their state.")
+@click.option("--joined", default="[]", metavar="JSON", help="Nodes that join.")
 @click.option("--drained", default="[]", metavar="JSON", help="Nodes that leave and can still send.")
 @click.option(
-    "--templates", required=True, type=_FILE, metavar="FILE", help="Templates (JSON), of the verb plan."
+    "--templates",
+    required=True,
+    type=_FILE,
+    metavar="FILE",
+    help="Templates (JSON), as written by the command plan.",
 )
-@click.option("--n0", required=True, metavar="N", type=click.IntRange(1), help="Least nodes of a pipeline.")
+@click.option("--n0", required=True, metavar="N", type=click.IntRange(1), help="Fewest nodes of a pipeline.")
 @click.option(
-    "--f", default=1, show_default=True, metavar="N", type=click.IntRange(0), help="Nodes lost at once."
+    "--f",
+    default=1,
+    show_default=True,
+    metavar="N",
+    type=click.IntRange(0),
+    help="Simultaneous losses to survive.",
 )
 @click.option(
     "--microbatches",
     metavar="N",
     type=click.IntRange(1),
-    help="Of an iteration; 4 for each node if not given.",
+    help="Microbatches per iteration; default: 4 per node.",
 )
 @click.option("--hosts", metavar="JSON", help='Machine of each node: {"0":"a","1":"b"}.')
 @click.option(
     "--policy", default="stop", show_default=True, type=click.Choice(["stop", "degrade"]),
-    help="Below (f + 1) n0 nodes: stop, or go on with a smaller f.",
+    help="Below (f + 1) n0 nodes: stop, or continue with a smaller f.",
 )  # fmt: skip
-@click.option(
-    "--profile", type=_FILE, metavar="FILE", help="Layer profile; without it layers are of equal size."
-)
+@click.option("--profile", type=_FILE, metavar="FILE", help="Layer profile; default: layers of equal size.")
 @click.option(
     "--state-factor", default=3.0, show_default=True, metavar="X", type=click.FloatRange(0),
-    help="Bytes sent for each byte of parameters.",
+    help="Bytes sent per byte of parameters.",
 )  # fmt: skip
 @output_option
 def RECONFIGURE(
@@ -652,32 +678,32 @@ def RECONFIGURE(
     state_factor: float,
     output: Path | None,
 ) -> None:
-    """Find the pipelines that go on, and which state must be sent where; prints JSON, times in ms.
+    """Find the pipelines that continue, and the state to copy between nodes; prints JSON, times in ms.
 
-    Where no node has the state of a layer, "outcome" is "state-lost" and the pipelines are those that a
-    checkpoint would be loaded into; below (f + 1) n0 nodes it is "insufficient-nodes".
+    The "outcome" is "state-lost" if no node has the state of some layer; the pipelines are then those to
+    load a checkpoint into. Below (f + 1) n0 nodes it is "insufficient-nodes".
     """
     if output is not None:
         check_target(output)
     asked = _asked(pipelines, lost, joined, drained, hosts)
-    found = read_templates(templates)
+    by_size = read_templates(templates)
     # The state of each layer: equal sizes without a profile, none if templates do not say their layers.
     layer_bytes: list[int] | None = None
-    layer_counts = {template.n_layers for template in found.values()}
+    layer_counts = {template.n_layers for template in by_size.values()}
     if profile is not None:
         layer_bytes = [round(layer.parameter_bytes * state_factor) for layer in read_profile(profile).layers]
     elif len(layer_counts) == 1:
         layer_bytes = [1] * layer_counts.pop()
     n_nodes = sum(map(len, asked.pipelines)) + len(asked.joined)
     n_microbatches = 4 * n_nodes if microbatches is None else microbatches
-    if missing := sorted({len(nodes) for nodes in asked.pipelines} - set(found)):
-        raise InputError(f"pipelines of {missing} nodes; templates exist for {list(found)}")
+    if missing := sorted({len(nodes) for nodes in asked.pipelines} - set(by_size)):
+        raise InputError(f"pipelines of {missing} nodes; templates exist for {list(by_size)}")
     # The microbatches of the pipelines before do not matter.
-    before = [Pipeline(nodes, found[len(nodes)], 1) for nodes in asked.pipelines]
+    before = [Pipeline(nodes, by_size[len(nodes)], 1) for nodes in asked.pipelines]
     values: dict[str, Any]
     try:
         change = reconfigure(
-            before, asked.lost, asked.joined, found, f, n0, n_microbatches,
+            before, asked.lost, asked.joined, by_size, f, n0, n_microbatches,
             layer_bytes=layer_bytes, drained=asked.drained, hosts=asked.hosts, policy=policy,
         )  # fmt: skip
     except StateLost as error:
@@ -746,14 +772,14 @@ def _configured(path: Path | None) -> dict[str, Any]:
         where = ".".join(map(str, ("oobleck", "simulation", *first["loc"])))
         raise ConfigError(f"{path}: {where}: {first['msg']}") from None
     except (KeyError, TypeError, ValueError):
-        raise ConfigError(f"{path}: no block oobleck.simulation; expected a file that has it") from None
+        raise ConfigError(f"{path}: no block oobleck.simulation; expected a file with this block") from None
 
 
-def _model(model: str, given: tuple[str, ...], configured: list[dict[str, Any]]) -> dict[str, Any]:
+def _model(model: str, texts: tuple[str, ...], configured: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the costs of a model: those of the configuration, replaced by the given ones."""
     costs: dict[str, Any] = {"name": model, "falls_back_on_spot": False}
     costs |= next((entry for entry in configured if entry["name"] == model), {})
-    for text in given:
+    for text in texts:
         name, _, value = text.partition("=")
         if name not in _NUMBERS:
             raise InputError(f"--cost {text!r}; expected NAME=NUMBER with a name of {', '.join(_NUMBERS)}")
@@ -770,7 +796,7 @@ def _model(model: str, given: tuple[str, ...], configured: list[dict[str, Any]])
     if missing:
         known = ", ".join(entry["name"] for entry in configured)
         raise InputError(
-            f"model {model!r} is none of the configuration ({known}); its costs are needed: "
+            f"model {model!r} is not in the configuration ({known}); give its costs: "
             + " ".join(f"--cost {name}=..." for name in missing)
         )
     return costs
@@ -779,18 +805,23 @@ def _model(model: str, given: tuple[str, ...], configured: list[dict[str, Any]])
 @click.command("simulate")
 @click.option(
     "--trace", "trace_name", required=True, metavar="FILE|NAME",
-    help=f"Lines of time in ms, add or remove, node; or generated ones: {', '.join(_GENERATED)}.",
+    help=f"File with time in ms, add or remove, and node; or a generated trace: {', '.join(_GENERATED)}.",
 )  # fmt: skip
-@click.option("--seed", default=1, show_default=True, type=click.IntRange(0), help="Of a generated trace.")
+@click.option(
+    "--seed", default=1, show_default=True, type=click.IntRange(0), help="Seed of a generated trace."
+)
 @click.option("--system", required=True, type=click.Choice(SYSTEMS))
-@click.option("--model", required=True, metavar="NAME", help="As in the table of throughput.")
+@click.option("--model", required=True, metavar="NAME", help="Name of the model in the table of throughput.")
 @click.option("--mode", default="fixed", show_default=True, type=click.Choice(MODES))
 @click.option(
-    "--defects", default="", metavar="D1,D4,...", help="Repaired against compat, left in against fixed."
+    "--defects",
+    default="",
+    metavar="D1,D4,...",
+    help="Defects to repair in mode compat, or to keep in mode fixed.",
 )
 @click.option(
     "--fallback", default="on", show_default=True, type=click.Choice(["on", "off"]),
-    help="Varuna: whether a restart loses the steps since the last checkpoint.",
+    help="Varuna: a restart loses the steps since the last checkpoint, or none.",
 )  # fmt: skip
 @click.option("--no-ckpt", is_flag=True, help="Varuna: checkpoints take no time.")
 @click.option("--k", type=click.IntRange(1), help="Varuna: steps between checkpoints.")
@@ -822,7 +853,7 @@ def simulate_command(
     given: tuple[str, ...],
     is_json: bool,
 ) -> None:
-    """Simulate one system on one trace of nodes; costs are the defaults of the configuration."""
+    """Simulate one system on one trace of nodes, with the costs of the default configuration."""
     configured = _configured(config)
     models = [_model(model, given, configured["models"])]
     systems = Systems(PAPER.read_published("throughput", cells), models, configured["assumptions"])
@@ -837,41 +868,43 @@ def simulate_command(
         trace = read_trace(trace_name, Path(trace_name).stem)
     else:
         raise unknown_name("trace, neither a file nor", trace_name, _GENERATED)
-    found = simulate(system, trace, costs, repairs(mode, switches(defects)))
+    outcome = simulate(system, trace, costs, repairs(mode, switches(defects)))
     if beyond := unused_nodes(trace, costs):
-        say(f"{beyond} nodes idle at the most: throughput is known for no more than the others", err=True)
+        say(f"{beyond} nodes or fewer are idle: the table of throughput has no entry for so many", err=True)
     if is_json:
-        series = [[round(start, 3), round(end, 3), samples] for start, end, samples in found.steps().tolist()]
+        series = [
+            [round(start, 3), round(end, 3), samples] for start, end, samples in outcome.steps().tolist()
+        ]
         values = {
             "trace": trace_name,
             "system": system,
             "model": model,
             "mode": mode,
             "defects": defects,
-            "feasible": found.is_feasible,
-            "throughput_samples_per_s": found.throughput_samples_per_s,
-            "n_steps": found.n_steps,
-            "n_failures": found.n_failures,
-            "times_s": {name: round(time_s, 3) for name, time_s in found.times_s.items()},
+            "feasible": outcome.is_feasible,
+            "throughput_samples_per_s": outcome.throughput_samples_per_s,
+            "n_steps": outcome.n_steps,
+            "n_failures": outcome.n_failures,
+            "times_s": {name: round(time_s, 3) for name, time_s in outcome.times_s.items()},
             "steps": series,
         }
         say(json.dumps(values))
         return
-    if not found.is_feasible:
+    if not outcome.is_feasible:
         say(f"{model} does not fit {system}: no throughput on any number of nodes")
         return
     say(
-        f"{found.throughput_samples_per_s:.4g} samples/s, {found.n_steps} steps, "
-        f"{found.n_failures} nodes lost"
+        f"{outcome.throughput_samples_per_s:.4g} samples/s, {outcome.n_steps} steps, "
+        f"{outcome.n_failures} nodes lost"
     )
-    for name, time_s in found.times_s.items():
+    for name, time_s in outcome.times_s.items():
         if time_s:
             say(f"  {name:<11}{time_s:>14.3f} s")
 
 
 @click.group("oobleck", help=__doc__)
 def COMMANDS() -> None:
-    """Hold the commands together."""
+    """Command group."""
 
 
 for command in (

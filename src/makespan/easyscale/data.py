@@ -295,12 +295,14 @@ def serve(
                 watch = user_state.snapshot
             n_made += 1
             before = {} if watch is None else watch()
-            made = make(dataset, collate, order)
-            if watch is not None and isinstance(made, Made):
+            result = make(dataset, collate, order)
+            if watch is not None and isinstance(result, Made):
                 changed = changed_values(before, watch())
-                made = replace(made, changed={name: is_generator(value) for name, value in changed.items()})
+                result = replace(
+                    result, changed={name: is_generator(value) for name, value in changed.items()}
+                )
             written = io.BytesIO()
-            _Pickler(written, pickle.HIGHEST_PROTOCOL).dump(made)
+            _Pickler(written, pickle.HIGHEST_PROTOCOL).dump(result)
             connection.send_bytes(written.getvalue())
 
 
@@ -590,8 +592,8 @@ class LoaderPool:
                 f"the state of logical worker {rank} is at batch {state.batch} of an epoch; "
                 f"expected 0 to {len(batches) - 1}"
             )
-        for stream, known in enumerate(state.streams):
-            self._streams[rank, state.epoch, stream] = _Stream(known)
+        for stream, saved in enumerate(state.streams):
+            self._streams[rank, state.epoch, stream] = _Stream(saved)
         return cursor
 
     def _before_next(self, cursor: _Cursor, key: _Key) -> bytes | None:

@@ -67,7 +67,7 @@ class IntraJobPlanner:
     def __init__(self, rates: Sequence[float], n_logical_workers: int) -> None:
         if not (all(math.isfinite(rate) and rate >= 0 for rate in rates) and any(rates)):
             raise InputError(
-                f"rates {tuple(rates)}; expected finite micro-batches a second, 0 or more, not all of them 0"
+                f"rates {tuple(rates)}; expected finite micro-batches per second, 0 or more, not all 0"
             )
         if n_logical_workers < 1:
             raise InputError(f"{n_logical_workers} logical workers; expected 1 or more")
@@ -208,8 +208,10 @@ class JobKind:
     def __post_init__(self) -> None:
         """Check the numbers."""
         types = dict(self.micro_batch_s)
-        wrong = [time_s for _, time_s in (*self.micro_batch_s, *self.mixed_micro_batch_s) if not time_s > 0]
-        if self.home not in types or wrong or not self.mini_batches > 0:
+        not_positive = [
+            time_s for _, time_s in (*self.micro_batch_s, *self.mixed_micro_batch_s) if not time_s > 0
+        ]
+        if self.home not in types or not_positive or not self.mini_batches > 0:
             raise InputError(
                 f"job kind {self.key!r}: home {self.home!r}, micro-batches {types} s, work "
                 f"{self.mini_batches}; expected positive times, one on the home type, and positive work"
@@ -293,9 +295,9 @@ class PlannedCatalogue:
         kind = self._kind(workload_key)
         if not self._is_elastic:
             return tuple(item for item in self._gang(kind) if item.devices == devices)
-        made = self._made.get((workload_key, devices))
-        if made is not None:
-            return (made,)
+        configuration = self._made.get((workload_key, devices))
+        if configuration is not None:
+            return (configuration,)
         may_run = dict(kind.micro_batch_s)
         fits = all(name in may_run and 0 < count <= self._limit(name, kind) for name, count in devices)
         if not fits or not 1 <= sum(count for _, count in devices) <= kind.n_logical_workers:

@@ -95,23 +95,23 @@ def private_generators(thing: object) -> list[str]:
     """Return the attributes of an object, and of the objects in it, that are separate random generators."""
     names, seen, left = [], set(), [("", thing)]
     while left:
-        name, one = left.pop()
-        if id(one) in seen or isinstance(one, type | ModuleType):
+        name, value = left.pop()
+        if id(value) in seen or isinstance(value, type | ModuleType):
             continue
-        seen.add(id(one))
+        seen.add(id(value))
         # Objects that stand for the global states are no generators of their own.
-        if isinstance(one, np.random.Generator):
-            is_own = one.bit_generator is not mtrand.get_bit_generator()
+        if isinstance(value, np.random.Generator):
+            is_own = value.bit_generator is not mtrand.get_bit_generator()
         else:
-            is_global = one is mtrand._rand or one is torch.default_generator
-            is_own = isinstance(one, random.Random | mtrand.RandomState | torch.Generator) and not is_global
+            is_global = value is mtrand._rand or value is torch.default_generator
+            is_own = isinstance(value, random.Random | mtrand.RandomState | torch.Generator) and not is_global
         if is_own:
             names.append(name)
-        elif isinstance(one, list | tuple | dict) and len(one) <= _LONG:
-            items = one.items() if isinstance(one, dict) else enumerate(one)
+        elif isinstance(value, list | tuple | dict) and len(value) <= _LONG:
+            items = value.items() if isinstance(value, dict) else enumerate(value)
             left += [(f"{name}[{key!r}]", each) for key, each in items]
         else:
-            left += [(f"{name}.{key}", each) for key, each in getattr(one, "__dict__", {}).items()]
+            left += [(f"{name}.{key}", each) for key, each in getattr(value, "__dict__", {}).items()]
     return sorted(names)
 
 
@@ -131,8 +131,10 @@ def parameter_sha(model: nn.Module) -> str:
 def optimizer_sha(optimizer: torch.optim.Optimizer) -> str:
     """Hash of the state and the options of an optimizer, including the learning rate."""
     state = optimizer.state_dict()
-    kept = [(f"{key}/{name}", value) for key, one in state["state"].items() for name, value in one.items()]
-    options = [(f"group {number}", one) for number, one in enumerate(state["param_groups"])]
+    kept = [
+        (f"{key}/{name}", value) for key, values in state["state"].items() for name, value in values.items()
+    ]
+    options = [(f"group {number}", group) for number, group in enumerate(state["param_groups"])]
     return _sha([*sorted(kept, key=lambda pair: pair[0]), *options])
 
 
@@ -151,11 +153,11 @@ def value_sha(value: Any) -> str:
 
 def _leaves(name: str, value: Any) -> Iterable[tuple[str, Any]]:
     if isinstance(value, dict):
-        for key, one in value.items():
-            yield from _leaves(f"{name}/{key!r}", one)
+        for key, item in value.items():
+            yield from _leaves(f"{name}/{key!r}", item)
     elif isinstance(value, list | tuple):
-        for number, one in enumerate(value):
-            yield from _leaves(f"{name}/{number}", one)
+        for number, item in enumerate(value):
+            yield from _leaves(f"{name}/{number}", item)
     else:
         yield name, value
 

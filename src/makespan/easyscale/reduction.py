@@ -373,11 +373,11 @@ def detect_gloo_order(n_ranks: int, directory: Path) -> str:
     system = [describe_machine()["processor"], platform.system(), torch.__version__]
     key = hashlib.sha256("/".join(map(str, [*system, n_ranks])).encode()).hexdigest()[:16]
     path = directory / f"fold-{key}.json"
-    if (known := read_json(path)) is None:
-        known = {"system": system, "n_ranks": n_ranks, "ring": sums_like_gloo("ring", n_ranks)}
+    if (trial := read_json(path)) is None:
+        trial = {"system": system, "n_ranks": n_ranks, "ring": sums_like_gloo("ring", n_ranks)}
         directory.mkdir(parents=True, exist_ok=True)
-        write_json(known, path)
-    if known["ring"]:
+        write_json(trial, path)
+    if trial["ring"]:
         return "ring"
     _log.warning(
         "gloo does not sum in the order ring on this machine; using the order rank instead, whose bits only "

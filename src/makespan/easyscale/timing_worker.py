@@ -45,17 +45,11 @@ Step = Callable[[], list[float]]
 """Function that runs one mini-batch; returns the time of each micro-batch, then of the rest [s]."""
 
 
-def _parts(spec: StandIn, seed: int) -> TrainedParts:
-    model = build_stand_in(spec, seed)
-    optimizer = torch.optim.SGD(model.parameters(), lr=_LEARNING_RATE, momentum=_MOMENTUM)
-    return TrainedParts(model, optimizer, partial(stand_in_loss, spec))
-
-
 def _batch(spec: StandIn, size: int, seed: int) -> Batch:
     samples = stand_in_data(spec, min(size, _DISTINCT), seed)
-    made = default_collate([samples[index] for index in range(len(samples))])
+    batch = default_collate([samples[index] for index in range(len(samples))])
     index = torch.arange(size) % len(samples)
-    inputs, targets = tree_map(lambda values: values[index], tuple(made))
+    inputs, targets = tree_map(lambda values: values[index], tuple(batch))
     return inputs, targets
 
 
@@ -97,7 +91,9 @@ class _Series:
             self.steps[variant.name] = self._step_of(variant)
 
     def _build(self) -> TrainedParts:
-        parts = _parts(self.request.spec, self.request.seed)
+        model = build_stand_in(self.request.spec, self.request.seed)
+        optimizer = torch.optim.SGD(model.parameters(), lr=_LEARNING_RATE, momentum=_MOMENTUM)
+        parts = TrainedParts(model, optimizer, partial(stand_in_loss, self.request.spec))
         self.d2_cheap = bool(scan_module(parts.model)["d2_cheap"])
         self.set_bytes = sum(parameter.nbytes for parameter in trained_parameters(parts.model).values())
         return parts

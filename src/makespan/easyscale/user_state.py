@@ -1,11 +1,11 @@
 """State that user code keeps in Python: attributes of the model, variables of its modules.
 
 As with buffers, changes by a forward pass belong to its logical worker, and changes after the sum of
-gradients belong to all. A value is taken as tensors and plain values, so that a checkpoint can hold it, and
-given back in place where its type allows that, because other objects may refer to it.
+gradients belong to all. A value is captured as tensors and plain values, so that a checkpoint can hold it. It
+is restored in place if its type allows that, because other objects may refer to it.
 
-A taken value is a plain value, a tensor, or a tuple of a kind and its content. The kind ``kept`` marks values
-that are not taken, such as open files; they stay where they are.
+A captured value is a plain value, a tensor, or a tuple of a kind and its content. The kind ``kept`` marks
+values that are not captured, such as open files; they stay as they are.
 """
 
 import argparse
@@ -100,7 +100,7 @@ def user_modules(files: Iterable[str], names: Iterable[str]) -> list[ModuleType]
 
 
 class UserState:
-    """Finds, takes and gives back the values that user code keeps in Python.
+    """Finds, captures and restores the values that user code keeps in Python.
 
     Parameters
     ----------
@@ -160,9 +160,9 @@ class UserState:
                 elif id(value) not in self._others:
                     places[name] = _Place(vars(module), key)
         self._found = places
-        self._known = {id(one) for one in self._model.modules()} | self._others
-        self._known |= {id(one) for one in self._model.parameters()}
-        self._known |= {id(one) for one in self._model.buffers()}
+        self._known = {id(part) for part in self._model.modules()} | self._others
+        self._known |= {id(part) for part in self._model.parameters()}
+        self._known |= {id(part) for part in self._model.buffers()}
         return places
 
     def _inside(self, name: str, value: "type | FunctionType") -> Iterator[tuple[str, _Place]]:
@@ -173,8 +173,12 @@ class UserState:
             for key, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
                 yield f"{name}.{key}", _Place(cell, key)
             return
-        for key, one in vars(value).items():
-            if not key.startswith("__") and not callable(one) and not hasattr(type(one), "__get__"):
+        for key, attribute in vars(value).items():
+            if (
+                not key.startswith("__")
+                and not callable(attribute)
+                and not hasattr(type(attribute), "__get__")
+            ):
                 yield f"{name}.{key}", _Place(value, key)
 
     def snapshot(self, left_out: Iterable[str] = ()) -> dict[str, Any]:
@@ -187,7 +191,7 @@ class UserState:
         }
 
     def iterators(self) -> dict[str, str]:
-        """Return the types of kept iterators, by name: nobody can see their position."""
+        """Return the types of kept iterators, by name: their position cannot be read."""
         values = {name: place.get() for name, place in self.places().items()}
         return {
             name: type(value).__name__
@@ -272,7 +276,9 @@ class UserState:
         if kind == "stepper":
             if not isinstance(now, _STEPPERS) or _kind(type(now), self._names) != rest[0]:
                 problem = f"{name} is {type(now).__name__}, and the checkpoint has a {rest[0]} there"
-                raise CheckpointError(f"{problem}; expected one that is made where the model is built")
+                raise CheckpointError(
+                    f"{problem}; expected an object that is created where the model is built"
+                )
             state = self._made(name, rest[1], None)
             if isinstance(now, torch.optim.Optimizer):
                 load_optimizer(now, state)
@@ -284,25 +290,29 @@ class UserState:
             made_keys = [self._made(name, key, None) for key in rest[1]]
             keys = [tuple(key) if isinstance(key, list) else key for key in made_keys]
             # Values are restored into the old ones before the dictionary itself is cleared.
-            fresh = {key: self._made(name, one, old.get(key)) for key, one in zip(keys, rest[0], strict=True)}
+            fresh = {
+                key: self._made(name, item, old.get(key)) for key, item in zip(keys, rest[0], strict=True)
+            }
             if not isinstance(now, dict):
                 return fresh
             now.clear()
             now.update(fresh)
             return now
         olds = list(now) if isinstance(now, list | tuple | deque) else []
-        made = [
-            self._made(name, one, olds[number] if number < len(olds) else None)
-            for number, one in enumerate(rest[0])
+        items = [
+            self._made(name, item, olds[number] if number < len(olds) else None)
+            for number, item in enumerate(rest[0])
         ]
-        return _sequence(kind, made, rest[1:], now)
+        return _sequence(kind, items, rest[1:], now)
 
     def _object(self, name: str, kind: str, values: Mapping[str, Any], now: Any) -> Any:
         if now is None or now is ABSENT or _kind(type(now), self._names) != kind:
             home, _, label = kind.rpartition(":")
             its_class = getattr(self._modules.get(home), label, None)
             if not isinstance(its_class, type):
-                raise CheckpointError(f"{name} is a {kind}, of which nothing is found; expected its class")
+                raise CheckpointError(
+                    f"{name} is a {kind}, which cannot be found; expected its class in the code of the job"
+                )
             now = object.__new__(its_class)  # without __init__, which may need arguments
         inside = vars(now)
         for key in [key for key in inside if key not in values]:
@@ -376,21 +386,21 @@ class _Taking:
             if self._left < 0:
                 return ("kept", "large", type(value).__name__, len(value))
         if isinstance(value, dict):
-            return ("dict", [self.take(one) for one in value.values()], [self.take(key) for key in value])
+            return ("dict", [self.take(item) for item in value.values()], [self.take(key) for key in value])
         if isinstance(value, list):
-            return ("list", [self.take(one) for one in value])
+            return ("list", [self.take(item) for item in value])
         if isinstance(value, tuple):
-            return ("tuple", [self.take(one) for one in value])
+            return ("tuple", [self.take(item) for item in value])
         if isinstance(value, set | frozenset):
-            return ("set", sorted((self.take(one) for one in value), key=repr))
+            return ("set", sorted((self.take(item) for item in value), key=repr))
         if isinstance(value, deque):
-            return ("deque", [self.take(one) for one in value], value.maxlen)
+            return ("deque", [self.take(item) for item in value], value.maxlen)
         if isinstance(value, _STEPPERS):
             return ("stepper", _kind(type(value), self._names), self.take(value.state_dict()))
         kind = type(value)
         is_open = kind.__module__ in self._names or isinstance(value, _OPEN)
         if is_open and not isinstance(value, type) and hasattr(value, "__dict__"):
-            inside = {key: self.take(one) for key, one in vars(value).items()}
+            inside = {key: self.take(attribute) for key, attribute in vars(value).items()}
             return ("object", _kind(kind, self._names), inside)
         return ("kept", kind.__name__, id(value))
 
@@ -428,17 +438,20 @@ def load_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> N
 
 
 def without_ids(value: Any) -> Any:
-    """Remove from a taken value the ids that differ between processes."""
+    """Remove from a captured value the ids that differ between processes."""
     if is_opaque(value):
         return value[:2]
     if isinstance(value, dict):
-        return {key: without_ids(one) for key, one in value.items()}
+        return {key: without_ids(item) for key, item in value.items()}
     return type(value)(map(without_ids, value)) if isinstance(value, list | tuple) else value
 
 
 def is_filled_cache(before: Any, now: Any) -> bool:
-    """Return True for a taken dictionary that got new entries while the old ones are unchanged."""
-    kinds = [type(one) is tuple and len(one) == _OF_DICTIONARY and one[0] == "dict" for one in (before, now)]
+    """Return True for a captured dictionary that got new entries while the old ones are unchanged."""
+    kinds = [
+        type(value) is tuple and len(value) == _OF_DICTIONARY and value[0] == "dict"
+        for value in (before, now)
+    ]
     if not all(kinds) or len(now[1]) <= len(before[1]):
         return False
     n_before = len(before[1])
@@ -456,7 +469,7 @@ def changed_values(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[st
 
 
 def is_generator(value: Any) -> bool:
-    """Return True for the taken state of a random generator."""
+    """Return True for the captured state of a random generator."""
     return type(value) is tuple and value[0] == "random"
 
 
@@ -465,20 +478,20 @@ def is_absent(value: Any) -> bool:
     return type(value) is tuple and len(value) == 1 and value[0] == ABSENT[0]
 
 
-def same_value(one: Any, other: Any) -> bool:
-    """Return True if two taken values are bitwise equal."""
-    if isinstance(one, Tensor) and isinstance(other, Tensor):
-        if one.dtype != other.dtype or one.shape != other.shape or one.device != other.device:
+def same_value(first: Any, second: Any) -> bool:
+    """Return True if two captured values are bitwise equal."""
+    if isinstance(first, Tensor) and isinstance(second, Tensor):
+        if first.dtype != second.dtype or first.shape != second.shape or first.device != second.device:
             return False
-        raw = [each.contiguous().reshape(-1).view(torch.uint8) for each in (one, other)]
+        raw = [each.contiguous().reshape(-1).view(torch.uint8) for each in (first, second)]
         return torch.equal(*raw)
-    if isinstance(one, Tensor) or isinstance(other, Tensor) or type(one) is not type(other):
+    if isinstance(first, Tensor) or isinstance(second, Tensor) or type(first) is not type(second):
         return False
-    if isinstance(one, dict):
-        return list(one) == list(other) and all(same_value(one[key], other[key]) for key in one)
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(same_value, one, other))
-    return bool(one == other) or bool(one != one and other != other)  # two NaNs are the same
+    if isinstance(first, dict):
+        return list(first) == list(second) and all(same_value(first[key], second[key]) for key in first)
+    if isinstance(first, list | tuple):
+        return len(first) == len(second) and all(map(same_value, first, second))
+    return bool(first == second) or bool(first != first and second != second)  # two NaNs are the same
 
 
 def _generator_state(value: Any) -> Any:
@@ -497,7 +510,7 @@ def _generator_state(value: Any) -> Any:
 
 
 def is_opaque(value: Any) -> bool:
-    """Return True for a value that was not taken, only marked as kept."""
+    """Return True for a value that was not captured, only marked as kept."""
     return type(value) is tuple and len(value) > 1 and value[0] == "kept"
 
 
@@ -519,22 +532,22 @@ def listed(state: Any) -> Any:
     return state.tolist() if isinstance(state, np.ndarray | np.generic) else state
 
 
-def _sequence(kind: str, made: list[Any], rest: Sequence[Any], now: Any) -> Any:
+def _sequence(kind: str, items: list[Any], rest: Sequence[Any], now: Any) -> Any:
     if kind == "list":
         if isinstance(now, list):
-            now[:] = made
+            now[:] = items
             return now
-        return made
+        return items
     if kind == "deque":
         if isinstance(now, deque) and now.maxlen == rest[0]:
             now.clear()
-            now.extend(made)
+            now.extend(items)
             return now
-        return deque(made, rest[0])
+        return deque(items, rest[0])
     if kind == "set":
         if isinstance(now, set):
             now.clear()
-            now.update(made)
+            now.update(items)
             return now
-        return frozenset(made) if isinstance(now, frozenset) else set(made)
-    return type(now)(*made) if hasattr(type(now), "_make") else tuple(made)  # a named tuple keeps its type
+        return frozenset(items) if isinstance(now, frozenset) else set(items)
+    return type(now)(*items) if hasattr(type(now), "_make") else tuple(items)  # a named tuple keeps its type

@@ -275,7 +275,7 @@ class HostedESTs:
                 )
 
     def _check_frozen(self) -> None:
-        """Reject gradients of frozen parameters: no process would add them up."""
+        """Reject gradients of frozen parameters, because they are not summed over processes."""
         for name, parameter in self._frozen.items():
             if parameter.grad is not None:
                 raise InputError(
@@ -340,10 +340,10 @@ def _check_hosting(parts: TrainedParts, mapping: RankMapping, reduction: Reducti
                 f"module {name or 'model'} is a SyncBatchNorm, which communicates within a forward pass; "
                 f"expected BatchNorm, or {mapping.n_logical_workers} processes (got {mapping.n_processes})"
             )
-    known = {id(parameter) for parameter in parts.model.parameters()}
+    trained = {id(parameter) for parameter in parts.model.parameters()}
     for number, group in enumerate(parts.optimizer.param_groups):
         for parameter in group["params"]:
-            if id(parameter) not in known:  # no process would add up its gradients
+            if id(parameter) not in trained:  # no process would add up its gradients
                 raise InputError(
                     f"group {number} of the optimizer has a parameter of shape {tuple(parameter.shape)} "
                     "that the model lacks; expected parameters of the model; register a loss with "

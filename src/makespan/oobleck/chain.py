@@ -119,16 +119,16 @@ def _check(chain: Chain, job: ChainJob) -> None:
     if isinstance(chain.loss, nn.Module):
         trained = [name for name, weight in chain.loss.named_parameters() if weight.requires_grad]
         if trained:
-            what = f"{job.model}: the loss has a parameter {trained[0]!r}, which no layer holds"
-            raise InputError(f"{what}, so nothing would train it; expected parameters of layers only")
+            problem = f"{job.model}: the loss has a parameter {trained[0]!r}, which no layer holds"
+            raise InputError(f"{problem}, so nothing would train it; expected parameters of layers only")
     if chain.rate is not None and (first := chain.rate(0)) != (again := chain.rate(0)):
         rates = f"the learning rate of iteration 0 is {first!r} in one call and {again!r} in the next"
         raise InputError(f"{job.model}: {rates}; expected one that depends on the iteration alone")
     for pair in chain.tied:
         for layer, name in pair:
             if not 0 <= layer < chain.n_layers:
-                what = f"tied weight {name!r} of layer {layer}"
-                raise InputError(f"{job.model}: {what}; expected layers 0 to {chain.n_layers - 1}")
+                weight = f"tied weight {name!r} of layer {layer}"
+                raise InputError(f"{job.model}: {weight}; expected layers 0 to {chain.n_layers - 1}")
         if pair[0][0] >= pair[1][0]:
             raise InputError(f"{job.model}: tied weights {pair}; expected an earlier layer, then a later")
 
@@ -139,7 +139,7 @@ def _seed(*words: object) -> int:
 
 
 def seed_layer(job: ChainJob, device: torch.device, *position: int | str) -> None:
-    """Seed torch, NumPy and Python for a layer by iteration, microbatch and layer, whatever the cut.
+    """Seed torch, NumPy and Python for a layer by iteration, microbatch and layer, independent of the cut.
 
     A backward pass appends the word ``backward`` to the position.
     """
@@ -175,17 +175,19 @@ def build_layer(chain: Chain, job: ChainJob, index: int) -> nn.Module:
         raise InputError(f"layer {index} is {type(layer).__name__}; expected a torch.nn.Module")
     for name, module in layer.named_modules():
         where = f"layer {index}, {name or 'itself'}: {type(module).__name__}"
-        lazy = [one for one, value in module.named_parameters(recurse=False) if is_lazy(value)]
+        lazy = [key for key, value in module.named_parameters(recurse=False) if is_lazy(value)]
         if lazy:
-            what = f"{where} has no shape yet for its parameter {lazy[0]!r}"
-            raise InputError(f"{what}; expected layers with all sizes given, such as Linear for LazyLinear")
-        if type(module).get_extra_state is not nn.Module.get_extra_state:
-            what = f"{where} keeps extra state (get_extra_state), which is not copied between nodes"
-            raise InputError(f"{what}; expected parameters and buffers")
-        if isinstance(module, _WITH_STATISTICS) and module.track_running_stats:
-            what = f"layer {index}, {name or 'itself'}: {type(module).__name__} keeps running statistics"
+            problem = f"{where} has no shape yet for its parameter {lazy[0]!r}"
             raise InputError(
-                f"{what} of its samples, and each pipeline sees others; expected layers without "
+                f"{problem}; expected layers with all sizes given, such as Linear for LazyLinear"
+            )
+        if type(module).get_extra_state is not nn.Module.get_extra_state:
+            problem = f"{where} keeps extra state (get_extra_state), which is not copied between nodes"
+            raise InputError(f"{problem}; expected parameters and buffers")
+        if isinstance(module, _WITH_STATISTICS) and module.track_running_stats:
+            problem = f"layer {index}, {name or 'itself'}: {type(module).__name__} keeps running statistics"
+            raise InputError(
+                f"{problem} of its samples, and each pipeline sees others; expected layers without "
                 "(track_running_stats=False, or LayerNorm, GroupNorm)"
             )
     with torch.no_grad():
@@ -203,17 +205,17 @@ def build_optimizer(chain: Chain, job: ChainJob, parameters: list[nn.Parameter])
         _check_optimizer(chain.optimizer, parameters)
         return chain.optimizer(parameters)
     try:
-        made: torch.optim.Optimizer = _OPTIMIZERS[job.optimizer](
+        optimizer: torch.optim.Optimizer = _OPTIMIZERS[job.optimizer](
             parameters, lr=job.learning_rate, **job.optimizer_options
         )
     except TypeError as error:
-        given = dict(job.optimizer_options)
-        raise InputError(f"optimizer_options of {job.optimizer} are {given}: {error}") from None
-    return made
+        options = dict(job.optimizer_options)
+        raise InputError(f"optimizer_options of {job.optimizer} are {options}: {error}") from None
+    return optimizer
 
 
 def _check_optimizer(build: Optimizers, parameters: list[nn.Parameter]) -> None:
-    """Reject an optimizer that keeps anything but tensors per weight, because only those are copied.
+    """Reject an optimizer with state other than tensors per weight, because only such state is copied.
 
     The check takes a step on copies of the weights, before training starts.
     """
@@ -224,12 +226,12 @@ def _check_optimizer(build: Optimizers, parameters: list[nn.Parameter]) -> None:
             raise InputError(
                 f"optimizer of the chain returned {type(probe).__name__}; expected a torch.optim.Optimizer"
             )
-        what = f"optimizer {type(probe).__name__} of the chain"
+        subject = f"optimizer {type(probe).__name__} of the chain"
         try:
             inspect.signature(probe.step).bind()
         except TypeError as error:
-            found = f"{what} has a step that needs an argument ({error})"
-            raise InputError(f"{found}; expected one whose step takes no argument") from None
+            problem = f"{subject} has a step that needs an argument ({error})"
+            raise InputError(f"{problem}; expected one whose step takes no argument") from None
         for weight in copies:
             weight.grad = torch.full_like(weight, _PROBED_GRADIENT)
         before = copy.deepcopy(_beside_weights(probe))
@@ -238,33 +240,33 @@ def _check_optimizer(build: Optimizers, parameters: list[nn.Parameter]) -> None:
     now = _beside_weights(probe)
     for name in sorted(now.keys() | before.keys()):
         if name not in before or name not in now or not _is_equal(before[name], now[name]):
-            found = f"{what} changes its {name} in a step, which is not copied between nodes"
-            raise InputError(f"{found}; expected {accepted}")
+            problem = f"{subject} changes its {name} in a step, which is not copied between nodes"
+            raise InputError(f"{problem}; expected {accepted}")
     for state in probe.state.values():
         for key, value in state.items():
             if value is not None and not isinstance(value, Tensor):
-                raise InputError(f"{what} keeps {key} = {value!r}; expected {accepted}")
+                raise InputError(f"{subject} keeps {key} = {value!r}; expected {accepted}")
 
 
 def _beside_weights(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """Return the values of an optimizer besides the state of its weights, and the rate, which is set anew."""
     # What torch itself keeps in every optimizer; a scheduler may have replaced the method `step`.
     internal = {*vars(torch.optim.SGD([torch.zeros(1)])), "step"}
-    found = {f"attribute {name!r}": one for name, one in vars(optimizer).items() if name not in internal}
+    values = {f"attribute {name!r}": value for name, value in vars(optimizer).items() if name not in internal}
     for number, group in enumerate(optimizer.param_groups):
-        found |= {
-            f"value {name!r} of group {number}": one
-            for name, one in group.items()
+        values |= {
+            f"value {name!r} of group {number}": value
+            for name, value in group.items()
             if name not in ("params", "lr")
         }
     # A wrapped optimizer counts by its state, unless the wrapper exposes the same state as its own.
-    inner = {name: one for name, one in found.items() if isinstance(one, torch.optim.Optimizer)}
-    for name, one in inner.items():
-        found[name] = [] if one.state is optimizer.state else list(one.state.values())
-    known = {id(one) for group in optimizer.param_groups for one in group["params"]}
+    inner = {name: value for name, value in values.items() if isinstance(value, torch.optim.Optimizer)}
+    for name, value in inner.items():
+        values[name] = [] if value.state is optimizer.state else list(value.state.values())
+    trained = {id(weight) for group in optimizer.param_groups for weight in group["params"]}
     return {
-        name: [leaf for leaf in tree_leaves(one) if isinstance(leaf, _COMPARED) and id(leaf) not in known]
-        for name, one in found.items()
+        name: [leaf for leaf in tree_leaves(value) if isinstance(leaf, _COMPARED) and id(leaf) not in trained]
+        for name, value in values.items()
     }
 
 
@@ -290,20 +292,22 @@ def _same_leaf(left: Any, right: Any) -> bool:
     return type(left) is type(right) and (bool(left == right) or bool(left != left and right != right))
 
 
-def check_repeated(what: str, first: Any, second: Any) -> None:
+def check_repeated(subject: str, first: Any, second: Any) -> None:
     """Reject a value that differs when it is computed again from the same position and random states."""
-    leaves = [[leaf for leaf in tree_leaves(one) if isinstance(leaf, _COMPARED)] for one in (first, second)]
+    leaves = [
+        [leaf for leaf in tree_leaves(value) if isinstance(leaf, _COMPARED)] for value in (first, second)
+    ]
     if not _is_equal(*leaves):
         accepted = "draws from torch, NumPy's or Python's global generator, and no state from call to call"
-        raise InputError(f"{what} differ when they are computed again; expected {accepted}")
+        raise InputError(f"{subject} differ when they are computed again; expected {accepted}")
 
 
 def tied_weight(layer: nn.Module, index: int, name: str) -> nn.Parameter:
     """Return a weight that a chain ties; raise `InputError` if the layer has no such weight."""
-    found = dict(layer.named_parameters())
-    if name not in found:
-        raise InputError(f"tied weight {name!r} of layer {index}; expected {', '.join(found) or 'none'}")
-    return found[name]
+    parameters = dict(layer.named_parameters())
+    if name not in parameters:
+        raise InputError(f"tied weight {name!r} of layer {index}; expected {', '.join(parameters) or 'none'}")
+    return parameters[name]
 
 
 @lru_cache(maxsize=2)
@@ -319,7 +323,7 @@ def _drawn(job_model: Any, batch_size: int, seed: int, iteration: int) -> Any:
 def load_microbatch(
     chain: Chain, job: ChainJob, iteration: int, microbatch: int, device: torch.device
 ) -> Microbatch:
-    """Return inputs and targets of a microbatch, whatever the plan.
+    """Return inputs and targets of a microbatch, the same under every plan.
 
     An iteration takes the next window of the permutation of its epoch. Samples at the end of an epoch that
     do not fill a global batch are dropped.
@@ -342,13 +346,13 @@ def load_microbatch(
         for index in map(int, chosen):
             sample: Any = chain.samples[index]  # of the user, whatever its declared type
             if not (isinstance(sample, tuple | list) and len(sample) == 2):
-                found = f"a {type(sample).__name__}"
+                described = f"a {type(sample).__name__}"
                 if isinstance(sample, tuple | list | Mapping):
-                    found += f" of {len(sample)}"
+                    described += f" of {len(sample)}"
                 accepted = (
                     "a pair of inputs and targets, each a tensor, a number, a tuple or a dictionary of them"
                 )
-                raise InputError(f"sample {index} of the data set is {found}; expected {accepted}")
+                raise InputError(f"sample {index} of the data set is {described}; expected {accepted}")
             pairs.append(sample)
         parts = default_collate(pairs)
     inputs, targets = (_placed(part, getattr(torch, job.dtype), device) for part in parts)
@@ -360,5 +364,5 @@ def _placed(part: Any, dtype: torch.dtype, device: torch.device) -> Any:
     if isinstance(part, Tensor):
         return part.to(device, dtype if part.is_floating_point() else part.dtype)
     if isinstance(part, Mapping):
-        return {name: _placed(one, dtype, device) for name, one in part.items()}
-    return tuple(_placed(one, dtype, device) for one in part) if isinstance(part, list | tuple) else part
+        return {name: _placed(value, dtype, device) for name, value in part.items()}
+    return tuple(_placed(value, dtype, device) for value in part) if isinstance(part, list | tuple) else part

@@ -1,8 +1,8 @@
 """Coordinator of a resilient run: starts processes, detects losses, and carries out the protocol.
 
 The decisions are made by the state machine of `makespan.oobleck.protocol`; this module supplies it with
-time, sockets and processes. A closed connection is a lost node. A node that sends nothing for too long is
-killed first, so that its connection closes too: there is one way to lose a node.
+time, sockets and processes. A node is lost when its connection closes, and only then: a node whose heartbeat
+times out is killed first, so that its connection closes too.
 """
 
 import logging
@@ -41,7 +41,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class ReconfigurationPlanner:
-    """Decides who trains what and who sends which layer, by `reconfigure` from the layers that nodes hold.
+    """Decides which nodes train and send which layers, by `reconfigure` from the layers that nodes hold.
 
     Parameters
     ----------
@@ -80,7 +80,7 @@ class ReconfigurationPlanner:
         held = {node: frozenset(map(int, layers)) for node, layers in state.holdings.items()}
         whole = set().union(*held.values()) == set(range(len(self.layer_bytes))) if held else False
         if self.policy == "relaunch" and state.plan is not None:
-            return Abort(LostWorkerError("a node was lost; going on from the last checkpoint"), saves=False)
+            return Abort(LostWorkerError("a node was lost; resuming from the last checkpoint"), saves=False)
         try:
             outcome = self._reconfigured(state, held)
         except StateLost as error:
@@ -103,7 +103,7 @@ class ReconfigurationPlanner:
         self, state: ClusterState[HybridPlan], held: Mapping[int, frozenset[int]]
     ) -> Reconfiguration:
         pipelines = () if state.plan is None else state.plan.pipelines
-        before, there = {node for one in pipelines for node in one.nodes}, set(state.members)
+        before, there = {node for pipeline in pipelines for node in pipeline.nodes}, set(state.members)
         leaving = set(state.leaving)
         n_staying = len(there - leaving)
         if n_staying > self.n_nodes:
@@ -147,7 +147,7 @@ class ReconfigurationPlanner:
 PlanT = TypeVar("PlanT")
 _TICK_S = 0.05
 _TURN_S = 0.5
-"""Time by which a turn exceeds this (storing a checkpoint, or stopped itself) is not silence of the nodes."""
+"""Turn of the loop [s] beyond which heartbeat timeouts are extended, such as one that writes a checkpoint."""
 _SEND_S = 5.0
 _ENDING_S = 10.0
 
@@ -159,7 +159,7 @@ class Timeouts:
     Parameters
     ----------
     hang_s
-        Silence after which a node is killed.
+        Heartbeat timeout, after which a node is killed.
     start_s
         Time within which a started process must connect before it is killed.
     checkpoint_s
@@ -433,9 +433,9 @@ class Coordinator(Generic[PlanT]):
         self._tell("start", node)
 
     def _look_after(self) -> None:
-        """Detect processes that never connect, and nodes that are silent while the coordinator listens."""
+        """Detect processes that do not connect in time, and nodes whose heartbeat times out."""
         now = time.monotonic()
-        # Time in which the coordinator did not listen is added to every start of a wait.
+        # Extend every wait by the time in which the coordinator could not receive.
         deaf, self.looked_s = max(now - self.looked_s - _TURN_S, 0.0), now
         waited = {node: begun for node, begun in self.started_s.items() if node not in self.nodes}
         self.started_s = {node: min(begun + deaf, now) for node, begun in waited.items()}
@@ -450,7 +450,7 @@ class Coordinator(Generic[PlanT]):
             peer.heard_s = min(peer.heard_s + deaf, now)
             silent = now - peer.heard_s
             if silent > 2 * self.limits.hang_s and peer.is_killed:
-                self._part(peer)  # its machine is gone, so the process cannot be killed
+                self._part(peer)  # its machine does not respond, so the process cannot be killed
             elif silent > self.limits.hang_s and not peer.is_killed:
                 self._kill(peer)
         self._release_stuck(now, deaf)

@@ -100,7 +100,7 @@ def profile_chain(
     launcher: Launcher | None = None,
     run_dir: Path | None = None,
 ) -> ModelProfile:
-    """Time the layers of a model with one microbatch, on the hardware at hand.
+    """Time the layers of a model with one microbatch, on the available hardware.
 
     Forward passes, backward passes and sums of gradients among replicas are measured; each is a median. Bytes
     of activations count the tensors that the backward pass needs.
@@ -130,9 +130,9 @@ def profile_chain(
         Fewer runs than accepted; a process failed.
     """
     limits = {"repeats": (repeats, 5), "warm_ups": (warm_ups, 0), "n_replicas": (n_replicas, 1)}
-    for name, (found, least) in limits.items():
-        if found < least:
-            raise InputError(f"{name} is {found}; expected a whole number >= {least}")
+    for name, (number, least) in limits.items():
+        if number < least:
+            raise InputError(f"{name} is {number}; expected a whole number >= {least}")
     request = PROFILING.dump_python(ProfilingRequest(job, repeats, warm_ups), mode="json")
     with temporary_directory("profile") as path:
         directory = run_dir or path

@@ -116,11 +116,13 @@ def linear_times(
     ``1f1b``: all stages once, then the slowest; ``compat``: the cost over the number of stages, each time.
     """
     if estimator == "1f1b":
-        latencies = [[round(stage.latency_s * PICOSECONDS) for stage in one.stages] for one in templates]
+        latencies = [
+            [round(stage.latency_s * PICOSECONDS) for stage in template.stages] for template in templates
+        ]
         return [sum(stages) for stages in latencies], [max(stages) for stages in latencies], PICOSECONDS
     # A unit that the numbers of stages divide keeps the quotients whole.
     common = math.lcm(*(template.n_stages for template in templates))
-    each = [round(one.time_s * PICOSECONDS) * (common // one.n_stages) for one in templates]
+    each = [round(template.time_s * PICOSECONDS) * (common // template.n_stages) for template in templates]
     return each, each, PICOSECONDS * common
 
 
@@ -580,11 +582,11 @@ class _Bounded:
         if least is None:
             return [], True
         least_sync = min(_sync(self._profile, count) for count in range(self._fewest, self._most + 1))
-        limit, slack, known = least, 1e-4, list[tuple[int, ...]]()
+        limit, slack, candidates = least, 1e-4, list[tuple[int, ...]]()
         while True:
             plans, is_whole = self._done_by(limit)
-            known = plans if is_whole else [*known, *plans, *self._even(), self._fastest(least)]
-            keys = self._priced(known)
+            candidates = plans if is_whole else [*candidates, *plans, *self._even(), self._fastest(least)]
+            keys = self._priced(candidates)
             last = keys[n_wanted - 1][0] if len(keys) >= n_wanted else None
             if not is_whole or limit >= self._longest or (last is not None and limit + least_sync >= last):
                 return keys, is_whole
@@ -721,7 +723,7 @@ class _Bounded:
 
 
 def _each(templates: Sequence[PipelineTemplate], counts: Sequence[int]) -> tuple[PipelineTemplate, ...]:
-    return tuple(one for one, count in zip(templates, counts, strict=True) for _ in range(count))
+    return tuple(template for template, count in zip(templates, counts, strict=True) for _ in range(count))
 
 
 def _sync(profile: ModelProfile | None, n_pipelines: int) -> int:
@@ -738,7 +740,7 @@ def _least_times(
     """
     if not plans:
         return []
-    first, further, _ = (np.array(one, dtype=np.int64) for one in linear_times(used, "1f1b"))
+    first, further, _ = (np.array(times, dtype=np.int64) for times in linear_times(used, "1f1b"))
     times: list[int | None] = []
     for start in range(0, len(plans), _AT_ONCE):
         counts = np.array(plans[start : start + _AT_ONCE], dtype=np.int64)

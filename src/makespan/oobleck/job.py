@@ -71,8 +71,8 @@ class ChainJob:
         if ":" not in self.model:
             small_model(self)
         for name, accepted in _CHOICES.items():
-            if (found := getattr(self, name)) not in accepted:
-                raise unknown_name(name, str(found), accepted)
+            if (value := getattr(self, name)) not in accepted:
+                raise unknown_name(name, str(value), accepted)
         for name, least in (("n_microbatches", 1), ("microbatch_size", 1), ("warmup_steps", 0)):
             if (number := getattr(self, name)) < least:
                 raise InputError(f"{name} is {number}; expected a whole number >= {least}")

@@ -153,7 +153,7 @@ class Leaving:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """The run does not need the node any more."""
+    """The run no longer needs the node."""
 
     reason: str
 
@@ -183,7 +183,7 @@ class Drain:
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Stay at the end of a phase, where the process will be killed: a fault is injected."""
+    """Stay at the end of a phase, so that an injected fault can kill the process there."""
 
     phase: str
     iteration: int
@@ -245,7 +245,7 @@ class Connection:
         return self.link.fileno()
 
     def send(self, message: Message) -> None:
-        """Send a message; raise `OSError` if the peer is gone or does not receive any more."""
+        """Send a message; raise `OSError` if the connection is closed."""
         with self._sending:
             self.link.sendall(encoded(message))
 

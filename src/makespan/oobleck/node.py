@@ -1,7 +1,7 @@
 """Node side of a resilient run: rendezvous with other members, and the loop that serves the coordinator.
 
 One thread receives messages; the main thread carries them out in turn, and may wait for other nodes in a
-transfer. It notices a new generation when it announces a phase, or when a transfer fails because the other
+transfer. It detects a new generation when it announces a phase, or when a transfer fails because the other
 members dropped their groups.
 """
 
@@ -68,7 +68,7 @@ class BroadcastStore:
             self._changed.notify_all()
 
     def take(self, message: Shared) -> None:
-        """Enter what a member set."""
+        """Enter a value that a member set."""
         with self._changed:
             self._said[message.generation, message.key] = base64.b64decode(message.value)
             self._changed.notify_all()
@@ -92,7 +92,7 @@ class BroadcastStore:
             self._changed.wait_for(lambda: place in self._said or self._newest > generation, timeout_s)
             self._check(generation)
             if place not in self._said:
-                raise RuntimeError(f"nobody said {key} within {timeout_s:g} s")
+                raise RuntimeError(f"timed out after {timeout_s:g} s waiting for key {key!r}")
             return self._said[place]
 
     def _check(self, generation: int) -> None:
@@ -181,20 +181,20 @@ def host_name(environment: Mapping[str, str] = os.environ) -> str:
 
 
 def take_part(run_dir: Path, engine: Engine, node: int | None = None) -> str:
-    """Take part in the run of a directory until it is over, and return why.
+    """Take part in the run of a directory until it ends; return the reason.
 
     ``node`` is the number that the coordinator gave when it started this process; None for one that joins.
     """
     address = read_json(run_dir / ADDRESS_FILE)
     if address is None:
         raise WorkerError(
-            f"run_dir is {run_dir}, where no run is in progress; expected the directory of a running one"
+            f"run_dir is {run_dir}, where no run is in progress; expected the directory of an active run"
         )
     try:
         link = connected(address["host"], address["port"], _CONNECT_S)
     except OSError as error:
-        found = f"run_dir is {run_dir}, whose coordinator does not answer ({error})"
-        raise WorkerError(f"{found}; expected the directory of a running run") from None
+        problem = f"run_dir is {run_dir}, whose coordinator does not respond ({error})"
+        raise WorkerError(f"{problem}; expected the directory of an active run") from None
     return _Node(link, engine).run(Hello(address["token"], os.getpid(), host_name(), node))
 
 
@@ -255,9 +255,9 @@ class _Node:
                             self.board.renew(message.generation)
                         self.inbox.put(message)
         if not is_over:
-            # Without a coordinator the run is over, and the main thread may be stuck in a transfer.
+            # The run is over without a coordinator, and the main thread may be stuck in a transfer.
             with suppress(OSError):
-                sys.stderr.write("the coordinator is gone, and so is this node\n")
+                sys.stderr.write("lost the connection to the coordinator; this node exits\n")
                 sys.stderr.flush()
             os._exit(_ABANDONED)
 
@@ -279,7 +279,9 @@ class _Node:
         if self.place in self.held:
             # A fault is injected: this process is killed at the end of the phase.
             time.sleep(_STANDING_S)
-            raise WorkerError(f"nobody killed node {self.node} in phase {self.place[0]}")
+            raise WorkerError(
+                f"node {self.node} was not killed within {_STANDING_S:g} s of phase {self.place[0]}"
+            )
         if self.place != (phase, iteration):
             self.place = (phase, iteration)
             self.link.send(Announce(phase, iteration))
@@ -325,7 +327,7 @@ class _Node:
             return act()
         except SupersededError:
             pass
-        except Exception as error:  # noqa: BLE001 - the coordinator decides what it means
+        except Exception as error:  # noqa: BLE001 - the coordinator decides whether it ends the run
             text = f"{type(error).__name__}: {error}"
             _log.warning("%s", text if isinstance(error, TrainingError) else traceback.format_exc())
             if isinstance(error, InputError):

@@ -34,9 +34,9 @@ class ReferenceTrainer:
         self._held = HeldLayers(job, self._chain, _CPU)
         self._held.hold(range(self._chain.n_layers))
         self._weights = {
-            (layer, name): one
+            (layer, name): weight
             for layer in range(self._chain.n_layers)
-            for name, one in self._held.parameters(layer).items()
+            for name, weight in self._held.parameters(layer).items()
         }
 
     @property

@@ -110,22 +110,22 @@ class HybridPlan:
     @property
     def nodes(self) -> tuple[int, ...]:
         """Return all nodes, pipeline by pipeline."""
-        return tuple(node for one in self.pipelines for node in one.nodes)
+        return tuple(node for pipeline in self.pipelines for node in pipeline.nodes)
 
 
 def check_plan(plan: HybridPlan, n_layers: int, n_microbatches: int) -> None:
     """Reject a plan that cannot be run, with an `InputError`."""
     if len(set(plan.nodes)) != len(plan.nodes):
         raise InputError(f"plan with nodes {plan.nodes}; expected each node once")
-    if (found := sum(one.n_microbatches for one in plan.pipelines)) != n_microbatches:
-        raise InputError(f"plan of {found} microbatches; expected those of the job, {n_microbatches}")
-    for number, one in enumerate(plan.pipelines):
-        stages, where = one.template.stages, f"pipeline {number} on nodes {one.nodes}"
-        if one.n_microbatches < 1:
-            raise InputError(f"{where} has {one.n_microbatches} microbatches; expected 1 or more")
+    if (total := sum(pipeline.n_microbatches for pipeline in plan.pipelines)) != n_microbatches:
+        raise InputError(f"plan of {total} microbatches; expected those of the job, {n_microbatches}")
+    for number, pipeline in enumerate(plan.pipelines):
+        stages, where = pipeline.template.stages, f"pipeline {number} on nodes {pipeline.nodes}"
+        if pipeline.n_microbatches < 1:
+            raise InputError(f"{where} has {pipeline.n_microbatches} microbatches; expected 1 or more")
         if many := [stage.n_gpus for stage in stages if stage.n_gpus != 1]:
             raise InputError(f"{where} has a stage on {many[0]} GPUs; expected one GPU per stage")
-        if len(stages) != len(one.nodes):
+        if len(stages) != len(pipeline.nodes):
             raise InputError(f"{where} has {len(stages)} stages; expected one per node")
         bounds = [0, *(stage.end_layer for stage in stages)]
         if [stage.first_layer for stage in stages] != bounds[:-1] or bounds[-1] != n_layers:
@@ -136,7 +136,7 @@ def owners(plan: HybridPlan, layer: int) -> tuple[int, ...]:
     """Return the nodes that hold a layer, in the order of their pipelines."""
     return tuple(
         node
-        for one in plan.pipelines
-        for node, stage in zip(one.nodes, one.template.stages, strict=True)
+        for pipeline in plan.pipelines
+        for node, stage in zip(pipeline.nodes, pipeline.template.stages, strict=True)
         if layer in stage.layers
     )

@@ -92,7 +92,7 @@ class ModelProfile:
     def __post_init__(self) -> None:
         if not self.layers or self.micro_batch_size < 1:
             raise InputError(
-                f"profile {self.name!r}: {len(self.layers)} layers, {self.micro_batch_size} samples a "
+                f"profile {self.name!r}: {len(self.layers)} layers, {self.micro_batch_size} samples per "
                 "microbatch; expected one or more of both"
             )
         total = sum(layer.forward_s + layer.backward_s for layer in self.layers)
@@ -133,62 +133,68 @@ def read_profile(path: str | Path) -> ModelProfile:
     Raises `InputError`, which names file, layer and key.
     """
     try:
-        found = json.loads(read_text(path, _EXPECTED))
-    except (ValueError, RecursionError) as wrong:
-        raise InputError(f"{path}: cannot be read as {_EXPECTED}: {wrong}") from None
-    content = found if isinstance(found, dict) else {"layers": found}
+        parsed = json.loads(read_text(path, _EXPECTED))
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: cannot be read as {_EXPECTED}: {error}") from None
+    content = parsed if isinstance(parsed, dict) else {"layers": parsed}
     layers = content.get("layers")
     if not isinstance(layers, list):
         raise InputError(f"{path}: has no list of layers; expected {_EXPECTED} with the key 'layers'")
     size = content.get("micro_batch_size", 1)
     if not isinstance(size, int) or isinstance(size, bool):
         raise InputError(f"{path}: micro_batch_size is {size!r}; expected a whole number")
-    read = tuple(_layer(one, f"{path}: layer {index}") for index, one in enumerate(layers))
+    read = tuple(_layer(entry, f"{path}: layer {index}") for index, entry in enumerate(layers))
     try:
         return ModelProfile(str(content.get("model", Path(path).stem)), read, size)
-    except InputError as wrong:
-        raise InputError(f"{path}: {wrong}") from None
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
 
 
-def _layer(found: Any, where: str) -> LayerProfile:
-    if isinstance(found, int | float) and not isinstance(found, bool):
-        both = _number(found, where)
-        found = {"forward_ms": both / 3, "backward_ms": both * 2 / 3}
-    if not isinstance(found, dict):
-        raise InputError(f"{where}: is {found!r}; expected an object with forward_ms, or a number")
-    known = {"forward_ms", "backward_ms", "allreduce_in_node_ms", "allreduce_across_nodes_ms", "mem_required"}
-    for key in [*(found.keys() - known - {"name"}), *({"forward_ms", "backward_ms"} - found.keys())]:
-        problem = "is missing" if key in known else "is unknown"
-        raise InputError(f"{where}: {key!r} {problem}; expected name, {', '.join(sorted(known))}")
-    memory = found.get("mem_required", [0, 0])
+def _layer(entry: Any, where: str) -> LayerProfile:
+    if isinstance(entry, int | float) and not isinstance(entry, bool):
+        both = _number(entry, where)
+        entry = {"forward_ms": both / 3, "backward_ms": both * 2 / 3}
+    if not isinstance(entry, dict):
+        raise InputError(f"{where}: is {entry!r}; expected an object with forward_ms, or a number")
+    accepted = {
+        "forward_ms",
+        "backward_ms",
+        "allreduce_in_node_ms",
+        "allreduce_across_nodes_ms",
+        "mem_required",
+    }
+    for key in [*(entry.keys() - accepted - {"name"}), *({"forward_ms", "backward_ms"} - entry.keys())]:
+        problem = "is missing" if key in accepted else "is unknown"
+        raise InputError(f"{where}: {key!r} {problem}; expected name, {', '.join(sorted(accepted))}")
+    memory = entry.get("mem_required", [0, 0])
     if not isinstance(memory, list) or len(memory) != 2:
         raise InputError(f"{where}: mem_required is {memory!r}; expected bytes of parameters, of activations")
     try:
         return LayerProfile(
-            _number(found["forward_ms"], f"{where}: forward_ms") * MS,
-            _number(found["backward_ms"], f"{where}: backward_ms") * MS,
-            _times(found.get("allreduce_in_node_ms", {}), where),
-            _times(found.get("allreduce_across_nodes_ms", {}), where),
-            *(_number(one, f"{where}: mem_required") for one in memory),
+            _number(entry["forward_ms"], f"{where}: forward_ms") * MS,
+            _number(entry["backward_ms"], f"{where}: backward_ms") * MS,
+            _times(entry.get("allreduce_in_node_ms", {}), where),
+            _times(entry.get("allreduce_across_nodes_ms", {}), where),
+            *(_number(size, f"{where}: mem_required") for size in memory),
         )
-    except InputError as wrong:
-        text = str(wrong)
+    except InputError as error:
+        text = str(error)
         raise InputError(text if text.startswith(where) else f"{where}: {text}") from None
 
 
-def _number(found: Any, where: str) -> float:
-    if isinstance(found, bool) or not isinstance(found, int | float):
-        raise InputError(f"{where} is {found!r}; expected a number")
+def _number(value: Any, where: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InputError(f"{where} is {value!r}; expected a number")
     try:
-        return float(found)
+        return float(value)
     except OverflowError:
         raise InputError(f"{where} is larger than any; expected a number") from None
 
 
-def _times(found: Any, where: str) -> dict[int, float]:
-    if not isinstance(found, dict) or not all(str(count).isdecimal() for count in found):
-        raise InputError(f"{where}: exchange times are {found!r}; expected milliseconds by number of GPUs")
-    return {int(count): _number(value, f"{where}: {count}") * MS for count, value in found.items()}
+def _times(times: Any, where: str) -> dict[int, float]:
+    if not isinstance(times, dict) or not all(str(count).isdecimal() for count in times):
+        raise InputError(f"{where}: exchange times are {times!r}; expected milliseconds by number of GPUs")
+    return {int(count): _number(value, f"{where}: {count}") * MS for count, value in times.items()}
 
 
 def write_profile(profile: ModelProfile, path: str | Path) -> None:

@@ -36,7 +36,7 @@ class _LayerTimes:
 
     def parameter_bytes(self, layer: int) -> int:
         """Return the size of the weights of a layer."""
-        return sum(one.nbytes for one in self._held.modules[layer].parameters())
+        return sum(parameter.nbytes for parameter in self._held.modules[layer].parameters())
 
     def activation_bytes(self) -> list[int]:
         """Return the bytes that each layer keeps of a microbatch for the backward pass, without weights."""
@@ -53,7 +53,9 @@ class _LayerTimes:
                 state = self._held.apply_layer(layer, as_tuple(state), 0, 0)
                 if layer == self._chain.n_layers - 1:
                     state = self._chain.loss(state, targets)
-            weights = {one.untyped_storage().data_ptr() for one in self._held.modules[layer].parameters()}
+            weights = {
+                parameter.untyped_storage().data_ptr() for parameter in self._held.modules[layer].parameters()
+            }
             sizes.append(sum(size for place, size in kept.items() if place not in weights))
         return sizes
 
@@ -78,16 +80,16 @@ class _LayerTimes:
                 state = self._chain.loss(state, targets)
             rows.append({"forward_s": self._now() - begun})
             ends.append((inputs, as_tuple(state)))
-        gradients = [torch.ones_like(one) for one in ends[-1][1]]
+        gradients = [torch.ones_like(output) for output in ends[-1][1]]
         for layer in reversed(range(last + 1)):
             inputs, outputs = ends.pop()
-            needed = [one for one in outputs if isinstance(one, Tensor) and one.requires_grad]
+            needed = [output for output in outputs if isinstance(output, Tensor) and output.requires_grad]
             begun = self._now()
             if needed:
                 torch.autograd.backward(needed, gradients)
             rows[layer]["backward_s"] = self._now() - begun
-            gradients = [torch.zeros_like(one) if one.grad is None else one.grad
-                         for one in inputs if isinstance(one, Tensor) and one.requires_grad]  # fmt: skip
+            leaves = [value for value in inputs if isinstance(value, Tensor) and value.requires_grad]
+            gradients = [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves]
         self._held.clear_gradients()
         return rows
 
@@ -127,7 +129,7 @@ def profile_layers(directory: RunDirectory, who: Identity) -> None:
         seen = [timed.measure(number) for number in range(request.warm_ups + request.repeats)]
         kept = timed.activation_bytes()
         for layer, runs in enumerate(zip(*seen[request.warm_ups :], strict=True)):
-            row = {name: median(one[name] for one in runs) for name in runs[0]}
+            row = {name: median(run[name] for run in runs) for name in runs[0]}
             sizes = {"parameter_bytes": timed.parameter_bytes(layer), "activation_bytes": kept[layer]}
             rows.append(row | sizes)
     # The others wait idle for the first process when groups are built.

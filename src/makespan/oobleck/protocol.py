@@ -342,7 +342,7 @@ class CoordinatorProtocol(Generic[PlanT]):
     # --- iterations ---------------------------------------------------------------------------
 
     def _commit(self) -> list[Action]:
-        iteration, reports = self.step, {node: one.report for node, one in self._answers.items()}
+        iteration, reports = self.step, {node: answer.report for node, answer in self._answers.items()}
         self.step += 1
         self._answers = {}
         waits = self._is_stopping or self.step >= self.end or self._is_due() or self.waiting or self.leaving
@@ -372,7 +372,7 @@ class CoordinatorProtocol(Generic[PlanT]):
     def _save(self) -> list[Action]:
         """Begin a checkpoint: each layer is written by one node that holds it, the one with the fewest."""
         written: dict[int, list[str]] = {}
-        for layer in sorted({one for held in self.holdings.values() for one in held}):
+        for layer in sorted({layer for held in self.holdings.values() for layer in held}):
             holders = [node for node in sorted(self.members) if layer in self.holdings.get(node, ())]
             chosen = min(holders, key=lambda node: (len(written.get(node, ())), node))
             written.setdefault(chosen, []).append(layer)
@@ -512,10 +512,10 @@ class WorkerProtocol:
             Commit: (_State.PREPARED,),
             Save: (_State.FORMED, _State.FROZEN),
         }
-        asked = message.iteration if isinstance(message, Train | Commit) else self.step
+        iteration = message.iteration if isinstance(message, Train | Commit) else self.step
         if (
             message.generation != self.generation
-            or asked != self.step
+            or iteration != self.step
             or self.state not in fitting[type(message)]
         ):
             state = f"{self.state.value} in generation {self.generation} after step {self.step}"

@@ -35,7 +35,7 @@ class StateLost(TrainingError):
     def __init__(self, layers: Iterable[int]) -> None:
         self.layers = tuple(sorted(layers))
         named = ", ".join(map(str, self.layers))
-        super().__init__(f"no node is left that holds layer(s) {named}; go on from the last checkpoint")
+        super().__init__(f"no node is left that holds layer(s) {named}; resume from the last checkpoint")
 
 
 class InsufficientNodes(TrainingError):
@@ -119,16 +119,16 @@ def _owned(template: PipelineTemplate, n_slots: int) -> tuple[tuple[int, int, fr
 def held_parts(pipelines: Iterable[Pipeline], n_slots: int) -> dict[Gpu, frozenset[Part]]:
     """Return the parts that the GPUs of all pipelines own."""
     return {
-        Gpu(one.nodes[place], number): parts
-        for one in pipelines
-        for place, number, parts in _owned(one.template, n_slots)
+        Gpu(pipeline.nodes[place], number): parts
+        for pipeline in pipelines
+        for place, number, parts in _owned(pipeline.template, n_slots)
     }
 
 
 def held_by_layers(held: Mapping[int, Collection[int]], n_slots: int) -> dict[Gpu, frozenset[Part]]:
     """Return the parts held, from the layers of each node with one GPU."""
     if n_slots != 1:
-        raise InputError(f"layers held by node, where a layer has {n_slots} slots; expected one GPU a node")
+        raise InputError(f"layers held by node, where a layer has {n_slots} slots; expected one GPU per node")
     return {Gpu(node, 0): frozenset((layer, 0) for layer in layers) for node, layers in held.items()}
 
 
@@ -139,7 +139,7 @@ def copy_plan(
     n_slots: int,
     hosts: Mapping[int, object] | None = None,
 ) -> tuple[Copy, ...]:
-    """Choose a sender for every part that a GPU will own and does not have.
+    """Choose a sender for every part that a GPU will own and does not hold.
 
     Oobleck, section 5.2; senders need not own the layer afterwards. Large layers are assigned first, each to
     a sender on the same node, else on the same host, else to the one with the least to send.
@@ -172,7 +172,7 @@ def copy_plan(
     host_of = hosts or {}
     load = dict.fromkeys(sorted(held), 0)
     copies = []
-    for part in sorted(needers, key=lambda one: (-layer_bytes[one[0]], one)):
+    for part in sorted(needers, key=lambda part: (-layer_bytes[part[0]], part)):
         n_bytes = layer_bytes[part[0]] // n_slots + (part[1] < layer_bytes[part[0]] % n_slots)
         for dst in needers[part]:
             host = host_of.get(dst.node, dst.node)
@@ -187,7 +187,7 @@ def copy_plan(
             )
             load[src] += n_bytes
             copies.append(Copy(*part, src, dst, n_bytes))
-    return tuple(sorted(copies, key=lambda one: (one.layer, one.slot, one.dst)))
+    return tuple(sorted(copies, key=lambda copy: (copy.layer, copy.slot, copy.dst)))
 
 
 # --- Regrouping: pipelines shrink, borrow single nodes, or merge ------------------------------------
@@ -317,14 +317,14 @@ def assign_nodes(
     chosen = list(nodes)
     if any(layers_of.get(node) for node in nodes):
         weights = np.array(layer_bytes, dtype=float)
-        places = _rows((layers for one in templates for layers in node_layers(one)), len(weights))
+        places = _rows((layers for template in templates for layers in node_layers(template)), len(weights))
         lacking = ~_rows((layers_of.get(node, ()) for node in nodes), len(weights))
         from scipy.optimize import linear_sum_assignment  # slow to import, and most plans have no state yet
 
         # Cost of a node at a place: bytes of the layers of the place that the node lacks.
         _, columns = linear_sum_assignment((places * weights) @ lacking.T)
         chosen = [nodes[int(column)] for column in columns]
-    return cut(chosen, [one.n_nodes for one in templates])
+    return cut(chosen, [template.n_nodes for template in templates])
 
 
 def cut(nodes: Iterable[int], sizes: Iterable[int]) -> tuple[tuple[int, ...], ...]:
@@ -337,7 +337,9 @@ def _rows(
     sets: Iterable[Collection[int]], n_layers: int
 ) -> "np.ndarray[tuple[int, int], np.dtype[np.bool_]]":
     """Return a row for each set of layers, true where a layer is in it."""
-    return np.array([[layer in one for layer in range(n_layers)] for one in map(frozenset, sets)], dtype=bool)
+    return np.array(
+        [[layer in members for layer in range(n_layers)] for members in map(frozenset, sets)], dtype=bool
+    )
 
 
 def exposed_layers(
@@ -594,7 +596,7 @@ def reconfigure(
     f, n0, n_microbatches
         Simultaneous losses to survive, least nodes of a pipeline, microbatches per iteration.
     layer_bytes, held
-        State of each layer [B], None to ignore who holds what; layers that each node with one GPU holds, None
+        State of each layer [B], None to ignore holdings; layers that each node with one GPU holds, None
         for those that the pipelines own.
     hosts
         Machine of each node; None if every node is a machine of its own.
@@ -613,7 +615,7 @@ def reconfigure(
     _check(pipelines, lost, joined, drained, templates, layer_bytes)
     gone, away = frozenset(lost), frozenset(lost) | frozenset(drained)
     state = _State.left(pipelines, gone, templates, layer_bytes, held)
-    n_nodes = sum(len(one.nodes) for one in pipelines) - len(away) + len(joined)
+    n_nodes = sum(len(pipeline.nodes) for pipeline in pipelines) - len(away) + len(joined)
     f_now = f
     if n_nodes < (f + 1) * n0:
         if policy == "stop" or n_nodes < n0:
@@ -645,7 +647,7 @@ class _State:
         held: Mapping[int, Collection[int]] | None,
     ) -> "_State":
         """Return the parts that survive the loss; raise `StateLost` if no node has some layer."""
-        n_slots = slots_of([*templates.values(), *(one.template for one in pipelines)])
+        n_slots = slots_of([*templates.values(), *(pipeline.template for pipeline in pipelines)])
         if layer_bytes is None or not (pipelines or held):
             return cls({}, n_slots)
         before = held_parts(pipelines, n_slots) if held is None else held_by_layers(held, n_slots)
@@ -674,7 +676,7 @@ def _rearranged(
     job: Job, pipelines: Sequence[Pipeline], away: frozenset[int], joined: tuple[int, ...], f: int
 ) -> Arrangement:
     """Regroup; choose anew if nodes join, or if regrouping leaves too few pipelines or exposed layers."""
-    staying = tuple(node for one in pipelines for node in one.nodes if node not in away)
+    staying = tuple(node for pipeline in pipelines for node in pipeline.nodes if node not in away)
     regrouped = None if joined else _regrouped(job, pipelines, away, f)
     if regrouped is not None and not is_exposed(job, regrouped):
         return regrouped
@@ -696,7 +698,7 @@ def _rearranged(
 
 def _regrouped(job: Job, pipelines: Sequence[Pipeline], away: frozenset[int], f: int) -> Arrangement | None:
     """Regroup with few moves; None if that leaves too few pipelines, or one without a template."""
-    outcome = regroup([one.nodes for one in pipelines], away, job.n0)
+    outcome = regroup([pipeline.nodes for pipeline in pipelines], away, job.n0)
     groups: list[tuple[int, ...]] = []
     for group in outcome.groups:
         parts = split_group(group, job.templates)
@@ -719,12 +721,12 @@ def _check(
     layer_bytes: Sequence[int] | None,
 ) -> None:
     """Reject nodes in two places or in none, and templates of another model."""
-    nodes = [node for one in pipelines for node in one.nodes]
+    nodes = [node for pipeline in pipelines for node in pipeline.nodes]
     twice = sorted(node for node, times in Counter([*nodes, *joined]).items() if times > 1)
     if twice:
         raise InputError(f"node(s) {twice} twice in pipelines and joiners; expected each node once")
-    for name, given in (("lost", lost), ("drained", drained)):
-        unknown = sorted(set(given) - set(nodes))
+    for name, changed in (("lost", lost), ("drained", drained)):
+        unknown = sorted(set(changed) - set(nodes))
         if unknown:
             raise InputError(f"{name} node(s) {unknown}; expected nodes of a pipeline, {sorted(nodes)}")
     both = sorted(set(lost) & set(drained))
@@ -733,5 +735,5 @@ def _check(
     layers = {one.n_layers for one in [*templates.values(), *(one.template for one in pipelines)]}
     if layer_bytes is not None and layers != {len(layer_bytes)}:
         raise InputError(
-            f"state of {len(layer_bytes)} layer(s) beside templates of {sorted(layers)}; expected as many"
+            f"state of {len(layer_bytes)} layer(s), templates of {sorted(layers)}; expected equal numbers"
         )

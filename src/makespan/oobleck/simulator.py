@@ -45,7 +45,7 @@ class Queue(Protocol):
     def __len__(self) -> int:
         """Return the number of events."""
 
-    def push(self, time_ms: int, kind: Kind, what: Any) -> None:
+    def push(self, time_ms: int, kind: Kind, subject: Any) -> None:
         """Enter an event."""
 
     def pop(self) -> tuple[int, Kind, Any]:
@@ -58,7 +58,7 @@ class Queue(Protocol):
 class _Entry(int):
     """Key that compares as a number, time before kind, with the subject of the event."""
 
-    what: Any
+    subject: Any
 
 
 class HeapList:
@@ -70,16 +70,16 @@ class HeapList:
     def __len__(self) -> int:
         return len(self._heap)
 
-    def push(self, time_ms: int, kind: Kind, what: Any) -> None:
+    def push(self, time_ms: int, kind: Kind, subject: Any) -> None:
         """Enter an event."""
         entry = _Entry((time_ms << _BITS) | kind)
-        entry.what = what
+        entry.subject = subject
         heapq.heappush(self._heap, entry)
 
     def pop(self) -> tuple[int, Kind, Any]:
         """Remove and return the next event."""
         entry = heapq.heappop(self._heap)
-        return entry >> _BITS, _KINDS[entry & _MASK], entry.what
+        return entry >> _BITS, _KINDS[entry & _MASK], entry.subject
 
     def next_ms(self) -> int:
         """Return the time of the next event [ms]."""
@@ -108,9 +108,9 @@ class SharedQueue:
     def __len__(self) -> int:
         return len(self._queue)
 
-    def push(self, time_ms: int, kind: Kind, what: Any) -> None:
+    def push(self, time_ms: int, kind: Kind, subject: Any) -> None:
         """Enter an event."""
-        self._queue.push(time_ms * MS, kind, (time_ms, kind, what))
+        self._queue.push(time_ms * MS, kind, (time_ms, kind, subject))
 
     def pop(self) -> tuple[int, Kind, Any]:
         """Remove and return the next event."""
@@ -129,8 +129,8 @@ class Defect(StrEnum):
 
     D1 = "D1"  # a second deadline stops a job that has just restarted: a new rendezvous replaces the old
     D2 = "D2"  # joined nodes idle until a removal: the job is planned anew where that pays within a horizon
-    D3 = "D3"  # losing a node that nothing runs on restarts all: ignored
-    D4 = "D4"  # averages end with the last step: they go from the first ready node to the end of the trace
+    D3 = "D3"  # losing an idle node restarts all: it is ignored
+    D4 = "D4"  # averages end with the last step: they span the first ready node to the end of the trace
     D5 = "D5"  # categories of time overlap: each millisecond counts once
     D6 = "D6"  # storage order of a heap decides whether a checkpoint fails, at twice its duration: time does
     D7 = "D7"  # a throughput of 0 becomes an endless step: the job waits for nodes
@@ -138,7 +138,7 @@ class Defect(StrEnum):
     D9 = "D9"  # Fig. 10 shows zeros for Varuna on GPT-3 6.7B: it shows what was simulated
     D10 = "D10"  # below 15 nodes a job runs as fast as on 15: it waits for nodes
     D11 = "D11"  # steps continue while a job restarts: the step at a removal is lost
-    D12 = "D12"  # rates and times of Varuna's steps get out of step: one record a step
+    D12 = "D12"  # rates and times of Varuna's steps diverge: one record per step
 
 
 DEFECTS = tuple(Defect)
@@ -149,12 +149,12 @@ MODES = ("compat", "fixed")
 
 def switches(text: str) -> frozenset[Defect]:
     """Read names of defects, separated by commas or spaces."""
-    known = {defect.value: defect for defect in DEFECTS}
+    defects = {defect.value: defect for defect in DEFECTS}
     names = text.replace(",", " ").split()
     for name in names:
-        if name.upper() not in known:
-            raise unknown_name("defect", name, list(known))
-    return frozenset(known[name.upper()] for name in names)
+        if name.upper() not in defects:
+            raise unknown_name("defect", name, list(defects))
+    return frozenset(defects[name.upper()] for name in names)
 
 
 def repairs(mode: str, switched: Iterable[Defect] = ()) -> frozenset[Defect]:
@@ -295,9 +295,12 @@ class Systems:
         self._assumed = Assumptions(**assumptions)
         again = cells[cells.duplicated(["model", "system", "n_nodes"])]
         low = cells[~(cells["published_samples_per_s"] >= 0)]
-        for what, rows in (("occurs twice; expected once", again), ("is below 0; expected 0 or more", low)):
+        for problem, rows in (
+            ("occurs twice; expected once", again),
+            ("is below 0; expected 0 or more", low),
+        ):
             for model, system, n_nodes in rows[["model", "system", "n_nodes"]].to_numpy().tolist()[:1]:
-                raise InputError(f"throughput of {model!r}, {system}, {n_nodes} nodes {what}")
+                raise InputError(f"throughput of {model!r}, {system}, {n_nodes} nodes {problem}")
         self._cells = dict(list(cells.groupby(["model", "system"])))
         for name in self.models:
             if not any((name, system) in self._cells for system in SYSTEMS):
@@ -319,19 +322,19 @@ class Systems:
             raise unknown_name("system", system, SYSTEMS)
         if model not in self.models:
             raise unknown_name("model", model, self.models)
-        own, assumed = self.models[model], self._assumed
-        global_s = {"bamboo": assumed.bamboo_restart_s, "oobleck": own.regroup_s}.get(system, 0.0)
+        configured, assumed = self.models[model], self._assumed
+        global_s = {"bamboo": assumed.bamboo_restart_s, "oobleck": configured.regroup_s}.get(system, 0.0)
         restarts = self._column(system, model, "published_restart_s")
         return Costs(
-            samples_per_step=own.samples_per_step,
+            samples_per_step=configured.samples_per_step,
             throughput=self._column(system, model, "published_samples_per_s"),
             creation_ms=_ms(assumed.node_creation_s),
             global_ms=_ms(global_s),
-            local_ms=_ms(own.local_rebalance_s),
-            checkpoint_ms=_ms(own.checkpoint_s),
+            local_ms=_ms(configured.local_rebalance_s),
+            checkpoint_ms=_ms(configured.checkpoint_s),
             checkpoint_every=checkpoint_every or assumed.checkpoint_every,
             charges_checkpoints=charges_checkpoints,
-            restart_ms=_ms(own.restart_s),
+            restart_ms=_ms(configured.restart_s),
             restart_by_nodes_ms={n: _ms(value) for n, value in restarts.items()},
             idle_gpus={
                 n: int(value) for n, value in self._column(system, model, "published_idle_gpus").items()
@@ -600,10 +603,10 @@ class SystemSimulator(ABC):
         }
         last_ms = self.trace.end_ms - (not self.is_repaired(Defect.D8))
         while self.queue:
-            time_ms, kind, what = self.queue.pop()
+            time_ms, kind, subject = self.queue.pop()
             if time_ms > last_ms:
                 break
-            handle[kind](time_ms, what)
+            handle[kind](time_ms, subject)
         self.close_time(self.trace.end_ms)
 
     def _add(self, time_ms: int, name: str) -> None:
@@ -644,7 +647,7 @@ class SystemSimulator(ABC):
 
     @abstractmethod
     def lose(self, time_ms: int, node: Node) -> None:
-        """React to the loss of a node, which is out of `nodes` already."""
+        """React to the loss of a node, which has already been removed from `nodes`."""
 
     @abstractmethod
     def rendezvous_ms(self) -> int:
@@ -652,10 +655,10 @@ class SystemSimulator(ABC):
 
     @abstractmethod
     def placed(self, n_nodes: int) -> None:
-        """Note the new plan."""
+        """React to a new plan."""
 
     @abstractmethod
-    def checkpoint_done(self, time_ms: int, what: Any) -> None:
+    def checkpoint_done(self, time_ms: int, subject: Any) -> None:
         """React to the end of a checkpoint."""
 
     @abstractmethod
@@ -678,8 +681,8 @@ class SystemSimulator(ABC):
         kind = Kind.LOCAL_DEADLINE if is_local else Kind.DEADLINE
         self.queue.push(time_ms + length_ms, kind, (self.deadline, delay_ms))
 
-    def _deadline_over(self, time_ms: int, what: tuple[int, int | None]) -> None:
-        deadline, delay_ms = what
+    def _deadline_over(self, time_ms: int, subject: tuple[int, int | None]) -> None:
+        deadline, delay_ms = subject
         if self.is_repaired(Defect.D1) and deadline != self.deadline:
             return
         self.close_time(time_ms, is_local=delay_ms is not None)
@@ -787,7 +790,7 @@ class OobleckMachine(SystemSimulator):
     def placed(self, n_nodes: int) -> None:
         """Do nothing: a plan has no memory."""
 
-    def checkpoint_done(self, time_ms: int, what: Any) -> None:
+    def checkpoint_done(self, time_ms: int, subject: Any) -> None:
         """Do nothing: there are no checkpoints."""
 
     def lose(self, time_ms: int, node: Node) -> None:
@@ -831,7 +834,7 @@ class VarunaMachine(SystemSimulator):
         return restart_ms - self.costs.checkpoint_ms
 
     def placed(self, n_nodes: int) -> None:
-        """Note the number of nodes, which sets the time of the next restart."""
+        """Store the number of nodes, which sets the time of the next restart."""
         self.n_nodes = self.costs.known(n_nodes)
 
     def spend_steps(self, time_ms: int, n_steps: int) -> None:
@@ -908,9 +911,9 @@ class VarunaMachine(SystemSimulator):
         else:
             self._commit(end_ms)
 
-    def checkpoint_done(self, time_ms: int, what: Any) -> None:
+    def checkpoint_done(self, time_ms: int, subject: Any) -> None:
         """Commit the checkpoint, unless a removal came first."""
-        if what is not None and what == self.writing_ms:
+        if subject is not None and subject == self.writing_ms:
             self.writing_ms = None
             self._commit(time_ms)
 
@@ -962,7 +965,7 @@ class BambooMachine(SystemSimulator):
         """Tell whether a node has a stage or takes part in the rendezvous."""
         return bool(node.coordinates) if self.state is State.RUNNING else super().needs(node)
 
-    def checkpoint_done(self, time_ms: int, what: Any) -> None:
+    def checkpoint_done(self, time_ms: int, subject: Any) -> None:
         """Do nothing: there are no checkpoints."""
 
     def lose(self, time_ms: int, node: Node) -> None:

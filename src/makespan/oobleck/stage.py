@@ -126,7 +126,7 @@ class HeldLayers:
         """Build the layers that are not held yet, with their initial weights."""
         for index in sorted(set(layers) - set(self.modules)):
             module = build_layer(self._chain, self._job, index).to(self._device)
-            trained = [one for one in module.parameters() if one.requires_grad]
+            trained = [weight for weight in module.parameters() if weight.requires_grad]
             refuse_plain_clipping(trained, "clip_norm of the job")
             self._optimizers[index] = build_optimizer(self._chain, self._job, trained) if trained else None
             self.modules[index] = module
@@ -134,8 +134,10 @@ class HeldLayers:
     def keep(self, layers: Iterable[int]) -> None:
         """Drop all layers but these."""
         kept = set(layers)
-        self.modules = {index: one for index, one in self.modules.items() if index in kept}
-        self._optimizers = {index: one for index, one in self._optimizers.items() if index in kept}
+        self.modules = {index: module for index, module in self.modules.items() if index in kept}
+        self._optimizers = {
+            index: optimizer for index, optimizer in self._optimizers.items() if index in kept
+        }
 
     def apply_layer(self, index: int, state: tuple[Any, ...], iteration: int, microbatch: int) -> Any:
         """Run a layer forward, seeded by its position; outputs have the layout of a transfer."""
@@ -179,30 +181,32 @@ class HeldLayers:
         self.check_buffers(buffers)
         first, second = (output if isinstance(output, tuple) else (output,) for output in outputs)
         if len(first) != len(second) or not all(map(has_equal_bits, first, second)):
-            what = (
-                f"{self._named(index)} returns something else for the same input, position and random state"
+            problem = (
+                f"{self._named(index)} returns another output for the same input, position and random state"
             )
             raise InputError(
-                f"{what}; expected layers that draw from torch, NumPy's or Python's global generator, and "
+                f"{problem}; expected layers that draw from torch, NumPy's or Python's global generator, and "
                 "keep no state from pass to pass"
             )
 
-    def is_first_check(self, what: str) -> bool:
+    def is_first_check(self, name: str) -> bool:
         """Return True the first time that a name is checked in this process."""
-        is_first = what not in self._checked
-        self._checked.add(what)
+        is_first = name not in self._checked
+        self._checked.add(name)
         return is_first
 
     def parameters(self, index: int) -> dict[str, nn.Parameter]:
         """Return the trained weights of a layer by name."""
-        return {name: one for name, one in self.modules[index].named_parameters() if one.requires_grad}
+        return {
+            name: weight for name, weight in self.modules[index].named_parameters() if weight.requires_grad
+        }
 
     def buffers(self, layers: Iterable[int]) -> dict[tuple[int, str], Tensor]:
         """Return copies of all buffers."""
         return {
-            (layer, name): one.clone()
+            (layer, name): buffer.clone()
             for layer in layers
-            for name, one in self.modules[layer].named_buffers()
+            for name, buffer in self.modules[layer].named_buffers()
         }
 
     def unsaved_buffers(self, index: int) -> list[str]:
@@ -216,33 +220,33 @@ class HeldLayers:
         return {
             (layer, name)
             for layer in layers
-            for found in (self.modules[layer].named_parameters(), self.modules[layer].named_buffers())
-            for name, _ in found
+            for named in (self.modules[layer].named_parameters(), self.modules[layer].named_buffers())
+            for name, _ in named
         }
 
     def check_names(self, before: Collection[tuple[int, str]], layers: Iterable[int]) -> None:
         """Reject parameters and buffers that a pass adds or removes: copies and checkpoints lack them."""
         for layer, name in sorted(self.names(layers) ^ set(before)):
-            what = f"{self._named(layer)}: a pass adds or removes {name!r}"
-            raise InputError(f"{what}; expected those that the layer has when it is built")
+            problem = f"{self._named(layer)}: a pass adds or removes {name!r}"
+            raise InputError(f"{problem}; expected those that the layer has when it is built")
 
     def check_buffers(self, before: Mapping[tuple[int, str], Tensor]) -> None:
         """Reject buffers that a pass changes: pipelines see different samples, so the copies would differ."""
         for (layer, name), now in self.buffers({layer for layer, _ in before}).items():
             if not torch.equal(now, before[layer, name]):
-                what = f"layer {layer}: a pass changes its buffer {name!r}"
+                problem = f"layer {layer}: a pass changes its buffer {name!r}"
                 raise InputError(
-                    f"{what}, and each pipeline sees other samples; expected buffers that stay as they are"
+                    f"{problem}, and each pipeline sees other samples; expected buffers that stay as they are"
                 )
 
     def check_gradients(self, layers: Iterable[int]) -> None:
         """Reject gradients that cannot be added up with those of other pipelines."""
         for layer in layers:
-            for name, one in self.parameters(layer).items():
-                if one.grad is not None and one.grad.layout is not torch.strided:
-                    kind = str(one.grad.layout).removeprefix("torch.")
-                    what = f"{self._named(layer)}: the gradient of {name!r} has the layout {kind}"
-                    raise InputError(f"{what}; expected dense gradients, such as those of sparse=False")
+            for name, weight in self.parameters(layer).items():
+                if weight.grad is not None and weight.grad.layout is not torch.strided:
+                    kind = str(weight.grad.layout).removeprefix("torch.")
+                    problem = f"{self._named(layer)}: the gradient of {name!r} has the layout {kind}"
+                    raise InputError(f"{problem}; expected dense gradients, such as those of sparse=False")
 
     def clear_gradients(self) -> None:
         """Forget the gradients of all layers."""
@@ -252,16 +256,16 @@ class HeldLayers:
     def scale_gradients(self, layers: Iterable[int], factor: float) -> None:
         """Multiply the gradients of layers."""
         for layer in layers:
-            for one in self.parameters(layer).values():
+            for weight in self.parameters(layer).values():
                 # Not in place: tied weights share theirs.
-                one.grad = None if one.grad is None else one.grad * factor
+                weight.grad = None if weight.grad is None else weight.grad * factor
 
     def squared_norm(self, index: int, left_out: Container[tuple[int, str]]) -> float:
         """Return the sum of the squared gradients of a layer, in double precision, without some weights."""
         squares = [
-            one.grad.double().square().sum()
-            for name, one in self.parameters(index).items()
-            if one.grad is not None and (index, name) not in left_out
+            weight.grad.double().square().sum()
+            for name, weight in self.parameters(index).items()
+            if weight.grad is not None and (index, name) not in left_out
         ]
         return float(torch.stack(squares).sum()) if squares else 0.0
 
@@ -295,8 +299,8 @@ class HeldLayers:
         module, optimizer = self.modules[index], self._optimizers[index]
         held: State = {f"parameter/{name}": weight for name, weight in module.named_parameters()}
         held |= {f"buffer/{name}": buffer for name, buffer in module.named_buffers()}
-        loaded = {name: one for name, one in state.items() if not name.startswith("optimizer/")}
-        shapes = [{name: one.shape for name, one in tensors.items()} for tensors in (loaded, held)]
+        loaded = {name: tensor for name, tensor in state.items() if not name.startswith("optimizer/")}
+        shapes = [{name: tensor.shape for name, tensor in tensors.items()} for tensors in (loaded, held)]
         if shapes[0] != shapes[1]:
             raise InputError(
                 f"state of layer {index} with {', '.join(sorted(loaded))}; expected "
@@ -309,9 +313,11 @@ class HeldLayers:
         optimizer.state.clear()
         for name, weight in self.parameters(index).items():
             start = f"optimizer/{name}/"
-            moments = {key.removeprefix(start): one for key, one in state.items() if key.startswith(start)}
+            moments = {
+                key.removeprefix(start): value for key, value in state.items() if key.startswith(start)
+            }
             if moments:
-                optimizer.state[weight] = {key: one.clone() for key, one in moments.items()}
+                optimizer.state[weight] = {key: value.clone() for key, value in moments.items()}
 
     def checksum(self, index: int) -> str:
         """Return the SHA-256 of the state of a layer."""
@@ -410,7 +416,7 @@ class PeerGroups:
             problem = str(error)
         if problem is not None:  # raised here, so that it refers to no frame that still knows a group
             self.close()
-            raise LostPeerError(f"node {own} could not meet nodes {list(members)}: {problem}")
+            raise LostPeerError(f"node {own} could not build groups with nodes {list(members)}: {problem}")
 
     def _meet(self, name: str, among: list[int], store: Any) -> Any:
         """Build a group in a thread, until the store is closed: gloo waits long for a lost peer."""
@@ -477,7 +483,7 @@ class PeerGroups:
 
     def _started(self, tensor: Tensor, start: Callable[[], Any]) -> Transfer:
         if not self._built:
-            raise LostPeerError(f"node {self.own} is connected to nobody")
+            raise LostPeerError(f"node {self.own} has no connections; call connect first")
         return Transfer(_guarded(start), tensor, self._pending)
 
 
@@ -597,8 +603,8 @@ class StagePasses:
         load = partial(load_microbatch, self._chain, self._job, self._iteration, number, device)
         inputs, targets = load()
         if self._checks and self._chain.samples is not None and self._held.is_first_check("samples"):
-            what = f"samples of the data set {type(self._chain.samples).__name__}"
-            check_repeated(what, (inputs, targets), load())
+            subject = f"samples of the data set {type(self._chain.samples).__name__}"
+            check_repeated(subject, (inputs, targets), load())
         if self._place.previous is None:
             slot.inputs = as_tuple(inputs)
         slot.targets = targets
@@ -641,21 +647,21 @@ class StagePasses:
 
     def _send_activation(self, slot: _Slot) -> None:
         node, sent = _present(self._place.following), self._sent[self._current]
-        shapes = [(tuple(one.shape), type_name(one), one.requires_grad) for one in slot.outputs]
+        shapes = [(tuple(output.shape), type_name(output), output.requires_grad) for output in slot.outputs]
         if self._outgoing is None:
             self._outgoing = shapes
             sent += self._links.send_values(shapes, node, _ACTIVATION_TAG)
         elif shapes != self._outgoing:
-            what = f"layer {self._place.layers[-1]} returned {shapes} after {self._outgoing}"
-            raise InputError(f"{what}; expected the same for all microbatches")
-        sent += [self._links.send(one.detach(), node, _ACTIVATION_TAG) for one in slot.outputs]
+            problem = f"layer {self._place.layers[-1]} returned {shapes} after {self._outgoing}"
+            raise InputError(f"{problem}; expected the same for all microbatches")
+        sent += [self._links.send(output.detach(), node, _ACTIVATION_TAG) for output in slot.outputs]
 
     def _receive_gradient(self, slot: _Slot) -> None:
         node = _present(self._place.following)
         slot.gradients = [
-            self._links.receive(torch.empty_like(one), node, _GRADIENT_TAG)
-            for one in slot.outputs
-            if one.requires_grad
+            self._links.receive(torch.empty_like(output), node, _GRADIENT_TAG)
+            for output in slot.outputs
+            if output.requires_grad
         ]
 
     def _backward(self, slot: _Slot) -> None:
@@ -664,24 +670,26 @@ class StagePasses:
             if slot.loss.requires_grad:
                 slot.loss.backward()  # type: ignore[no-untyped-call]
         elif slot.gradients:
-            torch.autograd.backward([one for one in slot.outputs if one.requires_grad], slot.gradients)
+            torch.autograd.backward(
+                [output for output in slot.outputs if output.requires_grad], slot.gradients
+            )
         slot.loss, slot.outputs, slot.gradients, slot.targets = None, (), [], None
 
     def _send_gradient(self, slot: _Slot) -> None:
         node = _present(self._place.previous)
-        for one in slot.inputs:
-            if one.requires_grad:
-                gradient = torch.zeros_like(one) if one.grad is None else one.grad.contiguous()
+        for tensor in slot.inputs:
+            if tensor.requires_grad:
+                gradient = torch.zeros_like(tensor) if tensor.grad is None else tensor.grad.contiguous()
                 self._sent[self._current].append(self._links.send(gradient, node, _GRADIENT_TAG))
         slot.inputs = ()
 
 
-def checked_loss(found: Any) -> Tensor:
+def checked_loss(loss: Any) -> Tensor:
     """Return the loss of a microbatch; raise `InputError` if it is not a tensor with one value."""
-    if isinstance(found, Tensor) and found.numel() == 1:
-        return found
-    what = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
-    raise InputError(f"the loss of the chain returned {what}; expected a tensor with one value")
+    if isinstance(loss, Tensor) and loss.numel() == 1:
+        return loss
+    kind = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+    raise InputError(f"the loss of the chain returned {kind}; expected a tensor with one value")
 
 
 def type_name(tensor: Tensor) -> str:
@@ -736,17 +744,17 @@ class Bucket:
         if self.tied is not None:
             return [held[layer][name] for layer, name in self.tied if layer in layers]
         return [
-            one for layer in layers for name, one in held[layer].items() if (layer, name) not in tied
+            weight for layer in layers for name, weight in held[layer].items() if (layer, name) not in tied
         ]  # fmt: skip
 
 
 def classes(ties: Ties) -> list[tuple[Weight, ...]]:
     """Return the sets of weights that are tied to each other, each ascending."""
-    found: list[set[Weight]] = []
+    groups: list[set[Weight]] = []
     for pair in ties:
-        joined = set(pair).union(*(one for one in found if one & set(pair)))
-        found = [one for one in found if not one & joined] + [joined]
-    return sorted(tuple(sorted(one)) for one in found)
+        joined = set(pair).union(*(group for group in groups if group & set(pair)))
+        groups = [group for group in groups if not group & joined] + [joined]
+    return sorted(tuple(sorted(group)) for group in groups)
 
 
 def buckets(plan: HybridPlan, n_layers: int, ties: Ties, bucketed: bool) -> list[Bucket]:
@@ -771,9 +779,9 @@ def buckets(plan: HybridPlan, n_layers: int, ties: Ties, bucketed: bool) -> list
     return plain + tied
 
 
-def sum_groups(found: Sequence[Bucket]) -> list[tuple[int, ...]]:
+def sum_groups(buckets: Sequence[Bucket]) -> list[tuple[int, ...]]:
     """Return the sets of nodes that add up together, each once, in an order that all members share."""
-    return list(dict.fromkeys(one.nodes for one in found if len(one.nodes) > 1))
+    return list(dict.fromkeys(bucket.nodes for bucket in buckets if len(bucket.nodes) > 1))
 
 
 def _scatter(total: Tensor, weights: Sequence[nn.Parameter]) -> None:
@@ -793,22 +801,24 @@ class _Own:
     weights: list[list[nn.Parameter]]
 
 
-def _parts(found: Sequence[Bucket], node: int, held: Held, ties: Ties) -> Iterator[_Own]:
+def _parts(buckets: Sequence[Bucket], node: int, held: Held, ties: Ties) -> Iterator[_Own]:
     """Yield the parts of a node in the buckets; gradients are flattened when a part is reached."""
     tied = frozenset(weight for weights in classes(ties) for weight in weights)
-    for bucket in found:
+    for bucket in buckets:
         numbers = [number for number, (owner, _) in enumerate(bucket.contributions) if owner == node]
         weights = [bucket.weights(bucket.contributions[number][1], held, tied) for number in numbers]
         if weights and weights[0]:
             summands = {}
             for number, group in zip(numbers, weights, strict=True):
-                gradients = [torch.zeros_like(one) if one.grad is None else one.grad for one in group]
+                gradients = [
+                    torch.zeros_like(weight) if weight.grad is None else weight.grad for weight in group
+                ]
                 summands[number] = torch.cat([gradient.reshape(-1) for gradient in gradients])
             yield _Own(bucket, summands, weights)
 
 
 def all_reduce(
-    found: Sequence[Bucket],
+    buckets: Sequence[Bucket],
     links: PeerGroups,
     held: Held,
     ties: Ties,
@@ -821,21 +831,21 @@ def all_reduce(
     sum. Returns the number of sums with others in which this process took part.
     """
     running: list[tuple[_Own, Tensor, Transfer | None]] = []
-    for own in _parts(found, links.own, held, ties):
+    for part in _parts(buckets, links.own, held, ties):
         begin()
-        total, nodes = _added(list(own.summands.values())), own.bucket.nodes
-        running.append((own, total, links.all_reduce(total, nodes) if len(nodes) > 1 else None))
-    for own, total, transfer in running:
+        total, nodes = _added(list(part.summands.values())), part.bucket.nodes
+        running.append((part, total, links.all_reduce(total, nodes) if len(nodes) > 1 else None))
+    for part, total, transfer in running:
         if transfer is not None:
             transfer.finish()
         total /= divisor
-        for weights in own.weights:
+        for weights in part.weights:
             _scatter(total, weights)
     return sum(transfer is not None for _, _, transfer in running)
 
 
 def ordered_sums(
-    found: Sequence[Bucket],
+    buckets: Sequence[Bucket],
     links: PeerGroups,
     held: Held,
     ties: Ties,
@@ -843,40 +853,40 @@ def ordered_sums(
     begin: Callable[[], object],
 ) -> int:
     """Add up in the order of the pipelines, at the first owner; otherwise as `all_reduce`."""
-    parts = list(_parts(found, links.own, held, ties))
+    parts = list(_parts(buckets, links.own, held, ties))
     # All summands are sent before any wait: two processes may each add up a bucket of the other.
     sent = [
-        links.send(one, own.bucket.nodes[0], _BUCKET_TAG)
-        for own in parts if own.bucket.nodes[0] != links.own
-        for one in own.summands.values()
+        links.send(summand, part.bucket.nodes[0], _BUCKET_TAG)
+        for part in parts if part.bucket.nodes[0] != links.own
+        for summand in part.summands.values()
     ]  # fmt: skip
-    for own in parts:
+    for part in parts:
         begin()
-        root, *others = own.bucket.nodes
-        empty = torch.empty_like(next(iter(own.summands.values())))
+        root, *others = part.bucket.nodes
+        empty = torch.empty_like(next(iter(part.summands.values())))
         if root != links.own:
             total = links.receive(empty, root, _SUM_TAG)
         else:
             total = _added(
                 [
-                    own.summands[number] if node == root
+                    part.summands[number] if node == root
                     else links.receive(torch.empty_like(empty), node, _BUCKET_TAG)
-                    for number, (node, _) in enumerate(own.bucket.contributions)
+                    for number, (node, _) in enumerate(part.bucket.contributions)
                 ]
             )  # fmt: skip
             total /= divisor
             sent += [links.send(total, node, _SUM_TAG) for node in others]
-        for weights in own.weights:
+        for weights in part.weights:
             _scatter(total, weights)
     for transfer in sent:
         transfer.finish()
-    return sum(len(own.bucket.nodes) > 1 for own in parts)
+    return sum(len(part.bucket.nodes) > 1 for part in parts)
 
 
 def _added(summands: Sequence[Tensor]) -> Tensor:
     total = summands[0].clone()
-    for one in summands[1:]:
-        total += one
+    for summand in summands[1:]:
+        total += summand
     return total
 
 
@@ -907,14 +917,16 @@ class IterationFacts:
 def stage_place(plan: HybridPlan, node: int) -> tuple[int, StagePlace]:
     """Return the number of the pipeline of a node, and the position of its stage there."""
     start = 0
-    for number, one in enumerate(plan.pipelines):
-        if node in one.nodes:
-            stage, count = one.nodes.index(node), len(one.nodes)
+    for number, pipeline in enumerate(plan.pipelines):
+        if node in pipeline.nodes:
+            stage, count = pipeline.nodes.index(node), len(pipeline.nodes)
             return number, StagePlace(
-                stage, count, one.template.stages[stage].layers, range(start, start + one.n_microbatches),
-                one.nodes[stage - 1] if stage else None, one.nodes[stage + 1] if stage + 1 < count else None,
+                stage, count, pipeline.template.stages[stage].layers,
+                range(start, start + pipeline.n_microbatches),
+                pipeline.nodes[stage - 1] if stage else None,
+                pipeline.nodes[stage + 1] if stage + 1 < count else None,
             )  # fmt: skip
-        start += one.n_microbatches
+        start += pipeline.n_microbatches
     raise InputError(f"node {node}; expected one of the plan, {', '.join(map(str, plan.nodes))}")
 
 
@@ -929,8 +941,8 @@ class StageExecutor:
     `connect`, `compute`, `reduce`, `send_layer` and `receive_layer` raise `LostPeerError` within milliseconds
     when a process that they depend on is lost or has disconnected. Call `disconnect` then, and whenever the
     plan changes: it drops every group, work and activation, so that the sockets close and processes that wait
-    for this one are told in turn. It waits for no process and may be called twice. The error may be kept; it
-    refers to nothing that keeps a socket open. Any other exception is a mistake in the model or the plan.
+    for this one fail in turn. It waits for no process and may be called twice. The error may be kept, because
+    it refers to nothing that keeps a socket open. Any other exception is an error in the model or the plan.
 
     Layers stay held over any number of plans. All calls must come from one thread.
 
@@ -1048,9 +1060,12 @@ class StageExecutor:
         All members must carry out the copies of a plan in the same order, each those that it takes part in.
         """
         links, state = self._connected(), self._held.state(layer)
-        shapes = [(name, tuple(one.shape), type_name(one), one.device.type) for name, one in state.items()]
+        shapes = [
+            (name, tuple(tensor.shape), type_name(tensor), tensor.device.type)
+            for name, tensor in state.items()
+        ]
         sent = links.send_values(shapes, node, _STATE)
-        sent += [links.send(one.contiguous().to(self._device), node, _STATE) for one in state.values()]
+        sent += [links.send(tensor.contiguous().to(self._device), node, _STATE) for tensor in state.values()]
         for transfer in sent:
             transfer.finish()
 
@@ -1066,7 +1081,7 @@ class StageExecutor:
     def compute(self, iteration: int) -> None:
         """Run all passes of an iteration in this stage, and accumulate its gradients."""
         if self._passes is None:
-            raise InputError("this process is part of no plan; call connect before compute")
+            raise InputError("this process has no stage in a plan; call connect before compute")
         if missing := set(self._place.layers) - set(self.layers):
             raise InputError(f"layers {sorted(missing)} of the stage are not held; expected all of them")
         self._held.clear_gradients()
@@ -1107,7 +1122,7 @@ class StageExecutor:
 
     def _connected(self) -> PeerGroups:
         if self._links is None:
-            raise LostPeerError("this process is connected to nobody")
+            raise LostPeerError("this process has no connections; call connect first")
         return self._links
 
     def _shared(self, links: PeerGroups) -> tuple[list[float], list[float]]:
@@ -1116,16 +1131,16 @@ class StageExecutor:
         Only one process contributes each number, so the order of the sum cannot change a bit.
         """
         n_pipelines = len(self._plan.pipelines)
-        own = torch.zeros(n_pipelines + self.n_layers, dtype=torch.float64)
+        contribution = torch.zeros(n_pipelines + self.n_layers, dtype=torch.float64)
         if self._place.following is None:
-            own[self._pipeline] = math.fsum(self._losses)
+            contribution[self._pipeline] = math.fsum(self._losses)
         if self._pipeline == 0 and self.job.clip_norm is not None:
             # Tied weights share one gradient, which counts once.
             again = {weight for tied in classes(self.chain.tied) for weight in tied[1:]}
             for layer in self._place.layers:
-                own[n_pipelines + layer] = self._held.squared_norm(layer, again)
+                contribution[n_pipelines + layer] = self._held.squared_norm(layer, again)
         first, *others = self._plan.nodes
-        facts = own.to(self._device)
+        facts = contribution.to(self._device)
         if links.own == first:
             for node in others:
                 facts += links.receive(torch.empty_like(facts), node, _FACTS)
@@ -1134,5 +1149,5 @@ class StageExecutor:
         else:
             links.send(facts, first, _FACTS).finish()
             facts = links.receive(torch.empty_like(facts), first, _FACTS)
-        known: list[float] = facts.tolist()
-        return known[:n_pipelines], known[n_pipelines:]
+        values: list[float] = facts.tolist()
+        return values[:n_pipelines], values[n_pipelines:]

@@ -94,7 +94,7 @@ class MemoryLimit:
     def __post_init__(self) -> None:
         if not (self.device_bytes > 0 and self.state_factor > 0):
             raise InputError(
-                f"memory of {self.device_bytes} bytes with {self.state_factor} bytes of state a byte of "
+                f"memory of {self.device_bytes} bytes with {self.state_factor} bytes of state per byte of "
                 "parameters; expected numbers above 0"
             )
 
@@ -119,7 +119,7 @@ class StageTimes:
 
     def __init__(self, profile: ModelProfile, gpus_per_node: int, memory: MemoryLimit | None = None) -> None:
         if gpus_per_node < 1:
-            raise InputError(f"{gpus_per_node} GPUs a node; expected 1 or more")
+            raise InputError(f"{gpus_per_node} GPUs per node; expected 1 or more")
         self.n_layers = profile.n_layers
         self.gpus_per_node = gpus_per_node
         self.memory = memory
@@ -281,7 +281,7 @@ class _Search:
     def choices(self, below: int | None) -> Iterator[_Choice]:
         """Yield the choices of a slowest stage that may cost less than ``below``, lowest bound first."""
         before, behind = self.free
-        found = []
+        candidates = []
         for (n_before, gpus), sums in before.items():
             n_behind = self.n_stages - 1 - n_before
             for width in self.times.widths:
@@ -297,9 +297,9 @@ class _Search:
                     ok &= bound < below
                 first, end = np.nonzero(ok)
                 same = (np.full(len(first), value) for value in (width, n_before, gpus))
-                found.append(np.stack([bound[first, end], latency[first, end], first, end, *same]))
-        if found:
-            listed = np.concatenate(found, axis=1)
+                candidates.append(np.stack([bound[first, end], latency[first, end], first, end, *same]))
+        if candidates:
+            listed = np.concatenate(candidates, axis=1)
             for index in np.lexsort(listed[::-1]):  # by the first row, ties by the next ones
                 yield _Choice(*listed[:, index].tolist())
 
@@ -422,9 +422,9 @@ class DivideAndConquer:
         n_layers, best, winner = self._times.n_layers, int(_NEVER), None
         for n_stages in self._times.stage_counts(n_nodes, self._rule):
             key = _Key(n_stages, n_nodes, self._times.gpus_per_node, 0)
-            found = self._best(key)
-            if found is not None and found.cost[0, n_layers] < best:
-                best, winner = int(found.cost[0, n_layers]), key
+            pipeline = self._best(key)
+            if pipeline is not None and pipeline.cost[0, n_layers] < best:
+                best, winner = int(pipeline.cost[0, n_layers]), key
         return None if winner is None else self._stages(winner, 0, n_layers)
 
     def _best(self, key: _Key) -> _Best | None:
@@ -453,7 +453,7 @@ class DivideAndConquer:
         """Return the halves in the order in which they are tried: nodes or GPUs on the left, then stages."""
         several = key.n_nodes > 1
         limited = self._times.memory is not None
-        found = []
+        splits = []
         for held in range(1, key.n_nodes if several else key.n_gpus):
             for n_left in range(1, key.n_stages):
                 n_right = key.n_stages - n_left
@@ -464,8 +464,8 @@ class DivideAndConquer:
                 else:
                     left = _Key(n_left, 1, held, behind)
                     right = _Key(n_right, 1, key.n_gpus - held, key.behind)
-                found.append((left, right))
-        return found
+                splits.append((left, right))
+        return splits
 
     def _joined(self, key: _Key) -> _Best | None:
         best = None
@@ -614,8 +614,8 @@ def template_sizes(
     sizes = range(n0, max(end, n0))
     hole = check_guarantee(sizes, n0, f, n_nodes)
     if hole is not None:
-        found = f"{sizes.start} to {sizes.stop - 1} nodes" if sizes else "no size"
-        raise GuaranteeUnsatisfiable(f"templates of {found} cannot use {hole} nodes with {f + 1} pipelines")
+        named = f"{sizes.start} to {sizes.stop - 1} nodes" if sizes else "no size"
+        raise GuaranteeUnsatisfiable(f"templates of {named} cannot use {hole} nodes with {f + 1} pipelines")
     return sizes
 
 
@@ -707,8 +707,8 @@ def make_templates(
         A size or the number of GPUs is less than 1, or the profile lacks an exchange time.
     """
     search = TemplateSearch(profile, gpus_per_node, mode, memory, rule)
-    found = {size: search.template(size) for size in sorted(set(sizes))}
-    return {size: template for size, template in found.items() if template is not None}
+    templates = {size: search.template(size) for size in sorted(set(sizes))}
+    return {size: template for size, template in templates.items() if template is not None}
 
 
 def smallest_node_count(
@@ -724,7 +724,9 @@ def smallest_node_count(
     held = [0.0] * profile.n_layers
     first = 1
     if memory is not None:
-        held = [memory.state_factor * one.parameter_bytes + one.activation_bytes for one in profile.layers]
+        held = [
+            memory.state_factor * layer.parameter_bytes + layer.activation_bytes for layer in profile.layers
+        ]
         first = max(1, int(-(-sum(held) // (gpus_per_node * memory.device_bytes))))
     for count in range(first, n_nodes + 1):
         if make_templates(profile, [count], gpus_per_node, memory=memory):
@@ -771,14 +773,14 @@ def covering_templates(
     least = smallest_node_count(profile, memory, n_nodes, gpus_per_node) if n0 is None else n0
     most = profile.n_layers // gpus_per_node.bit_count()
     sizes = template_sizes(least, f, n_nodes, template_set, most_possible=most)
-    found = make_templates(profile, sizes, gpus_per_node, mode, memory)
-    hole = check_guarantee(found, least, f, n_nodes)
+    templates = make_templates(profile, sizes, gpus_per_node, mode, memory)
+    hole = check_guarantee(templates, least, f, n_nodes)
     if hole is not None:
-        made = ", ".join(map(str, found)) or "none"
+        named = ", ".join(map(str, templates)) or "none"
         raise GuaranteeUnsatisfiable(
-            f"templates exist for {made} nodes, which cannot use {hole} nodes with {f + 1} pipelines"
+            f"templates exist for {named} nodes, which cannot use {hole} nodes with {f + 1} pipelines"
         )
-    return found
+    return templates
 
 
 # --- Files and cache --------------------------------------------------------------------------------
@@ -794,14 +796,14 @@ def template_rows(templates: Iterable[PipelineTemplate]) -> list[_Plain]:
     """Return templates as plain values, times in milliseconds: ``n`` nodes, ``S`` stages, cost ``T``."""
     return [
         {
-            "n": one.n_nodes,
-            "S": one.n_stages,
-            "T": round(one.time_s * PICOSECONDS) / _MS,
-            "layers_per_stage": [len(stage.layers) for stage in one.stages],
-            "gpus_per_stage": [stage.n_gpus for stage in one.stages],
-            "latencies": [round(stage.latency_s * PICOSECONDS) / _MS for stage in one.stages],
+            "n": template.n_nodes,
+            "S": template.n_stages,
+            "T": round(template.time_s * PICOSECONDS) / _MS,
+            "layers_per_stage": [len(stage.layers) for stage in template.stages],
+            "gpus_per_stage": [stage.n_gpus for stage in template.stages],
+            "latencies": [round(stage.latency_s * PICOSECONDS) / _MS for stage in template.stages],
         }
-        for one in templates
+        for template in templates
     ]
 
 
@@ -818,12 +820,12 @@ def read_templates(path: str | Path) -> dict[int, PipelineTemplate]:
     entry and the accepted values.
     """
     try:
-        found = json.loads(read_text(path, _EXPECTED))
-    except (ValueError, RecursionError) as wrong:
-        raise InputError(f"{path}: cannot be read as {_EXPECTED}: {wrong}") from None
-    if not isinstance(found, list) or not found:
+        content = json.loads(read_text(path, _EXPECTED))
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: cannot be read as {_EXPECTED}: {error}") from None
+    if not isinstance(content, list) or not content:
         raise InputError(f"{path}: has no list of templates; expected {_EXPECTED}")
-    return _from_rows(found, str(path))
+    return _from_rows(content, str(path))
 
 
 def _from_rows(rows: list[Any], where: str) -> dict[int, PipelineTemplate]:
@@ -836,8 +838,10 @@ def _from_rows(rows: list[Any], where: str) -> dict[int, PipelineTemplate]:
         if template.n_nodes in templates:
             raise InputError(f"{place}: is the second for {template.n_nodes} nodes; expected one")
         templates[template.n_nodes] = template
-    if len({one.n_layers for one in templates.values()}) > 1 and all("latencies" in row for row in rows):
-        counts = ", ".join(f"{one.n_layers} on {size} nodes" for size, one in templates.items())
+    if len({template.n_layers for template in templates.values()}) > 1 and all(
+        "latencies" in row for row in rows
+    ):
+        counts = ", ".join(f"{template.n_layers} on {size} nodes" for size, template in templates.items())
         raise InputError(f"{where}: templates of different models: layers {counts}; expected one model")
     return dict(sorted(templates.items()))
 
@@ -874,16 +878,16 @@ def _assembled(
     return PipelineTemplate(n_nodes, sum(gpus) // n_nodes or 1, tuple(stages), cost / PICOSECONDS)
 
 
-def _count(found: Any, where: str) -> int:
-    if not isinstance(found, int) or isinstance(found, bool) or not 1 <= found <= _LARGEST:
-        raise InputError(f"{where} is {found!r}; expected a whole number, 1 to {_LARGEST}")
-    return found
+def _count(value: Any, where: str) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= _LARGEST:
+        raise InputError(f"{where} is {value!r}; expected a whole number, 1 to {_LARGEST}")
+    return value
 
 
-def _time(found: Any, where: str) -> int:
-    if isinstance(found, bool) or not isinstance(found, int | float) or not 0 < found < 1e9:
-        raise InputError(f"{where} is {found!r}; expected milliseconds, above 0")
-    return round(found * _MS)
+def _time(value: Any, where: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e9:
+        raise InputError(f"{where} is {value!r}; expected milliseconds, above 0")
+    return round(value * _MS)
 
 
 def cached_templates(
@@ -914,17 +918,17 @@ def cached_templates(
     }
     key = hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()
     path = Path(folder, f"{key[:16]}.json")
-    known: dict[int, PipelineTemplate] = {}
+    cached: dict[int, PipelineTemplate] = {}
     tried: set[int] = set()
     with suppress(InputError, OSError, KeyError, TypeError):  # a damaged file is made anew
         content = read_json(path)
         if content is not None and content["key"] == key:
-            known, tried = _from_rows(content["templates"], str(path)), set(content["tried"])
+            cached, tried = _from_rows(content["templates"], str(path)), set(content["tried"])
     wanted = sorted(set(sizes))
     missing = [size for size in wanted if size not in tried]
     if missing:
-        known |= make_templates(profile, missing, gpus_per_node, mode, memory, rule)
-        rows = template_rows(known[size] for size in sorted(known))
+        cached |= make_templates(profile, missing, gpus_per_node, mode, memory, rule)
+        rows = template_rows(cached[size] for size in sorted(cached))
         content = {"key": key, "tried": sorted({*tried, *missing}), "templates": rows, "made_of": made_of}
         write_json(content, path, indent=1)
-    return {size: known[size] for size in wanted if size in known}
+    return {size: cached[size] for size in wanted if size in cached}

@@ -143,7 +143,7 @@ def generate_spot(name: str, seed: int) -> NodeTrace:
     """
     preset = preset_entry(_PACKAGE, "spot", "spot trace", name)
     rng = np.random.default_rng(seed)
-    known = _Statistics(
+    statistics = _Statistics(
         preset["start"],
         [*_repeated(preset["adds"]), *(-size for size in _repeated(preset["removals"]))],
         preset["n_joint"],
@@ -151,8 +151,8 @@ def generate_spot(name: str, seed: int) -> NodeTrace:
         preset["min_nodes"],
         preset["max_nodes"],
     )
-    instants = _instants(name, known, rng)
-    dwell_ms = [_MINUTE_MS * minutes for minutes in rng.permutation(known.dwell_min).tolist()]
+    instants = _instants(name, statistics, rng)
+    dwell_ms = [_MINUTE_MS * minutes for minutes in rng.permutation(statistics.dwell_min).tolist()]
     times_ms = list(accumulate(dwell_ms, initial=round(preset["first_s"] / MS)))
     return NodeTrace(name, tuple(_events(list(zip(times_ms, instants, strict=True)), rng)))
 
@@ -162,16 +162,16 @@ def _repeated(histogram: Sequence[Sequence[int]]) -> list[int]:
     return [value for value, n in histogram for _ in range(n)]
 
 
-def _instants(name: str, known: _Statistics, rng: np.random.Generator) -> list[list[int]]:
+def _instants(name: str, statistics: _Statistics, rng: np.random.Generator) -> list[list[int]]:
     """Draw the groups of each instant: positive ones are added, negative ones removed."""
     for _ in range(_ATTEMPTS):
         # Draw groups one after the other, among those that the limits allow; the draw may get stuck.
-        left, n_nodes, order = rng.permutation(known.groups).tolist(), sum(known.start), list[int]()
+        left, n_nodes, order = rng.permutation(statistics.groups).tolist(), sum(statistics.start), list[int]()
         while left:
             allowed = [
                 index
                 for index, size in enumerate(left)
-                if known.min_nodes <= n_nodes + size <= known.max_nodes
+                if statistics.min_nodes <= n_nodes + size <= statistics.max_nodes
             ]
             if not allowed:
                 break
@@ -180,13 +180,13 @@ def _instants(name: str, known: _Statistics, rng: np.random.Generator) -> list[l
             order.append(size)
         # Some additions and the removals right after them share an instant.
         pairs = [index for index, (size, after) in enumerate(pairwise(order)) if size > 0 > after]
-        if not left and len(pairs) >= known.n_joint:
-            joint = set(rng.permutation(pairs)[: known.n_joint].tolist())
+        if not left and len(pairs) >= statistics.n_joint:
+            joint = set(rng.permutation(pairs)[: statistics.n_joint].tolist())
             behind = {index + 1 for index in joint}
             rest = [
                 order[i : i + 2] if i in joint else [order[i]] for i in range(len(order)) if i not in behind
             ]
-            return [[size] for size in known.start] + rest
+            return [[size] for size in statistics.start] + rest
     raise InputError(f"spot trace {name!r}: no order keeps its numbers of nodes; expected wider limits")
 
 

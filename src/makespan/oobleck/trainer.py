@@ -1,7 +1,7 @@
 """Train through failures: start, join, drain and resume resilient runs, inject faults, write their tables.
 
-The process that calls `train_resilient` is the coordinator. `Record` and `Faults` listen to its events; they
-see what happens, and take no part in the decisions.
+The process that calls `train_resilient` is the coordinator. `Record` and `Faults` listen to its events and do
+not influence its decisions.
 """
 
 import itertools
@@ -51,33 +51,33 @@ from makespan.tables import TableSchema, csv_text, table_schema
 # --- Schemas of the tables of a run -----------------------------------------------------------------
 
 _TIMES = (
-    ("frozen_wall_s", "float", "s", "until the last of those who go on had given up its groups"),
-    ("decided_wall_s", "float", "s", "until there was a plan"),
-    ("built_wall_s", "float", "s", "until the last had its groups"),
-    ("copied_wall_s", "float", "s", "until the last had its layers"),
+    ("frozen_wall_s", "float", "s", "until the last remaining node had dropped its groups"),
+    ("decided_wall_s", "float", "s", "until the plan was made"),
+    ("built_wall_s", "float", "s", "until the last node had built its groups"),
+    ("copied_wall_s", "float", "s", "until the last node had its layers"),
     ("first_wall_s", "float", "s", "until the first instruction of the next iteration"),
 )
-_CALL = ("call", "int", "1", "call of the run that did it, from 1; each appends its rows")
+_CALL = ("call", "int", "1", "call of the run, from 1; each call appends its rows")
 ITERATIONS = table_schema(
     "iterations",
     _CALL,
     ("iteration", "int", "1", "iteration, from 0"),
     ("loss", "float", "1", "mean over all microbatches"),
-    ("generation", "int", "1", "generation in which it was committed"),
-    ("attempts", "int", "1", "times it was begun"),
+    ("generation", "int", "1", "generation in which the iteration was committed"),
+    ("attempts", "int", "1", "number of times the iteration was begun"),
     ("n_pipelines", "int", "1", "pipelines of the plan"),
     ("n_nodes", "int", "1", "nodes of the plan"),
-    ("end_wall_s", "float", "s", "commit, from the start of the call"),
+    ("end_wall_s", "float", "s", "commit of the iteration, from the start of the call"),
 )
 RECOVERIES = table_schema(
     "recoveries",
     _CALL,
-    ("generation", "int", "1", "generation that went on"),
-    ("iteration", "int", "1", "iteration with which it did"),
-    ("cause", "text", "", "start, loss, join, drain or failure; what came first"),
+    ("generation", "int", "1", "generation that resumed training"),
+    ("iteration", "int", "1", "iteration with which it resumed"),
+    ("cause", "text", "", "start, loss, join, drain or failure, the first of them"),
     ("lost", "text", "", "nodes that were lost, with the phase in which each was"),
-    ("joined", "text", "", "nodes that came in"),
-    ("action", "text", "", "what became of the pipelines"),
+    ("joined", "text", "", "nodes that joined"),
+    ("action", "text", "", "actions that changed the pipelines"),
     ("n_microbatches", "text", "", "microbatches of the pipelines"),
     ("layers", "text", "", "layers of the stages of the pipelines"),
     ("nodes", "text", "", "nodes of the pipelines"),
@@ -86,7 +86,7 @@ RECOVERIES = table_schema(
         "begin_wall_s",
         "float",
         "s",
-        "when it was noticed, from the start of the call; the times below from then",
+        "detection, from the start of the call; the times below count from it",
     ),
     *_TIMES,
 )
@@ -184,44 +184,46 @@ class Faults:
             case "hello" if node is not None:
                 self._pids[node] = values["pid"]
             case "plan":
-                self._nodes = sorted(one for part in values["work"]["plan"] for one in part["nodes"])
+                self._nodes = sorted(node for part in values["work"]["plan"] for node in part["nodes"])
                 self.n_nodes = self.n_nodes or len(self._nodes)
             case "resume":
-                for one in self.done:
-                    one.is_over |= bool(one.phase)
+                for victim in self.done:
+                    victim.is_over |= bool(victim.phase)
                 self._arm(values["step"])
             case "commit":
                 self._arm(values["iteration"] + 1)
             case "announce" if node is not None:
                 self._phases[node] = values["phase"]
                 at = (node, values["phase"], values["iteration"])
-                victims = (one for group in self._armed for one in group)
-                if any((one.node, one.fault.phase, one.armed) == at for one in victims):
+                victims = (victim for group in self._armed for victim in group)
+                if any((victim.node, victim.fault.phase, victim.armed) == at for victim in victims):
                     self._reached.add(node)
                     self._kill_groups()
                 if values["phase"] == "forward":
-                    for one in self.done:
-                        if one.is_over and one.first_s is None:
-                            one.first_s, one.iteration = event.time_s, values["iteration"]
+                    for victim in self.done:
+                        if victim.is_over and victim.first_s is None:
+                            victim.first_s, victim.iteration = event.time_s, values["iteration"]
             case "frozen":
-                for one in self.done:
-                    if one.phase and not one.is_over:
-                        one.released_s = event.time_s
+                for victim in self.done:
+                    if victim.phase and not victim.is_over:
+                        victim.released_s = event.time_s
             case "lost":
-                for one in self.done:
-                    if one.node == node and not one.phase:
-                        one.phase = self._phases.get(one.node, "")
-                self._armed = [[one for one in group if one.node != node] for group in self._armed]
+                for victim in self.done:
+                    if victim.node == node and not victim.phase:
+                        victim.phase = self._phases.get(victim.node, "")
+                self._armed = [[victim for victim in group if victim.node != node] for group in self._armed]
                 self._kill_groups()
 
     @property
     def is_over(self) -> bool:
         """True if training has resumed after the last fault."""
-        return not self.pending and not self._armed and all(one.first_s is not None for one in self.done)
+        return (
+            not self.pending and not self._armed and all(victim.first_s is not None for victim in self.done)
+        )
 
     def _arm(self, iteration: int) -> None:
         """Choose the victim of the next fault, if it is due, and the victims of faults that follow it."""
-        is_dying = any(not one.is_over for one in self.done)
+        is_dying = any(not victim.is_over for victim in self.done)
         if not self.pending or self._armed or is_dying or len(self._nodes) < (self.n_nodes or 0):
             return
         if self.pending[0].iteration > iteration:
@@ -230,7 +232,7 @@ class Faults:
         self._reached.clear()
         while self.pending and (not chosen or self.pending[0].is_next):
             fault = self.pending.pop(0)
-            left = [one for one in self._nodes if one not in chosen]
+            left = [node for node in self._nodes if node not in chosen]
             victim = left[fault.victim % len(left)]
             chosen.add(victim)
             if not (fault.follows and self._armed and self._armed[-1][0].fault.phase == fault.phase):
@@ -241,16 +243,18 @@ class Faults:
     def _kill_groups(self) -> None:
         """Kill the victims of each group of which all have reached their phase."""
         for group in self._armed:
-            if group and self._reached.issuperset(one.node for one in group):
+            if group and self._reached.issuperset(victim.node for victim in group):
                 self.done += group
                 threading.Timer(group[0].fault.delay_s, self._kill, [group]).start()
-        self._armed = [one for one in self._armed if not self._reached.issuperset(own.node for own in one)]
+        self._armed = [
+            group for group in self._armed if not self._reached.issuperset(victim.node for victim in group)
+        ]
 
     def _kill(self, group: Sequence[Killed]) -> None:
-        for one in group:
-            one.killed_s = time.monotonic()
+        for victim in group:
+            victim.killed_s = time.monotonic()
             with suppress(ProcessLookupError):
-                os.kill(self._pids[one.node], one.fault.number)
+                os.kill(self._pids[victim.node], victim.fault.number)
 
 
 # --- Record of a run --------------------------------------------------------------------------------
@@ -286,11 +290,12 @@ class Recovery:
             "lost": " ".join(f"{node}:{phase}" for node, phase in sorted(self.lost.items())),
             "joined": " ".join(map(str, sorted(self.joined))),
             "action": " ".join(self.work.kinds if self.work else ()) or "none",
-            "n_microbatches": "+".join(str(one.n_microbatches) for one in plan.pipelines),
+            "n_microbatches": "+".join(str(pipeline.n_microbatches) for pipeline in plan.pipelines),
             "layers": "+".join(
-                "/".join(str(len(stage.layers)) for stage in one.template.stages) for one in plan.pipelines
+                "/".join(str(len(stage.layers)) for stage in pipeline.template.stages)
+                for pipeline in plan.pipelines
             ),
-            "nodes": "+".join("/".join(map(str, one.nodes)) for one in plan.pipelines),
+            "nodes": "+".join("/".join(map(str, pipeline.nodes)) for pipeline in plan.pipelines),
             "copies_bytes": float(self.work.copies_bytes if self.work else 0),
             "begin_wall_s": self.begin_s - start_s, **times,
         }  # fmt: skip
@@ -346,8 +351,8 @@ class Record:
     def recovery_table(self) -> pd.DataFrame:
         """Return the table of recoveries."""
         rows = [
-            one.row(self.start_s or 0.0, plan)
-            for one, (_, plan) in zip(self.recoveries, self.plans, strict=True)
+            recovery.row(self.start_s or 0.0, plan)
+            for recovery, (_, plan) in zip(self.recoveries, self.plans, strict=True)
         ]
         return RECOVERIES.validate(pd.DataFrame(rows, columns=RECOVERIES.names), "recoveries of the run")
 
@@ -418,7 +423,7 @@ class Record:
         self._open, self._begun = None, (0, -1)
 
     def _on_commit(self, event: Event) -> None:
-        reports = [one for one in event.values["reports"].values() if one]
+        reports = [report for report in event.values["reports"].values() if report]
         plan = self.plans[-1][1]
         loss = reports[0]["loss"] if reports else float("nan")
         self.rows.append(
@@ -495,14 +500,14 @@ class LiveOptions:
     def __post_init__(self) -> None:
         least = {"n_nodes": 1, "f": 0, "n0": 1, "checkpoint_every": 0, "n_replacements": 0}
         for name, number in least.items():
-            found = getattr(self, name)
-            if not isinstance(found, int) or found < number:
-                raise InputError(f"{name} is {found!r}; expected a whole number >= {number}")
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < number:
+                raise InputError(f"{name} is {value!r}; expected a whole number >= {number}")
         if not self.hang_s > 0:
             raise InputError(f"hang_s is {self.hang_s!r}; expected a time > 0")
         if not self.checkpoint_interval_s >= 0:
-            found = f"checkpoint_interval_s is {self.checkpoint_interval_s!r}"
-            raise InputError(f"{found}; expected a time >= 0, 0 for no checkpoints by time")
+            problem = f"checkpoint_interval_s is {self.checkpoint_interval_s!r}"
+            raise InputError(f"{problem}; expected a time >= 0, 0 for no checkpoints by time")
         if self.n_nodes < (self.f + 1) * self.n0:
             needed = f"{(self.f + 1) * self.n0} or more, f + 1 pipelines of {self.n0}"
             raise InputError(f"n_nodes is {self.n_nodes}; expected {needed}")
@@ -562,7 +567,7 @@ def train_resilient(
         Directory of the run, which all nodes see, with the newest two checkpoints and the tables. A further
         call resumes from the newest checkpoint.
     options, launcher
-        Options of the run; where processes run, None for this machine.
+        Options of the run; launcher of the processes, None for this machine.
     watch
         Called with every event of the coordinator, in its process.
     faults
@@ -598,11 +603,11 @@ def train_resilient(
     try:
         record = record or Record()
         run = _Run(job, profile, iterations, folder, options, launcher, watch, faults, record)
-        with _notices(run.take_notice) as came:
+        with _notices(run.take_notice) as received:
             result = run.run()
     finally:
         os.close(handle)
-    for number in came[:1]:
+    for number in received[:1]:
         signal.raise_signal(number)
     return result
 
@@ -610,7 +615,7 @@ def train_resilient(
 @contextmanager
 def _notices(take: Callable[[str], object]) -> Iterator[list[int]]:
     """Pass the first SIGINT or SIGTERM to a function, and give a second one its usual effect."""
-    came: list[int] = []
+    received: list[int] = []
     first_s = 0.0
     is_main = threading.current_thread() is threading.main_thread()
     numbers = (signal.SIGINT, signal.SIGTERM) if is_main else ()
@@ -626,8 +631,8 @@ def _notices(take: Callable[[str], object]) -> Iterator[list[int]]:
 
     def on_signal(number: int, frame: FrameType | None) -> None:
         nonlocal first_s
-        if not came:
-            came.append(number)
+        if not received:
+            received.append(number)
             first_s = time.monotonic()
             take(signal.Signals(number).name)
         elif time.monotonic() - first_s > _SAME_NOTICE_S:
@@ -637,17 +642,17 @@ def _notices(take: Callable[[str], object]) -> Iterator[list[int]]:
     for number in before:
         signal.signal(number, on_signal)
     try:
-        yield came
+        yield received
     finally:
         restore()
 
 
 def saved_text(run_dir: str | Path) -> str:
     """Describe the checkpoint of a run directory, and the iteration from which the same call resumes."""
-    found = sound_checkpoint(Path(run_dir) / "checkpoints")
-    if found is None:
+    checkpoint = sound_checkpoint(Path(run_dir) / "checkpoints")
+    if checkpoint is None:
         return f"{run_dir} has no checkpoint; the same call starts from iteration 0"
-    return f"saved: {found.path}, {found.step} iteration(s); the same call resumes from there"
+    return f"saved: {checkpoint.path}, {checkpoint.step} iteration(s); the same call resumes from there"
 
 
 class _History:
@@ -660,15 +665,15 @@ class _History:
         self._before = text[: text.rfind("\n") + 1]  # without an incomplete last line
         first, *rows = self._before.splitlines(keepends=True) or [""]
         if first != header:
-            found = f"{self._path} has the columns {first.strip() or 'of no table'}"
-            raise InputError(f"{found}; expected {header.strip()}, or no such file")
+            problem = f"{self._path} has the columns {first.strip() or 'of no table'}"
+            raise InputError(f"{problem}; expected {header.strip()}, or no such file")
         calls = [cell for row in rows if (cell := row.partition(",")[0]).isdecimal()]
         self.n_calls = max(map(int, calls), default=0)
 
     def write(self, table: pd.DataFrame) -> None:
         """Write the earlier rows and those of this call, the last rows of ``table``."""
-        own = csv_text(table.iloc[self._n_known :], header=False)
-        write_text(self._before + own, self._path)
+        rows = csv_text(table.iloc[self._n_known :], header=False)
+        write_text(self._before + rows, self._path)
 
 
 def _gpus_of(launcher: Launcher) -> Sequence[int]:
@@ -703,13 +708,13 @@ class _Run:
             _History(ITERATIONS, folder, len(record.rows)),
             _History(RECOVERIES, folder, len(record.recoveries)),
         )
-        record.call = max(one.n_calls for one in self.histories) + 1
+        record.call = max(history.n_calls for history in self.histories) + 1
         templates = covering_templates(
             profile, options.n_nodes, options.f, options.n0, template_set=options.template_set
         )
         self.decider = ReconfigurationPlanner(
             profile, templates, options.n_nodes, options.f, options.n0, job.n_microbatches,
-            [round(_STATE_FACTOR * one.parameter_bytes) for one in profile.layers],
+            [round(_STATE_FACTOR * layer.parameter_bytes) for layer in profile.layers],
             policy=options.policy, first_sizes=options.first_sizes,
             origin=None if self.started is None else self.started.path,
         )  # fmt: skip
@@ -758,7 +763,7 @@ class _Run:
         try:
             coordinator.run()
         except InsufficientNodes as error:
-            # A notice may reach the nodes first; then all of them leave, which is no failure.
+            # A notice may reach the nodes first; then all of them leave, and the run has not failed.
             if not self.notice or self.protocol.saved != self.protocol.step:
                 raise self._at_start(error) from None
         finally:
@@ -775,8 +780,8 @@ class _Run:
             kind, _, text = ((directory.error(node) or {}).get("error") or "").partition(": ")
             if kind:
                 is_input = issubclass(getattr(errors, kind, Exception), InputError)
-                found = f"node {node} ended at the start: {text if is_input else f'{kind}: {text}'}"
-                return InputError(found) if is_input else WorkerError(found)
+                message = f"node {node} ended at the start: {text if is_input else f'{kind}: {text}'}"
+                return InputError(message) if is_input else WorkerError(message)
         return error
 
     def take_notice(self, name: str) -> None:
@@ -830,10 +835,10 @@ class _Run:
         recoveries.write(self.record.recovery_table())
 
     def _result(self) -> LiveResult:
-        found = sound_checkpoint(self.checkpoints)
+        checkpoint = sound_checkpoint(self.checkpoints)
         return LiveResult(
             self.protocol.step, self.record.iterations(), self.record.recovery_table(),
-            tuple(self.record.plans), dict(self.record.pids), None if found is None else found.path,
+            tuple(self.record.plans), dict(self.record.pids), None if checkpoint is None else checkpoint.path,
         )  # fmt: skip
 
 
@@ -877,13 +882,13 @@ def _reached(run_dir: str | Path) -> tuple[Path, str, Connection]:
     address = read_json(processes / ADDRESS_FILE)
     if address is None:
         raise InputError(
-            f"run_dir is {run_dir}, where no run is in progress; expected the directory of a running one"
+            f"run_dir is {run_dir}, where no run is in progress; expected the directory of an active run"
         )
     try:
         return processes, address["token"], connected(address["host"], address["port"], _CONNECT_S)
     except OSError as error:
-        found = f"run_dir is {run_dir}, whose coordinator does not answer ({error})"
-        raise InputError(f"{found}; expected the directory of a running run") from None
+        problem = f"run_dir is {run_dir}, whose coordinator does not respond ({error})"
+        raise InputError(f"{problem}; expected the directory of an active run") from None
 
 
 def join_run(run_dir: str | Path, launcher: Launcher | None = None) -> str:
@@ -914,15 +919,15 @@ def join_run(run_dir: str | Path, launcher: Launcher | None = None) -> str:
     launcher = launcher or LocalLauncher()
     check_gpus(launcher, 1)
     if (n_devices := launcher.n_devices or 1) > 1:
-        found = f"{n_devices} GPUs, of which this process may have one"
-        raise InputError(f"{found}; expected its number in CUDA_VISIBLE_DEVICES")
+        problem = f"{n_devices} GPUs, of which this process may have one"
+        raise InputError(f"{problem}; expected its number in CUDA_VISIBLE_DEVICES")
     processes, token, link = _reached(run_dir)
     rank = JOINING + os.getpid() * 1000 + next(_numbers) % 1000
     process = launcher.start(Launch(WORKER, {}, 1, processes), rank)
 
     def listen() -> None:
         while (messages := link.receive()) is not None:
-            if any(isinstance(one, Kill) for one in messages):
+            if any(isinstance(message, Kill) for message in messages):
                 process.kill()
 
     def pass_on(number: int, frame: FrameType | None) -> None:

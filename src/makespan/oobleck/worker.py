@@ -55,9 +55,9 @@ class TrainingEngine:
     def prepare(self, node: int, request: Any, announce: Announcing, board: BroadcastStore) -> None:
         """Load the model."""
         self._node, self._announce, self._board = node, announce, board
-        given: NodeRequest = NODE.validate_python(request)
-        self._partial = given.partial
-        self._executor = StageExecutor(given.job, self._device, self._enter, self._timeout_s, _MEET_S)
+        node_request: NodeRequest = NODE.validate_python(request)
+        self._partial = node_request.partial
+        self._executor = StageExecutor(node_request.job, self._device, self._enter, self._timeout_s, _MEET_S)
 
     def drop(self) -> None:
         """Drop every group."""
@@ -81,8 +81,8 @@ class TrainingEngine:
                 executor.receive_layer(layer, source)
         self._owned = tuple(
             layer
-            for one in plan.pipelines if self._node in one.nodes
-            for layer in one.template.stages[one.nodes.index(self._node)].layers
+            for pipeline in plan.pipelines if self._node in pipeline.nodes
+            for layer in pipeline.template.stages[pipeline.nodes.index(self._node)].layers
         )  # fmt: skip
         if work.is_start:
             # No node could send these layers: initialise them, or load them from the checkpoint.
@@ -127,9 +127,9 @@ class TrainingEngine:
             except (OSError, RuntimeError) as error:
                 # torch reports a full disk as an unexpected file position.
                 free = shutil.disk_usage(self._partial).free if self._partial.is_dir() else 0
-                what = str(error).partition("\n")[0]
+                reason = str(error).partition("\n")[0]
                 raise CheckpointError(
-                    f"{file}: cannot be written, {free} bytes are free there: {what}"
+                    f"{file}: cannot be written, {free} bytes are free there: {reason}"
                 ) from None
 
 

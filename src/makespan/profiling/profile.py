@@ -125,7 +125,7 @@ class Measurements:
     """Named values of a profile, each written to a file as soon as it is measured.
 
     The file has one line for the settings and one per value. A profile with equal settings on the same
-    machine resumes from it; any other starts from scratch and reports that. Threads may share an instance.
+    machine resumes from it; any other starts from scratch and reports it. Threads may share an instance.
 
     Parameters
     ----------
@@ -220,7 +220,7 @@ class Measurements:
             return
         machine = first.get("machine") if isinstance(first, dict) else None
         difference = "with other settings" if machine == self._head["machine"] else "on another machine"
-        self._tell(f"{path}: was measured {difference}, starting from scratch")
+        self._tell(f"{path}: was measured {difference}; starting from scratch")
 
     def _write(self, path: Path, line: str) -> None:
         if self._stream is None:  # rewrite the file before appending: its last line may be cut
@@ -416,8 +416,8 @@ def _points(parts: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     for part in parts:
         for point in part["points"]:
             key = tuple(point[name] for name in _KEYS)
-            known = merged.get(key, {"runs": []})
-            merged[key] = {**point, "runs": [*known["runs"], *point["runs"]]}
+            earlier = merged.get(key, {"runs": []})
+            merged[key] = {**point, "runs": [*earlier["runs"], *point["runs"]]}
     return list(merged.values())
 
 
@@ -433,7 +433,7 @@ def profile_record(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         pairs = [100.0 * abs(a - b) / b for a, b in itertools.permutations(times, 2)]
         values = {name: point[name] for name in (*_KEYS, "micro_batch_size", "reason")}
         points.append(values | {"n_runs": len(times), "repeatability_pct": mean(pairs) if pairs else None})
-    known = [point["repeatability_pct"] for point in points if point["repeatability_pct"] is not None]
+    measured = [point["repeatability_pct"] for point in points if point["repeatability_pct"] is not None]
     machines: list[Mapping[str, Any]] = []
     for part in parts:
         if part["machine"] not in machines:
@@ -443,6 +443,6 @@ def profile_record(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "procedure": parts[0]["procedure"],
         "devices": sorted({part["device"] for part in parts}),
         "machines": machines,
-        "repeatability_pct": mean(known) if known else None,
+        "repeatability_pct": mean(measured) if measured else None,
         "points": points,
     }

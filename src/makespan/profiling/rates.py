@@ -341,7 +341,7 @@ def _measured(rates: MachineRates) -> dict[str, tuple[float, str, str]]:
         "forward_launch_s": forward,
         "async_launch_s": forward,
         "backward_launch_s": (rates.backward_launch_s, "s", "time of a backward pass at no samples"),
-        "reference_cpu_threads": (float(rates.cpu_threads), "threads", "threads a process while profiling"),
+        "reference_cpu_threads": (float(rates.cpu_threads), "threads", "threads per process while profiling"),
     }
 
 

@@ -145,10 +145,10 @@ def _server(environment: Mapping[str, str]) -> socket.socket:
     """Return the connection to the server for an environment; start the server at the first request."""
     # The process id is part of the key: a fork of this process must not use the servers of its parent.
     key = os.getpid(), tuple(environment.get(name) for name in _READ_ONCE)
-    if (known := _servers.get(key)) is not None:
-        if known[1].poll() is None:
-            return known[0]
-        _discard(known[0])
+    if (running := _servers.get(key)) is not None:
+        if running[1].poll() is None:
+            return running[0]
+        _discard(running[0])
     ours, theirs = socket.socketpair()
     with theirs:
         handle = theirs.fileno()
@@ -191,7 +191,7 @@ class _Server:
         signal.setitimer(signal.ITIMER_REAL, _CHECK_S, _CHECK_S)
 
     def end_with_parent(self, *_: object) -> None:
-        """Exit at once when the launching process is gone."""
+        """Exit at once when the launching process has ended."""
         if os.getppid() != self.parent:
             os._exit(1)
 

@@ -167,7 +167,7 @@ def gpu_of(local_rank: int, gpus: Gpus) -> int:
     index = local_rank if gpus.count > 1 else 0
     if index >= gpus.count:
         raise InputError(
-            f"device cuda: process {local_rank} of its node, but {gpus.count} GPU(s) at hand "
+            f"device cuda: process {local_rank} of its node, but found {gpus.count} GPU(s) "
             f"({gpus.source}); expected one GPU for each process, or cpu"
         )
     return index
@@ -615,7 +615,7 @@ def local_launcher(device: Literal["auto", "cpu", "cuda"], n_processes: int) -> 
 def check_gpus(launcher: Launcher, n_processes: int) -> None:
     """Check that each process has a GPU, if the launcher uses GPUs; an `InputError` has their number."""
     if (n_devices := launcher.n_devices) is not None and n_processes > n_devices:
-        problem = f"device {launcher.device}: {n_processes} process(es), but {n_devices} GPU(s) at hand"
+        problem = f"device {launcher.device}: {n_processes} process(es), but found {n_devices} GPU(s)"
         source = (
             f" ({local_gpus(launcher.interpreter).source})" if isinstance(launcher, LocalLauncher) else ""
         )
@@ -682,7 +682,9 @@ def _watch(launch: Launch, processes: _Processes, limits: _Limits, interrupts: i
                     raise WorkerError(f"all processes are lost; the first: {next(iter(lost.values()))}")
                 return lost
             now = time.monotonic()
-            if now - looked > _PAUSE_S:  # this process was paused: restart all limits except that of the run
+            if (
+                now - looked > _PAUSE_S
+            ):  # this process was paused: restart all limits except the time limit of the run
                 beat_time, ready_time = now, None if ready_time is None else now
                 signs.forgive(now)
             looked = now

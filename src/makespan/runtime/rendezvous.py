@@ -144,7 +144,7 @@ def _store(path: Path, who: Identity, rank: int, size: int, timeout: timedelta) 
 def run_worker(run_dir: str | Path, body: Callable[[RunDirectory, Identity], None]) -> int:
     """Run ``body``, the main function of this process, and return the exit status.
 
-    The process is bound to its CPUs, gives signs of life, and exits when the launcher is gone. An exception
+    The process is bound to its CPUs, gives signs of life, and exits when the launcher has ended. An exception
     is written into the directory for the launcher.
     """
     who, directory = identity(), RunDirectory(Path(run_dir))

@@ -2,12 +2,12 @@
 
 The calls of this package start worker processes and wait for them; only the workers import torch.
 
-- `TrainingJob` says what is trained: a `SmallModel` under an `makespan.plans.ExecutionPlan`
-- `check_supported` says whether a plan can train a model, and why not
+- `TrainingJob` describes a run: a `SmallModel` under a `makespan.plans.ExecutionPlan`
+- `check_supported` raises an error with all reasons if a plan cannot train a model
 - `train` runs a job with a launcher of `makespan.runtime` and returns a `RunResult`; with
   checkpoints it continues under another plan and another number of processes
-- `clip_grad_norm` limits gradients by the norm of all that processes hold; `refuse_plain_clipping` lets
-  torch's own function say so where it would see a part
+- `clip_grad_norm` clips gradients by their norm over all processes; `refuse_plain_clipping` makes torch's own
+  function raise an error if it would clip by the norm of one process's part
 - `read_progress` and `request_stop` watch and stop a run from outside
 """
 

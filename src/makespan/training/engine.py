@@ -54,7 +54,7 @@ Parameters = Mapping[str, torch.nn.Parameter]
 
 def is_distributed(tensor: Tensor) -> "TypeGuard[DTensor]":
     """Return True if a tensor is spread over processes."""
-    # If nothing has loaded the module, no tensor is of its type: do not load it for this question.
+    # If nothing has loaded the module, no tensor is of its type: do not load it for this check.
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)
 

@@ -207,7 +207,7 @@ def unsupported_reasons(plan: ExecutionPlan, model: SmallModel, n_devices: int |
     reasons = []
     if n_devices is not None and plan.n_gpus > n_devices:
         needed = f"dp={plan.dp} x tp={plan.tp} x pp={plan.pp} needs {plan.n_gpus} devices"
-        reasons.append(f"{needed}, {n_devices} at hand")
+        reasons.append(f"{needed}, found {n_devices}")
     if plan.tp > 1:
         for name in ("heads", "kv_heads", "ffn"):
             if getattr(model, name) % plan.tp:
@@ -325,12 +325,14 @@ def _resumable(job: TrainingJob, directory: Path) -> ResumePoint:
     for name in _MUST_AGREE:
         saved, wanted = getattr(before, name), getattr(job, name)
         if saved != wanted:
-            raise CheckpointError(f"{path}: written with {name} {saved}, the job has {wanted}")
+            raise CheckpointError(f"{path}: written with {name} {saved}, but the job has {wanted}")
     saved, wanted = before.plan.global_batch_size, job.plan.global_batch_size
     if saved != wanted:
-        raise CheckpointError(f"{path}: written with global batch {saved}, the plan has {wanted}")
+        raise CheckpointError(f"{path}: written with global batch {saved}, but the plan has {wanted}")
     if checkpoint.step >= job.steps:
-        raise CheckpointError(f"{path}: {checkpoint.step} steps are done, the job asks for {job.steps}")
+        raise CheckpointError(
+            f"{path}: {checkpoint.step} steps are done; expected a job of more, got {job.steps}"
+        )
     checkpoint.verify()
     return ResumePoint(path.resolve(), checkpoint.step, checkpoint.save_s, time.perf_counter() - begun)
 
@@ -443,7 +445,7 @@ def train_compared(
     available = launcher.n_devices
     fitting = {name: plan for name, plan in plans.items() if available is None or plan.n_gpus <= available}
     for name in [name for name in plans if name not in fitting]:
-        _log.warning("plan %s left out: %d devices needed, %s at hand", name, plans[name].n_gpus, available)
+        _log.warning("plan %s left out: needs %d devices, found %s", name, plans[name].n_gpus, available)
     jobs = {name: replace(job, plan=plan) for name, plan in fitting.items()}
     jobs[names[1]] = replace(job, seed=other_seed)
     # Jobs with equally many processes share one group of processes.

@@ -1,13 +1,13 @@
-"""The zoo of small models that train for real; here they are described, without torch.
+"""Zoo of small models that really train; their descriptions need no torch.
 
 - `SmallModel` is a transformer that trains under any execution plan
 - `StandIn` keeps the character of a well-known model, state and random draws included; `build_stand_in`,
-  `stand_in_data` and `stand_in_loss` make what training it takes, and import torch when they are called
-- `build_link` builds one of the `n_links` links of a `SmallModel`, for those who cut it in their own way;
+  `stand_in_data` and `stand_in_loss` make model, samples and loss, and import torch when called
+- `build_link` builds one of the `n_links` links of a `SmallModel`, for callers that cut the model themselves;
   `link_loss` is its loss, `global_batch` draws its samples
 - `FAMILIES` are architectures as their authors wrote them, in sizes from tiny to billions of parameters:
   `family_spec` describes one, `family_weights`, `parameter_count` and `forward_flop` count; `build_family`,
-  `family_batch` and `family_loss` make what training it takes, and import torch when they are called
+  `family_batch` and `family_loss` make model, samples and loss, and import torch when called
 """
 
 from typing import TYPE_CHECKING

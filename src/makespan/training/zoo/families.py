@@ -992,9 +992,9 @@ class Bottleneck(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Transform ``(n, channels, height, width)``."""
         past = images if self.downsample is None else self.downsample(images)
-        found = self.relu(self.bn1(self.conv1(images)))
-        found = self.relu(self.bn2(self.conv2(found)))
-        result: Tensor = self.relu(self.bn3(self.conv3(found)) + past)
+        hidden = self.relu(self.bn1(self.conv1(images)))
+        hidden = self.relu(self.bn2(self.conv2(hidden)))
+        result: Tensor = self.relu(self.bn3(self.conv3(hidden)) + past)
         return result
 
 
@@ -1013,9 +1013,9 @@ class WideResNet(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Return ``(n, classes)`` logits of ``(n, 3, side, side)`` images."""
-        found = self.maxpool(self.relu(self.bn1(self.conv1(images))))
-        found = self.layer4(self.layer3(self.layer2(self.layer1(found))))
-        result: Tensor = self.fc(self.avgpool(found).flatten(1))
+        hidden = self.maxpool(self.relu(self.bn1(self.conv1(images))))
+        hidden = self.layer4(self.layer3(self.layer2(self.layer1(hidden))))
+        result: Tensor = self.fc(self.avgpool(hidden).flatten(1))
         return result
 
 

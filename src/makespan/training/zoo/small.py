@@ -240,7 +240,7 @@ class SmallTransformer(nn.Module):
         self.head = self.head if last else None
 
     def set_recomputation(self, plan: ExecutionPlan) -> None:
-        """Mark the first layers for recomputation, as many as the plan's fraction asks for."""
+        """Mark the first layers for recomputation, as many as the fraction of the plan."""
         count = math.ceil(plan.checkpoint_fraction * len(self.layers) - 1e-9)
         for layer in [module for module in self.modules() if isinstance(module, Layer)][:count]:
             layer.recompute = plan.checkpoint_method

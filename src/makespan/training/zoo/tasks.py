@@ -355,7 +355,7 @@ class Detector(nn.Module):
         features = [seen.pop()]
         for up in self.up:
             features.append(up(torch.cat([seen.pop(), upsample(features[-1])], 1)))
-        return tuple(head(found) for head, found in zip(self.heads, features, strict=True))
+        return tuple(head(feature) for head, feature in zip(self.heads, features, strict=True))
 
 
 CONVOLUTIONS: Mapping[str, Callable[[StandIn], nn.Module]] = {
