@@ -14,7 +14,7 @@ from makespan.easyscale.job import ElasticJob
 from makespan.errors import ConfigError, TraceError
 from makespan.papers.easyscale import PAPER, accuracy as fig9_module
 from makespan.papers.easyscale.accuracy import STAGES, fig9, fig9_summary, spreads
-from makespan.papers.easyscale.figures import plot_bits, plot_gap, plot_gap_curves
+from makespan.papers.easyscale.figures import fig9 as draw_fig9, gap, gap_curves
 
 ROOT = Path(__file__).parents[2]
 LEDGER = PAPER.ledger()
@@ -126,7 +126,8 @@ def test_levels_that_did_not_run_are_not_judged():
 
 def test_the_figure_shows_every_level_and_marks_steps_that_differ():
     table = bits()
-    figure = plot_bits(table, fig9_summary(table, PAIR, CELLS["fig9"]), "measured")
+    summary = fig9_summary(table, PAIR, CELLS["fig9"])
+    figure, _ = draw_fig9({"fig9": table, "fig9_summary": summary}, "measured")
     assert len(figure.axes) == 2
     for axes, levels in zip(figure.axes, (("D1", "D0"), ("D1+D2", "D0+D2")), strict=True):
         drawn = {line.get_label(): line for line in axes.lines}
@@ -226,7 +227,7 @@ def test_schemes_that_did_not_run_are_not_judged():
 
 def test_the_figures_of_accuracy_show_every_scheme():
     table = accuracies()
-    figure = plot_gap(table, spreads(table, CELLS["gap"]), "measured")
+    figure, _ = gap({"gap": table, "gap_spread": spreads(table, CELLS["gap"])}, "measured")
     left, right = figure.axes
     means = [
         line.get_ydata() for line in left.lines if len(line.get_xdata()) == 3 and line.get_ls() != "None"
@@ -239,7 +240,7 @@ def test_the_figures_of_accuracy_show_every_scheme():
     ]
     assert len(right.patches) == 3 * 3
     assert_is_legible(figure)
-    figure = plot_gap_curves(curves(), "measured")
+    figure, _ = gap_curves({"gap_curves": curves()}, "measured")
     assert [len([line for line in axes.lines if line.get_marker() == "."]) for axes in figure.axes] == [6, 6]
     assert "the same for all" in figure.axes[1].get_title() + figure.axes[0].get_title()
     assert_is_legible(figure)

@@ -31,6 +31,16 @@ from makespan.plots.charts import (
     plot_sensitivity as plot_sensitivity,
     plot_variants as plot_variants,
 )
+from makespan.plots.parts import (
+    Bars as Bars,
+    bar_handles as bar_handles,
+    draw_bars as draw_bars,
+    draw_heat_map as draw_heat_map,
+    draw_stack as draw_stack,
+    line_handle as line_handle,
+    name_groups as name_groups,
+    point_handle as point_handle,
+)
 from makespan.plots.style import (
     FAMILIES as FAMILIES,
     MODEL_TITLES as MODEL_TITLES,

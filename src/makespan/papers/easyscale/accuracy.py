@@ -66,7 +66,7 @@ class Gap(Experiment):
             "Held-out accuracy of schemes that scale batch and learning rate with the number of "
             "devices, and of EasyScale, means, with lines with caps for the range over seeds; how "
             "far it spreads over the numbers of devices, overall and in each class, with black dots "
-            "for the spread over seeds. Squares at the bottom stand for a spread of exactly 0.",
+            "for the spread over seeds. Flat bars at the bottom stand for a spread of exactly 0.",
             tables=("gap", "gap_spread"),
             sources=("measured",),
         ),
