@@ -435,8 +435,8 @@ def beyond(axes: Axes, place: float, value: float, limits: tuple[float, float], 
         }
     )
     axes.annotate(
-        f"{value:.3g}", stand, xycoords=transform, textcoords="offset points", zorder=_OVER, color=colour,
-        bbox={"fc": "white", "lw": 0, "pad": 0.6}, annotation_clip=False, **aligned,
+        f"{float(f'{value:.3g}'):g}", stand, xycoords=transform, textcoords="offset points", zorder=_OVER,
+        color=colour, bbox={"fc": "white", "lw": 0, "pad": 0.6}, annotation_clip=False, **aligned,
     )  # fmt: skip
     return True
 
