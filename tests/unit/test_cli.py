@@ -186,9 +186,9 @@ def test_a_missed_bound_sets_the_exit_status(measured: Path, tmp_path: Path) -> 
             "expected a whole number from 1 to 1024 (all of them run",
         ),
         (("profile", "--placement", "nan"), "placement 'nan' cannot be read"),
-        (("simulate", "--nodes", "100000"), "100000 nodes; expected from 1 to 10000, as policies look at"),
-        (("simulate", "--gpus-per-node", "5000"), "5000 GPUs a node; expected from 1 to 1024"),
-        (("compare", "--jobs", "500000"), "500000 jobs; expected from 1 to 100000, as more take hours"),
+        (("simulate", "--nodes", "100000"), "100000 nodes; expected 1 to 10000, as policies look at"),
+        (("simulate", "--gpus-per-node", "5000"), "5000 GPUs per node; expected 1 to 1024"),
+        (("compare", "--jobs", "500000"), "n_jobs is 500000; expected 1 to 100000, as more take hours"),
         (("nonsense",), "No such command 'nonsense'"),
     ],
 )

@@ -125,7 +125,9 @@ def test_arguments_that_would_have_no_effect_are_refused(naive, tmp_path):
     with pytest.raises(InputError, match="jobs in Python have no file format, got file_format 'helios'"):
         makespan.scenario(naive.jobs, file_format="helios")
     for source in ("emulated", "published"):
-        with pytest.raises(InputError, match=f"source '{source}' reads no own tables, got measured_dir"):
+        with pytest.raises(
+            InputError, match=f"source '{source}' reads no tables of your own, got measured_dir"
+        ):
             makespan.scenario("naive", n_jobs=2, source=source, measured_dir=tmp_path)
 
 

@@ -149,7 +149,7 @@ def test_the_command_line_takes_lists_of_nodes(tmp_path: Path) -> None:
     [
         (LISTS["philly"][0], (), "found '24GB'; expected a800-80"),
         (LISTS["philly"][0], ("--gpu-as", "24GB=h100"), "found '24GB'; expected a800-80"),
-        (LISTS["openb"][0], ("--gpu-as", "G2=t4-16"), "has no GPU of type 'G2', which is to be replaced"),
+        (LISTS["openb"][0], ("--gpu-as", "G2=t4-16"), "has no GPU of type 'G2', named in gpus (--gpu-as)"),
         (LISTS["openb"][0], ("--gpu-as", "G2"), "'G2'; expected a type of the list and a device"),
         (LISTS["openb"][0], ("--nodes", "3"), "has several kinds of node"),
         (LISTS["openb"][0], ("--predictions", "sampled"), "no constants of the performance model"),

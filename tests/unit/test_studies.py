@@ -180,7 +180,7 @@ JOB = JobSpec("a", 0.0, "vit", 2, 16, "zero-dp", 10)
 @pytest.mark.parametrize(
     ("jobs", "message"),
     [
-        ([], "jobs: no job; expected at least one"),
+        ([], "jobs: no jobs; expected at least one"),
         ([JOB, replace(JOB, submit_time_s=3.0)], "jobs: row 2: job name 'a' is that of row 1"),
         ([replace(JOB, n_gpus=65)], "jobs: every job requests more than cluster 'a800-64' has"),
         ([replace(JOB, n_cpus=10_000)], "10000 CPU threads for 2 GPU(s) on 2 node(s), more than the 192"),

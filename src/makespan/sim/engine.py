@@ -276,14 +276,14 @@ def check_policy(policy: Policy) -> None:
         raise PolicyError(f"{where}{kind.__name__} is a class; expected an object of it, {kind.__name__}()")
     for name, (accepts, accepted) in _FIELDS.items():
         try:
-            found = getattr(policy, name)
+            value = getattr(policy, name)
         except Exception as error:
             found_text = (
                 f"{kind.__name__} is not a policy: it has no {name} ({type(error).__name__}: {error})"
             )
             raise PolicyError(f"{where}{found_text}; expected an object like makespan.sim.Policy") from error
-        if not accepts(found):
-            raise PolicyError(f"{where}{kind.__name__}.{name} is {_shown(found)}; expected {accepted}")
+        if not accepts(value):
+            raise PolicyError(f"{where}{kind.__name__}.{name} is {_shown(value)}; expected {accepted}")
 
 
 class Adviser:
@@ -674,7 +674,7 @@ class Engine:
         n_devices, evicted = self.view.gpus_per_node[node] - n_gpus, list[JobView]()
         while guests:
             kept = [job.allocation for job in left if job not in evicted]
-            holders, guests_bytes = (found[node] for found in memory_by_device(kept, self.view.n_nodes))
+            holders, guests_bytes = (bytes_on[node] for bytes_on in memory_by_device(kept, self.view.n_nodes))
             if oversubscribed_bytes(holders, guests_bytes, n_devices, usable_bytes) is None:
                 break
             evicted.append(guests.pop())

@@ -559,10 +559,10 @@ class ClusterView:
 
     def job(self, job_id: str) -> JobView:
         """Return a pending or running job; raises MakespanError if there is none of that name."""
-        found = self._running.get(job_id) or self._pending.get(job_id)
-        if found is None:
+        job = self._running.get(job_id) or self._pending.get(job_id)
+        if job is None:
             raise MakespanError(f"job {job_id!r} is neither pending nor running at {self.time_s} s")
-        return found
+        return job
 
 
 # --- Transitions ---
@@ -695,13 +695,13 @@ class _Shared:
         if self.now is not None:
             self.now.everywhere()  # fills the cache before copying, so that later copies have it too
             return self.now.copy()
-        found = Sharing(self._cluster)
+        sharing = Sharing(self._cluster)
         for node, n_gpus in enumerate(self._nodes.gpus_per_node()):
-            found.resize(node, n_gpus)
+            sharing.resize(node, n_gpus)
         for job in self._running.values():
             if job.allocation is not None:
-                found.add(job.index, job.allocation)
-        return found
+                sharing.add(job.index, job.allocation)
+        return sharing
 
 
 class ClusterState:
@@ -889,12 +889,12 @@ class ClusterState:
         """Return the guests on nodes that changed since the last call, in the order of submission."""
         if self._shared.now is None:
             return []
-        found = {index for node in self._touched for index in self._shared.now.guests(node)}
+        guests = {index for node in self._touched for index in self._shared.now.guests(node)}
         self._touched.clear()
-        if not found:
+        if not guests:
             return []
         return sorted(
-            (job for job in self._running.values() if job.index in found), key=lambda job: job.index
+            (job for job in self._running.values() if job.index in guests), key=lambda job: job.index
         )
 
     def update_speed(self, job: JobView) -> bool:

@@ -44,7 +44,9 @@ def site(
     """
     if isinstance(given, str) and given in cluster_names():
         if gpus:
-            raise InputError(f"cluster {given!r} is of the catalogue; GPUs are named for lists of nodes only")
+            raise InputError(
+                f"cluster {given!r} is one of the catalogue; gpus (--gpu-as) is for lists of nodes only"
+            )
         environment = given if given in environment_names() else None
         return Site(resized(given, n_nodes, gpus_per_node), environment)
     report = ""
@@ -68,10 +70,10 @@ def resized(
     base = cluster(given) if isinstance(given, str) else given
     if n_nodes is None and gpus_per_node is None:
         return base
-    for what, count, most in (("nodes", n_nodes, _MAX_NODES), ("GPUs a node", gpus_per_node, _MAX_GPUS)):
+    for what, count, most in (("nodes", n_nodes, _MAX_NODES), ("GPUs per node", gpus_per_node, _MAX_GPUS)):
         if count is not None and not 1 <= count <= most:
             raise InputError(
-                f"{count} {what}; expected from 1 to {most}, as policies look at every node again and again"
+                f"{count} {what}; expected 1 to {most}, as policies look at every node in each decision"
             )
     if not base.is_homogeneous:
         kinds = ", ".join(dict.fromkeys(node.name for node in base.nodes))
@@ -160,7 +162,7 @@ def _templates(types: Iterable[str], gpus: Mapping[str, str], where: str) -> dic
     if unused := sorted(set(gpus) - set(wanted)):
         names = ", ".join(map(repr, wanted))
         raise InputError(
-            f"{where}: has no GPU of type {unused[0]!r}, which is to be replaced; it has: {names}"
+            f"{where}: has no GPU of type {unused[0]!r}, named in gpus (--gpu-as); expected one of {names}"
         )
     named = {text: gpus.get(text, _KNOWN_GPUS.get(text.lower(), text.lower())) for text in wanted}
     unknown = [text for text, name in named.items() if name not in known]

@@ -168,8 +168,8 @@ def rerun(case: SimulationSpec, first: Run) -> Run:
 def violation_lines(done: Run) -> list[str]:
     """Return the first violations of a run in words, one per line."""
     return [
-        f"{found.rule} at {found.time_s:.1f} s, row {found.seq}, job {found.job_id or '-'}: {found.message}"
-        for found in done.violations[:_SHOWN]
+        f"{item.rule} at {item.time_s:.1f} s, row {item.seq}, job {item.job_id or '-'}: {item.message}"
+        for item in done.violations[:_SHOWN]
     ]
 
 

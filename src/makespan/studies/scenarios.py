@@ -103,8 +103,8 @@ def table_scenarios(
     hardware = cluster(cluster_name)
     catalogue = predicted_catalogue(times, predictions, hardware.nodes[0])
     return {
-        name: Scenario(name, listed_jobs(own), hardware, catalogue, predictions="sampled", made_for=hardware)
-        for name, own in lists.items()
+        name: Scenario(name, listed_jobs(jobs), hardware, catalogue, predictions="sampled", made_for=hardware)
+        for name, jobs in lists.items()
     }
 
 
@@ -265,7 +265,7 @@ def generated_jobs(
         GPUs of the cluster, None for no limit; time from first to last submission of ``naive`` [s].
     """
     if n_jobs is not None and not 1 <= n_jobs <= _MAX_JOBS:
-        raise InputError(f"{n_jobs} jobs; expected from 1 to {_MAX_JOBS}, as more take hours to simulate")
+        raise InputError(f"n_jobs is {n_jobs}; expected 1 to {_MAX_JOBS}, as more take hours to simulate")
     known, stats = statistics(), limited_statistics(times, max_gpus)
     variant, count = name, n_jobs or known.n_jobs
     rate = count / known.n_jobs
@@ -306,7 +306,7 @@ def limited_statistics(times: ReferenceTimes, max_gpus: int | None = None) -> Wo
 
 
 def left_out(known: WorkloadStatistics, possible: WorkloadStatistics) -> str:
-    """Return the requests that are left out, by workload in words; empty if none."""
+    """Return the requests that are left out in words, by workload; empty if there are none."""
     absent: dict[str, set[int]] = {}
     for offer in known.requests:
         if offer not in possible.requests:
@@ -492,7 +492,7 @@ def _throughput(
     parts = pools(where)
     if measured_dir is not None and source in SOURCE_NAMES and source != "measured":
         raise InputError(
-            f"source {source!r} reads no own tables, got measured_dir '{measured_dir}'; leave it out "
+            f"source {source!r} reads no tables of your own, got measured_dir '{measured_dir}'; leave it out "
             "(--measured-dir), or choose source 'measured'"
         )
     if source == "emulated":
@@ -559,15 +559,15 @@ class _Reader:
 
     def published(self) -> Path:
         """Return the directory with the published files."""
-        given = self.published_dir or os.environ.get(_PUBLISHED_DIR)
-        if given is None:
+        directory = self.published_dir or os.environ.get(_PUBLISHED_DIR)
+        if directory is None:
             raise MissingDataError(
                 "source published: expected a directory with the published files as published_dir, by "
                 f"--published-dir or by the environment variable {_PUBLISHED_DIR}"
             )
-        if not Path(given).is_dir():
-            raise MissingDataError(f"{given}: no such directory with the published files")
-        return Path(given)
+        if not Path(directory).is_dir():
+            raise MissingDataError(f"{directory}: no such directory; expected one with the published files")
+        return Path(directory)
 
     def read(self, source: ThroughputSource, where: ClusterSpec, choice: _Choice) -> "_Listed":
         """Return the jobs and the iteration times of their workloads.
@@ -651,7 +651,7 @@ def _catalogue(
 ) -> Catalogue:
     """Return the configurations of jobs, with exact or fitted predictions, and check that all can run."""
     if not jobs:
-        raise TraceError(f"{origin}: no job; expected at least one")
+        raise TraceError(f"{origin}: no jobs; expected at least one")
     where = place.cluster
     tables = {key: times.tables[key] for key in sorted({job.workload for job in jobs})}
     exact = exact_catalogue(tables, throughput, where)
