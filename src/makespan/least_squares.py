@@ -1,9 +1,9 @@
-"""Bounded least squares with differences that evaluate all columns in one call.
+"""Bounded least squares, with finite differences that evaluate all columns of a Jacobian in one call.
 
-Linear algebra sums in an order that depends on the processor, so a search stops at parameters that differ
-from the eighth digit on, and a comparison of nearly equal predictions is decided differently on another
-machine. With ``decimals`` the parameters are the same on every processor: Newton steps carry them a
-thousand times closer to the optimum than the search did, and then they are rounded.
+Linear algebra sums in an order that depends on the processor, so the parameters of a search differ from the
+eighth digit on between machines, and nearly equal predictions may then be ordered differently. With
+``decimals`` the parameters are the same on every processor: Newton steps bring them a thousand times closer
+to the optimum than the search does, and then they are rounded.
 """
 
 from collections.abc import Callable
@@ -13,10 +13,10 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 Residuals = Callable[[Floats], Floats]
-_NEWTON_STEP = 1e-4  # of central differences: their noise and their bias are both near 1e-12 of a residual
+_NEWTON_STEP = 1e-4  # of central differences, whose noise and bias are both about 1e-12 of a residual
 _MAX_NEWTON_STEPS = 6
-_FURTHEST = 1e-2  # a longer Newton step leaves the neighbourhood of the optimum: the cost has a kink there
-_AT_BOUND = 1e-5  # the search stays this far inside an active bound
+_FURTHEST = 1e-2  # a longer Newton step means a kink of the cost; the result of the search then stays
+_AT_BOUND = 1e-5  # the search stops this close to an active bound; such parameters are put on it
 
 
 def forward_differences(residuals: Residuals, z: Floats, step: float) -> Floats:
@@ -65,7 +65,7 @@ def least_squares(
     def jacobian(z: Floats) -> Floats:
         return forward_differences(residuals, z, step)
 
-    from scipy import optimize  # imported here, as it takes longer to import than all of the package
+    from scipy import optimize  # imported here: it takes longer than the rest of the package
 
     search = optimize.least_squares(
         residuals,
@@ -86,14 +86,14 @@ def least_squares(
 
 
 def _settled(residuals: Residuals, start: Floats, lower: Floats, upper: Floats) -> Floats:
-    """Move parameters from near the optimum to it by Newton steps with one Hessian."""
+    """Move parameters that are near the optimum onto it, by Newton steps with the Hessian of the first."""
     z = np.where(start - lower < _AT_BOUND, lower, np.where(upper - start < _AT_BOUND, upper, start))
     shifts = _NEWTON_STEP * np.eye(len(z))
     slopes = _gradients(residuals, np.vstack([z + shifts, z - shifts]))
     hessian = (slopes[: len(z)] - slopes[len(z) :]) / (2 * _NEWTON_STEP)
     for _ in range(_MAX_NEWTON_STEPS):
         gradient = _gradients(residuals, z[None])[0]
-        # A parameter rests at a bound while the cost falls towards the outside.
+        # A parameter stays at its bound while the cost would fall only outside.
         free = ~((z <= lower) & (gradient > 0) | (z >= upper) & (gradient < 0))
         if not free.any():
             break

@@ -17,9 +17,9 @@ _LEVEL = 0.95
 def half_widths(groups: "pd.api.typing.SeriesGroupBy[float, Any]") -> npt.NDArray[np.float64]:
     """Return half the width of the 95 % confidence interval of the mean of each group, (n_groups,).
 
-    The interval is that of Student's t, and missing for a group of one.
+    The interval follows Student's t distribution, and is NaN for a group of one value.
     """
-    from scipy import special  # imported here, as it is slow and most figures have no bands
+    from scipy import special  # imported here: it is slow, and most figures have no bands
 
     n = groups.count().to_numpy(float)
     quantile = special.stdtrit(np.maximum(n - 1.0, 1.0), 0.5 + _LEVEL / 2.0)
@@ -27,11 +27,11 @@ def half_widths(groups: "pd.api.typing.SeriesGroupBy[float, Any]") -> npt.NDArra
 
 
 def intervals(rows: pd.DataFrame, by: Sequence[str], columns: Sequence[str]) -> pd.DataFrame:
-    """Return geometric means and their 95 % confidence intervals, because times are positive and skewed.
+    """Return geometric means and their 95 % confidence intervals, which suit positive and skewed times.
 
-    One row per group in the order of appearance: the columns ``by``, ``n``, the number of rows of the group,
-    and for each of the columns ``<column>_mean``, ``_low`` and ``_high``. The interval is that of the mean of
-    the logarithms, and missing for a single row.
+    The table has one row per group, in the order of appearance: the columns ``by``, the number of rows ``n``,
+    and for each column ``<column>_mean``, ``_low`` and ``_high``. The interval is that of the mean of the
+    logarithms, and NaN for a single row.
     """
     keys = [rows[name] for name in by]
     table = rows.groupby(list(by), sort=False).size().rename("n").reset_index()
@@ -44,7 +44,7 @@ def intervals(rows: pd.DataFrame, by: Sequence[str], columns: Sequence[str]) -> 
     return table
 
 
-# --- Random numbers that belong to names, so that leaving one name out changes the draws of no other ---
+# --- Random numbers by name: leaving one name out does not change the draws of the others ---
 
 _BYTES = 8
 _MANTISSA_BITS = 53  # of a float, so that each draw is exact and below 1
@@ -52,7 +52,7 @@ _SEPARATOR = "\x1f"
 
 
 def named_seed(seed: int, *names: str) -> int:
-    """Return a 64-bit seed that depends on a seed and on names alone, the same on every machine."""
+    """Return a 64-bit seed that depends only on a seed and names, and is the same on every machine."""
     text = _SEPARATOR.join((str(seed), *names))
     digest = hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=_BYTES).digest()
     return int.from_bytes(digest, "big")
@@ -72,9 +72,9 @@ def named_uniforms(seed: int, purpose: str, names: Iterable[str]) -> NDArray[np.
 
 # --- Rounding to significant digits, so that decisions do not depend on the processor ---
 #
-# The last digits of a sum, a power or a logarithm differ between processors. Two configurations that are
-# equally fast would then be ordered by chance, and one such tie changes the rest of a schedule. Times are
-# therefore rounded where they enter a table on which decisions are based.
+# The last digits of a sum, a power or a logarithm differ between processors. Equally fast configurations
+# would then be ordered by chance, and one such tie changes the rest of a schedule. Times are therefore
+# rounded where they enter a table on which decisions are based.
 
 _EXACT = 22  # the largest power of ten that is exact
 _POWERS = np.array([float(f"1e{exponent}") for exponent in range(_EXACT + 1)])

@@ -1,7 +1,7 @@
-"""Constants that convert to SI units, and formatting of quantities and foreign texts for people.
+"""Factors that convert to SI units, and text of quantities and of foreign input for people.
 
-Inside the package everything is in seconds, bytes, FLOP and bytes per second. Conversions
-happen in readers and in plots, with the names defined here.
+Inside the package all quantities are in seconds, bytes, FLOP and bytes per second. Readers and plots convert
+them with the names defined here.
 """
 
 KB = 1e3
@@ -37,12 +37,13 @@ def format_seconds(value_s: float) -> str:
 
 
 def printable(text: str) -> str:
-    r"""Write control and formatting characters, which could steer a terminal, as escapes such as ``\x1b``.
+    r"""Replace control and formatting characters, which could control a terminal, by escapes as ``\x1b``.
 
     Line breaks stay.
     """
     if text.isprintable():
         return text
     return "".join(
-        one if one.isprintable() or one == "\n" else one.encode("unicode_escape").decode() for one in text
+        char if char.isprintable() or char == "\n" else char.encode("unicode_escape").decode()
+        for char in text
     )

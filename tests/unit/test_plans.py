@@ -175,7 +175,7 @@ def test_nodes_with_ten_devices_or_more_have_a_notation() -> None:
 
 @pytest.mark.parametrize("text", ["", "4x", "04", "-4", "4--4", "1.5", "-", "٤"])
 def test_text_that_is_no_placement_is_refused(text: str) -> None:
-    with pytest.raises(NotationError, match="expected one digit 1-9 a node"):
+    with pytest.raises(NotationError, match="expected one digit 1-9 per node"):
         Placement.parse(text)
 
 

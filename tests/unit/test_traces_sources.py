@@ -144,10 +144,10 @@ def test_measured_directory_without_files_says_what_to_do(tmp_path):
 
 def test_measured_table_with_a_bad_cell(tmp_path):
     for changes, column, accepted in [
-        ({"workload": "vit"}, "workload", "one workload a file"),
+        ({"workload": "vit"}, "workload", "one workload per file"),
         ({"exec_plan": "best"}, "exec_plan", "zero-offload"),
         ({"provenance": "mine"}, "provenance", "emulated, published, measured, interpolated"),
-        ({"placement": "a"}, "placement", "one digit a node"),
+        ({"placement": "a"}, "placement", "one digit per node"),
         ({"placement": "4"}, "exec_plan", "row 1 is the same run"),
         ({"global_batch_size": 16}, "global_batch_size", "32"),
         ({"cpu_threads": 0}, "cpu_threads", "at least 1"),

@@ -1,8 +1,8 @@
 """Fitted models of iteration time: two forms, one fit, plan search and sensitivity curves.
 
-The package takes throughput tables (schema `makespan.tables.THROUGHPUT`) of any source, fits one of
-the forms in `FORMS` to the few rows that `sampling_design` picks, and predicts every other
-plan and placement::
+The package fits one of the forms in `FORMS` to a few rows of a throughput table (schema
+`makespan.tables.THROUGHPUT`, of any source) that `sampling_design` picks, and predicts all other plans and
+placements::
 
     environment = load_environment("a800-64")
     result = fit_table(frame, "gpt2", "extended", environment)  # samples, fits, predicts

@@ -1,8 +1,9 @@
-"""Fitting the performance model: one form to one workload, throughput tables, and shared constants.
+"""Fits of the performance model: one form to one workload, throughput tables, and shared constants.
 
-A fit is bounded least squares in the logarithms of times and parameters, from several starts. `fit_table`
-samples the rows to fit and predicts all others, a `Learner` fits again after further runs, and `fit_shared`
-fits the constants that all models of a cluster share.
+A fit is bounded least squares in the logarithms of times and parameters, from several starts: relative errors
+count the same for short and long times, and parameters stay positive. Weak priors decide the parameters that
+the few sampled rows leave open. `fit_table` samples the rows to fit and predicts all others, a `Learner` fits
+again after further runs, and `fit_shared` fits the constants that all models of a cluster share.
 """
 
 import logging
@@ -41,32 +42,32 @@ _LOG = logging.getLogger(__name__)
 # --- One form, one workload ---
 
 Index = npt.NDArray[np.intp]
-_PREFERRED_GPUS = 2.0  # one GPU often needs several passes, many GPUs leave few samples each
+_PREFERRED_GPUS = 2.0  # one GPU often needs several passes, and with many GPUs each has few samples
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 FORMS: dict[str, Form] = {form.name: form for form in (PUBLISHED, EXTENDED)}
 """The forms of the model by name; every experiment can use either."""
 _N_STARTS = 12
-_START_SPREAD = 0.5  # of the standard deviation of the prior
+_START_SPREAD = 0.5  # spread of the starts, in standard deviations of the prior
 _SEARCH_TOLERANCE, _FINAL_TOLERANCE = 1e-6, 1e-10  # relative change of cost and parameters
-_STEP = 1e-6  # of the finite differences in log parameters
-_DECIMALS = 5  # of log parameters, so five significant digits of a parameter
-_SPREAD_DIGITS = 5  # of the standard error of a log parameter
-_DETERMINED = 0.5  # share of the prior's standard deviation that may be left
+_STEP = 1e-6  # step of the finite differences in log parameters
+_DECIMALS = 5  # decimals of log parameters, about five significant digits of a parameter
+_SPREAD_DIGITS = 5  # significant digits of the standard error of a log parameter
+_DETERMINED = 0.5  # largest standard error of an identified parameter, in standard deviations of the prior
 
 
 def forward_profile(points: Points, measured: Measured, backward_ratio: float) -> Profile:
     """Find the forward time from which all predictions of a model are scaled.
 
-    In order of preference: the forward phase of a data-parallel row on one node; where the stack runs
-    asynchronously and reports launch times instead, the growth of the iteration time with the samples of a
-    replica; the least time per sample that the pipeline phase or iteration time of any row implies. All but
-    the first contain the backward pass and are divided by ``1 + backward_ratio``. The choice does not depend
-    on the order of the rows.
+    In order of preference, it comes from the forward phase of a data-parallel row on one node; if the stack
+    runs asynchronously and reports launch times instead, from the growth of the iteration time with the
+    samples of a replica; or from the least time per sample that the pipeline phase or iteration time of any
+    row implies. The latter two contain the backward pass and are divided by ``1 + backward_ratio``. The
+    choice does not depend on the order of the rows.
     """
     if len(points) == 0:
         raise FitError(f"no observation of {points.workload.key!r}; at least one row is needed for a fit")
-    # Data-parallel rows on one node: plain ones first, then nearest to the preferred number of GPUs.
+    # Data-parallel rows on one node: plain ones first, then those nearest to the preferred number of GPUs.
     rows = np.flatnonzero(~points.is_model_parallel & (points.n_nodes == 1))
     keys = (
         measured.iter_time_s[rows],
@@ -91,7 +92,7 @@ def forward_profile(points: Points, measured: Measured, backward_ratio: float) -
             if measured.forward_s[row] > 0:
                 n_samples, passes = float(points.replica_batch_size[row]), float(points.n_micro[row])
                 return Profile(float(measured.forward_s[row]), n_samples, passes, "forward phase")
-    # Every row bounds the forward time of a sample from above, so the least bound is the tightest.
+    # Every row is an upper bound of the forward time of a sample, so the least one is the tightest.
     bubble = (points.n_micro + points.pp - 1.0) / (points.n_micro * points.pp)
     reported = points.is_model_parallel & (measured.overlap_sync_s > 0)
     time = np.where(reported, measured.overlap_sync_s, measured.iter_time_s)
@@ -219,7 +220,7 @@ class _Problem:
 
 
 def _known(predicted: Floats, log_measured: Floats) -> Floats:
-    """Log ratio of predicted over measured phases, 0 where the phase was not reported."""
+    """Return the log ratio of predicted over measured phases, 0 where a phase was not reported."""
     floor = np.finfo(np.float64).tiny
     return np.nan_to_num(np.log(np.maximum(predicted, floor)) - log_measured, nan=0.0)
 
@@ -227,9 +228,9 @@ def _known(predicted: Floats, log_measured: Floats) -> Floats:
 def fit(form: str, points: Points, measured: Measured, environment: Environment, *, seed: int = 0) -> Fit:
     """Fit a form of the performance model to observations of one workload.
 
-    Squared log errors of the iteration times, and with less weight of the reported phases, are
-    minimised together with weak log-normal priors, within bounds and from several starts. The
-    result depends on the observations and the seed of the starts alone.
+    The fit minimises the squared log errors of the iteration times and, with less weight, of the reported
+    phases, together with weak log-normal priors, within bounds and from several starts. The result depends
+    only on the observations and the seed of the starts.
 
     Parameters
     ----------
@@ -238,7 +239,7 @@ def fit(form: str, points: Points, measured: Measured, environment: Environment,
     points, measured
         Observations; flagged rows do not belong here.
     seed
-        Of the start points.
+        Seed of the start points.
 
     Raises
     ------
@@ -256,6 +257,8 @@ def fit(form: str, points: Points, measured: Measured, environment: Environment,
             f"{measured.iter_time_s[bad[0]]} s; expected a positive time"
         )
     problem = _problem(FORMS[form], points, measured, environment)
+    # The cost is not convex, so the search starts from the centre of the priors and from random points
+    # around it.
     rng, bounds = np.random.default_rng(seed), problem.bounds
     offsets = rng.standard_normal((_N_STARTS, len(problem.centre))) * _START_SPREAD * problem.spread
     offsets[0] = 0.0  # the first start is the centre of the priors
@@ -263,9 +266,29 @@ def fit(form: str, points: Points, measured: Measured, environment: Environment,
     descend = partial(least_squares, problem.residuals, bounds=bounds, step=_STEP, scale=problem.spread)
     searches = [descend(start, tolerance=_SEARCH_TOLERANCE) for start in starts]
     best = min(searches, key=lambda pair: pair[1])[0]
-    # Only the best start is refined, and rounded so that all processors agree on the parameters.
+    # Only the best search is refined, and rounded so that all processors agree on the parameters.
     z = descend(best, tolerance=_FINAL_TOLERANCE, decimals=_DECIMALS)[0]
-    return _result(problem, z, environment, measured)
+    # Standard errors follow from the curvature of the cost, priors included, so they are at most those of the
+    # priors; the difference is the information in the observations.
+    values, jacobian, rows = np.exp(z), forward_differences(problem.residuals, z, _STEP), problem.residuals(z)
+    lower, upper = bounds
+    log_sd = significant(np.sqrt(np.diag(np.linalg.inv(jacobian.T @ jacobian))), _SPREAD_DIGITS)
+    information = np.clip(1.0 - (log_sd / problem.spread) ** 2, 0.0, 1.0)
+    at_bound = (z - lower < 10 * _STEP) | (upper - z < 10 * _STEP)
+    return Fit(
+        form=problem.form,
+        environment=environment,
+        profile=problem.terms.profile,
+        points=problem.terms.points,
+        measured=measured,
+        values=values,
+        std_err=values * log_sd,
+        identified=(log_sd <= _DETERMINED * problem.spread) & ~at_bound,
+        information=information,
+        at_bound=at_bound,
+        residual=rows[: len(measured)] / problem.weights[0],
+        cost=0.5 * float(np.sum(rows**2)),
+    )
 
 
 def _priors(form: Form, environment: Environment) -> list[Prior]:
@@ -294,28 +317,6 @@ def _problem(form: Form, points: Points, measured: Measured, environment: Enviro
     )
 
 
-def _result(problem: _Problem, z: Floats, environment: Environment, measured: Measured) -> Fit:
-    values, jacobian, rows = np.exp(z), forward_differences(problem.residuals, z, _STEP), problem.residuals(z)
-    lower, upper = problem.bounds
-    log_sd = significant(np.sqrt(np.diag(np.linalg.inv(jacobian.T @ jacobian))), _SPREAD_DIGITS)
-    information = np.clip(1.0 - (log_sd / problem.spread) ** 2, 0.0, 1.0)
-    at_bound = (z - lower < 10 * _STEP) | (upper - z < 10 * _STEP)
-    return Fit(
-        form=problem.form,
-        environment=environment,
-        profile=problem.terms.profile,
-        points=problem.terms.points,
-        measured=measured,
-        values=values,
-        std_err=values * log_sd,
-        identified=(log_sd <= _DETERMINED * problem.spread) & ~at_bound,
-        information=information,
-        at_bound=at_bound,
-        residual=rows[: len(measured)] / problem.weights[0],
-        cost=0.5 * float(np.sum(rows**2)),
-    )
-
-
 # --- Throughput tables: sampled rows, predictions, regret, and learning from further runs ---
 
 _SIZES = tuple(10 ** (half / 2) for half in range(16, 23))  # of models not in the zoo [parameters]
@@ -335,12 +336,13 @@ SAMPLED = "sampled"
 def sampling_design(frame: pd.DataFrame, workload: str | Workload) -> Bools:
     """Choose the rows to fit: at most seven data-parallel ones and three model-parallel ones.
 
-    The rule uses plans and placements, never times. Of plain data parallelism it takes two and eight GPUs of
-    one node and eight GPUs on four nodes, of the partitioned optimiser eight GPUs on two nodes, of offload
-    the same three as of data parallelism. If fewer than two of these rows of a family exist (fewer than one,
-    if one is wanted), it takes the fewest, most and middle number of GPUs and CPU threads instead. Of
-    model-parallel plans it takes the shallowest with the widest tensor parallelism on most GPUs, the deepest
-    with the narrowest on fewest GPUs, and the one nearest to tensor and pipeline degree four.
+    The rule uses plans and placements, never times. It samples plain data parallelism on two and eight GPUs
+    of one node and on eight GPUs of four nodes, the partitioned optimiser on eight GPUs of two nodes, and
+    offload on the same three placements as data parallelism. If a family has fewer than two of these rows
+    (fewer than one, if only one is wanted), the rows with the fewest, the most and the middle number of GPUs
+    and CPU threads are sampled instead. Of model-parallel plans the rule samples the shallowest with the
+    widest tensor parallelism on the most GPUs, the deepest with the narrowest on the fewest GPUs, and the one
+    nearest to tensor and pipeline degree four.
 
     Parameters
     ----------
@@ -492,8 +494,8 @@ def fit_table(
         there = load_workload(workload).model.parameters
         if parameters != there:
             raise InputError(
-                f"{key!r} has {there} parameters, got {parameters:g}; state no number, or name the model "
-                "differently"
+                f"{key!r} has {there} parameters, got {parameters:g}; leave the number out, or choose "
+                "another name for the model"
             )
     usable = ((frame["workload"] == key) & frame["feasible"].astype(bool)).to_numpy()
     kept = frame[usable].reset_index(drop=True)
@@ -504,8 +506,8 @@ def fit_table(
     specs = [workload_of(key, batch, size) for size in sizes]
     measured = measured_from_table(kept)
     fitted = sampling_design(kept, specs[0]) if sampled is None else sampled[usable]
-    # A trace does not record the cap on micro-batches; where the cap of the preset is not at one of the
-    # extremes, one sample per micro-batch is tried as well, and the better fit decides.
+    # A trace does not record the limit on micro-batches. Unless the limit of the preset is at one of the
+    # extremes, one sample per micro-batch is tried as well, and the better fit is kept.
     variants = []
     for spec in specs:
         variants.append(spec)
@@ -519,15 +521,19 @@ def fit_table(
     best = min(candidates, key=lambda candidate: candidate.fit.cost)
     if len(sizes) > 1:
         size = best.fit.points.workload.model.parameters
-        _LOG.warning("%s is not in the zoo; its times fit %.3g parameters best, state others", key, size)
+        _LOG.warning(
+            "%s is not in the zoo; its times fit %.3g parameters best; pass the number if it is another",
+            key,
+            size,
+        )
     return best
 
 
 def regret(frame: pd.DataFrame, predicted_s: Floats) -> pd.DataFrame:
-    """Evaluate the choice of the plan: the throughput lost by running the plan predicted as fastest.
+    """Return the regret of the model's choice of plan: the throughput lost against the best measured plan.
 
-    Of plans predicted as equally fast the one that partitions most is chosen, because it needs no more
-    memory.
+    The chosen plan is the one predicted as fastest. Ties go to the plan that partitions more, because it
+    needs no more memory.
 
     Parameters
     ----------
@@ -570,8 +576,8 @@ class Learner:
     Parameters
     ----------
     rows
-        Schema `makespan.tables.THROUGHPUT`, one workload, with a new index; may have infeasible rows,
-        which are runs that fail. Flagged rows are known once they ran, but not fitted.
+        Schema `makespan.tables.THROUGHPUT`, one workload, with a new index. Infeasible rows are runs that
+        fail. Flagged rows are known once they have run, but never fitted.
     first, reasons
         Fit to the sampled rows, and the reason for which each row is known, (n_rows,); empty where it has
         not run.
@@ -625,7 +631,7 @@ class Learner:
         return self.first.refit(points, measured_from_table(further))
 
     def learn_until_known(self, choose: Callable[[Fit], list[int]], reason: str) -> tuple[list[int], int]:
-        """Run the rows that are expected to be best, fit again, and repeat until the choice is known.
+        """Run the chosen rows, fit again, and repeat until all rows of a choice have run.
 
         ``choose`` maps the present fit to the rows that should run; ``reason`` is recorded for them.
 
@@ -646,7 +652,7 @@ class Learner:
 # --- Shared constants of a cluster, fitted to the rows of several models at once ---
 #
 # The constants of the presets were chosen with measured rows of every model in view. Constants fitted without
-# a model show how well the model is predicted whose rows nobody has seen.
+# one model show how well a model is predicted that had no influence on them.
 
 _TOLERANCE = 1e-6
 
@@ -721,8 +727,8 @@ class _Joint:
 
     def residuals(self, z: Floats) -> Floats:
         """Weighted residuals of one vector or of a matrix of vectors, one row each."""
-        rows, n_shared, n_own = np.atleast_2d(z), len(self.environment.neutral), len(EXTENDED.parameters)
-        # Environment and terms are rebuilt once for each distinct vector of shared values: in a Jacobian, all
+        rows, n_shared, n_of_model = np.atleast_2d(z), len(self.environment.neutral), len(EXTENDED.parameters)
+        # Environment and terms are built once per distinct vector of shared values. In a Jacobian, all
         # vectors that step in a parameter of one model have the same shared values.
         shared, which = np.unique(rows[:, :n_shared], axis=0, return_inverse=True)
         environments = [self.environment.with_shared(self.values_of(values)) for values in shared]
@@ -730,15 +736,15 @@ class _Joint:
         parts = [_standardised(rows[:, :n_shared], neutral)]
         mean_rows = np.mean([len(model.log_time) for model in self.models]) if self.models else 1.0
         for number, model in enumerate(self.models):
-            own = rows[:, n_shared + number * n_own :][:, :n_own]
-            misfit, from_prior = np.empty((len(rows), len(model.log_time))), np.empty_like(own)
+            of_model = rows[:, n_shared + number * n_of_model :][:, :n_of_model]
+            misfit, from_prior = np.empty((len(rows), len(model.log_time))), np.empty_like(of_model)
             for index, environment in enumerate(environments):
                 members = which == index
                 terms = Terms(model.points, model.profile, environment.constants)
-                predicted = EXTENDED.phases(np.exp(own[members]), terms).iter_time_s
+                predicted = EXTENDED.phases(np.exp(of_model[members]), terms).iter_time_s
                 misfit[members] = np.log(predicted) - model.log_time
                 centred = [environment.priors[EXTENDED.name][name] for name in EXTENDED.parameters]
-                from_prior[members] = _standardised(own[members], centred)
+                from_prior[members] = _standardised(of_model[members], centred)
             parts += [np.sqrt(mean_rows) * model.weight * misfit, from_prior]
         joined = np.concatenate(parts, axis=1)
         return joined if z.ndim > 1 else joined[0]

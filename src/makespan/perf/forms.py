@@ -53,7 +53,7 @@ class Prior:
 class Constants:
     """Physical constants shared by all models of a cluster, and the weights of the loss.
 
-    Values, units and sources are in ``presets/environments.toml``, reasons on the model's background page.
+    ``presets/environments.toml`` has values, units and sources; the background page of the model has reasons.
     """
 
     flat_bandwidth_bytes_per_s: float
@@ -94,9 +94,8 @@ class Environment:
     constants, priors
         Shared constants, and the prior of every fitted parameter, by form and name.
     neutral
-        Priors from before any measured row, by name, for constants and for centres of the priors of the form
-        ``extended`` that were chosen with the rows of all models in view. Empty where nothing was chosen in
-        that way.
+        Priors that no measured row has influenced, by name, for those constants and centres of priors of the
+        form ``extended`` that were chosen with the rows of all models in view. Empty if none were.
     without
         By model, values of the same names that were fitted to the rows of the other models alone.
     """
@@ -127,7 +126,7 @@ class Environment:
         )
 
     def unseen_by(self, model: str) -> "Environment":
-        """Return the environment as it is without the rows of a model; itself if none of it saw them."""
+        """Return the environment fitted without the rows of a model, or itself if they had no influence."""
         return self.with_shared(self.without[model]) if model in self.without else self
 
 
@@ -180,7 +179,7 @@ def _environment(name: str, spec: ClusterSpec, entry: Mapping[str, Any]) -> Envi
     if values.keys() != _CONSTANT_NAMES:
         raise InputError(
             f"environment {name!r}: constants {sorted(values.keys() ^ _CONSTANT_NAMES)} are missing or "
-            "not known"
+            f"not known; expected exactly {', '.join(sorted(_CONSTANT_NAMES))}"
         )
     if wrong := [key for key, value in values.items() if not 0 <= value < math.inf]:
         raise InputError(f"environment {name!r}: {', '.join(wrong)}: expected numbers, 0 or more")
@@ -225,7 +224,7 @@ class Geometry(NamedTuple):
 
 @lru_cache(maxsize=65536)
 def geometry(gpus_per_node: tuple[int, ...], pp: int, tp: int, dp: int, gpus_per_nic: int) -> Geometry:
-    """Derive the card loads of a plan on a placement; the most loaded card sets the rate of a group."""
+    """Compute the card loads of a plan on a placement; the most loaded card sets the rate of a group."""
     groups = RankGroups.of(gpus_per_node, pp, tp, dp)
     cards = [gpus_per_nic] * len(gpus_per_node)
     tensor = _group_loads(groups.tensor, cards).reshape(pp, dp).max(axis=1)
@@ -389,7 +388,7 @@ def points_from_plans(
 
 
 def plans_from_table(frame: pd.DataFrame, spec: Workload) -> list[tuple[ExecutionPlan, Placement]]:
-    """Read plan and placement of every row of a throughput table; micro-batches stay unresolved."""
+    """Read plan and placement of every row of a throughput table; micro-batch sizes are not resolved."""
     pairs, batch = [], spec.global_batch_size
     rows = zip(frame["exec_plan"], frame["placement"], frame["cpu_threads"], strict=True)
     for text, place, threads in rows:
@@ -443,7 +442,7 @@ _HALF = 2  # bytes of one 16-bit activation
 _ALL_REDUCES = 4  # per layer: two forward, two backward (Shoeybi et al. 2019, section 3)
 _ALL_REDUCE_PASSES = 2  # reduce-scatter and all-gather
 _DIRECTIONS = 2  # activations forward, their gradients back
-_MOST_FIXED = 0.8  # share of a profile; one that is all fixed cost would predict samples for free
+_MOST_FIXED = 0.8  # largest share of fixed cost in a profile, or further samples would take no time
 Values = dict[str, Floats]
 
 
@@ -521,7 +520,7 @@ class Terms:
 
     @cached_property
     def straggler_factor(self) -> Floats:
-        """Expected largest of n exponential delays over their mean, less that of one node."""
+        """Expected largest of n exponential delays over their mean, less that of one node: H(n) - 1."""
         nodes = self.points.n_nodes.astype(np.intp)
         harmonic = np.cumsum(1.0 / np.arange(1, nodes.max(initial=1) + 1))
         return np.asarray(harmonic[nodes - 1] - 1.0)
@@ -541,9 +540,9 @@ class Form:
     """One form of the performance model: `Phases` of n points from parameters (..., n_parameters).
 
     ``comparable`` returns masks of the points whose reported compute and optimiser phases contain the same
-    work as the predicted ones. ``work`` returns the times in a step [s] in which the devices of a job
-    compute, with fixed costs, and in which its data move; pipeline bubbles, waiting for stragglers and
-    updates on the host are neither.
+    work as the predicted ones. ``work`` returns two times per step [s]: in the first the devices of a job
+    compute, fixed costs included, and in the second its data move. Pipeline bubbles, waiting for stragglers
+    and updates on the host count as neither.
     """
 
     name: str
@@ -570,8 +569,11 @@ def reported_phases(points: Points) -> Bools:
 
 
 def p_norm(x: Floats, y: Floats, k: Floats) -> Floats:
-    """Overlap two activities, ``(x^k + y^k)^(1/k)``: k=1 in turn, large k hidden (Morphling, section 4)."""
-    # Divided by the larger activity first, because its power alone may overflow or underflow.
+    """Return the time of two overlapping activities, ``(x^k + y^k)^(1/k)`` (Morphling, section 4).
+
+    With k = 1 one follows the other; for large k the longer one hides the other.
+    """
+    # Both are divided by the larger one first, because its power alone could overflow or underflow.
     largest = np.maximum(np.maximum(x, y), np.finfo(np.float64).tiny)
     smaller = np.minimum(x, y) / largest
     return np.asarray(largest * (1.0 + smaller**k) ** (1.0 / k))
@@ -628,7 +630,7 @@ def _published_work(theta: Floats, terms: Terms) -> tuple[Floats, Floats]:
 
 
 def _published_comparable(points: Points) -> tuple[Bools, Bools]:
-    """Compare the optimiser phase of replicated and model-parallel plans: others contain gathers."""
+    """Compare the optimiser phase of replicated and model-parallel plans; in others it contains gathers."""
     none = np.zeros(len(points), dtype=bool)
     return none, reported_phases(points) & (points.is_data_parallel | points.is_model_parallel)
 
@@ -646,7 +648,7 @@ def _extended_phases(theta: Floats, terms: Terms) -> Phases:
     """Predict iteration times; the terms are derived on the background page of the model."""
     points, constants, k = terms.points, terms.constants, EXTENDED.named(theta)
     forward, backward = _forward_backward(k, terms)
-    # Replicated: the backward pass hides two ring passes, and every device updates all weights.
+    # Replicated: the backward pass overlaps two ring passes, and every device updates all weights.
     compute = forward + p_norm(backward, 2.0 * _ring_s(k, terms), k["k_sync"])
     optimize = k["k_opt"] * terms.parameters + np.zeros_like(compute)
     is_partitioned = points.is_zero | points.is_offload
@@ -659,7 +661,7 @@ def _extended_phases(theta: Floats, terms: Terms) -> Phases:
         update = gather + k["k_opt"] * terms.parameters / points.n_gpus
         compute, optimize = _choose(points.is_zero, (partitioned, update), (compute, optimize))
     if points.is_offload.any():
-        # Offloaded: nothing hides the scatter and the copy, and the processes of a node contend for its host.
+        # Offloaded: scatter and copy overlap with nothing, and the processes of a node share its host.
         copy = terms.gradient_bytes / points.n_gpus / constants.pcie_bandwidth_bytes_per_s
         offloaded = forward + backward + scatter + copy + k["k_off"] * terms.parameters
         alone = k["k_cpu"] * constants.reference_cpu_threads / points.cpu_threads
@@ -670,7 +672,7 @@ def _extended_phases(theta: Floats, terms: Terms) -> Phases:
     total = compute + optimize + k["k_const"]
     if not points.is_model_parallel.any():
         return Phases(total, compute, optimize)
-    # Model parallel: the exchange follows the pipeline; some stacks report it apart from the pipeline phase.
+    # Model parallel: the exchange follows the pipeline; some stacks do not report it in the pipeline phase.
     pipeline = terms.bubble_factor * (_passes_s(k, terms) + _activations_s(k, terms))
     update = k["k_opt3"] * terms.parameters / (points.tp * points.pp)
     with_exchange = pipeline + 2.0 * _ring_s(k, terms, stragglers=False)
@@ -689,7 +691,7 @@ def _choose(mask: Bools, new: tuple[Floats, Floats], old: tuple[Floats, Floats])
 
 
 def _ring_s(k: Values, terms: Terms, stragglers: bool = True, partitioned: bool = False) -> Floats:
-    """Time of one ring pass: the slower of device link and cards, plus waiting for stragglers."""
+    """Return the time of one ring pass: the slower of device link and cards, plus waiting for stragglers."""
     constants = terms.constants
     moved = terms.ring_share * terms.gradient_bytes
     cards = k["k_net"] * moved * terms.points.ring_load / constants.nic_bandwidth_bytes_per_s
@@ -702,7 +704,7 @@ def _ring_s(k: Values, terms: Terms, stragglers: bool = True, partitioned: bool 
 
 
 def _forward_backward(k: Values, terms: Terms) -> tuple[Floats, Floats]:
-    """Forward and backward time of all micro-steps of a replica without model parallelism."""
+    """Return forward and backward time of all micro-steps of a replica without model parallelism."""
     points, constants = terms.points, terms.constants
     is_async = points.workload.data_parallel_stack.phase_style == "ddp"
     launch = constants.async_launch_s if is_async else constants.forward_launch_s
@@ -714,14 +716,14 @@ def _forward_backward(k: Values, terms: Terms) -> tuple[Floats, Floats]:
 
 
 def _passes_s(k: Values, terms: Terms) -> Floats:
-    """Forward and backward time of a replica's batch on one tensor-parallel group, summed over stages."""
+    """Return forward plus backward time of a replica's batch on a tensor group, summed over stages."""
     samples = terms.points.replica_batch_size * terms.points.tokens_share / terms.points.tp
     passes = 1.0 + k["k_bwd"] + terms.points.checkpoint_fraction
     return np.asarray(passes * (k["k_fwd"] * terms.profile.per_sample_s * samples))
 
 
 def _activations_s(k: Values, terms: Terms) -> Floats:
-    """Transfer time of activations of a replica's batch and of their gradients, summed over stages."""
+    """Return the transfer time of a replica's activations and their gradients, summed over stages."""
     points, constants = terms.points, terms.constants
     tensor = terms.tp_bytes * (
         points.tp_local_share / constants.tp_bandwidth_bytes_per_s

@@ -74,18 +74,18 @@ def rank_plans(
     Parameters
     ----------
     cluster
-        Decides memory; its nodes must be of one kind.
+        Cluster (sets the memory limit); its nodes must be of one kind.
     cpu_threads
-        CPU threads per GPU; the node's threads divided by its GPUs if not given. Ignored for
-        ``plans``, which carry their own.
+        CPU threads per GPU (default: the node's threads divided by its GPUs). Has no effect on ``plans``,
+        which have their own.
     plans
-        Candidates; those that do not fit in memory are left out. All plans of the workload's families if
-        not given.
+        Candidates (default: all plans of the workload's families); those that do not fit in memory are left
+        out.
 
     Returns
     -------
     list of RankedPlan
-        Fastest first; of equally fast plans the one that partitions more.
+        Fastest first; ties go to the plan that partitions more.
     """
     workload, node = fit.points.workload, cluster.node
     if plans is None:
@@ -152,7 +152,7 @@ def sensitivity_families(
         )
     threads = sorted(set(cpu_threads))
     if threads and threads[0] < 1:
-        raise InputError(f"cpu_threads {threads[0]}; expected at least 1 a GPU")
+        raise InputError(f"cpu_threads is {threads[0]}; expected at least 1 per GPU")
     node, workload = cluster.node, fit.points.workload
     pairs: list[tuple[ExecutionPlan, Placement]] = []
     for count in counts:
@@ -201,7 +201,7 @@ def envelope(families: pd.DataFrame, gpu_counts: Iterable[int] | None = None) ->
         Schema `makespan.tables.SENSITIVITY`; throughput never falls with g. Where nothing can run
         the plan is empty and the throughput 0.
     """
-    # Plans on the device, and offload plans with the number of threads that those come with.
+    # Keep plans on the device, and offload plans with the same number of threads as those.
     usual = families
     if len(families):
         on_device = families[~families["plan_family"].isin([family.title for family in _OFFLOAD])]

@@ -1,4 +1,4 @@
-"""Memory of a plan on device and host, the out-of-memory decision, and the micro-batch rule."""
+"""Memory of a plan on device and host, the decision whether it fits, and the rule for micro-batch sizes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ _HOST_STATE = 16
 
 @dataclass(frozen=True, slots=True)
 class MemoryRules:
-    """Defaults of the memory model that belong to the software, not to the plan.
+    """Parameters of the memory model that depend on the software, not on the plan.
 
     Parameters
     ----------
@@ -189,16 +189,14 @@ def _activation_bytes(plan: ExecutionPlan, bound: BoundWorkload, index: int, sta
         kept = (1.0 - fraction) * (rest + attention) + fraction * stage.input_bytes
         recomputed = per_layer
     m, p = plan.n_microbatches, plan.pp
-    in_flight = float(
-        min(m, p - index)
-    )  # 1F1B: stage i has started p - i micro-batches before its first backward
+    in_flight = float(min(m, p - index))  # 1F1B: stage i starts p - i micro-batches before its first backward
     if p == 1:
         in_flight = 1.0  # without a pipeline each micro-batch is finished before the next begins
     elif plan.schedule == "gpipe":
         in_flight = float(m)
     elif plan.schedule == "interleaved":
         in_flight = min(float(m), in_flight + (p - 1) / plan.interleave)
-    # One layer at a time recomputes, so its activations come on top only once.
+    # Layers recompute one at a time, so the activations of one layer come on top.
     return plan.micro_batch_size * (in_flight * kept + (recomputed if fraction > 0 else 0.0))
 
 
@@ -208,10 +206,10 @@ def resolve_micro_batch(
 ) -> ExecutionPlan:
     """Choose the micro-batch size by the rule of the plan's stack.
 
-    A plan that accumulates already keeps its micro-batch. Otherwise plans with data parallelism alone start
-    from the whole batch of a replica and halve it until it fits in memory, and model-parallel plans split the
-    batch into at most as many micro-batches as the workload's traces used. If no micro-batch fits, the
-    smallest one tried comes back, and `memory_estimate` gives the reason.
+    A plan that accumulates already keeps its micro-batch. Other plans without model parallelism start from
+    the whole batch of a replica and halve it until it fits in memory; model-parallel plans split the batch
+    into at most as many micro-batches as the workload's traces used. If no micro-batch fits, the plan has the
+    smallest one that was tried, and `memory_estimate` gives the reason.
     """
     if plan.grad_accum_steps > 1:
         return plan

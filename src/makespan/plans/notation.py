@@ -1,4 +1,4 @@
-"""Text of execution plans: one notation that loses nothing, and all plans for a number of devices.
+"""Text of execution plans: one lossless notation, and the enumeration of plans for a number of devices.
 
 A text starts with a word or three degrees. ``ga``, ``gc``, ``zero-dp``, ``zero-offload`` and ``tp+ga`` take
 their degree from the number of devices; ``abc`` is pipeline degree a, tensor degree b, data degree c,
@@ -16,8 +16,9 @@ joined by ``-`` above nine (``1-8-16``). Differences from the plain plan of that
 | ``+a4`` | gradient accumulation steps (micro-batches in flight) |
 | ``+cpu4`` | CPU threads per GPU, where they are not the usual ones |
 
-Devices, global batch size and usual CPU threads stand beside the text. The notation of published traces is
-that of plain plans, whose micro-batch the rule of the workload chooses (`resolve_micro_batch`).
+The number of devices, the global batch size and the usual CPU threads are given beside the text. Published
+traces use the notation of plain plans, whose micro-batch the rule of the workload sets
+(`resolve_micro_batch`).
 """
 
 import re
@@ -99,7 +100,7 @@ def stated_cpu_threads(text: str) -> int | None:
 
 @lru_cache(maxsize=4096)
 def _parse(text: str) -> tuple[str, dict[str, Any]]:
-    """Split a text into its start and the fields that its suffixes set; callers must not change these."""
+    """Split a text into its start and the fields that its suffixes set, which callers must not modify."""
     start, *suffixes = text.strip().lower().split("+")
     if start == "tp" and suffixes[:1] == ["ga"]:
         start, suffixes = "tp+ga", suffixes[1:]
@@ -158,9 +159,9 @@ def _suffix_field(match: re.Match[str]) -> dict[str, Any]:
 
 
 def write_plan(plan: ExecutionPlan, *, cpu_threads: int = DEFAULT_CPU_THREADS) -> str:
-    """Write a plan so that reading the text beside its devices and global batch gives it back.
+    """Write a plan as text from which `read_plan` restores it, given its devices and global batch.
 
-    ``cpu_threads`` stand beside the text, as in `read_plan`; others are written.
+    ``cpu_threads`` are the usual CPU threads, as in `read_plan`; only other numbers are written.
 
     Examples
     --------
@@ -201,7 +202,7 @@ def write_plan(plan: ExecutionPlan, *, cpu_threads: int = DEFAULT_CPU_THREADS) -
 def write_exec_plan(plan: ExecutionPlan) -> str:
     """Write a plan as in the column ``exec_plan`` of tables: without micro-batches and CPU threads.
 
-    The rule of the workload chooses the micro-batch; CPU threads have a column of their own.
+    The rule of the workload sets the micro-batch, and CPU threads have their own column.
     """
     return write_plan(plan.with_micro_batch(plan.replica_batch_size), cpu_threads=plan.cpu_threads)
 

@@ -57,7 +57,7 @@ class Placement:
         parts = stripped.removesuffix(_SEPARATOR).split(_SEPARATOR) if joined else list(stripped)
         if not parts or not all(part.isascii() and part.isdigit() and int(part) for part in parts):
             raise NotationError(
-                f"placement {text!r} cannot be read; expected one digit 1-9 a node, such as "
+                f"placement {text!r} cannot be read; expected one digit 1-9 per node, such as "
                 "'4444', or counts joined by '-', such as '16-16'"
             )
         return cls(tuple(int(part) for part in parts))
@@ -95,8 +95,8 @@ class Placement:
 @lru_cache(maxsize=4096)
 def enumerate_placements(n_gpus: int, gpus_per_node: int, n_nodes: int) -> tuple[Placement, ...]:
     """Return every placement on a cluster of equal nodes: fewest nodes first, then by counts."""
-    found = [Placement(counts) for counts in _partitions(n_gpus, gpus_per_node, n_nodes)]
-    return tuple(sorted(found, key=lambda p: (p.n_nodes, p.gpus_per_node)))
+    placements = [Placement(counts) for counts in _partitions(n_gpus, gpus_per_node, n_nodes)]
+    return tuple(sorted(placements, key=lambda p: (p.n_nodes, p.gpus_per_node)))
 
 
 def _partitions(total: int, largest: int, parts: int) -> Iterator[tuple[int, ...]]:
@@ -131,12 +131,12 @@ class RankGroups:
 
 def cards_by_node(group: Iterable[Position], gpus_per_nic: Sequence[int]) -> Cards:
     """Return cards and number of members of a group on each node, given the devices per card there."""
-    found: Cards = {}
+    by_node: Cards = {}
     for node, local in group:
-        cards, count = found.get(node, (set(), 0))
+        cards, count = by_node.get(node, (set(), 0))
         cards.add(local // gpus_per_nic[node])
-        found[node] = (cards, count + 1)
-    return found
+        by_node[node] = (cards, count + 1)
+    return by_node
 
 
 def card_loads(groups: Iterable[Cards]) -> dict[Position, float]:
@@ -294,7 +294,7 @@ class ExecutionPlan:
             object.__setattr__(self, "family", _derive_family(self))
             return
         family, derived = self.plan_family, _derive_family(self)
-        # Degrees alone do not tell a family of model-parallel plans from another, so one may be stated.
+        # Several model-parallel families can have the same degrees, so the family of a plan may be stated.
         allowed = {
             PlanFamily.TP_GA: self.dp == 1 and self.pp == 1,
             PlanFamily.TP_PP: self.dp == 1,
@@ -390,23 +390,6 @@ def _derive_family(plan: ExecutionPlan) -> PlanFamily:
     if plan.zero_stage:
         return PlanFamily.ZERO_DP
     return PlanFamily.GC if plan.activation_checkpointing else PlanFamily.DP
-
-
-def _check_family(plan: ExecutionPlan) -> None:
-    family, derived = plan.plan_family, _derive_family(plan)
-    if family == derived:
-        return
-    one_replica = plan.dp == 1
-    allowed = {
-        PlanFamily.TP_GA: one_replica and plan.pp == 1,
-        PlanFamily.TP_PP: one_replica,
-        PlanFamily.DP_TP_PP: not one_replica,
-    }
-    if not allowed.get(family, False):
-        raise PlanError(
-            f"family {family.title!r} does not fit dp={plan.dp} tp={plan.tp} pp={plan.pp} "
-            f"zero_stage={plan.zero_stage} offload={plan.offload}; these make {derived.title!r}"
-        )
 
 
 # --- Pipeline stages: the layers of each, and the sums over them ---

@@ -95,7 +95,7 @@ class MeasuredSource:
         return self.directory / f"{key}.csv"
 
     def _key(self, name: str) -> str | None:
-        """Return the name of the file of a workload: its name as it is, or the key that it is an alias of."""
+        """Return the stem of a workload's file: its name itself, or the key of which it is an alias."""
         is_known = is_in_zoo(name)
         keys = [name, workload(name).key] if is_known else [name]
         return next((key for key in keys if Path(key).name == key and self._path(key).is_file()), None)
@@ -110,7 +110,7 @@ def read_throughput(path: str | Path, key: str | None = None) -> pd.DataFrame:
     keys = sorted(set(frame["workload"]))
     if len(keys) != 1:
         stated = ", ".join(keys) or "no rows"
-        raise TraceError(f"{where}: column 'workload': found {stated}; expected one workload a file")
+        raise TraceError(f"{where}: column 'workload': found {stated}; expected one workload per file")
     wanted = key or (workload(keys[0]).key if is_in_zoo(keys[0]) else keys[0])
     batch = int(frame["global_batch_size"].iloc[0])
     if batch < 1:
@@ -142,7 +142,7 @@ def check_times(values: Iterable[float], column: str, where: str, accepted: str)
 
 
 def canonical_rows(frame: pd.DataFrame, global_batch_size: int, where: str) -> pd.DataFrame:
-    """Check plans and placements and write them in canonical notation: equal ones have equal text.
+    """Check plans and placements and write them in canonical notation, in which equal ones have equal text.
 
     Raises `TraceError` for texts that cannot be read, plans whose degrees do not multiply to the GPUs of the
     placement, and (plan, placement, threads) that occur twice.
@@ -151,7 +151,7 @@ def canonical_rows(frame: pd.DataFrame, global_batch_size: int, where: str) -> p
     texts = [_canonical(row, cell, global_batch_size, where) for row, cell in enumerate(cells, 1)]
     plans, placements = zip(*texts, strict=True)
     result = frame.assign(exec_plan=plans, placement=placements)
-    # Duplicates show only in canonical notation, so they are looked for in the result.
+    # The same run can be written in several ways, so duplicates are found only in canonical notation.
     first: dict[tuple[str, str, int], int] = {}
     triples = zip(result["exec_plan"], result["placement"], result["cpu_threads"], strict=True)
     for row, (plan, placement, threads) in enumerate(triples, 1):
@@ -172,9 +172,9 @@ def _canonical(
     try:
         placement = Placement.parse(placement_text)
     except InputError as error:
-        accepted = f"one digit a node such as 44 or 1124 ({error})"
+        accepted = f"one digit per node such as 44 or 1124 ({error})"
         raise cell_error(where, row, "placement", placement_text, accepted) from error
-    # A run that failed may have asked for more replicas than the batch has samples.
+    # The plan of a failed run may have more replicas than the batch has samples.
     batch = global_batch_size if feasible else placement.n_gpus
     try:
         plan = read_plan(plan_text, n_gpus=placement.n_gpus, global_batch_size=batch, cpu_threads=cpu_threads)
@@ -198,8 +198,8 @@ _FILE = "placements.csv"
 _REQUIRED = ("exec_plan", "placement", "iter_time")
 _PHASES = {"forward": "forward_s", "overlap_sync": "overlap_sync_s", "optimize": "optimize_s"}
 _THREADS = "cpu_threads"
-# Phases are parts of the iteration, so in seconds their sum is near the iteration time or below
-# it, and in milliseconds a thousand times that. The gap between the two ranges is rejected.
+# Phases are parts of the iteration: in seconds their sum is about the iteration time or less, and in
+# milliseconds a thousand times that. Ratios between the two ranges are rejected.
 _SECONDS_RATIO_MAX = 2.0
 _MILLISECONDS_RATIO = (20.0, 2000.0)
 FLAG_SLOW_FORWARD = "slow forward on odd placements"
@@ -208,8 +208,8 @@ FLAG_HALF_BATCH = "half batch on one GPU"
 # count on some node, of the forward phase over that of the other rows with as many GPUs, exceeds this
 # ratio [1]. Healthy families stay below 1.15.
 _SLOW_FORWARD_RATIO = 1.25
-# One GPU has twice the samples of two GPUs, so its forward and backward phases take about twice as long.
-# Below this ratio [1] the row cannot have run the whole batch.
+# One GPU processes twice as many samples as each of two, so its forward and backward phases take about twice
+# as long. A row below this ratio [1] cannot have run the whole batch.
 _HALF_BATCH_RATIO = 1.3
 _DATA_PARALLEL = tuple(family for family in PlanFamily if not family.is_model_parallel)
 Bools = npt.NDArray[np.bool_]
@@ -277,12 +277,12 @@ def check_published_gpus(where: ClusterSpec) -> None:
     if where.gpu_types != (_GPU,):
         raise InputError(
             f"source published: its times are of {_GPU}, cluster {where.name!r} has "
-            f"{', '.join(where.gpu_types)}; expected source emulated, or measured"
+            f"{', '.join(where.gpu_types)}; choose source emulated or measured"
         )
 
 
 def _registered(register: Iterable[Dataset], path: Path, key: str) -> Dataset:
-    """Return the registered trace of a workload; its folder may have the key or an alias."""
+    """Return the registered trace of a workload; its folder is named by the key or an alias."""
     for entry in register:
         parts = Path(entry.path).parts
         if len(parts) > 2 and parts[-3] == "throughput" and parts[-1] == _FILE:
@@ -290,16 +290,6 @@ def _registered(register: Iterable[Dataset], path: Path, key: str) -> Dataset:
                 if resolve_workload_key(parts[-2]) == key:
                     return entry
     raise ChecksumError(f"{path}: no trace of {key!r} is registered; expected the published files")
-
-
-def _trace_files(base: Path) -> dict[str, Path]:
-    files: dict[str, Path] = {}
-    for path in sorted(base.glob(f"*/{_FILE}")):
-        try:
-            files[resolve_workload_key(path.parent.name)] = path
-        except UnknownNameError:
-            _LOG.warning("%s: not a trace of a known model, left out", path)
-    return files
 
 
 def phase_unit(phases_total: float, iter_time_s: float) -> float:
@@ -446,9 +436,9 @@ def placement_order(counts: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
 
 
 def reference_plan(plan: str, measured: Iterable[tuple[str, tuple[int, ...], float]]) -> str:
-    """Return the reference of a requested plan: the plan itself if it was measured, else the fastest.
+    """Return the reference of a requested plan: the plan itself if it was measured, else the fastest one.
 
-    ``measured``: plan, devices per node (largest first) and iteration time [s] of runs on as many devices.
+    ``measured`` has the runs on as many devices: plan, devices per node (largest first), iteration time [s].
     """
     rows = list(measured)
     if any(name == plan for name, _, _ in rows):
@@ -552,8 +542,8 @@ class ReferenceTimes:
 
 # --- Protocol of all sources, and the emulated source ---
 #
-# Users of a source ask for the canonical table of a workload and do not depend on how it was made. Each
-# result path begins with the name of its source.
+# Code that uses a source asks for the canonical table of a workload and does not depend on how it was made.
+# Each result path begins with the name of its source.
 
 SOURCE_NAMES = ("emulated", "published", "measured")
 _EMULATED_BY = (
@@ -611,7 +601,7 @@ class EmulatedSource:
         return workload_keys()
 
     def load(self, workload_key: str) -> pd.DataFrame:
-        """Emulate the trace points of one workload; tables of shipped constants are kept in the cache."""
+        """Emulate the trace points of one workload; tables of shipped constants come from the cache."""
         spec = workload(workload_key)
         if self.calibration not in calibration_names():
             return self._emulated(spec)
