@@ -1,7 +1,7 @@
-"""The testbed emulator: the time of one training iteration from hardware, workload and plan.
+"""Testbed emulator: the time of one training iteration from hardware, workload and plan.
 
-A deterministic, seeded model with named terms that add up, calibrated constants with
-provenance, and a designed grid of points that makes a trace::
+The emulator is a deterministic, seeded model. Its named terms add up to the iteration time, its calibrated
+constants state their origin, and a fixed grid of points makes a trace::
 
     frame = emulate(workload("bert"), trace_points(workload("bert"), cluster("a800-64")),
                     cluster("a800-64"))

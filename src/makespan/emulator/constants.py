@@ -1,7 +1,8 @@
-"""The constants of the time model, their priors and bounds, and calibrated sets of them.
+"""Constants of the time model, their priors and bounds, and calibrated sets of them.
 
-Single constants are no physical measurements, because they are identifiable only in combination (`e_gemm`,
-`kappa`, `t_layer`, `k_bwd`, `s_*`; `r_cpu`, `c_full`, `c_grad`, `e_pcie`; `e_rs`, `e_ag`, `a_zero`).
+A single fitted constant is no physical measurement, because measured rows determine only combinations of some
+constants: of `e_gemm`, `kappa`, `t_layer`, `k_bwd`, `s_*`; of `r_cpu`, `c_full`, `c_grad`, `e_pcie`; and of
+`e_rs`, `e_ag`, `a_zero`.
 """
 
 import math
@@ -24,7 +25,7 @@ _SUFFIX = ".toml"
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """One constant: positive, fitted in log space."""
+    """One positive constant, fitted in log space."""
 
     name: str
     prior: float
@@ -98,7 +99,7 @@ def theta_mapping(theta: NDArray[np.float64]) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """Constants for one workload, of one fit of a set; ``compute_scale`` is its anchor [1]."""
+    """Constants for one workload, from one fit of a set; ``compute_scale`` is its anchor [1]."""
 
     identifier: str
     level: str
@@ -214,7 +215,9 @@ def _calibration(name: str, entry: Mapping[str, Any], where: str) -> Calibration
         bounds = tuple(entry.get("active_bounds", ()))
         return CalibrationSet(**{**entry, "name": name, "active_bounds": bounds})
     except (TypeError, ValueError, AttributeError, InputError) as error:
-        raise InputError(f"{where}: not a calibration: {error}; see `makespan calibrate`") from None
+        raise InputError(
+            f"{where}: not a calibration: {error}; expected a file written by `makespan calibrate`"
+        ) from None
 
 
 def calibration_text(calibration: CalibrationSet) -> str:

@@ -1,8 +1,8 @@
 """Testbed emulator: iteration times of plans in placements, from features and calibrated constants.
 
-A point (a plan in a placement) has features that depend on workload, plan, placement and cluster alone. The
-time model combines them with the constants of a calibration into named terms; noise, stragglers and anomalies
-come on top, seeded per row. Trace files have the layout of the published ones.
+A point is a plan in a placement. Its features depend only on workload, plan, placement and cluster; the time
+model combines them with the constants of a calibration into named terms. Noise, stragglers and anomalies are
+added afterwards, seeded per row. Trace files have the layout of the published ones.
 """
 
 import hashlib
@@ -92,7 +92,7 @@ class Geometry:
 
 
 def intra_bandwidth(node: NodeSpec, n_local: int) -> float:
-    """Return the bandwidth [B/s] of a device of ``n_local``; beyond bridged pairs, that of the host link."""
+    """Return the bandwidth [B/s] between ``n_local`` devices; beyond bridged pairs, that of the host link."""
     if node.intra_kind == "pair" and n_local > _PAIR:
         return node.pcie_bandwidth_bytes_per_s
     return node.intra_bandwidth_bytes_per_s
@@ -126,7 +126,7 @@ def geometry(
 
 
 def _slowest_group(groups: list[list[_Position]], kinds: tuple[NodeSpec, ...], network: Network) -> Group:
-    """Return the worst figures of concurrent groups that share the cards."""
+    """Return the lowest bandwidths and the largest extent of concurrent groups that share the cards."""
     members = [cards_by_node(group, [kind.gpus_per_nic for kind in kinds]) for group in groups]
     load = card_loads(members)
     inter = card_share = float("inf")
@@ -138,8 +138,8 @@ def _slowest_group(groups: list[list[_Position]], kinds: tuple[NodeSpec, ...], n
             continue
         for node, (cards, _) in by_node.items():
             bandwidth = kinds[node].nic_bandwidth_bytes_per_s * network.bandwidth_factor
-            # A group pushes the share 1 / len(cards) of its traffic through each of its cards: ``share`` is
-            # the rate of all its cards together, which a flat ring gets; one card carries a part of it.
+            # A group sends 1 / len(cards) of its traffic through each of its cards. ``share`` is the rate of
+            # all its cards together, which a flat ring reaches; each card carries an equal part of it.
             share = bandwidth / max(load[node, index] for index in cards)
             inter = min(inter, share)
             card_share = min(card_share, share / len(cards))
@@ -154,7 +154,7 @@ def _slowest_group(groups: list[list[_Position]], kinds: tuple[NodeSpec, ...], n
     )
 
 
-# --- Features: all that depends on workload, plan and placement, not on constants ---
+# --- Features: properties of workload, plan and placement that do not depend on constants ---
 
 Features = dict[str, NDArray[np.float64]]
 _FIRST_BUCKET_BYTES = 1e6  # the first bucket of a bucketed exchange is small, so that it starts early
@@ -212,10 +212,10 @@ class _Setting:
 
 
 def _stage_nodes(cluster: ClusterSpec, placement: Placement) -> tuple[NodeSpec, ...]:
-    """Return the kind of node of each share of a placement, smallest share first; one for all if equal.
+    """Return the node of each share of a placement, smallest share first; just one if all nodes are equal.
 
-    On a mixed cluster the largest share chooses first, and gets the node with the fastest device memory among
-    those with enough devices; the order in which the cluster lists its nodes does not matter.
+    On a mixed cluster the largest share is placed first, on the node with the fastest device memory among
+    those with enough devices. The order in which the cluster lists its nodes does not matter.
     """
     if cluster.is_homogeneous:
         return cluster.nodes[:1]
@@ -228,12 +228,12 @@ def _stage_nodes(cluster: ClusterSpec, placement: Placement) -> tuple[NodeSpec, 
 
 
 def _stage_work(stage: Stage, setting: _Setting) -> dict[str, float]:
-    """Forward work of one micro-batch on one stage."""
+    """Return the forward work of one micro-batch on one pipeline stage."""
     b, tp = setting.plan.micro_batch_size, setting.plan.tp
     peak, streaming = setting.peak_flop_per_s, setting.streaming_bytes_per_s
     fraction = setting.checkpoint_fraction
     gemm = stage.flop + stage.head_flop
-    # Bytes that the stage keeps on one tensor rank stand for those that its element-wise kernels move.
+    # The bytes that element-wise kernels move are taken as proportional to those that the stage keeps.
     sequence_parallel = setting.plan.sequence_parallel or setting.bound.stack.sequence_parallel
     replicated = stage.replicated_bytes / (tp if sequence_parallel else 1)
     attention = 0.0 if setting.bound.stack.fused_attention else stage.attention_bytes / tp
@@ -259,10 +259,10 @@ def _stage_work(stage: Stage, setting: _Setting) -> dict[str, float]:
 
 
 def _pipeline_work(setting: _Setting) -> dict[str, float]:
-    """Work along the critical path of the pipeline: all stages once, the slowest for the rest.
+    """Return the work along the critical path of the pipeline: all stages once, then the slowest one.
 
-    ``T_pipe = sum_i (f_i + b_i) + (m - 1) max_i (f_i + b_i)``; interleaving divides the ramp by
-    the chunks. The slowest stage is the one with most matrix products and element-wise work.
+    ``T_pipe = sum_i (f_i + b_i) + (m - 1) max_i (f_i + b_i)``; interleaving divides the ramp by the number of
+    chunks. The slowest stage is the one with the most matrix products and element-wise work.
     """
     plan = setting.plan
     works = [_stage_work(stage, setting) for stage in stages(setting.bound.model, plan)]
@@ -276,7 +276,7 @@ def _pipeline_work(setting: _Setting) -> dict[str, float]:
 
 
 def _transfer_features(setting: _Setting) -> dict[str, float]:
-    """Two crossings, forward and backward, of every boundary on the critical path."""
+    """Return the transfers on the critical path: two crossings of every boundary, forward and backward."""
     plan, cluster = setting.plan, setting.cluster
     held = stages(setting.bound.model, plan)
     crossings = 2.0 * plan.interleave
@@ -298,7 +298,7 @@ def _transfer_features(setting: _Setting) -> dict[str, float]:
 
 
 def _exchange_features(setting: _Setting) -> dict[str, float]:
-    """Gradient exchange: plain ring, partitioned passes, and the hierarchical alternative."""
+    """Return the volumes of the gradient exchange: plain ring, partitioned passes, hierarchical exchange."""
     plan, stack, group = setting.plan, setting.bound.stack, setting.layout.data
     held, share = setting.held_parameters, (plan.dp - 1) / plan.dp
     is_plain, is_partitioned = float(plan.zero_stage == 0), float(plan.zero_stage in (1, 2))
@@ -361,7 +361,7 @@ def _setting(workload: Workload, plan: ExecutionPlan, point: Point, cluster: Clu
 
 def _feature_row(setting: _Setting) -> NDArray[np.float64]:
     plan, point, group = setting.plan, setting.point, setting.layout.tensor
-    # A selective recomputation needs no all-reduce: attention cores stay inside a rank.
+    # Selective recomputation needs no all-reduce, because each rank recomputes its own attention cores.
     again = 0.0 if setting.is_selective else setting.checkpoint_fraction
     local = max(point.placement.gpus_per_node)
     loader_rate = min(node.loader_rate_per_thread for node in setting.nodes)
@@ -426,7 +426,7 @@ class FeatureTable:
         if wanted > there:
             reason = f"placement {placement.text} has {wanted} nodes, cluster {self.cluster.name!r} {there}"
             return point.plan, Verdict(False, {}, {}, reason)
-        # On mixed nodes, a node with the least of each kind of memory that the placement meets decides.
+        # On mixed nodes, the plan must fit on a node with the least device and host memory of all of them.
         nodes = _stage_nodes(self.cluster, placement)
         node = min(nodes, key=lambda kind: kind.gpu.memory_bytes)
         if len(nodes) > 1:
@@ -441,7 +441,7 @@ class FeatureTable:
 
     def _add(self, point: Point) -> NDArray[np.float64]:
         plan, verdict = self._verdict(point)
-        row = np.full(len(FEATURE_NAMES), np.nan)  # stays NaN if the structure alone forbids the plan
+        row = np.full(len(FEATURE_NAMES), np.nan)  # stays NaN if the plan does not fit placement or model
         if verdict.bytes_by_component:
             row = _feature_row(_setting(self.workload, plan, point, self.cluster))
         self._codes[point] = len(self.plans)
@@ -458,8 +458,9 @@ def feature_table(workload: Workload, cluster: ClusterSpec) -> FeatureTable:
 
 # --- Time model: named terms of one training iteration from constants and features ---
 #
-# ``T = T_pipe + T_p2p + T_sync + T_d2h + T_opt + T_data + T_const``, see the background page of the
-# emulator. Array operations only; every term is linear in something countable.
+# ``T = T_pipe + T_p2p + T_sync + T_d2h + T_opt + T_data + T_const``, see the background page of the emulator.
+# All operations are on arrays, over points and over vectors of constants, and every term is linear in
+# something that can be counted.
 
 _Array = NDArray[np.float64]
 _TERMS = """
@@ -472,7 +473,7 @@ _OPTIMIZER = ("device_update", "host_update", "host_to_device", "offload_overhea
 
 
 def _bandwidth(crosses: _Array, inter: _Array, intra: _Array, c: dict[str, _Array]) -> _Array:
-    """Bandwidth of a ring: that of the cards, capped by the link inside the node."""
+    """Return the bandwidth of a ring: that of the cards, at most that of the link inside the node."""
     inside = intra * c["e_nv"]
     return np.where(crosses > 0, np.minimum(inter * c["e_net"], inside), inside)
 
@@ -483,19 +484,19 @@ def _sync_terms(c: dict[str, _Array], x: Features, backward: _Array, forward: _A
         np.minimum(x["data_inter_bytes_per_s"], x["data_intra_bytes_per_s"]),
         x["data_intra_bytes_per_s"],
     )
-    # Plain exchange: over a flat ring, or hierarchical where the stack allows it and it is faster.
+    # Plain exchange: a flat ring, or a hierarchical one where the stack allows it and it is faster.
     bandwidth = _bandwidth(x["data_crosses"], x["data_inter_bytes_per_s"], x["data_intra_bytes_per_s"], c)
     hops = c["a_net"] * x["network_hops"] + x["local_hops_s"]
     ring = x["ring_bytes"] / bandwidth + 2.0 * x["plain_buckets"] * hops
     inside = x["hierarchical_intra_bytes"] / (x["data_intra_bytes_per_s"] * c["e_nv"])
     hierarchical = inside + x["hierarchical_card_s"] / c["e_net"] + 2.0 * x["plain_buckets"] * hops
     plain = np.where(x["hierarchical"] > 0, np.minimum(ring, hierarchical), ring)
-    # The backward pass of the last micro-batch hides the exchange of all buckets but the last one.
+    # The backward pass of the last micro-batch hides the exchange of all buckets except the last one.
     hidden = np.minimum((1.0 - 1.0 / x["buckets"]) * plain, c["phi"] * backward / x["microbatches"])
     step = x["partitioned_buckets"] * (c["a_zero"] * x["network_hops"] + x["local_hops_s"])
     scatter = x["scatter_bytes"] / (link * c["e_rs"]) + np.where(x["scatter_bytes"] > 0, step, 0.0)
     fully = x["sharded_bytes"] / (link * c["e_rs"]) + np.where(x["sharded_bytes"] > 0, 3.0 * step, 0.0)
-    # Sharded parameters (ZeRO-3) move during both passes; one bucket cannot be hidden.
+    # Sharded parameters (ZeRO-3) move during both passes; the exchange of one bucket is always exposed.
     sharded = np.maximum(fully - c["phi"] * (forward + backward), fully / x["buckets"])
     e_gather = np.where(x["on_host"] > 0, c["e_net"], c["e_ag"])
     gather = x["gather_bytes"] / (link * e_gather) + np.where(x["gather_bytes"] > 0, step, 0.0)
@@ -509,7 +510,7 @@ def predict_terms(theta: _Array, x: Features, compute_scale: _Array | float = 1.
     """Compute every term of the iteration time."""
     c = {name: theta[..., index, np.newaxis] for index, name in enumerate(CONSTANT_NAMES)}
     stack = np.where(x["is_async"] > 0, c["s_async"], np.where(x["is_3d"] > 0, c["s_3d"], 1.0))
-    # Stack and anchor scale the kernels, not the fixed time of the layers.
+    # The factors of stack and anchor apply to kernels, not to the fixed time of the layers.
     scale = compute_scale * stack
     forward = scale * (x["gemm_s"] / c["e_gemm"] + x["elementwise_s"] * c["kappa"])
     again = scale * (x["again_gemm_s"] / c["e_gemm"] + x["again_elementwise_s"] * c["kappa"])
@@ -538,14 +539,14 @@ def predict_terms(theta: _Array, x: Features, compute_scale: _Array | float = 1.
         "host_update": x["host_parameters"] / host_rate,
         "host_to_device": host_link,
         "offload_overhead": c["c_full"] * x["offloaded_parameters"],
-        # Gradients go to the host after every micro-batch, parameters come back once.
+        # Gradients go to the host after every micro-batch; parameters come back once per step.
         "gradient_to_host": host_link * x["microbatches"] + c["c_grad"] * x["offloaded_parameters"],
         # Images are decoded while the devices are busy; only the excess is exposed.
         "data_loading": np.maximum(0.0, x["loader_s"] - busy),
         "node_wait": c["t_node"] * x["further_nodes"],
         "fixed": c["t_const"] * x["steps"],
     }
-    # Callers add the terms in this order, which fixes the last digits of the sum.
+    # Callers add the terms in this order, so that the last digits of the sum are always the same.
     return {name: terms[name] for name in TERM_NAMES}
 
 
@@ -589,7 +590,7 @@ def phases(style: str, terms: dict[str, _Array], x: Features) -> tuple[_Array, _
     return _STYLES[style](terms, x)
 
 
-# --- Exact event schedule of a pipeline: the slow reference for the closed form ---
+# --- Exact event schedule of a pipeline: a slow reference that the closed form is tested against ---
 
 
 def closed_form_time_s(
@@ -619,7 +620,8 @@ def pipeline_time_s(
     finished: dict[tuple[int, str, int], float] = {}
     clock, position = [0.0] * p, [0] * p
     remaining = sum(len(order) for order in orders)
-    # Sweep over the stages; each runs until it waits for a pass that a later sweep will have finished.
+    # Sweep over the stages. Each runs until it needs the result of a pass that has not run yet; a later sweep
+    # continues there. At least one stage advances in every sweep, because 1F1B has no cyclic waits.
     while remaining:
         for stage in range(p):
             while position[stage] < len(orders[stage]):
@@ -638,7 +640,7 @@ def pipeline_time_s(
 def _ready_at(
     finished: dict[tuple[int, str, int], float], edges: list[float], stage: int, kind: str, k: int
 ) -> float | None:
-    """Arrival time of the input of a pass [s]; None if the pass that sends it has not run yet."""
+    """Return the arrival time of the input of a pass [s]; None if the pass that sends it has not run yet."""
     if kind == "F" and stage == 0:
         return 0.0
     if kind == "B" and stage == len(edges):
@@ -703,7 +705,7 @@ def exact_pipeline(
 # --- Emulation: throughput tables with seeded noise, and explanations of points ---
 
 MAX_NOISE = 50.0
-"""Largest scale of the noise: the time of a row then spreads by a factor of e, which is no measurement."""
+"""Largest scale of the noise: at it, the times of a row spread by a factor of e."""
 _COMPUTE_TERMS = ("forward", "backward", "recompute")
 
 
@@ -714,11 +716,11 @@ class NoiseModel:
     Parameters
     ----------
     sigma_run_single_node, sigma_run_multi_node, samples
-        Standard deviation of the logarithm of one measured iteration [1], an assumption, and how many
-        a row averages, as in the published traces.
+        Standard deviation of the logarithm of one measured iteration [1], an assumption; and the number of
+        iterations that a row averages, as in the published traces.
     sigma_environment
-        Standard deviation of the logarithm that a whole row shares [1]; published rows that the
-        model considers equivalent differ by 0.6 to 3.5 %.
+        Standard deviation of the logarithm of a factor that all iterations of a row share [1]; published rows
+        that are equivalent in the model differ by 0.6 to 3.5 %.
     """
 
     sigma_run_single_node: float = 0.015
@@ -757,7 +759,7 @@ class Stragglers:
             )
 
     def compute_factor(self, rng: np.random.Generator, n_nodes: int) -> float:
-        """Draw the factor on compute: that of the slowest node."""
+        """Draw the factor on compute time, which is that of the slowest node."""
         slow = rng.random(n_nodes) < self.probability
         extra = rng.exponential(self.mean_slowdown, n_nodes) if self.mean_slowdown else np.zeros(n_nodes)
         return float(1.0 + np.max(slow * extra))
@@ -770,10 +772,10 @@ class Anomalies:
     Parameters
     ----------
     odd_path_bytes_per_s
-        Bandwidth of a slow path on multi-node placements with an odd number of GPUs on some
-        node: the gradient volume over this adds to the iteration [B/s]; 0 for none.
+        Bandwidth of a slow path on multi-node placements with an odd number of GPUs on some node [B/s]; the
+        time in which it moves the gradients is added to the iteration. 0 for no such path.
     half_batch_when_short
-        Whether a data-parallel run that would need accumulation runs one micro-batch only.
+        True if a data-parallel run that needs accumulation runs only one micro-batch.
     missing_share
         Share of rows that are left out [1].
     """
@@ -809,7 +811,7 @@ def _row_generator(global_seed: int, cluster: str, workload: str, point: Point) 
 
 @dataclass(frozen=True, slots=True)
 class Disturbances:
-    """Differences between a measured row and the model: scatter, and optional defects."""
+    """Differences between measured rows and the model: scatter, and optional defects."""
 
     noise: NoiseModel = field(default_factory=NoiseModel)
     stragglers: Stragglers | None = None
@@ -878,7 +880,7 @@ def emulate(
     calibration
         Constants; the shipped level L1 if not given.
     seed, noise
-        Seed of all rows (a row depends on the seed and its point alone), and scale of the measurement noise,
+        Seed of all rows (a row depends only on the seed and its point), and scale of the measurement noise,
         at most `MAX_NOISE`; with 0 a row has the exact value of the model.
     disturbances
         Sizes of the noise, stragglers and anomalies; the defaults if not given.

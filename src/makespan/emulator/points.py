@@ -28,7 +28,7 @@ _DEGREES, _REPLICAS = range(1, 9), (1, 2, 4, 8)
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One plan in one placement; the rule of the workload sets its micro-batch size when it is emulated."""
+    """One plan in one placement; its micro-batch size follows from the rule of the workload."""
 
     plan: ExecutionPlan
     placement: Placement
@@ -91,12 +91,12 @@ def data_parallel_placements(cluster: ClusterSpec) -> tuple[Placement, ...]:
 def trace_points(workload: Workload, cluster: ClusterSpec) -> list[Point]:
     """Return the points of the emulated trace of a workload, without duplicates, in a fixed order.
 
-    Data-parallel families run in every placement of 1, 2, 4 and 8 GPUs and in equal splits of
-    16. Model-parallel families run with pipeline degrees that divide the layers and tensor
-    degrees that divide the heads, packed and spread over equal nodes; every pipeline stage has
-    a node of its own, except in jobs of up to 4 GPUs. Tensor parallelism with accumulation runs
-    on 1 to 4 GPUs of a node. Where the published traces cover several numbers of CPU threads, offload
-    plans and plans on one GPU run with each of them. The size of the cluster bounds the grid.
+    Data-parallel families run in every placement of 1, 2, 4 and 8 GPUs and in equal splits of 16.
+    Model-parallel families run with pipeline degrees that divide the layers and tensor degrees that divide
+    the heads, packed and spread over equal nodes; no two pipeline stages share a node, except in jobs of up
+    to 4 GPUs. Tensor parallelism with accumulation runs on 1 to 4 GPUs of a node. If the published traces
+    have several numbers of CPU threads, offload plans and plans on one GPU run with each of them. The size of
+    the cluster bounds the grid.
     """
     threads = workload.trace_cpu_threads or (DEFAULT_CPU_THREADS,)
     points: list[Point] = []

@@ -133,10 +133,10 @@ def _observe_workload(spec: Workload, frame: pd.DataFrame, cluster: ClusterSpec)
 def _where_meaningful(
     spec: Workload, points: list[Point], values: pd.Series, styles: tuple[str, ...]
 ) -> NDArray[np.float64]:
-    """Keep a phase column where the phase style of the row's stack is one of ``styles``.
+    """Return a phase column with NaN for rows whose stack has a phase style other than ``styles``.
 
-    Under style ``3d`` only model-parallel rows report the optimiser; under style ``zero`` only
-    data-parallel rows follow the attribution.
+    Style ``3d`` reports a meaningful optimiser phase for model-parallel rows only, style ``zero`` meaningful
+    phases for other rows only.
     """
     meaningful = np.zeros(len(points), dtype=bool)
     for row, point in enumerate(points):
@@ -152,8 +152,8 @@ _Array = NDArray[np.float64]
 _Mask = NDArray[np.bool_]
 _FOLDS = 5
 _FEW = 3
-# Widths of the priors when constants fitted on other models are refined by rows of a new one, as factors on
-# the spread of the priors: by a few rows, and by many.
+# Constants fitted on other models become the priors when rows of a new model refine them. These factors widen
+# the priors: for a few rows, and for many.
 _FEW_SD = 1.0
 _MANY_SD = 2.0
 _ANCHOR_TRUST = 0.5  # share of the anchor's residual that is attributed to the model's compute
@@ -249,13 +249,13 @@ def calibrate(
 
 
 def _soft_l1(residual: _Array) -> _Array:
-    """Return r' with r'^2 the soft-L1 loss of r, so that plain least squares is robust."""
+    """Return r' such that r'^2 is the soft-L1 loss of r, which makes plain least squares robust."""
     scaled = residual / _SCALE_LOG
     return np.sign(residual) * np.sqrt(2.0 * (np.sqrt(1.0 + scaled**2) - 1.0))
 
 
 def _residuals(data: Observations, centre: _Array, spread: _Array, theta_log: _Array) -> _Array:
-    """Residuals for one vector or for a matrix of vectors, one row each."""
+    """Return the residuals of one vector, or of a matrix of vectors, one row each."""
     terms = predict_terms(np.exp(theta_log), data.features)
     total = np.asarray(sum(terms.values()))
     # Square roots of weights with which each model counts the same; their mean is 1.
@@ -306,10 +306,10 @@ def leave_out(data: Observations, groups: NDArray[np.str_]) -> Protocol:
 
 
 def anchor_rows(data: Observations, kinds: NDArray[np.str_]) -> dict[str, int]:
-    """Choose the anchor row of every kind, such as a workload: a small clean row on one node without offload.
+    """Choose an anchor row for every kind, such as a workload: a small clean row on one node without offload.
 
-    Rows without offload come before rows with it, one node before several, then rows closest to four GPUs;
-    ties are broken by the order of plan classes and of the rows.
+    Rows without offload are preferred to rows with it, then one node to several, then numbers of GPUs close
+    to four. Ties go to the first plan class and the first row.
     """
     rank = {name: index for index, name in enumerate(PLAN_CLASSES)}
     chosen: dict[str, tuple[tuple[float, ...], int]] = {}
@@ -699,7 +699,7 @@ def _judge(data: Observations, protocol: Protocol, rows: _Mask | None = None) ->
 
 
 def predict_speed(data: Observations) -> float:
-    """Measure the speed of the time model with ready features [points/s]."""
+    """Measure the speed of the time model on computed features [points/s]."""
     codes = np.arange(_SPEED_POINTS) % len(data)
     features = {name: values[codes] for name, values in data.features.items()}
     theta = prior_theta()

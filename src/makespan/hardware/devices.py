@@ -52,7 +52,9 @@ class Gpu:
     def __post_init__(self) -> None:
         _require_positive(self, "memory_bytes", "memory_bandwidth_bytes_per_s", "launch_gap_s")
         if not 0 < self.memory_efficiency <= 1:
-            raise InputError(f"Gpu {self.name!r}: memory_efficiency must be in (0, 1]")
+            raise InputError(
+                f"Gpu {self.name!r}: memory_efficiency is {self.memory_efficiency}; expected 0 < share <= 1"
+            )
 
     @property
     def usable_bytes(self) -> float:
@@ -118,7 +120,7 @@ class NodeSpec:
         if self.n_nics * self.gpus_per_nic < self.n_gpus:
             raise InputError(
                 f"NodeSpec {self.name!r}: {self.n_nics} network cards for {self.gpus_per_nic} "
-                f"device(s) each do not serve {self.n_gpus} devices"
+                f"device(s) each do not serve {self.n_gpus} devices; expected n_nics x gpus_per_nic >= n_gpus"
             )
 
     @property
@@ -139,7 +141,7 @@ class Network:
     Parameters
     ----------
     latency_s, oversubscription
-        One way, card to card [s]; of the core network, at least 1.
+        Latency one way, card to card [s]; oversubscription of the core network, at least 1.
     rdma, tcp_factor
         True if cards use RDMA, and the share of their bandwidth reached without it [1].
     """
@@ -164,7 +166,7 @@ class Network:
 
 @dataclass(frozen=True, slots=True)
 class ClusterSpec:
-    """Nodes, one entry each, equal or not, and the network between them; named as in the catalogue."""
+    """A cluster: its nodes, one entry each, equal or not, and the network between them."""
 
     name: str
     nodes: tuple[NodeSpec, ...]
@@ -208,7 +210,7 @@ class ClusterSpec:
         return max(node.n_gpus for node in self.nodes)
 
     def max_cpu_threads(self, n_gpus: int) -> int:
-        """Return the most CPU threads that a job can have: those of as many nodes as it has devices."""
+        """Return the most CPU threads that a job can have: those of the ``n_gpus`` largest nodes."""
         return sum(sorted((node.cpu_threads for node in self.nodes), reverse=True)[:n_gpus])
 
 

@@ -1,7 +1,7 @@
 """Execution plans, placements, their notations, enumeration and memory.
 
-An *execution plan* says how a job uses its devices, a *placement* says how many devices it
-holds on each node. Both are immutable values that check themselves on construction.
+An *execution plan* says how a job uses its devices; a *placement* says how many devices it holds on each
+node. Both are immutable values, checked on construction.
 """
 
 from makespan.plans.memory import (

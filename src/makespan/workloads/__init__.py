@@ -1,7 +1,7 @@
 """Models, software stacks and workloads, and the zoo of presets.
 
-A *model* is an architecture, a *stack* is what the training software does with it, and a
-*workload* is what a job trains: a model, its data shape, its global batch and its stacks.
+A *model* is an architecture, a *stack* describes the training software, and a *workload* is a training task:
+a model, its data shape, its global batch size and its stacks.
 """
 
 from makespan.workloads.models import (

@@ -316,8 +316,8 @@ _SMALL_STACK, _SMALL_PRECISION = "torch-fp32", "fp32"
 _EVERY_FAMILY = (
     "DP", "GC", "ZeRO-DP+GA", "ZeRO-Offload", "ZeRO-Offload+GC", "TP+GA", "TP+PP", "DP+TP+PP",
 )  # fmt: skip
-# Proportions of a decoder that stands for a model whose number of parameters alone is known: about those of
-# the GPT-3 family (Brown et al. 2020, table 2.1).
+# Proportions of a decoder that stands in for a model of which only the number of parameters is known: about
+# those of the GPT-3 family (Brown et al. 2020, table 2.1).
 _OWN_STACK, _OWN_PRECISION = "modern", "bf16"
 _HEAD_CHANNELS, _HIDDEN_PER_LAYER, _FFN_PER_HIDDEN, _PARAMETERS_PER_CHANNEL = 128, 128, 4, 12
 _OWN_SEQ, _LEAST_PARAMETERS = 1024, 1e4
@@ -410,9 +410,8 @@ def is_in_zoo(name: str) -> bool:
 def workload_of(name: str, global_batch_size: int, parameters: float) -> Workload:
     """Return the workload of a table of the user's own measurements.
 
-    A workload of the zoo comes back with the global batch of the table. For another name a decoder of usual
-    proportions stands for the model, because only its size is known; ``parameters`` is used only in that
-    case.
+    A workload of the zoo gets the global batch of the table. For any other name only the size of the model is
+    known, so a decoder of usual proportions stands in for it; ``parameters`` is used only in that case.
 
     Raises
     ------
@@ -426,7 +425,7 @@ def workload_of(name: str, global_batch_size: int, parameters: float) -> Workloa
     if not _LEAST_PARAMETERS <= parameters < float("inf"):
         raise InputError(f"workload {name!r}: {parameters:g} parameters; expected >= {_LEAST_PARAMETERS:g}")
     hidden = (parameters * _HIDDEN_PER_LAYER / _PARAMETERS_PER_CHANNEL) ** (1 / 3)
-    # Small models have one layer that takes most of the parameters; the vocabulary is what the layers leave.
+    # A small model has one layer with most of its parameters; the vocabulary gets the rest.
     hidden = min(hidden, (parameters / (_PARAMETERS_PER_CHANNEL + 1)) ** 0.5)
     heads = max(int(hidden / _HEAD_CHANNELS), 1)
     channels = heads * _HEAD_CHANNELS if hidden >= _HEAD_CHANNELS else int(hidden)
@@ -577,7 +576,7 @@ def _input_bytes(block: "BlockSpec") -> float:
 
 
 def _layer(block: "BlockSpec", counts: _FamilyCounts, travelling_bytes: float) -> Layer:
-    """Derive one layer; ``travelling_bytes`` is the encoder output that a decoder passes on."""
+    """Return one layer of a block; ``travelling_bytes`` is the encoder output that a decoder passes on."""
     inner = block.heads * block.kv_channels
     kv_inner = block.kv_heads * block.kv_channels
     attention_weights = block.hidden * (2 * inner + 2 * kv_inner)
@@ -630,7 +629,7 @@ def head(model: "ModelSpec") -> Head:
 
 
 def parameter_count(model: "ModelSpec") -> int:
-    """Return the parameters of all layers, embeddings and the output head, as the layers imply them."""
+    """Return the number of parameters of all layers, embeddings and the output head."""
     counts = _family_counts(model.family)
     held = sum(block.n_layers * _layer(block, counts, 0.0).parameters for block in model.blocks)
     ends = head.__wrapped__(model)  # uncached, as a model calls this while it is constructed
