@@ -671,7 +671,7 @@ def test_openb_nodes_are_read_and_contradictions_refused(write):
     assert table["memory_bytes"].tolist() == [2.0**30, 2.0**31]
     assert table["gpu"].tolist() == ["", "V100M32"]
     assert reasons(report) == {"node occurs again with the same resources": (3,)}
-    with pytest.raises(TraceError, match="row 3, column 'sn': found 'n1'; expected one row a node"):
+    with pytest.raises(TraceError, match="row 3, column 'sn': found 'n1'; expected one row per node"):
         read_openb_nodes(write(NODES + "n1,96000,2048,4,V100M32\n"))
 
 

@@ -146,5 +146,5 @@ def test_gpu_counts_outside_the_cluster_are_refused(gpt2, counts):
 
 
 def test_cpu_threads_below_one_are_refused(gpt2):
-    with pytest.raises(InputError, match="cpu_threads 0"):
+    with pytest.raises(InputError, match="cpu_threads is 0"):
         sensitivity_families(gpt2, CLUSTER, (1,), cpu_threads=(0,))

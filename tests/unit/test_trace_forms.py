@@ -497,7 +497,7 @@ def test_all_states_of_slurm_are_known(tmp_path):
 def test_pods_without_times_are_refused_with_what_is_missing(tmp_path):
     (tmp_path / "pods.csv").write_text("name,cpu_milli,memory_mib,num_gpu,gpu_milli\np,1000,1,1,1000\n")
     with pytest.raises(
-        TraceError, match=r"lacks column\(s\) creation_time, .*the list says what pods ask for, not"
+        TraceError, match=r"lacks column\(s\) creation_time, .*the list states requests of pods without"
     ):
         read_openb_pods(tmp_path / "pods.csv")
 
@@ -565,7 +565,7 @@ def test_spot_nodes_are_a_node_list_without_memory(tmp_path):
     assert table["memory_bytes"].isna().all()
     assert "node occurs again with the same resources (row 3)" in report.text
     path.write_text(rows + "1,H800,4,192\n")
-    with pytest.raises(TraceError, match="row 5, column 'node_name': found '1'; expected one row a node"):
+    with pytest.raises(TraceError, match="row 5, column 'node_name': found '1'; expected one row per node"):
         read_spot_nodes(path)
     path.write_bytes(gzip.compress(b"sn;cpu_milli;memory_mib;gpu;model\nn;32000;1024;2;T4\n"))
     assert read_openb_nodes(path)[0]["n_gpus"].tolist() == [2]

@@ -1,14 +1,15 @@
 """Job traces and failure traces: readers, generators, transformations.
 
-Job traces are read from the artifacts of the papers and from public traces, each with a report of
-what was dropped or repaired, or generated; transformations change load, models and guarantees::
+Job traces are generated, or read from the artifacts of the papers and from public traces, with a report of
+all rows that were dropped or repaired. Transformations change load, models and guarantees::
 
     times = ReferenceTimes({key: source.load(key) for key in source.workload_keys()})
     trace = generate_jobs("base", 406, 1, times)
 
-Readers take the path of a file, which may be compressed, have another usual separator, or be in UTF-16. They
-raise `MissingDataError` if there is none, and `TraceError` with file, row, column and what is accepted, if it
-is empty, lacks a column, a cell cannot be read or no job is left. `REPAIRS` lists what all repair alike.
+Readers take the path of a file, which may be compressed, separated by any usual character, or in UTF-16.
+They raise `MissingDataError` if there is no such file. They raise `TraceError`, with file, row, column and
+accepted values, if the file is empty or lacks a column, a cell cannot be read, or no job is left. `REPAIRS`
+lists the defects that all readers repair in the same way.
 """
 
 from makespan.traces.cells import (

@@ -1,6 +1,6 @@
-"""Cells and repairs of job traces: files as text, numbers and times, and the account of every repair.
+"""Cells of job traces: files read as text, numbers and times, and the report of every repair.
 
-Readers record a `Finding` for the rows that they drop or repair; rows read minus rows dropped are rows kept.
+Readers record a `Finding` for all rows that they drop or repair; rows read minus rows dropped are rows kept.
 """
 
 import codecs
@@ -256,6 +256,7 @@ def finish_report(
     for number, finding in enumerate(findings):
         is_of_cells = finding.action == "repaired" and finding.gpu_hours is None
         key = finding.reason if is_of_cells else number
+        # The same repair in several columns counts each row once.
         rows = {*finding.rows, *(merged[key].rows if key in merged else ())}
         merged[key] = replace(finding, rows=tuple(sorted(rows)))
     report = ReadReport(where, n_read, n_kept, tuple(merged.values()), hours)
@@ -460,9 +461,9 @@ def _head(stream: IO[bytes]) -> bytes:
 def _dialect(head: bytes, known: Sequence[str], n_cells: int, findings: list[Finding]) -> tuple[str, int]:
     """Find the separator and the number of lines before the table.
 
-    Lines that begin with # are comments, unless they name columns, and Excel may state the separator itself.
-    Otherwise the separator that finds the most known names wins; ties go to ``n_cells`` cells, then to the
-    most cells.
+    Lines that begin with # are comments, unless they name columns. A line ``sep=;`` of Excel states the
+    separator. Otherwise it is the one that finds the most known names; ties go to the one that gives
+    ``n_cells`` cells, then to the one that gives the most cells.
     """
     lines = head.decode("utf-8-sig", errors="replace").splitlines()
     names = {name.lower() for name in known}
@@ -483,9 +484,8 @@ def _dialect(head: bytes, known: Sequence[str], n_cells: int, findings: list[Fin
 
     def fit(separator: str) -> tuple[int, bool, int]:
         line = cells[separator]
-        n_cells_found = (
-            0 if separator == " " else len(line)
-        )  # blanks occur in cells, so only names count for them
+        # Cells often contain spaces, so for a space only known names count.
+        n_cells_found = 0 if separator == " " else len(line)
         return len(names & set(line)), 0 < n_cells == n_cells_found, n_cells_found
 
     return max(_SEPARATORS, key=fit), n_skipped
@@ -522,7 +522,7 @@ def _chosen(
     findings: list[Finding],
     hint: Callable[[list[str]], str] | None,
 ) -> tuple[list[str], list[str]]:
-    """Return the names of all columns (those that are read in their usual case), and those that are read."""
+    """Return the names of all columns, known ones in their usual case, and the names of those to read."""
     wanted, further = (list(names(columns) if callable(names) else names) for names in (required, optional))
     usual = {name.lower(): name for name in (*wanted, *further)}
     right = set(usual.values())
@@ -596,7 +596,7 @@ def as_text(values: "pd.Series[Any]") -> "pd.Series[str]":
 # --- Cells: names, flags, numbers and times ---
 
 
-def refuse(cells: pd.DataFrame, wrong: "pd.Series[bool]", column: str, accepted: str, where: str) -> None:
+def reject(cells: pd.DataFrame, wrong: "pd.Series[bool]", column: str, accepted: str, where: str) -> None:
     """Raise for the first cell of a column where ``wrong`` is true, if there is one."""
     if bool(wrong.any()):
         first = cells.iloc[np.flatnonzero(wrong.to_numpy())[:1]]
@@ -612,14 +612,14 @@ def one_of(cells: pd.DataFrame, column: str, accepted: Sequence[str], where: str
     """Read a column of names in any case; return them as they are spelled in ``accepted``."""
     spelled = {name.lower(): name for name in accepted}
     names = cells[column].str.lower().map(spelled)
-    refuse(cells, names.isna(), column, ", ".join(accepted), where)
+    reject(cells, names.isna(), column, ", ".join(accepted), where)
     return names
 
 
 def flags(cells: pd.DataFrame, column: str, where: str) -> "pd.Series[bool]":
     """Read a column of flags; missing ones are false."""
     text, missing = cells[column].str.lower(), is_missing(cells[column])
-    refuse(cells, ~missing & ~text.isin([*_TRUE, *_FALSE]), column, FLAGS, where)
+    reject(cells, ~missing & ~text.isin([*_TRUE, *_FALSE]), column, FLAGS, where)
     return text.isin(_TRUE)
 
 
@@ -644,7 +644,7 @@ def report_further(cells: pd.DataFrame, known: Iterable[str], findings: list[Fin
 
 def names(cells: pd.DataFrame, column: str, where: str) -> "pd.Series[str]":
     """Read a column of names; raises if one is missing."""
-    refuse(cells, cells[column] == "", column, "a name", where)
+    reject(cells, cells[column] == "", column, "a name", where)
     return cells[column]
 
 
@@ -658,27 +658,27 @@ def numbers(
     least: float = -np.inf,
     is_whole: bool = False,
 ) -> "pd.Series[float]":
-    """Read a column of numbers, from ``least`` to the largest that is kept exactly; missing ones are NaN.
+    """Read a column of numbers from ``least`` to 2^53, the limit of exact floats; missing ones are NaN.
 
-    Commas between thousands are left out, and a decimal comma becomes a point; each is a finding.
+    Commas between thousands are removed, and a decimal comma becomes a point; each repair is a finding.
     """
     missing, text = is_missing(cells[column]), cells[column]
     if bool(text.str.contains(",", regex=False).any()):
         grouped = text.str.fullmatch(_GROUPED)
         if cells.attrs.get("separator") == ";":
             # Files separated by semicolons use decimal commas, but 3,600 remains ambiguous.
-            refuse(cells, grouped, column, f"{accepted}, without a comma before three digits", where)
+            reject(cells, grouped, column, f"{accepted}, without a comma before three digits", where)
         decimal = text.str.fullmatch(_DECIMAL_COMMA) & ~grouped
         repair(cells, grouped, THOUSANDS, findings)
         repair(cells, decimal, DECIMAL_COMMA, findings)
         text = text.mask(grouped, text.str.replace(",", "", regex=False))
         text = text.mask(decimal, text.str.replace(",", ".", regex=False))
     values = pd.to_numeric(text.mask(missing), errors="coerce").astype("float64")
-    refuse(cells, ~missing & ~(values >= least), column, accepted, where)
+    reject(cells, ~missing & ~(values >= least), column, accepted, where)
     limit = f"{accepted}, up to {_LARGEST:.0f}, as larger numbers are not kept exactly"
-    refuse(cells, ~missing & (values > _LARGEST), column, limit, where)
+    reject(cells, ~missing & (values > _LARGEST), column, limit, where)
     if is_whole:
-        refuse(cells, ~missing & (values % 1 != 0), column, accepted, where)
+        reject(cells, ~missing & (values % 1 != 0), column, accepted, where)
     return values
 
 
@@ -687,8 +687,9 @@ def times(
 ) -> "list[pd.Series[float]]":
     """Read all columns of dates with time of day of one trace, as seconds; missing cells become NaN.
 
-    Times are local to the trace, or state a zone, or count seconds to nanoseconds since 1970. They are read
-    together, because times without a zone beside others with one can be placed only if the zone is UTC.
+    A time is local to the trace, or has a zone, or counts seconds, milli-, micro- or nanoseconds since 1970.
+    All columns are read together: if only some times have a zone, those without one are clear only if every
+    zone is UTC.
     """
     read = [_parsed(cells, column, where, findings) for cells, column in columns]
     is_zoned = any(bool(offsets.notna().any()) for _, offsets in read)
@@ -699,7 +700,7 @@ def times(
     for (cells, column), (seconds, offsets) in zip(columns, read, strict=True):
         local = seconds.notna() & offsets.isna()
         if not is_utc:
-            refuse(cells, local, column, "a time with a zone, as other times of the file have one", where)
+            reject(cells, local, column, "a time with a zone, as other times of the file have one", where)
         repair(cells, offsets.notna(), ZONED, findings)
         repair(cells, local, SOME_ZONED, findings)
         result.append(seconds - offsets.fillna(0.0))
@@ -714,7 +715,7 @@ def _parsed(
     none = pd.Series(np.nan, index=cells.index, dtype="float64")
     if bool((missing | text.str.fullmatch(_PLAIN_TIME)).all()):
         seconds = _seconds(text.mask(missing))
-        refuse(cells, ~missing & seconds.isna(), column, f"{TIME}, or nothing", where)
+        reject(cells, ~missing & seconds.isna(), column, f"{TIME}, or nothing", where)
         return seconds, none
     epoch = text.str.fullmatch(_EPOCH)
     digits = text.where(epoch, "").str.replace(r"\..*", "", regex=True).str.len()
@@ -724,7 +725,7 @@ def _parsed(
     minute, second = parts["minute"].fillna("00"), parts["second"].fillna("00")
     seconds = _seconds(date + " " + parts["hour"].str.zfill(2) + ":" + minute + ":" + second)
     seconds = seconds.mask(epoch, pd.to_numeric(text.where(epoch), errors="coerce").astype("float64") / unit)
-    refuse(cells, ~missing & seconds.isna(), column, f"{TIME}, or nothing", where)
+    reject(cells, ~missing & seconds.isna(), column, f"{TIME}, or nothing", where)
     read = seconds.notna() & ~epoch
     repair(cells, read & parts["minute"].isna(), HOUR_TIME, findings)
     repair(cells, read & parts["minute"].notna() & parts["second"].isna(), SHORT_TIME, findings)
@@ -746,10 +747,10 @@ def unique_counts(
     """Return the GPUs of each machine; raises for fractions and for machines with two different counts."""
     accepted = "a whole number of GPUs, 0 or more"
     counts = numbers(cells, column, where, accepted, least=0, is_whole=True, findings=findings).fillna(0)
-    found: dict[str, int] = {}
+    gpus: dict[str, int] = {}
     machines = names(cells, name_column, where)
     for row, name, count in zip(cells[ROW], machines, counts.astype("int64"), strict=True):
-        if found.setdefault(str(name), int(count)) != int(count):
-            accepted = f"{found[str(name)]} as in an earlier row of {name!r}"
+        if gpus.setdefault(str(name), int(count)) != int(count):
+            accepted = f"{gpus[str(name)]} as in an earlier row of {name!r}"
             raise cell_error(where, int(row), column, int(count), accepted)
-    return found
+    return gpus

@@ -26,7 +26,7 @@ from makespan.traces.cells import (
     is_missing,
     numbers,
     read_cells,
-    refuse,
+    reject,
     repair,
     report_further,
 )
@@ -192,7 +192,7 @@ def _job_trace(
     frame["is_guaranteed"] = False
     if columns["is_guaranteed"] in cells:
         column = columns["is_guaranteed"]
-        refuse(cells, is_missing(cells[column]), column, FLAGS, where)
+        reject(cells, is_missing(cells[column]), column, FLAGS, where)
         frame["is_guaranteed"] = flags(cells, column, where)
     else:
         findings.append(Finding("repaired", NO_GUARANTEE))
@@ -237,7 +237,7 @@ def _required(
     *,
     is_whole: bool = False,
 ) -> "pd.Series[float]":
-    refuse(cells, is_missing(cells[column]), column, accepted, where)
+    reject(cells, is_missing(cells[column]), column, accepted, where)
     return numbers(cells, column, where, accepted, least=least, is_whole=is_whole, findings=findings)
 
 

@@ -1,4 +1,4 @@
-"""Lists of nodes in any known form as one table: those of the user, and those of public traces."""
+"""Lists of nodes, of the user and of public traces, read from any known form into one table."""
 
 import math
 from itertools import chain
@@ -8,17 +8,14 @@ import pandas as pd
 
 from makespan.errors import TraceError
 from makespan.traces.cells import (
-    ROW,
     Finding,
     ReadReport,
-    drop,
     finish_report,
     first_cells,
     is_missing,
     names,
     numbers,
     read_cells,
-    refuse,
 )
 from makespan.traces.readers import (
     NODE_LIST,
@@ -26,6 +23,7 @@ from makespan.traces.readers import (
     PAI_MACHINE,
     PHILLY_MACHINE,
     SPOT_NODES,
+    finish_nodes,
     read_helios_quota,
     read_openb_nodes,
     read_spot_nodes,
@@ -48,11 +46,11 @@ _FORMS = {
 def read_nodes(path: str | Path) -> tuple[pd.DataFrame, ReadReport]:
     """Read a list of nodes: schema `NODE_LIST`, and the report.
 
-    The columns decide the form: that of the schema (``n_cpus`` and ``memory_bytes`` may be missing), the
+    The columns identify the form: that of the schema (``n_cpus`` and ``memory_bytes`` may be missing), the
     nodes of openb or of Alibaba's spot trace, the machines of PAI or Philly, with or without header line, or
-    the quotas of Helios. Of quotas the last day counts; each virtual cluster gets nodes of eight GPUs, and
-    one with the rest. CPUs and memory that a list does not state are 0, types of GPU empty; Philly states the
-    memory of its GPUs in place of their type.
+    the quotas of Helios. Of quotas the last day is used; each virtual cluster gets nodes of eight GPUs, and
+    one node with the rest. CPUs and memory that a list does not state are 0, GPU types are empty. Philly
+    states the memory of its GPUs in place of their type.
 
     Raises
     ------
@@ -63,8 +61,8 @@ def read_nodes(path: str | Path) -> tuple[pd.DataFrame, ReadReport]:
         raise TraceError(f"{path}: is no regular file; expected a list of nodes in one, as it is read twice")
     known = [*_QUOTA, *chain.from_iterable(_FORMS.values()), *_OWN_MORE]
     first = first_cells(path, known, "a list of nodes")
-    found = {name.lower() for name in first}
-    if set(_QUOTA) <= found:
+    columns_found = {name.lower() for name in first}
+    if set(_QUOTA) <= columns_found:
         quota, quota_report = read_helios_quota(path)
         day = quota["date"].max()
         held = quota[(quota["date"] == day) & (quota["n_gpus"] > 0)]
@@ -77,7 +75,7 @@ def read_nodes(path: str | Path) -> tuple[pd.DataFrame, ReadReport]:
         table = NODE_LIST.validate(pd.DataFrame(rows, columns=NODE_LIST.names), where)
         return table, finish_report(where, len(rows), len(rows), quota_report.findings)
     for form, columns in _FORMS.items():
-        if {name.lower() for name in columns} <= found:
+        if {name.lower() for name in columns} <= columns_found:
             return _read(path, form, has_header=True)
     by_length = {len(PAI_MACHINE): "PAI", len(PHILLY_MACHINE): "Philly"}
     if len(first) in by_length and any(cell.isdigit() for cell in first[1:]):
@@ -125,9 +123,4 @@ def _read(path: str | Path, form: str, *, has_header: bool) -> tuple[pd.DataFram
         parts = count(gpus), nothing, nothing, text(gpu_memory)
     values = (names(cells, node, where), *parts)
     table = pd.DataFrame(dict(zip(NODE_LIST.names, values, strict=True)))
-    same, table = table.duplicated(), table.assign(**{ROW: cells[ROW]})
-    kept = drop(table, same, "node occurs again with the same resources", findings)
-    again = kept["node_id"].duplicated()
-    refuse(cells.loc[kept.index], again, node, "one row per node, or equal ones", where)
-    report = finish_report(where, len(cells), len(kept), findings)
-    return NODE_LIST.validate(kept.drop(columns=ROW), where), report
+    return finish_nodes(table, cells, node, where, findings)

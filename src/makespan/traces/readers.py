@@ -1,7 +1,7 @@
 """Readers of public job traces, and of the lists of nodes and quotas that come with them.
 
-Every reader returns a `RequestTrace` or a table, with the account of its repairs. The formats are described
-at the head of each part.
+Every reader returns a `RequestTrace` or a table, with a report of its repairs. The head of each part
+describes the formats.
 """
 
 import ast
@@ -55,7 +55,7 @@ from makespan.traces.cells import (
     read_cells,
     read_lines,
     read_raw,
-    refuse,
+    reject,
     repair,
     report_further,
     times,
@@ -170,11 +170,11 @@ def read_helios_quota(path: str | Path) -> tuple[pd.DataFrame, ReadReport]:
     cells = read_cells(path, lambda names: ["date", *_tenants(names), "total"], findings)
     tenants = _tenants(cells.columns)
     if not tenants:
-        raise TraceError(f"{path}: no virtual cluster; expected columns date, one a virtual cluster, total")
+        raise TraceError(f"{path}: no virtual cluster; expected columns date, one per virtual cluster, total")
     dates = pd.to_datetime(cells["date"], format="%Y-%m-%d", errors="coerce")
     wrong = dates.isna() | (cells["date"].str.len() != _DATE_LENGTH)
-    refuse(cells, wrong, "date", "a date such as 2020-09-01", where)
-    refuse(cells, cells["date"].duplicated(), "date", "one row a day", where)
+    reject(cells, wrong, "date", "a date such as 2020-09-01", where)
+    reject(cells, cells["date"].duplicated(), "date", "one row per day", where)
     quota = pd.DataFrame(
         {
             name: numbers(cells, name, where, _WHOLE_GPUS, least=0, is_whole=True, findings=findings).fillna(
@@ -197,15 +197,16 @@ def _tenants(names: Iterable[str]) -> list[str]:
 def _without_times(columns: list[str]) -> str:
     is_untimed = not {"creation_time", "scheduled_time", "deletion_time"} & {name.lower() for name in columns}
     return (
-        "the list says what pods ask for, not when: add the times of the three columns" if is_untimed else ""
+        "the list states requests of pods without times: add the three columns of times" if is_untimed else ""
     )
 
 
 def read_openb_pods(path: str | Path) -> RequestTrace:
     """Read a pod list (``openb_pod_list_*.csv``); the tenant is the class of service.
 
-    Running pods whose deletion time is the last one of the file ran at its end and are dropped; requests for
-    a share of a GPU get a whole one. Lists of five columns, without times, are rejected.
+    Pods in phase Running whose deletion time is the last time of the file still ran when the trace was taken;
+    they are dropped. Requests for a share of a GPU get a whole one. Lists of five columns, without times, are
+    rejected.
     """
     where, findings = str(path), list[Finding]()
     cells = read_cells(path, _PODS, findings, optional=_PODS_MORE, hint=_without_times)
@@ -221,7 +222,7 @@ def read_openb_pods(path: str | Path) -> RequestTrace:
     gpus = numbers(cells, "num_gpu", where, _GPUS, least=0, findings=findings).fillna(0)
     accepted = "thousandths of a GPU, 0 or more"
     share = numbers(cells, "gpu_milli", where, accepted, least=0, findings=findings) / _MILLI
-    # Pods that still ran when the trace was taken share its last time as their deletion.
+    # Pods that still ran when the trace was taken have its last time as their deletion time.
     unstarted = (start_s.isna() & submit_s.notna()) | (status == "Pending")
     started_s = end_s.mask(unstarted)
     at_end = (started_s == started_s.max()) & started_s.duplicated(keep=False) & (status == "Running")
@@ -270,17 +271,17 @@ def read_openb_nodes(path: str | Path) -> tuple[pd.DataFrame, ReadReport]:
             "gpu": _optional(cells, "model"),
         }
     )
-    return _finish_nodes(table, cells, "sn", where, findings)
+    return finish_nodes(table, cells, "sn", where, findings)
 
 
-def _finish_nodes(
+def finish_nodes(
     table: pd.DataFrame, cells: pd.DataFrame, column: str, where: str, findings: list[Finding]
 ) -> tuple[pd.DataFrame, ReadReport]:
-    """Leave out nodes that occur again, and reject those that do with other resources."""
+    """Drop nodes that occur again with equal resources, reject others, and return the checked table."""
     same, table = table.duplicated(), table.assign(**{ROW: cells[ROW]})
     kept = drop(table, same, NODE_AGAIN, findings)
     again = kept["node_id"].duplicated()
-    refuse(cells.loc[kept.index], again, column, "one row a node, or equal ones", where)
+    reject(cells.loc[kept.index], again, column, "one row per node, or equal ones", where)
     report = finish_report(where, len(cells), len(kept), findings)
     return NODE_LIST.validate(kept.drop(columns=ROW), where), report
 
@@ -341,7 +342,7 @@ def read_spot_nodes(path: str | Path) -> tuple[pd.DataFrame, ReadReport]:
             "gpu": _optional(cells, "gpu_model"),
         }
     )
-    return _finish_nodes(table, cells, "node_name", where, findings)
+    return finish_nodes(table, cells, "node_name", where, findings)
 
 
 # --- Traces whose jobs have parts: attempts in Philly, tasks and instances in PAI ---
@@ -381,10 +382,11 @@ def read_philly_jobs(
     are dropped; ``keep_cancelled`` keeps jobs that their user killed.
     """
     where, findings = str(path), list[Finding]()
-    entries = _entries(read_raw(path, findings), where)
-    frame = pd.DataFrame([_row(number, entry, where) for number, entry in enumerate(entries, 1)])
+    entries = _philly_entries(read_raw(path, findings), where)
+    frame = pd.DataFrame([_philly_row(number, entry, where) for number, entry in enumerate(entries, 1)])
     attempts = pd.DataFrame(
-        _attempts(entries, machines, where), columns=[ROW, "start_time", "end_time", "n_gpus", "is_unknown"]
+        _philly_attempts(entries, machines, where),
+        columns=[ROW, "start_time", "end_time", "n_gpus", "is_unknown"],
     ).astype({"start_time": "str", "end_time": "str", "n_gpus": "int64", "is_unknown": bool})
     stamps = [(frame, "submitted_time"), (attempts, "start_time"), (attempts, "end_time")]
     submit_s, start_s, end_s = times(stamps, where, findings)
@@ -412,7 +414,7 @@ def read_philly_jobs(
     frame = frame.assign(submit_time_s=submit_s).join(parts, on=ROW)
     flags = ("is_incomplete", "is_reversed", "is_open", "is_unknown")
     frame = frame.assign(
-        # If every attempt is reversed, no sum exists; the length of the first marks the job as reversed.
+        # If all attempts are reversed there is no sum; the negative length of the first marks the job.
         duration_s=frame["forward_s"].fillna(frame["length_s"]),
         n_gpus=frame["n_gpus"].fillna(0),
         **{name: frame[name].eq(True) for name in flags},
@@ -436,7 +438,7 @@ def read_philly_jobs(
     return finish_requests(frame[columns], findings, where, len(entries), keep_cancelled=keep_cancelled)
 
 
-def _entries(text: str, where: str) -> list[Any]:
+def _philly_entries(text: str, where: str) -> list[Any]:
     n_above = 0
     try:
         try:
@@ -459,7 +461,7 @@ def _entries(text: str, where: str) -> list[Any]:
     return entries
 
 
-def _row(row: int, entry: Any, where: str) -> dict[str, object]:
+def _philly_row(row: int, entry: Any, where: str) -> dict[str, object]:
     if not isinstance(entry, dict):
         raise cell_error(where, row, "job", entry, f"an object with {_JOB_KEYS}")
     for key in ("jobid", "status", "submitted_time", "attempts"):
@@ -480,10 +482,10 @@ def _row(row: int, entry: Any, where: str) -> dict[str, object]:
     }
 
 
-def _attempts(
+def _philly_attempts(
     entries: Sequence[dict[str, Any]], machines: Mapping[str, int] | None, where: str
 ) -> Iterator[tuple[int, str, str, int, bool]]:
-    """List the attempts of all jobs: row of the job, times, GPUs, and True if a machine is not known."""
+    """Yield the attempts of all jobs: row of the job, times, GPUs, and True if a machine is unknown."""
     for row, entry in enumerate(entries, 1):
         attempts = entry["attempts"] or []
         if not isinstance(attempts, list) or not all(isinstance(attempt, dict) for attempt in attempts):
@@ -559,7 +561,7 @@ def read_pai_jobs(
     )
     frame = frame.join(requests, on="job_id").join(spans, on="job_id")
     frame = frame.assign(gpu=frame["gpu"].fillna(""), states_all=frame["states_all"].eq(True))
-    # Times of a job come from instances or tasks, and from the job table where these have none.
+    # Times of a job come from its instances or tasks, or from the job table where these have none.
     frame = frame.assign(
         start_s=frame["first_s"].fillna(frame["submit_time_s"]),
         end_s=frame["last_s"].fillna(frame["stated_end_s"]),
@@ -683,7 +685,7 @@ def read_requests(path: str | Path) -> RequestTrace:
         findings,
         optional=lambda names: [*_REQUESTS_MORE, *further_columns(names, known)],
     )
-    return _scheduler_requests(cells, str(path), findings)
+    return _requests_of(cells, str(path), findings)
 
 
 def request_trace(
@@ -704,10 +706,10 @@ def request_trace(
     columns = [*(name for name in known if name in table), *further]
     cells = pd.DataFrame({name: as_text(table[name]) for name in columns})
     findings = [] if before is None else list(before.findings)
-    return _scheduler_requests(cells.assign(**{ROW: np.arange(1, len(cells) + 1)}), where, findings, before)
+    return _requests_of(cells.assign(**{ROW: np.arange(1, len(cells) + 1)}), where, findings, before)
 
 
-def _scheduler_requests(
+def _requests_of(
     cells: pd.DataFrame, where: str, findings: list[Finding], before: ReadReport | None = None
 ) -> RequestTrace:
     report_further(cells, (*_REQUESTS, *_REQUESTS_MORE), findings)
@@ -749,7 +751,7 @@ def read_tiresias_jobs(path: str | Path) -> RequestTrace:
 
 
 def _without_duration(columns: list[str]) -> str:
-    return "these lists state what a job trains and no time: add a column duration with its seconds"
+    return "published lists state the model of a job but not its run time: add a column duration, in seconds"
 
 
 def read_pollux_jobs(path: str | Path) -> RequestTrace:
@@ -767,7 +769,7 @@ def read_pollux_jobs(path: str | Path) -> RequestTrace:
 def _named(
     cells: pd.DataFrame, usual: Mapping[str, str], where: str, findings: list[Finding]
 ) -> RequestTrace:
-    """Read cells by the column names of their format into requests; messages have these names too."""
+    """Read cells into requests by the column names of their format, which messages use too."""
     of = {ours: theirs for theirs, ours in usual.items()}
     frame = pd.DataFrame(
         {
@@ -810,10 +812,10 @@ def read_gavel_jobs(
         cells, "scale_factor", where, "GPUs, 1 or more", least=1, is_whole=True, findings=findings
     )
     steps = numbers(cells, "total_steps", where, "a number of steps, 0 or more", least=0, findings=findings)
-    refuse(cells, counts.isna(), "scale_factor", "GPUs, 1 or more", where)
+    reject(cells, counts.isna(), "scale_factor", "GPUs, 1 or more", where)
     pairs = list(zip(cells["job_type"], counts.astype("int64"), strict=True))
     unknown = pd.Series([pair not in steps_per_s for pair in pairs], index=cells.index)
-    refuse(cells, unknown, "job_type", "a type with a throughput for as many GPUs", where)
+    reject(cells, unknown, "job_type", "a type with a throughput for as many GPUs", where)
     rates = np.array([steps_per_s[pair] for pair in pairs])
     frame = pd.DataFrame(
         {
@@ -833,7 +835,10 @@ def read_gavel_jobs(
 
 
 def _gavel_cells(text: str, where: str) -> pd.DataFrame:
-    """Name the cells by their position relative to the option for steps, the first that has a dash."""
+    """Name the cells by their position relative to the option for steps, the first cell with a dash.
+
+    The number of cells after the option tells the version of the format, see `_AFTER_FLAG`.
+    """
     lines = [line for line in csv.reader(text.splitlines(), delimiter="\t", quoting=csv.QUOTE_NONE) if line]
     first = [cell.strip() for cell in lines[0]]
     flag = next((at for at, cell in enumerate(first) if at > 1 and cell.startswith("-")), len(first))
@@ -878,8 +883,8 @@ def read_gavel_throughputs(path: str | Path, gpu: str = "v100") -> dict[tuple[st
 #
 # The published EasyScale list repeats names, is not in order of time, and holds a stray ninth column and a
 # flag of 40; each is repaired and reported. Oobleck's files have no header: time [ms], ``add`` or
-# ``remove``, name of the node; times do not fall, a node is added once, and a removed node never returns
-# under its name.
+# ``remove``, name of the node. Times do not decrease, a node is added once, and a removed node never returns
+# under the same name.
 
 EASYSCALE_JOBS = table_schema(
     "easyscale_jobs",
@@ -911,7 +916,7 @@ def read_easyscale_jobs(
     where, findings = str(path), list[Finding]()
     cells = _easyscale_cells(path, findings)
     for column in _EASYSCALE:
-        refuse(cells, is_missing(cells[column]), column, "a value", where)
+        reject(cells, is_missing(cells[column]), column, "a value", where)
     accepted = "a number, 0 or more"
     flag = numbers(cells, "enable_heterogeneous_deterministic", where, "0 or 1", least=0, findings=findings)
     repair(cells, ~flag.isin([0.0, 1.0]), FLAG, findings)
@@ -950,7 +955,7 @@ def read_easyscale_jobs(
 
 
 def _easyscale_cells(path: str | Path, findings: list[Finding]) -> pd.DataFrame:
-    """Split the lines by hand, because a CSV parser rejects lines of different lengths."""
+    """Split the lines without a CSV parser, which would reject lines of different lengths."""
     lines = read_lines(path, _EASYSCALE, findings)
     where, n = str(path), len(_EASYSCALE)
     if tuple(name.lower() for name in lines[0][:n]) != _EASYSCALE:
@@ -973,9 +978,9 @@ _EVENTS = {"add": "joined", "remove": "failed"}
 def read_oobleck_nodes(path: str | Path) -> tuple[pd.DataFrame, ReadReport]:
     """Read a node availability trace: a table ``time_s, node_id, kind, node``, and the report.
 
-    ``kind`` is ``joined`` or ``failed``; ``node`` is the name in the trace and ``node_id`` the slot of the
-    cluster that it takes, the lowest free one, so no more slots are used than nodes are alive at once.
-    Times that fall, unknown events, and nodes that are added twice or removed while absent are rejected.
+    ``kind`` is ``joined`` or ``failed``; ``node`` is the name in the trace. ``node_id`` is the lowest free
+    slot of the cluster when the node joins, so there are never more slots than nodes alive at once.
+    Decreasing times, unknown events, and nodes that are added twice or removed while absent are rejected.
     """
     where, findings = str(path), list[Finding]()
     lines = read_lines(path, _OOBLECK, findings)

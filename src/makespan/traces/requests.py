@@ -1,4 +1,4 @@
-"""Requests of foreign traces (devices and time, but no model), and their mapping to jobs that name one."""
+"""Requests of foreign traces, which state devices and run time but no model, and their mapping to jobs."""
 
 from dataclasses import dataclass
 
@@ -32,7 +32,7 @@ from makespan.traces.cells import (
     drop,
     finish_report,
     in_order,
-    refuse,
+    reject,
     repair,
 )
 from makespan.traces.jobs import JobTrace
@@ -82,7 +82,7 @@ def finish_requests(
     before
         Report whose findings were logged before.
     """
-    # The order of the rules matters: a row is dropped for the first reason that applies.
+    # The order of the rules matters: a row is dropped, and counted, for the first reason that applies.
     kept = frame.assign(n_gpus=_checked(frame, "n_gpus", where), n_cpus=_checked(frame, "n_cpus", where))
     stated = kept.get("duration_s")
     if "end_s" in kept:
@@ -105,7 +105,7 @@ def finish_requests(
         repair(kept, early, EARLY, findings)
         kept = kept.assign(submit_time_s=kept["submit_time_s"].mask(early, kept["start_s"]))
     for column, reason in (("n_gpus", GPU_PART), ("n_cpus", CPU_PART)):
-        # Sums of shares such as 0.1 + 0.2 are not exact, so rounding up comes after rounding.
+        # Sums of shares such as 0.1 + 0.2 are not exact, so numbers are rounded before they are rounded up.
         rounded = pd.Series(np.ceil(kept[column].round(9).to_numpy()), index=kept.index)
         if column == "n_gpus" and "n_devices" in kept:
             rounded = rounded.clip(lower=kept["n_devices"])
@@ -126,8 +126,8 @@ def finish_requests(
 
 
 def _checked(frame: pd.DataFrame, column: str, where: str) -> "pd.Series[float]":
-    accepted = f"up to {_LARGEST_REQUEST:g} devices a job"
-    refuse(frame, frame[column] > _LARGEST_REQUEST, column, accepted, where)
+    accepted = f"up to {_LARGEST_REQUEST:g} devices per job"
+    reject(frame, frame[column] > _LARGEST_REQUEST, column, accepted, where)
     return frame[column].astype("float64")
 
 
@@ -138,16 +138,17 @@ class WorkloadMapping:
     Parameters
     ----------
     offers
-        Possible workloads and plans. A request is mapped to offers with as many GPUs, in proportion to their
-        weights; without any, to offers with the next smaller count, or, below the smallest count, with that.
+        Possible workloads and plans. A request is mapped to one of the offers with as many GPUs, drawn in
+        proportion to their weights. If there are none, those with the next smaller number of GPUs are used,
+        or the smallest ones for a request below all of them.
     seed
-        The choice for a request depends on the seed and the name of its job alone.
+        The choice for a request depends only on the seed and the name of its job.
     cpus_per_gpu
         CPU threads per GPU where the trace does not state them.
     guaranteed
         Tenants whose jobs are guaranteed, in addition to the jobs that the trace marks.
     max_gpus
-        Larger requests are left out and reported; None keeps all.
+        Larger requests are dropped and reported; None keeps all.
     """
 
     offers: tuple[Request, ...]
@@ -168,17 +169,26 @@ class WorkloadMapping:
 
 
 def map_requests(trace: RequestTrace, mapping: WorkloadMapping, times: ReferenceTimes) -> JobTrace:
-    """Give every request a workload and a plan; its steps fill the recorded duration.
+    """Give every request a workload, a plan, and as many steps as fill the recorded duration.
 
-    The report holds the findings of the reader and those of the mapping. Raises `TraceError` if no request is
-    left, or the source has no throughput for an offer.
+    The report has the findings of the reader and of the mapping. Raises `TraceError` if no request is left,
+    or the source has no throughput for an offer.
     """
     table, findings = trace.table, list(trace.report.findings)
     table = table.assign(**{ROW: np.arange(1, len(table) + 1)})
     if mapping.max_gpus is not None:
         reason = f"{LARGER.format(mapping.max_gpus)} (rows of the cleaned table)"
         table = drop(table, table["n_gpus"] > mapping.max_gpus, reason, findings)
-    chosen = _choose(table, mapping)
+    # Each request gets an offer with as many GPUs, or with the next fewer.
+    offered = sorted({offer.n_gpus for offer in mapping.offers})
+    sizes = [max((n for n in offered if n <= count), default=offered[0]) for count in table["n_gpus"]]
+    offer_of_row: dict[int, Request] = {}
+    for size in sorted(set(sizes)):
+        rows = [row for row, n in enumerate(sizes) if n == size]
+        offers = [offer for offer in mapping.offers if offer.n_gpus == size]
+        job_ids = table["job_id"].iloc[rows].tolist()
+        offer_of_row |= zip(rows, drawn_requests(offers, job_ids, mapping.seed, "workload"), strict=True)
+    chosen = [offer_of_row[row] for row in range(len(sizes))]
     mapped = table.assign(n_gpus=[offer.n_gpus for offer in chosen])
     reason = f"{NO_OFFER} (rows of the cleaned table)"
     repair(mapped, mapped["n_gpus"] != table["n_gpus"], reason, findings, before=table["n_gpus"])
@@ -206,16 +216,3 @@ def map_requests(trace: RequestTrace, mapping: WorkloadMapping, times: Reference
         )
     )
     return JobTrace(jobs, report)
-
-
-def _choose(table: pd.DataFrame, mapping: WorkloadMapping) -> list[Request]:
-    """Choose an offer for each request, by the name of its job, with as many GPUs or the next fewer."""
-    offered = sorted({offer.n_gpus for offer in mapping.offers})
-    sizes = [max((n for n in offered if n <= count), default=offered[0]) for count in table["n_gpus"]]
-    chosen: dict[int, Request] = {}
-    for size in sorted(set(sizes)):
-        rows = [row for row, n in enumerate(sizes) if n == size]
-        offers = [offer for offer in mapping.offers if offer.n_gpus == size]
-        names = table["job_id"].iloc[rows].tolist()
-        chosen |= zip(rows, drawn_requests(offers, names, mapping.seed, "workload"), strict=True)
-    return [chosen[row] for row in range(len(sizes))]

@@ -1,11 +1,12 @@
-"""Synthetic workloads, for any size and seed, and changes of workloads.
+"""Synthetic workloads of any size and seed, and changes of workloads.
 
-Generated ones have the statistics of the Base trace of Morphling: counts (models, GPUs, plans, submissions
-per hour) are apportioned exactly and the quantiles of the durations are stratified, so the seed decides which
-job gets which value and when it arrives, but not the statistics of the whole.
+Generated workloads have the statistics of the Base trace of Morphling. Counts (models, GPUs, plans,
+submissions per hour) are apportioned exactly and the quantiles of the durations are stratified, so the seed
+decides which job gets which value and when it arrives, but not the statistics of the whole list.
+
 Changes of load, models, guarantees, plans, arrivals and size take jobs and return new ones in order of
-submission; all other properties stay. The random ones take a seed, and the draw for a job depends on the
-seed and the name of the job alone, not on the other jobs in the list.
+submission; all other properties stay. Random changes take a seed, and the draw for a job depends only on the
+seed and the name of the job, not on the other jobs in the list.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -30,7 +31,7 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Jobs = tuple[JobSpec, ...]
 VARIANTS = ("base", "bp", "mt")
-"""User-chosen plans; best measured plans; part of the jobs guaranteed."""
+"""Variants: user-chosen plans, best measured plans, and part of the jobs guaranteed."""
 _GPU_HOURS_TOLERANCE = 0.05
 _ATTEMPTS = 200
 _JITTER = 0.3  # of the distance between neighbouring quantiles
@@ -145,7 +146,7 @@ def generate_jobs(
             f"expected 1 or more, of {', '.join(VARIANTS)}"
         )
     known = stats or statistics()
-    # The order of the draws (requests, arrivals, durations) is part of the result.
+    # The order of the draws (requests, arrivals, durations) is fixed: another order gives other jobs.
     rng = np.random.default_rng([seed, n_jobs])
     counts = apportion(np.array([request.weight for request in known.requests]), n_jobs)
     chosen = rng.permutation(np.repeat(np.arange(len(counts)), counts))
