@@ -20,13 +20,15 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 ##@ Run
 
 .PHONY: reproduce
-reproduce: setup ## Set up the environment and build every table and figure
+reproduce: setup ## Set up the environment, build every table and figure, and write the report
 	$(BIN)/snakemake --cores $(CORES) $(SNAKEMAKE_FLAGS) $(TARGETS)
+	@if [ -f results/report.html ]; then echo "report: $(CURDIR)/results/report.html"; fi
 
+# With TARGETS, for example a paper, the page shows what there is and says what is missing.
 .PHONY: report
-report: setup ## Bundle the figures with their captions into results/report.zip
+report: setup ## Build TARGETS and write results/report.html over all results that are there
 	$(BIN)/snakemake --cores $(CORES) $(SNAKEMAKE_FLAGS) $(TARGETS)
-	$(BIN)/snakemake $(SNAKEMAKE_FLAGS) --report results/report.zip $(TARGETS)
+	$(BIN)/makespan report
 
 .PHONY: bench
 bench: setup-dev ## Time the hot paths (no assertion on absolute time)
@@ -134,7 +136,7 @@ $(STAMPS)/hf: pyproject.toml $(STAMPS)/dev
 
 .PHONY: clean
 clean: ## Remove products, logs and caches; keep the environment
-	rm -rf results/*/ results/report.zip logs benchmarks/results .snakemake site
+	rm -rf results/*/ results/report.* logs benchmarks/results .snakemake site
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .benchmarks .coverage .coverage.*
 	find src tests workflow benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -1,7 +1,7 @@
 # From configuration to tables and figures: snakemake --cores all
 #
 # Targets: all (the configured sources), emulated, published, measured (one source), every paper by its name,
-# claims, live, and any file under results/ by its path.
+# claims, live, results/report.html, and any file under results/ by its path.
 
 from snakemake.utils import min_version
 
@@ -26,6 +26,7 @@ include: "rules/live.smk"
 include: "rules/experiments.smk"
 include: "rules/figures.smk"
 include: "rules/claims.smk"
+include: "rules/report.smk"
 
 
 localrules:
@@ -37,9 +38,8 @@ localrules:
 rule all:
     default_target: True
     input:
-        [products(source) for source in SETTINGS.throughput.sources],
-        [paper_products(paper, source) for paper in PAPERS for source in sources_of(paper)],
-        "results/claims.csv",
+        DEFAULT_PRODUCTS,
+        "results/report.html",
 
 
 for source in SOURCES:

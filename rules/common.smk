@@ -223,7 +223,17 @@ def reads_published(target):
     """Tell whether a target is built from the authors' files."""
     if target == "published" or target.startswith("results/published/"):
         return True
-    return target in ("all", "claims", "results/claims.csv") and "published" in SETTINGS.throughput.sources
+    return (
+        target in ("all", "claims", "results/claims.csv", "results/report.html")
+        and "published" in SETTINGS.throughput.sources
+    )
+
+
+DEFAULT_PRODUCTS = [
+    [products(source) for source in SETTINGS.throughput.sources],
+    [paper_products(paper, source) for paper in PAPERS for source in sources_of(paper)],
+    "results/claims.csv",
+]
 
 
 # --- jobs of rules/profiling.smk ---

@@ -6,6 +6,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from functools import cache, reduce
 from importlib import resources
 from pathlib import Path, PurePath
@@ -470,13 +471,21 @@ def provenance(settings: Settings, source: str, pins: str | Path, provenances: I
     """Return as JSON what the results of a source were made with.
 
     Source, and what it is by the ``provenance`` of its throughput tables' rows, with their numbers; package
-    version, seed, configuration and its hash, and the hash of ``pins``, the exact versions.
+    version, seed, configuration and its hash, the hash of ``pins``, the exact versions; machine and time.
     """
-    from makespan.tables import shown_source  # a workflow that only plans need not import tables
+    # A workflow that only plans need not import these.
+    from makespan.runtime import describe_machine
+    from makespan.tables import shown_source
 
     rows = Counter(provenances)
+    machine = describe_machine()
     record = {
         "source": source,
+        "recorded_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": {
+            name: machine[name]
+            for name in ("processor", "cpus", "memory_bytes", "system", "gpus", "versions")
+        },
         "iteration_times": shown_source(source, rows),
         "iteration_time_rows": dict(rows),
         "makespan_version": __version__,

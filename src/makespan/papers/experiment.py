@@ -12,18 +12,48 @@ from dataclasses import dataclass, field
 from functools import reduce
 from importlib import import_module, resources
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 import pandas as pd
 from pydantic import TypeAdapter, ValidationInfo, model_validator
 
 from makespan.claims import Ledger
 from makespan.errors import ConfigError, unknown_name
+from makespan.files import read_preset
 from makespan.settings import Block
 from makespan.tables import LIVE, THROUGHPUT, TableSchema, read_csv, schemas_of
 
 SOURCES = ("emulated", "published", "measured")
 _OFFLINE = ("emulated", "published")
+
+
+@dataclass(frozen=True, slots=True)
+class Explore:
+    """Interactive chart of a figure in the report, drawn from the table behind the figure.
+
+    Parameters
+    ----------
+    kind
+        ``lines``, ``steps`` (constant until the next row), ``areas`` (steps, stacked), ``shares`` (share of
+        rows up to a value of ``x``), or ``spans`` (bars from one column of ``x`` to the next).
+    x
+        Column of the horizontal axis; of spans start and end, and between them when progress begins.
+    y
+        Columns of the vertical axis, one series each (empty: all other columns); of spans those that name a
+        row of the chart.
+    by, panels
+        Columns whose values make a series each, and those whose values make a chart each.
+    unit_x, unit_y
+        Titles of the axes.
+    """
+
+    kind: Literal["lines", "steps", "areas", "shares", "spans"]
+    x: tuple[str, ...]
+    y: tuple[str, ...] = ()
+    by: tuple[str, ...] = ()
+    panels: tuple[str, ...] = ()
+    unit_x: str = ""
+    unit_y: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +78,8 @@ class Figure:
         Further arguments of the function: paths of options in the configuration, and fixed values.
     sources
         Throughput sources for which the figure is drawn; empty for all.
+    explore
+        Interactive chart in the report, for figures that reward a closer look.
     """
 
     name: str
@@ -59,6 +91,7 @@ class Figure:
     options: Mapping[str, str] = field(default_factory=dict)
     values: Mapping[str, Any] = field(default_factory=dict)
     sources: tuple[str, ...] = ()
+    explore: Explore | None = None
 
     def function(self, paper: str) -> str:
         """Return the drawing function as ``module:function``."""
@@ -78,6 +111,24 @@ class Figure:
     def arguments(self, settings: object) -> dict[str, Any]:
         """Return the further arguments of the drawing function."""
         return {name: option_at(settings, path) for name, path in self.options.items()} | dict(self.values)
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """Description of a paper for readers of its results, from ``presets/about.toml`` of its package.
+
+    Parameters
+    ----------
+    citation, idea, setting
+        Title with venue; what the paper proposes; what its experiments run on, here and there.
+    deviations
+        Where this project departs from the paper, one sentence or two each.
+    """
+
+    citation: str
+    idea: str
+    setting: str
+    deviations: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,6 +346,11 @@ class Paper(Block):
     def key(cls) -> str:
         """Return the name of the package, which is that of the folder of results."""
         return cls.__module__.split(".")[2]
+
+    @classmethod
+    def about(cls) -> About:
+        """Return the description of the paper."""
+        return TypeAdapter(About).validate_python(read_preset(f"makespan.papers.{cls.key()}", "about"))
 
     @classmethod
     def schema_of(cls, table: str) -> TableSchema:

@@ -19,7 +19,7 @@ from makespan.easyscale.reference import StockRun, train_stock
 from makespan.easyscale.requests import SCORING, ScoringRequest
 from makespan.easyscale.trainer import ElasticTrainer, run_together
 from makespan.errors import MakespanError, TraceError
-from makespan.papers.experiment import Experiment, Figure, Given
+from makespan.papers.experiment import Experiment, Explore, Figure, Given
 from makespan.runtime import Launch, Launcher, LocalLauncher, RunDirectory, local_launcher
 from makespan.settings import Count, one_of, option, unique
 from makespan.tables import schemas_of
@@ -77,6 +77,15 @@ class Gap(Experiment):
             "line, on one, two and four devices.",
             tables=("gap_curves",),
             sources=("measured",),
+            explore=Explore(
+                "lines",
+                ("epoch",),
+                ("loss",),
+                ("scheme", "devices"),
+                ("gamma",),
+                unit_x="epoch",
+                unit_y="mean loss",
+            ),
         ),
     )
 

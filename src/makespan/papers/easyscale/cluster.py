@@ -25,7 +25,7 @@ from makespan.errors import InputError, TraceError, unknown_name
 from makespan.files import read_preset
 from makespan.hardware import ClusterSpec, NodeSpec, cluster, cluster_names
 from makespan.metrics import allocation_over_time, time_average
-from makespan.papers.experiment import Experiment, Figure, Given
+from makespan.papers.experiment import Experiment, Explore, Figure, Given
 from makespan.policies import policy_names
 from makespan.settings import Block, one_of, option, shared
 from makespan.sim import NodeEvent, NodeEventKind, RestartDelays
@@ -500,6 +500,14 @@ class Serving(Experiment):
             "jobs from source {source}, where emulated means a generated list, submitted again and "
             "again. What serving needs is generated.",
             tables=("serving_rounds",),
+            explore=Explore(
+                "areas",
+                ("time_s",),
+                ("serving_gpus", "training_gpus"),
+                panels=("policy",),
+                unit_x="time [s]",
+                unit_y="GPUs",
+            ),
         ),
     )
 
@@ -664,6 +672,14 @@ class Simulation(Experiment):
             "with hollow diamonds is what the paper shows for the authors' list.",
             tables=("fig15",),
             values={"policies": ("easyscale-homo", "easyscale-heter")},
+            explore=Explore(
+                "steps",
+                ("time_s",),
+                ("gpus", "published_gpus"),
+                ("policy",),
+                unit_x="time [s]",
+                unit_y="GPUs",
+            ),
         ),
         Figure(
             "sensitivity",

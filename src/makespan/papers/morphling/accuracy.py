@@ -9,7 +9,7 @@ import pandas as pd
 from pydantic import model_validator
 
 from makespan.errors import MakespanError, TraceError
-from makespan.papers.experiment import Experiment, Figure, Given
+from makespan.papers.experiment import Experiment, Explore, Figure, Given
 from makespan.plans import ExecutionPlan
 from makespan.runtime import local_launcher
 from makespan.settings import Block, Count, option
@@ -94,6 +94,7 @@ class Fig9(Experiment):
             tables=("fig9", "fig9_summary"),
             values={"limit": 0.1},
             sources=("measured",),
+            explore=Explore("lines", ("step",), ("loss",), ("run",), unit_x="step", unit_y="loss"),
         ),
     )
     cells = ("fig9",)

@@ -11,7 +11,7 @@ from pydantic import Field
 from makespan.errors import InputError
 from makespan.hardware import ClusterSpec, homogeneous
 from makespan.metrics import allocation_by_family, idle_spells, job_metrics
-from makespan.papers.experiment import SOURCES, Experiment, Figure, Given
+from makespan.papers.experiment import SOURCES, Experiment, Explore, Figure, Given
 from makespan.papers.morphling.comparisons import means, paired
 from makespan.papers.morphling.job_lists import JOB_LISTS, NAIVE, Draw, Jobs, List, drawn_lists
 from makespan.policies import policy_names
@@ -164,6 +164,14 @@ class Table4(Simulated):
             "iteration times.",
             tables=("jct",),
             options={"policies": "morphling.simulation.policies"},
+            explore=Explore(
+                "shares",
+                ("jct_s",),
+                by=("policy",),
+                panels=("trace",),
+                unit_x="completion time [s]",
+                unit_y="share of jobs",
+            ),
         ),
         Figure(
             "allocation",
@@ -172,6 +180,13 @@ class Table4(Simulated):
             "dashed line is the cluster.",
             tables=("allocation",),
             options={"cluster_name": "cluster"},
+            explore=Explore(
+                "areas",
+                ("time_s",),
+                panels=("policy",),
+                unit_x="time [s]",
+                unit_y="GPUs",
+            ),
         ),
         Figure(
             "gantt",
@@ -179,6 +194,14 @@ class Table4(Simulated):
             "Who held which GPU when, by family of the execution plan; restart delays are light "
             "grey, and thin lines separate the nodes. From {source} iteration times.",
             tables=("schedule",),
+            explore=Explore(
+                "spans",
+                ("start_s", "ready_s", "end_s"),
+                ("node", "gpu"),
+                by=("plan_family",),
+                unit_x="time [s]",
+                unit_y="node and GPU",
+            ),
         ),
     )
     unjudged = frozenset({"jct", "allocation", "schedule"})

@@ -29,7 +29,7 @@ from makespan.oobleck.simulator import (
     unused_nodes,
 )
 from makespan.oobleck.traces import SPOT_TRACES, NodeTrace, generate_failures, generate_spot, read_trace
-from makespan.papers.experiment import Experiment, Figure, Given
+from makespan.papers.experiment import Experiment, Explore, Figure, Given
 from makespan.settings import Block, Count, one_of, option, shared, unique
 from makespan.throughput import Dataset, find_dataset, read_register, verify
 from makespan.units import MS
@@ -626,6 +626,15 @@ _OVER_TIME = tuple(
         tables=(name,),
         draw="over_time",
         values={"mode": mode},
+        explore=Explore(
+            "steps",
+            ("time_s",),
+            ("throughput_samples_per_s",),
+            ("system",),
+            ("model",),
+            unit_x="time [s]",
+            unit_y="throughput [samples/s]",
+        ),
     )
     for name, cloud in (("fig14", "EC2"), ("fig15", "GCP"))
     for mode, ending, title, simulators in (

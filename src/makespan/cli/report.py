@@ -1,0 +1,45 @@
+"""Write the report of the results that are there."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from makespan.cli.options import say
+from makespan.config import check_settings, load_settings
+from makespan.files import read_json
+from makespan.papers.experiment import SOURCES
+from makespan.report import write_report
+from makespan.units import format_bytes
+
+
+@click.command("report")
+@click.option(
+    "--results", default="results", show_default=True, help="Directory of results.",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+)  # fmt: skip
+@click.option(
+    "--benchmarks", default="benchmarks/results", show_default=True, type=click.Path(path_type=Path),
+    help="Directory of Snakemake's benchmark files.",
+)  # fmt: skip
+@click.option(
+    "-o", "--output", type=click.Path(dir_okay=False, path_type=Path),
+    help="Page to write.  [default: report.html in the directory of results]",
+)  # fmt: skip
+def report_command(results: Path, benchmarks: Path, output: Path | None) -> None:
+    """Write one HTML page over the results that are there, whatever part of them was built.
+
+    What is missing is judged by the configuration that the results were made with, where they record it, and
+    else by that in config/. For example: makespan report --results results
+    """
+    path = output or results / "report.html"
+    write_report(check_settings(_configuration(results)), path, results, benchmarks)
+    say(f"{path}: {format_bytes(path.stat().st_size)}")
+
+
+def _configuration(results: Path) -> dict[str, Any]:
+    records = (results / source / "provenance.json" for source in SOURCES)
+    made = next((read_json(path) for path in records if path.is_file()), None)
+    if made is not None:
+        return dict(made["config"])
+    return load_settings().model_dump(mode="json")
