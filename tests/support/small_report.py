@@ -1,9 +1,10 @@
-"""Build the report of the small configuration in a copy of this project, with what requirements.txt brings.
+"""Build both reports of the small configuration in a copy of this project, with what requirements.txt brings.
 
 ``python tests/support/small_report.py [CORES]``; packages of the developer set are hidden, if there are any.
 """
 
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -33,6 +34,17 @@ def report(project, *more):
     return sum("/data/" in name for name in names)
 
 
+def page(project):
+    """Return the sizes of the page of the default run and of one over a single paper [bytes]."""
+    whole = (project / "results" / "report.html").stat().st_size
+    alone = project / "alone"
+    shutil.copytree(project / "results" / "emulated" / "slapo", alone / "emulated" / "slapo")
+    command = [sys.executable, "-c", "from makespan.cli import main; main()", "report", "--results", alone]
+    environment = hiding_all_but(run_set(), project / "src")
+    subprocess.run(command, cwd=project, env=environment, check=True)
+    return whole, (alone / "report.html").stat().st_size
+
+
 def snakemake(project, *arguments):
     """Run Snakemake in a copy of the project without packages of other sets."""
     environment = hiding_all_but(run_set(), project / "src")
@@ -47,7 +59,9 @@ def main():
         project = Path(folder) / "project"
         copy_project(project)
         snakemake(project, "--cores", *(sys.argv[1:] or ["all"]), "--quiet", "all")
-        print(f"the report of the small configuration has {report(project)} files of results")  # noqa: T201
+        n_files, (whole, alone) = report(project), page(project)
+        sizes = f"{whole / 1e6:.1f} MB, that of Slapo alone {alone / 1e6:.1f} MB"
+        print(f"Snakemake's report has {n_files} files of results; report.html has {sizes}")  # noqa: T201
 
 
 if __name__ == "__main__":

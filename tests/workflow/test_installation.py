@@ -200,3 +200,5 @@ def test_the_report_needs_no_package_of_the_developer_set(finished):
     developer = re.findall(r"^([a-z].*)==", (ROOT / "requirements-dev.txt").read_text(), re.MULTILINE)
     assert not {canonicalize_name(name) for name in developer} & small_report.run_set()
     assert small_report.report(finished.root) > 10
+    whole, alone = small_report.page(finished.root)
+    assert 0 < alone < whole < 15_000_000

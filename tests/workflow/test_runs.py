@@ -61,7 +61,7 @@ EXPERIMENT_RULES = {
     "morphling_fig8",
     "morphling_threads",
 } | CLUSTER_RULES
-BESIDE = {"all", "evaluate_claims", "join_claims"}
+BESIDE = {"all", "evaluate_claims", "join_claims", "write_report"}
 PRICED = ["instantiation", "layer_throughput", "reconfiguration"]  # by the schedule of the emulator
 MEASURED_ONLY = {"morphling_fig8"}  # it compares measured times and fits nothing
 
@@ -147,7 +147,7 @@ def test_editing_a_script_reruns_its_rule_and_what_depends_on_it(finished):
     script = finished.root / "workflow/scripts/draw_figure.py"
     before = script.read_text()
     script.write_text(before + "# an edit\n")
-    assert finished.planned() == {"all": 1, "draw_figure": len(FIGURES + FURTHER)}
+    assert finished.planned() == {"all": 1, "draw_figure": len(FIGURES + FURTHER), "write_report": 1}
     script.write_text(before)
 
 
@@ -155,7 +155,7 @@ def test_deleting_one_figure_rebuilds_that_figure_alone(finished):
     figure = finished.root / "results/emulated/morphling/figures/fig7.png"
     before = figure.read_bytes()
     figure.unlink()
-    assert finished.planned() == {"all": 1, "draw_figure": 1}
+    assert finished.planned() == {"all": 1, "draw_figure": 1, "write_report": 1}
     finished.built()
     assert figure.read_bytes() == before
 
@@ -209,7 +209,7 @@ def test_editing_the_generator_reruns_job_lists_and_studies_and_no_emulation(fin
 
 def test_editing_a_plot_redraws_the_figures_and_nothing_else(finished):
     append(finished.root / "src/makespan/plots/style.py", "\n# changed\n")
-    assert finished.planned() == {"all": 1, "draw_figure": len(FIGURES + FURTHER)}
+    assert finished.planned() == {"all": 1, "draw_figure": len(FIGURES + FURTHER), "write_report": 1}
 
 
 def test_changing_an_option_reruns_what_it_changes(finished):
@@ -217,7 +217,7 @@ def test_changing_an_option_reruns_what_it_changes(finished):
     override.write_text("morphling: {fig7: {stage_duration_s: 60}}\n")
     small = [f"config/test/{paper}.yaml" for paper in PAPERS]
     planned = finished.planned("--configfile", *small, "more.yaml", small=False)
-    assert planned == {"all": 1, "draw_figure": 1, "write_provenance": 1}
+    assert planned == {"all": 1, "draw_figure": 1, "write_provenance": 1, "write_report": 1}
 
 
 def test_two_runs_give_the_same_bytes_but_for_wall_times(small_run, finished):

@@ -61,7 +61,7 @@ def _groups(table: pd.DataFrame, columns: Sequence[str]) -> Iterator[tuple[str, 
         yield "", table
         return
     for key, rows in table.groupby(list(columns), sort=False):
-        yield ", ".join(map(str, key if isinstance(key, tuple) else (key,))), rows
+        yield ", ".join(map(str, key)), rows
 
 
 def _series(explore: Explore, rows: pd.DataFrame) -> list[dict[str, Any]]:

@@ -228,7 +228,7 @@ def _times(run: Mapping[str, Any]) -> str:
 def _seed(run: Mapping[str, Any]) -> str:
     if "seed" not in run:
         return ""
-    return "none for iteration times" if run["seed"] is None else str(run["seed"])
+    return "none" if run["seed"] is None else str(run["seed"])
 
 
 def _machine(run: Mapping[str, Any]) -> str:

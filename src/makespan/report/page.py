@@ -5,7 +5,7 @@ import gzip
 import io
 import json
 import logging
-from functools import partial
+from functools import cache, partial
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -68,7 +68,7 @@ def render(report: Report) -> str:
         verdicts=VERDICTS,
         style=Markup(_data("report.css")),
         script=Markup(_data("report.js")),
-        plotly=_packed(_plotly()) if has_charts else "",
+        plotly=_plotly() if has_charts else "",
     )
 
 
@@ -76,9 +76,10 @@ def _data(name: str) -> str:
     return resources.files("makespan.report").joinpath("templates", name).read_text("utf-8")
 
 
+@cache
 def _plotly() -> str:
-    """Return the code of plotly.js, which the package plotly ships."""
-    return resources.files("plotly").joinpath("package_data", "plotly.min.js").read_text("utf-8")
+    """Return the code of plotly.js, which the package plotly ships, compressed."""
+    return _packed(resources.files("plotly").joinpath("package_data", "plotly.min.js").read_text("utf-8"))
 
 
 def _packed(text: str) -> str:

@@ -1,0 +1,265 @@
+"""The report of the small run, as readers see it: in a browser, on a phone, in the dark, and on paper."""
+
+import base64
+import itertools
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+
+import pytest
+from browser import CONTRAST, complaints, opened, prefer, resize
+
+from makespan.files import read_text
+from makespan.papers import PAPERS, paper_named
+
+# One process runs them in turn: each opens a browser.
+pytestmark = [pytest.mark.untraced, pytest.mark.xdist_group("report")]
+A4_WIDTH, A4_HEIGHT = 680, 1009  # CSS pixels within margins of 15 mm
+
+
+@pytest.fixture(scope="module")
+def page(small_run):
+    return small_run.root / "results" / "report.html"
+
+
+@pytest.fixture(scope="module")
+def browser(page):
+    with opened(page) as driver:
+        yield driver
+
+
+@pytest.fixture
+def reader(browser):
+    """Return a driver with the page open as it is when it was just loaded."""
+    prefer(browser)
+    resize(browser, 1280, 900)
+    browser.execute_script("localStorage.clear()")
+    browser.refresh()
+    return browser
+
+
+def all_of(reader, selector, expression):
+    """Return the value of an expression of ``e`` for every element that a selector finds."""
+    return reader.execute_script(
+        f"return [...document.querySelectorAll('{selector}')].map((e) => {expression})"
+    )
+
+
+def click(reader, selector):
+    reader.execute_script(f"document.querySelector('{selector}').click()")
+
+
+def wait_for(reader, condition):
+    for _ in range(200):
+        if reader.execute_script(f"return {condition}"):
+            return
+        time.sleep(0.1)
+    raise AssertionError(f"never true: {condition}")
+
+
+def shown_rows(reader):
+    rows = "#statements tbody tr:not([hidden])"
+    return all_of(reader, rows, '[e.dataset.paper, e.querySelector(".badge").textContent, e.textContent]')
+
+
+def choose(reader, name, value):
+    reader.execute_script(
+        f"const form = document.getElementById('filters'); form.elements.{name}.value = {json.dumps(value)};"
+        "form.dispatchEvent(new Event('input'))"
+    )
+
+
+def test_the_default_run_writes_the_page(small_run, page):
+    html = read_text(page, "a page", ValueError)
+    assert len(html.encode()) < 15_000_000
+    for key in PAPERS:
+        assert f'<section id="{key}"' in html
+    drawn = {path.stem for path in (small_run.root / "results").glob("*/*/figures/*.png")}
+    shown = set(re.findall(r'<article id="[a-z]+-(\w+)"', html))
+    assert drawn == shown and len(shown) > 50
+    explored = [one for key in PAPERS for one in paper_named(key).figures().values() if one.explore]
+    built = [one.name for one in explored if one.name in drawn]
+    assert set(built) == set(re.findall(r'data-chart="[a-z]+-(\w+)-[a-z]+"', html))
+
+
+def test_nothing_is_missing_of_a_complete_run(reader):
+    assert "Nothing: everything is here" in reader.execute_script(
+        "return document.getElementById('overview').innerText"
+    )
+
+
+def test_all_pictures_load_and_the_console_stays_empty(reader):
+    wait_for(reader, "document.readyState === 'complete'")
+    pictures = all_of(reader, "img", "[e.complete, e.naturalWidth, e.alt]")
+    assert len(pictures) > 50
+    assert all(is_complete and width > 0 and len(text) > 20 for is_complete, width, text in pictures)
+    assert complaints(reader) == []
+
+
+def test_headings_go_down_one_level_at_a_time_and_names_are_unique(reader):
+    levels = [int(level) for level in all_of(reader, "h1, h2, h3, h4", "e.tagName[1]")]
+    assert levels[0] == 1 and levels.count(1) == 1
+    assert all(after <= before + 1 for before, after in itertools.pairwise(levels))
+    names = all_of(reader, "[id]", "e.id")
+    assert len(names) == len(set(names))
+    targets = {
+        target.removeprefix("#") for target in all_of(reader, 'a[href^="#"]', 'e.getAttribute("href")')
+    }
+    assert targets <= set(names)
+    unnamed = "button:not([hidden]), select, input"
+    assert all(all_of(reader, unnamed, '(e.textContent + (e.labels?.[0]?.textContent ?? "")).trim()'))
+
+
+def test_filters_leave_the_rows_they_should(reader):
+    everything = shown_rows(reader)
+    assert len({paper for paper, _, _ in everything}) == len(PAPERS)
+    choose(reader, "paper", "Oobleck")
+    assert shown_rows(reader) == [row for row in everything if row[0] == "Oobleck"]
+    choose(reader, "verdict", "holds")
+    both = shown_rows(reader)
+    assert both == [row for row in everything if row[:2] == ["Oobleck", "holds"]] and both
+    choose(reader, "text", "VARUNA as")
+    found = shown_rows(reader)
+    assert found == [row for row in both if "varuna" in row[2].lower() and "as" in row[2].lower()]
+    assert 0 < len(found) < len(both)
+    status = reader.execute_script("return document.getElementById('shown').textContent")
+    assert status == f"{len(found)} of {len(everything)} statements"
+    click(reader, "#filters button[type=reset]")
+    wait_for(reader, "document.querySelectorAll('#statements tbody tr[hidden]').length === 0")
+
+
+def test_with_a_source_its_own_verdicts_count(reader):
+    found = all_of(reader, "#statements tbody tr", "JSON.parse(e.dataset.found)")
+    choose(reader, "source", "measured")
+    verdicts = [verdict for _, verdict, _ in shown_rows(reader)]
+    assert verdicts == [one["measured"][1] for one in found if "measured" in one] and verdicts
+    choose(reader, "verdict", "undecided")
+    assert {verdict for _, verdict, _ in shown_rows(reader)} <= {"undecided"}
+
+
+def test_the_link_of_a_paper_leads_to_its_statements(reader):
+    click(reader, "#slapo .to-ledger")
+    wait_for(reader, "document.querySelectorAll('#statements tbody tr[hidden]').length > 0")
+    assert {paper for paper, _, _ in shown_rows(reader)} == {"Slapo"}
+
+
+@pytest.mark.parametrize(("column", "cell"), [(2, "Jobs"), (3, "Wall time"), (5, "Peak memory")])
+def test_rules_sort_by_number(reader, column, cell):
+    value = f"Number(e.cells[{column}].dataset.value ?? e.cells[{column}].textContent)"
+    for ending, is_reverse in (("ascending", False), ("descending", True)):
+        click(reader, f"#costs th:nth-child({column + 1}) button")
+        values = all_of(reader, "#costs tbody tr", value)
+        assert values == sorted(values, reverse=is_reverse) and len(set(values)) > 1, cell
+        assert all_of(reader, "#costs th[aria-sort]", 'e.getAttribute("aria-sort")') == [ending]
+
+
+def test_statements_sort_by_paper(reader):
+    click(reader, "#statements th:first-child button")
+    papers = [paper for paper, _, _ in shown_rows(reader)]
+    assert papers == sorted(papers) and papers[0] == "EasyScale"
+
+
+def test_the_table_behind_a_figure_opens_and_is_that_of_the_file(reader, small_run):
+    click(reader, "#morphling-table4 .open-table")
+    wait_for(reader, "document.querySelector('#morphling-table4 .values table')")
+    file = small_run.root / "results/emulated/morphling/figures/table4.csv"
+    header, *lines = file.read_text().splitlines()
+    table = "#morphling-table4 .values table"
+    assert all_of(reader, f"{table} th", "e.textContent") == header.split(",")
+    assert len(all_of(reader, f"{table} tbody tr", "1")) == len(lines) <= 200
+    assert all_of(reader, f"{table} tbody tr:first-child td", "e.textContent") == lines[0].split(",")
+
+
+def test_every_interactive_chart_draws(reader):
+    buttons = all_of(reader, ".explore", "e.dataset.chart")
+    assert len(buttons) >= 5
+    for name in buttons:
+        click(reader, f'[data-chart="{name}"]')
+        wait_for(reader, f"document.querySelector('#chart-{name} .plot')?.data?.length > 0")
+    drawn = all_of(reader, ".chart .plot", "e.data.every((trace) => trace.x.length === trace.y.length)")
+    assert len(drawn) == len(buttons) and all(drawn)
+    # A click in the legend hides a series.
+    plot = f"document.querySelector('#chart-{buttons[0]} .plot')"
+    reader.execute_script(f"{plot}.parentElement.scrollIntoView()")
+    assert reader.execute_script(f"return {plot}.layout.showlegend !== false")
+    assert complaints(reader) == []
+
+
+def test_one_source_of_a_figure_is_shown_at_a_time(reader):
+    shown = "#morphling-table2 figure:not([hidden])"
+    assert all_of(reader, shown, "e.dataset.source") == ["emulated"]
+    click(reader, "#morphling-table2 .choices button:last-child")
+    assert all_of(reader, shown, "e.dataset.source") == ["measured"]
+
+
+@pytest.mark.parametrize("width", [375, 768])
+def test_a_narrow_screen_does_not_scroll_sideways(reader, width):
+    resize(reader, width, 812, is_phone=True)
+    assert reader.execute_script("return document.documentElement.scrollWidth") <= width
+    reader.execute_script("document.querySelectorAll('details').forEach((e) => (e.open = true))")
+    click(reader, "#morphling-table4 .open-table")
+    wait_for(reader, "document.querySelector('#morphling-table4 .values table')")
+    assert reader.execute_script("return document.documentElement.scrollWidth") <= width
+    edges = all_of(reader, "img", "e.getBoundingClientRect().right")
+    assert max(edges) <= width
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [375, 1280])
+def test_text_has_contrast(reader, scheme, width):
+    prefer(reader, prefers_color_scheme=scheme)
+    resize(reader, width, 900, is_phone=width < 500)
+    reader.execute_script("document.querySelectorAll('details').forEach((e) => (e.open = true))")
+    ratios = reader.execute_script(CONTRAST)
+    assert len(ratios) > 20
+    assert ratios[0][0] >= 4.5, ratios[:5]
+
+
+def test_the_toggle_turns_the_page_dark_and_back(reader):
+    ground = "return getComputedStyle(document.body).backgroundColor"
+    light = reader.execute_script(ground)
+    click(reader, "#theme")
+    assert reader.execute_script(ground) != light
+    click(reader, "#theme")
+    assert reader.execute_script(ground) == light
+
+
+def test_no_figure_is_cut_on_paper(reader):
+    click(reader, "#morphling-table2 .choices button:last-child")
+    resize(reader, A4_WIDTH, A4_HEIGHT)
+    prefer(reader, "print")
+    boxes = all_of(reader, "img", "((b) => [b.left, b.right, b.height])(e.getBoundingClientRect())")
+    assert all(
+        left >= 0 and right <= A4_WIDTH + 1 and 0 < height <= A4_HEIGHT for left, right, height in boxes
+    )
+    assert not any(all_of(reader, "nav, .tools, .choices, .filters", "e.offsetHeight"))
+    inside = all_of(reader, "figure", "getComputedStyle(e).breakInside")
+    assert set(inside) == {"avoid"}
+    assert reader.execute_script("return document.documentElement.scrollWidth") <= A4_WIDTH
+    prefer(reader)
+    printed = reader.execute_cdp_cmd("Page.printToPDF", {"printBackground": False, "preferCSSPageSize": True})
+    assert base64.b64decode(printed["data"]).startswith(b"%PDF")
+
+
+def test_the_page_of_one_paper_alone(finished):
+    """`make report TARGETS=oobleck`: other papers are named as missing, and nothing else is needed."""
+    for path in (finished.root / "results").glob("*"):
+        for other in path.iterdir() if path.is_dir() else ():
+            if other.name != "oobleck":
+                subprocess.run(["rm", "-r", str(other)], check=True)
+    (finished.root / "results/claims.csv").unlink()
+    command = [sys.executable, "-c", "from makespan.cli import main; main()", "report"]
+    environment = os.environ | {"PYTHONPATH": str(finished.root / "src")}
+    done = subprocess.run(
+        command, cwd=finished.root, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    with opened(finished.root / "results/report.html") as driver:
+        assert all_of(driver, "section.paper", "e.id") == ["oobleck"]
+        assert {paper for paper, _, _ in shown_rows(driver)} == {"Oobleck"}
+        missing = driver.execute_script("return document.querySelector('.missing').innerText")
+        assert "snakemake --cores all morphling" in missing
+        assert complaints(driver) == []
