@@ -10,7 +10,10 @@ const linear = (value) => value <= 0.04045 ? value / 12.92 : ((value + 0.055) / 
 const weights = [0.2126, 0.7152, 0.0722];
 const luminance = (colour) =>
   weights.reduce((sum, weight, i) => sum + weight * linear(colour[i] / 255), 0);
-const parsed = (text) => { const [r, g, b, a = 1] = text.match(/[\\d.]+/g).map(Number); return [r, g, b, a]; };
+const parsed = (text) => {
+  const [r, g, b, a = 1] = text.match(/[\\d.]+/g).map(Number);
+  return [r, g, b, a];
+};
 const over = ([r, g, b, a], below) => [r, g, b].map((value, i) => value * a + below[i] * (1 - a));
 const ground = (element) => {
   if (!element) return [255, 255, 255];
