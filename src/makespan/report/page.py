@@ -21,7 +21,7 @@ from makespan.units import MINUTE, format_bytes, format_seconds
 _log = logging.getLogger(__name__)
 MAX_PAGE_BYTES = 15_000_000
 """Size that the page keeps below."""
-_MAX_SVG_BYTES = 300_000  # larger ones have so many points that their PNG is smaller, and as sharp on screens
+_MAX_SVG_BYTES = 120_000  # larger ones have so many points that their PNG is smaller, and as sharp on screens
 _LARGE_PNG_BYTES = 60_000
 _N_COLOURS = 192
 

@@ -164,6 +164,8 @@
   all("table.sortable").forEach((table) => {
     const heads = all("thead th", table), body = table.tBodies[0];
     const key = (row, i) => row.cells[i].dataset.value ?? row.cells[i].textContent.trim();
+    // The collator knows whole numbers inside texts, and no decimals.
+    const compare = (a, b) => (Number.isFinite(a - b) && a !== "" && b !== "" ? a - b : order.compare(a, b));
     heads.forEach((head, i) => {
       const button = make("button", head.textContent, { type: "button" });
       head.replaceChildren(button);
@@ -171,7 +173,7 @@
         const down = head.getAttribute("aria-sort") === "ascending";
         heads.forEach((one) => one.removeAttribute("aria-sort"));
         head.setAttribute("aria-sort", down ? "descending" : "ascending");
-        const rows = [...body.rows].sort((a, b) => order.compare(key(a, i), key(b, i)) * (down ? -1 : 1));
+        const rows = [...body.rows].sort((a, b) => compare(key(a, i), key(b, i)) * (down ? -1 : 1));
         body.append(...rows);
       });
     });
