@@ -153,7 +153,7 @@ def test_generated_files_are_what_the_code_says():
 
 
 def test_the_last_set_of_live_runs_on_record_is_the_one_on_the_page():
-    page = (ROOT / "docs" / "papers" / "morphling.md").read_text()
+    page = (ROOT / "docs" / "papers" / "history-morphling.md").read_text()
     between = page.partition("<!-- live runs -->")[2].partition("<!-- end of live runs -->")[0]
     lines = [line.strip("| ").split(" | ") for line in between.splitlines() if ", seed " in line]
     shown = [

@@ -1,7 +1,7 @@
 """Every number with a unit in README and docs is generated, tested, or listed with its source.
 
-Numbers of generated blocks, of code, of tables below ``<!-- table: ... -->`` (which other tests compare),
-and of histories, which record what was expected, are left out. All others stand in ``tests/support/numbers.csv``:
+Left out are numbers of generated blocks, of code, of tables below ``<!-- table: ... -->``, which other tests
+compare, and of histories, which record what was expected. All others stand in ``tests/support/numbers.csv``:
 constants and options of the project are searched in the file that sets them.
 """
 
