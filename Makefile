@@ -22,7 +22,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 .PHONY: reproduce
 reproduce: setup ## Set up the environment, build every table and figure, and write the report
 	$(BIN)/snakemake --cores $(CORES) $(SNAKEMAKE_FLAGS) $(TARGETS)
-	@if [ -f results/report.html ]; then echo "report: $(CURDIR)/results/report.html"; fi
+	@if [ -z "$(TARGETS)" ] && [ -f results/report.html ]; then echo "report: $(CURDIR)/results/report.html"; fi
 
 # With TARGETS, for example a paper, the page shows what there is and says what is missing.
 .PHONY: report

@@ -3,7 +3,7 @@
 
 rule write_report:
     input:
-        flatten(DEFAULT_PRODUCTS),
+        list(dict.fromkeys(flatten(DEFAULT_PRODUCTS))),
     output:
         page="results/report.html",
     log:

@@ -205,7 +205,7 @@ def test_a_narrow_screen_does_not_scroll_sideways(reader, width):
     click(reader, "#morphling-table4 .open-table")
     wait_for(reader, "document.querySelector('#morphling-table4 .values table')")
     assert reader.execute_script("return document.documentElement.scrollWidth") <= width
-    edges = all_of(reader, "img", "e.getBoundingClientRect().right")
+    edges = all_of(reader, ".paper-white", "e.getBoundingClientRect().right")
     assert max(edges) <= width
 
 
