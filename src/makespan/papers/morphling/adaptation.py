@@ -1,6 +1,6 @@
 """Fig. 7: one job under a shrinking resource limit, with five ways of choosing its plan."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated
@@ -9,6 +9,7 @@ import pandas as pd
 from pydantic import model_validator
 
 from makespan.errors import PlanError, TraceError
+from makespan.hardware import ClusterSpec
 from makespan.papers.experiment import SOURCES, Figure, Given
 from makespan.papers.morphling.performance import OnMachine, WorkloadKey, is_profiled
 from makespan.perf import Fit, Learner, load_cluster, load_environment, rank_plans
@@ -150,12 +151,17 @@ class Fig7(OnMachine):
         (throughput,) = given.times.values()
         stages = self.profiled_stages if is_profiled(given) else self.stages
         job = _Job(throughput.reset_index(drop=True), int(throughput["global_batch_size"].iloc[0]))
-        records = [
-            _fig7_record(MORPHLING, stage, choice, job)
-            for stage, choice in zip(
-                stages, _by_model(job, stages, self.constants(given), self.form), strict=True
-            )
-        ]
+        constants = self.constants(given)
+        environment, cluster = load_environment(constants), load_cluster(constants)
+        learner = Learner.from_table(job.throughput, self.form, environment, runs_by_preset=True)
+        records = []
+        for stage in stages:
+            rows, n_tried = learner.learn_until_known(_fastest(job, stage, learner, cluster), _TRIED)
+            choice = _Choice(n_tried=n_tried)
+            if rows:
+                plan, time_s = str(job.throughput["exec_plan"][rows[0]]), float(learner.times_s[rows[0]])
+                choice = _Choice(plan, time_s, n_tried)
+            records.append(_fig7_record(MORPHLING, stage, choice, job))
         records += [
             _fig7_record(strategy, stage, _by_rule(job, rule(stage.place), stage), job)
             for strategy, rule in _RULES.items()
@@ -224,6 +230,7 @@ def _fig7_record(strategy: str, stage: Fig7Stage, choice: _Choice, job: _Job) ->
 
 
 def _by_rule(job: _Job, text: str, stage: Fig7Stage) -> _Choice:
+    """Look up the plan that a rule gives for a stage."""
     times = job.times(stage)
     try:
         plan = write_exec_plan(job.read(text, stage))
@@ -237,19 +244,16 @@ def _by_rule(job: _Job, text: str, stage: Fig7Stage) -> _Choice:
     return _Choice(plan, times[plan]) if times[plan] > 0 else _Choice()
 
 
-def _by_model(job: _Job, stages: Iterable[Fig7Stage], cluster_name: str, form: str) -> Iterator[_Choice]:
-    learner = Learner.from_table(job.throughput, form, load_environment(cluster_name), runs_by_preset=True)
-    for stage in stages:
-        chosen, n_tried = learner.learn_until_known(_fastest(job, stage, learner, cluster_name), _TRIED)
-        time_s = [float(learner.times_s[row]) for row in chosen]
-        plan = [str(job.throughput["exec_plan"][row]) for row in chosen]
-        yield _Choice(plan[0], time_s[0], n_tried) if chosen else _Choice(n_tried=n_tried)
-
-
-def _fastest(job: _Job, stage: Fig7Stage, learner: Learner, cluster_name: str) -> Callable[[Fit], list[int]]:
-    """Return what chooses the row of a stage that is expected to be fastest, if any can run."""
-    rows, cluster = job.rows(stage), load_cluster(cluster_name)
-    plans = list(_candidates(job, stage, rows))
+def _fastest(
+    job: _Job, stage: Fig7Stage, learner: Learner, cluster: ClusterSpec
+) -> Callable[[Fit], list[int]]:
+    """Return a function that chooses the row of a stage with the least expected time, if any can run."""
+    rows, plans = job.rows(stage), []
+    for text in rows:
+        try:
+            plans.append(job.read(text, stage))
+        except PlanError:
+            continue  # a failed run that asked for more replicas than samples
 
     def choose(fit: Fit) -> list[int]:
         expected: list[tuple[float, int, int]] = []
@@ -262,12 +266,3 @@ def _fastest(job: _Job, stage: Fig7Stage, learner: Learner, cluster_name: str) -
         return [min(expected)[2]] if expected else []
 
     return choose
-
-
-def _candidates(job: _Job, stage: Fig7Stage, texts: Iterable[str]) -> Iterator[ExecutionPlan]:
-    """Read the plans of a table whose structure is valid."""
-    for text in texts:
-        try:
-            yield job.read(text, stage)
-        except PlanError:
-            continue  # a failed run that asked for more replicas than samples

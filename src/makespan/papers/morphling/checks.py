@@ -47,18 +47,12 @@ def _best_family_changes(tables: Tables, claim: Claim) -> Finding | None:
     return Finding(f"{changing} of {len(counts)} models", changing >= claim.limit * len(counts))
 
 
-def _throughputs(tables: Tables) -> dict[str, dict[str, float]]:
-    """Throughput [samples/s] by strategy and stage, both in order."""
-    values: dict[str, dict[str, float]] = {}
+def _fig7_never_slower(tables: Tables, claim: Claim) -> Finding | None:
+    values: dict[str, dict[str, float]] = {}  # throughput [samples/s] by strategy and stage, both in order
     columns = (tables["fig7"][name] for name in ("strategy", "stage"))
     numbers = number(tables["fig7"], "throughput_samples_per_s")
     for strategy, stage, value in zip(*columns, numbers, strict=True):
         values.setdefault(str(strategy), {})[str(stage)] = float(value)
-    return values
-
-
-def _fig7_never_slower(tables: Tables, claim: Claim) -> Finding | None:
-    values = _throughputs(tables)
     own = values.pop(MORPHLING)
     best = {stage: max(other[stage] for other in values.values()) for stage in own}
     slower = [stage for stage in own if own[stage] < best[stage]]

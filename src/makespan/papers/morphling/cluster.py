@@ -1,6 +1,6 @@
 """The cluster experiments on the job lists of a source, Table 4 among them, and on many other lists."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, Literal
@@ -12,7 +12,7 @@ from makespan.errors import InputError
 from makespan.hardware import ClusterSpec, homogeneous
 from makespan.metrics import allocation_by_family, idle_spells, job_metrics
 from makespan.papers.experiment import SOURCES, Experiment, Explore, Figure, Given
-from makespan.papers.morphling.comparisons import means, paired
+from makespan.papers.morphling.comparisons import columns_of, means, paired
 from makespan.papers.morphling.job_lists import JOB_LISTS, NAIVE, Draw, Jobs, List, drawn_lists
 from makespan.policies import policy_names
 from makespan.settings import Block, Count, one_of, option, shared
@@ -230,11 +230,21 @@ class Table4(Simulated):
         drawn = [run for run, case in zip(runs, cases, strict=True) if case.keeps_tables]
         first = {run.policy: run for run in drawn if run.scenario == self.traces[0]}
         chosen = [name for name in self.shown if name in first]
-        times = pd.concat([_completion_times(run, scenarios[run.scenario].cluster) for run in drawn])
+        times = []
+        for run in drawn:
+            n_gpus, delay_s = scenarios[run.scenario].cluster.n_gpus, run.restart_delay_s
+            jobs = job_metrics(run.result.outcomes, n_gpus=n_gpus, restart_delay_s=delay_s)
+            times.append(jobs[["job_id", "jct_s"]].assign(trace=run.scenario, policy=run.policy))
+        held = []
+        for name in chosen:
+            wide = allocation_by_family(first[name].result.events)
+            wide["time_s"] -= wide["time_s"].iloc[0]
+            long = wide.melt("time_s", var_name="plan_family", value_name="gpus")
+            held.append(long.assign(policy=name))
         return {
             "table4": _table(runs, cases),
-            "jct": times,
-            "allocation": _allocation([first[name] for name in chosen]),
+            "jct": pd.concat(times)[columns_of("jct")],
+            "allocation": pd.concat(held, ignore_index=True),
             "schedule": first[chosen[0]].result.events,
         }
 
@@ -242,39 +252,22 @@ class Table4(Simulated):
 def _table(runs: Sequence[Run], cases: Sequence[SimulationSpec]) -> pd.DataFrame:
     table = comparison(runs, BASELINE)
     ratios = {name: f"{name}_to_lookahead" for name in ("jct_ratio", "makespan_ratio")}
+    # Longest time with most devices free beside a job that they would speed up; NaN without tables.
+    idle_s = []
+    for run, case in zip(runs, cases, strict=True):
+        if not case.keeps_tables:
+            idle_s.append(float("nan"))
+            continue
+        given, delay_s = case.scenario, run.restart_delay_s
+        spells = idle_spells(run.result.events, given.jobs, given.cluster, given.catalogue, delay_s)
+        idle_s.append(max((spell.end_s - spell.start_s for spell in spells), default=0.0))
     return table.rename(columns=ratios).assign(
         n_decisions=[run.result.n_decisions for run in runs],
         n_repeats=[run.n_repeats for run in runs],
         n_identical=[run.n_identical for run in runs],
         decision_wall_s=[run.decision_wall_s for run in runs],
-        idle_s=[_idle_s(run, case) for run, case in zip(runs, cases, strict=True)],
+        idle_s=idle_s,
     )
-
-
-def _idle_s(run: Run, case: SimulationSpec) -> float:
-    """Longest time with most devices free beside a job that they would speed up [s]; NaN without tables."""
-    if not case.keeps_tables:
-        return float("nan")
-    given = case.scenario
-    spells = idle_spells(run.result.events, given.jobs, given.cluster, given.catalogue, run.restart_delay_s)
-    return max((spell.end_s - spell.start_s for spell in spells), default=0.0)
-
-
-def _completion_times(run: Run, cluster: ClusterSpec) -> pd.DataFrame:
-    delay_s = run.restart_delay_s
-    jobs = job_metrics(run.result.outcomes, n_gpus=cluster.n_gpus, restart_delay_s=delay_s)
-    names = {"trace": run.scenario, "policy": run.policy}
-    return pd.DataFrame(names | {"job_id": jobs["job_id"], "jct_s": jobs["jct_s"]})
-
-
-def _allocation(runs: Iterable[Run]) -> pd.DataFrame:
-    parts = []
-    for run in runs:
-        wide = allocation_by_family(run.result.events)
-        wide["time_s"] -= wide["time_s"].iloc[0]
-        long = wide.melt("time_s", var_name="plan_family", value_name="gpus")
-        parts.append(long.assign(policy=run.policy))
-    return pd.concat(parts, ignore_index=True)
 
 
 # ------------------------------------------------------------------------------------------------
@@ -412,10 +405,14 @@ class Lists(OnLists):
         )
         compared = rows[rows["policy"].isin(self.policies)]
         pairs = paired(compared, _SETTING, _LIST)
-        return {"lists": rows, "lists_summary": _list_summary(rows), "lists_pairs": pairs}
+        by = [*_SETTING, "policy"]
+        kept = rows.groupby(by, sort=False)["sla_attainment"].min()
+        summary = means(rows, by).rename(columns={"n": "lists"}).assign(sla_attainment=kept.to_numpy(float))
+        return {"lists": rows, "lists_summary": summary, "lists_pairs": pairs}
 
 
 def _can_run(job: JobSpec, scenario: Scenario) -> bool:
+    """Return True if the cluster of a scenario can run a job as requested."""
     try:
         check_jobs((job,), scenario.cluster, scenario.catalogue.on(scenario.cluster))
     except InputError:
@@ -431,10 +428,3 @@ def of_size(cluster: ClusterSpec, n_gpus: int) -> ClusterSpec:
             f"a cluster of {n_gpus} GPUs; expected a multiple of the {cluster.node.n_gpus} of a node"
         )
     return homogeneous(cluster.node, n_nodes, cluster.network, name=f"{cluster.name} with {n_gpus} GPUs")
-
-
-def _list_summary(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return mean and interval of every policy in every setting."""
-    by = [*_SETTING, "policy"]
-    kept = rows.groupby(by, sort=False)["sla_attainment"].min()
-    return means(rows, by).rename(columns={"n": "lists"}).assign(sla_attainment=kept.to_numpy(float))

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
@@ -320,15 +319,12 @@ def sensitivity(tables: Tables, source: str) -> Drawn:
 def family_curves(curves: pd.DataFrame, families: pd.DataFrame) -> pd.DataFrame:
     """Join family curves and envelope; offload plans have the CPU threads that all plans share."""
     columns = ["model", "plan_family", "gpus", "plan", "throughput_samples_per_s"]
-    shown = families[families["cpu_threads"] == _default_threads(families)]
+    # Plans that do not offload are computed with the even share of the node's threads only.
+    plain = families[~families["plan_family"].isin(_OFFLOAD)]
+    n_threads = int((plain if len(plain) else families)["cpu_threads"].mode().iloc[0])
+    shown = families[families["cpu_threads"] == n_threads]
     best = curves.rename(columns={"best_plan": "plan"}).assign(plan_family=ENVELOPE)
     return pd.concat([shown[columns], best[columns]], ignore_index=True)
-
-
-def _default_threads(families: pd.DataFrame) -> int:
-    """Threads of the rows that do not offload; they are computed at the even share only."""
-    plain = families[~families["plan_family"].isin(_OFFLOAD)]
-    return int((plain if len(plain) else families)["cpu_threads"].mode().iloc[0])
 
 
 def sensitivity_cpu(tables: Tables, source: str) -> Drawn:
@@ -365,12 +361,29 @@ def plot_adaptation(table: pd.DataFrame, source: str, stage_minutes: float, glob
     stages, strategies = (list(dict.fromkeys(table[name])) for name in ("stage", "strategy"))
     running = table.loc[table["throughput_samples_per_s"] > 0, "throughput_samples_per_s"]
     floor = float(running.min()) / 2.0 if len(running) else 0.1
+    handles = []
     for number, strategy in enumerate(strategies):
         rows = table[table["strategy"] == strategy].set_index("stage").loc[stages]
-        offset = 0.12 + 0.76 * (number + 1) / (len(strategies) + 1)
-        _draw_strategy(axes, rows, strategy, number, (offset, stage_minutes, floor, global_batch_size))
+        values = rows["throughput_samples_per_s"].to_numpy(dtype=float)
+        published_s = rows["published_iter_time_s"].to_numpy(dtype=float)
+        edges = stage_minutes * np.arange(len(values) + 1)
+        steps = np.repeat(np.where(values > 0, values, np.nan), 2)
+        line = _strategy_line(number)
+        axes.plot(np.repeat(edges, 2)[1:-1], steps, solid_capstyle="butt", label=strategy, **line)
+        handles.append(Line2D([], [], label=strategy, **line))
+        # Marks of strategies stand side by side within a stage.
+        x = edges[:-1] + (0.12 + 0.76 * (number + 1) / (len(strategies) + 1)) * stage_minutes
+        has_failed, ran = ~(values > 0), published_s > 0
+        cannot_run(axes, x[has_failed], np.full(has_failed.sum(), floor), line["color"])
+        published(axes, x[ran], global_batch_size / published_s[ran], line["color"])
     unit = "device" if source == "measured" else "GPU"
-    _annotate_stages(axes, table[table["strategy"] == strategies[0]], stage_minutes, unit)
+    top: dict[str, Any] = {"ha": "center", "va": "top", "transform": axes.get_xaxis_transform()}
+    for number, stage in enumerate(table[table["strategy"] == strategies[0]].to_dict("records")):
+        if number:
+            axes.axvline(number * stage_minutes, color="#c4c4c4", lw=0.6, zorder=1)
+        middle, limit = (number + 0.5) * stage_minutes, f"{stage['gpus']} {unit}{'s' * (stage['gpus'] != 1)}"
+        axes.text(middle, 0.985, f"{stage['stage']} ({limit})", **top)
+        axes.text(middle, 0.915, stage["plan"] or "none", color=PALETTE[_STRATEGY_COLOURS[0]], **top)
     axes.set(yscale="log", xlabel="time [min]", ylabel="throughput [samples/s]")
     axes.set_xlim(0, stage_minutes * len(stages))
     axes.set_ylim(floor / 1.6, float(table["throughput_samples_per_s"].max()) * 3.6)
@@ -379,11 +392,10 @@ def plot_adaptation(table: pd.DataFrame, source: str, stage_minutes: float, glob
     axes.yaxis.set_major_formatter(plain_numbers())
     axes.yaxis.set_minor_formatter(NullFormatter())
     axes.grid(visible=False, axis="x")
-    kinds = {
-        "published value": (table["published_iter_time_s"] > 0).any(),
-        "cannot run": not (table["throughput_samples_per_s"] > 0).all(),
-    }
-    handles = _strategy_handles(strategies, {kind for kind, is_there in kinds.items() if is_there})
+    if (table["published_iter_time_s"] > 0).any():
+        handles.append(published_handle("published value"))
+    if not (table["throughput_samples_per_s"] > 0).all():
+        handles.append(cannot_run_handle())
     add_legend(figure, source, handles, strip=False, loc="outside right center", labelspacing=0.6)
     name_coincident(figure)
     return figure
@@ -394,43 +406,6 @@ def _strategy_line(number: int) -> dict[str, Any]:
     colour = PALETTE[_STRATEGY_COLOURS[number % len(_STRATEGY_COLOURS)]]
     broad = {"lw": 3.6, "alpha": 0.4, "zorder": 2}
     return {"color": colour, **(broad if number == 0 else {"lw": max(2.6 - 0.5 * number, 0.8), "zorder": 3})}
-
-
-def _draw_strategy(
-    axes: Axes, rows: pd.DataFrame, name: str, number: int, frame: tuple[float, float, float, int]
-) -> None:
-    offset, minutes, floor, batch = frame
-    values = rows["throughput_samples_per_s"].to_numpy(dtype=float)
-    published_s = rows["published_iter_time_s"].to_numpy(dtype=float)
-    edges = minutes * np.arange(len(values) + 1)
-    steps = np.repeat(np.where(values > 0, values, np.nan), 2)
-    line = _strategy_line(number)
-    axes.plot(np.repeat(edges, 2)[1:-1], steps, solid_capstyle="butt", label=name, **line)
-    x = edges[:-1] + offset * minutes
-    has_failed = ~(values > 0)
-    cannot_run(axes, x[has_failed], np.full(has_failed.sum(), floor), line["color"])
-    ran = published_s > 0
-    published(axes, x[ran], batch / published_s[ran], line["color"])
-
-
-def _annotate_stages(axes: Axes, first: pd.DataFrame, minutes: float, unit: str) -> None:
-    place: dict[str, Any] = {"ha": "center", "va": "top"}
-    place["transform"] = axes.get_xaxis_transform()
-    for number, row in enumerate(first.to_dict("records")):
-        if number:
-            axes.axvline(number * minutes, color="#c4c4c4", lw=0.6, zorder=1)
-        middle = (number + 0.5) * minutes
-        axes.text(middle, 0.985, f"{row['stage']} ({row['gpus']} {unit}{'s' * (row['gpus'] != 1)})", **place)
-        axes.text(middle, 0.915, row["plan"] or "none", color=PALETTE[_STRATEGY_COLOURS[0]], **place)
-
-
-def _strategy_handles(strategies: list[str], kinds: set[str]) -> list[Line2D]:
-    handles = [Line2D([], [], label=name, **_strategy_line(number)) for number, name in enumerate(strategies)]
-    if "published value" in kinds:
-        handles.append(published_handle("published value"))
-    if "cannot run" in kinds:
-        handles.append(cannot_run_handle())
-    return handles
 
 
 def fig8(tables: Tables, source: str) -> Drawn:
@@ -451,10 +426,24 @@ def plot_sharing(table: pd.DataFrame, source: str) -> Figure:
     schedulers = list(dict.fromkeys(table["scheduler"]))
     jobs = in_order(table["job"], MODEL_TITLES)
     largest = float(table.groupby("scheduler")[["speedup", "published_speedup"]].sum().to_numpy().max())
+    room = _LABEL_SHARE * largest
     colours = {job: PALETTE[_JOB_COLOURS[number % len(_JOB_COLOURS)]] for number, job in enumerate(jobs)}
     for x, scheduler in enumerate(schedulers):
         rows = table[table["scheduler"] == scheduler].set_index("job").loc[jobs]
-        _stack(axes, x, rows, colours, _LABEL_SHARE * largest)
+        values, printed = (rows[name].to_numpy(float) for name in ("speedup", "published_speedup"))
+        tops, marks = np.cumsum(values), np.cumsum(printed)
+        left, right = x - _BAR_WIDTH / 2, x + _BAR_WIDTH / 2
+        bars = [colours[job] for job in rows.index]
+        axes.bar(x, values, _BAR_WIDTH, bottom=tops - values, color=bars, lw=0, zorder=2)
+        places = _apart(tops - values / 2, room)
+        for place, value, gpus, plan in zip(places, values, rows["gpus"], rows["plan"], strict=True):
+            text = f"{value:.2f}: {gpus} GPU{'s' * (gpus != 1)},\n{plan}"
+            axes.text(right + 0.03, place, text, va="center", linespacing=1.0)
+        for place, mark in zip(_apart(marks, room / 2), marks, strict=True):
+            published(axes, left - 0.03, mark)
+            axes.text(left - 0.08, place, f"{mark:.2f}", ha="right", va="center")
+        total: dict[str, Any] = {"ha": "center", "va": "bottom", "fontweight": "bold", "zorder": 6}
+        axes.text(x, tops[-1] + room / 10, f"{tops[-1]:.2f}", **total)
     axes.set_xticks(range(len(schedulers)), schedulers)
     axes.set_xlim(-0.4, len(schedulers) - 0.35)
     axes.set_ylim(0, 1.15 * largest)
@@ -463,31 +452,6 @@ def plot_sharing(table: pd.DataFrame, source: str) -> Figure:
     axes.set_ylabel("speed-up\n[× the job alone on all GPUs]")
     boxes = [Patch(color=colours[job], label=MODEL_TITLES.get(job, job)) for job in jobs]
     return add_legend(figure, source, [*boxes, published_handle("published, with its value")], ncols=3)
-
-
-def _stack(axes: Axes, x: int, rows: pd.DataFrame, colours: Mapping[str, str], room: float) -> None:
-    values, printed = (rows[name].to_numpy(float) for name in ("speedup", "published_speedup"))
-    tops, marks = np.cumsum(values), np.cumsum(printed)
-    left, right = x - _BAR_WIDTH / 2, x + _BAR_WIDTH / 2
-    axes.bar(
-        x,
-        values,
-        _BAR_WIDTH,
-        bottom=tops - values,
-        color=[colours[job] for job in rows.index],
-        lw=0,
-        zorder=2,
-    )
-    places = _apart(tops - values / 2, room)
-    for place, value, gpus, plan in zip(places, values, rows["gpus"], rows["plan"], strict=True):
-        text = f"{value:.2f}: {gpus} GPU{'s' * (gpus != 1)},\n{plan}"
-        axes.text(right + 0.03, place, text, va="center", linespacing=1.0)
-    for place, mark in zip(_apart(marks, room / 2), marks, strict=True):
-        published(axes, left - 0.03, mark)
-        axes.text(left - 0.08, place, f"{mark:.2f}", ha="right", va="center")
-    axes.text(
-        x, tops[-1] + room / 10, f"{tops[-1]:.2f}", ha="center", va="bottom", fontweight="bold", zorder=6
-    )
 
 
 def _apart(places: np.ndarray, room: float) -> np.ndarray:
@@ -515,14 +479,27 @@ def plot_accuracy(table: pd.DataFrame, summary: pd.DataFrame, limit: float, sour
     plain = [run for run in runs if run not in _SPECIAL_RUNS]
     for run in runs:
         rows = table[table["run"] == run]
-        colour, line = _run_style(run, plain)
-        width = 1.3 if run in _SPECIAL_RUNS else 0.8
+        if run in _SPECIAL_RUNS:
+            colour, line, width = _SPECIAL_RUNS[run], "-", 1.3
+        else:
+            number = plain.index(run)
+            colour = PALETTE[_RUN_COLOURS[number % len(_RUN_COLOURS)]]
+            line, width = _RUN_LINES[number // len(_RUN_COLOURS) % len(_RUN_LINES)], 0.8
         left.plot(rows["step"], rows["loss"], line, color=colour, lw=width, label=run)
         seen = rows[rows["abs_difference"] > _SMALLEST_DIFFERENCE]
         right.plot(seen["step"], seen["abs_difference"], line, color=colour, lw=width, marker=".", ms=1.5)
         if seen.empty and run != runs[0]:
             same.append(run)
-    _limits(right, summary, limit)
+    other = summary[summary["kind"] == "other seed"]["mean_abs_difference"]
+    if len(other):
+        limit_line(right, limit * float(other.iloc[0]))
+    # Means and largest values that the paper prints stand behind the right edge.
+    outside: dict[str, Any] = {"clip_on": False, "transform": right.get_yaxis_transform()}
+    of_paper = summary[summary["kind"].str.startswith("published")]
+    for number, row in enumerate(of_paper.to_dict("records")):
+        colour = PALETTE["black" if str(row["kind"]).endswith("other seed") else "grey"]
+        spot, span = 1.03 + 0.03 * number, [row["mean_abs_difference"], row["max_abs_difference"]]
+        published(right, [spot, spot], span, colour, is_joined=True, **outside)
     right.set_yscale("log")
     left.set_ylabel("loss [nat]")
     right.set_ylabel(f"|loss $-$ loss of {runs[0]}| [nat]")
@@ -538,25 +515,3 @@ def plot_accuracy(table: pd.DataFrame, summary: pd.DataFrame, limit: float, sour
     if same:
         right.set_title(f"no difference: {', '.join(same)}")
     return figure
-
-
-def _run_style(run: str, plain: list[str]) -> tuple[str, str]:
-    if run in _SPECIAL_RUNS:
-        return _SPECIAL_RUNS[run], "-"
-    number = plain.index(run)
-    colour = PALETTE[_RUN_COLOURS[number % len(_RUN_COLOURS)]]
-    return colour, _RUN_LINES[number // len(_RUN_COLOURS) % len(_RUN_LINES)]
-
-
-def _limits(axes: Axes, summary: pd.DataFrame, limit: float) -> None:
-    """Draw what the claim allows, and the paper's means and largest values at the right edge."""
-    other = summary[summary["kind"] == "other seed"]["mean_abs_difference"]
-    if len(other):
-        limit_line(axes, limit * float(other.iloc[0]))
-    paper = summary[summary["kind"].str.startswith("published")]
-    for number, (_, row) in enumerate(paper.iterrows()):
-        spot = 1.03 + 0.03 * number
-        colour = PALETTE["black" if str(row["kind"]).endswith("other seed") else "grey"]
-        span = [row["mean_abs_difference"], row["max_abs_difference"]]
-        outside: dict[str, Any] = {"clip_on": False, "transform": axes.get_yaxis_transform()}
-        published(axes, [spot, spot], span, colour, is_joined=True, **outside)

@@ -115,22 +115,18 @@ def published_workloads(
     TraceError
         No job is left.
     """
-    entries = tuple(register)
-    return {
-        name: _published_list(find_dataset(entries, f"morphling-workloads-{stem}"), directory, workloads)
-        for name, stem in _DATASETS.items()
-    }
-
-
-def _published_list(dataset: Dataset, directory: str | Path, workloads: Collection[str]) -> pd.DataFrame:
-    jobs = read_morphling_jobs(verify(dataset, directory)).jobs
-    kept = [job for job in jobs if job.workload in workloads]
-    if not kept:
-        raise TraceError(f"{dataset.path}: no job trains {', '.join(sorted(workloads))}")
-    if len(kept) < len(jobs):
-        others = len(jobs) - len(kept)
-        _LOG.warning("%s: %d of %d jobs train other workloads", dataset.path, others, len(jobs))
-    return jobs_table(kept)
+    entries, lists = tuple(register), {}
+    for name, stem in _DATASETS.items():
+        dataset = find_dataset(entries, f"morphling-workloads-{stem}")
+        jobs = read_morphling_jobs(verify(dataset, directory)).jobs
+        kept = [job for job in jobs if job.workload in workloads]
+        if not kept:
+            raise TraceError(f"{dataset.path}: no job trains {', '.join(sorted(workloads))}")
+        if len(kept) < len(jobs):
+            n_others = len(jobs) - len(kept)
+            _LOG.warning("%s: %d of %d jobs train other workloads", dataset.path, n_others, len(jobs))
+        lists[name] = jobs_table(kept)
+    return lists
 
 
 class Predictions(Experiment):

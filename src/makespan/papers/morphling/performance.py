@@ -14,7 +14,6 @@ from makespan.hardware import cluster
 from makespan.papers.experiment import SOURCES, Experiment, Figure, Given, one_per
 from makespan.perf import (
     FORMS,
-    Environment,
     TableFit,
     envelope,
     fit_table,
@@ -173,19 +172,25 @@ def fit_workloads(
         sampled = [
             _without_kinds(*both, number) for number, both in enumerate(zip(tables, sampled, strict=True))
         ]
-    return [
-        _both_ways(table, key, forms, (shipped, shipped.unseen_by(load_workload(key).model.key)), rows)
-        for table, key, rows in zip(tables, keys, sampled, strict=True)
-    ]
-
-
-def _both_ways(
-    table: pd.DataFrame, key: str, forms: Iterable[str], environments: Iterable[Environment], rows: Bools
-) -> tuple[pd.DataFrame, pd.DataFrame]:
-    results = [[fit_table(table, key, form, one, sampled=rows) for one in environments] for form in forms]
-    parameters = pd.concat([_parameters(shipped) for shipped, _ in results], ignore_index=True)
-    predictions = pd.concat([_rows(unseen, shipped) for shipped, unseen in results], ignore_index=True)
-    return parameters, predictions
+    fitted = []
+    for table, key, rows in zip(tables, keys, sampled, strict=True):
+        unseen = shipped.unseen_by(load_workload(key).model.key)
+        parameters, predicted = [], []
+        for form in forms:
+            as_shipped, as_unseen = (
+                fit_table(table, key, form, constants, sampled=rows) for constants in (shipped, unseen)
+            )
+            residual = as_shipped.fit.residual  # log of predicted over measured time
+            parameters.append(
+                as_shipped.fit.table().assign(
+                    n_observations=len(residual),
+                    residual_rms_pct=100.0 * float(np.sqrt(np.mean(residual**2))),
+                    residual_max_pct=100.0 * float(np.max(np.abs(residual))),
+                )
+            )
+            predicted.append(_rows(as_unseen, as_shipped))
+        fitted.append((pd.concat(parameters, ignore_index=True), pd.concat(predicted, ignore_index=True)))
+    return fitted
 
 
 def _without_kinds(throughput: pd.DataFrame, sampled: Bools, number: int) -> Bools:
@@ -194,7 +199,13 @@ def _without_kinds(throughput: pd.DataFrame, sampled: Bools, number: int) -> Boo
     Plain data parallelism stays. Kinds are taken in the order of the table, from the first for the workloads
     with an even ``number`` and from the second for the others.
     """
-    kinds = [_kind(*cell) for cell in _cells(throughput)]
+    # Family of a plan on several devices, and whether it divides tensors and layers.
+    kinds: list[tuple[str, bool, bool] | None] = []
+    for text, placement, batch in _cells(throughput):
+        n_gpus = Placement.parse(placement).n_gpus
+        plan = read_plan(text, n_gpus=n_gpus, global_batch_size=batch)
+        is_plain = n_gpus == 1 or plan.plan_family is PlanFamily.DP
+        kinds.append(None if is_plain else (plan.plan_family.title, plan.tp > 1, plan.pp > 1))
     judged = throughput["feasible"].to_numpy(dtype=bool) & ~sampled
     left = {kind for kind, is_judged in zip(kinds, judged, strict=True) if is_judged}
     fitted = dict.fromkeys(kind for kind, chosen in zip(kinds, sampled, strict=True) if kind and chosen)
@@ -202,27 +213,9 @@ def _without_kinds(throughput: pd.DataFrame, sampled: Bools, number: int) -> Boo
     return np.asarray(sampled & np.array([kind not in kept_out for kind in kinds]))
 
 
-def _kind(plan: str, placement: str, batch: int) -> tuple[str, bool, bool] | None:
-    """Family of a plan on several devices, and whether it divides tensors and layers."""
-    n_gpus = Placement.parse(placement).n_gpus
-    read = read_plan(plan, n_gpus=n_gpus, global_batch_size=batch)
-    if n_gpus == 1 or read.plan_family is PlanFamily.DP:
-        return None
-    return read.plan_family.title, read.tp > 1, read.pp > 1
-
-
 def _cells(frame: pd.DataFrame) -> Iterable[tuple[str, str, int]]:
     return zip(
         frame["exec_plan"], frame["placement"], frame["global_batch_size"].astype(int).tolist(), strict=True
-    )
-
-
-def _parameters(result: TableFit) -> pd.DataFrame:
-    residual = result.fit.residual  # log of predicted over measured time
-    return result.fit.table().assign(
-        n_observations=len(residual),
-        residual_rms_pct=100.0 * float(np.sqrt(np.mean(residual**2))),
-        residual_max_pct=100.0 * float(np.max(np.abs(residual))),
     )
 
 
@@ -259,15 +252,13 @@ def table2_rows(rows: Iterable[pd.DataFrame], published: pd.DataFrame) -> pd.Dat
     """
     joined = pd.concat(list(rows), ignore_index=True)
     kept = joined[joined["model"].isin(set(published["model"]))]
-    cells = zip(kept["model"], kept["plan_family"], strict=True)
-    names = [_reported_family(model, family, published) for model, family in cells]
+    # The paper calls the offload plans of large models ZeRO-Offload+GC.
+    renamed = set(published.loc[published["plan_family"] == _OFFLOAD_GC, "model"])
+    names = [
+        _OFFLOAD_GC if family == _OFFLOAD and model in renamed else family
+        for model, family in zip(kept["model"], kept["plan_family"], strict=True)
+    ]
     return kept.assign(plan_family=names).reset_index(drop=True)
-
-
-def _reported_family(model: str, family: str, published: pd.DataFrame) -> str:
-    """Name a family as the paper does; it calls the offload plans of large models ZeRO-Offload+GC."""
-    listed = set(published.loc[published["model"] == model, "plan_family"])
-    return _OFFLOAD_GC if family == _OFFLOAD and _OFFLOAD_GC in listed else family
 
 
 def table2(rows: pd.DataFrame, published: pd.DataFrame) -> pd.DataFrame:
@@ -323,30 +314,30 @@ def table2_summary(rows: pd.DataFrame) -> pd.DataFrame:
     records: list[dict[str, object]] = []
     for form in dict.fromkeys(rows["form"]):
         of_form = rows[rows["form"] == form]
-        losses = pd.concat([_regret(of_form[of_form["model"] == name]) for name in models])
+        of_models = []
+        for name in models:
+            frame = of_form[of_form["model"] == name].assign(feasible=True)
+            frame = frame.rename(columns={"model": "workload", "measured_s": "iter_time_s"})
+            unseen, shipped = (
+                regret(frame, frame[column].to_numpy(dtype=float))
+                for column in ("predicted_s", "predicted_shipped_s")
+            )
+            of_models.append(unseen.assign(regret_shipped_pct=shipped["regret_pct"]))
+        losses = pd.concat(of_models)
         for scope, members in scopes.items():
             part = of_form[of_form["model"].isin(members)]
-            if len(part):
-                lost = losses[losses["workload"].isin(members)]
-                records.append({"scope": scope, "form": form} | _errors(part) | _choice(lost))
+            if part.empty:
+                continue
+            lost = losses[losses["workload"].isin(members)]
+            choice = dict.fromkeys(_CHOICE, math.nan)
+            if len(lost):
+                values = [100.0 * (lost["best_plan"] == lost["chosen_plan"]).mean()]
+                for name in ("regret_pct", "regret_shipped_pct"):
+                    values += [lost[name].mean(), lost[name].max()]
+                choice = dict(zip(_CHOICE, map(float, values), strict=True))
+            setting = {"scope": scope, "form": form}
+            records.append(setting | _errors(part) | {"n_placements": len(lost)} | choice)
     return pd.DataFrame(records)
-
-
-def _regret(rows: pd.DataFrame) -> pd.DataFrame:
-    frame = rows.rename(columns={"model": "workload", "measured_s": "iter_time_s"}).assign(feasible=True)
-    unseen, shipped = (
-        regret(frame, frame[name].to_numpy(dtype=float)) for name in ("predicted_s", "predicted_shipped_s")
-    )
-    return unseen.assign(regret_shipped_pct=shipped["regret_pct"])
-
-
-def _choice(lost: pd.DataFrame) -> dict[str, float]:
-    if lost.empty:
-        return {"n_placements": 0} | dict.fromkeys(_CHOICE, math.nan)
-    found = 100.0 * (lost["best_plan"] == lost["chosen_plan"]).mean()
-    losses = [lost[name] for name in ("regret_pct", "regret_shipped_pct")]
-    values = [found, *(value for loss in losses for value in (loss.mean(), loss.max()))]
-    return {"n_placements": len(lost)} | dict(zip(_CHOICE, map(float, values), strict=True))
 
 
 def measured_table2(
@@ -363,8 +354,15 @@ def measured_table2(
         ``repeatability_pct``, the mean relative difference between two runs [%].
     """
     joined = pd.concat(rows, ignore_index=True)
-    parts = [_noise(frame, record) for frame, record in zip(throughput, records, strict=True)]
-    noise = pd.concat(parts, ignore_index=True)
+    parts = []
+    for table, record in zip(throughput, records, strict=True):
+        batch = int(table["global_batch_size"].iloc[0])
+        points = pd.DataFrame(record["points"], columns=["exec_plan", "placement", "repeatability_pct"])
+        places = zip(points["exec_plan"], points["placement"], strict=True)
+        parts.append(
+            points.assign(model=record["workload"], plan_family=[_family(*place, batch) for place in places])
+        )
+    noise = pd.concat(parts, ignore_index=True).astype({"repeatability_pct": float})
     cells = joined[["model", "plan_family"]].drop_duplicates().assign(**dict.fromkeys(_PRINTED, math.nan))
     by_family = noise.groupby(["model", "plan_family"], as_index=False)["repeatability_pct"].mean()
     errors = table2(joined, cells).merge(by_family, how="left", on=["model", "plan_family"])
@@ -374,14 +372,6 @@ def measured_table2(
     summary = summary[summary["scope"].isin(scopes)].reset_index(drop=True)
     summary = summary.assign(repeatability_pct=summary["scope"].map(scopes))
     return {"table2_rows": joined, "table2": errors, "table2_summary": summary}
-
-
-def _noise(throughput: pd.DataFrame, record: Mapping[str, Any]) -> pd.DataFrame:
-    batch = int(throughput["global_batch_size"].iloc[0])
-    points = pd.DataFrame(record["points"], columns=["exec_plan", "placement", "repeatability_pct"])
-    cells = zip(points["exec_plan"], points["placement"], strict=True)
-    named = points.assign(model=record["workload"], plan_family=[_family(*cell, batch) for cell in cells])
-    return named.astype({"repeatability_pct": float})
 
 
 _of_curves = partial(option, source="Morphling, motivation", changes="sensitivity")

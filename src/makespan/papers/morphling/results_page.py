@@ -117,13 +117,12 @@ def _errors(results: _Results) -> str:
     rows = []
     for source, table in results.each("table2_summary", _SOURCES):
         for row in table[table["scope"].str.startswith("all")].to_dict("records"):
-            values = [_rounded(row[name], 1 if "error" in name else 2) for name in _ERRORS]
+            values = [
+                _NONE if math.isnan(row[name]) else f"{row[name]:.{1 if 'error' in name else 2}f} %"
+                for name in _ERRORS
+            ]
             rows.append([source, str(row["form"]), str(row["scope"]), str(row["n_validate"]), *values])
     return _markdown(["source", "form", "models", "rows", *_ERRORS.values()], rows)
-
-
-def _rounded(value: float, digits: int) -> str:
-    return _NONE if math.isnan(value) else f"{value:.{digits}f} %"
 
 
 def _one_list(results: _Results) -> str:
@@ -235,29 +234,27 @@ def _live_runs(results: _Results) -> str:
     table = results.live()
     errors = list(_LIVE_ERRORS)
     sizes = table[errors].abs()
-    rows = [
-        [
-            f"`{row['policy']}`, seed {row['seed']}",
-            *(f"{row[name]:.1f}" for name in ("live_avg_jct_s", "predicted_avg_jct_s")),
-            _between(row["predicted_low_avg_jct_s"], row["predicted_high_avg_jct_s"]),
-            *(f"{row[name]:+.1f} %" for name in errors),
-            f"{row['n_restarts']} ({row['predicted_n_restarts']})",
-        ]
-        for row in table.to_dict("records")
-    ]
-    for name, found in (
+    rows = []
+    for row in table.to_dict("records"):
+        low_s, high_s = (row[f"predicted_{end}_avg_jct_s"] for end in ("low", "high"))
+        rows.append(
+            [
+                f"`{row['policy']}`, seed {row['seed']}",
+                *(f"{row[name]:.1f}" for name in ("live_avg_jct_s", "predicted_avg_jct_s")),
+                _NONE if math.isnan(low_s) else f"{low_s:.1f} to {high_s:.1f}",
+                *(f"{row[name]:+.1f} %" for name in errors),
+                f"{row['n_restarts']} ({row['predicted_n_restarts']})",
+            ]
+        )
+    for name, size in (
         ("mean size", sizes.mean()),
         ("median size", sizes.median()),
         ("largest", sizes.max()),
     ):
-        rows.append([name, _NONE, _NONE, _NONE, *(f"{found[error]:.1f} %" for error in errors), _NONE])
+        rows.append([name, _NONE, _NONE, _NONE, *(f"{size[error]:.1f} %" for error in errors), _NONE])
     head = ["run", "average JCT [s]", "as predicted [s]", "nine of ten [s]", *_LIVE_ERRORS.values()]
     head.append("restarts (as predicted)")
     return _markdown(head, rows)
-
-
-def _between(low: float, high: float) -> str:
-    return _NONE if math.isnan(low) else f"{low:.1f} to {high:.1f}"
 
 
 _LIVE_ERRORS = {

@@ -86,12 +86,24 @@ class Fig8(Experiment):
         if gpus < len(jobs):
             raise InputError(f"{gpus} GPUs for {len(jobs)} jobs; expected at least one GPU a job")
         curves = {job: _curve(job, table, gpus) for job, table in given.times.items()}
-        divisions = {"Simple": _equal_division(jobs, gpus), "Morphling": _best_division(jobs, gpus, curves)}
-        records = [
-            _fig8_record(scheduler, job, count, curves[job])
-            for scheduler, division in divisions.items()
-            for job, count in zip(jobs, division, strict=True)
-        ]
+        share, rest = divmod(gpus, len(jobs))
+        equal = tuple(share + (number < rest) for number in range(len(jobs)))
+        records = []
+        for scheduler, division in (("Simple", equal), ("Morphling", _best_division(jobs, gpus, curves))):
+            for job, count in zip(jobs, division, strict=True):
+                best, alone = curves[job][count], curves[job][gpus]
+                records.append(
+                    {
+                        "scheduler": scheduler,
+                        "job": job,
+                        "gpus": count,
+                        "plan": best.plan,
+                        "speedup": best.throughput / alone.throughput,
+                        "clean": best.clean,
+                        "flag": best.flag,
+                        "clean_speedup": best.clean_throughput / alone.clean_throughput,
+                    }
+                )
         printed = given.cells["fig8"].drop(columns="source", errors="ignore")
         table = pd.DataFrame(records).merge(printed, how="left", on=["scheduler", "job"])
         table["published_plan"] = table["published_plan"].fillna("")
@@ -99,12 +111,21 @@ class Fig8(Experiment):
 
 
 def _curve(job: str, table: pd.DataFrame, gpus: int) -> dict[int, _Best]:
-    """Best plan of a job with 1, 2, ... GPUs of one node; where none can run, that with fewer GPUs."""
+    """Return the best plan of a job with 1, 2, ... GPUs of one node, or with fewer where none can run."""
     curve: dict[int, _Best] = {}
     for count in range(1, gpus + 1):
         rows = table[(table["placement"] == Placement((count,)).text) & table["feasible"]]
         if len(rows):
-            curve[count] = _best(rows)
+            ordered = rows.sort_values(["iter_time_s", "exec_plan"], kind="stable")
+            first, clean = ordered.iloc[0], ordered[ordered["clean"]]
+            batch = float(first["global_batch_size"])
+            curve[count] = _Best(
+                plan=str(first["exec_plan"]),
+                throughput=batch / float(first["iter_time_s"]),
+                clean=bool(first["clean"]),
+                flag=str(first["flag"]),
+                clean_throughput=batch / float(clean["iter_time_s"].iloc[0]) if len(clean) else math.nan,
+            )
         elif count - 1 in curve:
             curve[count] = curve[count - 1]
         else:
@@ -112,25 +133,6 @@ def _curve(job: str, table: pd.DataFrame, gpus: int) -> dict[int, _Best]:
                 f"job {job!r}: the throughput table has no feasible plan on one node with {count} GPU(s)"
             )
     return curve
-
-
-def _best(rows: pd.DataFrame) -> _Best:
-    ordered = rows.sort_values(["iter_time_s", "exec_plan"], kind="stable")
-    first = ordered.iloc[0]
-    clean = ordered[ordered["clean"]]
-    batch = float(first["global_batch_size"])
-    return _Best(
-        plan=str(first["exec_plan"]),
-        throughput=batch / float(first["iter_time_s"]),
-        clean=bool(first["clean"]),
-        flag=str(first["flag"]),
-        clean_throughput=batch / float(clean["iter_time_s"].iloc[0]) if len(clean) else math.nan,
-    )
-
-
-def _equal_division(jobs: Sequence[str], gpus: int) -> tuple[int, ...]:
-    share, rest = divmod(gpus, len(jobs))
-    return tuple(share + (number < rest) for number in range(len(jobs)))
 
 
 def _best_division(
@@ -145,17 +147,3 @@ def _best_division(
     cuts = itertools.combinations(range(1, gpus), len(jobs) - 1)
     ends = ((0, *between, gpus) for between in cuts)
     return max((tuple(b - a for a, b in itertools.pairwise(cut)) for cut in ends), key=gain)
-
-
-def _fig8_record(scheduler: str, job: str, count: int, curve: Mapping[int, _Best]) -> dict[str, object]:
-    best, alone = curve[count], curve[max(curve)]
-    return {
-        "scheduler": scheduler,
-        "job": job,
-        "gpus": count,
-        "plan": best.plan,
-        "speedup": best.throughput / alone.throughput,
-        "clean": best.clean,
-        "flag": best.flag,
-        "clean_speedup": best.clean_throughput / alone.clean_throughput,
-    }

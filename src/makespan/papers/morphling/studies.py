@@ -118,29 +118,26 @@ class Knowledge(OnLists):
         lists = self.lists_of(traces, _each_seed(self.seeds), given)
         keys, cases = [], []
         for mode in PREDICTION_MODES:
-            told = {trace: with_predictions(one, mode) for trace, one in traces.items()}
+            informed = {trace: with_predictions(base, mode) for trace, base in traces.items()}
             for (trace, draw, seed), jobs in lists.items():
-                of_list = replace(
-                    told[trace], jobs=jobs, restart_delay_s=self.delay_s, interval_s=self.interval_s
+                scenario = replace(
+                    informed[trace], jobs=jobs, restart_delay_s=self.delay_s, interval_s=self.interval_s
                 )
                 keys += [(trace, draw, seed, policy, mode) for policy in self.policies]
-                cases += [SimulationSpec(of_list, policy) for policy in self.policies]
+                cases += [SimulationSpec(scenario, policy) for policy in self.policies]
         rows = pd.DataFrame(keys, columns=["trace", "draw", "seed", "policy", "mode"])
         runs = run_all(cases, given.n_threads)
         for column in ("avg_jct_s", "makespan_s"):
             rows[column] = [getattr(run.metrics, column) for run in runs]
         rows["known_starts"] = [run.result.known_starts for run in runs]
-        return {"knowledge": _knowledge_summary(rows)}
-
-
-def _knowledge_summary(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return means over lists with their intervals, of the ratio to the least knowledge too."""
-    own, by = ["trace", "draw", "seed", "policy"], ["trace", "policy", "mode"]
-    least = rows[rows["mode"] == _LEAST].set_index(own)["avg_jct_s"]
-    base = least.reindex(pd.MultiIndex.from_frame(rows[own])).to_numpy(float)
-    ratios = intervals(rows.assign(jct_ratio=rows["avg_jct_s"] / base), by, ["jct_ratio"]).drop(columns="n")
-    known = rows.groupby(by, sort=False)["known_starts"].mean().to_numpy(float)
-    return means(rows, by).rename(columns={"n": "lists"}).merge(ratios, on=by).assign(known_starts=known)
+        # The same list and policy with the least knowledge is what the others are compared with.
+        of_list, by = ["trace", "draw", "seed", "policy"], ["trace", "policy", "mode"]
+        least = rows[rows["mode"] == _LEAST].set_index(of_list)["avg_jct_s"]
+        base = least.reindex(pd.MultiIndex.from_frame(rows[of_list])).to_numpy(float)
+        ratios = intervals(rows.assign(jct_ratio=rows["avg_jct_s"] / base), by, ["jct_ratio"])
+        known = rows.groupby(by, sort=False)["known_starts"].mean().to_numpy(float)
+        summary = means(rows, by).rename(columns={"n": "lists"})
+        return {"knowledge": summary.merge(ratios.drop(columns="n"), on=by).assign(known_starts=known)}
 
 
 # ------------------------------------------------------------------------------------------------
@@ -236,7 +233,16 @@ class Rivals(OnLists):
             for shipped, parameter, value, _ in changed_one
             for number, next_run in zip(range(len(settings)), runs, strict=False)
         ]
-        return {"rivals": _compared_rivals(pd.DataFrame(rows))}
+        # A variant is compared with what is shipped, by the metric that the rival makes small.
+        table, by = pd.DataFrame(rows), ["policy", "setting"]
+        shipped_rows = table[table["parameter"] == ""][[*by, "avg_jct_s", "makespan_s"]]
+        joined = table.merge(shipped_rows, on=by, suffixes=("", "_shipped"), sort=False)
+        is_makespan = joined["policy"].isin(AIMS_AT_MAKESPAN)
+        ratios = joined["avg_jct_s"] / joined["avg_jct_s_shipped"]
+        joined["ratio"] = ratios.mask(is_makespan, joined["makespan_s"] / joined["makespan_s_shipped"])
+        summary = intervals(joined, ["policy", "parameter", "value"], ["avg_jct_s", "makespan_s", "ratio"])
+        names = {"n": "runs", "avg_jct_s_mean": "jct_mean_s", "makespan_s_mean": "makespan_mean_s"}
+        return {"rivals": summary.rename(columns=names)[columns_of("rivals")]}
 
 
 def variants(
@@ -252,23 +258,12 @@ def variants(
 
 
 def _text(value: object) -> str:
+    """Write the value of a parameter as the tables have it."""
     if isinstance(value, tuple):
-        return " ".join(f"{one:g}" for one in value)
+        return " ".join(f"{number:g}" for number in value)
     if isinstance(value, str):
         return value
     return "none" if value is None else str(value).lower() if isinstance(value, bool) else f"{value:g}"
-
-
-def _compared_rivals(rows: pd.DataFrame) -> pd.DataFrame:
-    """Means over lists and delays, and ratios to what is shipped, of the metric that a rival makes small."""
-    shipped = rows[rows["parameter"] == ""][["policy", "setting", "avg_jct_s", "makespan_s"]]
-    joined = rows.merge(shipped, on=["policy", "setting"], suffixes=("", "_shipped"), sort=False)
-    is_makespan = joined["policy"].isin(AIMS_AT_MAKESPAN)
-    ratios = joined["avg_jct_s"] / joined["avg_jct_s_shipped"]
-    joined["ratio"] = ratios.mask(is_makespan, joined["makespan_s"] / joined["makespan_s_shipped"])
-    table = intervals(joined, ["policy", "parameter", "value"], ["avg_jct_s", "makespan_s", "ratio"])
-    names = {"n": "runs", "avg_jct_s_mean": "jct_mean_s", "makespan_s_mean": "makespan_mean_s"}
-    return table.rename(columns=names)[columns_of("rivals")]
 
 
 # ------------------------------------------------------------------------------------------------
@@ -325,26 +320,22 @@ class Readings(OnLists):
                 for delay_s in self.restart_delays_s:
                     setting = {"trace": trace, "seed": seed, "restart_delay_s": delay_s}
                     keys.append(setting | {"reading": reading, "value": value})
-                    one = replace(
+                    scenario = replace(
                         scenarios[trace], jobs=jobs, restart_delay_s=delay_s, interval_s=self.interval_s
                     )
-                    cases.append(SimulationSpec(one, changed))
+                    cases.append(SimulationSpec(scenario, changed))
         runs = run_all(cases, given.n_threads)
         rows = pd.DataFrame([key | measures(run) for key, run in zip(keys, runs, strict=True)])
-        return {"readings": _readings_compared(rows)}
-
-
-def _readings_compared(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return means over lists, and ratios to the shipped readings on the same list."""
-    where, names = ["trace", "seed", "restart_delay_s"], ["avg_jct_s", "makespan_s"]
-    shipped = rows[rows["reading"] == ""][[*where, *names]]
-    joined = rows.merge(shipped, on=where, suffixes=("", "_shipped"), sort=False)
-    for name, ratio in zip(names, ("jct_ratio", "makespan_ratio"), strict=True):
-        joined[ratio] = joined[name] / joined[f"{name}_shipped"]
-    by = ["trace", "restart_delay_s", "reading", "value"]
-    table = intervals(joined, by, [*names, "jct_ratio", "makespan_ratio"])
-    renamed = {"n": "lists", "avg_jct_s_mean": "jct_mean_s", "makespan_s_mean": "makespan_mean_s"}
-    return table.rename(columns=renamed)[columns_of("readings")]
+        # Ratios are to the shipped readings on the same list.
+        of_list, metrics = ["trace", "seed", "restart_delay_s"], ["avg_jct_s", "makespan_s"]
+        as_shipped = rows[rows["reading"] == ""][[*of_list, *metrics]]
+        joined = rows.merge(as_shipped, on=of_list, suffixes=("", "_shipped"), sort=False)
+        for name, ratio in zip(metrics, ("jct_ratio", "makespan_ratio"), strict=True):
+            joined[ratio] = joined[name] / joined[f"{name}_shipped"]
+        by = ["trace", "restart_delay_s", "reading", "value"]
+        table = intervals(joined, by, [*metrics, "jct_ratio", "makespan_ratio"])
+        names = {"n": "lists", "avg_jct_s_mean": "jct_mean_s", "makespan_s_mean": "makespan_mean_s"}
+        return {"readings": table.rename(columns=names)[columns_of("readings")]}
 
 
 # ------------------------------------------------------------------------------------------------
@@ -490,7 +481,7 @@ def with_offload(
 
 
 def _threads_per_gpu(run: Run) -> float:
-    """CPU threads that jobs held for each of their GPUs, over the time that they held them."""
+    """Return the mean number of CPU threads per GPU that jobs held, weighted by GPU time."""
     events = run.result.events
     rows = events[events["job_id"] != ""].sort_values(["job_id", "seq"])
     until_s = rows.groupby("job_id")["time_s"].shift(-1)
