@@ -5,12 +5,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import click
 import pandas as pd
 import pytest
 from click.testing import CliRunner, Result
 
 from makespan.cli import main
-from makespan.cli.simulate import Countdown, Progress
+from makespan.cli.progress import Countdown, PolicyProgress, quiet_option
 from makespan.policies import policy_names
 from makespan.tables import COMPARISON, read_csv
 
@@ -204,29 +205,34 @@ def done(avg_jct_s: float) -> Any:
 def test_progress_in_a_terminal_is_a_bar_a_policy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     stream = Terminal()
+    now = [0.0]
     monkeypatch.setattr("sys.stderr", stream)
-    progress = Progress(["fifo", "morphling-lookahead", "sia"])
+    monkeypatch.setattr("makespan.cli.progress.time.perf_counter", lambda: now[0])
+    progress = PolicyProgress(["fifo", "morphling-lookahead", "sia"])
+    now[0] = 60.0
     progress([0.5, 1.0, 0.0], [None, done(1234.4), None])
     lines = stream.getvalue().splitlines()
     assert "fifo                 [###############---------------]  50%" in lines[0]
     assert "morphling-lookahead  [##############################] done, average JCT 1234 s" in lines[1]
     assert "sia                  [------------------------------] waiting" in lines[2]
+    assert "0:01:00 passed  about 0:01:00 left" in lines[3]
     progress.close()
-    assert stream.getvalue().endswith("\x1b[3F\x1b[J\x1b[?25h")
+    assert stream.getvalue().endswith("\x1b[4F\x1b[J\x1b[?25h")
 
 
 def test_progress_elsewhere_is_a_line_now_and_then_and_one_for_each_that_ends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    stream = io.StringIO()
+    stream, now = io.StringIO(), [0.0]
     monkeypatch.setattr("sys.stderr", stream)
-    progress = Progress(["fifo", "sia"])
+    monkeypatch.setattr("makespan.cli.progress.time.perf_counter", lambda: now[0])
+    progress = PolicyProgress(["fifo", "sia"])
     progress([0.0, 0.25], [None, None])
     assert stream.getvalue() == ""
-    monkeypatch.setattr(progress, "_next", 0.0)
+    now[0] = 20.0
     for _ in range(2):
         progress([0.0, 0.25], [None, None])
-    assert stream.getvalue().endswith("  0/2 policies done; sia 25%\n")
+    assert stream.getvalue().endswith("  0/2 policies done; sia 25%; about 0:02:20 left\n")
     assert stream.getvalue().count("\n") == 1
     for _ in range(2):
         progress([0.0, 1.0], [None, done(99.6)])
@@ -239,7 +245,7 @@ def test_the_time_left_follows_from_the_last_runs(
 ) -> None:
     stream, now = io.StringIO(), [100.0]
     monkeypatch.setattr("sys.stderr", stream)
-    monkeypatch.setattr("makespan.cli.simulate.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("makespan.cli.progress.time.perf_counter", lambda: now[0])
     countdown = Countdown("runs")
     for passed_s, done in ((0, 10), (5, 11), (12, 10), (13, 12), (32, 30), (300, 0), (320, 10)):
         now[0] = 100.0 + passed_s
@@ -251,7 +257,11 @@ def test_the_time_left_follows_from_the_last_runs(
         "0/70 runs",  # another one begins
         "10/70 runs, about 0:02:00 left",
     ]
-    Countdown("runs", is_shown=False)(1, 2)
+    with click.Context(click.Command("any")) as context:
+        quiet_option().handle_parse_result(context, {"quiet": True}, [])
+        now[0] += 60.0
+        Countdown("runs")(1, 2)
+        PolicyProgress(["fifo"])([0.5], [None])
     assert stream.getvalue().count("\n") == 4
     slow_start = Countdown("runs")
     for done in range(31):
@@ -265,7 +275,7 @@ def test_the_time_left_is_one_line_in_a_terminal(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("TERM", "xterm")
     stream, now = Terminal(), [0.0]
     monkeypatch.setattr("sys.stderr", stream)
-    monkeypatch.setattr("makespan.cli.simulate.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("makespan.cli.progress.time.perf_counter", lambda: now[0])
     countdown = Countdown("runs")
     for done in (0, 5, 10):
         countdown(done, 20)

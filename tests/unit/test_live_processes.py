@@ -17,7 +17,6 @@ from toy_cluster import throughput_rows
 
 from makespan import live
 from makespan.cli import main
-from makespan.cli.live import live_command
 from makespan.live import run as _prepare
 from makespan.live.engine import configuration_plan, slots_of
 from makespan.live.run import Profiler
@@ -124,7 +123,7 @@ def test_an_interrupt_leaves_no_process_and_the_same_command_goes_on(tmp_path, m
     done = latest_checkpoint(work / "jobs" / "b" / "checkpoints").step
     setting([replace(one, steps=min(one.steps, done + 5)) for one in endless.jobs]).save(work)
     monkeypatch.setattr("makespan.live.run.live_settings", lambda: QUICK)
-    outcome = CliRunner().invoke(live_command, [*options, "--quiet"], **main.context_settings)
+    outcome = CliRunner().invoke(main, ["live", *options, "--quiet"])
     assert outcome.exit_code == 0, outcome.output
     assert "average JCT" in outcome.stdout
     comparison = read_csv(tmp_path / "live.csv", LIVE)

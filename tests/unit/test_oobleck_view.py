@@ -38,6 +38,17 @@ def told(stream):
     return stream.getvalue()
 
 
+def test_progress_is_a_line_every_ten_seconds_with_the_time_left():
+    stream = io.StringIO()
+    view = LiveView(40, stream)
+    for step in range(30):
+        view(Event("commit", 100.0 + step, None, {"iteration": step, "reports": {0: {"loss": 2.0}}}))
+    assert stream.getvalue().splitlines() == [
+        "   10.00 s  11/40 iterations, loss 2.0000, about 0:00:29 left",
+        "   20.00 s  21/40 iterations, loss 2.0000, about 0:00:19 left",
+    ]
+
+
 def test_each_change_is_a_line_with_its_time():
     lines = told(io.StringIO()).splitlines()
     assert lines == [
@@ -49,7 +60,8 @@ def test_each_change_is_a_line_with_its_time():
     ]
 
 
-def test_a_terminal_shows_where_every_node_is():
+def test_a_terminal_shows_where_every_node_is(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
     text = told(Terminal())
     table = text[text.rindex("1/7 iterations, loss 2.5000") :]
     assert "layers 0-1" in table and "layers 2-4" in table

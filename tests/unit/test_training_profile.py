@@ -384,13 +384,13 @@ def test_one_command_interrupted_measures_the_machine_and_every_plan_on_it(tmp_p
     arguments += ["--steps", "1", "--repetitions", "2", "--output", str(tmp_path)]
     counts = []
 
-    def interrupt(countdown, done, total):
+    def interrupt(countdown, done, total, doing=""):
         counts.append((done, total))
         if done == 10:
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("makespan.cli.simulate.Countdown.__call__", interrupt)
+        patch.setattr("makespan.cli.progress.Countdown.__call__", interrupt)
         done = CliRunner().invoke(main, ["profile", *arguments])
     path = tmp_path / "unfinished.jsonl"
     assert done.exit_code == 1

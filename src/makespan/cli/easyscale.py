@@ -1,7 +1,5 @@
 """Train elastically: run a job, request other processes for it, export its model."""
 
-import sys
-from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -9,7 +7,16 @@ from typing import Any
 import click
 
 from makespan.cli.fields import field_options
-from makespan.cli.options import launcher_of, launcher_options, read_settings, say, settings_option
+from makespan.cli.options import (
+    json_option,
+    launcher_of,
+    launcher_options,
+    read_settings,
+    say,
+    say_result,
+    settings_option,
+)
+from makespan.cli.progress import Countdown
 from makespan.easyscale.job import ElasticJob, RunOptions
 from makespan.errors import InputError
 from makespan.runtime import latest_checkpoint
@@ -46,6 +53,7 @@ def COMMANDS() -> None:
     "  [default: 300, on Slurm 1800]",
 )
 @launcher_options
+@json_option
 def _run(
     model: str,
     steps: int,
@@ -56,6 +64,7 @@ def _run(
     stall_timeout: float | None,
     launcher: str,
     device: str,
+    form: str | None,
     **given: Any,
 ) -> None:
     """Train MODEL, a stand-in or file.py:function, up to a number of mini-batches.
@@ -71,35 +80,37 @@ def _run(
     options["ends_on_signals"] = True
     trainer = ElasticTrainer(model, run_dir=run_dir, options=read_settings(settings), **given)
     options["launcher"] = launcher_of(launcher, device, stall_timeout)
+    countdown = Countdown("mini-batches")
+
+    def show(step: int, loss: float) -> None:
+        countdown(step, steps, f"loss {loss:.4f}")
+
     try:
-        result = trainer.run(steps, mapping, devices, on_progress=_progress_line(steps), **options)
+        result = trainer.run(steps, mapping, devices, on_progress=show, **options)
     except KeyboardInterrupt:
+        countdown.close()
         saved = latest_checkpoint(trainer.folder.checkpoints)
         done = "no mini-batch is saved" if saved is None else f"{saved.step} mini-batches are saved"
         say(f"stopped; {done}; the same command resumes the run in {run_dir}", err=True)
         raise click.Abort from None
-    if sys.stderr.isatty():
-        say("", err=True)
+    finally:
+        countdown.close()
+    values: dict[str, Any] = {
+        "state": result.state,
+        "steps": result.step,
+        "n_stages": len(result.reconfigurations),
+        "micro_batches_per_s": dict(result.rates_per_s),
+        "run_dir": run_dir,
+    }
     lines = [f"{result.state} after {result.step} mini-batches and {len(result.reconfigurations)} stage(s)"]
     if len(result.steps):
         last = result.steps[result.steps["step"] == result.steps["step"].max()]
+        values |= {"loss": last["loss"].mean(), "parameter_sha": last["parameter_sha"].iloc[0] or None}
         lines.append(
             f"mean loss {last['loss'].mean():.6f}, parameters {last['parameter_sha'].iloc[0] or 'not hashed'}"
         )
     lines += [f"device {name}: {rate:.1f} micro-batches/s" for name, rate in result.rates_per_s.items()]
-    say("\n".join([*lines, f"{run_dir}/steps.csv, {run_dir}/reconfigurations.csv"]))
-
-
-def _progress_line(steps: int) -> Callable[[int, float], object] | None:
-    """Return a function that shows progress in one line of the terminal; None without a terminal."""
-    if not sys.stderr.isatty():
-        return None
-
-    def show(step: int, loss: float) -> None:
-        sys.stderr.write(f"\r{step}/{steps} mini-batches, loss {loss:.4f} ")
-        sys.stderr.flush()
-
-    return show
+    say_result(values, "\n".join([*lines, f"{run_dir}/steps.csv, {run_dir}/reconfigurations.csv"]), form)
 
 
 @COMMANDS.command("request")
@@ -107,7 +118,10 @@ def _progress_line(steps: int) -> Callable[[int, float], object] | None:
 @_mapping
 @_devices
 @click.option("--suspend", is_flag=True, help="Release all devices until the next call of run.")
-def _request(run_dir: Path, mapping: str | None, devices: str | None, suspend: bool) -> None:
+@json_option
+def _request(
+    run_dir: Path, mapping: str | None, devices: str | None, suspend: bool, form: str | None
+) -> None:
     """Request other processes for an active run, from the next mini-batch on."""
     from makespan.easyscale.trainer import request_change
 
@@ -116,13 +130,17 @@ def _request(run_dir: Path, mapping: str | None, devices: str | None, suspend: b
     if not suspend and mapping is None and devices is None:
         raise InputError("no change requested; expected --mapping, --devices or --suspend")
     request_change(run_dir, mapping, "" if suspend else devices)
+    asked = {"run_dir": run_dir, "mapping": mapping, "devices": devices, "is_suspended": suspend}
+    say_result(asked, "", form)
 
 
 @COMMANDS.command("export")
 @_run_dir
 @click.option("--output", required=True, type=click.Path(path_type=Path), help="File to write.")
-def _export(run_dir: Path, output: Path) -> None:
+@json_option
+def _export(run_dir: Path, output: Path, form: str | None) -> None:
     """Write the model of the newest checkpoint as a plain state_dict."""
     from makespan.easyscale.trainer import export_model
 
-    say(str(export_model(run_dir, output)))
+    written = export_model(run_dir, output)
+    say_result({"output": written}, str(written), form)

@@ -17,6 +17,7 @@ from makespan.cli.options import (
     check_target,
     cluster_option,
     form_options,
+    json_option,
     real,
     say,
     say_rows,
@@ -90,6 +91,7 @@ _ALL = "all"
     "--units", default=LEGACY_UNITS[0], type=click.Choice(LEGACY_UNITS), help="Of published phases."
 )
 @click.option("--output", required=True, type=click.Path(path_type=Path), help="Directory to write to.")
+@json_option
 def emulate_command(
     cluster_name: str,
     calibration: str,
@@ -102,6 +104,7 @@ def emulate_command(
     layout: str,
     units: str,
     output: Path,
+    form: str | None,
 ) -> None:
     """Write emulated traces, one a workload."""
     check_target(output, is_directory=True)
@@ -109,6 +112,7 @@ def emulate_command(
     chosen = workload_keys() if _ALL in names else names
     specs = [workload(name) for name in dict.fromkeys(chosen)]
     selected = [(spec, _select(spec, where, plans, placements, cpu_threads)) for spec in specs]
+    written: list[dict[str, object]] = []
     for spec, points in selected:
         if layout == "trace":
             path, *_ = write_trace(
@@ -117,7 +121,11 @@ def emulate_command(
         else:
             path = output / f"{spec.key}.csv"
             write_csv(emulate(spec, points, where, constants, seed=seed, noise=noise), path, THROUGHPUT)
-        say(f"{path}: {len(points)} rows, {EMULATED_NOTE}")
+        written.append({"workload": spec.key, "path": str(path), "n_rows": len(points)})
+        if form is None:
+            say(f"{path}: {len(points)} rows, {EMULATED_NOTE}")
+    if form is not None:
+        say_rows(written, form)
 
 
 def _select(
@@ -242,9 +250,16 @@ _traces_argument = click.argument("traces", type=click.Path(path_type=Path))
     type=click.Choice(["L1", "L1a", "L2", "L3"]),
     help="L1 for other models; L1a, L2, L3 to refine the shipped constants for these.",
 )
+@json_option
 @_traces_argument
 def calibrate_command(
-    cluster_name: str, holdout: str | None, output: Path | None, source: str | None, level: str, traces: Path
+    cluster_name: str,
+    holdout: str | None,
+    output: Path | None,
+    source: str | None,
+    level: str,
+    form: str | None,
+    traces: Path,
 ) -> None:
     """Fit the constants of the emulator to measured traces.
 
@@ -272,7 +287,16 @@ def calibrate_command(
         f"{CONSTANTS[i].name}-{CONSTANTS[j].name} {fit.correlation[i, j]:+.2f}"
         for i, j in np.argwhere(np.triu(np.abs(fit.correlation) > _STRONG_CORRELATION, 1))
     ]
-    say("\n".join([*lines, "strongly correlated: " + (", ".join(pairs) or "none")]), err=beside)
+    if form is not None:
+        say_rows(
+            [
+                {"constant": one.name, "value": value, "unit": one.unit, "std_err_log": error}
+                for one, value, error in zip(CONSTANTS, fit.theta, fit.std_err_log, strict=True)
+            ],
+            form,
+        )
+    else:
+        say("\n".join([*lines, "strongly correlated: " + (", ".join(pairs) or "none")]), err=beside)
     if output is not None:
         rows = "clean rows" if shown == "measured" else f"clean rows ({shown})"
         given = output.stem, clean, source or f"robust fit to the {rows} of {traces.name or traces}"
@@ -281,7 +305,7 @@ def calibrate_command(
         else:
             made = refined_set(*given, level, load_calibration(CALIBRATION))
         write_text(calibration_text(made), output)
-        say(f"{output}: level {level}, {made.n_rows} rows behind it", err=beside)
+        say(f"{output}: level {level}, {made.n_rows} rows behind it", err=beside or form is not None)
 
 
 @click.command("validate")
@@ -289,18 +313,23 @@ def calibrate_command(
 @click.option(
     "--output", type=click.Path(path_type=Path), help="File for the table (.csv); - for standard output."
 )
+@json_option
 @_traces_argument
 @click.pass_context
-def validate_command(ctx: click.Context, cluster_name: str, output: Path | None, traces: Path) -> None:
+def validate_command(
+    ctx: click.Context, cluster_name: str, output: Path | None, form: str | None, traces: Path
+) -> None:
     """Compare the emulator with measured traces under every protocol.
 
     TRACES is a directory with the published files, or with one canonical table a workload.
     The exit status is 1 if a bound is missed.
     """
     check_target(output, is_directory=False)
-    beside = is_stream(output)  # of the table, which is alone on the standard output
+    beside = form is not None or is_stream(output)  # of the table, which is alone on the standard output
     data, shown = _observations(traces, cluster(cluster_name))
     result = validate(data)
+    if form is not None:
+        say_rows(result.table.to_dict("records"), form)
     say(f"{len(data)} {shown} rows, {int(data.clean.sum())} of them clean\n", err=beside)
     say(_text(result.table.drop(columns="known"), 3), err=beside)
     for kind, found in (("model", result.by_model), ("training software", result.by_software)):

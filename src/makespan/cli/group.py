@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from makespan import __version__
+from makespan.cli.progress import quiet_option
 from makespan.errors import MakespanError, bounded
 from makespan.logs import divert_native_output
 from makespan.units import printable
@@ -21,9 +22,23 @@ error stream, exit status 2, and leaves no file behind. Exit status 1 means that
 the answer is no: a schedule is impossible, a bound is missed. What solvers and other native libraries
 print goes to the error stream.
 
-In bash, `eval "$(_MAKESPAN_COMPLETE=bash_source makespan)"` completes verbs, options and names of policies,
-workloads and clusters; in zsh and fish alike, with `zsh_source` and `fish_source`.
+Two options mean the same everywhere. `--json` prints the result as JSON, alone on the standard output.
+`--quiet` shows no progress; reports on the input, warnings and errors remain on the error stream. Long
+commands show what is done, what runs and the time that is left, in place in a terminal, as lines elsewhere.
+
+In bash, `eval "$(makespan completion bash)"` completes commands, options and names of policies, workloads and
+clusters. In zsh and fish, replace `bash` by `zsh` or `fish`.
 """
+_TRY = """\
+makespan simulates shared GPU clusters, and plans and trains models on them. Some commands to try:
+
+  makespan simulate                                watch ten jobs on 64 GPUs
+  makespan compare --policies sia,fifo --jobs 20   compare policies on one job list
+  makespan explain llama7 244 8888                 break an iteration time down into terms
+  makespan slapo show bert                         print the schedule of a model
+  makespan easyscale run neumf --steps 50          train elastically
+
+The last two need torch. 'makespan --help' lists all commands, 'makespan COMMAND --help' explains one."""
 VERBS = {
     "simulate": ("makespan.cli.simulate:simulate_command", "Run a workload under a policy and watch it."),
     "compare": ("makespan.cli.simulate:compare_command", "Run a workload under several policies."),
@@ -53,6 +68,10 @@ VERBS = {
     "live": (
         "makespan.cli.live:live_command",
         "Predict how the jobs of a workload run under a policy, train them, and compare.",
+    ),
+    "completion": (
+        "makespan.cli.options:completion_command",
+        "Print the script that completes commands in a shell.",
     ),
     "config": ("makespan.config.command:config_command", "Check a configuration and print it whole."),
     "easyscale": (
@@ -105,6 +124,7 @@ class LazyGroup(click.Group):
             return None
         module, attribute = self.verbs[cmd_name][0].split(":")
         command: click.Command = getattr(importlib.import_module(module), attribute)
+        _add_quiet(command)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -126,9 +146,19 @@ class LazyGroup(click.Group):
             raise Failure(f"{error.filename or 'file'}: {error.strerror or error}") from None
 
 
+def _add_quiet(command: click.Command) -> None:
+    """Give a command, or those of a group, the option ``--quiet`` unless it has it."""
+    if isinstance(command, click.Group):
+        for inner in command.commands.values():
+            _add_quiet(inner)
+    elif all("--quiet" not in parameter.opts for parameter in command.params):
+        command.params.append(quiet_option())
+
+
 @click.group(
     cls=LazyGroup,
     verbs=VERBS,
+    invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="For example: makespan simulate --workload naive; "
     "makespan compare --policies morphling-work,sia,fifo --workload base; "
@@ -136,7 +166,11 @@ class LazyGroup(click.Group):
 )
 @click.version_option(__version__, prog_name="makespan")
 def main() -> None:
-    """Simulate shared GPU clusters, emulate a GPU testbed, and check the emulator."""
+    """Simulate shared GPU clusters, predict iteration times, and train models elastically and resiliently."""
+    if click.get_current_context().invoked_subcommand is None:
+        from makespan.cli.options import say
+
+        say(_TRY)
 
 
 def cli_page() -> str:

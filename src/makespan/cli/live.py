@@ -9,8 +9,19 @@ import click
 import pandas as pd
 
 from makespan import live
-from makespan.cli.options import CPU_THREADS, PROCESSES, SEED, check_target, decision_limit_option, say, whole
-from makespan.cli.simulate import Countdown, clock
+from makespan.cli.options import (
+    CPU_THREADS,
+    PROCESSES,
+    SEED,
+    check_target,
+    decision_limit_option,
+    json_option,
+    say,
+    say_result,
+    say_rows,
+    whole,
+)
+from makespan.cli.progress import Countdown, clock, is_quiet
 from makespan.files import write_json, write_text
 from makespan.perf import load_environment
 from makespan.plans import Placement
@@ -75,7 +86,7 @@ _UNFINISHED = "unfinished.jsonl"
 @click.option(
     "--output", default=Path("profile"), show_default=True, type=click.Path(path_type=Path, file_okay=False)
 )
-@click.option("--quiet", is_flag=True, help="Show only the result, no progress.")
+@json_option
 def profile_command(
     keys: tuple[str, ...],
     placements: tuple[str, ...],
@@ -86,7 +97,7 @@ def profile_command(
     repetitions: int,
     environment: str | None,
     output: Path,
-    quiet: bool,
+    form: str | None,
 ) -> None:
     """Time small workloads under every plan on this machine.
 
@@ -110,11 +121,12 @@ def profile_command(
         "processes": [launcher.device, cpu_threads],
         "environment": environment,
     }
-    countdown, path = Countdown("runs", is_shown=not quiet), output / _UNFINISHED
+    countdown, path = Countdown("runs"), output / _UNFINISHED
+    written: list[dict[str, object]] = []
 
     def tell(text: str) -> None:
         countdown.close()
-        if not quiet:
+        if not is_quiet():
             say(text, err=True)
 
     try:
@@ -139,7 +151,12 @@ def profile_command(
             noise = "unknown" if noise_pct is None else f"{noise_pct:.1f} %"
             count = f"{int(table['feasible'].sum())} of {len(table)} points ran"
             countdown.close()
-            say(f"{spec.key}: {count}; two runs of a point differ by {noise}")
+            row = {"workload": spec.key, "path": str(output / f"{spec.key}.csv"), "n_points": len(table)}
+            written.append(
+                {**row, "n_feasible": int(table["feasible"].sum()), "repeatability_pct": noise_pct}
+            )
+            if form is None:
+                say(f"{spec.key}: {count}; two runs of a point differ by {noise}")
     except KeyboardInterrupt:
         countdown.close()
         say(f"stopped; the same command resumes from {path}", err=True)
@@ -147,6 +164,8 @@ def profile_command(
     finally:
         countdown.close()
     kept.remove()
+    if form is not None:
+        say_rows(written, form)
 
 
 def _placement(text: str) -> Placement:
@@ -231,7 +250,7 @@ class _EventLines:
     "[default: OUTPUT/live-POLICY]",
 )
 @decision_limit_option
-@click.option("--quiet", is_flag=True, help="Show the result only.")
+@json_option
 def live_command(
     policy_name: str,
     workload: str,
@@ -242,7 +261,7 @@ def live_command(
     output: Path,
     work_dir: Path | None,
     decision_limit_s: float,
-    quiet: bool,
+    form: str | None,
 ) -> None:
     """Predict how the jobs of a workload run under a policy, train them, and compare."""
     check_target(output, is_directory=True)
@@ -250,11 +269,11 @@ def live_command(
     chosen = policy(policy_name)
     work = work_dir or output / f"live-{chosen.name}"
 
-    countdown = Countdown("runs", is_shown=not quiet)
+    countdown = Countdown("runs")
 
     def tell(text: str) -> None:
         countdown.close()
-        if not quiet:
+        if not is_quiet():
             say(text, err=True)
 
     try:
@@ -266,7 +285,7 @@ def live_command(
             seed=seed,
             launcher=launcher,
             device=device,
-            observe=lambda setting, ends_s: [] if quiet else [_EventLines(setting, ends_s)],
+            observe=lambda setting, ends_s: [] if is_quiet() else [_EventLines(setting, ends_s)],
             tell=tell,
             progress=countdown,
             decision_limit_s=decision_limit_s,
@@ -282,7 +301,9 @@ def live_command(
     write_text(result.prediction.text, output / "live_prediction.json")
     for violation in result.violations:
         say(f"invalid schedule: {violation.job_id}: {violation.message}", err=True)
-    say(_comparison_text(result.comparison, result.jobs))
+    (row,) = result.comparison.to_dict("records")
+    values = {str(name): value for name, value in row.items()}
+    say_result(values, _comparison_text(result.comparison, result.jobs), form)
     tell(f"{time.monotonic() - began:.0f} s in total, including the profile")
 
 

@@ -1,8 +1,10 @@
 """Profile layers, plan pipelines, train through the loss of nodes, and simulate systems that lose nodes."""
 
+import io
 import json
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, fields, replace
@@ -15,7 +17,16 @@ import click
 from pydantic import ValidationError
 
 from makespan.cli.fields import field_options
-from makespan.cli.options import launcher_of, launcher_options, read_settings, say, settings_option
+from makespan.cli.options import (
+    json_option,
+    launcher_of,
+    launcher_options,
+    read_settings,
+    say,
+    say_result,
+    settings_option,
+)
+from makespan.cli.progress import Countdown, clock, is_quiet, is_terminal
 from makespan.errors import ConfigError, InputError, unknown_name
 from makespan.files import check_target, is_stream, read_yaml, write_text
 from makespan.oobleck.coordinator import Event
@@ -81,6 +92,8 @@ from makespan.units import MS
 # --- Live view of a resilient run: a line per change, and a table in a terminal ---------------------
 
 _REFRESH_S = 0.25
+_LINE_S = 10.0  # between two lines about progress where no table can be drawn
+_PACE_COMMITS = 20  # last iterations that the estimate of the remaining time uses
 _CLEAR = "\x1b[2K"
 _SAID = {
     "ready": "node {node} is ready, process {pid} on {host}",
@@ -102,13 +115,14 @@ class LiveView:
     """Listener of a coordinator that writes to a stream."""
 
     def __init__(self, iterations: int, stream: TextIO) -> None:
-        self.iterations, self.stream, self.is_terminal = iterations, stream, stream.isatty()
+        self.iterations, self.stream, self.is_terminal = iterations, stream, is_terminal(stream)
         self.begun_s: float | None = None
         self.places: dict[int, tuple[str, int]] = {}
         self.nodes: dict[int, dict[str, Any]] = {}
         self.plan: list[dict[str, Any]] = []
         self.done, self.loss, self.is_stopped = 0, float("nan"), False
-        self._drawn, self._drawn_s = 0, 0.0
+        self._commits: deque[tuple[int, float]] = deque(maxlen=_PACE_COMMITS)
+        self._drawn, self._drawn_s, self._written_s = 0, 0.0, 0.0
 
     def __call__(self, event: Event) -> None:
         """Handle an event, and write its line."""
@@ -125,6 +139,10 @@ class LiveView:
             self.done = values["iteration"] + 1
             reports = values["reports"].values()
             self.loss = next((report["loss"] for report in reports if report), self.loss)
+            self._commits.append((self.done, event.time_s))
+            if not self.is_terminal and event.time_s - max(self._written_s, self.begun_s) >= _LINE_S:
+                self._written_s = event.time_s
+                self._say(event, self._progress())
         self.is_stopped |= event.kind == "stopped"
         if event.kind in _SAID:
             phase = self.places.get(-1 if node is None else node, ("start", 0))[0]
@@ -138,6 +156,15 @@ class LiveView:
         """Draw the final table."""
         if self.is_terminal and self.begun_s is not None:
             self._draw()
+
+    def _progress(self) -> str:
+        """Return how many iterations are done, the loss, and the time left at the pace of the last ones."""
+        text = f"{self.done}/{self.iterations} iterations, loss {self.loss:.4f}"
+        if len(self._commits) < 2:
+            return text
+        (first, since_s), (last, until_s) = self._commits[0], self._commits[-1]
+        left_s = (until_s - since_s) / max(last - first, 1) * (self.iterations - self.done)
+        return f"{text}, about {clock(left_s)} left"
 
     def _planned(self, work: Work) -> str:
         """Return the kinds of change, the pipelines, and the number of copies, in one line."""
@@ -159,7 +186,7 @@ class LiveView:
 
     def _draw(self) -> None:
         """Draw the table of the nodes over the previous one."""
-        lines = [f"{self.done}/{self.iterations} iterations, loss {self.loss:.4f}"]
+        lines = [self._progress()]
         for number, pipeline in enumerate(self.plan):
             for stage, node in enumerate(pipeline["nodes"]):
                 cut = pipeline["template"]["stages"][stage]
@@ -205,9 +232,11 @@ def job_options(command: Callable[..., None]) -> Callable[..., None]:
 )
 @launcher_options
 @click.option("--output", required=True, type=click.Path(path_type=Path), help="File to write.")
+@json_option
 def PROFILE(
-    job: ChainJob, replicas: int, repeats: int, warm_ups: int, launcher: str, device: str, output: Path
-) -> None:
+    job: ChainJob, replicas: int, repeats: int, warm_ups: int, launcher: str, device: str, output: Path,
+    form: str | None,
+) -> None:  # fmt: skip
     """Time the layers of MODEL here: a family of small models, or file.py:function of your own.
 
     Writes the profile from which templates are planned. Forward and backward passes of a microbatch are
@@ -226,7 +255,10 @@ def PROFILE(
     write_profile(profile, output)
     total_s = sum(layer.forward_s + layer.backward_s for layer in profile.layers)
     size = f"{1e3 * total_s:.2f} ms per microbatch of {job.microbatch_size}"
-    say(f"{output}: {profile.n_layers} layers, {size}", err=True)
+    if form is None:
+        say(f"{output}: {profile.n_layers} layers, {size}", err=True)
+    values = {"output": output, "n_layers": profile.n_layers, "microbatch_time_s": total_s}
+    say_result(values, "", form)
 
 
 # --- ``run``, ``export``, ``join`` and ``drain`` ----------------------------------------------------
@@ -277,9 +309,10 @@ def _profile(path: Path | None, job: ChainJob) -> ModelProfile:
     help="Layer times (JSON); default: equal times for all layers.",
 )
 @launcher_options
+@json_option
 def run_command(
     job: ChainJob, iterations: int, run_dir: Path, first: str, profile: Path | None,
-    launcher: str, device: str, **given: Any,
+    launcher: str, device: str, form: str | None, **given: Any,
 ) -> None:  # fmt: skip
     """Train MODEL, a family of small models or file.py:function, through losses of nodes.
 
@@ -293,7 +326,7 @@ def run_command(
             options = replace(options, first_sizes=tuple(map(int, first.split(","))))
         except ValueError:
             raise InputError(f"--first {first!r}; expected numbers of nodes, for example 1,2,2") from None
-    view = LiveView(iterations, sys.stderr)
+    view = LiveView(iterations, io.StringIO() if is_quiet() else sys.stderr)
     try:
         result = train_resilient(
             job,
@@ -305,17 +338,19 @@ def run_command(
             watch=view,
         )
     except KeyboardInterrupt:
-        if not view.is_stopped:  # a second Ctrl-C, or one before the coordinator started
+        if not view.is_stopped or is_quiet():  # a second Ctrl-C, or one before the coordinator started
             say(f"stopped; {saved_text(run_dir)}", err=True)
         raise click.Abort from None
     finally:
         view.close()
     table, recoveries = result.iterations, result.recoveries
-    say(f"{result.step} iterations done, {len(table)} of them now; {len(recoveries)} plan(s)")
+    values = {"iterations": result.step, "n_now": len(table), "n_plans": len(recoveries), "run_dir": run_dir}
+    lines = [f"{result.step} iterations done, {len(table)} of them now; {len(recoveries)} plan(s)"]
     if len(table):
-        again = int((table["attempts"] - 1).sum())
-        say(f"last loss {table['loss'].iloc[-1]:.6f}; {again} iteration(s) repeated")
-    say(f"{run_dir}/iterations.csv, {run_dir}/recoveries.csv")
+        again, loss = int((table["attempts"] - 1).sum()), table["loss"].iloc[-1]
+        values |= {"loss": loss, "n_repeated": again}
+        lines.append(f"last loss {loss:.6f}; {again} iteration(s) repeated")
+    say_result(values, "\n".join([*lines, f"{run_dir}/iterations.csv, {run_dir}/recoveries.csv"]), form)
 
 
 @click.command("export")
@@ -327,27 +362,33 @@ def run_command(
     help="Directory of the run.",
 )
 @click.option("--output", required=True, type=click.Path(path_type=Path), help="File to write.")
-def export_command(run_dir: Path, output: Path) -> None:
+@json_option
+def export_command(run_dir: Path, output: Path, form: str | None) -> None:
     """Write the model of the newest checkpoint as a plain state_dict, with keys as of nn.Sequential."""
     from makespan.oobleck.export import export_model  # loads torch
 
-    say(str(export_model(run_dir, output)))
+    written = export_model(run_dir, output)
+    say_result({"output": written}, str(written), form)
 
 
 @click.command("join")
 @_run_dir
 @click.option("--device", default="cpu", show_default=True, type=click.Choice(["cpu", "cuda"]))
-def join_command(run_dir: Path, device: str) -> None:
+@json_option
+def join_command(run_dir: Path, device: str, form: str | None) -> None:
     """Join the run of RUN_DIR with one more process, which leaves without loss on SIGTERM."""
-    say(join_run(run_dir, LocalLauncher("cuda" if device == "cuda" else "cpu")))
+    ending = join_run(run_dir, LocalLauncher("cuda" if device == "cuda" else "cpu"))
+    say_result({"run_dir": run_dir, "ending": ending}, ending, form)
 
 
 @click.command("drain")
 @_run_dir
 @click.argument("nodes", nargs=-1, type=int)
-def drain_command(run_dir: Path, nodes: tuple[int, ...]) -> None:
+@json_option
+def drain_command(run_dir: Path, nodes: tuple[int, ...], form: str | None) -> None:
     """Drain NODES from the run of RUN_DIR after an iteration; without any, end the run with a checkpoint."""
     drain_nodes(run_dir, nodes)
+    say_result({"run_dir": run_dir, "nodes": nodes}, "", form)
 
 
 # --- ``plan`` and ``instantiate`` -------------------------------------------------------------------
@@ -357,7 +398,12 @@ _MOST_NODES = 10_000  # planning for more takes too long
 _COUNT = click.IntRange(1, _MOST_NODES)
 _LOST = click.IntRange(0, _MOST_NODES)
 _BATCH = click.IntRange(1, 1_000_000)
-output_option = click.option("--output", type=_FILE, help="File to write instead of the standard output.")
+
+
+def output_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add ``--output``, and ``--json``, which changes nothing: the result is JSON without it."""
+    to_file = click.option("--output", type=_FILE, help="File to write instead of the standard output.")
+    return to_file(json_option(command))
 
 
 def print_json(values: Any, output: Path | None) -> None:
@@ -449,6 +495,7 @@ def PLAN(
     state_factor: float,
     cache: Path | None,
     output: Path | None,
+    form: str | None,
 ) -> None:
     """Find a pipeline template for each number of nodes; prints a list, times in ms.
 
@@ -469,10 +516,14 @@ def PLAN(
         sizes = template_sizes(
             least, f, total, template_set, most_possible=profile.n_layers // max(gpus.bit_count(), 1)
         )
-    if cache is None:
-        templates = make_templates(profile, sizes, gpus, mode, memory)
-    else:
-        templates = cached_templates(cache, profile, sizes, gpus, mode, memory)
+    countdown = Countdown("templates")
+    try:
+        if cache is None:
+            templates = make_templates(profile, sizes, gpus, mode, memory, progress=countdown)
+        else:
+            templates = cached_templates(cache, profile, sizes, gpus, mode, memory, progress=countdown)
+    finally:
+        countdown.close()
     if cluster is not None and (hole := check_guarantee(templates, sizes.start, f, cluster)) is not None:
         raise InputError(
             f"templates exist for {list(templates)} nodes, which cannot use {hole}; choose another --n0"
@@ -537,6 +588,7 @@ def INSTANTIATE(
     profile: Path | None,
     runners_up: int,
     output: Path | None,
+    form: str | None,
 ) -> None:
     """Choose the fastest pipelines that use all nodes; prints JSON, times in ms."""
     if output is not None:
@@ -677,6 +729,7 @@ def RECONFIGURE(
     profile: Path | None,
     state_factor: float,
     output: Path | None,
+    form: str | None,
 ) -> None:
     """Find the pipelines that continue, and the state to copy between nodes; prints JSON, times in ms.
 
@@ -837,7 +890,7 @@ def _model(model: str, texts: tuple[str, ...], configured: list[dict[str, Any]])
     "--cost", "given", multiple=True, metavar="NAME=NUMBER",
     help=f"A cost of the model instead of the configured one: {', '.join(_NUMBERS)}. May be repeated.",
 )  # fmt: skip
-@click.option("--json", "is_json", is_flag=True, help="Print everything, every step included, as JSON.")
+@json_option
 def simulate_command(
     trace_name: str,
     seed: int,
@@ -851,7 +904,7 @@ def simulate_command(
     cells: Path,
     config: Path | None,
     given: tuple[str, ...],
-    is_json: bool,
+    form: str | None,
 ) -> None:
     """Simulate one system on one trace of nodes, with the costs of the default configuration."""
     configured = _configured(config)
@@ -871,7 +924,7 @@ def simulate_command(
     outcome = simulate(system, trace, costs, repairs(mode, switches(defects)))
     if beyond := unused_nodes(trace, costs):
         say(f"{beyond} nodes or fewer are idle: the table of throughput has no entry for so many", err=True)
-    if is_json:
+    if form is not None:
         series = [
             [round(start, 3), round(end, 3), samples] for start, end, samples in outcome.steps().tolist()
         ]

@@ -7,11 +7,12 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
-from click.shell_completion import CompletionItem
+from click.shell_completion import CompletionItem, get_completion_class
 
 from makespan.errors import InputError
 from makespan.files import check_target as check_file, is_stream
@@ -32,20 +33,37 @@ def say(text: str, *, err: bool = False) -> None:
     click.echo(printable(text), err=err)
 
 
+def json_option(command: Command) -> Command:
+    """Add ``--json``; the command gets ``form``, which is ``"json"`` with the option and None without."""
+    return click.option("--json", "form", flag_value="json", default=None, help="Print the result as JSON.")(
+        command
+    )
+
+
 def form_options(command: Command) -> Command:
     """Add ``--json`` and ``--csv``; the command gets the choice as ``form``, None without one."""
-    for name, text in (("csv", "Print the rows as CSV."), ("json", "Print the rows as JSON.")):
-        command = click.option(f"--{name}", "form", flag_value=name, default=None, help=text)(command)
-    return command
+    text = "Print the result as CSV."
+    return json_option(click.option("--csv", "form", flag_value="csv", default=None, help=text)(command))
+
+
+def plain(value: Any) -> Any:
+    """Return a value of a table as one of Python; a missing one, which does not equal itself, as None."""
+    value = value.item() if hasattr(value, "item") else value
+    return None if value != value else value
+
+
+def say_result(values: Mapping[str, Any], text: str, form: str | None) -> None:
+    """Print the result of a command: as JSON if that was asked for, as text otherwise."""
+    if form == "json":
+        kept = {name: plain(value) for name, value in values.items()}
+        say(json.dumps(kept, indent=1, default=str))
+    elif text:
+        say(text)
 
 
 def say_rows(rows: Iterable[Mapping[Any, Any]], form: str) -> None:
     """Print rows, with the columns of the first, as ``json`` or ``csv``; missing values are null or empty."""
-    listed = []
-    for row in rows:
-        # Numbers of a table become numbers of Python; a missing one, which does not equal itself, None.
-        plain = {name: value.item() if hasattr(value, "item") else value for name, value in row.items()}
-        listed.append({name: None if value != value else value for name, value in plain.items()})
+    listed = [{name: plain(value) for name, value in row.items()} for row in rows]
     if form == "json":
         say(json.dumps(listed, indent=1))
         return
@@ -402,7 +420,8 @@ def verdict_lines(done: "Run") -> list[str]:
     show_default=True,
     help="File for the list (.csv); - for standard output.",
 )
-def jobs_command(output: Path, **request: Any) -> None:
+@json_option
+def jobs_command(output: Path, form: str | None, **request: Any) -> None:
     """Write the jobs of a workload as a list.
 
     The list has what was generated, or drawn for a foreign trace, with its load. Given as --workload it is
@@ -410,14 +429,42 @@ def jobs_command(output: Path, **request: Any) -> None:
     printed on the error stream.
     """
     from makespan.studies import scenario as assemble
-    from makespan.traces import write_jobs
+    from makespan.traces import jobs_table, write_jobs
 
     check_target(output, is_directory=False)
     scenario = assemble(**request)
     say(scenario.report, err=True)
+    if form is not None and is_stream(output):
+        listed = sorted(scenario.jobs, key=attrgetter("submit_time_s"))
+        say_rows(jobs_table(listed).to_dict("records"), form)
+        return
     write_jobs(scenario.jobs, output)
     if not is_stream(output):
-        say(f"{output}: {len(scenario.jobs)} jobs")
+        values = {"output": output, "n_jobs": len(scenario.jobs)}
+        say_result(values, f"{output}: {len(scenario.jobs)} jobs", form)
+
+
+# --- ``completion`` ---------------------------------------------------------------------------------
+
+
+@click.command("completion")
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@click.pass_context
+def completion_command(ctx: click.Context, shell: str) -> None:
+    """Print the script that completes commands in a shell.
+
+    To complete commands, options and names in every new shell, add this line to ~/.bashrc, or with zsh in
+    place of bash to ~/.zshrc:
+
+        eval "$(makespan completion bash)"
+
+    For fish, write the script to ~/.config/fish/completions/makespan.fish.
+    """
+    made = get_completion_class(shell)
+    if made is None:
+        raise InputError(f"no completion for {shell!r}")
+    root = ctx.find_root()
+    say(made(root.command, {}, "makespan", "_MAKESPAN_COMPLETE").source().strip("\n"))
 
 
 # --- Options of training runs -----------------------------------------------------------------------

@@ -1,9 +1,7 @@
 """The verbs ``simulate`` and ``compare``, and their live views in a terminal or a log."""
 
-import os
 import sys
 import time
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -25,11 +23,10 @@ from makespan.cli.options import (
     shown_option,
     verdict_lines,
 )
-from makespan.errors import InputError, bounded
+from makespan.cli.progress import Panel, PolicyProgress, bar, clock, is_quiet, is_terminal, one_line
+from makespan.errors import InputError
 from makespan.files import is_stream
 from makespan.sim import Allocation, ClusterView, Event, EventKind, JobView
-from makespan.studies import Attempt, RunError
-from makespan.units import printable
 from makespan.workloads import JobSpec
 
 if TYPE_CHECKING:
@@ -40,9 +37,6 @@ if TYPE_CHECKING:
 
 # --- Live views -------------------------------------------------------------------------------------
 
-_UP, _CLEAR_LINE, _CLEAR_BELOW = "\x1b[{}F", "\x1b[K", "\x1b[J"
-_HIDE_CURSOR, _SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
-_WIDTH, _LINES = 80, 24  # of a terminal of unknown size
 _FRAME_S = 0.1  # least wall time between two frames in a terminal
 _HEARTBEAT_S = 5.0  # longest wall time without a line elsewhere
 _N_LINES = 20  # lines of a run elsewhere, besides those
@@ -55,67 +49,6 @@ _LINE_HEAD = ("time", "done", "waiting", "running", "GPUs", "avg JCT", _RUNNING_
 _FINISHED, _SUBMITTED, _READY = (
     kind.value for kind in (EventKind.FINISHED, EventKind.SUBMITTED, EventKind.READY)
 )
-_POLICY_FRAME_S = 0.2
-_LINE_S = 10.0  # between two lines where nothing can be replaced
-_PROGRESS_WIDTH = 30
-_PACE_RUNS = 20  # from which the time that is left is estimated
-
-
-def clock(time_s: float) -> str:
-    """Format a time [s] as hours, minutes and seconds, ``'3:41:20'``; ``'-'`` if it is not a number."""
-    if time_s != time_s:
-        return "-"
-    minutes, seconds = divmod(round(time_s), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{seconds:02d}"
-
-
-def _one_line(text: str) -> str:
-    return bounded(printable(text).replace("\n", "\\n"))
-
-
-def bar(share: float, width: int) -> str:
-    """Draw a share within 0 and 1 as a bar of a number of characters."""
-    full = round(min(max(share, 0.0), 1.0) * width)
-    return f"[{'#' * full}{'-' * (width - full)}]"
-
-
-def is_terminal(stream: TextIO) -> bool:
-    """Return True if the stream is a terminal in which text can be overwritten."""
-    return stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
-
-
-class Panel:
-    """Block of lines in a terminal that is rewritten in place."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self._height = 0
-
-    def room(self) -> tuple[int, int]:
-        """Return columns and lines that may be used."""
-        try:
-            columns, lines = os.get_terminal_size(self._stream.fileno())
-        except OSError:
-            columns, lines = 0, 0
-        return (columns or _WIDTH) - 1, (lines or _LINES) - 1
-
-    def show(self, lines: Sequence[str]) -> None:
-        """Replace what is shown."""
-        columns, rows = self.room()
-        kept = [_one_line(line)[:columns] for line in lines[:rows]]
-        above = _UP.format(self._height) if self._height else _HIDE_CURSOR
-        body = "".join(f"{line}{_CLEAR_LINE}\n" for line in kept)
-        self._height = len(kept)
-        self._stream.write(above + body + _CLEAR_BELOW)
-        self._stream.flush()
-
-    def clear(self) -> None:
-        """Remove the lines and show the cursor again."""
-        if self._height:
-            self._stream.write(_UP.format(self._height) + _CLEAR_BELOW + _SHOW_CURSOR)
-            self._stream.flush()
-            self._height = 0
 
 
 class LiveView:
@@ -184,7 +117,7 @@ class LiveView:
 
     def _write_line(self, view: ClusterView) -> None:
         if not self._n_written:
-            self._stream.write(f"{_one_line(self._title)}\n{_LINE.format(*_LINE_HEAD)}\n")
+            self._stream.write(f"{one_line(self._title)}\n{_LINE.format(*_LINE_HEAD)}\n")
         self._n_written += 1
         running = _by_submission(view)
         named = ", ".join(
@@ -202,7 +135,7 @@ class LiveView:
             clock(self._avg_jct_s),
             named + more,
         )
-        self._stream.write(_one_line(_LINE.format(*cells).rstrip()) + "\n")
+        self._stream.write(one_line(_LINE.format(*cells).rstrip()) + "\n")
         self._stream.flush()
 
     def _frame(self, view: ClusterView, rows: int) -> list[str]:
@@ -257,105 +190,6 @@ def _nodes(held: Allocation) -> str:
     return " ".join(f"{first}:{n}" if first == last else f"{first}-{last}:{n}" for first, last, n in groups)
 
 
-class _OnErrors:
-    """Display on the error stream: rewritten in place in a terminal, elsewhere occasional lines."""
-
-    def __init__(self) -> None:
-        self._stream = sys.stderr
-        self._panel = Panel(self._stream) if is_terminal(self._stream) else None
-        self._began = time.perf_counter()
-        self._next = self._began + (0.0 if self._panel else _LINE_S)
-
-    def close(self) -> None:
-        """Leave the terminal as it was."""
-        if self._panel is not None:
-            self._panel.clear()
-
-    def _write(self, text: str) -> None:
-        self._stream.write(f"{clock(time.perf_counter() - self._began):>8}  {text}\n")
-        self._stream.flush()
-
-
-class Countdown(_OnErrors):
-    """Progress of a measurement, with the time that is left.
-
-    The estimate uses the last changes of the count only, because starting takes longer than continuing; when
-    the count goes back, it begins anew.
-    """
-
-    def __init__(self, what: str, *, is_shown: bool = True) -> None:
-        super().__init__()
-        self._what, self._is_shown = what, is_shown
-        self._changes: deque[tuple[int, float]] = deque(maxlen=_PACE_RUNS)
-
-    def __call__(self, done: int, total: int) -> None:
-        """Show the number of finished runs and the total."""
-        now = time.perf_counter()
-        if self._changes and done < self._changes[-1][0]:
-            self._changes.clear()
-        if not self._changes or done > self._changes[-1][0]:
-            self._changes.append((done, now))
-        if not self._is_shown or now < self._next:
-            return
-        before, since = self._changes[0]
-        left_s = (now - since) * (total - done) / (done - before) if done > before else float("nan")
-        count, left = f"{done}/{total} {self._what}", f"about {clock(left_s)} left" if done > before else ""
-        if self._panel is not None:
-            passed = f"{bar(done / max(total, 1), _PROGRESS_WIDTH)} {clock(now - self._began)}"
-            self._panel.show([f"{count}  {passed}  {left}".rstrip()])
-            self._next = now + _POLICY_FRAME_S
-        else:
-            self._write(", ".join(filter(None, (count, left))))
-            self._next = now + _LINE_S
-
-
-def _result_text(run: Attempt) -> str:
-    return "failed" if isinstance(run, RunError) else f"average JCT {run.metrics.avg_jct_s:.0f} s"
-
-
-class Progress(_OnErrors):
-    """Progress of several simulations: one bar per policy in a terminal, elsewhere occasional lines.
-
-    Outside a terminal, every simulation that ends has a line, too.
-    """
-
-    def __init__(self, names: Sequence[str]) -> None:
-        super().__init__()
-        self._names = names
-        self._told: set[int] = set()
-
-    def __call__(self, shares: Sequence[float], done: Sequence[Attempt | None]) -> None:
-        """Show the share of finished jobs of each, and finished runs; as for `makespan.studies.run_all`."""
-        if self._panel is None:
-            self._tell(done)
-        now = time.perf_counter()
-        if now < self._next:
-            return
-        rows = zip(self._names, shares, done, strict=True)
-        if self._panel is not None:
-            self._panel.show([self._line(*row) for row in rows])
-            self._next = time.perf_counter() + _POLICY_FRAME_S
-        else:
-            going = [f"{name} {share:.0%}" for name, share, run in rows if share > 0 and run is None]
-            self._write(f"{len(self._told)}/{len(self._names)} policies done; {', '.join(going)}")
-            self._next = now + _LINE_S
-
-    def _tell(self, done: Sequence[Attempt | None]) -> None:
-        for number, run in enumerate(done):
-            if run is not None and number not in self._told:
-                self._told.add(number)
-                count = f"{len(self._told)}/{len(self._names)}"
-                self._write(f"{count} {self._names[number]}: {_result_text(run)}")
-
-    def _line(self, name: str, share: float, run: Attempt | None) -> str:
-        name = f"{name:<{max(map(len, self._names))}}"
-        if run is not None:
-            if isinstance(run, RunError):
-                return f"{name}  {bar(share, _PROGRESS_WIDTH)} failed"
-            return f"{name}  {bar(1.0, _PROGRESS_WIDTH)} done, {_result_text(run)}"
-        return f"{name}  {bar(share, _PROGRESS_WIDTH)} " + (f"{share:4.0%}" if share else "waiting")
-
-
 # --- ``simulate`` -----------------------------------------------------------------------------------
 
 
@@ -371,7 +205,6 @@ class Progress(_OnErrors):
 @scenario_options
 @decision_limit_option
 @click.option("--output", type=click.Path(path_type=Path), help="Directory for events.csv and outcomes.csv.")
-@click.option("--quiet", is_flag=True, help="Show no live view, only the summary.")
 @shown_option(
     "--pace",
     "pace_s",
@@ -387,7 +220,6 @@ def simulate_command(
     policy_name: str,
     decision_limit_s: float,
     output: Path | None,
-    quiet: bool,
     pace_s: float,
     form: str | None,
     **request: Any,
@@ -408,7 +240,7 @@ def simulate_command(
     scenario = replace(assemble(**request), decision_limit_s=decision_limit_s)
     title = f"{by} on {scenario.title}"
     say(scenario.report, err=True)
-    if quiet or form is not None:
+    if is_quiet() or form is not None:
         done = run(scenario, policy_name)
         wall_s = done.result.wall_s
     else:
@@ -510,7 +342,6 @@ _IDLE = (
 @click.option(
     "--output", type=click.Path(path_type=Path), help="File for the table (.csv); - for standard output."
 )
-@click.option("--quiet", is_flag=True, help="Show no progress, only the table.")
 @form_options
 @click.pass_context
 def compare_command(
@@ -521,7 +352,6 @@ def compare_command(
     decision_limit_s: float,
     workers: int | None,
     output: Path | None,
-    quiet: bool,
     form: str | None,
     **request: Any,
 ) -> None:
@@ -553,13 +383,12 @@ def compare_command(
     scenario = replace(assemble(**request), decision_limit_s=decision_limit_s)
     say(scenario.report, err=True)
     asked = demand(scenario)
-    progress = None if quiet else Progress(names)
+    progress = PolicyProgress(names)
     try:
         cases = [SimulationSpec(scenario, given) for given in chosen.values()]
         attempts = attempt_all(cases, workers, progress=progress, can_spawn=True)
     finally:
-        if progress is not None:
-            progress.close()
+        progress.close()
     done = [item for item in attempts if not isinstance(item, RunError)]
     failures = [item for item in attempts if isinstance(item, RunError)]
     if not done:

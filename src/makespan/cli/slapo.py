@@ -1,13 +1,16 @@
 """Print schedules, verify them, and search for the best one."""
 
+import itertools
 import json
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
-from makespan.cli.options import launcher_of, launcher_options, say
+from makespan.cli.options import json_option, launcher_of, launcher_options, say, say_result
+from makespan.cli.progress import Countdown
 from makespan.errors import InputError
 from makespan.papers.slapo import PAPER
 from makespan.papers.slapo.measured import verify_schedules
@@ -78,7 +81,7 @@ def _print_result(result: Result, optimum: float | None) -> None:
     "--db", type=click.Path(path_type=Path, dir_okay=False),
     help="File with one evaluation per line, as JSON; its points are not evaluated again.",
 )  # fmt: skip
-@click.option("--json", "is_json", is_flag=True, help="Print the result, with every evaluation, as JSON.")
+@json_option
 def tune_command(
     cells: Path,
     model: str | None,
@@ -91,7 +94,7 @@ def tune_command(
     budget: int | None,
     seed: int,
     db: Path | None,
-    is_json: bool,
+    form: str | None,
 ) -> None:
     """Search batch sizes and shares of recomputed layers for the highest throughput that fits into memory."""
     if model is None:
@@ -125,8 +128,20 @@ def tune_command(
             space.constrain(region)
 
     chosen = Frontier(BATCH, RATIO) if strategy == Frontier.name else strategy_named(strategy)
-    result = tune(declare, searched.look_up, chosen, budget=budget, patience=patience, db=db, seed=seed)
-    if not is_json:
+    space = Space(declare)
+    total = min(len(space.enumerate()), budget or sys.maxsize)
+    countdown, evaluated = Countdown("points at most"), itertools.count()
+
+    def look_up(point: Mapping[str, Any]) -> Any:
+        settings = ", ".join(f"{name} {value}" for name, value in point.items())
+        countdown(next(evaluated), total, f"evaluating {settings}")
+        return searched.look_up(point)
+
+    try:
+        result = tune(declare, look_up, chosen, budget=budget, patience=patience, db=db, seed=seed)
+    finally:
+        countdown.close()
+    if form is None:
         _print_result(result, tune(declare, searched.look_up, Exhaustive()).best_value)
         return
     history = [
@@ -176,12 +191,17 @@ def _parse_options(settings: tuple[str, ...]) -> dict[str, Any]:
 @click.command("show")
 @_schedule_arguments
 @click.option("--steps", is_flag=True, help="Print the steps in their order instead of the tree.")
-def show_command(family: str, size: str, settings: tuple[str, ...], steps: bool) -> None:
+@json_option
+def show_command(family: str, size: str, settings: tuple[str, ...], steps: bool, form: str | None) -> None:
     """Print the schedule of FAMILY: the tree of its modules, each with the primitives applied to it."""
     from makespan.slapo import apply_schedule
 
     options = _parse_options(settings)
     schedule = apply_schedule(build_family(family, _checked_size(family, size), meta=True), family, **options)
+    if form is not None:
+        journal = list(map(str, schedule.metadata.journal))
+        say_result({"family": family, "size": size, "steps": journal, "tree": str(schedule)}, "", form)
+        return
     if steps:
         for number, step in enumerate(schedule.metadata.journal, start=1):
             say(f"{number:4d}  {step}")
@@ -203,6 +223,7 @@ def show_command(family: str, size: str, settings: tuple[str, ...], steps: bool)
     "--seed", default=0, show_default=True, type=click.IntRange(0), help="Seed of weights and inputs."
 )
 @launcher_options
+@json_option
 def verify_command(
     family: str,
     size: str,
@@ -212,6 +233,7 @@ def verify_command(
     seed: int,
     launcher: str,
     device: str,
+    form: str | None,
 ) -> None:
     """Compare the scheduled model of FAMILY with the original, outputs and gradients, on every process."""
     from makespan.slapo import ScheduleOptions
@@ -222,7 +244,7 @@ def verify_command(
     (report,) = verify_schedules(
         [case], processes, launcher_of(launcher, device), size=size, samples=samples, seed=seed
     )
-    say(report["report"])
+    say_result(report, report["report"], form)
     if not report["is_equal"]:
         raise click.exceptions.Exit(1)
 

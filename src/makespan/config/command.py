@@ -1,5 +1,6 @@
 """The command ``makespan config``; apart from the models, which are imported on every start."""
 
+import json
 from pathlib import Path
 
 import click
@@ -28,8 +29,9 @@ def _checkout(here: Path) -> Path:
     type=click.Path(path_type=Path, file_okay=False),
     help="Checkout with the default files.",
 )
+@click.option("--json", "form", flag_value="json", default=None, help="Print the result as JSON.")
 @click.option("--schema", is_flag=True, help="Print the JSON schema of a configuration instead, for editors.")
-def config_command(files: tuple[Path, ...], root: Path | None, schema: bool) -> None:
+def config_command(files: tuple[Path, ...], root: Path | None, form: str | None, schema: bool) -> None:
     """Check a configuration and print it whole.
 
     FILES change some of the defaults; later ones win. The file config/config.yaml of a checkout is read
@@ -41,4 +43,7 @@ def config_command(files: tuple[Path, ...], root: Path | None, schema: bool) -> 
         click.echo(json_schema(), nl=False)
         return
     settings = load_settings(files, root or _checkout(Path.cwd())).model_dump(mode="json")
+    if form is not None:
+        click.echo(json.dumps(settings, indent=1))
+        return
     click.echo(yaml.safe_dump(settings, sort_keys=False, allow_unicode=True, width=100), nl=False)

@@ -11,7 +11,7 @@ whole picoseconds, so that equal costs compare equal.
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from itertools import accumulate, pairwise
@@ -686,6 +686,7 @@ def make_templates(
     mode: SearchMode = "exact",
     memory: MemoryLimit | None = None,
     rule: CostRule = REFERENCE,
+    progress: Callable[[int, int], object] = lambda done, total: None,
 ) -> dict[int, PipelineTemplate]:
     """Find a pipeline for each number of nodes.
 
@@ -695,6 +696,8 @@ def make_templates(
         See `TemplateSearch`.
     sizes
         Numbers of nodes; those for which no pipeline fits are left out of the result.
+    progress
+        Called before each size with the number of finished sizes and the total.
 
     Returns
     -------
@@ -707,8 +710,14 @@ def make_templates(
         A size or the number of GPUs is less than 1, or the profile lacks an exchange time.
     """
     search = TemplateSearch(profile, gpus_per_node, mode, memory, rule)
-    templates = {size: search.template(size) for size in sorted(set(sizes))}
-    return {size: template for size, template in templates.items() if template is not None}
+    templates = {}
+    ascending = sorted(set(sizes))
+    for number, size in enumerate(ascending):
+        progress(number, len(ascending))
+        template = search.template(size)
+        if template is not None:
+            templates[size] = template
+    return templates
 
 
 def smallest_node_count(
@@ -898,6 +907,7 @@ def cached_templates(
     mode: SearchMode = "exact",
     memory: MemoryLimit | None = None,
     rule: CostRule = REFERENCE,
+    progress: Callable[[int, int], object] = lambda done, total: None,
 ) -> dict[int, PipelineTemplate]:
     """Return the templates of `make_templates`, and cache them in a folder.
 
@@ -905,7 +915,7 @@ def cached_templates(
     ----------
     folder
         Folder with one file per profile and search, named by a checksum of these.
-    profile, sizes, gpus_per_node, mode, memory, rule
+    profile, sizes, gpus_per_node, mode, memory, rule, progress
         See `make_templates`.
     """
     made_of = {
@@ -927,7 +937,7 @@ def cached_templates(
     wanted = sorted(set(sizes))
     missing = [size for size in wanted if size not in tried]
     if missing:
-        cached |= make_templates(profile, missing, gpus_per_node, mode, memory, rule)
+        cached |= make_templates(profile, missing, gpus_per_node, mode, memory, rule, progress)
         rows = template_rows(cached[size] for size in sorted(cached))
         content = {"key": key, "tried": sorted({*tried, *missing}), "templates": rows, "made_of": made_of}
         write_json(content, path, indent=1)
