@@ -46,6 +46,7 @@ QUICK = {
     "clusters": "clusters",
     "workloads": "workloads",
     "claims": "claims --ledger {0}/claims.csv",
+    "report": "report --results {0}/results",
     "emulate": "emulate --workload bert --plans ga --placements 8 --output {0}/emulated",
     "explain": "explain llama7 244 8888",
     "calibrate": "calibrate {0}/measured",
@@ -99,6 +100,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "paper,artifact,statement,published,reproduced_emulated,tolerance,verdict_emulated,verdict,note\n"
         "Morphling,Table 4,one is faster,1.5,1.6,above 1,holds,holds,\n"
     )
+    (made / "results").mkdir()
     where = cluster("a800-64")
     for key in ("vit", "bert", "llama7"):
         spec = workload(key)

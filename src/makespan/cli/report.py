@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from makespan.cli.options import say
+from makespan.cli.options import json_option, say_result
 from makespan.config import check_settings, load_settings
 from makespan.files import read_json
 from makespan.papers.experiment import SOURCES
@@ -26,7 +26,8 @@ from makespan.units import format_bytes
     "-o", "--output", type=click.Path(dir_okay=False, path_type=Path),
     help="Page to write.  [default: report.html in the directory of results]",
 )  # fmt: skip
-def report_command(results: Path, benchmarks: Path, output: Path | None) -> None:
+@json_option
+def report_command(results: Path, benchmarks: Path, output: Path | None, form: str | None) -> None:
     """Write one HTML page over the results that are there, whatever part of them was built.
 
     What is missing is judged by the configuration that the results were made with, where they record it, and
@@ -34,7 +35,8 @@ def report_command(results: Path, benchmarks: Path, output: Path | None) -> None
     """
     path = output or results / "report.html"
     write_report(check_settings(_configuration(results)), path, results, benchmarks)
-    say(f"{path}: {format_bytes(path.stat().st_size)}")
+    n_bytes = path.stat().st_size
+    say_result({"output": path, "n_bytes": n_bytes}, f"{path}: {format_bytes(n_bytes)}", form)
 
 
 def _configuration(results: Path) -> dict[str, Any]:
