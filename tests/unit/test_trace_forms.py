@@ -583,9 +583,7 @@ def test_lists_of_tiresias_and_pollux_are_read(tmp_path):
     path.write_text(path.read_text().replace(",", " "))
     assert read_tiresias_jobs(path).table.equals(trace.table)
     path.write_text("name,time,application,num_replicas,batch_size\nncf-1,40,ncf,2,512\n")
-    with pytest.raises(
-        TraceError, match=r"lacks column\(s\) duration; .*add a column duration, in seconds"
-    ):
+    with pytest.raises(TraceError, match=r"lacks column\(s\) duration; .*add a column duration, in seconds"):
         read_pollux_jobs(path)
     path.write_text("name,time,application,num_replicas,batch_size,duration\nncf-1,40,ncf,2,512,90\n")
     assert read_pollux_jobs(path).table[["n_gpus", "duration_s"]].to_numpy().tolist() == [[2.0, 90.0]]
