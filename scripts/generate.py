@@ -5,6 +5,7 @@ With a directory of results it fills the tables of the papers' pages instead, as
 """
 
 import ast
+import json
 import re
 import sys
 import tomllib
@@ -64,9 +65,27 @@ def generated_files() -> dict[str, str]:
         "docs/reference/cli.md": cli_page(),
         "docs/reference/configuration.md": configuration_page(SETTINGS),
         "docs/reference/primitives.md": _primitives_page(),
+        "docs/tutorial/notebook.md": _notebook_page(),
         "docs/reference/tables.md": tables_page(schemas),
         "results/README.md": _filled("results/README.md", "files", _file_list()),
     }
+
+
+def _notebook_page() -> str:
+    """Return the tutorial notebook as a page, with the tables and charts that its cells show."""
+    notebook = json.loads((ROOT / "docs/tutorial/notebook.ipynb").read_text(encoding="utf-8"))
+    parts = []
+    for cell in notebook["cells"]:
+        source = "".join(cell["source"])
+        parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
+        for output in cell.get("outputs", ()):
+            if "text" in output:
+                parts.append(f"```text\n{''.join(output['text']).rstrip()}\n```")
+            else:
+                lines = "".join(output["data"]["text/html"]).splitlines()
+                shown = " ".join(line.strip() for line in lines)  # an empty line would end the HTML
+                parts.append(f'<div style="overflow-x: auto">{shown}</div>')
+    return "\n\n".join(parts) + "\n"
 
 
 def filled_pages(results: Path) -> dict[str, str]:

@@ -45,6 +45,7 @@ from makespan.errors import (
     unknown_name,
 )
 from makespan.files import atomic_path, read_json, write_json
+from makespan.notebook import object_html, table_html
 from makespan.runtime import (
     Checkpoint,
     Launch,
@@ -244,6 +245,12 @@ class ElasticResult:
     reconfigurations: pd.DataFrame
     rates_per_s: dict[str, float]
     checkpoint: Path | None
+
+    def _repr_html_(self) -> str:
+        """Return the state, and a row per set of processes."""
+        table = self.reconfigurations.to_dict("records")
+        rows = [{str(name): value for name, value in row.items()} for row in table]
+        return object_html(f"{self.state} after {self.step} mini-batches", table_html(rows))
 
 
 class _ElasticRun:

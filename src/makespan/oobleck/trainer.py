@@ -23,6 +23,7 @@ import pandas as pd
 from makespan import errors
 from makespan.errors import CheckpointError, InputError, LostWorkerError, WorkerError
 from makespan.files import read_json, write_text
+from makespan.notebook import object_html, table_html
 from makespan.oobleck.coordinator import Coordinator, Event, ReconfigurationPlanner, Timeouts
 from makespan.oobleck.job import ChainJob
 from makespan.oobleck.messages import Connection, Drain, Hello, Kill, connected
@@ -537,6 +538,12 @@ class LiveResult:
     plans: tuple[tuple[int, HybridPlan], ...]
     pids: dict[int, int]
     checkpoint: Path | None
+
+    def _repr_html_(self) -> str:
+        """Return the number of iterations, and a row per plan."""
+        table = self.recoveries.to_dict("records")
+        rows = [{str(name): value for name, value in row.items()} for row in table]
+        return object_html(f"{self.step} iterations", table_html(rows))
 
 
 def train_resilient(

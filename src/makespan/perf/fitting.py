@@ -17,6 +17,7 @@ import pandas as pd
 
 from makespan.errors import FitError, InputError, unknown_name
 from makespan.least_squares import forward_differences, least_squares
+from makespan.notebook import object_html, table_html
 from makespan.numerics import significant
 from makespan.perf.forms import (
     EXTENDED,
@@ -441,6 +442,13 @@ class TableFit:
         present = [family.title for family in PlanFamily if (families == family.title).any()]
         masks = {title: families == title for title in present} | {"all": families != ""}
         return pd.DataFrame([self._error_row(name, mask) for name, mask in masks.items()])
+
+    def _repr_html_(self) -> str:
+        """Return the errors of the predictions per plan family as a table."""
+        errors = self.errors()
+        rows = [{str(name): value for name, value in row.items()} for row in errors.to_dict("records")]
+        title = f"{self.fit.workload}, form {self.fit.form.name}: errors on rows that were not sampled"
+        return object_html(title, table_html(rows))
 
     def _error_row(self, family: str, mask: Bools) -> dict[str, object]:
         every = pd.Series(self.error_pct[mask & ~self.fitted], dtype=float)

@@ -30,6 +30,7 @@ import pandas as pd
 
 from makespan.errors import InputError, MakespanError, failed_at, short_path
 from makespan.hardware import ClusterSpec
+from makespan.notebook import Span, schedule_svg
 from makespan.sim.catalogue import Allocation, Catalogue, Configuration, restart_cost
 from makespan.sim.scenario import Scenario, check_jobs
 from makespan.sim.sharing import memory_by_device, oversubscribed_bytes
@@ -817,6 +818,15 @@ class Engine:
 # --- Simulations and their tables ---
 
 
+_ENDS_SPAN = {
+    EventKind.STARTED,
+    EventKind.RECONFIGURED,
+    EventKind.SUSPENDED,
+    EventKind.INTERRUPTED,
+    EventKind.FINISHED,
+}  # events after which a job no longer holds the devices that it held as before
+
+
 @dataclass(frozen=True, slots=True)
 class Schedule:
     """Result of a simulation: its tables, and its costs.
@@ -853,6 +863,33 @@ class Schedule:
             keeps_guarantees=policy.honours_guarantees,
             outcomes=self.outcomes,
         )
+
+    def spans(self) -> list[Span]:
+        """Return the times in which jobs held or shared devices, in the order in which these ended."""
+        held: dict[str, Span] = {}
+        ended = []
+        columns = ("time_s", "kind", "job_id", "plan", "nodes", "shared_nodes", "family")
+        for time_s, kind, job, plan, nodes, shared, family in zip(
+            *(self.events[name].tolist() for name in columns), strict=True
+        ):
+            before = held.get(job)
+            if kind == EventKind.READY and before is not None:
+                held[job] = before._replace(ready_s=time_s)
+            if kind not in _ENDS_SPAN:
+                continue
+            if before is not None:
+                ended.append(held.pop(job)._replace(ready_s=min(before.ready_s, time_s), end_s=time_s))
+            if places := nodes or shared:  # devices of others, for a guest
+                text = f"{job}: {plan} on node:GPUs {places} from {time_s:.0f} s"
+                held[job] = Span(job, time_s, math.inf, math.inf, family, text)
+        return ended
+
+    def _repr_html_(self) -> str:
+        """Return the schedule as a chart, one row per job."""
+        submitted_s = zip(
+            *(self.outcomes[name].tolist() for name in ("job_id", "submit_time_s")), strict=True
+        )
+        return schedule_svg(dict(submitted_s), self.spans())
 
 
 def simulate(scenario: Scenario, policy: Policy, observers: Sequence[Observer] = ()) -> Schedule:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from makespan.errors import InputError
 from makespan.hardware import ClusterSpec
+from makespan.notebook import object_html, table_html
 from makespan.sim.catalogue import Catalogue, RestartCost
 from makespan.sim.state import NodeEvent
 from makespan.workloads import JobSpec
@@ -101,6 +102,12 @@ class Scenario:
                 f"scenario {self.name!r}: predictions are 'exact', but its catalogue predicts other times "
                 "than jobs take; change what policies know by makespan.studies.with_predictions"
             )
+
+    def _repr_html_(self) -> str:
+        """Return the title and the first jobs as a table."""
+        names = ("job_id", "submit_time_s", "workload", "n_gpus", "plan", "steps", "is_guaranteed")
+        rows = [{name: getattr(job, name) for name in names} for job in self.jobs]
+        return object_html(self.title, table_html(rows))
 
     @property
     def title(self) -> str:

@@ -27,6 +27,7 @@ import torch.distributed as dist
 from torch import Tensor, fx, nn
 from torch.jit import ScriptModule
 
+from makespan.notebook import text_html
 from makespan.slapo.errors import (
     ArgumentError,
     ConflictError,
@@ -729,6 +730,10 @@ class Schedule:
     def __str__(self) -> str:
         """Return the tree as text, with the primitives applied to each module."""
         return format_tree(self)
+
+    def _repr_html_(self) -> str:
+        """Return the tree as text in a fixed-width font."""
+        return text_html(str(self))
 
     def __repr__(self) -> str:
         """Return path and class of the module as text."""

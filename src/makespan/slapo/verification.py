@@ -33,6 +33,7 @@ import torch.distributed as dist
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree  # there is no public name for it
 
+from makespan.notebook import text_html
 from makespan.slapo.building import consolidate
 from makespan.slapo.errors import ArgumentError, KindError, VerificationError, short_repr
 from makespan.slapo.graphs import TracedModule, copied_object, expanded
@@ -429,6 +430,10 @@ class VerifyReport:
     def count(self, kind: str) -> int:
         """Return how many tensors of a kind were compared."""
         return sum(comparison.kind == kind for comparison in self.comparisons)
+
+    def _repr_html_(self) -> str:
+        """Return the report in a fixed-width font."""
+        return text_html(str(self))
 
     def __str__(self) -> str:
         """Return the report as text."""

@@ -20,6 +20,7 @@ import pandas as pd
 from makespan.cleanup import end_with_parent
 from makespan.errors import MakespanError
 from makespan.metrics import Summary, summary
+from makespan.notebook import object_html, table_html
 from makespan.policies import policy as policy_named
 from makespan.sim import (
     ClusterView,
@@ -104,6 +105,23 @@ class Run:
     def decision_wall_s(self) -> float:
         """Wall clock time of the policy per decision [s]."""
         return self.result.policy_wall_s / max(self.result.n_decisions, 1)
+
+    def _repr_html_(self) -> str:
+        """Return metrics as a table, the verdict of the validator, and the schedule as a chart."""
+        metrics = self.metrics
+        row = {
+            "average JCT [s]": metrics.avg_jct_s,
+            "99th percentile [s]": metrics.p99_jct_s,
+            "makespan [s]": metrics.makespan_s,
+            "GPU allocation ratio": metrics.gpu_allocation_ratio,
+            "starts and restarts per job": metrics.reconfigurations_per_job,
+            "guarantees kept": metrics.sla_attainment,
+            "jobs": metrics.n_jobs,
+        }
+        found = f"{len(self.violations)} violations" if self.violations else "no violation"
+        verdict = f"<p>{self.n_events} events replayed by the validator: {found}</p>"
+        chart = self.result._repr_html_() if len(self.result.events) else ""
+        return object_html(f"{self.policy} on {self.scenario}", table_html([row]), verdict, chart)
 
     def check(self) -> None:
         """Raise `ImpossibleScheduleError` with the setting and the first violations, if there are any."""
