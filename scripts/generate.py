@@ -84,7 +84,8 @@ def _notebook_page() -> str:
             else:
                 lines = "".join(output["data"]["text/html"]).splitlines()
                 shown = " ".join(line.strip() for line in lines)  # an empty line would end the HTML
-                parts.append(f'<div style="overflow-x: auto">{shown}</div>')
+                html = f'<div style="overflow-x: auto">{shown}</div>'
+                parts.append(f"<!-- output -->\n{html}\n<!-- end of output -->")
     return "\n\n".join(parts) + "\n"
 
 
