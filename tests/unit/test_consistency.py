@@ -44,7 +44,7 @@ def outside(texts, pinned):
 
 
 def test_every_dependency_and_tool_is_pinned_inside_its_range():
-    assert not outside([*PROJECT["dependencies"], *EXTRAS["workflow"]], RUN)
+    assert not outside([*PROJECT["dependencies"], *EXTRAS["report"], *EXTRAS["workflow"]], RUN)
     assert not outside([*EXTRAS["dev"], *EXTRAS["docs"]], {**RUN, **DEV})
 
 
@@ -88,7 +88,8 @@ def conda_pins(name):
 
 
 def test_environments_hold_every_dependency_of_the_package_at_its_pin():
-    wanted = {canonicalize_name(Requirement(text).name) for text in PROJECT["dependencies"]}
+    texts = [*PROJECT["dependencies"], *EXTRAS["report"]]
+    wanted = {canonicalize_name(Requirement(text).name) for text in texts}
     names = {path.name for path in (ROOT / "envs").glob("*.yaml")}
     assert "gpu.yaml" in names
     for name in sorted(names):
