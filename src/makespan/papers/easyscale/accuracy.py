@@ -166,16 +166,16 @@ class _Run(NamedTuple):
     gamma: float
 
     def n_workers(self, protocol: Gap) -> int:
-        """Workers among which the samples of a step are dealt."""
+        """Return the workers among which the samples of a step are divided."""
         return protocol.logical_workers if self.scheme == _ELASTIC else self.devices
 
     def learning_rate(self, protocol: Gap) -> float:
-        """Learning rate before it decays."""
+        """Return the learning rate before it decays."""
         share = self.n_workers(protocol) / protocol.logical_workers
         return protocol.learning_rate * (_RATES[self.scheme](share) if self.scheme in _RATES else 1.0)
 
     def steps_per_epoch(self, protocol: Gap) -> int:
-        """Optimizer steps that an epoch takes."""
+        """Return the optimizer steps of an epoch."""
         return protocol.samples // (self.n_workers(protocol) * protocol.micro_batch_size)
 
     def trained_as(self, protocol: Gap) -> "_Run":
@@ -201,7 +201,7 @@ class _Run(NamedTuple):
 
 
 def _runs(protocol: Gap) -> list[_Run]:
-    """Every scheme with every seed, and with one of them the other gammas where curves are compared."""
+    """Return every scheme with every seed, and with the first seed the other gammas of compared curves."""
     first, *others = protocol.gammas
     plain = [
         _Run(scheme, devices, seed, first)
@@ -218,12 +218,12 @@ def _runs(protocol: Gap) -> list[_Run]:
 
 
 def _trained(runs: Sequence[_Run], protocol: Gap, folder: Path) -> dict[_Run, pd.DataFrame]:
-    """Train; runs with the same processes share them, and groups of processes run beside each other."""
+    """Train all runs: those on as many devices share processes, and two groups run at the same time."""
     groups: dict[tuple[int, bool], list[_Run]] = {}
     for run in dict.fromkeys(run.trained_as(protocol) for run in runs):
         groups.setdefault((run.devices, run.scheme == _ELASTIC), []).append(run)
     with ThreadPoolExecutor(_GROUPS_AT_ONCE) as pool:
-        waiting = [
+        pending = [
             pool.submit(
                 _elastic if is_elastic else _stock_training,
                 group,
@@ -232,17 +232,17 @@ def _trained(runs: Sequence[_Run], protocol: Gap, folder: Path) -> dict[_Run, pd
             )
             for (devices, is_elastic), group in sorted(groups.items())
         ]
-        return {run: rows for one in waiting for run, rows in one.result().items()}
+        return {run: rows for group in pending for run, rows in group.result().items()}
 
 
 def _stock_training(runs: Sequence[_Run], protocol: Gap, folder: Path) -> dict[_Run, pd.DataFrame]:
     """Train with stock data parallelism, on as many processes as there are devices."""
     per_epoch = runs[0].steps_per_epoch(protocol)
-    found = train_stock(
+    results = train_stock(
         [run.job(protocol) for run in runs], protocol.epochs * per_epoch, hash_every=per_epoch,
         models=[_model_path(run, folder) for run in runs], run_dir=folder / "processes",
     )  # fmt: skip
-    return {run: one.steps for run, one in zip(runs, found, strict=True)}
+    return {run: result.steps for run, result in zip(runs, results, strict=True)}
 
 
 def _elastic(runs: Sequence[_Run], protocol: Gap, folder: Path) -> dict[_Run, pd.DataFrame]:
@@ -254,10 +254,10 @@ def _elastic(runs: Sequence[_Run], protocol: Gap, folder: Path) -> dict[_Run, pd
         trainers[run] = ElasticTrainer(**values, run_dir=folder / str(number))
     mapping = str(RankMapping.even(protocol.logical_workers, runs[0].devices))
     steps = protocol.epochs * per_epoch
-    found = run_together(list(trainers.values()), steps, mapping, hash_every=per_epoch)
+    results = run_together(list(trainers.values()), steps, mapping, hash_every=per_epoch)
     for run, trainer in trainers.items():
         trainer.export(_model_path(run, folder))
-    return {run: one.steps for run, one in zip(runs, found, strict=True)}
+    return {run: result.steps for run, result in zip(runs, results, strict=True)}
 
 
 def _model_path(run: _Run, folder: Path) -> Path:
@@ -265,7 +265,7 @@ def _model_path(run: _Run, folder: Path) -> Path:
 
 
 def _scores(runs: Sequence[_Run], protocol: Gap, folder: Path) -> dict[str, Any]:
-    """Count what each trained model gets right of the held-out samples of each class."""
+    """Count the held-out samples of each class that each trained model classifies correctly."""
     request = ScoringRequest(
         model=protocol.spec,
         seed=protocol.task_seed,
@@ -276,20 +276,20 @@ def _scores(runs: Sequence[_Run], protocol: Gap, folder: Path) -> dict[str, Any]
     values = SCORING.dump_python(request, mode="json")
     launch = Launch(_SCORING, values, _GROUPS_AT_ONCE, folder / "scoring")
     LocalLauncher().run(launch)
-    found: dict[str, Any] = RunDirectory(launch.run_dir).result()
-    return found
+    counts: dict[str, Any] = RunDirectory(launch.run_dir).result()
+    return counts
 
 
-def _gap(runs: Sequence[_Run], protocol: Gap, found: Mapping[str, Any]) -> pd.DataFrame:
+def _gap(runs: Sequence[_Run], protocol: Gap, scores: Mapping[str, Any]) -> pd.DataFrame:
     """Tabulate accuracy over all held-out samples and over those of each class."""
     records = []
-    for run, score in zip(runs, found["scores"], strict=True):
+    for run, score in zip(runs, scores["scores"], strict=True):
         shared = {
             "scheme": run.scheme, "devices": run.devices, "seed": run.seed,
             "batch_size": run.n_workers(protocol) * protocol.micro_batch_size,
             "learning_rate": run.learning_rate(protocol), "param_sha": score["param_sha"],
         }  # fmt: skip
-        counts = list(zip(score["right"], found["samples"], strict=True))
+        counts = list(zip(score["right"], scores["samples"], strict=True))
         parts = {_ALL: tuple(map(sum, zip(*counts, strict=True)))}
         parts |= {str(number): count for number, count in enumerate(counts) if count[1]}
         for name, (right, samples) in parts.items():
@@ -299,7 +299,7 @@ def _gap(runs: Sequence[_Run], protocol: Gap, found: Mapping[str, Any]) -> pd.Da
 
 
 def spreads(gap: pd.DataFrame, published: pd.DataFrame) -> pd.DataFrame:
-    """Compare what devices change with what seeds change; one row more for the class that spreads most."""
+    """Compare the spread over devices with that over seeds; a further row has the class that spreads most."""
 
     def spread(values: "pd.Series[float]") -> float:
         return float(values.max() - values.min())
@@ -326,7 +326,7 @@ def spreads(gap: pd.DataFrame, published: pd.DataFrame) -> pd.DataFrame:
 
 
 def _curve(run: _Run, protocol: Gap, rows: pd.DataFrame) -> pd.DataFrame:
-    """Losses by epoch, and the hash of the parameters at its end."""
+    """Return the mean loss of each epoch, and the hash of the parameters at its end."""
     epoch = ((rows["step"] - 1) // run.steps_per_epoch(protocol) + 1).rename("epoch")
     last = rows.sort_values("step").groupby(epoch)["parameter_sha"].last()
     curve = pd.DataFrame({"loss": rows.groupby(epoch)["loss"].mean(), "param_sha": last}).reset_index()
@@ -347,7 +347,7 @@ class Stage:
     places: tuple[int, ...]
 
     def devices(self, pair: Sequence[str]) -> list[str]:
-        """Kernel set of each process, from the two that differ."""
+        """Return the kernel set of each process, from two that differ."""
         return [pair[place] for place in self.places]
 
 
@@ -366,7 +366,7 @@ _of_bits = partial(_of_fig9, source="a choice")
 class Fig9(Experiment):
     """Train under every determinism level through the stages, and with stock training.
 
-    All processes end with a stage, and new ones go on from its checkpoint. Raises
+    All processes end with a stage, and new ones resume from its checkpoint. Raises
     `makespan.errors.WorkerError` if a process fails.
     """
 
@@ -440,8 +440,11 @@ class Fig9(Experiment):
     def compute(self, given: Given) -> dict[str, pd.DataFrame]:
         """Return a row per model, level and mini-batch, and per model, level and stage."""
         launcher = local_launcher(self.device, len(STAGES[0].places))
-        pair, steps = _two_types(launcher), len(STAGES) * self.steps_per_stage
-        options = _options(self.loader_processes, launcher)
+        n_steps = len(STAGES) * self.steps_per_stage
+        # Two kernel sets play two types of device; those of a CPU do not exist on GPUs.
+        pair: tuple[str, str] = ("seq", "tree")
+        if launcher.device != "cuda":
+            pair = try_kernel_sets(("A", "B", CANONICAL.name)).different_pair()
         runs: dict[tuple[str, str], pd.DataFrame] = {}
         references: dict[tuple[str, str], tuple[str, pd.DataFrame]] = {}
         with temporary_directory("fig9") as folder:
@@ -452,13 +455,17 @@ class Fig9(Experiment):
                     for level in levels
                 }
                 for number, stage in enumerate(STAGES, start=1):
-                    done, devices = number * self.steps_per_stage, stage.devices(pair)
-                    found = run_together(list(trainers.values()), done, stage.mapping, devices, **options)
-                runs |= zip(trainers, (one.steps for one in found), strict=True)
+                    # Without D2 several types of device at a time change bits: the figure shows this.
+                    results = run_together(
+                        list(trainers.values()), number * self.steps_per_stage, stage.mapping,
+                        stage.devices(pair), loader_processes=self.loader_processes, launcher=launcher,
+                        mixes_devices=True,
+                    )  # fmt: skip
+                runs |= zip(trainers, (result.steps for result in results), strict=True)
                 first = [trainers[model, levels[0]] for model in self.models]
-                for model, one in zip(self.models, _stock(first, steps, pair[0], launcher), strict=True):
-                    name = f"{reference}, hooked" if one.is_hooked else reference
-                    references |= {(model, level): (name, one.steps) for level in levels}
+                for model, run in zip(self.models, _stock(first, n_steps, pair[0], launcher), strict=True):
+                    name = f"{reference}, hooked" if run.is_hooked else reference
+                    references |= {(model, level): (name, run.steps) for level in levels}
         table = fig9(runs, references, self.steps_per_stage)
         return {"fig9": table, "fig9_summary": fig9_summary(table, pair, given.cells["fig9"])}
 
@@ -475,28 +482,16 @@ class Fig9(Experiment):
         )  # fmt: skip
 
 
-def _options(loader_processes: int, launcher: Launcher) -> dict[str, Any]:
-    # Several types of device at a time change bits without D2, which is what the figure shows.
-    return {"loader_processes": loader_processes, "launcher": launcher, "mixes_devices": True}
-
-
-def _stock(trainers: Sequence[ElasticTrainer], steps: int, device: str, launcher: Launcher) -> list[StockRun]:
-    """Train the same jobs without a stop, with sums in the order that the elastic runs have settled for."""
-    jobs = [replace(trainer.job, fold=_fold(trainer)) for trainer in trainers]
-    return train_stock(jobs, steps, device=device, launcher=launcher)
-
-
-def _fold(trainer: ElasticTrainer) -> Literal["ring", "rank"]:
-    """Order of sums that the run has settled for."""
-    checkpoint = trainer.folder.checkpoint()
-    return "rank" if checkpoint is not None and checkpoint.values["fold"] == "rank" else "ring"
-
-
-def _two_types(launcher: Launcher) -> tuple[str, str]:
-    """Kernel sets that play two types of device; those of a CPU do not exist on GPUs."""
-    if launcher.device == "cuda":
-        return "seq", "tree"
-    return try_kernel_sets(("A", "B", CANONICAL.name)).different_pair()
+def _stock(
+    trainers: Sequence[ElasticTrainer], n_steps: int, device: str, launcher: Launcher
+) -> list[StockRun]:
+    """Train the same jobs without a stop, adding up in the order that the elastic runs have settled on."""
+    jobs = []
+    for trainer in trainers:
+        checkpoint = trainer.folder.checkpoint()
+        by_rank = checkpoint is not None and checkpoint.values["fold"] == "rank"
+        jobs.append(replace(trainer.job, fold="rank" if by_rank else "ring"))
+    return train_stock(jobs, n_steps, device=device, launcher=launcher)
 
 
 def fig9(
@@ -524,14 +519,14 @@ def fig9(
     tables = []
     for (model, setting), rows in runs.items():
         name, others = references[model, setting]
-        own, ref = _by_step(rows), _by_step(others)
-        if own.index.tolist() != ref.index.tolist():
-            found = f"{model} under {setting} has {len(own)} mini-batches, {name} has {len(ref)}"
-            raise TraceError(f"fig9: {found}; expected the same ones")
-        table = own.join(ref.add_prefix("ref_")).reset_index()
+        elastic, stock = _by_step(rows), _by_step(others)
+        if elastic.index.tolist() != stock.index.tolist():
+            counts = f"{model} under {setting} has {len(elastic)} mini-batches, {name} has {len(stock)}"
+            raise TraceError(f"fig9: {counts}; expected the same ones")
+        table = elastic.join(stock.add_prefix("ref_")).reset_index()
         table.insert(0, "stage", (table["step"] - 1) // steps_per_stage)
         table["diff"] = table["loss"] - table["ref_loss"]
-        same = [table[one] == table[f"ref_{one}"] for one in own.columns if one != "loss"]
+        same = [table[column] == table[f"ref_{column}"] for column in elastic.columns if column != "loss"]
         table["equal"] = pd.concat(same, axis=1).all(axis=1)
         tables.append(table.assign(model=model, setting=setting, reference=name))
     whole = pd.concat(tables, ignore_index=True)
@@ -539,7 +534,7 @@ def fig9(
 
 
 def _by_step(rows: pd.DataFrame) -> pd.DataFrame:
-    """Join what logical workers had: the loss of the last one, and one hash for the contexts of all."""
+    """Return the loss of the last logical worker after each step, and one hash of the contexts of all."""
     steps = rows.sort_values(["step", "rank"]).groupby("step")
     last = steps.last()
     return pd.DataFrame(
@@ -560,18 +555,18 @@ def _joined_sha(hashes: "pd.Series[str]") -> str:
 def fig9_summary(table: pd.DataFrame, pair: Sequence[str], published: pd.DataFrame) -> pd.DataFrame:
     """Sum up every stage of `fig9`; ``pair`` are the kernel sets of the two types."""
     grouped = table.assign(size=table["diff"].abs()).groupby([*_KEY, "stage"], sort=False)
-    found = grouped.agg(
+    summary = grouped.agg(
         reference=("reference", "first"),
         steps=("step", "count"),
         different_steps=("equal", lambda equal: int((~equal).sum())),
         max_abs_diff=("size", "max"),
     ).reset_index()
-    stages = [STAGES[number] for number in found["stage"]]
-    levels = [DeterminismLevel.named(name) for name in found["setting"]]
-    found["mapping"] = [stage.mapping for stage in stages]
-    found["devices"] = [
+    stages = [STAGES[number] for number in summary["stage"]]
+    levels = [DeterminismLevel.named(name) for name in summary["setting"]]
+    summary["mapping"] = [stage.mapping for stage in stages]
+    summary["devices"] = [
         " ".join(kernels_of(name, level).name for name in stage.devices(pair))
         for stage, level in zip(stages, levels, strict=True)
     ]
     cells = published.drop(columns="source", errors="ignore")
-    return found.merge(cells, on=[*_KEY, "stage"], how="left", validate="one_to_one")
+    return summary.merge(cells, on=[*_KEY, "stage"], how="left", validate="one_to_one")

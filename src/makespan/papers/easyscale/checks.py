@@ -27,11 +27,11 @@ def _fig9_bits(tables: Tables, claim: Claim) -> Finding | None:
     found, wrong, silent = dict[str, list[str]](), list[str](), list[str]()
     for (model, stage), (n_different, n_steps) in zip(counts.index, counts.to_numpy(), strict=True):
         found.setdefault(model, []).append("!=" if n_different else "=")
-        told = f"{model}, stage {stage}: {n_different} of {n_steps} steps differ"
+        note = f"{model}, stage {stage}: {n_different} of {n_steps} steps differ"
         if expected[stage] == "=" and n_different:
-            wrong.append(told)
+            wrong.append(note)
         elif expected[stage] == "!=" and not n_different:
-            silent.append(told)
+            silent.append(note)
     largest = number(table, "diff").abs().max()
     reproduced = ", ".join(f"{model} {' '.join(signs)}" for model, signs in found.items())
     notes = [f"{_INCONCLUSIVE}: {'; '.join(silent)}"] if silent else []
@@ -49,7 +49,7 @@ def _gap_exact(tables: Tables, claim: Claim) -> Finding | None:
     spread = (
         number(table, "accuracy_pct")
         .groupby([table["seed"], table["class"]])
-        .agg(lambda one: one.max() - one.min())
+        .agg(lambda accuracies: accuracies.max() - accuracies.min())
     )
     bits = table.groupby("seed")["param_sha"].nunique()
     found = (
@@ -119,6 +119,7 @@ _COMPARED = ("A", "B")  # C is a control: it has the kernels that D2 has
 _SHORTEST_S = 0.05
 _QUIET = 0.9  # share of a core that timed processes must have had
 _N_PRINTED = 8  # logical workers on a GPU in the printed cells
+_FIELDS = ("value", "half")
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,36 +145,45 @@ def _values(table: pd.DataFrame, column: str, spread: str) -> list[_Value]:
     if spread not in table.columns:
         return [_Value(float(value)) for value in number(table, column)]
     cells = zip(*(number(table, name) for name in (column, spread, "samples")), strict=True)
-    return [_Value(float(value), _half(float(iqr), int(count))) for value, iqr, count in cells]
+    return [
+        # One value says nothing of the spread.
+        _Value(float(value), _NOTCH * float(iqr) / sqrt(int(count)) if int(count) > 1 else inf)
+        for value, iqr, count in cells
+    ]
 
 
-def _half(iqr: float, count: int) -> float:
-    return _NOTCH * iqr / sqrt(count) if count > 1 else inf  # one value says nothing of the spread
+def _median(values: Iterable[_Value]) -> _Value:
+    listed = list(values)
+    return _Value(
+        *(float(pd.Series([getattr(value, name) for value in listed]).median()) for name in _FIELDS)
+    )
 
 
 def _mean(values: Iterable[_Value]) -> _Value:
     listed = list(values)
-    return _Value(*(sum(getattr(one, name) for one in listed) / len(listed) for name in ("value", "half")))
+    return _Value(*(sum(getattr(value, name) for value in listed) / len(listed) for name in _FIELDS))
 
 
 def _verdict(
     values: Mapping[str, _Value], accepts: Callable[[float], bool], reproduced: str
 ) -> Finding | None:
-    """All must be accepted; one that is not decides, and else one that spreads too far leaves it open."""
+    """Judge values: all must be accepted, one that is not decides, and a wide spread leaves it open."""
     if not values:
         return None
-    found = {name: one.decides(accepts) for name, one in values.items()}
-    if False in found.values():
+    decided = {name: value.decides(accepts) for name, value in values.items()}
+    if False in decided.values():
         return Finding(reproduced, False)
     wide = [
-        f"{name} {values[name].value:.3g} +- {values[name].half:.2g}" for name in found if found[name] is None
+        f"{name} {value.value:.3g} +- {value.half:.2g}"
+        for name, value in values.items()
+        if decided[name] is None
     ]
     note = f"measurements spread across the limit: {', '.join(wide)}" if wide else ""
     return Finding(reproduced, None if wide else True, note)
 
 
 def _range(values: Iterable[_Value], unit: str = "") -> str:
-    listed = sorted(one.value for one in values)
+    listed = sorted(value.value for value in values)
     ends = [f"{listed[0]:.3g}{unit}", f"{listed[-1]:.3g}{unit}"] if listed else [""]
     return " to ".join(dict.fromkeys(ends))
 
@@ -281,11 +291,11 @@ def _throughput_of_sharing(tables: Tables, claim: Claim) -> Finding | None:
 def _flat_throughput(tables: Tables, claim: Claim) -> Finding | None:
     found = {}
     for model, rows in _sharing(tables, claim, "easyscale").items():
-        several = [one for k, one in _micro_batches(rows).items() if k >= 2]
+        several = sorted(
+            (value for k, value in _micro_batches(rows).items() if k >= 2), key=lambda value: value.value
+        )
         if len(several) > 1:
-            found[model] = max(several, key=lambda one: one.value).over(
-                min(several, key=lambda one: one.value)
-            )
+            found[model] = several[-1].over(several[0])
     return _verdict(found, lambda ratio: ratio <= claim.limit, _range(found.values(), "x"))
 
 
@@ -313,20 +323,16 @@ def _switch_median(tables: Tables, claim: Claim) -> Finding | None:
     ratios, shortest_s = _switching(tables, claim)
     if not ratios:
         return None
-    medians = (float(pd.Series([getattr(one, name) for one in ratios.values()]).median()) for name in _FIELDS)
-    one = _Value(*medians)
-    found = _verdict({"median": one}, lambda ratio: ratio <= claim.limit, f"{one.value:.4f}")
+    median = _median(ratios.values())
+    found = _verdict({"median": median}, lambda ratio: ratio <= claim.limit, f"{median.value:.4f}")
     return _long_enough(claim, shortest_s, found)
 
 
 @_on_quiet_cores("fig11")
 def _switch_largest(tables: Tables, claim: Claim) -> Finding | None:
     ratios, shortest_s = _switching(tables, claim)
-    shown = f"{max((one.value for one in ratios.values()), default=0.0):.4f}"
+    shown = f"{max((ratio.value for ratio in ratios.values()), default=0.0):.4f}"
     return _long_enough(claim, shortest_s, _verdict(ratios, lambda ratio: ratio <= claim.limit, shown))
-
-
-_FIELDS = ("value", "half")
 
 
 # --- Fig. 12 --------------------------------------------------------------------------------------------
@@ -340,24 +346,25 @@ def _levels(tables: Tables, claim: Claim, level: str) -> dict[str, list[_Value]]
     else:
         table = table[table["device"].isin(_COMPARED)]
     found: dict[str, list[_Value]] = {}
-    for model, one in zip(table["model"], _values(table, f"{level}_norm", f"{level}_norm_iqr"), strict=True):
-        found.setdefault(str(model), []).append(one)
+    values = _values(table, f"{level}_norm", f"{level}_norm_iqr")
+    for model, value in zip(table["model"], values, strict=True):
+        found.setdefault(str(model), []).append(value)
     return found
 
 
 def _of_kind(found: Mapping[str, list[_Value]], *, convolutions: bool) -> list[_Value]:
     """Return the values of models of convolutions, or of those without any."""
     kept = [name for name in found if (name in _CONVOLUTIONS if convolutions else name not in _COSTLY)]
-    return [one for name in kept for one in found[name]]
+    return [value for name in kept for value in found[name]]
 
 
 @_on_quiet_cores("fig12")
 def _d1_nearly_free(tables: Tables, claim: Claim) -> Finding | None:
-    values = [one for some in _levels(tables, claim, "d1").values() for one in some]
+    values = [value for of_model in _levels(tables, claim, "d1").values() for value in of_model]
     if not values:
         return None
-    one = _Value(*(float(pd.Series([getattr(one, name) for one in values]).median()) for name in _FIELDS))
-    return _verdict({"median": one}, lambda ratio: ratio <= claim.limit, f"{one.value:.3f}")
+    median = _median(values)
+    return _verdict({"median": median}, lambda ratio: ratio <= claim.limit, f"{median.value:.3f}")
 
 
 @_on_quiet_cores("fig12")
@@ -365,8 +372,8 @@ def _d2_costly(tables: Tables, claim: Claim) -> Finding | None:
     values = _of_kind(_levels(tables, claim, "d1d2"), convolutions=True)
     if not values:
         return None
-    one = _mean(values)
-    return _verdict({"mean": one}, lambda ratio: ratio > claim.limit, f"{one.value:.2f}x")
+    mean = _mean(values)
+    return _verdict({"mean": mean}, lambda ratio: ratio > claim.limit, f"{mean.value:.2f}x")
 
 
 @_on_quiet_cores("fig12")
@@ -384,11 +391,11 @@ def _d2_free_for_others(tables: Tables, claim: Claim) -> Finding | None:
     values = _of_kind(_levels(tables, claim, "d1d2"), convolutions=False)
     if not values:
         return None
-    one = _mean(values)
+    mean = _mean(values)
     if _source(claim) == _MEASURED:
         why = "kernels that every kind of CPU has lack vector instructions and slow down all models"
-        return Finding(f"{one.value:.2f}x", None, why)
-    return _verdict({"mean": one}, lambda ratio: ratio <= claim.limit, f"{one.value:.3f}x")
+        return Finding(f"{mean.value:.2f}x", None, why)
+    return _verdict({"mean": mean}, lambda ratio: ratio <= claim.limit, f"{mean.value:.3f}x")
 
 
 def _d2_scan(tables: Tables, claim: Claim) -> Finding | None:
@@ -432,11 +439,11 @@ def _below_stock(tables: Tables, claim: Claim) -> Finding | None:
     pairs, n, has_cores = _copying(tables, claim)
     if not pairs:
         return None
-    one = _mean(_mean([first] * (n - 1) + [last]) for first, last in pairs.values())
+    mean = _mean(_mean([first] * (n - 1) + [last]) for first, last in pairs.values())
     if not has_cores:
         why = "there are fewer cores than stock processes, which then wait for each other"
-        return Finding(f"{one.value:.3f}x", None, why)
-    return _verdict({"mean": one}, lambda ratio: ratio < claim.limit, f"{one.value:.3f}x")
+        return Finding(f"{mean.value:.3f}x", None, why)
+    return _verdict({"mean": mean}, lambda ratio: ratio < claim.limit, f"{mean.value:.3f}x")
 
 
 def _last_above_stock(tables: Tables, claim: Claim) -> Finding | None:
@@ -453,28 +460,19 @@ def _last_above_stock(tables: Tables, claim: Claim) -> Finding | None:
 _JCT, _MAKESPAN = "avg_jct_s", "makespan_from_zero_s"
 
 
-def _of_policies(table: pd.DataFrame, column: str, policies: list[str]) -> dict[str, float] | None:
-    """Return a column by policy, in the order of the names, or None if one is missing."""
-    values = dict(zip(table["policy"], number(table, column), strict=True))
-    return {name: float(values[name]) for name in policies} if set(policies) <= set(values) else None
-
-
-def _is_ordered(values: Mapping[str, float], *, may_tie: bool) -> bool:
-    """Tell whether values grow; the first two may be equal if ``may_tie``."""
-    pairs = list(itertools.pairwise(values.values()))
-    first = pairs[0][0] <= pairs[0][1] if may_tie else pairs[0][0] < pairs[0][1]
-    return first and all(one < other for one, other in pairs[1:])
-
-
 def _order_in_all_settings(tables: Tables, claim: Claim) -> Finding | None:
     policies, exceptions, n_settings = claim.subject.split(), [], 0
     for key, rows in tables["sensitivity"].groupby(["parameter", "value"], sort=False):
-        jct, makespan = (_of_policies(rows, column, policies) for column in (_JCT, _MAKESPAN))
-        if jct is None or makespan is None:
+        if not set(policies) <= set(rows["policy"]):
             return None
         n_settings += 1
-        for what, values, may_tie in (("JCT", jct, False), ("makespan", makespan, True)):
-            if not _is_ordered(values, may_tie=may_tie):
-                exceptions.append(f"not the {what} with {' '.join(map(str, key)).strip()}")
+        for metric, column, may_tie in (("JCT", _JCT, False), ("makespan", _MAKESPAN, True)):
+            by_policy = dict(zip(rows["policy"], number(rows, column), strict=True))
+            values = [float(by_policy[name]) for name in policies]
+            grows = [earlier < later for earlier, later in itertools.pairwise(values)]
+            # The makespans of the first two policies may be equal.
+            grows[0] |= may_tie and values[0] == values[1]
+            if not all(grows):
+                exceptions.append(f"not the {metric} with {' '.join(map(str, key)).strip()}")
     found = f"{2 * n_settings - len(exceptions)} of {2 * n_settings} orders"
     return Finding(found, not exceptions and n_settings > 0, ", ".join(exceptions))

@@ -122,7 +122,16 @@ def published_profile(fig11: pd.DataFrame, fig12: pd.DataFrame) -> Profile:
             f"cells of Figs 11 and 12: {', '.join(sorted(wanting))}; expected models with a time in both, "
             f"on {_REFERENCE} in Fig. 12"
         )
-    lines = {model: _line(rows[_REFERENCE], *micro[model]) for model, rows in steps.items()}
+    # Time of an empty micro-batch [s] and that of a sample [s], by two batch sizes.
+    lines: dict[str, tuple[float, float]] = {}
+    for model, rows in steps.items():
+        size, time_s = rows[_REFERENCE][_SIZE], rows[_REFERENCE][_D1]
+        larger, larger_s = micro[model]
+        if larger == size:
+            lines[model] = _FIXED_SHARE * time_s, (1.0 - _FIXED_SHARE) * time_s / size
+        else:
+            slope = (larger_s - time_s) / (larger - size)
+            lines[model] = time_s - slope * size, slope
     base = {model: rows[_REFERENCE][_D1] for model, rows in steps.items()}
     return Profile(
         {model: alpha for model, (alpha, _) in lines.items()},
@@ -130,15 +139,6 @@ def published_profile(fig11: pd.DataFrame, fig12: pd.DataFrame) -> Profile:
         {model: {gpu: row[_D1] / base[model] for gpu, row in rows.items()} for model, rows in steps.items()},
         {model: {gpu: row[_D2] / row[_D1] for gpu, row in rows.items()} for model, rows in steps.items()},
     )
-
-
-def _line(step: Mapping[str, float], larger: float, larger_s: float) -> tuple[float, float]:
-    """Return the time of an empty micro-batch [s] and that of a sample [s], by two batch sizes."""
-    size, time_s = step[_SIZE], step[_D1]
-    if larger == size:
-        return _FIXED_SHARE * time_s, (1.0 - _FIXED_SHARE) * time_s / size
-    slope = (larger_s - time_s) / (larger - size)
-    return time_s - slope * size, slope
 
 
 # ------------------------------------------------------------------------------------------------
@@ -184,6 +184,7 @@ def generated_jobs(seed: int, n_jobs: int = N_JOBS) -> pd.DataFrame:
 
 
 def _of_model(name: str, count: int, rng: np.random.Generator) -> pd.DataFrame:
+    """Draw the jobs of a model, without their home types; epochs are stratified over their quantiles."""
     entry = _STATISTICS["models"][name]
     logs = np.log(np.asarray(entry["epochs"], dtype=float))
     shares = (rng.permutation(count) + rng.uniform(0.0, 1.0, count)) / count
@@ -206,7 +207,7 @@ def _shuffled(weights: Mapping[str, Any], count: int, rng: np.random.Generator) 
 
 
 def _arrivals(n_jobs: int, rng: np.random.Generator) -> npt.NDArray[np.float64]:
-    """Spread jobs over the intervals of the list on whole seconds; the first and the last are as there."""
+    """Spread jobs over the intervals of the authors' list on whole seconds; the first and last stay."""
     scale, width = n_jobs / N_JOBS, _STATISTICS["bin_s"]
     first, last = _STATISTICS["first_s"], _STATISTICS["last_s"]
     counts = apportion(np.array(_STATISTICS["arrivals"], dtype=float), n_jobs)
@@ -368,7 +369,14 @@ def _kind(
     samples_per_epoch: Mapping[str, float],
     d2_penalty: bool,
 ) -> JobKind:
-    model, home = str(row["workload"]), _full_name(str(row["home_gpu"]), types)
+    """Return what a row of a job list trains, on which types of GPU, and how long that takes."""
+    model, short_home = str(row["workload"]), str(row["home_gpu"])
+    homes = [name for name in types if _short_name(name) == short_home]
+    if len(homes) != 1:
+        raise InputError(
+            f"type of GPU {short_home!r} of a job list; expected {', '.join(map(_short_name, types))}"
+        )
+    (home,) = homes
     n_samples, n_workers = int(row["micro_batch_size"]), int(row["max_parallelism"])
     if model not in samples_per_epoch:
         raise unknown_name("model with a number of samples an epoch", model, samples_per_epoch)
@@ -394,15 +402,6 @@ def _kind(
 def _short_name(gpu_type: str) -> str:
     """Return a type of GPU as the paper writes it, without its memory."""
     return gpu_type.partition("-")[0]
-
-
-def _full_name(short: str, types: tuple[str, ...]) -> str:
-    found = [name for name in types if _short_name(name) == short]
-    if len(found) != 1:
-        raise InputError(
-            f"type of GPU {short!r} of a job list; expected {', '.join(_short_name(name) for name in types)}"
-        )
-    return found[0]
 
 
 # ------------------------------------------------------------------------------------------------
@@ -536,11 +535,19 @@ class Serving(Experiment):
         """Return a row per policy, and per policy and round."""
         where, horizon_s = pooled(cluster(self.cluster)), self.hours * HOUR
         wanted = self.demand.over(where, horizon_s, self.interval_s)
-        repeated = _repeated(given.tables["jobs"], self.copies, horizon_s / self.copies)
-        found = _simulated(self, repeated, where, given)
+        listed, period_s = given.tables["jobs"], horizon_s / self.copies
+        submissions = [
+            listed.assign(
+                job_id=listed["job_id"] + f"/{number}",
+                submit_time_s=listed["submit_time_s"] + number * period_s,
+            )
+            for number in range(self.copies)
+        ]
+        repeated = pd.concat(submissions).sort_values("submit_time_s", kind="stable", ignore_index=True)
+        workload = _simulated(self, repeated, where, given)
         cost = RestartDelays.constant(self.restart_delay_s)
         scenario = Scenario(
-            *("serving", found.jobs, where, found.catalogue, cost, self.interval_s),
+            *("serving", workload.jobs, where, workload.catalogue, cost, self.interval_s),
             failures=tuple(wanted.events()),
         )
         runs = run_all(
@@ -563,17 +570,8 @@ def _simulated(
     )  # fmt: skip
 
 
-def _repeated(table: pd.DataFrame, copies: int, period_s: float) -> pd.DataFrame:
-    parts = [
-        table.assign(
-            job_id=table["job_id"] + f"/{number}", submit_time_s=table["submit_time_s"] + number * period_s
-        )
-        for number in range(copies)
-    ]
-    return pd.concat(parts).sort_values("submit_time_s", kind="stable", ignore_index=True)
-
-
 def _row(run: Run, where: ClusterSpec, wanted: _Demand, horizon_s: float) -> dict[str, Any]:
+    """Return the shares of GPUs in use up to a horizon, and how often training gave GPUs back."""
     events = run.result.events
     held = allocation_over_time(events, where)
     training = time_average(held["time_s"], held["gpus_held"], 0.0, horizon_s) / where.n_gpus
@@ -596,7 +594,7 @@ def _row(run: Run, where: ClusterSpec, wanted: _Demand, horizon_s: float) -> dic
 
 
 def _rounds(run: Run, where: ClusterSpec, wanted: _Demand) -> pd.DataFrame:
-    """Return what serving needs and has and what training holds, now and then."""
+    """Return the GPUs that serving needs and has and that training holds, every ten minutes."""
     held = allocation_over_time(run.result.events, where).set_index("time_s")["gpus_held"]
     every = max(round(_SHOWN_EVERY_S / wanted.interval_s), 1)
     times = pd.Index(np.arange(0, len(wanted.needed), every) * wanted.interval_s)
@@ -767,33 +765,43 @@ class Simulation(Experiment):
     def compute(self, given: Given) -> dict[str, pd.DataFrame]:
         """Return a row per policy, per job, per round and per setting, each for every policy."""
         where = pooled(cluster(self.cluster))
-        found = _simulated(self, given.tables["jobs"], where, given)
+        workload = _simulated(self, given.tables["jobs"], where, given)
         base = _Setting("default", "", self.interval_s, self.restart_delay_s, self.charge)
-        settings = [base, *_varied(base, self.intervals_s, self.restart_delays_s)]
-        kinds = ((True, self.gang_policies), (False, self.elastic_policies))
-        cases = [
-            (
-                setting,
-                SimulationSpec(
-                    _scenario(found, where, setting, is_gang=is_gang), name, keeps_tables=setting is base
-                ),
-            )
-            for setting in settings
-            for is_gang, names in kinds
-            for name in names
-        ]
+        cases = []
+        for setting in (base, *_varied(base, self.intervals_s, self.restart_delays_s)):
+            delays = RestartDelays.constant if setting.charge == "every" else RestartDelays.first_start_only
+            cost, title = delays(setting.restart_delay_s), f"{setting.parameter} {setting.value}".strip()
+            for catalogue, names in (
+                (workload.catalogue.gangs(), self.gang_policies),
+                (workload.catalogue, self.elastic_policies),
+            ):
+                scenario = Scenario(title, workload.jobs, where, catalogue, cost, setting.interval_s)
+                for name in names:
+                    cases.append((setting, SimulationSpec(scenario, name, keeps_tables=setting is base)))
         runs = run_all([case for _, case in cases], given.n_threads)
-        first_s = min(job.submit_time_s for job in found.jobs)
+        first_s = min(job.submit_time_s for job in workload.jobs)
         rows = [
             {"parameter": setting.parameter, "value": setting.value, "policy": run.policy}
             | _measures(run, first_s)
             for (setting, _), run in zip(cases, runs, strict=True)
         ]
-        own = [run for (setting, _), run in zip(cases, runs, strict=True) if setting is base]
+        of_base = [run for (setting, _), run in zip(cases, runs, strict=True) if setting is base]
+        job_columns = schemas_of("makespan.papers.easyscale")["fig14_jobs"].names
+        clamped, printed = set(workload.clamped), given.cells["fig15"]
+        jobs, held = [], []
+        last_s = printed.groupby("policy")["time_s"].max()
+        for run in of_base:
+            done = run.result.outcomes
+            jct_s, is_clamped = done["finish_time_s"] - done["submit_time_s"], done["job_id"].isin(clamped)
+            jobs.append(done.assign(policy=run.policy, jct_s=jct_s, is_clamped=is_clamped)[job_columns])
+            until_s = float(last_s.get(run.policy, 0.0))
+            held.append(_held(run, where, self.interval_s, until_s).assign(policy=run.policy))
         return {
-            "fig14": _fig14(own, first_s, self.interval_s, given.cells["fig14"]),
-            "fig14_jobs": _fig14_jobs(own, set(found.clamped)),
-            "fig15": _fig15(own, where, self.interval_s, given.cells["fig15"]),
+            "fig14": _fig14(of_base, first_s, self.interval_s, given.cells["fig14"]),
+            "fig14_jobs": pd.concat(jobs, ignore_index=True),
+            "fig15": pd.concat(held).merge(
+                printed.drop(columns="source"), on=["policy", "time_s"], how="left"
+            ),
             "sensitivity": pd.DataFrame(rows),
         }
 
@@ -801,6 +809,7 @@ class Simulation(Experiment):
 def _varied(
     base: _Setting, intervals_s: Sequence[float], restart_delays_s: Sequence[float]
 ) -> list[_Setting]:
+    """Return the settings that differ from the default in one option."""
     other: Charge = "first_only" if base.charge == "every" else "every"
     rounds = [replace(base, parameter="interval_s", value=f"{s:g}", interval_s=s) for s in intervals_s]
     delays = [
@@ -810,24 +819,16 @@ def _varied(
     return [*rounds, *delays, replace(base, parameter="charge", value=other, charge=other)]
 
 
-def _scenario(found: ClusterJobs, where: ClusterSpec, setting: _Setting, *, is_gang: bool) -> Scenario:
-    delays = RestartDelays.constant if setting.charge == "every" else RestartDelays.first_start_only
-    name = f"{setting.parameter} {setting.value}".strip()
-    catalogue = found.catalogue.gangs() if is_gang else found.catalogue
-    cost = delays(setting.restart_delay_s)
-    return Scenario(name, found.jobs, where, catalogue, cost, setting.interval_s)
-
-
 def _measures(run: Run, first_s: float) -> dict[str, float]:
     """Return the metrics of a run, of whose jobs the first is submitted at ``first_s`` [s]."""
-    found = run.metrics
     names = ("avg_jct_s", "p50_jct_s", "p95_jct_s", "makespan_s", "reconfigurations_per_job")
-    return {name: getattr(found, name) for name in names} | {
-        "makespan_from_zero_s": first_s + found.makespan_s
+    return {name: getattr(run.metrics, name) for name in names} | {
+        "makespan_from_zero_s": first_s + run.metrics.makespan_s
     }
 
 
 def _fig14(runs: Sequence[Run], first_s: float, interval_s: float, cells: pd.DataFrame) -> pd.DataFrame:
+    """Compare policies with gang scheduling of many jobs and of one at a time, beside printed cells."""
     table = pd.DataFrame(
         {"policy": run.policy, "jobs": run.metrics.n_jobs} | _measures(run, first_s) for run in runs
     )
@@ -839,26 +840,6 @@ def _fig14(runs: Sequence[Run], first_s: float, interval_s: float, cells: pd.Dat
     table["jct_gain_to_serial"] = base["avg_jct_s"].get(SERIAL, math.nan) / table["avg_jct_s"]
     printed = cells.drop(columns="source")
     return table.merge(printed, on="policy", how="left")
-
-
-def _fig14_jobs(runs: Sequence[Run], clamped: set[str]) -> pd.DataFrame:
-    parts, names = [], schemas_of("makespan.papers.easyscale")["fig14_jobs"].names
-    for run in runs:
-        jobs = run.result.outcomes
-        jct_s = jobs["finish_time_s"] - jobs["submit_time_s"]
-        is_clamped = jobs["job_id"].isin(clamped)
-        parts.append(jobs.assign(policy=run.policy, jct_s=jct_s, is_clamped=is_clamped)[names])
-    return pd.concat(parts, ignore_index=True)
-
-
-def _fig15(runs: Sequence[Run], where: ClusterSpec, interval_s: float, cells: pd.DataFrame) -> pd.DataFrame:
-    last_s = cells.groupby("policy")["time_s"].max()
-    held = pd.concat(
-        _held(run, where, interval_s, float(last_s.get(run.policy, 0.0))).assign(policy=run.policy)
-        for run in runs
-    )
-    printed = cells.drop(columns="source")
-    return held.merge(printed, on=["policy", "time_s"], how="left")
 
 
 def _held(run: Run, where: ClusterSpec, interval_s: float, last_s: float) -> pd.DataFrame:

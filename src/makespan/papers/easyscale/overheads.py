@@ -164,8 +164,8 @@ def _cpus() -> list[int]:
 
 
 def _times(found: Record, way: str) -> Samples:
-    """Return times of a way by process, step and micro-batch, last what follows these [s]."""
-    return np.array([one for one in found["times"][way] if any(one)], dtype=np.float64)
+    """Return times by process, step and micro-batch [s]; the last one is the rest of the step."""
+    return np.array([times for times in found["times"][way] if any(times)], dtype=np.float64)
 
 
 def _cpu_share(records: Sequence[Record], ways: Sequence[str]) -> float:
@@ -173,8 +173,8 @@ def _cpu_share(records: Sequence[Record], ways: Sequence[str]) -> float:
     shares = []
     for way in ways:
         steps: list[float] = []
-        for one in records:
-            spent = np.array([some for some in one["spent"][way] if some], dtype=np.float64)
+        for record in records:
+            spent = np.array([times for times in record["spent"][way] if times], dtype=np.float64)
             steps += (spent[:, :, 0].sum(axis=0) / spent[:, :, 1].max(axis=0)).tolist() if spent.size else []
         shares.append(_median(np.array(steps)))
     return min(shares)
@@ -290,7 +290,11 @@ class Sharing(_Timed):
                     row: Record = {"model": model.name, "micro_batch_size": model.micro_batch_size}
                     row |= {"method": method, "k": k, "memory_mib": self.memory_mib}
                     rows.append(row | _shared(found[number, method, k], method, k, alone))
-        printed = _with_throughput(given.cells["fig10"])
+        # Printed throughput is relative to one process, as ours is.
+        printed = given.cells["fig10"]
+        one = printed[(printed["method"] == _PACKING) & (printed["k"] == 1)]
+        base_s = printed["model"].map(dict(zip(one["model"], one["published_micro_batch_s"], strict=True)))
+        printed = printed.assign(published_norm_throughput=base_s / printed["published_micro_batch_s"])
         return {"fig10": _beside(rows, printed, ("model", "method", "k"))}
 
     def _measured(self, model: SizedModel, method: str, k: int) -> Record:
@@ -303,13 +307,14 @@ class Sharing(_Timed):
 
 
 def _steps_s(records: Sequence[Record], way: str) -> Samples:
-    """Time of every step until its last process was done [s]; none where memory did not suffice."""
-    if any(one["is_over"] for one in records):
+    """Return the time of every step until its last process was done [s]; none if memory did not suffice."""
+    if any(record["is_over"] for record in records):
         return np.empty(0)
-    return _joined([_times(one, way).sum(axis=2).max(axis=0) for one in records])
+    return _joined([_times(record, way).sum(axis=2).max(axis=0) for record in records])
 
 
 def _shared(records: Sequence[Record], method: str, k: int, alone: Samples) -> Record:
+    """Return memory and time of ``k`` workers that share a device, over all repetitions."""
     names = ("held_bytes", "gradient_sets_bytes")
     held, sets = (float(np.median([one[name] for one in records])) / _MIB for name in names)
     micro_batches = _steps_s(records, method) / k
@@ -318,13 +323,6 @@ def _shared(records: Sequence[Record], method: str, k: int, alone: Samples) -> R
     row["cpu_share"] = _cpu_share(records, [method]) if micro_batches.size else float("nan")
     row |= _related("norm_throughput", alone, micro_batches)
     return row | {"oom": any(one["is_over"] for one in records)}
-
-
-def _with_throughput(published: pd.DataFrame) -> pd.DataFrame:
-    """Add the printed throughput relative to one process."""
-    alone = published[(published["method"] == _PACKING) & (published["k"] == 1)]
-    base = published["model"].map(dict(zip(alone["model"], alone["published_micro_batch_s"], strict=True)))
-    return published.assign(published_norm_throughput=base / published["published_micro_batch_s"])
 
 
 # --- Fig. 11 --------------------------------------------------------------------------------------------
