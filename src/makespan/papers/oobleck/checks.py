@@ -1,8 +1,8 @@
-"""Checks of what was trained and timed."""
+"""Checks of the paper's statements: training through kills, templates and plans, simulations, studies."""
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,10 +13,6 @@ from makespan.claims import Claim, Finding, Tables, number
 from makespan.numerics import half_widths
 from makespan.papers.oobleck.reconfiguration import ENDS
 from makespan.papers.oobleck.studies import burst_table
-
-# ------------------------------------------------------------------------------------------------
-# Checks of what was trained and timed.
-
 
 # ------------------------------------------------------------------------------------------------
 # Checks of the studies of steady losses.
@@ -60,7 +56,7 @@ def _oobleck_keeps_more(tables: Tables, claim: Claim) -> Finding | None:
     if wide.empty:
         return None
     pairs = zip(wide["oobleck_share"], wide["best_share"], strict=True)
-    text = ", ".join(f"{own:.3f} and {theirs:.3f}" for own, theirs in pairs)
+    text = ", ".join(f"{oobleck:.3f} and {varuna:.3f}" for oobleck, varuna in pairs)
     return Finding(text, bool((wide["oobleck_share"] > wide["best_share"]).all()))
 
 
@@ -92,7 +88,7 @@ def _ahead_of_relaunch(tables: Tables, claim: Claim) -> Finding | None:
     if both.empty:
         return None
     is_ahead = both["ours"] < both["theirs"] if claim.subject != column else both["ours"] > both["theirs"]
-    pairs = "; ".join(f"{one:.3g} and {other:.3g}" for one, other in both.to_numpy())
+    pairs = "; ".join(f"{oobleck:.3g} and {relaunch:.3g}" for oobleck, relaunch in both.to_numpy())
     return Finding(pairs, bool(is_ahead.all()))
 
 
@@ -128,10 +124,9 @@ def _printed_plan(tables: Tables, claim: Claim) -> Finding | None:
     row, cells = _printed(tables, "per_template"), tables["instantiation_published"]
     if row is None:
         return None
-    counts = " ".join(f"{one['n_pipelines']}x{one['n_nodes']}" for one in cells.to_dict("records"))
-    batches = " ".join(
-        str(one["microbatches"]) for one in cells.to_dict("records") for _ in range(int(one["n_pipelines"]))
-    )
+    printed = cells.to_dict("records")
+    counts = " ".join(f"{cell['n_pipelines']}x{cell['n_nodes']}" for cell in printed)
+    batches = " ".join(str(cell["microbatches"]) for cell in printed for _ in range(int(cell["n_pipelines"])))
     holds = row["counts"] == counts and row["microbatches"] == batches
     return Finding(f"{row['counts']}, {row['microbatches']}", bool(holds))
 
@@ -178,7 +173,7 @@ def _losses(results: Tables, claim: Claim) -> pd.DataFrame | None:
 
 def _sizes(counts: str) -> list[int]:
     """Return the nodes of each pipeline of counts such as ``2x3 1x4``."""
-    pairs = [one.split("x") for one in counts.split()]
+    pairs = [part.split("x") for part in counts.split()]
     return [int(size) for times, size in pairs for _ in range(int(times))]
 
 
@@ -298,10 +293,10 @@ def _text(ratio: float) -> str:
 
 def _printed_averages(tables: Tables, claim: Claim) -> Finding | None:
     artifact, system = claim.subject.split()
-    found = _means(tables[artifact], "compat")
+    simulated = _means(tables[artifact], "compat")
     printed = _means(tables[artifact], "compat", "published_samples_per_s")
     off = {
-        key: abs(found[key] / value - 1.0) if value > 0 else found[key]
+        key: abs(simulated[key] / value - 1.0) if value > 0 else simulated[key]
         for key, value in printed.items()
         if key[2] == system and key != _UNSTABLE
     }
@@ -385,7 +380,7 @@ def _ratio_grows(tables: Tables, claim: Claim) -> Finding | None:
     for model in _models(means):
         is_exempt = claim.subject == "compat" and (traces[-1], model, "varuna") == _UNSTABLE
         ratios = [_ratio(means, trace, model) for trace in traces[: -1 if is_exempt else None]]
-        wrong += [model for one, other in itertools.pairwise(ratios) if other < one]
+        wrong += [model for earlier, later in itertools.pairwise(ratios) if later < earlier]
     n_models = len(_models(means))
     return Finding(f"{n_models - len(set(wrong))} of {n_models} models", not wrong, ", ".join(wrong))
 
@@ -447,17 +442,17 @@ class _Judged:
     holds: bool | None
 
 
-def _joined(found: Mapping[str, _Judged]) -> Finding | None:
+def _joined(comparisons: Mapping[str, _Judged]) -> Finding | None:
     """Join comparisons: all must hold, and one that fails decides."""
-    if not found:
+    if not comparisons:
         return None
-    failing = [name for name, one in found.items() if one.holds is False]
-    open_ones = [name for name, one in found.items() if one.holds is None]
+    failing = [name for name, judged in comparisons.items() if judged.holds is False]
+    undecided = [name for name, judged in comparisons.items() if judged.holds is None]
     notes = [f"not {', '.join(failing)}"] if failing else []
-    if open_ones:
-        notes.append(f"within the interval over seeds: {', '.join(open_ones)}")
-    verdict = False if failing else None if open_ones else True
-    return Finding(" ".join(one.text for one in found.values()), verdict, "; ".join(notes))
+    if undecided:
+        notes.append(f"within the interval over seeds: {', '.join(undecided)}")
+    verdict = False if failing else None if undecided else True
+    return Finding(" ".join(judged.text for judged in comparisons.values()), verdict, "; ".join(notes))
 
 
 def _seeds(table: pd.DataFrame, trace: str, model: str, system: str, defects: str) -> Floats:
@@ -486,33 +481,30 @@ def _above_zero(values: Floats) -> bool | None:
     return True if low > 0 else False if high <= 0 else None
 
 
-def _ratio_text(one: Floats, other: Floats) -> str:
-    return f"{one.mean() / other.mean():.2f}" if other.mean() > 0 else "–"
+def _ratio_text(values: Floats, base: Floats) -> str:
+    return f"{values.mean() / base.mean():.2f}" if base.mean() > 0 else "–"
 
 
 def _against(
     table: pd.DataFrame, trace: str, model: str, other: str, limit: float, defects: str = ""
 ) -> _Judged | None:
     """Judge whether Oobleck is more than so many times as fast as another system."""
-    own, theirs = (_seeds(table, trace, model, system, defects) for system in ("oobleck", other))
-    if not len(own) or len(own) != len(theirs):
+    oobleck, theirs = (_seeds(table, trace, model, system, defects) for system in ("oobleck", other))
+    if not len(oobleck) or len(oobleck) != len(theirs):
         return None
-    return _Judged(_ratio_text(own, theirs), _above_zero(own - limit * theirs))
+    return _Judged(_ratio_text(oobleck, theirs), _above_zero(oobleck - limit * theirs))
 
 
 def _spot_ahead(tables: Tables, claim: Claim) -> Finding | None:
     """Judge the ratio to another system: ``<trace or both> <system> <models separated by commas or all>``."""
     trace, other, models = claim.subject.split(" ", 2)
     table, found = tables["fig10"], dict[str, _Judged]()
-    for name, model in itertools.product(_traces(trace), _spot_models(table, models)):
+    traces = _SCALED if trace == "both" else (trace,)
+    for name, model in itertools.product(traces, _spot_models(table, models)):
         judged = _against(table, name, model, other, claim.limit)
         if judged is not None:
             found[f"{model} on {name}"] = judged
     return _joined(found)
-
-
-def _traces(name: str) -> Sequence[str]:
-    return _SCALED if name == "both" else (name,)
 
 
 def _spot_models(table: pd.DataFrame, names: str) -> list[str]:
@@ -524,14 +516,14 @@ def _spot_near(tables: Tables, claim: Claim) -> Finding | None:
     trace, models = claim.subject.split(" ", 1)
     found = {}
     for model in models.split(","):
-        own, theirs = (_seeds(tables["fig10"], trace, model, name, "") for name in ("oobleck", "varuna"))
-        if not len(own) or not theirs.any():
+        oobleck, varuna = (_seeds(tables["fig10"], trace, model, name, "") for name in ("oobleck", "varuna"))
+        if not len(oobleck) or not varuna.any():
             continue
-        low, high = _interval((own - theirs) / theirs.mean())
+        low, high = _interval((oobleck - varuna) / varuna.mean())
         inside = -claim.limit <= low and high <= claim.limit
         outside = high < -claim.limit or low > claim.limit
         found[f"{model} on {trace}"] = _Judged(
-            _ratio_text(own, theirs), True if inside else False if outside else None
+            _ratio_text(oobleck, varuna), True if inside else False if outside else None
         )
     return _joined(found)
 
@@ -595,12 +587,12 @@ def _printed_times(tables: Tables, claim: Claim) -> Finding | None:
     pairs = pairs[pairs["system"].isin(claim.subject.split())]
     if pairs.empty:
         return None
-    own, theirs = number(pairs, "time_s"), number(pairs, "published_time_s")
+    simulated_s, printed_s = number(pairs, "time_s"), number(pairs, "published_time_s")
     if claim.limit < 1e-2:  # a time [s]; else a share
-        off = (own - theirs).abs()
+        off = (simulated_s - printed_s).abs()
     else:
-        totals = theirs.groupby(pairs["system"]).transform("sum")
-        off = (number(pairs, "share") - theirs / totals).abs()
+        totals = printed_s.groupby(pairs["system"]).transform("sum")
+        off = (number(pairs, "share") - printed_s / totals).abs()
     n_near = int((off <= claim.limit).sum())
     return Finding(f"{n_near} of {len(off)}, largest difference {off.max():.3g}", n_near == len(off))
 
@@ -609,9 +601,9 @@ def _oobleck_useful(tables: Tables, claim: Claim) -> Finding | None:
     least, others = {}, []
     for model in dict.fromkeys(tables["fig12"]["model"]):
         shares = _shares(tables, model, "useful")
-        own = {trace: share for (trace, system), share in shares.items() if system == "oobleck"}
-        least[model] = min(own.values(), default=0.0)
-        others += [f"{model} at {trace}" for (trace, _), share in shares.items() if share > own[trace]]
+        oobleck = {trace: share for (trace, system), share in shares.items() if system == "oobleck"}
+        least[model] = min(oobleck.values(), default=0.0)
+        others += [f"{model} at {trace}" for (trace, _), share in shares.items() if share > oobleck[trace]]
     if claim.subject not in least:
         return None
     notes = [f"another system has more: {', '.join(others)}"] if others else []
@@ -620,11 +612,11 @@ def _oobleck_useful(tables: Tables, claim: Claim) -> Finding | None:
 
 
 def _varuna_useful_falls(tables: Tables, claim: Claim) -> Finding | None:
-    wrong, told = [], []
+    wrong, texts = [], []
     for model in dict.fromkeys(tables["fig12"]["model"]):
         shares = _shares(tables, str(model), "useful")
         values = [shares[trace, "varuna"] for trace in _FREQUENCIES if (trace, "varuna") in shares]
         if len(values) > 1:
-            told.append(" ".join(f"{value:.2f}" for value in values))
-            wrong += [str(model) for one, other in itertools.pairwise(values) if other >= one]
-    return Finding("; ".join(told), not wrong, ", ".join(wrong)) if told else None
+            texts.append(" ".join(f"{value:.2f}" for value in values))
+            wrong += [str(model) for earlier, later in itertools.pairwise(values) if later >= earlier]
+    return Finding("; ".join(texts), not wrong, ", ".join(wrong)) if texts else None

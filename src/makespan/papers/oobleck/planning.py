@@ -67,23 +67,8 @@ def artifact_profiles(n_seeds: int) -> list[ModelProfile]:
     return [uniform24(), *(random32(seed) for seed in range(n_seeds))]
 
 
-def _scaled_profiles(n_layers: int) -> tuple[ModelProfile, ModelProfile]:
-    """Return equal layers, and layers that grow evenly with a head as long as four of them behind."""
-    growth = [1.0 + (_STEEPEST - 1.0) * index / max(n_layers - 1, 1) for index in range(n_layers)]
-    growth[-1] *= _STEEPEST
-    weights = {"uniform": [1.0] * n_layers, "skewed": growth}
-    equal, skewed = (
-        ModelProfile(
-            f"{name}{n_layers}",
-            tuple(LayerProfile(one * _FORWARD_MS * MS, one * _BACKWARD_MS * MS) for one in values),
-        )
-        for name, values in weights.items()
-    )
-    return equal, skewed
-
-
 def joined(values: Any) -> str:
-    """Return a list as text."""
+    """Return values as text, separated by spaces."""
     return " ".join(f"{value:.9g}" if isinstance(value, float) else str(value) for value in values)
 
 
@@ -131,7 +116,12 @@ class Templates(Experiment):
                     rows += _template_rows(profile.name, f, n0, mode, searched, self.n_nodes)
         known = {str(row["profile"]) for row in rows}
         for n_layers in self.scaled_layers:
-            for profile in _scaled_profiles(n_layers):
+            # Equal layers, and layers that grow evenly, with a head at the end as long as four of the last.
+            growth = [1.0 + (_STEEPEST - 1.0) * index / max(n_layers - 1, 1) for index in range(n_layers)]
+            growth[-1] *= _STEEPEST
+            for name, weights in (("uniform", [1.0] * n_layers), ("skewed", growth)):
+                layers = (LayerProfile(size * _FORWARD_MS * MS, size * _BACKWARD_MS * MS) for size in weights)
+                profile = ModelProfile(f"{name}{n_layers}", tuple(layers))
                 if profile.name not in known:
                     searched = _timed(profile, sizes, "exact")
                     rows += _template_rows(
@@ -141,6 +131,7 @@ class Templates(Experiment):
 
 
 def _timed(profile: ModelProfile, sizes: range, mode: Any) -> dict[int, _Found]:
+    """Search a template of each size that there is, with the time that the search took [s]."""
     search = TemplateSearch(profile, mode=mode)
     found = {}
     for n_nodes in sizes:
@@ -226,8 +217,8 @@ class Instantiations(Experiment):
         for profile in artifact_profiles(self.random_seeds):
             templates = make_templates(profile, sizes)
             for n_nodes in self.n_nodes:
-                for count in self.global_microbatches:
-                    rows += _choices(profile, templates, n_nodes, self.f, self.n0, count)
+                for n_microbatches in self.global_microbatches:
+                    rows += _choices(profile, templates, n_nodes, self.f, self.n0, n_microbatches)
         rows += _printed(given.cells["instantiation"], self.f)
         return {"instantiation": pd.DataFrame(rows)}
 
@@ -238,17 +229,23 @@ def _choices(
     n_nodes: int,
     f: int,
     n0: int,
-    count: int,
+    n_microbatches: int,
 ) -> Iterator[dict[str, Any]]:
+    """Yield the plan of each way to choose one, priced by the simulated schedule and beside ours."""
     ours_s = 0.0
     for mode, estimator in _WAYS:
         started = time.perf_counter()
-        choice = choose_plan(templates, n_nodes, f, count, mode, estimator, profile)
+        choice = choose_plan(templates, n_nodes, f, n_microbatches, mode, estimator, profile)
         wall_s = time.perf_counter() - started
         best = choice.best
         each_s = schedule_times_s(best.templates, best.n_microbatches, profile)
         iter_time_s = event_time_s(best.templates, best.n_microbatches, profile)
         ours_s = ours_s or iter_time_s
+        program_s = math.nan
+        if (mode, estimator) == _WAYS[0]:
+            # Time of the same plan with the batches of an integer program.
+            least_s = least_time_by_program(best.templates, sum(best.n_microbatches))
+            program_s = least_s + profile.sync_time_s(len(best.templates))
         yield {
             "profile": profile.name,
             "n_nodes": n_nodes,
@@ -260,19 +257,14 @@ def _choices(
             "optimal_iter_time_s": ours_s,
             "gap_pct": 100.0 * (iter_time_s / ours_s - 1.0),
             "wall_s": wall_s,
-            "program_time_s": _by_program(best, profile) if (mode, estimator) == _WAYS[0] else math.nan,
+            "program_time_s": program_s,
         }
-
-
-def _by_program(plan: Instantiation, profile: ModelProfile) -> float:
-    """Return the time of a plan with the batches of an integer program [s]."""
-    least_s = least_time_by_program(plan.templates, sum(plan.n_microbatches))
-    return least_s + profile.sync_time_s(len(plan.templates))
 
 
 def _row(
     choice: PlanChoice, mode: BatchMode, estimator: Estimator, each_s: Sequence[float]
 ) -> dict[str, Any]:
+    """Return the columns of a chosen plan, with the time of each of its pipelines [s]."""
     best = choice.best
     return {
         "global_microbatches": sum(best.n_microbatches),
@@ -293,25 +285,36 @@ def _row(
 
 def _shown_s(templates: Sequence[PipelineTemplate], counts: Sequence[int]) -> list[float]:
     """Return times of pipelines as the artifact shows them [s]."""
-    return [one.time_s / one.n_stages * count for one, count in zip(templates, counts, strict=True)]
+    return [
+        template.time_s / template.n_stages * count for template, count in zip(templates, counts, strict=True)
+    ]
 
 
 def _printed(cells: pd.DataFrame, f: int) -> Iterator[dict[str, Any]]:
     """Yield the plan that is chosen from the printed times, and the best with a batch for each pipeline."""
-    templates = {
-        row["n_nodes"]: _template(row["n_nodes"], row["published_time_s"] / row["microbatches"])
-        for row in cells.to_dict("records")
-    }
+    templates = {}
+    for row in cells.to_dict("records"):
+        # Only the shown time of a microbatch is known of a template.
+        size, each_s = row["n_nodes"], row["published_time_s"] / row["microbatches"]
+        stages = tuple(Stage(index, index + 1, 1, each_s) for index in range(size))
+        templates[size] = PipelineTemplate(size, 1, stages, each_s * size)
     n_nodes = int((cells["n_nodes"] * cells["n_pipelines"]).sum())
-    count = int((cells["n_pipelines"] * cells["microbatches"]).sum())
+    n_microbatches = int((cells["n_pipelines"] * cells["microbatches"]).sum())
     started = time.perf_counter()
-    choice = choose_plan(templates, n_nodes, f, count, "per_template", "compat")
-    chosen_s = time.perf_counter() - started
-    ours = _own_batches(templates, n_nodes, f, count)
+    published = choose_plan(templates, n_nodes, f, n_microbatches, "per_template", "compat")
+    wall_s = time.perf_counter() - started
+    # The least shown time where each pipeline has its own batch.
+    sizes, plans = sorted(templates), []
+    for counts in enumerate_plans(sizes, n_nodes, f):
+        pipelines = tuple(templates[size] for size, n in zip(sizes, counts, strict=True) for _ in range(n))
+        batches = distribute(pipelines, n_microbatches, "per_pipeline", "compat")
+        if batches is not None:
+            plans.append(Instantiation(pipelines, batches, max(_shown_s(pipelines, batches))))
+    ours = min(plans, key=lambda plan: plan.iter_time_s)
     both: tuple[tuple[BatchMode, PlanChoice], ...]
-    both = (("per_pipeline", PlanChoice(ours, (), choice.n_plans, 0)), ("per_template", choice))
-    for mode, found in both:
-        each_s = _shown_s(found.best.templates, found.best.n_microbatches)
+    both = (("per_pipeline", PlanChoice(ours, (), published.n_plans, 0)), ("per_template", published))
+    for mode, choice in both:
+        each_s = _shown_s(choice.best.templates, choice.best.n_microbatches)
         optimal_s = max(_shown_s(ours.templates, ours.n_microbatches))
         yield {
             "profile": "printed",
@@ -319,33 +322,13 @@ def _printed(cells: pd.DataFrame, f: int) -> Iterator[dict[str, Any]]:
             "f": f,
             "n0": min(templates),
             "n_templates": len(templates),
-            **_row(found, mode, "compat", each_s),
+            **_row(choice, mode, "compat", each_s),
             "iter_time_s": max(each_s),
             "optimal_iter_time_s": optimal_s,
             "gap_pct": 100.0 * (max(each_s) / optimal_s - 1.0),
-            "wall_s": chosen_s,
+            "wall_s": wall_s,
             "program_time_s": math.nan,
         }
-
-
-def _template(n_nodes: int, each_s: float) -> PipelineTemplate:
-    """Return a template of which only the shown time of a microbatch is known."""
-    stages = tuple(Stage(index, index + 1, 1, each_s) for index in range(n_nodes))
-    return PipelineTemplate(n_nodes, 1, stages, each_s * n_nodes)
-
-
-def _own_batches(
-    templates: Mapping[int, PipelineTemplate], n_nodes: int, f: int, count: int
-) -> Instantiation:
-    """Return the plan with the least shown time where each pipeline has its own batch."""
-    sizes = sorted(templates)
-    found = []
-    for counts in enumerate_plans(sizes, n_nodes, f):
-        each = tuple(templates[size] for size, n in zip(sizes, counts, strict=True) for _ in range(n))
-        batches = distribute(each, count, "per_pipeline", "compat")
-        if batches is not None:
-            found.append(Instantiation(each, batches, max(_shown_s(each, batches))))
-    return min(found, key=lambda one: one.iter_time_s)
 
 
 # ------------------------------------------------------------------------------------------------
@@ -394,25 +377,27 @@ class LayerThroughput(Experiment):
     def compute(self, given: Given) -> dict[str, pd.DataFrame]:
         """Return a row per model and number of nodes."""
         cells = given.cells["throughput"]
-        own = cells[cells["system"] == "oobleck"].set_index(["model", "n_nodes"])["published_samples_per_s"]
+        of_oobleck = cells[cells["system"] == "oobleck"].set_index(["model", "n_nodes"])
+        known = of_oobleck["published_samples_per_s"]
         batches = {model.name: model.samples_per_step for model in self.models}
         rows = [
             row for model in self.micro_batch_sizes for row in _throughput_rows(model, batches[model], self)
         ]
         table = pd.DataFrame(rows)
         keys = zip(table["model"], table["n_nodes"], strict=True)
-        printed = pd.Series([own.get(key, float("nan")) for key in keys], dtype=float)
+        printed = pd.Series([known.get(key, float("nan")) for key in keys], dtype=float)
         table["published_samples_per_s"] = printed.where(printed > 0)
         table["ratio"] = table["throughput_samples_per_s"] / table["published_samples_per_s"]
         return {"layer_throughput": table}
 
 
 def _throughput_rows(model: str, batch: int, options: LayerThroughput) -> Iterator[dict[str, Any]]:
-    place = cluster(options.cluster)
-    node = replace(place.node, n_gpus=1)
+    """Yield the best plan of a model on every number of nodes, from all templates and from the fewest."""
+    hardware = cluster(options.cluster)
+    node = replace(hardware.node, n_gpus=1)
     size = options.micro_batch_sizes[model]
     count = microbatches(batch, size)
-    profile = layer_times(pipeline_workload(paper_model(model), batch), node, place.network, size)
+    profile = layer_times(pipeline_workload(paper_model(model), batch), node, hardware.network, size)
     memory = MemoryLimit(node.gpu.usable_bytes, options.state_factor)
     n0 = smallest_node_count(profile, memory, options.most_nodes)
     full, few = (

@@ -14,7 +14,7 @@ from pydantic import Field
 from makespan.oobleck.instantiation import distribute, enumerate_plans, event_time_s
 from makespan.oobleck.plan import Pipeline, PipelineTemplate
 from makespan.oobleck.profile import ModelProfile, uniform24
-from makespan.oobleck.reconfiguration import Copy, InsufficientNodes, StateLost, reconfigure
+from makespan.oobleck.reconfiguration import InsufficientNodes, StateLost, reconfigure
 from makespan.oobleck.templates import make_templates
 from makespan.papers.experiment import Experiment, Figure, Given
 from makespan.settings import Block, Count, option
@@ -82,7 +82,7 @@ class Losses(Experiment):
     bursts: Bursts = option("several nodes lost at once, again and again", Bursts())
 
     def compute(self, given: Given) -> dict[str, pd.DataFrame]:
-        """Return a row per plan and loss, and per case that the artifact works out."""
+        """Return a row per plan and loss, and per worked case of the artifact."""
         profile = uniform24()
         templates = make_templates(profile, range(1, self.most_nodes + 1))
         how: dict[str, Any] = {"n_microbatches": self.n_microbatches, "state_factor": self.state_factor}
@@ -94,7 +94,14 @@ class Losses(Experiment):
                 job: dict[str, Any] = {
                     "templates": {size: templates[size] for size in sizes}, "n0": n0, "f": f,
                 }  # fmt: skip
-                plans = [_grouped(counts, n0) for counts in enumerate_plans(sizes, n_nodes, f)]
+                # Pipelines of a plan have nodes from 0 on, the smallest first.
+                plans: list[Groups] = []
+                for counts in enumerate_plans(sizes, n_nodes, f):
+                    nodes = count()
+                    plans.append([
+                        tuple(islice(nodes, size))
+                        for size, times in enumerate(counts, n0) for _ in range(times)
+                    ])  # fmt: skip
                 case = f"n0={n0} f={f} N={n_nodes}"
                 losses = [lost for k in range(1, f + 1) for lost in combinations(range(n_nodes), k)]
                 every = [(groups, lost) for groups in plans for lost in losses]
@@ -129,7 +136,7 @@ def _lost(
     n_microbatches: int,
     state_factor: float,
 ) -> Iterator[tuple[Any, ...]]:
-    """Yield a row for each plan and loss."""
+    """Yield a row per plan and loss."""
     layer_bytes = [round(layer.parameter_bytes * state_factor) for layer in profile.layers]
     for step, (groups, lost) in enumerate(losses):
         pipelines = started(templates, groups, n_microbatches)
@@ -137,41 +144,30 @@ def _lost(
         after = ""
         start = perf_counter()
         try:
-            found = reconfigure(
+            result = reconfigure(
                 pipelines, lost, (), templates, f, n0, n_microbatches, layer_bytes=layer_bytes
             )
-            action = found.action
+            action = result.action
         except StateLost:
             action = "state-lost"
         except InsufficientNodes:
             action = "insufficient-nodes"
         wall_s = perf_counter() - start
         if action not in ENDS:
-            plan = found.plan.pipelines
-            after, copies_bytes = counts_of(len(one.nodes) for one in plan), float(found.copies_bytes)
-            most_sent_bytes = float(max(_sent(found.copies).values(), default=0))
-            copied_layers = float(len({copy.layer for copy in found.copies}))
-            iter_time_s = event_time_s(
-                [one.template for one in plan], [one.n_microbatches for one in plan], profile
-            )
+            left = result.plan.pipelines
+            after = counts_of(len(pipeline.nodes) for pipeline in left)
+            copies_bytes = float(result.copies_bytes)
+            sent_bytes: Counter[int] = Counter()  # by node
+            for copy in result.copies:
+                sent_bytes[copy.src.node] += copy.n_bytes
+            most_sent_bytes = float(max(sent_bytes.values(), default=0))
+            copied_layers = float(len({copy.layer for copy in result.copies}))
+            shares = [pipeline.n_microbatches for pipeline in left]
+            iter_time_s = event_time_s([pipeline.template for pipeline in left], shares, profile)
         before = counts_of(map(len, groups))
-        named = " ".join(map(str, lost))
+        lost_nodes = " ".join(map(str, lost))
         sizes = (most_sent_bytes, copied_layers)
-        yield case, step, named, action, before, after, copies_bytes, iter_time_s, wall_s, *sizes
-
-
-def _sent(copies: Iterable[Copy]) -> Counter[int]:
-    """Return what each node sends."""
-    sent: Counter[int] = Counter()
-    for one in copies:
-        sent[one.src.node] += one.n_bytes
-    return sent
-
-
-def _grouped(counts: Sequence[int], first_size: int) -> Groups:
-    """Give the pipelines of a plan nodes from 0 on, the smallest first."""
-    nodes = count()
-    return [tuple(islice(nodes, size)) for size, times in enumerate(counts, first_size) for _ in range(times)]
+        yield case, step, lost_nodes, action, before, after, copies_bytes, iter_time_s, wall_s, *sizes
 
 
 def _larger(
@@ -185,7 +181,7 @@ def _larger(
 
 
 def _worked(cells: pd.DataFrame, n_microbatches: int, state_factor: float) -> Iterator[tuple[Any, ...]]:
-    """Yield a row for each worked case; with five equal layers every layer is left in all of them."""
+    """Yield a row per worked case of the artifact; five equal layers, all of which survive in every case."""
     profile = ModelProfile("five", uniform24().layers[:5])
     for cell in cells.itertuples():
         groups = [tuple(map(int, nodes.split())) for nodes in str(cell.pipelines).split("|")]

@@ -280,7 +280,7 @@ class Setting:
 
     @property
     def columns(self) -> dict[str, str]:
-        """Return the columns that say so."""
+        """Return the columns of the setting in result tables."""
         switched = " ".join(defect.value for defect in self.switched)
         return {"system": self.system, "mode": self.mode, "defects": switched}
 
@@ -415,27 +415,30 @@ def failure_tables(
 
 
 def _times(runs: Runs, traces: Traces, models: Sequence[str], settings: Sequence[Setting]) -> pd.DataFrame:
-    """Return where time goes, means over seeds, and its share; idle GPUs are apart from the rest."""
+    """Return time by category, means over seeds, and its share; idle GPUs do not count in shares."""
     rows = []
     for name, by_seed in traces.items():
         for model in models:
             for setting in settings:
-                found = [runs.outcome(trace, seed, model, setting) for seed, trace in by_seed.items()]
-                if not found[0].is_feasible:
+                outcomes = [runs.outcome(trace, seed, model, setting) for seed, trace in by_seed.items()]
+                if not outcomes[0].is_feasible:
                     continue
-                times_s = {one: sum(run.times_s[one] for run in found) / len(found) for one in Category}
-                total_s = sum(time_s for one, time_s in times_s.items() if one is not Category.IDLE)
+                times_s = {
+                    category: sum(outcome.times_s[category] for outcome in outcomes) / len(outcomes)
+                    for category in Category
+                }
+                total_s = sum(time_s for category, time_s in times_s.items() if category is not Category.IDLE)
                 rows += [
                     {
                         "trace": name,
                         "model": model,
                         "system": setting.system,
                         "mode": setting.mode,
-                        "category": one.value,
+                        "category": category.value,
                         "time_s": time_s,
                         "share": time_s / total_s if total_s else 0.0,
                     }
-                    for one, time_s in times_s.items()
+                    for category, time_s in times_s.items()
                 ]
     return pd.DataFrame(rows)
 
@@ -506,32 +509,28 @@ def spot_tables(
 def _series(runs: Runs, first: tuple[int, NodeTrace], model: str, setting: Setting) -> list[dict[str, Any]]:
     """Return rows of throughput and nodes in bins of a few steps, at least six minutes."""
     seed, trace = first
-    found = runs.outcome(trace, seed, model, setting)
-    if not found.is_feasible:
+    outcome = runs.outcome(trace, seed, model, setting)
+    if not outcome.is_feasible:
         return []
     fastest = max(runs.systems.costs("oobleck", model).throughput.values())
     steps_s = _STEPS_A_BIN * runs.systems.models[model].samples_per_step / fastest
     width_s = _BIN_S * max(1, math.ceil(steps_s / _BIN_S))
     edges = np.arange(0.0, trace.end_ms * MS + width_s, width_s)
-    rates = _rates(found, edges)
-    if setting.mode == "compat" and (setting.system, model) == _ZEROED and Defect.D9 not in setting.switched:
-        rates = np.zeros_like(rates)
-    nodes = _nodes(trace, edges)
-    how = {"model": model, "system": setting.system, "mode": setting.mode}
-    return [
-        how | {"time_s": start, "n_nodes": n_nodes, "throughput_samples_per_s": rate}
-        for start, n_nodes, rate in zip(edges[:-1].tolist(), nodes.tolist(), rates.tolist(), strict=True)
-    ]
-
-
-def _rates(found: Outcome, edges: Floats) -> Floats:
-    """Return samples per second in each bin; the samples of a step are spread evenly over its time."""
-    steps = found.steps()
+    # Samples per second in each bin; the samples of a step are spread evenly over its time.
+    steps = outcome.steps()
     steps = steps[steps[:, 2] > 0]
     start, end = np.minimum(steps[:, 0], steps[:, 1]), steps[:, 1]
     covered = np.minimum(end[:, None], edges[None, 1:]) - np.maximum(start[:, None], edges[None, :-1])
     shares = np.clip(covered, 0.0, None) / np.maximum(end - start, MS)[:, None]
-    return np.asarray(steps[:, 2] @ shares / np.diff(edges), dtype=np.float64)
+    rates = np.asarray(steps[:, 2] @ shares / np.diff(edges), dtype=np.float64)
+    if setting.mode == "compat" and (setting.system, model) == _ZEROED and Defect.D9 not in setting.switched:
+        rates = np.zeros_like(rates)
+    nodes = _nodes(trace, edges)
+    run = {"model": model, "system": setting.system, "mode": setting.mode}
+    return [
+        run | {"time_s": start_s, "n_nodes": n_nodes, "throughput_samples_per_s": rate}
+        for start_s, n_nodes, rate in zip(edges[:-1].tolist(), nodes.tolist(), rates.tolist(), strict=True)
+    ]
 
 
 def _nodes(trace: NodeTrace, edges: Floats) -> Floats:

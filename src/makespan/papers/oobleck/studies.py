@@ -69,19 +69,18 @@ class _Job:
     def plan(
         self, old: HybridPlan | None, lost: Sequence[int], joined: Sequence[int], racks: Mapping[int, int]
     ) -> HybridPlan:
-        """Return the pipelines that go on, degraded if need be."""
+        """Return the pipelines that continue, degraded if there are too few nodes."""
         pipelines = old.pipelines if old else ()
         layer_bytes = [1] * next(iter(self.templates.values())).n_layers
-        found = reconfigure(
+        return reconfigure(
             pipelines, lost, joined, self.templates, self.f, self.n0, self.n_microbatches,
             layer_bytes=layer_bytes, hosts=racks if self.is_spread else None, policy="degrade",
-        )  # fmt: skip
-        return found.plan
+        ).plan  # fmt: skip
 
 
 @dataclass(slots=True)
 class _Run:
-    """Nodes and pipelines over time, and what was counted."""
+    """Racks of the nodes, pipelines, and counts of lost state, time below the threshold and microbatches."""
 
     job: _Job
     racks: dict[int, int]
@@ -92,19 +91,20 @@ class _Run:
     safe_microbatches: float = 0.0
 
     def pass_time(self, time_s: float) -> None:
-        """Train for a while."""
+        """Train for a time [s]."""
         is_below = len(self.racks) < (self.job.f + 1) * self.job.n0
         self.below_s += time_s if is_below else 0.0
         if self.plan is None:
             return
-        shares = [one.n_microbatches for one in self.plan.pipelines]
-        iteration_s = estimated_time_s([one.template for one in self.plan.pipelines], shares, "1f1b")
+        shares = [pipeline.n_microbatches for pipeline in self.plan.pipelines]
+        templates = [pipeline.template for pipeline in self.plan.pipelines]
+        iteration_s = estimated_time_s(templates, shares, "1f1b")
         done = time_s / iteration_s * self.job.n_microbatches
         self.microbatches += done
         self.safe_microbatches += 0.0 if is_below else done
 
     def lose(self, victims: Sequence[int]) -> None:
-        """Go on without some nodes, from a checkpoint where state is lost with them."""
+        """Continue without some nodes, from a checkpoint if state is lost with them."""
         for node in victims:
             del self.racks[node]
         try:
@@ -117,7 +117,7 @@ class _Run:
             self.plan = None
 
     def gain(self, racks: Mapping[int, int]) -> None:
-        """Take nodes in."""
+        """Add nodes, each with its rack."""
         self.racks |= racks
         if self.plan is None:
             self.start()
@@ -125,7 +125,7 @@ class _Run:
             self.plan = self.job.plan(self.plan, (), sorted(racks), self.racks)
 
     def start(self) -> None:
-        """Start from a checkpoint on the nodes that there are, if they are enough."""
+        """Start from a checkpoint on all nodes, if they are enough."""
         try:
             self.plan = self.job.plan(None, (), sorted(self.racks), self.racks)
         except InsufficientNodes:
@@ -133,7 +133,7 @@ class _Run:
 
 
 def burst_study(how: Bursts) -> Iterator[dict[str, Any]]:
-    """Yield what each f keeps over bursts of so many nodes, anywhere, in one rack, or with copies spread.
+    """Yield the work that each f keeps through bursts of losses: anywhere, in one rack, with copies spread.
 
     Work is a share of what all nodes would do in that time without losses; safe is what is done on
     ``(f + 1) n0`` nodes or more. Times and victims are the same for every f.
@@ -146,19 +146,19 @@ def burst_study(how: Bursts) -> Iterator[dict[str, Any]]:
         whole = _Run(job, _racks(how), None)
         whole.start()
         whole.pass_time(time_s)
-        found = {
+        shares = {
             "state_lost_share": run.lost_state / how.n_bursts,
             "below_share": run.below_s / time_s,
             "work_share": run.microbatches / whole.microbatches,
             "safe_work_share": run.safe_microbatches / whole.microbatches,
         }
         case = f"f={f} nodes={burst} {shape}"
-        for quantity, value in found.items():
+        for quantity, value in shares.items():
             yield {"study": "bursts", "case": case, "quantity": quantity, "value": value}
 
 
 def burst_table(studies: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of a table of studies that are of bursts, one a case, with a column a quantity."""
+    """Return the bursts of a table of studies: one row per case, one column per quantity."""
     rows = studies[studies["study"] == "bursts"]
     parts = rows["case"].str.extract(r"f=(?P<f>\d+) nodes=(?P<nodes>\d+) (?P<shape>.*)")
     rows = rows.join(parts.astype({"f": int, "nodes": int}))
@@ -188,22 +188,19 @@ def _simulated(job: _Job, burst: int, shape: Shape, how: Bursts) -> tuple[_Run, 
             run.gain(dict(enumerate(racks, next_node)))
             next_node += len(racks)
             continue
-        victims = _victims(run.racks, burst, shape, rng)
+        # A burst strikes nodes anywhere or of one rack, at most all that there are.
+        nodes = sorted(run.racks)
+        if shape != "anywhere" and nodes:
+            rack = run.racks[nodes[int(rng.integers(len(nodes)))]]
+            nodes = [node for node in nodes if run.racks[node] == rack]
+        drawn = rng.choice(nodes, min(burst, len(nodes)), replace=False)
+        victims = sorted(int(node) for node in drawn)
         if victims:
             back = (time_s + how.repair_s, n_bursts + 1 + order, [run.racks[node] for node in victims])
             heapq.heappush(events, back)
             run.lose(victims)
     run.pass_time(events[0][0] - now_s)
     return run, events[0][0]
-
-
-def _victims(racks: Mapping[int, int], burst: int, shape: Shape, rng: np.random.Generator) -> list[int]:
-    """Draw the nodes of a burst, at most all there are."""
-    nodes = sorted(racks)
-    if shape != "anywhere" and nodes:
-        rack = racks[nodes[int(rng.integers(len(nodes)))]]
-        nodes = [node for node in nodes if racks[node] == rack]
-    return sorted(int(node) for node in rng.choice(nodes, min(burst, len(nodes)), replace=False))
 
 
 # ------------------------------------------------------------------------------------------------
@@ -216,21 +213,17 @@ def guarantee_map(most_n0: int, most_f: int, most_nodes: int) -> Iterator[_Row]:
     """Yield the least number of template sizes for every n0 and f, counted and by the formula."""
     for n0 in range(1, most_n0 + 1):
         for f in range(most_f + 1):
-            found = {
-                "least_templates": _least(n0, f, most_nodes),
+            # The least number of consecutive sizes that leaves no hole up to the most nodes, by trial.
+            n_sizes = 1
+            while check_guarantee(range(n0, n0 + n_sizes), n0, f, most_nodes) is not None:
+                n_sizes += 1
+            counts = {
+                "least_templates": n_sizes,
                 "formula_templates": least_template_count(n0, f),
                 "full_templates": most_nodes - (f + 1) * n0 + 1,
             }
-            for quantity, value in found.items():
+            for quantity, value in counts.items():
                 yield {"study": "guarantee", "case": f"n0={n0} f={f}", "quantity": quantity, "value": value}
-
-
-def _least(n0: int, f: int, n_nodes: int) -> int:
-    """Return the least number of consecutive sizes that leaves no hole up to so many nodes, by trial."""
-    count = 1
-    while check_guarantee(range(n0, n0 + count), n0, f, n_nodes) is not None:
-        count += 1
-    return count
 
 
 def template_sets(options: "Studies") -> Iterator[_Row]:
@@ -256,13 +249,14 @@ def template_sets(options: "Studies") -> Iterator[_Row]:
 
 
 def _compared(profile: ModelProfile, f: int, n0: int, options: "Studies") -> dict[str, list[float]]:
+    """Compare all templates with the fewest that are needed, on every number of nodes."""
     full, full_s = _timed(profile, f, n0, options.compared_nodes, "full")
     minimal, minimal_s = _timed(profile, f, n0, options.compared_nodes, "minimal")
-    lost = []
+    lost, n_microbatches = [], options.compared_microbatches
     for n_nodes in range((f + 1) * n0, options.compared_nodes + 1):
         best, least = (
-            choose_plan(one, n_nodes, f, options.compared_microbatches, profile=profile).best.iter_time_s
-            for one in (full, minimal)
+            choose_plan(templates, n_nodes, f, n_microbatches, profile=profile).best.iter_time_s
+            for templates in (full, minimal)
         )
         lost.append(100.0 * (1.0 - best / least))
     return {
@@ -302,11 +296,11 @@ def _share(
 ) -> float:
     """Return the simulated share of full throughput, mean over seeds, all defects repaired."""
     full = costs.throughput[n_nodes]
-    found = [
+    outcomes = [
         simulate(system, generate_steady(n_nodes, mtbf_s, n_losses, seed), costs, repairs("fixed"))
         for seed in seeds
     ]
-    return float(np.mean([one.throughput_samples_per_s for one in found])) / full
+    return float(np.mean([outcome.throughput_samples_per_s for outcome in outcomes])) / full
 
 
 def interval_study(systems: Systems, how: Intervals) -> Iterator[dict[str, Any]]:
@@ -324,12 +318,12 @@ def interval_study(systems: Systems, how: Intervals) -> Iterator[dict[str, Any]]
             yield _row(INTERVALS, case, "simulated_share", shares[every])
             yield _row(INTERVALS, case, "expected_share", expected_share("varuna", costs, n_nodes, mtbf_s))
         oobleck = _flat(systems.costs("oobleck", model), n_nodes)
-        own = _share("oobleck", oobleck, n_nodes, mtbf_s, n_losses, seeds)
+        oobleck_share = _share("oobleck", oobleck, n_nodes, mtbf_s, n_losses, seeds)
         yield _row(INTERVALS, model, "best_steps", max(shares, key=lambda every: shares[every]))
         yield _row(INTERVALS, model, "best_share", max(shares.values()))
         yield _row(INTERVALS, model, "young_daly_steps", estimate)
         yield _row(INTERVALS, model, "young_daly_share", shares[estimate])
-        yield _row(INTERVALS, model, "oobleck_share", own)
+        yield _row(INTERVALS, model, "oobleck_share", oobleck_share)
 
 
 def analytic_study(systems: Systems, how: Intervals) -> Iterator[dict[str, Any]]:
@@ -342,21 +336,19 @@ def analytic_study(systems: Systems, how: Intervals) -> Iterator[dict[str, Any]]
             if not costs.throughput:
                 continue
             costs = _flat(costs, n_nodes)
-            mtbf_s = _RARE * _cost_s(system, costs, n_nodes)
-            found = _share(system, costs, n_nodes, mtbf_s, how.n_losses, seeds)
+            # A loss costs at most its recovery and the work since the last safe state.
+            step_s = costs.samples_per_step / costs.throughput[n_nodes]
+            if system == "varuna":
+                cost_s = (costs.restart_ms - costs.checkpoint_ms) * MS + costs.checkpoint_every * step_s
+            else:
+                cost_s = (costs.global_ms if system == "oobleck" else costs.local_ms) * MS + step_s
+            mtbf_s = _RARE * cost_s
+            simulated = _share(system, costs, n_nodes, mtbf_s, how.n_losses, seeds)
             expected = expected_share(system, costs, n_nodes, mtbf_s)
             case = f"{system}, {model}, a loss every {mtbf_s:.0f} s"
-            yield _row(_ANALYTIC, case, "simulated_share", found)
+            yield _row(_ANALYTIC, case, "simulated_share", simulated)
             yield _row(_ANALYTIC, case, "expected_share", expected)
-            yield _row(_ANALYTIC, case, "difference_pct", 100.0 * (found / expected - 1.0))
-
-
-def _cost_s(system: str, costs: Costs, n_nodes: int) -> float:
-    """Return what a loss costs at the most: recovering, and the work since the last safe state [s]."""
-    step_s = costs.samples_per_step / costs.throughput[n_nodes]
-    if system == "varuna":
-        return (costs.restart_ms - costs.checkpoint_ms) * MS + costs.checkpoint_every * step_s
-    return (costs.global_ms if system == "oobleck" else costs.local_ms) * MS + step_s
+            yield _row(_ANALYTIC, case, "difference_pct", 100.0 * (simulated / expected - 1.0))
 
 
 def _row(study: str, case: str, quantity: str, value: float) -> dict[str, Any]:

@@ -49,7 +49,7 @@ _HEADS, _VOCABULARY = 4, 64
 
 @dataclass(frozen=True, slots=True)
 class _Trained:
-    """One run with what it met."""
+    """One run, the processes that were killed, and how often a checkpoint was read."""
 
     name: str
     record: Record
@@ -154,20 +154,36 @@ class Hybrid(Experiment):
             for number, faults in enumerate(drawn_faults(self)):
                 job = self.job(number)
                 ours, result = _train(self, job, faults, folder / f"job-{number}", f"job {number}, oobleck")
-                losses, equal = _replayed(job, result)
-                runs = [(ours, equal)]
+                losses, is_same = _replayed(job, result)
+                runs = [(ours, is_same)]
                 if number < self.baseline_jobs:
                     # The same kills at the same iterations; a relaunch has no recovery in which to kill.
-                    same = [
-                        replace(killed.fault, iteration=killed.armed)
-                        for killed in ours.killed
-                        if not killed.fault.is_next
-                    ]
-                    theirs = _relaunch(self, job, same, len(losses), folder / f"base-{number}", number)
-                    runs.append((theirs, True))
+                    same_kills = Faults(
+                        [
+                            replace(killed.fault, iteration=killed.armed)
+                            for killed in ours.killed
+                            if not killed.fault.is_next
+                        ]
+                    )
+                    record, path = Record(), folder / f"base-{number}"
+                    options = _options(self, checkpoint_every=self.checkpoint_every)
+                    train_relaunching(
+                        job, _profile(self), len(losses), path, options, record=record, faults=same_kills
+                    )
+                    name = f"job {number}, relaunch"
+                    runs.append((_Trained(name, record, same_kills.done, record.n_reads), True))
                 for run, is_equal in runs:
                     steps += _step_rows(run, losses)
-                    kills += _kill_rows(run)
+                    kills += [
+                        {
+                            "run": run.name, "kill": kill, "phase": killed.phase,
+                            "kind": PHASES[killed.fault.phase], "step": killed.iteration,
+                            "released_wall_s": None if killed.released_s is None
+                            else killed.released_s - (killed.killed_s or 0.0),
+                            "first_wall_s": _pause_s(killed),
+                        }
+                        for kill, killed in enumerate(run.killed)
+                    ]  # fmt: skip
                     sums.append(_summary(run, job, is_equal))
         schemas = schemas_of("makespan.papers.oobleck")
         tables = {"hybrid": steps, "hybrid_kills": kills, "hybrid_summary": sums}
@@ -207,7 +223,7 @@ def _drawn_fault(rng: np.random.Generator, phase: str, iteration: int, protocol:
 
 
 def _profile(protocol: Hybrid) -> ModelProfile:
-    """Layers of equal times; exchanges among many pipelines are slow, so that some have several stages."""
+    """Return layers of equal times; exchanges among many pipelines are slow, so some have several stages."""
     most = protocol.most_pipelines
     exchange = {n: 0.0 if n <= most else _SLOW_EXCHANGE_S for n in range(1, protocol.nodes + 2)}
     layer = LayerProfile(1e-3, 2e-3, {}, exchange, parameter_bytes=4.0 * protocol.hidden**2)
@@ -237,6 +253,7 @@ class _Watch:
 def _train(
     protocol: Hybrid, job: ChainJob, drawn: Sequence[Fault], path: Path, name: str
 ) -> tuple[_Trained, LiveResult]:
+    """Train a job through its kills with Oobleck, until a few iterations after the last one."""
     faults, record = Faults(drawn), Record()
     watch = _Watch(path, faults)
     options = _options(protocol, n_replacements=len(drawn))
@@ -244,28 +261,17 @@ def _train(
         job, _profile(protocol), _MOST_ITERATIONS, path, options, watch=watch, record=record, faults=faults
     )
     if not faults.is_over:
-        raise TrainingError(f"{name}: {len(faults.pending)} of {len(drawn)} kills did not come to pass")
+        n_left = len(faults.pending)
+        raise TrainingError(
+            f"{name}: {n_left} of {len(drawn)} kills did not strike within {_MOST_ITERATIONS} iterations"
+        )
     return _Trained(name, record, faults.done, watch.reads), result
 
 
-def _relaunch(
-    protocol: Hybrid,
-    job: ChainJob,
-    drawn: Sequence[Fault],
-    iterations: int,
-    path: Path,
-    number: int,
-) -> _Trained:
-    faults, record = Faults(drawn), Record()
-    options = _options(protocol, checkpoint_every=protocol.checkpoint_every)
-    train_relaunching(job, _profile(protocol), iterations, path, options, record=record, faults=faults)
-    return _Trained(f"job {number}, relaunch", record, faults.done, record.n_reads)
-
-
 def _replayed(job: ChainJob, result: LiveResult) -> tuple[list[float], bool]:
-    """Repeat a run in one process; losses, and whether they and all state have equal bits."""
+    """Repeat a run in one process; return its losses, and True if they and all state have the same bits."""
     if result.checkpoint is None:
-        raise CheckpointError("a run that ended well has no checkpoint")
+        raise CheckpointError("the run ended without a checkpoint; expected one after its last iteration")
     from makespan.oobleck.oracle import replay  # imports torch
 
     losses, equal = replay(job, result.plans, result.step, result.checkpoint)
@@ -273,7 +279,7 @@ def _replayed(job: ChainJob, result: LiveResult) -> tuple[list[float], bool]:
 
 
 def _step_rows(run: _Trained, losses: Sequence[float]) -> list[dict[str, Any]]:
-    """Return the rows of the table of iterations; an iteration that was repeated has its last row."""
+    """Return a row per iteration of a run, the last one of an iteration that was repeated."""
     last = {row["iteration"]: row for row in run.record.rows}
     rows = []
     for step, row in sorted(last.items()):
@@ -298,20 +304,8 @@ def _pause_s(killed: Killed) -> float:
     return (killed.first_s or 0.0) - (killed.killed_s or 0.0)
 
 
-def _kill_rows(run: _Trained) -> list[dict[str, Any]]:
-    return [
-        {
-            "run": run.name, "kill": number, "phase": killed.phase, "kind": PHASES[killed.fault.phase],
-            "step": killed.iteration,
-            "released_wall_s": None if killed.released_s is None
-            else killed.released_s - (killed.killed_s or 0.0),
-            "first_wall_s": _pause_s(killed),
-        }
-        for number, killed in enumerate(run.killed)
-    ]  # fmt: skip
-
-
 def _summary(run: _Trained, job: ChainJob, is_equal: bool) -> dict[str, Any]:
+    """Return pauses, repeated iterations and goodput of a run."""
     rows, pauses = run.record.rows, [_pause_s(killed) for killed in run.killed]
     released = [killed.released_s - (killed.killed_s or 0.0) for killed in run.killed if killed.released_s]
     n_done = len({row["iteration"] for row in rows})
@@ -414,6 +408,7 @@ def _plans(profile: ModelProfile, n_microbatches: int, most_nodes: int) -> list[
 
 
 def _predicted(job: ChainJob, profile: ModelProfile, plan: HybridPlan) -> dict[str, Any]:
+    """Return a plan with the iteration time that planning predicts, also for few cores."""
     templates = [pipeline.template for pipeline in plan.pipelines]
     counts = [pipeline.n_microbatches for pipeline in plan.pipelines]
     n_cores = usable_cpus()
