@@ -91,7 +91,16 @@ def plot_bands(
             _draw_bands(
                 axes, table.assign(x=table[parameter], hours=table[column] / HOUR), set(group), styles
             )
-            _parameter_ticks(axes, np.unique(table[parameter].to_numpy(float)), panels.size // 2)
+            # A tick at every point, with its number if there is room.
+            points = np.unique(table[parameter].to_numpy(float))
+            scale = 0.75 * 72 * TWO_COLUMNS_IN / (panels.size // 2) / max(float(np.ptp(points)), 1e-9)
+            end, labels = -math.inf, []
+            for point in points:
+                half = _LETTER_PT * len(f"{point:g}") / 2
+                fits = scale * point - half > end
+                labels.append(f"{point:g}" if fits else "")
+                end = scale * point + half if fits else end
+            axes.set_xticks(points, labels)
             axes.set_ylabel("" if number else title)
             axes.tick_params(axis="y", labelleft=not number)
     n_seeds = int(table.groupby(["policy", parameter])["seed"].nunique().max())
@@ -112,7 +121,7 @@ def plot_bands(
 
 
 def _draw_bands(axes: Axes, table: pd.DataFrame, shown: set[str], styles: Mapping[str, Style]) -> None:
-    """Draw means and bands of the ``shown`` policies over ``x``, and the means of the others."""
+    """Draw the ``shown`` policies over ``x``, means with bands, and the means of the others in grey."""
     for policy in in_order(table["policy"], styles):
         rows, style = table[table["policy"] == policy], style_of(styles, policy)
         groups = np.log(rows["hours"]).groupby(rows["x"])  # in logarithms: times are positive and skewed
@@ -132,18 +141,6 @@ def _draw_bands(axes: Axes, table: pd.DataFrame, shown: set[str], styles: Mappin
     axes.set_yscale("log")
     log_ticks(axes.yaxis, least, most)
     axes.set_ylim(least, most)
-
-
-def _parameter_ticks(axes: Axes, points: Floats, n_columns: int) -> None:
-    """Put a tick at every point, with its number if there is room."""
-    scale = 0.75 * 72 * TWO_COLUMNS_IN / n_columns / max(float(np.ptp(points)), 1e-9)
-    end, labels = -math.inf, []
-    for point in points:
-        half = _LETTER_PT * len(f"{point:g}") / 2
-        fits = scale * point - half > end
-        labels.append(f"{point:g}" if fits else "")
-        end = scale * point + half if fits else end
-    axes.set_xticks(points, labels)
 
 
 def _handles(policies: Iterable[str], styles: Mapping[str, Style], with_marker: bool = True) -> list[Line2D]:
@@ -542,7 +539,16 @@ def plot_grouped_bars(
             else style
             for key, style in series.items()
         }
-        _bar_groups(axes, table[table["panel"] == name], groups, panel_series)
+        width, keys = 0.88 / len(series), list(series)
+        for row in table[table["panel"] == name].to_dict("records"):
+            value, style = float(row["value"]), panel_series[row["series"]]
+            offset = (keys.index(row["series"]) - (len(keys) - 1) / 2) * width
+            x = groups.index(row["group"]) + offset
+            axes.bar(x, value, 0.92 * width, fc=pale(style), ec=style.colour, lw=0.5, zorder=2)
+            low, high = (float(row.get(end, np.nan)) for end in ("low", "high"))
+            spread(axes, x, low, high)
+            text = str(row.get("text", f"{value:.2f}"))
+            axes.text(x, np.nanmax([value, high]), text, ha="center", va="bottom")
         axes.set_xticks(range(len(groups)), [shown.get(group, group) for group in groups])
         axes.tick_params(axis="x", length=0)
         axes.grid(visible=False, axis="x")
@@ -556,19 +562,6 @@ def plot_grouped_bars(
     if {"low", "high"} <= set(table.columns) and table[["low", "high"]].notna().all(axis=1).any():
         handles.append(spread_handle(spread_label))
     return add_legend(figure, source, handles, ncols=2 if len(names) == 1 else 4)
-
-
-def _bar_groups(axes: Axes, rows: pd.DataFrame, groups: list[str], series: Mapping[str, Style]) -> None:
-    width, keys = 0.88 / len(series), list(series)
-    for row in rows.to_dict("records"):
-        value, style = float(row["value"]), series[row["series"]]
-        offset = (keys.index(row["series"]) - (len(keys) - 1) / 2) * width
-        x = groups.index(row["group"]) + offset
-        axes.bar(x, value, 0.92 * width, fc=pale(style), ec=style.colour, lw=0.5, zorder=2)
-        low, high = (float(row.get(end, np.nan)) for end in ("low", "high"))
-        spread(axes, x, low, high)
-        end = np.nanmax([value, high])
-        axes.text(x, end, str(row.get("text", f"{value:.2f}")), ha="center", va="bottom")
 
 
 # --- Performance model ------------------------------------------------------------------------------
@@ -612,8 +605,27 @@ def plot_error_bars(table: pd.DataFrame, source: str, form: str, other_form: str
             positions[model, family] = x
             x += 1.0
         x += _GROUP_GAP
+    signed_sqrt = (lambda y: np.sign(y) * np.sqrt(np.abs(y)), lambda y: np.sign(y) * np.square(y))
     for axes, kind in ((top, "avg"), (bottom, "max")):
-        _error_panel(axes, table, positions, (form, other_form), kind)
+        for row in table.to_dict("records"):
+            x, value = positions[row["model"], row["plan_family"]], row[f"{kind}_error_pct"]
+            if row["form"] == form:
+                axes.bar(x, value, 0.8, color=style_of(FAMILIES, row["plan_family"]).colour, lw=0, zorder=2)
+                published_marks(axes, x, row[f"published_{kind}_error_pct"], ms=3.0)
+            elif row["form"] == other_form:
+                axes.bar(x, value, 0.8, fill=False, edgecolor=_OTHER, lw=0.6, zorder=3)
+        if kind == "avg":
+            limit(axes, _CLAIM_PCT)
+        axes.grid(visible=False, axis="x")
+        axes.set_yscale("function", functions=signed_sqrt)
+        axes.set_ylim(bottom=0)
+        axes.yaxis.set_major_formatter(plain_numbers())
+        # Only ticks that are far enough apart on the square-root scale.
+        largest, ticks = axes.get_ylim()[1], [0.0]
+        for tick in _TICKS_PCT:
+            if tick <= largest and math.sqrt(tick) - math.sqrt(ticks[-1]) >= _TICK_GAP * math.sqrt(largest):
+                ticks.append(tick)
+        axes.set_yticks(ticks)
         axes.tick_params(axis="x", length=0)
     top.set_ylabel("average error [%],\nsquare-root axis")
     bottom.set_ylabel("largest error [%],\nsquare-root axis")
@@ -627,35 +639,6 @@ def plot_error_bars(table: pd.DataFrame, source: str, form: str, other_form: str
         handles.append(published_handle("printed in the paper"))
     handles.append(limit_handle("claimed bound of the average"))
     return add_legend(figure, source, handles, ncols=min(len(handles), 5))
-
-
-def _error_panel(
-    axes: Axes,
-    table: pd.DataFrame,
-    positions: dict[tuple[str, str], float],
-    forms: tuple[str, str],
-    kind: str,
-) -> None:
-    for row in table.to_dict("records"):
-        x, value = positions[row["model"], row["plan_family"]], row[f"{kind}_error_pct"]
-        if row["form"] == forms[0]:
-            axes.bar(x, value, 0.8, color=style_of(FAMILIES, row["plan_family"]).colour, lw=0, zorder=2)
-            published_marks(axes, x, row[f"published_{kind}_error_pct"], ms=3.0)
-        elif row["form"] == forms[1]:
-            axes.bar(x, value, 0.8, fill=False, edgecolor=_OTHER, lw=0.6, zorder=3)
-    if kind == "avg":
-        limit(axes, _CLAIM_PCT)
-    axes.grid(visible=False, axis="x")
-    signed_sqrt = (lambda y: np.sign(y) * np.sqrt(np.abs(y)), lambda y: np.sign(y) * np.square(y))
-    axes.set_yscale("function", functions=signed_sqrt)
-    axes.set_ylim(bottom=0)
-    axes.yaxis.set_major_formatter(plain_numbers())
-    # Only ticks that are far enough apart on the square-root scale.
-    largest, ticks = axes.get_ylim()[1], [0.0]
-    for tick in _TICKS_PCT:
-        if tick <= largest and math.sqrt(tick) - math.sqrt(ticks[-1]) >= _TICK_GAP * math.sqrt(largest):
-            ticks.append(tick)
-    axes.set_yticks(ticks)
 
 
 @figure_style
@@ -700,6 +683,7 @@ def plot_prediction(table: pd.DataFrame, source: str, form: str) -> Figure:
 
 
 def _prediction_panel(axes: Axes, rows: pd.DataFrame) -> None:
+    """Draw the rows of a model, with the mean error of those that are held out."""
     times = rows[["measured_s", "predicted_s"]].to_numpy(dtype=float)
     middle = math.sqrt(times.min() * times.max())
     reach = max(1.25 * math.sqrt(times.max() / times.min()), 2.0)  # wide enough for two ticks
@@ -904,8 +888,9 @@ def plot_gantt(table: pd.DataFrame, source: str) -> Figure:
     families = in_order(table["plan_family"], FAMILIES)
     _bars(axes, rows, start, ready, _RESTART_COLOUR)
     for family in families:
-        mine = (table["plan_family"] == family).to_numpy()
-        _bars(axes, rows[mine], ready[mine], end[mine], style_of(FAMILIES, family).colour)
+        of_family = (table["plan_family"] == family).to_numpy()
+        colour = style_of(FAMILIES, family).colour
+        _bars(axes, rows[of_family], ready[of_family], end[of_family], colour)
     axes.set_yticks([(node + 0.5) * width for node in nodes], [f"node {node}" for node in nodes])
     axes.hlines([node * width for node in nodes[1:]], 0, float(end.max()), color="white", lw=1.2, zorder=3)
     axes.hlines([node * width for node in nodes[1:]], 0, float(end.max()), color="black", lw=0.4, zorder=4)
@@ -959,9 +944,15 @@ def job_spans(events: pd.DataFrame) -> pd.DataFrame:
         for kind, job, nodes, family in records:
             if kind in _HELD:
                 now_s = float(str(time))
-                spans[job] = _Span(
-                    job, family, now_s, _take(nodes, busy), now_s if job in ready else math.inf
-                )
+                gpus: list[tuple[int, int]] = []
+                for part in nodes.split():
+                    # The lowest free GPUs of each node.
+                    node, count = (int(value) for value in part.split(":"))
+                    used = busy.setdefault(node, set())
+                    free = [gpu for gpu in range(len(used) + count) if gpu not in used][:count]
+                    used.update(free)
+                    gpus += [(node, gpu) for gpu in free]
+                spans[job] = _Span(job, family, now_s, gpus, now_s if job in ready else math.inf)
     for span in spans.values():
         closed += _close(span, float(rows["time_s"].max()), busy)
     table = pd.DataFrame(closed, columns=_SPAN_COLUMNS)
@@ -977,18 +968,6 @@ class _Span:
     start_s: float
     gpus: list[tuple[int, int]]
     ready_s: float = math.inf
-
-
-def _take(nodes: str, busy: dict[int, set[int]]) -> list[tuple[int, int]]:
-    """Choose the lowest free GPUs of each node."""
-    taken: list[tuple[int, int]] = []
-    for part in nodes.split():
-        node, count = (int(value) for value in part.split(":"))
-        used = busy.setdefault(node, set())
-        free = [gpu for gpu in range(len(used) + count) if gpu not in used][:count]
-        used.update(free)
-        taken += [(node, gpu) for gpu in free]
-    return taken
 
 
 def _close(span: _Span, end_s: float, busy: dict[int, set[int]]) -> list[tuple[object, ...]]:
