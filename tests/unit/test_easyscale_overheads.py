@@ -2,6 +2,7 @@
 
 import json
 import os
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -109,15 +110,18 @@ def test_without_context_switches_nothing_else_is_left_out():
     from makespan.easyscale import timing_worker as worker
     from makespan.easyscale.job import RankMapping
     from makespan.easyscale.kernels import DeterminismLevel
+    from makespan.easyscale.parts import TrainedParts
     from makespan.easyscale.randomness import parameter_sha
     from makespan.easyscale.reduction import Reduction, over_group
     from makespan.easyscale.worker import HostedESTs
-    from makespan.training.zoo import StandIn
+    from makespan.training.zoo import StandIn, build_stand_in, stand_in_loss
 
     spec, found = StandIn("neumf", width=16), []
     batch = worker._batch(spec, 100, 1)
     for swaps in (True, False):
-        parts = worker._parts(spec, 1)
+        model = build_stand_in(spec, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+        parts = TrainedParts(model, optimizer, partial(stand_in_loss, spec))
         hosted = HostedESTs(
             parts, torch.device("cpu"), RankMapping.even(3, 1), 0, Reduction(3),
             DeterminismLevel.named("D1"), seed=1, swaps_contexts=swaps,
