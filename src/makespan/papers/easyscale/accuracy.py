@@ -73,8 +73,9 @@ class Gap(Experiment):
         Figure(
             "gap_curves",
             "Decay of the learning rate",
-            "Mean loss of every epoch where the learning rate is multiplied by gamma at the grey "
-            "line, on one, two and four devices.",
+            "Mean loss of every epoch on one, two and four devices, measured in one run per line; "
+            "at the grey line the learning rate is multiplied by gamma. Where training does not "
+            "depend on devices, the lines of one gamma coincide.",
             tables=("gap_curves",),
             sources=("measured",),
             explore=Explore(

@@ -495,9 +495,9 @@ class Serving(Experiment):
         Figure(
             "serving",
             "Training beside serving",
-            "GPUs over time that serving needs, and on top those that elastic jobs hold beside it; "
-            "jobs from source {source}, where emulated means a generated list, submitted again and "
-            "again. What serving needs is generated.",
+            "GPUs over time that serving needs, and on top of them those that elastic jobs hold, "
+            "from one simulation per policy; jobs from source {source}, where emulated means a "
+            "generated list, submitted several times. The demand of serving is generated.",
             tables=("serving_rounds",),
             explore=Explore(
                 "areas",
@@ -665,9 +665,10 @@ class Simulation(Experiment):
         Figure(
             "fig15",
             "Fig. 15",
-            "GPUs that jobs hold after every round under EasyScale, on times that follow from "
-            "printed cells; jobs from source {source}, where emulated means a generated list. Grey "
-            "with hollow diamonds is what the paper shows for the authors' list.",
+            "GPUs that jobs hold after every round under EasyScale, from one simulation on times "
+            "that follow from printed cells; jobs from source {source}, where emulated means a "
+            "generated list. Grey with hollow diamonds is the curve that the paper prints for the "
+            "authors' list.",
             tables=("fig15",),
             values={"policies": ("easyscale-homo", "easyscale-heter")},
             explore=Explore(
@@ -683,8 +684,9 @@ class Simulation(Experiment):
             "sensitivity",
             "Sensitivity of Fig. 14",
             "Average completion time and makespan of Fig. 14 against the length of a round and the "
-            "restart delay, one varied at a time; jobs from source {source}, where emulated means a "
-            "generated list.",
+            "restart delay, one varied at a time, one simulation per point; jobs from source "
+            "{source}, where emulated means a generated list. Lines that do not cross keep the "
+            "order of the policies.",
             tables=("sensitivity",),
         ),
     )

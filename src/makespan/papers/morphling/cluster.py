@@ -161,7 +161,8 @@ class Table4(Simulated):
             "jct_cdf",
             "Completion times",
             "Share of jobs that completed within a time, by policy and job list, on {source} "
-            "iteration times.",
+            "iteration times: one simulation per line, with the first restart delay. The axis of "
+            "times is logarithmic; a line further to the left is better.",
             tables=("jct",),
             options={"policies": "morphling.simulation.policies"},
             explore=Explore(
@@ -176,8 +177,9 @@ class Table4(Simulated):
         Figure(
             "allocation",
             "GPUs over time",
-            "GPUs held over time by family of the execution plan, on {source} iteration times. The "
-            "dashed line is the cluster.",
+            "GPUs held over time by family of the execution plan, one simulation per panel, on "
+            "{source} iteration times. The dashed line is the whole cluster: white below it are "
+            "idle GPUs.",
             tables=("allocation",),
             options={"cluster_name": "cluster"},
             explore=Explore(
@@ -191,8 +193,9 @@ class Table4(Simulated):
         Figure(
             "gantt",
             "Schedule",
-            "Who held which GPU when, by family of the execution plan; restart delays are light "
-            "grey, and thin lines separate the nodes. From {source} iteration times.",
+            "GPUs that jobs of one simulation held over time, one line per GPU, by family of the "
+            "execution plan, on {source} iteration times. Restart delays are light grey, and thin "
+            "lines separate the nodes.",
             tables=("schedule",),
             explore=Explore(
                 "spans",

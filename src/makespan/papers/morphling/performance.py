@@ -81,9 +81,9 @@ class FitModels(OnMachine):
         Figure(
             "prediction",
             "Prediction",
-            "Predicted against {source} iteration times, one panel a model, with the dotted line on "
-            "which both agree. Plus signs were used in the fit, hollow ones are flagged as "
-            "anomalies.",
+            "Predicted against {source} iteration times, one panel per model; on the dotted line "
+            "both agree. Each mark is one plan on one placement: plus signs were used in the fit, "
+            "filled marks were held out, and hollow ones are flagged as anomalies.",
             tables=("table2_rows",),
             options={"form": "performance_model.experiment_form"},
         ),
@@ -397,8 +397,9 @@ class Sensitivity(Experiment):
         Figure(
             "sensitivity_cpu",
             "Sensitivity to CPU threads",
-            "Throughput of offload plans against the number of CPU threads a GPU, by the "
-            "performance model fitted to {source} iteration times.",
+            "Throughput of the best offload plan against the number of CPU threads per GPU, by the "
+            "performance model fitted to {source} iteration times. A line that rises shows a plan "
+            "that waits for the CPU.",
             tables=("sensitivity_families",),
         ),
     )

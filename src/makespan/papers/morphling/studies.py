@@ -189,11 +189,11 @@ class Rivals(OnLists):
         Figure(
             "rivals",
             "Parameters of rivals",
-            "What other values of one parameter of a rival do to the average completion time, or to "
-            "the makespan where it makes that small, over the shipped values, on lists that no "
-            "other result uses and on {source} iteration times. Means, and 95 % intervals as lines "
-            "with caps; above 1, the dotted line, the shipped value is better. An arrow at the edge "
-            "holds a value beyond the axis.",
+            "Average completion time of a rival with another value of one parameter over that with "
+            "the shipped value, or its makespan if the rival minimises that; on lists that no other "
+            "result uses and on {source} iteration times. Means over lists and delays, with 95 % "
+            "intervals as lines with caps; above 1, the dotted line, the shipped value is better. "
+            "An arrow at the edge holds a value beyond the axis.",
             tables=("rivals",),
         ),
     )
@@ -540,8 +540,8 @@ class Load(_Varied):
             "load",
             "Load",
             "Average completion time and makespan against the arrival rate, on {source} iteration "
-            "times. Bands are 95 % confidence over job lists and end where a panel does; the other "
-            "policies are light grey.",
+            "times: means over job lists (10 by default), with bands for 95 % confidence that end "
+            "where a panel does. Light grey lines are the policies of the other panels.",
             tables=("load",),
         ),
     )
@@ -580,9 +580,10 @@ class LargeModels(_Varied):
         Figure(
             "large_models",
             "Large models",
-            "Average completion time and makespan against the share of large models, on {source} "
-            "iteration times. Bands are 95 % confidence over job lists and end where a panel does; "
-            "the other policies are light grey.",
+            "Average completion time and makespan against the share of jobs that train large "
+            "models, on {source} iteration times: means over job lists (10 by default), with bands "
+            "for 95 % confidence that end where a panel does. Light grey lines are the policies of "
+            "the other panels.",
             tables=("large_models",),
         ),
     )
@@ -626,8 +627,9 @@ class Rounds(_Varied):
             "rounds",
             "Length of a round",
             "Average completion time and makespan against the length of a scheduling round, on "
-            "{source} iteration times. Bands are 95 % confidence over job lists and end where a "
-            "panel does; the other policies are light grey.",
+            "{source} iteration times: means over job lists (3 by default), with bands for 95 % "
+            "confidence that end where a panel does. Light grey lines are the policies of the other "
+            "panels.",
             tables=("rounds",),
         ),
     )
@@ -680,8 +682,8 @@ class Scale(Simulated):
             "scale",
             "Scale",
             "Wall time of whole simulations and of single decisions against jobs and GPUs, on "
-            "{source} iteration times: medians of repeated simulations, with lines with caps from "
-            "the fastest to the slowest.",
+            "{source} iteration times: medians of up to three simulations, with lines with caps "
+            "from the fastest to the slowest. Both axes are logarithmic.",
             tables=("scale",),
         ),
     )

@@ -88,10 +88,10 @@ class Templates(Experiment):
         Figure(
             "templates",
             "Templates",
-            "Slowest stage over the mean of all in templates of random and of equal layers; how "
-            "long the search for a template takes for layers that grow from first to last, and the "
-            "published search for random ones, which reuses what it found for fewer nodes. Made-up "
-            "layers, no source of iteration times.",
+            "Templates of random and of equal layers: the slowest stage over the mean of all; and "
+            "the time that the search for a template takes, for layers that grow from first to "
+            "last, and for the published search on random layers, which reuses results for fewer "
+            "nodes. The layers are generated, so no source of iteration times plays a part.",
             tables=("templates",),
         ),
     )
@@ -355,8 +355,8 @@ class LayerThroughput(Experiment):
             "layer_throughput",
             "Throughput from times of layers",
             "Throughput of the best plan from emulated times of layers on nodes of one A40, without "
-            "transfers between stages, beside the constants of the artifact as hollow diamonds, "
-            "which no published figure here rests on.",
+            "transfers between stages. Hollow diamonds are the constants of the artifact; the "
+            "simulations here use these, and not the emulated times.",
             tables=("layer_throughput",),
         ),
     )

@@ -60,10 +60,10 @@ class Losses(Experiment):
         Figure(
             "reconfiguration",
             "Reconfiguration",
-            "What becomes of plans of a few nodes when nodes are lost at once, as a share of "
-            "losses. Left: all losses of all plans of up to f nodes; right: random larger ones. "
-            "Below, the mean of what is sent where training goes on, and, as a black dot, by the "
-            "node that sends most; a layer of the 24 has 1 kB of parameters.",
+            "Outcome of losing nodes at once, as a share of losses, for plans of a few nodes. Left: "
+            "all losses of up to f nodes of all plans; right: random larger losses. Below: the "
+            "mean of the bytes sent where training continues, and, as a black dot, of those of the "
+            "node that sends most; each of the 24 layers has 1 kB of parameters.",
             tables=("reconfiguration",),
         ),
     )

@@ -562,39 +562,44 @@ class Failures(Experiment):
         Figure(
             "fig1",
             "Fig. 1",
-            "Where time goes with a failure every ten minutes, simulators as released, whose "
-            "categories overlap, and repaired; source {source}, where emulated means that the lost "
-            "nodes are drawn, mean over seeds. Crosses mark what does not fit into memory.",
+            "Share of time by category with a failure every ten minutes, by the simulators as "
+            "released, whose categories overlap, and repaired. Source {source}: emulated is the "
+            "mean over generated traces (20 by default), published the one trace of the authors. "
+            "Crosses mark models that do not fit into memory.",
             tables=("fig1",),
             draw="breakdown",
         ),
         Figure(
             "fig9",
             "Fig. 9",
-            "Average throughput on 30 nodes of which one is lost again and again, at the distance "
-            "below; simulators as released and with their defects repaired, on printed throughput; "
-            "source {source}, where emulated means that the lost nodes are drawn, mean over seeds "
-            "with its 95 % interval, cut at 0, as a line with caps. Hollow diamonds are the "
-            "published values, and crosses mark what does not fit into memory.",
+            "Average throughput on 30 nodes that lose one node after the other, at the distances "
+            "below the bars, by the simulators as released and with their defects repaired, on "
+            "printed throughput. Source {source}: emulated is the mean over generated traces (20 by "
+            "default), with its 95 % interval, cut at 0, as a line with caps; published is the one "
+            "trace of the authors. Hollow diamonds are the published values, and crosses mark "
+            "models that do not fit into memory.",
             tables=("fig9",),
         ),
         Figure(
             "fig12",
             "Fig. 12",
-            "Where time goes at every distance between failures, bars of Bamboo, Varuna and Oobleck "
-            "(B, V, O), simulators as released, whose categories overlap, and repaired; source "
-            "{source}, where emulated means that the lost nodes are drawn, mean over seeds. Crosses "
-            "mark what does not fit into memory.",
+            "Share of time by category at every distance between failures, bars of Bamboo, Varuna "
+            "and Oobleck (B, V, O), by the simulators as released, whose categories overlap, and "
+            "repaired. Source {source}: emulated is the mean over generated traces (20 by default), "
+            "published the one trace of the authors. Crosses mark models that do not fit into "
+            "memory.",
             tables=("fig12",),
             draw="breakdown",
         ),
         Figure(
             "fig13",
             "Fig. 13",
-            "Average throughput where checkpoints cost nothing; simulators as released and with "
-            "their defects repaired; source {source}, where emulated means that the lost nodes are "
-            "drawn. Lines with caps are 95 % intervals of the mean over seeds, cut at 0, and hollow "
-            "diamonds the published values.",
+            "Average throughput of a large model, also for Varuna with checkpoints that cost "
+            "nothing, by the simulators as released and with their defects repaired. Source "
+            "{source}: emulated is the mean over generated traces (20 by default), with its 95 % "
+            "interval, cut at 0, as a line with caps; published is the one trace of the authors. "
+            "Hollow diamonds are the published values. Bars of zero are invisible: there the system "
+            "makes no progress.",
             tables=("fig13",),
         ),
     )
@@ -660,11 +665,12 @@ class SpotInstances(Experiment):
         Figure(
             "fig10",
             "Fig. 10",
-            "Average throughput on spot instances; simulators as released and with their defects "
-            "repaired, on printed throughput; source {source}, where emulated means traces with the "
-            "statistics of the authors' ones, mean over seeds with its 95 % interval, cut at 0, as "
-            "a line with caps. Hollow diamonds are the published values, which are of the authors' "
-            "traces, and crosses mark what does not fit into memory.",
+            "Average throughput on spot instances, by the simulators as released and with their "
+            "defects repaired, on printed throughput. Source {source}: emulated is the mean over "
+            "generated traces with the statistics of the authors' (5 or 20 by default), with its 95 "
+            "% interval, cut at 0, as a line with caps; published is the authors' trace. Hollow "
+            "diamonds are the published values, which are of the authors' traces, and crosses mark "
+            "models that do not fit into memory.",
             tables=("fig10",),
         ),
         *_OVER_TIME,
@@ -672,9 +678,10 @@ class SpotInstances(Experiment):
             "ablation",
             "Ablation",
             "Average throughput of the released simulators with one defect repaired, and with "
-            "three, over that as released; on spot traces of source {source}, mean over seeds. The "
-            "axis is logarithmic; arrows at its ends hold ratios beyond it, and crosses mark models "
-            "without any throughput as released.",
+            "three, over that as released, on spot traces of source {source}: means over up to 10 "
+            "generated traces by default, or the authors' one. Above 1 a repair raises throughput. "
+            "The axis is logarithmic; arrows at its ends hold ratios beyond it, and crosses mark "
+            "models without any throughput as released.",
             tables=("ablation",),
         ),
     )

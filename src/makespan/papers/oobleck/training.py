@@ -97,10 +97,10 @@ class Hybrid(Experiment):
         Figure(
             "hybrid",
             "Training through kills",
-            "Loss of jobs whose processes are killed, a line a job, with a mark for each kill by "
-            "the kind of its phase; how long training pauses after a kill, with Oobleck and with "
-            "checkpoint and relaunch; goodput and iterations done again. Small models on the cores "
-            "at hand.",
+            "Measured training through kills of processes, small models on the cores at hand, one "
+            "line per job. Loss, with a mark for each kill by the kind of its phase; pause of "
+            "training after a kill, with Oobleck and with checkpoint and relaunch; goodput and "
+            "repeated iterations.",
             tables=("hybrid", "hybrid_kills", "hybrid_summary"),
             sources=("measured",),
         ),
@@ -341,9 +341,9 @@ class Predictions(Experiment):
         Figure(
             "predictions",
             "Predicted iterations",
-            "Iterations of small models under every plan on up to three nodes: median time against "
-            "the one that planning predicts from a profile of the layers and from how many cores "
-            "there are. On the dotted line both agree.",
+            "Measured iterations of small models under every plan on up to three nodes: median time "
+            "of one run per mark against the time that planning predicts from a profile of the "
+            "layers and the number of cores. On the dotted line both agree.",
             tables=("predictions",),
             sources=("measured",),
         ),
