@@ -44,6 +44,8 @@ for name in PAPERS:
     assert paper_named(name).ledger()
     print(name)
 for found in pkgutil.iter_modules(makespan.__path__):
+    if found.name == "report" and not HAS_WORKFLOW:
+        continue
     importlib.import_module(f"makespan.{found.name}")
 with style_sheet():
     pass
@@ -163,12 +165,22 @@ def test_the_wheel_without_torch_plans_pipelines(program, tmp_path):
     assert len(json.loads(done.stdout)) == 3
 
 
-def test_the_wheel_reads_all_its_data(program, tmp_path):
+@pytest.mark.parametrize("extras", [(), ("workflow",)])
+def test_the_wheel_reads_all_its_data(program, tmp_path, extras):
     """Presets, schemas, statements and styles are found where the wheel was installed."""
-    environment = hiding_all_but(with_requirements(PROJECT["dependencies"]))
+    asked = [
+        *PROJECT["dependencies"],
+        *(one for name in extras for one in PROJECT["optional-dependencies"][name]),
+    ]
+    environment = hiding_all_but(with_requirements(asked))
     python = program.with_name("python")
     done = subprocess.run(
-        [python, "-c", READS_ALL], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        [python, "-c", f"HAS_WORKFLOW = {bool(extras)}\n{READS_ALL}"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert set(done.stdout.split()) == {"morphling", "easyscale", "oobleck", "slapo"}
