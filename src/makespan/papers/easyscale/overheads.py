@@ -155,8 +155,8 @@ def _hosted(name: str, n: int, level: str = _D1, *, swaps: bool = True) -> Timed
 
 def _bound(device: str, level: str, cpus: Sequence[int]) -> list[ProcessOptions]:
     """Bind processes that play a device, one a CPU."""
-    own = process_options(device, DeterminismLevel.named(level))
-    return [ProcessOptions(own.environment, own.threads, (cpu,)) for cpu in cpus]
+    options = process_options(device, DeterminismLevel.named(level))
+    return [ProcessOptions(options.environment, options.threads, (cpu,)) for cpu in cpus]
 
 
 def _cpus() -> list[int]:
@@ -215,8 +215,8 @@ def _beside(
         cells[f"published_{name}"] = cells[f"published_{own}_s"] / cells[f"published_{base}_s"]
     table = pd.DataFrame(rows)
     printed = table.assign(model=table["model"].replace(_PRINTED_AS))[list(keys)]
-    found = printed.merge(cells, how="left", on=list(keys), validate="many_to_one")
-    return pd.concat([table, found.drop(columns=list(keys))], axis=1)
+    matched = printed.merge(cells, how="left", on=list(keys), validate="many_to_one")
+    return pd.concat([table, matched.drop(columns=list(keys))], axis=1)
 
 
 # --- Fig. 10 --------------------------------------------------------------------------------------------

@@ -23,12 +23,12 @@ _PARAMETERS = {"load": "load_factor", "large_models": "large_share"}
 
 def _worst_family_error(tables: Tables, claim: Claim) -> Finding | None:
     table = tables["table2"]
-    own = table[(table["model"] == claim.subject) & (table["form"] == claim.options["form"])]
-    judged = own.assign(error=number(own, "avg_error_pct")).dropna(subset=["error"])
+    of_model = table[(table["model"] == claim.subject) & (table["form"] == claim.options["form"])]
+    judged = of_model.assign(error=number(of_model, "avg_error_pct")).dropna(subset=["error"])
     if judged.empty:
         return None
     worst = judged.iloc[int(judged["error"].argmax())]
-    unmeasured = sorted(set(own["plan_family"]) - set(judged["plan_family"]))
+    unmeasured = sorted(set(of_model["plan_family"]) - set(judged["plan_family"]))
     note = f"no held-out rows: {', '.join(unmeasured)}" if unmeasured else ""
     text = f"worst {worst['error']:.3f} % ({worst['plan_family']}, {len(judged)} families)"
     return Finding(text, bool(worst["error"] <= claim.limit), note)
@@ -39,10 +39,12 @@ def _best_family_changes(tables: Tables, claim: Claim) -> Finding | None:
     used = curves[number(curves, "throughput_samples_per_s") > 0]
     names = families.set_index(["model", "plan"])["plan_family"].to_dict()
     pairs = zip(used["model"], used["best_plan"], strict=True)
-    found = pd.DataFrame({"model": model, "family": names.get((model, plan), plan)} for model, plan in pairs)
-    if found.empty:
+    families_used = pd.DataFrame(
+        {"model": model, "family": names.get((model, plan), plan)} for model, plan in pairs
+    )
+    if families_used.empty:
         return None
-    counts = found.groupby("model")["family"].nunique()
+    counts = families_used.groupby("model")["family"].nunique()
     changing = int((counts > 1).sum())
     return Finding(f"{changing} of {len(counts)} models", changing >= claim.limit * len(counts))
 
@@ -53,24 +55,24 @@ def _fig7_never_slower(tables: Tables, claim: Claim) -> Finding | None:
     numbers = number(tables["fig7"], "throughput_samples_per_s")
     for strategy, stage, value in zip(*columns, numbers, strict=True):
         values.setdefault(str(strategy), {})[str(stage)] = float(value)
-    own = values.pop(MORPHLING)
-    best = {stage: max(other[stage] for other in values.values()) for stage in own}
-    slower = [stage for stage in own if own[stage] < best[stage]]
-    note = ", ".join(f"{stage}: {own[stage] / best[stage]:.3f} of the best" for stage in slower)
-    return Finding(f"{len(own) - len(slower)} of {len(own)} stages", not slower, note)
+    ours = values.pop(MORPHLING)
+    best = {stage: max(other[stage] for other in values.values()) for stage in ours}
+    slower = [stage for stage in ours if ours[stage] < best[stage]]
+    note = ", ".join(f"{stage}: {ours[stage] / best[stage]:.3f} of the best" for stage in slower)
+    return Finding(f"{len(ours) - len(slower)} of {len(ours)} stages", not slower, note)
 
 
 def _fig7_plan_changes(tables: Tables, claim: Claim) -> Finding | None:
-    own = tables["fig7"][tables["fig7"]["strategy"] == MORPHLING]
-    changes = sum(first != second for first, second in itertools.pairwise(own["plan"]))
-    names = " -> ".join(plan or "none" for plan in own["plan"])
+    ours = tables["fig7"][tables["fig7"]["strategy"] == MORPHLING]
+    changes = sum(first != second for first, second in itertools.pairwise(ours["plan"]))
+    names = " -> ".join(plan or "none" for plan in ours["plan"])
     return Finding(f"{changes} changes", changes >= claim.limit, names)
 
 
 def _fig7_cpu_speedup(tables: Tables, claim: Claim) -> Finding | None:
     table = tables["fig7"]
-    own = table[(table["strategy"] == MORPHLING) & (number(table, "gpus") == 1)]
-    ordered = own.assign(threads=number(own, "cpu_threads")).sort_values("threads")
+    on_one_gpu = table[(table["strategy"] == MORPHLING) & (number(table, "gpus") == 1)]
+    ordered = on_one_gpu.assign(threads=number(on_one_gpu, "cpu_threads")).sort_values("threads")
     values = number(ordered, "throughput_samples_per_s").tolist()
     if len(values) != 2 or values[0] <= 0:
         return None
@@ -82,10 +84,10 @@ def _fig8_gain(tables: Tables, claim: Claim) -> Finding | None:
     table = tables["fig8"]
     totals = table.assign(value=number(table, claim.subject)).groupby("scheduler")["value"]
     sums = totals.sum(min_count=int(totals.size().max()))
-    own, simple = float(sums[MORPHLING]), float(sums["Simple"])
-    if math.isnan(own) or math.isnan(simple):
+    ours, simple = float(sums[MORPHLING]), float(sums["Simple"])
+    if math.isnan(ours) or math.isnan(simple):
         return None
-    return Finding(f"{own / simple:.2f}x ({own:.2f} against {simple:.2f})", own >= claim.limit * simple)
+    return Finding(f"{ours / simple:.2f}x ({ours:.2f} against {simple:.2f})", ours >= claim.limit * simple)
 
 
 def _fig9_reconfiguration(tables: Tables, claim: Claim) -> Finding | None:
@@ -142,8 +144,8 @@ def _wins_on_other_sizes(tables: Tables, claim: Claim) -> Finding | None:
         f"{row['rival']} on {row['gpus']} GPUs {_at_delay(row)}: {row['jct_wins']} of {row['lists']}"
         for row in lost
     )
-    found = f"{n_wins} of {n_cases} cases ({100 * n_wins / n_cases:.1f} %)"
-    return Finding(found, n_wins >= claim.limit * n_cases, note)
+    wins = f"{n_wins} of {n_cases} cases ({100 * n_wins / n_cases:.1f} %)"
+    return Finding(wins, n_wins >= claim.limit * n_cases, note)
 
 
 def _of_rivals(pairs: pd.DataFrame, policy: str) -> pd.DataFrame:
@@ -160,10 +162,10 @@ def _lead(
     n_lists = int(pairs["lists"].min())
     means, low, high = (number(pairs, f"{ratio}_{end}") for end in ("mean", "low", "high"))
     ahead, behind = low > 1, high < 1
-    found = (
+    text = (
         f"{means.min():.2f}x to {means.max():.2f}x, ahead in {int(ahead.sum())} of {len(pairs)} comparisons"
     )
-    found += f" on {n_lists} lists each"
+    text += f" on {n_lists} lists each"
     notes = [f"at least {least_lists:g} lists decide"] if n_lists < least_lists else []
     for row in _records(pairs[~ahead]):
         ends = f"{row[f'{ratio}_mean']:.2f}x ({row[f'{ratio}_low']:.2f} to {row[f'{ratio}_high']:.2f})"
@@ -176,7 +178,7 @@ def _lead(
         holds = False
     else:
         holds = True if ahead.all() else None
-    return Finding(found, holds, "; ".join(notes))
+    return Finding(text, holds, "; ".join(notes))
 
 
 def _records(table: pd.DataFrame) -> list[_Row]:
@@ -200,23 +202,23 @@ def _rivals_at_their_best(tables: Tables, claim: Claim) -> Finding | None:
         f"{row['policy']} with {row['parameter']} {row['value']}: {row['ratio_mean']:.3f}x"
         for row in _records(better)
     ]
-    found = f"{len(better)} of {len(varied)} other values are better, {n_runs} simulations each"
-    return Finding(found, better.empty if n_runs >= least_runs else None, "; ".join(notes))
+    text = f"{len(better)} of {len(varied)} other values are better, {n_runs} simulations each"
+    return Finding(text, better.empty if n_runs >= least_runs else None, "; ".join(notes))
 
 
 def _threads_pay(tables: Tables, claim: Claim) -> Finding | None:
     """Subject: policy and share of jobs that offload."""
     policy, share = claim.subject.split()
     table = tables["threads"]
-    own = table[(table["policy"] == policy) & (number(table, "offload_share") == float(share))]
-    if own.empty:
+    of_policy = table[(table["policy"] == policy) & (number(table, "offload_share") == float(share))]
+    if of_policy.empty:
         return None
-    pairs = threads_worth(own)
+    pairs = threads_worth(of_policy)
     judged = _lead(
         pairs.assign(rival=REQUESTED, lists=pairs["n"]), "ratio", claim.limit, lambda row: "threads"
     )
     mean = float(pairs["ratio_mean"].iloc[0])
-    held = own.groupby("threads")["threads_per_gpu"].mean()
+    held = of_policy.groupby("threads")["threads_per_gpu"].mean()
     text = f"{mean:.2f}x with {held[CHOSEN]:.1f} threads a GPU for {held[REQUESTED]:.1f}"
     return None if judged is None else replace(judged, reproduced=text)
 
@@ -239,8 +241,8 @@ def _no_idle_devices(tables: Tables, claim: Claim) -> Finding | None:
     if rows.empty:
         return None
     worst = rows.iloc[int(rows["idle_s"].argmax())]
-    found = f"{worst['idle_s'] / 60:.0f} min at most, {len(rows)} schedules"
-    return Finding(found, bool(worst["idle_s"] <= claim.limit), f"longest on {worst['trace']}")
+    text = f"{worst['idle_s'] / 60:.0f} min at most, {len(rows)} schedules"
+    return Finding(text, bool(worst["idle_s"] <= claim.limit), f"longest on {worst['trace']}")
 
 
 def _leads(tables: Tables, claim: Claim) -> Finding | None:
@@ -259,13 +261,13 @@ def _worth_of_reconfiguring(tables: Tables, claim: Claim) -> Finding | None:
     settings = rows[rows["policy"].isin(ablated)][list(_LISTS_SETTING)].drop_duplicates()
     if len(settings) != 1:
         return None
-    own = paired(rows.merge(settings), _LISTS_SETTING, ["draw", "seed"])
-    own = own[own["policy"] == claim.subject]
+    of_policy = paired(rows.merge(settings), _LISTS_SETTING, ["draw", "seed"])
+    of_policy = of_policy[of_policy["policy"] == claim.subject]
     fixed = pairs.merge(settings)
     fixed = fixed[~fixed["rival"].isin(RECONFIGURING)].sort_values("jct_ratio_mean").head(1)
     if fixed.empty:
         return None
-    parts = [f"-{ablated[row['rival']]} {row['jct_ratio_mean']:.2f}x" for row in _records(own)]
+    parts = [f"-{ablated[row['rival']]} {row['jct_ratio_mean']:.2f}x" for row in _records(of_policy)]
     judged = _lead(fixed, "jct_ratio", claim.limit, _at_delay)
     text = f"{fixed['jct_ratio_mean'].iloc[0]:.2f}x over {fixed['rival'].iloc[0]}; {', '.join(parts)}"
     return None if judged is None else replace(judged, reproduced=text)
@@ -289,14 +291,14 @@ def _knowledge(tables: Tables, claim: Claim) -> Finding | None:
 def _undercuts_released(tables: Tables, claim: Claim) -> Finding | None:
     cells = tables["table4_published"]
     printed = cells[cells["trace"] == claim.subject]
-    own = tables["getting_started" if claim.subject == "naive" else "table4"]
+    simulated = tables["getting_started" if claim.subject == "naive" else "table4"]
     if printed.empty:
         return None
     delay_s, interval_s = (float(printed[name].iloc[0]) for name in ("restart_delay_s", "interval_s"))
-    rows = own[
-        (own["trace"] == claim.subject)
-        & (number(own, "restart_delay_s") == delay_s)
-        & (number(own, "interval_s") == interval_s)
+    rows = simulated[
+        (simulated["trace"] == claim.subject)
+        & (number(simulated, "restart_delay_s") == delay_s)
+        & (number(simulated, "interval_s") == interval_s)
     ]
     columns = (number(rows, name) for name in ("avg_jct_s", "makespan_s"))
     found = {
