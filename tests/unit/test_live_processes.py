@@ -205,7 +205,7 @@ def test_neighbours_end_even_where_an_interrupt_comes_before_they_begin(monkeypa
 
     asked = threading.Event()
     monkeypatch.setattr(Profiler, "_train", train_until_stopped)
-    monkeypatch.setattr(_prepare, "_trains", interrupted)
+    monkeypatch.setattr(_prepare, "read_progress", interrupted)
     profiler = Profiler(live.live_workload("live-smoke"), 2, WHERE.nodes[0], HERE, QUICK)
     with pytest.raises(KeyboardInterrupt), profiler._neighbours({(1,): "tiny-gpt"}):
         pass
