@@ -50,7 +50,7 @@ VERBS = {
         "makespan.cli.lists:claims_command",
         "Print the statements of the papers with their verdicts.",
     ),
-    "report": ("makespan.cli.report:report_command", "Write one page over the results that are there."),
+    "report": ("makespan.cli.report:report_command", "Write one HTML page over the results that are there."),
     "emulate": ("makespan.cli.emulator:emulate_command", "Write emulated traces, one a workload."),
     "explain": ("makespan.cli.emulator:explain_command", "Print every term of one point, and its memory."),
     "calibrate": (

@@ -28,7 +28,7 @@ from makespan.units import format_bytes
 )  # fmt: skip
 @json_option
 def report_command(results: Path, benchmarks: Path, output: Path | None, form: str | None) -> None:
-    """Write one HTML page over the results that are there, whatever part of them was built.
+    """Write one HTML page over the results that are there.
 
     What is missing is judged by the configuration that the results were made with, where they record it, and
     else by that in config/. For example: makespan report --results results
