@@ -33,7 +33,7 @@ JOB = (
 POOL = (
     "import time; from pathlib import Path; from makespan.studies import runs, run_all, scenario\n"
     "from makespan.studies import SimulationSpec\n"
-    "runs._one = lambda *_: (Path('started').touch(), time.sleep(600))\n"
+    "runs._run_case = lambda *_: (Path('started').touch(), time.sleep(600))\n"
     "few = scenario('base', n_jobs=2)\n"
     "run_all([SimulationSpec(few, 'fifo'), SimulationSpec(few, 'sjf')], 2)"
 )

@@ -5,7 +5,9 @@ import os
 import signal
 import socket
 import struct
+import sys
 import threading
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -413,10 +415,10 @@ def test_limits_hold_from_the_first_process_on(tmp_path, monkeypatch):
 
     class Stuck(ProcessStarter):
         def start(self, node):
-            process = super().start(node)
-            if node == 1:
-                process.send_signal(signal.SIGSTOP)
-            return process
+            if node != 1:
+                return super().start(node)
+            never_connects = [sys.executable, "-c", "import time; time.sleep(3600)"]
+            return self.launcher.start(replace(self.launch, worker=never_connects), node)
 
     now = [100.0]
     run = Run(tmp_path, 3, 3, limits=Timeouts(start_s=6.0, hang_s=1e9))
