@@ -106,10 +106,10 @@ def keep(plans, sampled=tuple(IS_SAMPLED), **options):
 @pytest.mark.parametrize(
     ("plans", "options", "problem"),
     [
-        ({0.0: "gc"}, {}, "guaranteed 2.5 s a step.* takes 1.0 s, which nobody has measured"),
-        ({0.0: "ga", 5.0: "gc"}, {}, "guaranteed 2.5 s a step.* takes 1.0 s, which nobody has measured"),
-        ({0.0: "ga", 6.0: "zero-dp"}, {}, "guaranteed 2.0 s a step.* takes 1.1 s, which nobody has measured"),
-        ({0.0: "zero-dp"}, {"sampled": (True,) * 3}, "guaranteed 2.0 s a step.* takes 3.0 s$"),
+        ({0.0: "gc"}, {}, "guaranteed 2.5 s per step.* takes 1.0 s, by prediction only"),
+        ({0.0: "ga", 5.0: "gc"}, {}, "guaranteed 2.5 s per step.* takes 1.0 s, by prediction only"),
+        ({0.0: "ga", 6.0: "zero-dp"}, {}, "guaranteed 2.0 s per step.* takes 1.1 s, by prediction only"),
+        ({0.0: "zero-dp"}, {"sampled": (True,) * 3}, "guaranteed 2.0 s per step.* takes 3.0 s$"),
         ({0.0: "ga", 6.0: "gc"}, {}, ""),
         ({0.0: "gc"}, {"predictions": "requests"}, ""),
     ],

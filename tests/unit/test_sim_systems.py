@@ -106,7 +106,7 @@ def test_types_are_given_one_a_node_in_order():
     mixed = replace(item, gpu_types=("a800-80", "v100-32"), key=None)
     assert mixed.types_by_count == ("v100-32", "a800-80") and mixed.rate == 1 / item.iter_time_s
     for types in (("a800-80",), ("v100-32", "a800-80")):
-        with pytest.raises(InputError, match="one name a node, in alphabetical order"):
+        with pytest.raises(InputError, match="one name per node, in alphabetical order"):
             replace(item, gpu_types=types, key=None)
 
 

@@ -35,7 +35,7 @@ def machine(tmp_path):
     shutil.copy2(ROOT / ".ci" / "run", checkout / ".ci" / "run")
 
     def run(*present, **environment):
-        for name in {"apt-get", "sudo", *present}:
+        for name in {"apt-get", "sudo", "chromium", "chromedriver", *present}:
             if name == "python3":
                 (tools / name).symlink_to(sys.executable)
                 continue
