@@ -512,7 +512,7 @@ def test_a_frame_says_who_is_a_guest_and_how_fast(base, monkeypatch: pytest.Monk
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(_view, "_FRAME_S", 0.0)
     stream = Terminal()
-    monkeypatch.setattr(_view, "_N_LINES", 200)
+    monkeypatch.setattr("makespan.cli.progress._LINES", 200)
     watch(base, stream, policy="antman")
     assert re.search(r"guest at \d+%\x1b", stream.getvalue())
     assert max(len(line.removesuffix("\x1b[K")) for line in stream.getvalue().splitlines()) <= 80

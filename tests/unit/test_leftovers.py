@@ -60,9 +60,11 @@ def end(process):
     process.communicate()
 
 
-def until(condition):
+def until(condition, process=None):
+    """Wait for what a process is to do; a process that has ended does nothing any more."""
     deadline = time.monotonic() + 3600
     while not condition():
+        assert process is None or process.poll() is None or condition(), "ended before"
         assert time.monotonic() < deadline, "waited too long"
         time.sleep(0.02)
 
@@ -175,7 +177,7 @@ def test_temporary_directories_of_a_killed_snakemake_go_and_no_others(start, tmp
 
 def test_a_job_ends_with_the_run_that_started_it_even_through_a_shell(start):
     process = start(RUNNING, f'{sys.executable} -c "{JOB}"')
-    until(lambda: Path("pid").exists() and Path("pid").read_text())
+    until(lambda: Path("pid").exists() and Path("pid").read_text(), process)
     job = int(Path("pid").read_text())
     assert is_alive(job)
     end(process)
@@ -185,7 +187,7 @@ def test_a_job_ends_with_the_run_that_started_it_even_through_a_shell(start):
 
 def test_processes_of_a_pool_end_with_the_one_that_started_them(start):
     process = start(POOL)
-    until(Path("started").exists)
+    until(Path("started").exists, process)
     children = [
         int(one) for one in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     ]

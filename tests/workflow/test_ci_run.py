@@ -34,8 +34,8 @@ def machine(tmp_path):
     (checkout / ".ci").mkdir(parents=True)
     shutil.copy2(ROOT / ".ci" / "run", checkout / ".ci" / "run")
 
-    def run(*present, **environment):
-        for name in {"apt-get", "sudo", "chromium", "chromedriver", *present}:
+    def run(*present, lacks=(), **environment):
+        for name in {"apt-get", "sudo", "chromium", "chromedriver", *present} - set(lacks):
             if name == "python3":
                 (tools / name).symlink_to(sys.executable)
                 continue
@@ -107,6 +107,16 @@ def test_a_bare_machine_gets_what_is_missing(machine):
     assert "update -qq" in calls
     assert "install -y -qq --no-install-recommends git" in calls
     assert "python3-venv" not in calls
+
+
+@pytest.mark.parametrize(
+    ("lacks", "installed"),
+    [(["chromedriver"], "chromium-driver"), (["chromium", "chromedriver"], "chromium chromium-driver")],
+)
+def test_without_a_browser_one_is_installed(machine, lacks, installed):
+    done, calls = machine("make", "git", "python3", lacks=lacks)
+    assert done.returncode == 0, done.stderr
+    assert re.search(rf"--no-install-recommends {installed} \[", calls)
 
 
 def test_without_python_python_is_installed(machine):

@@ -42,7 +42,7 @@ def field_options(
                 shown |= {"required": True}
             else:
                 shown |= {"default": field.default, "show_default": field.default is not None}
-            command = click.option(flag, field.name, help=help_texts[field.name], **shown)(command)
+            command = click.option(flag, field.name, help=help_texts.get(field.name), **shown)(command)
         return command
 
     return add
@@ -59,7 +59,8 @@ def _value(hint: Any) -> dict[str, Any]:
 
 def _help_texts(options: type[Any]) -> dict[str, str]:
     """Return the first sentence of each entry under ``Parameters``, without marks of code."""
-    section = inspect.getdoc(options).partition("\nParameters\n")[2].partition("\n\n")[0]  # type: ignore[union-attr]
+    text = inspect.getdoc(options) or ""  # python -OO leaves none
+    section = text.partition("\nParameters\n")[2].partition("\n\n")[0]
     entries = re.findall(r"^(\w[\w, ]*)\n((?: +.*\n?)+)", section, re.MULTILINE)
     first = {name: re.split(r"(?<=\.) ", " ".join(text.split()))[0] for name, text in entries}
     return {name: sentence.replace("`", "") for name, sentence in first.items()}
