@@ -8,6 +8,7 @@ import ast
 import json
 import re
 import sys
+import textwrap
 import tomllib
 from collections.abc import Callable, Hashable, Sequence
 from importlib import import_module
@@ -60,6 +61,10 @@ def generated_files() -> dict[str, str]:
         "docs/papers/history-morphling.md": _filled(
             "docs/papers/history-morphling.md", "sets of live runs", _live_sets()
         ),
+        **{
+            f"docs/papers/{name}.md": _filled(f"docs/papers/{name}.md", "deviations", _deviation_list(name))
+            for name in PAPERS
+        },
         "docs/reference/errors.md": _filled("docs/reference/errors.md", "classes", _error_list()),
         "docs/reference/api.md": "\n".join([API_HEAD, *map(_api_entry, _modules())]),
         "docs/reference/cli.md": cli_page(),
@@ -155,6 +160,15 @@ def _result_list() -> str:
     for name, what in _live_files():
         rows.append(("live runs", what, f"`live/{name}.csv`", ""))
     return _table(("paper", "what", "table below `results/<source>/`", "figures"), [*rows, *missing])
+
+
+def _deviation_list(package: str) -> str:
+    """Return what differs from a paper on purpose, as the report lists it."""
+    items = [
+        textwrap.fill(f"- {one}", 140, subsequent_indent="  ", break_on_hyphens=False)
+        for one in paper_named(package).about().deviations
+    ]
+    return "\n" + "\n".join(items) + "\n\n"
 
 
 def _file_list() -> str:

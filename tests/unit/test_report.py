@@ -10,6 +10,7 @@ import shutil
 import numpy as np
 import pandas as pd
 import pytest
+from jinja2 import Environment
 from PIL import Image
 
 from makespan.config import check_settings, provenance
@@ -18,6 +19,7 @@ from makespan.papers import PAPERS, paper_named
 from makespan.papers.experiment import Explore
 from makespan.report import collect, page, write_report
 from makespan.report.charts import interactive
+from makespan.report.page import _code as marked
 from makespan.tables import CLAIMS, write_csv, write_result
 
 SETTINGS = check_settings({})
@@ -219,6 +221,17 @@ def test_a_figure_has_its_caption_published_values_and_statements(results, tmp_p
 def test_every_paper_describes_itself(key):
     about = paper_named(key).about()
     assert about.citation and about.idea and about.setting and len(about.deviations) >= 3
+
+
+def test_names_of_code_in_a_deviation_are_marked_and_all_is_escaped():
+    text = Environment(autoescape=True).from_string("{{ text }}").render(text=marked("a < `b<c>`, `d`"))
+    assert text == "a &lt; <code>b&lt;c&gt;</code>, <code>d</code>"
+    assert marked("plain") == "plain"
+
+
+@pytest.mark.parametrize("key", PAPERS)
+def test_backticks_in_deviations_come_in_pairs(key):
+    assert all(text.count("`") % 2 == 0 for text in paper_named(key).about().deviations)
 
 
 # --- Escaping, size, equal bytes --------------------------------------------------------------------

@@ -44,7 +44,7 @@ for name in PAPERS:
     assert paper_named(name).ledger()
     print(name)
 for found in pkgutil.iter_modules(makespan.__path__):
-    if found.name == "report" and not HAS_WORKFLOW:
+    if found.name == "report" and not HAS_REPORT:
         continue
     importlib.import_module(f"makespan.{found.name}")
 with style_sheet():
@@ -165,7 +165,7 @@ def test_the_wheel_without_torch_plans_pipelines(program, tmp_path):
     assert len(json.loads(done.stdout)) == 3
 
 
-@pytest.mark.parametrize("extras", [(), ("workflow",)])
+@pytest.mark.parametrize("extras", [(), ("report",)])
 def test_the_wheel_reads_all_its_data(program, tmp_path, extras):
     """Presets, schemas, statements and styles are found where the wheel was installed."""
     asked = [
@@ -175,7 +175,7 @@ def test_the_wheel_reads_all_its_data(program, tmp_path, extras):
     environment = hiding_all_but(with_requirements(asked))
     python = program.with_name("python")
     done = subprocess.run(
-        [python, "-c", f"HAS_WORKFLOW = {bool(extras)}\n{READS_ALL}"],
+        [python, "-c", f"HAS_REPORT = {bool(extras)}\n{READS_ALL}"],
         cwd=tmp_path,
         env=environment,
         capture_output=True,

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-from markupsafe import Markup
+from markupsafe import Markup, escape
 from PIL import Image
 
 from makespan.files import write_text
@@ -61,6 +61,7 @@ def render(report: Report) -> str:
         "json": json.dumps,
         "pretty": partial(json.dumps, indent=1),
         "clock": _clock,
+        "code": _code,
     }
     has_charts = any(view.charts for one in report.sections for shown in one.figures for view in shown.views)
     return environment.get_template("report.html").render(
@@ -70,6 +71,13 @@ def render(report: Report) -> str:
         script=Markup(_data("report.js")),
         plotly=_plotly() if has_charts else "",
     )
+
+
+def _code(text: str) -> Markup:
+    """Return text in which names between backticks are marked as code."""
+    plain, *rest = text.split("`")
+    pairs = zip(rest[::2], rest[1::2], strict=True)
+    return escape(plain) + Markup("").join(Markup("<code>{}</code>{}").format(*pair) for pair in pairs)
 
 
 def _data(name: str) -> str:
