@@ -40,6 +40,24 @@ def test_help_starts_without_the_heavy_libraries() -> None:
     assert done.stdout.splitlines()[-1] == "[]"
 
 
+@pytest.mark.parametrize(
+    ("package", "arguments", "extra"),
+    [("jinja2", "report", "report"), ("torch", "slapo verify bert", "torch")],
+)
+def test_a_package_of_an_extra_that_is_missing_is_one_line(package, arguments, extra, tmp_path: Path) -> None:
+    problem = f"No module named '{package}'"
+    (tmp_path / f"{package}.py").write_text(f'raise ModuleNotFoundError("{problem}", name="{package}")')
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    (tmp_path / "results").mkdir()
+    done = subprocess.run(
+        [*COMMAND, *arguments.split()], cwd=tmp_path, env=os.environ | {"PYTHONPATH": path},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    expected = f"Error: {problem}; expected the extra {extra}: pip install 'makespan[{extra}]'"
+    assert done.stderr.splitlines() == [expected]
+
+
 def test_the_naive_workload_runs_without_any_option() -> None:
     done = subprocess.run([*COMMAND, "simulate"], capture_output=True, text=True, check=True)
     assert len(re.findall(r"\d+/10 ", done.stdout)) >= 5

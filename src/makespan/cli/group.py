@@ -39,6 +39,8 @@ makespan simulates shared GPU clusters, and plans and trains models on them. Som
   makespan easyscale run neumf --steps 50          train elastically
 
 The last two need torch. 'makespan --help' lists all commands, 'makespan COMMAND --help' explains one."""
+_EXTRAS = {"torch": "torch", "jinja2": "report", "PIL": "report", "plotly": "report"}
+"""Extra of the package that brings a package which only some commands need."""
 VERBS = {
     "simulate": ("makespan.cli.simulate:simulate_command", "Run a workload under a policy and watch it."),
     "compare": ("makespan.cli.simulate:compare_command", "Run a workload under several policies."),
@@ -140,6 +142,11 @@ class LazyGroup(click.Group):
             raise Failure(str(error)) from None
         except click.UsageError as error:
             raise Failure(error.format_message()) from None
+        except ModuleNotFoundError as error:
+            extra = _EXTRAS.get((error.name or "").partition(".")[0])
+            if extra is None:
+                raise
+            raise Failure(f"{error}; expected the extra {extra}: pip install 'makespan[{extra}]'") from None
         except BrokenPipeError:  # the reader closed the pipe; click ends quietly
             raise
         except OSError as error:
