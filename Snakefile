@@ -58,7 +58,10 @@ for paper in PAPERS:
         name:
             paper
         input:
-            [paper_products(paper, source) for source in sorted({*sources_of(paper), "measured"})],
+            [
+                paper_products(paper, source)
+                for source in sorted({*OPTIONS[paper].sources(SETTINGS), "measured"})
+            ],
         localrule: True
 
 

@@ -26,8 +26,8 @@ rule join_claims:
     input:
         **{
             source: [f"results/{source}/{paper}/claims.csv" for paper in papers]
-            for source in dict.fromkeys(chain.from_iterable(map(sources_of, PAPERS)))
-            if (papers := [paper for paper in PAPERS if source in sources_of(paper)])
+            for source in dict.fromkeys(source for _, source in BUILT)
+            if (papers := [paper for paper, built in BUILT if built == source])
         },
     output:
         claims="results/claims.csv",

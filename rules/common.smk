@@ -11,6 +11,7 @@ from makespan.config import check_settings, code_hash as hash_of_code, published
 from makespan.errors import ConfigError, MakespanError
 from makespan.files import read_yaml
 from makespan.papers import PAPERS, paper_named
+from makespan.papers.experiment import profiled_workloads
 from snakemake.cli import get_argument_parser
 
 try:
@@ -28,7 +29,10 @@ GPU = "../envs/gpu.yaml"
 SOURCES = ["emulated", "published", "measured"]
 WORKLOADS = SETTINGS.throughput_workloads()
 LIVE_TABLES = [f"results/measured/live/{name}.csv" for name in ("live", "live_summary")]
-EXPERIMENTS = {paper: options.experiments(SETTINGS) for paper, options in SETTINGS.papers().items()}
+OPTIONS = SETTINGS.papers()
+EXPERIMENTS = {paper: options.experiments(SETTINGS) for paper, options in OPTIONS.items()}
+# Papers and sources of which everything is built by default.
+BUILT = [(paper, source) for paper, options in OPTIONS.items() for source in options.sources(SETTINGS)]
 FIGURES = {paper: paper_named(paper).figures() for paper in PAPERS}
 
 # The source that is a profile of small workloads, made here, if the user has no tables to take its place.
@@ -74,22 +78,6 @@ def shown_times(source):
     return registered("shown_measured") if source == "measured" and PROFILED is None else source
 
 
-def profiled_workloads(source):
-    """Return the workloads of the profile that is a source; none for other sources."""
-    return PROFILE.workloads if source == PROFILED else ()
-
-
-def tables_of(paper, source):
-    """Return the names of the tables that are built by default of a paper for a source."""
-    return SETTINGS.papers()[paper].tables_of(SETTINGS, source, profiled_workloads(source))
-
-
-def sources_of(paper):
-    """Return the sources of which a paper is built by default: those configured, and those that need no file."""
-    own = sorted(SETTINGS.papers()[paper].self_contained)
-    return list(dict.fromkeys([*SETTINGS.throughput.sources, *own]))
-
-
 def figure_of(wildcards):
     """Return the entry of a figure."""
     return FIGURES[wildcards.paper][wildcards.figure]
@@ -131,19 +119,16 @@ def judged_times(wildcards):
 
 def paper_products(paper, source):
     """Return what is built of a paper for a source: tables, figures and ledger."""
-    stem, tables = f"results/{source}/{paper}", tables_of(paper, source)
-    shown = [name for name, entry in FIGURES[paper].items() if entry.is_drawn(source, tables)]
-    drawn = expand("figures/{name}.{kind}", name=shown, kind=["pdf", "png", "svg", "csv", "txt"])
-    return [f"{stem}/{file}" for file in [*(f"{name}.csv" for name in tables), *drawn, "claims.csv"]]
+    return [f"results/{source}/{paper}/{name}" for name in OPTIONS[paper].files_of(SETTINGS, source)]
 
 
 def deciding_tables(wildcards):
     """Return the files that decide the statements of a paper for a source, by the names its checks use."""
     source, name = wildcards.source, wildcards.paper
-    paper = SETTINGS.papers()[name]
+    paper = OPTIONS[name]
     files = {
         table: f"results/{source}/{name}/{table}.csv"
-        for table in tables_of(name, source)
+        for table in paper.tables_of(SETTINGS, source)
         if table not in paper.unjudged()
         # A profile has small workloads, which are not those that the paper is about.
         if source != PROFILED or table not in timed_tables(name)
@@ -231,7 +216,7 @@ def reads_published(target):
 
 DEFAULT_PRODUCTS = [
     [products(source) for source in SETTINGS.throughput.sources],
-    [paper_products(paper, source) for paper in PAPERS for source in sources_of(paper)],
+    [paper_products(paper, source) for paper, source in BUILT],
     "results/claims.csv",
 ]
 

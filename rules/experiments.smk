@@ -5,7 +5,7 @@ def experiment_outputs(experiment):
     """Return the sources of an experiment by the tables that it writes for them."""
     outputs = {}
     for source in SOURCES:
-        tables = tuple(experiment.tables_of(source, profiled_workloads(source)))
+        tables = tuple(experiment.tables_of(source, profiled_workloads(SETTINGS, source)))
         if tables:
             outputs.setdefault(tables, []).append(source)
     return outputs
@@ -32,7 +32,7 @@ def columns_of(paper, tables, experiment):
 
 def timed_workloads(experiment, source):
     """Return the workloads whose throughput tables an experiment reads for a source."""
-    return list(experiment.timed_workloads(source, profiled_workloads(source)))
+    return list(experiment.timed_workloads(source, profiled_workloads(SETTINGS, source)))
 
 
 for paper in EXPERIMENTS:

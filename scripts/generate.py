@@ -195,8 +195,7 @@ def _contents(package: str) -> dict[str, str]:
 
 def _tables(package: str, source: str) -> list[str]:
     """Return the tables of a paper that are built for a source by default."""
-    profiled = SETTINGS.throughput.measured.profile.workloads if source == PROFILED else ()
-    return SETTINGS.papers()[package].tables_of(SETTINGS, source, profiled)
+    return SETTINGS.papers()[package].tables_of(SETTINGS, source)
 
 
 def _built(package: str, name: str) -> list[str]:

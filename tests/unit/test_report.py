@@ -124,7 +124,7 @@ def test_a_partial_run_says_what_is_missing_and_how_to_build_it(results):
 
 def test_few_missing_files_are_named_in_the_command(results):
     oobleck = SETTINGS.papers()["oobleck"]
-    tables = oobleck.tables_of(SETTINGS, "emulated", ())
+    tables = oobleck.tables_of(SETTINGS, "emulated")
     stem = results / "emulated" / "oobleck"
     for name in tables:
         (stem / f"{name}.csv").write_text("x\n")

@@ -26,7 +26,7 @@ FURTHER = [
     for paper in PAPERS[1:]
     for source in ("emulated", *SETTINGS.papers()[paper].self_contained)
     for name, entry in paper_named(paper).figures().items()
-    if entry.is_drawn(source, SETTINGS.papers()[paper].tables_of(SETTINGS, source, ()))
+    if entry.is_drawn(source, SETTINGS.papers()[paper].tables_of(SETTINGS, source))
 ]
 N_SIMULATED_FIGURES = 12
 SCHEMAS = {

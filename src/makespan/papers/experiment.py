@@ -24,6 +24,8 @@ from makespan.settings import Block
 from makespan.tables import LIVE, THROUGHPUT, TableSchema, read_csv, schemas_of
 
 SOURCES = ("emulated", "published", "measured")
+FIGURE_FORMS = ("pdf", "png", "svg", "csv", "txt")
+"""Endings of the files of a figure: the picture, the table behind it, and its caption."""
 _OFFLINE = ("emulated", "published")
 
 
@@ -403,14 +405,27 @@ class Paper(Block):
         own = {cls: blocks.get(cls) or cls.model_construct() for cls in self.EXPERIMENTS}
         return {cls.name: experiment.resolved(settings) for cls, experiment in own.items()}
 
-    def tables_of(self, settings: object, source: str, profiled: Sequence[str]) -> list[str]:
-        """Return the names of the tables that are built by default for a source; parameters as there."""
+    def sources(self, settings: object) -> list[str]:
+        """Return the sources for which it is built by default: those configured, and those that need no file."""
+        configured = option_at(settings, "throughput.sources")
+        return list(dict.fromkeys([*configured, *sorted(self.self_contained)]))
+
+    def tables_of(self, settings: object, source: str) -> list[str]:
+        """Return the names of the tables that are built by default for a source."""
+        profiled = profiled_workloads(settings, source)
         return [
             table
-            for one in self.experiments(settings).values()
-            for table in one.tables_of(source, profiled)
-            if table.partition("/")[0] not in one.on_the_way
+            for experiment in self.experiments(settings).values()
+            for table in experiment.tables_of(source, profiled)
+            if table.partition("/")[0] not in experiment.on_the_way
         ]
+
+    def files_of(self, settings: object, source: str) -> list[str]:
+        """Return what is built by default for a source, as paths below its folder of results."""
+        tables = self.tables_of(settings, source)
+        drawn = [name for name, figure in self.figures().items() if figure.is_drawn(source, tables)]
+        pictures = [f"figures/{name}.{form}" for name in drawn for form in FIGURE_FORMS]
+        return [*(f"{name}.csv" for name in tables), *pictures, "claims.csv"]
 
 
 def one_per(place: str, names: Iterable[str], tables: Mapping[str, str]) -> dict[str, str]:
@@ -439,6 +454,12 @@ def _blocks(block: Block) -> Iterable[tuple[type[Experiment], Experiment]]:
             yield type(value), value
         if isinstance(value, Block):
             yield from _blocks(value)
+
+
+def profiled_workloads(settings: object, source: str) -> tuple[str, ...]:
+    """Return the workloads of the profile that fills a source; none where its times come from elsewhere."""
+    measured = option_at(settings, "throughput.measured")
+    return tuple(measured.profile.workloads) if source == "measured" and measured.directory is None else ()
 
 
 def option_at(settings: object, path: str) -> Any:

@@ -187,10 +187,7 @@ def collect(
         missing = tuple(_missing(settings, key, paper, results))
         sections.append(Section(key, paper.title, paper.about(), figures, counts, missing))
     runs = tuple(_run(results, source) for source in built)
-    expected = {
-        *settings.throughput.sources,
-        *(one for paper in options.values() for one in paper.self_contained),
-    }
+    expected = {source for paper in options.values() for source in paper.sources(settings)}
     return Report(
         runs=runs,
         sources=built,
@@ -371,20 +368,10 @@ def _table(path: Path) -> Table:
 # --- What is missing --------------------------------------------------------------------------------
 
 
-def _profiled(settings: Any, source: str) -> tuple[str, ...]:
-    measured = settings.throughput.measured
-    return tuple(measured.profile.workloads) if source == "measured" and measured.directory is None else ()
-
-
 def _missing(settings: Any, key: str, paper: Paper, results: Path) -> Iterable[Missing]:
-    for source in dict.fromkeys((*settings.throughput.sources, *sorted(paper.self_contained))):
-        tables = paper.tables_of(settings, source, _profiled(settings, source))
-        figures = [name for name, figure in paper.figures().items() if figure.is_drawn(source, tables)]
-        expected = [
-            *(f"{name}.csv" for name in tables),
-            *(f"figures/{name}.png" for name in figures),
-            "claims.csv",
-        ]
+    for source in paper.sources(settings):
+        names = paper.files_of(settings, source)
+        expected = [name for name in names if not name.startswith("figures/") or name.endswith(".png")]
         files = tuple(
             f"results/{source}/{key}/{name}"
             for name in expected
