@@ -406,7 +406,7 @@ class Paper(Block):
         return {cls.name: experiment.resolved(settings) for cls, experiment in own.items()}
 
     def sources(self, settings: object) -> list[str]:
-        """Return the sources for which it is built by default: those configured, and those that need no file."""
+        """Return the sources of the default build: those configured, and those that need no file."""
         configured = option_at(settings, "throughput.sources")
         return list(dict.fromkeys([*configured, *sorted(self.self_contained)]))
 
