@@ -235,7 +235,8 @@ class Sharing(_Timed):
             "fig10",
             "Fig. 10",
             "Logical workers and packed processes that share one CPU core, which plays a device "
-            "with a limited memory: throughput over that of one process, with lines with caps for "
+            "with a limited memory: median throughput over that of one process, two repetitions by "
+            "default, with lines with caps for "
             "half the inter-quartile range either way, cut at 0, and memory beyond idle processes. "
             "Hatched is what logical workers keep as gradient sets. Crosses mark what exceeded the "
             "memory of the device, the dashed line. Hollow diamonds are published values.",
@@ -338,7 +339,8 @@ class Switching(_Timed):
         Figure(
             "fig11",
             "Fig. 11",
-            "Time of a micro-batch with context switches over that without, both measured in turn "
+            "Median time of a micro-batch with context switches over that without, of two "
+            "repetitions by default, both measured in turn "
             "in one process, with half the inter-quartile range of pairs either way as lines with "
             "caps. The axis does not start at 0; the dotted line is 1. Hollow diamonds are "
             "published values.",
@@ -383,8 +385,8 @@ class Levels(_Timed):
         Figure(
             "fig12",
             "Fig. 12",
-            "Time of a micro-batch under determinism levels over that of stock training on the same "
-            "kernel set; sets A, B and C play the types of GPU in brackets, and C has the kernels "
+            "Median time of a micro-batch under determinism levels over that of stock training on "
+            "the same kernel set, of two repetitions by default; sets A, B and C play the types of GPU in brackets, and C has the kernels "
             "that D1+D2 uses on all of them, so it is a control. Lines with caps are half the "
             "inter-quartile range either way, hollow diamonds published values.",
             tables=("fig12",),
