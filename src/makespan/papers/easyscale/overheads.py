@@ -386,7 +386,8 @@ class Levels(_Timed):
             "fig12",
             "Fig. 12",
             "Median time of a micro-batch under determinism levels over that of stock training on "
-            "the same kernel set, of two repetitions by default; sets A, B and C play the types of GPU in brackets, and C has the kernels "
+            "the same kernel set, of two repetitions by default; sets A, B and C play "
+            "the types of GPU in brackets, and C has the kernels "
             "that D1+D2 uses on all of them, so it is a control. Lines with caps are half the "
             "inter-quartile range either way, hollow diamonds published values.",
             tables=("fig12",),

@@ -84,7 +84,8 @@ class Fig9Steps(_Measurement):
         Figure(
             "fig9_steps",
             "Fig. 9, measured",
-            "Steps of a schedule of a small BERT on CPU cores, source {source}: median throughput of one run, with "
+            "Steps of a schedule of a small BERT on CPU cores, source {source}: median throughput "
+            "of one run, with "
             "half the inter-quartile range either way as lines with caps, and what a process holds. "
             "Every step is verified against the model as it is. Times on cores say nothing of GPUs.",
             tables=("fig9",),
