@@ -29,15 +29,13 @@ FURTHER = [
     if entry.is_drawn(source, SETTINGS.papers()[paper].tables_of(SETTINGS, source))
 ]
 N_SIMULATED_FIGURES = 12
-SCHEMAS = {
-    name: paper_named("morphling").schema_of(name)
-    for name in (
-        *("sensitivity", "sensitivity_families", "predictions", "getting_started", "schedule"),
-        *("table2", "table2_rows", "fig7", "fig8", "table4", "jct", "allocation", "scale"),
-        *("lists", "lists_summary", "lists_pairs", "rivals", "readings", "threads", "knowledge"),
-        *("load", "load_summary", "large_models", "large_models_summary", "rounds", "rounds_summary"),
-    )
-}
+SMALL = load_settings(sorted((ROOT / "config/test").glob("*.yaml")), ROOT)
+TABLES = [
+    (paper, source, table)
+    for paper, options in SMALL.papers().items()
+    for source in options.sources(SMALL)
+    for table in options.tables_of(SMALL, source)
+]
 FIT_RULES = {"morphling_fit_models"}
 SIMULATION_RULES = {
     f"morphling_{name}"
@@ -84,10 +82,10 @@ def test_every_product_of_a_paper_is_in_the_list_of_results(small_run):
     assert not [name for name in found if not any(re.match(one, name) for one in patterns)]
 
 
-@pytest.mark.parametrize("name", sorted(SCHEMAS))
-def test_every_table_follows_its_schema_and_is_not_empty(small_run, name):
-    frame = read_csv(small_run.root / f"results/emulated/morphling/{name}.csv", SCHEMAS[name])
-    assert len(frame)
+@pytest.mark.parametrize(("paper", "source", "table"), TABLES)
+def test_every_table_follows_its_schema_and_is_not_empty(small_run, paper, source, table):
+    path = small_run.root / "results" / source / paper / f"{table}.csv"
+    assert len(read_csv(path, paper_named(paper).schema_of(table)))
 
 
 @pytest.mark.parametrize("name", FIGURES)
@@ -234,7 +232,7 @@ def test_two_runs_give_the_same_bytes_but_for_wall_times(small_run, finished):
 
 def test_simulations_of_the_small_run_are_complete(small_run):
     folder = small_run.root / "results/emulated/morphling"
-    table = read_csv(folder / "table4.csv", SCHEMAS["table4"])
+    table = read_csv(folder / "table4.csv", paper_named("morphling").schema_of("table4"))
     assert table.groupby("trace")["jobs"].unique().map(list).to_dict() == {"base": [40], "mt": [40]}
     kept = table[(table["trace"] == "mt") & table["policy"].str.startswith("morphling")]
     assert (kept["sla_attainment"] == 1).all()
