@@ -86,6 +86,9 @@ def test_a_gate_that_fails_fails_the_run_and_stops_no_other(machine, gate):
     assert calls.count("make ") == len(GATES)
     assert re.search(rf"^make {gate} +FAILED", done.stdout, re.MULTILINE)
     assert done.stdout.count("FAILED") == 1
+    end = done.stdout.partition(f"=== the end of make {gate}, which failed\n")[2]
+    assert end.startswith(f"=== {gate} says PYTHON=python3 ===\n")
+    assert "=== all checks" in end
 
 
 @pytest.mark.parametrize(("version", "is_taken"), [("3.10", False), ("3.13", True), ("3.14", False)])
