@@ -1,16 +1,22 @@
 """The code and the commands of the documentation run as they stand, page by page; the site can be built."""
 
+import codeop
 import importlib.util
 import io
 import os
 import re
+import runpy
+import shutil
 import subprocess
 import sys
-from contextlib import nullcontext, redirect_stdout
+from contextlib import chdir, nullcontext, redirect_stdout
 from functools import partial
+from pathlib import Path
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
+from matplotlib import pyplot
 from mkdocs.exceptions import PluginError
 from pages import PAGES, ROOT, Block, blocks, commands, name_of
 
@@ -35,6 +41,8 @@ TRAINING_CODE = (
 )
 TRAINS = [page for page in WITH_CODE if re.search(TRAINING_CODE, page.read_text())]
 TRAINING = pytest.mark.xdist_group("training")
+TUTORIALS = sorted((ROOT / "docs/tutorial").glob("*.md"))
+PICTURE = "mine.png"  # that a reader of a tutorial draws
 
 
 def run_command(words):
@@ -44,9 +52,20 @@ def run_command(words):
         return ""
     if program == "makespan":
         arguments += ["--root", str(ROOT)] if arguments == ["config"] else []
-        done = CliRunner().invoke(main, arguments, catch_exceptions=False)
+        where = nullcontext()
+        if arguments == ["report"]:  # over nothing, since `make` and `snakemake` only plan here
+            results = Path("results").resolve()
+            results.mkdir(exist_ok=True)
+            arguments += ["--results", str(results)]
+            where = chdir(ROOT)
+        with where:
+            done = CliRunner().invoke(main, arguments, catch_exceptions=False)
         assert done.exit_code == 0, done.output
         return done.output
+    if program == "python":
+        with redirect_stdout(io.StringIO()) as output:
+            runpy.run_path(*arguments, run_name="__main__")
+        return output.getvalue()
     if program == "make":
         subprocess.run(["make", "-n", *arguments], cwd=ROOT, check=True, capture_output=True)
         return ""
@@ -83,11 +102,22 @@ def compare_output(page, shown, said):
     assert is_same, f"{page.name} shows\n{shown}\nwhere the code above it prints\n{said}"
 
 
+def compare_picture(page, drawn, is_updated):
+    """Compare the picture that the code of a page draws with the one that the page shows."""
+    (shown,) = re.findall(r"!\[[^\]]{20,}\]\((\.\./images/.*?\.png)\)", page.read_text())
+    shown = page.parent / shown
+    if is_updated:
+        shutil.copyfile(drawn, shown)
+    ours, known = pyplot.imread(drawn), pyplot.imread(shown)
+    assert ours.shape == known.shape
+    assert np.abs(ours - known).mean() < 0.01, f"{shown} is another picture; pytest --update-golden writes it"
+
+
 @pytest.mark.parametrize(
     "page", [pytest.param(page, marks=TRAINING if page in TRAINS else ()) for page in WITH_CODE], ids=name_of
 )
 @pytest.mark.untraced
-def test_the_blocks_of_a_page_run_in_order(page, tmp_path, monkeypatch):
+def test_the_blocks_of_a_page_run_in_order(page, tmp_path, monkeypatch, request):
     if page in TRAINS:
         pytest.importorskip("torch")
     monkeypatch.chdir(tmp_path)
@@ -115,6 +145,9 @@ def test_the_blocks_of_a_page_run_in_order(page, tmp_path, monkeypatch):
     for path in tmp_path.glob("*.py"):
         assert path.stem not in modules
         sys.modules.pop(path.stem, None)
+    if PICTURE in page.read_text():
+        pyplot.close("all")
+        compare_picture(page, tmp_path / PICTURE, request.config.getoption("--update-golden"))
 
 
 @pytest.mark.parametrize(
@@ -159,6 +192,30 @@ def test_a_block_knows_why_it_is_not_run_and_where_it_is_saved(tmp_path):
         [["makespan", "live"]],
     )
     assert third.reason == ""
+
+
+@pytest.mark.parametrize("page", TUTORIALS, ids=name_of)
+def test_the_blocks_of_a_tutorial_can_be_pasted_into_the_interactive_interpreter(page):
+    """Before Python 3.13 the interpreter reads line by line, and an empty line ends each indented block."""
+    for block in blocks(page):
+        if block.kind != "python" or block.file is not None:
+            continue
+        waiting = []
+        for line in [*block.text.splitlines(), ""]:
+            waiting.append(line)
+            if codeop.compile_command("\n".join(waiting), symbol="single") is not None:
+                waiting = []
+        assert not "".join(waiting), f"{page.name}: incomplete:\n{block.text}"
+
+
+def test_every_tutorial_for_a_kind_of_user_ends_with_a_picture_of_the_reader():
+    pages = {page.stem: page.read_text() for page in TUTORIALS}
+    assert sorted(name for name, text in pages.items() if PICTURE in text) == [
+        "first-figures",
+        "optimise-bert",
+        "simulate-a-cluster",
+    ]
+    assert "results/report.html" in pages["first-run-on-slurm"] and "<svg" in pages["notebook"]
 
 
 def test_every_link_inside_the_project_leads_somewhere():
