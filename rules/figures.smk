@@ -35,7 +35,9 @@ rule draw_figure:
         draw=lambda wildcards: figure_of(wildcards).function(wildcards.paper),
         options=lambda wildcards: figure_of(wildcards).arguments(SETTINGS),
         title=lambda wildcards: figure_of(wildcards).title,
-        caption=lambda wildcards: figure_of(wildcards).captioned(wildcards.source, shown_source_of(wildcards)),
+        caption=lambda wildcards: figure_of(wildcards).captioned(
+            wildcards.source, shown_source_of(wildcards), SETTINGS
+        ),
         code=lambda wildcards: code_hash("draw_figure", figure_of(wildcards).function(wildcards.paper)),
     script:
         "../workflow/scripts/draw_figure.py"

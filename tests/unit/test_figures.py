@@ -12,6 +12,7 @@ from toy_cluster import toy_tables
 from makespan.config import load_settings
 from makespan.errors import ConfigError
 from makespan.papers import PAPERS, Figure, paper_named
+from makespan.papers.experiment import with_counts
 from makespan.tables import THROUGHPUT, shown_source, write_csv
 
 ENTRIES = [(paper, figure) for paper in PAPERS for figure in paper_named(paper).figures().values()]
@@ -24,8 +25,14 @@ def test_every_entry_names_a_function_that_takes_its_options_and_a_caption_that_
         module, name = figure.function(paper).split(":")
         function = getattr(import_module(module), name)
         inspect.signature(function).bind({}, "emulated", **figure.arguments(settings))
-        assert "{" not in figure.caption.format(source="emulated")
-        assert figure.tables and all(paper_named(paper).schema_of(table) for table in figure.tables)
+        schemas = {table: paper_named(paper).schema_of(table) for table in figure.tables}
+        assert schemas
+        empty = {
+            name: pd.DataFrame(columns=schema.names, data=[[1] * len(schema.names)])
+            for name, schema in schemas.items()
+        }
+        caption = with_counts(figure.captioned("emulated", "emulated", settings), empty)
+        assert not set("{}") & set(caption)
 
 
 def test_a_figure_is_drawn_by_the_function_of_its_name_unless_it_says_otherwise():
@@ -76,9 +83,28 @@ def test_the_provenance_of_the_tables_decides_what_is_said_of_the_source(
 
 
 def test_the_caption_says_what_the_iteration_times_are():
-    assert ENTRY.captioned("emulated", "emulated") == "On emulated."
+    assert ENTRY.captioned("emulated", "emulated", {}) == "On emulated."
     shown = shown_source("measured", ["emulated"])
-    assert ENTRY.captioned("measured", shown) == "On given. Iteration times: emulated, given as measured."
+    assert ENTRY.captioned("measured", shown, {}) == "On given. Iteration times: emulated, given as measured."
+
+
+def test_a_caption_gets_its_numbers_from_tables_and_options():
+    parts = (
+        "{seeds: values a.seed}",
+        "{traces: values a.seed by kind}",
+        "{batches: largest a.n}",
+        "{kills: rows b}",
+    )
+    figure = replace(ENTRY, caption=", ".join([*parts, "{timed passes: config slapo.tuner.passes}"]))
+    settings = SimpleNamespace(slapo=SimpleNamespace(tuner=SimpleNamespace(passes=5)))
+    caption = figure.captioned("measured", "measured", settings)
+    assert caption.endswith(", 5 timed passes") and parts[0] in caption
+    table = pd.DataFrame({"seed": [1, 1, 2], "kind": ["x", "y", "y"], "n": [1, 1, 0]})
+    told = with_counts(caption, {"a": table, "b": table})
+    assert told == "2 seeds, 1 to 2 traces, 1 batch, 3 kills, 5 timed passes"
+    for missing, known in (("b", {"a": table}), ("n", {"a": table.drop(columns="n"), "b": table})):
+        with pytest.raises(KeyError, match=missing):
+            with_counts(caption, known)
 
 
 def test_the_rule_writes_the_caption_of_the_report_beside_the_figure(root, tmp_path, monkeypatch):
@@ -88,7 +114,7 @@ def test_the_rule_writes_the_caption_of_the_report_beside_the_figure(root, tmp_p
         "import pandas as pd\n\nfrom makespan.plots import new_figure\n\n\n"
         "def draw(tables, source):\n    return new_figure(1, 1), pd.DataFrame({'a': [1]})\n"
     )
-    caption = ENTRY.captioned("measured", shown_source("measured", ["emulated"]))
+    caption = ENTRY.captioned("measured", shown_source("measured", ["emulated"]), {})
     job = SimpleNamespace(
         log=["job.log"],
         input={"times": []},

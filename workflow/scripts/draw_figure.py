@@ -6,6 +6,7 @@ from typing import Any
 
 from makespan.logs import logged_to
 from makespan.papers import paper_named
+from makespan.papers.experiment import with_counts
 from makespan.plots import save_figure
 from makespan.tables import read_csv, read_provenances, shown_source
 
@@ -14,12 +15,12 @@ def main(
     paper: str, draw: str, paths: Mapping[str, str], stem: str, source: str, options: Mapping[str, Any],
     caption: str,
 ) -> None:  # fmt: skip
-    """Call the drawing function, ``module:function``, and save the figure with its table and its caption."""
+    """Call the drawing function, ``module:function``, and save the figure with its table and caption."""
     schema_of = paper_named(paper).schema_of
     tables = {name: read_csv(path, schema_of(name)) for name, path in paths.items()}
     module, function = draw.split(":")
     figure, table = getattr(import_module(module), function)(tables, source, **options)
-    save_figure(figure, table, stem, caption)
+    save_figure(figure, table, stem, with_counts(caption, tables))
 
 
 if "snakemake" in globals():

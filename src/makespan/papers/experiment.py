@@ -7,6 +7,7 @@ configuration, rules, reference pages, lists of results, and what the ledger may
 
 import inspect
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
@@ -27,6 +28,11 @@ SOURCES = ("emulated", "published", "measured")
 FIGURE_FORMS = ("pdf", "png", "svg", "csv", "txt")
 """Endings of the files of a figure: the picture, the table behind it, and its caption."""
 _OFFLINE = ("emulated", "published")
+_NUMBER = re.compile(
+    r"\{(?P<noun>[^:{}]+): (?P<way>config|rows|values|largest) (?P<table>\w+)\.?(?P<column>[\w.]*)"
+    r"(?: by (?P<by>\w+))?\}"
+)
+"""Number in a caption, with the plural of its noun, see `Figure`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +73,11 @@ class Figure:
     name
         Name of the files, ``results/<source>/<paper>/figures/<name>.*``.
     title, caption
-        Title in the report, and the text below the figure; ``{source}`` stands for the throughput source.
+        Title in the report, and the text below the figure. ``{source}`` stands for the throughput source, and
+        ``{NOUN: WAY}`` for a number with its noun, a plural: ``{seeds: values fig9.seed}`` counts the values
+        of a column (add ``by COLUMN`` for the fewest and the most per value of another column),
+        ``{kills: rows hybrid_kills}`` the rows of a table; ``{steps: largest fig12.samples}`` is the largest
+        value of a column, ``{passes: config slapo.fig9.passes}`` an option.
     tables
         Result tables of the paper that the figure reads.
     cells
@@ -104,15 +114,51 @@ class Figure:
         """Tell whether the figure is drawn for a source for which ``tables`` are built."""
         return set(self.tables) <= set(tables) and source in (self.sources or (source,))
 
-    def captioned(self, source: str, shown: str) -> str:
-        """Return the caption; ``shown`` is the label of the iteration times, see `tables.shown_source`."""
-        if shown == source:
-            return self.caption.format(source=source)
-        return f"{self.caption.format(source='given')} Iteration times: {shown}."
+    def captioned(self, source: str, shown: str, settings: object) -> str:
+        """Return the caption for a source, with numbers of the configuration.
+
+        ``shown`` is the label of the iteration times, see `tables.shown_source`. `with_counts` fills in the
+        numbers of tables.
+        """
+        is_as_named = shown == source
+        text = self.caption.replace("{source}", source if is_as_named else "given")
+
+        def option(number: re.Match[str]) -> str:
+            if number["way"] != "config":
+                return number[0]
+            return _counted(number["noun"], [option_at(settings, f"{number['table']}.{number['column']}")])
+
+        text = _NUMBER.sub(option, text)
+        return text if is_as_named else f"{text} Iteration times: {shown}."
 
     def arguments(self, settings: object) -> dict[str, Any]:
         """Return the further arguments of the drawing function."""
         return {name: option_at(settings, path) for name, path in self.options.items()} | dict(self.values)
+
+
+def with_counts(caption: str, tables: Mapping[str, pd.DataFrame]) -> str:
+    """Fill numbers of runs into a caption, from the tables that its figure reads."""
+
+    def count(number: re.Match[str]) -> str:
+        table = tables[number["table"]]
+        if number["way"] == "rows":
+            counts = [len(table)]
+        elif number["way"] == "largest":
+            counts = [int(table[number["column"]].max())]
+        elif number["by"] is None:
+            counts = [table[number["column"]].nunique()]
+        else:
+            counts = table.groupby(number["by"], dropna=False)[number["column"]].nunique().tolist()
+        return _counted(number["noun"], counts)
+
+    return _NUMBER.sub(count, caption)
+
+
+def _counted(noun: str, counts: Sequence[int]) -> str:
+    fewest, most = min(counts), max(counts)
+    if fewest < most:
+        return f"{fewest} to {most} {noun}"
+    return f"1 {re.sub('(?<=ch|sh)es$|s$', '', noun)}" if most == 1 else f"{most} {noun}"
 
 
 @dataclass(frozen=True, slots=True)

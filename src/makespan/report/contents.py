@@ -337,11 +337,7 @@ def _view(results: Path, source: str, key: str, figure: Figure) -> View | None:
         return None
     caption, table = stem.with_suffix(".txt"), stem.with_suffix(".csv")
     # The first paragraph is the title, and lines are wrapped.
-    text = (
-        read_text(caption, "a caption", InputError).split("\n\n")[1:]
-        if caption.is_file()
-        else [figure.caption]
-    )
+    text = read_text(caption, "a caption", InputError).split("\n\n")[1:] if caption.is_file() else []
     content = read_bytes(table, "the table of a figure", InputError) if table.is_file() else b""
     charts: list[dict[str, Any]] = []
     if figure.explore is not None and content:

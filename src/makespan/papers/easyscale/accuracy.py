@@ -63,19 +63,22 @@ class Gap(Experiment):
         Figure(
             "gap",
             "Accuracy by the number of devices",
-            "Held-out accuracy of schemes that scale batch and learning rate with the number of "
-            "devices, and of EasyScale, means, with lines with caps for the range over seeds; how "
-            "far it spreads over the numbers of devices, overall and in each class, with black dots "
-            "for the spread over seeds. Flat bars at the bottom stand for a spread of exactly 0.",
+            "Held-out accuracy of schemes that scale batch and learning rate with "
+            "the number of devices, and of EasyScale: means of {seeds: values "
+            "gap.seed}, with lines with caps for the range over seeds. Right: how "
+            "far accuracy spreads over the numbers of devices, overall and in "
+            "each class, with black dots for the spread over seeds. Flat bars at "
+            "the bottom stand for a spread of exactly 0. Source {source}.",
             tables=("gap", "gap_spread"),
             sources=("measured",),
         ),
         Figure(
             "gap_curves",
             "Decay of the learning rate",
-            "Mean loss of every epoch on one, two and four devices, measured in one run per line; "
-            "at the grey line the learning rate is multiplied by gamma. Where training does not "
-            "depend on devices, the lines of one gamma coincide.",
+            "Mean loss of every epoch on one, two and four devices, source "
+            "{source}, one run per line. At the grey line the learning rate is "
+            "multiplied by gamma. Where training does not depend on devices, the "
+            "lines of one gamma coincide.",
             tables=("gap_curves",),
             sources=("measured",),
             explore=Explore(
@@ -386,11 +389,12 @@ class Fig9(Experiment):
         Figure(
             "fig9",
             "Fig. 9",
-            "Loss of the last of four logical workers minus that of stock training, over three "
-            "stages on the kernel sets named above each; grey lines are borders of stages, the "
-            "dotted line is stock training. Stages of D2 run canonical kernels everywhere. Ticks at "
-            "the top mark steps after which loss, parameters, optimizer, buffers or random states "
-            "have other bits.",
+            "Loss of the last of four logical workers minus that of stock "
+            "training, source {source}, one run per line. The three stages use "
+            "the kernel sets named above each; grey lines are borders of stages, "
+            "the dotted line is stock training. Stages of D2 run canonical "
+            "kernels everywhere. Ticks at the top mark steps after which loss, "
+            "parameters, optimizer, buffers or random states have other bits.",
             tables=("fig9", "fig9_summary"),
             sources=("measured",),
         ),

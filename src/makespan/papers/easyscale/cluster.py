@@ -495,9 +495,11 @@ class Serving(Experiment):
         Figure(
             "serving",
             "Training beside serving",
-            "GPUs over time that serving needs, and on top of them those that elastic jobs hold, "
-            "from one simulation per policy; jobs from source {source}, where emulated means a "
-            "generated list, submitted several times. The demand of serving is generated.",
+            "GPUs over time that serving needs, and on top of them those that "
+            "elastic jobs hold, from one simulation per policy. The demand of "
+            "serving is generated. Jobs are of source {source}; emulated jobs are "
+            "a generated list, submitted several times. Where the upper edge is "
+            "flat, training uses all GPUs that serving leaves.",
             tables=("serving_rounds",),
             explore=Explore(
                 "areas",
@@ -655,19 +657,22 @@ class Simulation(Experiment):
         Figure(
             "fig14",
             "Fig. 14",
-            "Makespan from time 0 and average completion time of a job list under gang scheduling "
-            "and EasyScale, on times that follow from printed cells; jobs from source {source}, "
-            "where emulated means a generated list. Hollow diamonds are the published values, which "
-            "are of the authors' list; that of YARN-CS belongs to one job at a time. The axes are "
-            "logarithmic, and numbers are the values of the dots beside which they stand.",
+            "Makespan from time 0 and average completion time of one list of "
+            "{jobs: largest fig14.jobs} under gang scheduling and "
+            "EasyScale, on times that follow from printed cells. Jobs are of "
+            "source {source}; emulated jobs are a generated list. Hollow diamonds "
+            "are the published values, which are of the authors' list; that of "
+            "YARN-CS belongs to one job at a time. The axes are logarithmic, and "
+            "numbers are the values of the dots beside which they stand.",
             tables=("fig14",),
         ),
         Figure(
             "fig15",
             "Fig. 15",
-            "GPUs that jobs hold after every round under EasyScale, from one simulation on times "
-            "that follow from printed cells; jobs from source {source}, where emulated means a "
-            "generated list. Grey with hollow diamonds is the curve that the paper prints for the "
+            "GPUs that jobs hold after every round under EasyScale, from one "
+            "simulation per policy on times that follow from printed cells. Jobs "
+            "are of source {source}; emulated jobs are a generated list. Grey "
+            "with hollow diamonds is the curve that the paper prints for the "
             "authors' list.",
             tables=("fig15",),
             values={"policies": ("easyscale-homo", "easyscale-heter")},
@@ -683,10 +688,11 @@ class Simulation(Experiment):
         Figure(
             "sensitivity",
             "Sensitivity of Fig. 14",
-            "Average completion time and makespan of Fig. 14 against the length of a round and the "
-            "restart delay, one varied at a time, one simulation per point; jobs from source "
-            "{source}, where emulated means a generated list. Lines that do not cross keep the "
-            "order of the policies.",
+            "Average completion time and makespan of Fig. 14 against the length "
+            "of a round and the restart delay, one varied at a time, one "
+            "simulation per point. Jobs are of source {source}; emulated jobs are "
+            "a generated list. Lines that do not cross keep the order of the "
+            "policies.",
             tables=("sensitivity",),
         ),
     )

@@ -30,6 +30,7 @@ from makespan.plots import (
     limit,
     limit_handle,
     line_handle,
+    log_ticks,
     name_groups,
     new_figure,
     plain_numbers,
@@ -145,6 +146,7 @@ def sensitivity(tables: Tables, source: str) -> Drawn:
     policies = in_order(rows["policy"], STYLES)
     for row, (name, _, title) in enumerate(reversed(_TIMES)):
         _logarithmic(panels[row, 0], "y", rows[name].tolist(), 1.15)
+        log_ticks(panels[row, 0].yaxis, *panels[row, 0].get_ylim(), coarse_range=8.0)
         panels[row, 0].set_ylabel(title)
     for column, (parameter, label) in enumerate(_PARAMETERS.items()):
         varied = rows[rows["parameter"] == parameter]

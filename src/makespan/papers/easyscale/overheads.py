@@ -234,12 +234,14 @@ class Sharing(_Timed):
         Figure(
             "fig10",
             "Fig. 10",
-            "Logical workers and packed processes that share one CPU core, which plays a device "
-            "with a limited memory: median throughput over that of one process, two repetitions by "
-            "default, with lines with caps for "
-            "half the inter-quartile range either way, cut at 0, and memory beyond idle processes. "
-            "Hatched is what logical workers keep as gradient sets. Crosses mark what exceeded the "
-            "memory of the device, the dashed line. Hollow diamonds are published values.",
+            "Logical workers and packed processes that share one CPU core, which "
+            "plays a device with a limited memory, source {source}. Top: median "
+            "throughput of {timed micro-batches: largest fig10.samples} over that "
+            "of one process, with lines with caps for half the inter-quartile "
+            "range either way, cut at 0. Bottom: memory beyond idle processes; "
+            "hatched is what logical workers keep as gradient sets. Crosses mark "
+            "what exceeded the memory of the device, the dashed line. Hollow "
+            "diamonds are published values.",
             tables=("fig10",),
             sources=("measured",),
         ),
@@ -339,11 +341,11 @@ class Switching(_Timed):
         Figure(
             "fig11",
             "Fig. 11",
-            "Median time of a micro-batch with context switches over that without, of two "
-            "repetitions by default, both measured in turn "
-            "in one process, with half the inter-quartile range of pairs either way as lines with "
-            "caps. The axis does not start at 0; the dotted line is 1. Hollow diamonds are "
-            "published values.",
+            "Median time of a micro-batch with context switches over that "
+            "without, source {source}, of {pairs: largest fig11.samples} that are "
+            "measured in turn in one process, with half their inter-quartile "
+            "range either way as lines with caps. The axis does not start at 0; "
+            "the dotted line is 1. Hollow diamonds are published values.",
             tables=("fig11",),
             sources=("measured",),
         ),
@@ -385,10 +387,11 @@ class Levels(_Timed):
         Figure(
             "fig12",
             "Fig. 12",
-            "Median time of a micro-batch under determinism levels over that of stock training on "
-            "the same kernel set, of two repetitions by default; sets A, B and C play "
-            "the types of GPU in brackets, and C has the kernels "
-            "that D1+D2 uses on all of them, so it is a control. Lines with caps are half the "
+            "Median time of a micro-batch under determinism levels over that of "
+            "stock training on the same kernel set, source {source}, of {timed "
+            "micro-batches: largest fig12.samples}. Sets A, B and C play the "
+            "types of GPU in brackets; C has the kernels that D1+D2 uses on all "
+            "of them, so it is a control. Lines with caps are half the "
             "inter-quartile range either way, hollow diamonds published values.",
             tables=("fig12",),
             sources=("measured",),
@@ -455,10 +458,12 @@ class Copying(_Timed):
         Figure(
             "fig13",
             "Fig. 13",
-            "Time of logical workers in one process over a step of as many stock processes, a core "
-            "each. The last one also sums the gradients of all and updates the model; of the "
-            "published times, hollow diamonds, that of the other workers has it in its mean. Lines "
-            "with caps are half the inter-quartile range either way.",
+            "Time of logical workers in one process over a step of as many stock "
+            "processes, a core each, source {source}: medians of {timed steps: "
+            "largest fig13.samples}, with half the inter-quartile range either "
+            "way as lines with caps. The last worker also sums the gradients of "
+            "all and updates the model. Hollow diamonds are published values; "
+            "that of the other workers has this part in its mean.",
             tables=("fig13",),
             sources=("measured",),
         ),

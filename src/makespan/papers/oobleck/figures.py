@@ -211,9 +211,9 @@ def ablation(tables: Tables, source: str) -> Drawn:
 
 _NODES = (
     Style("1 node", PALETTE["blue"], "o"),
-    Style("2", PALETTE["orange"], "s"),
-    Style("3", PALETTE["green"], "^"),
-    Style("more", PALETTE["grey"], "D"),
+    Style("2 nodes", PALETTE["orange"], "s"),
+    Style("3 nodes", PALETTE["green"], "^"),
+    Style("more nodes", PALETTE["grey"], "D"),
 )
 
 
@@ -523,8 +523,11 @@ _ANALYTIC = (0, (5, 1, 1, 1))
 
 @figure_style
 def breakdown(tables: Tables, source: str) -> Drawn:
-    """Breakdown of time by model, mode, distance between failures and system."""
-    (table,) = tables.values()
+    """Breakdown of time by model, mode, distance between failures and system.
+
+    The first table has it; the second one counts runs for the caption.
+    """
+    table = next(iter(tables.values()))
     modes, models = in_order(table["mode"], MODES), list(dict.fromkeys(table["model"]))
     traces, systems = list(dict.fromkeys(table["trace"])), in_order(table["system"], STYLES)
     figure = new_figure(TWO_COLUMNS_IN, 1.7 * len(modes) + 0.5)

@@ -88,10 +88,13 @@ class Templates(Experiment):
         Figure(
             "templates",
             "Templates",
-            "Templates of random and of equal layers: the slowest stage over the mean of all; and "
-            "the time that the search for a template takes, for layers that grow from first to "
-            "last, and for the published search on random layers, which reuses results for fewer "
-            "nodes. The layers are generated, so no source of iteration times plays a part.",
+            "Templates of layers that are random ({profiles: config "
+            "oobleck.planning.templates.random_seeds}, mean and range) and equal: "
+            "time of the slowest stage over the mean of all stages. Right: time "
+            "of one search for a template per point, for layers that grow from "
+            "first to last, and of the published search on random layers, which "
+            "reuses results for fewer nodes. The layers are generated, so no "
+            "source of iteration times plays a part.",
             tables=("templates",),
         ),
     )
@@ -193,10 +196,11 @@ class Instantiations(Experiment):
         Figure(
             "instantiation",
             "Plans",
-            "Time of every pipeline under the published choice and under ours: of the templates "
-            "that the artifact prints, in its own measure, and of random layers on 21 nodes with "
-            "4096 microbatches by the simulated schedule. A line over the dots of its pipelines is "
-            "an iteration, with its time.",
+            "Time of every pipeline under the published choice and under ours: of "
+            "the templates that the artifact prints, in its own measure, and of "
+            "random layers on 21 nodes with 4096 microbatches by the simulated "
+            "schedule, one plan each. A line over the dots of its pipelines is an "
+            "iteration, with its time. The vertical axes do not start at 0.",
             tables=("instantiation",),
         ),
     )
@@ -354,8 +358,9 @@ class LayerThroughput(Experiment):
         Figure(
             "layer_throughput",
             "Throughput from times of layers",
-            "Throughput of the best plan from emulated times of layers on nodes of one A40, without "
-            "transfers between stages. Hollow diamonds are the constants of the artifact; the "
+            "Throughput of the best plan from emulated times of layers on nodes "
+            "of one A40, without transfers between stages; computed once, without "
+            "randomness. Hollow diamonds are the constants of the artifact; the "
             "simulations here use these, and not the emulated times.",
             tables=("layer_throughput",),
         ),

@@ -60,10 +60,12 @@ class Losses(Experiment):
         Figure(
             "reconfiguration",
             "Reconfiguration",
-            "Outcome of losing nodes at once, as a share of losses, for plans of a few nodes. Left: "
-            "all losses of up to f nodes of all plans; right: random larger losses. Below: the "
-            "mean of the bytes sent where training continues, and, as a black dot, of those of the "
-            "node that sends most; each of the 24 layers has 1 kB of parameters.",
+            "Outcome of losing nodes at once, as a share of losses, for plans of "
+            "a few nodes; {losses: rows reconfiguration} in all. Left: all losses "
+            "of up to f nodes of all plans; right: random larger losses. Below: "
+            "the mean of the bytes sent where training continues, and, as a black "
+            "dot, of those of the node that sends most; each of the 24 layers has "
+            "1 kB of parameters.",
             tables=("reconfiguration",),
         ),
     )

@@ -562,44 +562,47 @@ class Failures(Experiment):
         Figure(
             "fig1",
             "Fig. 1",
-            "Share of time by category with a failure every ten minutes, by the simulators as "
-            "released, whose categories overlap, and repaired. Source {source}: emulated is the "
-            "mean over generated traces (20 by default), published the one trace of the authors. "
-            "Crosses mark models that do not fit into memory.",
-            tables=("fig1",),
+            "Share of time by category with a failure every ten minutes, by the "
+            "simulators as released, whose categories overlap, and repaired. "
+            "Source {source}: mean of {traces: values fig9.seed}; those of the "
+            "emulated source are generated. Crosses mark models that do not fit "
+            "into memory.",
+            tables=("fig1", "fig9"),
             draw="breakdown",
         ),
         Figure(
             "fig9",
             "Fig. 9",
-            "Average throughput on 30 nodes that lose one node after the other, at the distances "
-            "below the bars, by the simulators as released and with their defects repaired, on "
-            "printed throughput. Source {source}: emulated is the mean over generated traces (20 by "
-            "default), with its 95 % interval, cut at 0, as a line with caps; published is the one "
-            "trace of the authors. Hollow diamonds are the published values, and crosses mark "
-            "models that do not fit into memory.",
+            "Average throughput on 30 nodes that lose one node after the other, "
+            "at the distances below the bars, by the simulators as released and "
+            "with their defects repaired, on printed throughput. Source {source}: "
+            "mean of {traces: values fig9.seed}, with the 95 % interval of "
+            "several, cut at 0, as a line with caps; those of the emulated source "
+            "are generated. Hollow diamonds are the published values, and crosses "
+            "mark models that do not fit into memory.",
             tables=("fig9",),
         ),
         Figure(
             "fig12",
             "Fig. 12",
-            "Share of time by category at every distance between failures, bars of Bamboo, Varuna "
-            "and Oobleck (B, V, O), by the simulators as released, whose categories overlap, and "
-            "repaired. Source {source}: emulated is the mean over generated traces (20 by default), "
-            "published the one trace of the authors. Crosses mark models that do not fit into "
-            "memory.",
-            tables=("fig12",),
+            "Share of time by category at every distance between failures, bars "
+            "of Bamboo, Varuna and Oobleck (B, V, O), by the simulators as "
+            "released, whose categories overlap, and repaired. Source {source}: "
+            "mean of {traces: values fig9.seed}; those of the emulated source are "
+            "generated. Crosses mark models that do not fit into memory.",
+            tables=("fig12", "fig9"),
             draw="breakdown",
         ),
         Figure(
             "fig13",
             "Fig. 13",
-            "Average throughput of a large model, also for Varuna with checkpoints that cost "
-            "nothing, by the simulators as released and with their defects repaired. Source "
-            "{source}: emulated is the mean over generated traces (20 by default), with its 95 % "
-            "interval, cut at 0, as a line with caps; published is the one trace of the authors. "
-            "Hollow diamonds are the published values. Bars of zero are invisible: there the system "
-            "makes no progress.",
+            "Average throughput of a large model, also for Varuna with "
+            "checkpoints that cost nothing, by the simulators as released and "
+            "with their defects repaired. Source {source}: mean of {traces: "
+            "values fig13.seed}, with the 95 % interval of several, cut at 0, as "
+            "a line with caps; those of the emulated source are generated. Hollow "
+            "diamonds are the published values. Bars of zero are invisible: there "
+            "the system makes no progress.",
             tables=("fig13",),
         ),
     )
@@ -626,7 +629,8 @@ _OVER_TIME = tuple(
         name + ending,
         f"Fig. {name.removeprefix('fig')}{title}",
         f"Nodes and throughput over time on spot instances of {cloud}, {simulators}, with averages as dotted "
-        "lines; source {source}, where emulated means one trace with the statistics of the authors'.",
+        "lines. One trace of source {source}; that of the emulated source is generated with the statistics "
+        "of the authors'. Where a line falls to zero, no sample is finished.",
         tables=(name,),
         draw="over_time",
         values={"mode": mode},
@@ -665,23 +669,26 @@ class SpotInstances(Experiment):
         Figure(
             "fig10",
             "Fig. 10",
-            "Average throughput on spot instances, by the simulators as released and with their "
-            "defects repaired, on printed throughput. Source {source}: emulated is the mean over "
-            "generated traces with the statistics of the authors' (5 or 20 by default), with its 95 "
-            "% interval, cut at 0, as a line with caps; published is the authors' trace. Hollow "
-            "diamonds are the published values, which are of the authors' traces, and crosses mark "
-            "models that do not fit into memory.",
+            "Average throughput on spot instances, by the simulators as released "
+            "and with their defects repaired, on printed throughput. Source "
+            "{source}: mean of {traces: values fig10.seed by trace}, with the 95 "
+            "% interval of several, cut at 0, as a line with caps; those of the "
+            "emulated source are generated with the statistics of the authors'. "
+            "Hollow diamonds are the published values, which are of the authors' "
+            "traces, and crosses mark models that do not fit into memory.",
             tables=("fig10",),
         ),
         *_OVER_TIME,
         Figure(
             "ablation",
             "Ablation",
-            "Average throughput of the released simulators with one defect repaired, and with "
-            "three, over that as released, on spot traces of source {source}: means over up to 10 "
-            "generated traces by default, or the authors' one. Above 1 a repair raises throughput. "
-            "The axis is logarithmic; arrows at its ends hold ratios beyond it, and crosses mark "
-            "models without any throughput as released.",
+            "Average throughput of the released simulators with one defect "
+            "repaired, and with three, over that as released. Spot traces of "
+            "source {source}: mean of {traces: values ablation.seed by defects}; "
+            "those of the emulated source are generated. The page of the paper "
+            "lists the defects. Above 1 a repair raises throughput. The axis is "
+            "logarithmic; arrows at its ends hold ratios beyond it, and crosses "
+            "mark models without any throughput as released.",
             tables=("ablation",),
         ),
     )

@@ -374,30 +374,35 @@ class Studies(Experiment):
         Figure(
             "guarantee",
             "Coverage",
-            "Fewest consecutive template sizes with which f + 1 pipelines can use every number of "
-            "nodes from (f + 1) n0 to 64, found by trying all. No source of iteration times plays a "
-            "part.",
+            "Fewest consecutive template sizes with which f + 1 pipelines can use "
+            "every number of nodes from (f + 1) n0 to 64, counted by trying all. "
+            "No source of iteration times and no randomness play a part.",
             tables=("studies",),
         ),
         Figure(
             "intervals",
             "Checkpoint intervals",
-            "Share of its full throughput that Varuna keeps with a loss every hour on average and a "
-            "new node for each, against the steps between its checkpoints: simulated with all "
-            "defects repaired, mean over traces (3 by default), and by the analytic model. The "
-            "dotted line is the interval of Young and Daly; for comparison, the share that Oobleck "
-            "keeps. Throughput does not depend on the number of nodes here.",
+            "Share of its full throughput that Varuna keeps with a loss every "
+            "hour on average and a new node for each, against the steps between "
+            "its checkpoints: simulated with all defects repaired, mean of "
+            "{generated traces: config oobleck.simulation.intervals.seeds}, and "
+            "by the analytic model. The dotted line is the interval of Young and "
+            "Daly; for comparison, the share that Oobleck keeps. Throughput is "
+            "printed and does not depend on the number of nodes here.",
             tables=("studies",),
         ),
         Figure(
             "bursts",
             "Several nodes at once",
-            "Job that must survive f losses, while bursts of nodes are lost at random times, "
-            "anywhere or in one rack, and come back later. Left to right: share of bursts that take "
-            "all copies of a layer; share of time below (f + 1) n0 nodes, where the job continues "
-            "degraded; work done on as many nodes or more, as a share of the work of all nodes in "
-            "that time. Each mark is one simulation of 100 bursts (by default) on 16 nodes in racks "
-            "of 4, with pipelines of 4 or more.",
+            "Job that must survive f losses, while bursts of nodes are lost at "
+            "random times, anywhere or in one rack, and come back later. Left to "
+            "right: share of bursts that take all copies of a layer; share of "
+            "time below (f + 1) n0 nodes, where the job continues degraded; work "
+            "done on as many nodes or more, as a share of the work of all nodes "
+            "in that time. Each mark is one simulation of {bursts: config "
+            "oobleck.losses.bursts.n_bursts} on {nodes: config "
+            "oobleck.losses.bursts.n_nodes} in racks of 4, with pipelines of 4 or "
+            "more. No source of iteration times plays a part.",
             tables=("studies",),
         ),
     )

@@ -97,10 +97,12 @@ class Hybrid(Experiment):
         Figure(
             "hybrid",
             "Training through kills",
-            "Measured training through kills of processes, small models on the cores at hand, one "
-            "line per job. Loss, with a mark for each kill by the kind of its phase; pause of "
-            "training after a kill, with Oobleck and with checkpoint and relaunch; goodput and "
-            "repeated iterations.",
+            "Training through kills of processes, source {source}, small models "
+            "on the cores at hand: {kills: rows hybrid_kills} in {runs: rows "
+            "hybrid_summary}. Loss, with a mark for each kill by the kind of its "
+            "phase; pause of training after a kill, with Oobleck and with "
+            "checkpoint and relaunch; goodput and repeated iterations. Pauses of "
+            "the same height in all phases do not depend on the phase.",
             tables=("hybrid", "hybrid_kills", "hybrid_summary"),
             sources=("measured",),
         ),
@@ -341,9 +343,11 @@ class Predictions(Experiment):
         Figure(
             "predictions",
             "Predicted iterations",
-            "Measured iterations of small models under every plan on up to three nodes: median time "
-            "of one run per mark against the time that planning predicts from a profile of the "
-            "layers and the number of cores. On the dotted line both agree.",
+            "Iterations of small models under every plan on up to three nodes, "
+            "source {source}: median of {timed iterations: config "
+            "oobleck.execution.predictions.iterations} of one run per mark, "
+            "against the time that planning predicts from a profile of the layers "
+            "and the number of cores. On the dotted line both agree.",
             tables=("predictions",),
             sources=("measured",),
         ),

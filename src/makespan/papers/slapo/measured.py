@@ -84,10 +84,12 @@ class Fig9Steps(_Measurement):
         Figure(
             "fig9_steps",
             "Fig. 9, measured",
-            "Steps of a schedule of a small BERT on CPU cores, source {source}: median throughput "
-            "of one run, with "
-            "half the inter-quartile range either way as lines with caps, and what a process holds. "
-            "Every step is verified against the model as it is. Times on cores say nothing of GPUs.",
+            "Steps of a schedule of a small BERT on CPU cores, source {source}: "
+            "median throughput of {timed passes: config slapo.fig9_steps.passes} "
+            "in one run, with half the inter-quartile range either way as lines "
+            "with caps, and the memory that a process holds. Every step is "
+            "verified against the original model. Times on cores say nothing of "
+            "GPUs.",
             tables=("fig9",),
             draw="measured_steps",
             sources=("measured",),
@@ -151,10 +153,12 @@ class TunerRun(_Measurement):
         Figure(
             "tuner",
             "Tuning, measured",
-            "Throughput of a small OPT on CPU cores over batch size and share of recomputed layers, "
-            "source {source}, and which points searches try: stars of the one along the border of "
-            "the budget, circles of coordinate descent. Grey are points whose forward pass keeps "
-            "more than a budget of bytes.",
+            "Median throughput of {timed passes: config slapo.tuner.passes} of a "
+            "small OPT on CPU cores over batch size and share of recomputed "
+            "layers, source {source}, one run per point, and the points that "
+            "searches try: stars of the search along the border of the budget, "
+            "circles of coordinate descent. Grey are points whose forward pass "
+            "keeps more bytes than the budget.",
             tables=("tuner",),
             draw="measured_search",
             sources=("measured",),

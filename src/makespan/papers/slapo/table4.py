@@ -419,9 +419,10 @@ class Table4(Experiment):
         Figure(
             "table4",
             "Table 4",
-            "Lines of the schedules of this project, counted in their source, source {source}: "
-            "statements, where a call of a helper that several families share is one, and lines of "
-            "text as the authors count. Hollow diamonds are the lines that the paper prints.",
+            "Lines of the schedules of this project, source {source}: counted "
+            "once in their source code. Statements, where a call of a helper that "
+            "several families share is one, and lines of text as the authors "
+            "count. Hollow diamonds are the lines that the paper prints.",
             tables=("table4",),
             draw="schedule_lines",
             sources=("measured",),

@@ -202,30 +202,33 @@ class Modelled(Experiment):
         Figure(
             "fig7",
             "Fig. 7",
-            "Throughput of six models on 2, 4 and 8 V100 at the printed batch sizes and recomputed "
-            "shares, source {source}: published means a small hardware model fitted to the printed "
-            "grid of Fig. 10, emulated the emulator as it is, which knows no convolutions. A cross "
-            "has no printed setting. Black dots are what the tuner finds. The paper prints no "
-            "values.",
+            "Throughput of six models on 2, 4 and 8 V100 at the printed batch "
+            "sizes and recomputed shares, source {source}, computed once. For "
+            "published it comes from a small hardware model fitted to the printed "
+            "grid of Fig. 10, for emulated from the emulator as it is, which "
+            "knows no convolutions. A cross has no printed setting. Black dots "
+            "are the best points of the tuner. The paper prints no values.",
             tables=("fig7",),
             draw="inside_a_node",
         ),
         Figure(
             "fig8",
             "Fig. 8",
-            "Throughput on two to eight nodes, source {source}: published means a small hardware "
-            "model fitted to the printed grid of Fig. 10, emulated the emulator as it is. Hollow "
-            "diamonds are the bars of an earlier version of the figure, that of Slapo at both of "
-            "its schedules, joined by a line.",
+            "Throughput on two to eight nodes, source {source}, computed once. "
+            "For published it comes from a small hardware model fitted to the "
+            "printed grid of Fig. 10, for emulated from the emulator as it is. "
+            "Hollow diamonds are the bars of an earlier version of the figure; "
+            "that of Slapo stands at both of its schedules, joined by a line.",
             tables=("fig8",),
             draw="on_clusters",
         ),
         Figure(
             "fig9",
             "Fig. 9",
-            "Throughput of BERT-1B as it is optimised step by step, source {source}: published "
-            "means a small hardware model fitted to the printed grid of Fig. 10, emulated the "
-            "emulator as it is. The paper prints no values.",
+            "Throughput of BERT-1B as it is optimised step by step, source "
+            "{source}, computed once. For published it comes from a small "
+            "hardware model fitted to the printed grid of Fig. 10, for emulated "
+            "from the emulator as it is. The paper prints no values.",
             tables=("fig9",),
             draw="steps_of_an_ablation",
             sources=("emulated", "published"),

@@ -248,9 +248,10 @@ class Tuning(Experiment):
         Figure(
             "fig10",
             "Fig. 10",
-            "Throughput of OPT-350M on eight GPUs of 16 GB over batch size and share of recomputed "
-            "layers, source {source}: published means printed cells and a hardware model fitted to "
-            "them, emulated the emulator as it is. Stars are the points that the search along the "
+            "Throughput of OPT-350M on eight GPUs of 16 GB over batch size and "
+            "share of recomputed layers, source {source}: published are the "
+            "printed cells and a hardware model fitted to them, emulated is the "
+            "emulator as it is. Stars are the points that one search along the "
             "border of memory tries, circles the best points.",
             tables=("fig10",),
             draw="searched_grid",
@@ -258,9 +259,11 @@ class Tuning(Experiment):
         Figure(
             "fig10_fit",
             "Fig. 10, predicted",
-            "Predicted against printed throughput of the grid of Fig. 10, source {source}: "
-            "published means a hardware model fitted to all cells, or to all but those of one batch "
-            "size; emulated the emulator as it is. On the dotted line both agree.",
+            "Predicted against printed throughput of the grid of Fig. 10, source "
+            "{source}, a point per cell. For published the prediction is a "
+            "hardware model fitted to all cells, or to all but those of one batch "
+            "size; for emulated it is the emulator as it is. On the dotted line "
+            "both agree.",
             tables=("fig10_fit",),
             draw="predicted_grid",
         ),
