@@ -17,7 +17,7 @@ rule evaluate_claims:
     params:
         options={"form": SETTINGS.performance_model.experiment_form},
         untimed=untimed_tables,
-        code=lambda wildcards: code_hash("evaluate_claims", *claims_code(wildcards.paper)),
+        code=lambda wildcards: code_hash("evaluate_claims", OPTIONS[wildcards.paper].checks_code()),
     script:
         "../workflow/scripts/evaluate_claims.py"
 

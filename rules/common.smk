@@ -90,15 +90,9 @@ def figure_inputs(wildcards):
     return files | {f"published_{name}": f"config/published/{paper}_{name}.csv" for name in figure.cells}
 
 
-def timed_tables(paper):
-    """Return the tables of a paper that iteration times of a source enter."""
-    found = EXPERIMENTS[paper].values()
-    return {table for experiment in found if experiment.is_timed for table in experiment.tables}
-
-
 def is_timed(wildcards):
     """Tell whether iteration times enter a figure."""
-    return bool(set(figure_of(wildcards).tables) & timed_tables(wildcards.paper))
+    return bool(set(figure_of(wildcards).tables) & OPTIONS[wildcards.paper].timed_tables())
 
 
 def shown_source_of(wildcards):
@@ -108,7 +102,7 @@ def shown_source_of(wildcards):
 
 def untimed_tables(wildcards):
     """Return the names of deciding tables that iteration times do not enter."""
-    return sorted(set(deciding_tables(wildcards)) - timed_tables(wildcards.paper))
+    return sorted(set(deciding_tables(wildcards)) - OPTIONS[wildcards.paper].timed_tables())
 
 
 def judged_times(wildcards):
@@ -126,13 +120,8 @@ def deciding_tables(wildcards):
     """Return the files that decide the statements of a paper for a source, by the names its checks use."""
     source, name = wildcards.source, wildcards.paper
     paper = OPTIONS[name]
-    files = {
-        table: f"results/{source}/{name}/{table}.csv"
-        for table in paper.tables_of(SETTINGS, source)
-        if table not in paper.unjudged()
-        # A profile has small workloads, which are not those that the paper is about.
-        if source != PROFILED or table not in timed_tables(name)
-    }
+    tables = paper.judged_tables(SETTINGS, source)
+    files = {table: f"results/{source}/{name}/{table}.csv" for table in tables}
     if source == "measured" and SETTINGS.live.in_all and paper.judges_live:
         files["live"] = LIVE_TABLES[0]
     return files | {
@@ -140,18 +129,11 @@ def deciding_tables(wildcards):
     }
 
 
-def claims_code(paper):
-    """Return what decides the statements of a paper: its module of checks, or the paper if it is one module."""
-    package = f"makespan.papers.{paper}"
-    has_checks = Path(workflow.basedir, "src", *package.split("."), "checks.py").is_file()
-    return [f"{package}.checks" if has_checks else f"{package}:PAPER"]
-
-
 def products(source):
     """Return everything that is built for a source."""
     shared = [*throughput_tables(source), f"results/{source}/provenance.json"]
     shared += LIVE_TABLES if SETTINGS.live.in_all and source == "measured" else []
-    return shared + [paper_products(paper, source) for paper in PAPERS]
+    return shared + [path for paper in PAPERS for path in paper_products(paper, source)]
 
 
 def registered(find, *arguments):
@@ -179,7 +161,7 @@ def check_targets(rules):
         for target in wanted:
             if target not in names and not Path(target).exists() and not is_made(target, rules):
                 known = [rule.name for rule in rules if not rule.has_wildcards()]
-                raise unknown_target(target, chain(known, *map(products_flat, SOURCES), LIVE_TABLES))
+                raise unknown_target(target, chain(known, *map(products, SOURCES), LIVE_TABLES))
         if any(map(reads_published, wanted)):
             published_directory(SETTINGS)
     except MakespanError as error:
@@ -194,16 +176,6 @@ def is_made(target, rules):
     return any(rule.is_producer(target) for rule in rules)
 
 
-def products_flat(source):
-    """Return the paths of everything that is built for a source."""
-    return flatten(products(source))
-
-
-def flatten(entries):
-    """Return the entries of nested lists."""
-    return [one for entry in entries for one in (flatten(entry) if isinstance(entry, list) else [entry])]
-
-
 def reads_published(target):
     """Tell whether a target is built from the authors' files."""
     if target == "published" or target.startswith("results/published/"):
@@ -214,11 +186,13 @@ def reads_published(target):
     )
 
 
-DEFAULT_PRODUCTS = [
-    [products(source) for source in SETTINGS.throughput.sources],
-    [paper_products(paper, source) for paper, source in BUILT],
-    "results/claims.csv",
-]
+DEFAULT_PRODUCTS = list(
+    dict.fromkeys(
+        [path for source in SETTINGS.throughput.sources for path in products(source)]
+        + [path for paper, source in BUILT for path in paper_products(paper, source)]
+        + ["results/claims.csv"]
+    )
+)
 
 
 # --- jobs of rules/profiling.smk ---
@@ -245,20 +219,3 @@ def profile_threads(n_processes):
 def profile_gpus(**counts):
     """Return the resources that ask for GPUs, none where jobs run on CPU cores."""
     return counts | {"gpu_model": PROFILE.gpu_model} if PROFILE.gpu_model else {}
-
-
-def environment_of(wildcards, input):
-    """Return the constants of the machine, as a path or a name."""
-    return input.environment or ENVIRONMENT
-
-
-def profile_params():
-    """Return what a job that measures points is given."""
-    return {
-        "environment": environment_of,
-        "points": lambda wildcards: [
-            [point.exec_plan, point.placement.text, point.cpu_threads]
-            for point in PROFILE_JOBS[wildcards.workload][wildcards.job]
-        ],
-        "procedure": PROFILE.model_dump(include={"device", "warmup_steps", "steps", "repetitions"}),
-    }

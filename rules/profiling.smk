@@ -64,7 +64,12 @@ rule profile_points:
         mem_mb=lambda wildcards: placement_of(wildcards).n_gpus * PROFILE.mem_mb_per_process,
         runtime=PROFILE.runtime_min,
     params:
-        **profile_params(),
+        environment=lambda wildcards, input: input.environment or ENVIRONMENT,
+        points=lambda wildcards: [
+            [point.exec_plan, point.placement.text, point.cpu_threads]
+            for point in PROFILE_JOBS[wildcards.workload][wildcards.job]
+        ],
+        procedure=PROFILE.model_dump(include={"device", "warmup_steps", "steps", "repetitions"}),
         code=code_hash("profile_points"),
     script:
         "../workflow/scripts/profile_points.py"

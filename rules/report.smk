@@ -3,7 +3,7 @@
 
 rule write_report:
     input:
-        list(dict.fromkeys(flatten(DEFAULT_PRODUCTS))),
+        DEFAULT_PRODUCTS,
     output:
         page="results/report.html",
     log:

@@ -11,8 +11,8 @@ from forked import forking_servers
 from makespan.claims import judge
 from makespan.config import load_settings
 from makespan.papers.easyscale import PAPER
-from makespan.tables import read_csv
-from makespan.user_code import load_file
+from makespan.papers.experiment import read_inputs
+from makespan.tables import read_csv, write_result
 
 pytestmark = pytest.mark.xdist_group("training")
 ROOT = Path(__file__).parents[2]
@@ -26,13 +26,14 @@ def servers():
 
 
 def written(experiment, folder, **changes):
-    """Run the script of the workflow, and read the tables that it wrote."""
-    chosen = getattr(SETTINGS, experiment).model_copy(update=changes)
-    paths = {name: str(folder / f"{name}.csv") for name in chosen.tables}
+    """Run an experiment as the script of the workflow does, and read the tables that it wrote."""
+    options = getattr(SETTINGS, experiment).model_copy(update=changes)
+    chosen = type(options).from_json(options.to_json())
     cells = {"times": [], f"published_{experiment}": f"{ROOT}/config/published/easyscale_{experiment}.csv"}
-    named = f"{type(chosen).__module__}:{type(chosen).__name__}"
-    script = load_file(ROOT / "workflow/scripts/run_experiment.py")
-    script.main("easyscale", named, chosen.to_json(), cells, paths, [], source="measured")
+    results = chosen.run(read_inputs(PAPER, chosen, "measured", cells, []))
+    paths = {name: folder / f"{name}.csv" for name in chosen.tables}
+    for name, path in paths.items():
+        write_result(results[name], path)
     return {name: read_csv(path, PAPER.schema_of(name)) for name, path in paths.items()}
 
 

@@ -253,29 +253,40 @@ def test_editing_a_preset_concerns_what_reads_it(changed):
 
 
 USED = """
-import runpy, sys
+import ast, sys
 from pathlib import Path
+from types import SimpleNamespace
 import makespan, makespan.papers.slapo
 seen, home = set(), str(Path(makespan.__file__).parent)
 def note(frame, event, argument):
     code = frame.f_code
     if event == "call" and code.co_filename.startswith(home) and not code.co_name.startswith("<"):
         seen.add(str(Path(code.co_filename).relative_to(home)))
-main = runpy.run_path(sys.argv[1])["main"]
+class Inputs(dict):
+    __getattr__ = dict.get
+class Outputs(list):
+    tables = property(list)
+tree = ast.parse(Path(sys.argv[1]).read_text())
+imports = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
+body = [node for node in tree.body if node not in imports]
+names = {"snakemake": SimpleNamespace(log=["job.log"], threads=1, {arguments})}
+exec(compile(ast.Module(imports, []), "imports", "exec"), names)
 sys.setprofile(note)
-main(*{arguments})
+exec(compile(ast.Module(body, []), "body", "exec"), names)
 sys.setprofile(None)
 print("\\n".join(sorted(seen)))
 """
 FIG10 = str(ROOT / "config/published/slapo_fig10.csv")
 RUNS = {
     ("emulate_throughput",): (
-        '["t.csv"], ["roberta"], "a800-64", {"calibration": "L1", "seed": 0, "noise": 1.0}'
+        'output=Outputs(["t.csv"]), params=SimpleNamespace(workloads=["roberta"], cluster="a800-64", '
+        'options={"calibration": "L1", "seed": 0, "noise": 1.0})'
     ),
     ("run_experiment", "makespan.papers.slapo.tuning:Tuning"): (
-        '"slapo", "makespan.papers.slapo.tuning:Tuning", OPTIONS, '
-        f'{{"times": [], "published_fig10": {FIG10!r}}}, '
-        f"{ {name: f'{name}.csv' for name in Tuning.tables} }, []"
+        f'input=Inputs(times=[], published_fig10={FIG10!r}), wildcards=SimpleNamespace(source="published"), '
+        f"output=Outputs({[f'{name}.csv' for name in Tuning.tables]}), "
+        'params=SimpleNamespace(paper="slapo", experiment="makespan.papers.slapo.tuning:Tuning", '
+        f"options=OPTIONS, workloads=[], tables={[*Tuning.tables]}, published=None)"
     ),
 }
 
@@ -284,9 +295,7 @@ def test_every_function_that_a_script_calls_is_in_a_file_that_counts(tmp_path):
     settings = check_settings({"slapo": {"fig10_grids": {"grids": 1}, "fig10": {"starts": 1}}})
     options = settings.slapo.experiments(settings)["tuning"].to_json()
     for (script, *more), arguments in RUNS.items():
-        given = arguments.replace("OPTIONS", repr(options))
-        source = ', source="published"' if more else ""
-        code = USED.replace("main(*{arguments})", f"main({given}{source})")
+        code = USED.replace("{arguments}", arguments.replace("OPTIONS", repr(options)))
         done = subprocess.run(
             [sys.executable, "-c", code, SCRIPTS[script]],
             cwd=tmp_path,

@@ -6,28 +6,19 @@ from pathlib import Path
 from makespan.files import write_text
 from makespan.live import live_experiment
 from makespan.logs import logged_to
-from makespan.policies import policy as named_policy
+from makespan.policies import policy
 from makespan.tables import LIVE, LIVE_JOBS, write_result
 
-_log = logging.getLogger(__name__)
-
-
-def main(table: str, jobs: str, prediction: str, policy: str, workload: str, slots: int, seed: int) -> None:
-    """Write the comparison, the jobs and the prediction; a run that was ended goes on where it was."""
-    directory = Path(table).with_suffix(".run")
+with logged_to(snakemake.log[0]):
+    table, setting = snakemake.output.table, snakemake.params.setting
     result = live_experiment(
-        named_policy(policy),
-        workload,
-        directory,
-        n_slots=slots,
-        seed=seed,
-        tell=_log.info,
+        policy(setting["policy"]),
+        setting["workload"],
+        Path(table).with_suffix(".run"),  # a run that was ended goes on where it was
+        n_slots=setting["slots"],
+        seed=setting["seed"],
+        tell=logging.getLogger("run_live").info,
     )
     write_result(result.comparison, table, LIVE)
-    write_result(result.jobs, jobs, LIVE_JOBS)
-    write_text(result.prediction.text, prediction)
-
-
-if "snakemake" in globals():
-    with logged_to(snakemake.log[0]):
-        main(*snakemake.output, **snakemake.params.setting)
+    write_result(result.jobs, snakemake.output.jobs, LIVE_JOBS)
+    write_text(result.prediction.text, snakemake.output.prediction)

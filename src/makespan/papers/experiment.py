@@ -431,11 +431,22 @@ class Paper(Block):
         return frozenset(table for one in cls.EXPERIMENTS for table in one.unjudged)
 
     @classmethod
-    def ledger(cls) -> Ledger:
-        """Return the statements of the paper with the functions of its module ``checks`` that decide them."""
+    def timed_tables(cls) -> frozenset[str]:
+        """Return the tables that depend on the iteration times of the source."""
+        return frozenset(table for one in cls.EXPERIMENTS if one.is_timed for table in one.tables)
+
+    @classmethod
+    def checks_code(cls) -> str:
+        """Return what decides its statements: its module ``checks``, or ``module:PAPER`` without one."""
         package = f"makespan.papers.{cls.key()}"
         has_module = resources.files(package).joinpath("checks.py").is_file()
-        found = vars(import_module(f"{package}.checks" if has_module else package)).items()
+        return f"{package}.checks" if has_module else f"{package}:PAPER"
+
+    @classmethod
+    def ledger(cls) -> Ledger:
+        """Return the statements of the paper with the functions that decide them, see `checks_code`."""
+        package = f"makespan.papers.{cls.key()}"
+        found = vars(import_module(cls.checks_code().partition(":")[0])).items()
         schemas = {**schemas_of(package), **cls.shared_schemas, "live": LIVE}
         cells = {f"{name}_published": schemas[f"published_{name}"] for name in cls.judged_cells}
         return Ledger(
@@ -465,6 +476,16 @@ class Paper(Block):
             for table in experiment.tables_of(source, profiled)
             if table.partition("/")[0] not in experiment.on_the_way
         ]
+
+    def judged_tables(self, settings: object, source: str) -> list[str]:
+        """Return the names of the tables that decide statements for a source.
+
+        Iteration times of a profile are those of small workloads, which the paper is not about.
+        """
+        left_out = self.unjudged()
+        if profiled_workloads(settings, source):
+            left_out |= self.timed_tables()
+        return [table for table in self.tables_of(settings, source) if table not in left_out]
 
     def files_of(self, settings: object, source: str) -> list[str]:
         """Return what is built by default for a source, as paths below its folder of results."""
