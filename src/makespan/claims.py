@@ -158,7 +158,7 @@ class Claim:
 
     What the subject means (model, column or jobs) depends on the check; the limit is the number that
     decides, NaN if the check needs none; the options are what checks must know of the configuration; the
-    table is the name of the one that the check reads, empty if the check knows it.
+    table is the name of the one that the check reads, or from whose name it derives those that it reads.
     """
 
     subject: str

@@ -95,3 +95,21 @@ def test_the_job_lists_are_found_like_the_traces(root, published_dir):
     assert paper_files(settings, "morphling", root) == [
         str(published_dir / "morphling" / "workloads" / f"{name}.csv") for name in names
     ]
+
+
+def test_a_profile_of_small_workloads_decides_no_statement_about_iteration_times(root):
+    settings = load_settings(root=root)
+    for paper in settings.papers().values():
+        built = set(paper.tables_of(settings, "measured"))
+        judged = set(paper.judged_tables(settings, "measured"))
+        assert judged == built - paper.unjudged() - paper.timed_tables()
+    morphling = settings.papers()["morphling"]
+    assert {"table2", "fig7"} <= morphling.timed_tables()
+    assert {"table2", "fig7"} <= set(morphling.judged_tables(settings, "emulated"))
+    given = check_settings({"throughput": {"measured": {"directory": "own"}}})
+    assert {"table2", "fig7"} <= set(morphling.judged_tables(given, "measured"))
+
+
+def test_the_code_that_decides_statements_is_the_module_of_checks_of_a_paper(root):
+    for name, paper in load_settings(root=root).papers().items():
+        assert paper.checks_code() == f"makespan.papers.{name}.checks"

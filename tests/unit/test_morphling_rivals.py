@@ -67,7 +67,7 @@ def test_a_rival_that_aims_at_makespan_is_judged_by_it(base, swept):
 
 
 def verdict(table, runs=2):
-    finding = LEDGER.checks["rivals_at_their_best"]({"rivals": table}, Claim(str(runs), 0.98, {}))
+    finding = LEDGER.checks["rivals_at_their_best"]({"rivals": table}, Claim(str(runs), 0.98, {}, "rivals"))
     return finding.holds, finding.reproduced, finding.note
 
 
@@ -80,7 +80,10 @@ def test_rivals_are_at_their_best_where_no_interval_lies_below_what_is_shipped(s
     holds, text, note = verdict(better)
     assert holds is False and text.startswith("1 of ")
     assert f"srtf with {better['parameter'][1]} {better['value'][1]}: 0.900x" in note
-    assert LEDGER.checks["rivals_at_their_best"]({"rivals": swept.iloc[:1]}, Claim("2", 0.98, {})) is None
+    assert (
+        LEDGER.checks["rivals_at_their_best"]({"rivals": swept.iloc[:1]}, Claim("2", 0.98, {}, "rivals"))
+        is None
+    )
 
 
 @pytest.mark.parametrize("has_intervals", [True, False])

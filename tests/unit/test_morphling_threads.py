@@ -87,7 +87,7 @@ def test_choosing_threads_pays_where_the_interval_says_so(studied):
             avg_jct_s=[{REQUESTED: factor, CHOSEN: 1.0}[one] for one in studied["threads"]]
         )
         table.loc[0, "avg_jct_s"] *= 1.001
-        return LEDGER.checks["threads_pay"]({"threads": table}, Claim(subject, limit, {}))
+        return LEDGER.checks["threads_pay"]({"threads": table}, Claim(subject, limit, {}, "threads"))
 
     assert verdict("synergy 1", 2, 1.2).holds is True
     assert verdict("synergy 1", 2, 0.8).holds is False

@@ -16,10 +16,18 @@ from makespan.claims import Check, Claim, Finding, Tables, number
 _INCONCLUSIVE = "inconclusive (profiles coincide)"
 
 
-def _fig9_bits(tables: Tables, claim: Claim) -> Finding | None:
+def _rows(tables: Tables, claim: Claim, **equal: str) -> pd.DataFrame:
+    """Return the rows of the table that decides a statement with these values in these columns."""
+    table = tables[claim.table]
+    for column, value in equal.items():
+        table = table[table[column] == value]
+    return table
+
+
+def _bits_by_stage(tables: Tables, claim: Claim) -> Finding | None:
     """Compare a level with its row of the truth table; the subject is ``<level> <= or !=> ...`` by stage."""
     setting, *expected = claim.subject.split()
-    table = tables["fig9"][tables["fig9"]["setting"] == setting]
+    table = _rows(tables, claim, setting=setting)
     stages = table.assign(differs=~table["equal"]).groupby(["model", "stage"], sort=False)
     counts = stages["differs"].agg(["sum", "size"])
     if set(counts.index.get_level_values("stage")) != set(range(len(expected))):
@@ -41,9 +49,9 @@ def _fig9_bits(tables: Tables, claim: Claim) -> Finding | None:
     return Finding(f"{reproduced}; differences to {largest:.2g}", holds, "; ".join(notes))
 
 
-def _gap_exact(tables: Tables, claim: Claim) -> Finding | None:
+def _exact_accuracy(tables: Tables, claim: Claim) -> Finding | None:
     """Check that no bit of a scheme depends on the number of devices."""
-    table = tables["gap"][tables["gap"]["scheme"] == claim.subject]
+    table = _rows(tables, claim, scheme=claim.subject)
     if table.empty or table["devices"].nunique() < 2:
         return None
     spread = (
@@ -58,10 +66,10 @@ def _gap_exact(tables: Tables, claim: Claim) -> Finding | None:
     return Finding(found, bool((spread == 0).all() and (bits == 1).all()))
 
 
-def _gap_spread(tables: Tables, claim: Claim) -> Finding | None:
+def _accuracy_spread(tables: Tables, claim: Claim) -> Finding | None:
     """Check that accuracy depends on devices more than on the seed, under at least one scheme."""
     *schemes, which = claim.subject.split()
-    table = tables["gap_spread"][tables["gap_spread"]["class"] == which].set_index("scheme")
+    table = _rows(tables, claim, **{"class": which}).set_index("scheme")
     if not set(schemes) <= set(table.index):
         return None
     own, seeds = number(table.loc[schemes], "spread_pct"), number(table.loc[schemes], "seed_spread_pct")
@@ -78,7 +86,7 @@ def _last(curves: pd.DataFrame) -> pd.DataFrame:
 
 def _gamma_bits(tables: Tables, claim: Claim) -> Finding | None:
     """Check that curves have equal bits until the learning rate decays, and then the order of gamma."""
-    curves = tables["gap_curves"][tables["gap_curves"]["scheme"] == claim.subject]
+    curves = _rows(tables, claim, scheme=claim.subject)
     if curves["gamma"].nunique() < 2 or curves["devices"].nunique() < 2:
         return None
     rate = number(curves, "learning_rate")
@@ -95,7 +103,7 @@ def _gamma_bits(tables: Tables, claim: Claim) -> Finding | None:
 
 def _gamma_hidden(tables: Tables, claim: Claim) -> Finding | None:
     """Check whether the last losses of two gammas overlap, each over all numbers of devices."""
-    curves = _last(tables["gap_curves"][tables["gap_curves"]["scheme"] == claim.subject])
+    curves = _last(_rows(tables, claim, scheme=claim.subject))
     if curves["gamma"].nunique() < 2 or curves["devices"].nunique() < 2:
         return None
     ranges = number(curves, "loss").groupby(curves["gamma"]).agg(["min", "max"])
@@ -196,31 +204,29 @@ def _named(claim: Claim) -> list[str]:
     return claim.subject.split()[1:]
 
 
-def _table(tables: Tables, claim: Claim, figure: str) -> pd.DataFrame:
-    """Return the rows of a figure, or its printed cells under the same names."""
+def _table(tables: Tables, claim: Claim) -> pd.DataFrame:
+    """Return the measured table of a statement, or its printed cells under the same names."""
     if _source(claim) == _MEASURED:
-        return tables[figure]
-    return tables[f"{figure}_published"].rename(columns=lambda name: str(name).removeprefix("published_"))
+        return tables[claim.table]
+    cells = tables[f"{claim.table}_published"]
+    return cells.rename(columns=lambda name: str(name).removeprefix("published_"))
 
 
-def _on_quiet_cores(figure: str) -> Callable[[Check], Check]:
+def _on_quiet_cores(check: Check) -> Check:
     """Make a check of times undecided where something else used the cores meanwhile."""
 
-    def guard(check: Check) -> Check:
-        @wraps(check)
-        def guarded(tables: Tables, claim: Claim) -> Finding | None:
-            found = check(tables, claim)
-            if found is None or _source(claim) == _OVERHEAD_CELLS:
-                return found
-            share = float(number(tables[figure], "cpu_share").min())
-            if not share < _QUIET:
-                return found
-            why = f"timed processes had {100 * share:.0f} % of a core, because something else ran"
-            return Finding(found.reproduced, None, why)
+    @wraps(check)
+    def guarded(tables: Tables, claim: Claim) -> Finding | None:
+        found = check(tables, claim)
+        if found is None or _source(claim) == _OVERHEAD_CELLS:
+            return found
+        share = float(number(tables[claim.table], "cpu_share").min())
+        if not share < _QUIET:
+            return found
+        why = f"timed processes had {100 * share:.0f} % of a core, because something else ran"
+        return Finding(found.reproduced, None, why)
 
-        return guarded
-
-    return guard
+    return guarded
 
 
 # --- Fig. 10 --------------------------------------------------------------------------------------------
@@ -228,7 +234,7 @@ def _on_quiet_cores(figure: str) -> Callable[[Check], Check]:
 
 def _sharing(tables: Tables, claim: Claim, method: str) -> dict[str, pd.DataFrame]:
     """Return the rows of a method by model, in the order of k, with ``is_over``."""
-    table = _table(tables, claim, "fig10")
+    table = _table(tables, claim)
     own = table[table["method"] == method].assign(k=lambda rows: number(rows, "k"))
     over = number(own, "micro_batch_s").isna()  # printed or measured, no time means out of memory
     grouped = own.assign(is_over=over).sort_values("k").groupby("model", sort=False)
@@ -276,7 +282,7 @@ def _micro_batches(rows: pd.DataFrame) -> dict[int, _Value]:
     return dict(zip(fits["k"].astype(int), _values(fits, "micro_batch_s", "micro_batch_iqr_s"), strict=True))
 
 
-@_on_quiet_cores("fig10")
+@_on_quiet_cores
 def _throughput_of_sharing(tables: Tables, claim: Claim) -> Finding | None:
     packing, found = _sharing(tables, claim, "packing"), {}
     for model, rows in _sharing(tables, claim, "easyscale").items():
@@ -287,7 +293,7 @@ def _throughput_of_sharing(tables: Tables, claim: Claim) -> Finding | None:
     return _verdict(found, lambda ratio: ratio >= claim.limit, _range(found.values(), "x"))
 
 
-@_on_quiet_cores("fig10")
+@_on_quiet_cores
 def _flat_throughput(tables: Tables, claim: Claim) -> Finding | None:
     found = {}
     for model, rows in _sharing(tables, claim, "easyscale").items():
@@ -304,7 +310,7 @@ def _flat_throughput(tables: Tables, claim: Claim) -> Finding | None:
 
 def _switching(tables: Tables, of: Claim) -> tuple[dict[str, _Value], float]:
     """Return time with over time without context switches by model, and the shortest micro-batch [s]."""
-    table = _table(tables, of, "fig11")
+    table = _table(tables, of)
     disable = number(table, "disable_s")
     if _source(of) == _OVERHEAD_CELLS:
         table = table.assign(ratio=number(table, "enable_s") / disable)
@@ -318,7 +324,7 @@ def _long_enough(claim: Claim, shortest_s: float, found: Finding | None) -> Find
     return Finding(found.reproduced, None, what)
 
 
-@_on_quiet_cores("fig11")
+@_on_quiet_cores
 def _switch_median(tables: Tables, claim: Claim) -> Finding | None:
     ratios, shortest_s = _switching(tables, claim)
     if not ratios:
@@ -328,7 +334,7 @@ def _switch_median(tables: Tables, claim: Claim) -> Finding | None:
     return _long_enough(claim, shortest_s, found)
 
 
-@_on_quiet_cores("fig11")
+@_on_quiet_cores
 def _switch_largest(tables: Tables, claim: Claim) -> Finding | None:
     ratios, shortest_s = _switching(tables, claim)
     shown = f"{max((ratio.value for ratio in ratios.values()), default=0.0):.4f}"
@@ -340,7 +346,7 @@ def _switch_largest(tables: Tables, claim: Claim) -> Finding | None:
 
 def _levels(tables: Tables, claim: Claim, level: str) -> dict[str, list[_Value]]:
     """Return time under a level over the baseline by model, on all GPUs that are compared."""
-    table = _table(tables, claim, "fig12")
+    table = _table(tables, claim)
     if _source(claim) == _OVERHEAD_CELLS:
         table = table.assign(**{f"{level}_norm": number(table, f"{level}_s") / number(table, "baseline_s")})
     else:
@@ -358,7 +364,7 @@ def _of_kind(found: Mapping[str, list[_Value]], *, convolutions: bool) -> list[_
     return [value for name in kept for value in found[name]]
 
 
-@_on_quiet_cores("fig12")
+@_on_quiet_cores
 def _d1_nearly_free(tables: Tables, claim: Claim) -> Finding | None:
     values = [value for of_model in _levels(tables, claim, "d1").values() for value in of_model]
     if not values:
@@ -367,7 +373,7 @@ def _d1_nearly_free(tables: Tables, claim: Claim) -> Finding | None:
     return _verdict({"median": median}, lambda ratio: ratio <= claim.limit, f"{median.value:.3f}")
 
 
-@_on_quiet_cores("fig12")
+@_on_quiet_cores
 def _d2_costly(tables: Tables, claim: Claim) -> Finding | None:
     values = _of_kind(_levels(tables, claim, "d1d2"), convolutions=True)
     if not values:
@@ -376,7 +382,7 @@ def _d2_costly(tables: Tables, claim: Claim) -> Finding | None:
     return _verdict({"mean": mean}, lambda ratio: ratio > claim.limit, f"{mean.value:.2f}x")
 
 
-@_on_quiet_cores("fig12")
+@_on_quiet_cores
 def _d2_order(tables: Tables, claim: Claim) -> Finding | None:
     levels = _levels(tables, claim, "d1d2")
     both = [_of_kind(levels, convolutions=convolutions) for convolutions in (True, False)]
@@ -399,7 +405,7 @@ def _d2_free_for_others(tables: Tables, claim: Claim) -> Finding | None:
 
 
 def _d2_scan(tables: Tables, claim: Claim) -> Finding | None:
-    table = _table(tables, claim, "fig12")
+    table = _table(tables, claim)
     cheap = dict(zip(table["model"], table["d2_cheap"].astype(str).str.lower() == "true", strict=True))
     wrong = [model for model, is_cheap in cheap.items() if is_cheap == (model in _COSTLY)]
     if not cheap:
@@ -412,7 +418,7 @@ def _d2_scan(tables: Tables, claim: Claim) -> Finding | None:
 
 def _copying(tables: Tables, of: Claim) -> tuple[dict[str, tuple[_Value, _Value]], int, bool]:
     """Return first and last logical workers over a stock step by model, how many, and if cores sufficed."""
-    table = _table(tables, of, "fig13")
+    table = _table(tables, of)
     n, has_cores = _N_PRINTED, True
     if _source(of) == _OVERHEAD_CELLS:
         ddp = number(table, "ddp_s")
@@ -427,14 +433,14 @@ def _copying(tables: Tables, of: Claim) -> tuple[dict[str, tuple[_Value, _Value]
     return dict(zip(table["model"], pairs, strict=True)), n, has_cores
 
 
-@_on_quiet_cores("fig13")
+@_on_quiet_cores
 def _last_synchronises(tables: Tables, claim: Claim) -> Finding | None:
     pairs, _, _ = _copying(tables, claim)
     found = {model: last.over(first) for model, (first, last) in pairs.items()}
     return _verdict(found, lambda ratio: ratio > 1.0, _range(found.values(), "x"))
 
 
-@_on_quiet_cores("fig13")
+@_on_quiet_cores
 def _below_stock(tables: Tables, claim: Claim) -> Finding | None:
     pairs, n, has_cores = _copying(tables, claim)
     if not pairs:
@@ -462,7 +468,7 @@ _JCT, _MAKESPAN = "avg_jct_s", "makespan_from_zero_s"
 
 def _order_in_all_settings(tables: Tables, claim: Claim) -> Finding | None:
     policies, exceptions, n_settings = claim.subject.split(), [], 0
-    for key, rows in tables["sensitivity"].groupby(["parameter", "value"], sort=False):
+    for key, rows in tables[claim.table].groupby(["parameter", "value"], sort=False):
         if not set(policies) <= set(rows["policy"]):
             return None
         n_settings += 1

@@ -22,7 +22,7 @@ _PARAMETERS = {"load": "load_factor", "large_models": "large_share"}
 
 
 def _worst_family_error(tables: Tables, claim: Claim) -> Finding | None:
-    table = tables["table2"]
+    table = tables[claim.table]
     of_model = table[(table["model"] == claim.subject) & (table["form"] == claim.options["form"])]
     judged = of_model.assign(error=number(of_model, "avg_error_pct")).dropna(subset=["error"])
     if judged.empty:
@@ -35,7 +35,7 @@ def _worst_family_error(tables: Tables, claim: Claim) -> Finding | None:
 
 
 def _best_family_changes(tables: Tables, claim: Claim) -> Finding | None:
-    curves, families = tables["sensitivity"], tables["sensitivity_families"]
+    curves, families = tables[claim.table], tables[f"{claim.table}_families"]
     used = curves[number(curves, "throughput_samples_per_s") > 0]
     names = families.set_index(["model", "plan"])["plan_family"].to_dict()
     pairs = zip(used["model"], used["best_plan"], strict=True)
@@ -49,10 +49,10 @@ def _best_family_changes(tables: Tables, claim: Claim) -> Finding | None:
     return Finding(f"{changing} of {len(counts)} models", changing >= claim.limit * len(counts))
 
 
-def _fig7_never_slower(tables: Tables, claim: Claim) -> Finding | None:
+def _never_slower(tables: Tables, claim: Claim) -> Finding | None:
     values: dict[str, dict[str, float]] = {}  # throughput [samples/s] by strategy and stage, both in order
-    columns = (tables["fig7"][name] for name in ("strategy", "stage"))
-    numbers = number(tables["fig7"], "throughput_samples_per_s")
+    columns = (tables[claim.table][name] for name in ("strategy", "stage"))
+    numbers = number(tables[claim.table], "throughput_samples_per_s")
     for strategy, stage, value in zip(*columns, numbers, strict=True):
         values.setdefault(str(strategy), {})[str(stage)] = float(value)
     ours = values.pop(MORPHLING)
@@ -62,15 +62,15 @@ def _fig7_never_slower(tables: Tables, claim: Claim) -> Finding | None:
     return Finding(f"{len(ours) - len(slower)} of {len(ours)} stages", not slower, note)
 
 
-def _fig7_plan_changes(tables: Tables, claim: Claim) -> Finding | None:
-    ours = tables["fig7"][tables["fig7"]["strategy"] == MORPHLING]
+def _plan_changes(tables: Tables, claim: Claim) -> Finding | None:
+    ours = tables[claim.table][tables[claim.table]["strategy"] == MORPHLING]
     changes = sum(first != second for first, second in itertools.pairwise(ours["plan"]))
     names = " -> ".join(plan or "none" for plan in ours["plan"])
     return Finding(f"{changes} changes", changes >= claim.limit, names)
 
 
-def _fig7_cpu_speedup(tables: Tables, claim: Claim) -> Finding | None:
-    table = tables["fig7"]
+def _cpu_speedup(tables: Tables, claim: Claim) -> Finding | None:
+    table = tables[claim.table]
     on_one_gpu = table[(table["strategy"] == MORPHLING) & (number(table, "gpus") == 1)]
     ordered = on_one_gpu.assign(threads=number(on_one_gpu, "cpu_threads")).sort_values("threads")
     values = number(ordered, "throughput_samples_per_s").tolist()
@@ -80,8 +80,8 @@ def _fig7_cpu_speedup(tables: Tables, claim: Claim) -> Finding | None:
     return Finding(f"{ratio:.2f}x", ratio >= claim.limit)
 
 
-def _fig8_gain(tables: Tables, claim: Claim) -> Finding | None:
-    table = tables["fig8"]
+def _summed_gain(tables: Tables, claim: Claim) -> Finding | None:
+    table = tables[claim.table]
     totals = table.assign(value=number(table, claim.subject)).groupby("scheduler")["value"]
     sums = totals.sum(min_count=int(totals.size().max()))
     ours, simple = float(sums[MORPHLING]), float(sums["Simple"])
@@ -90,8 +90,8 @@ def _fig8_gain(tables: Tables, claim: Claim) -> Finding | None:
     return Finding(f"{ours / simple:.2f}x ({ours:.2f} against {simple:.2f})", ours >= claim.limit * simple)
 
 
-def _fig9_reconfiguration(tables: Tables, claim: Claim) -> Finding | None:
-    table = tables["fig9"]
+def _reconfigured_losses(tables: Tables, claim: Claim) -> Finding | None:
+    table = tables[claim.table]
     differences = table.assign(value=number(table, "abs_difference")).groupby("run", sort=False)["value"]
     if not {SWITCHING, OTHER_SEED} <= set(differences.groups):
         return None
@@ -103,7 +103,7 @@ def _fig9_reconfiguration(tables: Tables, claim: Claim) -> Finding | None:
 
 
 def _live_fidelity(tables: Tables, claim: Claim) -> Finding | None:
-    table = tables["live"]
+    table = tables[claim.table]
     differences = number(table, claim.subject).abs()
     if differences.empty:
         return None
@@ -122,7 +122,7 @@ def _live_fidelity(tables: Tables, claim: Claim) -> Finding | None:
 def _leads_on_lists(tables: Tables, claim: Claim) -> Finding | None:
     """Subject: policy, trace, ratio, and ``keeping`` where only rivals that keep all guarantees count."""
     policy, trace, ratio, *only = claim.subject.split()
-    pairs = _of_rivals(tables["lists_pairs"], policy)
+    pairs = _of_rivals(tables[claim.table], policy)
     pairs = pairs[(pairs["trace"] == trace) & (pairs["gpus"] == _GPUS)]
     if only:
         pairs = pairs[pairs["rival_sla_attainment"].fillna(1.0) == 1.0]
@@ -132,7 +132,7 @@ def _leads_on_lists(tables: Tables, claim: Claim) -> Finding | None:
 def _wins_on_other_sizes(tables: Tables, claim: Claim) -> Finding | None:
     """Subject: policy and trace; of rivals that break guarantees nothing is asked."""
     policy, trace = claim.subject.split()
-    pairs = _of_rivals(tables["lists_pairs"], policy)
+    pairs = _of_rivals(tables[claim.table], policy)
     pairs = pairs[(pairs["trace"] == trace) & (pairs["gpus"] != _GPUS)]
     pairs = pairs[pairs["rival_sla_attainment"].fillna(1.0) == 1.0]
     n_cases = int(pairs["lists"].sum())
@@ -191,7 +191,7 @@ def _at_delay(row: _Row) -> str:
 
 def _rivals_at_their_best(tables: Tables, claim: Claim) -> Finding | None:
     """Subject: how many simulations decide; the limit is a ratio to what is shipped."""
-    table = tables["rivals"]
+    table = tables[claim.table]
     varied = table[table["parameter"].fillna("") != ""]
     if varied.empty:
         return None
@@ -209,7 +209,7 @@ def _rivals_at_their_best(tables: Tables, claim: Claim) -> Finding | None:
 def _threads_pay(tables: Tables, claim: Claim) -> Finding | None:
     """Subject: policy and share of jobs that offload."""
     policy, share = claim.subject.split()
-    table = tables["threads"]
+    table = tables[claim.table]
     of_policy = table[(table["policy"] == policy) & (number(table, "offload_share") == float(share))]
     if of_policy.empty:
         return None
@@ -225,7 +225,7 @@ def _threads_pay(tables: Tables, claim: Claim) -> Finding | None:
 
 def _guarantees(tables: Tables, claim: Claim) -> Finding | None:
     kept: list[float] = []
-    for name in ("table4", "lists"):
+    for name in (claim.table, "lists"):
         rows = tables[name][tables[name]["policy"].str.startswith(_OURS)]
         kept += number(rows, "sla_attainment").dropna().tolist()
     if not kept:
@@ -235,7 +235,7 @@ def _guarantees(tables: Tables, claim: Claim) -> Finding | None:
 
 def _no_idle_devices(tables: Tables, claim: Claim) -> Finding | None:
     """Subject: a policy; limit: how long half of the devices may lie idle beside its jobs [s]."""
-    table = tables["table4"]
+    table = tables[claim.table]
     rows = table[table["policy"] == claim.subject]
     rows = rows.assign(idle_s=number(rows, "idle_s")).dropna(subset=["idle_s"])
     if rows.empty:
@@ -246,16 +246,15 @@ def _no_idle_devices(tables: Tables, claim: Claim) -> Finding | None:
 
 
 def _leads(tables: Tables, claim: Claim) -> Finding | None:
-    """Subject: study and policy."""
-    study, policy = claim.subject.split()
-    parameter = _PARAMETERS[study]
-    pairs = _of_rivals(paired(tables[study], [parameter], ["seed"]), policy)
+    """Subject: a policy."""
+    parameter = _PARAMETERS[claim.table]
+    pairs = _of_rivals(paired(tables[claim.table], [parameter], ["seed"]), claim.subject)
     return _lead(pairs, "jct_ratio", claim.limit, lambda row: f"at {row[parameter]:g}")
 
 
 def _worth_of_reconfiguring(tables: Tables, claim: Claim) -> Finding | None:
     """Subject: a policy; beside it the best that changes neither plans nor resources, and its ablations."""
-    lists, pairs = tables["lists"], _of_rivals(tables["lists_pairs"], claim.subject)
+    lists, pairs = tables[claim.table], _of_rivals(tables[f"{claim.table}_pairs"], claim.subject)
     ablated = {f"{claim.subject}-{ending}": ending.upper() for ending in "sern"}
     rows = lists[lists["policy"].isin([claim.subject, *ablated])]
     settings = rows[rows["policy"].isin(ablated)][list(_LISTS_SETTING)].drop_duplicates()
@@ -275,7 +274,7 @@ def _worth_of_reconfiguring(tables: Tables, claim: Claim) -> Finding | None:
 
 def _knowledge(tables: Tables, claim: Claim) -> Finding | None:
     """Judge what more knowledge costs, or what less of it costs against knowing everything."""
-    table = tables["knowledge"]
+    table = tables[claim.table]
     rows = table[table["mode"] == "exact"] if claim.subject == "less" else table[table["mode"] != "sampled"]
     if rows.empty:
         return None
@@ -291,7 +290,7 @@ def _knowledge(tables: Tables, claim: Claim) -> Finding | None:
 def _undercuts_released(tables: Tables, claim: Claim) -> Finding | None:
     cells = tables["table4_published"]
     printed = cells[cells["trace"] == claim.subject]
-    simulated = tables["getting_started" if claim.subject == "naive" else "table4"]
+    simulated = tables[claim.table]
     if printed.empty:
         return None
     delay_s, interval_s = (float(printed[name].iloc[0]) for name in ("restart_delay_s", "interval_s"))

@@ -18,15 +18,14 @@ from makespan.papers.oobleck.studies import burst_table
 # Checks of the studies of steady losses.
 
 
-def _wide(tables: Tables, study: str) -> pd.DataFrame:
-    """Return the quantities of a study, one row a case."""
-    table = tables["studies"]
+def _wide(table: pd.DataFrame, study: str) -> pd.DataFrame:
+    """Return the quantities of a study, one row per case."""
     rows = table[table["study"] == study]
     return rows.assign(value=number(rows, "value")).pivot(index="case", columns="quantity", values="value")
 
 
 def _analytic_near(tables: Tables, claim: Claim) -> Finding | None:
-    wide = _wide(tables, "analytic model")
+    wide = _wide(tables[claim.table], "analytic model")
     if wide.empty:
         return None
     off = wide["difference_pct"].abs()
@@ -35,13 +34,13 @@ def _analytic_near(tables: Tables, claim: Claim) -> Finding | None:
     return Finding(text, n_near == len(off), f"furthest: {off.idxmax()}")
 
 
-def _by_model(tables: Tables) -> pd.DataFrame:
-    wide = _wide(tables, "checkpoint intervals")
+def _by_model(table: pd.DataFrame) -> pd.DataFrame:
+    wide = _wide(table, "checkpoint intervals")
     return wide.dropna(subset=["best_share"]) if "best_share" in wide else wide.iloc[:0]
 
 
 def _young_daly_near(tables: Tables, claim: Claim) -> Finding | None:
-    wide = _by_model(tables)
+    wide = _by_model(tables[claim.table])
     if wide.empty:
         return None
     lost = 1.0 - wide["young_daly_share"] / wide["best_share"]
@@ -52,7 +51,7 @@ def _young_daly_near(tables: Tables, claim: Claim) -> Finding | None:
 
 
 def _oobleck_keeps_more(tables: Tables, claim: Claim) -> Finding | None:
-    wide = _by_model(tables)
+    wide = _by_model(tables[claim.table])
     if wide.empty:
         return None
     pairs = zip(wide["oobleck_share"], wide["best_share"], strict=True)
@@ -70,11 +69,11 @@ def _of(table: pd.DataFrame, system: str) -> pd.DataFrame:
 
 def _state_is_equal(tables: Tables, claim: Claim) -> Finding | None:
     """Check that all state has the bits of one process that repeats the plans."""
-    table = _of(tables["hybrid_summary"], claim.subject)
+    table = _of(tables[claim.table], claim.subject)
     if table.empty:
         return None
     kills, n_equal = int(number(table, "kills").sum()), int(table["equal"].sum())
-    largest = number(_of(tables["hybrid"], claim.subject), "abs_difference").max()
+    largest = number(_of(tables[claim.table.removesuffix("_summary")], claim.subject), "abs_difference").max()
     text = f"{n_equal} of {len(table)} jobs after {kills} kills, losses {largest:g} apart"
     return Finding(text, n_equal == len(table) and largest == 0)
 
@@ -82,7 +81,7 @@ def _state_is_equal(tables: Tables, claim: Claim) -> Finding | None:
 def _ahead_of_relaunch(tables: Tables, claim: Claim) -> Finding | None:
     """Subject: a column that should be larger, or, with a minus before it, smaller."""
     column = claim.subject.removeprefix("-")
-    table = tables["hybrid_summary"].assign(job=lambda rows: rows["run"].str.split(",").str[0])
+    table = tables[claim.table].assign(job=lambda rows: rows["run"].str.split(",").str[0])
     ours, theirs = (_of(table, system).set_index("job")[column] for system in ("oobleck", "relaunch"))
     both = pd.DataFrame({"ours": ours, "theirs": theirs}).dropna()
     if both.empty:
@@ -101,7 +100,7 @@ _PICOSECOND = 1e-12
 
 
 def _uniform_costs(tables: Tables, claim: Claim) -> Finding | None:
-    table = tables["templates"]
+    table = tables[claim.table]
     rows = table[table["profile"].str.startswith("uniform")].drop_duplicates(["profile", "mode", "n_nodes"])
     if rows.empty:
         return None
@@ -114,14 +113,13 @@ def _uniform_costs(tables: Tables, claim: Claim) -> Finding | None:
     return Finding(f"{len(off) - sum(off)} of {len(off)} templates", not any(off))
 
 
-def _printed(tables: Tables, mode: str) -> pd.Series | None:
-    rows = tables["instantiation"]
-    rows = rows[(rows["profile"] == "printed") & (rows["batch_mode"] == mode)]
+def _printed(table: pd.DataFrame, mode: str) -> pd.Series | None:
+    rows = table[(table["profile"] == "printed") & (table["batch_mode"] == mode)]
     return None if rows.empty else rows.iloc[0]
 
 
 def _printed_plan(tables: Tables, claim: Claim) -> Finding | None:
-    row, cells = _printed(tables, "per_template"), tables["instantiation_published"]
+    row, cells = _printed(tables[claim.table], "per_template"), tables[f"{claim.table}_published"]
     if row is None:
         return None
     printed = cells.to_dict("records")
@@ -132,7 +130,7 @@ def _printed_plan(tables: Tables, claim: Claim) -> Finding | None:
 
 
 def _own_batches(tables: Tables, claim: Claim) -> Finding | None:
-    ours, theirs = _printed(tables, "per_pipeline"), _printed(tables, "per_template")
+    ours, theirs = (_printed(tables[claim.table], mode) for mode in ("per_pipeline", "per_template"))
     if ours is None or theirs is None:
         return None
     gain = 1.0 - float(ours["iter_time_s"]) / float(theirs["iter_time_s"])
@@ -141,7 +139,7 @@ def _own_batches(tables: Tables, claim: Claim) -> Finding | None:
 
 def _same_plan(tables: Tables, claim: Claim) -> Finding | None:
     keys = ["profile", "n_nodes", "global_microbatches", "counts"]
-    rows = tables["instantiation"]
+    rows = tables[claim.table]
     rows = rows[rows["profile"] != "printed"]
     ours = rows[(rows["batch_mode"] == "per_pipeline") & (rows["estimator"] == "1f1b")]
     theirs = rows[rows["batch_mode"] == "per_template"]
@@ -158,9 +156,9 @@ def _same_plan(tables: Tables, claim: Claim) -> Finding | None:
 _BEYOND = "beyond"
 
 
-def _losses(results: Tables, claim: Claim) -> pd.DataFrame | None:
+def _losses(tables: Tables, claim: Claim) -> pd.DataFrame | None:
     """Return losses of up to f nodes, or beyond, with n0, f and the number of nodes and of lost ones."""
-    table = results["reconfiguration"]
+    table = tables[claim.table]
     numbers = table["case"].str.extract(r"^n0=(\d+) f=(\d+) N=(\d+)").astype(float)
     rows = table.assign(n0=numbers[0], f=numbers[1], nodes=numbers[2])[numbers[0].notna()]
     is_beyond = rows["case"].str.endswith(_BEYOND)
@@ -178,7 +176,7 @@ def _sizes(counts: str) -> list[int]:
 
 
 def _worked_cases(tables: Tables, claim: Claim) -> Finding | None:
-    table = tables["reconfiguration"]
+    table = tables[claim.table]
     rows = table[table["case"].str.startswith("worked")]
     expected = claim.subject.split()
     if len(rows) != len(expected):
@@ -223,7 +221,7 @@ def _ends_where_it_must(tables: Tables, claim: Claim) -> Finding | None:
 
 
 def _below_grows(tables: Tables, claim: Claim) -> Finding | None:
-    table = burst_table(tables["studies"])
+    table = burst_table(tables[claim.table])
     if table.empty:
         return None
     below = table.pivot_table(index=["nodes", "shape"], columns="f", values="below_share")
@@ -233,7 +231,7 @@ def _below_grows(tables: Tables, claim: Claim) -> Finding | None:
 
 
 def _spread_keeps_more(tables: Tables, claim: Claim) -> Finding | None:
-    table = burst_table(tables["studies"])
+    table = burst_table(tables[claim.table])
     if table.empty:
         return None
     lost = table.pivot_table(index=["f", "nodes"], columns="shape", values="state_lost_share")
@@ -243,7 +241,7 @@ def _spread_keeps_more(tables: Tables, claim: Claim) -> Finding | None:
 
 
 def _singles_keep_state(tables: Tables, claim: Claim) -> Finding | None:
-    table = burst_table(tables["studies"])
+    table = burst_table(tables[claim.table])
     singles = table[table["nodes"] == 1] if len(table) else table
     if singles.empty:
         return None
@@ -292,13 +290,12 @@ def _text(ratio: float) -> str:
 
 
 def _printed_averages(tables: Tables, claim: Claim) -> Finding | None:
-    artifact, system = claim.subject.split()
-    simulated = _means(tables[artifact], "compat")
-    printed = _means(tables[artifact], "compat", "published_samples_per_s")
+    simulated = _means(tables[claim.table], "compat")
+    printed = _means(tables[claim.table], "compat", "published_samples_per_s")
     off = {
         key: abs(simulated[key] / value - 1.0) if value > 0 else simulated[key]
         for key, value in printed.items()
-        if key[2] == system and key != _UNSTABLE
+        if key[2] == claim.subject and key != _UNSTABLE
     }
     if not off:
         return None
@@ -309,7 +306,7 @@ def _printed_averages(tables: Tables, claim: Claim) -> Finding | None:
 
 
 def _losses_of_oobleck(tables: Tables, claim: Claim) -> Finding | None:
-    means = _means(tables["fig9"], claim.subject)
+    means = _means(tables[claim.table], claim.subject)
     traces = _frequencies(means)
     if len(traces) < 2:
         return None
@@ -326,7 +323,7 @@ def _losses_of_oobleck(tables: Tables, claim: Claim) -> Finding | None:
 
 
 def _varuna_loses_more(tables: Tables, claim: Claim) -> Finding | None:
-    means = _means(tables["fig9"], claim.subject)
+    means = _means(tables[claim.table], claim.subject)
     traces = _frequencies(means)
     if len(traces) < 2:
         return None
@@ -342,7 +339,7 @@ def _varuna_loses_more(tables: Tables, claim: Claim) -> Finding | None:
 
 def _over_varuna(tables: Tables, claim: Claim) -> Finding | None:
     mode, _, only = claim.subject.partition(" ")
-    means = _means(tables["fig9"], mode)
+    means = _means(tables[claim.table], mode)
     ratios = [
         _ratio(means, trace, model)
         for trace in _frequencies(means)
@@ -355,7 +352,7 @@ def _over_varuna(tables: Tables, claim: Claim) -> Finding | None:
 
 
 def _varuna_ahead(tables: Tables, claim: Claim) -> Finding | None:
-    means = _means(tables["fig9"], claim.subject)
+    means = _means(tables[claim.table], claim.subject)
     cases = [(trace, model) for trace in ("6h", "3h") for model in ("GPT-2", "GPT-3 Medium")]
     if any((*case, "varuna") not in means for case in cases):
         return None
@@ -364,7 +361,7 @@ def _varuna_ahead(tables: Tables, claim: Claim) -> Finding | None:
 
 
 def _at_10m(tables: Tables, claim: Claim) -> Finding | None:
-    means = _means(tables["fig9"], claim.subject)
+    means = _means(tables[claim.table], claim.subject)
     if any(("10m", model, "varuna") not in means for model in _AT_10M):
         return None
     ratios = {model: _ratio(means, "10m", model) for model in _AT_10M}
@@ -373,7 +370,7 @@ def _at_10m(tables: Tables, claim: Claim) -> Finding | None:
 
 
 def _ratio_grows(tables: Tables, claim: Claim) -> Finding | None:
-    means = _means(tables["fig9"], claim.subject)
+    means = _means(tables[claim.table], claim.subject)
     traces, wrong = _frequencies(means), []
     if len(traces) < 2:
         return None
@@ -386,7 +383,7 @@ def _ratio_grows(tables: Tables, claim: Claim) -> Finding | None:
 
 
 def _over_bamboo(tables: Tables, claim: Claim) -> Finding | None:
-    means = _means(tables["fig9"], claim.subject)
+    means = _means(tables[claim.table], claim.subject)
     ratios = {
         (trace, model): _ratio(means, trace, model, "bamboo")
         for trace, model, system in means
@@ -400,7 +397,7 @@ def _over_bamboo(tables: Tables, claim: Claim) -> Finding | None:
 
 
 def _bamboo_does_not_fit(tables: Tables, claim: Claim) -> Finding | None:
-    table = tables["fig9"]
+    table = tables[claim.table]
     fits = table[table["system"] == "bamboo"].groupby("model", sort=False)["feasible"].any()
     large = {str(model): bool(value) for model, value in fits.items() if str(model).startswith("GPT-3")}
     if not large:
@@ -409,7 +406,7 @@ def _bamboo_does_not_fit(tables: Tables, claim: Claim) -> Finding | None:
 
 
 def _largest_ratio(tables: Tables, claim: Claim) -> Finding | None:
-    means = _means(tables["fig9"], claim.subject)
+    means = _means(tables[claim.table], claim.subject)
     ratios = {
         (trace, model, system): _ratio(means, trace, model, system)
         for trace, model, system in means
@@ -498,7 +495,7 @@ def _against(
 def _spot_ahead(tables: Tables, claim: Claim) -> Finding | None:
     """Judge the ratio to another system: ``<trace or both> <system> <models separated by commas or all>``."""
     trace, other, models = claim.subject.split(" ", 2)
-    table, found = tables["fig10"], dict[str, _Judged]()
+    table, found = tables[claim.table], dict[str, _Judged]()
     traces = _SCALED if trace == "both" else (trace,)
     for name, model in itertools.product(traces, _spot_models(table, models)):
         judged = _against(table, name, model, other, claim.limit)
@@ -516,7 +513,9 @@ def _spot_near(tables: Tables, claim: Claim) -> Finding | None:
     trace, models = claim.subject.split(" ", 1)
     found = {}
     for model in models.split(","):
-        oobleck, varuna = (_seeds(tables["fig10"], trace, model, name, "") for name in ("oobleck", "varuna"))
+        oobleck, varuna = (
+            _seeds(tables[claim.table], trace, model, name, "") for name in ("oobleck", "varuna")
+        )
         if not len(oobleck) or not varuna.any():
             continue
         low, high = _interval((oobleck - varuna) / varuna.mean())
@@ -531,14 +530,14 @@ def _spot_near(tables: Tables, claim: Claim) -> Finding | None:
 def _varuna_stuck(tables: Tables, claim: Claim) -> Finding | None:
     found = {}
     for trace in _SCALED:
-        values = _seeds(tables["fig10"], trace, _LARGEST, "varuna", "")
+        values = _seeds(tables[claim.table], trace, _LARGEST, "varuna", "")
         if len(values):
             found[trace] = _Judged(f"{values.mean():.3f}", _above_zero(claim.limit - values))
     return _joined(found)
 
 
 def _ahead_when_repaired(tables: Tables, claim: Claim) -> Finding | None:
-    table, found = tables["ablation"], dict[str, _Judged]()
+    table, found = tables[claim.table], dict[str, _Judged]()
     for trace, (model, least) in itertools.product(_SCALED, _REPAIRED.items()):
         judged = _against(table, trace, model, "varuna", least, claim.subject)
         if judged is not None:
@@ -547,7 +546,7 @@ def _ahead_when_repaired(tables: Tables, claim: Claim) -> Finding | None:
 
 
 def _repair_raises(tables: Tables, claim: Claim) -> Finding | None:
-    table, found = tables["ablation"], dict[str, _Judged]()
+    table, found = tables[claim.table], dict[str, _Judged]()
     for trace, model, system in itertools.product(_SCALED, _spot_models(table, "all"), ("oobleck", "varuna")):
         before, after = (_seeds(table, trace, model, system, defects) for defects in ("", claim.subject))
         if len(before) and len(before) == len(after):
@@ -558,7 +557,7 @@ def _repair_raises(tables: Tables, claim: Claim) -> Finding | None:
 
 
 def _repair_lowers_varuna(tables: Tables, claim: Claim) -> Finding | None:
-    table, found = tables["ablation"], dict[str, _Judged]()
+    table, found = tables[claim.table], dict[str, _Judged]()
     for trace, model in itertools.product(_SCALED, _spot_models(table, "all")):
         kept = {}
         for system in ("oobleck", "varuna"):
@@ -571,9 +570,8 @@ def _repair_lowers_varuna(tables: Tables, claim: Claim) -> Finding | None:
     return _joined(found)
 
 
-def _shares(tables: Tables, model: str, category: str) -> dict[tuple[str, str], float]:
+def _shares(table: pd.DataFrame, model: str, category: str) -> dict[tuple[str, str], float]:
     """Return the share of a category as released, by trace and system."""
-    table = tables["fig12"]
     wanted = (table["mode"] == "compat") & (table["model"] == model) & (table["category"] == category)
     rows = table[wanted & table["trace"].isin(_FREQUENCIES)]
     values = zip(rows["trace"], rows["system"], number(rows, "share"), strict=True)
@@ -581,7 +579,7 @@ def _shares(tables: Tables, model: str, category: str) -> dict[tuple[str, str], 
 
 
 def _printed_times(tables: Tables, claim: Claim) -> Finding | None:
-    printed, table = tables["fig12_published"], tables["fig12"]
+    printed, table = tables[f"{claim.table}_published"], tables[claim.table]
     keys = ["trace", "model", "system", "category"]
     pairs = printed.merge(table[table["mode"] == "compat"], on=keys)
     pairs = pairs[pairs["system"].isin(claim.subject.split())]
@@ -599,8 +597,8 @@ def _printed_times(tables: Tables, claim: Claim) -> Finding | None:
 
 def _oobleck_useful(tables: Tables, claim: Claim) -> Finding | None:
     least, others = {}, []
-    for model in dict.fromkeys(tables["fig12"]["model"]):
-        shares = _shares(tables, model, "useful")
+    for model in dict.fromkeys(tables[claim.table]["model"]):
+        shares = _shares(tables[claim.table], model, "useful")
         oobleck = {trace: share for (trace, system), share in shares.items() if system == "oobleck"}
         least[model] = min(oobleck.values(), default=0.0)
         others += [f"{model} at {trace}" for (trace, _), share in shares.items() if share > oobleck[trace]]
@@ -613,8 +611,8 @@ def _oobleck_useful(tables: Tables, claim: Claim) -> Finding | None:
 
 def _varuna_useful_falls(tables: Tables, claim: Claim) -> Finding | None:
     wrong, texts = [], []
-    for model in dict.fromkeys(tables["fig12"]["model"]):
-        shares = _shares(tables, str(model), "useful")
+    for model in dict.fromkeys(tables[claim.table]["model"]):
+        shares = _shares(tables[claim.table], str(model), "useful")
         values = [shares[trace, "varuna"] for trace in _FREQUENCIES if (trace, "varuna") in shares]
         if len(values) > 1:
             texts.append(" ".join(f"{value:.2f}" for value in values))
