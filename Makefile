@@ -11,6 +11,8 @@ TORCH ?= torch==2.13.0
 CORES ?= all
 TARGETS ?=
 SNAKEMAKE_FLAGS ?=
+# `make --quiet` asks Snakemake for less, too.
+QUIET := $(if $(findstring s,$(firstword -$(MAKEFLAGS))),--quiet all)
 PYTEST_FLAGS ?=
 
 BIN := $(VENV)/bin
@@ -21,14 +23,14 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 .PHONY: reproduce
 reproduce: setup ## Set up the environment, build every table and figure, and write the report
-	$(BIN)/snakemake --cores $(CORES) $(SNAKEMAKE_FLAGS) $(TARGETS)
+	$(BIN)/snakemake $(QUIET) $(SNAKEMAKE_FLAGS) --cores $(CORES) $(TARGETS)
 	@if [ -z "$(TARGETS)" ] && [ -f results/report.html ]; then echo "report: $(CURDIR)/results/report.html"; fi
 
 # With TARGETS, for example a paper, the page shows what there is and says what is missing.
 .PHONY: report
 report: setup ## Build TARGETS and write results/report.html over all results that are there
-	$(BIN)/snakemake --cores $(CORES) $(SNAKEMAKE_FLAGS) $(TARGETS)
-	$(BIN)/makespan report
+	$(BIN)/snakemake $(QUIET) $(SNAKEMAKE_FLAGS) --cores $(CORES) $(TARGETS)
+	$(BIN)/makespan report $(if $(QUIET),--quiet)
 
 .PHONY: bench
 bench: setup-dev ## Time the hot paths (no assertion on absolute time)

@@ -12,7 +12,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from makespan.cli import main
+from makespan.cli import main, progress
 from makespan.emulator import emulate, trace_points
 from makespan.hardware import cluster
 from makespan.tables import THROUGHPUT, write_csv
@@ -121,6 +121,30 @@ def test_json_is_alone_on_the_standard_output(name: str, folder: Path) -> None:
     done = say(f"{QUICK[name].format(folder)} --json --quiet")
     assert done.exit_code == (1 if name == "validate" else 0), done.stderr  # noise misses a bound
     assert json.loads(done.stdout)
+
+
+# What long commands say of their progress.
+TELLING = {
+    "calibrate {0}/measured --output {0}/constants.toml": r"\d/\d fits, the fit without llama2-7b",
+    "validate {0}/measured": r"\d/\d groups of fits, fits without each model",
+    "oobleck profile gpt --output {0}/profile.json": r"\d+/\d+ measurements, timing all layers",
+    "slapo verify bert": r"\d/3 parts, bert: comparing outputs and gradients",
+}
+
+
+@pytest.mark.untraced
+@pytest.mark.xdist_group("training")
+@pytest.mark.parametrize("command", TELLING)
+def test_long_commands_tell_their_progress_unless_they_are_quiet(
+    command: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if command.startswith(("oobleck", "slapo")):
+        pytest.importorskip("torch")
+    monkeypatch.setattr(progress, "_LINE_S", 0.0)
+    told, words = say(command.format(folder)).stderr, TELLING[command]
+    assert re.search(rf"^ *[:\d]+  {words}", told, re.MULTILINE), told
+    quiet = say(f"{command.format(folder)} --quiet").stderr
+    assert not re.search(words.partition(",")[0], quiet), quiet
 
 
 def test_without_arguments_five_commands_are_suggested_and_each_is_accepted() -> None:

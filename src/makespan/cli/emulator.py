@@ -23,6 +23,7 @@ from makespan.cli.options import (
     say_rows,
     shown_option,
 )
+from makespan.cli.progress import Countdown
 from makespan.emulator import (
     CONSTANTS,
     EMULATED_NOTE,
@@ -277,7 +278,12 @@ def calibrate_command(
             known = ", ".join(key for key in model_keys() if key in set(clean.model))
             raise InputError(f"--holdout {holdout!r}: no rows of that model; the traces have: {known}")
         clean = clean.subset(clean.model != holdout)
-    fit = calibrate(clean)
+    countdown = Countdown("fits")
+    countdown(0, 1, "the fit to all models")
+    try:
+        fit = calibrate(clean)
+    finally:
+        countdown.close()
     lines = [f"{fit.n_rows} rows, objective {fit.cost:.1f}", ""]
     for constant, value, error in zip(CONSTANTS, fit.theta, fit.std_err_log, strict=True):
         fitted = f"{constant.name:<12} {value:>12.4g} {constant.unit:<4} +- {100 * error:5.1f} %"
@@ -301,7 +307,10 @@ def calibrate_command(
         rows = "clean rows" if shown == "measured" else f"clean rows ({shown})"
         given = output.stem, clean, source or f"robust fit to the {rows} of {traces.name or traces}"
         if level == "L1":
-            made = calibration_set(*given)
+            try:
+                made = calibration_set(*given, progress=countdown)
+            finally:
+                countdown.close()
         else:
             made = refined_set(*given, level, load_calibration(CALIBRATION))
         write_text(calibration_text(made), output)
@@ -327,7 +336,11 @@ def validate_command(
     check_target(output, is_directory=False)
     beside = form is not None or is_stream(output)  # of the table, which is alone on the standard output
     data, shown = _observations(traces, cluster(cluster_name))
-    result = validate(data)
+    countdown = Countdown("groups of fits")
+    try:
+        result = validate(data, progress=countdown)
+    finally:
+        countdown.close()
     if form is not None:
         say_rows(result.table.to_dict("records"), form)
     say(f"{len(data)} {shown} rows, {int(data.clean.sum())} of them clean\n", err=beside)

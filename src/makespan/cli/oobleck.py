@@ -248,9 +248,11 @@ def PROFILE(
         run_dir = None
         if launcher == "slurm":
             run_dir = Path(stack.enter_context(TemporaryDirectory(".tmp", "profile-", output.parent)))
+        countdown = Countdown("measurements")
+        stack.callback(countdown.close)
         profile = profile_chain(
             job, n_replicas=replicas, repeats=repeats, warm_ups=warm_ups,
-            launcher=launcher_of(launcher, device), run_dir=run_dir,
+            launcher=launcher_of(launcher, device), run_dir=run_dir, progress=countdown,
         )  # fmt: skip
     write_profile(profile, output)
     total_s = sum(layer.forward_s + layer.backward_s for layer in profile.layers)

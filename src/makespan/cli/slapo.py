@@ -241,9 +241,14 @@ def verify_command(
     options, size = _parse_options(settings), _checked_size(family, size)
     ScheduleOptions.of(options)  # rejects wrong options before any process starts
     case = {"family": family, "options": options}
-    (report,) = verify_schedules(
-        [case], processes, launcher_of(launcher, device), size=size, samples=samples, seed=seed
-    )
+    countdown = Countdown("parts")
+    try:
+        (report,) = verify_schedules(
+            [case], processes, launcher_of(launcher, device), size=size, samples=samples, seed=seed,
+            progress=countdown,
+        )  # fmt: skip
+    finally:
+        countdown.close()
     say_result(report, report["report"], form)
     if not report["is_equal"]:
         raise click.exceptions.Exit(1)

@@ -7,7 +7,7 @@ knowledge, from public constants (L0) to all rows of a model (L3).
 
 import hashlib
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import combinations
@@ -422,13 +422,20 @@ def data_digest(data: Observations) -> str:
     return hashlib.blake2b("\n".join(lines).encode(), digest_size=_DIGEST_BYTES).hexdigest()
 
 
-def calibration_set(name: str, observations: Observations, source: str) -> CalibrationSet:
+def calibration_set(
+    name: str,
+    observations: Observations,
+    source: str,
+    progress: Callable[[int, int, str], object] | None = None,
+) -> CalibrationSet:
     """Fit the constants to all models, and once more for each model without it.
 
     Parameters
     ----------
     observations, source
         Measured rows (the fits leave out flagged ones), and their description.
+    progress
+        Is told how many fits are done, of how many, and which one runs now.
 
     Returns
     -------
@@ -436,10 +443,17 @@ def calibration_set(name: str, observations: Observations, source: str) -> Calib
         Level L1: a workload is emulated with the fit that has not seen its model.
     """
     clean = observations.subset(observations.clean)
-    overall = calibrate(clean)
+    models = [str(model) for model in np.unique(clean.model)]
+
+    def fit(done: int, doing: str, rows: Observations) -> CalibrationFit:
+        if progress is not None:
+            progress(done, 1 + len(models), doing)
+        return calibrate(rows)
+
+    overall = fit(0, "the fit to all models", clean)
     without = {
-        str(model): theta_mapping(calibrate(clean.subset(clean.model != model)).theta)
-        for model in np.unique(clean.model)
+        model: theta_mapping(fit(done, f"the fit without {model}", clean.subset(clean.model != model)).theta)
+        for done, model in enumerate(models, start=1)
     }
     return CalibrationSet(
         name=name,
@@ -511,6 +525,7 @@ _HIGHER_IS_BETTER = ("within_pct", "order_pct", "order_apart_pct", "points_per_s
 _SPEED_POINTS = 100_000
 _SPEED_REPEATS = 3
 _MIN_MODELS = 2
+_N_GROUPS_OF_FITS = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -640,8 +655,13 @@ class Validation:
         return pd.DataFrame({name: found.by_software for name, found in self.agreements.items()}).T
 
 
-def validate(data: Observations) -> Validation:
+def validate(data: Observations, progress: Callable[[int, int, str], object] | None = None) -> Validation:
     """Run all protocols on measured rows, clean and flagged, and compare the figures with the targets.
+
+    Parameters
+    ----------
+    progress
+        Is told how many groups of fits are done, of how many, and which one runs now.
 
     Raises
     ------
@@ -654,19 +674,33 @@ def validate(data: Observations) -> Validation:
                 f"validation leaves one {name} out, but the rows are of {', '.join(sorted(set(values)))} "
                 "only; give traces of two or more"
             )
+
+    def tell(done: int, doing: str) -> None:
+        if progress is not None:
+            progress(done, _N_GROUPS_OF_FITS, doing)
+
+    tell(0, "fits without each model")
     by_model = leave_out(data, data.model)
+    tell(1, "fits without each training software")
     by_software = leave_out(data, data.software)
+    tell(2, "fits without each plan class")
     by_class = leave_out(data, data.plan_class)
     with_anchor = anchored(data, by_model, data.model)
     everything = np.ones(len(data), dtype=bool)
+    tell(3, "fits to a few rows of each model")
+    refined_by_few = few_shot(data, by_model)
+    tell(4, "fits to four fifths of each model")
+    refined_by_many = five_fold(data, by_model)
+    tell(5, "the fit to all rows")
+    active_bounds = calibrate(data.subset(data.clean)).active_bounds
     figures = {
         "L0": _judge(data, public_constants(data)),
         "LOMO": _judge(data, by_model),
         "L1a": _judge(data, with_anchor),
         "LOSO": _judge(data, by_software),
         "LOSO+anchor": _judge(data, anchored(data, by_software, data.software)),
-        "L2": _judge(data, few_shot(data, by_model)),
-        "5-fold": _judge(data, five_fold(data, by_model)),
+        "L2": _judge(data, refined_by_few),
+        "5-fold": _judge(data, refined_by_many),
         "LOPO": _judge(data, by_class),
         "LOPO, no offload": _judge(data, by_class, data.clean & (data.plan_class != "offload")),
         "LOMO, all rows": _judge(data, by_model, everything),
@@ -689,7 +723,7 @@ def validate(data: Observations) -> Validation:
         table=pd.DataFrame(records, columns=columns),
         agreements=figures,
         anchors=with_anchor.anchors,
-        active_bounds=calibrate(data.subset(data.clean)).active_bounds,
+        active_bounds=active_bounds,
     )
 
 

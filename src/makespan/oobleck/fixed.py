@@ -4,7 +4,8 @@ Training and timing happen in processes of this machine or of an allocation, whi
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from makespan.cleanup import temporary_directory
@@ -13,7 +14,7 @@ from makespan.files import read_json
 from makespan.oobleck.job import ChainJob
 from makespan.oobleck.profile import LayerProfile, ModelProfile
 from makespan.oobleck.requests import FIXED_RUNS, PROFILING, FixedRun as FixedRun, ProfilingRequest
-from makespan.runtime import Launch, Launcher, LocalLauncher, RunDirectory
+from makespan.runtime import Launch, Launcher, LocalLauncher, ProgressListener, RunDirectory
 
 _FIXED_WORKER = "makespan.oobleck.fixed_worker"
 
@@ -99,6 +100,7 @@ def profile_chain(
     warm_ups: int = 2,
     launcher: Launcher | None = None,
     run_dir: Path | None = None,
+    progress: ProgressListener | None = None,
 ) -> ModelProfile:
     """Time the layers of a model with one microbatch, on the available hardware.
 
@@ -118,6 +120,8 @@ def profile_chain(
     run_dir
         Directory of the run, which all processes see and which has not been used; None for a temporary one of
         this machine.
+    progress
+        Is told how many measurements are done, of how many, and what is measured now.
 
     Returns
     -------
@@ -135,9 +139,12 @@ def profile_chain(
             raise InputError(f"{name} is {number}; expected a whole number >= {least}")
     request = PROFILING.dump_python(ProfilingRequest(job, repeats, warm_ups), mode="json")
     with temporary_directory("profile") as path:
-        directory = run_dir or path
-        (launcher or LocalLauncher()).run(Launch(_PROFILING_WORKER, request, n_replicas, directory))
-        rows = RunDirectory(directory).result()
+        directory = RunDirectory(run_dir or path)
+        launch = Launch(_PROFILING_WORKER, request, n_replicas, directory.path)
+        if progress is not None:
+            launch = replace(launch, on_beat=partial(directory.tell, progress))
+        (launcher or LocalLauncher()).run(launch)
+        rows = directory.result()
     layers = (
         LayerProfile(
             max(row["forward_s"], _SHORTEST_S), max(row["backward_s"], _SHORTEST_S), {1: 0.0},

@@ -6,6 +6,7 @@ The first process times the layers alone, so that no other load disturbs it; the
 import importlib
 import sys
 import time
+from collections.abc import Callable
 from statistics import median
 from typing import Any
 
@@ -95,7 +96,11 @@ class _LayerTimes:
 
 
 def _sum_times(
-    request: ProfilingRequest, who: Identity, store: Any, elements: list[int]
+    request: ProfilingRequest,
+    who: Identity,
+    store: Any,
+    elements: list[int],
+    tell: Callable[[int], None],
 ) -> dict[int, list[float]]:
     """Return the time of a sum of the gradients of each layer, by number of processes [s]."""
     device, dtype = torch.device(who.device), getattr(torch, request.job.dtype)
@@ -103,9 +108,10 @@ def _sum_times(
     groups = [tuple(members[:count]) for count in range(2, who.size + 1)]
     links = PeerGroups(members, who.rank, groups, store, device, who.timeout_s)
     sums_s: dict[int, list[float]] = {1: [0.0] * len(elements)}
-    for group in groups:
+    for number, group in enumerate(groups):
         times_s = []
-        for size in elements:
+        for layer, size in enumerate(elements):
+            tell(number * len(elements) + layer)
             vector, seen_s = torch.zeros(max(1, size), dtype=dtype, device=device), list[float]()
             for _ in range(request.warm_ups + request.repeats):
                 if who.rank in group:
@@ -125,8 +131,18 @@ def profile_layers(directory: RunDirectory, who: Identity) -> None:
     job, device = request.job, choose_device(who)
     chain, rows = load_chain(job), list[Row]()
     timed = _LayerTimes(job, chain, device)
+    n_passes, n_sums = request.warm_ups + request.repeats, chain.n_layers * (who.size - 1)
+
+    def tell(done: int, doing: str) -> None:
+        """Write progress between measurements, never within one."""
+        if who.rank == 0:
+            directory.write_progress({"done": done, "total": n_passes + n_sums, "doing": doing})
+
     if who.rank == 0:
-        seen = [timed.measure(number) for number in range(request.warm_ups + request.repeats)]
+        seen = list[list[Row]]()
+        for number in range(n_passes):
+            tell(number, "timing all layers")
+            seen.append(timed.measure(number))
         kept = timed.activation_bytes()
         for layer, runs in enumerate(zip(*seen[request.warm_ups :], strict=True)):
             row = {name: median(run[name] for run in runs) for name in runs[0]}
@@ -137,7 +153,9 @@ def profile_layers(directory: RunDirectory, who: Identity) -> None:
     store = importlib.import_module("torch.distributed").FileStore(str(directory.path / "store"), who.size)
     size = torch.empty(0, dtype=getattr(torch, job.dtype)).element_size()
     elements = [timed.parameter_bytes(layer) // size for layer in range(chain.n_layers)]
-    sums = _sum_times(request, who, store, elements)
+    sums = _sum_times(
+        request, who, store, elements, lambda done: tell(n_passes + done, "timing sums of gradients")
+    )
     if who.rank == 0:
         for layer, row in enumerate(rows):
             row["sums_s"] = {count: times[layer] for count, times in sums.items()}

@@ -28,6 +28,7 @@ from makespan.runtime.launch import (
     Launcher as Launcher,
     LocalLauncher as LocalLauncher,
     ProcessOptions as ProcessOptions,
+    ProgressListener as ProgressListener,
     RunDirectory as RunDirectory,
     SlurmLauncher as SlurmLauncher,
     check_gpus as check_gpus,

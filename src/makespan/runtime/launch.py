@@ -181,6 +181,10 @@ _RUN_FILES = (
 )  # fmt: skip
 
 
+ProgressListener = Callable[[int, int, str], object]
+"""Function that is told how much of some work is done, of how much, and what runs now."""
+
+
 @dataclass(frozen=True, slots=True)
 class RunDirectory:
     """Files through which the launcher sends requests, watches processes and stops a run.
@@ -217,6 +221,12 @@ class RunDirectory:
     def progress(self) -> Any:
         """Return the newest heartbeat; None before the first."""
         return read_json(self.path / "progress.json")
+
+    def tell(self, progress: ProgressListener) -> None:
+        """Pass the newest heartbeat on, if it has the work ``done``, its ``total`` and what ``doing``."""
+        values = self.progress()
+        if values is not None:
+            progress(values["done"], values["total"], values["doing"])
 
     def write_beat(self, rank: int) -> None:
         """Record progress of one process between heartbeats; it resets the stall limit too."""

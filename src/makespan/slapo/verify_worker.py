@@ -2,7 +2,7 @@
 
 import inspect
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -16,6 +16,8 @@ from makespan.training.zoo import build_family, family_batch, family_spec
 
 PRELOAD = ("torch.distributed", "torch._dynamo")
 """Modules that the parent of forked workers loads once."""
+_N_PARTS = 3
+"""Parts of a verification in progress: build, schedule, compare."""
 
 
 def verify_cases(directory: RunDirectory, who: Identity) -> None:
@@ -23,9 +25,14 @@ def verify_cases(directory: RunDirectory, who: Identity) -> None:
     torch.set_num_threads(who.threads)
     join(directory, who)
     request, device = directory.request(), torch.device(choose_device(who))
-    rows = []
+    rows: list[dict[str, Any]] = []
+
+    def tell(part: int, doing: str) -> None:
+        done, total = len(rows) * _N_PARTS + part, len(request["cases"]) * _N_PARTS
+        directory.write_progress({"done": done, "total": total, "doing": f"{case['family']}: {doing}"})
+
     for case in request["cases"]:
-        report = _verify_case(case, request, device)
+        report = _verify_case(case, request, device, tell)
         errors = {
             kind: report.largest(kind)[1] for kind in ("output", "input gradient", "parameter gradient")
         }
@@ -44,13 +51,18 @@ def verify_cases(directory: RunDirectory, who: Identity) -> None:
                 "report": str(report),
             }
         )
-        directory.write_progress({"done": len(rows)})
     if who.rank == 0:
         directory.write_result(rows)
 
 
-def _verify_case(case: Mapping[str, Any], request: Mapping[str, Any], device: torch.device) -> VerifyReport:
+def _verify_case(
+    case: Mapping[str, Any],
+    request: Mapping[str, Any],
+    device: torch.device,
+    tell: Callable[[int, str], None],
+) -> VerifyReport:
     family, seed = case["family"], request["seed"]
+    tell(0, "building the model")
     model = build_family(family, request["size"], seed=seed).to(device)
     batch = family_batch(family_spec(family, request["size"]), request["samples"], seed)
     schedule = create_schedule(model)
@@ -59,7 +71,9 @@ def _verify_case(case: Mapping[str, Any], request: Mapping[str, Any], device: to
     check = Verify(schedule, batch.inputs, device=device, input_grads=trained, seed=seed)
     try:
         with check:
+            tell(1, "applying the schedule")
             apply_schedule(schedule, family, **case["options"])
+            tell(2, "comparing outputs and gradients")
     except VerificationError:
         if check.report is None:
             raise

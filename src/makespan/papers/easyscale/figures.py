@@ -146,7 +146,8 @@ def sensitivity(tables: Tables, source: str) -> Drawn:
     policies = in_order(rows["policy"], STYLES)
     for row, (name, _, title) in enumerate(reversed(_TIMES)):
         _logarithmic(panels[row, 0], "y", rows[name].tolist(), 1.15)
-        log_ticks(panels[row, 0].yaxis, *panels[row, 0].get_ylim(), coarse_range=8.0)
+        low, high = panels[row, 0].get_ylim()
+        log_ticks(panels[row, 0].yaxis, low, high, coarse_range=8.0)
         panels[row, 0].set_ylabel(title)
     for column, (parameter, label) in enumerate(_PARAMETERS.items()):
         varied = rows[rows["parameter"] == parameter]

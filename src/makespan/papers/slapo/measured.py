@@ -1,7 +1,7 @@
 """Measurements on this machine: steps of Fig. 9, a search with real runs, verification of schedules."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -11,7 +11,14 @@ from pydantic import Field, model_validator
 
 from makespan.cleanup import temporary_directory
 from makespan.papers.experiment import Experiment, Figure, Given
-from makespan.runtime import Launch, Launcher, LocalLauncher, RunDirectory, local_launcher
+from makespan.runtime import (
+    Launch,
+    Launcher,
+    LocalLauncher,
+    ProgressListener,
+    RunDirectory,
+    local_launcher,
+)
 from makespan.settings import Count, one_of, option, unique
 from makespan.training.zoo import FAMILIES, family_sizes
 
@@ -212,6 +219,7 @@ def verify_schedules(
     size: str = "tiny",
     samples: int = 2,
     seed: int = 0,
+    progress: ProgressListener | None = None,
 ) -> list[dict[str, Any]]:
     """Verify schedules of the library, all in one launch of processes.
 
@@ -223,6 +231,8 @@ def verify_schedules(
         Number of processes that share each model, and the launcher that starts them.
     size, samples, seed
         Size of the models, samples per batch, seed of weights, samples and gradients of outputs.
+    progress
+        Is told how many parts are done, of how many, and what runs now.
 
     Returns
     -------
@@ -236,8 +246,11 @@ def verify_schedules(
     """
     request = {"cases": [dict(case) for case in cases], "size": size, "samples": samples, "seed": seed}
     with temporary_directory("verify") as path:
-        launcher.run(Launch(_VERIFY_WORKER, request, n_processes, path))
-        rows: list[dict[str, Any]] = RunDirectory(path).result()
+        directory, launch = RunDirectory(path), Launch(_VERIFY_WORKER, request, n_processes, path)
+        if progress is not None:
+            launch = replace(launch, on_beat=partial(directory.tell, progress))
+        launcher.run(launch)
+        rows: list[dict[str, Any]] = directory.result()
     return rows
 
 
