@@ -10,7 +10,7 @@ import re
 import sys
 import textwrap
 import tomllib
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,6 @@ ROOT = Path(__file__).resolve().parents[1]
 SETTINGS = load_settings(root=ROOT)
 SOURCES = ("emulated", "published", "measured")
 VERDICTS = ("holds", "fails", "undecided", "not run")
-PROFILED = "measured"  # unless tables are given it times small workloads, for which there are fewer files
 API_HEAD = """# API
 
 The layers of the package, lowest first; a layer imports only from those before it. What a package shows here
@@ -72,7 +71,6 @@ def generated_files() -> dict[str, str]:
         "docs/reference/primitives.md": _primitives_page(),
         "docs/tutorial/notebook.md": _notebook_page(),
         "docs/reference/tables.md": tables_page(schemas),
-        "results/README.md": _filled("results/README.md", "files", _file_list()),
     }
 
 
@@ -152,11 +150,10 @@ def _result_list() -> str:
             continue
         rows.append((f"{title} ({venue})", f"[numbers and deviations]({package}.md)", "", ""))
         for name, content in _contents(package).items():
-            if not _built(package, name):
-                continue
+            sources = [source for source in SOURCES if name in _tables(package, source)] or SOURCES
+            only = "" if set(sources) == set(SOURCES) else f"; {' and '.join(sources)} only"
             shown = [f"`{one.name}`" for one in paper_named(package).figures().values() if name in one.tables]
-            what = content + ("; measured only" if _built(package, name) == [PROFILED] else "")
-            rows.append(("", what, f"`{package}/{name}.csv`", ", ".join(shown)))
+            rows.append(("", content + only, f"`{package}/{name}.csv`", ", ".join(shown)))
     for name, what in _live_files():
         rows.append(("live runs", what, f"`live/{name}.csv`", ""))
     return _table(("paper", "what", "table below `results/<source>/`", "figures"), [*rows, *missing])
@@ -171,21 +168,6 @@ def _deviation_list(package: str) -> str:
     return "\n" + "\n".join(items) + "\n\n"
 
 
-def _file_list() -> str:
-    """Return the files of every paper as a tree."""
-    lines = []
-    for package in PAPERS:
-        lines.append((f"    {package}/", ""))
-        for name in _contents(package):
-            lines.append((f"        {name}.csv", _what(package, name)))
-        for one in paper_named(package).figures().values():
-            built = [source for source in SOURCES if one.is_drawn(source, _tables(package, source))]
-            what = f"{one.title}, of {', '.join(one.tables)}{_only(built)}"
-            lines.append((f"        figures/{one.name}.*", what))
-    lines += [(f"    live/{name}.csv", what) for name, what in _live_files()]
-    return "\n```text\n" + "".join(f"{path:<38} {what}".rstrip() + "\n" for path, what in lines) + "```\n\n"
-
-
 def _contents(package: str) -> dict[str, str]:
     """Return every table of a paper with a line about its content; the ledger comes last."""
     experiments = paper_named(package).EXPERIMENTS
@@ -196,19 +178,6 @@ def _contents(package: str) -> dict[str, str]:
 def _tables(package: str, source: str) -> list[str]:
     """Return the tables of a paper that are built for a source by default."""
     return SETTINGS.papers()[package].tables_of(SETTINGS, source)
-
-
-def _built(package: str, name: str) -> list[str]:
-    """Return the sources of which a file is a product, none if it is only made on the way."""
-    return [source for source in SOURCES if name in _tables(package, source)]
-
-
-def _what(package: str, name: str) -> str:
-    return _contents(package)[name] + _only(_built(package, name) or SOURCES)
-
-
-def _only(sources: Sequence[str]) -> str:
-    return "" if set(sources) == set(SOURCES) else f"; {' and '.join(sources)} only"
 
 
 def _live_files() -> list[tuple[str, str]]:

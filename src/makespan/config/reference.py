@@ -16,9 +16,9 @@ the workflow, or into `config/config.yaml`, which is always read. Save
 this as `mine.yaml`, for example:
 
 ```yaml
-morphling:
-  fig7:
-    stage_duration_s: 900
+throughput:
+  emulated:
+    seed: 1
 ```
 
 ```console

@@ -125,7 +125,7 @@ def _accepted(detail: ErrorDetails) -> str:
 
 SourceName = Literal["emulated", "published", "measured"]
 EVERYTHING = "all"
-_TIMES = "measured throughput, table2, fig7"
+_TIMES = "measured iteration times and what uses them"
 SmallWorkload = Annotated[str, one_of(small_workload_keys)]
 Processes = Annotated[
     str, parsed_by(lambda text: Placement.parse(text).text, "processes on each node, for example 2 or 44")
@@ -305,14 +305,14 @@ class PerformanceModel(Block):
         "forms that are fitted and compared",
         ("published", "extended"),
         source="docs/background/performance-model.md",
-        changes="table2, fits",
+        changes="fitted models and their errors",
         min_length=1,
     )
     experiment_form: FormName = option(
         "form that the experiments use; one of forms",
         "extended",
         source="the form with the smaller error",
-        changes="sensitivity, fig7, fig8",
+        changes="what Morphling plans for single jobs",
     )
 
     @model_validator(mode="after")
@@ -519,5 +519,5 @@ def unknown_target(target: str, known: Iterable[str]) -> ConfigError:
     by_path = difflib.get_close_matches(target, same, n=_N_SHOWN, cutoff=0.0)
     near = list(dict.fromkeys([*by_path, *close]))[:_N_SHOWN]
     hint = f" Did you mean {' or '.join(near)}?" if near else ""
-    accepted = "a rule without wildcards or a file that a rule makes, as results/README.md lists them"
+    accepted = "a rule without wildcards or a file that a rule makes, as docs/papers/index.md lists them"
     return ConfigError(f"unknown target {target}; expected {accepted}.{hint}")

@@ -591,11 +591,11 @@ def plot_error_bars(table: pd.DataFrame, source: str, form: str, other_form: str
         Forms of the performance model shown as filled bars and as outlines.
     """
     needed = ("model", "plan_family", "form", "avg_error_pct", "max_error_pct", *_PUBLISHED_COLUMNS)
-    require_columns(table, *needed, figure="table2")
+    require_columns(table, *needed, figure="prediction errors")
     table = table.assign(**{name: pd.to_numeric(table[name]) for name in _PUBLISHED_COLUMNS})
     seen = table[["avg_error_pct", *_PUBLISHED_COLUMNS]].notna().any(axis=1)
     table = table[seen.groupby([table["model"], table["plan_family"]]).transform("any")]
-    require_columns(table, figure="table2")
+    require_columns(table, figure="prediction errors")
     figure = new_figure(TWO_COLUMNS_IN, 3.7)
     top, bottom = figure.subplots(2, 1, sharex=True)
     positions: dict[tuple[str, str], float] = {}

@@ -146,8 +146,8 @@ class Morphling(Paper):
     }
 
     workloads: tuple[WorkloadKey, ...] = option(
-        "workloads whose iteration times are read, fitted and compared; fig7 and fig8 are left out if "
-        "theirs are not among them",
+        "workloads whose iteration times are read, fitted and compared; an experiment on single jobs is "
+        "left out if its workloads are not among them",
         ("vit", "roberta", "bert", "t5", "gpt2", "llama7", "llama30", "llama7_b16", "t5_3B"),
         source="Morphling, Table 2 and Fig. 7",
         changes="table2, fits",
