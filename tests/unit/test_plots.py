@@ -89,7 +89,7 @@ def share_table():
 
 
 FIGURES = {
-    "table2": (error_table, lambda t: plot_error_bars(t, "emulated", "extended", "published")),
+    "prediction errors": (error_table, lambda t: plot_error_bars(t, "emulated", "extended", "published")),
     "prediction": (row_table, lambda t: plot_prediction(t, "emulated", "extended")),
     "sensitivity": (curve_table, lambda t: plot_sensitivity(t, "emulated")),
     "sensitivity_cpu": (cpu_table, lambda t: plot_cpu_sensitivity(t, "emulated")),
@@ -177,7 +177,7 @@ def test_failed_save_leaves_nothing_behind(tmp_path):
 
 
 def test_error_bars_have_the_height_of_the_table():
-    figure = FIGURES["table2"][1](error_table())
+    figure = FIGURES["prediction errors"][1](error_table())
     top, bottom = figure.axes
     heights = sorted(patch.get_height() for patch in top.patches if np.isfinite(patch.get_height()))
     assert heights == [2.0, 3.0, 8.0]
@@ -187,7 +187,7 @@ def test_error_bars_have_the_height_of_the_table():
 
 def test_published_cells_may_be_text_as_they_come_from_a_file():
     table = error_table().astype({"published_avg_error_pct": str, "published_max_error_pct": str})
-    figure = FIGURES["table2"][1](table)
+    figure = FIGURES["prediction errors"][1](table)
     marks = {float(y) for line in figure.axes[0].lines if is_published(line) for y in line.get_ydata()}
     assert marks == {3.6, 4.4, 2.4}
 

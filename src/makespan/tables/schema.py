@@ -68,7 +68,7 @@ class TableSchema:
                 f"found: {found}; required: {', '.join(self.names)}"
             )
         further = [name for name in frame.columns if name not in self.names]
-        result = frame[[*self.names, *further]].reset_index(drop=True).copy()
+        result = frame[[*self.names, *further]].reset_index(drop=True)  # copied where it is written to
         for column in self.columns:
             if not _is_converted(result[column.name], column):
                 result[column.name] = _convert(result[column.name], column, where)
@@ -118,7 +118,9 @@ def _is_converted(values: pd.Series, column: Column) -> bool:
     """Tell whether values are as `_convert` would leave them, as in tables that were validated before."""
     if values.dtype != _DTYPES[column.kind]:
         return False
-    return column.nullable if column.kind == "float" and values.hasnans else not values.hasnans
+    if column.kind in ("int", "bool") or (column.kind == "float" and column.nullable):
+        return True  # cannot, or may, hold missing values
+    return not values.hasnans
 
 
 def _convert(values: pd.Series, column: Column, where: str) -> pd.Series:
