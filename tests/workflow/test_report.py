@@ -18,6 +18,22 @@ from makespan.papers import PAPERS, paper_named
 
 # One process runs them in turn: each opens a browser.
 pytestmark = [pytest.mark.untraced, pytest.mark.xdist_group("report")]
+MARK_FIGURES = """
+const figures = document.querySelectorAll('figure');
+figures.forEach((figure, number) => {
+  figure.style.position = 'relative';
+  for (const side of ['top', 'bottom']) {
+    const mark = document.createElement('a');
+    mark.href = `https://mark.invalid/${number}/${side}`;
+    mark.textContent = '.';
+    mark.style.cssText =
+      `position: absolute; ${side}: 0; left: 0; width: 2px; height: 2px; overflow: hidden`;
+    figure.append(mark);
+  }
+});
+return figures.length;
+"""
+# A script that puts a link at both ends of each figure: a PDF lists the links of each page as plain text.
 A4_WIDTH, A4_HEIGHT = 680, 1009  # CSS pixels within margins of 15 mm
 
 
@@ -63,6 +79,29 @@ def all_of(reader, selector, expression):
 
 def click(reader, selector):
     reader.execute_script(f"document.querySelector('{selector}').click()")
+
+
+def click_on(reader, selector):
+    """Move the mouse to the first element that a selector finds, and press its button."""
+    element = reader.find_element("css selector", selector)
+    reader.execute_script("arguments[0].scrollIntoView({block: 'center'})", element)
+    # Loaded here, because the page is not tested where there is no driver.
+    chains = pytest.importorskip("selenium.webdriver.common.action_chains")
+    chains.ActionChains(reader).move_to_element(element).click().perform()
+
+
+def printed_marks(reader):
+    """Print the page on A4, and return by figure on which page of the PDF each of its marks is."""
+    options = {"printBackground": False, "preferCSSPageSize": True, "paperWidth": 8.27, "paperHeight": 11.69}
+    pdf = base64.b64decode(reader.execute_cdp_cmd("Page.printToPDF", options)["data"])
+    assert pdf.startswith(b"%PDF")
+    objects = dict(re.findall(rb"\n(\d+) 0 obj\n(.*?)\nendobj", pdf, re.DOTALL))
+    marks = {}
+    for number, page in enumerate(one for one in objects.values() if b"/Type /Page\n" in one):
+        for link in re.findall(rb"(\d+) 0 R", b"".join(re.findall(rb"/Annots \[(.*?)\]", page))):
+            for figure, side in re.findall(rb"//mark\.invalid/(\d+)/(\w+)", objects[link]):
+                marks.setdefault(int(figure), {})[side] = number
+    return marks
 
 
 def wait_for(reader, condition):
@@ -204,10 +243,23 @@ def test_every_interactive_chart_draws(reader):
         wait_for(reader, f"document.querySelector('#chart-{name} .plot')?.data?.length > 0")
     drawn = all_of(reader, ".chart .plot", "e.data.every((trace) => trace.x.length === trace.y.length)")
     assert len(drawn) == len(buttons) and all(drawn)
-    # A click in the legend hides a series.
-    plot = f"document.querySelector('#chart-{buttons[0]} .plot')"
-    reader.execute_script(f"{plot}.parentElement.scrollIntoView()")
-    assert reader.execute_script(f"return {plot}.layout.showlegend !== false")
+    assert complaints(reader) == []
+
+
+def test_a_click_in_the_legend_of_a_chart_hides_a_series_and_a_second_one_shows_it(reader):
+    chart = "morphling-jct_cdf-emulated"
+    click(reader, f'[data-chart="{chart}"]')
+    plot = f"document.querySelector('#chart-{chart} .plot')"
+    wait_for(reader, f"{plot}?.data?.length > 1")
+    first, second = f"{plot}.data[0].visible", f"{plot}.data[1].visible"
+    lines = f"{plot}.querySelectorAll('.scatterlayer .trace path.js-line').length"
+    n_lines = reader.execute_script(f"return {lines}")
+    assert n_lines == reader.execute_script(f"return {plot}.data.length")
+    click_on(reader, f"#chart-{chart} .legendtoggle")
+    wait_for(reader, f"{first} === 'legendonly' && {lines} === {n_lines - 1}")
+    assert reader.execute_script(f"return {second} ?? true") is True
+    click_on(reader, f"#chart-{chart} .legendtoggle")
+    wait_for(reader, f"({first} ?? true) === true && {lines} === {n_lines}")
     assert complaints(reader) == []
 
 
@@ -264,8 +316,18 @@ def test_no_figure_is_cut_on_paper(reader):
     assert set(inside) == {"avoid"}
     assert reader.execute_script("return document.documentElement.scrollWidth") <= A4_WIDTH
     prefer(reader)
-    printed = reader.execute_cdp_cmd("Page.printToPDF", {"printBackground": False, "preferCSSPageSize": True})
-    assert base64.b64decode(printed["data"]).startswith(b"%PDF")
+    n_figures = reader.execute_script(MARK_FIGURES)
+    assert n_figures == len(all_of(reader, "figure", "1")) > 40
+    pages = printed_marks(reader)
+    assert set(pages) == set(range(n_figures))
+    assert {number: sides for number, sides in pages.items() if len(set(sides.values())) > 1} == {}
+    # Without the rule against it, figures of this height are cut, and this is noticed.
+    reader.execute_script(
+        "const style = document.createElement('style');"
+        "style.textContent = 'figure { break-inside: auto !important; min-height: 20cm }';"
+        "document.head.append(style)"
+    )
+    assert any(len(set(sides.values())) > 1 for sides in printed_marks(reader).values())
 
 
 def test_the_page_of_one_paper_alone(finished):
