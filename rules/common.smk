@@ -61,7 +61,7 @@ def all_cores(least):
 
 
 def throughput_tables(source, workloads=None):
-    """Return the throughput tables of a source, one a workload."""
+    """Return the throughput tables of a source, one per workload."""
     if workloads is None:
         workloads = SETTINGS.throughput.measured.profile.workloads if source == PROFILED else WORKLOADS
     return [f"results/{source}/throughput/{workload}.csv" for workload in workloads]

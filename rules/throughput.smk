@@ -1,4 +1,4 @@
-# Throughput tables: one table a workload, the same schema whatever the source; and what else a source shares.
+# Throughput tables: one table per workload, the same schema whatever the source; and what else a source shares.
 
 
 rule emulate_throughput:

@@ -320,7 +320,7 @@ def judge(
     Returns
     -------
     pandas.DataFrame
-        Schema `makespan.tables.CLAIMS`, one row a statement. The verdict is ``holds`` or ``fails`` if the
+        Schema `makespan.tables.CLAIMS`, one row per statement. The verdict is ``holds`` or ``fails`` if the
         results decide it, ``undecided`` if there are results and they cannot, for example because they
         spread too far, and ``not run`` if there are none; the note has the reason.
     """
@@ -391,7 +391,7 @@ def join_claims(by_source: Mapping[str, Sequence[pd.DataFrame]]) -> pd.DataFrame
     Returns
     -------
     pandas.DataFrame
-        Schema `makespan.tables.JOINED_CLAIMS`, one row a statement, with the columns
+        Schema `makespan.tables.JOINED_CLAIMS`, one row per statement, with the columns
         ``reproduced_<source>`` and ``verdict_<source>`` of each source.
     """
     statements: dict[tuple[str, ...], dict[str, dict[str, str]]] = {}

@@ -74,7 +74,7 @@ _ALL = "all"
 )
 @shown_option("--plans", default=_ALL, help="Plans in trace notation, joined by commas.")
 @shown_option("--placements", default=_ALL, help="Placements, joined by commas.")
-@click.option("--cpu-threads", type=CPU_THREADS, help="CPU threads a GPU of plans given by name.")
+@click.option("--cpu-threads", type=CPU_THREADS, help="CPU threads per GPU of plans given by name.")
 @shown_option("--seed", default=0, type=SEED, help="Seed of the noise.")
 @shown_option(
     "--noise",
@@ -86,10 +86,13 @@ _ALL = "all"
     "--layout",
     default="table",
     type=click.Choice(["table", "trace"]),
-    help="One canonical table a workload, or the published layout with explanations.",
+    help="One canonical table per workload, or the published layout with explanations.",
 )
 @click.option(
-    "--units", default=LEGACY_UNITS[0], type=click.Choice(LEGACY_UNITS), help="Of published phases."
+    "--units",
+    default=LEGACY_UNITS[0],
+    type=click.Choice(LEGACY_UNITS),
+    help="Units of the phases in the published layout.",
 )
 @click.option("--output", required=True, type=click.Path(path_type=Path), help="Directory to write to.")
 @json_option
@@ -107,7 +110,7 @@ def emulate_command(
     output: Path,
     form: str | None,
 ) -> None:
-    """Write emulated traces, one a workload."""
+    """Write emulated traces, one per workload."""
     check_target(output, is_directory=True)
     where, constants = cluster(cluster_name), load_calibration(calibration)
     chosen = workload_keys() if _ALL in names else names
@@ -157,7 +160,7 @@ def _select(
 @click.command("explain")
 @cluster_option
 @calibration_option
-@shown_option("--cpu-threads", default=DEFAULT_CPU_THREADS, type=CPU_THREADS)
+@shown_option("--cpu-threads", default=DEFAULT_CPU_THREADS, type=CPU_THREADS, help="CPU threads per GPU.")
 @click.option("--exact", is_flag=True, help="Also run the event schedule of the pipeline.")
 @form_options
 @click.argument("name", metavar="WORKLOAD", shell_complete=WORKLOAD_NAMES)
@@ -173,7 +176,7 @@ def explain_command(
     exec_plan: str,
     placement: str,
 ) -> None:
-    """Print every term of one point, and its memory.
+    """Explain the iteration time of one point, term by term, and its memory.
 
     PLAN and PLACEMENT are in trace notation, for example 244 and 8888.
     """
@@ -244,7 +247,7 @@ _traces_argument = click.argument("traces", type=click.Path(path_type=Path))
 @click.option(
     "--output", type=click.Path(path_type=Path), help="File for the constants (.toml); - for standard output."
 )
-@click.option("--source", help="What the rows are, for the provenance in that file.")
+@click.option("--source", help="Source of the rows, recorded as provenance in that file.")
 @shown_option(
     "--level",
     default="L1",
@@ -264,10 +267,10 @@ def calibrate_command(
 ) -> None:
     """Fit the constants of the emulator to measured traces.
 
-    TRACES is a directory with the published files, or with one canonical table a workload.
+    TRACES is a directory with the published files, or with one canonical table per workload.
     With --output, a file for --calibration is written: at level L1 the fit to all models and one
     for each model left out; at L1a, L2 and L3 the shipped constants, refined for the models in
-    TRACES by one row a workload, up to three rows a plan class, or all rows.
+    TRACES by one row per workload, up to three rows per plan class, or all rows.
     """
     check_target(output, is_directory=False)
     beside = is_stream(output)  # of the table, which is alone on the standard output
@@ -330,7 +333,7 @@ def validate_command(
 ) -> None:
     """Compare the emulator with measured traces under every protocol.
 
-    TRACES is a directory with the published files, or with one canonical table a workload.
+    TRACES is a directory with the published files, or with one canonical table per workload.
     The exit status is 1 if a bound is missed.
     """
     check_target(output, is_directory=False)

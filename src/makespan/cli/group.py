@@ -47,14 +47,17 @@ VERBS = {
     "jobs": ("makespan.cli.options:jobs_command", "Write the jobs of a workload as a list."),
     "policies": ("makespan.cli.lists:policies_command", "List the scheduling policies."),
     "clusters": ("makespan.cli.lists:clusters_command", "List the clusters of the catalogue."),
-    "workloads": ("makespan.cli.lists:workloads_command", "List what jobs may train."),
+    "workloads": ("makespan.cli.lists:workloads_command", "List the workloads that jobs can train."),
     "claims": (
         "makespan.cli.lists:claims_command",
         "Print the statements of the papers with their verdicts.",
     ),
-    "report": ("makespan.cli.report:report_command", "Write one HTML page over the results that are there."),
-    "emulate": ("makespan.cli.emulator:emulate_command", "Write emulated traces, one a workload."),
-    "explain": ("makespan.cli.emulator:explain_command", "Print every term of one point, and its memory."),
+    "report": ("makespan.cli.report:report_command", "Write one HTML page on all available results."),
+    "emulate": ("makespan.cli.emulator:emulate_command", "Write emulated traces, one per workload."),
+    "explain": (
+        "makespan.cli.emulator:explain_command",
+        "Explain the iteration time of one point, term by term, and its memory.",
+    ),
     "calibrate": (
         "makespan.cli.emulator:calibrate_command",
         "Fit the constants of the emulator to measured traces.",
@@ -75,7 +78,10 @@ VERBS = {
         "makespan.cli.options:completion_command",
         "Print the script that completes commands in a shell.",
     ),
-    "config": ("makespan.config.command:config_command", "Check a configuration and print it whole."),
+    "config": (
+        "makespan.config.command:config_command",
+        "Check a configuration and print it with all defaults.",
+    ),
     "easyscale": (
         "makespan.cli.easyscale:COMMANDS",
         "Train elastically: run a job, request other processes for it, export its model.",

@@ -22,7 +22,7 @@ _VERDICTS = ("holds", "fails", "undecided", "not run")
 def policies_command(form: str | None) -> None:
     """List the scheduling policies.
 
-    For each its name, title, what it needs or promises, and what it implements; or what is broken about it.
+    This shows name, title, requirements, guarantees and paper of each, or the error of a broken policy.
     """
     from makespan.policies import REGISTRY
     from makespan.sim import PolicyError
@@ -71,7 +71,7 @@ def _indented(text: str, indent: int) -> str:
 def clusters_command(form: str | None) -> None:
     """List the clusters of the catalogue.
 
-    For each its nodes, devices and network, and whether policies can decide by a fitted model there.
+    This shows nodes, devices and network of each, and whether policies can decide by a fitted model there.
     """
     from makespan.hardware import cluster, cluster_names
     from makespan.perf import environment_names
@@ -107,7 +107,7 @@ def clusters_command(form: str | None) -> None:
 @click.command("workloads")
 @form_options
 def workloads_command(form: str | None) -> None:
-    """List what jobs may train.
+    """List the workloads that jobs can train.
 
     Small workloads can be profiled and trained on this machine; times of others are emulated or published.
     """
@@ -140,7 +140,7 @@ def workloads_command(form: str | None) -> None:
 
 @click.command("claims")
 @click.option("--paper", metavar="NAME", shell_complete=PAPER_NAMES, help="Statements of this paper only.")
-@click.option("--fails", is_flag=True, help="Only what does not hold.")
+@click.option("--fails", is_flag=True, help="Show only statements that do not hold.")
 @click.option(
     "--ledger",
     type=click.Path(path_type=Path),
@@ -152,7 +152,7 @@ def workloads_command(form: str | None) -> None:
 def claims_command(paper: str | None, fails: bool, ledger: Path, form: str | None) -> None:
     """Print the statements of the papers with their verdicts.
 
-    Each with the published value, what every source reproduces, and why it does not hold or is not decided.
+    This shows the published value, the value of each source, and why a statement does not hold or is open.
     """
     from makespan.tables import JOINED_CLAIMS, read_csv
 

@@ -71,20 +71,36 @@ _UNFINISHED = "unfinished.jsonl"
     metavar="N",
     help="Number of processes; may be repeated.",
 )
-@click.option("--device", default="auto", show_default=True, type=click.Choice(["auto", "cpu", "cuda"]))
+@click.option(
+    "--device", default="auto", show_default=True, type=click.Choice(["auto", "cpu", "cuda"]),
+    help="Device to train on; auto: GPUs if there are any.",
+)  # fmt: skip
 @click.option(
     "--cpu-threads", default=1, show_default=True, type=CPU_THREADS, help="CPU threads per process."
 )
-@click.option("--warmup", default=_DEFAULT.warmup_steps, show_default=True, type=whole(0, *_LONGEST))
-@click.option("--steps", default=_DEFAULT.steps, show_default=True, type=whole(1, *_LONGEST))
-@click.option("--repetitions", default=_DEFAULT.repetitions, show_default=True, type=whole(1, *_LONGEST))
+@click.option(
+    "--warmup", default=_DEFAULT.warmup_steps, show_default=True, type=whole(0, *_LONGEST),
+    help="Untimed steps at the start of each run.",
+)  # fmt: skip
+@click.option(
+    "--steps", default=_DEFAULT.steps, show_default=True, type=whole(1, *_LONGEST),
+    help="Timed steps of each run.",
+)  # fmt: skip
+@click.option(
+    "--repetitions", default=_DEFAULT.repetitions, show_default=True, type=whole(1, *_LONGEST),
+    help="Runs of each plan; their median counts.",
+)  # fmt: skip
 @click.option(
     "--environment",
     metavar="NAME",
     help="Constants of the machine: a name or a .toml file.  [default: measured]",
 )
 @click.option(
-    "--output", default=Path("profile"), show_default=True, type=click.Path(path_type=Path, file_okay=False)
+    "--output",
+    default=Path("profile"),
+    show_default=True,
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Directory to write to.",
 )
 @json_option
 def profile_command(

@@ -375,7 +375,13 @@ def export_command(run_dir: Path, output: Path, form: str | None) -> None:
 
 @click.command("join")
 @_run_dir
-@click.option("--device", default="cpu", show_default=True, type=click.Choice(["cpu", "cuda"]))
+@click.option(
+    "--device",
+    default="cpu",
+    show_default=True,
+    type=click.Choice(["cpu", "cuda"]),
+    help="Device to train on.",
+)
 @json_option
 def join_command(run_dir: Path, device: str, form: str | None) -> None:
     """Join the run of RUN_DIR with one more process, which leaves without loss on SIGTERM."""
@@ -865,9 +871,12 @@ def _model(model: str, texts: tuple[str, ...], configured: list[dict[str, Any]])
 @click.option(
     "--seed", default=1, show_default=True, type=click.IntRange(0), help="Seed of a generated trace."
 )
-@click.option("--system", required=True, type=click.Choice(SYSTEMS))
+@click.option("--system", required=True, type=click.Choice(SYSTEMS), help="System to simulate.")
 @click.option("--model", required=True, metavar="NAME", help="Name of the model in the table of throughput.")
-@click.option("--mode", default="fixed", show_default=True, type=click.Choice(MODES))
+@click.option(
+    "--mode", default="fixed", show_default=True, type=click.Choice(MODES),
+    help="Simulator as released (compat), or with its defects repaired (fixed).",
+)  # fmt: skip
 @click.option(
     "--defects",
     default="",

@@ -247,14 +247,14 @@ _LIST = (
         "file_format",
         default="auto",
         type=click.Choice(_FORMATS),
-        help="Of the job list. auto: the table 'jobs' or a list of the Morphling artifact; "
-        "requests: the table 'requests'; pollux: Sia's lists too. Jobs of formats after the second train "
-        "what the Base workload trains, chosen by --seed.",
+        help="Format of the job list. auto: the table 'jobs' or a list of the Morphling artifact; "
+        "requests: the table 'requests'; pollux: Sia's lists too. Jobs of formats other than auto and "
+        "morphling train models of the Base workload, drawn with --seed.",
     ),
     click.option(
         "--jobs",
         "n_jobs",
-        help="Jobs to generate, at the rate of the whole list, or how many of a list to take.",
+        help="Generate this many jobs at the rate of the whole list, or read this many from a list.",
         **_COUNT,
     ),
     shown_option(
@@ -262,13 +262,13 @@ _LIST = (
         default=1.0,
         type=real(1000, "then all jobs are there at once", above=True),
         metavar="FACTOR",
-        help="Arrival rate over that of the list.",
+        help="Arrival rate relative to that of the list.",
     ),
     shown_option(
         "--source",
         default="emulated",
         type=click.Choice(["emulated", "published", "measured"]),
-        help="Where iteration times come from.",
+        help="Source of the iteration times.",
     ),
     click.option(
         "--published-dir",
@@ -281,7 +281,7 @@ _LIST = (
     click.option(
         "--tasks",
         type=_PATH,
-        help="Formats pai and gavel: the task table, or that of throughputs, if not beside the list.",
+        help="Formats pai and gavel: table of tasks, or of throughputs, unless it is beside the list.",
     ),
     click.option(
         "--epoch-time",
@@ -293,21 +293,20 @@ _LIST = (
         "--keep",
         type=click.Choice(["durations", "work"]),
         show_default="work of lists that state steps, durations of others",
-        help="What stays as in the list on any cluster: how long jobs take as requested, or their steps.",
+        help="What each job keeps from the list on any cluster: its duration as requested, or its steps.",
     ),
     click.option(
         "--recorded-on",
         metavar="CLUSTER",
         shell_complete=CLUSTER_NAMES,
         show_default="a800-64 for generated lists",
-        help="With --keep work: cluster of the catalogue on which the durations of a list become steps.",
+        help="With --keep work: cluster of the catalogue that converts the durations of a list to steps.",
     ),
     shown_option(
         "--too-large",
         default="drop",
         type=click.Choice(["drop", "reject"]),
-        help="Jobs that request more GPUs or CPU threads than the cluster has: leave them out and say so, or "
-        "stop.",
+        help="Jobs that request more GPUs or threads than the cluster has: drop them with a note, or stop.",
     ),
     shown_option(
         "--cluster",
@@ -315,7 +314,7 @@ _LIST = (
         default="a800-64",
         metavar="NAME|FILE",
         shell_complete=CLUSTER_OR_LIST_NAMES,
-        help="Cluster of the catalogue, or a list of nodes (.csv); 'makespan clusters' lists the first.",
+        help="Cluster of the catalogue, or a list of nodes (.csv); 'makespan clusters' lists the catalogue.",
     ),
     click.option(
         "--gpu-as",
@@ -323,18 +322,18 @@ _LIST = (
         multiple=True,
         callback=_pairs,
         metavar="TYPE=NAME",
-        help="Device of the catalogue that stands for a type of GPU in a list of nodes; may be repeated.",
+        help="Device of the catalogue to use for a GPU type of a list of nodes; may be repeated.",
     ),
-    click.option("--nodes", "n_nodes", help="Another number of nodes.", **_COUNT),
+    click.option("--nodes", "n_nodes", help="Change the number of nodes.", **_COUNT),
     click.option(
-        "--gpus-per-node", help="Another number of GPUs a node; CPU threads and memory follow.", **_COUNT
+        "--gpus-per-node", help="Change the GPUs per node; CPU threads and memory follow.", **_COUNT
     ),
     shown_option(
         "--seed",
         default=1,
         type=SEED,
         metavar="N",
-        help="Of the generated workload, and of what the jobs of foreign traces train.",
+        help="Seed of the generated workload, and of the models that jobs of foreign traces train.",
     ),
 )
 """Options of the workload, the source of throughput and the cluster."""
@@ -359,8 +358,9 @@ _SIMULATION = (
         "predictions",
         show_default="sampled, if the cluster has constants of the model",
         type=click.Choice(["sampled", "requests", "exact"]),
-        help="What policies know: predictions of a fitted performance model and what was sampled for it, "
-        "also what users state of their requests, or the source's own times, by which jobs always run.",
+        help="Times that policies decide by: predictions of a performance model and the times that it was "
+        "fitted to (sampled), also those of each job as requested (requests), or those of the source, by "
+        "which jobs always run (exact).",
     ),
 )
 
@@ -424,9 +424,9 @@ def verdict_lines(done: "Run") -> list[str]:
 def jobs_command(output: Path, form: str | None, **request: Any) -> None:
     """Write the jobs of a workload as a list.
 
-    The list has what was generated, or drawn for a foreign trace, with its load. Given as --workload it is
-    read back unchanged, so every simulation of it has the same result. What was dropped and repaired is
-    printed on the error stream.
+    The list has the generated jobs, or those of a foreign trace with their models, and its load. Given as
+    --workload it is read back unchanged, so every simulation of it has the same result. Dropped and repaired
+    jobs are reported on the error stream.
     """
     from makespan.studies import scenario as assemble
     from makespan.traces import jobs_table, write_jobs

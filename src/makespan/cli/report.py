@@ -1,4 +1,4 @@
-"""Write the report of the results that are there."""
+"""Write the report on all available results."""
 
 from pathlib import Path
 from typing import Any
@@ -28,10 +28,10 @@ from makespan.units import format_bytes
 )  # fmt: skip
 @json_option
 def report_command(results: Path, benchmarks: Path, output: Path | None, form: str | None) -> None:
-    """Write one HTML page over the results that are there.
+    """Write one HTML page on all available results.
 
-    What is missing is judged by the configuration that the results were made with, where they record it, and
-    else by that in config/. For example: makespan report --results results
+    It lists missing results by the configuration that the results were made with, if they record it, else by
+    that in config/. For example: makespan report --results results
     """
     path = output or results / "report.html"
     write_report(check_settings(_configuration(results)), path, results, benchmarks)

@@ -68,7 +68,10 @@ def _print_result(result: Result, optimum: float | None) -> None:
 @click.option(
     "--emulator", is_flag=True, help="Predict times by the emulator, not by the model of the paper's machine."
 )
-@click.option("--strategy", default="frontier", show_default=True, type=click.Choice(sorted(STRATEGIES)))
+@click.option(
+    "--strategy", default="frontier", show_default=True, type=click.Choice(sorted(STRATEGIES)),
+    help="Search strategy.",
+)  # fmt: skip
 @click.option("--polygon", metavar="RATIO,BATCH ...", help="Search only inside this polygon of corners.")
 @click.option(
     "--patience", type=click.IntRange(1), help="Stop after this many rounds without a better point."

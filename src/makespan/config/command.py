@@ -25,17 +25,17 @@ def _checkout(here: Path) -> Path:
 @click.argument("files", nargs=-1, type=click.Path(path_type=Path))
 @click.option(
     "--root",
-    show_default="the one in which you stand",
+    show_default="the current one",
     type=click.Path(path_type=Path, file_okay=False),
     help="Checkout with the default files.",
 )
 @click.option("--json", "form", flag_value="json", default=None, help="Print the result as JSON.")
 @click.option("--schema", is_flag=True, help="Print the JSON schema of a configuration instead, for editors.")
 def config_command(files: tuple[Path, ...], root: Path | None, form: str | None, schema: bool) -> None:
-    """Check a configuration and print it whole.
+    """Check a configuration and print it with all defaults.
 
     FILES change some of the defaults; later ones win. The file config/config.yaml of a checkout is read
-    first: stand in the checkout, or in a folder below, or name it with --root.
+    first: run this in the checkout or a folder below it, or name the checkout with --root.
     """
     if schema:
         from makespan.config.reference import json_schema

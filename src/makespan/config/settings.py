@@ -191,10 +191,10 @@ class Published(Block):
         min_length=1,
     )
     default_cpu_threads: int = option(
-        "CPU threads a GPU where a file does not say",
+        "CPU threads per GPU where a file does not say",
         12,
         unit="threads",
-        source="Morphling, section 7: 96 threads and 8 GPUs a node",
+        source="Morphling, section 7: 96 threads and 8 GPUs per node",
         changes=EVERYTHING,
         ge=1,
     )
@@ -218,7 +218,7 @@ class Profile(Block):
         min_length=1,
     )
     cpu_threads: int = option(
-        "CPU threads a process", 1, unit="threads", source="a choice", changes=_TIMES, ge=1
+        "CPU threads per process", 1, unit="threads", source="a choice", changes=_TIMES, ge=1
     )
     device: Literal["auto", "cpu", "cuda"] = option(
         "where models train; auto: GPUs if there are any", "auto", source="a choice", changes=_TIMES
@@ -265,8 +265,8 @@ class Measured(Block):
     """Options of the measured source."""
 
     directory: str | None = option(
-        "directory with one table a workload, WORKLOAD.csv, in the schema of throughput tables; null: small "
-        "workloads are profiled here",
+        "directory with one throughput table per workload, WORKLOAD.csv; null: small workloads are profiled "
+        "here",
         None,
         changes=EVERYTHING,
     )

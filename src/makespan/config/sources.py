@@ -44,7 +44,7 @@ def paper_datasets(settings: Settings, paper: str, root: str | Path = ".") -> li
 
 
 def published_files(settings: Settings, root: str | Path = ".") -> list[str]:
-    """Return the files that the published source reads, one a workload; fetched ones may not exist yet.
+    """Return the files that the published source reads, one per workload; fetched ones may not exist yet.
 
     Raises `InputError` if the configured cluster has other devices than the one that the authors timed.
     """

@@ -17,6 +17,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, LogLocator, NullFormatter, NullLocator
 
 from makespan.numerics import half_widths
+from makespan.plots.parts import line_handle, name_groups
 from makespan.plots.style import (
     FAMILIES,
     MODEL_TITLES,
@@ -143,12 +144,9 @@ def _draw_bands(axes: Axes, table: pd.DataFrame, shown: set[str], styles: Mappin
     axes.set_ylim(least, most)
 
 
-def _handles(policies: Iterable[str], styles: Mapping[str, Style], with_marker: bool = True) -> list[Line2D]:
-    def line(style: Style) -> Line2D:
-        marker = style.marker if with_marker else ""
-        return Line2D([], [], color=style.colour, ls=style.line, marker=marker, label=style.title)
-
-    return [line(style_of(styles, name)) for name in in_order(policies, styles)]
+def _handles(policies: Iterable[str], styles: Mapping[str, Style], **more: Any) -> list[Line2D]:
+    """Return the legend entries of policies in order; ``more`` are options of `line_handle`."""
+    return [line_handle(style_of(styles, name), **more) for name in in_order(policies, styles)]
 
 
 def _is_cut(axes: Axes) -> bool:
@@ -396,7 +394,7 @@ def plot_cdf(
     panels[0].set_ylabel("share of jobs completed [%]")
     panels[0].yaxis.set_major_formatter(lambda share, _: f"{100 * share:g}")
     panels[0].set_ylim(0, 1.01)
-    handles = _handles(table["policy"], styles, with_marker=False)
+    handles = _handles(table["policy"], styles, marker="")
     if single:
         add_legend(figure, source, handles, strip=False, loc="outside right center")
     else:
@@ -549,9 +547,7 @@ def plot_grouped_bars(
             spread(axes, x, low, high)
             text = str(row.get("text", f"{value:.2f}"))
             axes.text(x, np.nanmax([value, high]), text, ha="center", va="bottom")
-        axes.set_xticks(range(len(groups)), [shown.get(group, group) for group in groups])
-        axes.tick_params(axis="x", length=0)
-        axes.grid(visible=False, axis="x")
+        name_groups(axes, [shown.get(group, group) for group in groups])
         axes.margins(x=0.02, y=0.12)
         axes.set_title(shown.get(name, name))
     for axes in panels[:, 0]:
@@ -810,7 +806,7 @@ def plot_cpu_sensitivity(table: pd.DataFrame, source: str) -> Figure:
     titles = {gpus: f"{gpus} GPU{'s' * (gpus != 1)}" for gpus in counts}
     handles = [Line2D([], [], color=colours.get(n, "grey"), label=titles[n], **line) for n in counts]
     free.legend(handles=handles, loc="center", labelspacing=0.4)
-    return _labelled(figure, source, "CPU threads a GPU", "offload throughput [samples/s]")
+    return _labelled(figure, source, "CPU threads per GPU", "offload throughput [samples/s]")
 
 
 # --- One simulation ---------------------------------------------------------------------------------

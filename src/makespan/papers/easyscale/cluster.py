@@ -379,7 +379,7 @@ def _kind(
     (home,) = homes
     n_samples, n_workers = int(row["micro_batch_size"]), int(row["max_parallelism"])
     if model not in samples_per_epoch:
-        raise unknown_name("model with a number of samples an epoch", model, samples_per_epoch)
+        raise unknown_name("model with a number of samples per epoch", model, samples_per_epoch)
     epochs, is_mixed = float(row["epochs"]), bool(row["is_heterogeneous"])
     allowed = types if is_mixed else (home,)
 

@@ -42,7 +42,7 @@ class Fig9Model(Block):
     heads: int = _our("attention heads", 4, ge=1)
     kv_heads: int = _our("key-value heads", 2, ge=1)
     ffn: int = _our("width of the MLP", 128, ge=1)
-    seq: int = _our("tokens a sample", 32, unit="tokens", ge=2)
+    seq: int = _our("tokens per sample", 32, unit="tokens", ge=2)
     vocab: int = _our("tokens of the vocabulary", 64, ge=2)
 
 
@@ -53,7 +53,7 @@ class Fig9Plan(Block):
     dp: Count = _of_fig9("data-parallel degree")
     tp: Count = _of_fig9("tensor-parallel degree")
     pp: Count = _of_fig9("pipeline-parallel degree")
-    grad_accum_steps: Count = _of_fig9("passes an optimiser step and replica")
+    grad_accum_steps: Count = _of_fig9("passes per optimiser step and replica")
     zero_stage: int = _of_fig9("0 none, 1 optimiser, 2 gradients, 3 parameters", ge=0, le=3)
     offload: bool = _of_fig9("whether optimiser state and step are on the host")
     checkpoint_fraction: float = _of_fig9("share of the layers with activation checkpointing", ge=0, le=1)
@@ -105,13 +105,13 @@ class Fig9(Experiment):
     minutes, mem_mb = 15, 3000
 
     device: Literal["auto", "cpu", "cuda"] = _of_fig9(
-        "where to train; auto uses GPUs if there is one for every process of the largest plan, and "
-        "cuda leaves out plans for which there are too few",
+        "where to train; auto uses GPUs if each process of the largest plan can have one, and "
+        "cuda leaves out plans that need more GPUs than there are",
         "auto",
         source="choice: reproducible everywhere",
     )
     model: Fig9Model = option("the model", Fig9Model())
-    global_batch_size: int = _our("samples an optimiser step", 16, unit="samples", ge=1)
+    global_batch_size: int = _our("samples per optimiser step", 16, unit="samples", ge=1)
     steps: int = _of_fig9(
         "optimiser steps of each run",
         100,

@@ -32,7 +32,7 @@ class Fig7Stage(Block):
     name: str = _of_fig7("label of the stage", min_length=1)
     placement: PlacementText = _of_fig7("GPUs on each node", unit="GPU")
     cpu_threads: int = _of_fig7(
-        "CPU threads a GPU", unit="threads", source="trace of the batch-16 runs of the artifact", ge=1
+        "CPU threads per GPU", unit="threads", source="trace of the batch-16 runs of the artifact", ge=1
     )
 
     @property
@@ -197,7 +197,7 @@ class _Job:
         if here.empty:
             raise TraceError(
                 f"stage {stage.name!r}: the throughput table has no row with placement "
-                f"{stage.placement} and {stage.cpu_threads} CPU threads a GPU; it has: "
+                f"{stage.placement} and {stage.cpu_threads} CPU threads per GPU; it has: "
                 + ", ".join(sorted(set(table["placement"])))
             )
         return dict(zip(here["exec_plan"], (int(row) for row in here.index), strict=True))

@@ -1,4 +1,4 @@
-"""Figures of the cluster experiments: each function goes from tables to a figure and its table."""
+"""Figures of Morphling: each function takes tables and returns a figure and the table behind it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -26,12 +26,14 @@ from makespan.plots import (
     add_legend,
     cannot_run,
     cannot_run_handle,
+    draw_stack,
     figure_style,
     in_order,
     job_spans,
     limit as limit_line,
     limit_handle,
     name_coincident,
+    name_groups,
     new_figure,
     plain_numbers,
     plot_allocation,
@@ -55,7 +57,7 @@ from makespan.units import MINUTE
 from makespan.workloads import workload
 
 # ------------------------------------------------------------------------------------------------
-# Figures of the cluster experiments: each function goes from tables to a figure and its table.
+# Cluster experiments
 
 Tables = Mapping[str, pd.DataFrame]
 Drawn = tuple[Figure, pd.DataFrame]
@@ -282,7 +284,7 @@ def scale(tables: Tables, source: str) -> Drawn:
 
 
 # ------------------------------------------------------------------------------------------------
-# Figures of single jobs: each function goes from tables to a figure and its table.
+# Single jobs
 
 _OFFLOAD = (PlanFamily.ZERO_OFFLOAD.title, PlanFamily.ZERO_OFFLOAD_GC.title)
 _CPU_FIGURE_GPUS = (1, 2, 4, 8)
@@ -433,8 +435,8 @@ def plot_sharing(table: pd.DataFrame, source: str) -> Figure:
         values, printed = (rows[name].to_numpy(float) for name in ("speedup", "published_speedup"))
         tops, marks = np.cumsum(values), np.cumsum(printed)
         left, right = x - _BAR_WIDTH / 2, x + _BAR_WIDTH / 2
-        bars = [colours[job] for job in rows.index]
-        axes.bar(x, values, _BAR_WIDTH, bottom=tops - values, color=bars, lw=0, zorder=2)
+        parts = [(colours[job], [value]) for job, value in zip(jobs, values, strict=True)]
+        draw_stack(axes, [x], parts, _BAR_WIDTH)
         places = _apart(tops - values / 2, room)
         for place, value, gpus, plan in zip(places, values, rows["gpus"], rows["plan"], strict=True):
             text = f"{value:.2f}: {gpus} GPU{'s' * (gpus != 1)},\n{plan}"
@@ -444,11 +446,9 @@ def plot_sharing(table: pd.DataFrame, source: str) -> Figure:
             axes.text(left - 0.08, place, f"{mark:.2f}", ha="right", va="center")
         total: dict[str, Any] = {"ha": "center", "va": "bottom", "fontweight": "bold", "zorder": 6}
         axes.text(x, tops[-1] + room / 10, f"{tops[-1]:.2f}", **total)
-    axes.set_xticks(range(len(schedulers)), schedulers)
+    name_groups(axes, schedulers)
     axes.set_xlim(-0.4, len(schedulers) - 0.35)
     axes.set_ylim(0, 1.15 * largest)
-    axes.tick_params(axis="x", length=0)
-    axes.grid(visible=False, axis="x")
     axes.set_ylabel("speed-up\n[× the job alone on all GPUs]")
     boxes = [Patch(color=colours[job], label=MODEL_TITLES.get(job, job)) for job in jobs]
     return add_legend(figure, source, [*boxes, published_handle("published, with its value")], ncols=3)

@@ -421,7 +421,7 @@ class Sensitivity(Experiment):
         ge=1,
     )
     cpu_threads: tuple[Count, ...] = option(
-        "CPU threads a GPU at which offload plans are computed, besides the node's even share",
+        "CPU threads per GPU at which offload plans are computed, besides the node's even share",
         (2, 4, 8, 24, 48),
         unit="threads",
         source="Morphling, motivation",

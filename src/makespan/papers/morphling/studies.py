@@ -382,7 +382,7 @@ class Threads(Experiment):
         "workloads that jobs train", ("vit", "roberta", "bert", "t5", "gpt2", "llama7"), min_length=1
     )
     cpu_threads: tuple[Count, ...] = _of_threads(
-        "CPU threads a GPU among which policies may choose; jobs request 8", (8, 2, 4, 12, 24), min_length=2
+        "CPU threads per GPU among which policies may choose; jobs request 8", (8, 2, 4, 12, 24), min_length=2
     )
     shares: tuple[Share, ...] = _of_threads("shares of jobs that offload", (1.0,), min_length=1)
     seeds: tuple[Seed, ...] = _of_threads(

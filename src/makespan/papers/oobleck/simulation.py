@@ -397,7 +397,8 @@ def failure_tables(
     Returns
     -------
     dict
-        ``fig9`` and ``fig13``, one row a run; ``fig1`` and ``fig12``, one row a category, means over seeds.
+        ``fig9`` and ``fig13``, one row per run; ``fig1`` and ``fig12``, one row per category, means over
+        seeds.
         Oobleck and Varuna do not ask which node is lost: their runs are the same under all seeds of a
         generated trace.
     """
@@ -481,7 +482,7 @@ def spot_tables(
     Returns
     -------
     dict
-        ``fig10``, one row a run; ``fig14`` and ``fig15``, throughput and nodes over time on the first trace
+        ``fig10``, one row per run; ``fig14`` and ``fig15``, throughput and nodes over time on the first trace
         of EC2 P3 and of GCP; ``ablation``, runs as released with one defect repaired, and with three.
     """
     runs = Runs(cells, systems, is_spot=True)
