@@ -62,19 +62,21 @@ class Procedure(Block):
         changes="fig11, fig12, fig13",
         ge=1,
     )
-    repetitions: int = _of_steps("how often all of a figure is measured, in turn", 2, source="a choice", ge=1)
+    repetitions: int = _of_steps(
+        "interleaved repetitions of all measurements of a figure", 2, source="a choice", ge=1
+    )
     seed: int = _of_steps("seed of weights, samples and random states", 1, source="a choice", ge=0)
 
 
 class SizedModel(Block):
-    """A stand-in, and how large it is."""
+    """A stand-in and its sizes."""
 
     name: Annotated[str, one_of(lambda: STAND_INS)] = _of_models("name of the stand-in")
     width: Count = _of_models("channels of the first layers, or features of an embedding")
     depth: Count = _of_models("blocks at each resolution, or layers")
-    extent: Count = _of_models("pixels a side, or tokens a sequence")
+    extent: Count = _of_models("pixels per side, or tokens per sequence")
     n_rows: Count = _of_models("rows of an embedding")
-    micro_batch_size: Count = _of_models("samples a micro-batch", unit="samples")
+    micro_batch_size: Count = _of_models("samples per micro-batch", unit="samples")
 
     @model_validator(mode="after")
     def _can_be_built(self) -> "SizedModel":
@@ -89,12 +91,12 @@ class TimedModel(SizedModel):
     """A stand-in whose steps are timed."""
 
     small_micro_batch_size: Count = _of_models(
-        "samples a micro-batch in Fig. 12", unit="samples", changes="fig12"
+        "samples per micro-batch in Fig. 12", unit="samples", changes="fig12"
     )
 
 
-class _Timed(Experiment):
-    """A measurement on CPU cores, beside which nothing else should run.
+class _TimedExperiment(Experiment):
+    """A measurement on CPU cores that should run alone on its machine.
 
     Raises `makespan.errors.WorkerError` if a process fails.
     """
@@ -112,7 +114,7 @@ class _Timed(Experiment):
         return max(all_cores, self.ranks)
 
 
-def _load(devices: Sequence[str] = ()) -> None:
+def _load_kernel_sets(devices: Sequence[str] = ()) -> None:
     """Load torch for kernel sets on all cores before anything is timed."""
     try_kernel_sets(tuple(dict.fromkeys(("A", *devices, *((CANONICAL.name,) if devices else ())))))
 
@@ -120,8 +122,8 @@ def _load(devices: Sequence[str] = ()) -> None:
 # --- runs -----------------------------------------------------------------------------------------------
 
 
-def _run(series: Sequence[TimingSeries], processes: Sequence[ProcessOptions]) -> list[Record]:
-    """Run series one after the other in the processes, and return their results."""
+def _run_series(series: Sequence[TimingSeries], processes: Sequence[ProcessOptions]) -> list[Record]:
+    """Run timing series in turn in the same processes, and return the results."""
     with temporary_directory("timing") as path:
         request = TIMING.dump_python(list(series), mode="json")
         LocalLauncher().run(Launch(_WORKER, request, len(processes), path, options=list(processes)))
@@ -129,7 +131,7 @@ def _run(series: Sequence[TimingSeries], processes: Sequence[ProcessOptions]) ->
     return found
 
 
-def _series(
+def _timing_series(
     procedure: "Procedure | Sharing",
     model: SizedModel,
     device: str,
@@ -143,18 +145,18 @@ def _series(
     )  # fmt: skip
 
 
-def _stock(name: str, level: str = _NONE, n: int = 1) -> TimedVariant:
-    """Stock data parallelism, ``n`` micro-batches a step in each process."""
+def _stock_variant(name: str, level: str = _NONE, n: int = 1) -> TimedVariant:
+    """Stock data parallelism, ``n`` micro-batches per step in each process."""
     return TimedVariant(name, level, is_stock=True, n=n)
 
 
-def _hosted(name: str, n: int, level: str = _D1, *, swaps: bool = True) -> TimedVariant:
+def _est_variant(name: str, n: int, level: str = _D1, *, swaps: bool = True) -> TimedVariant:
     """``n`` logical workers in one process."""
     return TimedVariant(name, level, is_stock=False, n=n, swaps_contexts=swaps)
 
 
-def _bound(device: str, level: str, cpus: Sequence[int]) -> list[ProcessOptions]:
-    """Bind processes that play a device, one a CPU."""
+def _pinned_processes(device: str, level: str, cpus: Sequence[int]) -> list[ProcessOptions]:
+    """Bind processes that play a device, one per CPU."""
     options = process_options(device, DeterminismLevel.named(level))
     return [ProcessOptions(options.environment, options.threads, (cpu,)) for cpu in cpus]
 
@@ -163,7 +165,7 @@ def _cpus() -> list[int]:
     return sorted(os.sched_getaffinity(0))
 
 
-def _times(found: Record, way: str) -> Samples:
+def _micro_batch_times_s(found: Record, way: str) -> Samples:
     """Return times by process, step and micro-batch [s]; the last one is the rest of the step."""
     return np.array([times for times in found["times"][way] if any(times)], dtype=np.float64)
 
@@ -183,7 +185,7 @@ def _cpu_share(records: Sequence[Record], ways: Sequence[str]) -> float:
 # --- statistics -----------------------------------------------------------------------------------------
 
 
-def _spread(values: Samples) -> float:
+def _interquartile_range(values: Samples) -> float:
     low, high = np.quantile(values, [0.25, 0.75]) if values.size else (np.nan, np.nan)
     return float(high - low)
 
@@ -192,24 +194,27 @@ def _median(values: Samples) -> float:
     return float(np.median(values)) if values.size else float("nan")
 
 
-def _timed(name: str, values: Samples) -> dict[str, float]:
-    return {f"{name}_s": _median(values), f"{name}_iqr_s": _spread(values)}
+def _median_and_iqr(name: str, values: Samples) -> dict[str, float]:
+    return {f"{name}_s": _median(values), f"{name}_iqr_s": _interquartile_range(values)}
 
 
-def _related(name: str, own: Samples, base: Samples) -> dict[str, float]:
+def _ratio_of_medians(name: str, own: Samples, base: Samples) -> dict[str, float]:
     """Ratio of two medians, and its spread over pairs."""
     ratio = _median(own) / _median(base)
-    return {name: ratio, f"{name}_iqr": _spread(own / base) if own.size == base.size else float("nan")}
+    return {
+        name: ratio,
+        f"{name}_iqr": _interquartile_range(own / base) if own.size == base.size else float("nan"),
+    }
 
 
-def _joined(parts: Sequence[Samples]) -> Samples:
+def _concatenated(parts: Sequence[Samples]) -> Samples:
     return np.concatenate([part.ravel() for part in parts]) if parts else np.empty(0)
 
 
-def _beside(
+def _with_published(
     rows: Sequence[Record], published: pd.DataFrame, keys: Sequence[str], **ratios: tuple[str, str]
 ) -> pd.DataFrame:
-    """Put printed cells beside rows, and ratios of them; rows without printed cells keep empty ones."""
+    """Add the printed cells of each row, and ratios of these; rows without printed cells get empty ones."""
     cells = published.drop(columns=["source", "micro_batch_size"], errors="ignore")
     for name, (own, base) in ratios.items():
         cells[f"published_{name}"] = cells[f"published_{own}_s"] / cells[f"published_{base}_s"]
@@ -224,8 +229,8 @@ def _beside(
 _PACKING, _EASYSCALE = "packing", "easyscale"
 
 
-class Sharing(_Timed):
-    """Weigh and time packed processes, and logical workers, on one device: one CPU, and so much memory."""
+class Sharing(_TimedExperiment):
+    """Measure memory and time of packed processes and of logical workers on one CPU with limited memory."""
 
     name = "fig10"
     tables = {"fig10": "memory and time of packed processes and of logical workers that share a device"}
@@ -261,13 +266,13 @@ class Sharing(_Timed):
         min_length=1,
     )
     workers: Annotated[tuple[Count, ...], unique("each number once")] = _of_sharing(
-        "how many share the device; the smallest number is what throughput is relative to",
+        "numbers of workers that share the device; throughput is relative to the smallest",
         (1, 2, 4),
         source="EasyScale artifact: 1 to 16",
         min_length=1,
     )
     memory_mib: float = _of_sharing(
-        "memory of the device: what exceeds it is recorded as out of memory",
+        "memory of the device; a run that exceeds it is recorded as out of memory",
         90.0,
         unit="MiB",
         source="a choice; a V100 of the paper has 32 GB",
@@ -277,8 +282,8 @@ class Sharing(_Timed):
     seed: int = shared("easyscale.overheads.procedure.seed")
 
     def compute(self, given: Given) -> dict[str, pd.DataFrame]:
-        """Return a row per model, method and number that share the device."""
-        _load()
+        """Return one row per model, method and number that share the device."""
+        _load_kernel_sets()
         found: dict[tuple[int, str, int], list[Record]] = defaultdict(list)
         for _ in range(self.repetitions):
             for number, model in enumerate(self.models):
@@ -287,51 +292,51 @@ class Sharing(_Timed):
                         found[number, method, k].append(self._measured(model, method, k))
         rows = []
         for number, model in enumerate(self.models):
-            alone = _steps_s(found[number, _PACKING, min(self.workers)], _PACKING)
+            alone = _step_times_s(found[number, _PACKING, min(self.workers)], _PACKING)
             for method in (_PACKING, _EASYSCALE):
                 for k in self.workers:
                     row: Record = {"model": model.name, "micro_batch_size": model.micro_batch_size}
                     row |= {"method": method, "k": k, "memory_mib": self.memory_mib}
-                    rows.append(row | _shared(found[number, method, k], method, k, alone))
+                    rows.append(row | _sharing_row(found[number, method, k], method, k, alone))
         # Printed throughput is relative to one process, as ours is.
         printed = given.cells["fig10"]
         one = printed[(printed["method"] == _PACKING) & (printed["k"] == 1)]
         base_s = printed["model"].map(dict(zip(one["model"], one["published_micro_batch_s"], strict=True)))
         printed = printed.assign(published_norm_throughput=base_s / printed["published_micro_batch_s"])
-        return {"fig10": _beside(rows, printed, ("model", "method", "k"))}
+        return {"fig10": _with_published(rows, printed, ("model", "method", "k"))}
 
     def _measured(self, model: SizedModel, method: str, k: int) -> Record:
         is_packed = method == _PACKING
-        way = _stock(method) if is_packed else _hosted(method, k)
-        processes = _bound("A", _D1, _cpus()[:1] * (k if is_packed else 1))
-        series = _series(self, model, "A", [way], budget_bytes=int(self.memory_mib * _MIB))
-        (one,) = _run([series], processes)
+        way = _stock_variant(method) if is_packed else _est_variant(method, k)
+        processes = _pinned_processes("A", _D1, _cpus()[:1] * (k if is_packed else 1))
+        series = _timing_series(self, model, "A", [way], budget_bytes=int(self.memory_mib * _MIB))
+        (one,) = _run_series([series], processes)
         return one
 
 
-def _steps_s(records: Sequence[Record], way: str) -> Samples:
+def _step_times_s(records: Sequence[Record], way: str) -> Samples:
     """Return the time of every step until its last process was done [s]; none if memory did not suffice."""
     if any(record["is_over"] for record in records):
         return np.empty(0)
-    return _joined([_times(record, way).sum(axis=2).max(axis=0) for record in records])
+    return _concatenated([_micro_batch_times_s(record, way).sum(axis=2).max(axis=0) for record in records])
 
 
-def _shared(records: Sequence[Record], method: str, k: int, alone: Samples) -> Record:
+def _sharing_row(records: Sequence[Record], method: str, k: int, alone: Samples) -> Record:
     """Return memory and time of ``k`` workers that share a device, over all repetitions."""
     names = ("held_bytes", "gradient_sets_bytes")
     held, sets = (float(np.median([one[name] for one in records])) / _MIB for name in names)
-    micro_batches = _steps_s(records, method) / k
+    micro_batches = _step_times_s(records, method) / k
     row: Record = {"peak_mem_mib": held, "gradient_sets_mib": sets, "total_mem_mib": held + sets}
-    row |= _timed("micro_batch", micro_batches) | {"samples": micro_batches.size}
+    row |= _median_and_iqr("micro_batch", micro_batches) | {"samples": micro_batches.size}
     row["cpu_share"] = _cpu_share(records, [method]) if micro_batches.size else float("nan")
-    row |= _related("norm_throughput", alone, micro_batches)
+    row |= _ratio_of_medians("norm_throughput", alone, micro_batches)
     return row | {"oom": any(one["is_over"] for one in records)}
 
 
 # --- Fig. 11 --------------------------------------------------------------------------------------------
 
 
-class Switching(_Timed):
+class Switching(_TimedExperiment):
     """Time micro-batches with and without context switches, in turn."""
 
     name = "fig11"
@@ -356,28 +361,34 @@ class Switching(_Timed):
     logical_workers: int = shared("easyscale.overheads.logical_workers")
 
     def compute(self, given: Given) -> dict[str, pd.DataFrame]:
-        """Return a row per model."""
-        _load()
+        """Return one row per model."""
+        _load_kernel_sets()
         n, modes = self.logical_workers, {"disable": False, "enable": True}
-        ways = [_hosted(name, n, swaps=swaps) for name, swaps in modes.items()]
-        series = [_series(self.procedure, model, "A", ways) for model in self.models]
-        found = _run(series * self.procedure.repetitions, _bound("A", _D1, _cpus()[:1]))
+        ways = [_est_variant(name, n, swaps=swaps) for name, swaps in modes.items()]
+        series = [_timing_series(self.procedure, model, "A", ways) for model in self.models]
+        found = _run_series(series * self.procedure.repetitions, _pinned_processes("A", _D1, _cpus()[:1]))
         rows = []
         for number, model in enumerate(self.models):
             own = found[number :: len(self.models)]
             # The last micro-batch of a step too: what follows it stands in a column of its own.
-            disable, enable = (_joined([_times(one, name)[0, :, :-1] for one in own]) for name in modes)
+            disable, enable = (
+                _concatenated([_micro_batch_times_s(one, name)[0, :, :-1] for one in own]) for name in modes
+            )
             row: Record = {"model": model.name, "micro_batch_size": model.micro_batch_size}
-            row |= {"logical_workers": n} | _timed("disable", disable) | _timed("enable", enable)
-            row |= _related("ratio", enable, disable)
+            row |= (
+                {"logical_workers": n}
+                | _median_and_iqr("disable", disable)
+                | _median_and_iqr("enable", enable)
+            )
+            row |= _ratio_of_medians("ratio", enable, disable)
             rows.append(row | {"samples": enable.size, "cpu_share": _cpu_share(own, list(modes))})
-        return {"fig11": _beside(rows, given.cells["fig11"], ("model",), ratio=("enable", "disable"))}
+        return {"fig11": _with_published(rows, given.cells["fig11"], ("model",), ratio=("enable", "disable"))}
 
 
 # --- Fig. 12 --------------------------------------------------------------------------------------------
 
 
-class Levels(_Timed):
+class Levels(_TimedExperiment):
     """Time stock training, D1 and D1+D2 with the kernel set of each device; D1+D2 has one for all."""
 
     name = "fig12"
@@ -404,40 +415,50 @@ class Levels(_Timed):
     devices: _Devices = shared("easyscale.overheads.devices")
 
     def compute(self, given: Given) -> dict[str, pd.DataFrame]:
-        """Return a row per model and device."""
-        _load(self.devices)
+        """Return one row per model and device."""
+        _load_kernel_sets(self.devices)
         n, cpu, times, shares = self.logical_workers, _cpus()[:1], _Times(list), _Shares(list)
         models = [
             model.model_copy(update={"micro_batch_size": model.small_micro_batch_size})
             for model in self.models
         ]
-        own = [_stock("baseline", n=n), _hosted("d1", n)]
+        own = [_stock_variant("baseline", n=n), _est_variant("d1", n)]
         plans = [(device, _D1, own) for device in self.devices]
-        plans.append((self.devices[0], _D1_D2, [_hosted("d1d2", n, _D1_D2)]))
+        plans.append((self.devices[0], _D1_D2, [_est_variant("d1d2", n, _D1_D2)]))
         cheap: dict[int, bool] = {}
         for _ in range(self.procedure.repetitions):
             for device, level, ways in plans:
-                series = [_series(self.procedure, model, device, ways) for model in models]
-                for number, one in enumerate(_run(series, _bound(device, level, cpu))):
+                series = [_timing_series(self.procedure, model, device, ways) for model in models]
+                for number, one in enumerate(_run_series(series, _pinned_processes(device, level, cpu))):
                     cheap[number] = one["d2_cheap"]
                     for way in ways:
                         where = device if level == _D1 else ""
-                        times[number, where, way.name].append(_times(one, way.name)[0].sum(axis=1) / n)
+                        times[number, where, way.name].append(
+                            _micro_batch_times_s(one, way.name)[0].sum(axis=1) / n
+                        )
                         shares[number, where].append(_cpu_share([one], [way.name]))
         rows = []
         for number, model in enumerate(models):
-            both = _joined(times[number, "", "d1d2"])
+            both = _concatenated(times[number, "", "d1d2"])
             for device in self.devices:
-                baseline, d1 = (_joined(times[number, device, name]) for name in ("baseline", "d1"))
+                baseline, d1 = (_concatenated(times[number, device, name]) for name in ("baseline", "d1"))
                 row: Record = {"model": model.name, "micro_batch_size": model.micro_batch_size}
                 row |= {"device": device, "gpu": KERNEL_SETS[device].stands_for.lower()}
                 row |= {"logical_workers": n, "d2_cheap": cheap[number], "samples": d1.size}
                 row["cpu_share"] = min(*shares[number, device], *shares[number, ""])
-                row |= _timed("baseline", baseline) | _timed("d1", d1) | _timed("d1d2", both)
-                rows.append(row | _related("d1_norm", d1, baseline) | _related("d1d2_norm", both, baseline))
+                row |= (
+                    _median_and_iqr("baseline", baseline)
+                    | _median_and_iqr("d1", d1)
+                    | _median_and_iqr("d1d2", both)
+                )
+                rows.append(
+                    row
+                    | _ratio_of_medians("d1_norm", d1, baseline)
+                    | _ratio_of_medians("d1d2_norm", both, baseline)
+                )
         printed = given.cells["fig12"].drop(columns="published_d1d2_stock_s")
         ratios = {"d1_norm": ("d1", "baseline"), "d1d2_norm": ("d1d2", "baseline")}
-        return {"fig12": _beside(rows, printed, ("model", "gpu"), **ratios)}
+        return {"fig12": _with_published(rows, printed, ("model", "gpu"), **ratios)}
 
 
 _Times = defaultdict[tuple[int, str, str], list[Samples]]
@@ -447,8 +468,8 @@ _Shares = defaultdict[tuple[int, str], list[float]]
 # --- Fig. 13 --------------------------------------------------------------------------------------------
 
 
-class Copying(_Timed):
-    """Time stock processes, a CPU each, and as many logical workers in one process, in turn."""
+class Copying(_TimedExperiment):
+    """Time stock processes with one CPU each, and as many logical workers in one process, in turn."""
 
     name = "fig13"
     unused = frozenset()
@@ -473,27 +494,33 @@ class Copying(_Timed):
     models: tuple[TimedModel, ...] = shared("easyscale.overheads.models")
 
     def compute(self, given: Given) -> dict[str, pd.DataFrame]:
-        """Return a row per model."""
-        _load()
+        """Return one row per model."""
+        _load_kernel_sets()
         n, cpus = self.ranks, _cpus()
-        ways = [_stock("ddp"), _hosted("est", n)]
-        series = [_series(self.procedure, model, "A", ways) for model in self.models]
-        bound = _bound("A", _D1, [cpus[rank % len(cpus)] for rank in range(n)])
-        found = _run(series * self.procedure.repetitions, bound)
+        ways = [_stock_variant("ddp"), _est_variant("est", n)]
+        series = [_timing_series(self.procedure, model, "A", ways) for model in self.models]
+        bound = _pinned_processes("A", _D1, [cpus[rank % len(cpus)] for rank in range(n)])
+        found = _run_series(series * self.procedure.repetitions, bound)
         rows = []
         for number, model in enumerate(self.models):
             own = found[number :: len(self.models)]
-            ddp = _joined([_times(one, "ddp").sum(axis=2).mean(axis=0) for one in own])
-            times = [_times(one, "est")[0] for one in own]
-            first = _joined([one[:, : n - 1].mean(axis=1) for one in times])
-            last = _joined([one[:, n - 1 :].sum(axis=1) for one in times])
+            ddp = _concatenated([_micro_batch_times_s(one, "ddp").sum(axis=2).mean(axis=0) for one in own])
+            times = [_micro_batch_times_s(one, "est")[0] for one in own]
+            first = _concatenated([one[:, : n - 1].mean(axis=1) for one in times])
+            last = _concatenated([one[:, n - 1 :].sum(axis=1) for one in times])
             row: Record = {"model": model.name, "micro_batch_size": model.micro_batch_size}
             row |= {"logical_workers": n, "cores": min(n, len(cpus)), "samples": ddp.size}
             row["cpu_share"] = _cpu_share(own, ["est"])
-            row |= _timed("ddp", ddp) | _timed("est_first", first) | _timed("est_last", last)
-            rows.append(row | _related("first_norm", first, ddp) | _related("last_norm", last, ddp))
+            row |= (
+                _median_and_iqr("ddp", ddp)
+                | _median_and_iqr("est_first", first)
+                | _median_and_iqr("est_last", last)
+            )
+            rows.append(
+                row | _ratio_of_medians("first_norm", first, ddp) | _ratio_of_medians("last_norm", last, ddp)
+            )
         ratios = {"first_norm": ("est_first", "ddp"), "last_norm": ("est_last", "ddp")}
-        return {"fig13": _beside(rows, given.cells["fig13"], ("model",), **ratios)}
+        return {"fig13": _with_published(rows, given.cells["fig13"], ("model",), **ratios)}
 
 
 # --- options that several of these figures share ----------------------------------------------------------
@@ -502,7 +529,7 @@ class Copying(_Timed):
 class Overheads(Block):
     """Memory and time of logical workers, measured here."""
 
-    procedure: Procedure = option("how often something is timed", Procedure())
+    procedure: Procedure = option("warm-up steps, timed steps and repetitions", Procedure())
     models: tuple[TimedModel, ...] = _of_models(
         "stand-ins of Figs 11 to 13",
         (

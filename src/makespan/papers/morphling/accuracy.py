@@ -1,4 +1,4 @@
-"""Fig. 9: losses of real training runs under several plans, under one that changes, and of another seed."""
+"""Fig. 9: losses of real training runs under several plans, under changing plans, and with another seed."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -28,7 +28,7 @@ OTHER_SEED = "other seed"
 """The run that differs from the reference by its seed alone."""
 _of_fig9 = partial(option, changes="fig9")
 _paper_option = partial(_of_fig9, source="choice")
-_our = partial(_of_fig9, source="choice: a model that two CPU cores train in seconds")
+_small_option = partial(_of_fig9, source="choice: a model that two CPU cores train in seconds")
 
 
 class Fig9Model(Block):
@@ -37,13 +37,13 @@ class Fig9Model(Block):
     family: Literal["llama", "gpt", "bert", "t5", "vit"] = _of_fig9(
         f"kind of model: {', '.join(MODEL_FAMILIES)}", "llama", source="Morphling, Fig. 9: LLaMA-2"
     )
-    n_layers: int = _our("transformer layers", 4, ge=1)
-    hidden: int = _our("width", 64, ge=2)
-    heads: int = _our("attention heads", 4, ge=1)
-    kv_heads: int = _our("key-value heads", 2, ge=1)
-    ffn: int = _our("width of the MLP", 128, ge=1)
-    seq: int = _our("tokens per sample", 32, unit="tokens", ge=2)
-    vocab: int = _our("tokens of the vocabulary", 64, ge=2)
+    n_layers: int = _small_option("transformer layers", 4, ge=1)
+    hidden: int = _small_option("width", 64, ge=2)
+    heads: int = _small_option("attention heads", 4, ge=1)
+    kv_heads: int = _small_option("key-value heads", 2, ge=1)
+    ffn: int = _small_option("width of the MLP", 128, ge=1)
+    seq: int = _small_option("tokens per sample", 32, unit="tokens", ge=2)
+    vocab: int = _small_option("tokens of the vocabulary", 64, ge=2)
 
 
 class Fig9Plan(Block):
@@ -111,7 +111,7 @@ class Fig9(Experiment):
         source="choice: reproducible everywhere",
     )
     model: Fig9Model = option("the model", Fig9Model())
-    global_batch_size: int = _our("samples per optimiser step", 16, unit="samples", ge=1)
+    global_batch_size: int = _small_option("samples per optimiser step", 16, unit="samples", ge=1)
     steps: int = _of_fig9(
         "optimiser steps of each run",
         100,
@@ -119,7 +119,7 @@ class Fig9(Experiment):
         source="choice; Morphling, Fig. 9: 3000 mini-batches",
         ge=2,
     )
-    learning_rate: float = _our("learning rate of AdamW", 0.003, gt=0)
+    learning_rate: float = _small_option("learning rate of AdamW", 0.003, gt=0)
     seed: int = _paper_option("seed of the initial weights", 0, ge=0)
     other_seed: int = _paper_option(
         "seed of the initial weights of the run to compare with; samples and order are the same", 1, ge=0
@@ -279,7 +279,7 @@ class Fig9(Experiment):
         return 4
 
     def compute(self, given: Given) -> dict[str, pd.DataFrame]:
-        """Return the losses of all runs, and what sums them up beside the paper's curves."""
+        """Return the losses of all runs, and their summary with the paper's curves."""
         plans = {one.name: one.plan(self.global_batch_size) for one in self.plans}
         job = TrainingJob(
             SmallModel(**self.model.model_dump()), next(iter(plans.values())), steps=self.steps,
@@ -330,15 +330,15 @@ def losses_summary(table: pd.DataFrame, costs: pd.DataFrame, published: pd.DataF
     """
     grouped = table.groupby("run", sort=False)["abs_difference"]
     own = grouped.agg(mean_abs_difference="mean", max_abs_difference="max").reset_index()
-    own["kind"] = [_workload_kind(name, number == 0) for number, name in enumerate(own["run"])]
+    own["kind"] = [_run_kind(name, number == 0) for number, name in enumerate(own["run"])]
     own = own.merge(costs, on="run", how="left", validate="one_to_one")
     paper = published.drop(columns="source", errors="ignore").assign(restarts=0)
-    paper["kind"] = [f"published {_workload_kind(name, False)}" for name in paper["run"]]
+    paper["kind"] = [f"published {_run_kind(name, False)}" for name in paper["run"]]
     paper["run"] = "Morphling " + paper["run"]
     return pd.concat([own, paper], ignore_index=True)
 
 
-def _workload_kind(run: str, is_reference: bool) -> str:
+def _run_kind(run: str, is_reference: bool) -> str:
     if is_reference:
         return "reference"
     return run if run in (SWITCHING, OTHER_SEED) else "plan"

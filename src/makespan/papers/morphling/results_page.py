@@ -17,7 +17,7 @@ _NONE = "–"
 Rows = Iterable[Sequence[str]]
 
 
-class _Absent(Exception):
+class _NotBuilt(Exception):
     """A result table is not built, so a block keeps its text."""
 
 
@@ -38,7 +38,7 @@ def page(results: str | Path) -> dict[str, str]:
     for mark, block in BLOCKS.items():
         try:
             found[mark] = block(_Results(Path(results)))
-        except _Absent:
+        except _NotBuilt:
             continue
     return found
 
@@ -63,13 +63,13 @@ class _Results:
         """Return the table of every source that has it; at least one must."""
         there = [one for one in sources if (self._folder / one / "morphling" / f"{table}.csv").is_file()]
         if not there:
-            raise _Absent
+            raise _NotBuilt
         return ((source, self.read(table, source)) for source in there)
 
     def _found(self, name: str) -> Path:
         path = self._folder / f"{name}.csv"
         if not path.is_file():
-            raise _Absent
+            raise _NotBuilt
         return path
 
 
