@@ -138,6 +138,8 @@ def gpu_allocation_ratio(events: pd.DataFrame, cluster: ClusterSpec) -> float:
 
 def _presence(rows: pd.DataFrame, cluster: ClusterSpec) -> tuple[int, list[int]]:
     """Return the devices present before the first of some node events, and how each event changes them."""
+    if rows.empty:
+        return cluster.n_gpus, []
     failed, joined = EventKind.NODE_FAILED.value, EventKind.NODE_JOINED.value
     withdrawn = EventKind.CAPACITY_WITHDRAWN.value
     nodes = pd.to_numeric(rows["nodes"], errors="coerce")

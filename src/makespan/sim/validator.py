@@ -225,6 +225,8 @@ class NodeAccounts:
 
     def speeds(self) -> dict[str, float]:
         """Return the speeds that guests on nodes changed in this instant must have, by job."""
+        if not self._guests:
+            return {}
         changed = [job for job, shares in self._guests.items() if not self._touched.isdisjoint(shares)]
         return {
             job[1]: min(self._speeds_on(node).get(job, 1.0) for node in self._guests[job])

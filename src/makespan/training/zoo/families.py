@@ -221,7 +221,7 @@ class EncoderLayer(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Layers one after the other."""
+    """Sequence of layers."""
 
     def __init__(self, spec: TransformerSpec) -> None:
         super().__init__()
@@ -264,7 +264,7 @@ class Transform(nn.Module):
 
 
 class BertPredictions(nn.Module):
-    """Guess masked words; the weight of the decoder is the embedding."""
+    """Predict masked tokens; the weight of the decoder is the embedding."""
 
     def __init__(self, spec: TransformerSpec, table: nn.Embedding) -> None:
         super().__init__()
@@ -292,7 +292,7 @@ class BertHead(nn.Module):
 
 
 class Bert(nn.Module):
-    """BERT that fills in masked words."""
+    """BERT for masked-language modelling."""
 
     def __init__(self, spec: TransformerSpec) -> None:
         super().__init__()
@@ -306,7 +306,7 @@ class Bert(nn.Module):
 
 
 class RobertaHead(nn.Module):
-    """Guess masked words; the weight of the decoder is the embedding."""
+    """Predict masked tokens; the weight of the decoder is the embedding."""
 
     def __init__(self, spec: TransformerSpec, table: nn.Embedding) -> None:
         super().__init__()
@@ -322,7 +322,7 @@ class RobertaHead(nn.Module):
 
 
 class Roberta(nn.Module):
-    """RoBERTa that fills in masked words; positions count words only."""
+    """RoBERTa for masked-language modelling; positions count words only."""
 
     def __init__(self, spec: TransformerSpec) -> None:
         super().__init__()
@@ -408,7 +408,7 @@ class AlbertEncoder(nn.Module):
 
 
 class AlbertHead(nn.Module):
-    """Guess masked words in the width of the embedding, which is the weight of the decoder."""
+    """Predict masked tokens in the width of the embedding, which is the weight of the decoder."""
 
     def __init__(self, spec: TransformerSpec, table: nn.Embedding) -> None:
         super().__init__()
@@ -425,7 +425,7 @@ class AlbertHead(nn.Module):
 
 
 class Albert(nn.Module):
-    """ALBERT that fills in masked words: all layers share one set of weights."""
+    """ALBERT for masked-language modelling: all layers share one set of weights."""
 
     def __init__(self, spec: TransformerSpec) -> None:
         super().__init__()
@@ -469,7 +469,7 @@ class GptAttention(nn.Module):
 
 
 class GptAttentionBlock(nn.Module):
-    """Holds the attention, as the published weights have it."""
+    """Holder of the attention, as in the published weights."""
 
     def __init__(self, spec: TransformerSpec, window: int) -> None:
         super().__init__()
@@ -533,7 +533,7 @@ class GptBackbone(nn.Module):
 
 
 class Gpt(nn.Module):
-    """GPT-Neo that guesses the next token; the weight of the head is the embedding."""
+    """GPT-Neo for next-token prediction; the weight of the head is the embedding."""
 
     def __init__(self, spec: TransformerSpec) -> None:
         super().__init__()
@@ -622,7 +622,7 @@ class OptDecoder(nn.Module):
 
 
 class OptBackbone(nn.Module):
-    """Holds the decoder, as the published weights have it."""
+    """Holder of the decoder, as in the published weights."""
 
     def __init__(self, spec: TransformerSpec) -> None:
         super().__init__()
@@ -635,7 +635,7 @@ class OptBackbone(nn.Module):
 
 
 class Opt(nn.Module):
-    """OPT that guesses the next token; the weight of the head is the embedding."""
+    """OPT for next-token prediction; the weight of the head is the embedding."""
 
     def __init__(self, spec: TransformerSpec) -> None:
         super().__init__()
@@ -751,7 +751,7 @@ class LlamaBackbone(nn.Module):
 
 
 class Llama(nn.Module):
-    """LLaMA that guesses the next token."""
+    """LLaMA for next-token prediction."""
 
     def __init__(self, spec: TransformerSpec) -> None:
         super().__init__()
