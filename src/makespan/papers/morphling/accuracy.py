@@ -86,11 +86,12 @@ class Fig9(Experiment):
         Figure(
             "fig9",
             "Fig. 9",
-            "Losses of a small LLaMA-style model trained for real under several execution plans, "
-            "under one that changes through checkpoint and restart, and with another seed: left the "
-            "curves, right their distance to the first run. The joined hollow diamonds at the right "
-            "edge are mean and largest distance of the published runs, the dashed line is a tenth "
-            "of the mean distance of the other seed.",
+            "Losses of {runs: values fig9.run} that train a small LLaMA-style model for "
+            "real, source {source}: under several execution plans, under one that changes "
+            "through checkpoint and restart, and with another seed. Left: the curves; right: their "
+            "distance to the first run. The joined hollow diamonds at the right "
+            "edge are mean and largest distance of the published runs, the dashed "
+            "line is a tenth of the mean distance of the other seed.",
             tables=("fig9", "fig9_summary"),
             values={"limit": 0.1},
             sources=("measured",),

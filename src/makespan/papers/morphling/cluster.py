@@ -148,11 +148,12 @@ class Table4(Simulated):
         Figure(
             "table4",
             "Table 4",
-            "Average completion time and makespan of every policy on every job list, from validated "
-            "simulations on {source} iteration times. The number before a bar is its ratio to "
-            "Morphling-lookahead. Hollow diamonds are what the released simulator prints, whose "
-            "schedules are not published. Bars of more than three times the median are cut short "
-            "and hold their length.",
+            "Average completion time and makespan of every policy on every job "
+            "list, one validated simulation per bar on {source} iteration times. "
+            "The number before a bar is its ratio to Morphling-lookahead. Hollow "
+            "diamonds are the values that the released simulator prints; its "
+            "schedules are not published. Bars of more than three times the "
+            "median are cut short and hold their length.",
             tables=("table4",),
             cells=("table4",),
             options={"delay_s": "morphling.simulation.restart_delays_s.0"},
@@ -311,19 +312,21 @@ class Lists(OnLists):
         Figure(
             "lists",
             "Many lists",
-            "Average completion time and makespan of every policy over many job lists, shifted, "
-            "subsampled or generated, with 95 % intervals of the means as lines with caps, on "
-            "{source} iteration times. Hollow marks break guarantees on some list. An arrow at the "
-            "edge holds where an interval ends beyond the panel.",
+            "Average completion time and makespan of every policy: means of {job "
+            "lists: largest lists_summary.lists}, which are shifted, subsampled "
+            "or generated, with 95 % intervals as lines with caps, on {source} "
+            "iteration times. Hollow marks break guarantees on some list. An "
+            "arrow at the edge holds where an interval ends beyond the panel.",
             tables=("lists_summary",),
         ),
         Figure(
             "ablation",
             "Ablation",
-            "Average completion time of Morphling with plans or resources fixed, relative to the "
-            "whole policy, and of the best policy that knows no more and reconfigures nothing; "
-            "means over many Base lists, on {source} iteration times.",
-            tables=("lists",),
+            "Average completion time of Morphling with plans or resources fixed, "
+            "relative to the whole policy, and of the best policy that knows no "
+            "more and reconfigures nothing: means of {job lists: largest "
+            "lists_summary.lists} on {source} iteration times.",
+            tables=("lists", "lists_summary"),
         ),
     )
     unjudged = frozenset({"lists_summary"})

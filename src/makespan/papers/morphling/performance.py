@@ -71,10 +71,11 @@ class FitModels(OnMachine):
         Figure(
             "table2",
             "Table 2",
-            "Prediction error of the performance model on rows that were not fitted, by model and "
-            "plan family, on {source} iteration times. Bars are the form that steers the "
-            "experiments, outlines the other one, hollow diamonds the published values, and the "
-            "dashed line the bound that the paper claims of the average.",
+            "Prediction error of the performance model on rows that were not "
+            "fitted, by model and plan family, on {source} iteration times; one "
+            "fit per model and form. Bars are the form that policies use, "
+            "outlines the other one, hollow diamonds the published values, and "
+            "the dashed line the bound that the paper claims for the average.",
             tables=("table2",),
             options={"forms": "performance_model.forms", "shown": "performance_model.experiment_form"},
         ),
@@ -389,9 +390,10 @@ class Sensitivity(Experiment):
         Figure(
             "sensitivity",
             "Sensitivity",
-            "Throughput of every plan family against the number of GPUs, and the best plan with at "
-            "most that many GPUs, by the performance model fitted to {source} iteration times. "
-            "Counts at which a family is slower than with fewer GPUs are left out.",
+            "Throughput of every plan family against the number of GPUs, and of "
+            "the best plan with at most that many GPUs, by the performance model, "
+            "fitted once per model to {source} iteration times. Counts at which a "
+            "family is slower than with fewer GPUs are left out.",
             tables=("sensitivity", "sensitivity_families"),
         ),
         Figure(

@@ -39,9 +39,10 @@ class Fig8(Experiment):
         Figure(
             "fig8",
             "Fig. 8",
-            "Speed-up of two jobs that share four GPUs, relative to each job alone on all four, on "
-            "{source} iteration times. Hollow diamonds on the left are the published values, "
-            "stacked alike, each with its number.",
+            "Speed-up of two jobs that share four GPUs, relative to each job "
+            "alone on all four, computed once on {source} iteration times. Hollow "
+            "diamonds on the left are the published values, stacked alike, each "
+            "with its number.",
             tables=("fig8",),
         ),
     )

@@ -87,11 +87,12 @@ class Knowledge(OnLists):
         Figure(
             "knowledge",
             "Knowledge",
-            "Average completion time by what policies know beforehand: the rows sampled for the "
-            "performance model, also what users state of their requests, or all times. Means over "
-            "job lists with 95 % intervals as lines with caps, on {source} iteration times. Numbers "
-            "above them are the share of starts and changes to something whose time the job knew "
-            "[%].",
+            "Average completion time by the knowledge of policies: the rows "
+            "sampled for the performance model; also the times that users state "
+            "with their requests; or all times. Means of {job lists: largest "
+            "knowledge.lists} with 95 % intervals as lines with caps, on {source} "
+            "iteration times. Numbers above the bars are the share of starts and "
+            "changes for which the policy knew the true time [%].",
             tables=("knowledge",),
         ),
     )
@@ -189,11 +190,13 @@ class Rivals(OnLists):
         Figure(
             "rivals",
             "Parameters of rivals",
-            "Average completion time of a rival with another value of one parameter over that with "
-            "the shipped value, or its makespan if the rival minimises that; on lists that no other "
-            "result uses and on {source} iteration times. Means over lists and delays, with 95 % "
-            "intervals as lines with caps; above 1, the dotted line, the shipped value is better. "
-            "An arrow at the edge holds a value beyond the axis.",
+            "Average completion time of a rival with another value of one "
+            "parameter over that with the shipped value, or its makespan if the "
+            "rival minimises that; on lists that no other result uses and on "
+            "{source} iteration times. Means of {runs: largest rivals.runs} per "
+            "mark, with 95 % intervals of several as lines with caps; above 1, "
+            "the dotted line, the shipped value is better. An arrow at the edge "
+            "holds a value beyond the axis.",
             tables=("rivals",),
         ),
     )
@@ -358,10 +361,12 @@ class Threads(Experiment):
         Figure(
             "threads",
             "CPU threads",
-            "Average completion time with the CPU threads of the request over that with threads "
-            "chosen by the policy, against the share of jobs that offload a large model on few "
-            "GPUs, on {source} iteration times. Means, and 95 % intervals as lines with caps; above "
-            "1, the dotted line, choosing pays. An arrow at the edge holds a value beyond the axis.",
+            "Average completion time with the CPU threads of the request over "
+            "that with threads chosen by the policy, against the share of jobs "
+            "that offload a large model on few GPUs, on {source} iteration times. "
+            "Means of {job lists: values threads.seed}, with 95 % intervals as "
+            "lines with caps; above 1, the dotted line, choosing pays. An arrow "
+            "at the edge holds a value beyond the axis.",
             tables=("threads",),
             sources=("emulated",),
         ),
@@ -539,9 +544,10 @@ class Load(_Varied):
         Figure(
             "load",
             "Load",
-            "Average completion time and makespan against the arrival rate, on {source} iteration "
-            "times: means over job lists (10 by default), with bands for 95 % confidence that end "
-            "where a panel does. Light grey lines are the policies of the other panels.",
+            "Average completion time and makespan against the arrival rate, on "
+            "{source} iteration times: means of {job lists: values load.seed}, "
+            "with bands for 95 % confidence that end where a panel does. Light "
+            "grey lines are the policies of the other panels.",
             tables=("load",),
         ),
     )
@@ -580,9 +586,10 @@ class LargeModels(_Varied):
         Figure(
             "large_models",
             "Large models",
-            "Average completion time and makespan against the share of jobs that train large "
-            "models, on {source} iteration times: means over job lists (10 by default), with bands "
-            "for 95 % confidence that end where a panel does. Light grey lines are the policies of "
+            "Average completion time and makespan against the share of jobs that "
+            "train large models, on {source} iteration times: means of {job "
+            "lists: values large_models.seed}, with bands for 95 % confidence "
+            "that end where a panel does. Light grey lines are the policies of "
             "the other panels.",
             tables=("large_models",),
         ),
@@ -626,10 +633,10 @@ class Rounds(_Varied):
         Figure(
             "rounds",
             "Length of a round",
-            "Average completion time and makespan against the length of a scheduling round, on "
-            "{source} iteration times: means over job lists (3 by default), with bands for 95 % "
-            "confidence that end where a panel does. Light grey lines are the policies of the other "
-            "panels.",
+            "Average completion time and makespan against the length of a "
+            "scheduling round, on {source} iteration times: means of {job lists: "
+            "values rounds.seed}, with bands for 95 % confidence that end where a "
+            "panel does. Light grey lines are the policies of the other panels.",
             tables=("rounds",),
         ),
     )
