@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+from contextlib import chdir
 from pathlib import Path
 
 import pytest
@@ -194,18 +195,22 @@ def changed(tmp_path_factory):
     """Return a function that edits a copy of the package and names the rules whose hash changes."""
     copy = tmp_path_factory.mktemp("src") / "makespan"
     shutil.copytree(CODE.parents[1], copy, ignore=shutil.ignore_patterns("__pycache__"))
+    (copy.parent / ".snakemake").mkdir()  # where what was read of a file is remembered until it changes
     rules = experiment_code()
 
     def hashes():
         code = fresh(copy / "config" / "code.py")
-        return {
-            name: code.code_hash(SCRIPTS[script], *more, **options)
-            for name, ((script, *more), options) in rules.items()
-        }
+        with chdir(copy.parent):
+            return {
+                name: code.code_hash(SCRIPTS[script], *more, **options)
+                for name, ((script, *more), options) in rules.items()
+            }
+
+    before = hashes()
 
     def change(name, old, new):
         path = copy / name
-        text, before = path.read_text() if path.exists() else "", hashes()
+        text = path.read_text() if path.exists() else ""
         assert old in text
         path.write_text(text.replace(old, new, 1) if old else text + new)
         after = hashes()
