@@ -22,7 +22,7 @@ pytestmark = pytest.mark.claims
 OURS = ("morphling-lookahead", "morphling-work")
 DELAY_S, ROUND_S = 260.0, 60.0
 SEEDS = (0, 1001, 1002)  # the file itself, and shifts of it that results are not reported on
-MORE_SEEDS = (0, *range(1001, 1011))
+MORE_SEEDS = (0, *range(1001, 1011))  # where guarantees make single lists jump
 DELAYS_S = (0.0, 30.0, 78.0, 120.0, 260.0, 600.0)
 ARRIVAL_STD_S = 900.0
 SPEC = cluster("a800-64")
@@ -74,11 +74,11 @@ def test_every_guarantee_is_kept_in_truth(published_dir, policy, seed):
     assert found(published_dir, policy, "mt", seed).sla_attainment == 1.0
 
 
-@pytest.mark.parametrize("trace", ["base", "mt"])
+@pytest.mark.parametrize(("trace", "seeds"), [("base", SEEDS), ("mt", MORE_SEEDS)])
 @pytest.mark.parametrize("policy", OURS)
-def test_jobs_take_longer_where_restarts_do(published_dir, policy, trace):
+def test_jobs_take_longer_where_restarts_do(published_dir, policy, trace, seeds):
     means = [
-        mean(found(published_dir, policy, trace, seed, delay_s).avg_jct_s for seed in MORE_SEEDS)
+        mean(found(published_dir, policy, trace, seed, delay_s).avg_jct_s for seed in seeds)
         for delay_s in DELAYS_S
     ]
     assert all(longer >= 0.97 * shorter for shorter, longer in pairwise(means))

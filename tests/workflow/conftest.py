@@ -59,39 +59,49 @@ class Project:
         return done
 
     def copy(self, target):
-        """Return a copy that keeps times and Snakemake's records."""
+        """Return a copy that keeps times, Snakemake's records, and what was read of code."""
         shutil.copytree(self.root, target, symlinks=True)
+        memory = target / ".snakemake" / "makespan-code.json"  # by path, with the time of each file
+        memory.write_text(memory.read_text().replace(f'"{self.root}/', f'"{target}/'))
         return Project(target)
 
 
-@pytest.fixture
-def project(tmp_path):
-    """Return a copy of the project without any product."""
-    return fresh_copy(tmp_path / "project")
-
-
-def fresh_copy(target):
-    copy_project(target)
-    return Project(target)
-
-
 @pytest.fixture(scope="session")
-def small_run(tmp_path_factory, worker_id):
-    """Return a copy of the project after a complete small run; never to be changed.
+def unbuilt(tmp_path_factory, worker_id):
+    """Return a copy of the project in which one dry run has read and compiled the code; never to be changed."""
 
-    Several processes of one test session share it: the first builds, the others wait.
-    """
+    def plan(copy):
+        assert copy.planned()
+
+    return shared(tmp_path_factory, worker_id, "unbuilt", plan)
+
+
+@pytest.fixture
+def project(unbuilt, tmp_path):
+    """Return a copy of the project without any product."""
+    return unbuilt.copy(tmp_path / "project")
+
+
+def shared(tmp_path_factory, worker_id, name, prepare):
+    """Return a prepared copy of the project, one for all processes of a session: one prepares, others wait."""
     base = tmp_path_factory.getbasetemp()
-    folder = (base if worker_id == "master" else base.parent) / "small"
+    folder = (base if worker_id == "master" else base.parent) / name
     copy = Project(folder / "project")
     folder.mkdir(exist_ok=True)
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (folder / "built").exists():
+        if not (folder / "ready").exists():
             shutil.rmtree(copy.root, ignore_errors=True)
-            fresh_copy(copy.root).built()
-            (folder / "built").touch()
+            copy_project(copy.root)
+            prepare(copy)
+            (folder / "ready").touch()
     return copy
+
+
+@pytest.fixture(scope="session")
+def small_run(tmp_path_factory, worker_id):
+    """Return a copy of the project after a complete small run; never to be changed."""
+    return shared(tmp_path_factory, worker_id, "small", Project.built)
 
 
 @pytest.fixture

@@ -110,7 +110,9 @@ def test_a_published_directory_that_is_not_there_is_one_line(project, tmp_path):
 
 
 def test_a_cache_that_cannot_be_written_ends_no_run(project):
-    (project.root / ".snakemake" / "makespan-code.json").mkdir(parents=True)
+    memory = project.root / ".snakemake" / "makespan-code.json"
+    memory.unlink()
+    memory.mkdir()
     assert project.planned("results/emulated/slapo/fig9.csv")
 
 
