@@ -10,6 +10,7 @@ from contextlib import chdir
 from pathlib import Path
 
 import pytest
+from tracing import untraced
 
 from makespan.config import check_settings, code_hash, used_code
 from makespan.papers import PAPERS, paper_named
@@ -200,7 +201,7 @@ def changed(tmp_path_factory):
 
     def hashes():
         code = fresh(copy / "config" / "code.py")
-        with chdir(copy.parent):
+        with chdir(copy.parent), untraced():
             return {
                 name: code.code_hash(SCRIPTS[script], *more, **options)
                 for name, ((script, *more), options) in rules.items()

@@ -68,7 +68,7 @@ class Project:
 
 @pytest.fixture(scope="session")
 def unbuilt(tmp_path_factory, worker_id):
-    """Return a copy of the project in which one dry run has read and compiled the code; never to be changed."""
+    """Return a copy of the project whose code one dry run has read and compiled; never to be changed."""
 
     def plan(copy):
         assert copy.planned()
@@ -83,7 +83,7 @@ def project(unbuilt, tmp_path):
 
 
 def shared(tmp_path_factory, worker_id, name, prepare):
-    """Return a prepared copy of the project, one for all processes of a session: one prepares, others wait."""
+    """Return a prepared copy of the project, one for all processes: one prepares, others wait."""
     base = tmp_path_factory.getbasetemp()
     folder = (base if worker_id == "master" else base.parent) / name
     copy = Project(folder / "project")
