@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 import pytest
 from click.testing import CliRunner, Result
+from public_rows import write_rows
 
 from makespan.cli import main, progress
 from makespan.emulator import emulate, trace_points
@@ -47,6 +48,9 @@ QUICK = {
     "workloads": "workloads",
     "claims": "claims --ledger {0}/claims.csv",
     "report": "report --results {0}/results",
+    "plan": "plan llama3-8b 8xh100-80",
+    "size": "size llama3-8b --tokens 1e10 --most 8",
+    "validate-public": "validate-public {0}/public.csv",
     "emulate": "emulate --workload bert --plans ga --placements 8 --output {0}/emulated",
     "explain": "explain llama7 244 8888",
     "calibrate": "calibrate {0}/measured",
@@ -101,6 +105,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "Morphling,Table 4,one is faster,1.5,1.6,above 1,holds,holds,\n"
     )
     (made / "results").mkdir()
+    write_rows(made / "public.csv")
     where = cluster("a800-64")
     for key in ("vit", "bert", "llama7"):
         spec = workload(key)

@@ -53,6 +53,12 @@ VERBS = {
         "Print the statements of the papers with their verdicts.",
     ),
     "report": ("makespan.cli.report:report_command", "Write one HTML page on all available results."),
+    "plan": ("makespan.cli.plan:plan_command", "Find the fastest layouts of a training run that fit."),
+    "size": ("makespan.cli.plan:size_command", "Say how many GPUs train a model in time and budget."),
+    "validate-public": (
+        "makespan.cli.plan:validate_public_command",
+        "Judge predicted steps on tables of published rows.",
+    ),
     "emulate": ("makespan.cli.emulator:emulate_command", "Write emulated traces, one per workload."),
     "explain": (
         "makespan.cli.emulator:explain_command",

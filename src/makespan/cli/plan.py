@@ -1,0 +1,308 @@
+"""The verbs ``plan``, ``size`` and ``validate-public``."""
+
+import json
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from makespan.cli.options import (
+    check_target,
+    form_options,
+    json_option,
+    real,
+    say,
+    say_result,
+    say_rows,
+    whole,
+)
+from makespan.errors import InfeasiblePlanError, InputError
+from makespan.planning import (
+    PRECISIONS,
+    TERMS,
+    Priced,
+    Pricer,
+    Training,
+    calibrated_by,
+    describe,
+    device_names,
+    judge,
+    judged_text,
+    knowledge,
+    parse_layout,
+    plan,
+    read_machines,
+    read_measured,
+    read_model,
+    read_rows,
+    size_clusters,
+    software,
+    stack_names,
+)
+from makespan.tables import write_csv
+from makespan.units import GIB
+
+if TYPE_CHECKING:
+    from makespan.planning import Plans
+
+_SAMPLES = whole(1, 10**7, "no step has more samples")
+_TOKENS = whole(1, 10**8, "no sample has more tokens")
+
+
+def _run_options(command: Any) -> Any:
+    """Add the options that say what is trained."""
+    options = (
+        click.option(
+            "--precision", type=click.Choice(PRECISIONS), default="bf16", show_default=True,
+            help="Precision of matrix products.",
+        ),
+        click.option(
+            "--stack", type=click.Choice(stack_names()), default="megatron-bridge", show_default=True,
+            help="Training software.",
+        ),
+        click.option(
+            "--batch", type=_SAMPLES, default=512, show_default=True,
+            help="Samples of a step, over all GPUs.",
+        ),
+        click.option(
+            "--seq", type=_TOKENS, default=4096, show_default=True, help="Tokens of a sample."
+        ),
+    )  # fmt: skip
+    for option in options:
+        command = option(command)
+    return command
+
+
+@click.command("plan")
+@click.argument("model")
+@click.argument("cluster")
+@_run_options
+@click.option(
+    "--measured", type=click.Path(path_type=Path), help="Measured steps of this model and stack (CSV)."
+)
+@click.option("--layout", "text", help="Price this layout alone, such as 'tp4 pp4 mb1'.")
+@click.option(
+    "--top",
+    type=whole(1, 1000, "nobody reads longer lists"),
+    default=5,
+    show_default=True,
+    help="Layouts to show.",
+)
+@form_options
+def plan_command(
+    model: str,
+    cluster: str,
+    seq: int,
+    batch: int,
+    stack: str,
+    precision: str,
+    measured: Path | None,
+    text: str | None,
+    top: int,
+    form: str | None,
+) -> None:
+    """Find the fastest layouts of a training run that fit into memory.
+
+    MODEL is a config.json, a folder with one, a TOML file, or a name such as llama3-70b. CLUSTER is a TOML
+    file or a text such as 64xh100-80. For example: makespan plan llama3-70b 64xh100-80 --seq 8192 --batch 256
+    """
+    pricer = Pricer(
+        Training(read_model(model), seq, batch, precision), read_machines(cluster), software(stack)
+    )
+    if measured is not None:
+        pricer = calibrated_by(pricer, read_measured(measured, pricer))
+    if text is not None:
+        _say_one(pricer.price(parse_layout(text, pricer.machines.n_gpus)), pricer, form)
+        return
+    found = plan(pricer, top)
+    if form == "csv":
+        say_rows(found.table().to_dict("records"), "csv")
+    elif form == "json":
+        say(json.dumps([describe(one) for one in found.best], indent=1))
+    else:
+        _say_plans(found)
+
+
+def _say_plans(found: "Plans") -> None:
+    pricer, best = found.pricer, found.best[0]
+    _say_run(pricer)
+    say(f"{found.n_feasible:,} of {found.n_tried:,} layouts fit; the fastest:")
+    say(f"  {'step':>8}  {'90 % interval':>15}  {'tokens/s/GPU':>12}  {'MFU':>6}  {'memory':>8}  layout")
+    for one in found.best:
+        interval = f"{_time(one.low_s)}-{_time(one.high_s)}"
+        say(
+            f"  {_time(one.step_s):>6} s  {interval:>13} s  {one.tokens_per_s_per_gpu:>12,.0f}"
+            f"  {one.mfu:>6.1%}  {one.total_memory_bytes / GIB:>4.0f} GiB"
+            f"  dp{one.layout.dp} {one.layout.text}"
+        )
+        if one is not best and (reason := one.over(best)):
+            say(f"{'':13}slower by {reason}")
+    if found.n_ties > 1:
+        say(f"The first {found.n_ties} differ by less than 2 %: a measurement would have to decide.")
+    _say_terms(best)
+
+
+def _say_one(one: Priced, pricer: Pricer, form: str | None) -> None:
+    if form == "csv":
+        say_rows([{key: value for key, value in describe(one).items() if not isinstance(value, dict)}], "csv")
+        return
+    if form == "json":
+        say(json.dumps({**describe(one), "is_feasible": one.is_feasible}, indent=1))
+        return
+    _say_run(pricer)
+    state = "fits" if one.is_feasible else "does not fit"
+    say(
+        f"dp{one.layout.dp} {one.layout.text}: {_time(one.step_s)} s a step ({_time(one.low_s)} to "
+        f"{_time(one.high_s)} s), {one.tokens_per_s_per_gpu:,.0f} tokens/s per GPU, MFU {one.mfu:.1%}; "
+        f"{state} into {pricer.machines.device.memory_gib:.0f} GiB"
+    )
+    _say_terms(one)
+
+
+def _say_run(pricer: Pricer) -> None:
+    training, machines, stack = pricer.training, pricer.machines, pricer.stack
+    model = training.model
+    active = f", {_billions(model.active_parameters)} of them active" if model.is_mixture else ""
+    say(
+        f"{model.name}: {_billions(model.parameters)} parameters{active}; {training.global_batch} samples of "
+        f"{training.seq} tokens a step in {training.precision}"
+    )
+    say(
+        f"{machines.n_gpus} x {machines.device.name}, {machines.gpus_per_node} a node; "
+        f"{machines.device.evidence}"
+    )
+    counts = knowledge().rows.get(stack.family, {})
+    behind = f"{sum(counts.values()) or 'no'} published rows stand behind it"
+    here = f", {counts.get(machines.device.name) or 'none'} of them on this device" if counts else ""
+    taught = f"; refined by {pricer.calibrated.n_rows} rows of your own" if pricer.calibrated else ""
+    say(f"stack {stack.name}: {behind}{here}{taught}")
+
+
+def _say_terms(one: Priced) -> None:
+    say("Where the time goes:")
+    for name, value in sorted(one.terms_s.items(), key=lambda pair: -pair[1]):
+        if value >= 0.005 * one.step_s:
+            say(f"  {value / one.step_s:>6.1%}  {_time(value):>7} s  {TERMS[name]}")
+    say("What memory holds:")
+    for name, value in sorted(one.memory_bytes.items(), key=lambda pair: -pair[1]):
+        if value >= 0.005 * one.total_memory_bytes:
+            say(f"  {value / GIB:>8.1f} GiB  {name}")
+    if not math.isnan(one.usd_per_million_tokens):
+        say(f"${one.usd_per_million_tokens:.4g} per million tokens")
+
+
+def _billions(count: int) -> str:
+    return f"{count / 1e9:.3g} B"
+
+
+def _time(value_s: float) -> str:
+    return f"{value_s:.3g}" if value_s < 100 else f"{value_s:.0f}"
+
+
+@click.command("size")
+@click.argument("model")
+@click.option("--device", "kind", type=click.Choice(device_names()), default="h100-80", show_default=True,
+              help="Kind of GPU.")  # fmt: skip
+@click.option(
+    "--tokens",
+    type=real(1e18, "there is no more text", above=True),
+    required=True,
+    help="Tokens to train on.",
+)
+@click.option(
+    "--deadline",
+    "days",
+    type=real(1e6, "nobody waits longer", above=True),
+    help="Days until it must be done.",
+)
+@click.option(
+    "--budget",
+    "usd",
+    type=real(1e15, "there is no more money", above=True),
+    help="Dollars that may be spent.",
+)
+@click.option("--price", type=real(1e6, "no GPU costs more"), default=0.0, help="Dollars for a GPU and hour.")
+@click.option(
+    "--most", type=whole(1, 65536, "no cluster has more"), default=4096, show_default=True, help="Most GPUs."
+)
+@_run_options
+@form_options
+def size_command(
+    model: str,
+    kind: str,
+    tokens: float,
+    days: float | None,
+    usd: float | None,
+    price: float,
+    most: int,
+    seq: int,
+    batch: int,
+    stack: str,
+    precision: str,
+    form: str | None,
+) -> None:
+    """Say how many GPUs train a model in time and within a budget.
+
+    For example: makespan size llama3-8b --tokens 1e12 --deadline 30 --price 2.2 --batch 1024 --seq 8192
+    """
+    if usd is not None and not price:
+        raise InputError("--budget needs --price, the dollars for a GPU and hour; expected both")
+    training = Training(read_model(model), seq, batch, precision)
+    table = size_clusters(
+        training, kind, software(stack), tokens=tokens, most_gpus=most, usd_per_gpu_hour=price
+    )
+    if not len(table):
+        raise InfeasiblePlanError(
+            f"{training.model.name} fits on no number of {kind} up to {most}; expected more GPUs"
+        )
+    in_time = table["days"] <= (days or math.inf)
+    within = table["usd"].fillna(0.0) <= (usd or math.inf)
+    table["enough"] = in_time & within
+    if form:
+        say_rows(table.to_dict("records"), form)
+        return
+    say(f"{training.model.name} on {tokens:.3g} tokens, {kind}, stack {stack}, batch {batch} x {seq}:")
+    say(f"  {'GPUs':>6}  {'days':>8}  {'90 % interval':>17}  {'tokens/s/GPU':>12}  {'cost':>12}  layout")
+    for row in table.to_dict("records"):
+        cost = "-" if not price else f"${row['usd']:,.0f}"
+        mark = "*" if row["enough"] and (days or usd) else " "
+        say(
+            f"{mark} {row['n_gpus']:>6}  {row['days']:>8.3g}  {row['low_days']:>7.3g} to "
+            f"{row['high_days']:<6.3g}  {row['tokens_per_s_per_gpu']:>12,.0f}  {cost:>12}  {row['layout']}"
+        )
+    if days or usd:
+        enough = table[table["enough"]]
+        say(
+            f"{int(enough.iloc[0]['n_gpus'])} GPUs are enough (*)."
+            if len(enough)
+            else "No number of GPUs is enough: allow more days, more dollars, or a larger batch."
+        )
+
+
+@click.command("validate-public")
+@click.argument("tables", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Table to write (CSV).")
+@json_option
+def validate_public_command(tables: tuple[Path, ...], output: Path | None, form: str | None) -> None:
+    """Judge predictions on tables of published rows, each source left out in turn.
+
+    TABLES are CSV files, or folders of them. For example: makespan validate-public public-rows/
+    """
+    files = [
+        file for table in tables for file in (sorted(table.glob("*.csv")) if table.is_dir() else [table])
+    ]
+    if not files:
+        raise InputError(f"{tables[0]}: has no CSV file; expected tables of measured rows")
+    check_target(output, is_directory=False)
+    rows, refused = read_rows(files)
+    if not rows:
+        raise InputError(f"{files[0]}: none of {len(refused)} rows can be used, as {refused[0].reason}")
+    table = judge(rows)
+    if output is not None:
+        write_csv(table, output)
+    say_result(
+        {"rows": len(rows), "refused": len(refused), "judged": table.to_dict("records")},
+        judged_text(table, len(rows), refused),
+        form,
+    )

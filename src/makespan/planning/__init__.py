@@ -1,0 +1,65 @@
+"""Plan the training of any model on any cluster: time, memory and the best layout, with intervals.
+
+A model comes from its configuration, a cluster from a file or a short text::
+
+    training = Training(read_model("config.json"), seq=8192, global_batch=256)
+    found = plan(Pricer(training, read_machines("64xh100-80"), software("megatron-bridge")))
+    found.table()
+
+Times are predictions: `Priced` has their intervals, `judge` says how far they were off on published rows.
+"""
+
+from makespan.planning.architecture import (
+    Architecture as Architecture,
+    Attention as Attention,
+    Experts as Experts,
+    FeedForward as FeedForward,
+    Latent as Latent,
+    Layers as Layers,
+)
+from makespan.planning.configs import model_names as model_names, read_model as read_model
+from makespan.planning.factors import (
+    Calibrated as Calibrated,
+    Knowledge as Knowledge,
+    calibrate_rows as calibrate_rows,
+    fit_knowledge as fit_knowledge,
+    knowledge as knowledge,
+    knowledge_text as knowledge_text,
+)
+from makespan.planning.judging import (
+    judge as judge,
+    judged_table as judged_table,
+    judged_text as judged_text,
+)
+from makespan.planning.layout import Layout as Layout, parse_layout as parse_layout
+from makespan.planning.machines import (
+    Device as Device,
+    Machines as Machines,
+    device as device,
+    device_names as device_names,
+    read_machines as read_machines,
+)
+from makespan.planning.memory import COMPONENTS as COMPONENTS, memory_table as memory_table
+from makespan.planning.pricing import (
+    Plans as Plans,
+    Priced as Priced,
+    Pricer as Pricer,
+    calibrated_by as calibrated_by,
+    describe as describe,
+    plan as plan,
+    size_clusters as size_clusters,
+)
+from makespan.planning.rows import (
+    Measured as Measured,
+    Refused as Refused,
+    read_measured as read_measured,
+    read_rows as read_rows,
+)
+from makespan.planning.stacks import (
+    PRECISIONS as PRECISIONS,
+    Software as Software,
+    Training as Training,
+    software as software,
+    stack_names as stack_names,
+)
+from makespan.planning.steptime import TERMS as TERMS, Grid as Grid, ideal_terms as ideal_terms

@@ -1,0 +1,417 @@
+"""Architectures of models: runs of equal layers with their weights, matrix products and kept activations.
+
+An architecture says what a model is, not how long its sequences are: counts that depend on tokens take the
+sequence length of the run. All counts are per layer and for whole layers; what parallelism divides is the
+business of `makespan.planning.steptime` and `makespan.planning.memory`.
+"""
+
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Literal
+
+from makespan.errors import InputError, unknown_name
+
+HeadKind = Literal["lm", "masked-lm", "classes", "none"]
+_HEAD_KINDS = ("lm", "masked-lm", "classes", "none")
+_STATED_TOLERANCE = 0.02
+"""Accepted difference between stated and counted parameters [1]."""
+
+
+def _check_positive(record: object, *names: str) -> None:
+    for name in names:
+        value = getattr(record, name)
+        if not isinstance(value, int) or value < 1:
+            raise InputError(f"{type(record).__name__}: {name} is {value!r}; expected a whole number >= 1")
+
+
+def _check_not_negative(record: object, *names: str) -> None:
+    for name in names:
+        value = getattr(record, name)
+        if value < 0:
+            raise InputError(f"{type(record).__name__}: {name} is {value!r}; expected >= 0")
+
+
+@dataclass(frozen=True, slots=True)
+class Latent:
+    """Projections of multi-head latent attention (DeepSeek-AI 2024, section 2.1).
+
+    ``query_rank`` is 0 where queries come straight from the hidden state; ``rope_dim`` channels of every head
+    carry the position and share one key.
+    """
+
+    query_rank: int
+    kv_rank: int
+    rope_dim: int
+
+    def __post_init__(self) -> None:
+        _check_positive(self, "kv_rank", "rope_dim")
+        _check_not_negative(self, "query_rank")
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """Attention of one layer.
+
+    Parameters
+    ----------
+    heads, kv_heads
+        Query heads, and heads of keys and values; fewer of them is grouped-query attention.
+    head_dim, value_dim
+        Channels of a query or key head, and of a value head.
+    is_causal
+        True if a token sees earlier ones only.
+    window
+        Tokens that a token sees at most; 0 for all.
+    latent
+        Projections of latent attention, if there are any.
+    n_biases, n_norms
+        Biases of the four projections, queries first and output last (0 to 4), and vectors of the norms of
+        queries and keys per head (0, 2, or 4 with biases).
+    """
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    value_dim: int
+    is_causal: bool = True
+    window: int = 0
+    latent: Latent | None = None
+    n_biases: int = 0
+    n_norms: int = 0
+
+    def __post_init__(self) -> None:
+        _check_positive(self, "heads", "kv_heads", "head_dim", "value_dim")
+        _check_not_negative(self, "window", "n_biases", "n_norms")
+        if self.n_biases > 4:
+            raise InputError(f"Attention: n_biases is {self.n_biases}; expected 0 to 4, one per projection")
+        if self.heads % self.kv_heads:
+            raise InputError(
+                f"Attention: {self.heads} heads are not a multiple of {self.kv_heads} kv_heads; "
+                "every key head serves the same number of query heads"
+            )
+
+    def products(self, hidden: int) -> tuple[tuple[int, int, bool], ...]:
+        """Return output size, input size of each projection, and whether heads divide it between ranks."""
+        queries, values = self.heads * self.head_dim, self.heads * self.value_dim
+        if self.latent is None:
+            keys = self.kv_heads * (self.head_dim + self.value_dim)
+            return ((queries + keys, hidden, True), (hidden, values, True))
+        rank, rope = self.latent.kv_rank, self.latent.rope_dim
+        down = (rank + rope, hidden, False)
+        up = (self.heads * (self.head_dim - rope + self.value_dim), rank, True)
+        if not self.latent.query_rank:
+            return ((queries, hidden, True), down, up, (hidden, values, True))
+        query_rank = self.latent.query_rank
+        return (
+            (query_rank, hidden, False),
+            (queries, query_rank, True),
+            down,
+            up,
+            (hidden, values, True),
+        )
+
+    def parameters(self, hidden: int) -> int:
+        """Return the weights of the projections with biases and norms."""
+        weights = sum(out * size for out, size, _ in self.products(hidden))
+        if self.latent is not None:
+            weights += self.latent.query_rank + self.latent.kv_rank  # norms of the compressed states
+        keys = self.kv_heads * self.head_dim
+        biases = (self.heads * self.head_dim, keys, self.kv_heads * self.value_dim, hidden)
+        return weights + sum(biases[: self.n_biases]) + self.n_norms * self.head_dim
+
+    def seen_tokens(self, seq: int) -> float:
+        """Return how many tokens a token attends to in the mean."""
+        if self.window and self.window < seq:
+            if not self.is_causal:
+                return float(self.window)
+            return self.window * (1 - (self.window - 1) / (2 * seq))  # the first tokens see fewer
+        return (seq + 1) / 2 if self.is_causal else float(seq)
+
+    def core_flop(self, seq: int, keys: int | None = None) -> float:
+        """Return the matrix products of scores and weighted values for one sequence, forward [FLOP].
+
+        ``keys`` is the number of keys of cross attention; masked scores are not counted.
+        """
+        seen = self.seen_tokens(seq) if keys is None else float(keys)
+        return 2.0 * seq * seen * self.heads * (self.head_dim + self.value_dim)
+
+
+@dataclass(frozen=True, slots=True)
+class FeedForward:
+    """Dense feed-forward part: two matrices, or three if it is gated."""
+
+    size: int
+    is_gated: bool
+    has_bias: bool = False
+
+    def __post_init__(self) -> None:
+        _check_positive(self, "size")
+
+    @property
+    def n_matrices(self) -> int:
+        """Matrices of the part."""
+        return 3 if self.is_gated else 2
+
+    def parameters(self, hidden: int) -> int:
+        """Return weights and biases."""
+        biases = (self.n_matrices - 1) * self.size + hidden
+        return self.n_matrices * hidden * self.size + (biases if self.has_bias else 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """Mixture of experts.
+
+    Parameters
+    ----------
+    n_experts, per_token
+        Experts, and those that compute one token.
+    size
+        Feed-forward size of one expert.
+    shared_size
+        Feed-forward size of what computes every token besides; 0 for none.
+    is_gated, has_bias
+        As of a dense feed-forward part.
+    capacity
+        Largest load of an expert over the mean load; 0 where no token is dropped.
+    """
+
+    n_experts: int
+    per_token: int
+    size: int
+    shared_size: int = 0
+    is_gated: bool = True
+    has_bias: bool = False
+    capacity: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_positive(self, "n_experts", "per_token", "size")
+        if self.per_token > self.n_experts:
+            raise InputError(f"Experts: {self.per_token} per token, but there are {self.n_experts}")
+        _check_not_negative(self, "shared_size", "capacity")
+
+    @property
+    def n_matrices(self) -> int:
+        """Matrices of one expert."""
+        return 3 if self.is_gated else 2
+
+    def expert_parameters(self, hidden: int) -> int:
+        """Return the weights of all experts, without router and shared part."""
+        bias = self.size * (self.n_matrices - 1) + hidden if self.has_bias else 0
+        return self.n_experts * (self.n_matrices * hidden * self.size + bias)
+
+    def shared_parameters(self, hidden: int) -> int:
+        """Return the weights of router and shared part."""
+        return self.n_experts * hidden + self.n_matrices * hidden * self.shared_size
+
+    def parameters(self, hidden: int) -> int:
+        """Return all weights."""
+        return self.expert_parameters(hidden) + self.shared_parameters(hidden)
+
+    def active_parameters(self, hidden: int) -> int:
+        """Return the weights that compute one token."""
+        held = self.expert_parameters(hidden) * self.per_token // self.n_experts
+        return held + self.shared_parameters(hidden)
+
+
+@dataclass(frozen=True, slots=True)
+class Layers:
+    """A run of equal transformer layers.
+
+    Parameters
+    ----------
+    n_layers
+        Layers in the run.
+    attention, ffn
+        Parts of one layer.
+    cross_attention
+        Attention to the output of the encoder, in the decoder of a sequence-to-sequence model.
+    norm_vectors
+        Vectors of the hidden size that norms and other scalings have; a layer norm has two.
+    seq
+        Fixed number of tokens, of image patches or audio frames; 0 for that of the run.
+    extra_parameters
+        Other weights of a layer: router biases, attention sinks, the gate of a shared expert.
+    """
+
+    n_layers: int
+    attention: Attention
+    ffn: FeedForward | Experts
+    cross_attention: Attention | None = None
+    norm_vectors: int = 2
+    seq: int = 0
+    extra_parameters: int = 0
+
+    def __post_init__(self) -> None:
+        _check_positive(self, "n_layers")
+        _check_not_negative(self, "norm_vectors", "seq", "extra_parameters")
+
+    def parameters(self, hidden: int) -> int:
+        """Return the weights of one layer."""
+        cross = self.cross_attention.parameters(hidden) if self.cross_attention else 0
+        own = self.attention.parameters(hidden) + self.ffn.parameters(hidden)
+        return own + cross + self.norm_vectors * hidden + self.extra_parameters
+
+    def active_parameters(self, hidden: int) -> int:
+        """Return the weights of one layer that compute one token."""
+        if isinstance(self.ffn, FeedForward):
+            return self.parameters(hidden)
+        idle = self.ffn.parameters(hidden) - self.ffn.active_parameters(hidden)
+        return self.parameters(hidden) - idle
+
+
+@cache
+def _kinds(layers: tuple[Layers, ...]) -> tuple[Layers, ...]:
+    counts: dict[Layers, int] = {}
+    for run in layers:
+        one = replace(run, n_layers=1)
+        counts[one] = counts.get(one, 0) + run.n_layers
+    return tuple(replace(one, n_layers=count) for one, count in counts.items())
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """What a model is.
+
+    Parameters
+    ----------
+    name, family
+        Name in tables, and model type, such as ``llama``.
+    hidden
+        Channels of the residual stream.
+    layers
+        Runs of equal layers, from input to output.
+    vocab
+        Rows of embedding and output head, or classes of an image model.
+    is_tied
+        True if embedding and output head share their weights.
+    head
+        ``lm``: logits for every token; ``masked-lm``: for the masked ones; ``classes``: one row a sample.
+    positions
+        Rows of learned position tables.
+    extra_parameters
+        Weights outside layers, embedding, head and positions: patch or audio embedding, final norms.
+    max_seq
+        Longest sequence that the configuration states; 0 if it states none.
+    stated_parameters
+        What the configuration or its name claims; 0 for nothing.
+    source
+        Where the description comes from.
+    embedding_dim
+        Channels of embedding and head if projections lead to and from ``hidden``; 0 for ``hidden``.
+
+    Raises
+    ------
+    InputError
+        A count is out of range, or the stated parameters differ from the counted ones by more than 2 %.
+    """
+
+    name: str
+    family: str
+    hidden: int
+    layers: tuple[Layers, ...]
+    vocab: int
+    is_tied: bool = False
+    head: HeadKind = "lm"
+    positions: int = 0
+    extra_parameters: int = 0
+    max_seq: int = 0
+    stated_parameters: int = 0
+    source: str = ""
+    embedding_dim: int = 0
+
+    def __post_init__(self) -> None:
+        _check_positive(self, "hidden", "vocab")
+        _check_not_negative(
+            self, "positions", "extra_parameters", "max_seq", "stated_parameters", "embedding_dim"
+        )
+        if self.head not in _HEAD_KINDS:
+            raise unknown_name("head", self.head, _HEAD_KINDS)
+        if not self.layers:
+            raise InputError(f"architecture {self.name!r}: has no layers")
+        counted, stated = self.parameters, self.stated_parameters
+        if stated and abs(counted - stated) > _STATED_TOLERANCE * stated:
+            raise InputError(
+                f"architecture {self.name!r}: {stated:,} parameters are stated, but its layers, embeddings "
+                f"and head have {counted:,}; expected a difference of at most {_STATED_TOLERANCE:.0%}"
+            )
+
+    @property
+    def n_layers(self) -> int:
+        """Layers of all runs."""
+        return sum(run.n_layers for run in self.layers)
+
+    @property
+    def embedding_parameters(self) -> int:
+        """Weights before the first layer."""
+        table = self.vocab * (self.embedding_dim or self.hidden) if self.head != "classes" else 0
+        projections = 2 * self.embedding_dim * self.hidden
+        return table + projections + self.positions * self.hidden
+
+    @property
+    def head_parameters(self) -> int:
+        """Weights of the output head, which are those of the embedding if they are tied."""
+        return 0 if self.head == "none" else self.vocab * (self.embedding_dim or self.hidden)
+
+    @property
+    def parameters(self) -> int:
+        """All weights, each counted once."""
+        ends = self.embedding_parameters + (0 if self.is_tied else self.head_parameters)
+        return self.extra_parameters + ends + self.layer_parameters
+
+    @property
+    def layer_parameters(self) -> int:
+        """Weights of all layers."""
+        return sum(run.n_layers * run.parameters(self.hidden) for run in self.layers)
+
+    @property
+    def active_parameters(self) -> int:
+        """Weights that compute one token: of a mixture of experts, those of the chosen ones."""
+        idle = sum(
+            run.n_layers * (run.parameters(self.hidden) - run.active_parameters(self.hidden))
+            for run in self.layers
+        )
+        return self.parameters - idle
+
+    @property
+    def is_mixture(self) -> bool:
+        """True if any layer has experts."""
+        return any(isinstance(run.ffn, Experts) for run in self.layers)
+
+    @property
+    def kinds(self) -> tuple[Layers, ...]:
+        """The runs of layers with equal ones together: alternating layers are two kinds."""
+        return _kinds(self.layers)
+
+    def tokens(self, run: Layers, seq: int) -> int:
+        """Return the tokens of a sample in a run of layers, when those of the run are ``seq``."""
+        return run.seq or seq
+
+    def flop_per_sample(self, seq: int) -> float:
+        """Return the matrix products of one sample, forward and backward, nothing recomputed [FLOP].
+
+        This is the numerator of the model FLOP utilisation (MFU); masked scores of causal attention are not
+        counted (Chowdhery et al. 2022, appendix B, count them).
+        """
+        forward = 0.0
+        for run in self.layers:
+            tokens = self.tokens(run, seq)
+            vectors = run.norm_vectors * self.hidden + run.extra_parameters
+            weights = run.active_parameters(self.hidden) - vectors
+            forward += run.n_layers * (2.0 * tokens * weights + run.attention.core_flop(tokens))
+            if run.cross_attention is not None:
+                forward += run.n_layers * run.cross_attention.core_flop(tokens, self._encoder_tokens(seq))
+        if self.head in ("lm", "masked-lm"):
+            forward += 2.0 * self.tokens(self.layers[-1], seq) * self.head_parameters
+        return 3.0 * forward
+
+    def _encoder_tokens(self, seq: int) -> int:
+        return self.tokens(self.layers[0], seq)
+
+    def with_capacity(self, capacity: float) -> "Architecture":
+        """Return the model with another capacity of its experts; 0 drops no token."""
+        layers = tuple(
+            replace(run, ffn=replace(run.ffn, capacity=capacity)) if isinstance(run.ffn, Experts) else run
+            for run in self.layers
+        )
+        return replace(self, layers=layers)

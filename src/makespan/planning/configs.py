@@ -1,0 +1,978 @@
+"""Read the architecture of a model from the file that describes it.
+
+`read_model` accepts four kinds of files:
+
+- ``config.json`` of the library transformers, or the folder that holds it;
+- arguments of Megatron-LM: command-line options in a text file or script, or the same names in YAML or JSON;
+- a training configuration of torchtitan in TOML (``[model]`` with ``name`` and ``flavor``);
+- our own TOML, whose fields are those of `makespan.planning.Architecture`::
+
+    name = "small-mixture"
+    family = "mixtral"
+    hidden = 2048
+    vocab = 32000
+    extra_parameters = 2048      # the final norm
+
+    [[layers]]                   # one table per run of equal layers
+    n_layers = 24
+    [layers.attention]
+    heads = 16
+    kv_heads = 4
+    head_dim = 128
+    value_dim = 128
+    [layers.ffn]                 # a mixture of experts if it has n_experts, otherwise size and is_gated
+    n_experts = 8
+    per_token = 2
+    size = 5632
+
+Parameters are counted as transformers counts them for the class with the usual head, and selection biases of
+routers, which it keeps as buffers, are counted as well.
+"""
+
+import dataclasses
+import json
+import logging
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from itertools import groupby
+from pathlib import Path
+from typing import Any, Final, get_args
+
+from makespan.errors import InputError, MissingDataError, UnknownNameError, unknown_name
+from makespan.files import read_preset, read_text, read_toml, read_yaml
+from makespan.planning.architecture import (
+    Architecture,
+    Attention,
+    Experts,
+    FeedForward,
+    HeadKind,
+    Latent,
+    Layers,
+)
+
+_LOG = logging.getLogger(__name__)
+_PACKAGE = "makespan.planning"
+_EXPECTED = "config.json of a model, arguments of Megatron-LM, or TOML"
+_LARGEST_BYTES = 1 << 22  # the longest configurations list the labels of 20,000 classes
+_LARGEST_COUNT = 10**9
+_MOST_LAYERS = 10_000
+_GPT2_VOCAB = 50_257  # Radford et al. 2019, section 2.3
+_REQUIRED: Final = object()
+
+
+def model_names() -> tuple[str, ...]:
+    """Return the names of the models that need no file."""
+    return tuple(read_preset(_PACKAGE, "models"))
+
+
+def read_model(source: str | Path) -> Architecture:
+    """Read the architecture of a model.
+
+    Parameters
+    ----------
+    source
+        Path to a file, or to a folder with ``config.json``; the module describes the accepted formats. Or one
+        of `model_names`, if there is no file of that name.
+
+    Raises
+    ------
+    MissingDataError
+        There is no such file.
+    InputError
+        The file is not of an accepted format, or a field is missing or out of range; the message names file,
+        field, the value found and what is expected.
+    """
+    if not isinstance(source, str | Path):
+        raise InputError(f"model: expected the path to a file or folder, got {type(source).__name__}")
+    if str(source) in model_names() and not Path(source).exists():
+        entry = read_preset(_PACKAGE, "models")[str(source)]
+        known = _hugging_face({"architectures": ["ForCausalLM"], **entry}, Path(str(source)))
+        return replace(known, name=str(source), source="its published config.json")
+    path = _model_file(Path(source))
+    try:
+        model = _parsed(path)
+    except InputError as wrong:
+        if str(wrong).startswith(f"{path}:"):
+            raise
+        raise type(wrong)(f"{path}: {wrong}") from None
+    stem = path.resolve().parent.name if path.name == "config.json" else path.stem
+    return replace(model, name=model.name or stem or "model", source=model.source or str(path))
+
+
+def _model_file(path: Path) -> Path:
+    if path.is_dir():
+        if (path / "config.json").is_file():
+            return path / "config.json"
+        if (path / "adapter_config.json").is_file():
+            return path / "adapter_config.json"  # rejected below, with the name of its base model
+        raise MissingDataError(f"{path}: the folder has no config.json; expected {_EXPECTED}")
+    if not path.exists():
+        raise MissingDataError(
+            f"{path}: no such file or folder; expected {_EXPECTED} (nothing is downloaded: save the "
+            f"config.json of a published model first), or one of {', '.join(model_names())}"
+        )
+    return path
+
+
+def _parsed(path: Path) -> Architecture:
+    kind, table = path.suffix.lower(), None
+    if kind == ".toml":
+        table = read_toml(path, "TOML of a model")
+        if not table:
+            raise InputError(f"the file is empty; expected {_EXPECTED}")
+        return _torchtitan(table, path) if "model" in table else _own(Architecture, table, "")
+    if kind in (".yaml", ".yml"):
+        table = read_yaml(path, "YAML of Megatron-LM arguments")
+    else:
+        text = read_text(path, _EXPECTED, largest=_LARGEST_BYTES)
+        if kind == ".json" or text.lstrip().startswith("{"):
+            table = _json(text) if text.strip() else None
+        elif re.search(r"(^|\s)--\w", text):
+            return _megatron(_options(text), path)
+        elif text.strip():
+            raise InputError(f"has neither JSON nor command-line options; expected {_EXPECTED}")
+    if table is None:
+        raise InputError(f"the file is empty; expected {_EXPECTED}")
+    if not isinstance(table, dict):
+        raise InputError(f"holds a {type(table).__name__}; expected a table of named fields")
+    if "peft_type" in table:
+        base = table.get("base_model_name_or_path")
+        raise InputError(
+            f"describes a {table['peft_type']} adapter; expected config.json of its base ({base})"
+        )
+    if "model_type" in table:
+        return _hugging_face(table, path)
+    arguments = _argument_names(table)
+    if "num_layers" in arguments and "hidden_size" in arguments:
+        return _megatron(arguments, path)
+    if "tokenizer_class" in table or "added_tokens" in table:
+        raise InputError("describes a tokenizer; expected config.json of the model, beside it")
+    raise InputError(
+        "field 'model_type' is missing; expected that of a transformers model, or the Megatron-LM arguments "
+        "num_layers and hidden_size"
+    )
+
+
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise InputError("cannot be read as JSON: it is nested too deeply") from None
+    except ValueError as wrong:
+        raise InputError(f"cannot be read as JSON: {wrong}") from None
+
+
+_SPELLINGS = {
+    "hidden_size": ("n_embd", "n_embed", "d_model"),
+    "num_hidden_layers": ("n_layer", "n_layers", "num_layers"),
+    "num_attention_heads": ("n_head", "n_heads", "num_heads"),
+    "intermediate_size": ("n_inner", "d_ff", "ffn_dim", "ffn_hidden_size"),
+    "max_position_embeddings": ("n_positions", "max_seq_len"),
+    "num_experts": ("num_local_experts", "n_routed_experts", "num_moe_experts"),
+}
+"""Other names of a field, by its most common one."""
+
+
+class _Fields:
+    """Checked access to the fields of one table."""
+
+    def __init__(self, table: Mapping[str, Any], path: Path) -> None:
+        self.table, self._path = table, path
+
+    def value(self, name: str, default: Any, expected: str) -> tuple[str, Any]:
+        """Return the name in the file and the value of a field; null counts as missing."""
+        others = _SPELLINGS.get(name, ())
+        for spelt in (name, *others):
+            if self.table.get(spelt) is not None:
+                return spelt, self.table[spelt]
+        if default is _REQUIRED:
+            also = f" (or {', '.join(others)})" if others else ""
+            raise InputError(f"field {name!r}{also} is missing; expected {expected}")
+        return name, default
+
+    def part(self, name: str) -> "_Fields":
+        """Return the fields of a table within the table; of an empty one if it is not stated."""
+        _, value = self.value(name, {}, "a table")
+        if not isinstance(value, dict):
+            raise InputError(f"field {name!r}: found {value!r}; expected a table of fields")
+        return _Fields(value, self._path)
+
+    def whole(
+        self, name: str, default: Any = _REQUIRED, least: int = 1, largest: int = _LARGEST_COUNT
+    ) -> int:
+        expected = f"a whole number from {least:,} to {largest:,}"
+        spelt, value = self.value(name, default, expected)
+        if type(value) is not int or not least <= value <= largest:
+            raise InputError(f"field {spelt!r}: found {value!r}; expected {expected}")
+        return value
+
+    def flag(self, name: str, default: bool = False) -> bool:
+        spelt, value = self.value(name, default, "true or false")
+        if not isinstance(value, bool):
+            raise InputError(f"field {spelt!r}: found {value!r}; expected true or false")
+        return value
+
+    def text(self, name: str, default: Any = _REQUIRED) -> str:
+        spelt, value = self.value(name, default, "text")
+        if not isinstance(value, str):
+            raise InputError(f"field {spelt!r}: found {value!r}; expected text")
+        return value
+
+    def listed(self, name: str, kind: type) -> list[Any]:
+        """Return a list of whole numbers or texts; an empty one if it is not stated."""
+        value = self.table.get(name)
+        if value is None:
+            return []
+        if not isinstance(value, list) or any(type(entry) is not kind for entry in value):
+            expected = "whole numbers" if kind is int else "texts"
+            raise InputError(f"field {name!r}: found {value!r}; expected a list of {expected}")
+        return value
+
+    def switch(self, switch: bool | tuple[str, bool]) -> bool:
+        """Return a fact of the family, or the field that decides it, given with its default."""
+        return switch if isinstance(switch, bool) else self.flag(*switch)
+
+    def warn(self, message: str, *values: object) -> None:
+        _LOG.warning(f"%s: {message}", self._path, *values)
+
+
+def _runs(layers: Iterable[Layers]) -> tuple[Layers, ...]:
+    """Join equal neighbours of single layers."""
+    return tuple(replace(layer, n_layers=len(list(equal))) for layer, equal in groupby(layers))
+
+
+def _per_head(hidden: int, heads: int) -> int:
+    if hidden % heads:
+        raise InputError(f"the hidden size {hidden:,} is not a multiple of {heads} attention heads")
+    return hidden // heads
+
+
+# --- Configurations of transformers -----------------------------------------------------------------
+
+
+def _dense(fields: _Fields, family: "_Family", _layer: int) -> tuple[FeedForward, int]:
+    hidden = fields.whole("hidden_size")
+    default = family.ffn_ratio * hidden if family.ffn_ratio else _REQUIRED
+    size = fields.whole("intermediate_size", default)
+    return FeedForward(size, family.is_gated, fields.switch(family.ffn_bias)), 0
+
+
+def _mixtral(fields: _Fields, _family: "_Family", _layer: int) -> tuple[Experts, int]:
+    n_experts, per_token = fields.whole("num_experts"), fields.whole("num_experts_per_tok")
+    return Experts(n_experts, per_token, fields.whole("intermediate_size")), 0
+
+
+def _gpt_oss(fields: _Fields, family: "_Family", layer: int) -> tuple[Experts, int]:
+    experts, _ = _mixtral(fields, family, layer)
+    # Beside the biases of experts: one per expert in the router, and a sink per attention head.
+    return replace(experts, has_bias=True), experts.n_experts + fields.whole("num_attention_heads")
+
+
+def _qwen_moe(fields: _Fields, family: "_Family", layer: int) -> tuple[FeedForward | Experts, int]:
+    is_sparse = (layer + 1) % fields.whole("decoder_sparse_step", 1) == 0
+    if layer in fields.listed("mlp_only_layers", int) or not is_sparse:
+        return _dense(fields, family, layer)
+    shared = fields.whole("shared_expert_intermediate_size", 0, least=0)
+    experts = Experts(
+        n_experts=fields.whole("num_experts"),
+        per_token=fields.whole("num_experts_per_tok"),
+        size=fields.whole("moe_intermediate_size"),
+        shared_size=shared,
+    )
+    return experts, fields.whole("hidden_size") if shared else 0  # a gate weighs the shared expert
+
+
+def _deepseek_moe(fields: _Fields, family: "_Family", layer: int) -> tuple[FeedForward | Experts, int]:
+    is_dense = layer < fields.whole("first_k_dense_replace", 0, least=0)
+    if is_dense or layer % fields.whole("moe_layer_freq", 1):
+        return _dense(fields, family, layer)
+    size = fields.whole("moe_intermediate_size")
+    experts = Experts(
+        n_experts=fields.whole("num_experts"),
+        per_token=fields.whole("num_experts_per_tok"),
+        size=size,
+        shared_size=size * fields.whole("n_shared_experts", 0, least=0),
+    )
+    return experts, experts.n_experts if family.has_router_bias else 0
+
+
+_Part = Callable[[_Fields, "_Family", int], tuple[FeedForward | Experts, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Family:
+    """Facts of a model type that its configurations do not state.
+
+    A pair ``(field, default)`` names the field that decides. ``norm_vectors`` are those of a layer,
+    ``outer_vectors`` those outside: final norms, norms of embeddings, token types. ``position_rows`` is the
+    number of rows of a learned table beyond the longest sequence, None without such a table. ``slides`` says
+    which layers have a window unless the field ``layer_types`` does, ``window`` is the default of its size.
+    """
+
+    n_biases: int = 0
+    biases: bool | tuple[str, bool] = True
+    n_norms: int = 0
+    norms: bool | tuple[str, bool] = True
+    is_gated: bool = True
+    ffn_ratio: int = 0
+    ffn_bias: bool | tuple[str, bool] = False
+    ffn: _Part = _dense
+    has_router_bias: bool = False
+    norm_vectors: int = 2
+    outer_vectors: int = 1
+    outer_weights: int = 0
+    is_tied: bool = False
+    has_head_bias: bool = False
+    head: HeadKind = "lm"
+    is_causal: bool = True
+    position_rows: int | None = None
+    is_grouped: bool = False
+    kv_heads: int = 0
+    head_dim: int = 0
+    latent: bool = False
+    slides: Callable[[_Fields, int], bool] | None = None
+    window: int = 0
+
+
+def _qwen_slides(fields: _Fields, layer: int) -> bool:
+    return fields.flag("use_sliding_window") and layer >= fields.whole("max_window_layers", 28, least=0)
+
+
+def _qwen_moe_slides(fields: _Fields, layer: int) -> bool:
+    is_lower = layer < fields.whole("max_window_layers", 28, least=0)
+    return fields.flag("use_sliding_window") and is_lower and layer % 2 == 0
+
+
+def _opt(fields: _Fields) -> _Family:
+    for name, accepted in (("layer_norm_elementwise_affine", True), ("_remove_final_layer_norm", False)):
+        if fields.flag(name, accepted) != accepted:
+            raise InputError(f"field {name!r}: found {not accepted}; expected {accepted}")
+    return _Family(
+        n_biases=4,
+        biases=("enable_bias", True),
+        is_gated=False,
+        ffn_bias=("enable_bias", True),
+        norm_vectors=4,
+        outer_vectors=2 if fields.flag("do_layer_norm_before", True) else 0,
+        is_tied=True,
+        position_rows=2,
+    )
+
+
+def _mpt(fields: _Fields) -> _Family:
+    """Follow LLM Foundry, whose options transformers covers in part."""
+    attention = fields.part("attn_config")
+    n_vectors = 1 if fields.flag("no_bias", True) else 2
+    is_single = attention.text("attn_type", "multihead_attention") == "multiquery_attention"
+    has_positions = fields.flag("learned_pos_emb", True) and not attention.flag("alibi", True)
+    return _Family(
+        n_biases=0 if n_vectors == 1 else 4,
+        is_gated=False,
+        ffn_ratio=fields.whole("expansion_ratio", 4),
+        ffn_bias=n_vectors == 2,
+        norm_vectors=n_vectors * (4 if attention.flag("qk_ln") else 2),
+        outer_vectors=n_vectors,
+        is_tied=True,
+        position_rows=0 if has_positions else None,
+        kv_heads=1 if is_single else attention.whole("kv_n_heads", 0, least=0),
+    )
+
+
+def _falcon(fields: _Fields) -> _Family:
+    is_new, heads = fields.flag("new_decoder_architecture"), fields.whole("num_attention_heads")
+    n_norms = fields.whole("num_ln_in_parallel_attn", 2 if is_new else 1)
+    if not is_new:
+        n_norms = 1 if fields.flag("parallel_attn", True) else 2
+    is_single = not is_new and fields.flag("multi_query", True)
+    return _Family(
+        n_biases=4,
+        biases=("bias", False),
+        is_gated=False,
+        ffn_ratio=4,
+        ffn_bias=("bias", False),
+        norm_vectors=2 * n_norms,
+        outer_vectors=2,
+        is_tied=True,
+        kv_heads=1 if is_single else fields.whole("num_kv_heads", heads) if is_new else heads,
+    )
+
+
+def _bert(fields: _Fields) -> _Family:
+    hidden, classes = fields.whole("hidden_size"), fields.listed("architectures", str)
+    # Outside layers: token types and the norm of embeddings; in the head, a dense layer with bias and norm.
+    pooler = hidden * (hidden + 1) + 2 * (hidden + 1) if "BertForPreTraining" in classes else 0
+    return _Family(
+        n_biases=4,
+        is_gated=False,
+        ffn_bias=True,
+        norm_vectors=4,
+        outer_vectors=fields.whole("type_vocab_size", 2) + 2 + 3,
+        outer_weights=hidden * hidden + pooler,
+        is_tied=True,
+        has_head_bias=True,
+        head="masked-lm",
+        is_causal=False,
+        position_rows=0,
+    )
+
+
+_LLAMA = _Family(n_biases=4, biases=("attention_bias", False), ffn_bias=("mlp_bias", False))
+_QWEN3 = _Family(
+    n_biases=4, biases=("attention_bias", False), n_norms=2, is_grouped=True, slides=_qwen_slides, window=4096
+)
+_GEMMA = replace(_LLAMA, ffn_bias=False, is_tied=True, is_grouped=True, head_dim=256)
+_DEEPSEEK = _Family(ffn=_deepseek_moe, latent=True)
+_MISTRAL = _Family(is_grouped=True, slides=lambda _fields, _layer: True, window=4096)
+_GPT = _Family(n_biases=4, is_gated=False, ffn_ratio=4, ffn_bias=True, norm_vectors=4, outer_vectors=2)
+
+_FAMILIES: dict[str, _Family | Callable[[_Fields], _Family]] = {
+    "llama": _LLAMA,
+    "qwen2": _Family(n_biases=3, is_grouped=True, slides=_qwen_slides, window=4096),
+    "qwen3": replace(_QWEN3, head_dim=128),
+    "mistral": _MISTRAL,
+    "mixtral": replace(_MISTRAL, ffn=_mixtral, window=0),
+    "qwen2_moe": _Family(
+        n_biases=3,
+        biases=("qkv_bias", True),
+        ffn=_qwen_moe,
+        is_grouped=True,
+        slides=_qwen_moe_slides,
+        window=4096,
+    ),
+    "qwen3_moe": replace(
+        _QWEN3, ffn=_qwen_moe, slides=lambda fields, _layer: fields.flag("use_sliding_window")
+    ),
+    "deepseek_v2": _DEEPSEEK,
+    "deepseek_v3": replace(_DEEPSEEK, has_router_bias=True),
+    "gemma": _GEMMA,
+    "gemma2": replace(_GEMMA, norm_vectors=4, slides=lambda _fields, layer: layer % 2 == 0, window=4096),
+    "gemma3_text": replace(
+        _GEMMA,
+        norm_vectors=4,
+        n_norms=2,
+        slides=lambda fields, layer: (layer + 1) % fields.whole("sliding_window_pattern", 6) > 0,
+        window=4096,
+    ),
+    "phi": replace(
+        _GPT, ffn_ratio=0, norm_vectors=2, has_head_bias=True, n_norms=4, norms=("qk_layernorm", False)
+    ),
+    "phi3": _Family(slides=lambda _fields, _layer: True),
+    "gpt2": replace(_GPT, is_tied=True, position_rows=0),
+    "gpt_neox": replace(_GPT, ffn_ratio=0, biases=("attention_bias", True)),
+    "gptj": replace(_GPT, n_biases=0, norm_vectors=2, has_head_bias=True),
+    "opt": _opt,
+    "bloom": replace(_GPT, outer_vectors=4, is_tied=True),  # embeddings have a norm
+    "mpt": _mpt,
+    "falcon": _falcon,
+    "bert": _bert,
+    "roberta": _bert,
+    "gpt_oss": _Family(
+        n_biases=4,
+        biases=("attention_bias", True),
+        ffn=_gpt_oss,
+        is_grouped=True,
+        head_dim=64,
+        slides=lambda _fields, layer: layer % 2 == 0,
+        window=128,
+    ),
+    "glm4": _Family(
+        n_biases=3, biases=("attention_bias", True), norm_vectors=4, is_grouped=True, head_dim=128
+    ),
+    "glm4_moe": _Family(
+        n_biases=3,
+        biases=("attention_bias", False),
+        n_norms=2,
+        norms=("use_qk_norm", False),
+        ffn=_deepseek_moe,
+        has_router_bias=True,
+        is_grouped=True,
+    ),
+}
+_ALIASES = {
+    "xlm-roberta": "roberta",
+    "mt5": "t5",
+    "kimi_k2": "deepseek_v3",
+    "qwen2_vl": "qwen2",
+    "qwen2_vl_text": "qwen2",
+    "qwen2_5_vl": "qwen2",
+    "qwen2_5_vl_text": "qwen2",
+    "qwen3_vl_text": "qwen3",
+    "qwen3_vl_moe_text": "qwen3_moe",
+}
+_OMITTED: dict[str, dict[str, int]] = {
+    "llama": {
+        "hidden_size": 4096,
+        "intermediate_size": 11008,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "vocab_size": 32000,
+    },
+    "gemma3_text": {
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "vocab_size": 262208,
+    },
+}
+"""Defaults of transformers for fields that published multimodal configurations leave out."""
+_USUAL_HEADS = (
+    "ForCausalLM",
+    "LMHeadModel",
+    "ForConditionalGeneration",
+    "ForMaskedLM",
+    "ForPreTraining",
+    "ForImageClassification",
+)
+
+
+def _hugging_face(table: dict[str, Any], path: Path) -> Architecture:
+    fields = _Fields(table, path)
+    nested = next((key for key in ("text_config", "llm_config", "language_config") if key in table), None)
+    if nested is not None:
+        fields.warn("reading %s, the text model of %s; other parts are left out", nested, table["model_type"])
+        text = fields.part(nested).table
+        defaults = _OMITTED.get(str(text.get("model_type")), {})
+        added = {name: value for name, value in defaults.items() if text.get(name) is None}
+        if added:
+            fields.warn("%s leaves out fields; using the defaults of transformers: %s", nested, added)
+        table = {"tie_word_embeddings": table.get("tie_word_embeddings"), **text, **added}
+    elif "vision_config" in table or "audio_config" in table:
+        fields.warn("reading the text model of %s; other parts are left out", table["model_type"])
+    if table.get("quantization_config") is not None:
+        fields.warn("'quantization_config' is ignored: weights are counted as trained")
+    if n_further := table.get("num_nextn_predict_layers") or table.get("num_mtp_layers"):
+        fields.warn("%s layers that predict further tokens are left out", n_further)
+    fields = _Fields(table, path)
+    stated = fields.text("model_type")
+    kind = _ALIASES.get(stated, stated)
+    if kind not in _FAMILIES and kind not in _READERS:
+        raise unknown_name("model_type", stated, [*_FAMILIES, *_READERS, *_ALIASES])
+    heads = [] if nested else fields.listed("architectures", str)
+    if heads and not any(head.endswith(_USUAL_HEADS) for head in heads):
+        fields.warn("architectures is %s; counting the usual head of %s", heads, stated)
+    model = _READERS[kind](fields) if kind in _READERS else _stack(fields, kind)
+    return replace(model, family=stated)
+
+
+def _stack(fields: _Fields, kind: str) -> Architecture:
+    """Build a model of one stack of layers from the facts of its family."""
+    entry = _FAMILIES[kind]
+    family = entry(fields) if callable(entry) else entry
+    hidden, vocab = fields.whole("hidden_size"), fields.whole("vocab_size")
+    n_layers = fields.whole("num_hidden_layers", largest=_MOST_LAYERS)
+    unstated = fields.whole("seq_length", 0, least=0) if family.position_rows is None else _REQUIRED
+    max_seq = fields.whole("max_position_embeddings", unstated, least=0)
+    attention, windows = _attention(fields, family, hidden), _windows(fields, family, n_layers)
+    layers = []
+    for layer in range(n_layers):
+        ffn, extra = family.ffn(fields, family, layer)
+        own = replace(attention, window=windows[layer])
+        layers.append(Layers(1, own, ffn, norm_vectors=family.norm_vectors, extra_parameters=extra))
+    positions = 0 if family.position_rows is None else max_seq + family.position_rows
+    embedding_dim = fields.whole("word_embed_proj_dim", hidden) if kind == "opt" else hidden
+    head_bias = vocab if family.has_head_bias else 0
+    return Architecture(
+        name="",
+        family=kind,
+        hidden=hidden,
+        layers=_runs(layers),
+        vocab=vocab,
+        is_tied=fields.flag("tie_word_embeddings", family.is_tied),
+        head=family.head,
+        positions=positions,
+        extra_parameters=family.outer_vectors * hidden + family.outer_weights + head_bias,
+        max_seq=max_seq - 2 if kind == "roberta" else max_seq,  # the first rows are those of padding
+        embedding_dim=0 if embedding_dim == hidden else embedding_dim,
+    )
+
+
+def _attention(fields: _Fields, family: _Family, hidden: int) -> Attention:
+    heads = fields.whole("num_attention_heads")
+    n_biases = family.n_biases if fields.switch(family.biases) else 0
+    if family.latent:
+        if fields.flag("attention_bias"):
+            raise InputError("field 'attention_bias': found True; expected False with latent attention")
+        latent = Latent(
+            query_rank=fields.whole("q_lora_rank", 0, least=0),
+            kv_rank=fields.whole("kv_lora_rank"),
+            rope_dim=fields.whole("qk_rope_head_dim"),
+        )
+        head_dim = fields.whole("qk_nope_head_dim") + latent.rope_dim
+        return Attention(heads, heads, head_dim, fields.whole("v_head_dim"), latent=latent)
+    is_stated = fields.table.get("head_dim") is not None
+    head_dim = fields.whole("head_dim") if is_stated else family.head_dim or _per_head(hidden, heads)
+    kv_heads = family.kv_heads or fields.whole(
+        "num_key_value_heads", _REQUIRED if family.is_grouped else heads
+    )
+    return Attention(
+        heads,
+        kv_heads,
+        head_dim,
+        head_dim,
+        is_causal=family.is_causal,
+        n_biases=n_biases,
+        n_norms=family.n_norms if fields.switch(family.norms) else 0,
+    )
+
+
+def _windows(fields: _Fields, family: _Family, n_layers: int) -> list[int]:
+    """Return the window of each layer, 0 for none."""
+    if family.slides is None:
+        return [0] * n_layers
+    is_null = "sliding_window" in fields.table and fields.table["sliding_window"] is None
+    window = 0 if is_null else fields.whole("sliding_window", family.window, least=0)
+    types = fields.listed("layer_types", str)
+    if not types:
+        slides = [family.slides(fields, layer) for layer in range(n_layers)]
+    elif len(types) != n_layers or not {*types} <= {"full_attention", "sliding_attention"}:
+        raise InputError(
+            f"field 'layer_types': found {len(types)} of {', '.join(sorted({*types}))}; "
+            f"expected {n_layers} of full_attention, sliding_attention"
+        )
+    else:
+        slides = [name == "sliding_attention" for name in types]
+    return [window if is_sliding else 0 for is_sliding in slides]
+
+
+def _t5(fields: _Fields) -> Architecture:
+    hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
+    head_dim = fields.whole("d_kv", 64)
+    n_encoder = fields.whole("num_hidden_layers", largest=_MOST_LAYERS)
+    n_decoder = fields.whole("num_decoder_layers", n_encoder, largest=_MOST_LAYERS)
+    is_gated = fields.text("feed_forward_proj", "relu").startswith("gated")
+    ffn = FeedForward(fields.whole("intermediate_size"), is_gated)
+    seeing_all = Attention(heads, heads, head_dim, head_dim, is_causal=False)
+    decoder = Layers(
+        n_decoder, replace(seeing_all, is_causal=True), ffn, cross_attention=seeing_all, norm_vectors=3
+    )
+    # Encoder and decoder have a final norm each, and in their first layer biases of relative positions.
+    biases = fields.whole("relative_attention_num_buckets", 32) * heads
+    return Architecture(
+        name="",
+        family="t5",
+        hidden=hidden,
+        layers=(Layers(n_encoder, seeing_all, ffn), decoder),
+        vocab=fields.whole("vocab_size"),
+        is_tied=fields.flag("tie_word_embeddings", True),
+        extra_parameters=2 * (hidden + biases),
+        max_seq=fields.whole("max_position_embeddings", 0, least=0),
+    )
+
+
+def _vit(fields: _Fields) -> Architecture:
+    hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
+    image, patch = fields.whole("image_size", 224), fields.whole("patch_size", 16)
+    if patch > image:
+        raise InputError(f"field 'patch_size': found {patch}; expected at most the image size, {image}")
+    patches = (image // patch) ** 2
+    n_classes = len(fields.part("id2label").table) or fields.whole("num_labels", 0, least=0)
+    if not n_classes:
+        n_classes = 2
+        fields.warn("no labels are stated; counting a head of 2 classes, the default of transformers")
+    has_biases, head_dim = fields.flag("qkv_bias", True), _per_head(hidden, heads)
+    attention = Attention(heads, heads, head_dim, head_dim, is_causal=False, n_biases=4 if has_biases else 0)
+    layers = Layers(
+        n_layers=fields.whole("num_hidden_layers", largest=_MOST_LAYERS),
+        attention=attention,
+        ffn=FeedForward(fields.whole("intermediate_size"), is_gated=False, has_bias=True),
+        norm_vectors=4,
+        seq=patches + 1,  # the class token comes first
+        extra_parameters=0 if has_biases else hidden,  # the output projection keeps its bias
+    )
+    # Outside layers: class token, bias of the patch embedding, final norm; weights of the patch embedding.
+    outer = 4 * hidden + fields.whole("num_channels", 3) * patch**2 * hidden
+    return Architecture(
+        name="",
+        family="vit",
+        hidden=hidden,
+        layers=(layers,),
+        vocab=n_classes,
+        head="classes",
+        positions=patches + 1,
+        extra_parameters=outer + n_classes,
+        max_seq=patches + 1,
+    )
+
+
+def _whisper(fields: _Fields) -> Architecture:
+    hidden, frames = fields.whole("d_model"), fields.whole("max_source_positions", 1500)
+    max_seq, n_mels = fields.whole("max_target_positions", 448), fields.whole("num_mel_bins", 80)
+
+    def attention(heads: int, is_causal: bool) -> Attention:
+        head_dim = _per_head(hidden, heads)
+        # Keys have no bias; queries, values and outputs have one of the same size each.
+        return Attention(heads, heads, head_dim, head_dim, is_causal=is_causal, n_biases=3)
+
+    def ffn(size: int) -> FeedForward:
+        return FeedForward(size, is_gated=False, has_bias=True)
+
+    heads = fields.whole("decoder_attention_heads")
+    encoder = Layers(
+        n_layers=fields.whole("encoder_layers", largest=_MOST_LAYERS),
+        attention=attention(fields.whole("encoder_attention_heads"), is_causal=False),
+        ffn=ffn(fields.whole("encoder_ffn_dim")),
+        norm_vectors=4,
+        seq=frames,
+    )
+    decoder = Layers(
+        n_layers=fields.whole("decoder_layers", largest=_MOST_LAYERS),
+        attention=attention(heads, is_causal=True),
+        ffn=ffn(fields.whole("decoder_ffn_dim")),
+        cross_attention=attention(heads, is_causal=False),
+        norm_vectors=6,
+    )
+    # Two convolutions over three frames with biases, and a final norm each of encoder and decoder.
+    convolutions = 3 * hidden * (n_mels + hidden) + 2 * hidden
+    return Architecture(
+        name="",
+        family="whisper",
+        hidden=hidden,
+        layers=(encoder, decoder),
+        vocab=fields.whole("vocab_size"),
+        is_tied=fields.flag("tie_word_embeddings", True),
+        positions=frames + max_seq,
+        extra_parameters=convolutions + 4 * hidden,
+        max_seq=max_seq,
+    )
+
+
+_READERS: dict[str, Callable[[_Fields], Architecture]] = {"t5": _t5, "vit": _vit, "whisper": _whisper}
+
+
+# --- Arguments of Megatron-LM -----------------------------------------------------------------------
+
+
+def _options(text: str) -> dict[str, Any]:
+    """Return the values of command-line options; those without a value are true, lists keep their values.
+
+    Options may stand in variables of a script; variables with one word as value are expanded.
+    """
+    text = re.sub(r"(?m)(^|\s)#.*$", "", text).replace("\\\n", " ")
+    text = text.replace("=(", "= ").replace('"', " ").replace("'", " ")
+    variables = dict(re.findall(r"(?m)^[ \t]*(?:export +)?(\w+)=([\w.]+)[ \t]*$", text))
+    text = re.sub(r"\$(\w+)|\$\{(\w+)\}", lambda found: variables.get(found[1] or found[2], found[0]), text)
+    options: dict[str, list[Any]] = {}
+    for line in text.splitlines():
+        values: list[Any] = []  # words before the first option, such as the name of the script
+        for word in line.split():
+            if word.startswith("--"):
+                name, _, value = word.partition("=")
+                values = options.setdefault(name, [])
+                values[:] = [_plain(value)] if value else []
+            elif word := word[:-1] if word.count(")") > word.count("(") else word:  # end of an array
+                values.append(_plain(word))
+    plain = {name: values if len(values) > 1 else (values or [True])[0] for name, values in options.items()}
+    return {"group_query_attention": False} | _argument_names(plain)  # groups are used with the option only
+
+
+def _plain(word: str) -> int | float | str:
+    for kind in (int, float):
+        try:
+            return kind(word)
+        except ValueError:
+            continue
+    return word
+
+
+def _argument_names(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Return arguments by names with underscores; a table MODEL_ARGS within the file takes precedence."""
+    nested = next((table[key] for key in ("MODEL_ARGS", "model") if isinstance(table.get(key), dict)), table)
+    return {str(name).lstrip("-").replace("-", "_"): value for name, value in nested.items()}
+
+
+def _megatron(arguments: dict[str, Any], path: Path) -> Architecture:
+    """Follow arguments of Megatron-LM, or fields of its TransformerConfig, with its defaults."""
+    fields = _Fields(arguments, path)
+    hidden = fields.whole("hidden_size")
+    n_layers = fields.whole("num_layers", largest=_MOST_LAYERS)
+    has_biases = fields.flag("add_bias_linear", True) and not fields.flag("disable_bias_linear")
+    is_gated = fields.flag("swiglu") or fields.flag("gated_linear_unit")
+    n_vectors = {"LayerNorm": 2, "RMSNorm": 1}.get(name := fields.text("normalization", "LayerNorm"))
+    if n_vectors is None:
+        raise InputError(f"field 'normalization': found {name!r}; expected LayerNorm or RMSNorm")
+    attention = _megatron_attention(fields, hidden, has_biases, n_vectors)
+    gated_default = int(4 * hidden * 2 / 3) // 64 * 64
+    size = fields.whole("ffn_hidden_size", gated_default if is_gated else 4 * hidden)
+    dense = Layers(1, attention, FeedForward(size, is_gated, has_biases), norm_vectors=2 * n_vectors)
+    sparse = dense
+    if fields.whole("num_experts", 0, least=0):
+        gate = hidden if fields.flag("moe_shared_expert_gate") else 0
+        sparse = replace(
+            dense, ffn=_megatron_experts(fields, size, is_gated, has_biases), extra_parameters=gate
+        )
+    is_sparse = _pattern(fields, "moe_layer_freq", n_layers, lambda layer, every: layer % every == 0)
+    layers = [
+        replace(sparse if has_experts else dense, attention=replace(attention, window=window))
+        for has_experts, window in zip(is_sparse, _megatron_windows(fields, n_layers), strict=True)
+    ]
+    if fields.whole("mtp_num_layers", 0, least=0):
+        fields.warn("%s layers that predict further tokens are left out", arguments["mtp_num_layers"])
+    is_rotary = fields.flag("use_rotary_position_embeddings") or fields.flag("no_position_embedding")
+    kind = "rope" if is_rotary else fields.text("position_embedding_type", "learned_absolute")
+    positions = fields.whole("max_position_embeddings", _REQUIRED if kind == "learned_absolute" else 0, 0)
+    is_untied = fields.flag("untie_embeddings_and_output_weights")
+    is_shared = fields.flag("share_embeddings_and_output_weights", default=True)
+    return Architecture(
+        name="",
+        family="megatron",
+        hidden=hidden,
+        layers=_runs(layers),
+        vocab=_padded_vocab(fields),
+        is_tied=is_shared and not is_untied,
+        positions=positions if kind == "learned_absolute" else 0,
+        extra_parameters=n_vectors * hidden,
+        max_seq=fields.whole("seq_length", positions, least=0),
+    )
+
+
+def _padded_vocab(fields: _Fields) -> int:
+    """Return the rows of the embedding, which tensor-parallel ranks divide evenly."""
+    padded = fields.whole("padded_vocab_size", 0, least=0)
+    if padded:
+        return padded
+    multiple = fields.whole("make_vocab_size_divisible_by", 128)
+    multiple *= fields.whole("tensor_model_parallel_size", 1)
+    is_gpt2 = "merge_file" in fields.table and "tokenizer_type" not in fields.table
+    is_gpt2 = is_gpt2 or fields.text("tokenizer_type", "") == "GPT2BPETokenizer"
+    if is_gpt2 and "vocab_size" not in fields.table:
+        fields.warn("no vocab_size is stated; using %s, that of the tokenizer of GPT-2", _GPT2_VOCAB)
+    size = fields.whole("vocab_size", _GPT2_VOCAB if is_gpt2 else _REQUIRED)
+    return -(-size // multiple) * multiple
+
+
+def _megatron_attention(fields: _Fields, hidden: int, has_biases: bool, n_vectors: int) -> Attention:
+    heads = fields.whole("num_attention_heads")
+    if fields.flag("multi_latent_attention"):
+        latent = Latent(
+            query_rank=fields.whole("q_lora_rank", 0, least=0),
+            kv_rank=fields.whole("kv_lora_rank", 32),
+            rope_dim=fields.whole("qk_pos_emb_head_dim", 64),
+        )
+        head_dim = fields.whole("qk_head_dim", 128) + latent.rope_dim
+        return Attention(heads, heads, head_dim, fields.whole("v_head_dim", 128), latent=latent)
+    is_grouped = fields.flag("group_query_attention", "num_query_groups" in fields.table)
+    kv_heads = fields.whole("num_query_groups", 1) if is_grouped else heads
+    kv_heads = heads if fields.table.get("num_query_groups", 1) is None else kv_heads
+    stated = fields.whole("kv_channels", 0, least=0)
+    head_dim = stated or _per_head(hidden, heads)
+    n_biases = 4 if has_biases else 3 if fields.flag("add_qkv_bias") else 0
+    n_norms = 2 * n_vectors if fields.flag("qk_layernorm") else 0
+    return Attention(heads, kv_heads, head_dim, head_dim, n_biases=n_biases, n_norms=n_norms)
+
+
+def _megatron_experts(fields: _Fields, size: int, is_gated: bool, has_biases: bool) -> Experts:
+    _, capacity = fields.value("moe_expert_capacity_factor", 0, "a number")
+    if type(capacity) not in (int, float) or not math.isfinite(capacity):
+        raise InputError(f"field 'moe_expert_capacity_factor': found {capacity!r}; expected a number")
+    return Experts(
+        n_experts=fields.whole("num_experts"),
+        per_token=fields.whole("moe_router_topk", 2),
+        size=fields.whole("moe_ffn_hidden_size", size),
+        shared_size=fields.whole("moe_shared_expert_intermediate_size", 0, least=0),
+        is_gated=is_gated,
+        has_bias=has_biases,
+        capacity=max(0.0, float(capacity)),  # Megatron-LM takes a negative factor for none
+    )
+
+
+def _megatron_windows(fields: _Fields, n_layers: int) -> list[int]:
+    _, stated = fields.value("window_size", None, "two whole numbers")
+    if stated is None:
+        return [0] * n_layers
+    sides = [int(side) for side in re.findall(r"-?\d+", str(stated))]
+    if len(sides) != 2:
+        raise InputError(f"field 'window_size': found {stated!r}; expected two whole numbers, as in '127,0'")
+    window = sides[0] + 1 if sides[0] >= 0 else 0  # the token itself counts
+    slides = _pattern(fields, "window_attn_skip_freq", n_layers, lambda layer, every: (layer + 1) % every > 0)
+    is_everywhere = fields.table.get("window_attn_skip_freq") is None
+    return [window if is_everywhere or is_sliding else 0 for is_sliding in slides]
+
+
+def _pattern(fields: _Fields, name: str, n_layers: int, rule: Callable[[int, int], bool]) -> list[bool]:
+    """Return which layers a field picks: an interval, or a list of 0 and 1, as in ``([0]*3+[1]*58)``."""
+    expected = f"a whole number >= 1, or a list of 0 and 1 for {n_layers} layers, as in '([0]*3+[1]*58)'"
+    _, value = fields.value(name, 1, expected)
+    if type(value) is int and value >= 1:
+        return [rule(layer, value) for layer in range(n_layers)]
+    text = re.sub(r"[\s()]", "", str(value))
+    picks: list[bool] = []
+    if re.fullmatch(r"\[[01](,[01])*\](\*\d{1,5})?(\+\[[01](,[01])*\](\*\d{1,5})?)*", text):
+        for entries, times in re.findall(r"\[([01,]+)\](?:\*(\d+))?", text):
+            if len(picks) <= n_layers:  # not beyond: a short text may stand for any number
+                picks += [entry == "1" for entry in entries.split(",")] * min(int(times or 1), n_layers + 1)
+    if len(picks) != n_layers:
+        raise InputError(f"field {name!r}: found {value!r}; expected {expected}")
+    return picks
+
+
+# --- torchtitan and our own format ------------------------------------------------------------------
+
+_TITAN_SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+_TITAN_FLAVORS = {
+    "8B": (4096, 14336, 32, 32),
+    "70B": (8192, 28672, 80, 64),
+    "405B": (16384, 53248, 126, 128),
+}
+"""Flavors of llama3 (torchtitan, ``torchtitan/models/llama3/__init__.py``; Dubey et al. 2024, table 3)."""
+
+
+def _torchtitan(table: dict[str, Any], path: Path) -> Architecture:
+    fields = _Fields(table, path).part("model")
+    name, flavor = fields.text("name"), fields.text("flavor")
+    if name != "llama3":
+        raise unknown_name("name of a torchtitan model", name, ["llama3"])
+    if flavor not in _TITAN_FLAVORS:
+        raise unknown_name("flavor of llama3", flavor, _TITAN_FLAVORS)
+    shared = {"model_type": "llama", "num_key_value_heads": 8, "vocab_size": 128256}
+    sizes = dict(zip(_TITAN_SIZES, _TITAN_FLAVORS[flavor], strict=True))
+    seq = _Fields(table, path).part("training").whole("seq_len", 0, least=0)
+    model = _hugging_face(shared | sizes, path)
+    return replace(model, name=f"{name}-{flavor}", max_seq=seq)
+
+
+def _own(kind: type, table: Any, where: str) -> Any:
+    """Build a value from the table of its fields; ``where`` is the path of the table in the file."""
+    label = where or "the file"
+    if not isinstance(table, dict):
+        raise InputError(f"{label}: found {table!r}; expected a table of fields")
+    if kind is FeedForward and "n_experts" in table:
+        kind = Experts
+    fields = {field.name: field for field in dataclasses.fields(kind)}
+    values: dict[str, Any] = {}
+    for name, value in table.items():
+        place = f"{where}.{name}" if where else name
+        if name not in fields:
+            raise UnknownNameError(f"{label}: {unknown_name('field', name, fields)}")
+        if name == "layers":
+            if not isinstance(value, list):
+                raise InputError(f"layers: found {value!r}; expected tables [[layers]]")
+            values[name] = tuple(_own(Layers, run, f"layers[{n}]") for n, run in enumerate(value, 1))
+        elif name in _OWN_PARTS:
+            values[name] = _own(_OWN_PARTS[name], value, place)
+        else:
+            values[name] = _own_value(fields[name].type, value, place)
+    for name, field in fields.items():
+        if name not in values and field.default is dataclasses.MISSING:
+            raise InputError(f"{label}: field {name!r} is missing; expected {', '.join(fields)}")
+    try:
+        return kind(**values)
+    except InputError as wrong:
+        raise InputError(f"{label}: {wrong}") from None
+
+
+_OWN_PARTS = {"attention": Attention, "cross_attention": Attention, "latent": Latent, "ffn": FeedForward}
+
+
+def _own_value(kind: Any, value: Any, place: str) -> Any:
+    if kind is float and type(value) in (int, float) and math.isfinite(value):
+        return float(value)
+    if kind is HeadKind and value in get_args(HeadKind):
+        return value
+    if kind in (bool, int, str) and type(value) is kind:
+        if kind is int and abs(value) > _LARGEST_COUNT * 10_000:
+            raise InputError(f"{place}: found {value!r}; expected at most {_LARGEST_COUNT * 10_000:,}")
+        return value
+    expected = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+    raise InputError(f"{place}: found {value!r}; expected {expected.get(kind) or ', '.join(get_args(kind))}")

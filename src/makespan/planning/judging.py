@@ -1,0 +1,176 @@
+"""How well steps are predicted: the protocol, its baselines, and tables of what came out.
+
+A group is source, device and precision with at least six rows. Nothing that is judged was fitted: factors
+are fitted to the rows of all other sources, then refined by a few rows of the group, drawn by plan, since
+most plans occur in several releases of the software. Ten draws have written seeds. Beside each error stand
+those of two baselines from the same rows: one utilisation for all, and one scale on the prediction.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from makespan.planning.factors import Knowledge, calibrate_rows, fit_knowledge, predict_rows, terms_of
+from makespan.planning.rows import Measured, Refused
+
+Array = NDArray[np.float64]
+Indices = NDArray[np.intp]
+SEEDS = tuple(range(1, 11))
+"""Seeds of the draws of the protocol."""
+DRAWN = (1, 3, 5)
+"""Rows drawn for calibration, besides none."""
+LEAST_ROWS = 6
+_FOLDS = 5
+_Z90 = 1.645  # half width of an interval of 90 %, in spreads
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    logs: Array
+    terms: Array
+    step_s: Array
+    mfu: Array
+    plans: NDArray[np.str_]
+
+
+def judge(rows: Sequence[Measured], seeds: Sequence[int] = SEEDS) -> pd.DataFrame:
+    """Judge predictions by the protocol.
+
+    Returns
+    -------
+    pandas.DataFrame
+        One row per group and number of calibration rows (0, 1, 3, 5; -1 for five folds by plan), with the
+        mean relative errors [1] of prediction, constant utilisation and scale, the ratio of predicted to
+        measured times, and the share of rows inside the interval of 90 %.
+    """
+    all_terms = terms_of(rows)
+    members: dict[str, list[int]] = {}
+    for i, row in enumerate(rows):
+        members.setdefault(row.group, []).append(i)
+    found: list[dict[str, Any]] = []
+    for name, at in sorted(members.items()):
+        if len(at) < LEAST_ROWS:
+            continue
+        others = [i for i, row in enumerate(rows) if row.source != rows[at[0]].source]
+        group = _group(rows, all_terms, at, fit_knowledge([rows[i] for i in others], all_terms[others]))
+
+        def add(drawn: int, results: list[dict[str, float]], name: str = name, size: int = len(at)) -> None:
+            if results:
+                mean = {key: float(np.mean([one[key] for one in results])) for key in results[0]}
+                found.append({"group": name, "rows": size, "drawn": drawn, **mean})
+
+        add(0, [_errors(group, [], np.arange(len(at)))])
+        for k in DRAWN:
+            draws = [_draw(group, k, seed) for seed in seeds]
+            add(k, [_errors(group, taken, rest) for taken, rest in draws if len(rest)])
+        folds = [fold for seed in seeds for fold in _folds(group, seed)]
+        add(-1, [_errors(group, taken, rest) for taken, rest in folds])
+    return pd.DataFrame(found)
+
+
+def _group(rows: Sequence[Measured], terms: Array, at: list[int], known: Knowledge) -> _Group:
+    own = [rows[i] for i in at]
+    return _Group(
+        logs=np.array(
+            [known.logs(row.stack.family, row.machines.device.name, row.training.precision) for row in own]
+        ),
+        terms=terms[at],
+        step_s=np.array([row.step_s for row in own]),
+        mfu=np.array([row.mfu for row in own]),
+        plans=np.array([row.plan for row in own]),
+    )
+
+
+def _draw(group: _Group, k: int, seed: int) -> tuple[list[int], Indices]:
+    """Return ``k`` rows of different plans, and all rows of the other plans."""
+    rng = np.random.default_rng(seed)
+    plans = rng.permutation(np.unique(group.plans))
+    if len(plans) <= k:
+        return [], np.array([], dtype=np.intp)
+    taken = [int(rng.choice(np.flatnonzero(group.plans == plan))) for plan in plans[:k]]
+    return taken, np.flatnonzero(~np.isin(group.plans, plans[:k]))
+
+
+def _folds(group: _Group, seed: int) -> list[tuple[list[int], Indices]]:
+    plans = np.random.default_rng(seed).permutation(np.unique(group.plans))
+    parts = np.array_split(plans, min(_FOLDS, len(plans)))
+    chosen = [np.isin(group.plans, part) for part in parts]
+    return [(list(np.flatnonzero(~one)), np.flatnonzero(one)) for one in chosen if not one.all()]
+
+
+def _errors(group: _Group, taken: list[int], rest: Indices) -> dict[str, float]:
+    """Return the errors on some rows, after calibration by others."""
+    measured, utilisation = group.step_s[rest], group.mfu[rest]
+    calibrated = calibrate_rows(group.logs[taken], group.terms[taken], group.step_s[taken]) if taken else None
+    predicted, spread = predict_rows(group.logs[rest], group.terms[rest], calibrated)
+    prior, _ = predict_rows(group.logs, group.terms)
+    inside = np.abs(np.log(predicted / measured)) <= _Z90 * spread
+    result = {
+        "error": float(np.abs(predicted / measured - 1).mean()),
+        "bias": float(np.exp(np.log(predicted / measured).mean())),
+        "covered": float(inside.mean()),
+        "utilisation_error": float("nan"),
+        "scale_error": float("nan"),
+    }
+    if taken:
+        constant = np.exp(np.log(group.mfu[taken]).mean())
+        scale = np.exp(np.median(np.log(group.step_s[taken] / prior[taken])))
+        result["utilisation_error"] = float(np.abs(utilisation / constant - 1).mean())
+        result["scale_error"] = float(np.abs(prior[rest] * scale / measured - 1).mean())
+    return result
+
+
+_DRAWS = {0: "no row", 1: "1 row", 3: "3 rows", 5: "5 rows", -1: "5 folds"}
+_MEANS = {
+    "error": ("**mean over groups**", ".1%"),
+    "scale_error": ("baseline: one scale", ".1%"),
+    "utilisation_error": ("baseline: one utilisation", ".1%"),
+    "bias": ("predicted over measured", ".3f"),
+    "covered": ("inside the interval of 90 %", ".1%"),
+}
+
+
+def judged_cells(table: pd.DataFrame) -> list[list[str]]:
+    """Return errors by group and number of drawn rows, then means and baselines, as rows of texts."""
+
+    def texts(values: dict[Any, float], form: str) -> list[str]:
+        return ["-" if math.isnan(values.get(k, math.nan)) else f"{values[k]:{form}}" for k in _DRAWS]
+
+    sizes = table.groupby("group")["rows"].first().to_dict()
+    wide = table.pivot(index="group", columns="drawn", values="error")
+    lines = [["group", "rows", *_DRAWS.values()]]
+    lines += [
+        [str(name), str(sizes[name]), *texts(values.to_dict(), ".1%")] for name, values in wide.iterrows()
+    ]
+    means = table.groupby("drawn")[list(_MEANS)].mean()
+    return lines + [
+        [title, "", *texts(means[column].to_dict(), form)] for column, (title, form) in _MEANS.items()
+    ]
+
+
+def judged_table(table: pd.DataFrame) -> str:
+    """Return `judged_cells` as a table of Markdown."""
+    head, *rest = (f"| {' | '.join(cells)} |" for cells in judged_cells(table))
+    return "\n".join([head, "| --- |" + " ---: |" * (len(_DRAWS) + 1), *rest]) + "\n"
+
+
+def judged_text(table: pd.DataFrame, n_rows: int, refused: Sequence[Refused]) -> str:
+    """Return what was judged as lines: errors by group, means, baselines, and why rows were refused."""
+    lines = [
+        f"{n_rows} rows are used, {len(refused)} are not. Mean relative error of a step, by rows drawn:",
+        "",
+    ]
+    lines += [
+        f"{name.strip('*'):<32}{size:>6}" + "".join(f"{cell:>9}" for cell in cells)
+        for name, size, *cells in judged_cells(table)
+    ]
+    reasons = Counter((one.source, one.reason) for one in refused)
+    lines += ["", "Not used:"] if refused else []
+    lines += [f"  {count:>4}  {source}: {reason}" for (source, reason), count in sorted(reasons.items())]
+    return "\n".join(lines)

@@ -1,0 +1,185 @@
+"""Devices with what they sustain, and clusters of them: from the catalogue, from files, from short texts."""
+
+import re
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from makespan.errors import InputError, unknown_name
+from makespan.files import preset_entry, read_preset, read_toml
+from makespan.units import GIB
+
+_PACKAGE = "makespan.planning"
+GENERATIONS = ("first", "second", "third")
+"""Generations of fused attention kernels: FlashAttention, FlashAttention-2, FlashAttention-3 with cuDNN."""
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One device.
+
+    Parameters
+    ----------
+    name, source, evidence
+        Key in the catalogue, where the numbers come from, and what stands behind the sustained shares.
+    peak_tflop_per_s
+        Dense peaks [TFLOP/s] by precision.
+    memory_gib, memory_gb_per_s
+        Memory that programs can use [GiB], and its bandwidth [GB/s].
+    link_gb_per_s, network_gb_per_s
+        Bandwidth to the devices of the node, and of the network card per device [GB/s per direction].
+    products
+        By precision: share of the peak of large matrix products [1], and the inner size that halves the rest.
+    attention
+        By generation of the kernel: share of the 16-bit peak [1], and the length that halves it [tokens].
+    """
+
+    name: str
+    peak_tflop_per_s: dict[str, float]
+    memory_gib: float
+    memory_gb_per_s: float
+    link_gb_per_s: float
+    network_gb_per_s: float
+    products: dict[str, tuple[float, float]]
+    attention: dict[str, tuple[float, float]]
+    evidence: str
+    source: str
+
+    def __post_init__(self) -> None:
+        for name in ("memory_gib", "memory_gb_per_s", "link_gb_per_s", "network_gb_per_s"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise InputError(
+                    f"device {self.name!r}: {name} is {getattr(self, name)!r}; expected a positive number"
+                )
+        for precision, (share, size) in self.products.items():
+            if not (0 < share <= 1 and size >= 0):
+                raise InputError(
+                    f"device {self.name!r}: products of {precision} are {share}, {size}; expected a share "
+                    "of the peak, above 0 and up to 1, and an inner size"
+                )
+        if missing := set(GENERATIONS) - set(self.attention):
+            raise InputError(f"device {self.name!r}: attention lacks {', '.join(sorted(missing))}")
+
+    def peak_flop_per_s(self, precision: str) -> float:
+        """Return the dense peak of a precision [FLOP/s]; raises `UnknownNameError` where there is none."""
+        if precision not in self.peak_tflop_per_s or precision not in self.products:
+            raise unknown_name(f"precision of device {self.name!r}", precision, self.peak_tflop_per_s)
+        return self.peak_tflop_per_s[precision] * 1e12
+
+    @property
+    def memory_bytes(self) -> float:
+        """Memory that programs can use [B]."""
+        return self.memory_gib * GIB
+
+
+def device_names() -> tuple[str, ...]:
+    """Return the keys of all devices."""
+    return tuple(read_preset(_PACKAGE, "devices"))
+
+
+@cache
+def device(name: str) -> Device:
+    """Return a device of the catalogue; raises `UnknownNameError` for another name."""
+    return _device(name, preset_entry(_PACKAGE, "devices", "device", name))
+
+
+def _device(name: str, entry: dict[str, Any]) -> Device:
+    pairs = {
+        key: {kind: tuple(pair) for kind, pair in entry[key].items()} for key in ("products", "attention")
+    }
+    return Device(name=name, **{**entry, **pairs})
+
+
+@dataclass(frozen=True, slots=True)
+class Machines:
+    """A cluster of equal nodes.
+
+    Parameters
+    ----------
+    name
+        Name in tables.
+    device, n_gpus, gpus_per_node
+        What it consists of; the devices of a node reach each other by the fast link.
+    link_latency_s, network_latency_s
+        Time of a message of no length, in a node and between nodes [s].
+    usd_per_gpu_hour
+        Price, for costs; 0 for none.
+    """
+
+    name: str
+    device: Device
+    n_gpus: int
+    gpus_per_node: int = 8
+    link_latency_s: float = 4e-6
+    network_latency_s: float = 10e-6
+    usd_per_gpu_hour: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("n_gpus", "gpus_per_node"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise InputError(f"cluster {self.name!r}: {name} is {value!r}; expected a whole number >= 1")
+        for name in ("link_latency_s", "network_latency_s", "usd_per_gpu_hour"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise InputError(
+                    f"cluster {self.name!r}: {name} is {getattr(self, name)!r}; expected a number >= 0"
+                )
+
+    def with_gpus(self, n_gpus: int) -> "Machines":
+        """Return the cluster with another number of devices."""
+        return replace(self, n_gpus=n_gpus, name=f"{n_gpus}x{self.device.name}")
+
+
+_SHORT = re.compile(r"(\d+)\s*x\s*([A-Za-z][\w.-]*)")
+_OF_DEVICE = {field.name for field in fields(Device)} - {"name"}
+_OF_CLUSTER = {field.name for field in fields(Machines)} - {"name", "device"}
+
+
+def read_machines(source: str | Path) -> Machines:
+    """Return a cluster from a short text such as ``64xh100-80``, or from a TOML file.
+
+    A file has ``device``, the key of one of the catalogue, ``n_gpus``, and what differs from the defaults:
+    any field of `Machines`, and any of `Device`, such as ``network_gb_per_s``. For example::
+
+        device = "h100-80"
+        n_gpus = 512
+        network_gb_per_s = 25      # per device and direction
+        usd_per_gpu_hour = 2.2
+
+    Raises
+    ------
+    InputError
+        A field is missing, unknown or out of range.
+    """
+    if short := _SHORT.fullmatch(str(source).strip()):
+        kind = device(short[2])
+        per_node = 72 if kind.name.startswith("gb") else 8
+        n_gpus = int(short[1])
+        return Machines(str(source), kind, n_gpus, gpus_per_node=min(per_node, max(n_gpus, 1)))
+    path = Path(source)
+    if not path.is_file():
+        raise InputError(
+            f"{source}: no such file; expected a TOML file of a cluster, or a text such as 64xh100-80, with "
+            f"one of the devices {', '.join(device_names())}"
+        )
+    entry = read_toml(path, "a cluster")
+    if unknown := set(entry) - _OF_DEVICE - _OF_CLUSTER - {"device"}:
+        raise InputError(f"{path}: {unknown_name('field', sorted(unknown)[0], _OF_DEVICE | _OF_CLUSTER)}")
+    if missing := {"device", "n_gpus"} - set(entry):
+        raise InputError(f"{path}: {sorted(missing)[0]} is missing; expected device and n_gpus")
+    for key, value in entry.items():
+        if key not in ("device", "source", "evidence", "products", "attention", "peak_tflop_per_s") and (
+            isinstance(value, bool) or not isinstance(value, int | float)
+        ):
+            raise InputError(f"{path}: {key} is {value!r}; expected a number")
+    base = preset_entry(_PACKAGE, "devices", "device", str(entry["device"]))
+    own = {key: value for key, value in entry.items() if key in _OF_DEVICE}
+    try:
+        kind = _device(str(entry["device"]), {**base, **own})
+        settings = {key: value for key, value in entry.items() if key in _OF_CLUSTER}
+        return Machines(path.stem, kind, **settings)
+    except (TypeError, ValueError, AttributeError) as error:
+        raise InputError(f"{path}: {error}") from None
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None

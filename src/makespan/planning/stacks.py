@@ -1,0 +1,111 @@
+"""Software stacks, and what a training run is: model, sequences, batch and precision."""
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal
+
+from makespan.errors import InputError, unknown_name
+from makespan.files import preset_entry, read_preset
+from makespan.planning.architecture import Architecture
+
+_PACKAGE = "makespan.planning"
+PRECISIONS = ("bf16", "fp16", "tf32", "fp32", "fp8", "fp4")
+"""Precisions of matrix products."""
+_KERNELS = ("unfused", "first", "second", "third")
+
+
+@dataclass(frozen=True, slots=True)
+class Software:
+    """Facts about training software that change time or memory.
+
+    Parameters
+    ----------
+    name, source
+        Key in the catalogue, and where the facts come from.
+    attention
+        Generation of the fused attention kernel, or ``unfused``.
+    gradient_bytes
+        Of one gradient, in memory and on the wire.
+    element_passes
+        Times that activations go through memory, over what fused kernels need.
+    overlaps_tensor
+        True if the collectives of tensor parallelism run beside the products.
+    regathers
+        True if FSDP gathers parameters for every micro-batch under pipeline parallelism, too.
+    logit_bytes
+        Kept per token and row of the vocabulary: 6 with a fused loss, 14 without.
+    like
+        Stack whose factors it has, if it is another setting of the same software; empty for its own.
+    cast_passes
+        Times that conversions to 8 bits go through memory, over those with one scale per tensor.
+    """
+
+    name: str
+    attention: Literal["unfused", "first", "second", "third"]
+    gradient_bytes: int
+    element_passes: float
+    overlaps_tensor: bool
+    regathers: bool
+    logit_bytes: float
+    source: str
+    like: str = ""
+    cast_passes: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.attention not in _KERNELS:
+            raise unknown_name("attention kernel", self.attention, _KERNELS)
+
+    @property
+    def family(self) -> str:
+        """Key of the stack whose factors it has."""
+        return self.like or self.name
+
+
+def stack_names() -> tuple[str, ...]:
+    """Return the keys of all stacks."""
+    return tuple(read_preset(_PACKAGE, "stacks"))
+
+
+@cache
+def software(name: str) -> Software:
+    """Return a stack of the catalogue; raises `UnknownNameError` for another name."""
+    entry = preset_entry(_PACKAGE, "stacks", "stack", name)
+    if "like" in entry:
+        entry = {**preset_entry(_PACKAGE, "stacks", "stack", entry["like"]), **entry}
+    return Software(name=name, **entry)
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """A training run, apart from where and how it runs.
+
+    Parameters
+    ----------
+    model, seq, global_batch, precision
+        What is trained, tokens of a sample, samples of a step, and precision of matrix products.
+    computed_share
+        Share of the tokens that are computed; less than 1 where padding is left out.
+    """
+
+    model: Architecture
+    seq: int
+    global_batch: int
+    precision: str = "bf16"
+    computed_share: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("seq", "global_batch"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise InputError(f"training: {name} is {value!r}; expected a whole number >= 1")
+        if self.precision not in PRECISIONS:
+            raise unknown_name("precision", self.precision, PRECISIONS)
+        if not 0 < self.computed_share <= 1:
+            raise InputError(
+                f"training: computed_share is {self.computed_share!r}; expected above 0, up to 1"
+            )
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Tokens of one step, padding included."""
+        return float(self.seq * self.global_batch)

@@ -1,0 +1,341 @@
+"""Time of one training step, as a sum of terms that are linear in a few factors.
+
+Every term is an ideal time, from counts of the model and from what the device sustains, times a factor that
+says how much longer the software of a stack takes, or which share of a transfer is not hidden. A term depends
+on the layout and never on a factor, so that fitting factors to measured rows is a problem of least squares in
+their logarithms, and a grid of layouts is one pass over arrays.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from makespan.planning.architecture import Experts
+from makespan.planning.layout import Layout
+from makespan.planning.machines import Machines
+from makespan.planning.stacks import Software, Training
+
+Array = NDArray[np.float64]
+
+TERMS: dict[str, str] = {
+    "products": "matrix products of attention and dense feed-forward parts",
+    "experts": "matrix products of experts",
+    "expert_traffic": "permutation of tokens, and weights of experts read for each micro-batch",
+    "attention": "fused attention kernels",
+    "scores": "attention cores of separate kernels",
+    "odd_heads": "attention cores whose head size is no multiple of 8",
+    "elements": "element-wise kernels: norms, activations, residuals, dropout, softmax",
+    "casts": "conversions to 8 bits and back",
+    "head": "output head and loss",
+    "tensor": "collectives of tensor parallelism that nothing hides",
+    "tensor_beside": "collectives of tensor parallelism beside the products",
+    "context": "keys and values sent around by context parallelism",
+    "dispatch": "tokens sent to experts and back",
+    "stages": "activations sent between pipeline stages",
+    "launches": "gaps between kernels",
+    "expert_launches": "gaps between the kernels of experts, and waiting for their counts",
+    "step": "fixed part of a step",
+    "gradients": "exchange of gradients and parameters, once a step",
+    "gradients_beyond": "exchange of gradients for which the backward pass is too short",
+    "shards": "gathered and scattered parameters of fully sharded data parallelism",
+    "shards_beyond": "gathered and scattered parameters for which the computation is too short",
+    "optimizer": "update of the states",
+}
+"""Terms of a step, in the order of their columns, with what each is."""
+NAMES = tuple(TERMS)
+COMPUTE = np.array(
+    [name in ("products", "experts", "attention", "scores", "odd_heads", "head") for name in NAMES]
+)
+"""Marks the terms that the sustained share of the device scales."""
+
+_GEMM_PASSES = 3.0  # forward, and two products of the same size backward
+_CORE_PASSES = 3.5  # the backward pass of a fused attention kernel has five products for two (Dao 2023)
+_STREAMING = 0.8  # share of the memory bandwidth that element-wise kernels reach
+_LINK, _NETWORK, _ALL_TO_ALL = 0.75, 0.8, 0.6  # shares of the bandwidth that collectives reach
+_KERNELS_PER_LAYER, _KERNELS_OF_EXPERTS, _GAP_S = 15.0, 30.0, 5e-6
+_STEP_S = 20e-3
+_WINDOW = 0.6  # share of the backward pass of one micro-batch that can hide an exchange
+_SHARD_WINDOW = 0.8  # the same for all computation, with parameters gathered ahead
+_SMALL_HEAD = 0.8  # attention kernels with heads of 64 channels, over those with 128
+_SCORE_BYTES = 11.0  # per head and pair of tokens: scores, softmax, mask and dropout, read and written
+_CAST_BYTES = 1.0
+_OPERATORS = 0.5  # share of the products that selective recomputation by operator repeats
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Columns of the fields of layouts, as float arrays of one length."""
+
+    dp: Array
+    tp: Array
+    pp: Array
+    cp: Array
+    ep: Array
+    interleave: Array
+    micro_batch: Array
+    zero: Array
+    shard: Array
+    again: Array  # share of the layers' products that run once more
+    again_core: Array  # the same for attention cores
+    sequence_parallel: Array
+    zero_bubble: Array
+    ends: Array
+
+    @classmethod
+    def of(cls, layouts: Sequence[Layout]) -> "Grid":
+        """Return the columns of layouts."""
+        again = {"none": 0.0, "selective": 0.0, "operators": _OPERATORS, "full": 1.0}
+        core = {"none": 0.0, "selective": 1.0, "operators": 0.0, "full": 1.0}
+        rows = [
+            (
+                one.dp,
+                one.tp,
+                one.pp,
+                one.cp,
+                one.ep,
+                one.interleave,
+                one.micro_batch,
+                one.zero,
+                one.shard or one.dp * one.cp,
+                again[one.recompute] * one.recompute_share,
+                core[one.recompute] * one.recompute_share,
+                one.sequence_parallel,
+                one.pipeline == "zero-bubble",
+                one.ends_as_layers,
+            )
+            for one in layouts
+        ]
+        return cls(*np.array(rows, dtype=float).reshape(len(rows), len(cls.__slots__)).T)
+
+
+def group_bandwidth(size: Array, inner: Array, machines: Machines) -> Array:
+    """Return the bandwidth of a ring over ``size`` devices, every ``inner``-th of the order [B/s].
+
+    Between nodes, each device of a node brings in an equal part over its own card, and the parts go round in
+    the node: times add up.
+    """
+    link = machines.device.link_gb_per_s * 1e9 * _LINK
+    network = machines.device.network_gb_per_s * 1e9 * _NETWORK
+    local = np.maximum(1.0, np.floor(machines.gpus_per_node / inner))
+    nodes = np.maximum(size / local, 1.0)
+    across = 1 / np.maximum((1 - 1 / nodes) / (local * network) + (local - 1) / local / link, 1e-30)
+    return np.where(size * inner <= machines.gpus_per_node, link, across)
+
+
+def weights(training: Training, grid: Grid) -> tuple[Array, Array]:
+    """Return the parameters held by a device of the fullest stage: those of experts, and all others."""
+    model = training.model
+    expert, other = 0.0, 0.0
+    for run in model.kinds:
+        held = run.n_layers * run.parameters(model.hidden)
+        own = run.n_layers * run.ffn.expert_parameters(model.hidden) if isinstance(run.ffn, Experts) else 0
+        expert, other = expert + own, other + held - own
+    ends = model.embedding_parameters + model.extra_parameters
+    head = 0 if model.is_tied else model.head_parameters
+    # Embedding and head lie on different stages, if there are several.
+    at_ends = np.where(grid.pp > 1, float(max(ends, model.head_parameters)), float(ends + head))
+    return expert / (grid.ep * grid.pp), other / (grid.tp * grid.pp) + at_ends / grid.tp
+
+
+def ideal_terms(training: Training, grid: Grid, machines: Machines, stack: Software) -> Array:
+    """Return the ideal time of every term [s], (n_layouts, n_terms), columns as in `NAMES`.
+
+    Raises `UnknownNameError` for a precision that the device does not have.
+    """
+    device, model = machines.device, training.model
+    peak, peak16 = device.peak_flop_per_s(training.precision), device.peak_flop_per_s(_sixteen(training))
+    share, half = device.products[training.precision]
+    memory = device.memory_gb_per_s * 1e9 * _STREAMING
+    bytes_per = 4.0 if training.precision in ("fp32", "tf32") else 2.0
+    is_narrow = training.precision in ("fp8", "fp4")
+    hidden, tp, cp, pp = float(model.hidden), grid.tp, grid.cp, grid.pp
+    count = np.maximum(training.global_batch / (grid.dp * grid.micro_batch), 1.0)
+    n_terms = {name: np.zeros_like(tp) for name in NAMES}  # of one micro-batch, all layers, per device
+
+    def products_s(out: Array | float, size: Array | float, tokens: Array) -> Array:
+        return np.asarray(2.0 * tokens * out * size * (1.0 + half / size) / (peak * share))
+
+    link = group_bandwidth(tp, np.ones_like(tp), machines)
+    for run in model.kinds:
+        seq = model.tokens(run, training.seq) * training.computed_share
+        tokens = grid.micro_batch * seq / cp
+        n = float(run.n_layers)
+        parts = [run.attention, *([run.cross_attention] if run.cross_attention else [])]
+        dense = np.zeros_like(tp)
+        for part in parts:
+            for out, inner, is_divided in part.products(model.hidden):
+                # Heads divide the longer side of a projection.
+                divide = tp if is_divided else np.ones_like(tp)
+                if out >= inner or part.latent is not None:
+                    dense = dense + products_s(out / divide, float(inner), tokens)
+                else:
+                    dense = dense + products_s(float(out), inner / divide, tokens)
+            keys = training.seq if part is run.cross_attention else None
+            core = grid.micro_batch * part.core_flop(round(seq), keys) / (tp * cp)
+            passes = _CORE_PASSES + grid.again_core
+            is_odd = part.head_dim % 8 != 0
+            if stack.attention == "unfused":
+                full = (
+                    2.0 * core if part.is_causal else core
+                )  # separate kernels compute masked scores as well
+                in_core = full / (peak16 * share) * (1.0 + 0.5 * half / part.head_dim)
+                n_terms["scores"] += n * in_core * (_GEMM_PASSES + grid.again_core)
+                if is_odd:
+                    n_terms["odd_heads"] += n * in_core * (_GEMM_PASSES + grid.again_core)
+            else:
+                reached, length = device.attention[stack.attention]
+                small = 1.0 if part.head_dim > 64 else _SMALL_HEAD
+                in_core = core / (peak16 * reached * small * seq / (seq + length))
+                n_terms["attention"] += n * in_core * passes
+            n_terms["context"] += (
+                n * 3.0 * (cp - 1) * tokens * part.kv_heads / tp * (part.head_dim + part.value_dim)
+                * bytes_per / group_bandwidth(cp, tp, machines)
+            ) * (cp > 1)  # fmt: skip
+        # Element-wise traffic: what every device of a tensor group repeats, and what they divide.
+        attention = run.attention
+        scores = (
+            _SCORE_BYTES / 2 * bytes_per * attention.heads / tp * seq / cp * tokens
+            if stack.attention == "unfused"
+            else 0.0
+        )
+        size = float(run.ffn.size)
+        if isinstance(run.ffn, Experts):
+            size = float(run.ffn.size * run.ffn.per_token + run.ffn.shared_size)
+        mats = run.ffn.n_matrices
+        replicated = 10.0 * tokens / np.where(grid.sequence_parallel > 0, tp, 1.0) * hidden * bytes_per
+        divided = tokens / tp * (3.0 * attention.heads * attention.head_dim + mats * size) * bytes_per
+        passes = _GEMM_PASSES + grid.again
+        moved = stack.element_passes * (replicated + divided + scores)
+        n_terms["elements"] += n * moved / memory * passes
+        if is_narrow:
+            n_terms["casts"] += (
+                n * stack.cast_passes * tokens * _CAST_BYTES * (4 * hidden + 2 * size / tp) / memory * passes
+            )
+        reductions = 1.0 + (run.cross_attention is not None)
+        if isinstance(run.ffn, Experts):
+            ffn = run.ffn
+            routed = tokens / tp * ffn.per_token * (ffn.capacity or 1.0)
+            own = (mats - 1) * products_s(float(ffn.size), hidden, routed) + products_s(
+                hidden, float(ffn.size), routed
+            )
+            n_terms["experts"] += n * own * passes
+            if ffn.shared_size:
+                dense = dense + (mats - 1) * products_s(ffn.shared_size / tp, hidden, tokens)
+                dense = dense + products_s(hidden, ffn.shared_size / tp, tokens)
+                reductions += 1.0
+            permuted = routed * (4.0 * hidden + 3.0 * ffn.size) * bytes_per
+            read = 2.0 * ffn.expert_parameters(model.hidden) / grid.ep
+            n_terms["expert_traffic"] += n * (permuted + read) / memory * passes
+            n_terms["expert_launches"] += n * _KERNELS_OF_EXPERTS * _GAP_S * passes
+            width = 1.5 if is_narrow else 2.0
+            # A token goes once to every node that has one of its experts, and from there over the fast link.
+            nodes = np.maximum(grid.ep / machines.gpus_per_node, 1.0)
+            visited = nodes * (1.0 - (1.0 - 1.0 / nodes) ** ffn.per_token)
+            inside = np.minimum(grid.ep, machines.gpus_per_node)
+            near = np.minimum(float(ffn.per_token), grid.ep) * (1.0 - 1.0 / inside)
+            far = visited * (1.0 - 1.0 / nodes)
+            near_s = near / (device.link_gb_per_s * 1e9 * _ALL_TO_ALL)
+            far_s = far / (device.network_gb_per_s * 1e9 * _NETWORK)
+            sent = 2.0 * tokens / tp * hidden * width
+            n_terms["dispatch"] += n * sent * (near_s + far_s) * (2.0 + grid.again)
+        else:
+            dense = (
+                dense
+                + (mats - 1) * products_s(size / tp, hidden, tokens)
+                + products_s(hidden, size / tp, tokens)
+            )
+            reductions += 1.0
+        n_terms["products"] += n * dense * passes
+        volume = reductions * 2.0 * (tp - 1) / tp * tokens * hidden * bytes_per
+        moved_s = n * (volume / link + reductions * machines.link_latency_s) * (2.0 + grid.again) * (tp > 1)
+        n_terms["tensor_beside" if stack.overlaps_tensor else "tensor"] += moved_s
+        n_terms["launches"] += n * _KERNELS_PER_LAYER * _GAP_S * passes
+
+    # Per device: the slowest stage runs all micro-batches, the ramp runs a mean stage.
+    items = model.n_layers + 2.0 * grid.ends
+    chunks = pp * grid.interleave
+    uneven = np.ceil(items / chunks) * chunks / items
+    ramp = (pp - 1) / grid.interleave * np.where(grid.zero_bubble > 0, 1 / 3, 1.0)  # weights are last
+    repeats = (count * uneven + ramp) / pp
+    terms = {name: values * repeats for name, values in n_terms.items()}
+    _add_head(terms, training, grid, count, stack, memory, products_s)
+    _add_transfers(terms, training, grid, machines, stack, count)
+    return np.stack([terms[name] for name in NAMES], axis=1)
+
+
+def _sixteen(training: Training) -> str:
+    return training.precision if training.precision in ("fp32", "tf32", "fp16") else "bf16"
+
+
+def _add_head(
+    terms: dict[str, Array],
+    training: Training,
+    grid: Grid,
+    count: Array,
+    stack: Software,
+    memory: float,
+    products_s: Callable[[Array | float, Array | float, Array], Array],
+) -> None:
+    """Add output head and loss, which the last stage computes beside its layers."""
+    model = training.model
+    if model.head not in ("lm", "masked-lm"):
+        return
+    run = model.layers[-1]
+    tokens = grid.micro_batch * model.tokens(run, training.seq) * training.computed_share / grid.cp
+    share = 0.15 if model.head == "masked-lm" else 1.0  # of the tokens, in masked-language modelling
+    products = _GEMM_PASSES * products_s(model.vocab / grid.tp, float(model.hidden), tokens * share)
+    loss = stack.logit_bytes * tokens * share * model.vocab / grid.tp / memory
+    own = count * (products + loss)
+    # Where embedding and loss count as layers, the last stage has one layer less.
+    layer = (terms["products"] + terms["attention"] + terms["scores"]) / (model.n_layers / grid.pp)
+    terms["head"] = np.where(grid.ends > 0, np.maximum(own - layer, 0.0), own)
+
+
+def _add_transfers(
+    terms: dict[str, Array],
+    training: Training,
+    grid: Grid,
+    machines: Machines,
+    stack: Software,
+    count: Array,
+) -> None:
+    """Add what goes over links once a step or once a micro-batch, and the update of the states."""
+    device, model = machines.device, training.model
+    bytes_per = 4.0 if training.precision in ("fp32", "tf32") else 2.0
+    network, memory = device.network_gb_per_s * 1e9 * _NETWORK, device.memory_gb_per_s * 1e9 * _STREAMING
+    tokens = grid.micro_batch * training.seq * training.computed_share / grid.cp
+    sent = tokens * model.hidden / np.where(grid.sequence_parallel > 0, grid.tp, 1.0) * bytes_per
+    is_near = grid.dp * grid.tp * grid.cp * grid.pp <= machines.gpus_per_node
+    rate = np.where(is_near, device.link_gb_per_s * 1e9 * _LINK, network)
+    crossings = 2.0 * grid.interleave * (count + grid.pp - 1)
+    terms["stages"] = (grid.pp > 1) * crossings * sent / rate
+    terms["step"] = np.full_like(tokens, _STEP_S)
+
+    expert, other = weights(training, grid)
+    held = expert + other
+    peers = grid.dp * grid.cp
+    share = (peers - 1) / peers
+    bandwidth = group_bandwidth(peers, grid.tp, machines)
+    gradient = 4.0 if bytes_per == 4.0 else float(stack.gradient_bytes)
+    plain = 2.0 * share * held * gradient
+    partitioned = share * held * (gradient + bytes_per)
+    exchanged = np.where(grid.zero == 0, plain, partitioned) / bandwidth * (grid.zero < 3) * (peers > 1)
+    computed = np.sum(
+        [terms[name] for name in ("products", "experts", "attention", "scores", "elements")], axis=0
+    )
+    terms["gradients"] = exchanged
+    terms["gradients_beyond"] = np.maximum(exchanged - _WINDOW * computed / count, 0.0)
+
+    inside = (grid.shard - 1) / grid.shard
+    # Without a pipeline, parameters are gathered for the forward and the backward pass of every micro-batch.
+    rounds = np.where((grid.pp == 1) | stack.regathers, count, 1.0)
+    gathered = rounds * inside * held * (2.0 * bytes_per + bytes_per)
+    groups = peers / grid.shard
+    between = 2.0 * (groups - 1) / groups * held / grid.shard * gradient / network
+    sharded = (gathered / group_bandwidth(grid.shard, grid.tp, machines) + between) * (grid.zero == 3)
+    terms["shards"] = sharded
+    terms["shards_beyond"] = np.maximum(sharded - _SHARD_WINDOW * computed, 0.0)
+    states = held * 16.0 / np.where(grid.zero >= 1, grid.shard, 1.0)
+    terms["optimizer"] = (4.0 * held + 1.5 * states) / memory

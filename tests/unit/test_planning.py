@@ -1,0 +1,616 @@
+"""Layouts, steps, memory and plans of own models on own clusters."""
+
+import dataclasses
+import io
+import itertools
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings, strategies as st
+from public_rows import write_rows
+
+from makespan.cli import main
+from makespan.errors import InfeasiblePlanError, InputError, NotationError, PlanError, TraceError
+from makespan.planning import (
+    COMPONENTS,
+    TERMS,
+    Architecture,
+    Attention,
+    Experts,
+    FeedForward,
+    Grid,
+    Layers,
+    Layout,
+    Machines,
+    Pricer,
+    Training,
+    calibrated_by,
+    describe,
+    device,
+    device_names,
+    ideal_terms,
+    judge,
+    judged_table,
+    knowledge,
+    memory_table,
+    parse_layout,
+    plan,
+    read_machines,
+    read_measured,
+    read_rows,
+    size_clusters,
+    software,
+    stack_names,
+)
+from makespan.planning.pricing import layouts, misfit
+
+NAMES = list(TERMS)
+GIB = 2.0**30
+
+
+def dense(n_layers=32, hidden=4096, heads=32, kv_heads=8, ffn=14336, vocab=128256, head_dim=128):
+    attention = Attention(heads, kv_heads, head_dim, head_dim)
+    return Architecture(
+        "dense", "llama", hidden, (Layers(n_layers, attention, FeedForward(ffn, True)),), vocab,
+        extra_parameters=hidden,
+    )  # fmt: skip
+
+
+def mixture(n_layers=32, experts=8, per_token=2):
+    attention = Attention(32, 8, 128, 128)
+    ffn = Experts(experts, per_token, 14336)
+    return Architecture("mixture", "mixtral", 4096, (Layers(n_layers, attention, ffn),), 32000)
+
+
+def terms(training, layout, machines, stack="megatron-bridge"):
+    """Return the ideal terms of one layout by name."""
+    return dict(
+        zip(NAMES, ideal_terms(training, Grid.of([layout]), machines, software(stack))[0], strict=True)
+    )
+
+
+def memory(training, layout, machines, stack="torchtitan"):
+    found = memory_table(training, Grid.of([layout]), machines, software(stack))[0]
+    return dict(zip(COMPONENTS, found, strict=True))
+
+
+# --- Architectures ---
+
+
+@pytest.mark.parametrize(
+    ("model", "printed"),
+    [
+        (dense(), 8_030_261_248),  # Llama-3-8B
+        (dense(80, 8192, 64, 8, 28672), 70_553_706_496),  # Llama-3-70B
+        (dense(126, 16384, 128, 8, 53248), 405_853_388_800),  # Llama-3.1-405B
+    ],
+)
+def test_parameters_are_those_of_the_published_models(model, printed):
+    assert model.parameters == printed
+    assert model.active_parameters == printed
+
+
+def test_a_mixture_has_all_experts_and_computes_with_the_chosen_ones():
+    model = mixture()
+    assert model.is_mixture
+    idle = 32 * 6 * 3 * 4096 * 14336
+    assert model.parameters - model.active_parameters == idle
+
+
+def test_flop_of_a_sample_are_six_a_parameter_and_token_for_short_sequences():
+    model = dense()
+    weights = model.parameters - model.embedding_parameters
+    assert model.flop_per_sample(16) == pytest.approx(6 * 16 * weights, rel=2e-3)
+
+
+def test_a_window_and_a_mask_bound_what_a_token_sees():
+    causal = Attention(8, 8, 64, 64)
+    assert causal.seen_tokens(4096) == pytest.approx(2048, rel=1e-3)
+    windowed = dataclasses.replace(causal, window=128)
+    exact = np.minimum(np.arange(1, 4097), 128).mean()
+    assert windowed.seen_tokens(4096) == pytest.approx(exact)
+    assert dataclasses.replace(causal, is_causal=False).seen_tokens(4096) == 4096
+
+
+def test_stated_parameters_that_contradict_the_layers_are_refused():
+    with pytest.raises(InputError, match=r"8,000,000 parameters are stated, but its layers"):
+        dataclasses.replace(dense(), stated_parameters=8_000_000)
+
+
+# --- Layouts ---
+
+DEGREES = st.sampled_from([1, 2, 4, 8])
+
+
+@given(
+    dp=DEGREES, tp=DEGREES, pp=DEGREES, cp=DEGREES, ep=DEGREES, interleave=DEGREES, micro_batch=DEGREES,
+    zero=st.integers(0, 3), shard=st.sampled_from([0, 2, 4]), share=st.sampled_from([1.0, 0.5, 0.25]),
+    recompute=st.sampled_from(["none", "selective", "operators", "full"]), sequence_parallel=st.booleans(),
+    pipeline=st.sampled_from(["1f1b", "zero-bubble"]), ends_as_layers=st.booleans(),
+)  # fmt: skip
+@settings(max_examples=300)
+def test_what_a_layout_writes_is_what_is_read(share, **fields):
+    try:
+        layout = Layout(recompute_share=share if fields["recompute"] != "none" else 1.0, **fields)
+    except PlanError:
+        return
+    expected = layout if layout.tp > 1 else dataclasses.replace(layout, sequence_parallel=True)
+    assert parse_layout(layout.text, layout.n_gpus) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "n_gpus", "words"),
+    [
+        ("tp3x", 8, "'tp3x' is not understood; expected words such as tp2"),
+        ("tp2 tp4", 8, "'tp4' says again"),
+        ("fsdp zero1", 8, "'zero1' says again"),
+        ("tp3", 8, "8 GPUs are not a multiple of tp x pp x cp = 3"),
+        ("tp0", 8, "a degree is 0"),
+        ("dp4 tp4", 8, "= 16, not 8 GPUs"),
+        ("hsdp3", 8, "shards over 3 of the 8"),
+        ("ep3", 8, "experts over 3 devices"),
+        ("vp2", 8, "2 chunks per stage, but there is one stage"),
+        ("recompute=some", 8, "recompute is 'some'"),
+        ("recompute=full:0", 8, "recompute_share is 0.0"),
+        ("recompute=full:1.2.3", 8, "is not a number"),
+    ],
+)
+def test_a_layout_that_makes_no_sense_is_refused_in_one_line(text, n_gpus, words):
+    with pytest.raises((NotationError, PlanError)) as error:
+        parse_layout(text, n_gpus)
+    assert words in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+# --- Clusters and stacks ---
+
+
+def test_every_device_and_stack_of_the_catalogue_can_be_used():
+    training = Training(dense(n_layers=8), 2048, 64)
+    for name, stack in itertools.product(device_names(), stack_names()):
+        step_s = Pricer(training, read_machines(f"8x{name}"), software(stack)).price(Layout(dp=8)).step_s
+        assert 0 < step_s < 1e4, (name, stack)
+        assert device(name).evidence and software(stack).source
+
+
+def test_a_cluster_file_changes_what_it_names(tmp_path):
+    path = tmp_path / "ours.toml"
+    path.write_text('device = "h100-80"\nn_gpus = 64\nnetwork_gb_per_s = 12.5\nusd_per_gpu_hour = 2\n')
+    found = read_machines(path)
+    assert (found.name, found.n_gpus, found.usd_per_gpu_hour) == ("ours", 64, 2)
+    assert found.device.network_gb_per_s == 12.5
+    assert found.device.link_gb_per_s == device("h100-80").link_gb_per_s
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("n_gpus = 8\n", "device is missing"),
+        ('device = "h100-80"\n', "n_gpus is missing"),
+        ('device = "h1000"\nn_gpus = 8\n', "unknown device 'h1000'"),
+        ('device = "h100-80"\nn_gpu = 8\n', "unknown field 'n_gpu'"),
+        ('device = "h100-80"\nn_gpus = "8"\n', "n_gpus is '8'; expected a number"),
+        ('device = "h100-80"\nn_gpus = 8.5\n', "n_gpus is 8.5; expected a whole number"),
+        ('device = "h100-80"\nn_gpus = 0\n', "n_gpus is 0"),
+        ('device = "h100-80"\nn_gpus = 8\nmemory_gib = -1\n', "memory_gib is -1"),
+        ('device = "h100-80"\nn_gpus = 8\nnetwork_gb_per_s = nan\n', "network_gb_per_s is nan"),
+        ('device = "h100-80"\nn_gpus = 8\nusd_per_gpu_hour = inf\n', "usd_per_gpu_hour is inf"),
+        ('device = "h100-80"\nn_gpus = 8\nproducts = { bf16 = [1.5, 10] }\n', "products of bf16 are 1.5"),
+        ("device = [\n", "ours.toml"),
+    ],
+)
+def test_a_broken_cluster_file_is_refused_in_one_line(tmp_path, text, words):
+    path = tmp_path / "ours.toml"
+    path.write_text(text)
+    with pytest.raises(InputError) as error:
+        read_machines(path)
+    assert words in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_text_that_is_no_cluster_names_the_devices():
+    with pytest.raises(InputError, match=r"8h100: no such file; expected a TOML file .* b200"):
+        read_machines("8h100")
+    with pytest.raises(InputError, match=r"unknown device 'h10'"):
+        read_machines("8xh10")
+
+
+# --- Steps ---
+
+
+def test_a_grid_has_the_terms_of_its_layouts():
+    training, machines = Training(mixture(), 4096, 256), read_machines("64xh100-80")
+    found = list(layouts(training, machines))[::37]
+    grid = ideal_terms(training, Grid.of(found), machines, software("megatron-bridge"))
+    for row, one in zip(grid, found, strict=True):
+        assert row.tolist() == list(terms(training, one, machines).values())
+        assert np.isfinite(row).all()
+        assert (row >= 0).all()
+
+
+def test_terms_appear_with_what_causes_them():
+    training, machines = Training(dense(), 8192, 512), read_machines("512xh100-80")
+    plain = terms(training, Layout(dp=512, micro_batch=1), machines)
+    for name in (
+        "tensor",
+        "tensor_beside",
+        "context",
+        "stages",
+        "dispatch",
+        "experts",
+        "shards",
+        "scores",
+        "casts",
+    ):
+        assert plain[name] == 0, name
+    for layout, name in [
+        (Layout(dp=64, tp=8), "tensor_beside"),
+        (Layout(dp=256, cp=2), "context"),
+        (Layout(dp=64, pp=8), "stages"),
+        (Layout(dp=512, zero=3), "shards"),
+    ]:
+        assert terms(training, layout, machines)[name] > 0
+    assert terms(training, Layout(dp=64, tp=8), machines, "torchtitan")["tensor"] > 0
+    assert terms(dataclasses.replace(training, precision="fp8"), Layout(dp=512), machines)["casts"] > 0
+    assert terms(Training(mixture(), 4096, 512), Layout(dp=512, ep=8), machines)["dispatch"] > 0
+
+
+def test_the_bubble_is_that_of_the_schedule():
+    # Stages are equal, so that a step takes m + (p - 1) / v times as long as one micro-batch on one stage.
+    machines = read_machines("64xh100-80")
+    for pp, interleave, batch in [(4, 1, 64), (4, 2, 64), (8, 4, 128), (8, 1, 512)]:
+        layout = Layout(dp=64 // pp, pp=pp, interleave=interleave)
+        count = batch // layout.dp
+        found = terms(Training(dense(64), 2048, batch), layout, machines)["products"]
+        one = terms(Training(dense(64), 2048, layout.dp), Layout(dp=64), machines)["products"]
+        assert found == pytest.approx(one / pp * (count + (pp - 1) / interleave))
+
+
+def test_full_recomputation_costs_one_more_forward_pass():
+    training, machines = Training(dense(), 4096, 64), read_machines("8xh100-80")
+    plain, again = (
+        terms(training, Layout(dp=8, recompute=how), machines)["products"] for how in ("none", "full")
+    )
+    assert again == pytest.approx(4 / 3 * plain)
+
+
+def test_causal_attention_grows_with_the_square_and_gains_on_the_way():
+    machines = read_machines("8xh100-80")
+    short, long = (
+        terms(Training(dense(), seq, 64), Layout(dp=8), machines)["attention"] for seq in (4096, 65536)
+    )
+    assert 150 < long / short < 256  # sixteen times the length, at a better share of the peak
+
+
+def test_fully_sharded_parameters_are_gathered_for_every_micro_batch():
+    machines = read_machines("64xa100-80")
+    exchanged = [
+        terms(Training(dense(), 2048, 64 * count), Layout(dp=64, zero=3), machines, "fsdp")["shards"]
+        for count in (1, 2, 4)
+    ]
+    assert exchanged[1] == pytest.approx(2 * exchanged[0])
+    assert exchanged[2] == pytest.approx(4 * exchanged[0])
+
+
+def test_sharding_inside_nodes_keeps_gathers_off_the_network():
+    training, machines = Training(dense(), 4096, 128), read_machines("64xa100-80")
+    whole, inside = (
+        terms(training, Layout(dp=64, zero=3, shard=shard), machines, "fsdp")["shards"] for shard in (0, 8)
+    )
+    assert inside < whole
+
+
+def test_a_head_size_that_is_no_multiple_of_eight_is_slow_in_separate_kernels():
+    training = Training(dense(8, 4800, 32, 32, 19200, 50304, head_dim=150), 2048, 8)
+    assert terms(training, Layout(dp=8), read_machines("8xa100-80"), "deepspeed")["odd_heads"] > 0
+    even = Training(dense(8, 4096, 32, 32, 16384, 50304), 2048, 8)
+    assert terms(even, Layout(dp=8), read_machines("8xa100-80"), "deepspeed")["odd_heads"] == 0
+
+
+@pytest.mark.parametrize("field", ["memory_gb_per_s", "link_gb_per_s", "network_gb_per_s"])
+def test_a_faster_device_is_never_slower(field):
+    training, base = Training(mixture(experts=64), 4096, 512), read_machines("64xh100-80")
+    better = dataclasses.replace(
+        base, device=dataclasses.replace(base.device, **{field: 2 * getattr(base.device, field)})
+    )
+    for layout in (Layout(dp=8, tp=4, pp=2, ep=8), Layout(dp=64, zero=3, ep=64), Layout(dp=32, cp=2)):
+        pricers = (Pricer(training, machines, software("megatron-bridge")) for machines in (base, better))
+        slow, fast = (pricer.price(layout).step_s for pricer in pricers)
+        assert fast <= slow
+
+
+# --- Memory ---
+
+
+def test_states_have_sixteen_bytes_a_parameter_and_are_divided_as_the_stage_says():
+    model, machines = dense(), read_machines("8xh100-80")
+    training = Training(model, 1024, 8)
+    for zero, expected in [
+        (0, 2 + 2 + 12),
+        (1, 2 + 2 + 12 / 8),
+        (2, 2 + (2 + 12) / 8),
+        (3, (2 + 2 + 12) / 8),
+    ]:
+        found = memory(training, Layout(dp=8, zero=zero), machines)
+        states = found["parameters"] + found["gradients"] + found["optimizer"]
+        assert states == pytest.approx(expected * model.parameters)
+
+
+@pytest.mark.parametrize(
+    ("n_gpus", "seq", "layout", "printed_gib"),
+    [
+        # torchtitan, benchmarks/llama3_h100_202412: reserved memory of Llama 3 8B, compiled.
+        (8, 8192, "fsdp mb2 recompute=operators", 77.0),
+        (128, 8192, "fsdp mb2 recompute=operators", 62.0),
+        (8, 32768, "fsdp mb1 recompute=full", 83.9),
+        (8, 65536, "cp2 fsdp mb1 recompute=full", 84.2),
+    ],
+)
+def test_memory_is_near_what_was_printed(n_gpus, seq, layout, printed_gib):
+    one = parse_layout(layout, n_gpus)
+    machines = read_machines(f"{n_gpus}xh100-96")
+    found = memory(Training(dense(), seq, one.dp * one.micro_batch), one, machines)
+    assert sum(found.values()) / GIB == pytest.approx(printed_gib, rel=0.06)
+
+
+def test_recomputation_and_pipelines_change_what_is_kept():
+    training, machines = Training(dense(), 8192, 64), read_machines("8xh100-80")
+    kept = [
+        memory(training, Layout(dp=8, recompute=how), machines)["activations"]
+        for how in ("none", "selective", "operators", "full")
+    ]
+    assert kept == sorted(kept, reverse=True)
+    # The first of p stages keeps p micro-batches of its p-th part.
+    flat = memory(training, Layout(dp=8), machines)["activations"]
+    assert memory(training, Layout(dp=2, pp=4), machines)["activations"] == pytest.approx(flat, rel=0.01)
+
+
+# --- Plans ---
+
+
+def test_the_best_plan_is_the_fastest_of_all_that_fit():
+    pricer = Pricer(Training(dense(), 8192, 128), read_machines("16xa100-80"), software("megatron-bridge"))
+    found = plan(pricer, 5)
+    every = [pricer.price(one) for one in layouts(pricer.training, pricer.machines)]
+    feasible = sorted(one.step_s for one in every if one.is_feasible)
+    assert [one.step_s for one in found.best] == pytest.approx(feasible[:5])
+    assert (found.n_tried, found.n_feasible) == (len(every), len(feasible))
+    for one in found.best:
+        assert sum(one.terms_s.values()) == pytest.approx(one.step_s)
+        assert one.total_memory_bytes <= pricer.machines.device.memory_bytes
+        assert one.low_s < one.step_s < one.high_s
+
+
+def test_every_layout_that_is_tried_goes_with_model_and_cluster():
+    training, machines = Training(mixture(experts=12), 16384, 48), read_machines("48xh100-80")
+    found = list(layouts(training, machines))
+    assert len({one.text + str(one.dp) for one in found}) == len(found)
+    for one in found:
+        assert one.n_gpus == 48
+        assert misfit(training.model, one) == ""
+        assert one.microbatches(48) >= 1
+
+
+def test_a_model_that_fits_nowhere_is_refused_with_what_it_needs():
+    pricer = Pricer(
+        Training(dense(126, 16384, 128, 8, 53248), 8192, 8), read_machines("8xl4"), software("fsdp")
+    )
+    with pytest.raises(InfeasiblePlanError, match=r"none of .* layouts fits: the smallest, .* GiB"):
+        plan(pricer)
+
+
+@pytest.mark.parametrize(
+    ("layout", "words"),
+    [
+        (Layout(dp=1, tp=16), "for 16 GPUs; the cluster has 8"),
+        (Layout(dp=1, pp=8, interleave=8), "8 stages of 8 chunks for 32 layers"),
+        (Layout(dp=8, ep=8), "but the model has none"),
+        (Layout(dp=8, micro_batch=3), "not a multiple of 24"),
+    ],
+)
+def test_a_layout_that_does_not_go_with_the_run_is_refused(layout, words):
+    pricer = Pricer(Training(dense(), 2048, 64), read_machines("8xh100-80"), software("fsdp"))
+    with pytest.raises(InputError, match=words):
+        pricer.price(layout)
+
+
+def test_a_layout_as_plain_values_has_what_it_is_made_of():
+    pricer = Pricer(
+        Training(dense(), 8192, 64),
+        dataclasses.replace(read_machines("8xh100-80"), usd_per_gpu_hour=3.6),
+        software("torchtitan"),
+    )
+    one = pricer.price(Layout(dp=8, zero=3))
+    found = describe(one)
+    assert found["usd_per_million_tokens"] == pytest.approx(3.6 / 3600 / one.tokens_per_s_per_gpu * 1e6)
+    assert sum(found["terms_s"].values()) == pytest.approx(found["step_s"])
+
+
+def test_more_devices_take_less_time():
+    table = size_clusters(
+        Training(dense(), 8192, 512), "h100-80", software("megatron-bridge"), tokens=1e12, most_gpus=512,
+        usd_per_gpu_hour=2.0,
+    )  # fmt: skip
+    assert table["days"].is_monotonic_decreasing
+    assert (table["low_days"] < table["days"]).all()
+    assert table["usd"].tolist() == pytest.approx((table["days"] * 24 * table["n_gpus"] * 2.0).tolist())
+
+
+# --- Measured rows ---
+
+
+def test_rows_of_ones_own_take_the_error_away_and_narrow_the_interval(tmp_path):
+    pricer = Pricer(Training(dense(), 8192, 256), read_machines("64xh100-80"), software("megatron-bridge"))
+    truth = {
+        text: 1.4 * pricer.price(parse_layout(text, 64)).step_s
+        for text in ("tp4 mb1", "tp2 pp4 mb1", "fsdp mb1")
+    }
+    path = tmp_path / "rows.csv"
+    rows = [f"64,{text},{step_s}" for text, step_s in list(truth.items())[:2]]
+    path.write_text("n_gpus,layout,step_s\n" + "\n".join(rows) + "\n")
+    refined = calibrated_by(pricer, read_measured(path, pricer))
+    before, after = (one.price(parse_layout("fsdp mb1", 64)) for one in (pricer, refined))
+    assert abs(after.step_s / truth["fsdp mb1"] - 1) < 0.1 < abs(before.step_s / truth["fsdp mb1"] - 1)
+    assert after.high_s / after.low_s < before.high_s / before.low_s
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("layout,step_s\nmb1,2\n", "column 'n_gpus' is missing"),
+        ("n_gpus,layout,step_s,colour\n8,mb1,2,red\n", "unknown column 'colour'"),
+        ("n_gpus,layout,step_s\n8,mb1,-2\n", "row 1, column 'step_s': found '-2'"),
+        ("n_gpus,layout,step_s\n8,mb1,nan\n", "row 1, column 'step_s': found 'nan'"),
+        ("n_gpus,layout,step_s\neight,mb1,2\n", "row 1, column 'n_gpus': found 'eight'"),
+        ("n_gpus,layout,step_s\n8,tp3,2\n", "row 1: layout 'tp3': 8 GPUs are not a multiple"),
+        ("n_gpus,layout,step_s,precision\n8,mb1,2,bf17\n", "row 1: unknown precision 'bf17'"),
+        ("n_gpus,layout,step_s,batch\n8,mb1,2,9\n", "row 1: layout 'zero1 mb1': a batch of 9"),
+        ("", "rows.csv"),
+    ],
+)
+def test_broken_rows_are_refused_with_their_place(tmp_path, text, words):
+    path = tmp_path / "rows.csv"
+    path.write_text(text)
+    pricer = Pricer(Training(dense(), 2048, 64), read_machines("8xh100-80"), software("fsdp"))
+    with pytest.raises(TraceError) as error:
+        read_measured(path, pricer)
+    assert words in str(error.value)
+
+
+@pytest.fixture(scope="module")
+def public(published_dir):
+    """Return the published rows that can be used, and the others."""
+    folder = published_dir / "public-rows"
+    if not folder.is_dir():
+        pytest.skip("there are no public rows")
+    return read_rows(sorted(folder.glob("*.csv")))
+
+
+def test_every_published_row_is_used_or_refused_with_a_reason(public):
+    rows, refused = public
+    assert len(rows) + len(refused) == 1303
+    assert all(one.reason for one in refused)
+    assert len(rows) >= 430
+    assert all(0 < row.mfu <= 0.8 and row.step_s > 0 for row in rows)
+
+
+def test_steps_are_predicted_better_than_by_one_utilisation_and_one_scale(public):
+    rows, _ = public
+    mean = judge(rows, seeds=(1, 2)).groupby("drawn").mean(numeric_only=True)
+    assert mean.loc[0, "error"] <= 0.16
+    assert 0.9 <= mean.loc[0, "bias"] <= 1.1
+    for drawn in (1, 3, 5):
+        assert (
+            mean.loc[drawn, "error"] < mean.loc[drawn, "scale_error"] < mean.loc[drawn, "utilisation_error"]
+        )
+    assert mean.loc[3, "error"] < 0.11
+    assert (mean["covered"] > 0.75).all()
+
+
+def test_runs_whose_memory_is_stated_in_full_are_called_possible(public):
+    rows, _ = public
+    judged = (
+        "llm-foundry",
+        "fms-fsdp",
+        "dle-bert",
+        "bigscience",
+        "megatron-sc21",
+        "megatron-seqsel",
+        "torchtitan",
+    )
+    for row in rows:
+        if row.source in judged:
+            used = memory_table(row.training, Grid.of([row.layout]), row.machines, row.stack).sum()
+            assert used <= row.machines.device.memory_bytes, (row.address, row.layout.text)
+
+
+def test_the_shipped_factors_are_those_of_the_published_rows(public):
+    from makespan.planning import fit_knowledge
+
+    rows, _ = public
+    fitted, shipped = fit_knowledge(rows), knowledge()
+    assert np.abs(fitted.shared - shipped.shared).max() < 0.01
+    assert fitted.stacks.keys() == shipped.stacks.keys()
+    for name, values in fitted.stacks.items():
+        assert np.abs(values - shipped.stacks[name]).max() < 0.01
+    assert fitted.devices.keys() == shipped.devices.keys()
+
+
+def test_machines_need_whole_numbers():
+    with pytest.raises(InputError, match="n_gpus is True"):
+        Machines("wrong", device("h100-80"), True)
+
+
+# --- The command line ---
+
+
+def ran(*words):
+    done = CliRunner().invoke(main, list(words))
+    return done.exit_code, done.output
+
+
+def test_the_commands_print_plans_sizes_and_one_layout():
+    code, text = ran("plan", "llama3-8b", "8xh100-80", "--seq", "8192", "--batch", "128", "--top", "2")
+    assert code == 0
+    assert "layouts fit; the fastest:" in text and "Where the time goes:" in text
+    code, text = ran("plan", "llama3-8b", "8xh100-80", "--seq", "8192", "--batch", "128", "--csv")
+    assert code == 0
+    table = pd.read_csv(io.StringIO(text))
+    assert len(table) == 5
+    assert table["step_s"].is_monotonic_increasing
+    code, text = ran("plan", "llama3-8b", "8xh100-80", "--layout", "tp8 mb1", "--json")
+    assert code == 0
+    assert json.loads(text)["layout"] == "tp8 zero1 mb1"
+    code, text = ran("size", "llama3-8b", "--tokens", "1e11", "--deadline", "10", "--most", "64", "--json")
+    assert code == 0
+    assert {row["enough"] for row in json.loads(text)} == {True, False}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("plan", "no-model", "8xh100-80"), "no-model: no such file or folder; expected config.json"),
+        (("plan", "llama3-8b", "8xh1"), "unknown device 'h1'"),
+        (
+            ("plan", "llama3-8b", "8xa100-80", "--precision", "fp8"),
+            "unknown precision of device 'a100-80' 'fp8'",
+        ),
+        (("plan", "llama3-8b", "8xh100-80", "--layout", "tp5"), "8 GPUs are not a multiple"),
+        (("plan", "llama3-8b", "8xh100-80", "--layout", "ep2"), "but the model has none"),
+        (
+            ("plan", "llama3-8b", "67xh100-80", "--batch", "3"),
+            "no layout divides a batch of 3 samples over 67",
+        ),
+        (("plan", "llama3.1-405b", "8xh100-80"), "layouts fits: the smallest"),
+        (("plan", "llama3-8b", "8xh100-80", "--measured", "no.csv"), "no.csv"),
+        (("size", "llama3-8b", "--tokens", "1e9", "--budget", "5"), "--budget needs --price"),
+        (("size", "llama3.1-405b", "--tokens", "1e9", "--most", "8"), "fits on no number of h100-80 up to 8"),
+        (("size", "llama3-8b", "--tokens", "-1"), "--tokens"),
+        (("validate-public", "nowhere"), "nowhere"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_status_2(words, said):
+    code, text = ran(*words)
+    assert code == 2
+    assert said in text
+    assert len(text.strip().splitlines()) == 1
+
+
+def test_public_rows_are_judged_from_files(tmp_path):
+    write_rows(tmp_path / "rows.csv", precisions=("bf16", "int3"))
+    code, text = ran("validate-public", str(tmp_path), "-o", str(tmp_path / "judged.csv"))
+    assert code == 0, text
+    assert "12 rows are used, 12 are not" in text
+    assert "precision 'int3' is not one precision" in text
+    judged = pd.read_csv(tmp_path / "judged.csv")
+    assert set(judged["drawn"]) == {-1, 0, 1, 3, 5}
+    assert (judged[judged.drawn == 5]["error"] < 0.05).all()
+
+
+def test_the_page_shows_what_the_protocol_gives(public, root):
+    rows, _ = public
+    page = (root / "docs/background/planning.md").read_text()
+    assert judged_table(judge(rows)) in page
