@@ -200,7 +200,8 @@ class Instantiations(Experiment):
             "the templates that the artifact prints, in its own measure, and of "
             "random layers on 21 nodes with 4096 microbatches by the simulated "
             "schedule, one plan each. A line over the dots of its pipelines is an "
-            "iteration, with its time. The vertical axes do not start at 0.",
+            "iteration, with its time. The vertical axes do not start at 0. "
+            "No source of iteration times plays a part.",
             tables=("instantiation",),
         ),
     )

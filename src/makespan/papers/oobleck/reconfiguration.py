@@ -65,7 +65,8 @@ class Losses(Experiment):
             "of up to f nodes of all plans; right: random larger losses. Below: "
             "the mean of the bytes sent where training continues, and, as a black "
             "dot, of those of the node that sends most; each of the 24 layers has "
-            "1 kB of parameters.",
+            "1 kB of parameters. "
+            "No source of iteration times plays a part.",
             tables=("reconfiguration",),
         ),
     )
