@@ -37,12 +37,16 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if item.path.parent in UNTRACED and item.path.name not in TRACED:
             item.add_marker("untraced")
-    # All processes of a session share the small run of the workflow. One builds it first, while others work,
-    # instead of last, when all would wait for it.
-    first = next((item for item in items if "small_run" in getattr(item, "fixturenames", ())), None)
-    if first is not None:
-        items.remove(first)
-        items.insert(0, first)
+    # Tests of the workflow come first: they take longest, and at the end all processes would wait for one.
+    # They share the small run: one process builds it, while others plan from nothing.
+    needs = [item for item in items if "small_run" in getattr(item, "fixturenames", ())]
+
+    def place(item):
+        if item.path.parent != ROOT / "tests" / "workflow":
+            return 3
+        return 1 if item not in needs else 0 if item is needs[0] else 2
+
+    items.sort(key=place)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
