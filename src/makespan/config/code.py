@@ -282,7 +282,11 @@ def _divided(tree: ast.Module, lines: list[str]) -> dict[str, tuple[str, list[as
         name = _constant(statement) or _function_or_class(statement)
         if name and name not in constants:
             current = constants[name] = [statement]
-        elif current is not None and _is_text(statement):
+        elif (
+            current is not None
+            and isinstance(statement, ast.Expr)
+            and isinstance(statement.value, ast.Constant)
+        ):  # a docstring of the constant above
             current.append(statement)
         elif any(_imported(statement)):
             current = None
@@ -362,10 +366,6 @@ def _function_or_class(statement: ast.stmt) -> str:
         return ""
     decorators = [ast.unparse(one).partition("(")[0] for one in statement.decorator_list]
     return statement.name if {name.rpartition(".")[2] for name in decorators} <= _PURE else ""
-
-
-def _is_text(statement: ast.stmt) -> bool:
-    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
 
 
 def _span(statement: ast.stmt) -> range:

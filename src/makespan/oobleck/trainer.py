@@ -683,12 +683,6 @@ class _History:
         write_text(self._before + rows, self._path)
 
 
-def _gpus_of(launcher: Launcher) -> Sequence[int]:
-    """Return the indices of the GPUs of this machine that nodes may use; empty if they use none."""
-    named = launcher.gpus if isinstance(launcher, LocalLauncher) else None
-    return range(launcher.n_devices or 0) if named is None else named
-
-
 class _Run:
     """Run whose directory is locked: sets up the coordinator, and starts and kills processes for it."""
 
@@ -707,7 +701,9 @@ class _Run:
         self.job, self.folder, self.options, self.launcher = job, folder, options, launcher
         self.watch, self.record, self.checkpoints = watch, record, folder / "checkpoints"
         self.faults, self.on_gpu = faults, dict[int, Process]()
-        self.gpus = _gpus_of(launcher)
+        # Indices of the GPUs of this machine that nodes may use; empty if they use none.
+        named = launcher.gpus if isinstance(launcher, LocalLauncher) else None
+        self.gpus = range(launcher.n_devices or 0) if named is None else named
         self.coordinator: Coordinator[HybridPlan] | None = None
         self.notice, self._write_next_s = "", 0.0
         self.started = self._start(iterations)

@@ -452,7 +452,11 @@ class Paper(Block):
         return Ledger(
             paper=cls.title,
             package=package,
-            checks={name.removeprefix("_"): one for name, one in found if _is_check(one)},
+            checks={
+                name.removeprefix("_"): one
+                for name, one in found
+                if inspect.isfunction(one) and [*inspect.signature(one).parameters] == ["tables", "claim"]
+            },
             tables=schemas | cells,
         )
 
@@ -508,10 +512,6 @@ def paper_named(name: str) -> type[Paper]:
     """Return the class with the options and experiments of a paper, by the name of its package."""
     paper: type[Paper] = import_module(f"makespan.papers.{name}").PAPER
     return paper
-
-
-def _is_check(value: object) -> bool:
-    return inspect.isfunction(value) and [*inspect.signature(value).parameters] == ["tables", "claim"]
 
 
 def _blocks(block: Block) -> Iterable[tuple[type[Experiment], Experiment]]:

@@ -38,6 +38,37 @@ class _Group:
     mfu: Array
     plans: NDArray[np.str_]
 
+    @classmethod
+    def of(cls, rows: Sequence[Measured], terms: Array, known: Knowledge) -> "_Group":
+        return cls(
+            logs=np.array(
+                [
+                    known.logs(row.stack.family, row.machines.device.name, row.training.precision)
+                    for row in rows
+                ]
+            ),
+            terms=terms,
+            step_s=np.array([row.step_s for row in rows]),
+            mfu=np.array([row.mfu for row in rows]),
+            plans=np.array([row.plan for row in rows]),
+        )
+
+    def draw(self, k: int, seed: int) -> tuple[list[int], Indices]:
+        """Return ``k`` rows of different plans, and all rows of the other plans."""
+        rng = np.random.default_rng(seed)
+        plans = rng.permutation(np.unique(self.plans))
+        if len(plans) <= k:
+            return [], np.array([], dtype=np.intp)
+        taken = [int(rng.choice(np.flatnonzero(self.plans == plan))) for plan in plans[:k]]
+        return taken, np.flatnonzero(~np.isin(self.plans, plans[:k]))
+
+    def folds(self, seed: int) -> list[tuple[list[int], Indices]]:
+        """Return the rows of the other folds, and those of one fold, for each; folds divide plans."""
+        plans = np.random.default_rng(seed).permutation(np.unique(self.plans))
+        parts = np.array_split(plans, min(_FOLDS, len(plans)))
+        chosen = [np.isin(self.plans, part) for part in parts]
+        return [(list(np.flatnonzero(~one)), np.flatnonzero(one)) for one in chosen if not one.all()]
+
 
 def judge(rows: Sequence[Measured], seeds: Sequence[int] = SEEDS) -> pd.DataFrame:
     """Judge predictions by the protocol.
@@ -58,7 +89,8 @@ def judge(rows: Sequence[Measured], seeds: Sequence[int] = SEEDS) -> pd.DataFram
         if len(at) < LEAST_ROWS:
             continue
         others = [i for i, row in enumerate(rows) if row.source != rows[at[0]].source]
-        group = _group(rows, all_terms, at, fit_knowledge([rows[i] for i in others], all_terms[others]))
+        known = fit_knowledge([rows[i] for i in others], all_terms[others])
+        group = _Group.of([rows[i] for i in at], all_terms[at], known)
 
         def add(drawn: int, results: list[dict[str, float]], name: str = name, size: int = len(at)) -> None:
             if results:
@@ -67,41 +99,11 @@ def judge(rows: Sequence[Measured], seeds: Sequence[int] = SEEDS) -> pd.DataFram
 
         add(0, [_errors(group, [], np.arange(len(at)))])
         for k in DRAWN:
-            draws = [_draw(group, k, seed) for seed in seeds]
+            draws = [group.draw(k, seed) for seed in seeds]
             add(k, [_errors(group, taken, rest) for taken, rest in draws if len(rest)])
-        folds = [fold for seed in seeds for fold in _folds(group, seed)]
+        folds = [fold for seed in seeds for fold in group.folds(seed)]
         add(-1, [_errors(group, taken, rest) for taken, rest in folds])
     return pd.DataFrame(found)
-
-
-def _group(rows: Sequence[Measured], terms: Array, at: list[int], known: Knowledge) -> _Group:
-    own = [rows[i] for i in at]
-    return _Group(
-        logs=np.array(
-            [known.logs(row.stack.family, row.machines.device.name, row.training.precision) for row in own]
-        ),
-        terms=terms[at],
-        step_s=np.array([row.step_s for row in own]),
-        mfu=np.array([row.mfu for row in own]),
-        plans=np.array([row.plan for row in own]),
-    )
-
-
-def _draw(group: _Group, k: int, seed: int) -> tuple[list[int], Indices]:
-    """Return ``k`` rows of different plans, and all rows of the other plans."""
-    rng = np.random.default_rng(seed)
-    plans = rng.permutation(np.unique(group.plans))
-    if len(plans) <= k:
-        return [], np.array([], dtype=np.intp)
-    taken = [int(rng.choice(np.flatnonzero(group.plans == plan))) for plan in plans[:k]]
-    return taken, np.flatnonzero(~np.isin(group.plans, plans[:k]))
-
-
-def _folds(group: _Group, seed: int) -> list[tuple[list[int], Indices]]:
-    plans = np.random.default_rng(seed).permutation(np.unique(group.plans))
-    parts = np.array_split(plans, min(_FOLDS, len(plans)))
-    chosen = [np.isin(group.plans, part) for part in parts]
-    return [(list(np.flatnonzero(~one)), np.flatnonzero(one)) for one in chosen if not one.all()]
 
 
 def _errors(group: _Group, taken: list[int], rest: Indices) -> dict[str, float]:

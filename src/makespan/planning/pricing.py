@@ -1,5 +1,6 @@
 """The fastest feasible layouts of a training run, with what each costs and why the next is slower."""
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -24,6 +25,8 @@ _Z90 = 1.645  # half width of an interval of 90 %, in spreads
 _BLOCK = 20_000  # layouts that are priced at once
 _MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
 _MOST_TENSOR = 8
+_CHUNKS = (2, 3, 4, 5, 6, 8)
+_LEAST_PIECE = 8192  # tokens; every published row with context parallelism has at least as many
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,32 +165,33 @@ def layouts(training: Training, machines: Machines) -> Iterator[Layout]:
     or, without a pipeline, also the parameters (FSDP), over all devices or those of a node (HSDP).
     """
     model, n = training.model, machines.n_gpus
-    widths = [tp for tp in _divisors(n) if tp <= min(_MOST_TENSOR, machines.gpus_per_node)]
-    for tp in widths:
-        for pp in _divisors(n // tp):
-            for cp in _contexts(training, n // tp // pp):
-                dp = n // tp // pp // cp
-                for ep in _expert_degrees(model, dp * cp * tp):
-                    for interleave in _interleaves(model, pp):
-                        for micro in _MICRO_BATCHES:
-                            if training.global_batch % (dp * micro):
-                                continue
-                            yield from _variants(
-                                Layout(
-                                    dp=dp, tp=tp, pp=pp, cp=cp, ep=ep, interleave=interleave,
-                                    micro_batch=micro,
-                                    sequence_parallel=tp > 1,
-                                ),
-                                machines,
-                                model,
-                            )  # fmt: skip
+    experts = next((run.ffn.n_experts for run in model.kinds if isinstance(run.ffn, Experts)), 1)
+    items = (model.n_layers, model.n_layers + 2)  # with embedding and loss as layers of their own
+    for tp, pp in itertools.product(_divisors(n), _divisors(n)):
+        if n % (tp * pp) or tp > min(_MOST_TENSOR, machines.gpus_per_node):
+            continue
+        chunks = [v for v in _CHUNKS if pp > 1 and any(count % (pp * v) == 0 for count in items)]
+        for cp in _divisors(n // (tp * pp)):
+            if cp > 1 and training.seq // cp < _LEAST_PIECE:
+                continue
+            dp = n // (tp * pp * cp)
+            degrees = [ep for ep in _divisors(dp * cp * tp) if experts % ep == 0]
+            for ep, interleave, micro in itertools.product(degrees, [1, *chunks], _MICRO_BATCHES):
+                if training.global_batch % (dp * micro):
+                    continue
+                base = Layout(
+                    dp=dp, tp=tp, pp=pp, cp=cp, ep=ep, interleave=interleave, micro_batch=micro,
+                    sequence_parallel=tp > 1,
+                )  # fmt: skip
+                if not misfit(model, base):
+                    yield from _variants(base, machines, model)
 
 
 def _variants(base: Layout, machines: Machines, model: Architecture) -> Iterator[Layout]:
-    if misfit(model, base):
-        return
-    ends = base.pp > 1 and model.n_layers % (base.pp * base.interleave) != 0
-    base = replace(base, ends_as_layers=ends and (model.n_layers + 2) % (base.pp * base.interleave) == 0)
+    """Yield a layout with everything that may be sharded and recomputed."""
+    chunks = base.pp * base.interleave
+    ends = base.pp > 1 and model.n_layers % chunks != 0 and (model.n_layers + 2) % chunks == 0
+    base = replace(base, ends_as_layers=ends)
     peers = base.dp * base.cp
     sharded = [base]
     if base.pp == 1 and peers > 1:
@@ -202,23 +206,6 @@ def _variants(base: Layout, machines: Machines, model: Architecture) -> Iterator
 
 def _divisors(number: int) -> list[int]:
     return [one for one in range(1, number + 1) if number % one == 0]
-
-
-def _contexts(training: Training, left: int) -> list[int]:
-    # Context parallelism is for long sequences: every published row has pieces of 8,192 tokens or more.
-    return [cp for cp in _divisors(left) if cp == 1 or training.seq // cp >= 8192]
-
-
-def _expert_degrees(model: Architecture, stage: int) -> list[int]:
-    counts = [run.ffn.n_experts for run in model.kinds if isinstance(run.ffn, Experts)]
-    return [ep for ep in _divisors(stage) if counts[0] % ep == 0] if counts else [1]
-
-
-def _interleaves(model: Architecture, pp: int) -> list[int]:
-    if pp == 1:
-        return [1]
-    items = (model.n_layers, model.n_layers + 2)
-    return [1, *(v for v in (2, 3, 4, 5, 6, 8) if any(count % (pp * v) == 0 for count in items))]
 
 
 @dataclass(frozen=True, slots=True)

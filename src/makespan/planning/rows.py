@@ -141,7 +141,9 @@ def _measured(row: Mapping[str, str]) -> Measured:
     kind = _register()["devices"].get(row["gpu"])
     if kind is None:
         raise _Unusable(f"device {row['gpu']!r} is not in the catalogue")
-    precision = _precision(row)
+    precision = _register()["precisions"].get(row["precision"])
+    if precision is None:
+        raise _Unusable(f"precision {row['precision']!r} is not one precision")
     model = _model(row)
     tp, pp, cp = _count(row, "tp"), _count(row, "pp"), _count(row, "cp", 1)
     n_gpus = _count(row, "n_gpus")
@@ -227,14 +229,6 @@ def _measured(row: Mapping[str, str]) -> Measured:
 @cache
 def _register() -> dict[str, Any]:
     return read_preset(_PACKAGE, "register")
-
-
-def _precision(row: Mapping[str, str]) -> str:
-    text = row["precision"]
-    found = _register()["precisions"].get(text)
-    if found is None:
-        raise _Unusable(f"precision {text!r} is not one precision")
-    return str(found)
 
 
 def _stack(row: Mapping[str, str]) -> Software:

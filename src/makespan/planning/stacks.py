@@ -106,6 +106,11 @@ class Training:
             )
 
     @property
+    def core_precision(self) -> str:
+        """Precision of attention cores, which stay at 16 bits where other products have fewer."""
+        return self.precision if self.precision in ("fp32", "tf32", "fp16") else "bf16"
+
+    @property
     def tokens_per_step(self) -> float:
         """Tokens of one step, padding included."""
         return float(self.seq * self.global_batch)

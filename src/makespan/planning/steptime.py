@@ -145,7 +145,7 @@ def ideal_terms(training: Training, grid: Grid, machines: Machines, stack: Softw
     Raises `UnknownNameError` for a precision that the device does not have.
     """
     device, model = machines.device, training.model
-    peak, peak16 = device.peak_flop_per_s(training.precision), device.peak_flop_per_s(_sixteen(training))
+    peak, peak16 = device.peak_flop_per_s(training.precision), device.peak_flop_per_s(training.core_precision)
     share, half = device.products[training.precision]
     memory = device.memory_gb_per_s * 1e9 * _STREAMING
     bytes_per = 4.0 if training.precision in ("fp32", "tf32") else 2.0
@@ -263,10 +263,6 @@ def ideal_terms(training: Training, grid: Grid, machines: Machines, stack: Softw
     _add_head(terms, training, grid, count, stack, memory, products_s)
     _add_transfers(terms, training, grid, machines, stack, count)
     return np.stack([terms[name] for name in NAMES], axis=1)
-
-
-def _sixteen(training: Training) -> str:
-    return training.precision if training.precision in ("fp32", "tf32", "fp16") else "bf16"
 
 
 def _add_head(

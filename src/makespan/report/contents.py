@@ -173,7 +173,15 @@ def collect(
     """
     results, benchmarks, published = Path(results), Path(benchmarks), Path(published)
     options: Mapping[str, Paper] = settings.papers()
-    built = tuple(source for source in SOURCES if any(_is_there(results / source / key) for key in PAPERS))
+    built = tuple(
+        source
+        for source in SOURCES
+        if any(
+            any((results / source / key).glob(pattern))
+            for key in PAPERS
+            for pattern in ("*.csv", "figures/*.png")
+        )
+    )
     statements = _statements(results, built)
     sections = []
     for key, paper in options.items():
@@ -198,10 +206,6 @@ def collect(
         products=tuple(_products(results, options, settings)),
         warnings=tuple(_warnings(runs)),
     )
-
-
-def _is_there(folder: Path) -> bool:
-    return any(folder.glob("*.csv")) or any(folder.glob("figures/*.png"))
 
 
 # --- The run ----------------------------------------------------------------------------------------

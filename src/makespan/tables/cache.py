@@ -58,7 +58,9 @@ def cached_table(
         try:
             folder.mkdir(parents=True, exist_ok=True)
             write_text(csv_text(table), path)
-            _remove_oldest(folder)
+            kept = sorted(folder.glob("*.csv"), key=lambda file: file.stat().st_mtime_ns)
+            for oldest in kept[:-_MOST_FILES]:
+                oldest.unlink(missing_ok=True)
         except OSError as error:
             _LOG.debug("%s: not kept: %s", path, error)
     return table
@@ -98,9 +100,3 @@ def _read(path: Path, schema: TableSchema) -> pd.DataFrame:
     if list(table.columns) != schema.names:
         raise ValueError(f"{path}: other columns")
     return table.astype(dict.fromkeys(numbers, "float64"))
-
-
-def _remove_oldest(folder: Path) -> None:
-    files = sorted(folder.glob("*.csv"), key=lambda path: path.stat().st_mtime_ns)
-    for path in files[:-_MOST_FILES]:
-        path.unlink(missing_ok=True)
