@@ -81,8 +81,8 @@ def test_a_guest_computes_in_idle_moments_and_its_holder_as_if_alone():
 def test_the_page_of_the_engine_names_the_pace_without_a_model_and_its_source():
     text = " ".join((Path(__file__).parents[2] / "docs/background/engine.md").read_text("utf-8").split())
     assert IDLE_SHARE == SHARE
-    assert f"every guest makes {IDLE_SHARE} of its progress" in text
-    assert f"reports {IDLE_SHARE:.0%} more use".replace("%", " %") in text
+    assert f"a guest has {IDLE_SHARE} of its rate" in text
+    assert f"raises the use of a cluster's computing units by {IDLE_SHARE:.0%}".replace("%", " %") in text
 
 
 def test_a_policy_sees_how_many_devices_are_without_a_guest():

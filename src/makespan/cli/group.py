@@ -53,11 +53,17 @@ VERBS = {
         "Print the statements of the papers with their verdicts.",
     ),
     "report": ("makespan.cli.report:report_command", "Write one HTML page on all available results."),
-    "plan": ("makespan.cli.plan:plan_command", "Find the fastest layouts of a training run that fit."),
-    "size": ("makespan.cli.plan:size_command", "Say how many GPUs train a model in time and budget."),
+    "plan": (
+        "makespan.cli.plan:plan_command",
+        "Find the fastest layouts of a training run that fit into memory.",
+    ),
+    "size": (
+        "makespan.cli.plan:size_command",
+        "Say how many GPUs train a model in time and within a budget.",
+    ),
     "validate-public": (
         "makespan.cli.plan:validate_public_command",
-        "Judge predicted steps on tables of published rows.",
+        "Judge predictions on tables of published rows, each source left out in turn.",
     ),
     "emulate": ("makespan.cli.emulator:emulate_command", "Write emulated traces, one per workload."),
     "explain": (
