@@ -6,8 +6,8 @@ from makespan.planning import Layout, Pricer, Training, read_machines, read_mode
 from makespan.planning.rows import COLUMNS
 
 
-def write_rows(path, precisions=("bf16",)):
-    """Write six rows of Llama 3 8B on eight devices for two sources and every precision."""
+def write_rows(path, precisions=("bf16",), **cells):
+    """Write six rows of Llama 3 8B for two sources and every precision, with some cells changed."""
     pricer = Pricer(
         Training(read_model("llama3-8b"), 8192, 128), read_machines("8xh100-80"), software("torchtitan")
     )
@@ -25,5 +25,5 @@ def write_rows(path, precisions=("bf16",)):
                     "zero_stage": 3, "micro_batch": 1, "global_batch": batch, "recompute": "none",
                     "precision": precision, "iteration_time_s": factor * one.step_s,
                 }  # fmt: skip
-                lines.append(",".join(map(str, row.values())))
+                lines.append(",".join(map(str, (row | cells).values())))
     path.write_text("\n".join(lines) + "\n")

@@ -4,6 +4,7 @@ import dataclasses
 import io
 import itertools
 import json
+import re
 
 import numpy as np
 import pandas as pd
@@ -212,6 +213,16 @@ def test_a_broken_cluster_file_is_refused_in_one_line(tmp_path, text, words):
     assert "\n" not in str(error.value)
 
 
+def test_the_node_of_a_device_is_that_in_which_it_is_sold(tmp_path):
+    assert read_machines("144xgb200").gpus_per_node == 72
+    assert read_machines("64xh100-80").gpus_per_node == 8
+    path = tmp_path / "racks.toml"
+    path.write_text('device = "gb200"\nn_gpus = 144\n')
+    assert read_machines(path).gpus_per_node == 72
+    path.write_text('device = "gb200"\nn_gpus = 144\ngpus_per_node = 36\n')
+    assert read_machines(path).gpus_per_node == 36
+
+
 def test_a_text_that_is_no_cluster_names_the_devices():
     with pytest.raises(InputError, match=r"8h100: no such file; expected a TOML file .* b200"):
         read_machines("8h100")
@@ -323,6 +334,35 @@ def test_a_faster_device_is_never_slower(field):
         assert fast <= slow
 
 
+def translator(seq=0):
+    """Return an encoder, of fixed length if ``seq`` is given, and a decoder that attends to it."""
+    own, other = Attention(16, 16, 64, 64), Attention(16, 16, 64, 64, is_causal=False)
+    ffn = FeedForward(4096, False)
+    encoder = Layers(12, other, ffn, seq=seq)
+    return Architecture(
+        "translator", "t5", 1024, (encoder, Layers(12, own, ffn, cross_attention=other)), 32000
+    )
+
+
+def test_cross_attention_sees_the_tokens_of_the_encoder():
+    machines = read_machines("8xa100-80")
+    short, long = (
+        terms(Training(translator(seq), 512, 64), Layout(dp=8), machines)["attention"] for seq in (1500, 3000)
+    )
+    assert long > short
+    assert translator(3000).flop_per_sample(512) > translator(1500).flop_per_sample(512)
+
+
+def test_what_of_a_run_is_not_as_one_may_think_is_said():
+    long = dataclasses.replace(dense(), max_seq=8192)
+    assert Training(long, 8192, 8).remarks == ()
+    assert Training(long, 16384, 8).remarks == (
+        "16384 tokens are more than the 8192 of the configuration of dense",
+    )
+    (said,) = Training(translator(1500), 448, 8).remarks
+    assert "translator has 1500 tokens in some layers" in said
+
+
 # --- Memory ---
 
 
@@ -369,6 +409,34 @@ def test_recomputation_and_pipelines_change_what_is_kept():
     assert memory(training, Layout(dp=2, pp=4), machines)["activations"] == pytest.approx(flat, rel=0.01)
 
 
+@pytest.mark.parametrize("recompute", ["selective", "operators", "full"])
+def test_half_of_the_layers_save_half_of_what_all_do(recompute):
+    training, machines = Training(dense(), 8192, 64), read_machines("8xh100-80")
+    none, half, all_ = (
+        memory(training, Layout(dp=8, recompute=how, recompute_share=share), machines)["activations"]
+        for how, share in (("none", 1.0), (recompute, 0.5), (recompute, 1.0))
+    )
+    # A layer that is computed again is there as a whole while it is.
+    working = half - (none + all_) / 2
+    assert working == pytest.approx(
+        0 if recompute != "full" else (half - all_ + none - half) / 62, rel=0.2, abs=1
+    )
+
+
+def test_states_of_experts_are_divided_between_the_devices_that_hold_the_same():
+    model, machines = mixture(), read_machines("16xh100-80")
+    training = Training(model, 1024, 16)
+    experts = 32 * model.layers[0].ffn.expert_parameters(4096)
+    for layout, n_held, n_same in [
+        (Layout(dp=16, ep=8, zero=1), experts / 8, 2),
+        (Layout(dp=8, tp=2, ep=8, zero=1), experts / 8, 2),
+        (Layout(dp=16, ep=1, zero=1), experts, 16),
+    ]:
+        whole = memory(training, layout, machines)["optimizer"]
+        rest = memory(training, layout, machines)["parameters"] / 2 - n_held
+        assert whole == pytest.approx(12 * (n_held / n_same + rest / layout.dp))
+
+
 # --- Plans ---
 
 
@@ -379,6 +447,9 @@ def test_the_best_plan_is_the_fastest_of_all_that_fit():
     feasible = sorted(one.step_s for one in every if one.is_feasible)
     assert [one.step_s for one in found.best] == pytest.approx(feasible[:5])
     assert (found.n_tried, found.n_feasible) == (len(every), len(feasible))
+    assert found.chances[0] == 0.5
+    assert all(0 < chance <= 0.5 for chance in found.chances)
+    assert found.n_ties == 1 + sum(chance >= 0.1 for chance in found.chances[1:])
     for one in found.best:
         assert sum(one.terms_s.values()) == pytest.approx(one.step_s)
         assert one.total_memory_bytes <= pricer.machines.device.memory_bytes
@@ -430,6 +501,21 @@ def test_a_layout_as_plain_values_has_what_it_is_made_of():
     assert sum(found["terms_s"].values()) == pytest.approx(found["step_s"])
 
 
+def test_measured_rows_tell_layouts_apart():
+    pricer = Pricer(Training(dense(), 8192, 256), read_machines("64xh100-80"), software("megatron-bridge"))
+    texts = ("tp2 mb1", "tp8 mb1", "tp4 pp2 mb1", "fsdp mb1", "tp2 pp4 mb1", "pp4 mb1 recompute=full")
+    rows = [
+        (pricer.training, one, pricer.machines, pricer.price(one).step_s)
+        for one in (parse_layout(text, 64) for text in texts)
+    ]
+    refined = calibrated_by(pricer, rows * 5)
+    pair = Grid.of([parse_layout(text, 64) for text in ("tp2 mb1", "tp8 mb1")])
+    spreads = [
+        one.calibrated.spread_between(one.parts_s(pair), one.parts_s(pair)[0])[1] for one in (pricer, refined)
+    ]
+    assert spreads[1] < spreads[0]
+
+
 def test_more_devices_take_less_time():
     table = size_clusters(
         Training(dense(), 8192, 512), "h100-80", software("megatron-bridge"), tokens=1e12, most_gpus=512,
@@ -452,7 +538,7 @@ def test_rows_of_ones_own_take_the_error_away_and_narrow_the_interval(tmp_path):
     path = tmp_path / "rows.csv"
     rows = [f"64,{text},{step_s}" for text, step_s in list(truth.items())[:2]]
     path.write_text("n_gpus,layout,step_s\n" + "\n".join(rows) + "\n")
-    refined = calibrated_by(pricer, read_measured(path, pricer))
+    refined = calibrated_by(pricer, read_measured(path, pricer.training, pricer.machines))
     before, after = (one.price(parse_layout("fsdp mb1", 64)) for one in (pricer, refined))
     assert abs(after.step_s / truth["fsdp mb1"] - 1) < 0.1 < abs(before.step_s / truth["fsdp mb1"] - 1)
     assert after.high_s / after.low_s < before.high_s / before.low_s
@@ -467,6 +553,11 @@ def test_rows_of_ones_own_take_the_error_away_and_narrow_the_interval(tmp_path):
         ("n_gpus,layout,step_s\n8,mb1,nan\n", "row 1, column 'step_s': found 'nan'"),
         ("n_gpus,layout,step_s\neight,mb1,2\n", "row 1, column 'n_gpus': found 'eight'"),
         ("n_gpus,layout,step_s\n8,tp3,2\n", "row 1: layout 'tp3': 8 GPUs are not a multiple"),
+        (
+            "n_gpus,layout,step_s\n8,ep8,2\n",
+            "row 1: layout 'ep8 zero1 mb1': experts over 8 devices, but the model",
+        ),
+        ("n_gpus,layout,step_s\n8.5,mb1,2\n", "row 1, column 'n_gpus': found '8.5'"),
         ("n_gpus,layout,step_s,precision\n8,mb1,2,bf17\n", "row 1: unknown precision 'bf17'"),
         ("n_gpus,layout,step_s,batch\n8,mb1,2,9\n", "row 1: layout 'zero1 mb1': a batch of 9"),
         ("", "rows.csv"),
@@ -477,7 +568,7 @@ def test_broken_rows_are_refused_with_their_place(tmp_path, text, words):
     path.write_text(text)
     pricer = Pricer(Training(dense(), 2048, 64), read_machines("8xh100-80"), software("fsdp"))
     with pytest.raises(TraceError) as error:
-        read_measured(path, pricer)
+        read_measured(path, pricer.training, pricer.machines)
     assert words in str(error.value)
 
 
@@ -496,6 +587,16 @@ def test_every_published_row_is_used_or_refused_with_a_reason(public):
     assert all(one.reason for one in refused)
     assert len(rows) >= 430
     assert all(0 < row.mfu <= 0.8 and row.step_s > 0 for row in rows)
+
+
+def test_what_rows_do_not_say_is_assumed_in_words(tmp_path):
+    write_rows(tmp_path / "rows.csv", recompute="recipe", micro_batch="", zero_stage="")
+    rows, refused = read_rows([tmp_path / "rows.csv"])
+    assert not refused
+    assert {row.assumed for row in rows} == {("a micro-batch of 1", "no recomputation", "no sharded states")}
+    code, text = ran("validate-public", str(tmp_path))
+    assert code == 0
+    assert re.search(r"Assumed, where rows do not say:\n +6 +fms-fsdp: a micro-batch of 1\n", text)
 
 
 def test_steps_are_predicted_better_than_by_one_utilisation_and_one_scale(public):
@@ -590,6 +691,10 @@ def test_the_commands_print_plans_sizes_and_one_layout():
         (("size", "llama3-8b", "--tokens", "1e9", "--budget", "5"), "--budget needs --price"),
         (("size", "llama3.1-405b", "--tokens", "1e9", "--most", "8"), "fits on no number of h100-80 up to 8"),
         (("size", "llama3-8b", "--tokens", "-1"), "--tokens"),
+        (
+            ("size", "llama3-8b", "--tokens", "1e9", "--device", "a100-80", "--precision", "fp8"),
+            "unknown precision of device 'a100-80' 'fp8'",
+        ),
         (("validate-public", "nowhere"), "nowhere"),
     ],
 )
@@ -605,6 +710,7 @@ def test_public_rows_are_judged_from_files(tmp_path):
     code, text = ran("validate-public", str(tmp_path), "-o", str(tmp_path / "judged.csv"))
     assert code == 0, text
     assert "12 rows are used, 12 are not" in text
+    assert "Assumed" not in text
     assert "precision 'int3' is not one precision" in text
     judged = pd.read_csv(tmp_path / "judged.csv")
     assert set(judged["drawn"]) == {-1, 0, 1, 3, 5}
@@ -616,3 +722,13 @@ def test_the_page_shows_what_the_protocol_gives(public, root):
     page = (root / "docs/background/planning.md").read_text()
     shown = page.split("<!-- judged -->\n")[1].split("<!-- end of judged -->")[0]
     agree(judged_table(judge(rows)), "# tolerance 2e-02\n" + shown, "docs/background/planning.md")
+
+
+@pytest.mark.parametrize(
+    "words", [("plan", "llama3-8b", "8xh100-80"), ("size", "llama3-8b", "--tokens", "1e9")]
+)
+def test_sequences_longer_than_the_model_knows_are_reported(words):
+    done = CliRunner().invoke(main, [*words, "--seq", "16384", "--batch", "8", "--json"])
+    assert done.exit_code == 0
+    json.loads(done.stdout)
+    assert "16384 tokens are more than the 8192 of the configuration of llama3-8b" in done.stderr

@@ -74,6 +74,14 @@ def _run_options(command: Any) -> Any:
     return command
 
 
+def _training(model: str, seq: int, batch: int, precision: str) -> Training:
+    """Return the run that options describe, and report what of it is not as one may think."""
+    training = Training(read_model(model), seq, batch, precision)
+    for remark in training.remarks:
+        say(remark, err=True)
+    return training
+
+
 @click.command("plan")
 @click.argument("model")
 @click.argument("cluster")
@@ -107,11 +115,9 @@ def plan_command(
     MODEL is a config.json, a folder with one, a TOML file, or a name such as llama3-70b. CLUSTER is a TOML
     file or a text such as 64xh100-80. For example: makespan plan llama3-70b 64xh100-80 --seq 8192 --batch 256
     """
-    pricer = Pricer(
-        Training(read_model(model), seq, batch, precision), read_machines(cluster), software(stack)
-    )
+    pricer = Pricer(_training(model, seq, batch, precision), read_machines(cluster), software(stack))
     if measured is not None:
-        pricer = calibrated_by(pricer, read_measured(measured, pricer))
+        pricer = calibrated_by(pricer, read_measured(measured, pricer.training, pricer.machines))
     if text is not None:
         _say_one(pricer.price(parse_layout(text, pricer.machines.n_gpus)), pricer, form)
         return
@@ -129,17 +135,19 @@ def _say_plans(found: "Plans") -> None:
     _say_run(pricer)
     say(f"{found.n_feasible:,} of {found.n_tried:,} layouts fit; the fastest:")
     say(f"  {'step':>8}  {'90 % interval':>15}  {'tokens/s/GPU':>12}  {'MFU':>6}  {'memory':>8}  layout")
-    for one in found.best:
+    for one, chance in zip(found.best, found.chances, strict=True):
         interval = f"{_time(one.low_s)}-{_time(one.high_s)}"
         say(
             f"  {_time(one.step_s):>6} s  {interval:>13} s  {one.tokens_per_s_per_gpu:>12,.0f}"
             f"  {one.mfu:>6.1%}  {one.total_memory_bytes / GIB:>4.0f} GiB"
             f"  dp{one.layout.dp} {one.layout.text}"
         )
-        if one is not best and (reason := one.over(best)):
-            say(f"{'':13}slower by {reason}")
+        if one is not best:
+            reason = one.over(best)
+            slower = f"slower by {reason}; " if reason else ""
+            say(f"{'':12}{slower}faster than the first with a chance of {chance:.0%}")
     if found.n_ties > 1:
-        say(f"The first {found.n_ties} differ by less than 2 %: a measurement would have to decide.")
+        say(f"The fastest and {found.n_ties - 1} more are ties: only a measurement can tell them apart.")
     _say_terms(best)
 
 
@@ -175,7 +183,7 @@ def _say_run(pricer: Pricer) -> None:
     counts = knowledge().rows.get(stack.family, {})
     behind = f"{sum(counts.values()) or 'no'} published rows stand behind it"
     here = f", {counts.get(machines.device.name) or 'none'} of them on this device" if counts else ""
-    taught = f"; refined by {pricer.calibrated.n_rows} rows of your own" if pricer.calibrated else ""
+    taught = f"; refined by {pricer.calibrated.n_rows} rows of your own" if pricer.calibrated.n_rows else ""
     say(f"stack {stack.name}: {behind}{here}{taught}")
 
 
@@ -248,7 +256,7 @@ def size_command(
     """
     if usd is not None and not price:
         raise InputError("--budget needs --price, the dollars for a GPU and hour; expected both")
-    training = Training(read_model(model), seq, batch, precision)
+    training = _training(model, seq, batch, precision)
     table = size_clusters(
         training, kind, software(stack), tokens=tokens, most_gpus=most, usd_per_gpu_hour=price
     )
@@ -303,6 +311,6 @@ def validate_public_command(tables: tuple[Path, ...], output: Path | None, form:
         write_csv(table, output)
     say_result(
         {"rows": len(rows), "refused": len(refused), "judged": table.to_dict("records")},
-        judged_text(table, len(rows), refused),
+        judged_text(table, rows, refused),
         form,
     )

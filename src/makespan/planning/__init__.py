@@ -25,6 +25,7 @@ from makespan.planning.factors import (
     fit_knowledge as fit_knowledge,
     knowledge as knowledge,
     knowledge_text as knowledge_text,
+    uncalibrated as uncalibrated,
 )
 from makespan.planning.judging import (
     judge as judge,
@@ -47,12 +48,12 @@ from makespan.planning.pricing import (
     calibrated_by as calibrated_by,
     describe as describe,
     plan as plan,
+    read_measured as read_measured,
     size_clusters as size_clusters,
 )
 from makespan.planning.rows import (
     Measured as Measured,
     Refused as Refused,
-    read_measured as read_measured,
     read_rows as read_rows,
 )
 from makespan.planning.stacks import (

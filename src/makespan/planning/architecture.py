@@ -13,6 +13,7 @@ from makespan.errors import InputError, unknown_name
 
 HeadKind = Literal["lm", "masked-lm", "classes", "none"]
 _HEAD_KINDS = ("lm", "masked-lm", "classes", "none")
+_MASKED_SHARE = 0.15  # of the tokens, in masked-language modelling (Devlin et al. 2019, section 3.1)
 _STATED_TOLERANCE = 0.02
 """Accepted difference between stated and counted parameters [1]."""
 
@@ -387,6 +388,11 @@ class Architecture:
         """Return the tokens of a sample in a run of layers, when those of the run are ``seq``."""
         return run.seq or seq
 
+    def head_tokens(self, seq: float) -> float:
+        """Return the tokens of a sample that get logits: all, the masked ones, or none that count."""
+        share = {"lm": 1.0, "masked-lm": _MASKED_SHARE}.get(self.head, 0.0)
+        return share * (self.layers[-1].seq or seq)
+
     def flop_per_sample(self, seq: int) -> float:
         """Return the matrix products of one sample, forward and backward, nothing recomputed [FLOP].
 
@@ -396,22 +402,11 @@ class Architecture:
         forward = 0.0
         for run in self.layers:
             tokens = self.tokens(run, seq)
+            keys = self.tokens(self.layers[0], seq)
             vectors = run.norm_vectors * self.hidden + run.extra_parameters
             weights = run.active_parameters(self.hidden) - vectors
             forward += run.n_layers * (2.0 * tokens * weights + run.attention.core_flop(tokens))
             if run.cross_attention is not None:
-                forward += run.n_layers * run.cross_attention.core_flop(tokens, self._encoder_tokens(seq))
-        if self.head in ("lm", "masked-lm"):
-            forward += 2.0 * self.tokens(self.layers[-1], seq) * self.head_parameters
+                forward += run.n_layers * run.cross_attention.core_flop(tokens, keys)
+        forward += 2.0 * self.head_tokens(seq) * self.head_parameters
         return 3.0 * forward
-
-    def _encoder_tokens(self, seq: int) -> int:
-        return self.tokens(self.layers[0], seq)
-
-    def with_capacity(self, capacity: float) -> "Architecture":
-        """Return the model with another capacity of its experts; 0 drops no token."""
-        layers = tuple(
-            replace(run, ffn=replace(run.ffn, capacity=capacity)) if isinstance(run.ffn, Experts) else run
-            for run in self.layers
-        )
-        return replace(self, layers=layers)

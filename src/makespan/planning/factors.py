@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from makespan.files import read_preset
 from makespan.planning.rows import Measured
+from makespan.planning.stacks import Training
 from makespan.planning.steptime import COMPUTE, NAMES, Grid, ideal_terms
 
 Array = NDArray[np.float64]
@@ -66,10 +67,10 @@ class Knowledge:
     narrow: dict[str, float] = field(default_factory=dict)
     rows: dict[str, dict[str, int]] = field(default_factory=dict)
 
-    def logs(self, stack: str, device: str, precision: str) -> Array:
+    def logs(self, stack: str, device: str, training: Training) -> Array:
         """Return the logarithms of the factors of a stack on a device, (n_terms,)."""
         own = self.devices.get(device, 0.0)
-        if precision in ("fp8", "fp4"):
+        if training.is_narrow:
             own += self.narrow.get(device, 0.0)
         return self.shared + self.stacks.get(stack, np.zeros(_N)) + own * COMPUTE
 
@@ -123,7 +124,7 @@ def fit_knowledge(rows: Sequence[Measured], terms: Array | None = None) -> Knowl
     mean, spread, between = _prior()
     names = sorted({row.stack.family for row in rows})
     devices = sorted({row.machines.device.name for row in rows})
-    narrow = sorted({row.machines.device.name for row in rows if row.training.precision in ("fp8", "fp4")})
+    narrow = sorted({row.machines.device.name for row in rows if row.training.is_narrow})
     # Columns: shared, per stack its terms and its scale, per device its scale, and that of narrow products.
     blocks = {name: _N + i * (_N + 1) for i, name in enumerate(names)}
     at_device = {name: _N + len(names) * (_N + 1) + i for i, name in enumerate(devices)}
@@ -144,7 +145,7 @@ def fit_knowledge(rows: Sequence[Measured], terms: Array | None = None) -> Knowl
         total, slopes = np.empty(len(rows)), np.zeros((len(rows), n))
         for i, row in enumerate(rows):
             start, kind = blocks[row.stack.family], row.machines.device.name
-            is_narrow = row.training.precision in ("fp8", "fp4")
+            is_narrow = row.training.is_narrow
             scale = theta[at_device[kind]] + (theta[at_narrow[kind]] if is_narrow else 0.0)
             logs = theta[:_N] + theta[start : start + _N] + theta[start + _N] + scale * COMPUTE
             parts = np.exp(logs) * ideal[i]
@@ -196,11 +197,45 @@ def _posterior(
 
 @dataclass(frozen=True, slots=True)
 class Calibrated:
-    """Factors on the user's own ground: the mode of their logarithms, and their covariance."""
+    """What is known of the factors on one ground: the mode of their logarithms, and its covariance.
+
+    Entry 0 is a common scale, the others are the terms; ``n_rows`` rows of this ground stand behind it.
+    """
 
     offsets: Array
     covariance: Array
-    n_rows: int
+    n_rows: int = 0
+
+    def parts_s(self, logs: Array, terms: Array) -> Array:
+        """Return the terms of steps [s], (n_layouts, n_terms), from factors and ideal terms."""
+        return np.asarray(np.exp(logs + self.offsets[0] + self.offsets[1:]) * terms)
+
+    def spread(self, parts_s: Array) -> Array:
+        """Return the spread of the logarithms of steps [1], (n_layouts,)."""
+        slopes = _slopes(parts_s)
+        known = np.einsum("ij,jk,ik->i", slopes, self.covariance, slopes)
+        return np.asarray(np.sqrt(known + noise_of(parts_s) ** 2))
+
+    def spread_between(self, parts_s: Array, other_s: Array) -> Array:
+        """Return the spread of the logarithm of the ratio of steps to another step [1], (n_layouts,).
+
+        What scales both alike cancels; what no factor explains is independent.
+        """
+        slopes = _slopes(parts_s) - _slopes(other_s[None, :])
+        known = np.einsum("ij,jk,ik->i", slopes, self.covariance, slopes)
+        return np.asarray(np.sqrt(known + noise_of(parts_s) ** 2 + noise_of(other_s[None, :]) ** 2))
+
+
+@cache
+def uncalibrated() -> Calibrated:
+    """Return what is known of a ground before any of its rows is."""
+    _, _, between = _prior()
+    spread = np.concatenate([[_SCALE_SPREAD], between])
+    return Calibrated(np.zeros(_N + 1), np.diag(spread**2))
+
+
+def _slopes(parts_s: Array) -> Array:
+    return np.column_stack([np.ones(len(parts_s)), parts_s / parts_s.sum(axis=1, keepdims=True)])
 
 
 def calibrate_rows(logs: Array, terms: Array, step_s: Array) -> Calibrated:
@@ -215,31 +250,13 @@ def calibrate_rows(logs: Array, terms: Array, step_s: Array) -> Calibrated:
     step_s
         Measured times [s], (n_rows,).
     """
-    _, _, between = _prior()
-    sigma = np.concatenate([[_SCALE_SPREAD], between])
 
     def model(theta: Array) -> tuple[Array, Array]:
-        parts = np.exp(logs + theta[0] + theta[1:]) * terms
-        total = parts.sum(axis=1)
-        return np.log(total), np.column_stack([np.ones(len(parts)), parts / total[:, None]])
+        parts_s = np.exp(logs + theta[0] + theta[1:]) * terms
+        return np.log(parts_s.sum(axis=1)), _slopes(parts_s)
 
-    mode, covariance = _posterior(
-        model, np.log(step_s), np.zeros(_N + 1), sigma, noise_of(terms), np.ones(len(step_s))
-    )
+    prior = uncalibrated()
+    sigma = np.sqrt(np.diag(prior.covariance))
+    ones = np.ones(len(step_s))
+    mode, covariance = _posterior(model, np.log(step_s), prior.offsets, sigma, noise_of(terms), ones)
     return Calibrated(mode, covariance, len(step_s))
-
-
-def predict_rows(logs: Array, terms: Array, calibrated: Calibrated | None = None) -> tuple[Array, Array]:
-    """Return the times of steps [s] and the spread of their logarithms [1], each (n_rows,)."""
-    _, _, between = _prior()
-    offsets = np.zeros(_N + 1) if calibrated is None else calibrated.offsets
-    covariance = (
-        np.diag(np.concatenate([[_SCALE_SPREAD], between]) ** 2)
-        if calibrated is None
-        else calibrated.covariance
-    )
-    parts = np.exp(logs + offsets[0] + offsets[1:]) * terms
-    total = parts.sum(axis=1)
-    slopes = np.column_stack([np.ones(len(parts)), parts / total[:, None]])
-    variance = np.einsum("ij,jk,ik->i", slopes, covariance, slopes) + noise_of(terms) ** 2
-    return total, np.sqrt(variance)

@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from makespan.planning.factors import Knowledge, calibrate_rows, fit_knowledge, predict_rows, terms_of
+from makespan.planning.factors import Knowledge, calibrate_rows, fit_knowledge, terms_of, uncalibrated
 from makespan.planning.rows import Measured, Refused
 
 Array = NDArray[np.float64]
@@ -42,10 +42,7 @@ class _Group:
     def of(cls, rows: Sequence[Measured], terms: Array, known: Knowledge) -> "_Group":
         return cls(
             logs=np.array(
-                [
-                    known.logs(row.stack.family, row.machines.device.name, row.training.precision)
-                    for row in rows
-                ]
+                [known.logs(row.stack.family, row.machines.device.name, row.training) for row in rows]
             ),
             terms=terms,
             step_s=np.array([row.step_s for row in rows]),
@@ -109,10 +106,13 @@ def judge(rows: Sequence[Measured], seeds: Sequence[int] = SEEDS) -> pd.DataFram
 def _errors(group: _Group, taken: list[int], rest: Indices) -> dict[str, float]:
     """Return the errors on some rows, after calibration by others."""
     measured, utilisation = group.step_s[rest], group.mfu[rest]
-    calibrated = calibrate_rows(group.logs[taken], group.terms[taken], group.step_s[taken]) if taken else None
-    predicted, spread = predict_rows(group.logs[rest], group.terms[rest], calibrated)
-    prior, _ = predict_rows(group.logs, group.terms)
-    inside = np.abs(np.log(predicted / measured)) <= _Z90 * spread
+    known = uncalibrated()
+    prior_s = known.parts_s(group.logs, group.terms).sum(axis=1)
+    if taken:
+        known = calibrate_rows(group.logs[taken], group.terms[taken], group.step_s[taken])
+    parts_s = known.parts_s(group.logs[rest], group.terms[rest])
+    predicted = parts_s.sum(axis=1)
+    inside = np.abs(np.log(predicted / measured)) <= _Z90 * known.spread(parts_s)
     result = {
         "error": float(np.abs(predicted / measured - 1).mean()),
         "bias": float(np.exp(np.log(predicted / measured).mean())),
@@ -122,9 +122,9 @@ def _errors(group: _Group, taken: list[int], rest: Indices) -> dict[str, float]:
     }
     if taken:
         constant = np.exp(np.log(group.mfu[taken]).mean())
-        scale = np.exp(np.median(np.log(group.step_s[taken] / prior[taken])))
+        scale = np.exp(np.median(np.log(group.step_s[taken] / prior_s[taken])))
         result["utilisation_error"] = float(np.abs(utilisation / constant - 1).mean())
-        result["scale_error"] = float(np.abs(prior[rest] * scale / measured - 1).mean())
+        result["scale_error"] = float(np.abs(prior_s[rest] * scale / measured - 1).mean())
     return result
 
 
@@ -162,17 +162,19 @@ def judged_table(table: pd.DataFrame) -> str:
     return "\n".join([head, "| --- |" + " ---: |" * (len(_DRAWS) + 1), *rest]) + "\n"
 
 
-def judged_text(table: pd.DataFrame, n_rows: int, refused: Sequence[Refused]) -> str:
-    """Return what was judged as lines: errors by group, means, baselines, and why rows were refused."""
+def judged_text(table: pd.DataFrame, rows: Sequence[Measured], refused: Sequence[Refused]) -> str:
+    """Return what was judged as lines: errors, baselines, what was assumed, and why rows were refused."""
     lines = [
-        f"{n_rows} rows are used, {len(refused)} are not. Mean relative error of a step, by rows drawn:",
+        f"{len(rows)} rows are used, {len(refused)} are not. Mean relative error of a step, by rows drawn:",
         "",
     ]
     lines += [
         f"{name.strip('*'):<32}{size:>6}" + "".join(f"{cell:>9}" for cell in cells)
         for name, size, *cells in judged_cells(table)
     ]
+    assumed = Counter((row.source, what) for row in rows for what in row.assumed)
     reasons = Counter((one.source, one.reason) for one in refused)
-    lines += ["", "Not used:"] if refused else []
-    lines += [f"  {count:>4}  {source}: {reason}" for (source, reason), count in sorted(reasons.items())]
+    for title, counts in (("Assumed, where rows do not say:", assumed), ("Not used:", reasons)):
+        lines += ["", title] if counts else []
+        lines += [f"  {count:>4}  {source}: {text}" for (source, text), count in sorted(counts.items())]
     return "\n".join(lines)

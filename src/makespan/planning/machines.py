@@ -33,6 +33,8 @@ class Device:
         By precision: share of the peak of large matrix products [1], and the inner size that halves the rest.
     attention
         By generation of the kernel: share of the 16-bit peak [1], and the length that halves it [tokens].
+    gpus_per_node
+        Devices that the fast link joins, as they are usually sold.
     """
 
     name: str
@@ -45,6 +47,7 @@ class Device:
     attention: dict[str, tuple[float, float]]
     evidence: str
     source: str
+    gpus_per_node: int = 8
 
     def __post_init__(self) -> None:
         for name in ("memory_gib", "memory_gb_per_s", "link_gb_per_s", "network_gb_per_s"):
@@ -132,8 +135,8 @@ class Machines:
 
 
 _SHORT = re.compile(r"(\d+)\s*x\s*([A-Za-z][\w.-]*)")
-_OF_DEVICE = {field.name for field in fields(Device)} - {"name"}
 _OF_CLUSTER = {field.name for field in fields(Machines)} - {"name", "device"}
+_OF_DEVICE = {field.name for field in fields(Device)} - {"name"} - _OF_CLUSTER
 
 
 def read_machines(source: str | Path) -> Machines:
@@ -153,10 +156,8 @@ def read_machines(source: str | Path) -> Machines:
         A field is missing, unknown or out of range.
     """
     if short := _SHORT.fullmatch(str(source).strip()):
-        kind = device(short[2])
-        per_node = 72 if kind.name.startswith("gb") else 8
-        n_gpus = int(short[1])
-        return Machines(str(source), kind, n_gpus, gpus_per_node=min(per_node, max(n_gpus, 1)))
+        kind, n_gpus = device(short[2]), int(short[1])
+        return Machines(str(source), kind, n_gpus, gpus_per_node=min(kind.gpus_per_node, max(n_gpus, 1)))
     path = Path(source)
     if not path.is_file():
         raise InputError(
@@ -178,6 +179,7 @@ def read_machines(source: str | Path) -> Machines:
     try:
         kind = _device(str(entry["device"]), {**base, **own})
         settings = {key: value for key, value in entry.items() if key in _OF_CLUSTER}
+        settings.setdefault("gpus_per_node", kind.gpus_per_node)
         return Machines(path.stem, kind, **settings)
     except (TypeError, ValueError, AttributeError) as error:
         raise InputError(f"{path}: {error}") from None

@@ -2,22 +2,26 @@
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from makespan.errors import InfeasiblePlanError, InputError
+from makespan.errors import InfeasiblePlanError, InputError, TraceError, cell_error, unknown_name
+from makespan.files import read_bytes
 from makespan.planning.architecture import Architecture, Experts
-from makespan.planning.factors import Calibrated, Knowledge, calibrate_rows, knowledge, predict_rows
-from makespan.planning.layout import Layout
+from makespan.planning.factors import Calibrated, Knowledge, calibrate_rows, knowledge, uncalibrated
+from makespan.planning.layout import Layout, parse_layout
 from makespan.planning.machines import Machines, read_machines
 from makespan.planning.memory import COMPONENTS, fits, memory_table
 from makespan.planning.stacks import Software, Training
 from makespan.planning.steptime import NAMES, Grid, ideal_terms
+from makespan.tables import parse_csv
 from makespan.units import GIB, HOUR
 
 Array = NDArray[np.float64]
@@ -26,6 +30,7 @@ _BLOCK = 20_000  # layouts that are priced at once
 _MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
 _MOST_TENSOR = 8
 _CHUNKS = (2, 3, 4, 5, 6, 8)
+_TIE = 0.1  # chance to be faster from which a layout is a tie
 _LEAST_PIECE = 8192  # tokens; every published row with context parallelism has at least as many
 
 
@@ -81,23 +86,14 @@ class Pricer:
     training: Training
     machines: Machines
     stack: Software
-    calibrated: Calibrated | None = None
-    base: Knowledge | None = None
+    calibrated: Calibrated = field(default_factory=uncalibrated)
+    base: Knowledge = field(default_factory=knowledge)
 
-    @property
-    def _logs(self) -> Array:
-        known = self.base or knowledge()
-        return known.logs(self.stack.family, self.machines.device.name, self.training.precision)
-
-    def times(self, grid: Grid) -> tuple[Array, Array, Array]:
-        """Return steps [s], the spreads of their logarithms, and ideal terms [s] of all columns of a grid."""
+    def parts_s(self, grid: Grid) -> Array:
+        """Return the steps of all columns of a grid by term [s], (n_layouts, n_terms)."""
+        logs = self.base.logs(self.stack.family, self.machines.device.name, self.training)
         terms = ideal_terms(self.training, grid, self.machines, self.stack)
-        step_s, spread = predict_rows(self._logs, terms, self.calibrated)
-        return step_s, spread, terms
-
-    def memory(self, grid: Grid) -> Array:
-        """Return the memory by component [B], (n_layouts, n_components)."""
-        return memory_table(self.training, grid, self.machines, self.stack)
+        return self.calibrated.parts_s(logs, terms)
 
     def price(self, layout: Layout) -> Priced:
         """Price one layout, whether it fits or not.
@@ -105,26 +101,12 @@ class Pricer:
         Raises `PlanError` where the batch cannot be divided, `InputError` where the layout does not go with
         the model or the cluster.
         """
-        layout.microbatches(self.training.global_batch)
-        if layout.n_gpus != self.machines.n_gpus:
-            raise InputError(
-                f"layout {layout.text!r} is for {layout.n_gpus} GPUs; the cluster has {self.machines.n_gpus}"
-            )
-        if problem := misfit(self.training.model, layout):
-            raise InputError(f"layout {layout.text!r}: {problem}")
-        grid = Grid.of([layout])
-        step_s, spread, terms = self.times(grid)
-        logs, offsets = self._logs, self.calibrated.offsets if self.calibrated else np.zeros(len(NAMES) + 1)
-        own = np.exp(logs + offsets[0] + offsets[1:]) * terms[0]
-        memory = self.memory(grid)
-        return self._priced(
-            layout, float(step_s[0]), float(spread[0]), own, memory[0], bool(fits(memory, self.machines)[0])
-        )
-
-    def _priced(
-        self, layout: Layout, step_s: float, spread: float, terms_s: Array, memory: Array, is_feasible: bool
-    ) -> Priced:
         training, machines = self.training, self.machines
+        check_layout(training, machines, layout)
+        grid = Grid.of([layout])
+        parts_s = self.parts_s(grid)
+        memory = memory_table(training, grid, machines, self.stack)
+        step_s, spread = float(parts_s.sum()), float(self.calibrated.spread(parts_s)[0])
         throughput = training.tokens_per_step / step_s / machines.n_gpus
         flop = training.global_batch * training.model.flop_per_sample(training.seq) * training.computed_share
         peak = machines.n_gpus * machines.device.peak_flop_per_s(training.precision)
@@ -137,10 +119,21 @@ class Pricer:
             tokens_per_s_per_gpu=throughput,
             mfu=flop / step_s / peak,
             usd_per_million_tokens=price / HOUR / throughput * 1e6 if price else float("nan"),
-            memory_bytes=dict(zip(COMPONENTS, map(float, memory), strict=True)),
-            terms_s=dict(zip(NAMES, map(float, terms_s), strict=True)),
-            is_feasible=is_feasible,
+            memory_bytes=dict(zip(COMPONENTS, map(float, memory[0]), strict=True)),
+            terms_s=dict(zip(NAMES, map(float, parts_s[0]), strict=True)),
+            is_feasible=bool(fits(memory, machines)[0]),
         )
+
+
+def check_layout(training: Training, machines: Machines, layout: Layout) -> None:
+    """Reject a layout that does not go with model, batch or cluster: `PlanError` or `InputError`."""
+    layout.microbatches(training.global_batch)
+    if layout.n_gpus != machines.n_gpus:
+        raise InputError(
+            f"layout {layout.text!r} is for {layout.n_gpus} GPUs; the cluster has {machines.n_gpus}"
+        )
+    if problem := misfit(training.model, layout):
+        raise InputError(f"layout {layout.text!r}: {problem}")
 
 
 def misfit(model: Architecture, layout: Layout) -> str:
@@ -210,17 +203,22 @@ def _divisors(number: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Plans:
-    """The fastest feasible layouts, best first, out of how many that were tried."""
+    """The fastest feasible layouts, best first, out of how many that were tried.
+
+    ``chances`` are the probabilities that each would turn out faster than the first one if both were
+    measured; a first one that another beats with a chance of 0.1 or more is a tie with it.
+    """
 
     pricer: Pricer
     best: tuple[Priced, ...]
+    chances: tuple[float, ...]
     n_tried: int
     n_feasible: int
 
     @property
     def n_ties(self) -> int:
-        """Layouts shown whose step is at most 2 % above that of the first."""
-        return sum(one.step_s <= 1.02 * self.best[0].step_s for one in self.best)
+        """Layouts shown that a measurement might put first, the first one among them."""
+        return 1 + sum(chance >= _TIE for chance in self.chances[1:])
 
     def table(self) -> pd.DataFrame:
         """Return the layouts as a table, units in the names of its columns."""
@@ -232,13 +230,14 @@ class Plans:
                     "step_s": one.step_s,
                     "low_s": one.low_s,
                     "high_s": one.high_s,
+                    "chance_to_be_faster": chance,
                     "tokens_per_s_per_gpu": one.tokens_per_s_per_gpu,
                     "mfu": one.mfu,
                     "memory_gib": one.total_memory_bytes / GIB,
                     "usd_per_million_tokens": one.usd_per_million_tokens,
                     "slower_by": "" if one is self.best[0] else one.over(self.best[0]),
                 }
-                for one in self.best
+                for one, chance in zip(self.best, self.chances, strict=True)
             ]
         )
 
@@ -249,51 +248,108 @@ def plan(pricer: Pricer, n_best: int = 5) -> Plans:
     Raises
     ------
     InfeasiblePlanError
-        None fits; the message says how much memory the smallest one needs.
-    InputError
-        No layout divides the batch over the devices.
+        None fits, and the message says how much memory the smallest one needs; or none divides the batch.
     """
-    tried = list(layouts(pricer.training, pricer.machines))
+    training, machines = pricer.training, pricer.machines
+    tried = list(layouts(training, machines))
     if not tried:
-        raise InputError(
-            f"no layout divides a batch of {pricer.training.global_batch} samples over "
-            f"{pricer.machines.n_gpus} GPUs; expected a batch that has the data-parallel degree as a divisor"
+        raise InfeasiblePlanError(
+            f"no layout divides a batch of {training.global_batch} samples over {machines.n_gpus} GPUs; "
+            "expected a batch that has the data-parallel degree as a divisor"
         )
-    step_s, spread, memory, is_feasible = [], [], [], []
-    for start in range(0, len(tried), _BLOCK):
-        grid = Grid.of(tried[start : start + _BLOCK])
-        times = pricer.times(grid)
-        table = pricer.memory(grid)
-        step_s.append(times[0])
-        spread.append(times[1])
-        memory.append(table.sum(axis=1))
-        is_feasible.append(fits(table, pricer.machines))
-    steps, fit, needed = np.concatenate(step_s), np.concatenate(is_feasible), np.concatenate(memory)
+    blocks = [Grid.of(tried[start : start + _BLOCK]) for start in range(0, len(tried), _BLOCK)]
+    step_s = np.concatenate([pricer.parts_s(grid).sum(axis=1) for grid in blocks])
+    memory = np.concatenate([memory_table(training, grid, machines, pricer.stack) for grid in blocks])
+    fit = fits(memory, machines)
     if not fit.any():
+        needed = memory.sum(axis=1)
         least = int(np.argmin(needed))
         raise InfeasiblePlanError(
             f"none of {len(tried):,} layouts fits: the smallest, {tried[least].text!r}, needs "
-            f"{needed[least] / GIB:.0f} GiB on a device with {pricer.machines.device.memory_gib:.0f} GiB; "
+            f"{needed[least] / GIB:.0f} GiB on a device with {machines.device.memory_gib:.0f} GiB; "
             "more GPUs or a smaller model would help"
         )
-    order = np.argsort(np.where(fit, steps, np.inf), kind="stable")[: min(n_best, int(fit.sum()))]
-    return Plans(pricer, tuple(pricer.price(tried[i]) for i in order), len(tried), int(fit.sum()))
+    order = np.argsort(np.where(fit, step_s, np.inf), kind="stable")[: min(n_best, int(fit.sum()))]
+    best = [tried[i] for i in order]
+    parts_s = pricer.parts_s(Grid.of(best))
+    behind = np.log(parts_s.sum(axis=1) / parts_s[0].sum()) / pricer.calibrated.spread_between(
+        parts_s, parts_s[0]
+    )
+    return Plans(
+        pricer=pricer,
+        best=tuple(pricer.price(one) for one in best),
+        chances=tuple(0.5 * math.erfc(one / math.sqrt(2)) for one in behind),
+        n_tried=len(tried),
+        n_feasible=int(fit.sum()),
+    )
+
+
+_OWN, _OPTIONAL = ("n_gpus", "layout", "step_s"), ("seq", "batch", "precision")
+
+
+def read_measured(
+    path: str | Path, training: Training, machines: Machines
+) -> list[tuple[Training, Layout, Machines, float]]:
+    """Read measured steps of one model on one kind of device from a CSV.
+
+    Columns: ``n_gpus``, ``layout`` (such as ``tp4 pp4 mb1``) and ``step_s`` [s]; ``seq``, ``batch`` and
+    ``precision`` where they differ from those of the run.
+
+    Raises
+    ------
+    TraceError
+        A cell is not accepted; the message names file, row and column.
+    """
+    where = str(path)
+    content = read_bytes(path, "measured steps (CSV)", TraceError)
+    frame = parse_csv(content, where, "measured steps", dtype="str", keep_default_na=False)
+    if missing := [name for name in _OWN if name not in frame.columns]:
+        raise TraceError(f"{where}: column {missing[0]!r} is missing; expected {', '.join(_OWN)}")
+    if unknown := [name for name in frame.columns if name not in (*_OWN, *_OPTIONAL)]:
+        raise TraceError(f"{where}: {unknown_name('column', unknown[0], (*_OWN, *_OPTIONAL))}")
+    found = []
+    for number, record in enumerate(frame.to_dict("records"), start=1):
+        cells = {str(name): str(cell).strip() for name, cell in record.items() if str(cell).strip()}
+        place = partial(_positive, cells, where, number)
+        there = machines.with_gpus(place("n_gpus", int))
+        try:
+            layout = parse_layout(cells.get("layout", ""), there.n_gpus)
+            run = replace(
+                training,
+                seq=place("seq", int) if "seq" in cells else training.seq,
+                global_batch=place("batch", int) if "batch" in cells else training.global_batch,
+                precision=cells.get("precision", training.precision),
+            )
+            check_layout(run, there, layout)
+        except TraceError:
+            raise
+        except InputError as error:
+            raise TraceError(f"{where}: row {number}: {error}") from None
+        found.append((run, layout, there, place("step_s", float)))
+    return found
+
+
+def _positive(cells: Mapping[str, str], where: str, row: int, name: str, kind: Callable[[str], Any]) -> Any:
+    """Return a cell as a positive number; raises `TraceError` with its place."""
+    text = cells.get(name, "")
+    try:
+        value = kind(text)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value > 0):
+        accepted = "a whole number >= 1" if kind is int else "a number above 0"
+        raise cell_error(where, row, name, text, accepted)
+    return value
 
 
 def calibrated_by(pricer: Pricer, measured: Sequence[tuple[Training, Layout, Machines, float]]) -> Pricer:
     """Return a pricer refined by measured steps [s] of the same model, stack and cluster."""
     if not measured:
         return pricer
-    terms = np.concatenate(
-        [ideal_terms(run, Grid.of([layout]), where, pricer.stack) for run, layout, where, _ in measured]
-    )
-    known = pricer.base or knowledge()
-    logs = np.array(
-        [known.logs(pricer.stack.family, where.device.name, run.precision) for run, _, where, _ in measured]
-    )
-    return replace(
-        pricer, calibrated=calibrate_rows(logs, terms, np.array([step_s for *_, step_s in measured]))
-    )
+    terms = [ideal_terms(run, Grid.of([layout]), where, pricer.stack) for run, layout, where, _ in measured]
+    logs = [pricer.base.logs(pricer.stack.family, where.device.name, run) for run, _, where, _ in measured]
+    step_s = np.array([step_s for *_, step_s in measured])
+    return replace(pricer, calibrated=calibrate_rows(np.array(logs), np.concatenate(terms), step_s))
 
 
 def describe(one: Priced) -> dict[str, Any]:
@@ -345,7 +401,7 @@ def size_clusters(
         machines = replace(read_machines(f"{n_gpus}x{kind}"), usd_per_gpu_hour=usd_per_gpu_hour)
         try:
             best = plan(Pricer(training, machines, stack), 1).best[0]
-        except InputError:  # too small for the model, or more devices than the batch has samples
+        except InfeasiblePlanError:  # too small for the model, or more devices than the batch has samples
             n_gpus *= 2
             continue
         days = tokens / training.tokens_per_step * best.step_s / (24 * HOUR)

@@ -7,23 +7,20 @@ A table has one row per measurement, with the columns of `COLUMNS`; empty cells 
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, cast
 
-from makespan.errors import InputError, MakespanError, TraceError, cell_error, unknown_name
+from makespan.errors import InputError, MakespanError, TraceError
 from makespan.files import read_bytes, read_preset
 from makespan.planning.architecture import Architecture, Attention, FeedForward, Layers
 from makespan.planning.configs import read_model
-from makespan.planning.layout import Layout, parse_layout
+from makespan.planning.layout import Layout, Recompute
 from makespan.planning.machines import Machines, device
 from makespan.planning.stacks import Software, Training, software
 from makespan.tables import parse_csv
 from makespan.units import GIB
-
-if TYPE_CHECKING:
-    from makespan.planning.pricing import Pricer
 
 _PACKAGE = "makespan.planning"
 COLUMNS = (
@@ -34,7 +31,6 @@ COLUMNS = (
 )  # fmt: skip
 """Columns of a table of measured rows, the form of the public register."""
 _MOST_OF_PEAK = 0.8  # a row that claims more of the dense peak is wrong
-_MATERIAL = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +38,8 @@ class Measured:
     """One measured row: what ran, where and how, and how long a step took.
 
     ``plan`` names model and layout without the release of the software: rows of one plan go together into
-    what is fitted or into what is judged, never into both.
+    what is fitted or into what is judged, never into both. ``assumed`` lists in words what the row does not
+    state, or states otherwise.
     """
 
     source: str
@@ -55,6 +52,7 @@ class Measured:
     memory_bytes: float
     plan: str
     mfu: float
+    assumed: tuple[str, ...]
 
     @property
     def group(self) -> str:
@@ -105,9 +103,7 @@ def read_rows(paths: Iterable[str | Path]) -> tuple[list[Measured], list[Refused
             row = {str(name): str(cell).strip() for name, cell in record.items()}
             try:
                 used.append(_measured(row))
-            except _Unusable as error:
-                refused.append(Refused(row["source"], row["address"], row["model"], str(error)))
-            except MakespanError as error:
+            except (_Unusable, MakespanError) as error:
                 refused.append(Refused(row["source"], row["address"], row["model"], str(error)))
     return used, refused
 
@@ -134,19 +130,55 @@ def _count(row: Mapping[str, str], name: str, default: int | None = None) -> int
     return round(value)
 
 
+_PLAN = (
+    "model", "n_gpus", "tp", "pp", "cp", "ep", "vpp", "micro_batch", "global_batch", "seq", "recompute",
+    "zero_stage", "fsdp", "precision",
+)  # fmt: skip
+
+
 def _measured(row: Mapping[str, str]) -> Measured:
-    note = row["note"]
-    if "LoRA" in note or "SFT" in note:
-        raise _Unusable("fine-tuning, whose sequences and trained weights are not stated")
-    kind = _register()["devices"].get(row["gpu"])
+    register = _register()
+    for rule in register["refused"]:
+        if rule["text"] in row[rule["column"]]:
+            raise _Unusable(rule["reason"])
+    kind = register["devices"].get(row["gpu"])
     if kind is None:
         raise _Unusable(f"device {row['gpu']!r} is not in the catalogue")
-    precision = _register()["precisions"].get(row["precision"])
+    precision = register["precisions"].get(row["precision"])
     if precision is None:
         raise _Unusable(f"precision {row['precision']!r} is not one precision")
-    model = _model(row)
+    stack, model = _stack(row), _model(row)
+    n_gpus, per_node = _count(row, "n_gpus"), _count(row, "gpus_per_node", 8)
+    machines = Machines(row["gpu"], device(kind), n_gpus, min(per_node, n_gpus))
+    layout, assumed = _layout(row, model, stack, n_gpus)
+    share = next((rule["share"] for rule in register["padded"] if rule["text"] in row["note"]), 1.0)
+    training = Training(model, _count(row, "seq"), _count(row, "global_batch"), precision, share)
+    step_s = _step_s(row, training, n_gpus)
+    flop = training.global_batch * model.flop_per_sample(training.seq) * share
+    mfu = flop / (step_s * n_gpus * machines.device.peak_flop_per_s(precision))
+    if mfu > _MOST_OF_PEAK:
+        raise _Unusable(f"{mfu:.0%} of the peak, more than {_MOST_OF_PEAK:.0%}")
+    return Measured(
+        source=row["source"],
+        address=row["address"],
+        training=training,
+        layout=layout,
+        machines=machines,
+        stack=stack,
+        step_s=step_s,
+        memory_bytes=_number(row, "peak_mem_gib", 0.0) * GIB,
+        plan=" ".join(row[name] for name in _PLAN),
+        mfu=mfu,
+        assumed=assumed,
+    )
+
+
+def _layout(
+    row: Mapping[str, str], model: Architecture, stack: Software, n_gpus: int
+) -> tuple[Layout, tuple[str, ...]]:
+    """Return the layout of a row, and what had to be assumed for it."""
+    assumed = []
     tp, pp, cp = _count(row, "tp"), _count(row, "pp"), _count(row, "cp", 1)
-    n_gpus = _count(row, "n_gpus")
     if n_gpus % (tp * pp * cp):
         raise _Unusable(f"{n_gpus} GPUs are not a multiple of tp {tp} x pp {pp} x cp {cp}")
     dp = _count(row, "dp", n_gpus // (tp * pp * cp))
@@ -154,76 +186,51 @@ def _measured(row: Mapping[str, str]) -> Measured:
         raise _Unusable(f"dp {dp} x tp {tp} x pp {pp} x cp {cp} is not {n_gpus} GPUs")
     if pp > model.n_layers:
         raise _Unusable(f"{pp} stages for {model.n_layers} layers")
-    batch, seq = _count(row, "global_batch"), _count(row, "seq")
-    micro = _count(row, "micro_batch", 1)
-    if row["source"] == "torchtitan" and pp > 1 and batch // (dp * micro) < pp:
-        micro = max(1, batch // (dp * pp))  # its pipelines refuse fewer micro-batches than stages
-    stack = _stack(row)
-    recompute, share = _recompute(row["recompute"])
-    fsdp = row["fsdp"]
-    zero = int(_number(row, "zero_stage", 0))
+    batch, micro = _count(row, "global_batch"), _count(row, "micro_batch", 1)
+    if not row["micro_batch"]:
+        assumed.append("a micro-batch of 1")
+    if stack.fills_pipelines and pp > 1 and batch // (dp * micro) < pp:
+        micro = max(1, batch // (dp * pp))
+        assumed.append("as many micro-batches as stages, which the software demands")
+    recompute, share = row["recompute"], 1.0
+    if match := re.fullmatch(r"(0\.\d+) of blocks", recompute):
+        recompute, share = "full", float(match[1])
+    stated = _register()["recompute"].get(recompute)
+    if stated is None:
+        raise _Unusable(
+            f"recompute is {recompute!r}; expected {', '.join(filter(None, _register()['recompute']))}"
+        )
+    if stated == "unknown":
+        stated = "none"
+        assumed.append("no recomputation")
+    if not row["zero_stage"]:
+        assumed.append("no sharded states")
+    if not row["sp"] and tp > 1:
+        assumed.append(
+            f"{'sequence' if stack.sequence_parallel else 'no sequence'} parallelism, as the stack has"
+        )
+    interleave = _count(row, "vpp", 1) if pp > 1 else 1
+    # Where layers do not divide and two more would, embedding and loss have their own.
+    chunks = pp * interleave
+    ends = model.n_layers % chunks != 0 and (model.n_layers + 2) % chunks == 0
+    if ends:
+        assumed.append("embedding and loss as layers")
     layout = Layout(
         dp=dp,
         tp=tp,
         pp=pp,
         cp=cp,
         ep=_count(row, "ep", 1),
-        interleave=_count(row, "vpp", 1) if pp > 1 else 1,
+        interleave=interleave,
         micro_batch=micro,
-        zero=zero,
-        shard=_count(row, "gpus_per_node", 8) if fsdp == "HSDP" and dp % 8 == 0 else 0,
-        recompute=recompute,  # type: ignore[arg-type]
+        zero=int(_number(row, "zero_stage", 0.0)),
+        shard=_count(row, "gpus_per_node", 8) if row["fsdp"] == "HSDP" else 0,
+        recompute=cast("Recompute", stated),
         recompute_share=share,
-        sequence_parallel=row["sp"] == "1"
-        or row["sp"] == "1.0"
-        or "bridge" in stack.name
-        or stack.family == "torchtitan",
-        ends_as_layers=pp > 1
-        and (model.n_layers + 2) % (pp * _count(row, "vpp", 1)) == 0
-        and model.n_layers % (pp * _count(row, "vpp", 1)) != 0,
+        sequence_parallel=_number(row, "sp", float(stack.sequence_parallel)) == 1,
+        ends_as_layers=ends,
     )
-    training = Training(model, seq, batch, precision, 0.6 if "binned" in note else 1.0)
-    machines = Machines(
-        row["gpu"], device(kind), n_gpus, min(_count(row, "gpus_per_node", 8), max(n_gpus, 1))
-    )
-    step_s = _step_s(row, training, n_gpus)
-    mfu = (
-        batch
-        * model.flop_per_sample(seq)
-        * training.computed_share
-        / (step_s * n_gpus * machines.device.peak_flop_per_s(precision))
-    )
-    if mfu > _MOST_OF_PEAK:
-        raise _Unusable(f"{mfu:.0%} of the peak, more than {_MOST_OF_PEAK:.0%}")
-    memory = _number(row, "peak_mem_gib", 0.0) * GIB
-    names = (
-        "model",
-        "n_gpus",
-        "tp",
-        "pp",
-        "cp",
-        "ep",
-        "vpp",
-        "micro_batch",
-        "global_batch",
-        "seq",
-        "recompute",
-        "zero_stage",
-        "fsdp",
-        "precision",
-    )
-    return Measured(
-        source=row["source"].removeprefix("nemo/"),
-        address=row["address"],
-        training=training,
-        layout=layout,
-        machines=machines,
-        stack=stack,
-        step_s=step_s,
-        memory_bytes=memory,
-        plan=" ".join(row[name] for name in names),
-        mfu=mfu,
-    )
+    return layout, tuple(assumed)
 
 
 @cache
@@ -232,38 +239,18 @@ def _register() -> dict[str, Any]:
 
 
 def _stack(row: Mapping[str, str]) -> Software:
-    source = row["source"]
-    name = _register()["stacks"].get(source)
+    """Return the stack of a row: that of its source, in the release and with the settings that it names."""
+    name = _register()["stacks"].get(row["source"])
     if name is None:
-        raise _Unusable(f"no stack is known for source {source!r}")
-    if name == "torchtitan":
-        note = row["note"].lower()
-        name += "-rowwise" * (row["precision"] == "fp8-rowwise") + "-async" * ("async" in note)
-        name += "-eager" * (note == "eager")
-    if name == "megatron-bridge":
-        release = re.search(r'"(\d\d\.\d\d)', row["address"])
-        if release and release[1] < "26.02":
-            name = "megatron-bridge-25"
-        elif release and release[1] < "26.06":
-            name = "megatron-bridge-26.02"
+        raise _Unusable(f"no stack is known for source {row['source']!r}")
+    release = re.search(r'"(\d\d\.\d\d)', row["address"])
+    for rule in _register()["releases"]:
+        if rule["stack"] == name and release and release[1] < rule["before"]:
+            return software(rule["is"])
+    for rule in _register()["settings"]:
+        if rule["stack"] == name and re.search(rule["pattern"], row[rule["column"]], re.IGNORECASE):
+            name += rule["adds"]
     return software(name)
-
-
-def _recompute(text: str) -> tuple[str, float]:
-    if match := re.fullmatch(r"(0\.\d+) of blocks", text):
-        return "full", float(match[1])
-    names = {
-        "none": "none",
-        "full": "full",
-        "selective": "selective",
-        "selective-op": "operators",
-        "recipe": "none",
-        "": "none",
-        "?": "none",
-    }
-    if text not in names:
-        raise _Unusable(f"recompute is {text!r}; expected {', '.join(filter(None, names))}")
-    return names[text], 1.0
 
 
 def _step_s(row: Mapping[str, str], training: Training, n_gpus: int) -> float:
@@ -293,13 +280,12 @@ def _model(row: Mapping[str, str]) -> Architecture:
         raise _Unusable(f"hidden {hidden} is not a multiple of {heads} heads")
     family = row["family"]
     size = hidden // heads
-    kv_heads = min(_count(row, "kv_heads", heads), heads)
+    kv_heads = _count(row, "kv_heads", heads)
     is_bert = family == "bert"
     run = Layers(
         n_layers=_count(row, "layers"),
-        attention=Attention(
-            heads, kv_heads if heads % kv_heads == 0 else heads, size, size, is_causal=not is_bert
-        ),
+        # A note corrects the heads of some rows and not those of keys; their family has as many of both.
+        attention=Attention(heads, min(kv_heads, heads), size, size, is_causal=not is_bert),
         ffn=FeedForward(_count(row, "ffn"), row["gated"] == "1"),
     )
     return Architecture(
@@ -311,65 +297,3 @@ def _model(row: Mapping[str, str]) -> Architecture:
         is_tied=row["tied"] == "1",
         head="masked-lm" if is_bert else "lm",
     )
-
-
-_OWN = ("n_gpus", "layout", "step_s")
-_OPTIONAL = ("seq", "batch", "precision")
-
-
-def read_measured(path: str | Path, pricer: "Pricer") -> list[tuple[Training, Layout, Machines, float]]:
-    """Read measured steps of one model on one kind of device from a CSV.
-
-    Columns: ``n_gpus``, ``layout`` (such as ``tp4 pp4 mb1``) and ``step_s`` [s]; ``seq``, ``batch`` and
-    ``precision`` where they differ from those of the plan.
-
-    Raises
-    ------
-    TraceError
-        A cell is not accepted; the message names file, row and column.
-    """
-    where = str(path)
-    frame = parse_csv(
-        read_bytes(path, "measured steps (CSV)", TraceError),
-        where,
-        "measured steps",
-        dtype="str",
-        keep_default_na=False,
-    )
-    if missing := [name for name in _OWN if name not in frame.columns]:
-        raise TraceError(f"{where}: column {missing[0]!r} is missing; expected {', '.join(_OWN)}")
-    if unknown := [name for name in frame.columns if name not in (*_OWN, *_OPTIONAL)]:
-        raise TraceError(f"{where}: {unknown_name('column', unknown[0], (*_OWN, *_OPTIONAL))}")
-    found = []
-    for number, record in enumerate(frame.to_dict("records"), start=1):
-        row = {str(name): str(cell).strip() for name, cell in record.items()}
-
-        def value(name: str, kind: type, accepted: str, default: Any = None) -> Any:
-            text = row.get(name, "")  # noqa: B023 (called in this turn of the loop)
-            if not text and default is not None:
-                return default
-            try:
-                number_ = kind(text)
-            except ValueError:
-                number_ = math.nan
-            if not (math.isfinite(number_) and number_ > 0):
-                raise cell_error(where, number, name, text, accepted)  # noqa: B023
-            return number_
-
-        n_gpus = value("n_gpus", int, "a whole number >= 1")
-        try:
-            layout = parse_layout(row["layout"], n_gpus)
-            training = replace(
-                pricer.training,
-                seq=value("seq", int, "a whole number >= 1", pricer.training.seq),
-                global_batch=value("batch", int, "a whole number >= 1", pricer.training.global_batch),
-                precision=row.get("precision") or pricer.training.precision,
-            )
-            layout.microbatches(training.global_batch)
-        except TraceError:
-            raise
-        except InputError as error:
-            raise TraceError(f"{where}: row {number}: {error}") from None
-        step_s = value("step_s", float, "a time above 0 [s]")
-        found.append((training, layout, pricer.machines.with_gpus(n_gpus), step_s))
-    return found

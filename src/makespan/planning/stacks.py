@@ -34,6 +34,10 @@ class Software:
         True if FSDP gathers parameters for every micro-batch under pipeline parallelism, too.
     logit_bytes
         Kept per token and row of the vocabulary: 6 with a fused loss, 14 without.
+    sequence_parallel
+        True if tensor parallelism divides norms and dropout, too, where a layout does not say.
+    fills_pipelines
+        True if a step has at least as many micro-batches as stages, however large they were asked for.
     like
         Stack whose factors it has, if it is another setting of the same software; empty for its own.
     cast_passes
@@ -48,12 +52,18 @@ class Software:
     regathers: bool
     logit_bytes: float
     source: str
+    sequence_parallel: bool = False
+    fills_pipelines: bool = False
     like: str = ""
     cast_passes: float = 1.0
 
     def __post_init__(self) -> None:
         if self.attention not in _KERNELS:
             raise unknown_name("attention kernel", self.attention, _KERNELS)
+
+    def bytes_of_gradient(self, training: "Training") -> float:
+        """Return the bytes of one gradient [B], which has 4 where products have."""
+        return 4.0 if training.element_bytes == 4.0 else float(self.gradient_bytes)
 
     @property
     def family(self) -> str:
@@ -106,6 +116,16 @@ class Training:
             )
 
     @property
+    def element_bytes(self) -> float:
+        """Bytes of an activation or a parameter in products [B]; 8-bit products cast when they read."""
+        return 4.0 if self.precision in ("fp32", "tf32") else 2.0
+
+    @property
+    def is_narrow(self) -> bool:
+        """True if products have 8 bits or less."""
+        return self.precision in ("fp8", "fp4")
+
+    @property
     def core_precision(self) -> str:
         """Precision of attention cores, which stay at 16 bits where other products have fewer."""
         return self.precision if self.precision in ("fp32", "tf32", "fp16") else "bf16"
@@ -113,4 +133,19 @@ class Training:
     @property
     def tokens_per_step(self) -> float:
         """Tokens of one step, padding included."""
-        return float(self.seq * self.global_batch)
+        return float(self.model.tokens(self.model.layers[-1], self.seq) * self.global_batch)
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What of the run is not as one may think, in words."""
+        model = self.model
+        found = []
+        if model.max_seq and self.seq > model.max_seq:
+            found.append(
+                f"{self.seq} tokens are more than the {model.max_seq} of the configuration of {model.name}"
+            )
+        if fixed := sorted({run.seq for run in model.layers if run.seq}):
+            found.append(
+                f"{model.name} has {', '.join(map(str, fixed))} tokens in some layers, whatever is asked for"
+            )
+        return tuple(found)

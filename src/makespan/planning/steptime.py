@@ -12,10 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from makespan.planning.architecture import Experts
+from makespan.planning.architecture import Experts, Layers
 from makespan.planning.layout import Layout
 from makespan.planning.machines import Machines
 from makespan.planning.stacks import Software, Training
+from makespan.units import GB
 
 Array = NDArray[np.float64]
 
@@ -77,8 +78,9 @@ class Grid:
     micro_batch: Array
     zero: Array
     shard: Array
-    again: Array  # share of the layers' products that run once more
-    again_core: Array  # the same for attention cores
+    full: Array  # share of the layers that are computed again as a whole
+    cores: Array  # whose attention cores alone are
+    operators: Array  # whose products are by half
     sequence_parallel: Array
     zero_bubble: Array
     ends: Array
@@ -86,8 +88,6 @@ class Grid:
     @classmethod
     def of(cls, layouts: Sequence[Layout]) -> "Grid":
         """Return the columns of layouts."""
-        again = {"none": 0.0, "selective": 0.0, "operators": _OPERATORS, "full": 1.0}
-        core = {"none": 0.0, "selective": 1.0, "operators": 0.0, "full": 1.0}
         rows = [
             (
                 one.dp,
@@ -99,8 +99,9 @@ class Grid:
                 one.micro_batch,
                 one.zero,
                 one.shard or one.dp * one.cp,
-                again[one.recompute] * one.recompute_share,
-                core[one.recompute] * one.recompute_share,
+                one.recompute_share * (one.recompute == "full"),
+                one.recompute_share * (one.recompute == "selective"),
+                one.recompute_share * (one.recompute == "operators"),
                 one.sequence_parallel,
                 one.pipeline == "zero-bubble",
                 one.ends_as_layers,
@@ -109,6 +110,35 @@ class Grid:
         ]
         return cls(*np.array(rows, dtype=float).reshape(len(rows), len(cls.__slots__)).T)
 
+    @property
+    def again(self) -> Array:
+        """Share of the products that run once more in the backward pass [1]."""
+        return self.full + _OPERATORS * self.operators
+
+    @property
+    def again_core(self) -> Array:
+        """Share of the attention cores that run once more in the backward pass [1]."""
+        return self.full + self.cores
+
+    @property
+    def peers(self) -> Array:
+        """Devices that hold the same part of the model."""
+        return self.dp * self.cp
+
+    @property
+    def undivided(self) -> Array:
+        """Divisor of what tensor parallelism repeats: 1, or its degree if it is sequence parallel."""
+        return np.where(self.sequence_parallel > 0, self.tp, 1.0)
+
+    def microbatches(self, training: Training) -> Array:
+        """Return the micro-batches of a step."""
+        return np.maximum(training.global_batch / (self.dp * self.micro_batch), 1.0)
+
+    def tokens(self, training: Training, run: Layers) -> Array:
+        """Return the tokens of a micro-batch that a device computes in a run of layers."""
+        own = training.model.tokens(run, training.seq) * training.computed_share
+        return self.micro_batch * own / self.cp
+
 
 def group_bandwidth(size: Array, inner: Array, machines: Machines) -> Array:
     """Return the bandwidth of a ring over ``size`` devices, every ``inner``-th of the order [B/s].
@@ -116,8 +146,8 @@ def group_bandwidth(size: Array, inner: Array, machines: Machines) -> Array:
     Between nodes, each device of a node brings in an equal part over its own card, and the parts go round in
     the node: times add up.
     """
-    link = machines.device.link_gb_per_s * 1e9 * _LINK
-    network = machines.device.network_gb_per_s * 1e9 * _NETWORK
+    link = machines.device.link_gb_per_s * GB * _LINK
+    network = machines.device.network_gb_per_s * GB * _NETWORK
     local = np.maximum(1.0, np.floor(machines.gpus_per_node / inner))
     nodes = np.maximum(size / local, 1.0)
     across = 1 / np.maximum((1 - 1 / nodes) / (local * network) + (local - 1) / local / link, 1e-30)
@@ -147,11 +177,10 @@ def ideal_terms(training: Training, grid: Grid, machines: Machines, stack: Softw
     device, model = machines.device, training.model
     peak, peak16 = device.peak_flop_per_s(training.precision), device.peak_flop_per_s(training.core_precision)
     share, half = device.products[training.precision]
-    memory = device.memory_gb_per_s * 1e9 * _STREAMING
-    bytes_per = 4.0 if training.precision in ("fp32", "tf32") else 2.0
-    is_narrow = training.precision in ("fp8", "fp4")
+    memory = device.memory_gb_per_s * GB * _STREAMING
+    bytes_per, is_narrow = training.element_bytes, training.is_narrow
     hidden, tp, cp, pp = float(model.hidden), grid.tp, grid.cp, grid.pp
-    count = np.maximum(training.global_batch / (grid.dp * grid.micro_batch), 1.0)
+    count = grid.microbatches(training)
     n_terms = {name: np.zeros_like(tp) for name in NAMES}  # of one micro-batch, all layers, per device
 
     def products_s(out: Array | float, size: Array | float, tokens: Array) -> Array:
@@ -160,7 +189,7 @@ def ideal_terms(training: Training, grid: Grid, machines: Machines, stack: Softw
     link = group_bandwidth(tp, np.ones_like(tp), machines)
     for run in model.kinds:
         seq = model.tokens(run, training.seq) * training.computed_share
-        tokens = grid.micro_batch * seq / cp
+        tokens = grid.tokens(training, run)
         n = float(run.n_layers)
         parts = [run.attention, *([run.cross_attention] if run.cross_attention else [])]
         dense = np.zeros_like(tp)
@@ -172,14 +201,13 @@ def ideal_terms(training: Training, grid: Grid, machines: Machines, stack: Softw
                     dense = dense + products_s(out / divide, float(inner), tokens)
                 else:
                     dense = dense + products_s(float(out), inner / divide, tokens)
-            keys = training.seq if part is run.cross_attention else None
+            keys = model.tokens(model.layers[0], training.seq) if part is run.cross_attention else None
             core = grid.micro_batch * part.core_flop(round(seq), keys) / (tp * cp)
             passes = _CORE_PASSES + grid.again_core
             is_odd = part.head_dim % 8 != 0
             if stack.attention == "unfused":
-                full = (
-                    2.0 * core if part.is_causal else core
-                )  # separate kernels compute masked scores as well
+                # Separate kernels compute masked scores as well.
+                full = 2.0 * core if part.is_causal else core
                 in_core = full / (peak16 * share) * (1.0 + 0.5 * half / part.head_dim)
                 n_terms["scores"] += n * in_core * (_GEMM_PASSES + grid.again_core)
                 if is_odd:
@@ -196,7 +224,7 @@ def ideal_terms(training: Training, grid: Grid, machines: Machines, stack: Softw
         # Element-wise traffic: what every device of a tensor group repeats, and what they divide.
         attention = run.attention
         scores = (
-            _SCORE_BYTES / 2 * bytes_per * attention.heads / tp * seq / cp * tokens
+            _SCORE_BYTES / 2 * bytes_per * attention.heads / tp * seq * tokens
             if stack.attention == "unfused"
             else 0.0
         )
@@ -204,7 +232,7 @@ def ideal_terms(training: Training, grid: Grid, machines: Machines, stack: Softw
         if isinstance(run.ffn, Experts):
             size = float(run.ffn.size * run.ffn.per_token + run.ffn.shared_size)
         mats = run.ffn.n_matrices
-        replicated = 10.0 * tokens / np.where(grid.sequence_parallel > 0, tp, 1.0) * hidden * bytes_per
+        replicated = 10.0 * tokens / grid.undivided * hidden * bytes_per
         divided = tokens / tp * (3.0 * attention.heads * attention.head_dim + mats * size) * bytes_per
         passes = _GEMM_PASSES + grid.again
         moved = stack.element_passes * (replicated + divided + scores)
@@ -236,8 +264,8 @@ def ideal_terms(training: Training, grid: Grid, machines: Machines, stack: Softw
             inside = np.minimum(grid.ep, machines.gpus_per_node)
             near = np.minimum(float(ffn.per_token), grid.ep) * (1.0 - 1.0 / inside)
             far = visited * (1.0 - 1.0 / nodes)
-            near_s = near / (device.link_gb_per_s * 1e9 * _ALL_TO_ALL)
-            far_s = far / (device.network_gb_per_s * 1e9 * _NETWORK)
+            near_s = near / (device.link_gb_per_s * GB * _ALL_TO_ALL)
+            far_s = far / (device.network_gb_per_s * GB * _NETWORK)
             sent = 2.0 * tokens / tp * hidden * width
             n_terms["dispatch"] += n * sent * (near_s + far_s) * (2.0 + grid.again)
         else:
@@ -276,13 +304,9 @@ def _add_head(
 ) -> None:
     """Add output head and loss, which the last stage computes beside its layers."""
     model = training.model
-    if model.head not in ("lm", "masked-lm"):
-        return
-    run = model.layers[-1]
-    tokens = grid.micro_batch * model.tokens(run, training.seq) * training.computed_share / grid.cp
-    share = 0.15 if model.head == "masked-lm" else 1.0  # of the tokens, in masked-language modelling
-    products = _GEMM_PASSES * products_s(model.vocab / grid.tp, float(model.hidden), tokens * share)
-    loss = stack.logit_bytes * tokens * share * model.vocab / grid.tp / memory
+    tokens = grid.micro_batch * model.head_tokens(training.seq) * training.computed_share / grid.cp
+    products = _GEMM_PASSES * products_s(model.vocab / grid.tp, float(model.hidden), tokens)
+    loss = stack.logit_bytes * tokens * model.vocab / grid.tp / memory
     own = count * (products + loss)
     # Where embedding and loss count as layers, the last stage has one layer less.
     layer = (terms["products"] + terms["attention"] + terms["scores"]) / (model.n_layers / grid.pp)
@@ -298,23 +322,22 @@ def _add_transfers(
     count: Array,
 ) -> None:
     """Add what goes over links once a step or once a micro-batch, and the update of the states."""
-    device, model = machines.device, training.model
-    bytes_per = 4.0 if training.precision in ("fp32", "tf32") else 2.0
-    network, memory = device.network_gb_per_s * 1e9 * _NETWORK, device.memory_gb_per_s * 1e9 * _STREAMING
-    tokens = grid.micro_batch * training.seq * training.computed_share / grid.cp
-    sent = tokens * model.hidden / np.where(grid.sequence_parallel > 0, grid.tp, 1.0) * bytes_per
+    device, model, bytes_per = machines.device, training.model, training.element_bytes
+    network, memory = device.network_gb_per_s * GB * _NETWORK, device.memory_gb_per_s * GB * _STREAMING
+    tokens = grid.tokens(training, model.layers[-1])
+    sent = tokens * model.hidden / grid.undivided * bytes_per
     is_near = grid.dp * grid.tp * grid.cp * grid.pp <= machines.gpus_per_node
-    rate = np.where(is_near, device.link_gb_per_s * 1e9 * _LINK, network)
+    rate = np.where(is_near, device.link_gb_per_s * GB * _LINK, network)
     crossings = 2.0 * grid.interleave * (count + grid.pp - 1)
     terms["stages"] = (grid.pp > 1) * crossings * sent / rate
     terms["step"] = np.full_like(tokens, _STEP_S)
 
     expert, other = weights(training, grid)
     held = expert + other
-    peers = grid.dp * grid.cp
+    peers = grid.peers
     share = (peers - 1) / peers
     bandwidth = group_bandwidth(peers, grid.tp, machines)
-    gradient = 4.0 if bytes_per == 4.0 else float(stack.gradient_bytes)
+    gradient = stack.bytes_of_gradient(training)
     plain = 2.0 * share * held * gradient
     partitioned = share * held * (gradient + bytes_per)
     exchanged = np.where(grid.zero == 0, plain, partitioned) / bandwidth * (grid.zero < 3) * (peers > 1)
@@ -327,7 +350,7 @@ def _add_transfers(
     inside = (grid.shard - 1) / grid.shard
     # Without a pipeline, parameters are gathered for the forward and the backward pass of every micro-batch.
     rounds = np.where((grid.pp == 1) | stack.regathers, count, 1.0)
-    gathered = rounds * inside * held * (2.0 * bytes_per + bytes_per)
+    gathered = rounds * inside * held * (3.0 * bytes_per)
     groups = peers / grid.shard
     between = 2.0 * (groups - 1) / groups * held / grid.shard * gradient / network
     sharded = (gathered / group_bandwidth(grid.shard, grid.tp, machines) + between) * (grid.zero == 3)
