@@ -6,6 +6,7 @@ import itertools
 import pydoc
 import re
 import tomllib
+from difflib import unified_diff
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -149,10 +150,12 @@ def test_the_citation_names_the_four_papers():
 
 
 def test_generated_files_are_what_the_code_says():
-    stale = [
-        name for name, text in generator().generated_files().items() if (ROOT / name).read_text() != text
-    ]
-    assert not stale, "run make generated"
+    stale = {
+        name: list(unified_diff((ROOT / name).read_text().splitlines(), text.splitlines(), n=0, lineterm=""))
+        for name, text in generator().generated_files().items()
+        if (ROOT / name).read_text() != text
+    }
+    assert not stale, f"run make generated; lines that differ: {stale}"
 
 
 def test_the_last_set_of_live_runs_on_record_is_the_one_on_the_page():

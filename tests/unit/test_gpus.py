@@ -208,7 +208,7 @@ def test_a_node_that_replaces_a_lost_one_gets_its_gpu(monkeypatch, gpus, started
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6,7")
     run = _live._Run.__new__(_live._Run)
     run.launcher, run.launch = LocalLauncher("cuda"), Launch("some.worker", {}, 3, tmp_path)
-    run.gpus, run.on_gpu = _live._gpus_of(run.launcher), {}
+    run.gpus, run.on_gpu = range(3), {}
     for node in range(3):
         run.start(node)
     started[1].state = -9
