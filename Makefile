@@ -52,6 +52,10 @@ lint: setup-dev ## Check style, types, import directions, spelling and the workf
 	$(BIN)/snakefmt --check --compact-diff Snakefile rules
 	$(BIN)/snakemake --lint
 
+.PHONY: validate-public
+validate-public: setup ## Judge predictions on published rows, beside the errors recorded for this release
+	$(BIN)/makespan validate-public --against-record -o results/judged.csv --predictions results/predicted.csv
+
 # Root installs the Debian packages that are missing; others are told which. The tests start daemons of their own on
 # loopback and stop them again.
 .PHONY: slurm-test
@@ -150,6 +154,6 @@ distclean: clean ## Remove the environment too
 help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} \
 	  /^##@/ {printf "\n%s\n", substr($$0, 5)} \
-	  /^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	  /^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 	@printf '\nVariables: PYTHON=%s VENV=%s CORES=%s TARGETS="%s" TORCH="%s"\n' \
 	  "$(PYTHON)" "$(VENV)" "$(CORES)" "$(TARGETS)" "$(TORCH)"

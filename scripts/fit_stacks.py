@@ -1,18 +1,26 @@
 """Fit the factors of stacks and devices to tables of published rows, and judge predictions by the protocol.
 
-``python scripts/fit_stacks.py public-rows/`` reads every CSV of the folder, and writes the preset that ships
-and the table of errors in docs/background/planning.md.
+``python scripts/fit_stacks.py public-rows/`` reads every CSV of the folder, and writes the presets that ship
+and the pages that show their numbers. It names the errors that became larger; weigh them before a commit.
 """
 
+import subprocess
 import sys
 from pathlib import Path
 
 from makespan.files import write_text
-from makespan.planning import fit_knowledge, judge, judged_table, knowledge_text, read_rows
+from makespan.planning import (
+    fit_knowledge,
+    growth,
+    judge,
+    knowledge_text,
+    read_rows,
+    recorded_errors,
+    recorded_text,
+)
 
 ROOT = Path(__file__).resolve().parents[1]
-PRESET = ROOT / "src/makespan/planning/presets/knowledge.toml"
-PAGE = ROOT / "docs/background/planning.md"
+PRESETS = ROOT / "src/makespan/planning/presets"
 
 
 def main() -> None:
@@ -23,11 +31,14 @@ def main() -> None:
         f"Factors fitted to {len(rows)} published rows of {len(sources)} sources by scripts/fit_stacks.py.\n"
         "A factor of a stack is over the shared one, that of a device over those of its terms of computation."
     )
-    write_text(knowledge_text(fit_knowledge(rows), comment), PRESET)
-    start, end = "<!-- judged -->\n", "<!-- end of judged -->"
-    before, rest = PAGE.read_text().split(start)
-    write_text(f"{before}{start}{judged_table(judge(rows))}{end}{rest.split(end)[1]}", PAGE)
-    sys.stdout.write(f"{PRESET.name}: {len(rows)} rows, {len(refused)} refused\n")
+    write_text(knowledge_text(fit_knowledge(rows), comment), PRESETS / "knowledge.toml")
+    judged = judge(rows)
+    for line in growth(judged, recorded_errors()):
+        sys.stdout.write(f"larger: {line}\n")
+    write_text(recorded_text(judged), PRESETS / "judged.csv")
+    sys.stdout.write(f"{len(rows)} rows, {len(refused)} refused\n")
+    # In a process of its own, since this one has read the former presets.
+    subprocess.run([sys.executable, ROOT / "scripts/generate.py"], check=True)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from makespan.files import write_text
 from makespan.numerics import half_widths
 from makespan.papers import PAPERS, paper_named
 from makespan.papers.morphling.results_page import STATEMENTS
+from makespan.planning import judged_table, recorded_errors
 from makespan.tables import JOINED_CLAIMS, read_csv, schemas_of, tables_page
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -64,6 +65,9 @@ def generated_files() -> dict[str, str]:
             f"docs/papers/{name}.md": _filled(f"docs/papers/{name}.md", "deviations", _deviation_list(name))
             for name in PAPERS
         },
+        "docs/background/planning.md": _filled(
+            "docs/background/planning.md", "judged", judged_table(recorded_errors())
+        ),
         "docs/reference/errors.md": _filled("docs/reference/errors.md", "classes", _error_list()),
         "docs/reference/api.md": "\n".join([API_HEAD, *map(_api_entry, _modules())]),
         "docs/reference/cli.md": cli_page(),

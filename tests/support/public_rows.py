@@ -11,7 +11,7 @@ def write_rows(path, precisions=("bf16",), **cells):
     pricer = Pricer(
         Training(read_model("llama3-8b"), 8192, 128), read_machines("8xh100-80"), software("torchtitan")
     )
-    lines = [",".join(COLUMNS)]
+    lines = [",".join((*COLUMNS, *(name for name in cells if name not in COLUMNS)))]
     for precision in precisions:
         for source, factor in (("torchtitan", 1.1), ("fms-fsdp", 0.9)):
             for batch in (16, 32, 64, 128, 256, 512):

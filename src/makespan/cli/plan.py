@@ -19,6 +19,7 @@ from makespan.cli.options import (
 )
 from makespan.errors import InfeasiblePlanError, InputError
 from makespan.planning import (
+    LEAST_ROWS,
     PRECISIONS,
     TERMS,
     Priced,
@@ -27,15 +28,20 @@ from makespan.planning import (
     calibrated_by,
     describe,
     device_names,
+    differences,
+    find_tables,
+    growth,
     judge,
     judged_text,
     knowledge,
     parse_layout,
     plan,
+    predictions,
     read_machines,
     read_measured,
     read_model,
     read_rows,
+    recorded_errors,
     size_clusters,
     software,
     stack_names,
@@ -289,28 +295,77 @@ def size_command(
 
 
 @click.command("validate-public")
-@click.argument("tables", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument("tables", nargs=-1, type=click.Path(path_type=Path))
 @click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Table to write (CSV).")
+@click.option(
+    "--predictions",
+    "predicted",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Table with the prediction of each row to write (CSV).",
+)
+@click.option(
+    "--published-dir",
+    type=click.Path(path_type=Path),
+    envvar="MAKESPAN_PUBLISHED_DIR",
+    show_envvar=True,
+    help="Directory with the published files, whose public-rows/ is read if no TABLES are given.",
+)
+@click.option(
+    "--against-record",
+    is_flag=True,
+    help="Fail if an error is larger than recorded for this release, by over half a percentage point.",
+)
 @json_option
-def validate_public_command(tables: tuple[Path, ...], output: Path | None, form: str | None) -> None:
+def validate_public_command(
+    tables: tuple[Path, ...],
+    output: Path | None,
+    predicted: Path | None,
+    published_dir: Path | None,
+    against_record: bool,
+    form: str | None,
+) -> None:
     """Judge predictions on tables of published rows, each source left out in turn.
 
-    TABLES are CSV files, or folders of them. For example: makespan validate-public public-rows/
+    TABLES are CSV files, or folders of them; without any, the registered tables of the published files are
+    read, and must be unchanged. For example: makespan validate-public public-rows/
     """
-    files = [
-        file for table in tables for file in (sorted(table.glob("*.csv")) if table.is_dir() else [table])
-    ]
-    if not files:
-        raise InputError(f"{tables[0]}: has no CSV file; expected tables of measured rows")
-    check_target(output, is_directory=False)
+    if tables:
+        files = [
+            file for table in tables for file in (sorted(table.glob("*.csv")) if table.is_dir() else [table])
+        ]
+        if not files:
+            raise InputError(f"{tables[0]}: has no CSV file; expected tables of measured rows")
+    elif published_dir is None:
+        raise InputError(
+            "no tables are given; expected CSV files, or a directory with the published files by "
+            "--published-dir or MAKESPAN_PUBLISHED_DIR"
+        )
+    else:
+        files = find_tables(published_dir)
+    for target in (output, predicted):
+        check_target(target, is_directory=False)
     rows, refused = read_rows(files)
+    for line in differences(files):
+        say(line, err=True)
     if not rows:
-        raise InputError(f"{files[0]}: none of {len(refused)} rows can be used, as {refused[0].reason}")
+        reason = f"none of {len(refused)} rows can be used, as {refused[0].reason}" if refused else "no rows"
+        raise InputError(f"{files[0]}: {reason}")
     table = judge(rows)
+    if not len(table):
+        raise InputError(
+            f"{files[0]}: no group of source, device and precision has {LEAST_ROWS} rows that can be used; "
+            "expected more rows"
+        )
     if output is not None:
         write_csv(table, output)
+    if predicted is not None:
+        write_csv(predictions(rows), predicted)
     say_result(
         {"rows": len(rows), "refused": len(refused), "judged": table.to_dict("records")},
         judged_text(table, rows, refused),
         form,
     )
+    if against_record and (grown := growth(table, recorded_errors())):
+        for line in grown:
+            say(line, err=True)
+        raise click.exceptions.Exit(1)

@@ -28,9 +28,14 @@ from makespan.planning.factors import (
     uncalibrated as uncalibrated,
 )
 from makespan.planning.judging import (
+    LEAST_ROWS as LEAST_ROWS,
+    growth as growth,
     judge as judge,
     judged_table as judged_table,
     judged_text as judged_text,
+    predictions as predictions,
+    recorded_errors as recorded_errors,
+    recorded_text as recorded_text,
 )
 from makespan.planning.layout import Layout as Layout, parse_layout as parse_layout
 from makespan.planning.machines import (
@@ -50,6 +55,12 @@ from makespan.planning.pricing import (
     plan as plan,
     read_measured as read_measured,
     size_clusters as size_clusters,
+)
+from makespan.planning.register import (
+    PublicTable as PublicTable,
+    differences as differences,
+    find_tables as find_tables,
+    public_tables as public_tables,
 )
 from makespan.planning.rows import (
     Measured as Measured,

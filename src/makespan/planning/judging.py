@@ -6,17 +6,27 @@ most plans occur in several releases of the software. Ten draws have written see
 those of two baselines from the same rows: one utilisation for all, and one scale on the prediction.
 """
 
+import io
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
+from importlib import resources
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from makespan.planning.factors import Knowledge, calibrate_rows, fit_knowledge, terms_of, uncalibrated
+from makespan.planning.factors import (
+    Knowledge,
+    calibrate_rows,
+    fit_knowledge,
+    knowledge,
+    terms_of,
+    uncalibrated,
+)
 from makespan.planning.rows import Measured, Refused
 
 Array = NDArray[np.float64]
@@ -26,6 +36,9 @@ SEEDS = tuple(range(1, 11))
 DRAWN = (1, 3, 5)
 """Rows drawn for calibration, besides none."""
 LEAST_ROWS = 6
+"""Rows that a group needs to be judged."""
+ALLOWED_GROWTH = 0.005
+"""How much larger than recorded an error may be [1], half a percentage point."""
 _FOLDS = 5
 _Z90 = 1.645  # half width of an interval of 90 %, in spreads
 
@@ -68,7 +81,7 @@ class _Group:
 
 
 def judge(rows: Sequence[Measured], seeds: Sequence[int] = SEEDS) -> pd.DataFrame:
-    """Judge predictions by the protocol.
+    """Judge predictions by the protocol; rows of a single source are predicted by the factors that ship.
 
     Returns
     -------
@@ -78,6 +91,7 @@ def judge(rows: Sequence[Measured], seeds: Sequence[int] = SEEDS) -> pd.DataFram
         measured times, and the share of rows inside the interval of 90 %.
     """
     all_terms = terms_of(rows)
+    fitted = _fits(rows, all_terms)
     members: dict[str, list[int]] = {}
     for i, row in enumerate(rows):
         members.setdefault(row.group, []).append(i)
@@ -85,9 +99,7 @@ def judge(rows: Sequence[Measured], seeds: Sequence[int] = SEEDS) -> pd.DataFram
     for name, at in sorted(members.items()):
         if len(at) < LEAST_ROWS:
             continue
-        others = [i for i, row in enumerate(rows) if row.source != rows[at[0]].source]
-        known = fit_knowledge([rows[i] for i in others], all_terms[others])
-        group = _Group.of([rows[i] for i in at], all_terms[at], known)
+        group = _Group.of([rows[i] for i in at], all_terms[at], fitted(rows[at[0]].source))
 
         def add(drawn: int, results: list[dict[str, float]], name: str = name, size: int = len(at)) -> None:
             if results:
@@ -101,6 +113,88 @@ def judge(rows: Sequence[Measured], seeds: Sequence[int] = SEEDS) -> pd.DataFram
         folds = [fold for seed in seeds for fold in group.folds(seed)]
         add(-1, [_errors(group, taken, rest) for taken, rest in folds])
     return pd.DataFrame(found)
+
+
+def _fits(rows: Sequence[Measured], terms: Array) -> Callable[[str], Knowledge]:
+    """Return a function from a source to the factors fitted to the rows of all other sources."""
+
+    @cache
+    def fitted(source: str) -> Knowledge:
+        others = [i for i, row in enumerate(rows) if row.source != source]
+        # Rows of one source alone, a user's own, are predicted by what ships.
+        return fit_knowledge([rows[i] for i in others], terms[others]) if others else knowledge()
+
+    return fitted
+
+
+def predictions(rows: Sequence[Measured]) -> pd.DataFrame:
+    """Predict every row from the rows of all other sources.
+
+    Returns
+    -------
+    pandas.DataFrame
+        One row per measured row, in the same order: group, source, device, precision and model, measured
+        and predicted time of a step with its interval of 90 % [s], and measured utilisation [1].
+    """
+    terms = terms_of(rows)
+    fitted, prior = _fits(rows, terms), uncalibrated()
+    found = []
+    for row, ideal in zip(rows, terms, strict=True):
+        kind = row.machines.device.name
+        parts_s = prior.parts_s(fitted(row.source).logs(row.stack.family, kind, row.training), ideal[None, :])
+        step_s, spread = float(parts_s.sum()), float(prior.spread(parts_s)[0])
+        found.append(
+            {
+                "group": row.group,
+                "source": row.source,
+                "device": kind,
+                "precision": row.training.precision,
+                "model": row.training.model.name,
+                "n_gpus": row.machines.n_gpus,
+                "measured_step_s": row.step_s,
+                "predicted_step_s": step_s,
+                "low_step_s": step_s * math.exp(-_Z90 * spread),
+                "high_step_s": step_s * math.exp(_Z90 * spread),
+                "mfu": row.mfu,
+            }
+        )
+    return pd.DataFrame(found)
+
+
+def recorded_errors() -> pd.DataFrame:
+    """Return the errors of this release, as `judge` found them when its factors were fitted."""
+    text = resources.files("makespan.planning").joinpath("presets/judged.csv").read_text("utf-8")
+    return pd.read_csv(io.StringIO(text))
+
+
+def recorded_text(table: pd.DataFrame) -> str:
+    """Return errors as the CSV that `recorded_errors` reads, six digits each."""
+    return table.to_csv(index=False, float_format="%.6g", lineterminator="\n")
+
+
+def growth(table: pd.DataFrame, recorded: pd.DataFrame) -> list[str]:
+    """Say which errors are larger than recorded by more than `ALLOWED_GROWTH`, a line each.
+
+    Errors are compared by group and number of drawn rows, and in the mean over groups. A group that is
+    recorded and not judged is a line too, since old rows are kept.
+    """
+    now, known = (_errors_of(one) for one in (table, recorded))
+    lines = []
+    for (name, drawn), before in known.items():
+        what = f"{name}, {_DRAWS[drawn]}"
+        if (name, drawn) not in now:
+            lines.append(f"{what}: an error of {before:.1%} is recorded, but it is not judged")
+        elif now[name, drawn] > before + ALLOWED_GROWTH:
+            lines.append(f"{what}: error {now[name, drawn]:.1%}, recorded {before:.1%}")
+    return lines
+
+
+def _errors_of(table: pd.DataFrame) -> dict[tuple[str, int], float]:
+    """Return errors by group and number of drawn rows, and their means over groups."""
+    means = table.groupby("drawn", as_index=False)["error"].mean().assign(group="mean over groups")
+    every = pd.concat([table, means])
+    keys = zip(every["group"].astype(str), every["drawn"].astype(int), strict=True)
+    return dict(zip(keys, every["error"].astype(float), strict=True))
 
 
 def _errors(group: _Group, taken: list[int], rest: Indices) -> dict[str, float]:

@@ -11,6 +11,8 @@ from makespan.files import preset_entry, read_preset, read_toml
 from makespan.units import GIB
 
 _PACKAGE = "makespan.planning"
+MOST_GPUS = 131_072
+"""Devices that a cluster may have; larger numbers are mistakes."""
 GENERATIONS = ("first", "second", "third")
 """Generations of fused attention kernels: FlashAttention, FlashAttention-2, FlashAttention-3 with cuDNN."""
 
@@ -123,6 +125,8 @@ class Machines:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise InputError(f"cluster {self.name!r}: {name} is {value!r}; expected a whole number >= 1")
+            if value > MOST_GPUS:
+                raise InputError(f"cluster {self.name!r}: {name} is {value:,}; expected at most {MOST_GPUS:,}")
         for name in ("link_latency_s", "network_latency_s", "usd_per_gpu_hour"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise InputError(

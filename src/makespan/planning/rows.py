@@ -15,9 +15,9 @@ from typing import Any, cast
 from makespan.errors import InputError, MakespanError, TraceError
 from makespan.files import read_bytes, read_preset
 from makespan.planning.architecture import Architecture, Attention, FeedForward, Layers
-from makespan.planning.configs import read_model
+from makespan.planning.configs import model_names, read_model
 from makespan.planning.layout import Layout, Recompute
-from makespan.planning.machines import Machines, device
+from makespan.planning.machines import Machines, device, device_names
 from makespan.planning.stacks import Software, Training, software
 from makespan.tables import parse_csv
 from makespan.units import GIB
@@ -29,7 +29,7 @@ COLUMNS = (
     "vpp", "sp", "zero_stage", "fsdp", "micro_batch", "global_batch", "recompute", "precision", "attention",
     "overlap", "tokens_per_s_per_gpu", "iteration_time_s", "tflops_per_gpu", "peak_mem_gib", "note",
 )  # fmt: skip
-"""Columns of a table of measured rows, the form of the public register."""
+"""Columns of a table of measured rows, the form of the public register; a column ``stack`` may be added."""
 _MOST_OF_PEAK = 0.8  # a row that claims more of the dense peak is wrong
 
 
@@ -141,8 +141,8 @@ def _measured(row: Mapping[str, str]) -> Measured:
     for rule in register["refused"]:
         if rule["text"] in row[rule["column"]]:
             raise _Unusable(rule["reason"])
-    kind = register["devices"].get(row["gpu"])
-    if kind is None:
+    kind = register["devices"].get(row["gpu"], row["gpu"])
+    if kind not in device_names():
         raise _Unusable(f"device {row['gpu']!r} is not in the catalogue")
     precision = register["precisions"].get(row["precision"])
     if precision is None:
@@ -239,10 +239,14 @@ def _register() -> dict[str, Any]:
 
 
 def _stack(row: Mapping[str, str]) -> Software:
-    """Return the stack of a row: that of its source, in the release and with the settings that it names."""
+    """Return the stack of a row: the one it states, or that of its source in the release that it names."""
+    if stated := row.get("stack", ""):
+        return software(stated)
     name = _register()["stacks"].get(row["source"])
     if name is None:
-        raise _Unusable(f"no stack is known for source {row['source']!r}")
+        raise _Unusable(
+            f"no stack is known for source {row['source']!r}; state one of the catalogue in a column 'stack'"
+        )
     release = re.search(r'"(\d\d\.\d\d)', row["address"])
     for rule in _register()["releases"]:
         if rule["stack"] == name and release and release[1] < rule["before"]:
@@ -271,8 +275,8 @@ def _step_s(row: Mapping[str, str], training: Training, n_gpus: int) -> float:
 
 def _model(row: Mapping[str, str]) -> Architecture:
     name = re.sub(r" \(.*", "", row["model"])
-    known = _register()["models"].get(name)
-    if known is not None and not row["hidden"]:
+    known = _register()["models"].get(name, name)
+    if known in model_names() and not row["hidden"]:
         return read_model(known)
     heads = _count(row, "heads")
     hidden = _count(row, "hidden")
