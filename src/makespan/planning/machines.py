@@ -126,7 +126,9 @@ class Machines:
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise InputError(f"cluster {self.name!r}: {name} is {value!r}; expected a whole number >= 1")
             if value > MOST_GPUS:
-                raise InputError(f"cluster {self.name!r}: {name} is {value:,}; expected at most {MOST_GPUS:,}")
+                raise InputError(
+                    f"cluster {self.name!r}: {name} is {value:,}; expected at most {MOST_GPUS:,}"
+                )
         for name in ("link_latency_s", "network_latency_s", "usd_per_gpu_hour"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise InputError(
