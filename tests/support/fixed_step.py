@@ -70,6 +70,7 @@ class StepView:
         self.cluster, self.catalogue, self.n_nodes = cluster, catalogue, len(cluster.nodes)
         self.restart_delay_s, self.interval_s = restart_delay_s, interval_s
         self.time_s, self.jobs, self.announced, self.shares_devices = 0.0, {}, (), True
+        self.placement = "best-fit"
         self.gpus_per_node = [node.n_gpus for node in cluster.nodes]
         self.gpu_types = tuple(node.gpu.name for node in cluster.nodes)
         self.n_gpus = sum(self.gpus_per_node)

@@ -96,7 +96,7 @@ def test_clusters_and_workloads_say_what_they_are():
 @pytest.mark.parametrize(
     ("arguments", "incomplete", "offered"),
     [
-        (["simulate", "--policy"], "tir", ["tiresias"]),
+        (["simulate", "--policy"], "tir", ["tiresias", "tiresias-pollux"]),
         (["compare", "--policies"], "fifo,ga", ["fifo,gavel", "fifo,gavel-ftf", "fifo,gavel-makespan"]),
         (["emulate", "--cluster"], "p3", ["p3dn-64"]),
         (["simulate", "--cluster"], "p3", ["p3dn-64", "p3"]),  # the last one stands for files

@@ -10,14 +10,15 @@ from hypothesis import given, settings, strategies as st
 from scipy.optimize import linprog
 from toy_cluster import FAST, SLOW, find, mixed_nodes, simulate, throughput_rows, toy_job, toy_nodes
 
+from makespan.errors import UnknownNameError
 from makespan.policies import REGISTRY
 from makespan.policies.base import Queue, preempt, serve
 from makespan.policies.gavel import Matrix, fair_shares, needed_shares
 from makespan.policies.placing import FreeResources
 from makespan.policies.queues import CpuDemands
 from makespan.policies.sia import Menu, Sizes, choose
-from makespan.sim import Decision, NodeEvent, NodeEventKind
-from makespan.studies import TableCatalogue
+from makespan.sim import Decision, NodeEvent, NodeEventKind, Scenario
+from makespan.studies import TableCatalogue, run as run_scenario
 
 ROWS = [
     ("ga", "1", 1.0),
@@ -274,6 +275,50 @@ def test_tiresias_promotes_a_job_that_waits_too_long() -> None:
     promoted = run(policy, jobs)
     assert story(plain, "started")[-1][1] == "old"
     assert [name for _, name in story(promoted, "started")].index("old", 1) < 5
+
+
+def test_tiresias_of_pollux_admits_jobs_by_rank_wherever_devices_are() -> None:
+    nodes = toy_nodes(2, 2)
+    jobs = [job("a", 0.0, 20, n_gpus=2), job("wide", 1.0, 5, n_gpus=4), job("b", 2.0, 50, n_gpus=2)]
+    # b passes the wide job, which does not fit beside a, and yields to it once a has finished.
+    result = run(REGISTRY["tiresias-pollux"], jobs, nodes)
+    assert story(result, "suspended") == [(12.0, "b")]
+    started = [name for _, name in story(result, "started")]
+    assert started == ["a", "b", "wide", "b"]
+    assert story(run("tiresias", jobs, nodes), "suspended") == []
+
+
+def test_tiresias_of_pollux_demotes_a_job_though_nothing_else_happens_then() -> None:
+    policy = replace(REGISTRY["tiresias-pollux"], thresholds_gpu_s=(20.0,))
+    jobs = [job("old", 0.0, 50), job("new", 12.0, 5)]
+    result = run(policy, jobs)
+    assert story(result, "suspended") == [(20.0, "old")]
+    assert story(run(replace(REGISTRY["tiresias"], thresholds_gpu_s=(20.0,)), jobs), "suspended") == []
+
+
+# --- Every rule of placement ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("fifo", "sjf", "srtf", "tiresias", "tiresias-pollux", "gavel", "synergy", "antman", "sia"),
+        *("morphling", "morphling-work"),
+    ],
+)
+def test_every_policy_places_by_the_rule_of_the_scenario(name) -> None:
+    jobs = [job(f"j{i}", 5.0 * (i // 2), 40 + i, n_gpus=1 + i % 2) for i in range(8)]
+    scenario = Scenario("toy", tuple(jobs), toy_nodes(3, 4), CATALOGUE, 2.0, placement="worst-fit")
+    done = run_scenario(scenario, REGISTRY[name])
+    assert done.violations == ()
+    best = run_scenario(replace(scenario, placement="best-fit"), REGISTRY[name])
+    nodes = [list(it.result.events["nodes"]) for it in (done, best)]
+    assert nodes[0] != nodes[1] or name == "morphling-work"  # which gives whole nodes to jobs here
+
+
+def test_an_unknown_rule_of_placement_is_an_error() -> None:
+    with pytest.raises(UnknownNameError, match="unknown placement 'first-fit'"):
+        Scenario("toy", (), toy_nodes(1, 4), CATALOGUE, placement="first-fit")
 
 
 # --- AntMan and Synergy ---------------------------------------------------------------------

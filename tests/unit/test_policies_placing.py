@@ -1,7 +1,8 @@
-"""Best fit on numbers whose bits are nodes."""
+"""Best and worst fit on numbers whose bits are nodes."""
 
 import random
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from toy_cluster import (
@@ -16,7 +17,7 @@ from toy_cluster import (
 )
 
 from makespan.policies import placing as _placing
-from makespan.policies.placing import FreeResources, PlacementCache, can_starve
+from makespan.policies.placing import FreeResources, PlacementCache, can_starve, uneven_first
 from makespan.studies import TableCatalogue
 
 
@@ -90,6 +91,60 @@ def test_a_place_has_the_type_of_device_that_is_asked_for():
         assert found == best_fit(free, item.counts, of_type, item.types_by_count)
         outcomes.add((found is None, item.types_by_count[0]))
     assert len(outcomes) == 4
+
+
+def worst_fit(free, n_gpus):
+    """Return devices by node: all of the emptiest node, then all of the next one, the first of equal ones."""
+    left, taken = list(free), {}
+    while n_gpus and max(left):
+        node = max(range(len(left)), key=lambda it: (left[it], -it))
+        taken[node] = min(n_gpus, left[node])
+        n_gpus, left[node] = n_gpus - taken[node], 0
+    return None if n_gpus else taken
+
+
+def test_worst_fit_fills_the_emptiest_nodes_one_after_the_other():
+    rng, outcomes = random.Random(9), set()
+    places = PlacementCache(6, 8, rule="worst-fit")
+    for n_gpus in (1, 2, 4, 8):
+        items = tuple(it for it in toy_catalogue().all("roberta") if (it.plan, it.n_gpus) == ("ga", n_gpus))
+        for _ in range(200):
+            free = [rng.choice((0, 0, 1, 2, 3, rng.randint(0, 8))) for _ in range(6)]
+            expected = worst_fit(free, n_gpus)
+            fit = places.first_fit(places.packed(free), sum(free), items)
+            if expected is None or len(expected) > 4:  # the catalogue has placements on up to 4 nodes
+                assert fit is None
+            else:
+                assert dict(zip(fit[1], fit[0].counts, strict=True)) == expected
+            outcomes.add((fit is None, fit is not None and fit[0].n_nodes > 1))
+    assert len(outcomes) == 3
+
+
+def test_worst_fit_looks_at_supplies_too():
+    item = replace(find(toy_catalogue(), "ga", "2"), host_memory_bytes_per_gpu=2.0)
+    worst = PlacementCache(3, 8, rule="worst-fit")
+    plenty, scarce = [8.0, 8.0, 8.0], [8.0, 8.0, 3.0]
+    assert FreeResources([4, 6, 8], [99] * 3, plenty, worst).fit(item) == (2,)
+    assert FreeResources([4, 6, 8], [99] * 3, scarce, worst).fit(item) == (1,)
+    assert FreeResources([4, 6, 8], [99] * 3, plenty).fit(item) == (0,)
+
+
+def test_worst_fit_keeps_the_order_of_what_differs_in_more_than_shares():
+    items = toy_catalogue().all("roberta")
+    ordered = uneven_first(items)
+    assert sorted(map(id, ordered)) == sorted(map(id, items))
+    kinds = [(item.n_gpus, item.n_nodes, item.plan) for item in items]
+    assert [(item.n_gpus, item.n_nodes, item.plan) for item in ordered] == kinds
+
+
+def test_the_view_says_by_which_rule_a_cache_places():
+    places = PlacementCache(2, 8)
+    views = [
+        SimpleNamespace(placement=rule, free_gpus=[4, 8], free_cpus=[9, 9], free_host_memory_bytes=[0.0, 0.0])
+        for rule in ("best-fit", "worst-fit", "best-fit")
+    ]
+    item = find(toy_catalogue(), "ga", "2")
+    assert [places.free_resources(view).fit(item) for view in views] == [(0,), (1,), (0,)]
 
 
 def test_supplies_are_looked_at_where_they_may_run_out():

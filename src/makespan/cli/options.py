@@ -352,6 +352,13 @@ _SIMULATION = (
         help="Length of a round; 0 to decide after each event.",
         **SECONDS,
     ),
+    shown_option(
+        "--placement",
+        default="best-fit",
+        type=click.Choice(["best-fit", "worst-fit"]),
+        help="Nodes that policies prefer among those with enough free GPUs: those with the fewest free GPUs, "
+        "which keeps whole nodes free, or those with the most, which spreads jobs.",
+    ),
     click.option(
         "--predictions",
         "--steering",

@@ -26,7 +26,7 @@ from makespan.cli.options import (
 from makespan.cli.progress import Panel, PolicyProgress, bar, clock, is_quiet, is_terminal, one_line
 from makespan.errors import InputError
 from makespan.files import is_stream
-from makespan.sim import Allocation, ClusterView, Event, EventKind, JobView
+from makespan.sim import Allocation, ClusterView, Event, EventKind, JobView, Scenario
 from makespan.workloads import JobSpec
 
 if TYPE_CHECKING:
@@ -258,7 +258,7 @@ def simulate_command(
     if form is not None:
         say_rows(comparison([done], done.policy).to_dict("records"), form)
     else:
-        say("\n".join(_summary_lines(title, scenario.predictions, done, wall_s)))
+        say("\n".join(_summary_lines(title, _knowledge(scenario), done, wall_s)))
     say("\n".join(verdict_lines(done)), err=form is not None)
     if output is not None:
         say(f"{output}: events.csv, outcomes.csv", err=form is not None)
@@ -266,7 +266,13 @@ def simulate_command(
         ctx.exit(1)
 
 
-def _summary_lines(title: str, predictions: str, done: "Run", wall_s: float) -> list[str]:
+def _knowledge(scenario: Scenario) -> str:
+    """Return what policies know, and the rule of placement if it is not the usual one."""
+    placement = "" if scenario.placement == "best-fit" else f", placement: {scenario.placement}"
+    return f"knowledge: {scenario.predictions}{placement}"
+
+
+def _summary_lines(title: str, knowledge: str, done: "Run", wall_s: float) -> list[str]:
     metrics, result = done.metrics, done.result
     times = {
         "average JCT": metrics.avg_jct_s,
@@ -277,7 +283,7 @@ def _summary_lines(title: str, predictions: str, done: "Run", wall_s: float) -> 
         "average time to first start": metrics.avg_queueing_delay_s,
     }
     rounds = f"rounds of {done.interval_s:g} s" if done.interval_s else "decisions after each event"
-    lines = ["", title, f"restart delay {done.restart_delay_s:g} s, {rounds}, knowledge: {predictions}", ""]
+    lines = ["", title, f"restart delay {done.restart_delay_s:g} s, {rounds}, {knowledge}", ""]
     lines += [f"{name:<28} {value:>12.1f} s   {clock(value):>10}" for name, value in times.items()]
     sla = metrics.sla_attainment
     return [
@@ -397,7 +403,7 @@ def compare_command(
     if output is not None:
         write_csv(table, output, COMPARISON)
     rounds = f"rounds of {scenario.interval_s:g} s" if scenario.interval_s else "decisions after each event"
-    setting = f"restart delay {done[0].restart_delay_s:g} s, {rounds}, knowledge: {scenario.predictions}"
+    setting = f"restart delay {done[0].restart_delay_s:g} s, {rounds}, {_knowledge(scenario)}"
     load = f"load {asked.load:.2f}, " if asked.load == asked.load else ""  # NaN if all jobs come at once
     load += f"at most {asked.most_gpus} of {scenario.cluster.n_gpus} GPUs requested at a time"
     say(f"{scenario.title}\n{setting}\n{load}\n", err=is_data)

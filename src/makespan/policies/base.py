@@ -56,6 +56,7 @@ _MODULES = {
     "srtf": "makespan.policies.queues",
     "synergy": "makespan.policies.queues",
     "tiresias": "makespan.policies.queues",
+    "tiresias-pollux": "makespan.policies.queues",
 }
 
 

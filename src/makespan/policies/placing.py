@@ -1,14 +1,18 @@
-"""Placement: best fit with a cache per cluster, the free resources of a decision, and places for guests.
+"""Placement: best or worst fit with a cache per cluster, the free resources of a decision, places for guests.
 
 Best fit, plainly: for each share of a configuration, largest first, take the unused node with the fewest free
 devices among those of the right type with enough free devices (and CPU threads and host memory, where these
-can run out); ties go to the first node. `PlacementCache` computes exactly this, on all nodes at once.
+can run out); ties go to the first node. Worst fit takes the node with the most free devices instead; of
+configurations that differ only in the shares of equally many nodes, the most uneven one that fits counts,
+so that a job fills the emptiest node, then the next one. `PlacementCache` computes exactly this, on all nodes
+at once.
 """
 
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, lru_cache
+from itertools import groupby
 from typing import Any, TypeVar
 
 from makespan.hardware import ClusterSpec
@@ -62,7 +66,7 @@ _MAX_REMEMBERED = 1 << 17  # size of the cache; it is cleared when full
 
 
 class PlacementCache:
-    """Best fit with a cache: the nodes of a configuration depend on the free devices alone.
+    """Best or worst fit with a cache: the nodes of a configuration depend on the free devices alone.
 
     The free devices of all nodes are packed into one integer with a field of 8 (or 32) bits per node, so one
     operation compares all nodes and the cost hardly grows with the cluster. The integer is also the key of
@@ -79,17 +83,26 @@ class PlacementCache:
         Nodes by type of device, as an integer with one bit per node.
     is_tight
         True if a node may run out of CPU threads or host memory before devices, see `can_starve`.
+    rule
+        Nodes to prefer, one of `makespan.sim.PLACEMENT_RULES`.
     """
 
     __slots__ = (
-        "_bits", "_equal", "_first", "_fits", "_high", "_lacking", "_low", "_n_nodes", "_n_remembered",
-        "_of_type", "_shares", "is_tight",
+        "_bits", "_equal", "_first", "_fits", "_high", "_lacking", "_low", "_most", "_n_nodes",
+        "_n_remembered", "_of_type", "_other", "_shares", "is_tight", "rule",
     )  # fmt: skip
 
     def __init__(
-        self, n_nodes: int, most: int, of_type: Mapping[str, int] | None = None, *, is_tight: bool = True
+        self,
+        n_nodes: int,
+        most: int,
+        of_type: Mapping[str, int] | None = None,
+        *,
+        is_tight: bool = True,
+        rule: str = "best-fit",
     ) -> None:
-        self.is_tight = is_tight
+        self.is_tight, self.rule, self._most = is_tight, rule, most
+        self._other: PlacementCache | None = None
         self._n_nodes, self._bits = n_nodes, 8 if most < 128 else 32
         self._low, self._high, self._equal, self._lacking = _fields(n_nodes, self._bits, most)
         self._of_type = {} if of_type is None else of_type
@@ -108,8 +121,13 @@ class PlacementCache:
         return cls(cluster.n_nodes, most, of_type, is_tight=is_tight)
 
     def free_resources(self, view: ClusterView, kept_threads: int = 0) -> "FreeResources":
-        """Return the free resources of a cluster, see `FreeResources`."""
-        return FreeResources.of(view, is_tight=self.is_tight, placements=self, kept_threads=kept_threads)
+        """Return the free resources of a cluster, see `FreeResources`; the view says which rule holds."""
+        if view.placement != self.rule and self._other is None:
+            self._other = PlacementCache(
+                self._n_nodes, self._most, self._of_type, is_tight=self.is_tight, rule=view.placement
+            )
+        cache = self if view.placement == self.rule or self._other is None else self._other
+        return FreeResources.of(view, is_tight=self.is_tight, placements=cache, kept_threads=kept_threads)
 
     def packed(self, gpus: Sequence[int]) -> int:
         """Pack the devices of every node into one integer."""
@@ -147,7 +165,7 @@ class PlacementCache:
         first: Fit | None = known.get(free, _UNKNOWN)
         if first is _UNKNOWN:
             first = None
-            for item in items:
+            for item in items if self.rule == "best-fit" else uneven_first(items):
                 nodes = self.fit(free, item) if item.n_gpus <= n_gpus else None
                 if nodes is not None:
                     first = item, nodes
@@ -178,19 +196,19 @@ class PlacementCache:
     def _search_suited(
         self, free: int, item: Configuration, suits: Callable[[int, int, int], bool] | None
     ) -> tuple[int, ...] | None:
-        # As `_search`, for nodes of one type, and asking about each candidate. ``level`` rises from the size
-        # of the share: nodes with fewer free devices come first.
+        # As `_search`, for nodes of one type, and asking about each candidate.
         bits, low, taken, nodes = self._bits, self._low, 0, list[int]()
         for count, gpu_type in zip(item.counts, item.types_by_count, strict=True):
             able = free + self._lacking[count] & self._marks(gpu_type) & ~taken
-            level, bit = count, 0
-            while able and not bit:
+            bit = 0
+            for level in self._levels(count):
+                if not able or bit:
+                    break
                 equal = able & ~((free ^ self._equal[level]) + low)
                 while equal and not bit:
                     bit = equal & -equal
                     if suits is not None and not suits(bit.bit_length() // bits - 1, level, count):
                         equal, able, bit = equal ^ bit, able ^ bit, 0
-                level += 1
             if not bit:
                 return None
             taken |= bit
@@ -206,14 +224,19 @@ class PlacementCache:
             able = free + self._lacking[count] & usable
             if not able:
                 return None
-            for level in self._equal[count:]:
-                equal = able & ~((free ^ level) + low)
+            for level in self._levels(count):
+                equal = able & ~((free ^ self._equal[level]) + low)
                 if equal:
                     break
             bit = equal & -equal
             usable ^= bit
             nodes.append(bit.bit_length() // bits - 1)
         return tuple(nodes)
+
+    def _levels(self, count: int) -> range:
+        """Return the numbers of free devices that suffice for a share, in the order of preference."""
+        levels = range(count, len(self._equal))
+        return levels if self.rule == "best-fit" else levels[::-1]
 
     def nodes_of_type(self, gpu_type: str) -> Sequence[int]:
         """Return the nodes with a type of device; all nodes for an empty type."""
@@ -235,6 +258,14 @@ class PlacementCache:
         known[key] = value
 
 
+def uneven_first(items: Iterable[Configuration]) -> list[Configuration]:
+    """Order configurations for worst fit: of those in a row that differ only in shares, uneven ones first."""
+    ordered: list[Configuration] = []
+    for _, alike in groupby(items, key=lambda item: (item.n_gpus, item.n_nodes, item.plan, item.devices)):
+        ordered += sorted(alike, key=lambda item: item.counts, reverse=True)
+    return ordered
+
+
 @lru_cache(maxsize=64)
 def _fields(n_nodes: int, bits: int, most: int) -> tuple[int, int, list[int], list[int]]:
     """Return integers with equal fields: all bits but the highest, the highest bit, and two lists by count.
@@ -248,7 +279,7 @@ def _fields(n_nodes: int, bits: int, most: int) -> tuple[int, int, list[int], li
 
 
 class FreeResources:
-    """Free devices of every node, private to one decision; placement is best fit, see `PlacementCache`.
+    """Free devices of every node, private to one decision; for the rule of placement see `PlacementCache`.
 
     Start with `FreeResources.of`, find nodes with `fit` or `first_fit`, then hold them with `take`.
 
@@ -301,7 +332,8 @@ class FreeResources:
         """Return the free resources; CPU threads and host memory too if these are tight, see `can_starve`."""
         cpus, host_bytes = (view.free_cpus, view.free_host_memory_bytes) if is_tight else (None, None)
         if placements is None:
-            placements = PlacementCache(view.n_nodes, len(view.nodes_by_free_gpus) - 1, view.nodes_by_type)
+            most = len(view.nodes_by_free_gpus) - 1
+            placements = PlacementCache(view.n_nodes, most, view.nodes_by_type, rule=view.placement)
         return cls(view.free_gpus, cpus, host_bytes, placements, kept_threads)
 
     @property
@@ -336,7 +368,7 @@ class FreeResources:
         first = None
         kept = self.kept_threads
         self._kept = kept if any(item.cpu_threads <= kept for item in items) else 0
-        for item in items:
+        for item in items if self.placements.rule == "best-fit" else uneven_first(items):
             nodes = self.fit(item)
             if nodes is not None:
                 first = item, nodes

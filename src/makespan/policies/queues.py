@@ -4,6 +4,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, takewhile
+from math import inf
 
 from makespan.hardware import ClusterSpec
 from makespan.policies.base import Queue, acceptable, serve
@@ -149,11 +150,16 @@ class Tiresias:
 
     A job is demoted by one queue at each of ``thresholds_gpu_s``, and promoted to the first queue once it has
     waited for more than ``promotion`` times the time that it held devices; with None it is never promoted.
+
+    With ``preempts_within_queue`` a job may also displace jobs of its own queue that were submitted later, as
+    in the simulators released with Tiresias and Pollux: each decision ranks all jobs by queue and submission,
+    and admits them in this order as long as there are devices for them, wherever these are.
     """
 
     thresholds_gpu_s: tuple[float, ...] = (14_400.0, 57_600.0)  # ascending
     promotion: float | None = None
     max_slowdown: float = 1.5  # ratio of predicted steps up to which a job accepts more nodes
+    preempts_within_queue: bool = False
     name: str = "tiresias"
     title: str = "Tiresias"
     interval_s: float | None = None
@@ -177,8 +183,10 @@ class Tiresias:
         return level
 
     def decide(self, view: ClusterView, state: Queue) -> tuple[Decision, Queue]:
-        """Serve queue after queue, first started first."""
+        """Serve queue after queue, first started first, or first submitted first if that preempts."""
         catalogue = view.catalogue
+        if self.preempts_within_queue:
+            return self._admitted(view, state), state
         queues = {job: self.queue(job) for job in view.running}
         candidates = sorted(
             (job for job in view.running if queues[job]),
@@ -198,6 +206,37 @@ class Tiresias:
         # Waiting jobs are promoted as time passes, so with promotion a kept queue would be out of order.
         kept = state if self.promotion is None else Queue(state.placements)
         return serve(view, order, options, victims, kept), state
+
+    def _admitted(self, view: ClusterView, state: Queue) -> Decision:
+        """Admit jobs by rank, preempt running jobs that are not admitted, and start those that wait."""
+
+        def rank(job: JobView) -> tuple[int, float, int]:
+            return (self.queue(job), job.spec.submit_time_s, job.index)
+
+        free, n_left = state.free_resources(view), view.n_gpus
+        changes: dict[str, Allocation | None] = {}
+        starting = list[tuple[JobView, tuple[Configuration, ...]]]()
+        demotions_s = list[float]()  # times at which admitted jobs change their queue
+        for job in sorted((*view.running, *view.pending), key=rank):
+            requested, held = view.catalogue.as_requested(job.spec), job.allocation
+            n_gpus = requested[0].n_gpus if held is None else held.n_gpus
+            if n_gpus <= n_left:
+                n_left -= n_gpus
+                level, service = rank(job)[0], job.attained_service_gpu_s
+                left = (it - service for it in self.thresholds_gpu_s[level:])
+                demotions_s += [view.time_s + it / n_gpus for it in left if it > 0][:1]
+                if held is None:
+                    starting.append((job, acceptable(job, requested, 1.0, 0.0, self.max_slowdown)))
+            elif held is not None:
+                free.give(held.configuration, held.nodes[::-1])
+                changes[job.spec.job_id] = None
+        for job, options in starting:
+            fit = free.first_fit(options)
+            if fit is not None:
+                free.take(*fit)
+                changes[job.spec.job_id] = fit[0].on(fit[1])
+        # Nothing else happens when a job is demoted, so the policy asks to be called then.
+        return Decision(changes, min(demotions_s, default=None))
 
 
 def _since_s(job: JobView) -> float:
@@ -302,5 +341,12 @@ POLICIES = (
     ShortestJobFirst(),
     ShortestRemainingTimeFirst(),
     Tiresias(),
+    Tiresias(
+        (57_600.0,),
+        max_slowdown=inf,
+        preempts_within_queue=True,
+        name="tiresias-pollux",
+        title="Tiresias, as in the simulator of Pollux",
+    ),
     Synergy(),
 )

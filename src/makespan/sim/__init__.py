@@ -32,6 +32,8 @@ from makespan.sim.engine import (
 )
 from makespan.sim.scenario import (
     DECISION_LIMIT_S as DECISION_LIMIT_S,
+    PLACEMENT_RULES as PLACEMENT_RULES,
+    PlacementRule as PlacementRule,
     Scenario as Scenario,
     check_jobs as check_jobs,
 )

@@ -490,6 +490,7 @@ class Engine:
             round_length(policy, scenario.interval_s),
             shows_remaining_work=policy.is_clairvoyant,
             shares_devices=scenario.shares_devices,
+            placement=scenario.placement,
         )
         self.view: ClusterView = self.cluster_state.view
         self.policy_state = self.adviser.initial_state(cluster, catalogue)

@@ -3,14 +3,18 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal, get_args
 
-from makespan.errors import InputError
+from makespan.errors import InputError, unknown_name
 from makespan.hardware import ClusterSpec
 from makespan.notebook import object_html, table_html
 from makespan.sim.catalogue import Catalogue, RestartCost
 from makespan.sim.state import NodeEvent
 from makespan.workloads import JobSpec
 
+PlacementRule = Literal["best-fit", "worst-fit"]
+PLACEMENT_RULES: tuple[PlacementRule, ...] = get_args(PlacementRule)
+"""Choices among nodes that can hold a share of a job: those with the fewest or the most free devices."""
 DECISION_LIMIT_S = 600.0
 """Wall time that one call of a policy may take [s]; far more than any policy needs at any size tried."""
 
@@ -50,6 +54,9 @@ class Scenario:
         Work of every job beyond its request, as in the simulator released with Morphling.
     shares_devices
         Whether jobs may be guests on devices of others.
+    placement
+        Nodes that policies prefer: ``best-fit``, those with the fewest free devices that suffice, or
+        ``worst-fit``, those with the most.
 
     Raises
     ------
@@ -74,6 +81,7 @@ class Scenario:
     made_for: ClusterSpec | None = None
     extra_steps: float = 1
     shares_devices: bool = True
+    placement: PlacementRule = "best-fit"
 
     def __post_init__(self) -> None:
         """Check numbers, and that the catalogue fits the cluster and the label of its predictions."""
@@ -84,6 +92,8 @@ class Scenario:
             )
         if not (math.isfinite(self.extra_steps) and self.extra_steps >= 0):
             raise InputError(f"extra_steps is {self.extra_steps!r}; expected a finite number >= 0")
+        if self.placement not in PLACEMENT_RULES:
+            raise unknown_name("placement", str(self.placement), PLACEMENT_RULES)
         made_for = self.made_for
         if made_for is None:
             return

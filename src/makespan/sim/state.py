@@ -461,6 +461,8 @@ class ClusterView:
         Whether `JobView.steps_left` may be read; announced changes of capacity still to come.
     shares_devices
         Whether a job may be a guest on devices, see `Allocation`; in simulations.
+    placement
+        Nodes to prefer, one of `makespan.sim.PLACEMENT_RULES`.
     pending, running
         Jobs without devices in the order of submission, and jobs with, in the order of their last start; live
         collections.
@@ -476,6 +478,7 @@ class ClusterView:
     interval_s: float | None
     shows_remaining_work: bool
     shares_devices: bool
+    placement: str
     announced: tuple[NodeEvent, ...]
     pending: ValuesView[JobView]
     running: ValuesView[JobView]
@@ -716,6 +719,7 @@ class ClusterState:
         *,
         shows_remaining_work: bool = False,
         shares_devices: bool = False,
+        placement: str = "best-fit",
     ) -> None:
         self.nodes = Nodes(cluster)
         self._touched: set[int] = set()  # nodes on which something has changed since guests were rated
@@ -732,6 +736,7 @@ class ClusterState:
             "interval_s": interval_s,
             "shows_remaining_work": shows_remaining_work,
             "shares_devices": shares_devices,
+            "placement": placement,
             "announced": (),
             "pending": self._pending.values(),
             "running": self._running.values(),

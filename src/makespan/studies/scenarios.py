@@ -17,7 +17,7 @@ import pandas as pd
 from makespan.errors import InputError, MissingDataError, TraceError, unknown_name
 from makespan.hardware import ClusterSpec, cluster, cluster_names, homogeneous
 from makespan.perf import environment_names
-from makespan.sim import Catalogue, RestartCost, Scenario, check_jobs
+from makespan.sim import Catalogue, PlacementRule, RestartCost, Scenario, check_jobs
 from makespan.studies.catalogue import (
     PredictionMode,
     predicted_catalogue,
@@ -350,6 +350,7 @@ def scenario(
     keep: Kept | None = None,
     recorded_on: str | None = None,
     too_large: TooLarge = "drop",
+    placement: PlacementRule = "best-fit",
 ) -> Scenario:
     """Assemble a scenario: read or generate the jobs, load throughput, check that every job can run.
 
@@ -385,6 +386,9 @@ def scenario(
     too_large
         Jobs that request more GPUs or CPU threads than the cluster has: ``drop`` leaves them out and reports
         them, ``reject`` raises.
+    placement
+        Nodes that policies prefer among those with enough free GPUs: ``best-fit``, those with the fewest,
+        which keeps whole nodes free, or ``worst-fit``, those with the most, which spreads jobs.
 
     Raises
     ------
@@ -434,6 +438,7 @@ def scenario(
         report="\n".join(filter(None, [place.report, head, *listed.lines, *lines, *changed])),
         kept=listed.kept,
         made_for=where,
+        placement=placement,
     )
 
 
