@@ -165,7 +165,8 @@ def test_without_arguments_five_commands_are_suggested_and_each_is_accepted() ->
             found = command.get_command(click.Context(command), words.pop(0))
             assert found is not None, text
             command = found
-        command.make_context(text, words)  # rejects arguments that the command does not take
+        # Rejects arguments that the command does not take.
+        command.make_context(text, words, **main.context_settings)
 
 
 @pytest.mark.untraced
