@@ -5,8 +5,11 @@ With a directory of results it fills the tables of the papers' pages instead, as
 """
 
 import ast
+import contextlib
+import io
 import json
 import re
+import runpy
 import sys
 import textwrap
 import tomllib
@@ -26,6 +29,7 @@ from makespan.papers import PAPERS, paper_named
 from makespan.papers.morphling.results_page import STATEMENTS
 from makespan.planning import judged_table, recorded_errors
 from makespan.tables import JOINED_CLAIMS, read_csv, schemas_of, tables_page
+from makespan.units import GIB
 
 ROOT = Path(__file__).resolve().parents[1]
 SETTINGS = load_settings(root=ROOT)
@@ -68,6 +72,7 @@ def generated_files() -> dict[str, str]:
         "docs/background/planning.md": _filled(
             "docs/background/planning.md", "judged", judged_table(recorded_errors())
         ),
+        "examples/README.md": _filled("examples/README.md", "examples", _example_list()),
         "docs/reference/errors.md": _filled("docs/reference/errors.md", "classes", _error_list()),
         "docs/reference/api.md": "\n".join([API_HEAD, *map(_api_entry, _modules())]),
         "docs/reference/cli.md": cli_page(),
@@ -161,6 +166,24 @@ def _result_list() -> str:
     for name, what in _live_files():
         rows.append(("live runs", what, f"`live/{name}.csv`", ""))
     return _table(("paper", "what", "table below `results/<source>/`", "figures"), [*rows, *missing])
+
+
+def _example_list() -> str:
+    """Return what the examples predict beside what was published, smallest cluster first."""
+    rows = []
+    for path in (ROOT / "examples").glob("*.py"):
+        with contextlib.redirect_stdout(io.StringIO()):
+            names = runpy.run_path(str(path))
+        one, published = names["predicted"], names["PUBLISHED"]
+        rate, n_gpus = one.tokens_per_s_per_gpu, names["machines"].n_gpus
+        low, high = (rate * one.step_s / step_s for step_s in (one.high_s, one.low_s))
+        memory = f"{one.total_memory_bytes / GIB:.0f} GiB{'' if one.is_feasible else ', too much'}"
+        about, _, _ = (names["__doc__"] or "").partition("\n")
+        cells = (f"{about} [`{path.name}`]({path.name})", f"`{one.layout.text}`", memory)
+        ours = (f"{rate:,.0f} ({low:,.0f} to {high:,.0f})", f"{published:,}", f"{rate / published - 1:+.0%}")
+        rows.append((n_gpus, (*cells, *ours)))
+    head = ("run", "layout", "memory", "predicted", "published", "error")
+    return _table(head, [row for _, row in sorted(rows)])
 
 
 def _deviation_list(package: str) -> str:

@@ -1,0 +1,23 @@
+"""DeepSeek-V3 on 256 H100: NeMo AutoModel with a pipeline, experts over 64 devices, and FSDP in bf16.
+
+No row of this software is among those that factors were fitted to; torchtitan, PyTorch with FSDP2 too, stands for
+it. Tokens are routed evenly, and activations are computed again, as the configuration of the benchmark says.
+"""
+
+from makespan.planning import Pricer, Training, parse_layout, read_machines, read_model, software
+
+SOURCE = (
+    "https://github.com/NVIDIA-NeMo/Automodel/blob/01926a5c443b7979463c73341bf64adf79de638e/"
+    "docs/performance-summary.md, DGX-H100, 256 GPUs"
+)
+PUBLISHED = 1002  # tokens per second and GPU
+
+training = Training(read_model("deepseek-v3"), seq=4096, global_batch=512, precision="bf16")
+machines = read_machines("256xh100-80")
+pricer = Pricer(training, machines, software("torchtitan"))
+predicted = pricer.price(parse_layout("pp4 ep64 vp8 fsdp mb1 recompute=full", machines.n_gpus))
+
+throughput = predicted.tokens_per_s_per_gpu
+low, high = (throughput * predicted.step_s / step_s for step_s in (predicted.high_s, predicted.low_s))
+print(f"predicted {throughput:,.0f} tokens/s per GPU ({low:,.0f} to {high:,.0f}), MFU {predicted.mfu:.0%}")
+print(f"published {PUBLISHED:,}, error {throughput / PUBLISHED - 1:+.0%}: {SOURCE}")
