@@ -1,7 +1,7 @@
 """DeepSeek-V3 on 256 H100: NeMo AutoModel with a pipeline, experts over 64 devices, and FSDP in bf16.
 
-No row of this software is among those that factors were fitted to; torchtitan, PyTorch with FSDP2 too, stands for
-it. Tokens are routed evenly, and activations are computed again, as the configuration of the benchmark says.
+No row of this software is among those that factors were fitted to; torchtitan, PyTorch with FSDP2 too,
+stands for it. Tokens are routed evenly, and activations are computed again, as the benchmark's file says.
 """
 
 from makespan.planning import Pricer, Training, parse_layout, read_machines, read_model, software

@@ -1,7 +1,7 @@
 """Llama 3.1 405B on 512 H100: torchtitan with data, tensor and pipeline parallelism in fp8.
 
-The cards are H100 with 96 GB that are capped at 500 W. The source states a local batch of 32; eight micro-batches
-of four samples agree with its memory.
+The cards are H100 with 96 GB that are capped at 500 W. The source states a local batch of 32; eight
+micro-batches of four samples agree with its memory.
 """
 
 from makespan.planning import Pricer, Training, parse_layout, read_machines, read_model, software

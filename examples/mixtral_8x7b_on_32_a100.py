@@ -1,14 +1,14 @@
 """Mixtral 8x7B on 32 A100: Megatron-LM with tensor and pipeline parallelism, 32,768 tokens per sample.
 
-The source compares another vendor's chips with a "Reference" that it does not name; A100 with 80 GB are assumed.
-Its script drops tokens beyond a capacity of 1.1, and tensor parallelism cuts its experts. Neither is modelled: memory
-is counted as if each device held all experts of its stage.
+The source compares another vendor's chips with a "Reference" that it does not name; A100 with 80 GB are
+assumed. Its script drops tokens beyond a capacity of 1.1, and tensor parallelism cuts its experts. Neither
+is modelled: memory is counted as if each device held all experts of its stage.
 """
 
 from makespan.planning import Pricer, Training, parse_layout, read_machines, read_model, software
 
 SOURCE = (
-    "https://gitee.com/ascend/ModelLink, examples/mixtral/README_en.md, Throughput (4 nodes, 32 chips, tp8 pp4), "
+    "https://gitee.com/ascend/ModelLink, examples/mixtral/README_en.md, 4 nodes and 32 chips with tp8 pp4, "
     "and pretrain_mixtral_8x7b_ptd.sh"
 )
 PUBLISHED = 610  # tokens per second and GPU

@@ -121,6 +121,8 @@ def plan_command(
     MODEL is a config.json, a folder with one, a TOML file, or a name such as llama3-70b. CLUSTER is a TOML
     file or a text such as 64xh100-80. For example: makespan plan llama3-70b 64xh100-80 --seq 8192 --batch 256
     """
+    if text is not None and not text.strip():
+        raise InputError("--layout is empty; expected words such as 'tp4 pp4 mb1'")
     pricer = Pricer(_training(model, seq, batch, precision), read_machines(cluster), software(stack))
     if measured is not None:
         pricer = calibrated_by(pricer, read_measured(measured, pricer.training, pricer.machines))
@@ -342,6 +344,8 @@ def validate_public_command(
         )
     else:
         files = find_tables(published_dir)
+    if repeated := next((file for file in files if files.count(file) > 1), None):
+        raise InputError(f"{repeated}: is given twice; expected each table once")
     for target in (output, predicted):
         check_target(target, is_directory=False)
     rows, refused = read_rows(files)

@@ -17,6 +17,20 @@ GENERATIONS = ("first", "second", "third")
 """Generations of fused attention kernels: FlashAttention, FlashAttention-2, FlashAttention-3 with cuDNN."""
 
 
+_MOST = {
+    "memory_gib": 10_000,
+    "memory_gb_per_s": 100_000,
+    "link_gb_per_s": 10_000,
+    "network_gb_per_s": 10_000,
+}
+_MOST_TFLOP_PER_S = 100_000
+_MOST_LATENCY_S = 0.1
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 @dataclass(frozen=True, slots=True)
 class Device:
     """One device.
@@ -52,17 +66,28 @@ class Device:
     gpus_per_node: int = 8
 
     def __post_init__(self) -> None:
-        for name in ("memory_gib", "memory_gb_per_s", "link_gb_per_s", "network_gb_per_s"):
-            if not 0 < getattr(self, name) < float("inf"):
+        for name, most in _MOST.items():
+            value = getattr(self, name)
+            if not 0 < value <= most:
                 raise InputError(
-                    f"device {self.name!r}: {name} is {getattr(self, name)!r}; expected a positive number"
+                    f"device {self.name!r}: {name} is {value!r}; expected a positive number up to "
+                    f"{most:,}, in the unit of its name"
                 )
-        for precision, (share, size) in self.products.items():
-            if not (0 < share <= 1 and size >= 0):
+        for precision, peak in self.peak_tflop_per_s.items():
+            if not (_is_number(peak) and 0 < peak <= _MOST_TFLOP_PER_S):
                 raise InputError(
-                    f"device {self.name!r}: products of {precision} are {share}, {size}; expected a share "
-                    "of the peak, above 0 and up to 1, and an inner size"
+                    f"device {self.name!r}: peak_tflop_per_s of {precision} is {peak!r}; expected a positive "
+                    f"number up to {_MOST_TFLOP_PER_S:,}"
                 )
+        for name, what in (("products", "an inner size"), ("attention", "a length")):
+            for key, pair in getattr(self, name).items():
+                if not (
+                    len(pair) == 2 and all(map(_is_number, pair)) and 0 < pair[0] <= 1 and 0 <= pair[1] < 1e9
+                ):
+                    raise InputError(
+                        f"device {self.name!r}: {name} of {key} are {', '.join(map(str, pair))}; expected a "
+                        f"share of the peak, above 0 and up to 1, and {what}"
+                    )
         if missing := set(GENERATIONS) - set(self.attention):
             raise InputError(f"device {self.name!r}: attention lacks {', '.join(sorted(missing))}")
 
@@ -90,8 +115,18 @@ def device(name: str) -> Device:
 
 
 def _device(name: str, entry: dict[str, Any]) -> Device:
+    for key in ("products", "attention", "peak_tflop_per_s"):
+        if not isinstance(entry[key], dict):
+            raise InputError(f"{key} is {entry[key]!r}; expected a table with one entry per key, in braces")
+    for key in ("evidence", "source"):
+        if not isinstance(entry[key], str):
+            raise InputError(f"{key} is {entry[key]!r}; expected text")
     pairs = {
-        key: {kind: tuple(pair) for kind, pair in entry[key].items()} for key in ("products", "attention")
+        key: {
+            kind: tuple(pair) if isinstance(pair, list | tuple) else (pair,)
+            for kind, pair in entry[key].items()
+        }
+        for key in ("products", "attention")
     }
     return Device(name=name, **{**entry, **pairs})
 
@@ -129,10 +164,15 @@ class Machines:
                 raise InputError(
                     f"cluster {self.name!r}: {name} is {value:,}; expected at most {MOST_GPUS:,}"
                 )
-        for name in ("link_latency_s", "network_latency_s", "usd_per_gpu_hour"):
-            if not 0 <= getattr(self, name) < float("inf"):
+        for name, most in (
+            ("link_latency_s", _MOST_LATENCY_S),
+            ("network_latency_s", _MOST_LATENCY_S),
+            ("usd_per_gpu_hour", 1e6),
+        ):
+            if not 0 <= getattr(self, name) <= most:
                 raise InputError(
-                    f"cluster {self.name!r}: {name} is {getattr(self, name)!r}; expected a number >= 0"
+                    f"cluster {self.name!r}: {name} is {getattr(self, name)!r}; expected a number from 0 to "
+                    f"{most:g}, in the unit of its name"
                 )
 
     def with_gpus(self, n_gpus: int) -> "Machines":

@@ -31,6 +31,7 @@ _MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
 _MOST_TENSOR = 8
 _CHUNKS = (2, 3, 4, 5, 6, 8)
 _TIE = 0.1  # chance to be faster from which a layout is a tie
+_LEAST_MFU, _MOST_SCATTER = 0.001, 2  # a measured step beyond these is in another unit, or a mistake
 _LEAST_PIECE = 8192  # tokens; every published row with context parallelism has at least as many
 
 
@@ -131,6 +132,10 @@ def check_layout(training: Training, machines: Machines, layout: Layout) -> None
     if layout.n_gpus != machines.n_gpus:
         raise InputError(
             f"layout {layout.text!r} is for {layout.n_gpus} GPUs; the cluster has {machines.n_gpus}"
+        )
+    if training.seq < layout.cp:
+        raise InputError(
+            f"layout {layout.text!r}: {layout.cp} devices share samples of {training.seq} tokens"
         )
     if problem := misfit(training.model, layout):
         raise InputError(f"layout {layout.text!r}: {problem}")
@@ -307,13 +312,16 @@ def read_measured(
         raise TraceError(f"{where}: column {missing[0]!r} is missing; expected {', '.join(_OWN)}")
     if unknown := [name for name in frame.columns if name not in (*_OWN, *_OPTIONAL)]:
         raise TraceError(f"{where}: {unknown_name('column', unknown[0], (*_OWN, *_OPTIONAL))}")
-    found = []
+    found: list[tuple[Training, Layout, Machines, float]] = []
     for number, record in enumerate(frame.to_dict("records"), start=1):
         cells = {str(name): str(cell).strip() for name, cell in record.items() if str(cell).strip()}
         place = partial(_positive, cells, where, number)
-        there = machines.with_gpus(place("n_gpus", int))
+        n_gpus, step_s = place("n_gpus", int), place("step_s", float)
+        if "layout" not in cells:
+            raise cell_error(where, number, "layout", "", "words such as tp4 pp2 mb1")
         try:
-            layout = parse_layout(cells.get("layout", ""), there.n_gpus)
+            there = machines.with_gpus(n_gpus)
+            layout = parse_layout(cells["layout"], there.n_gpus)
             run = replace(
                 training,
                 seq=place("seq", int) if "seq" in cells else training.seq,
@@ -321,11 +329,26 @@ def read_measured(
                 precision=cells.get("precision", training.precision),
             )
             check_layout(run, there, layout)
+            flop = run.global_batch * run.model.flop_per_sample(run.seq) * run.computed_share
+            share = flop / step_s / (n_gpus * there.device.peak_flop_per_s(run.precision))
         except TraceError:
             raise
         except InputError as error:
             raise TraceError(f"{where}: row {number}: {error}") from None
-        found.append((run, layout, there, place("step_s", float)))
+        if not _LEAST_MFU <= share <= 1:
+            raise TraceError(
+                f"{where}: row {number}: a step of {step_s:g} s is {100 * share:.2g} % of the peak "
+                f"of {n_gpus} GPUs; expected {100 * _LEAST_MFU:g} to 100 %, and seconds per step of the whole batch"
+            )
+        for other, (*same, other_s) in enumerate(found, start=1):
+            if same == [run, layout, there] and max(step_s, other_s) > _MOST_SCATTER * min(step_s, other_s):
+                raise TraceError(
+                    f"{where}: row {number}: {step_s:g} s, but row {other} has {other_s:g} s for the "
+                    f"same run; expected times within a factor of {_MOST_SCATTER}"
+                )
+        found.append((run, layout, there, step_s))
+    if not found:
+        raise TraceError(f"{where}: has no row; expected measured steps")
     return found
 
 
