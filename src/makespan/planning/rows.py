@@ -7,7 +7,7 @@ A table has one row per measurement, with the columns of `COLUMNS`; empty cells 
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, cast
@@ -250,7 +250,7 @@ def _stack(row: Mapping[str, str]) -> Software:
     release = re.search(r'"(\d\d\.\d\d)', row["address"])
     for rule in _register()["releases"]:
         if rule["stack"] == name and release and release[1] < rule["before"]:
-            return software(rule["is"])
+            name = rule["is"]
     for rule in _register()["settings"]:
         if rule["stack"] == name and re.search(rule["pattern"], row[rule["column"]], re.IGNORECASE):
             name += rule["adds"]
@@ -264,7 +264,13 @@ def _step_s(row: Mapping[str, str], training: Training, n_gpus: int) -> float:
     elif row["tokens_per_s_per_gpu"]:
         step_s = training.tokens_per_step / (_number(row, "tokens_per_s_per_gpu") * n_gpus)
     elif row["tflops_per_gpu"]:
-        flop = training.global_batch * training.model.flop_per_sample(training.seq)
+        counted = training.model
+        if row["source"] in _register()["full_attention"]:
+            layers = [
+                replace(run, attention=replace(run.attention, is_causal=False)) for run in counted.layers
+            ]
+            counted = replace(counted, layers=tuple(layers))
+        flop = training.global_batch * counted.flop_per_sample(training.seq)
         step_s = flop / (_number(row, "tflops_per_gpu") * 1e12 * n_gpus)
     else:
         raise _Unusable("no time, throughput or FLOP rate is stated")

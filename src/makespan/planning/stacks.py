@@ -29,7 +29,7 @@ class Software:
     element_passes
         Times that activations go through memory, over what fused kernels need.
     overlaps_tensor
-        True if the collectives of tensor parallelism run beside the products.
+        Share of the collectives of tensor parallelism that run beside the products.
     regathers
         True if FSDP gathers parameters for every micro-batch under pipeline parallelism, too.
     logit_bytes
@@ -42,13 +42,19 @@ class Software:
         Stack whose factors it has, if it is another setting of the same software; empty for its own.
     cast_passes
         Times that conversions to 8 bits go through memory, over those with one scale per tensor.
+    repeats_keys
+        True if context parallelism sends keys and values once per query head that they serve.
+    launched_share
+        Share of the kernels that the host launches one by one; CUDA graphs launch the others.
+    expert_share
+        Time of kernels of experts, over that of one kernel per matrix [1].
     """
 
     name: str
     attention: Literal["unfused", "first", "second", "third"]
     gradient_bytes: int
     element_passes: float
-    overlaps_tensor: bool
+    overlaps_tensor: float
     regathers: bool
     logit_bytes: float
     source: str
@@ -56,6 +62,9 @@ class Software:
     fills_pipelines: bool = False
     like: str = ""
     cast_passes: float = 1.0
+    repeats_keys: bool = False
+    launched_share: float = 1.0
+    expert_share: float = 1.0
 
     def __post_init__(self) -> None:
         if self.attention not in _KERNELS:

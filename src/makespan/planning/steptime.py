@@ -29,6 +29,7 @@ TERMS: dict[str, str] = {
     "odd_heads": "attention cores whose head size is no multiple of 8",
     "elements": "element-wise kernels: norms, activations, residuals, dropout, softmax",
     "casts": "conversions to 8 bits and back",
+    "accumulation": "gradients of a micro-batch added to those before",
     "head": "output head and loss",
     "tensor": "collectives of tensor parallelism that nothing hides",
     "tensor_beside": "collectives of tensor parallelism beside the products",
@@ -55,13 +56,14 @@ _GEMM_PASSES = 3.0  # forward, and two products of the same size backward
 _CORE_PASSES = 3.5  # the backward pass of a fused attention kernel has five products for two (Dao 2023)
 _STREAMING = 0.8  # share of the memory bandwidth that element-wise kernels reach
 _LINK, _NETWORK, _ALL_TO_ALL = 0.75, 0.8, 0.6  # shares of the bandwidth that collectives reach
-_KERNELS_PER_LAYER, _KERNELS_OF_EXPERTS, _GAP_S = 15.0, 30.0, 5e-6
+_KERNELS_PER_LAYER, _KERNELS_OF_EXPERTS, _GAP_S = 15.0, 200.0, 5e-6
 _STEP_S = 20e-3
 _WINDOW = 0.6  # share of the backward pass of one micro-batch that can hide an exchange
 _SHARD_WINDOW = 0.8  # the same for all computation, with parameters gathered ahead
 _SMALL_HEAD = 0.8  # attention kernels with heads of 64 channels, over those with 128
-_SCORE_BYTES = 11.0  # per head and pair of tokens: scores, softmax, mask and dropout, read and written
+_SCORE_BYTES = 8.0  # per head and pair of tokens: scores, softmax, mask and dropout, read and written
 _CAST_BYTES = 1.0
+_BIASED_PASSES = 12.0
 _OPERATORS = 0.5  # share of the products that selective recomputation by operator repeats
 
 
@@ -183,8 +185,11 @@ def ideal_terms(training: Training, grid: Grid, machines: Machines, stack: Softw
     count = grid.microbatches(training)
     n_terms = {name: np.zeros_like(tp) for name in NAMES}  # of one micro-batch, all layers, per device
 
-    def products_s(out: Array | float, size: Array | float, tokens: Array) -> Array:
-        return np.asarray(2.0 * tokens * out * size * (1.0 + half / size) / (peak * share))
+    def products_s(out: Array | float, size: Array | float, tokens: Array, again: Array | float) -> Array:
+        """Return the time of a product, forward, backward, and ``again`` times in between."""
+        # The gradient of the input sums over the output, that of the weights over the tokens.
+        passes = (1.0 + again) * (1.0 + half / size) + 2.0 + half / out + half / tokens
+        return np.asarray(2.0 * tokens * out * size * passes / (peak * share))
 
     link = group_bandwidth(tp, np.ones_like(tp), machines)
     for run in model.kinds:
@@ -198,9 +203,9 @@ def ideal_terms(training: Training, grid: Grid, machines: Machines, stack: Softw
                 # Heads divide the longer side of a projection.
                 divide = tp if is_divided else np.ones_like(tp)
                 if out >= inner or part.latent is not None:
-                    dense = dense + products_s(out / divide, float(inner), tokens)
+                    dense = dense + products_s(out / divide, float(inner), tokens, grid.again)
                 else:
-                    dense = dense + products_s(float(out), inner / divide, tokens)
+                    dense = dense + products_s(float(out), inner / divide, tokens, grid.again)
             keys = model.tokens(model.layers[0], training.seq) if part is run.cross_attention else None
             core = grid.micro_batch * part.core_flop(round(seq), keys) / (tp * cp)
             passes = _CORE_PASSES + grid.again_core
@@ -217,8 +222,9 @@ def ideal_terms(training: Training, grid: Grid, machines: Machines, stack: Softw
                 small = 1.0 if part.head_dim > 64 else _SMALL_HEAD
                 in_core = core / (peak16 * reached * small * seq / (seq + length))
                 n_terms["attention"] += n * in_core * passes
+            sent_heads = part.heads if stack.repeats_keys else part.kv_heads
             n_terms["context"] += (
-                n * 3.0 * (cp - 1) * tokens * part.kv_heads / tp * (part.head_dim + part.value_dim)
+                n * 3.0 * (cp - 1) * tokens * sent_heads / tp * (part.head_dim + part.value_dim)
                 * bytes_per / group_bandwidth(cp, tp, machines)
             ) * (cp > 1)  # fmt: skip
         # Element-wise traffic: what every device of a tensor group repeats, and what they divide.
@@ -245,18 +251,21 @@ def ideal_terms(training: Training, grid: Grid, machines: Machines, stack: Softw
         if isinstance(run.ffn, Experts):
             ffn = run.ffn
             routed = tokens / tp * ffn.per_token * (ffn.capacity or 1.0)
-            own = (mats - 1) * products_s(float(ffn.size), hidden, routed) + products_s(
-                hidden, float(ffn.size), routed
-            )
-            n_terms["experts"] += n * own * passes
+            # Every expert has products of its own, with the tokens of all devices that it serves.
+            here = np.maximum(ffn.n_experts / grid.ep, 1.0)
+            up = products_s(float(ffn.size), hidden, routed / here, grid.again)
+            down = products_s(hidden, float(ffn.size), routed / here, grid.again)
+            n_terms["experts"] += n * here * ((mats - 1) * up + down) * stack.expert_share
             if ffn.shared_size:
-                dense = dense + (mats - 1) * products_s(ffn.shared_size / tp, hidden, tokens)
-                dense = dense + products_s(hidden, ffn.shared_size / tp, tokens)
+                dense = dense + (mats - 1) * products_s(ffn.shared_size / tp, hidden, tokens, grid.again)
+                dense = dense + products_s(hidden, ffn.shared_size / tp, tokens, grid.again)
                 reductions += 1.0
-            permuted = routed * (4.0 * hidden + 3.0 * ffn.size) * bytes_per
+            # Biases come with a gate of several kernels: they are added, and both halves are clipped.
+            gated = 3.0 + _BIASED_PASSES * ffn.has_bias
+            permuted = routed * (4.0 * hidden + gated * ffn.size) * bytes_per
             read = 2.0 * ffn.expert_parameters(model.hidden) / grid.ep
-            n_terms["expert_traffic"] += n * (permuted + read) / memory * passes
-            n_terms["expert_launches"] += n * _KERNELS_OF_EXPERTS * _GAP_S * passes
+            n_terms["expert_traffic"] += n * (permuted + read) / memory * passes * stack.expert_share
+            n_terms["expert_launches"] += n * stack.launched_share * _KERNELS_OF_EXPERTS * _GAP_S * passes
             width = 1.5 if is_narrow else 2.0
             # A token goes once to every node that has one of its experts, and from there over the fast link.
             nodes = np.maximum(grid.ep / machines.gpus_per_node, 1.0)
@@ -271,15 +280,16 @@ def ideal_terms(training: Training, grid: Grid, machines: Machines, stack: Softw
         else:
             dense = (
                 dense
-                + (mats - 1) * products_s(size / tp, hidden, tokens)
-                + products_s(hidden, size / tp, tokens)
+                + (mats - 1) * products_s(size / tp, hidden, tokens, grid.again)
+                + products_s(hidden, size / tp, tokens, grid.again)
             )
             reductions += 1.0
-        n_terms["products"] += n * dense * passes
+        n_terms["products"] += n * dense
         volume = reductions * 2.0 * (tp - 1) / tp * tokens * hidden * bytes_per
         moved_s = n * (volume / link + reductions * machines.link_latency_s) * (2.0 + grid.again) * (tp > 1)
-        n_terms["tensor_beside" if stack.overlaps_tensor else "tensor"] += moved_s
-        n_terms["launches"] += n * _KERNELS_PER_LAYER * _GAP_S * passes
+        n_terms["tensor_beside"] += moved_s * stack.overlaps_tensor
+        n_terms["tensor"] += moved_s * (1.0 - stack.overlaps_tensor)
+        n_terms["launches"] += n * stack.launched_share * _KERNELS_PER_LAYER * _GAP_S * passes
 
     # Per device: the slowest stage runs all micro-batches, the ramp runs a mean stage.
     items = model.n_layers + 2.0 * grid.ends
@@ -300,12 +310,12 @@ def _add_head(
     count: Array,
     stack: Software,
     memory: float,
-    products_s: Callable[[Array | float, Array | float, Array], Array],
+    products_s: Callable[[Array | float, Array | float, Array, Array | float], Array],
 ) -> None:
     """Add output head and loss, which the last stage computes beside its layers."""
     model = training.model
     tokens = grid.micro_batch * model.head_tokens(training.seq) * training.computed_share / grid.cp
-    products = _GEMM_PASSES * products_s(model.vocab / grid.tp, float(model.hidden), tokens)
+    products = products_s(model.vocab / grid.tp, float(model.hidden), tokens, 0.0)
     loss = stack.logit_bytes * tokens * model.vocab / grid.tp / memory
     own = count * (products + loss)
     # Where embedding and loss count as layers, the last stage has one layer less.
@@ -338,6 +348,8 @@ def _add_transfers(
     share = (peers - 1) / peers
     bandwidth = group_bandwidth(peers, grid.tp, machines)
     gradient = stack.bytes_of_gradient(training)
+    # A gradient of 16 bits is written and read again, and the sum is read and written.
+    terms["accumulation"] = count * held * (2.0 * bytes_per + 2.0 * gradient) / memory
     plain = 2.0 * share * held * gradient
     partitioned = share * held * (gradient + bytes_per)
     exchanged = np.where(grid.zero == 0, plain, partitioned) / bandwidth * (grid.zero < 3) * (peers > 1)
