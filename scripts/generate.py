@@ -8,9 +8,11 @@ import ast
 import contextlib
 import io
 import json
+import math
 import re
 import runpy
 import sys
+import tempfile
 import textwrap
 import tomllib
 from collections.abc import Callable, Hashable
@@ -20,6 +22,7 @@ from typing import Any
 
 import pandas as pd
 import yaml
+from matplotlib.figure import Figure
 
 from makespan.cli import cli_page
 from makespan.config import configuration_page, load_settings
@@ -27,7 +30,22 @@ from makespan.files import write_text
 from makespan.numerics import half_widths
 from makespan.papers import PAPERS, paper_named
 from makespan.papers.morphling.results_page import STATEMENTS
-from makespan.planning import judged_table, recorded_errors
+from makespan.planning import (
+    Architecture,
+    Attention,
+    FeedForward,
+    Layers,
+    Pricer,
+    Training,
+    judged_table,
+    parse_layout,
+    plan,
+    read_machines,
+    read_model,
+    recorded_errors,
+    scaling,
+    software,
+)
 from makespan.tables import JOINED_CLAIMS, read_csv, schemas_of, tables_page
 from makespan.units import GIB
 
@@ -72,6 +90,7 @@ def generated_files() -> dict[str, str]:
         "docs/background/planning.md": _filled(
             "docs/background/planning.md", "judged", judged_table(recorded_errors())
         ),
+        **_scaling(),
         "examples/README.md": _filled("examples/README.md", "examples", _example_list()),
         "docs/reference/errors.md": _filled("docs/reference/errors.md", "classes", _error_list()),
         "docs/reference/api.md": "\n".join([API_HEAD, *map(_api_entry, _modules())]),
@@ -184,6 +203,180 @@ def _example_list() -> str:
         rows.append((n_gpus, (*cells, *ours)))
     head = ("run", "layout", "memory", "predicted", "published", "error")
     return _table(head, [row for _, row in sorted(rows)])
+
+
+# --- Scaling -----------------------------------------------------------------------------------------
+
+COUNTS = (256, 512, 1024, 2048, 4096, 8192, 16384)
+BATCH, SEQ = 2048, 8192
+GPU_HOUR_USD = 2.0
+TRILLION = Architecture(
+    "a trillion parameters",
+    "gpt",
+    25600,
+    (Layers(128, Attention(160, 160, 160, 160), FeedForward(102400, False)),),
+    51200,
+    is_tied=True,
+)
+# Tokens and GPU hours of the model card of Llama 3.1, all on H100.
+TRAINED = (("llama3-8b", 15e12, 1.46e6), ("llama3-70b", 15e12, 7.0e6), ("llama3.1-405b", 15.6e12, 30.84e6))
+TRAINED_ON = {"llama3-8b": 2048, "llama3-70b": 8192, "llama3.1-405b": 16384, "a trillion parameters": 16384}
+
+
+def _scaling() -> dict[str, str]:
+    """Return the page on scaling with its tables, and its figure."""
+    curves = {
+        (model.name, way): scaling(
+            lambda n, model=model, way=way: Training(
+                model, SEQ, BATCH if way == "strong" else n * BATCH // COUNTS[-1]
+            ),
+            "h100-80",
+            software("megatron-bridge"),
+            COUNTS,
+        )
+        for model in (read_model("llama3.1-405b"), TRILLION)
+        for way in ("strong", "weak")
+    }
+    published = _published_runs()
+    page = "docs/background/scaling.md"
+    text = _filled(page, "published runs", _published_table(published))
+    for (name, way), table in curves.items():
+        text = _filled(page, f"{name}, {way}", _curve_table(table), text)
+    text = _filled(page, "cost", _cost_table(curves), text)
+    return {page: text, "docs/images/scaling.svg": _scaling_figure(curves, published)}
+
+
+def _published_runs() -> pd.DataFrame:
+    """Return the published runs with what is predicted, rates in TFLOP/s per GPU."""
+    runs = pd.read_csv(ROOT / "docs/background/scaling.csv")
+    found = []
+    for run in runs.to_dict("records"):
+        if math.isnan(run["hidden"]):
+            model = read_model(run["model"])
+        else:
+            layers, hidden, heads = (int(run[name]) for name in ("layers", "hidden", "heads"))
+            attention = Attention(heads, heads, hidden // heads, hidden // heads)
+            kinds = (Layers(layers, attention, FeedForward(4 * hidden, False)),)
+            model = Architecture(run["model"], "gpt", hidden, kinds, 51200, is_tied=True)
+        training = Training(model, run["seq"], run["batch"], run["precision"])
+        machines = read_machines(f"{run['n_gpus']}x{run['device']}")
+        one = Pricer(training, machines, software(run["stack"])).price(
+            parse_layout(run["layout"], run["n_gpus"])
+        )
+        flop = training.global_batch * model.flop_per_sample(training.seq)
+        if run["counts_recomputation"]:  # the formula of the paper, with the second forward pass
+            share = 1 + run["seq"] / (6 * hidden) + 51200 / (16 * layers * hidden)
+            flop = 96 * run["batch"] * run["seq"] * layers * hidden**2 * share
+        rates = (flop / seconds / run["n_gpus"] / 1e12 for seconds in (one.step_s, one.high_s, one.low_s))
+        found.append(dict(zip(("rate", "low", "high"), rates, strict=True)))
+    return pd.concat([runs, pd.DataFrame(found)], axis=1)
+
+
+def _published_table(runs: pd.DataFrame) -> str:
+    head = ("model", "GPUs", "layout", "TFLOP/s per GPU, predicted", "published", "error", "source")
+    rows = [
+        (
+            f"{run['model']}{'' if run['seq'] < 1e5 else ', 131,072 tokens'}",
+            f"{run['n_gpus']:,} {run['device']}",
+            f"`{run['layout']}`",
+            f"{run['rate']:.0f} ({run['low']:.0f} to {run['high']:.0f})",
+            f"{run['published_tflop_per_s_per_gpu']:.0f}",
+            f"{run['rate'] / run['published_tflop_per_s_per_gpu'] - 1:+.0%}",
+            run["source"],
+        )
+        for run in runs.to_dict("records")
+    ]
+    return _table(head, rows)
+
+
+def _curve_table(table: pd.DataFrame) -> str:
+    head = (
+        "GPUs",
+        "samples",
+        "fastest layout",
+        "step",
+        "90 % interval",
+        "tokens/s per GPU",
+        "MFU",
+        "of the limit",
+    )
+    rows = [
+        (
+            f"{row['n_gpus']:,}",
+            f"{row['batch']:,}",
+            f"`{row['layout']}`",
+            f"{row['step_s']:.3g} s",
+            f"{row['low_s']:.3g} to {row['high_s']:.3g} s",
+            f"{row['tokens_per_s_per_gpu']:,.0f}",
+            f"{row['mfu']:.0%}",
+            f"{row['of_limit']:.0%}",
+        )
+        for row in table.to_dict("records")
+    ]
+    return _table(head, rows)
+
+
+def _cost_table(curves: dict[tuple[str, str], pd.DataFrame]) -> str:
+    """Return days, GPU hours and cost of whole training runs, beside the hours that were published."""
+    rows = []
+    for name, tokens, printed in (*TRAINED, (TRILLION.name, 20e12, None)):
+        n_gpus = TRAINED_ON[name]
+        model = TRILLION if name == TRILLION.name else read_model(name)
+        pricer = Pricer(
+            Training(model, SEQ, BATCH), read_machines(f"{n_gpus}xh100-80"), software("megatron-bridge")
+        )
+        one = plan(pricer, 1).best[0]
+        hours = tokens / one.tokens_per_s_per_gpu / 3600
+        low, high = (hours * seconds / one.step_s for seconds in (one.low_s, one.high_s))
+        rows.append(
+            (
+                name,
+                f"{tokens / 1e12:g} T",
+                f"{n_gpus:,}",
+                f"{hours / n_gpus / 24:.3g}",
+                f"{hours / 1e6:.3g} M ({low / 1e6:.3g} to {high / 1e6:.3g})",
+                "–" if printed is None else f"{printed / 1e6:g} M",
+                f"${hours * GPU_HOUR_USD / 1e6:.3g} M",
+            )
+        )
+    return _table(("model", "tokens", "GPUs", "days", "GPU hours", "published", "cost"), rows)
+
+
+def _scaling_figure(curves: dict[tuple[str, str], pd.DataFrame], runs: pd.DataFrame) -> str:
+    """Return the figure of the page as SVG: shares of the limit, and published beside predicted rates."""
+    from makespan.plots import figure_style, new_figure, plain_numbers, save_figure
+
+    @figure_style
+    def draw() -> Figure:
+        figure = new_figure(7.0, 2.8)
+        left, right = figure.subplots(1, 2)
+        for ((name, way), table), style in zip(curves.items(), ("C0-", "C0--", "C1-", "C1--"), strict=True):
+            share = [float(f"{100 * value:.3g}") for value in table["of_limit"]]
+            left.plot(table["n_gpus"], share, style, marker=".", label=f"{name}, {way}")
+        left.set(ylabel="share of the kernels' limit [%]", ylim=(0, 100))
+        for (label, own), color in zip(runs.groupby("table", sort=False), ("C2", "C3"), strict=True):
+            rate, low, high = (
+                [float(f"{value:.3g}") for value in own[name]] for name in ("rate", "low", "high")
+            )
+            n_gpus, title = (
+                own["n_gpus"],
+                {"sc21": "GPT on A100 (SC'21)", "llama3": "Llama 3.1 405B on H100"}[label],
+            )
+            right.vlines(n_gpus, low, high, color=color, linewidth=0.8)
+            right.plot(n_gpus, rate, f"{color}.", label=f"{title}, predicted")
+            right.plot(n_gpus, own["published_tflop_per_s_per_gpu"], f"{color}x", label=f"{title}, published")
+        right.set(ylabel="TFLOP/s per GPU", ylim=(0, 800))
+        for axes, first in ((left, 256), (right, 32)):
+            axes.set_xscale("log", base=4)
+            axes.set(xlabel="GPUs", xticks=[first * 4**step for step in range(6) if first * 4**step <= 16384])
+            axes.xaxis.set_major_formatter(plain_numbers())
+            axes.minorticks_off()
+            axes.legend(fontsize=6, loc="lower left" if axes is left else "upper left")
+        return figure
+
+    with tempfile.TemporaryDirectory() as folder:
+        save_figure(draw(), runs, Path(folder, "scaling"))
+        return Path(folder, "scaling.svg").read_text("utf-8")
 
 
 def _deviation_list(package: str) -> str:

@@ -67,6 +67,7 @@ from makespan.planning.rows import (
     Refused as Refused,
     read_rows as read_rows,
 )
+from makespan.planning.scaling import kernel_limit_s as kernel_limit_s, scaling as scaling
 from makespan.planning.stacks import (
     PRECISIONS as PRECISIONS,
     Software as Software,

@@ -337,8 +337,8 @@ def read_measured(
             raise TraceError(f"{where}: row {number}: {error}") from None
         if not _LEAST_MFU <= share <= 1:
             raise TraceError(
-                f"{where}: row {number}: a step of {step_s:g} s is {100 * share:.2g} % of the peak "
-                f"of {n_gpus} GPUs; expected {100 * _LEAST_MFU:g} to 100 %, and seconds per step of the whole batch"
+                f"{where}: row {number}: a step of {step_s:g} s is {100 * share:.2g} % of the peak of "
+                f"{n_gpus} GPUs; expected {100 * _LEAST_MFU:g} to 100 %, and seconds per step"
             )
         for other, (*same, other_s) in enumerate(found, start=1):
             if same == [run, layout, there] and max(step_s, other_s) > _MOST_SCATTER * min(step_s, other_s):
