@@ -476,7 +476,8 @@ def _blocks_of(package: str, results: Path) -> dict[str, str]:
         counts = [(own["verdict"] == verdict).sum() for verdict in VERDICTS]
         held, failed, unsure, absent = counts
         blocks["verdicts"] = (
-            f"\nOf {len(own)} statements, {held} hold. Failing: {failed}, undecided: {unsure}, not run: {absent}.\n\n"
+            f"\nOf {len(own)} statements, {held} hold. Failing: {failed}, undecided: {unsure}, "
+            f"not run: {absent}.\n\n"
         )
         rest = own
         if package == "morphling":  # its other statements stand below the figure that they are about
