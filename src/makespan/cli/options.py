@@ -277,7 +277,11 @@ _LIST = (
         show_envvar=True,
         help="Directory with the published files.",
     ),
-    click.option("--measured-dir", type=_PATH, help="Directory with <workload>.csv tables."),
+    click.option(
+        "--measured-dir",
+        type=_PATH,
+        help="Directory with <workload>.csv tables; format pollux: or with the profiles of Pollux or Sia.",
+    ),
     click.option(
         "--tasks",
         type=_PATH,

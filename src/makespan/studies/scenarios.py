@@ -40,6 +40,8 @@ from makespan.throughput import (
     SOURCE_NAMES,
     EmulatedSource,
     MeasuredSource,
+    Profile,
+    ProfiledSource,
     PublishedSource,
     ReferenceTimes,
     ThroughputSource,
@@ -70,6 +72,7 @@ from makespan.traces import (
     read_pai_jobs,
     read_philly_jobs,
     read_pollux_jobs,
+    read_profiled_jobs,
     read_requests,
     read_spot_jobs,
     read_tiresias_jobs,
@@ -144,6 +147,7 @@ def read_trace(
     tasks: Path | None = None,
     epoch_time_s: float | None = None,
     batch_of: Callable[[str], int | None] | None = None,
+    profiles: Callable[[str], Profile] | None = None,
 ) -> JobTrace | RequestTrace:
     """Read a trace.
 
@@ -162,6 +166,8 @@ def read_trace(
         Format easyscale: time of an epoch with all logical workers [s]; its lists give epochs only.
     batch_of
         Formats auto and morphling: global batch of measured workloads, see `makespan.traces.read_jobs`.
+    profiles
+        Format pollux: profile of an application, see `makespan.traces.read_profiled_jobs`.
 
     Returns
     -------
@@ -177,6 +183,8 @@ def read_trace(
     place = Path(path)
     if file_format in FORMATS:
         refuse_unused(f"{path}: format {file_format!r}", file_format, tasks, epoch_time_s)
+    if file_format == "pollux" and profiles is not None:
+        return read_profiled_jobs(place, profiles)
     if file_format in _NAMING:
         return _NAMING[file_format](place, batch_of)
     if file_format in _READERS:
@@ -375,7 +383,8 @@ def scenario(
         ``requests``, the same, and users state with each job the time of its request.
     file_format, tasks, epoch_time_s, published_dir, measured_dir
         As for `read_trace`; directories with published files (default: ``MAKESPAN_PUBLISHED_DIR``), and with
-        ``<workload>.csv`` tables, one directory per type of GPU for a cluster with several types.
+        ``<workload>.csv`` tables, one directory per type of GPU for a cluster with several types. With format
+        pollux, the latter may be the directory of profiles of Pollux or Sia.
     gpus
         Devices of the catalogue that stand in for types of GPU in a list of nodes, by type.
     keep, recorded_on
@@ -514,6 +523,9 @@ def _throughput(
     if measured_dir is None:
         accepted = "a directory with the tables as --measured-dir (measured_dir)"
         raise MissingDataError(f"source measured: expected {accepted}")
+    if reader.file_format == "pollux" and ProfiledSource.is_there(Path(measured_dir)):
+        profiled = {gpu_type: ProfiledSource(Path(measured_dir), gpu_type) for gpu_type in parts}
+        return TypedSource(profiled) if len(profiled) > 1 else next(iter(profiled.values()))
     if len(parts) == 1:
         return MeasuredSource(Path(measured_dir))
     folders = {gpu_type: Path(measured_dir) / gpu_type for gpu_type in parts}
@@ -601,7 +613,12 @@ class _Reader:
             )
         batch_of = source.batch_of if isinstance(source, MeasuredSource | TypedSource) else None
         requests = read_trace(
-            path, self.file_format, tasks=self.tasks, epoch_time_s=self.epoch_time_s, batch_of=batch_of
+            path,
+            self.file_format,
+            tasks=self.tasks,
+            epoch_time_s=self.epoch_time_s,
+            batch_of=batch_of,
+            profiles=_profiles(source),
         )
         if isinstance(requests, JobTrace):
             return _Listed(requests, _times(source, requests.jobs), choice.of_stated_steps(str(path)))
@@ -640,6 +657,23 @@ class _Reader:
         if text not in GENERATED:
             raise unknown_name("workload or file", text, GENERATED)
         return published_list(self.published(), text) if self.source == "published" else None
+
+
+def _profiles(source: ThroughputSource) -> Callable[[str], Profile] | None:
+    """Return the function of a source that returns profiles, of the first type of GPU that has one."""
+    parts = source.parts.values() if isinstance(source, TypedSource) else (source,)
+    profiled = [part for part in parts if isinstance(part, ProfiledSource)]
+
+    def profile(application: str) -> Profile:
+        missing = list[MissingDataError]()
+        for part in profiled:
+            try:
+                return part.profile(application)
+            except MissingDataError as error:
+                missing.append(error)
+        raise missing[0]
+
+    return profile if profiled else None
 
 
 def _times(source: ThroughputSource, users: Iterable[JobSpec | StatedRequest]) -> ReferenceTimes:

@@ -7,6 +7,7 @@ where the numbers come from::
     frame = source.load("roberta")
 """
 
+from makespan.throughput.pollux import Profile as Profile, ProfiledSource as ProfiledSource
 from makespan.throughput.register import (
     Dataset as Dataset,
     fetch as fetch,

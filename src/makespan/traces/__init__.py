@@ -42,6 +42,7 @@ from makespan.traces.readers import (
     read_philly_jobs as read_philly_jobs,
     read_philly_machines as read_philly_machines,
     read_pollux_jobs as read_pollux_jobs,
+    read_profiled_jobs as read_profiled_jobs,
     read_requests as read_requests,
     read_spot_jobs as read_spot_jobs,
     read_spot_nodes as read_spot_nodes,

@@ -79,6 +79,7 @@ DECIMAL_COMMA = "numbers with a decimal comma; read with a point"
 OTHER_CASE = "column names in another case"
 OTHER_LINE_ENDS = "Windows line ends, read as Unix ones"
 COMMENT_LINES = "lines before the header; left out"
+UNEVEN_BATCH = "its GPUs cannot share the batch evenly; rounded"
 _DROPPED = (
     UNSTARTED, RUNNING, CANCELLED, MACHINES, NO_TASK, NO_SUBMISSION, NO_GPU, NOT_TIMED, REVERSED, INSTANT,
     NAME_AGAIN, NAME_REPLACED, NODE_AGAIN, LARGER,
@@ -87,7 +88,7 @@ _REPAIRED = (
     EARLY, CONTRADICTED, GPU_PART, CPU_PART, GPU_REQUEST_MISSING, GPU_TYPE, MODEL, STEPS, GPU_CHANGES,
     NO_OFFER, PART_UNTIMED, PART_REVERSED, LATE_ROW, NAME_NUMBERED, QUOTA_TOTAL, STRAY_CELLS, FLAG,
     DURATION_MISSING, NO_STATE, NO_GUARANTEE, NO_PROMISE, ZONED, SOME_ZONED, HOUR_TIME, SHORT_TIME, THOUSANDS,
-    DECIMAL_COMMA, OTHER_CASE, OTHER_LINE_ENDS, COMMENT_LINES,
+    DECIMAL_COMMA, OTHER_CASE, OTHER_LINE_ENDS, COMMENT_LINES, UNEVEN_BATCH,
 )  # fmt: skip
 REPAIRS: Mapping[str, Literal["dropped", "repaired"]] = MappingProxyType(
     {reason: "dropped" if reason in _DROPPED else "repaired" for reason in (*_DROPPED, *_REPAIRED)}

@@ -8,22 +8,24 @@ import ast
 import csv
 import heapq
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
 
-from makespan.errors import TraceError, cell_error
+from makespan.errors import MakespanError, TraceError, cell_error
 from makespan.files import read_text
 from makespan.tables import TableSchema, check_length, table_schema
+from makespan.throughput import Profile
 from makespan.traces.cells import (
     CANCELLED,
     FLAG,
     GPU_CHANGES,
     GPU_REQUEST_MISSING,
     MACHINES,
+    NAME_AGAIN,
     NAME_NUMBERED,
     NAME_REPLACED,
     NO_PROMISE,
@@ -37,6 +39,7 @@ from makespan.traces.cells import (
     RUNNING,
     STEPS,
     STRAY_CELLS,
+    UNEVEN_BATCH,
     UNSTARTED,
     Finding,
     ReadReport,
@@ -61,8 +64,10 @@ from makespan.traces.cells import (
     times,
     unique_counts,
 )
+from makespan.traces.jobs import JobTrace
 from makespan.traces.requests import RequestTrace, finish_requests
 from makespan.units import GIB, MS
+from makespan.workloads import JobSpec
 
 # --- Traces that are one list of jobs: Helios, openb, Alibaba spot ---
 #
@@ -662,6 +667,8 @@ _REQUESTS = ("job_id", "submit_time_s", "n_gpus", "duration_s")
 _REQUESTS_MORE = ("n_cpus", "tenant", "status", "gpu", "is_guaranteed")
 _TIRESIAS = ("job_id", "num_gpu", "submit_time", "duration")
 _POLLUX = ("name", "time", "num_replicas", "duration")
+_PROFILED = ("name", "time", "application", "num_replicas", "batch_size")
+ProfileOf = Callable[[str], Profile]
 _DURATION = "a duration in seconds"
 _AFTER_FLAG = {
     3: ("total_steps", "arrival_time", "scale_factor"),
@@ -751,19 +758,91 @@ def read_tiresias_jobs(path: str | Path) -> RequestTrace:
 
 
 def _without_duration(columns: list[str]) -> str:
-    return "published lists state the model of a job but not its run time: add a column duration, in seconds"
+    return (
+        "published lists state the model of a job but not its run time: give the profiles that come with "
+        "them (--source measured --measured-dir simulator/traces), or add a column duration, in seconds"
+    )
 
 
 def read_pollux_jobs(path: str | Path) -> RequestTrace:
     """Read a job list of Pollux or Sia: ``name, time, num_replicas, duration`` [s] and ``application``.
 
-    The published lists have no column ``duration``, because their simulators look it up in tables of the
-    applications; it must be added.
+    The published lists have no column ``duration``, because their simulators look it up in profiles of the
+    applications; `read_profiled_jobs` does so, too.
     """
     findings = list[Finding]()
     cells = read_cells(path, _POLLUX, findings, optional=("application",), hint=_without_duration)
     usual = {"name": "job_id", "time": "submit_time_s", "num_replicas": "n_gpus", "duration": "duration_s"}
     return _named(cells, usual | {"application": "model"}, str(path), findings)
+
+
+def read_profiled_jobs(path: str | Path, profiles: ProfileOf) -> JobTrace:
+    """Read a job list of Pollux or Sia whose applications have profiles.
+
+    Each job trains its application with the batch that the list states, data parallel, for all of its epochs.
+    A batch that its GPUs cannot share evenly is rounded as in those simulators.
+
+    Parameters
+    ----------
+    path
+        The list: ``name, time, application, num_replicas, batch_size``.
+    profiles
+        Returns the profile of an application, `makespan.throughput.ProfiledSource.profile`.
+    """
+    where, findings = str(path), list[Finding]()
+    cells = read_cells(path, _PROFILED, findings)
+    names(cells, "name", where)
+    submit_s = numbers(cells, "time", where, _SECONDS, least=0, findings=findings)
+    reject(cells, submit_s.isna(), "time", _SECONDS, where)
+    counts = {}
+    for column, accepted in (("num_replicas", "GPUs, 1 or more"), ("batch_size", "samples, 1 or more")):
+        values = numbers(cells, column, where, accepted, least=1, is_whole=True, findings=findings)
+        reject(cells, values.isna(), column, accepted, where)
+        counts[column] = values.astype("int64")
+    frame = pd.DataFrame(
+        {
+            "job_id": cells["name"],
+            "submit_time_s": submit_s,
+            "n_gpus": counts["num_replicas"],
+            ROW: cells[ROW],
+        }
+    )
+    known: dict[tuple[str, int, int], tuple[str, str, int]] = {}
+    for row, request in zip(
+        cells[ROW], zip(cells["application"], *counts.values(), strict=True), strict=True
+    ):
+        application, n_gpus, batch = request
+        if request in known:
+            continue
+        try:
+            profile = profiles(application)
+        except MakespanError as error:
+            raise cell_error(where, int(row), "application", application, f"a profile ({error})") from error
+        sizes = list(profile.progress)
+        if not sizes[0] <= batch <= sizes[-1]:
+            raise cell_error(where, int(row), "batch_size", batch, f"{sizes[0]} to {sizes[-1]} samples")
+        split = profile.split(batch, n_gpus)
+        if not profile.samples[0] <= split.micro_batch_size <= profile.samples[1]:
+            accepted = "{} to {} samples per GPU, as profiled".format(*profile.samples)
+            raise cell_error(where, int(row), "num_replicas", n_gpus, f"{accepted}; batch {batch}")
+        real = split.global_batch_size
+        known[request] = f"{application}-{real}", split.plan, profile.steps(real)
+    requests = list(zip(cells["application"], *counts.values(), strict=True))
+    chosen = pd.DataFrame([known[request] for request in requests], columns=["workload", "plan", "steps"])
+    rounded = [not known[request][0].endswith(f"-{request[2]}") for request in requests]
+    repair(frame, pd.Series(rounded, index=frame.index), UNEVEN_BATCH, findings)
+    findings.append(Finding("ignored", "batch sizes never change; jobs of Pollux and Sia adapt them"))
+    again = frame["job_id"].duplicated()
+    ordered = in_order(drop(frame.join(chosen.set_axis(frame.index)), again, NAME_AGAIN, findings), findings)
+    jobs = tuple(
+        JobSpec(str(name), float(at_s), str(key), int(n_gpus), int(n_gpus), str(plan), int(steps))
+        for name, at_s, n_gpus, key, plan, steps in zip(
+            *(ordered[it] for it in ("job_id", "submit_time_s", "n_gpus", "workload", "plan", "steps")),
+            strict=True,
+        )
+    )
+    report = finish_report(where, len(cells), len(jobs), findings)
+    return JobTrace(jobs, report, tuple(ordered[ROW].tolist()))
 
 
 def _named(
