@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import click
 import numpy as np
@@ -22,6 +23,16 @@ from makespan.cli.options import (
     say,
     say_rows,
     shown_option,
+)
+from makespan.cli.plan import (
+    is_own_run,
+    measured_option,
+    own_pricer,
+    run_options,
+    say_advice,
+    say_one,
+    say_validated,
+    write_layouts,
 )
 from makespan.cli.progress import Countdown
 from makespan.emulator import (
@@ -49,11 +60,30 @@ from makespan.emulator import (
 from makespan.errors import InputError, MissingDataError
 from makespan.files import is_stream, write_text
 from makespan.hardware import ClusterSpec, cluster, cluster_names
+from makespan.planning import parse_layout
 from makespan.plans import DEFAULT_CPU_THREADS, Placement, write_exec_plan
 from makespan.tables import THROUGHPUT, shown_source, write_csv
 from makespan.throughput import MeasuredSource, PublishedSource, ThroughputSource, shipped_register
 from makespan.units import format_bytes, format_seconds
 from makespan.workloads import Workload, model_keys, workload, workload_keys
+
+# --- A model of one's own ------------------------------------------------------------------------
+
+_OF_RUN = {"seq", "batch", "stack", "precision", "measured"}
+
+
+def _reject_others(ctx: click.Context, is_own: bool, *shared: str) -> None:
+    """Reject options without effect: those of the emulator for a model of one's own, or those of its run."""
+    for parameter in ctx.command.params:
+        name = str(parameter.name)
+        is_given = ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+        if not is_given or isinstance(parameter, click.Argument) or name in ("quiet", "form", *shared):
+            continue
+        if (name in _OF_RUN) != is_own:
+            kinds = ("a MODEL and a CLUSTER of your own", "the emulator")
+            fitting, found = kinds if name in _OF_RUN else kinds[::-1]
+            raise InputError(f"{parameter.opts[0]} is an option for {fitting}; it does not go with {found}")
+
 
 # --- ``emulate`` and ``explain`` --------------------------------------------------------------------
 
@@ -96,7 +126,14 @@ _ALL = "all"
 )
 @click.option("--output", required=True, type=click.Path(path_type=Path), help="Directory to write to.")
 @json_option
+@run_options
+@measured_option
+@click.argument("model", required=False, metavar="[MODEL")
+@click.argument("machines", required=False, metavar="CLUSTER]")
+@click.pass_context
 def emulate_command(
+    ctx: click.Context,
+    /,
     cluster_name: str,
     calibration: str,
     names: tuple[str, ...],
@@ -109,9 +146,26 @@ def emulate_command(
     units: str,
     output: Path,
     form: str | None,
+    model: str | None,
+    machines: str | None,
+    **run: Any,
 ) -> None:
-    """Write emulated traces, one per workload."""
+    """Write emulated traces, one per workload, or the predicted steps of your own model.
+
+    With MODEL and CLUSTER, as 'makespan plan' takes them, the table has all layouts that fit. Options from
+    --seq to --measured go with them, the others with the emulator.
+    """
     check_target(output, is_directory=True)
+    _reject_others(ctx, model is not None, "output")
+    if model is not None:
+        if machines is None:
+            raise InputError(f"MODEL {model!r} has no CLUSTER; expected both, or --workload for the emulator")
+        own = write_layouts(own_pricer(model, machines, **run), output)
+        if form is None:
+            say(f"{own['path']}: {own['n_rows']} layouts that fit, predicted")
+        else:
+            say_rows([own], form)
+        return
     where, constants = cluster(cluster_name), load_calibration(calibration)
     chosen = workload_keys() if _ALL in names else names
     specs = [workload(name) for name in dict.fromkeys(chosen)]
@@ -163,10 +217,15 @@ def _select(
 @shown_option("--cpu-threads", default=DEFAULT_CPU_THREADS, type=CPU_THREADS, help="CPU threads per GPU.")
 @click.option("--exact", is_flag=True, help="Also run the event schedule of the pipeline.")
 @form_options
+@run_options
+@measured_option
 @click.argument("name", metavar="WORKLOAD", shell_complete=WORKLOAD_NAMES)
 @click.argument("exec_plan", metavar="PLAN")
 @click.argument("placement")
+@click.pass_context
 def explain_command(
+    ctx: click.Context,
+    /,
     cluster_name: str,
     calibration: str,
     cpu_threads: int,
@@ -175,11 +234,20 @@ def explain_command(
     name: str,
     exec_plan: str,
     placement: str,
+    **run: Any,
 ) -> None:
     """Explain the iteration time of one point, term by term, and its memory.
 
-    PLAN and PLACEMENT are in trace notation, for example 244 and 8888.
+    PLAN and PLACEMENT are in trace notation, for example 244 and 8888. A model of your own takes the same
+    place, with a cluster and a layout as 'makespan plan' has them: makespan explain config.json 64xh100-80
+    'tp4 pp2 mb1'. Options from --seq to --measured go with it, the others with the emulator.
     """
+    is_own = is_own_run(name, exec_plan)
+    _reject_others(ctx, is_own)
+    if is_own:
+        pricer = own_pricer(name, exec_plan, **run)
+        say_one(pricer.price(parse_layout(placement, pricer.machines.n_gpus)), pricer, form)
+        return
     spec, where, constants = workload(name), cluster(cluster_name), load_calibration(calibration)
     point = read_point(spec, exec_plan, placement, cpu_threads)
     found = explain(spec, point, where, constants)
@@ -238,7 +306,8 @@ def _explanation_lines(spec: Workload, found: Explanation) -> list[str]:
 # --- ``calibrate`` and ``validate`` -----------------------------------------------------------------
 
 _STRONG_CORRELATION = 0.8
-_traces_argument = click.argument("traces", type=click.Path(path_type=Path))
+_traces_argument = click.argument("traces", type=click.Path(path_type=Path), metavar="TRACES|MODEL")
+_machines_argument = click.argument("machines", required=False, metavar="[CLUSTER]")
 
 
 @click.command("calibrate")
@@ -255,8 +324,14 @@ _traces_argument = click.argument("traces", type=click.Path(path_type=Path))
     help="L1 for other models; L1a, L2, L3 to refine the shipped constants for these.",
 )
 @json_option
+@run_options
+@measured_option
 @_traces_argument
+@_machines_argument
+@click.pass_context
 def calibrate_command(
+    ctx: click.Context,
+    /,
     cluster_name: str,
     holdout: str | None,
     output: Path | None,
@@ -264,14 +339,24 @@ def calibrate_command(
     level: str,
     form: str | None,
     traces: Path,
+    machines: str | None,
+    **run: Any,
 ) -> None:
-    """Fit the constants of the emulator to measured traces.
+    """Fit the constants of the emulator to measured traces, or learn from steps of your own model.
 
     TRACES is a directory with the published files, or with one canonical table per workload.
     With --output, a file for --calibration is written: at level L1 the fit to all models and one
     for each model left out; at L1a, L2 and L3 the shipped constants, refined for the models in
     TRACES by one row per workload, up to three rows per plan class, or all rows.
+
+    MODEL and CLUSTER are those of 'makespan plan', with the steps that you measured in --measured: this says
+    what each row taught, which one contradicts the others, and which layout to measure next. Options from
+    --seq to --measured go with them, the others with the emulator.
     """
+    _reject_others(ctx, machines is not None)
+    if machines is not None:
+        say_advice(own_pricer(str(traces), machines, **run), run["measured"], form)
+        return
     check_target(output, is_directory=False)
     beside = is_stream(output)  # of the table, which is alone on the standard output
     data, shown = _observations(traces, cluster(cluster_name))
@@ -326,17 +411,39 @@ def calibrate_command(
     "--output", type=click.Path(path_type=Path), help="File for the table (.csv); - for standard output."
 )
 @json_option
+@run_options
+@measured_option
 @_traces_argument
+@_machines_argument
 @click.pass_context
 def validate_command(
-    ctx: click.Context, cluster_name: str, output: Path | None, form: str | None, traces: Path
+    ctx: click.Context,
+    /,
+    cluster_name: str,
+    output: Path | None,
+    form: str | None,
+    traces: Path,
+    machines: str | None,
+    **run: Any,
 ) -> None:
-    """Compare the emulator with measured traces under every protocol.
+    """Compare the emulator, or predictions for your own model, with what was measured.
 
-    TRACES is a directory with the published files, or with one canonical table per workload.
-    The exit status is 1 if a bound is missed.
+    TRACES is a directory with the published files, or with one canonical table per workload; they are judged
+    under every protocol. The exit status is 1 if a bound is missed.
+
+    MODEL and CLUSTER are those of 'makespan plan', with the steps that you measured in --measured: each is
+    compared with what was expected before, from all rows, and from those of other layouts. Options from
+    --seq to --measured go with them.
     """
     check_target(output, is_directory=False)
+    _reject_others(ctx, machines is not None, "output")
+    if machines is not None:
+        if run["measured"] is None:
+            raise InputError(
+                "nothing to compare predictions with; expected --measured, a CSV of measured steps"
+            )
+        say_validated(own_pricer(str(traces), machines, **run), run["measured"], output, form)
+        return
     beside = form is not None or is_stream(output)  # of the table, which is alone on the standard output
     data, shown = _observations(traces, cluster(cluster_name))
     countdown = Countdown("groups of fits")

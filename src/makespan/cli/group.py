@@ -65,18 +65,21 @@ VERBS = {
         "makespan.cli.plan:validate_public_command",
         "Judge predictions on tables of published rows, each source left out in turn.",
     ),
-    "emulate": ("makespan.cli.emulator:emulate_command", "Write emulated traces, one per workload."),
+    "emulate": (
+        "makespan.cli.emulator:emulate_command",
+        "Write emulated traces, one per workload, or the predicted steps of your own model.",
+    ),
     "explain": (
         "makespan.cli.emulator:explain_command",
         "Explain the iteration time of one point, term by term, and its memory.",
     ),
     "calibrate": (
         "makespan.cli.emulator:calibrate_command",
-        "Fit the constants of the emulator to measured traces.",
+        "Fit the constants of the emulator to measured traces, or learn from steps of your own model.",
     ),
     "validate": (
         "makespan.cli.emulator:validate_command",
-        "Compare the emulator with measured traces under every protocol.",
+        "Compare the emulator, or predictions for your own model, with what was measured.",
     ),
     "profile": (
         "makespan.cli.live:profile_command",

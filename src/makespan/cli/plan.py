@@ -1,7 +1,10 @@
-"""The verbs ``plan``, ``size`` and ``validate-public``."""
+"""The verbs ``plan``, ``size`` and ``validate-public``, and what other verbs do with a model of one's own."""
 
+import csv
+import io
 import json
 import math
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +14,7 @@ from makespan.cli.options import (
     check_target,
     form_options,
     json_option,
+    plain,
     real,
     say,
     say_result,
@@ -18,22 +22,29 @@ from makespan.cli.options import (
     whole,
 )
 from makespan.errors import InfeasiblePlanError, InputError
+from makespan.files import is_stream
 from makespan.planning import (
     LEAST_ROWS,
     PRECISIONS,
     TERMS,
+    Advice,
+    MeasuredStep,
     Priced,
     Pricer,
     Training,
+    advise,
     calibrated_by,
     describe,
     device_names,
     differences,
+    feasible_table,
     find_tables,
+    frontier,
     growth,
     judge,
     judged_text,
     knowledge,
+    model_names,
     parse_layout,
     plan,
     predictions,
@@ -45,9 +56,12 @@ from makespan.planning import (
     size_clusters,
     software,
     stack_names,
+    validate_rows,
 )
+from makespan.plots import figure_kind, plot_frontier, write_figure
 from makespan.tables import write_csv
 from makespan.units import GIB
+from makespan.workloads import workload, workload_keys
 
 if TYPE_CHECKING:
     from makespan.planning import Plans
@@ -56,8 +70,8 @@ _SAMPLES = whole(1, 10**7, "no step has more samples")
 _TOKENS = whole(1, 10**8, "no sample has more tokens")
 
 
-def _run_options(command: Any) -> Any:
-    """Add the options that say what is trained."""
+def run_options(command: Any) -> Any:
+    """Add the options that say what is trained: precision, stack, batch and seq."""
     options = (
         click.option(
             "--precision", type=click.Choice(PRECISIONS), default="bf16", show_default=True,
@@ -88,13 +102,16 @@ def _training(model: str, seq: int, batch: int, precision: str) -> Training:
     return training
 
 
+measured_option = click.option(
+    "--measured", type=click.Path(path_type=Path), help="Measured steps of this model and stack (CSV)."
+)
+
+
 @click.command("plan")
 @click.argument("model")
 @click.argument("cluster")
-@_run_options
-@click.option(
-    "--measured", type=click.Path(path_type=Path), help="Measured steps of this model and stack (CSV)."
-)
+@run_options
+@measured_option
 @click.option("--layout", "text", help="Price this layout alone, such as 'tp4 pp4 mb1'.")
 @click.option(
     "--top",
@@ -102,6 +119,11 @@ def _training(model: str, seq: int, batch: int, precision: str) -> Training:
     default=5,
     show_default=True,
     help="Layouts to show.",
+)
+@click.option(
+    "--plot",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Figure to write (.png, .svg or .pdf): throughput against GPUs, and memory against time.",
 )
 @form_options
 def plan_command(
@@ -114,6 +136,7 @@ def plan_command(
     measured: Path | None,
     text: str | None,
     top: int,
+    plot: Path | None,
     form: str | None,
 ) -> None:
     """Find the fastest layouts of a training run that fit into memory.
@@ -123,13 +146,21 @@ def plan_command(
     """
     if text is not None and not text.strip():
         raise InputError("--layout is empty; expected words such as 'tp4 pp4 mb1'")
-    pricer = Pricer(_training(model, seq, batch, precision), read_machines(cluster), software(stack))
-    if measured is not None:
-        pricer = calibrated_by(pricer, read_measured(measured, pricer.training, pricer.machines))
+    if plot is not None:
+        figure_kind(plot)
+        check_target(plot, is_directory=False)
+    pricer = own_pricer(model, cluster, seq, batch, stack, precision, measured)
     if text is not None:
-        _say_one(pricer.price(parse_layout(text, pricer.machines.n_gpus)), pricer, form)
+        if plot is not None:
+            raise InputError("--plot shows all layouts; expected it without --layout")
+        say_one(pricer.price(parse_layout(text, pricer.machines.n_gpus)), pricer, form)
         return
     found = plan(pricer, top)
+    if plot is not None:
+        sizes, table = frontier(pricer)
+        taught = f", refined by {len(pricer.measured)} measured steps" if pricer.measured else ""
+        source = f"predicted for {pricer.stack.name}{taught}"
+        write_figure(plot_frontier(sizes, table, pricer.machines.device.memory_gib, source), plot)
     if form == "csv":
         say_rows(found.table().to_dict("records"), "csv")
     elif form == "json":
@@ -141,25 +172,38 @@ def plan_command(
 def _say_plans(found: "Plans") -> None:
     pricer, best = found.pricer, found.best[0]
     _say_run(pricer)
-    say(f"{found.n_feasible:,} of {found.n_tried:,} layouts fit; the fastest:")
-    say(f"  {'step':>8}  {'90 % interval':>15}  {'tokens/s/GPU':>12}  {'MFU':>6}  {'memory':>8}  layout")
-    for one, chance in zip(found.best, found.chances, strict=True):
+    say(f"{found.n_feasible:,} of {found.n_tried:,} layouts fit; the best to choose:")
+    say(
+        f"  {'step':>8}  {'90 % interval':>15}  {'tokens/s/GPU':>12}  {'MFU':>6}  {'memory':>8}"
+        f"  {'regret':>6}  layout"
+    )
+    for one, regret, chance in zip(found.best, found.regrets, found.chances, strict=True):
         interval = f"{_time(one.low_s)}-{_time(one.high_s)}"
         say(
             f"  {_time(one.step_s):>6} s  {interval:>13} s  {one.tokens_per_s_per_gpu:>12,.0f}"
-            f"  {one.mfu:>6.1%}  {one.total_memory_bytes / GIB:>4.0f} GiB"
+            f"  {one.mfu:>6.1%}  {one.total_memory_bytes / GIB:>4.0f} GiB  "
+            f"{'-' if math.isnan(regret) else f'{regret:.1%}':>6}"
             f"  dp{one.layout.dp} {one.layout.text}"
         )
+        notes = []
+        if (ran_s := pricer.measured_s(one.layout)) is not None:
+            notes.append(f"measured at {_time(ran_s)} s")
         if one is not best:
-            reason = one.over(best)
-            slower = f"slower by {reason}; " if reason else ""
-            say(f"{'':12}{slower}faster than the first with a chance of {chance:.0%}")
-    if found.n_ties > 1:
-        say(f"The fastest and {found.n_ties - 1} more are ties: only a measurement can tell them apart.")
+            if reason := one.over(best):
+                notes.append(f"slower by {reason}")
+            notes.append(f"faster than the first with a chance of {chance:.0%}")
+        if notes:
+            say(f"{'':12}{'; '.join(notes)}")
+    if len(found.ties) > 1:
+        say(
+            f"{len(found.ties)} layouts are ties, which only a measurement can tell apart. Regret is the\n"
+            "expected slowdown against the fastest of them; 'makespan calibrate' says which to measure."
+        )
     _say_terms(best)
 
 
-def _say_one(one: Priced, pricer: Pricer, form: str | None) -> None:
+def say_one(one: Priced, pricer: Pricer, form: str | None) -> None:
+    """Print the step and the memory of one layout by what they are made of."""
     if form == "csv":
         say_rows([{key: value for key, value in describe(one).items() if not isinstance(value, dict)}], "csv")
         return
@@ -216,6 +260,138 @@ def _time(value_s: float) -> str:
     return f"{value_s:.3g}" if value_s < 100 else f"{value_s:.0f}"
 
 
+# --- What ``calibrate``, ``validate``, ``explain`` and ``emulate`` do with a model of one's own -------
+
+
+def own_pricer(
+    model: str, cluster: str, seq: int, batch: int, stack: str, precision: str, measured: Path | None = None
+) -> Pricer:
+    """Return what prices layouts of a run, refined by a file of measured steps if there is one."""
+    pricer = Pricer(_training(model, seq, batch, precision), read_machines(cluster), software(stack))
+    if measured is None:
+        return pricer
+    return calibrated_by(pricer, read_measured(measured, pricer.training, pricer.machines))
+
+
+def is_own_run(model: str, cluster: str) -> bool:
+    """Tell a model and a cluster of one's own from a workload and a plan of the emulator."""
+    if re.fullmatch(r"\s*\d+\s*x\s*[A-Za-z].*", cluster):
+        return True
+    is_workload = model in {name for key in workload_keys() for name in (key, *workload(key).aliases)}
+    return not is_workload and (model in model_names() or Path(model).exists())
+
+
+def write_layouts(pricer: Pricer, folder: Path) -> dict[str, object]:
+    """Write the predicted steps of all layouts that fit to a folder; return model, path and row count."""
+    name = re.sub(r"[^\w.-]+", "-", pricer.training.model.name)
+    table, path = feasible_table(pricer), folder / f"{name}.csv"
+    write_csv(table, path)
+    return {"workload": name, "path": str(path), "n_rows": len(table)}
+
+
+def say_advice(pricer: Pricer, measured: Path | None, form: str | None) -> None:
+    """Print what measured rows taught, which contradicts the others, and what to measure next."""
+    lines = [] if measured is None else _lines_of_rows(measured)
+    advice = advise(pricer, pricer.measured)
+    if form is not None:
+        lessons = [
+            {"line": lines[int(row["row"]) - 1], **{str(key): plain(value) for key, value in row.items()}}
+            for row in advice.lessons.to_dict("records")
+        ]
+        values = {
+            "rows": lessons,
+            "contradicting_lines": [lines[row - 1] for row in advice.contradicting],
+            "n_ties": len(advice.ties),
+            "half_width_before": advice.half_width_before,
+            "half_width": advice.half_width,
+            "spread_of_comparisons": advice.spread,
+            "to_measure": advice.to_measure.to_dict("records"),
+        }
+        say(json.dumps(values, indent=1))
+        return
+    _say_run(pricer)
+    if lines:
+        _say_lessons(advice, lines, pricer.measured)
+    if not len(advice.to_measure):
+        say("Nothing to measure: no other layout may be as fast as the best one.")
+        return
+    say(f"Measure next; two of the {len(advice.ties)} ties are now compared to {advice.spread:.1%}:")
+    say(f"  {'then to':>8}  {'step':>8}  {'memory':>8}  layout")
+    for row in advice.to_measure.to_dict("records"):
+        say(
+            f"  {row['spread']:>8.1%}  {_time(row['step_s']):>6} s  {row['memory_gib']:>4.0f} GiB  "
+            f"{row['layout']}"
+        )
+
+
+def _say_lessons(advice: Advice, lines: list[int], measured: tuple[MeasuredStep, ...]) -> None:
+    say(
+        f"{len(advice.ties)} layouts may be the fastest; their steps were known to "
+        f"{advice.half_width_before:.0%} without rows, and are to {advice.half_width:.0%} now."
+    )
+    say("What each row taught, given the others:")
+    say(f"  line  {'measured':>8}  {'expected':>8}  {'off by':>12}  {'narrows':>7}  {'moves':>6}  layout")
+    for row in advice.lessons.to_dict("records"):
+        say(
+            f"  {lines[row['row'] - 1]:>4}  {_time(row['step_s']):>6} s  {_time(row['others_s']):>6} s  "
+            f"{row['spreads']:>+4.1f} spreads  {row['narrowed']:>7.1%}  {row['moved']:>6.1%}  {row['layout']}"
+        )
+    listed = [lines[row - 1] for row in advice.contradicting]
+    if not listed:
+        say("No row contradicts the others.")
+    elif len(measured) == 1:
+        say(f"Line {listed[0]} contradicts what published rows lead to expect: check its unit and layout.")
+    elif len(measured) - len(listed) == 0:
+        say(f"Lines {listed[-2]} and {listed[-1]} contradict each other: measure one of them again.")
+    else:
+        for number in advice.contradicting:
+            one = advice.lessons.iloc[number - 1]
+            say(
+                f"Line {lines[number - 1]} contradicts the others: {_time(one['step_s'])} s, where they lead "
+                f"to expect {_time(one['others_low_s'])} to {_time(one['others_high_s'])} s. Check it, or "
+                "measure it again."
+            )
+
+
+def say_validated(pricer: Pricer, measured: Path, output: Path | None, form: str | None) -> None:
+    """Print the errors of predictions on measured rows, without and with these rows, and write them."""
+    table = validate_rows(pricer, pricer.measured)
+    table.insert(0, "line", _lines_of_rows(measured))
+    beside = form is not None or is_stream(output)  # of the table, which is alone on the standard output
+    if form is not None:
+        say_rows(table.to_dict("records"), form)
+    else:
+        if not beside:
+            _say_run(pricer)
+        say("Relative errors of predicted steps:", err=beside)
+        say(
+            f"  line  {'measured':>8}  {'no row':>8}  {'all rows':>8}  {'others':>8}  {'interval':>8}"
+            "  layout",
+            err=beside,
+        )
+        for row in table.to_dict("records"):
+            say(
+                f"  {row['line']:>4}  {_time(row['step_s']):>6} s  {row['before_error']:>+8.1%}  "
+                f"{row['after_error']:>+8.1%}  {row['left_out_error']:>+8.1%}  "
+                f"{'inside' if row['is_inside'] else 'outside':>8}  {row['layout']}",
+                err=beside,
+            )
+        means = [table[f"{name}_error"].abs().mean() for name in ("before", "after", "left_out")]
+        say(f"  mean of sizes     {'  '.join(f'{mean:>8.1%}' for mean in means)}", err=beside)
+        say(
+            "'others' are predictions from the rows of other layouts, which is what to expect of a new one.",
+            err=beside,
+        )
+    if output is not None:
+        write_csv(table, output)
+
+
+def _lines_of_rows(path: Path) -> list[int]:
+    """Return the lines on which the rows of a CSV end, which blank lines and line breaks in cells move."""
+    reader = csv.reader(io.StringIO(path.read_text(encoding="utf-8-sig"), newline=""))
+    return [reader.line_num for cells in reader if len(cells) > 1 or "".join(cells).strip()][1:]
+
+
 @click.command("size")
 @click.argument("model")
 @click.option("--device", "kind", type=click.Choice(device_names()), default="h100-80", show_default=True,
@@ -242,7 +418,7 @@ def _time(value_s: float) -> str:
 @click.option(
     "--most", type=whole(1, 65536, "no cluster has more"), default=4096, show_default=True, help="Most GPUs."
 )
-@_run_options
+@run_options
 @form_options
 def size_command(
     model: str,

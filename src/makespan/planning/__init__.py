@@ -9,6 +9,13 @@ A model comes from its configuration, a cluster from a file or a short text::
 Times are predictions: `Priced` has their intervals, `judge` says how far they were off on published rows.
 """
 
+from makespan.planning.advice import (
+    Advice as Advice,
+    advise as advise,
+    contradicting_rows as contradicting_rows,
+    frontier as frontier,
+    validate_rows as validate_rows,
+)
 from makespan.planning.architecture import (
     Architecture as Architecture,
     Attention as Attention,
@@ -47,11 +54,13 @@ from makespan.planning.machines import (
 )
 from makespan.planning.memory import COMPONENTS as COMPONENTS, memory_table as memory_table
 from makespan.planning.pricing import (
+    MeasuredStep as MeasuredStep,
     Plans as Plans,
     Priced as Priced,
     Pricer as Pricer,
     calibrated_by as calibrated_by,
     describe as describe,
+    feasible_table as feasible_table,
     plan as plan,
     read_measured as read_measured,
     size_clusters as size_clusters,
@@ -76,3 +85,4 @@ from makespan.planning.stacks import (
     stack_names as stack_names,
 )
 from makespan.planning.steptime import TERMS as TERMS, Grid as Grid, ideal_terms as ideal_terms
+from makespan.planning.ties import Joint as Joint

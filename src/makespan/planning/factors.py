@@ -212,18 +212,9 @@ class Calibrated:
 
     def spread(self, parts_s: Array) -> Array:
         """Return the spread of the logarithms of steps [1], (n_layouts,)."""
-        slopes = _slopes(parts_s)
+        slopes = slopes_of(parts_s)
         known = np.einsum("ij,jk,ik->i", slopes, self.covariance, slopes)
         return np.asarray(np.sqrt(known + noise_of(parts_s) ** 2))
-
-    def spread_between(self, parts_s: Array, other_s: Array) -> Array:
-        """Return the spread of the logarithm of the ratio of steps to another step [1], (n_layouts,).
-
-        What scales both alike cancels; what no factor explains is independent.
-        """
-        slopes = _slopes(parts_s) - _slopes(other_s[None, :])
-        known = np.einsum("ij,jk,ik->i", slopes, self.covariance, slopes)
-        return np.asarray(np.sqrt(known + noise_of(parts_s) ** 2 + noise_of(other_s[None, :]) ** 2))
 
 
 @cache
@@ -234,7 +225,8 @@ def uncalibrated() -> Calibrated:
     return Calibrated(np.zeros(_N + 1), np.diag(spread**2))
 
 
-def _slopes(parts_s: Array) -> Array:
+def slopes_of(parts_s: Array) -> Array:
+    """Return the slopes of the logarithm of steps by scale and terms [1], (n_layouts, 1 + n_terms)."""
     return np.column_stack([np.ones(len(parts_s)), parts_s / parts_s.sum(axis=1, keepdims=True)])
 
 
@@ -253,7 +245,7 @@ def calibrate_rows(logs: Array, terms: Array, step_s: Array) -> Calibrated:
 
     def model(theta: Array) -> tuple[Array, Array]:
         parts_s = np.exp(logs + theta[0] + theta[1:]) * terms
-        return np.log(parts_s.sum(axis=1)), _slopes(parts_s)
+        return np.log(parts_s.sum(axis=1)), slopes_of(parts_s)
 
     prior = uncalibrated()
     sigma = np.sqrt(np.diag(prior.covariance))

@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from makespan.planning.machines import Machines, read_machines
 from makespan.planning.memory import COMPONENTS, fits, memory_table
 from makespan.planning.stacks import Software, Training
 from makespan.planning.steptime import NAMES, Grid, ideal_terms
+from makespan.planning.ties import Joint
 from makespan.tables import parse_csv
 from makespan.units import GIB, HOUR
 
@@ -32,6 +33,7 @@ _MOST_TENSOR = 8
 _CHUNKS = (2, 3, 4, 5, 6, 8)
 _TIE = 0.1  # chance to be faster from which a layout is a tie
 _LEAST_MFU, _MOST_SCATTER = 0.001, 2  # a measured step beyond these is in another unit, or a mistake
+_MOST_TIES = 200  # layouts that are compared with each other
 _LEAST_PIECE = 8192  # tokens; every published row with context parallelism has at least as many
 
 
@@ -80,21 +82,65 @@ class Priced:
         return ", ".join(f"{name} +{extra[name]:.3g} s" for name in slower[:3])
 
 
+MeasuredStep = tuple[Training, Layout, Machines, float]
+"""A measured step: the run, its layout, the cluster, and the time [s]."""
+
+
 @dataclass(frozen=True, slots=True)
 class Pricer:
-    """What prices layouts: a run, a cluster, a stack, and what measured rows taught about them."""
+    """What prices layouts: a run, a cluster, a stack, and what measured rows taught about them.
+
+    `calibrated_by` sets ``calibrated`` and ``measured``, the rows behind it.
+    """
 
     training: Training
     machines: Machines
     stack: Software
     calibrated: Calibrated = field(default_factory=uncalibrated)
     base: Knowledge = field(default_factory=knowledge)
+    measured: tuple[MeasuredStep, ...] = ()
 
     def parts_s(self, grid: Grid) -> Array:
         """Return the steps of all columns of a grid by term [s], (n_layouts, n_terms)."""
         logs = self.base.logs(self.stack.family, self.machines.device.name, self.training)
         terms = ideal_terms(self.training, grid, self.machines, self.stack)
         return self.calibrated.parts_s(logs, terms)
+
+    def steps_of(self, measured: Sequence[MeasuredStep]) -> Array:
+        """Return the predicted steps of measured rows by term [s], (n_rows, n_terms)."""
+        logs, terms = self._known(measured)
+        return self.calibrated.parts_s(logs, terms)
+
+    def _known(self, measured: Sequence[MeasuredStep]) -> tuple[Array, Array]:
+        """Return logarithms of factors and ideal terms [s] of measured rows, (n_rows, n_terms) each."""
+        if not measured:
+            return np.zeros((0, len(NAMES))), np.zeros((0, len(NAMES)))
+        logs = [self.base.logs(self.stack.family, where.device.name, run) for run, _, where, _ in measured]
+        terms = [ideal_terms(run, Grid.of([layout]), where, self.stack) for run, layout, where, _ in measured]
+        return np.array(logs), np.concatenate(terms)
+
+    def mfu(self, step_s: float | Array) -> float | Array:
+        """Return the model FLOP of steps [s] over the dense peak of all devices [1]."""
+        training, machines = self.training, self.machines
+        flop = training.global_batch * training.model.flop_per_sample(training.seq) * training.computed_share
+        peak = machines.n_gpus * machines.device.peak_flop_per_s(training.precision)
+        return flop / step_s / peak
+
+    def joint(self, layouts: Sequence[Layout]) -> Joint:
+        """Return the joint posterior of the steps of layouts, measured ones among them or not."""
+        measured_s = np.array([step_s for *_, step_s in self.measured])
+        return Joint.of(
+            self.calibrated, self.parts_s(Grid.of(layouts)), self.steps_of(self.measured), measured_s
+        )
+
+    def measured_s(self, layout: Layout) -> float | None:
+        """Return the measured step of a layout of this run on this cluster [s], a mean of several."""
+        found = [
+            math.log(step_s)
+            for run, own, where, step_s in self.measured
+            if own.text == layout.text and run == self.training and where.n_gpus == self.machines.n_gpus
+        ]
+        return math.exp(sum(found) / len(found)) if found else None
 
     def price(self, layout: Layout) -> Priced:
         """Price one layout, whether it fits or not.
@@ -109,8 +155,6 @@ class Pricer:
         memory = memory_table(training, grid, machines, self.stack)
         step_s, spread = float(parts_s.sum()), float(self.calibrated.spread(parts_s)[0])
         throughput = training.tokens_per_step / step_s / machines.n_gpus
-        flop = training.global_batch * training.model.flop_per_sample(training.seq) * training.computed_share
-        peak = machines.n_gpus * machines.device.peak_flop_per_s(training.precision)
         price = machines.usd_per_gpu_hour
         return Priced(
             layout=layout,
@@ -118,7 +162,7 @@ class Pricer:
             low_s=step_s * math.exp(-_Z90 * spread),
             high_s=step_s * math.exp(_Z90 * spread),
             tokens_per_s_per_gpu=throughput,
-            mfu=flop / step_s / peak,
+            mfu=float(self.mfu(step_s)),
             usd_per_million_tokens=price / HOUR / throughput * 1e6 if price else float("nan"),
             memory_bytes=dict(zip(COMPONENTS, map(float, memory[0]), strict=True)),
             terms_s=dict(zip(NAMES, map(float, parts_s[0]), strict=True)),
@@ -208,22 +252,34 @@ def _divisors(number: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Plans:
-    """The fastest feasible layouts, best first, out of how many that were tried.
+    """The layouts to choose from, best first, out of how many that were tried.
 
-    ``chances`` are the probabilities that each would turn out faster than the first one if both were
-    measured; a first one that another beats with a chance of 0.1 or more is a tie with it.
+    Layouts that have a chance of 0.1 or more to be faster than the fastest prediction are ties. They come
+    first, by expected regret, up to 200 of them; the other layouts follow by their expected steps.
+
+    Parameters
+    ----------
+    pricer
+        What priced them.
+    best
+        The first of them.
+    regrets
+        Expected slowdown of each against the fastest of all ties [1]; NaN for one that is no tie.
+    chances
+        Probability that each would turn out faster than the first, if both were measured [1].
+    ties
+        All ties, in the same order; ``best`` may have fewer layouts, or more.
+    n_tried, n_feasible
+        Layouts that go with the run, and those of them that fit into memory.
     """
 
     pricer: Pricer
     best: tuple[Priced, ...]
+    regrets: tuple[float, ...]
     chances: tuple[float, ...]
+    ties: tuple[Layout, ...]
     n_tried: int
     n_feasible: int
-
-    @property
-    def n_ties(self) -> int:
-        """Layouts shown that a measurement might put first, the first one among them."""
-        return 1 + sum(chance >= _TIE for chance in self.chances[1:])
 
     def table(self) -> pd.DataFrame:
         """Return the layouts as a table, units in the names of its columns."""
@@ -235,6 +291,7 @@ class Plans:
                     "step_s": one.step_s,
                     "low_s": one.low_s,
                     "high_s": one.high_s,
+                    "expected_regret": regret,
                     "chance_to_be_faster": chance,
                     "tokens_per_s_per_gpu": one.tokens_per_s_per_gpu,
                     "mfu": one.mfu,
@@ -242,19 +299,23 @@ class Plans:
                     "usd_per_million_tokens": one.usd_per_million_tokens,
                     "slower_by": "" if one is self.best[0] else one.over(self.best[0]),
                 }
-                for one, chance in zip(self.best, self.chances, strict=True)
+                for one, regret, chance in zip(self.best, self.regrets, self.chances, strict=True)
             ]
         )
 
 
-def plan(pricer: Pricer, n_best: int = 5) -> Plans:
-    """Find the fastest layouts that fit.
+@dataclass(frozen=True, slots=True)
+class _Search:
+    """All layouts of a run, with steps [s] and memory [B]."""
 
-    Raises
-    ------
-    InfeasiblePlanError
-        None fits, and the message says how much memory the smallest one needs; or none divides the batch.
-    """
+    tried: list[Layout]
+    step_s: Array
+    memory: Array
+    fit: NDArray[np.bool_]
+
+
+def _search(pricer: Pricer) -> _Search:
+    """Price all layouts of a run; raises `InfeasiblePlanError` where none fits."""
     training, machines = pricer.training, pricer.machines
     tried = list(layouts(training, machines))
     if not tried:
@@ -274,27 +335,82 @@ def plan(pricer: Pricer, n_best: int = 5) -> Plans:
             f"{needed[least] / GIB:.0f} GiB on a device with {machines.device.memory_gib:.0f} GiB; "
             "more GPUs or a smaller model would help"
         )
-    order = np.argsort(np.where(fit, step_s, np.inf), kind="stable")[: min(n_best, int(fit.sum()))]
-    best = [tried[i] for i in order]
-    parts_s = pricer.parts_s(Grid.of(best))
-    behind = np.log(parts_s.sum(axis=1) / parts_s[0].sum()) / pricer.calibrated.spread_between(
-        parts_s, parts_s[0]
-    )
+    return _Search(tried, step_s, memory, fit)
+
+
+def plan(pricer: Pricer, n_best: int = 5) -> Plans:
+    """Find the fastest layouts that fit, ties among them by expected regret.
+
+    A layout that was measured takes part with its measured step, whatever the count of its memory says.
+
+    Raises
+    ------
+    InfeasiblePlanError
+        None fits, and the message says how much memory the smallest one needs; or none divides the batch.
+    """
+    found = _search(pricer)
+    order = np.argsort(np.where(found.fit, found.step_s, np.inf), kind="stable")
+    order = order[: min(max(n_best, _MOST_TIES), int(found.fit.sum()))]
+    pool = [found.tried[i] for i in order]
+    ran = {one.text: one for _, one, *_ in pricer.measured if pricer.measured_s(one) is not None}
+    texts = {one.text for one in pool}
+    pool += [one for text, one in ran.items() if text not in texts]
+    joint = pricer.joint(pool)
+    are_ties = joint.chances_over(int(np.argmin(joint.mean))) >= _TIE
+    # Ties do not depend on how many layouts are asked for.
+    are_ties &= [at < _MOST_TIES or one.text in ran for at, one in enumerate(pool)]
+    regrets = np.full(len(pool), np.nan)
+    regrets[are_ties] = joint.among(are_ties).regrets()
+    at = np.lexsort((joint.mean, np.where(are_ties, regrets, np.inf)))
+    chances, shown = joint.chances_over(int(at[0])), at[:n_best]
     return Plans(
         pricer=pricer,
-        best=tuple(pricer.price(one) for one in best),
-        chances=tuple(0.5 * math.erfc(one / math.sqrt(2)) for one in behind),
-        n_tried=len(tried),
-        n_feasible=int(fit.sum()),
+        best=tuple(pricer.price(pool[i]) for i in shown),
+        regrets=tuple(float(regrets[i]) for i in shown),
+        chances=tuple(float(chances[i]) for i in shown),
+        ties=tuple(pool[i] for i in at if are_ties[i]),
+        n_tried=len(found.tried),
+        n_feasible=int(found.fit.sum()),
+    )
+
+
+def feasible_table(pricer: Pricer) -> pd.DataFrame:
+    """Return all layouts that fit, the fastest prediction first.
+
+    Returns
+    -------
+    pandas.DataFrame
+        One row per layout: ``n_gpus``, ``layout`` and ``step_s`` [s], as in a file for `read_measured`, the
+        ends ``low_s`` and ``high_s`` of the interval of 90 %, ``tokens_per_s_per_gpu``, ``mfu``,
+        ``memory_gib`` of the fullest device, and the degrees and other fields of `Layout`.
+    """
+    found = _search(pricer)
+    at = np.flatnonzero(found.fit)
+    at = at[np.argsort(found.step_s[at], kind="stable")]
+    chosen, step_s = [found.tried[i] for i in at], found.step_s[at]
+    blocks = [chosen[start : start + _BLOCK] for start in range(0, len(chosen), _BLOCK)]
+    spread = np.concatenate([pricer.calibrated.spread(pricer.parts_s(Grid.of(one))) for one in blocks])
+    throughput = pricer.training.tokens_per_step / step_s / pricer.machines.n_gpus
+    names = [one.name for one in fields(Layout)]
+    return pd.DataFrame(
+        {
+            "n_gpus": pricer.machines.n_gpus,
+            "layout": [one.text for one in chosen],
+            "step_s": step_s,
+            "low_s": step_s * np.exp(-_Z90 * spread),
+            "high_s": step_s * np.exp(_Z90 * spread),
+            "tokens_per_s_per_gpu": throughput,
+            "mfu": pricer.mfu(step_s),
+            "memory_gib": found.memory[at].sum(axis=1) / GIB,
+            **{name: [getattr(one, name) for one in chosen] for name in names},
+        }
     )
 
 
 _OWN, _OPTIONAL = ("n_gpus", "layout", "step_s"), ("seq", "batch", "precision")
 
 
-def read_measured(
-    path: str | Path, training: Training, machines: Machines
-) -> list[tuple[Training, Layout, Machines, float]]:
+def read_measured(path: str | Path, training: Training, machines: Machines) -> list[MeasuredStep]:
     """Read measured steps of one model on one kind of device from a CSV.
 
     Columns: ``n_gpus``, ``layout`` (such as ``tp4 pp4 mb1``) and ``step_s`` [s]; ``seq``, ``batch`` and
@@ -337,108 +453,3 @@ def read_measured(
             raise TraceError(f"{where}: row {number}: {error}") from None
         if not _LEAST_MFU <= share <= 1:
             raise TraceError(
-                f"{where}: row {number}: a step of {step_s:g} s is {100 * share:.2g} % of the peak of "
-                f"{n_gpus} GPUs; expected {100 * _LEAST_MFU:g} to 100 %, and seconds per step"
-            )
-        for other, (*same, other_s) in enumerate(found, start=1):
-            if same == [run, layout, there] and max(step_s, other_s) > _MOST_SCATTER * min(step_s, other_s):
-                raise TraceError(
-                    f"{where}: row {number}: {step_s:g} s, but row {other} has {other_s:g} s for the "
-                    f"same run; expected times within a factor of {_MOST_SCATTER}"
-                )
-        found.append((run, layout, there, step_s))
-    if not found:
-        raise TraceError(f"{where}: has no row; expected measured steps")
-    return found
-
-
-def _positive(cells: Mapping[str, str], where: str, row: int, name: str, kind: Callable[[str], Any]) -> Any:
-    """Return a cell as a positive number; raises `TraceError` with its place."""
-    text = cells.get(name, "")
-    try:
-        value = kind(text)
-    except ValueError:
-        value = math.nan
-    if not (math.isfinite(value) and value > 0):
-        accepted = "a whole number >= 1" if kind is int else "a number above 0"
-        raise cell_error(where, row, name, text, accepted)
-    return value
-
-
-def calibrated_by(pricer: Pricer, measured: Sequence[tuple[Training, Layout, Machines, float]]) -> Pricer:
-    """Return a pricer refined by measured steps [s] of the same model, stack and cluster."""
-    if not measured:
-        return pricer
-    terms = [ideal_terms(run, Grid.of([layout]), where, pricer.stack) for run, layout, where, _ in measured]
-    logs = [pricer.base.logs(pricer.stack.family, where.device.name, run) for run, _, where, _ in measured]
-    step_s = np.array([step_s for *_, step_s in measured])
-    return replace(pricer, calibrated=calibrate_rows(np.array(logs), np.concatenate(terms), step_s))
-
-
-def describe(one: Priced) -> dict[str, Any]:
-    """Return a priced layout as plain values, ready for JSON."""
-    return {
-        "layout": one.layout.text,
-        "dp": one.layout.dp,
-        "step_s": one.step_s,
-        "interval_90_s": [one.low_s, one.high_s],
-        "tokens_per_s_per_gpu": one.tokens_per_s_per_gpu,
-        "mfu": one.mfu,
-        "usd_per_million_tokens": None
-        if math.isnan(one.usd_per_million_tokens)
-        else one.usd_per_million_tokens,
-        "memory_bytes": one.memory_bytes,
-        "terms_s": {name: value for name, value in one.terms_s.items() if value > 0},
-    }
-
-
-def size_clusters(
-    training: Training,
-    kind: str,
-    stack: Software,
-    *,
-    tokens: float,
-    most_gpus: int,
-    usd_per_gpu_hour: float = 0.0,
-) -> pd.DataFrame:
-    """Return how long a run takes and what it costs on growing numbers of devices.
-
-    Parameters
-    ----------
-    tokens
-        Tokens to train on.
-    kind, most_gpus
-        Key of the device, and the most of them; numbers are powers of two.
-    usd_per_gpu_hour
-        Price; 0 for none.
-
-    Returns
-    -------
-    pandas.DataFrame
-        One row per number of devices on which the model fits, with its best layout, days with their interval,
-        and cost (NaN without a price).
-    """
-    rows = []
-    n_gpus = 1
-    while n_gpus <= most_gpus:
-        machines = replace(read_machines(f"{n_gpus}x{kind}"), usd_per_gpu_hour=usd_per_gpu_hour)
-        try:
-            best = plan(Pricer(training, machines, stack), 1).best[0]
-        except InfeasiblePlanError:  # too small for the model, or more devices than the batch has samples
-            n_gpus *= 2
-            continue
-        days = tokens / training.tokens_per_step * best.step_s / (24 * HOUR)
-        rows.append(
-            {
-                "n_gpus": n_gpus,
-                "days": days,
-                "low_days": days * best.low_s / best.step_s,
-                "high_days": days * best.high_s / best.step_s,
-                "tokens_per_s_per_gpu": best.tokens_per_s_per_gpu,
-                "mfu": best.mfu,
-                "usd": days * 24 * n_gpus * usd_per_gpu_hour if usd_per_gpu_hour else float("nan"),
-                "layout": best.layout.text,
-            }
-        )
-        n_gpus *= 2
-    return pd.DataFrame(rows)

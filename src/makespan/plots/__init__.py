@@ -23,6 +23,7 @@ from makespan.plots.charts import (
     plot_costs as plot_costs,
     plot_cpu_sensitivity as plot_cpu_sensitivity,
     plot_error_bars as plot_error_bars,
+    plot_frontier as plot_frontier,
     plot_gantt as plot_gantt,
     plot_grouped_bars as plot_grouped_bars,
     plot_intervals as plot_intervals,
@@ -56,6 +57,7 @@ from makespan.plots.style import (
     cannot_run_handle as cannot_run_handle,
     compared as compared,
     compared_handle as compared_handle,
+    figure_kind as figure_kind,
     figure_style as figure_style,
     in_order as in_order,
     limit as limit,
@@ -72,4 +74,5 @@ from makespan.plots.style import (
     spread as spread,
     spread_handle as spread_handle,
     style_of as style_of,
+    write_figure as write_figure,
 )

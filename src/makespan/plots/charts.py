@@ -14,7 +14,7 @@ from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import FixedLocator, LogLocator, NullFormatter, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
 
 from makespan.numerics import half_widths
 from makespan.plots.parts import line_handle, name_groups
@@ -971,3 +971,69 @@ def _close(span: _Span, end_s: float, busy: dict[int, set[int]]) -> list[tuple[o
     for node, gpu in span.gpus:
         busy[node].discard(gpu)
     return [(span.job_id, span.family, node, gpu, span.start_s, ready_s, end_s) for node, gpu in span.gpus]
+
+
+# --- Planned runs -----------------------------------------------------------------------------------
+
+_BAND = 0.2  # opacity of an interval
+_SLOWEST = 2.0  # times the fastest step, up to which layouts are shown
+
+
+@figure_style
+def plot_frontier(sizes: pd.DataFrame, layouts: pd.DataFrame, memory_gib: float, source: str) -> Figure:
+    """Draw throughput against the number of GPUs, and memory against the step of layouts.
+
+    Intervals of 90 % are bands. Layouts that are twice as slow as the fastest one or slower are
+    left out.
+
+    Parameters
+    ----------
+    sizes
+        Columns ``n_gpus, tokens_per_s, low, high``, one row per number of GPUs.
+    layouts
+        Columns ``step_s, low_s, high_s`` [s], ``memory_gib`` and ``is_pareto``, true where no layout is both
+        faster and smaller.
+    memory_gib
+        Memory of a device [GiB].
+    """
+    require_columns(sizes, "n_gpus", "tokens_per_s", "low", "high", figure="frontier")
+    require_columns(layouts, "step_s", "low_s", "high_s", "memory_gib", "is_pareto", figure="frontier")
+    figure = new_figure(TWO_COLUMNS_IN, 2.9)
+    left, right = figure.subplots(1, 2)
+    line = Style("best layout", PALETTE["blue"], "o")
+    n_gpus, rate = sizes["n_gpus"].to_numpy(float), sizes["tokens_per_s"].to_numpy(float)
+    reference(left, n_gpus, rate[0] * n_gpus / n_gpus[0])
+    left.fill_between(n_gpus, sizes["low"], sizes["high"], color=line.colour, alpha=_BAND, lw=0)
+    left.plot(n_gpus, rate, color=line.colour, marker=line.marker, ls=line.line, zorder=3)
+    left.set(xscale="log", yscale="log", xlabel="GPUs", ylabel="tokens/s")
+    left.set_xticks(n_gpus, [f"{count:g}" for count in n_gpus])
+    left.xaxis.set_minor_locator(NullLocator())
+    log_ticks(left.yaxis, float(sizes["low"].min()), float(sizes["high"].max()))
+    left.yaxis.set_major_formatter(FuncFormatter(_thousands))
+    front = Style("no layout is faster and smaller", PALETTE["vermilion"], "s")
+    shown = layouts[layouts["step_s"] <= _SLOWEST * layouts["step_s"].min()]
+    best = shown[shown["is_pareto"]]
+    right.plot(shown["step_s"], shown["memory_gib"], ls="none", marker="o", ms=1.8, color=_CONTEXT, zorder=1)
+    memory, low, high = (best[name].to_numpy(float) for name in ("memory_gib", "low_s", "high_s"))
+    right.fill_betweenx(memory, low, high, color=front.colour, alpha=_BAND, lw=0)
+    right.step(best["step_s"], best["memory_gib"], where="post", color=front.colour, lw=0.8, zorder=3)
+    right.plot(best["step_s"], best["memory_gib"], ls="none", marker="s", ms=3, color=front.colour, zorder=4)
+    limit(right, memory_gib)
+    right.set(xlabel="step [s]", ylabel="memory of the fullest device [GiB]")
+    right.set_ylim(0.0, 1.08 * memory_gib)
+    handles = [
+        line_handle(line),
+        reference_handle("in proportion"),
+        Line2D([], [], label="layout that fits", ls="none", marker="o", ms=2.5, color=_CONTEXT),
+        Line2D([], [], label=front.title, marker="s", ms=3, lw=0.8, color=front.colour),
+        Patch(label="90 % interval", color=PALETTE["grey"], alpha=_BAND, lw=0),
+        limit_handle("memory of a device"),
+    ]
+    return add_legend(figure, source, handles, ncols=3)
+
+
+def _thousands(value: float, _: int) -> str:
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= size:
+            return f"{value / size:g}{letter}"
+    return f"{value:g}"

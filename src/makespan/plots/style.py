@@ -26,7 +26,7 @@ from matplotlib.path import Path as MarkerPath
 from matplotlib.ticker import FuncFormatter
 from matplotlib.transforms import Bbox
 
-from makespan.errors import TraceError
+from makespan.errors import InputError, TraceError
 from makespan.files import atomic_path, write_text
 from makespan.tables import source_label, write_csv
 
@@ -255,17 +255,9 @@ def save_figure(
     paths = tuple(base.with_name(f"{base.name}.{kind}") for kind in ("pdf", "png", "svg", "csv"))
     with ExitStack() as stack, style_sheet():
         new_pdf, new_png, new_svg, new_csv = (stack.enter_context(atomic_path(path)) for path in paths)
-        # Lay the figure out once and round the positions: the solver's last digits differ between runs.
-        figure.draw_without_rendering()
-        figure.set_layout_engine("none")
-        for axes in figure.axes:
-            edges = [round(edge, 9) for edge in axes.get_position(original=True).bounds]
-            axes.set_position(Bbox.from_bounds(*edges))
-        undated = dict.fromkeys(("CreationDate", "Creator", "Producer"))
-        figure.savefig(new_pdf, format="pdf", metadata=undated)
-        figure.savefig(new_png, format="png", metadata={"Software": None})
-        # Ids of its parts follow from `svg.hashsalt` of the style sheet, so equal figures have equal bytes.
-        figure.savefig(new_svg, format="svg", metadata=dict.fromkeys(("Date", "Creator")))
+        _fix_layout(figure)
+        for path, kind in ((new_pdf, "pdf"), (new_png, "png"), (new_svg, "svg")):
+            _save(figure, path, kind)
         write_csv(table, new_csv)
         if caption is None:
             return paths
@@ -273,6 +265,47 @@ def save_figure(
         paragraphs = [textwrap.fill(paragraph, _CAPTION_WIDTH) for paragraph in caption.split("\n\n")]
         write_text("\n\n".join(paragraphs) + "\n", stack.enter_context(atomic_path(txt)))
     return *paths, txt
+
+
+def write_figure(figure: Figure, path: str | Path) -> None:
+    """Write a figure to one file, PDF, PNG or SVG by its suffix; equal figures give equal bytes.
+
+    Raises `InputError` for another suffix.
+    """
+    kind = figure_kind(path)
+    with atomic_path(path) as new, style_sheet():
+        _fix_layout(figure)
+        _save(figure, new, kind)
+
+
+def figure_kind(path: str | Path) -> str:
+    """Return the format that the suffix of a file names; raises `InputError` for another one."""
+    kind = Path(path).suffix.lower().removeprefix(".")
+    if kind not in _UNDATED:
+        found = f"suffix {Path(path).suffix!r}" if kind else "no suffix"
+        raise InputError(f"{path}: {found}; expected a file that ends in .pdf, .png or .svg")
+    return kind
+
+
+_UNDATED = {
+    "pdf": dict.fromkeys(("CreationDate", "Creator", "Producer")),
+    "png": {"Software": None},
+    # Ids of its parts follow from `svg.hashsalt` of the style sheet, so equal figures have equal bytes.
+    "svg": dict.fromkeys(("Date", "Creator")),
+}
+
+
+def _save(figure: Figure, path: Path, kind: str) -> None:
+    figure.savefig(path, format=kind, metadata=_UNDATED[kind])
+
+
+def _fix_layout(figure: Figure) -> None:
+    """Lay a figure out once and round the positions: the solver's last digits differ between runs."""
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")
+    for axes in figure.axes:
+        edges = [round(edge, 9) for edge in axes.get_position(original=True).bounds]
+        axes.set_position(Bbox.from_bounds(*edges))
 
 
 def require_columns(table: pd.DataFrame, *names: str, figure: str) -> None:

@@ -1,0 +1,233 @@
+"""Measured rows of one's own: what each taught, which contradicts the others, and what to measure next."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from makespan.errors import InfeasiblePlanError
+from makespan.planning.layout import Layout
+from makespan.planning.pricing import MeasuredStep, Pricer, calibrated_by, feasible_table, plan
+from makespan.planning.steptime import Grid
+from makespan.units import GIB
+
+_CONTRADICTS = 2.5  # spreads from which a row contradicts the others
+_Z90 = 1.645  # half width of an interval of 90 %, in spreads
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """What measured rows say, and what to measure next.
+
+    Parameters
+    ----------
+    lessons
+        One row per measured row: ``row`` (counted from 1), ``n_gpus``, ``layout``, ``step_s`` as measured;
+        ``others_s``, predicted from the other rows, with its interval ``others_low_s`` and
+        ``others_high_s``; ``spreads``, by how many spreads of that prediction the row is off; ``narrowed``,
+        the share by which the row narrows the intervals of ties, and ``moved``, by how much it moves their
+        predictions, a mean of absolute changes [1].
+    contradicting
+        Rows that are 2.5 spreads off or more, the furthest first; each is left out for those after it.
+    ties
+        Layouts that only a measurement can tell apart.
+    half_width_before, half_width
+        Mean half width of their intervals without and with the rows [1].
+    to_measure
+        One row per layout to measure, in this order: ``layout``, its predicted ``step_s``, ``memory_gib``,
+        and the expected ``spread`` of a comparison of two ties after it and those before it [1].
+    spread
+        Spread of a comparison of two ties now [1].
+    """
+
+    lessons: pd.DataFrame
+    contradicting: tuple[int, ...]
+    ties: tuple[Layout, ...]
+    half_width_before: float
+    half_width: float
+    to_measure: pd.DataFrame
+    spread: float
+
+
+def advise(pricer: Pricer, measured: Sequence[MeasuredStep], n_next: int = 3) -> Advice:
+    """Say what measured rows taught, which contradict the others, and what to measure next.
+
+    Each row is left out in turn. What to measure next is the tie whose measurement has the largest expected
+    fall of the mean variance of comparisons of two ties, in the normal approximation at the mode; layouts
+    after the first assume that those before them are measured.
+
+    Parameters
+    ----------
+    pricer
+        What prices layouts of the run; rows that have refined it before are not used.
+    measured
+        Measured steps, as `read_measured` returns them.
+    n_next
+        The most layouts to measure.
+
+    Raises
+    ------
+    InfeasiblePlanError
+        No layout of the run fits.
+    """
+    refined = calibrated_by(pricer, measured)
+    found = plan(refined, 1)
+    grid = Grid.of(found.ties)
+    with_all_s = refined.parts_s(grid).sum(axis=1)
+    lessons = []
+    for at, (_, layout, where, step_s) in enumerate(measured):
+        without = calibrated_by(pricer, [*measured[:at], *measured[at + 1 :]])
+        others_s, spread, spreads = _off(without, measured[at])
+        lessons.append(
+            {
+                "row": at + 1,
+                "n_gpus": where.n_gpus,
+                "layout": layout.text,
+                "step_s": step_s,
+                "others_s": others_s,
+                "others_low_s": others_s * math.exp(-_Z90 * spread),
+                "others_high_s": others_s * math.exp(_Z90 * spread),
+                "spreads": spreads,
+                "narrowed": 1 - _half_width(refined, grid) / _half_width(without, grid),
+                "moved": float(np.abs(with_all_s / without.parts_s(grid).sum(axis=1) - 1).mean()),
+            }
+        )
+    joint = refined.joint(found.ties)
+    to_measure: list[dict[str, Any]] = []
+    after = joint
+    is_open = np.array([len(found.ties) > 1 and refined.measured_s(one) is None for one in found.ties])
+    while is_open.any() and len(to_measure) < n_next:
+        falls = np.where(is_open, after.expected_falls(), -np.inf)
+        best = int(np.argmax(np.round(falls, 9)))  # equal falls do not depend on the processor
+        is_open[best] = False
+        after = after.given(best)
+        one = refined.price(found.ties[best])
+        to_measure.append(
+            {
+                "layout": one.layout.text,
+                "step_s": one.step_s,
+                "memory_gib": one.total_memory_bytes / GIB,
+                "spread": math.sqrt(after.comparison_variance),
+            }
+        )
+    return Advice(
+        lessons=pd.DataFrame(lessons),
+        contradicting=contradicting_rows(pricer, measured),
+        ties=found.ties,
+        half_width_before=_half_width(calibrated_by(pricer, []), grid),
+        half_width=_half_width(refined, grid),
+        to_measure=pd.DataFrame(to_measure),
+        spread=math.sqrt(joint.comparison_variance),
+    )
+
+
+def contradicting_rows(pricer: Pricer, measured: Sequence[MeasuredStep]) -> tuple[int, ...]:
+    """Return the rows, counted from 1, that are 2.5 spreads off what the others predict, the furthest first.
+
+    The furthest row is left out before the next one is looked for, since it makes good rows look bad. Of two
+    rows that contradict each other both are returned: nothing says which is wrong.
+    """
+    left, found = list(range(len(measured))), list[int]()
+    while left:
+        spreads = [
+            abs(_off(calibrated_by(pricer, [measured[i] for i in left if i != at]), measured[at])[2])
+            for at in left
+        ]
+        worst = int(np.argmax(spreads))
+        if spreads[worst] < _CONTRADICTS:
+            break
+        if len(left) == 2:
+            return (*found, *(at + 1 for at in left))
+        found.append(left.pop(worst) + 1)
+    return tuple(found)
+
+
+def _off(pricer: Pricer, row: MeasuredStep) -> tuple[float, float, float]:
+    """Return the predicted step of a row [s], its spread, and by how many spreads the row is off."""
+    parts_s = pricer.steps_of([row])
+    predicted_s, spread = float(parts_s.sum()), float(pricer.calibrated.spread(parts_s)[0])
+    return predicted_s, spread, math.log(row[3] / predicted_s) / spread
+
+
+def _half_width(pricer: Pricer, grid: Grid) -> float:
+    """Return the mean half width of the intervals of layouts [1]."""
+    return float(np.expm1(_Z90 * pricer.calibrated.spread(pricer.parts_s(grid))).mean())
+
+
+def validate_rows(pricer: Pricer, measured: Sequence[MeasuredStep]) -> pd.DataFrame:
+    """Compare predictions with measured rows.
+
+    Returns
+    -------
+    pandas.DataFrame
+        One row per measured row: ``row`` (counted from 1), ``n_gpus``, ``layout``, ``step_s``, and the
+        predicted step with its relative error [1] three times: without any row (``before_s``,
+        ``before_error``), from all rows (``after_s``, ``after_error``), and from the rows of other layouts
+        (``left_out_s``, ``left_out_error``), with ``is_inside`` if the row is in the interval of 90 % of
+        the last.
+    """
+    before, after = calibrated_by(pricer, []), calibrated_by(pricer, measured)
+    rows = []
+    for at, row in enumerate(measured):
+        run, layout, where, step_s = row
+        # Repeated measurements of a layout would predict each other.
+        others = [one for one in measured if one[:2] != (run, layout) or one[2].n_gpus != where.n_gpus]
+        before_s, after_s = _off(before, row)[0], _off(after, row)[0]
+        left_out_s, _, spreads = _off(calibrated_by(pricer, others), row)
+        rows.append(
+            {
+                "row": at + 1,
+                "n_gpus": where.n_gpus,
+                "layout": layout.text,
+                "step_s": step_s,
+                "before_s": before_s,
+                "before_error": before_s / step_s - 1,
+                "after_s": after_s,
+                "after_error": after_s / step_s - 1,
+                "left_out_s": left_out_s,
+                "left_out_error": left_out_s / step_s - 1,
+                "is_inside": abs(spreads) <= _Z90,
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def frontier(pricer: Pricer) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return throughput against the number of devices, and memory against time.
+
+    Returns
+    -------
+    tuple
+        One row per number of devices on which the run has a layout that fits, the powers of two below that
+        of the cluster and its own: ``n_gpus``, ``layout``, ``step_s``, and ``tokens_per_s`` of all devices
+        with the ends ``low`` and ``high`` of its interval of 90 %. And the feasible layouts of the cluster,
+        as `feasible_table` has them, with ``is_pareto`` where none is faster and smaller.
+    """
+    machines, tokens = pricer.machines, pricer.training.tokens_per_step
+    sizes = [2**k for k in range((machines.n_gpus - 1).bit_length())] + [machines.n_gpus]
+    rows = []
+    for n_gpus in sizes:
+        there = replace(
+            machines.with_gpus(n_gpus), gpus_per_node=min(machines.gpus_per_node, n_gpus), name=machines.name
+        )
+        try:
+            best = plan(replace(pricer, machines=there), 1).best[0]
+        except InfeasiblePlanError:  # too small for the model, or more devices than the batch has samples
+            continue
+        rows.append(
+            {
+                "n_gpus": n_gpus,
+                "layout": best.layout.text,
+                "step_s": best.step_s,
+                "tokens_per_s": tokens / best.step_s,
+                "low": tokens / best.high_s,
+                "high": tokens / best.low_s,
+            }
+        )
+    table = feasible_table(pricer)
+    # Rows are in the order of their steps: a layout is on the front if it needs less than all faster ones.
+    least = table["memory_gib"].cummin().shift(fill_value=math.inf)
+    return pd.DataFrame(rows), table.assign(is_pareto=table["memory_gib"] < least)

@@ -1,0 +1,448 @@
+"""Ties, regret, and what measured rows of one's own teach: in Python, on the command line and as a figure."""
+
+import dataclasses
+import io
+import json
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+from click.testing import CliRunner
+
+from makespan.cli import main
+from makespan.errors import InputError
+from makespan.planning import (
+    Architecture,
+    Attention,
+    FeedForward,
+    Joint,
+    Layers,
+    Layout,
+    Pricer,
+    Training,
+    advise,
+    calibrated_by,
+    contradicting_rows,
+    feasible_table,
+    frontier,
+    parse_layout,
+    plan,
+    read_machines,
+    read_measured,
+    read_model,
+    software,
+    validate_rows,
+)
+from makespan.planning.factors import slopes_of
+from makespan.planning.steptime import Grid
+from makespan.plots import plot_frontier, write_figure
+
+RUN = ("--seq", "8192", "--batch", "256")
+TEXTS = ("tp4 pp2 mb1", "tp8 mb1", "tp2 pp4 mb1 recompute=full", "fsdp mb1", "tp2 pp2 mb1")
+
+
+def dense(n_layers=32, hidden=4096, heads=32, kv_heads=8, ffn=14336, vocab=128256):
+    attention = Attention(heads, kv_heads, 128, 128)
+    return Architecture(
+        "dense", "llama", hidden, (Layers(n_layers, attention, FeedForward(ffn, True)),), vocab,
+        extra_parameters=hidden,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def pricer():
+    return Pricer(Training(dense(), 8192, 256), read_machines("64xh100-80"), software("megatron-bridge"))
+
+
+def rows_of(pricer, factors):
+    """Return measured rows: the predicted step of each layout, times a factor."""
+    found = []
+    for text, factor in factors.items():
+        layout = parse_layout(text, 64)
+        found.append((pricer.training, layout, pricer.machines, factor * pricer.price(layout).step_s))
+    return found
+
+
+def random_joint(n=6, seed=1):
+    rng = np.random.default_rng(seed)
+    root = rng.normal(size=(n, n)) * 0.05
+    return Joint(rng.normal(size=n) * 0.03, root @ root.T)
+
+
+# --- The joint posterior ---
+
+
+def test_the_covariance_is_that_of_the_factors_and_of_what_no_factor_explains(pricer):
+    found = [parse_layout(text, 64) for text in TEXTS]
+    joint, parts_s = pricer.joint(found), pricer.parts_s(Grid.of(found))
+    assert np.exp(joint.mean) == pytest.approx(parts_s.sum(axis=1))
+    assert np.sqrt(np.diag(joint.covariance)) == pytest.approx(pricer.calibrated.spread(parts_s))
+    slopes = slopes_of(parts_s)
+    shared = joint.covariance - slopes @ pricer.calibrated.covariance @ slopes.T
+    apart = np.linalg.norm(slopes[:, None] - slopes[None], axis=2)
+    nearer = np.argsort(apart[0])
+    assert (np.diff(shared[0][nearer]) < 0).all()  # the more alike two layouts are, the more they share
+
+
+def test_a_measured_layout_has_the_step_that_was_measured_and_its_neighbours_follow(pricer):
+    measured, near, far = (parse_layout(text, 64) for text in ("tp2 pp2 mb1", "tp2 pp2 vp2 mb1", "fsdp mb1"))
+    rows = [(pricer.training, measured, pricer.machines, 1.15 * pricer.price(measured).step_s)]
+    plain = calibrated_by(pricer, rows)
+    joint = plain.joint([measured, near, far])
+    assert math.exp(joint.mean[0]) == pytest.approx(rows[0][3], rel=0.01)
+    spreads = np.sqrt(np.diag(joint.covariance))
+    assert spreads[0] < 0.011
+    assert spreads[0] < spreads[1] < spreads[2]
+    moved = joint.mean - np.log([plain.price(one).step_s for one in (measured, near, far)])
+    assert moved[0] > moved[1] > moved[2] >= 0
+    assert plain.measured_s(measured) == pytest.approx(rows[0][3])
+    assert plain.measured_s(near) is None
+    sharded = [(pricer.training, far, pricer.machines, 9.0)]
+    assert calibrated_by(pricer, sharded).measured_s(
+        dataclasses.replace(far, sequence_parallel=False)
+    ) == pytest.approx(9.0)
+
+
+def test_the_regret_of_two_layouts_is_the_closed_form():
+    joint = Joint(np.log([1.0, 1.05]), np.array([[0.01, 0.004], [0.004, 0.02]]))
+    found = joint.regrets()
+    variance = 0.01 + 0.02 - 2 * 0.004
+    for own, other, value in ((0, 1, found[0]), (1, 0, found[1])):
+        ahead, spread = joint.mean[own] - joint.mean[other], math.sqrt(variance)
+
+        def below(x):
+            return 0.5 * math.erfc(-x / math.sqrt(2))
+
+        exact = math.exp(ahead + variance / 2) * below((ahead + variance) / spread) - below(ahead / spread)
+        assert value == pytest.approx(exact, rel=0.05)
+
+
+def test_without_doubt_the_regret_is_the_slowdown():
+    steps = np.array([2.0, 2.2, 3.0])
+    joint = Joint(np.log(steps), np.zeros((3, 3)))
+    assert joint.regrets() == pytest.approx(steps / 2.0 - 1, abs=1e-6)
+    assert joint.among(np.array([False, True, True])).regrets() == pytest.approx([0, 3 / 2.2 - 1], abs=1e-6)
+
+
+def test_the_expected_fall_is_that_of_the_covariance_after_the_measurement():
+    joint = random_joint()
+    pairs = [(i, j) for i in range(6) for j in range(i)]
+
+    def variance_of(one):
+        matrix = one.covariance
+        return np.mean([matrix[i, i] + matrix[j, j] - 2 * matrix[i, j] for i, j in pairs])
+
+    assert joint.comparison_variance == pytest.approx(variance_of(joint))
+    for at, fall in enumerate(joint.expected_falls()):
+        assert fall == pytest.approx(variance_of(joint) - variance_of(joint.given(at)))
+        assert fall >= 0
+        assert joint.given(at).covariance[at, at] <= 1e-4
+
+
+def test_what_is_said_is_the_same_each_time(pricer):
+    first, again = plan(pricer, 5), plan(pricer, 3)
+    assert first.regrets[:3] == again.regrets
+    assert [one.layout for one in first.best[:3]] == [one.layout for one in again.best]
+    assert first.ties == again.ties
+    rows = rows_of(pricer, dict.fromkeys(TEXTS, 1.1))
+    pd.testing.assert_frame_equal(advise(pricer, rows).to_measure, advise(pricer, rows).to_measure)
+
+
+def test_a_layout_that_was_measured_to_be_fast_is_chosen(pricer):
+    best = plan(pricer, 1).best[0]
+    slow = parse_layout("tp4 pp2 mb1", 64)
+    rows = [
+        (pricer.training, best.layout, pricer.machines, best.step_s),
+        (pricer.training, slow, pricer.machines, 0.8 * best.step_s),
+    ]
+    found = plan(calibrated_by(pricer, rows), 3)
+    assert found.best[0].layout == slow
+    assert best.layout not in found.ties
+
+
+def test_a_measured_layout_is_among_the_ties_once(pricer):
+    rows = [(pricer.training, parse_layout(text, 64), pricer.machines, 4.0) for text in ("fsdp mb1", "mb1")]
+    texts = [one.text for one in plan(calibrated_by(pricer, rows), 3).ties]
+    assert len(set(texts)) == len(texts)
+    assert {"fsdp mb1", "zero1 mb1"} <= set(texts)
+
+
+# --- Lessons ---
+
+
+def test_rows_that_agree_narrow_the_interval_and_none_contradicts(pricer):
+    rows = rows_of(pricer, dict.fromkeys(TEXTS, 1.2))
+    found = advise(pricer, rows)
+    assert found.contradicting == ()
+    assert found.half_width < 0.6 * found.half_width_before
+    assert len(found.lessons) == len(rows)
+    assert (found.lessons["narrowed"] > 0).all()
+    assert (found.lessons["spreads"].abs() < 1).all()
+    # The first of all rows teaches most.
+    alone = advise(pricer, rows[:1]).lessons.iloc[0]
+    assert alone["moved"] == pytest.approx(0.2, abs=0.06)
+    assert alone["narrowed"] > found.lessons["narrowed"].max()
+
+
+@pytest.mark.parametrize("wrong", range(len(TEXTS)))
+def test_the_row_that_contradicts_the_others_is_named(pricer, wrong):
+    factors = {text: 1.2 * (1.5 if at == wrong else 1.0) for at, text in enumerate(TEXTS)}
+    assert contradicting_rows(pricer, rows_of(pricer, factors)) == (wrong + 1,)
+
+
+def test_two_wrong_rows_are_both_found_and_two_rows_alone_accuse_each_other(pricer):
+    texts = (*TEXTS, "tp4 pp4 mb1", "tp2 mb1 recompute=full")
+    factors = dict.fromkeys(texts, 1.0) | {texts[1]: 2.0, texts[4]: 0.5}
+    assert set(contradicting_rows(pricer, rows_of(pricer, factors))) == {2, 5}
+    pair = rows_of(pricer, {texts[0]: 1.0, texts[1]: 1.7})
+    assert contradicting_rows(pricer, pair) == (1, 2)
+
+
+def test_what_to_measure_is_a_tie_that_was_not_measured_and_teaches_most(pricer):
+    rows = rows_of(pricer, dict.fromkeys(TEXTS, 1.2))
+    refined = calibrated_by(pricer, rows)
+    found = advise(pricer, rows)
+    texts = [one.text for one in found.ties]
+    assert set(found.to_measure["layout"]) <= set(texts) - {one.text for _, one, *_ in rows}
+    assert found.to_measure["layout"].is_unique
+    joint = refined.joint(found.ties)
+    every = [math.sqrt(joint.given(at).comparison_variance) for at in range(len(texts))]
+    assert found.to_measure["spread"][0] == pytest.approx(min(every))
+    assert found.spread > found.to_measure["spread"][0]
+    assert found.to_measure["spread"].is_monotonic_decreasing
+
+
+def test_following_the_advice_finds_a_better_layout_than_the_first_guess(pricer):
+    # A truth that the prior allows: the factors of the terms differ, and so does each layout a little.
+    rng = np.random.default_rng(3)
+    off = rng.normal(size=len(pricer.calibrated.offsets)) * np.sqrt(np.diag(pricer.calibrated.covariance))
+    truth = dataclasses.replace(
+        pricer, calibrated=dataclasses.replace(pricer.calibrated, offsets=off)
+    )  # fmt: skip
+    every = {one: truth.price(one).step_s for one in plan(pricer, 1).ties}
+    rows, chosen = [], []
+    for _ in range(5):
+        refined = calibrated_by(pricer, rows)
+        chosen.append(truth.price(plan(refined, 1).best[0].layout).step_s)
+        text = advise(pricer, rows, 1).to_measure["layout"][0]
+        layout = parse_layout(text, 64)
+        rows.append((pricer.training, layout, pricer.machines, truth.price(layout).step_s))
+    assert chosen[-1] <= chosen[0]
+    assert chosen[-1] <= 1.03 * min(every.values())
+
+
+def test_errors_are_those_of_predictions_that_did_not_see_the_layout(pricer):
+    rows = rows_of(pricer, dict.fromkeys(TEXTS, 1.3))
+    table = validate_rows(pricer, [*rows, rows[0]])
+    assert table["before_error"].tolist() == pytest.approx([1 / 1.3 - 1] * 6)
+    assert (table["after_error"].abs() < table["left_out_error"].abs()).all()
+    assert (table["left_out_error"].abs() < 0.15).all()
+    assert table["is_inside"].all()
+    others = calibrated_by(pricer, rows[1:])
+    expected_s = others.price(rows[0][1]).step_s
+    assert table["left_out_s"].iloc[[0, 5]].tolist() == pytest.approx([expected_s] * 2)
+
+
+# --- Tables and the figure ---
+
+
+def test_the_table_of_layouts_has_what_pricing_each_gives(pricer):
+    table = feasible_table(pricer)
+    assert table["step_s"].is_monotonic_increasing
+    for row in table.iloc[::90].to_dict("records"):
+        layout = parse_layout(row["layout"], row["n_gpus"])
+        own = Layout(**{name: row[name] for name in dataclasses.asdict(layout)})
+        assert (own.text, own.dp) == (row["layout"], layout.dp)
+        one = pricer.price(layout)
+        assert (row["step_s"], row["low_s"], row["high_s"]) == pytest.approx(
+            (one.step_s, one.low_s, one.high_s)
+        )
+        assert (row["mfu"], row["memory_gib"]) == pytest.approx((one.mfu, one.total_memory_bytes / 2**30))
+        assert one.is_feasible
+
+
+def test_the_frontier_has_the_layouts_that_none_beats_in_both(pricer):
+    sizes, table = frontier(dataclasses.replace(pricer, machines=read_machines("24xh100-80"),
+                                                training=Training(dense(), 8192, 48)))  # fmt: skip
+    assert sizes["n_gpus"].tolist()[-3:] == [8, 16, 24]
+    assert sizes["tokens_per_s"].is_monotonic_increasing
+    assert ((sizes["low"] < sizes["tokens_per_s"]) & (sizes["tokens_per_s"] < sizes["high"])).all()
+    for row in table.to_dict("records"):
+        beaten = (table["step_s"] < row["step_s"]) & (table["memory_gib"] <= row["memory_gib"])
+        assert row["is_pareto"] != beaten.any() or (table["step_s"] == row["step_s"]).sum() > 1
+
+
+@pytest.mark.xdist_group("figures")
+def test_the_figure_shows_both_tables_and_is_the_same_each_time(pricer, tmp_path):
+    sizes, table = frontier(pricer)
+    figure = plot_frontier(sizes, table, 80.0, "predicted")
+    left, right = figure.axes
+    drawn = next(line for line in left.lines if line.get_marker() == "o")
+    assert drawn.get_xydata().tolist() == sizes[["n_gpus", "tokens_per_s"]].to_numpy(float).tolist()
+    front = next(line for line in right.lines if line.get_marker() == "s")
+    near = table[table["is_pareto"] & (table["step_s"] <= 2 * table["step_s"].min())]
+    assert front.get_xydata().tolist() == near[["step_s", "memory_gib"]].to_numpy(float).tolist()
+    for kind in ("png", "svg", "pdf"):
+        write_figure(plot_frontier(sizes, table, 80.0, "predicted"), tmp_path / f"a.{kind}")
+        write_figure(plot_frontier(sizes, table, 80.0, "predicted"), tmp_path / f"b.{kind}")
+        first = (tmp_path / f"a.{kind}").read_bytes()
+        assert len(first) > 2000 and first == (tmp_path / f"b.{kind}").read_bytes()
+    with pytest.raises(InputError, match=r"c\.jpg: suffix '\.jpg'; expected a file that ends in"):
+        write_figure(figure, tmp_path / "c.jpg")
+
+
+# --- The command line ---
+
+
+def ran(*words):
+    done = CliRunner().invoke(main, list(words))
+    return done.exit_code, done.output
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    """Make a folder with a model, a cluster, and four rows: one after a blank line, the last wrong."""
+    monkeypatch.chdir(tmp_path)
+    config = {
+        "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 5120,
+        "vocab_size": 128256, "num_hidden_layers": 48, "num_attention_heads": 40, "num_key_value_heads": 8,
+        "intermediate_size": 17408, "tie_word_embeddings": False,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "ours.toml").write_text('device = "h100-80"\nn_gpus = 64\nnetwork_gb_per_s = 25\n')
+    (tmp_path / "measured.csv").write_text(
+        "n_gpus,layout,step_s\n64,tp4 pp2 mb1,9.1\n64,tp8 mb1,10.4\n\n64,tp2 pp4 mb1 recompute=full,11.3\n"
+        "64,tp2 pp4 mb1,14\n"
+    )
+    return tmp_path
+
+
+OWN = ("config.json", "ours.toml", *RUN)
+
+
+def test_calibrate_names_the_wrong_line_and_the_next_layout(files):
+    code, text = ran("calibrate", *OWN, "--measured", "measured.csv")
+    assert code == 0, text
+    assert "refined by 4 rows of your own" in text
+    assert "Line 6 contradicts the others: 14 s, where they lead to expect" in text
+    assert "Measure next; two of the" in text
+    code, text = ran("calibrate", *OWN, "--measured", "measured.csv", "--json")
+    found = json.loads(text)
+    assert code == 0
+    assert [row["line"] for row in found["rows"]] == [2, 3, 5, 6]
+    assert found["contradicting_lines"] == [6]
+    assert len(found["to_measure"]) == 3
+    assert found["to_measure"][0]["spread"] < found["spread_of_comparisons"]
+
+
+def test_calibrate_without_rows_says_what_to_measure_first(files):
+    code, text = ran("calibrate", *OWN)
+    assert code == 0
+    assert "Measure next" in text
+    assert "What each row taught" not in text
+
+
+def test_a_single_row_and_two_rows_are_judged_with_care(files):
+    lines = ["n_gpus,layout,step_s", "64,tp4 pp2 mb1,40", "64,tp8 mb1,10.4"]
+    (files / "one.csv").write_text("\n".join(lines[:2]) + "\n")
+    assert (
+        "Line 2 contradicts what published rows lead to expect: check its unit"
+        in ran("calibrate", *OWN, "--measured", "one.csv")[1]
+    )
+    (files / "two.csv").write_text("\n".join(lines) + "\n")
+    assert "Lines 2 and 3 contradict each other" in ran("calibrate", *OWN, "--measured", "two.csv")[1]
+
+
+def test_validate_compares_predictions_with_rows(files):
+    code, text = ran("validate", *OWN, "--measured", "measured.csv", "--output", "errors.csv")
+    assert code == 0, text
+    table = pd.read_csv("errors.csv")
+    assert table["line"].tolist() == [2, 3, 5, 6]
+    assert (table["before_error"] < 0).all()
+    assert "mean of sizes" in text
+    done = CliRunner().invoke(main, ["validate", *OWN, "--measured", "measured.csv", "--output", "-"])
+    assert done.exit_code == 0
+    pd.testing.assert_frame_equal(pd.read_csv(io.StringIO(done.stdout)), table)
+    assert "mean of sizes" in done.stderr
+    code, text = ran("validate", *OWN, "--measured", "measured.csv", "--json")
+    assert len(json.loads(text)) == 4
+
+
+def test_explain_prints_what_plan_does_of_one_layout(files):
+    words = ("tp4 pp2 mb1", "--measured", "measured.csv")
+    explained = ran("explain", "config.json", "ours.toml", *words, *RUN)
+    assert explained == ran("plan", *OWN, "--layout", *words)
+    assert explained[0] == 0 and "Where the time goes:" in explained[1]
+    # A name that both know: the cluster tells them apart.
+    assert "4 x a100-80" in ran("explain", "llama2-7b", "4xa100-80", "tp2 mb1")[1]
+    assert "emulated, not measured" in ran("explain", "llama2-7b", "244", "8888")[1]
+
+
+def test_emulate_writes_the_steps_of_all_layouts(files):
+    code, text = ran("emulate", *OWN, "--output", "steps", "--json")
+    assert code == 0, text
+    (made,) = json.loads(text)
+    table = pd.read_csv(made["path"])
+    assert len(table) == made["n_rows"] > 500
+    assert {"n_gpus", "layout", "step_s", "low_s", "high_s", "memory_gib"} <= set(table)
+    # The first three columns are a file of measured rows.
+    table[["n_gpus", "layout", "step_s"]].to_csv("rows.csv", index=False)
+    training = Training(read_model("config.json"), 8192, 256)
+    assert len(read_measured("rows.csv", training, read_machines("ours.toml"))) == len(table)
+
+
+@pytest.mark.parametrize("kind", ["png", "svg", "pdf"])
+def test_plan_draws_the_frontier(files, kind):
+    code, text = ran("plan", *OWN, "--plot", f"frontier.{kind}", "--csv")
+    assert code == 0, text
+    assert pd.read_csv(io.StringIO(text))["expected_regret"].is_monotonic_increasing
+    start = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}[kind]
+    assert (files / f"frontier.{kind}").read_bytes().startswith(start)
+
+
+def test_plan_shows_what_was_measured(files):
+    (files / "fast.csv").write_text("n_gpus,layout,step_s\n64,tp4 pp2 mb1,6.1\n64,tp8 mb1,9\n")
+    code, text = ran("plan", *OWN, "--measured", "fast.csv", "--top", "2")
+    assert code == 0
+    assert "measured at 6.1 s" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("calibrate", *OWN, "--holdout", "bert"), "--holdout is an option for the emulator; it does not go"),
+        (("calibrate", *OWN, "--output", "a.toml"), "--output is an option for the emulator"),
+        (("calibrate", ".", "--seq", "8"), "--seq is an option for a MODEL and a CLUSTER of your own"),
+        (("calibrate", *OWN, "--measured", "no.csv"), "no.csv"),
+        (("calibrate", "config.json", "8xh1"), "unknown device 'h1'"),
+        (("validate", *OWN), "expected --measured, a CSV of measured steps"),
+        (("explain", "llama7", "244", "8888", "--batch", "8"), "--batch is an option for a MODEL and"),
+        (("explain", "config.json", "ours.toml", "tp3"), "64 GPUs are not a multiple"),
+        (("explain", "config.json", "ours.toml", "tp2", "--exact"), "--exact is an option for the emulator"),
+        (("explain", "config.json", "nowhere.toml", "tp2"), "nowhere.toml: no such file"),
+        (("emulate", "config.json", "--output", "out"), "MODEL 'config.json' has no CLUSTER"),
+        (("emulate", *OWN, "--noise", "0.1", "--output", "out"), "--noise is an option for the emulator"),
+        (("plan", *OWN, "--plot", "a.gif"), "a.gif: suffix '.gif'; expected a file that ends in"),
+        (("plan", *OWN, "--plot", "a"), "a: no suffix; expected"),
+        (("plan", *OWN, "--plot", "a.png", "--layout", "tp2"), "expected it without --layout"),
+    ],
+)
+def test_a_mistake_is_one_line_and_leaves_no_file(files, words, said):
+    before = set(files.iterdir())
+    code, text = ran(*words)
+    assert code == 2
+    assert said in text
+    assert len(text.strip().splitlines()) == 1
+    assert set(files.iterdir()) == before
+
+
+def test_measured_ties_leave_nothing_to_measure():
+    alone = Pricer(Training(dense(2), 512, 1), read_machines("1xh100-80"), software("fsdp"))
+    found = plan(alone, 1000)
+    rows = [(alone.training, one.layout, alone.machines, one.step_s) for one in found.best]
+    assert len(rows) == found.n_feasible < 10
+    advice = advise(alone, rows)
+    assert advice.to_measure.empty
+    assert advice.contradicting == ()
+    assert len(advise(alone, []).to_measure) > 0
