@@ -453,3 +453,107 @@ def read_measured(path: str | Path, training: Training, machines: Machines) -> l
             raise TraceError(f"{where}: row {number}: {error}") from None
         if not _LEAST_MFU <= share <= 1:
             raise TraceError(
+                f"{where}: row {number}: a step of {step_s:g} s is {100 * share:.2g} % of the peak of "
+                f"{n_gpus} GPUs; expected {100 * _LEAST_MFU:g} to 100 %, and seconds per step"
+            )
+        for other, (*same, other_s) in enumerate(found, start=1):
+            if same == [run, layout, there] and max(step_s, other_s) > _MOST_SCATTER * min(step_s, other_s):
+                raise TraceError(
+                    f"{where}: row {number}: {step_s:g} s, but row {other} has {other_s:g} s for the "
+                    f"same run; expected times within a factor of {_MOST_SCATTER}"
+                )
+        found.append((run, layout, there, step_s))
+    if not found:
+        raise TraceError(f"{where}: has no row; expected measured steps")
+    return found
+
+
+def _positive(cells: Mapping[str, str], where: str, row: int, name: str, kind: Callable[[str], Any]) -> Any:
+    """Return a cell as a positive number; raises `TraceError` with its place."""
+    text = cells.get(name, "")
+    try:
+        value = kind(text)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value > 0):
+        accepted = "a whole number >= 1" if kind is int else "a number above 0"
+        raise cell_error(where, row, name, text, accepted)
+    return value
+
+
+def calibrated_by(pricer: Pricer, measured: Sequence[MeasuredStep]) -> Pricer:
+    """Return a pricer refined by measured steps [s] of the same model, stack and cluster."""
+    if not measured:
+        return replace(pricer, calibrated=uncalibrated(), measured=())
+    step_s = np.array([step_s for *_, step_s in measured])
+    calibrated = calibrate_rows(*pricer._known(measured), step_s)
+    return replace(pricer, calibrated=calibrated, measured=tuple(measured))
+
+
+def describe(one: Priced) -> dict[str, Any]:
+    """Return a priced layout as plain values, ready for JSON."""
+    return {
+        "layout": one.layout.text,
+        "dp": one.layout.dp,
+        "step_s": one.step_s,
+        "interval_90_s": [one.low_s, one.high_s],
+        "tokens_per_s_per_gpu": one.tokens_per_s_per_gpu,
+        "mfu": one.mfu,
+        "usd_per_million_tokens": None
+        if math.isnan(one.usd_per_million_tokens)
+        else one.usd_per_million_tokens,
+        "memory_bytes": one.memory_bytes,
+        "terms_s": {name: value for name, value in one.terms_s.items() if value > 0},
+    }
+
+
+def size_clusters(
+    training: Training,
+    kind: str,
+    stack: Software,
+    *,
+    tokens: float,
+    most_gpus: int,
+    usd_per_gpu_hour: float = 0.0,
+) -> pd.DataFrame:
+    """Return how long a run takes and what it costs on growing numbers of devices.
+
+    Parameters
+    ----------
+    tokens
+        Tokens to train on.
+    kind, most_gpus
+        Key of the device, and the most of them; numbers are powers of two.
+    usd_per_gpu_hour
+        Price; 0 for none.
+
+    Returns
+    -------
+    pandas.DataFrame
+        One row per number of devices on which the model fits, with its best layout, days with their interval,
+        and cost (NaN without a price).
+    """
+    rows = []
+    n_gpus = 1
+    while n_gpus <= most_gpus:
+        machines = replace(read_machines(f"{n_gpus}x{kind}"), usd_per_gpu_hour=usd_per_gpu_hour)
+        try:
+            best = plan(Pricer(training, machines, stack), 1).best[0]
+        except InfeasiblePlanError:  # too small for the model, or more devices than the batch has samples
+            n_gpus *= 2
+            continue
+        days = tokens / training.tokens_per_step * best.step_s / (24 * HOUR)
+        rows.append(
+            {
+                "n_gpus": n_gpus,
+                "days": days,
+                "low_days": days * best.low_s / best.step_s,
+                "high_days": days * best.high_s / best.step_s,
+                "tokens_per_s_per_gpu": best.tokens_per_s_per_gpu,
+                "mfu": best.mfu,
+                "usd": days * 24 * n_gpus * usd_per_gpu_hour if usd_per_gpu_hour else float("nan"),
+                "layout": best.layout.text,
+            }
+        )
+        n_gpus *= 2
+    return pd.DataFrame(rows)
