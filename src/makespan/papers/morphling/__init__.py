@@ -3,8 +3,8 @@
 `PAPER` has the options and the experiments: the performance model with Table 2 and sensitivity curves
 (`performance`), one job under changing limits (`adaptation`) and two on one node (`sharing`), real training
 runs whose plan changes (`accuracy`), and the cluster: its job lists (`job_lists`), Table 4 and the same on
-many lists (`cluster`), and what that rests on (`studies`). `page` makes the tables of the paper's page from
-results.
+many lists (`cluster`), what that rests on (`studies`), and the planner off the testbed (`public_rows`).
+`page` makes the tables of the paper's page from results.
 """
 
 from functools import partial
@@ -18,6 +18,7 @@ from makespan.papers.morphling.adaptation import Fig7
 from makespan.papers.morphling.cluster import GettingStarted, Lists, PolicyName, Table4, Time, TraceName
 from makespan.papers.morphling.job_lists import ImportedLists, JobLists, Predictions
 from makespan.papers.morphling.performance import FitModels, Sensitivity, WorkloadKey
+from makespan.papers.morphling.public_rows import PublicRows
 from makespan.papers.morphling.results_page import page as page
 from makespan.papers.morphling.sharing import Fig8
 from makespan.papers.morphling.studies import (
@@ -132,7 +133,7 @@ class Morphling(Paper):
     EXPERIMENTS = (
         *(JobLists, ImportedLists, Predictions, FitModels, Sensitivity, Fig7, Fig8, Fig9),
         *(GettingStarted, Table4, Lists, Rivals, Readings, Threads, Knowledge),
-        *(Load, LargeModels, Rounds, Scale),
+        *(Load, LargeModels, Rounds, Scale, PublicRows),
     )
     judged_cells = ("table4",)
     judges_live = True
