@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from makespan.cli import main
 from makespan.errors import InputError, MissingDataError, TraceError
 from makespan.files import read_bytes, read_text
-from makespan.studies import read_trace
+from makespan.studies import read_trace, scenario
 from makespan.traces import (
     NODE_LIST,
     JobTrace,
@@ -645,3 +645,34 @@ def test_lists_of_requests_are_simulated_from_the_command_line(options, text, tm
     )
     assert done.exit_code == 0, done.output
     assert "GPU-hours read" in done.output
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ('[{"status": "Pass", "vc": "v"}]\n', "philly"),
+        ("j1,i1,u1,Terminated,494400.0,498000.0\n", "pai"),
+        ("ResNet-18 (batch size 32)\tpython3 main.py\t--num_steps\t1\t1000\t1\t-1\t0\n", "gavel"),
+    ],
+)
+def test_lists_without_a_header_name_the_format_to_choose(tmp_path, text, named):
+    path = tmp_path / "list"
+    path.write_text(text)
+    with pytest.raises(TraceError, match=rf"\(--format {named}\)"):
+        read_jobs(path)
+
+
+def test_cancelled_jobs_are_kept_on_request(tmp_path):
+    path = tmp_path / "acme.csv"
+    path.write_text(
+        "job_id,gpu_num,state,submit_time,start_time,end_time\n"
+        "a,8,COMPLETED,2023-03-01 08:00:00,2023-03-01 08:00:30,2023-03-01 09:00:30\n"
+        "b,8,CANCELLED,2023-03-01 08:00:00,2023-03-01 08:00:30,2023-03-01 10:00:30\n"
+    )
+    for keep, kept in ((False, ["a"]), (True, ["a", "b"])):
+        given = scenario(path, file_format="helios", keep_cancelled=keep)
+        assert [job.job_id for job in given.jobs] == kept
+    with pytest.raises(InputError, match="does not say which jobs were cancelled; leave keep_cancelled out"):
+        scenario(path, file_format="spot", keep_cancelled=True)
+    with pytest.raises(InputError, match="naive does not say which jobs were cancelled"):
+        scenario("naive", keep_cancelled=True)

@@ -294,6 +294,11 @@ _LIST = (
         **SECONDS | {"type": real(10**9, "32 years", above=True)},
     ),
     click.option(
+        "--keep-cancelled",
+        is_flag=True,
+        help="Formats philly and helios: keep jobs that their user cancelled, which held GPUs too.",
+    ),
+    click.option(
         "--keep",
         type=click.Choice(["durations", "work"]),
         show_default="work of lists that state steps, durations of others",

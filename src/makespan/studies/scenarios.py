@@ -127,6 +127,7 @@ FORMATS = (
 """Formats of traces; only jobs of the first two name workloads known here."""
 _PAI_TASKS, _GAVEL_THROUGHPUTS = "pai_task_table.csv", "simulation_throughputs.json"
 _WITH_SECOND_FILE = ("pai", "gavel")
+_WITH_CANCELLED = {"philly": read_philly_jobs, "helios": read_helios_jobs}
 _PACKED = (".gz", ".bz2", ".xz", ".zst", ".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 _NAMING = {"auto": read_jobs, "morphling": read_morphling_jobs}  # lists that name what jobs train
 _READERS: Mapping[str, Callable[[Path], JobTrace | RequestTrace]] = {
@@ -148,6 +149,7 @@ def read_trace(
     epoch_time_s: float | None = None,
     batch_of: Callable[[str], int | None] | None = None,
     profiles: Callable[[str], Profile] | None = None,
+    keep_cancelled: bool = False,
 ) -> JobTrace | RequestTrace:
     """Read a trace.
 
@@ -168,6 +170,8 @@ def read_trace(
         Formats auto and morphling: global batch of measured workloads, see `makespan.traces.read_jobs`.
     profiles
         Format pollux: profile of an application, see `makespan.traces.read_profiled_jobs`.
+    keep_cancelled
+        Formats philly and helios: keep jobs that their user cancelled; they held GPUs too.
 
     Returns
     -------
@@ -182,7 +186,9 @@ def read_trace(
     """
     place = Path(path)
     if file_format in FORMATS:
-        refuse_unused(f"{path}: format {file_format!r}", file_format, tasks, epoch_time_s)
+        refuse_unused(f"{path}: format {file_format!r}", file_format, tasks, epoch_time_s, keep_cancelled)
+    if keep_cancelled:
+        return _WITH_CANCELLED[file_format](place, keep_cancelled=True)
     if file_format == "pollux" and profiles is not None:
         return read_profiled_jobs(place, profiles)
     if file_format in _NAMING:
@@ -217,7 +223,9 @@ def read_trace(
     return request_trace(requests, str(place), before=extended)
 
 
-def refuse_unused(what: str, file_format: str, tasks: Path | None, epoch_time_s: float | None) -> None:
+def refuse_unused(
+    what: str, file_format: str, tasks: Path | None, epoch_time_s: float | None, keep_cancelled: bool
+) -> None:
     """Raise `InputError` for an argument of `read_trace` without effect; ``what`` names the trace."""
     if tasks is not None and file_format not in _WITH_SECOND_FILE:
         accepted = "leave tasks out (--tasks), or choose format pai or gavel"
@@ -225,6 +233,9 @@ def refuse_unused(what: str, file_format: str, tasks: Path | None, epoch_time_s:
     if epoch_time_s is not None and file_format != "easyscale":
         accepted = "leave epoch_time_s out (--epoch-time), or choose format easyscale"
         raise InputError(f"{what} states no epochs, got epoch_time_s {epoch_time_s}; {accepted}")
+    if keep_cancelled and file_format not in _WITH_CANCELLED:
+        accepted = "leave keep_cancelled out (--keep-cancelled), or choose format philly or helios"
+        raise InputError(f"{what} does not say which jobs were cancelled; {accepted}")
 
 
 def _beside(path: Path, name: str) -> Path:
@@ -359,6 +370,7 @@ def scenario(
     recorded_on: str | None = None,
     too_large: TooLarge = "drop",
     placement: PlacementRule = "best-fit",
+    keep_cancelled: bool = False,
 ) -> Scenario:
     """Assemble a scenario: read or generate the jobs, load throughput, check that every job can run.
 
@@ -398,6 +410,8 @@ def scenario(
     placement
         Nodes that policies prefer among those with enough free GPUs: ``best-fit``, those with the fewest,
         which keeps whole nodes free, or ``worst-fit``, those with the most, which spreads jobs.
+    keep_cancelled
+        As for `read_trace`.
 
     Raises
     ------
@@ -406,7 +420,9 @@ def scenario(
     """
     place = site(cluster_name, n_nodes, gpus_per_node, gpus)
     where = place.cluster
-    reader = _Reader(workload, source, file_format, n_jobs, seed, tasks, epoch_time_s, published_dir)
+    reader = _Reader(
+        workload, source, file_format, n_jobs, seed, tasks, epoch_time_s, published_dir, keep_cancelled
+    )
     throughput = _throughput(source, where, reader, measured_dir)
     choice = _Choice(keep, recorded_on, too_large)
     with _reports_printed_once():
@@ -565,6 +581,7 @@ class _Reader:
     tasks: Path | None
     epoch_time_s: float | None
     published_dir: Path | None
+    keep_cancelled: bool
 
     @property
     def name(self) -> str:
@@ -597,14 +614,14 @@ class _Reader:
                 raise InputError(
                     f"jobs in Python have no file format, got file_format {self.file_format!r}; leave it out"
                 )
-            refuse_unused("jobs", "auto", self.tasks, self.epoch_time_s)
+            refuse_unused("jobs", "auto", self.tasks, self.epoch_time_s, self.keep_cancelled)
             jobs = tuple(self.workload)
             trace = JobTrace(jobs, ReadReport("jobs", len(jobs), len(jobs)))
             return _Listed(trace, _times(source, jobs), choice.of_stated_steps("jobs"))
         path = self._path(str(self.workload))
         if path is None:
             name = str(self.workload)
-            refuse_unused(name, "auto", self.tasks, self.epoch_time_s)
+            refuse_unused(name, "auto", self.tasks, self.epoch_time_s, self.keep_cancelled)
             by = choice.of_durations(name, source, _TESTBED)
             times, most, kept = self._drawn_by(by, source, where)
             trace = generated_jobs(name, self.n_jobs, self.seed, times, max_gpus=most)
@@ -619,6 +636,7 @@ class _Reader:
             epoch_time_s=self.epoch_time_s,
             batch_of=batch_of,
             profiles=_profiles(source),
+            keep_cancelled=self.keep_cancelled,
         )
         if isinstance(requests, JobTrace):
             return _Listed(requests, _times(source, requests.jobs), choice.of_stated_steps(str(path)))

@@ -156,6 +156,14 @@ def _hint(columns: list[str]) -> str:
     for name, signature in _FOREIGN.items():
         if signature <= found:
             return f"such columns are those of format {name} (--format {name})"
+    # Formats without a header: the first line has cells of the first job.
+    first = columns[0].strip() if columns else ""
+    if first.startswith(("[", "{")):
+        return "the file is JSON, as lists of Philly are (--format philly)"
+    if any(name.startswith("python") for name in found):
+        return "a command in the first line is that of a trace of Gavel (--format gavel)"
+    if found & {"terminated", "failed", "running", "waiting"}:
+        return "a state in the first line is that of a job table of Alibaba PAI (--format pai)"
     return ""
 
 
