@@ -29,6 +29,7 @@ from makespan.perf.forms import (
     Measured as Measured,
     Points as Points,
     environment_names as environment_names,
+    environment_of as environment_of,
     load_cluster as load_cluster,
     load_environment as load_environment,
     measured_from_table as measured_from_table,

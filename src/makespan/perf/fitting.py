@@ -474,6 +474,7 @@ def fit_table(
     *,
     sampled: Bools | None = None,
     parameters: float | None = None,
+    spec: Workload | None = None,
 ) -> TableFit:
     """Sample, fit and predict the rows of one workload in a throughput table.
 
@@ -490,6 +491,8 @@ def fit_table(
         Rows to fit, (n_rows,); those of `sampling_design` if not given.
     parameters
         Number of parameters of a model that is not in the zoo.
+    spec
+        The workload itself, where it is known without being in the zoo.
 
     Raises
     ------
@@ -511,23 +514,23 @@ def fit_table(
         raise FitError(f"no observation of {key!r}; at least one row is needed for a fit")
     batch = int(kept["global_batch_size"].iloc[0])
     sizes = [1.0] if is_known else _SIZES if parameters is None else [parameters]
-    specs = [workload_of(key, batch, size) for size in sizes]
+    specs = [workload_of(key, batch, size) for size in sizes] if spec is None else [spec]
     measured = measured_from_table(kept)
     fitted = sampling_design(kept, specs[0]) if sampled is None else sampled[usable]
     # A trace does not record the limit on micro-batches. Unless the limit of the preset is at one of the
     # extremes, one sample per micro-batch is tried as well, and the better fit is kept.
     variants = []
-    for spec in specs:
-        variants.append(spec)
-        if spec.max_microbatches not in (1, spec.global_batch_size):
-            variants.append(replace(spec, max_microbatches=spec.global_batch_size))
+    for one in specs:
+        variants.append(one)
+        if one.max_microbatches not in (1, one.global_batch_size):
+            variants.append(replace(one, max_microbatches=one.global_batch_size))
     candidates = []
     for variant in variants:
         points = points_from_table(kept, variant, environment)
         result = fit(form, points.take(fitted), measured.take(fitted), environment)
         candidates.append(TableFit(result, kept, fitted, result.predict(points)))
     best = min(candidates, key=lambda candidate: candidate.fit.cost)
-    if len(sizes) > 1:
+    if len(specs) > 1:
         size = best.fit.points.workload.model.parameters
         _LOG.warning(
             "%s is not in the zoo; its times fit %.3g parameters best; pass the number if it is another",

@@ -167,6 +167,32 @@ def load_cluster(name: str) -> ClusterSpec:
     return load_environment(name).cluster if name.endswith(".toml") else cluster(name)
 
 
+_TESTBED = "a800-64"
+_EXCHANGE, _HOST_COPIES = 0.8, 0.6  # shares of a rate that exchanges and host copies reach, as of `neutral`
+
+
+def environment_of(spec: ClusterSpec) -> Environment:
+    """Return constants and priors for a cluster of equal nodes on which nothing has been measured.
+
+    Bandwidths are those of its links, at the shares that no measured row has influenced; all other values are
+    the medians of the neutral priors.
+    """
+    base, node = load_environment(_TESTBED), spec.node
+    link_rate = _EXCHANGE * node.intra_bandwidth_bytes_per_s
+    card_rate = _EXCHANGE * node.nic_bandwidth_bytes_per_s * spec.network.bandwidth_factor
+    values = {name: prior.median for name, prior in base.neutral.items()} | {
+        "flat_bandwidth_bytes_per_s": card_rate,
+        "intra_bandwidth_bytes_per_s": link_rate,
+        "nic_bandwidth_bytes_per_s": card_rate,
+        "pcie_bandwidth_bytes_per_s": _HOST_COPIES * node.pcie_bandwidth_bytes_per_s,
+        "tp_bandwidth_bytes_per_s": link_rate,
+        "tp_inter_bandwidth_bytes_per_s": card_rate / _EXCHANGE,
+        "p2p_bandwidth_bytes_per_s": card_rate,
+    }
+    nothing: Mapping[str, Any] = MappingProxyType({})
+    return replace(base.with_shared(values), name=spec.name, cluster=spec, neutral=nothing, without=nothing)
+
+
 @cache
 def _from_presets(name: str) -> Environment:
     entry = preset_entry(_PACKAGE, "environments", "environment", name)

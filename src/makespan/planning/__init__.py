@@ -51,8 +51,9 @@ from makespan.planning.machines import (
     device as device,
     device_names as device_names,
     read_machines as read_machines,
+    read_pools as read_pools,
 )
-from makespan.planning.memory import COMPONENTS as COMPONENTS, memory_table as memory_table
+from makespan.planning.memory import COMPONENTS as COMPONENTS, fits as fits, memory_table as memory_table
 from makespan.planning.pricing import (
     MeasuredStep as MeasuredStep,
     Plans as Plans,
@@ -61,6 +62,7 @@ from makespan.planning.pricing import (
     calibrated_by as calibrated_by,
     describe as describe,
     feasible_table as feasible_table,
+    layouts as layouts,
     plan as plan,
     read_measured as read_measured,
     size_clusters as size_clusters,

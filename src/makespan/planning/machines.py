@@ -175,9 +175,10 @@ class Machines:
                     f"{most:g}, in the unit of its name"
                 )
 
-    def with_gpus(self, n_gpus: int) -> "Machines":
-        """Return the cluster with another number of devices."""
-        return replace(self, n_gpus=n_gpus, name=f"{n_gpus}x{self.device.name}")
+    def with_gpus(self, n_gpus: int, gpus_per_node: int | None = None) -> "Machines":
+        """Return the cluster with another number of devices, and perhaps with fewer in each node."""
+        per_node = self.gpus_per_node if gpus_per_node is None else gpus_per_node
+        return replace(self, n_gpus=n_gpus, gpus_per_node=per_node, name=f"{n_gpus}x{self.device.name}")
 
 
 _SHORT = re.compile(r"(\d+)\s*x\s*([A-Za-z][\w.-]*)")
@@ -205,29 +206,78 @@ def read_machines(source: str | Path) -> Machines:
         kind, n_gpus = device(short[2]), int(short[1])
         return Machines(str(source), kind, n_gpus, gpus_per_node=min(kind.gpus_per_node, max(n_gpus, 1)))
     path = Path(source)
+    return _machines(_read_file(path, source), path.stem, str(path))
+
+
+def read_pools(source: str | Path) -> tuple[Machines, ...]:
+    """Return the parts of a cluster with one type of device each, from a short text or a TOML file.
+
+    Each is named after its device. A text such as ``32xh100-80+32xa100-80`` joins parts by ``+``. A file of
+    several parts has a table ``[[machines]]`` for each, with the fields of `read_machines` and, where two
+    parts have the same device on different links, a ``name`` for the type.
+
+    Raises
+    ------
+    InputError
+        As of `read_machines`, or two parts have the same name.
+    """
+    text = str(source).strip()
+    parts = text.split("+")
+    if all(_SHORT.fullmatch(part.strip()) for part in parts):
+        pools = tuple(replace(one, name=one.device.name) for one in map(read_machines, parts))
+    else:
+        path = Path(source)
+        entry = _read_file(path, source)
+        listed = entry.get("machines", [entry])
+        if not (isinstance(listed, list) and listed and all(isinstance(one, dict) for one in listed)):
+            raise InputError(f"{path}: expected the fields of a cluster, or tables [[machines]] with them")
+        if "machines" in entry and len(entry) > 1:
+            other = next(key for key in entry if key != "machines")
+            raise InputError(
+                f"{path}: {other} stands beside [[machines]]; expected it in each of these tables"
+            )
+        pools = tuple(
+            _machines(
+                {key: value for key, value in one.items() if key != "name"},
+                str(one.get("name", one.get("device"))),
+                f"{path}: machines {number}" if len(listed) > 1 else str(path),
+            )
+            for number, one in enumerate(listed, start=1)
+        )
+    names = [one.name for one in pools]
+    if again := next((name for name in names if names.count(name) > 1), ""):
+        raise InputError(f"{source}: two parts are called {again!r}; expected a name for each (name = ...)")
+    return pools
+
+
+def _read_file(path: Path, source: str | Path) -> dict[str, Any]:
     if not path.is_file():
         raise InputError(
             f"{source}: no such file; expected a TOML file of a cluster, or a text such as 64xh100-80, with "
             f"one of the devices {', '.join(device_names())}"
         )
-    entry = read_toml(path, "a cluster")
+    return read_toml(path, "a cluster")
+
+
+def _machines(entry: dict[str, Any], name: str, where: str) -> Machines:
+    """Return the machines of a table with the fields of a file; ``where`` names it in messages."""
     if unknown := set(entry) - _OF_DEVICE - _OF_CLUSTER - {"device"}:
-        raise InputError(f"{path}: {unknown_name('field', sorted(unknown)[0], _OF_DEVICE | _OF_CLUSTER)}")
+        raise InputError(f"{where}: {unknown_name('field', sorted(unknown)[0], _OF_DEVICE | _OF_CLUSTER)}")
     if missing := {"device", "n_gpus"} - set(entry):
-        raise InputError(f"{path}: {sorted(missing)[0]} is missing; expected device and n_gpus")
+        raise InputError(f"{where}: {sorted(missing)[0]} is missing; expected device and n_gpus")
     for key, value in entry.items():
         if key not in ("device", "source", "evidence", "products", "attention", "peak_tflop_per_s") and (
             isinstance(value, bool) or not isinstance(value, int | float)
         ):
-            raise InputError(f"{path}: {key} is {value!r}; expected a number")
+            raise InputError(f"{where}: {key} is {value!r}; expected a number")
     base = preset_entry(_PACKAGE, "devices", "device", str(entry["device"]))
     own = {key: value for key, value in entry.items() if key in _OF_DEVICE}
     try:
         kind = _device(str(entry["device"]), {**base, **own})
         settings = {key: value for key, value in entry.items() if key in _OF_CLUSTER}
         settings.setdefault("gpus_per_node", kind.gpus_per_node)
-        return Machines(path.stem, kind, **settings)
+        return Machines(name, kind, **settings)
     except (TypeError, ValueError, AttributeError) as error:
-        raise InputError(f"{path}: {error}") from None
+        raise InputError(f"{where}: {error}") from None
     except InputError as error:
-        raise InputError(f"{path}: {error}") from None
+        raise InputError(f"{where}: {error}") from None

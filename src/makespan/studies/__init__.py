@@ -15,7 +15,12 @@ from makespan.studies.catalogue import (
     predicted_catalogue as predicted_catalogue,
     predictions as predictions,
 )
-from makespan.studies.clusters import read_cluster as read_cluster, resized as resized
+from makespan.studies.clusters import (
+    read_cluster as read_cluster,
+    resized as resized,
+    site as site,
+    with_models as with_models,
+)
 from makespan.studies.runs import (
     Attempt as Attempt,
     Demand as Demand,

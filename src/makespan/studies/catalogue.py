@@ -19,7 +19,7 @@ import pandas as pd
 from makespan.errors import InputError, TraceError, unknown_name
 from makespan.hardware import ClusterSpec, NodeSpec
 from makespan.numerics import significant
-from makespan.perf import Environment, Learner, load_environment, points_from_table
+from makespan.perf import Environment, Learner, fit_table, load_environment, points_from_table
 from makespan.plans import (
     Placement,
     memory_estimate,
@@ -29,8 +29,12 @@ from makespan.plans import (
 from makespan.sim import Catalogue, Configuration, Devices
 from makespan.tables import ON_DEMAND, PREDICTIONS, THROUGHPUT, cached_table
 from makespan.throughput import (
+    fitted_workload,
+    is_planned,
     placement_order,
+    planned_workload,
     reference_plan,
+    sampled_plans,
 )
 from makespan.workloads import JobSpec, is_in_zoo, workload_of
 
@@ -367,11 +371,11 @@ PREDICTION_MODES: tuple[PredictionMode, ...] = ("sampled", "requests", "exact")
 _PAIR = ["exec_plan", "placement", "cpu_threads"]
 _PREDICTED_BY = (
     "makespan.perf", "makespan.plans", "makespan.workloads", "makespan.hardware", "makespan.least_squares",
-    "makespan.numerics", __name__,
+    "makespan.numerics", "makespan.throughput.planned", __name__,
 )  # fmt: skip
 
 
-def predictions(tables: Mapping[str, pd.DataFrame], cluster: str, form: str) -> pd.DataFrame:
+def predictions(tables: Mapping[str, pd.DataFrame], cluster: str | Environment, form: str) -> pd.DataFrame:
     """Predict the time of every pair of plan and placement, and mark the times that are known beforehand.
 
     Known are the rows to which the performance model is fitted.
@@ -381,14 +385,15 @@ def predictions(tables: Mapping[str, pd.DataFrame], cluster: str, form: str) -> 
     tables
         Throughput table (schema `makespan.tables.THROUGHPUT`) by workload.
     cluster, form
-        Name of the cluster whose constants enter the performance model, and form of the model.
+        Cluster whose constants enter the performance model, by name or as its environment, and form of the
+        model.
 
     Returns
     -------
     pandas.DataFrame
         Schema `makespan.tables.PREDICTIONS`, one row per feasible row of the tables.
     """
-    environment = load_environment(cluster)
+    environment = load_environment(cluster) if isinstance(cluster, str) else cluster
     parts = []
     for table in tables.values():
         rows = table[table["feasible"]].reset_index(drop=True)
@@ -409,13 +414,18 @@ def _fitted(rows: pd.DataFrame, environment: Environment, form: str) -> pd.DataF
     Rows computed on demand are predicted but never sampled, so that a request of one job does not change
     what policies believe of all others.
     """
-    in_table = (rows["provenance"] != ON_DEMAND).to_numpy(dtype=bool)
-    learner = Learner.from_table(rows[in_table], form, environment)
-    fit = learner.fit()
+    key = str(rows["workload"].iloc[0])
+    if is_planned(key):
+        is_sampled, spec = sampled_plans(rows), fitted_workload(planned_workload(key))
+        fit = fit_table(rows, key, form, environment, sampled=is_sampled, spec=spec).fit
+    else:
+        in_table = (rows["provenance"] != ON_DEMAND).to_numpy(dtype=bool)
+        learner = Learner.from_table(rows[in_table], form, environment)
+        fit = learner.fit()
+        is_sampled = np.zeros(len(rows), dtype=bool)
+        is_sampled[in_table] = [bool(reason) for reason in learner.reasons]
     points = points_from_table(rows, fit.points.workload, environment)
     computing, moving = fit.busy_shares(points)
-    is_sampled = np.zeros(len(rows), dtype=bool)
-    is_sampled[in_table] = [bool(reason) for reason in learner.reasons]
     times_s = rows["iter_time_s"].to_numpy(dtype=np.float64)
     return rows[["workload", *_PAIR]].assign(
         predicted_iter_time_s=np.where(is_sampled, times_s, significant(fit.predict(points))),

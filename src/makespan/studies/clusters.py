@@ -6,30 +6,55 @@ at a time.
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pandas as pd
 
-from makespan.errors import InputError, MissingDataError, UnknownNameError
-from makespan.hardware import ClusterSpec, Network, NodeSpec, cluster, cluster_names, homogeneous
-from makespan.perf import environment_names, load_environment
+from makespan.errors import (
+    InfeasiblePlanError,
+    InputError,
+    MakespanError,
+    MissingDataError,
+    UnknownNameError,
+)
+from makespan.hardware import (
+    ClusterSpec,
+    Gpu,
+    Network,
+    NodeSpec,
+    cluster,
+    cluster_names,
+    homogeneous,
+    node as node_named,
+)
+from makespan.perf import Environment, environment_names, environment_of, load_environment
+from makespan.planning import Machines, device, device_names, read_pools
 from makespan.studies.catalogue import TableCatalogue, joined_catalogue, measured_catalogue
-from makespan.throughput import ThroughputSource
+from makespan.throughput import PlannedSource, ThroughputSource, is_planned
 from makespan.traces import Finding, ReadReport, read_nodes
+from makespan.units import GB
 
 _MAX_NODES, _MAX_GPUS = 10_000, 1_024
 _KNOWN_GPUS = {"v100m32": "v100-32", "p100": "p100-16", "t4": "t4-16"}
 """Types of GPU as openb and PAI spell them, if only one device of the catalogue can be meant."""
 
 
+_HOST = "h200"  # node whose CPU threads, memory and host links stand for those of clusters from a file
+_AS_PLANNED = {"h200-141": "h200"}  # devices that the planning catalogue calls otherwise
+
+
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A cluster, the environment whose constants hold there, if any, and the report of its list."""
+    """A cluster, the environment whose constants hold there, if any, and the report of its list.
+
+    ``machines`` says what the devices of a cluster from a file sustain, by type.
+    """
 
     cluster: ClusterSpec
-    environment: str | None
+    environment: str | Environment | None
     report: str = ""
+    machines: Mapping[str, Machines] = field(default_factory=dict)
 
 
 def site(
@@ -38,10 +63,16 @@ def site(
     gpus_per_node: int | None = None,
     gpus: Mapping[str, str] | None = None,
 ) -> Site:
-    """Return the site for the name of a cluster, a list of nodes, or a cluster itself.
+    """Return the site for the name of a cluster, a file of nodes or machines, or a cluster itself.
 
     Arguments are as for `makespan.scenario`.
     """
+    if not isinstance(given, ClusterSpec) and _is_of_machines(str(given)):
+        if gpus:
+            raise InputError(
+                f"cluster {given!s} names its devices; gpus (--gpu-as) is for lists of nodes only"
+            )
+        return _planned_site(given, n_nodes, gpus_per_node)
     if isinstance(given, str) and given in cluster_names():
         if gpus:
             raise InputError(
@@ -58,6 +89,98 @@ def site(
     alike = (name for name in environment_names() if load_environment(name).node == given.nodes[0])
     environment = next(alike, None) if given.is_homogeneous else None
     return Site(resized(given, n_nodes, gpus_per_node), environment, report)
+
+
+def _is_of_machines(text: str) -> bool:
+    """Return True for a file or a text that `makespan.planning.read_pools` reads."""
+    return Path(text).suffix == ".toml" or (text[:1].isdigit() and "x" in text and not Path(text).suffix)
+
+
+def _planned_site(given: str | Path, n_nodes: int | None, gpus_per_node: int | None) -> Site:
+    """Return the site of machines from a file or a text; what it lacks of hosts is that of another node."""
+    parts, host = read_pools(given), node_named(_HOST)
+    nodes: list[NodeSpec] = []
+    for part in parts:
+        kind = part.device
+        gpu = Gpu(
+            name=part.name,
+            peak_flop_per_s=tuple(sorted((key, peak * 1e12) for key, peak in kind.peak_tflop_per_s.items())),
+            memory_bytes=kind.memory_bytes + host.gpu.reserved_bytes,
+            memory_bandwidth_bytes_per_s=kind.memory_gb_per_s * GB,
+            reserved_bytes=host.gpu.reserved_bytes,
+            launch_gap_s=host.gpu.launch_gap_s,
+            memory_efficiency=host.gpu.memory_efficiency,
+            source=kind.source,
+        )
+        count, rest = divmod(part.n_gpus, part.gpus_per_node)
+        for n_gpus, times in ((part.gpus_per_node, count), (rest, 1)):
+            if n_gpus and times:
+                like = _with_gpus(host, n_gpus)
+                node = replace(
+                    like,
+                    name=f"{n_gpus} x {part.name}",
+                    gpu=gpu,
+                    intra_bandwidth_bytes_per_s=kind.link_gb_per_s * GB,
+                    intra_latency_s=part.link_latency_s,
+                    nic_bandwidth_bytes_per_s=kind.network_gb_per_s * GB,
+                )
+                nodes += [node] * times
+    network = Network(latency_s=max(part.network_latency_s for part in parts))
+    text = str(given)
+    name = Path(text).stem if Path(text).suffix == ".toml" else text
+    where = resized(ClusterSpec(name, tuple(nodes), network), n_nodes, gpus_per_node)
+    environment = environment_of(where) if where.is_homogeneous else None
+    return Site(where, environment, machines={part.name: part for part in parts})
+
+
+def with_models(source: ThroughputSource, place: Site, keys: Iterable[str]) -> ThroughputSource:
+    """Return a source that has the models of the user among some workloads, too; itself if there are none.
+
+    Raises
+    ------
+    InputError
+        The planning catalogue lacks a type of GPU of the cluster.
+    """
+    asked = list(keys)
+    if not any(map(is_planned, asked)):
+        return source
+    is_alone = all(map(is_planned, asked))
+    parts = pools(place.cluster)
+    made = {
+        gpu_type: PlannedSource(
+            source.parts[gpu_type] if isinstance(source, TypedSource) else source,
+            place.machines.get(gpu_type) or _machines_of(pool),
+            pool,
+            is_alone,
+        )
+        for gpu_type, pool in parts.items()
+    }
+    return TypedSource(made) if len(made) > 1 else next(iter(made.values()))
+
+
+def _machines_of(pool: ClusterSpec) -> Machines:
+    """Return the machines of equal nodes: the device of that name on the links of the node."""
+    node = pool.node
+    name = _AS_PLANNED.get(node.gpu_type, node.gpu_type)
+    if name not in device_names():
+        raise InputError(
+            f"cluster {pool.name!r}: steps of models of your own cannot be predicted on {node.gpu_type}; "
+            f"expected one of the devices {', '.join(device_names())}"
+        )
+    card_rate = node.nic_bandwidth_bytes_per_s / node.gpus_per_nic * pool.network.bandwidth_factor
+    kind = replace(
+        device(name),
+        link_gb_per_s=node.intra_bandwidth_bytes_per_s / GB,
+        network_gb_per_s=card_rate / GB,
+    )
+    return Machines(
+        node.gpu_type,
+        kind,
+        pool.n_gpus,
+        gpus_per_node=node.n_gpus,
+        link_latency_s=node.intra_latency_s,
+        network_latency_s=pool.network.latency_s,
+    )
 
 
 def resized(
@@ -250,12 +373,12 @@ class TypedSource:
 
     def tables(self, workload_key: str) -> dict[str, pd.DataFrame]:
         """Return the table of a workload for each type of GPU that has one."""
-        tables, missing = {}, list[MissingDataError | UnknownNameError]()
+        tables, missing = {}, list[MakespanError]()
         for gpu_type, part in self.parts.items():
             try:
                 tables[gpu_type] = part.load(workload_key)
-            except (MissingDataError, UnknownNameError) as error:  # a type that cannot train this
-                missing.append(error)
+            except (MissingDataError, UnknownNameError, InfeasiblePlanError) as error:
+                missing.append(error)  # a type that cannot train this
         if not tables:
             raise missing[0]
         return tables

@@ -6,6 +6,7 @@ a line for each change to the report of the scenario.
 """
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -24,9 +25,19 @@ from makespan.plans import (
 )
 from makespan.sim import Configuration
 from makespan.studies.catalogue import TableCatalogue, canonical_plan
-from makespan.studies.clusters import exact_catalogue, largest_pool
+from makespan.studies.clusters import TypedSource, exact_catalogue, largest_pool
 from makespan.tables import ON_DEMAND
-from makespan.throughput import EmulatedSource, ReferenceTimes, ThroughputSource, reference_plan
+from makespan.throughput import (
+    FASTEST,
+    EmulatedSource,
+    PlannedSource,
+    ReferenceTimes,
+    ThroughputSource,
+    best_plans,
+    is_planned,
+    reference_plan,
+    requested_label,
+)
 from makespan.workloads import JobSpec, workload
 
 Kept = Literal["durations", "work"]
@@ -118,6 +129,89 @@ def with_steps(
         replace(job, steps=times.steps(job.workload, job.n_gpus, job.plan, job.duration_s or 0.0))
         for job in jobs
     )
+
+
+def with_planned(
+    jobs: Sequence[JobSpec],
+    rows: Sequence[int],
+    times: ReferenceTimes,
+    source: ThroughputSource,
+    where: ClusterSpec,
+    origin: str,
+) -> tuple[tuple[JobSpec, ...], list[str]]:
+    """Return jobs with plans as tables name them, and a line for each request of a model of the user.
+
+    Raises
+    ------
+    InputError
+        The plan of such a job does not fit into memory, or nothing does on so many GPUs; names its row.
+    """
+    answers: dict[tuple[str, str, int], str] = {}
+    lines: list[str] = []
+    found: list[JobSpec] = []
+    for job, row in zip(jobs, rows, strict=True):
+        if not is_planned(job.workload):
+            found.append(job)
+            continue
+        request = (job.workload, job.plan, job.n_gpus)
+        if request not in answers:
+            table = times.tables[job.workload]
+            try:
+                batch = int(table["global_batch_size"].iloc[0])
+                answers[request] = _planned(requested_label(job.plan, job.n_gpus, batch), job, table)
+            except InputError as error:
+                raise type(error)(
+                    f"{origin}: row {row}, job {job.job_id!r}, on cluster {where.name!r}: {error}"
+                ) from error
+            shown = _layout_of(source, job, answers[request], table)
+            what = f"{job.plan or FASTEST} of {job.workload} on {job.n_gpus} GPUs"
+            lines.append(f"  {what}: plan {answers[request]}, {shown}")
+        found.append(replace(job, plan=answers[request]))
+    return tuple(found), lines
+
+
+def _planned(label: str, job: JobSpec, table: pd.DataFrame) -> str:
+    """Return the plan of a request; raises `InfeasiblePlanError` if it does not fit into memory."""
+    best = best_plans(table)
+    if job.n_gpus not in best:
+        sizes = ", ".join(map(str, best))
+        raise InfeasiblePlanError(
+            f"no plan of {job.workload!r} fits on {job.n_gpus} GPUs, or divides its batch; expected {sizes}"
+        )
+    if label == FASTEST:
+        return best[job.n_gpus]
+    there = {
+        str(plan)
+        for plan, text in zip(table["exec_plan"], table["placement"], strict=True)
+        if Placement.parse(str(text)).n_gpus == job.n_gpus
+    }
+    if label not in there:
+        raise InfeasiblePlanError(
+            f"plan {job.plan!r} of {job.workload!r}, {label} in tables, does not fit into memory on "
+            f"{job.n_gpus} GPUs, or has stages of unequal layers; expected {FASTEST}, or one of "
+            f"{', '.join(sorted(there))}"
+        )
+    return label
+
+
+def _layout_of(source: ThroughputSource, job: JobSpec, label: str, table: pd.DataFrame) -> str:
+    """Return the layout that runs under a plan where it is fastest on the fewest nodes, with its time."""
+    of_plan = table[table["exec_plan"] == label]
+    rows = [
+        (Placement.parse(str(text)), float(time_s))
+        for text, time_s in zip(of_plan["placement"], of_plan["iter_time_s"], strict=True)
+    ]
+    place, time_s = min(
+        (row for row in rows if row[0].n_gpus == job.n_gpus), key=lambda row: (row[0].n_nodes, row[1])
+    )
+    parts = source.parts if isinstance(source, TypedSource) else {"": source}
+    shown = []
+    for gpu_type, part in parts.items():
+        if isinstance(part, PlannedSource):
+            with suppress(InfeasiblePlanError):  # the model may fit on other devices only
+                layout = part.layouts(job.workload).get((label, place.text), "")
+                shown += [f"{layout} on {gpu_type}" if gpu_type else layout] if layout else []
+    return f"layout {'; '.join(shown)}, {time_s:.3g} s a step"
 
 
 _PRICED = "the throughput tables lack what they request; the emulator computes it on demand"
@@ -226,8 +320,9 @@ class _Settler:
         plan = read_plan(text, n_gpus=job.n_gpus, global_batch_size=batch)
         same_size = self._with_size(job.workload, job.n_gpus)
         known = {item.cpu_threads for item in same_size if item.plan == text}
-        if not known and isinstance(self.source, EmulatedSource) and not self.is_drawn:
-            return _Answer(text, n_cpus, "priced", _PRICED, self._compute(self.source, job, plan, threads))
+        emulator = self._emulator(job.workload)
+        if not known and emulator is not None and not self.is_drawn:
+            return _Answer(text, n_cpus, "priced", _PRICED, self._compute(emulator, job, plan, threads))
         if not same_size:
             sizes = sorted({item.n_gpus for item in self._runnable(job.workload)})
             if self.is_drawn:
@@ -265,13 +360,19 @@ class _Settler:
                 return _Answer(text, n_cpus)
             detail = f"{text} of {job.workload} on {job.n_gpus} GPUs, as an earlier job"
             return _Answer(text, n_cpus, "priced", _PRICED, detail)
-        if isinstance(self.source, EmulatedSource) and not self.is_drawn:
-            return _Answer(text, n_cpus, "priced", _PRICED, self._compute(self.source, job, plan, threads))
+        emulator = self._emulator(job.workload)
+        if emulator is not None and not self.is_drawn:
+            return _Answer(text, n_cpus, "priced", _PRICED, self._compute(emulator, job, plan, threads))
         taken = max((count for count in known if count <= threads), default=min(known))
         detail = f"{threads} -> {taken} for {text} of {job.workload} on {job.n_gpus} GPUs"
         # Drawn jobs may be written as a list, which should then request what runs.
         n_cpus = taken * job.n_gpus if self.is_drawn else n_cpus
         return _Answer(text, n_cpus, "replaced", _FEWER if threads < taken else _MORE, detail)
+
+    def _emulator(self, key: str) -> EmulatedSource | None:
+        """Return the emulator if it has the times of a workload."""
+        source = self.source.base if isinstance(self.source, PlannedSource) else self.source
+        return source if isinstance(source, EmulatedSource) and not is_planned(key) else None
 
     def _compute(self, source: EmulatedSource, job: JobSpec, plan: ExecutionPlan, threads: int) -> str:
         """Add the rows of a plan to the table of its workload and return what was added, in words."""

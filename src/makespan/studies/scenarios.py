@@ -33,8 +33,18 @@ from makespan.studies.clusters import (
     largest_pool,
     pools,
     site,
+    with_models,
 )
-from makespan.studies.requests import KEPT, TOO_LARGE, Kept, TooLarge, fitting, settled, with_steps
+from makespan.studies.requests import (
+    KEPT,
+    TOO_LARGE,
+    Kept,
+    TooLarge,
+    fitting,
+    settled,
+    with_planned,
+    with_steps,
+)
 from makespan.tables import shown_source
 from makespan.throughput import (
     SOURCE_NAMES,
@@ -47,6 +57,8 @@ from makespan.throughput import (
     ThroughputSource,
     check_published_gpus,
     find_dataset,
+    is_planned,
+    planned_workload,
     shipped_register,
     verify,
 )
@@ -378,14 +390,17 @@ def scenario(
     ----------
     workload
         A job list (a path), jobs, or a generated workload: ``naive`` (10 jobs), ``base``, ``bp`` (best
-        plans), ``mt`` (multi-tenant). With source published, a name means the authors' list.
+        plans), ``mt`` (multi-tenant). With source published, a name means the authors' list. Jobs may train
+        models of the user or of the planning catalogue, see `makespan.throughput.planned_workload`; their
+        times are predicted, whatever the source.
     n_jobs, seed, load
         Jobs to generate, at the rate of the whole list, or to take from a list; seed of generated jobs and of
         the models of foreign traces; arrival rate over that of the list.
     source, cluster_name, n_nodes, gpus_per_node
         Source of iteration times, ``emulated``, ``published`` or ``measured``; cluster of the catalogue, list
-        of nodes (see `makespan.traces.read_nodes`) or cluster itself, and other numbers of nodes or of GPUs
-        in each. With several types of GPU a job holds GPUs of one type at a time.
+        of nodes (see `makespan.traces.read_nodes`), machines (a text such as ``64xh100-80``, or a file, see
+        `makespan.planning.read_pools`) or cluster itself, and other numbers of nodes or of GPUs in each. With
+        several types of GPU a job holds GPUs of one type at a time.
     restart_delay_s, interval_s
         Time without progress after every start and change [s]; length of a round [s], None for the policy's
         own, 0 to decide after each event. By default as in the simulator released with Morphling.
@@ -426,10 +441,12 @@ def scenario(
     throughput = _throughput(source, where, reader, measured_dir)
     choice = _Choice(keep, recorded_on, too_large)
     with _reports_printed_once():
-        listed = reader.read(throughput, where, choice)
+        listed = reader.read(throughput, place, choice)
+    throughput = listed.source or throughput
     trace, origin = listed.trace, listed.trace.report.where
     rows = trace.rows or tuple(range(1, len(trace.jobs) + 1))
     jobs, rows, lines = fitting(trace.jobs[:n_jobs], rows[:n_jobs], where, too_large, origin)
+    jobs, planned_lines = with_planned(jobs, rows, listed.times, throughput, where, origin)
     jobs, rows, times, changed = settled(
         jobs,
         rows,
@@ -445,7 +462,7 @@ def scenario(
         jobs = with_steps(jobs, rows, times, origin)
     jobs = with_load(jobs, load)
     keys = sorted({job.workload for job in jobs})
-    is_fitted = place.environment is not None and all(map(is_in_zoo, keys))
+    is_fitted = place.environment is not None and all(map(_has_a_model, keys))
     mode: PredictionMode = predictions or ("sampled" if is_fitted else "exact")
     known = _catalogue(jobs, times, throughput, place, mode, origin)
     head = trace.report.text + (f"; load {load:g}" if load != 1 else "")
@@ -460,7 +477,7 @@ def scenario(
             throughput.name, (kind for key in keys for kind in times.tables[key]["provenance"])
         ),
         predictions=mode,
-        report="\n".join(filter(None, [place.report, head, *listed.lines, *lines, *changed])),
+        report="\n".join(filter(None, [place.report, head, *listed.lines, *lines, *planned_lines, *changed])),
         kept=listed.kept,
         made_for=where,
         placement=placement,
@@ -558,7 +575,7 @@ class _Listed:
     """A job list, the iteration times of its workloads, and the quantity that is kept of it, in words.
 
     ``lines`` are added to the report of the reader; ``is_drawn``: models, plans and steps are drawn, not
-    listed; ``states_cpus``: CPU threads are listed.
+    listed; ``states_cpus``: CPU threads are listed; ``source`` has models of the user, too, if there are any.
     """
 
     trace: JobTrace
@@ -567,6 +584,7 @@ class _Listed:
     lines: tuple[str, ...] = ()
     is_drawn: bool = False
     states_cpus: bool = True
+    source: ThroughputSource | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -603,21 +621,25 @@ class _Reader:
             raise MissingDataError(f"{directory}: no such directory; expected one with the published files")
         return Path(directory)
 
-    def read(self, source: ThroughputSource, where: ClusterSpec, choice: _Choice) -> "_Listed":
+    def read(self, source: ThroughputSource, place: Site, choice: _Choice) -> "_Listed":
         """Return the jobs and the iteration times of their workloads.
 
         Models, plans and steps are drawn by the times that turn durations into work, so that every cluster
         gets the same jobs if work is kept.
         """
+        where = place.cluster
         if not isinstance(self.workload, str | Path):
             if self.file_format != "auto":
                 raise InputError(
                     f"jobs in Python have no file format, got file_format {self.file_format!r}; leave it out"
                 )
             refuse_unused("jobs", "auto", self.tasks, self.epoch_time_s, self.keep_cancelled)
-            jobs = tuple(self.workload)
+            jobs = tuple(
+                replace(job, workload=planned_workload(job.workload).key) if is_planned(job.workload) else job
+                for job in self.workload
+            )
             trace = JobTrace(jobs, ReadReport("jobs", len(jobs), len(jobs)))
-            return _Listed(trace, _times(source, jobs), choice.of_stated_steps("jobs"))
+            return _stated(trace, source, place, choice.of_stated_steps("jobs"))
         path = self._path(str(self.workload))
         if path is None:
             name = str(self.workload)
@@ -639,7 +661,7 @@ class _Reader:
             keep_cancelled=self.keep_cancelled,
         )
         if isinstance(requests, JobTrace):
-            return _Listed(requests, _times(source, requests.jobs), choice.of_stated_steps(str(path)))
+            return _stated(requests, source, place, choice.of_stated_steps(str(path)))
         largest = int(requests.table["n_gpus"].max())
         if choice.too_large == "reject" and largest > largest_pool(where):
             raise InputError(
@@ -694,6 +716,17 @@ def _profiles(source: ThroughputSource) -> Callable[[str], Profile] | None:
     return profile if profiled else None
 
 
+def _stated(trace: JobTrace, source: ThroughputSource, place: Site, kept: str) -> _Listed:
+    """Return a list that states what jobs train, which may be models of the user."""
+    full = with_models(source, place, dict.fromkeys(job.workload for job in trace.jobs))
+    return _Listed(trace, _times(full, trace.jobs), kept, source=full)
+
+
+def _has_a_model(key: str) -> bool:
+    """Return True if the layers of a workload are known, which the fitted performance model needs."""
+    return is_in_zoo(key) or is_planned(key)
+
+
 def _times(source: ThroughputSource, users: Iterable[JobSpec | StatedRequest]) -> ReferenceTimes:
     return ReferenceTimes({key: source.load(key) for key in dict.fromkeys(user.workload for user in users)})
 
@@ -713,7 +746,7 @@ def _catalogue(
     tables = {key: times.tables[key] for key in sorted({job.workload for job in jobs})}
     exact = exact_catalogue(tables, throughput, where)
     check_jobs(jobs, where, exact.on(where), origin)
-    if mode == "exact" and (place.environment is None or not all(map(is_in_zoo, tables))):
+    if mode == "exact" and (place.environment is None or not all(map(_has_a_model, tables))):
         return exact
     if place.environment is None:
         raise InputError(

@@ -147,12 +147,13 @@ def read_csv(path: str | Path, schema: TableSchema) -> pd.DataFrame:
 
 ON_DEMAND = "emulated on demand"
 """Provenance of rows that the emulator computes because a job requests a plan that the table lacks."""
-PROVENANCES = ("emulated", "published", "measured", "interpolated", ON_DEMAND)
+PROVENANCES = ("emulated", "published", "measured", "interpolated", "predicted", ON_DEMAND)
 """What the column ``provenance`` of a throughput table may say of a row."""
 _LABELS = {
     "emulated": "emulated testbed",
     "published": "published measurements",
     "measured": "own measurements",
+    "predicted": "predicted steps",
 }
 
 

@@ -1,4 +1,4 @@
-"""Sources of iteration times: emulated, published and measured tables, and the register of data sets.
+"""Sources of iteration times: emulated, published, measured or predicted, and the register of data sets.
 
 Every source gives the same table (`makespan.tables.THROUGHPUT`), so nothing downstream knows
 where the numbers come from::
@@ -7,6 +7,18 @@ where the numbers come from::
     frame = source.load("roberta")
 """
 
+from makespan.throughput.planned import (
+    FASTEST as FASTEST,
+    PREDICTED as PREDICTED,
+    PlannedSource as PlannedSource,
+    PlannedWorkload as PlannedWorkload,
+    best_plans as best_plans,
+    fitted_workload as fitted_workload,
+    is_planned as is_planned,
+    planned_workload as planned_workload,
+    requested_label as requested_label,
+    sampled_plans as sampled_plans,
+)
 from makespan.throughput.pollux import Profile as Profile, ProfiledSource as ProfiledSource
 from makespan.throughput.register import (
     Dataset as Dataset,

@@ -69,6 +69,8 @@ LATE_ROW = "submitted before the row above; rows sorted"
 DURATION_MISSING = "duration missing; the steps decide"
 NO_GUARANTEE = "no column says which jobs are guaranteed; none is"
 NO_PROMISE = "does not say whether it is guaranteed; it is not"
+NO_RUN = "does not state sequence, batch, precision or software; those of 'makespan plan' are taken"
+NO_PLAN = "states no plan; the fastest one is taken"
 NO_STATE = "no column says how jobs ended; all count as ended"
 ZONED = "times state a zone or count seconds since 1970; read in UTC"
 SOME_ZONED = "these times state no zone beside others in UTC; read in UTC too"
@@ -87,8 +89,8 @@ _DROPPED = (
 _REPAIRED = (
     EARLY, CONTRADICTED, GPU_PART, CPU_PART, GPU_REQUEST_MISSING, GPU_TYPE, MODEL, STEPS, GPU_CHANGES,
     NO_OFFER, PART_UNTIMED, PART_REVERSED, LATE_ROW, NAME_NUMBERED, QUOTA_TOTAL, STRAY_CELLS, FLAG,
-    DURATION_MISSING, NO_STATE, NO_GUARANTEE, NO_PROMISE, ZONED, SOME_ZONED, HOUR_TIME, SHORT_TIME, THOUSANDS,
-    DECIMAL_COMMA, OTHER_CASE, OTHER_LINE_ENDS, COMMENT_LINES, UNEVEN_BATCH,
+    DURATION_MISSING, NO_RUN, NO_PLAN, NO_STATE, NO_GUARANTEE, NO_PROMISE, ZONED, SOME_ZONED, HOUR_TIME,
+    SHORT_TIME, THOUSANDS, DECIMAL_COMMA, OTHER_CASE, OTHER_LINE_ENDS, COMMENT_LINES, UNEVEN_BATCH,
 )  # fmt: skip
 REPAIRS: Mapping[str, Literal["dropped", "repaired"]] = MappingProxyType(
     {reason: "dropped" if reason in _DROPPED else "repaired" for reason in (*_DROPPED, *_REPAIRED)}

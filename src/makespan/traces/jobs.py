@@ -9,13 +9,17 @@ from typing import Any
 
 import pandas as pd
 
-from makespan.errors import InputError, NotationError, cell_error
+from makespan.errors import InputError, MissingDataError, NotationError, UnknownNameError, cell_error
+from makespan.planning import model_names
 from makespan.plans import DEFAULT_CPU_THREADS, PLAN_TEXTS, read_plan, stated_cpu_threads, write_plan
 from makespan.tables import JOBS, write_csv
+from makespan.throughput import FASTEST, is_planned, planned_workload, requested_label
 from makespan.traces.cells import (
     DURATION_MISSING,
     FLAGS,
     NO_GUARANTEE,
+    NO_PLAN,
+    NO_RUN,
     ROW,
     Finding,
     ReadReport,
@@ -46,6 +50,7 @@ _MORPHLING = {
 _CANONICAL = {name: name for name in JOBS.names}
 BatchOf = Callable[[str], int | None]
 _OPTIONAL = ("is_guaranteed", "tenant", "duration_s")
+_RUN = ("seq", "batch", "precision", "stack")  # columns on models of the user
 _FOREIGN = {
     "requests": {"submit_time_s", "duration_s"},
     "helios": {"gpu_num", "submit_time"},
@@ -114,7 +119,11 @@ def read_jobs(path: str | Path, batch_of: BatchOf | None = None) -> JobTrace:
     """Read a job trace that names models and plans, in either of two forms.
 
     The canonical form has the columns of `JOBS`; ``is_guaranteed``, ``tenant`` and ``duration_s`` may be
-    missing. The form of the Morphling artifact is recognised by its column ``submission_time``. Plans
+    missing. Its workload may be a model of the user: the path of a file that `makespan.planning.read_model`
+    reads, relative to the list, or a name of the planning catalogue, with columns ``seq``, ``batch``,
+    ``precision`` and ``stack`` for what differs from the defaults of `makespan.throughput.planned_workload`.
+    The plan of such a job is a layout such as ``tp4 pp2 mb1``, in the notation of tables, or empty for the
+    fastest. The form of the Morphling artifact is recognised by its column ``submission_time``. Plans
     and workloads come back in canonical notation.
 
     Parameters
@@ -138,7 +147,9 @@ def read_jobs(path: str | Path, batch_of: BatchOf | None = None) -> JobTrace:
 
     def optional(names: list[str]) -> list[str]:
         known = (form[name] for form in (_CANONICAL, _MORPHLING) for name in _OPTIONAL if name in form)
-        return [*known, *further_columns(names, form_of(names).values())]
+        form = form_of(names)
+        run = _RUN if form is _CANONICAL else ()
+        return [*known, *run, *further_columns(names, [*form.values(), *run])]
 
     cells = read_cells(path, lambda names: _needed(form_of(names)), findings, optional=optional, hint=_hint)
     form = _CANONICAL if "submit_time_s" in cells else _MORPHLING
@@ -174,7 +185,7 @@ def _job_trace(
     findings: list[Finding],
     batch_of: BatchOf | None,
 ) -> JobTrace:
-    report_further(cells, columns.values(), findings)
+    report_further(cells, [*columns.values(), *(_RUN if columns is _CANONICAL else ())], findings)
     frame = pd.DataFrame({ROW: cells[ROW], "job_id": cells[columns["job_id"]]})
     first: dict[str, int] = {}
     for row, name in zip(frame[ROW], frame["job_id"], strict=True):
@@ -207,22 +218,81 @@ def _job_trace(
     frame["tenant"] = cells[columns["tenant"]] if columns.get("tenant") in cells else ""
     batches = {name: batch_of(name) for name in dict.fromkeys(cells[columns["workload"]]) if batch_of}
     measured = {name: batch for name, batch in batches.items() if batch is not None}
-    keys = []
-    for row, name in zip(cells[ROW], cells[columns["workload"]], strict=True):
-        if name in measured and not is_in_zoo(name):
-            keys.append(name)
-            continue
-        try:
-            keys.append(resolve_workload_key(name))
-        except InputError as error:
-            accepted = ", ".join(workload_keys())
-            accepted += "; or a workload with measurements of its own (source measured)"
-            raise cell_error(where, int(row), columns["workload"], name, accepted) from error
+    keys = _keys(cells, columns, measured, where, findings)
     frame["workload"] = keys
+    is_fastest = pd.Series(
+        [not text and is_planned(key) for text, key in zip(cells[columns["plan"]], keys, strict=True)],
+        index=frame.index,
+    )
+    repair(frame, is_fastest, NO_PLAN, findings)
     frame["plan"] = _plans(cells, columns["plan"], keys, measured, frame, where)
     ordered = in_order(frame, findings)
     report = finish_report(where, len(cells), len(frame), findings, kept=frame)
     return JobTrace(_specs(ordered), report, tuple(ordered[ROW].tolist()))
+
+
+def _keys(
+    cells: pd.DataFrame,
+    columns: dict[str, str],
+    measured: Mapping[str, int],
+    where: str,
+    findings: list[Finding],
+) -> list[str]:
+    """Return the workload of each row: a key of the zoo, of measurements, or of a model of the user."""
+    stated = [name for name in _RUN if columns is _CANONICAL and name in cells]
+    folder = Path() if where == "-" else Path(where).parent
+    known: dict[tuple[str, ...], str] = {}
+    keys: list[str] = []
+    lacks: list[bool] = []
+    facts = zip(*(cells[name] for name in (columns["workload"], *stated)), strict=True)
+    for row, (name, *values) in zip(cells[ROW], facts, strict=True):
+        run = {what: value for what, value in zip(stated, values, strict=True) if value}
+        is_own = is_planned(name) or (bool(run) and name in model_names())
+        lacks.append(is_own and len(run) < len(_RUN) and " seq" not in name)
+        if (name, *values) in known:
+            keys.append(known[name, *values])
+            continue
+        if name in measured and not is_in_zoo(name):
+            keys.append(name)
+            continue
+        if run and not is_own:
+            accepted = f"nothing in column {next(iter(run))!r}: it is for models of your own"
+            raise cell_error(where, int(row), columns["workload"], name, accepted)
+        try:
+            key = _own_key(name, run, folder, where, int(row)) if is_own else resolve_workload_key(name)
+        except UnknownNameError as error:
+            if is_own:
+                raise cell_error(where, int(row), columns["workload"], name, str(error)) from error
+            accepted = ", ".join(workload_keys())
+            accepted += "; a model of your own, as a file or one of " + ", ".join(model_names())
+            accepted += "; or a workload with measurements of its own (source measured)"
+            raise cell_error(where, int(row), columns["workload"], name, accepted) from error
+        except (InputError, MissingDataError) as error:
+            raise cell_error(where, int(row), columns["workload"], name, f"a model ({error})") from error
+        keys.append(key)
+        known[name, *values] = key
+    repair(cells, pd.Series(lacks, index=cells.index), NO_RUN, findings)
+    return keys
+
+
+def _own_key(name: str, run: Mapping[str, str], folder: Path, where: str, row: int) -> str:
+    """Return the key of a model of the user; a file is looked for beside the list first."""
+    counts: dict[str, int] = {}
+    for what in ("seq", "batch"):
+        if what in run:
+            if not (run[what].isascii() and run[what].isdigit() and int(run[what])):
+                raise cell_error(where, row, what, run[what], "a whole number, 1 or more")
+            counts[what] = int(run[what])
+    beside = folder / name.partition(" seq")[0]
+    if name.partition(" seq")[0] not in model_names() and beside.exists():
+        name = str(folder / name)
+    return planned_workload(
+        name,
+        seq=counts.get("seq"),
+        batch=counts.get("batch"),
+        precision=run.get("precision"),
+        stack_name=run.get("stack"),
+    ).key
 
 
 def _specs(table: pd.DataFrame) -> tuple[JobSpec, ...]:
@@ -264,6 +334,15 @@ def _plans(
         if request in known:
             continue
         text, key, gpus, cpus = request
+        if is_planned(key):
+            batch = planned_workload(key).training.global_batch
+            try:
+                requested_label(text, int(gpus), batch)
+            except InputError as error:
+                accepted = f"{FASTEST}, a layout such as tp4 pp2 mb1, or {PLAN_TEXTS} ({error})"
+                raise cell_error(where, int(row), column, text, accepted) from error
+            known[request] = text or FASTEST
+            continue
         batch = measured[key] if key in measured else workload(key).global_batch_size
         usual = int(cpus) // int(gpus) or DEFAULT_CPU_THREADS
         try:
