@@ -112,7 +112,7 @@ def results(tmp_path):
 
 def test_blocks_are_made_from_the_tables_that_are_built(results):
     found = page(results)
-    absent = {"many lists, emulated", "readings, published", "readings, emulated"}
+    absent = {"many lists, emulated", "readings, published", "readings, emulated", "models of today"}
     assert set(BLOCKS) - set(found) == absent
     assert cells(found["errors over all models"])[1][:5] == ["emulated", "extended", "all", "1", "3.1 %"]
     assert cells(found["the lists of the authors"])[1:] == [
@@ -148,6 +148,38 @@ def test_blocks_are_made_from_the_tables_that_are_built(results):
         ["largest", "–", "–", "–", "9.0 %", "6.0 %", "0.0 %", "0.0 %", "2.0 %", "–"],
     ]
     assert page(results / "nothing") == {}
+
+
+def test_models_of_today_stand_beside_the_testbed_and_leads_are_counted(results):
+    means = {"trace": "base", "policy": "morphling", "lists": 5, "jct_mean_s": 3425.0, "jct_low_s": 2328.0}
+    means |= {"jct_high_s": 5038.0, "makespan_mean_s": 77e3, "makespan_low_s": 71e3, "makespan_high_s": 83e3}
+    testbed = means | {"gpus": 64, "restart_delay_s": 260.0, "lists": 10, "jct_mean_s": 1358.0}
+    later = testbed | {"restart_delay_s": 78.0, "jct_mean_s": 1.0}
+    for table, rows in (
+        ("today_summary", [means, means | {"policy": "fifo"}]),
+        ("lists_summary", [testbed, later]),
+    ):
+        path = results / "emulated/morphling" / f"{table}.csv"
+        schema = PAPER.schema_of(table)
+        write_csv(frame(schema, rows), path, schema)
+    head, first, second = cells(page(results)["models of today"])
+    assert head[1] == "64 H100, models of today, 5 lists: average JCT [s]" and head[3].startswith(
+        "testbed, 10"
+    )
+    both = ["3425 (2328 to 5038)", "77.0 (71.0 to 83.0)", "1358 (2328 to 5038)", "77.0 (71.0 to 83.0)"]
+    assert first == ["`morphling`", *both] and second == ["`fifo`", *both[:2], "–", "–"]
+    claims = pd.read_csv(results / "claims.csv")
+    assert "6 leads over every policy of others" in page(results)["what carries over"]
+    assert (
+        "6 carry over (Morphling in average JCT, Morphling in makespan" in page(results)["what carries over"]
+    )
+    is_own = claims["artifact"] == "Models of today"
+    claims.loc[is_own & claims["statement"].str.contains("lookahead"), "verdict_emulated"] = "undecided"
+    claims.to_csv(results / "claims.csv", index=False)
+    ends = (
+        "2 do not (Morphling-lookahead in average JCT: undecided, Morphling-lookahead in makespan: undecided)"
+    )
+    assert ends in page(results)["what carries over"]
 
 
 def test_statements_show_the_sources_that_judge_and_the_note_of_those_that_do_not_hold(results):

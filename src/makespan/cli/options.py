@@ -240,7 +240,8 @@ _LIST = (
         metavar="FILE|NAME",
         shell_complete=JOB_LIST_NAMES,
         help="A job list (- for standard input), or naive (10 jobs), base, bp (best plans) or mt "
-        "(multi-tenant): generated, or the authors' lists if the source is published.",
+        "(multi-tenant): generated, or the authors' lists if the source is published. A list may name models "
+        "by file (config.json) or as 'makespan plan' does; their steps are predicted, whatever the source.",
     ),
     shown_option(
         "--format",
@@ -323,7 +324,8 @@ _LIST = (
         default="a800-64",
         metavar="NAME|FILE",
         shell_complete=CLUSTER_OR_LIST_NAMES,
-        help="Cluster of the catalogue, or a list of nodes (.csv); 'makespan clusters' lists the catalogue.",
+        help="Cluster of the catalogue ('makespan clusters' lists it), a list of nodes (.csv), or machines: "
+        "a text such as 64xh100-80, or a file as for 'makespan plan' (.toml), of several types, too.",
     ),
     click.option(
         "--gpu-as",

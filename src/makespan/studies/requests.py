@@ -188,8 +188,8 @@ def _planned(label: str, job: JobSpec, table: pd.DataFrame) -> str:
     if label not in there:
         raise InfeasiblePlanError(
             f"plan {job.plan!r} of {job.workload!r}, {label} in tables, does not fit into memory on "
-            f"{job.n_gpus} GPUs, or has stages of unequal layers; expected {FASTEST}, or one of "
-            f"{', '.join(sorted(there))}"
+            f"{job.n_gpus} GPUs, has stages of unequal layers, or replicates the optimizer; expected "
+            f"{FASTEST}, or one of {', '.join(sorted(there))}"
         )
     return label
 

@@ -3,8 +3,8 @@
 `PAPER` has the options and the experiments: the performance model with Table 2 and sensitivity curves
 (`performance`), one job under changing limits (`adaptation`) and two on one node (`sharing`), real training
 runs whose plan changes (`accuracy`), and the cluster: its job lists (`job_lists`), Table 4 and the same on
-many lists (`cluster`), what that rests on (`studies`), and the planner off the testbed (`public_rows`).
-`page` makes the tables of the paper's page from results.
+many lists (`cluster`), what that rests on (`studies`), the same with models of today (`today`), and the
+planner off the testbed (`public_rows`). `page` makes the tables of the paper's page from results.
 """
 
 from functools import partial
@@ -31,6 +31,7 @@ from makespan.papers.morphling.studies import (
     Scale,
     Threads,
 )
+from makespan.papers.morphling.today import Today
 from makespan.settings import Block, option
 from makespan.tables import EVENTS, FIT, JOBS, PREDICTIONS, SENSITIVITY, SENSITIVITY_FAMILIES
 
@@ -117,6 +118,7 @@ class Simulation(Block):
     large_models: LargeModels = option("study of large models", LargeModels())
     rounds: Rounds = option("study of round lengths", Rounds())
     scale: Scale = option("scale study", Scale())
+    today: Today = option("study of models of today", Today())
 
     @model_validator(mode="after")
     def _shown_are_compared(self) -> "Simulation":
@@ -133,7 +135,7 @@ class Morphling(Paper):
     EXPERIMENTS = (
         *(JobLists, ImportedLists, Predictions, FitModels, Sensitivity, Fig7, Fig8, Fig9),
         *(GettingStarted, Table4, Lists, Rivals, Readings, Threads, Knowledge),
-        *(Load, LargeModels, Rounds, Scale, PublicRows),
+        *(Load, LargeModels, Rounds, Scale, Today, PublicRows),
     )
     judged_cells = ("table4",)
     judges_live = True

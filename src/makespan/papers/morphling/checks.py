@@ -129,6 +129,13 @@ def _leads_on_lists(tables: Tables, claim: Claim) -> Finding | None:
     return _lead(pairs, ratio, claim.limit, _at_delay)
 
 
+def _leads_today(tables: Tables, claim: Claim) -> Finding | None:
+    """Subject: policy and ratio."""
+    policy, ratio = claim.subject.split()
+    pairs = _of_rivals(tables[claim.table], policy)
+    return _lead(pairs, ratio, claim.limit, lambda _: "with models of today")
+
+
 def _wins_on_other_sizes(tables: Tables, claim: Claim) -> Finding | None:
     """Subject: policy and trace; of rivals that break guarantees nothing is asked."""
     policy, trace = claim.subject.split()

@@ -147,6 +147,32 @@ def lists(tables: Tables, source: str) -> Drawn:
     return figure, rows
 
 
+def today(tables: Tables, source: str) -> Drawn:
+    """Means and intervals of completion time and makespan on a cluster of today, beside the testbed."""
+    own, testbed = tables["today_summary"], tables["lists_summary"]
+    first = testbed[["gpus", "restart_delay_s"]].iloc[0]
+    beside = testbed[
+        (testbed[["gpus", "restart_delay_s"]] == first).all(axis=1) & (testbed["trace"] == "base")
+    ]
+    beside = beside[beside["policy"].isin(own["policy"])]
+    parts = [
+        pd.DataFrame(
+            {
+                "panel": f"{where}\n{what}",
+                "policy": rows["policy"],
+                **{end: rows[f"{name}_{end}_s"] for end in ("mean", "low", "high")},
+                "is_hollow": False,
+            }
+        )
+        for name, what in (("jct", "average JCT"), ("makespan", "makespan"))
+        for where, rows in (("models of today", own), ("testbed", beside))
+    ]
+    heading = f"geometric mean, {own['lists'].min()} and {beside['lists'].min()} lists"
+    return plot_intervals(pd.concat(parts), source, heading, "", "95 % interval", STYLES), pd.concat(
+        [own.assign(where="today"), beside[own.columns].assign(where="testbed")], ignore_index=True
+    )
+
+
 def rivals(tables: Tables, source: str) -> Drawn:
     """Every other value of one parameter of each rival, beside what is shipped."""
     rows = tables["rivals"]

@@ -208,11 +208,59 @@ def _list_rows(rows: pd.DataFrame) -> Rows:
             if row is None:
                 line += [_NONE, _NONE]
                 continue
-            line.append(f"{row['jct_mean_s']:.0f} ({row['jct_low_s']:.0f} to {row['jct_high_s']:.0f})")
-            low, high = (f"{row[f'makespan_{end}_s'] / 1000:.1f}" for end in ("low", "high"))
-            line.append(f"{row['makespan_mean_s'] / 1000:.1f} ({low} to {high})")
+            line += _mean_cells(row)
         guaranteed = cells.get((policy, "mt"))
         yield [*line, _NONE if guaranteed is None else _kept(guaranteed["sla_attainment"])]
+
+
+def _mean_cells(row: Mapping[Hashable, Any]) -> list[str]:
+    """Return average JCT [s] and makespan [ks] with their intervals."""
+    low, high = (f"{row[f'makespan_{end}_s'] / 1000:.1f}" for end in ("low", "high"))
+    return [
+        f"{row['jct_mean_s']:.0f} ({row['jct_low_s']:.0f} to {row['jct_high_s']:.0f})",
+        f"{row['makespan_mean_s'] / 1000:.1f} ({low} to {high})",
+    ]
+
+
+def _today(results: _Results) -> str:
+    own, testbed = results.read("today_summary", "emulated"), results.read("lists_summary", "emulated")
+    first = testbed[["gpus", "restart_delay_s"]].iloc[0]
+    beside = testbed[
+        (testbed[["gpus", "restart_delay_s"]] == first).all(axis=1) & (testbed["trace"] == "base")
+    ]
+    head, cells = ["policy"], list[dict[str, list[str]]]()
+    for where, table in (("64 H100, models of today", own), ("testbed", beside)):
+        head += [f"{where}, {table['lists'].min()} lists: average JCT [s]", "makespan [ks]"]
+        rows = table.to_dict("records")
+        cells.append({str(row["policy"]): _mean_cells(row) for row in rows})
+    lines = [
+        [f"`{policy}`", *(text for part in cells for text in part.get(policy, [_NONE, _NONE]))]
+        for policy in own["policy"]
+    ]
+    return _markdown(head, lines)
+
+
+def _carried(results: _Results) -> str:
+    """Say which leads on the testbed, on emulated times, are leads with models of today, too."""
+    claims = results.claims()
+    own = claims[claims["paper"] == "Morphling"]
+    verdicts: dict[str, dict[str, str]] = {}
+    for artifact, place in (("Table 4", " on Base lists is"), ("Models of today", " on 64 H100 with")):
+        of_artifact = own[own["artifact"] == artifact]
+        for statement, verdict in zip(of_artifact["statement"], of_artifact["verdict_emulated"], strict=True):
+            what, found, rest = str(statement).partition(place)
+            if found and rest.endswith("under every policy of others that knows no more"):
+                verdicts.setdefault(what, {})[artifact] = str(verdict)
+    pairs = {what: found for what, found in verdicts.items() if len(found) == 2}
+    led = [what for what, found in pairs.items() if found["Table 4"] == "holds"]
+    kept = [what for what in led if pairs[what]["Models of today"] == "holds"]
+    lost = [f"{what}: {pairs[what]['Models of today']}" for what in led if what not in kept]
+    parts = [f"{len(kept)} carry over ({', '.join(kept) or 'none'})"]
+    parts += [f"{len(lost)} do not ({', '.join(lost)})"] if lost else []
+    text = (
+        " and ".join(parts).replace(": average JCT", " in average JCT").replace(": makespan", " in makespan")
+    )
+    return f"Of {len(led)} leads over every policy of others on the emulated testbed, {text}.\n"
 
 
 def _losses(results: _Results) -> str:
@@ -271,6 +319,7 @@ STATEMENTS = {
     "statements of Fig. 8": "Fig. 8",
     "statements of Table 4": "Table 4",
     "statements of the load studies": "Load study",
+    "statements of models of today": "Models of today",
     "statements of Fig. 9": "Fig. 9",
     "statements of live runs": "Live run",
 }
@@ -283,6 +332,8 @@ BLOCKS: Mapping[str, Callable[[_Results], str]] = {
     "many lists, emulated": _many_lists("emulated"),
     "readings, published": _readings("published"),
     "readings, emulated": _readings("emulated"),
+    "what carries over": _carried,
+    "models of today": _today,
     "losses": _losses,
     "live runs": _live_runs,
 }

@@ -55,11 +55,12 @@ class Today(Experiment):
         Figure(
             "today",
             "Models of today",
-            "Average completion time and makespan of every policy over those of Morphling-lookahead on the "
-            "same list: means of {job lists: values today.seed} on 64 H100 with models of today, whose steps "
-            "are predicted, and of {job lists: largest lists_pairs.lists} on the testbed of 64 A800, on "
-            "{source} iteration times, with 95 % intervals as lines with caps.",
-            tables=("today", "today_summary", "lists"),
+            "Average completion time and makespan of every policy on 64 H100 with models of today, whose "
+            "steps are predicted, beside those on the testbed of 64 A800, on {source} iteration times: "
+            "geometric means of {job lists: values today.seed} and of {job lists: largest "
+            "lists_summary.lists}, with 95 % intervals as lines with caps. Lists have the same arrivals, "
+            "GPUs and durations.",
+            tables=("today", "today_summary", "lists_summary"),
         ),
     )
     sources = ("emulated",)
