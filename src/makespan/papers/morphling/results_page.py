@@ -255,11 +255,11 @@ def _carried(results: _Results) -> str:
     led = [what for what, found in pairs.items() if found["Table 4"] == "holds"]
     kept = [what for what in led if pairs[what]["Models of today"] == "holds"]
     lost = [f"{what}: {pairs[what]['Models of today']}" for what in led if what not in kept]
-    parts = [f"{len(kept)} carry over ({', '.join(kept) or 'none'})"]
-    parts += [f"{len(lost)} do not ({', '.join(lost)})"] if lost else []
-    text = (
-        " and ".join(parts).replace(": average JCT", " in average JCT").replace(": makespan", " in makespan")
-    )
+    counts = [
+        f"{word}: {len(of)}" + (f" ({', '.join(of)})" if of else "")
+        for word, of in (("carried over", kept), ("not", lost))
+    ]
+    text = "; ".join(counts).replace(": average JCT", " in average JCT").replace(": makespan", " in makespan")
     return f"Of {len(led)} leads over every policy of others on the emulated testbed, {text}.\n"
 
 
