@@ -293,7 +293,7 @@ def _curve_table(table: pd.DataFrame) -> str:
     head = (
         "GPUs",
         "samples",
-        "fastest layout",
+        "layout",
         "step",
         "90 % interval",
         "tokens/s per GPU",

@@ -1,4 +1,4 @@
-"""Scaling of training runs: the fastest steps on growing clusters, beside the limit that kernels set."""
+"""Scaling of training runs: steps on growing clusters, beside the limit that kernels set."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -29,7 +29,7 @@ def kernel_limit_s(pricer: Pricer) -> float:
 def scaling(
     training_of: Callable[[int], Training], kind: str, stack: Software, counts: Iterable[int]
 ) -> pd.DataFrame:
-    """Find the fastest layout on each of several numbers of devices.
+    """Plan a run on each of several numbers of devices.
 
     Parameters
     ----------
@@ -43,8 +43,9 @@ def scaling(
     Returns
     -------
     pandas.DataFrame
-        One row per number on which the run fits: layout, step with its interval of 90 % [s], throughput
-        [tokens/s per GPU], utilisation [1], and `kernel_limit_s` over the step [1].
+        One row per number on which the run fits: the layout that `plan` puts first, its step with the
+        interval of 90 % [s], throughput [tokens/s per GPU], utilisation [1], and `kernel_limit_s` over the
+        step [1].
     """
     rows = []
     for n_gpus in counts:
