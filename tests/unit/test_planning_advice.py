@@ -446,3 +446,110 @@ def test_measured_ties_leave_nothing_to_measure():
     assert advice.to_measure.empty
     assert advice.contradicting == ()
     assert len(advise(alone, []).to_measure) > 0
+
+
+# --- Measuring a model of one's own ---
+
+OWN_STEPS = """
+import torch
+
+def make(layout, seq, batch):
+    torch.manual_seed(0)
+    layer = torch.nn.TransformerEncoderLayer(64, 4, 256, dropout=0.0, batch_first=True)
+    model = torch.nn.Sequential(torch.nn.Embedding(512, 64), layer, torch.nn.Linear(64, 512))
+    optimizer = torch.optim.AdamW(model.parameters())
+    tokens = torch.randint(512, (batch, seq))
+
+    def step():
+        for part in tokens.split(layout.micro_batch):
+            logits = model(part)
+            torch.nn.functional.cross_entropy(logits.flatten(0, 1), part.flatten()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+def broken(layout, seq, batch):
+    return lambda: 1 / 0
+
+none = lambda layout, seq, batch: None
+"""
+TINY = """
+name = "tiny"
+family = "gpt2"
+hidden = 64
+vocab = 512
+
+[[layers]]
+n_layers = 1
+attention = { heads = 4, kv_heads = 4, head_dim = 16, value_dim = 16 }
+ffn = { size = 256, is_gated = false }
+"""
+OUR_CPU = """
+device = "l4"
+n_gpus = 1
+memory_gib = 4
+memory_gb_per_s = 10
+peak_tflop_per_s = { fp32 = 0.05 }
+products = { fp32 = [0.5, 64] }
+"""
+SMALL = ("--seq", "64", "--batch", "8")
+
+
+@pytest.fixture
+def steps(tmp_path, monkeypatch):
+    """Make a folder with training steps, their model, and a description of this machine."""
+    pytest.importorskip("torch")
+    monkeypatch.chdir(tmp_path)
+    for name, text in (("steps.py", OWN_STEPS), ("tiny.toml", TINY), ("cpu.toml", OUR_CPU)):
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+QUICKLY = ("--warmup", "1", "--steps", "2", "--repetitions", "3")
+
+
+@pytest.mark.xdist_group("training")
+def test_steps_of_ones_own_model_are_timed_and_refine_the_plan(steps):
+    words = ("profile", "steps.py:make", "--layout", "mb8", "--layout", "mb1", *SMALL, *QUICKLY)
+    code, text = ran(*words)
+    assert code == 0, text
+    table = pd.read_csv(steps / "profile/measured.csv")
+    assert table["layout"].tolist() == ["zero1 mb8", "zero1 mb1"]
+    assert (table[["n_gpus", "seq", "batch"]] == [1, 64, 8]).all(axis=None)
+    assert ((table["step_s"] > 1e-4) & (table["step_s"] < 10)).all()
+    run = (*SMALL, "--precision", "fp32", "--stack", "ddp", "--measured", "profile/measured.csv")
+    code, text = ran("plan", "tiny.toml", "cpu.toml", *run)
+    assert code == 0, text
+    assert "refined by 2 rows of your own" in text
+    assert "measured at" in text
+    assert ran("calibrate", "tiny.toml", "cpu.toml", *run)[0] == 0
+
+
+@pytest.mark.xdist_group("training")
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("steps.py",), "'steps.py'; expected FILE.py:FUNCTION"),
+        (("no.py:make",), "no.py: no such file"),
+        (("steps.py:mak",), "steps.py: no function 'mak'"),
+        (("steps.py:torch",), "steps.py: module 'torch'; expected a function"),
+        (("steps.py:broken",), "ZeroDivisionError: division by zero"),
+        (("steps.py:none",), "returned NoneType; expected a function that runs one step"),
+        (("steps.py:make", "--layout", "mb3"), "a batch of 8 samples is not a multiple of 3"),
+        (("steps.py:make", "--workload", "tiny-gpt"), "--workload is an option for workloads"),
+    ],
+)
+def test_steps_that_cannot_be_timed_are_reported_in_one_line(steps, words, said):
+    code, text = ran("profile", *words, *SMALL, *QUICKLY)
+    assert code == 2
+    assert said in text
+    assert len(text.strip().splitlines()) == 1
+    assert not (steps / "profile").exists()
+
+
+def test_options_of_ones_own_model_do_not_go_with_workloads(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, text = ran("profile", "--seq", "64")
+    assert code == 2
+    assert "--seq is an option for a model of your own; it does not go with workloads" in text

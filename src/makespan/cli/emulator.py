@@ -1,6 +1,7 @@
 """The verbs ``emulate``, ``explain``, ``calibrate`` and ``validate``."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from makespan.cli.options import (
     form_options,
     json_option,
     real,
+    reject_others,
     say,
     say_rows,
     shown_option,
@@ -70,19 +72,9 @@ from makespan.workloads import Workload, model_keys, workload, workload_keys
 # --- A model of one's own ------------------------------------------------------------------------
 
 _OF_RUN = {"seq", "batch", "stack", "precision", "measured"}
-
-
-def _reject_others(ctx: click.Context, is_own: bool, *shared: str) -> None:
-    """Reject options without effect: those of the emulator for a model of one's own, or those of its run."""
-    for parameter in ctx.command.params:
-        name = str(parameter.name)
-        is_given = ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
-        if not is_given or isinstance(parameter, click.Argument) or name in ("quiet", "form", *shared):
-            continue
-        if (name in _OF_RUN) != is_own:
-            kinds = ("a MODEL and a CLUSTER of your own", "the emulator")
-            fitting, found = kinds if name in _OF_RUN else kinds[::-1]
-            raise InputError(f"{parameter.opts[0]} is an option for {fitting}; it does not go with {found}")
+_reject_others = partial(
+    reject_others, of_own=_OF_RUN, kinds=("a MODEL and a CLUSTER of your own", "the emulator")
+)
 
 
 # --- ``emulate`` and ``explain`` --------------------------------------------------------------------
@@ -156,7 +148,7 @@ def emulate_command(
     --seq to --measured go with them, the others with the emulator.
     """
     check_target(output, is_directory=True)
-    _reject_others(ctx, model is not None, "output")
+    _reject_others(ctx, model is not None, shared=("output",))
     if model is not None:
         if machines is None:
             raise InputError(f"MODEL {model!r} has no CLUSTER; expected both, or --workload for the emulator")
@@ -436,7 +428,7 @@ def validate_command(
     --seq to --measured go with them.
     """
     check_target(output, is_directory=False)
-    _reject_others(ctx, machines is not None, "output")
+    _reject_others(ctx, machines is not None, shared=("output",))
     if machines is not None:
         if run["measured"] is None:
             raise InputError(

@@ -83,7 +83,7 @@ VERBS = {
     ),
     "profile": (
         "makespan.cli.live:profile_command",
-        "Time small workloads under every plan on this machine.",
+        "Time small workloads under every plan on this machine, or steps of your own model.",
     ),
     "live": (
         "makespan.cli.live:live_command",

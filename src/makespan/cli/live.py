@@ -1,5 +1,6 @@
 """The verbs ``profile`` and ``live``: measure small workloads, and train them under a policy."""
 
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from makespan.cli.options import (
     check_target,
     decision_limit_option,
     json_option,
+    reject_others,
     say,
     say_result,
     say_rows,
@@ -30,6 +32,7 @@ from makespan.profiling import (
     Measurements,
     Procedure,
     environment_text,
+    measure_own,
     measure_points,
     measure_rates,
     measured_by,
@@ -43,6 +46,7 @@ from makespan.profiling import (
 from makespan.runtime import describe_machine
 from makespan.sim import ClusterView, Event, EventKind
 from makespan.tables import LIVE, LIVE_JOBS, THROUGHPUT, write_csv
+from makespan.units import format_seconds
 from makespan.workloads import small_workload_keys, workload
 
 # --- ``profile`` ------------------------------------------------------------------------------------
@@ -102,8 +106,24 @@ _UNFINISHED = "unfinished.jsonl"
     type=click.Path(path_type=Path, file_okay=False),
     help="Directory to write to.",
 )
+@click.option(
+    "--layout", "layouts", multiple=True, default=("mb1",), show_default=True,
+    help="Layout of your own model to time, such as 'tp2 mb1'; may be repeated.",
+)  # fmt: skip
+@click.option(
+    "--seq", default=4096, show_default=True, type=whole(1, 10**8, "no sample has more tokens"),
+    help="Tokens of a sample of your own model.",
+)  # fmt: skip
+@click.option(
+    "--batch", default=512, show_default=True, type=whole(1, 10**7, "no step has more samples"),
+    help="Samples of a step of your own model, over all GPUs.",
+)  # fmt: skip
 @json_option
+@click.argument("own", required=False, metavar="[FILE.py:FUNCTION]")
+@click.pass_context
 def profile_command(
+    ctx: click.Context,
+    /,
     keys: tuple[str, ...],
     placements: tuple[str, ...],
     device: Literal["auto", "cpu", "cuda"],
@@ -113,15 +133,39 @@ def profile_command(
     repetitions: int,
     environment: str | None,
     output: Path,
+    layouts: tuple[str, ...],
+    seq: int,
+    batch: int,
     form: str | None,
+    own: str | None,
 ) -> None:
-    """Time small workloads under every plan on this machine.
+    """Time small workloads under every plan on this machine, or steps of your own model.
 
     This writes <workload>.csv, a throughput table, <workload>.json, the record of machine and noise, and
     environment.toml, the constants of the machine for the performance model. After an interrupt, the same
     command resumes and keeps finished measurements.
+
+    With FILE.py:FUNCTION, FUNCTION(layout, seq, batch) returns a function that runs one training step of your
+    model; measured.csv gets its times as 'makespan plan --measured' reads them. Start it with torchrun for
+    several GPUs. --layout, --seq and --batch go with it, and so do --warmup, --steps and --repetitions.
     """
     check_target(output, is_directory=True)
+    reject_others(
+        ctx, own is not None, of_own={"layouts", "seq", "batch"}, kinds=("a model of your own", "workloads"),
+        shared=("warmup", "steps", "repetitions", "output"),
+    )  # fmt: skip
+    if own is not None:
+        times = measure_own(own, layouts, seq, batch, Procedure(warmup, steps, repetitions))
+        if int(os.environ.get("RANK", "0")) == 0:  # the other processes of torchrun have the same times
+            write_csv(times, output / "measured.csv")
+            if form is not None:
+                say_rows(times.to_dict("records"), form)
+            else:
+                for timed in times.to_dict("records"):
+                    say(
+                        f"{format_seconds(timed['step_s'])} a step, {timed['n_gpus']} GPUs: {timed['layout']}"
+                    )
+        return
     places = list(dict.fromkeys(map(_placement, placements)))
     if several := [place.text for place in places if place.n_nodes > 1]:
         raise click.BadParameter(

@@ -401,6 +401,35 @@ def check_target(path: Path | None, *, is_directory: bool) -> None:
         raise InputError(f"--output {path}: {parent} is no directory that can be written to")
 
 
+def reject_others(
+    ctx: click.Context,
+    is_own: bool,
+    *,
+    of_own: set[str],
+    kinds: tuple[str, str],
+    shared: tuple[str, ...] = (),
+) -> None:
+    """Reject options without effect where a command takes things of the user's own, or of the package.
+
+    Parameters
+    ----------
+    is_own
+        True if the command was given things of the user's own.
+    of_own, shared
+        Parameters that go with these alone, and parameters that go with both.
+    kinds
+        Things of the user's own, and of the package, in words.
+    """
+    for parameter in ctx.command.params:
+        name = str(parameter.name)
+        is_given = ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+        if not is_given or isinstance(parameter, click.Argument) or name in ("quiet", "form", *shared):
+            continue
+        if (name in of_own) != is_own:
+            fitting, found = kinds if name in of_own else kinds[::-1]
+            raise InputError(f"{parameter.opts[0]} is an option for {fitting}; it does not go with {found}")
+
+
 def list_options(command: Command) -> Command:
     """Add the options that describe workload, throughput and cluster."""
     for option in reversed(_LIST):

@@ -4,9 +4,11 @@
   throughput table, `profile_record` into the record of their measurement
 - `Measurements` stores and counts finished runs, so that an interrupted profile can resume
 - `measure_rates` measures the machine, `environment_text` writes the result for the performance model
+- `measure_own` times steps of a model of one's own, as rows that `makespan.planning.read_measured` reads
 - `profiling_launcher` and `allocation_launcher` choose the launcher of the processes
 """
 
+from makespan.profiling.own import MakeStep as MakeStep, measure_own as measure_own
 from makespan.profiling.profile import (
     Measurements as Measurements,
     Procedure as Procedure,

@@ -1,0 +1,100 @@
+"""Time training steps of a model of one's own, and return them as rows of measured steps."""
+
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import median
+
+import pandas as pd
+
+from makespan.errors import InputError
+from makespan.planning import Layout, parse_layout
+from makespan.profiling.profile import Procedure
+from makespan.user_code import explained, load_file, user_file
+
+MakeStep = Callable[[Layout, int, int], Callable[[], object]]
+"""Function of layout, tokens of a sample and samples of a step; it returns what runs one training step."""
+
+
+def load_make_step(reference: str) -> tuple[MakeStep, str]:
+    """Return the function that ``FILE.py:FUNCTION`` names, and its file.
+
+    Raises `InputError` if there is no such file or function, or if the file cannot be run.
+    """
+    path, colon, name = reference.rpartition(":")
+    if not (colon and path and name):
+        raise InputError(f"{reference!r}; expected FILE.py:FUNCTION")
+    module = load_file(user_file(path, "a file with a function that makes training steps"))
+    make = getattr(module, name, None)
+    if not callable(make):
+        found = "no function" if make is None else f"{type(make).__name__}"
+        raise InputError(f"{path}: {found} {name!r}; expected a function of layout, seq and batch")
+    return make, str(Path(path).resolve())
+
+
+def measure_own(
+    reference: str, layouts: Sequence[str], seq: int, batch: int, procedure: Procedure
+) -> pd.DataFrame:
+    """Time training steps of a model of one's own under some layouts.
+
+    Several processes, such as those of torchrun, each call this; ``WORLD_SIZE`` is the number of devices.
+
+    Parameters
+    ----------
+    reference
+        ``FILE.py:FUNCTION``, see `MakeStep`. A step trains on the whole batch of this process.
+    layouts
+        Layouts to measure, such as ``tp2 mb1``.
+    seq, batch
+        Tokens of a sample, and samples of a step over all devices.
+    procedure
+        Untimed steps, timed steps, and how often these are repeated.
+
+    Returns
+    -------
+    pandas.DataFrame
+        One row per layout with the columns that `makespan.planning.read_measured` reads; ``step_s`` is the
+        median over repetitions of the mean step.
+
+    Raises
+    ------
+    InputError
+        The function is not found or fails, or a layout does not divide devices or batch.
+    """
+    n_gpus = int(os.environ.get("WORLD_SIZE", "1"))
+    parsed = [parse_layout(text, n_gpus) for text in layouts]
+    for layout in parsed:
+        layout.microbatches(batch)
+    make, file = load_make_step(reference)
+    rows = []
+    for layout in parsed:
+        with explained(file):
+            step = make(layout, seq, batch)
+        if not callable(step):
+            raise InputError(
+                f"{reference}: returned {type(step).__name__}; expected a function that runs one step"
+            )
+        with explained(file):
+            means = []
+            for _ in range(procedure.warmup_steps):
+                step()
+            for _ in range(procedure.repetitions):
+                _wait_for_device()
+                start_s = time.perf_counter()
+                for _ in range(procedure.steps):
+                    step()
+                _wait_for_device()
+                means.append((time.perf_counter() - start_s) / procedure.steps)
+        rows.append(
+            {"n_gpus": n_gpus, "layout": layout.text, "step_s": median(means), "seq": seq, "batch": batch}
+        )
+    return pd.DataFrame(rows)
+
+
+def _wait_for_device() -> None:
+    """Wait until the device has done what was asked of it, if the user's code trains with torch on CUDA."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
+        torch.cuda.synchronize()
