@@ -35,7 +35,9 @@ from makespan.planning import (
     device_names,
     ideal_terms,
     judge,
+    judge_memory,
     judged_table,
+    judged_text,
     knowledge,
     memory_table,
     parse_layout,
@@ -677,6 +679,51 @@ def test_runs_whose_memory_is_stated_in_full_are_called_possible(public):
         if row.source in judged:
             used = memory_table(row.training, Grid.of([row.layout]), row.machines, row.stack).sum()
             assert used <= row.machines.device.memory_bytes, (row.address, row.layout.text)
+
+
+def test_memory_is_judged_by_what_sources_state(public):
+    table = judge_memory(public[0]).set_index("source")
+    # Only runs that do not say what they compute again are called impossible.
+    assert (table["impossible"] == table["impossible_unsaid"]).all()
+    stated = table[table["stated"] > 0]
+    assert stated["kind"].to_dict() == {"torchtitan": "reserved"}
+    assert abs(stated.loc["torchtitan", "signed_error"]) < 0.06
+    assert stated.loc["torchtitan", "error"] < 0.08
+
+
+def test_memory_that_is_stated_is_compared_with_what_is_predicted(tmp_path):
+    write_rows(tmp_path / "rows.csv", peak_mem_gib=40, source="fms-fsdp")
+    rows, _ = read_rows([tmp_path / "rows.csv"])
+    (judged,) = judge_memory(rows).to_dict("records")
+    used = [
+        memory_table(row.training, Grid.of([row.layout]), row.machines, row.stack).sum() / GIB for row in rows
+    ]
+    assert (judged["rows"], judged["stated"], judged["kind"]) == (len(rows), len(rows), "allocated")
+    assert judged["signed_error"] == pytest.approx(sum(used) / len(used) / 40 - 1)
+    text = judged_text(judge(rows), rows, [])
+    assert f"fms-fsdp: 0 of {len(rows)} called impossible; {len(rows)} state allocated memory" in text
+
+
+def test_frozen_weights_have_no_gradients():
+    whole, machines = Training(dense(), 4096, 64), read_machines("8xh100-80")
+    frozen = dataclasses.replace(whole, is_adapter=True)
+    layout = Layout(dp=8)
+    before, after = (terms(one, layout, machines) for one in (whole, frozen))
+    for name in ("gradients", "accumulation", "optimizer"):
+        assert before[name] > 0
+        assert after[name] == 0
+    assert after["products"] == pytest.approx(2 / 3 * before["products"], rel=0.01)
+    assert after["attention"] == before["attention"]
+    held = memory(frozen, layout, machines)
+    assert held["gradients"] == held["optimizer"] == 0 < held["parameters"]
+
+
+def test_fine_tuning_is_read_with_its_sequences_and_frozen_weights(tmp_path):
+    write_rows(tmp_path / "rows.csv", source="nemo-24.07", note="LoRA", gpu="H100-SXM-80")
+    rows, _ = read_rows([tmp_path / "rows.csv"])
+    assert all(row.training.is_adapter for row in rows)
+    assert {run.attention.window for run in rows[0].training.model.layers} == {64}
+    assert "packed sequences of 128 tokens" in rows[0].assumed
 
 
 def test_the_shipped_factors_are_those_of_the_published_rows(public):

@@ -38,6 +38,7 @@ from makespan.planning.judging import (
     LEAST_ROWS as LEAST_ROWS,
     growth as growth,
     judge as judge,
+    judge_memory as judge_memory,
     judged_table as judged_table,
     judged_text as judged_text,
     predictions as predictions,

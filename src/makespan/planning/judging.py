@@ -27,7 +27,9 @@ from makespan.planning.factors import (
     terms_of,
     uncalibrated,
 )
+from makespan.planning.memory import fits, memory_table
 from makespan.planning.rows import Measured, Refused
+from makespan.planning.steptime import Grid
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.intp]
@@ -161,6 +163,40 @@ def predictions(rows: Sequence[Measured]) -> pd.DataFrame:
     return pd.DataFrame(found)
 
 
+def judge_memory(rows: Sequence[Measured]) -> pd.DataFrame:
+    """Judge the memory that is predicted for rows, all of which ran.
+
+    Returns
+    -------
+    pandas.DataFrame
+        One row per source: its rows, how many of them are called impossible, and how many of these do not
+        say what they compute again; how many state their memory, of which kind, and the mean signed and
+        mean absolute error [1] of these, NaN without any.
+    """
+    found: dict[str, list[tuple[Measured, float, bool]]] = {}
+    for row in rows:
+        table = memory_table(row.training, Grid.of([row.layout]), row.machines, row.stack)
+        possible = bool(fits(table, row.machines)[0])
+        found.setdefault(row.source, []).append((row, float(table.sum()), possible))
+    lines = []
+    for source, several in sorted(found.items()):
+        off = [predicted / row.memory_bytes - 1 for row, predicted, _ in several if row.memory_bytes]
+        impossible = [row for row, _, possible in several if not possible]
+        lines.append(
+            {
+                "source": source,
+                "rows": len(several),
+                "impossible": len(impossible),
+                "impossible_unsaid": sum(row.recomputes_unsaid for row in impossible),
+                "stated": len(off),
+                "kind": several[0][0].memory_kind if off else "",
+                "signed_error": float(np.mean(off)) if off else math.nan,
+                "error": float(np.mean(np.abs(off))) if off else math.nan,
+            }
+        )
+    return pd.DataFrame(lines)
+
+
 def recorded_errors() -> pd.DataFrame:
     """Return the errors of this release, as `judge` found them when its factors were fitted."""
     text = resources.files("makespan.planning").joinpath("presets/judged.csv").read_text("utf-8")
@@ -268,6 +304,17 @@ def judged_text(table: pd.DataFrame, rows: Sequence[Measured], refused: Sequence
     ]
     assumed = Counter((row.source, what) for row in rows for what in row.assumed)
     reasons = Counter((one.source, one.reason) for one in refused)
+    lines += ["", "Memory of rows, all of which ran:"]
+    for one in judge_memory(rows).to_dict("records"):
+        text = f"  {one['source']}: {one['impossible']} of {one['rows']} called impossible"
+        if one["impossible_unsaid"]:
+            text += f", {one['impossible_unsaid']} of them without a word on what they compute again"
+        if one["stated"]:
+            text += (
+                f"; {one['stated']} state {one['kind']} memory, predicted with an error of "
+                f"{one['signed_error']:+.1%} in the mean, {one['error']:.1%} in size"
+            )
+        lines.append(text)
     for title, counts in (("Assumed, where rows do not say:", assumed), ("Not used:", reasons)):
         lines += ["", title] if counts else []
         lines += [f"  {count:>4}  {source}: {text}" for (source, text), count in sorted(counts.items())]

@@ -33,6 +33,8 @@ def memory_table(training: Training, grid: Grid, machines: Machines, stack: Soft
     # tensor parallelism.
     of_experts = np.maximum(grid.peers * tp / grid.ep, 1.0)
 
+    trained = 0.0 if training.is_adapter else 1.0
+
     def sharded(stage: int, each: float) -> Array:
         is_sharded = grid.zero >= stage
         dense = other / np.where(is_sharded, grid.shard, 1.0)
@@ -40,9 +42,9 @@ def memory_table(training: Training, grid: Grid, machines: Machines, stack: Soft
 
     table = {
         "parameters": sharded(3, width),
-        "gradients": sharded(2, stack.bytes_of_gradient(training)),
+        "gradients": trained * sharded(2, stack.bytes_of_gradient(training)),
         # A copy of the parameters is needed beside them at 16 bits alone.
-        "optimizer": sharded(1, _OPTIMIZER_BYTES if width == 2.0 else 8.0),
+        "optimizer": trained * sharded(1, _OPTIMIZER_BYTES if width == 2.0 else 8.0),
     }
     kept, working = np.zeros_like(tp), np.zeros_like(tp)
     largest = 0.0
@@ -74,9 +76,10 @@ def memory_table(training: Training, grid: Grid, machines: Machines, stack: Soft
     table["activations"] = kept / grid.pp * in_flight + working
     with_logits = grid.micro_batch * model.head_tokens(training.seq) * training.computed_share / grid.cp
     table["logits"] = with_logits * stack.logit_bytes * model.vocab / tp
-    # Where a pipeline gathers once a step, the whole stage is there until its last micro-batch.
+    # Where a pipeline gathers once a step, the whole stage is there until its last micro-batch, and so are
+    # its gradients, added up in 32 bits.
     whole = (grid.pp > 1) & (not stack.regathers)
-    gathered = np.where(whole, 2.0 * width * held, _BUCKET_LAYERS * width * largest / tp)
+    gathered = np.where(whole, (width + 4.0 * trained) * held, _BUCKET_LAYERS * width * largest / tp)
     table["gathered"] = np.where(grid.zero == 3, gathered, 0.0)
     # The last stage keeps one micro-batch and its logits; the fuller of both ends counts.
     of_last = kept / grid.pp + working

@@ -55,6 +55,16 @@ class Measured:
     assumed: tuple[str, ...]
 
     @property
+    def recomputes_unsaid(self) -> bool:
+        """True if the row does not say what is computed again, so that memory cannot be told."""
+        return _NO_RECOMPUTATION in self.assumed
+
+    @property
+    def memory_kind(self) -> str:
+        """Say which memory the source states: ``allocated`` or ``reserved``, which holds free blocks too."""
+        return str(_register()["memory"].get(self.source, "allocated"))
+
+    @property
     def group(self) -> str:
         """Source, device and precision: rows that are judged together."""
         return f"{self.source} {self.machines.device.name} {self.training.precision}"
@@ -134,13 +144,11 @@ _PLAN = (
     "model", "n_gpus", "tp", "pp", "cp", "ep", "vpp", "micro_batch", "global_batch", "seq", "recompute",
     "zero_stage", "fsdp", "precision",
 )  # fmt: skip
+_NO_RECOMPUTATION = "no recomputation"
 
 
 def _measured(row: Mapping[str, str]) -> Measured:
     register = _register()
-    for rule in register["refused"]:
-        if rule["text"] in row[rule["column"]]:
-            raise _Unusable(rule["reason"])
     kind = register["devices"].get(row["gpu"], row["gpu"])
     if kind not in device_names():
         raise _Unusable(f"device {row['gpu']!r} is not in the catalogue")
@@ -152,7 +160,24 @@ def _measured(row: Mapping[str, str]) -> Measured:
     machines = Machines(row["gpu"], device(kind), n_gpus, min(per_node, n_gpus))
     layout, assumed = _layout(row, model, stack, n_gpus)
     share = next((rule["share"] for rule in register["padded"] if rule["text"] in row["note"]), 1.0)
-    training = Training(model, _count(row, "seq"), _count(row, "global_batch"), precision, share)
+    tuned = next((rule for rule in register["tuned"] if rule["text"] in row["note"]), None)
+    if tuned:
+        seen = register["packed"].get(row["source"])
+        length = f"of {seen} tokens" if seen else "whose tokens see all earlier ones"
+        assumed = (*assumed, f"packed sequences {length}")
+        if seen:  # a token sees half of its sequence in the mean
+            layers = [
+                replace(run, attention=replace(run.attention, window=seen // 2)) for run in model.layers
+            ]
+            model = replace(model, layers=tuple(layers))
+    training = Training(
+        model,
+        _count(row, "seq"),
+        _count(row, "global_batch"),
+        precision,
+        share,
+        is_adapter=tuned is not None and tuned["is_adapter"],
+    )
     step_s = _step_s(row, training, n_gpus)
     flop = training.global_batch * model.flop_per_sample(training.seq) * share
     mfu = flop / (step_s * n_gpus * machines.device.peak_flop_per_s(precision))
@@ -202,7 +227,7 @@ def _layout(
         )
     if stated == "unknown":
         stated = "none"
-        assumed.append("no recomputation")
+        assumed.append(_NO_RECOMPUTATION)
     if not row["zero_stage"]:
         assumed.append("no sharded states")
     if not row["sp"] and tp > 1:
@@ -251,10 +276,12 @@ def _stack(row: Mapping[str, str]) -> Software:
     for rule in _register()["releases"]:
         if rule["stack"] == name and release and release[1] < rule["before"]:
             name = rule["is"]
+    facts: dict[str, Any] = {}
     for rule in _register()["settings"]:
         if rule["stack"] == name and re.search(rule["pattern"], row[rule["column"]], re.IGNORECASE):
-            name += rule["adds"]
-    return software(name)
+            name += rule.get("adds", "")
+            facts |= rule.get("sets", {})
+    return replace(software(name), **facts)
 
 
 def _step_s(row: Mapping[str, str], training: Training, n_gpus: int) -> float:

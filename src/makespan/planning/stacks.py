@@ -104,6 +104,9 @@ class Training:
         What is trained, tokens of a sample, samples of a step, and precision of matrix products.
     computed_share
         Share of the tokens that are computed; less than 1 where padding is left out.
+    is_adapter
+        True if the weights are frozen and small adapters beside them are trained (LoRA); adapters themselves
+        are not counted.
     """
 
     model: Architecture
@@ -111,6 +114,7 @@ class Training:
     global_batch: int
     precision: str = "bf16"
     computed_share: float = 1.0
+    is_adapter: bool = False
 
     def __post_init__(self) -> None:
         for name in ("seq", "global_batch"):

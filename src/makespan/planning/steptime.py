@@ -188,7 +188,9 @@ def ideal_terms(training: Training, grid: Grid, machines: Machines, stack: Softw
     def products_s(out: Array | float, size: Array | float, tokens: Array, again: Array | float) -> Array:
         """Return the time of a product, forward, backward, and ``again`` times in between."""
         # The gradient of the input sums over the output, that of the weights over the tokens.
-        passes = (1.0 + again) * (1.0 + half / size) + 2.0 + half / out + half / tokens
+        passes = (1.0 + again) * (1.0 + half / size) + 1.0 + half / out
+        if not training.is_adapter:
+            passes = passes + 1.0 + half / tokens
         return np.asarray(2.0 * tokens * out * size * passes / (peak * share))
 
     link = group_bandwidth(tp, np.ones_like(tp), machines)
@@ -348,10 +350,11 @@ def _add_transfers(
     share = (peers - 1) / peers
     bandwidth = group_bandwidth(peers, grid.tp, machines)
     gradient = stack.bytes_of_gradient(training)
+    trained = 0.0 if training.is_adapter else held
     # A gradient of 16 bits is written and read again, and the sum is read and written.
-    terms["accumulation"] = count * held * (2.0 * bytes_per + 2.0 * gradient) / memory
-    plain = 2.0 * share * held * gradient
-    partitioned = share * held * (gradient + bytes_per)
+    terms["accumulation"] = count * trained * (2.0 * bytes_per + 2.0 * gradient) / memory
+    plain = 2.0 * share * trained * gradient
+    partitioned = share * trained * (gradient + bytes_per)
     exchanged = np.where(grid.zero == 0, plain, partitioned) / bandwidth * (grid.zero < 3) * (peers > 1)
     computed = np.sum(
         [terms[name] for name in ("products", "experts", "attention", "scores", "elements")], axis=0
@@ -362,11 +365,11 @@ def _add_transfers(
     inside = (grid.shard - 1) / grid.shard
     # Without a pipeline, parameters are gathered for the forward and the backward pass of every micro-batch.
     rounds = np.where((grid.pp == 1) | stack.regathers, count, 1.0)
-    gathered = rounds * inside * held * (3.0 * bytes_per)
+    gathered = rounds * inside * (2.0 * held + trained) * bytes_per
     groups = peers / grid.shard
-    between = 2.0 * (groups - 1) / groups * held / grid.shard * gradient / network
+    between = 2.0 * (groups - 1) / groups * trained / grid.shard * gradient / network
     sharded = (gathered / group_bandwidth(grid.shard, grid.tp, machines) + between) * (grid.zero == 3)
     terms["shards"] = sharded
     terms["shards_beyond"] = np.maximum(sharded - _SHARD_WINDOW * computed, 0.0)
-    states = held * 16.0 / np.where(grid.zero >= 1, grid.shard, 1.0)
-    terms["optimizer"] = (4.0 * held + 1.5 * states) / memory
+    states = trained * 16.0 / np.where(grid.zero >= 1, grid.shard, 1.0)
+    terms["optimizer"] = (4.0 * trained + 1.5 * states) / memory
