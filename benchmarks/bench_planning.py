@@ -1,0 +1,65 @@
+"""Cost of predictions for models and clusters of one's own: single points, grids, and a whole search."""
+
+import itertools
+from typing import Any
+
+import pytest
+
+from makespan.planning import (
+    Architecture,
+    Attention,
+    FeedForward,
+    Layers,
+    Layout,
+    Pricer,
+    Training,
+    plan,
+    read_machines,
+    read_model,
+    software,
+)
+from makespan.planning.pricing import layouts
+from makespan.planning.steptime import Grid
+
+MACHINES = read_machines("64xh100-80")
+STACK = software("megatron-bridge")
+
+
+@pytest.mark.parametrize("n_points", [400])
+def test_points_with_a_model_each(benchmark: Any, n_points: int) -> None:
+    """Points per second, each with a model of its own."""
+
+    def price() -> float:
+        total = 0.0
+        for i in range(n_points):
+            attention = Attention(32, 8, 128, 128)
+            run = Layers(16 + i, attention, FeedForward(14336, True))
+            model = Architecture(f"own-{i}", "llama", 4096, (run,), 128256)
+            pricer = Pricer(Training(model, 8192, 256), MACHINES, STACK)
+            total += pricer.price(Layout(dp=16, tp=4)).step_s
+        return total
+
+    assert benchmark(price) > 0
+    benchmark.extra_info["per_second"] = n_points / benchmark.stats["min"]
+
+
+@pytest.mark.parametrize("is_warm", [False, True])
+def test_a_grid_of_layouts(benchmark: Any, is_warm: bool) -> None:
+    """Points per second of one model, from layouts or from their columns."""
+    pricer = Pricer(Training(read_model("llama3-70b"), 8192, 256), MACHINES, STACK)
+    few = list(itertools.islice(layouts(pricer.training, MACHINES), 1000))
+    tried = few * 50
+    grid = Grid.of(tried)
+
+    def price() -> float:
+        return float(pricer.parts_s(grid if is_warm else Grid.of(tried)).sum())
+
+    assert benchmark(price) > 0
+    benchmark.extra_info["per_second"] = len(tried) / benchmark.stats["min"]
+
+
+def test_a_search(benchmark: Any) -> None:
+    """The best layouts of a 70B model on 512 GPUs."""
+    training, machines = Training(read_model("llama3-70b"), 8192, 1024), read_machines("512xh100-80")
+    found = benchmark(lambda: plan(Pricer(training, machines, STACK)))
+    assert found.best
