@@ -21,6 +21,8 @@ if TYPE_CHECKING:
         compare as compare,
         emulate as emulate,
         fit as fit,
+        intervals as intervals,
+        next_runs as next_runs,
         rank_plans as rank_plans,
         simulate as simulate,
     )

@@ -1,15 +1,28 @@
 """Top-level API: functions that take names or paths and return tables."""
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Literal
 
+import numpy as np
 import pandas as pd
 
 from makespan.emulator import emulate as emulate_points, load_calibration, trace_points
-from makespan.errors import InputError, MakespanError
+from makespan.errors import InputError, MakespanError, unknown_name
 from makespan.hardware import cluster
-from makespan.perf import TableFit, fit_table, load_environment, rank_plans as rank_fitted
+from makespan.perf import (
+    TableFit,
+    fit_table,
+    intervals as fitted_intervals,
+    load_environment,
+    next_runs as choose_next_runs,
+    points_from_plans,
+    points_from_table,
+    rank_plans as rank_fitted,
+    sequential_design,
+    warnings_of,
+)
 from makespan.plans import Placement, write_exec_plan
 from makespan.sim import Policy
 from makespan.studies import (
@@ -148,8 +161,11 @@ def fit(
     *,
     form: str = "extended",
     parameters: float | None = None,
+    design: Literal["fixed", "sequential"] = "fixed",
+    runs: int | None = None,
+    seed: int = 0,
 ) -> TableFit:
-    """Fit a performance model to a few rows of a throughput table, sampled by a fixed design.
+    """Fit a performance model to a few rows of a throughput table, and log what the fit leaves open.
 
     Parameters
     ----------
@@ -160,6 +176,11 @@ def fit(
     parameters
         Number of parameters of a model that the zoo lacks (default: the size that fits best, which is
         logged). A decoder of usual proportions stands in for such a model.
+    design
+        How rows are sampled: ``fixed``, a rule that reads plans and placements; ``sequential``, the first at
+        random and each further one where it narrows the predictions most, given the times of those before.
+    runs, seed
+        Rows of the sequential design (default: as many as the fixed one), and seed of its first row.
 
     Returns
     -------
@@ -169,8 +190,8 @@ def fit(
     Raises
     ------
     MakespanError
-        The table has several workloads or global batches or no row that can be sampled, or a name is
-        unknown.
+        The table has several workloads or global batches or no row that can be sampled, a name is
+        unknown, or ``runs`` is given for the fixed design or exceeds the rows of the table.
     """
     keys = sorted(set(table["workload"]))
     if len(keys) != 1:
@@ -181,7 +202,84 @@ def fit(
         raise InputError(
             f"table of workload {keys[0]!r} has global batches of {shown} samples; expected exactly one"
         )
-    return fit_table(table, keys[0], form, load_environment(cluster_name), parameters=parameters)
+    if design not in ("fixed", "sequential"):
+        raise unknown_name("design", design, ("fixed", "sequential"))
+    if design == "fixed" and runs is not None:
+        raise InputError(f"runs is {runs}, but the fixed design has its own number; use design='sequential'")
+    environment, sampled = load_environment(cluster_name), None
+    if design == "sequential":
+        rows = sequential_design(
+            table, keys[0], form, environment, n_runs=runs, seed=seed, parameters=parameters
+        )
+        sampled = np.isin(np.arange(len(table)), rows) & table["clean"].to_numpy(dtype=bool)
+    result = fit_table(table, keys[0], form, environment, sampled=sampled, parameters=parameters)
+    for warning in warnings_of(result):
+        _LOG.warning("%s: %s", keys[0], warning)
+    return result
+
+
+def intervals(fitted: TableFit, level: float = 0.9) -> pd.DataFrame:
+    """Return the predictions of all rows of a fitted table with intervals.
+
+    Parameters
+    ----------
+    fitted
+        Result of `fit`.
+    level
+        Share of the times that the intervals should hold, between 0 and 1.
+
+    Returns
+    -------
+    pandas.DataFrame
+        One row per feasible row of the table: ``exec_plan``, ``placement``, ``cpu_threads``, ``predicted_s``,
+        ``low_s``, ``high_s`` [s], and ``is_outside``, which says that nothing similar ran.
+    """
+    points = points_from_table(fitted.frame, fitted.fit.points.workload, fitted.fit.environment)
+    named = fitted.frame[["exec_plan", "placement", "cpu_threads"]]
+    return named.join(fitted_intervals(fitted.fit, points, level))
+
+
+def next_runs(
+    fitted: TableFit, placements: Sequence[str | int], cluster_name: str = "a800-64", n_runs: int = 1
+) -> pd.DataFrame:
+    """Choose the plans and placements to measure next, so that predictions narrow most.
+
+    Parameters
+    ----------
+    fitted
+        Result of `fit`.
+    placements
+        Placements that matter: GPUs on each node, for example ``["8", "44"]``. Every plan of the workload
+        that fits into memory there counts, and may be chosen.
+    cluster_name
+        Cluster (sets the memory limit).
+    n_runs
+        Runs to choose.
+
+    Returns
+    -------
+    pandas.DataFrame
+        The most valuable first: ``exec_plan``, ``placement``, and ``predicted_s``, ``low_s`` and ``high_s``
+        [s] before the run.
+
+    Raises
+    ------
+    InputError
+        Fewer plans fit than runs are wanted.
+    """
+    model, where = fitted.fit, cluster(cluster_name)
+    places = [Placement.parse(str(text)) for text in placements]
+    pairs = [(ranked.plan, place) for place in places for ranked in rank_fitted(model, place, where)]
+    points = points_from_plans(pairs, model.points.workload, model.environment)
+    named = pd.DataFrame(
+        {
+            "exec_plan": [write_exec_plan(plan) for plan, _ in pairs],
+            "placement": [place.text for _, place in pairs],
+        }
+    )
+    chosen = choose_next_runs(model, points, n_runs, choices=named["placement"].tolist())
+    limits = fitted_intervals(model, points)[["predicted_s", "low_s", "high_s"]]
+    return named.join(limits).iloc[chosen].reset_index(drop=True)
 
 
 def rank_plans(

@@ -36,6 +36,12 @@ from makespan.perf.forms import (
     points_from_plans as points_from_plans,
     points_from_table as points_from_table,
 )
+from makespan.perf.sampling import (
+    intervals as intervals,
+    next_runs as next_runs,
+    sequential_design as sequential_design,
+    warnings_of as warnings_of,
+)
 from makespan.perf.search import (
     best_plan as best_plan,
     envelope as envelope,

@@ -1,10 +1,11 @@
 """Experiments of Morphling (MLSys 2025): plans and resources of training jobs, chosen by a performance model.
 
 `PAPER` has the options and the experiments: the performance model with Table 2 and sensitivity curves
-(`performance`), one job under changing limits (`adaptation`) and two on one node (`sharing`), real training
-runs whose plan changes (`accuracy`), and the cluster: its job lists (`job_lists`), Table 4 and the same on
-many lists (`cluster`), what that rests on (`studies`), the same with models of today (`today`), and the
-planner off the testbed (`public_rows`). `page` makes the tables of the paper's page from results.
+(`performance`), how its runs are chosen (`sampling`), one job under changing limits (`adaptation`) and two
+on one node (`sharing`), real training runs whose plan changes (`accuracy`), and the cluster: its job lists
+(`job_lists`), Table 4 and the same on many lists (`cluster`), what that rests on (`studies`), the same with
+models of today (`today`), and the planner off the testbed (`public_rows`). `page` makes the tables of the
+paper's page from results.
 """
 
 from functools import partial
@@ -20,6 +21,7 @@ from makespan.papers.morphling.job_lists import ImportedLists, JobLists, Predict
 from makespan.papers.morphling.performance import FitModels, Sensitivity, WorkloadKey
 from makespan.papers.morphling.public_rows import PublicRows
 from makespan.papers.morphling.results_page import page as page
+from makespan.papers.morphling.sampling import Sampling
 from makespan.papers.morphling.sharing import Fig8
 from makespan.papers.morphling.studies import (
     Knowledge,
@@ -133,7 +135,7 @@ class Morphling(Paper):
 
     title = "Morphling"
     EXPERIMENTS = (
-        *(JobLists, ImportedLists, Predictions, FitModels, Sensitivity, Fig7, Fig8, Fig9),
+        *(JobLists, ImportedLists, Predictions, FitModels, Sampling, Sensitivity, Fig7, Fig8, Fig9),
         *(GettingStarted, Table4, Lists, Rivals, Readings, Threads, Knowledge),
         *(Load, LargeModels, Rounds, Scale, Today, PublicRows),
     )
@@ -156,6 +158,7 @@ class Morphling(Paper):
         changes="table2, fits",
         min_length=1,
     )
+    sampling: Sampling = option("how runs to fit are chosen", Sampling())
     sensitivity: Sensitivity = option("sensitivity curves", Sensitivity())
     fig7: Fig7 = option("adaptation to changing limits", Fig7())
     fig8: Fig8 = option("throughput across jobs", Fig8())
@@ -164,8 +167,13 @@ class Morphling(Paper):
 
     @model_validator(mode="after")
     def _curves_and_jobs_have_input(self) -> "Morphling":
-        for name, block in (("sensitivity", self.sensitivity), ("simulation", self.simulation)):
-            missing = sorted(set(block.workloads) - set(self.workloads))
+        chosen = {
+            "sampling": self.sampling.workloads,
+            "sensitivity": self.sensitivity.workloads,
+            "simulation": self.simulation.workloads,
+        }
+        for name, workloads in chosen.items():
+            missing = sorted(set(workloads) - set(self.workloads))
             if missing:
                 raise ValueError(f"{name}.workloads among workloads (not there: {', '.join(missing)})")
         return self

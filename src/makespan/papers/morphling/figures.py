@@ -52,6 +52,8 @@ from makespan.plots import (
     published,
     published_handle,
     require_columns,
+    spread,
+    spread_handle,
 )
 from makespan.units import MINUTE
 from makespan.workloads import workload
@@ -322,6 +324,19 @@ _SPECIAL_RUNS = {"switching": PALETTE["vermilion"], "other seed": PALETTE["black
 _RUN_COLOURS = ("blue", "sky", "green", "orange", "purple", "brown", "grey")
 _RUN_LINES = ("-", "--", ":")
 _SMALLEST_DIFFERENCE = 1e-8
+_DESIGNS = {
+    "sequential": Style("sequential", PALETTE["blue"], "o"),
+    "fixed": Style("fixed", PALETTE["black"], "s"),
+    "random": Style("random", PALETTE["orange"], "^"),
+}
+_CHOICE_METRICS = {
+    "avg_error_pct": "average error",
+    "p95_error_pct": "95th percentile",
+    "max_error_pct": "largest error",
+    "regret_mean_pct": "mean loss",
+    "regret_max_pct": "largest loss",
+}
+"""Metrics of the figure on the choice of runs."""
 
 
 def table2(tables: Tables, source: str, forms: Sequence[str], shown: str) -> Drawn:
@@ -335,6 +350,34 @@ def prediction(tables: Tables, source: str, form: str) -> Drawn:
     """Predicted against measured iteration times."""
     rows = tables["table2_rows"]
     return plot_prediction(rows, source, form), rows[rows["form"] == form]
+
+
+@figure_style
+def sampling(tables: Tables, source: str) -> Drawn:
+    """Error and regret by how runs are chosen: median and spread over the starts, one panel per metric."""
+    table, starts = tables["sampling"], tables["sampling_starts"]
+    figure = new_figure(TWO_COLUMNS_IN, 1.9)
+    panels = figure.subplots(1, len(_CHOICE_METRICS))
+    for axes, (metric, title) in zip(panels, _CHOICE_METRICS.items(), strict=True):
+        rows = table[table["metric"] == metric].set_index("design")
+        for place, (design, style) in enumerate(_DESIGNS.items()):
+            values = starts.loc[starts["design"] == design, metric]
+            axes.plot(values, np.full(len(values), place), "|", color=style.colour, alpha=0.4, ms=6, mew=0.6)
+            axes.plot(rows["median"][design], place, style.marker, color=style.colour, ms=4)
+            spread(axes, place, rows["p10"][design], rows["p90"][design], style.colour, is_across=True)
+        axes.set_yticks(range(len(_DESIGNS)), [style.title for style in _DESIGNS.values()])
+        axes.set_ylim(len(_DESIGNS) - 0.5, -0.5)
+        axes.set_xlim(left=0)
+        axes.set_title(title)
+        axes.label_outer()
+    figure.supxlabel("error, or throughput lost [%]")
+    mark: dict[str, Any] = {"ls": "none", "color": PALETTE["grey"]}
+    handles = [
+        Line2D([], [], label="median over the starts", marker="o", ms=4, **mark),
+        spread_handle("10th to 90th percentile", PALETTE["grey"]),
+        Line2D([], [], label="each start", marker="|", ms=6, **mark),
+    ]
+    return add_legend(figure, source, handles, strip=False, ncols=3), table
 
 
 def sensitivity(tables: Tables, source: str) -> Drawn:
