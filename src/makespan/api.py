@@ -277,7 +277,7 @@ def next_runs(
             "placement": [place.text for _, place in pairs],
         }
     )
-    chosen = choose_next_runs(model, points, n_runs, choices=named["placement"].tolist())
+    chosen = choose_next_runs(model, points, n_runs)
     limits = fitted_intervals(model, points)[["predicted_s", "low_s", "high_s"]]
     return named.join(limits).iloc[chosen].reset_index(drop=True)
 

@@ -3,7 +3,6 @@
 import logging
 
 import numpy as np
-import pandas as pd
 import pytest
 
 import makespan
@@ -137,22 +136,6 @@ def test_points_without_worth_are_not_chosen_and_further_runs_differ(fitted):
         next_runs(fitted.fit, points, len(points) + 1)
 
 
-def test_plans_that_may_be_the_fastest_weigh_more(fitted):
-    """The gain of the chosen run falls on near-best plans more than without names of choices."""
-    points = points_of(fitted)
-    places = fitted.frame["placement"].tolist()
-    log_time = pd.Series(np.log(fitted.fit.predict(points)))
-    behind = (log_time - log_time.groupby(places).transform("min")).to_numpy()
-    spread = covariance(fitted.fit, points)
-
-    def gain_near_best(row):
-        gain = spread[row] ** 2 / (spread[row, row] + 0.04**2)
-        return gain[behind < 0.05].sum() / gain.sum()
-
-    plain, (aimed,) = next_runs(fitted.fit, points)[0], next_runs(fitted.fit, points, choices=places)
-    assert gain_near_best(aimed) >= gain_near_best(plain)
-
-
 def test_intervals_hold_their_prediction_and_grow_with_the_level(fitted):
     narrow, wide = (intervals(fitted.fit, points_of(fitted), level) for level in (0.5, 0.9))
     for table in (narrow, wide):
@@ -178,7 +161,8 @@ def test_kinds_and_sizes_that_did_not_run_are_outside(table):
     plain = table["exec_plan"] == "ga"
     result = fit_table(table, "bert", "extended", ENVIRONMENT, sampled=plain.to_numpy())
     outside = intervals(result.fit, points_of(result))["is_outside"].to_numpy()
-    assert outside[(result.frame["exec_plan"] != "ga").to_numpy()].all()
+    is_plain = result.frame["exec_plan"].isin(["ga", "gc"]).to_numpy()
+    assert outside[~is_plain].all() and not outside[is_plain].all()
     assert not outside[result.fitted].any()
     warning = next(text for text in warnings_of(result) if "far outside" in text)
     assert warning.startswith(f"{outside.sum()} of {len(outside)} predictions are far outside of what ran")

@@ -35,13 +35,11 @@ _DIGITS = 6  # of scores, so that all processors make the same choice
 # Standard deviations of logarithms, chosen on starts that no reported number uses.
 _NOISE = 0.04  # of a single run, with what no similar run shares
 _FORM = 0.1  # of the error of the form, which similar points share
-_SHARED = 0.2  # of a constant of the cluster
-_LEFT = 0.4  # of the same, over what is known without any row, where the environment says that
+_SHARED = 0.2  # of each constant of the cluster
 _PROFILE = {"forward phase": 0.03, "growth with the batch": 0.1}  # of the forward time, by its origin
 _BOUND = 0.3  # of a forward time of which only a bound is known
 _REACH = 2.0  # doublings of GPUs, nodes, degrees or threads over which points are similar
-_FASTEST = 0.67  # further weight of a point that may be the fastest on its placement
-_WIDTH = 1.0  # of intervals, so that those of 90 % held 90 % of the held-out rows of the same starts
+_WIDTH = 0.65  # of intervals, so that those of 90 % held 90 % of the held-out rows of the same starts
 _FURTHEST = 4.0  # GPUs over the most, or the fewest, of the runs of the same kind
 _BAD_RMS = 0.1  # of residuals in logarithms: five times the spread of equal runs
 _MATTERS = 0.01  # change of a log time with a log parameter below which the parameter is not missed
@@ -79,9 +77,7 @@ def covariance(fitted: Fit, points: Points) -> Floats:
         shifted = {name: getattr(constants, name) * factor}
         changed.append(Terms(every, profile, replace(constants, **shifted)))
     by_shared = np.array([(log_time(z, other) - centre) / _STEP for other in changed]).T
-    neutral = fitted.environment.neutral
-    left = [_LEFT * neutral[name].log_sd if name in neutral else _SHARED for name in _UNCERTAIN]
-    shared_sd = np.array([_PROFILE.get(profile.origin, _BOUND), *left])
+    shared_sd = np.array([_PROFILE.get(profile.origin, _BOUND), *([_SHARED] * len(_UNCERTAIN))])
     # Reported phases teach parameters before the iteration times do.
     problem = problem_of(form, fitted.points, fitted.measured, fitted.environment)
     by_phase = forward_differences(problem.residuals, z, _STEP)[runs : 3 * runs]
@@ -104,11 +100,10 @@ def next_runs(
     n_runs: int = 1,
     *,
     worth: Floats | float = 1.0,
-    choices: Sequence[object] = (),
 ) -> list[int]:
     """Choose the points to measure next, given the runs of a fit.
 
-    A run is worth as much as it reduces the variances of the log times of all points, in their weighted sum.
+    A run is worth as much as it reduces the variances of the log times of all points, in their sum.
     Each further one is chosen as if the runs before it had confirmed their predictions.
 
     Parameters
@@ -117,9 +112,6 @@ def next_runs(
         Points that matter, in the order in which ties are decided. Any of them may be measured.
     worth
         Factor of the worth of each point, for example the chance that its run succeeds; 0 rules a point out.
-    choices
-        A name per point, equal where one of the points is to be chosen as the fastest. Points that may be the
-        fastest of theirs then weigh more.
 
     Returns
     -------
@@ -136,16 +128,8 @@ def next_runs(
         most = np.count_nonzero(factor)
         raise InputError(f"{n_runs} further runs; expected from 1 to the {most} points that can be measured")
     spread, chosen = covariance(fitted, points), []
-    weight = np.ones(len(points))
-    if len(choices):
-        number = {name: index for index, name in enumerate(dict.fromkeys(choices))}
-        choice, log_time = np.array([number[name] for name in choices]), np.log(fitted.predict(points))
-        least = np.full(len(number), np.inf)
-        np.minimum.at(least, choice, log_time)
-        behind = log_time - least[choice]
-        weight += _FASTEST * np.exp(-0.5 * behind**2 / (np.diag(spread) + _NOISE**2))
     for _ in range(n_runs):
-        gain = factor * (weight @ spread**2) / (np.diag(spread) + _NOISE**2)
+        gain = factor * np.sum(spread**2, axis=0) / (np.diag(spread) + _NOISE**2)
         row = int(np.argmax(significant(gain / gain.max(), _DIGITS)))
         chosen.append(row)
         factor[row] = 0.0
@@ -209,7 +193,6 @@ def sequential_design(
     nodes = [Placement.parse(str(text)).gpus_per_node for text in kept["placement"]]
     splits_cards = np.array([len(counts) > 1 and any(n % per_card for n in counts) for counts in nodes])
     group = 2 * points[0].is_model_parallel + splits_cards
-    choices = [*zip(kept["placement"], kept["cpu_threads"], strict=True)]
     rng = named_rng(seed, "sampling", specs[0].key)
     fits: list[Fit] = []
     while len(chosen) < n_runs:
@@ -228,7 +211,7 @@ def sequential_design(
         # With one more success assumed, or a first failure would rule out everything like it.
         n_ran, n_failed = (np.bincount(group[mask], minlength=4) for mask in (ran, ran & ~clean))
         worth = np.where(ran, 0.0, (1.0 - n_failed / (1.0 + n_ran))[group])
-        chosen += next_runs(fits[best], points[best], worth=worth, choices=choices)
+        chosen += next_runs(fits[best], points[best], worth=worth)
     return [int(row) for row in rows[chosen]]
 
 
@@ -243,16 +226,16 @@ def intervals(fitted: Fit, points: Points, level: float = 0.9) -> pd.DataFrame:
     Returns
     -------
     pandas.DataFrame
-        ``predicted_s``, ``low_s``, ``high_s`` [s], and ``is_outside``: no run of the same kind (plain data
-        parallel, recomputing, ZeRO, offload, model parallel), or over four times as many GPUs as any of them,
-        or less than a quarter.
+        ``predicted_s``, ``low_s``, ``high_s`` [s], and ``is_outside``: no run of the same kind (data parallel,
+        ZeRO, offload, model parallel), or over four times as many GPUs as any of them, or less than a quarter.
     """
     if not 0 < level < 1:
         raise InputError(f"level {level:g}; expected a share between 0 and 1")
     variance = np.diag(covariance(fitted, points)) + _NOISE**2
     factor = np.exp(NormalDist().inv_cdf(0.5 + level / 2) * _WIDTH * np.sqrt(variance))
     predicted = fitted.predict(points)
-    kind, ran = _kinds(points), _kinds(fitted.points)
+    # What recomputing adds to plain data parallelism is known, so either stands for the other here.
+    kind, ran = (np.where(one == 1, 0, one) for one in (_kinds(points), _kinds(fitted.points)))
     is_outside = np.ones(len(points), dtype=bool)
     for value in np.unique(ran):
         gpus = fitted.points.n_gpus[ran == value]
