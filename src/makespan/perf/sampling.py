@@ -226,8 +226,9 @@ def intervals(fitted: Fit, points: Points, level: float = 0.9) -> pd.DataFrame:
     Returns
     -------
     pandas.DataFrame
-        ``predicted_s``, ``low_s``, ``high_s`` [s], and ``is_outside``: no run of the same kind (data parallel,
-        ZeRO, offload, model parallel), or over four times as many GPUs as any of them, or less than a quarter.
+        ``predicted_s``, ``low_s``, ``high_s`` [s], and ``is_outside``: no run of the same kind (data
+        parallel, ZeRO, offload, model parallel), or over four times as many GPUs as any of them, or less than
+        a quarter.
     """
     if not 0 < level < 1:
         raise InputError(f"level {level:g}; expected a share between 0 and 1")

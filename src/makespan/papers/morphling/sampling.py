@@ -115,9 +115,10 @@ def designs(
 
 def _random_rows(feasible: Rows, clean: Bools, n_runs: int, rng: np.random.Generator) -> list[int]:
     """Draw rows without replacement; beyond ``n_runs`` only until one of them can be fitted."""
-    drawn = rng.permutation(feasible)
-    first = int(np.argmax(clean[drawn]))
-    return [int(row) for row in drawn[: max(n_runs, first + 1)]]
+    drawn = rng.choice(feasible, n_runs, replace=False).tolist()
+    while not clean[drawn].any():
+        drawn.append(int(rng.choice(np.setdiff1d(feasible, drawn))))
+    return [int(row) for row in drawn]
 
 
 def judged(result: TableFit, key: str, design: str, start: int) -> pd.DataFrame:
