@@ -485,7 +485,7 @@ class TableFit:
 
 
 def feasible_rows(
-    frame: pd.DataFrame, workload: str, parameters: float | None = None
+    frame: pd.DataFrame, workload: str, parameters: float | None = None, spec: Workload | None = None
 ) -> tuple[pd.DataFrame, list[Workload], Bools]:
     """Return the feasible rows of a workload, its possible descriptions, and a mask of these rows.
 
@@ -509,10 +509,10 @@ def feasible_rows(
     batch = int(kept["global_batch_size"].iloc[0])
     sizes = [1.0] if is_known else _SIZES if parameters is None else [parameters]
     specs = []
-    for spec in (workload_of(key, batch, size) for size in sizes):
-        specs.append(spec)
-        if spec.max_microbatches not in (1, spec.global_batch_size):
-            specs.append(replace(spec, max_microbatches=spec.global_batch_size))
+    for one in [workload_of(key, batch, size) for size in sizes] if spec is None else [spec]:
+        specs.append(one)
+        if one.max_microbatches not in (1, one.global_batch_size):
+            specs.append(replace(one, max_microbatches=one.global_batch_size))
     return kept, specs, usable
 
 
@@ -549,48 +549,16 @@ def fit_table(
     FitError
         No clean feasible row can be sampled.
     """
-<<<<<<< HEAD
-    is_known = is_in_zoo(workload)
-    key = load_workload(workload).key if is_known else workload
-    if is_known and parameters is not None:
-        there = load_workload(workload).model.parameters
-        if parameters != there:
-            raise InputError(
-                f"{key!r} has {there} parameters, got {parameters:g}; leave the number out, or choose "
-                "another name for the model"
-            )
-    usable = ((frame["workload"] == key) & frame["feasible"].astype(bool)).to_numpy()
-    kept = frame[usable].reset_index(drop=True)
-    if not len(kept):
-        raise FitError(f"no observation of {key!r}; at least one row is needed for a fit")
-    batch = int(kept["global_batch_size"].iloc[0])
-    sizes = [1.0] if is_known else _SIZES if parameters is None else [parameters]
-    specs = [workload_of(key, batch, size) for size in sizes] if spec is None else [spec]
+    kept, specs, usable = feasible_rows(frame, workload, parameters, spec)
     measured = measured_from_table(kept)
     fitted = sampling_design(kept, specs[0]) if sampled is None else sampled[usable]
-    # A trace does not record the limit on micro-batches. Unless the limit of the preset is at one of the
-    # extremes, one sample per micro-batch is tried as well, and the better fit is kept.
-    variants = []
-    for one in specs:
-        variants.append(one)
-        if one.max_microbatches not in (1, one.global_batch_size):
-            variants.append(replace(one, max_microbatches=one.global_batch_size))
-=======
-    kept, specs, usable = feasible_rows(frame, workload, parameters)
-    measured = measured_from_table(kept)
-    fitted = sampling_design(kept, specs[0]) if sampled is None else sampled[usable]
->>>>>>> 9bbf428d (Choose runs of a fit one after the other, and give intervals and warnings of its predictions)
     candidates = []
     for variant in specs:
         points = points_from_table(kept, variant, environment)
         result = fit(form, points.take(fitted), measured.take(fitted), environment)
         candidates.append(TableFit(result, kept, fitted, result.predict(points)))
     best = min(candidates, key=lambda candidate: candidate.fit.cost)
-<<<<<<< HEAD
-    if len(specs) > 1:
-=======
     if len({spec.model.parameters for spec in specs}) > 1:
->>>>>>> 9bbf428d (Choose runs of a fit one after the other, and give intervals and warnings of its predictions)
         size = best.fit.points.workload.model.parameters
         _LOG.warning(
             "%s is not in the zoo; its times fit %.3g parameters best; pass the number if it is another",
