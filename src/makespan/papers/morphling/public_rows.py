@@ -108,7 +108,7 @@ def draw(tables: Mapping[str, pd.DataFrame], source: str) -> "tuple[Drawn, pd.Da
             for axis in (scatter.xaxis, scatter.yaxis):
                 axis.set_major_formatter(plain_numbers())
                 axis.set_minor_formatter(NullFormatter())
-            scatter.legend(fontsize=7, markerscale=1.3, loc="lower right", labelspacing=0.2)
+            scatter.legend(fontsize=6, markerscale=1.3, loc="upper left", labelspacing=0.15)
         scatter.set(xlabel="published step [s]", ylabel="predicted step [s]")
         places = range(len(groups))
         bars.barh(places, 100 * groups["error"], height=0.6, color="C0", label="prediction")
@@ -119,7 +119,7 @@ def draw(tables: Mapping[str, pd.DataFrame], source: str) -> "tuple[Drawn, pd.Da
             bars.plot(100 * groups[column], places, mark, ms=4, ls="none", label=label)
         bars.set_yticks(places, labels=groups["group"].tolist(), fontsize=7)
         bars.set(xlabel=f"mean error after {_DRAWN} rows [%]", xlim=(0, None))
-        bars.legend(fontsize=7)
+        bars.legend(fontsize=7, loc="upper right", bbox_to_anchor=(1.0, 0.88))  # beside the short bars
         return figure
 
     return drawn(), rows if len(rows) else groups
