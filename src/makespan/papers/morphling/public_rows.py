@@ -85,7 +85,7 @@ def draw(tables: Mapping[str, pd.DataFrame], source: str) -> "tuple[Drawn, pd.Da
 
     @figure_style
     def drawn() -> "Drawn":
-        figure = new_figure(7.0, 4.6)
+        figure = new_figure(7.0, 4.8)
         scatter, bars = figure.subplots(1, 2)
         if rows.empty:
             scatter.text(0.5, 0.5, _SKIPPED, ha="center", va="center", transform=scatter.transAxes)
@@ -108,7 +108,9 @@ def draw(tables: Mapping[str, pd.DataFrame], source: str) -> "tuple[Drawn, pd.Da
             for axis in (scatter.xaxis, scatter.yaxis):
                 axis.set_major_formatter(plain_numbers())
                 axis.set_minor_formatter(NullFormatter())
-            scatter.legend(fontsize=6, markerscale=1.3, loc="upper left", labelspacing=0.15)
+            scatter.legend(
+                fontsize=7, loc="upper left", labelspacing=0.15, handletextpad=0.2, borderaxespad=0.1
+            )
         scatter.set(xlabel="published step [s]", ylabel="predicted step [s]")
         places = range(len(groups))
         bars.barh(places, 100 * groups["error"], height=0.6, color="C0", label="prediction")
