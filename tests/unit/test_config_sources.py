@@ -33,6 +33,7 @@ def settings(root, tmp_path):
         changes = {
             "morphling": {
                 "workloads": list(KEYS),
+                "sampling": {"workloads": ["roberta"]},
                 "sensitivity": {"workloads": []},
                 "simulation": {"workloads": ["roberta"]},
             },

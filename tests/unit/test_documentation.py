@@ -225,10 +225,11 @@ def test_every_link_inside_the_project_leads_somewhere():
 
 # words of columns that mean here what they mean everywhere
 ORDINARY = """
-abs after all alone at avg before began best bias bytes cores cpu cpus decision decisions delay difference
+abs after all alone at avg before began best bias bytes cores cpu cpus decision decisions delay design
+difference
 duration err error factor
 fastest final finish first found gpu gpus high id identical idle is k kind large last left
-lookahead loss low max mean memory method model n note p100 paper parameter pct per policy predicted
+lookahead loss low max mean memory method metric model n note p100 paper parameter pct per policy predicted
 ratio reason reference repeats rows run s samples scheduler scope seed seeds seq service sha256 share size
 slowest start status std submit t4 threads time to total v100 validate value
 """

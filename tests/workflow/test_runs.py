@@ -28,7 +28,7 @@ FURTHER = [
     for name, entry in paper_named(paper).figures().items()
     if entry.is_drawn(source, SETTINGS.papers()[paper].tables_of(SETTINGS, source))
 ]
-N_SIMULATED_FIGURES = 12
+N_SIMULATED_FIGURES = 13
 SMALL = load_settings(sorted((ROOT / "config/test").glob("*.yaml")), ROOT)
 TABLES = [
     (paper, source, table)
@@ -36,7 +36,7 @@ TABLES = [
     for source in options.sources(SMALL)
     for table in options.tables_of(SMALL, source)
 ]
-FIT_RULES = {"morphling_fit_models"}
+FIT_RULES = {"morphling_fit_models", "morphling_sampling"}
 SIMULATION_RULES = {
     f"morphling_{name}"
     for name in (
@@ -50,6 +50,7 @@ SIMULATION_RULES = {
         "large_models",
         "rounds",
         "scale",
+        "today",
     )
 }
 CLUSTER_RULES = {"morphling_predictions"} | SIMULATION_RULES

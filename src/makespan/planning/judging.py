@@ -6,14 +6,13 @@ most plans occur in several releases of the software. Ten draws have written see
 those of two baselines from the same rows: one utilisation for all, and one scale on the prediction.
 """
 
-import io
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
@@ -30,6 +29,7 @@ from makespan.planning.factors import (
 from makespan.planning.memory import fits, memory_table
 from makespan.planning.rows import Measured, Refused
 from makespan.planning.steptime import Grid
+from makespan.tables import csv_text, parse_csv
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.intp]
@@ -199,13 +199,13 @@ def judge_memory(rows: Sequence[Measured]) -> pd.DataFrame:
 
 def recorded_errors() -> pd.DataFrame:
     """Return the errors of this release, as `judge` found them when its factors were fitted."""
-    text = resources.files("makespan.planning").joinpath("presets/judged.csv").read_text("utf-8")
-    return pd.read_csv(io.StringIO(text))
+    content = resources.files("makespan.planning").joinpath("presets/judged.csv").read_bytes()
+    return cast(pd.DataFrame, parse_csv(content, "judged.csv", "recorded errors"))
 
 
 def recorded_text(table: pd.DataFrame) -> str:
     """Return errors as the CSV that `recorded_errors` reads, six digits each."""
-    return table.to_csv(index=False, float_format="%.6g", lineterminator="\n")
+    return csv_text(table.map(lambda cell: float(f"{cell:.6g}") if isinstance(cell, float) else cell))
 
 
 def growth(table: pd.DataFrame, recorded: pd.DataFrame) -> list[str]:

@@ -6,15 +6,18 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
-
-import pandas as pd
+from typing import TYPE_CHECKING
 
 from makespan.errors import InputError
-from makespan.planning import Layout, parse_layout
 from makespan.profiling.profile import Procedure
 from makespan.user_code import explained, load_file, user_file
 
-MakeStep = Callable[[Layout, int, int], Callable[[], object]]
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from makespan.planning import Layout
+
+MakeStep = Callable[["Layout", int, int], Callable[[], object]]
 """Function of layout, tokens of a sample and samples of a step; it returns what runs one training step."""
 
 
@@ -36,7 +39,7 @@ def load_make_step(reference: str) -> tuple[MakeStep, str]:
 
 def measure_own(
     reference: str, layouts: Sequence[str], seq: int, batch: int, procedure: Procedure
-) -> pd.DataFrame:
+) -> "pd.DataFrame":
     """Time training steps of a model of one's own under some layouts.
 
     Several processes, such as those of torchrun, each call this; ``WORLD_SIZE`` is the number of devices.
@@ -63,6 +66,10 @@ def measure_own(
     InputError
         The function is not found or fails, or a layout does not divide devices or batch.
     """
+    import pandas as pd  # workers read this package without it
+
+    from makespan.planning import parse_layout
+
     n_gpus = int(os.environ.get("WORLD_SIZE", "1"))
     parsed = [parse_layout(text, n_gpus) for text in layouts]
     for layout in parsed:

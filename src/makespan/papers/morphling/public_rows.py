@@ -49,6 +49,7 @@ class PublicRows(Experiment):
             "were given. Each row is predicted from the rows of all other sources; gray lines are intervals "
             "of 90 %. The baselines, a constant utilisation and a common scale, get the same three rows.",
             tables=("public_rows", "public_errors"),
+            sources=("published",),
             draw="makespan.papers.morphling.public_rows:draw",
         ),
     )
