@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from makespan.cli import main
+from makespan.cli.options import json_text
 from makespan.errors import InputError
 from makespan.planning import (
     Architecture,
@@ -473,6 +474,11 @@ def broken(layout, seq, batch):
     return lambda: 1 / 0
 
 none = lambda layout, seq, batch: None
+
+def tiring(layout, seq, batch):
+    if layout.micro_batch < 8:
+        raise ValueError("too small")
+    return make(layout, seq, batch)
 """
 TINY = """
 name = "tiny"
@@ -553,3 +559,29 @@ def test_options_of_ones_own_model_do_not_go_with_workloads(tmp_path, monkeypatc
     code, text = ran("profile", "--seq", "64")
     assert code == 2
     assert "--seq is an option for a model of your own; it does not go with workloads" in text
+
+
+@pytest.mark.xdist_group("training")
+def test_timed_steps_are_kept_when_a_later_layout_fails(steps):
+    code, text = ran("profile", "steps.py:tiring", "--layout", "mb8", "--layout", "mb1", *SMALL, *QUICKLY)
+    assert code == 2
+    assert "ValueError: too small" in text
+    assert pd.read_csv(steps / "profile/measured.csv")["layout"].tolist() == ["zero1 mb8"]
+
+
+@pytest.mark.parametrize("name", ["no.json", "no.toml"])
+def test_a_missing_file_of_a_model_is_named_as_one(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ours.toml").write_text('device = "h100-80"\nn_gpus = 8\n')
+    code, text = ran("explain", name, "ours.toml", "tp4 mb1")
+    assert code == 2
+    assert f"{name}: no such file" in text
+
+
+def test_json_has_null_for_what_it_has_no_number_for():
+    values = {
+        "a": float("nan"),
+        "rows": [{"b": float("inf"), "c": np.float64(1.5)}],
+        "d": (np.int64(2), None),
+    }
+    assert json.loads(json_text(values)) == {"a": None, "rows": [{"b": None, "c": 1.5}], "d": [2, None]}

@@ -155,16 +155,19 @@ def profile_command(
         shared=("warmup", "steps", "repetitions", "output"),
     )  # fmt: skip
     if own is not None:
-        times = measure_own(own, layouts, seq, batch, Procedure(warmup, steps, repetitions))
-        if int(os.environ.get("RANK", "0")) == 0:  # the other processes of torchrun have the same times
+        # A synchronous step takes all processes of torchrun as long; the first one reports.
+        is_first = int(os.environ.get("RANK", "0")) == 0
+
+        def keep(times: pd.DataFrame) -> None:
             write_csv(times, output / "measured.csv")
-            if form is not None:
-                say_rows(times.to_dict("records"), form)
-            else:
-                for timed in times.to_dict("records"):
-                    say(
-                        f"{format_seconds(timed['step_s'])} a step, {timed['n_gpus']} GPUs: {timed['layout']}"
-                    )
+            last = times.to_dict("records")[-1]
+            if form is None:
+                say(f"{format_seconds(last['step_s'])} a step, {last['n_gpus']} GPUs: {last['layout']}")
+
+        procedure = Procedure(warmup, steps, repetitions)
+        times = measure_own(own, layouts, seq, batch, procedure, keep if is_first else None)
+        if is_first and form is not None:
+            say_rows(times.to_dict("records"), form)
         return
     places = list(dict.fromkeys(map(_placement, placements)))
     if several := [place.text for place in places if place.n_nodes > 1]:

@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from makespan.cli.fields import field_options
 from makespan.cli.options import (
     json_option,
+    json_text,
     launcher_of,
     launcher_options,
     read_settings,
@@ -416,7 +417,7 @@ def output_option(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def print_json(values: Any, output: Path | None) -> None:
     """Print plain values as JSON, or write them to a file."""
-    text = json.dumps(values, indent=1) + "\n"
+    text = json_text(values) + "\n"
     if output is None or is_stream(output):
         say(text.removesuffix("\n"))
     else:
@@ -952,7 +953,7 @@ def simulate_command(
             "times_s": {name: round(time_s, 3) for name, time_s in outcome.times_s.items()},
             "steps": series,
         }
-        say(json.dumps(values))
+        say(json_text(values, indent=None))
         return
     if not outcome.is_feasible:
         say(f"{model} does not fit {system}: no throughput on any number of nodes")

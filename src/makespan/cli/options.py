@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import math
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -52,11 +53,24 @@ def plain(value: Any) -> Any:
     return None if value != value else value
 
 
+def json_text(value: Any, indent: int | None = 1) -> str:
+    """Return a result as JSON; what JSON has no number for, missing or infinite, is null at any depth."""
+
+    def kept(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {key: kept(one) for key, one in value.items()}
+        if isinstance(value, list | tuple):
+            return [kept(one) for one in value]
+        value = plain(value)
+        return None if isinstance(value, float) and math.isinf(value) else value
+
+    return json.dumps(kept(value), indent=indent, default=str, allow_nan=False)
+
+
 def say_result(values: Mapping[str, Any], text: str, form: str | None) -> None:
     """Print the result of a command: as JSON if that was asked for, as text otherwise."""
     if form == "json":
-        kept = {name: plain(value) for name, value in values.items()}
-        say(json.dumps(kept, indent=1, default=str))
+        say(json_text(values))
     elif text:
         say(text)
 
@@ -65,7 +79,7 @@ def say_rows(rows: Iterable[Mapping[Any, Any]], form: str) -> None:
     """Print rows, with the columns of the first, as ``json`` or ``csv``; missing values are null or empty."""
     listed = [{name: plain(value) for name, value in row.items()} for row in rows]
     if form == "json":
-        say(json.dumps(listed, indent=1))
+        say(json_text(listed))
         return
     stream = io.StringIO()
     writer = csv.DictWriter(stream, list(listed[0]) if listed else [], lineterminator="\n")

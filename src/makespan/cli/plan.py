@@ -2,7 +2,6 @@
 
 import csv
 import io
-import json
 import math
 import re
 from pathlib import Path
@@ -14,7 +13,7 @@ from makespan.cli.options import (
     check_target,
     form_options,
     json_option,
-    plain,
+    json_text,
     real,
     say,
     say_result,
@@ -42,6 +41,7 @@ from makespan.planning import (
     frontier,
     growth,
     judge,
+    judge_memory,
     judged_text,
     knowledge,
     model_names,
@@ -164,7 +164,7 @@ def plan_command(
     if form == "csv":
         say_rows(found.table().to_dict("records"), "csv")
     elif form == "json":
-        say(json.dumps([describe(one) for one in found.best], indent=1))
+        say(json_text([describe(one) for one in found.best]))
     else:
         _say_plans(found)
 
@@ -208,7 +208,7 @@ def say_one(one: Priced, pricer: Pricer, form: str | None) -> None:
         say_rows([{key: value for key, value in describe(one).items() if not isinstance(value, dict)}], "csv")
         return
     if form == "json":
-        say(json.dumps({**describe(one), "is_feasible": one.is_feasible}, indent=1))
+        say(json_text({**describe(one), "is_feasible": one.is_feasible}))
         return
     _say_run(pricer)
     state = "fits" if one.is_feasible else "does not fit"
@@ -275,7 +275,7 @@ def own_pricer(
 
 def is_own_run(model: str, cluster: str) -> bool:
     """Tell a model and a cluster of one's own from a workload and a plan of the emulator."""
-    if re.fullmatch(r"\s*\d+\s*x\s*[A-Za-z].*", cluster):
+    if re.fullmatch(r"\s*\d+\s*x\s*[A-Za-z].*", cluster) or Path(cluster).suffix == ".toml":
         return True
     is_workload = model in {name for key in workload_keys() for name in (key, *workload(key).aliases)}
     return not is_workload and (model in model_names() or Path(model).exists())
@@ -295,7 +295,7 @@ def say_advice(pricer: Pricer, measured: Path | None, form: str | None) -> None:
     advice = advise(pricer, pricer.measured)
     if form is not None:
         lessons = [
-            {"line": lines[int(row["row"]) - 1], **{str(key): plain(value) for key, value in row.items()}}
+            {"line": lines[int(row["row"]) - 1], **{str(key): value for key, value in row.items()}}
             for row in advice.lessons.to_dict("records")
         ]
         values = {
@@ -307,7 +307,7 @@ def say_advice(pricer: Pricer, measured: Path | None, form: str | None) -> None:
             "spread_of_comparisons": advice.spread,
             "to_measure": advice.to_measure.to_dict("records"),
         }
-        say(json.dumps(values, indent=1))
+        say(json_text(values))
         return
     _say_run(pricer)
     if lines:
@@ -541,7 +541,12 @@ def validate_public_command(
     if predicted is not None:
         write_csv(predictions(rows), predicted)
     say_result(
-        {"rows": len(rows), "refused": len(refused), "judged": table.to_dict("records")},
+        {
+            "rows": len(rows),
+            "refused": len(refused),
+            "judged": table.to_dict("records"),
+            "memory": judge_memory(rows).to_dict("records"),
+        },
         judged_text(table, rows, refused),
         form,
     )

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
-from makespan.cli.options import json_option, launcher_of, launcher_options, say, say_result
+from makespan.cli.options import json_option, json_text, launcher_of, launcher_options, say, say_result
 from makespan.cli.progress import Countdown
 from makespan.errors import InputError
 from makespan.papers.slapo import PAPER
@@ -157,7 +157,7 @@ def tune_command(
         "stopped": result.stopped,
         "optimum": result.optimum,
     }
-    say(json.dumps({**summary, "space": result.n_space, "history": history}))
+    say(json_text({**summary, "space": result.n_space, "history": history}, indent=None))
 
 
 # --- ``show`` and ``verify`` ------------------------------------------------------------------------

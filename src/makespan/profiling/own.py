@@ -38,7 +38,12 @@ def load_make_step(reference: str) -> tuple[MakeStep, str]:
 
 
 def measure_own(
-    reference: str, layouts: Sequence[str], seq: int, batch: int, procedure: Procedure
+    reference: str,
+    layouts: Sequence[str],
+    seq: int,
+    batch: int,
+    procedure: Procedure,
+    keep: "Callable[[pd.DataFrame], object] | None" = None,
 ) -> "pd.DataFrame":
     """Time training steps of a model of one's own under some layouts.
 
@@ -54,6 +59,8 @@ def measure_own(
         Tokens of a sample, and samples of a step over all devices.
     procedure
         Untimed steps, timed steps, and how often these are repeated.
+    keep
+        Is given the rows so far after each layout, for example to write them.
 
     Returns
     -------
@@ -97,6 +104,8 @@ def measure_own(
         rows.append(
             {"n_gpus": n_gpus, "layout": layout.text, "step_s": median(means), "seq": seq, "batch": batch}
         )
+        if keep is not None:
+            keep(pd.DataFrame(rows))
     return pd.DataFrame(rows)
 
 
