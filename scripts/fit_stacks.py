@@ -1,19 +1,26 @@
 """Fit the factors of stacks and devices to tables of published rows, and judge predictions by the protocol.
 
-``python scripts/fit_stacks.py public-rows/`` reads every CSV of the folder, and writes the presets that ship
-and the pages that show their numbers. It names the errors that became larger; weigh them before a commit.
+``python scripts/fit_stacks.py public-rows/`` reads every CSV of the folder, and the rows that were measured
+for this project in ``examples/one_gpu``. It writes the presets that ship and the pages that show their
+numbers, and names the errors that became larger; weigh them before a commit. The protocol judges published
+rows alone; rows of the project are predicted with each model left out in turn.
 """
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+
+import pandas as pd
 
 from makespan.files import write_text
 from makespan.planning import (
+    Measured,
     fit_knowledge,
     growth,
     judge,
     knowledge_text,
+    predictions,
     read_rows,
     recorded_errors,
     recorded_text,
@@ -21,17 +28,21 @@ from makespan.planning import (
 
 ROOT = Path(__file__).resolve().parents[1]
 PRESETS = ROOT / "src/makespan/planning/presets"
+OWN = ROOT / "examples/one_gpu"
 
 
 def main() -> None:
     """Read, fit, write."""
     rows, refused = read_rows(sorted(Path(sys.argv[1]).glob("*.csv")))
+    own, _ = read_rows([OWN / "measured.csv"])
     sources = sorted({row.source for row in rows})
     comment = (
-        f"Factors fitted to {len(rows)} published rows of {len(sources)} sources by scripts/fit_stacks.py.\n"
+        f"Factors fitted to {len(rows)} published rows of {len(sources)} sources and {len(own)} of "
+        "this project\nby scripts/fit_stacks.py. "
         "A factor of a stack is over the shared one, that of a device over those of its terms of computation."
     )
-    write_text(knowledge_text(fit_knowledge(rows), comment), PRESETS / "knowledge.toml")
+    write_text(knowledge_text(fit_knowledge([*rows, *own]), comment), PRESETS / "knowledge.toml")
+    write_text(left_out(rows, own).to_csv(index=False, lineterminator="\n"), OWN / "left_out.csv")
     judged = judge(rows)
     for line in growth(judged, recorded_errors()):
         sys.stdout.write(f"larger: {line}\n")
@@ -39,6 +50,24 @@ def main() -> None:
     sys.stdout.write(f"{len(rows)} rows, {len(refused)} refused\n")
     # In a process of its own, since this one has read the former presets.
     subprocess.run([sys.executable, ROOT / "scripts/generate.py"], check=True)
+
+
+def left_out(rows: list[Measured], own: list[Measured]) -> pd.DataFrame:
+    """Predict rows of the project from published rows and those of its other models."""
+    # The protocol leaves sources out, so that each model is one.
+    named = [replace(row, source=row.training.model.name) for row in own]
+    found = predictions([*rows, *named]).tail(len(own))
+    table = pd.DataFrame(
+        {
+            "model": [row.training.model.name for row in own],
+            "seq": [row.training.seq for row in own],
+            "batch": [row.training.global_batch for row in own],
+            "layout": [row.layout.text for row in own],
+        }
+    )
+    for name in ("predicted", "low", "high"):
+        table[f"{name}_s"] = found[f"{name}_step_s"].round(4).to_numpy()
+    return table
 
 
 if __name__ == "__main__":

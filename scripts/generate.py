@@ -20,6 +20,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import yaml
 from matplotlib.figure import Figure
@@ -92,6 +93,7 @@ def generated_files() -> dict[str, str]:
         ),
         **_scaling(),
         "examples/README.md": _filled("examples/README.md", "examples", _example_list()),
+        "examples/one_gpu/README.md": _filled("examples/one_gpu/README.md", "steps", _steps_on_one_gpu()),
         "docs/reference/errors.md": _filled("docs/reference/errors.md", "classes", _error_list()),
         "docs/reference/api.md": "\n".join([API_HEAD, *map(_api_entry, _modules())]),
         "docs/reference/cli.md": cli_page(),
@@ -203,6 +205,76 @@ def _example_list() -> str:
         rows.append((n_gpus, (*cells, *ours)))
     head = ("run", "layout", "memory", "predicted", "published", "error")
     return _table(head, [row for _, row in sorted(rows)])
+
+
+def _steps_on_one_gpu() -> str:
+    """Return how steps on one GPU were predicted before any was measured, and with their model left out."""
+    folder = ROOT / "examples/one_gpu"
+    table = pd.read_csv(folder / "predicted.csv")
+    measured = pd.read_csv(folder / "measured.csv")
+    table["step_s"], table["ran_gib"] = measured["iteration_time_s"], measured["peak_mem_gib"]
+    left_out = pd.read_csv(folder / "left_out.csv").set_index(table.index[table["step_s"].notna()])
+    table = table.join(left_out[["predicted_s", "low_s", "high_s"]].add_suffix("_later"))
+    table["before_gib"] = table["memory_bytes"] / GIB
+    for at, row in table.iterrows():
+        model = read_model(folder / "models" / f"{row['model']}.json")
+        training = Training(model, row["seq"], row["batch"])
+        one = Pricer(training, read_machines("1xh100-80"), software("transformers")).price(
+            parse_layout(row["layout"], 1)
+        )
+        table.loc[at, "needs_gib"] = one.total_memory_bytes / GIB
+        table.loc[at, "counted_gib"] = (one.total_memory_bytes - one.memory_bytes["reserve"]) / GIB
+        table.loc[at, "flop"] = row["batch"] * model.flop_per_sample(row["seq"])
+
+    rows = []
+    for row in table.to_dict("records"):
+        stated = (f"{row['model']}, {row['batch']} x {row['seq']}", f"`{row['layout']}`")
+        times: tuple[str, ...] = ("out of memory", "", "")
+        if (step_s := row["step_s"]) > 0:
+            both = (row["predicted_s"], row["predicted_s_later"])
+            times = (f"{1e3 * step_s:.0f}", *(f"{1e3 * one:.0f} ({one / step_s - 1:+.0%})" for one in both))
+        memory = f"{row['ran_gib']:.1f}" if step_s > 0 else "more than 80"
+        rows.append((*stated, *times, memory, f"{row['counted_gib' if step_s > 0 else 'needs_gib']:.1f}"))
+    head = (
+        "model, samples x tokens", "layout", "step (ms)", "predicted before", "model left out",
+        "memory (GiB)", "counted",
+    )  # fmt: skip
+    parts = (_errors_of_steps(table), _errors_of_memory(table), _table(head, rows))
+    return "\n\n".join(part.strip() for part in parts)
+
+
+def _errors_of_steps(table: pd.DataFrame) -> str:
+    """Return the mean errors of the steps that ran, beside those of one utilisation for all models."""
+    ran = table[table["step_s"] > 0]
+    rates = np.log(ran["flop"] / ran["step_s"])
+    others = [rates[ran["model"] != model].mean() for model in ran["model"]]
+    kinds = {
+        "before any was measured": (ran["predicted_s"], ran["low_s"], ran["high_s"]),
+        "model left out": (ran["predicted_s_later"], ran["low_s_later"], ran["high_s_later"]),
+        "one utilisation, that of the other models": (ran["flop"] / np.exp(others), None, None),
+    }
+    rows = []
+    for name, (predicted_s, low_s, high_s) in kinds.items():
+        ratios = predicted_s / ran["step_s"]
+        inside = "" if low_s is None else f"{ran['step_s'].between(low_s, high_s).sum()} of {len(ran)}"
+        bias = math.exp(np.log(ratios).mean())
+        rows.append((name, f"{(ratios - 1).abs().mean():.1%}", f"{bias:.2f}", inside))
+    return _table(("steps", "mean error", "predicted over measured", "inside the interval of 90 %"), rows)
+
+
+def _errors_of_memory(table: pd.DataFrame) -> str:
+    """Return the mean errors of memory, and how often a run was rightly and wrongly found impossible."""
+    ran = table["step_s"] > 0
+    rows = []
+    for name, count, total in (
+        ("before, as stack `ddp`", "before_gib", "before_gib"),
+        ("as stack `transformers`", "counted_gib", "needs_gib"),
+    ):
+        error = (table[count] / table["ran_gib"] - 1).abs().mean()
+        found = [f"{(table.loc[rows_of, total] > 80).sum()} of {rows_of.sum()}" for rows_of in (~ran, ran)]
+        rows.append((name, f"{error:.1%}", *found))
+    head = ("memory", "mean error", "found impossible of those that ran out", "and of those that ran")
+    return _table(head, rows)
 
 
 # --- Scaling -----------------------------------------------------------------------------------------

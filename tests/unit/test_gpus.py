@@ -17,6 +17,7 @@ from makespan.oobleck.trainer import join_run
 from makespan.plans import Placement
 from makespan.profiling import (
     allocation_launcher,
+    measured_on,
     profile_points,
     profiling_launcher,
     rate_runs,
@@ -28,6 +29,7 @@ from makespan.runtime import (
     LocalLauncher,
     RunDirectory,
     choose_device,
+    describe_machine,
     join,
     launch as _launch,
     local_gpus,
@@ -47,7 +49,9 @@ __version__, version = "9.9", SimpleNamespace(cuda="9", hip=None)
 cuda = SimpleNamespace(
     is_available=lambda: True,
     device_count=lambda: {count},
-    get_device_properties=lambda index: SimpleNamespace(total_memory=(index + 1) * 2**30),
+    get_device_properties=lambda index: SimpleNamespace(
+        total_memory=(index + 1) * 2**30, name=f"GPU {{index}}"
+    ),
 )
 """
 
@@ -77,6 +81,7 @@ def test_gpus_are_those_that_torch_counts_where_processes_run(monkeypatch, tmp_p
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7,8,9")
     found = local_gpus((sys.executable, "-B"))
     assert found.memory_bytes == [2**30, 2**31]
+    assert found.names == ["GPU 0", "GPU 1"]
     assert found.source == "as torch 9.9 counts them with CUDA_VISIBLE_DEVICES=7,8,9"
     assert LocalLauncher("cuda", interpreter=(sys.executable, "-B")).n_devices == 2
     assert LocalLauncher("cuda", gpus=(1, 2), interpreter=(sys.executable, "-B")).n_devices == 1
@@ -146,6 +151,14 @@ def test_tasks_of_slurm_are_asked_whether_each_has_a_gpu(monkeypatch, tmp_path):
 def test_a_process_says_that_torch_has_no_gpu_for_it():
     with pytest.raises(InputError, match=r"process 1 of its node, but found 0 GPU\(s\) \(.*torch "):
         choose_device(who())
+
+
+def test_constants_of_a_gpu_are_those_of_the_gpu_by_name(monkeypatch):
+    named = Gpus([2e9, 2e9], "", ["Some GPU 80GB", "Some GPU 80GB"])
+    monkeypatch.setattr(_rates, "local_gpus", lambda interpreter: named)
+    processor = describe_machine()["processor"]
+    assert measured_on(LocalLauncher("cuda")) == f"measured on Some GPU 80GB beside {processor}"
+    assert measured_on(LocalLauncher()) == f"measured on {processor}"
 
 
 def test_memory_of_a_device_is_that_of_the_smallest_gpu_that_torch_has(monkeypatch):

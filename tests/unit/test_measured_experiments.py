@@ -48,7 +48,7 @@ def profiled(throughput, record, environment, tmp_path):
 @pytest.fixture
 def environment(tmp_path):
     path = tmp_path / "environment.toml"
-    rates = MachineRates(2, 8e9, 16e9, 1, 1.5e9, 5e8, 6e8, 0.9, 1e10, 2e-3, 4e-3)
+    rates = MachineRates(2, 8e9, 16e9, 1, 1.5e9, 5e8, 6e8, 0.9, 1e10, 2e-3, 4e-3, 2e10)
     path.write_text(environment_text(rates, "made up"))
     return str(path)
 

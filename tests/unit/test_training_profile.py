@@ -42,7 +42,7 @@ from makespan.workloads import small_workload_keys, workload, workload_keys
 ONE, TWO = Placement((1,)), Placement((2,))
 GPT = workload("tiny-gpt")
 NODE = load_environment("a800-64").node
-RATES = MachineRates(2, 8e9, 16e9, 1, 1e9, 5e8, 4e8, 0.9, 1e10, 1e-3, 2e-3)
+RATES = MachineRates(2, 8e9, 16e9, 1, 1e9, 5e8, 4e8, 0.9, 1e10, 1e-3, 2e-3, 2e10)
 
 
 def test_small_workloads_stand_apart_from_those_of_the_papers():

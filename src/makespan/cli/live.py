@@ -36,6 +36,7 @@ from makespan.profiling import (
     measure_points,
     measure_rates,
     measured_by,
+    measured_on,
     profile_batches,
     profile_points,
     profile_record,
@@ -43,7 +44,6 @@ from makespan.profiling import (
     profiling_launcher,
     rate_runs,
 )
-from makespan.runtime import describe_machine
 from makespan.sim import ClusterView, Event, EventKind
 from makespan.tables import LIVE, LIVE_JOBS, THROUGHPUT, write_csv
 from makespan.units import format_seconds
@@ -199,8 +199,7 @@ def profile_command(
             threads = launcher.threads_per_process or 1
             rates = measure_rates(specs, processes, threads, launcher, kept)
             environment = str(output / "environment.toml")
-            source = f"measured on {describe_machine()['processor']}"
-            write_text(environment_text(rates, source), environment)
+            write_text(environment_text(rates, measured_on(launcher)), environment)
         node = load_environment(environment).node
         for spec in specs:
             parts = [

@@ -233,7 +233,7 @@ def _say_run(pricer: Pricer) -> None:
         f"{machines.device.evidence}"
     )
     counts = knowledge().rows.get(stack.family, {})
-    behind = f"{sum(counts.values()) or 'no'} published rows stand behind it"
+    behind = f"{sum(counts.values()) or 'no'} measured rows stand behind it"
     here = f", {counts.get(machines.device.name) or 'none'} of them on this device" if counts else ""
     taught = f"; refined by {pricer.calibrated.n_rows} rows of your own" if pricer.calibrated.n_rows else ""
     say(f"stack {stack.name}: {behind}{here}{taught}")

@@ -951,7 +951,7 @@ class StageExecutor:
     job
         Job to train.
     device
-        ``cpu`` (gloo) or ``cuda`` (NCCL, which has not been tried).
+        ``cpu`` (gloo) or ``cuda`` (NCCL, which has not been tried with several GPUs).
     announce
         Called with ``forward`` and ``backward`` before each pass of a microbatch, with ``reduction`` before
         each sum of gradients.

@@ -270,6 +270,9 @@ def _kinds(layers: tuple[Layers, ...]) -> tuple[Layers, ...]:
     return tuple(replace(one, n_layers=count) for one, count in counts.items())
 
 
+_GELU_OF_OPERATORS = ("gpt2", "gptj", "phi", "codegen")
+
+
 @dataclass(frozen=True, slots=True)
 class Architecture:
     """What a model is.
@@ -336,6 +339,11 @@ class Architecture:
                 f"architecture {self.name!r}: {stated:,} parameters are stated, but its layers, embeddings "
                 f"and head have {counted:,}; expected a difference of at most {_STATED_TOLERANCE:.0%}"
             )
+
+    @property
+    def writes_gelu_out(self) -> bool:
+        """True if transformers computes its GELU by eight operators, not by one kernel."""
+        return self.family in _GELU_OF_OPERATORS
 
     @property
     def n_layers(self) -> int:

@@ -20,6 +20,7 @@ COMPONENTS = ("parameters", "gradients", "optimizer", "activations", "logits", "
 _OPTIMIZER_BYTES = 12.0  # fp32 copy of a parameter and two moments
 _RESERVE_BYTES = 1.0 * 2**30  # context, libraries, buffers of collectives
 _OPERATORS_SAVE = 0.5  # of what a layer keeps, where half of its products are computed again
+_WRITTEN_GELU = 5.75  # copies of its input that a tanh GELU of eight operators keeps, in 32 bits
 _BUCKET_LAYERS = 2.0  # layers that fully sharded data parallelism holds at once
 
 
@@ -61,12 +62,23 @@ def memory_table(training: Training, grid: Grid, machines: Machines, stack: Soft
         if stack.attention == "unfused":
             scores = 2.5 * attention.heads * model.tokens(run, training.seq) * training.computed_share
         entry = tokens * width * hidden / grid.undivided
+        entries, matrices, residual = 4.0, float(run.ffn.n_matrices), 1.0
+        if stack.is_written_out:
+            is_gated = run.ffn.n_matrices > 2  # models with gates have root-mean-square norms, too
+            entries, residual = (17.0 if is_gated else 9.0), 4.0 / width
+            matrices += 1.0 if is_gated else _WRITTEN_GELU * model.writes_gelu_out
+            if attention.n_norms:  # of queries and keys, in 32 bits, before and after scaling
+                inner = inner + 4 * (attention.heads + attention.kv_heads) * attention.head_dim
         core = tokens * width * (scores + inner) / tp
         # One matrix up and its activation, or two up and their product.
-        layer = 4.0 * entry + core + tokens * width * (hidden + size * run.ffn.n_matrices + dispatched) / tp
+        layer = entries * entry + core + tokens * width * (hidden + size * matrices + dispatched) / tp
         # A layer that is computed again keeps its input; without its attention core, or half of its products,
         # it keeps the rest.
-        saved = grid.full * (layer - entry) + grid.cores * core + grid.operators * _OPERATORS_SAVE * layer
+        saved = (
+            grid.full * (layer - residual * entry)
+            + grid.cores * core
+            + grid.operators * _OPERATORS_SAVE * layer
+        )
         kept = kept + run.n_layers * (layer - saved)
         working = np.maximum(working, np.where(grid.full > 0, layer, 0.0))
         largest = max(largest, float(run.parameters(model.hidden)))
@@ -74,7 +86,7 @@ def memory_table(training: Training, grid: Grid, machines: Machines, stack: Soft
     most = grid.pp * np.where(grid.interleave > 1, 1.0 + (grid.pp - 1) / (grid.pp * grid.interleave), 1.0)
     in_flight = np.where(grid.pp > 1, np.minimum(grid.microbatches(training), most), 1.0)
     table["activations"] = kept / grid.pp * in_flight + working
-    with_logits = grid.micro_batch * model.head_tokens(training.seq) * training.computed_share / grid.cp
+    with_logits = grid.micro_batch * stack.head_tokens(training) / grid.cp
     table["logits"] = with_logits * stack.logit_bytes * model.vocab / tp
     # Where a pipeline gathers once a step, the whole stage is there until its last micro-batch, and so are
     # its gradients, added up in 32 bits.
@@ -86,6 +98,16 @@ def memory_table(training: Training, grid: Grid, machines: Machines, stack: Soft
     is_last = (grid.pp > 1) & (of_last + table["logits"] > table["activations"])
     table["activations"] = np.where(is_last, of_last, table["activations"])
     table["logits"] = np.where((grid.pp > 1) & ~is_last, 0.0, table["logits"])
+    if stack.frees_gradients:
+        # Gradients are complete where all logits and all layers but one are gone, unless a micro-batch before
+        # has left its own: the fuller of both moments counts.
+        comes_back = (grid.peers == 1) & (grid.microbatches(training) == 1) & (grid.pp == 1)
+        before, one = table["activations"] + table["logits"], kept / model.n_layers + working
+        is_before = comes_back & (before >= table["gradients"] + one)
+        is_after = comes_back & ~is_before
+        table["gradients"] = np.where(is_before, 0.0, table["gradients"])
+        table["logits"] = np.where(is_after, 0.0, table["logits"])
+        table["activations"] = np.where(is_after, one, table["activations"])
     table["reserve"] = np.full_like(tp, _RESERVE_BYTES)
     return np.stack([table[name] for name in COMPONENTS], axis=1)
 

@@ -299,6 +299,8 @@ def _step_s(row: Mapping[str, str], training: Training, n_gpus: int) -> float:
             counted = replace(counted, layers=tuple(layers))
         flop = training.global_batch * counted.flop_per_sample(training.seq)
         step_s = flop / (_number(row, "tflops_per_gpu") * 1e12 * n_gpus)
+    elif "out of memory" in row["note"]:
+        raise _Unusable("ran out of memory")
     else:
         raise _Unusable("no time, throughput or FLOP rate is stated")
     if step_s <= 0:
@@ -322,7 +324,9 @@ def _model(row: Mapping[str, str]) -> Architecture:
     run = Layers(
         n_layers=_count(row, "layers"),
         # A note corrects the heads of some rows and not those of keys; their family has as many of both.
-        attention=Attention(heads, min(kv_heads, heads), size, size, is_causal=not is_bert),
+        attention=Attention(
+            heads, min(kv_heads, heads), size, size, is_causal=not is_bert, n_norms=2 * (family == "qwen3")
+        ),
         ffn=FeedForward(_count(row, "ffn"), row["gated"] == "1"),
     )
     return Architecture(

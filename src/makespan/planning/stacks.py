@@ -48,6 +48,12 @@ class Software:
         Share of the kernels that the host launches one by one; CUDA graphs launch the others.
     expert_share
         Time of kernels of experts, over that of one kernel per matrix [1].
+    is_written_out
+        True if Python runs a model operator by operator: norms, gates and activations keep what lies between
+        them, the residual stream has 32 bits under autocast, and a device may wait for the host.
+    frees_gradients
+        True if a device without peers frees gradients after each step, so that they come back when the
+        logits are gone.
     """
 
     name: str
@@ -65,6 +71,8 @@ class Software:
     repeats_keys: bool = False
     launched_share: float = 1.0
     expert_share: float = 1.0
+    is_written_out: bool = False
+    frees_gradients: bool = False
 
     def __post_init__(self) -> None:
         if self.attention not in _KERNELS:
@@ -73,6 +81,13 @@ class Software:
     def bytes_of_gradient(self, training: "Training") -> float:
         """Return the bytes of one gradient [B], which has 4 where products have."""
         return 4.0 if training.element_bytes == 4.0 else float(self.gradient_bytes)
+
+    def head_tokens(self, training: "Training") -> float:
+        """Return the tokens of a sample that get logits; transformers computes those of all tokens."""
+        model = training.model
+        if self.is_written_out and model.head == "masked-lm":
+            return float(training.seq)
+        return model.head_tokens(training.seq) * training.computed_share
 
     @property
     def family(self) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from makespan.planning.architecture import Experts, Layers
+from makespan.planning.architecture import Architecture, Experts, Layers
 from makespan.planning.layout import Layout
 from makespan.planning.machines import Machines
 from makespan.planning.stacks import Software, Training
@@ -64,6 +64,12 @@ _SMALL_HEAD = 0.8  # attention kernels with heads of 64 channels, over those wit
 _SCORE_BYTES = 8.0  # per head and pair of tokens: scores, softmax, mask and dropout, read and written
 _CAST_BYTES = 1.0
 _BIASED_PASSES = 12.0
+# Bytes that a forward pass moves per channel where Python runs operator by operator under autocast: two norms
+# in 32 bits with conversions for every product behind them, and two residual sums; rotated queries and keys;
+# their norms; activations by one kernel, by eight (tanh GELU), and with a gate.
+_WRITTEN_LAYER_NORMS, _WRITTEN_RMS_NORMS, _WRITTEN_ROTATION, _WRITTEN_HEAD_NORMS = 72.0, 100.0, 24.0, 40.0
+_WRITTEN_ACTIVATION, _WRITTEN_TANH_GELU, _WRITTEN_GATE = 4.0, 60.0, 10.0
+_WRITTEN_KERNELS, _HOST_GAP_S = 40.0, 20e-6  # per layer and pass, where Python runs operator by operator
 _OPERATORS = 0.5  # share of the products that selective recomputation by operator repeats
 
 
@@ -244,6 +250,8 @@ def ideal_terms(training: Training, grid: Grid, machines: Machines, stack: Softw
         divided = tokens / tp * (3.0 * attention.heads * attention.head_dim + mats * size) * bytes_per
         passes = _GEMM_PASSES + grid.again
         moved = stack.element_passes * (replicated + divided + scores)
+        if stack.is_written_out:
+            moved = tokens * _written_bytes(model, run, size) / tp + scores
         n_terms["elements"] += n * moved / memory * passes
         if is_narrow:
             n_terms["casts"] += (
@@ -291,7 +299,8 @@ def ideal_terms(training: Training, grid: Grid, machines: Machines, stack: Softw
         moved_s = n * (volume / link + reductions * machines.link_latency_s) * (2.0 + grid.again) * (tp > 1)
         n_terms["tensor_beside"] += moved_s * stack.overlaps_tensor
         n_terms["tensor"] += moved_s * (1.0 - stack.overlaps_tensor)
-        n_terms["launches"] += n * stack.launched_share * _KERNELS_PER_LAYER * _GAP_S * passes
+        gaps_s = _WRITTEN_KERNELS * _HOST_GAP_S if stack.is_written_out else _KERNELS_PER_LAYER * _GAP_S
+        n_terms["launches"] += n * stack.launched_share * gaps_s * passes
 
     # Per device: the slowest stage runs all micro-batches, the ramp runs a mean stage.
     items = model.n_layers + 2.0 * grid.ends
@@ -305,6 +314,19 @@ def ideal_terms(training: Training, grid: Grid, machines: Machines, stack: Softw
     return np.stack([terms[name] for name in NAMES], axis=1)
 
 
+def _written_bytes(model: Architecture, run: Layers, size: float) -> float:
+    """Return the bytes per token of the element-wise operators of a forward pass, run one by one."""
+    attention = run.attention
+    rotated = (attention.heads + attention.kv_heads) * attention.head_dim
+    copied = 6.0 * attention.heads * attention.head_dim
+    if run.ffn.n_matrices > 2:  # models with gates have root-mean-square norms and rotated heads, too
+        head_norms = _WRITTEN_HEAD_NORMS * (attention.n_norms > 0)
+        per_head = (_WRITTEN_ROTATION + head_norms) * rotated
+        return _WRITTEN_RMS_NORMS * model.hidden + per_head + copied + _WRITTEN_GATE * size
+    activation = _WRITTEN_TANH_GELU if model.writes_gelu_out else _WRITTEN_ACTIVATION
+    return _WRITTEN_LAYER_NORMS * model.hidden + copied + activation * size
+
+
 def _add_head(
     terms: dict[str, Array],
     training: Training,
@@ -316,7 +338,7 @@ def _add_head(
 ) -> None:
     """Add output head and loss, which the last stage computes beside its layers."""
     model = training.model
-    tokens = grid.micro_batch * model.head_tokens(training.seq) * training.computed_share / grid.cp
+    tokens = grid.micro_batch * stack.head_tokens(training) / grid.cp
     products = products_s(model.vocab / grid.tp, float(model.hidden), tokens, 0.0)
     loss = stack.logit_bytes * tokens * model.vocab / grid.tp / memory
     own = count * (products + loss)
@@ -373,3 +395,5 @@ def _add_transfers(
     terms["shards_beyond"] = np.maximum(sharded - _SHARD_WINDOW * computed, 0.0)
     states = trained * 16.0 / np.where(grid.zero >= 1, grid.shard, 1.0)
     terms["optimizer"] = (4.0 * trained + 1.5 * states) / memory
+    if stack.is_written_out:  # the host runs ahead, and the device waits for it where it has less to do
+        terms["launches"] = np.maximum(terms["launches"] - computed - terms["head"], 0.0)

@@ -26,6 +26,7 @@ from makespan.profiling.rates import (
     allocation_launcher as allocation_launcher,
     environment_text as environment_text,
     measure_rates as measure_rates,
+    measured_on as measured_on,
     profiling_launcher as profiling_launcher,
     rate_runs as rate_runs,
 )

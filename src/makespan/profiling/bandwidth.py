@@ -13,6 +13,7 @@ from makespan.runtime import Identity, RunDirectory, choose_device, end_worker, 
 
 _WARM_UP, _REPEATS = 3, 9
 _FLOAT_BYTES = 4
+_LEAST_DEVICE_BYTES = 1 << 28  # more than the caches of a GPU hold
 
 
 def _timed(action: Callable[[], object], device: torch.device) -> float:
@@ -29,7 +30,7 @@ def _timed(action: Callable[[], object], device: torch.device) -> float:
 
 
 def measure(directory: RunDirectory, who: Identity) -> None:
-    """Time the copy to the host and, with several processes, the collectives that training uses [s]."""
+    """Time copies to the host and on the device, and between processes the collectives of training [s]."""
     sizes, device = ExchangeSizes(**directory.request()), choose_device(who)
     join(directory, who)
     size, rank = dist.get_world_size(), dist.get_rank()
@@ -44,6 +45,13 @@ def measure(directory: RunDirectory, who: Identity) -> None:
             dist.recv(activation, 0)
 
     times = {"copy_s": _timed(lambda: on_host.copy_(whole), device), "bytes": float(whole.nbytes)}
+    least = _LEAST_DEVICE_BYTES if device.type == "cuda" else 0
+    source = torch.zeros(max(whole.nbytes, least) // _FLOAT_BYTES, device=device)
+    target = torch.empty_like(source)
+    times |= {
+        "device_copy_s": _timed(lambda: target.copy_(source), device),
+        "device_bytes": 2.0 * source.nbytes,  # read and written
+    }
     if size > 1:
         times |= {
             "all_reduce_s": _timed(lambda: dist.all_reduce(whole), device),

@@ -19,6 +19,7 @@ from makespan.runtime import (
     RunDirectory,
     SlurmLauncher,
     check_gpus,
+    describe_machine,
     local_gpus,
     local_launcher,
     memory_bytes,
@@ -64,6 +65,7 @@ class MachineRates:
     copy_bytes_per_s: float  # between device and host memory
     forward_launch_s: float  # time of a pass that does not depend on the number of samples
     backward_launch_s: float
+    memory_bytes_per_s: float  # read and written by a copy on the device
 
     def __post_init__(self) -> None:
         """Check ranges."""
@@ -151,6 +153,7 @@ def measure_rates(
         copy_bytes_per_s=times["bytes"] / times["copy_s"],
         forward_launch_s=mean(launch_s["forward_s"]),
         backward_launch_s=mean(launch_s["backward_sync_s"]),
+        memory_bytes_per_s=times["device_bytes"] / times["device_copy_s"],
         **between,
         **_added_by_division(workloads, alone, launcher, between["ring_bytes_per_s"], n_processes, kept),
     )
@@ -277,6 +280,14 @@ def _device_memory(kind: str, n_devices: int) -> float:
     return min(local_gpus().memory_bytes)
 
 
+def measured_on(launcher: LocalLauncher) -> str:
+    """Say what was measured, for the sources of constants: the GPUs if there are any, and the processor."""
+    processor = describe_machine()["processor"]
+    if launcher.device == "cpu":
+        return f"measured on {processor}"
+    return f"measured on {', '.join(sorted(set(local_gpus(launcher.interpreter).names)))} beside {processor}"
+
+
 def environment_text(rates: MachineRates, source: str) -> str:
     """Return the environment of a measured machine, as text for `makespan.perf.load_environment`.
 
@@ -292,7 +303,7 @@ def environment_text(rates: MachineRates, source: str) -> str:
     gpu = {
         "peak_flop_per_s": {"fp32": 1e12},  # no fitted model reads it
         "memory_bytes": float(rates.device_memory_bytes),
-        "memory_bandwidth_bytes_per_s": float(rates.copy_bytes_per_s),
+        "memory_bandwidth_bytes_per_s": float(rates.memory_bytes_per_s),
         "reserved_bytes": 0.0,
         "launch_gap_s": 1e-6,
         "memory_efficiency": 1.0,

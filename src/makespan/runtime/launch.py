@@ -126,10 +126,13 @@ class Gpus:
         Memory of each GPU [B].
     source
         Version of torch, and a reason why it may see fewer GPUs than the machine has.
+    names
+        Name of each GPU, as its driver has it.
     """
 
     memory_bytes: Sequence[float]
     source: str
+    names: Sequence[str] = ()
 
     @property
     def count(self) -> int:
@@ -151,7 +154,7 @@ def gpus_of_torch() -> Gpus:
         source = f"as torch {torch.__version__} counts them{limit}"
     else:
         source = f"torch {torch.__version__} is built without CUDA"
-    return Gpus([float(gpu.total_memory) for gpu in properties], source)
+    return Gpus([float(gpu.total_memory) for gpu in properties], source, [gpu.name for gpu in properties])
 
 
 def gpu_of(local_rank: int, gpus: Gpus) -> int:
