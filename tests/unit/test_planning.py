@@ -726,11 +726,12 @@ def test_fine_tuning_is_read_with_its_sequences_and_frozen_weights(tmp_path):
     assert "packed sequences of 128 tokens" in rows[0].assumed
 
 
-def test_the_shipped_factors_are_those_of_the_published_rows(public):
+def test_the_shipped_factors_are_those_of_published_rows_and_our_own(public):
     from makespan.planning import fit_knowledge
 
     rows, _ = public
-    fitted, shipped = fit_knowledge(rows), knowledge()
+    own, _ = read_rows([Path(__file__).parents[2] / "examples/one_gpu/measured.csv"])
+    fitted, shipped = fit_knowledge([*rows, *own]), knowledge()
     assert np.abs(fitted.shared - shipped.shared).max() < 0.01
     assert fitted.stacks.keys() == shipped.stacks.keys()
     for name, values in fitted.stacks.items():
