@@ -178,7 +178,8 @@ SPOILED = {
 @pytest.mark.parametrize("statement", SPOILED)
 def test_a_statement_about_losses_fails_on_other_results(tables, statement):
     column, value = SPOILED[statement]
-    other = tables["reconfiguration"].assign(**{column: value})
+    # Numbers do not compare with categories; nor with text if pandas has pyarrow, even where no row is left.
+    other = tables["reconfiguration"].assign(**{column: value}).astype({"counts_after": "category"})
     assert verdicts(tables | {"reconfiguration": other})[statement] == "fails"
 
 

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -175,6 +175,12 @@ def _sizes(counts: str) -> list[int]:
     return [int(size) for times, size in pairs for _ in range(int(times))]
 
 
+def _after(rows: pd.DataFrame, count: Callable[[list[int]], int]) -> "pd.Series[int]":
+    """Return what is counted in the sizes of the pipelines that are left after each loss."""
+    # Without rows pandas would return text, which it refuses to compare with numbers if it has pyarrow.
+    return rows["counts_after"].map(lambda text: count(_sizes(text))).astype("int64")
+
+
 def _worked_cases(tables: Tables, claim: Claim) -> Finding | None:
     table = tables[claim.table]
     rows = table[table["case"].str.startswith("worked")]
@@ -197,7 +203,7 @@ def _no_idle_node(tables: Tables, claim: Claim) -> Finding | None:
     if rows is None:
         return None
     going = rows[~rows["action"].isin(ENDS)]
-    n_idle = int((going["counts_after"].map(lambda text: sum(_sizes(text))) != going["left"]).sum())
+    n_idle = int((_after(going, sum) != going["left"]).sum())
     return Finding(f"{n_idle} of {len(going)} losses leave idle nodes", n_idle == 0)
 
 
@@ -206,8 +212,7 @@ def _enough_pipelines(tables: Tables, claim: Claim) -> Finding | None:
     if rows is None:
         return None
     going = rows[~rows["action"].isin(ENDS)]
-    n_pipelines = going["counts_after"].map(lambda text: len(_sizes(text)))
-    n_few = int((n_pipelines <= going["f"]).sum())
+    n_few = int((_after(going, len) <= going["f"]).sum())
     return Finding(f"{n_few} of {len(going)} losses leave fewer than f + 1", n_few == 0)
 
 
