@@ -5,6 +5,7 @@ import io
 import itertools
 import json
 import re
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -464,10 +465,25 @@ def test_states_of_experts_are_divided_between_the_devices_that_hold_the_same():
         (Layout(dp=16, ep=8, zero=1), experts / 8, 2),
         (Layout(dp=8, tp=2, ep=8, zero=1), experts / 8, 2),
         (Layout(dp=16, ep=1, zero=1), experts, 16),
+        (Layout(dp=8, tp=2, ep=1, zero=1), experts / 2, 8),
     ]:
         whole = memory(training, layout, machines)["optimizer"]
         rest = memory(training, layout, machines)["parameters"] / 2 - n_held
         assert whole == pytest.approx(12 * (n_held / n_same + rest / layout.dp))
+
+
+def test_experts_that_nothing_deals_out_are_cut_like_dense_layers():
+    training, machines = Training(mixture(), 4096, 16), read_machines("16xh100-80")
+    whole, cut = (terms(training, Layout(dp=16 // tp, tp=tp, zero=0), machines) for tp in (1, 2))
+    # As many operations on twice the devices for half of the samples each, and one more exchange per layer.
+    assert cut["experts"] == pytest.approx(whole["experts"], rel=0.1)
+    dense_cut = terms(Training(dense(), 4096, 16), Layout(dp=8, tp=2, zero=0), machines)
+    assert cut["tensor"] + cut["tensor_beside"] == pytest.approx(
+        dense_cut["tensor"] + dense_cut["tensor_beside"], rel=0.01
+    )
+    dealt = terms(training, Layout(dp=8, tp=2, ep=8, zero=0), machines)
+    assert dealt["tensor"] + dealt["tensor_beside"] < cut["tensor"] + cut["tensor_beside"]
+    assert (cut["dispatch"], dealt["dispatch"] > 0) == (0, True)
 
 
 # --- Plans ---

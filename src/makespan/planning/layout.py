@@ -29,7 +29,7 @@ class Layout:
         Degrees of data, tensor, pipeline and context parallelism; their product is the number of devices.
     ep
         Devices over which experts are divided; they are taken from those of data and context parallelism
-        first, then from those of tensor parallelism.
+        first, then from those of tensor parallelism. With 1, tensor parallelism cuts every expert.
     interleave
         Chunks of layers per pipeline stage.
     micro_batch

@@ -30,16 +30,16 @@ def memory_table(training: Training, grid: Grid, machines: Machines, stack: Soft
     hidden, tp = float(model.hidden), grid.tp
     expert, other = weights(training, grid)
     held = expert + other
-    # Devices with the same experts are fewer than those with the same dense part: experts are not cut by
-    # tensor parallelism.
-    of_experts = np.maximum(grid.peers * tp / grid.ep, 1.0)
+    # Devices with the same experts are fewer than those with the same dense part.
+    of_experts = np.maximum(grid.peers * tp / (grid.ep * grid.expert_cut), 1.0)
 
     trained = 0.0 if training.is_adapter else 1.0
 
     def sharded(stage: int, each: float) -> Array:
         is_sharded = grid.zero >= stage
         dense = other / np.where(is_sharded, grid.shard, 1.0)
-        return each * (dense + expert / np.where(is_sharded, np.minimum(grid.shard * tp, of_experts), 1.0))
+        alike = np.minimum(grid.shard * tp / grid.expert_cut, of_experts)
+        return each * (dense + expert / np.where(is_sharded, alike, 1.0))
 
     table = {
         "parameters": sharded(3, width),
@@ -54,10 +54,10 @@ def memory_table(training: Training, grid: Grid, machines: Machines, stack: Soft
         inner = attention.heads * attention.head_dim + attention.kv_heads * (
             attention.head_dim + attention.value_dim
         )
-        size, dispatched = float(run.ffn.size), 0.0
+        size, dispatched = float(run.ffn.size), np.zeros_like(tp)
         if isinstance(run.ffn, Experts):
             size = float(run.ffn.size * run.ffn.per_token * (run.ffn.capacity or 1.0) + run.ffn.shared_size)
-            dispatched = 2.0 * hidden * run.ffn.per_token
+            dispatched = 2.0 * hidden * run.ffn.per_token * grid.expert_cut
         scores = 0.0
         if stack.attention == "unfused":
             scores = 2.5 * attention.heads * model.tokens(run, training.seq) * training.computed_share

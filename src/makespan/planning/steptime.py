@@ -138,6 +138,11 @@ class Grid:
         """Divisor of what tensor parallelism repeats: 1, or its degree if it is sequence parallel."""
         return np.where(self.sequence_parallel > 0, self.tp, 1.0)
 
+    @property
+    def expert_cut(self) -> Array:
+        """Parts of an expert: tensor parallelism cuts those that nothing deals out, as in Megatron-LM."""
+        return np.where(self.ep == 1, self.tp, 1.0)
+
     def microbatches(self, training: Training) -> Array:
         """Return the micro-batches of a step."""
         return np.maximum(training.global_batch / (self.dp * self.micro_batch), 1.0)
@@ -174,7 +179,7 @@ def weights(training: Training, grid: Grid) -> tuple[Array, Array]:
     head = 0 if model.is_tied else model.head_parameters
     # Embedding and head lie on different stages, if there are several.
     at_ends = np.where(grid.pp > 1, float(max(ends, model.head_parameters)), float(ends + head))
-    return expert / (grid.ep * grid.pp), other / (grid.tp * grid.pp) + at_ends / grid.tp
+    return expert / (grid.ep * grid.expert_cut * grid.pp), other / (grid.tp * grid.pp) + at_ends / grid.tp
 
 
 def ideal_terms(training: Training, grid: Grid, machines: Machines, stack: Software) -> Array:
@@ -257,23 +262,27 @@ def ideal_terms(training: Training, grid: Grid, machines: Machines, stack: Softw
             n_terms["casts"] += (
                 n * stack.cast_passes * tokens * _CAST_BYTES * (4 * hidden + 2 * size / tp) / memory * passes
             )
-        reductions = 1.0 + (run.cross_attention is not None)
+        reductions = np.full_like(tp, 1.0 + (run.cross_attention is not None))
         if isinstance(run.ffn, Experts):
             ffn = run.ffn
-            routed = tokens / tp * ffn.per_token * (ffn.capacity or 1.0)
+            # Devices that cut experts compute a part of each for all tokens of the group, the others all of
+            # it for their own tokens.
+            cut = grid.expert_cut
+            routed = tokens * cut / tp * ffn.per_token * (ffn.capacity or 1.0)
             # Every expert has products of its own, with the tokens of all devices that it serves.
             here = np.maximum(ffn.n_experts / grid.ep, 1.0)
-            up = products_s(float(ffn.size), hidden, routed / here, grid.again)
-            down = products_s(hidden, float(ffn.size), routed / here, grid.again)
+            up = products_s(ffn.size / cut, hidden, routed / here, grid.again)
+            down = products_s(hidden, ffn.size / cut, routed / here, grid.again)
+            reductions = reductions + (cut > 1)
             n_terms["experts"] += n * here * ((mats - 1) * up + down) * stack.expert_share
             if ffn.shared_size:
                 dense = dense + (mats - 1) * products_s(ffn.shared_size / tp, hidden, tokens, grid.again)
                 dense = dense + products_s(hidden, ffn.shared_size / tp, tokens, grid.again)
-                reductions += 1.0
+                reductions = reductions + 1.0
             # Biases come with a gate of several kernels: they are added, and both halves are clipped.
             gated = 3.0 + _BIASED_PASSES * ffn.has_bias
-            permuted = routed * (4.0 * hidden + gated * ffn.size) * bytes_per
-            read = 2.0 * ffn.expert_parameters(model.hidden) / grid.ep
+            permuted = routed * (4.0 * hidden + gated * ffn.size / cut) * bytes_per
+            read = 2.0 * ffn.expert_parameters(model.hidden) / (grid.ep * cut)
             n_terms["expert_traffic"] += n * (permuted + read) / memory * passes * stack.expert_share
             n_terms["expert_launches"] += n * stack.launched_share * _KERNELS_OF_EXPERTS * _GAP_S * passes
             width = 1.5 if is_narrow else 2.0
@@ -293,7 +302,7 @@ def ideal_terms(training: Training, grid: Grid, machines: Machines, stack: Softw
                 + (mats - 1) * products_s(size / tp, hidden, tokens, grid.again)
                 + products_s(hidden, size / tp, tokens, grid.again)
             )
-            reductions += 1.0
+            reductions = reductions + 1.0
         n_terms["products"] += n * dense
         volume = reductions * 2.0 * (tp - 1) / tp * tokens * hidden * bytes_per
         moved_s = n * (volume / link + reductions * machines.link_latency_s) * (2.0 + grid.again) * (tp > 1)
