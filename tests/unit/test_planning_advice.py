@@ -4,6 +4,7 @@ import dataclasses
 import io
 import json
 import math
+import re
 
 import numpy as np
 import pandas as pd
@@ -38,6 +39,7 @@ from makespan.planning import (
 from makespan.planning.factors import slopes_of
 from makespan.planning.steptime import Grid
 from makespan.plots import plot_frontier, write_figure
+from makespan.units import GIB
 
 RUN = ("--seq", "8192", "--batch", "256")
 TEXTS = ("tp4 pp2 mb1", "tp8 mb1", "tp2 pp4 mb1 recompute=full", "fsdp mb1", "tp2 pp2 mb1")
@@ -370,6 +372,31 @@ def test_validate_compares_predictions_with_rows(files):
     assert len(json.loads(text)) == 4
 
 
+def test_validate_compares_memory_with_what_was_allocated(files):
+    rows = ["n_gpus,layout,step_s,memory_gib", "64,tp4 pp2 mb1,9.1,40", "64,tp8 mb1,10.4,"]
+    (files / "measured.csv").write_text("\n".join(rows) + "\n")
+    code, text = ran("validate", *OWN, "--measured", "measured.csv", "--output", "errors.csv")
+    assert code == 0, text
+    table = pd.read_csv("errors.csv")
+    assert table["memory_gib"].tolist()[:1] == [40]
+    assert np.isnan(table["memory_gib"][1])
+    counted = json.loads(ran("explain", *OWN[:2], "tp4 pp2 mb1", *RUN, "--json")[1])["memory_bytes"]
+    in_programs = sum(counted.values()) - counted["reserve"]
+    assert table["counted_gib"][0] == pytest.approx(in_programs / GIB, rel=1e-6)
+    assert re.search(r"fullest GPU:\n.*\n +2 +40\.0 GiB +[\d.]+ GiB +[+-][\d.]+%\n$", text)
+    assert "memory_gib" not in pd.DataFrame(validated_without_memory(files))
+    (files / "measured.csv").write_text("n_gpus,layout,step_s,memory_gib\n64,tp8 mb1,10.4,much\n")
+    code, text = ran("validate", *OWN, "--measured", "measured.csv")
+    assert (code, len(text.splitlines())) == (2, 1)
+    assert "row 1, column 'memory_gib': found 'much'" in text
+
+
+def validated_without_memory(files):
+    """Return what is said of rows without memory."""
+    (files / "measured.csv").write_text("n_gpus,layout,step_s\n64,tp8 mb1,10.4\n")
+    return json.loads(ran("validate", *OWN, "--measured", "measured.csv", "--json")[1])
+
+
 def test_explain_prints_what_plan_does_of_one_layout(files):
     words = ("tp4 pp2 mb1", "--measured", "measured.csv")
     explained = ran("explain", "config.json", "ours.toml", *words, *RUN)
@@ -452,6 +479,7 @@ def test_measured_ties_leave_nothing_to_measure():
 # --- Measuring a model of one's own ---
 
 OWN_STEPS = """
+import time
 import torch
 
 def make(layout, seq, batch):
@@ -479,6 +507,22 @@ def tiring(layout, seq, batch):
     if layout.micro_batch < 8:
         raise ValueError("too small")
     return make(layout, seq, batch)
+
+
+alive = []
+
+
+def alone(layout, seq, batch):
+    import weakref
+
+    class Weights:
+        pass
+
+    if alive and alive[-1]() is not None:
+        raise RuntimeError("two models at a time")
+    weights = Weights()
+    alive.append(weakref.ref(weights))
+    return lambda: time.sleep(0.001) if weights else None
 """
 TINY = """
 name = "tiny"
@@ -567,6 +611,15 @@ def test_timed_steps_are_kept_when_a_later_layout_fails(steps):
     assert code == 2
     assert "ValueError: too small" in text
     assert pd.read_csv(steps / "profile/measured.csv")["layout"].tolist() == ["zero1 mb8"]
+
+
+@pytest.mark.xdist_group("training")
+def test_a_model_is_gone_before_the_next_one_is_made(steps):
+    code, text = ran("profile", "steps.py:alone", "--layout", "mb8", "--layout", "mb1", *SMALL, *QUICKLY)
+    assert code == 0, text
+    table = pd.read_csv(steps / "profile/measured.csv")
+    assert table["layout"].tolist() == ["zero1 mb8", "zero1 mb1"]
+    assert "memory_gib" not in table  # nothing was allocated on a GPU
 
 
 @pytest.mark.parametrize("name", ["no.json", "no.toml"])

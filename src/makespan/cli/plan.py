@@ -50,6 +50,7 @@ from makespan.planning import (
     predictions,
     read_machines,
     read_measured,
+    read_memory,
     read_model,
     read_rows,
     recorded_errors,
@@ -64,6 +65,8 @@ from makespan.units import GIB
 from makespan.workloads import workload, workload_keys
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from makespan.planning import Plans
 
 _SAMPLES = whole(1, 10**7, "no step has more samples")
@@ -355,7 +358,7 @@ def _say_lessons(advice: Advice, lines: list[int], measured: tuple[MeasuredStep,
 
 def say_validated(pricer: Pricer, measured: Path, output: Path | None, form: str | None) -> None:
     """Print the errors of predictions on measured rows, without and with these rows, and write them."""
-    table = validate_rows(pricer, pricer.measured)
+    table = validate_rows(pricer, pricer.measured, read_memory(measured))
     table.insert(0, "line", _lines_of_rows(measured))
     beside = form is not None or is_stream(output)  # of the table, which is alone on the standard output
     if form is not None:
@@ -382,8 +385,22 @@ def say_validated(pricer: Pricer, measured: Path, output: Path | None, form: str
             "'others' are predictions from the rows of other layouts, which is what to expect of a new one.",
             err=beside,
         )
+        if "memory_gib" in table:
+            _say_memory(table.dropna(subset="memory_gib"), beside)
     if output is not None:
         write_csv(table, output)
+
+
+def _say_memory(table: "pd.DataFrame", beside: bool) -> None:
+    """Print the memory that was allocated beside the count."""
+    say("Memory that programs allocate on the fullest GPU:", err=beside)
+    say(f"  line  {'measured':>9}  {'counted':>9}  {'error':>7}", err=beside)
+    for row in table.to_dict("records"):
+        measured, counted = row["memory_gib"], row["counted_gib"]
+        say(
+            f"  {row['line']:>4}  {measured:>5.1f} GiB  {counted:>5.1f} GiB  {counted / measured - 1:>+7.1%}",
+            err=beside,
+        )
 
 
 def _lines_of_rows(path: Path) -> list[int]:

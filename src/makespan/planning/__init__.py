@@ -66,6 +66,7 @@ from makespan.planning.pricing import (
     layouts as layouts,
     plan as plan,
     read_measured as read_measured,
+    read_memory as read_memory,
     size_clusters as size_clusters,
 )
 from makespan.planning.register import (

@@ -157,8 +157,17 @@ def _half_width(pricer: Pricer, grid: Grid) -> float:
     return float(np.expm1(_Z90 * pricer.calibrated.spread(pricer.parts_s(grid))).mean())
 
 
-def validate_rows(pricer: Pricer, measured: Sequence[MeasuredStep]) -> pd.DataFrame:
+def validate_rows(
+    pricer: Pricer, measured: Sequence[MeasuredStep], memory_gib: Sequence[float] = ()
+) -> pd.DataFrame:
     """Compare predictions with measured rows.
+
+    Parameters
+    ----------
+    pricer, measured
+        What prices layouts of the run, and measured steps, as `read_measured` returns them.
+    memory_gib
+        Memory that was allocated in each row [GiB], NaN if unknown, as `read_memory` returns it.
 
     Returns
     -------
@@ -167,7 +176,8 @@ def validate_rows(pricer: Pricer, measured: Sequence[MeasuredStep]) -> pd.DataFr
         predicted step with its relative error [1] three times: without any row (``before_s``,
         ``before_error``), from all rows (``after_s``, ``after_error``), and from the rows of other layouts
         (``left_out_s``, ``left_out_error``), with ``is_inside`` if the row is in the interval of 90 % of
-        the last.
+        the last. If any memory is known, also ``memory_gib`` and ``counted_gib``, the count of what programs
+        allocate.
     """
     before, after = calibrated_by(pricer, []), calibrated_by(pricer, measured)
     rows = []
@@ -192,7 +202,18 @@ def validate_rows(pricer: Pricer, measured: Sequence[MeasuredStep]) -> pd.DataFr
                 "is_inside": abs(spreads) <= _Z90,
             }
         )
-    return pd.DataFrame(rows)
+    table = pd.DataFrame(rows)
+    if not np.isnan(memory_gib).all():
+        table["memory_gib"] = memory_gib
+        table["counted_gib"] = [_allocated_gib(pricer, row) for row in measured]
+    return table
+
+
+def _allocated_gib(pricer: Pricer, row: MeasuredStep) -> float:
+    """Return the memory that programs allocate in a measured row [GiB]."""
+    run, layout, where, _ = row
+    one = replace(pricer, training=run, machines=where).price(layout)
+    return (one.total_memory_bytes - one.memory_bytes["reserve"]) / GIB
 
 
 def frontier(pricer: Pricer) -> tuple[pd.DataFrame, pd.DataFrame]:

@@ -407,14 +407,14 @@ def feasible_table(pricer: Pricer) -> pd.DataFrame:
     )
 
 
-_OWN, _OPTIONAL = ("n_gpus", "layout", "step_s"), ("seq", "batch", "precision")
+_OWN, _OPTIONAL = ("n_gpus", "layout", "step_s"), ("seq", "batch", "precision", "memory_gib")
 
 
 def read_measured(path: str | Path, training: Training, machines: Machines) -> list[MeasuredStep]:
     """Read measured steps of one model on one kind of device from a CSV.
 
     Columns: ``n_gpus``, ``layout`` (such as ``tp4 pp4 mb1``) and ``step_s`` [s]; ``seq``, ``batch`` and
-    ``precision`` where they differ from those of the run.
+    ``precision`` where they differ from those of the run, and ``memory_gib``, see `read_memory`.
 
     Raises
     ------
@@ -433,6 +433,8 @@ def read_measured(path: str | Path, training: Training, machines: Machines) -> l
         cells = {str(name): str(cell).strip() for name, cell in record.items() if str(cell).strip()}
         place = partial(_positive, cells, where, number)
         n_gpus, step_s = place("n_gpus", int), place("step_s", float)
+        if "memory_gib" in cells:
+            place("memory_gib", float)
         if "layout" not in cells:
             raise cell_error(where, number, "layout", "", "words such as tp4 pp2 mb1")
         try:
@@ -466,6 +468,17 @@ def read_measured(path: str | Path, training: Training, machines: Machines) -> l
     if not found:
         raise TraceError(f"{where}: has no row; expected measured steps")
     return found
+
+
+def read_memory(path: str | Path) -> list[float]:
+    """Return ``memory_gib`` of the rows that `read_measured` accepts [GiB], NaN where it is empty.
+
+    It is what programs have allocated at most on the fullest device, without libraries and free blocks.
+    """
+    content = read_bytes(path, "measured steps (CSV)", TraceError)
+    frame = parse_csv(content, str(path), "measured steps", dtype="str", keep_default_na=False)
+    cells = frame["memory_gib"] if "memory_gib" in frame.columns else [""] * len(frame)
+    return [float(cell) if str(cell).strip() else math.nan for cell in cells]
 
 
 def _positive(cells: Mapping[str, str], where: str, row: int, name: str, kind: Callable[[str], Any]) -> Any:

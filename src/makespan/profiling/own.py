@@ -1,15 +1,18 @@
 """Time training steps of a model of one's own, and return them as rows of measured steps."""
 
+import gc
+import math
 import os
 import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from makespan.errors import InputError
 from makespan.profiling.profile import Procedure
+from makespan.units import GIB
 from makespan.user_code import explained, load_file, user_file
 
 if TYPE_CHECKING:
@@ -65,8 +68,9 @@ def measure_own(
     Returns
     -------
     pandas.DataFrame
-        One row per layout with the columns that `makespan.planning.read_measured` reads; ``step_s`` is the
-        median over repetitions of the mean step.
+        One row per layout with the columns that `makespan.planning.read_measured` reads: ``step_s`` is the
+        median over repetitions of the mean step, and ``memory_gib`` what PyTorch had allocated at most on
+        the GPU of this process, if the function trains with PyTorch on one.
 
     Raises
     ------
@@ -84,6 +88,9 @@ def measure_own(
     make, file = load_make_step(reference)
     rows = []
     for layout in parsed:
+        step = None
+        gc.collect()  # the model before this one goes before the next one comes
+        _forget_peak()
         with explained(file):
             step = make(layout, seq, batch)
         if not callable(step):
@@ -101,16 +108,35 @@ def measure_own(
                     step()
                 _wait_for_device()
                 means.append((time.perf_counter() - start_s) / procedure.steps)
-        rows.append(
-            {"n_gpus": n_gpus, "layout": layout.text, "step_s": median(means), "seq": seq, "batch": batch}
-        )
+        row = {"n_gpus": n_gpus, "layout": layout.text, "step_s": median(means), "seq": seq, "batch": batch}
+        if not math.isnan(peak_gib := _peak_gib()):
+            row["memory_gib"] = round(peak_gib, 3)
+        rows.append(row)
         if keep is not None:
             keep(pd.DataFrame(rows))
     return pd.DataFrame(rows)
 
 
-def _wait_for_device() -> None:
-    """Wait until the device has done what was asked of it, if the user's code trains with torch on CUDA."""
+def _cuda() -> Any:
+    """Return ``torch.cuda`` if the user's code trains with torch where there is a GPU, else None."""
     torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_available():
-        torch.cuda.synchronize()
+    return torch.cuda if torch is not None and torch.cuda.is_available() else None
+
+
+def _wait_for_device() -> None:
+    """Wait until the device has done what was asked of it."""
+    if (cuda := _cuda()) is not None:
+        cuda.synchronize()
+
+
+def _forget_peak() -> None:
+    """Forget how much memory was allocated at most."""
+    if (cuda := _cuda()) is not None and cuda.is_initialized():
+        cuda.empty_cache()
+        cuda.reset_peak_memory_stats()
+
+
+def _peak_gib() -> float:
+    """Return what was allocated at most since [GiB]; NaN without a GPU, or where nothing was."""
+    cuda = _cuda()
+    return (cuda.max_memory_allocated() / GIB or math.nan) if cuda is not None else math.nan
