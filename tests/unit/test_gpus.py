@@ -1,8 +1,10 @@
 """GPUs: how many torch has, which of them processes get, what is said of too few, and training on them."""
 
+import csv
 import json
 import os
 import sys
+import tomllib
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -296,4 +298,26 @@ def test_on_a_gpu_a_stop_changes_no_bit(tmp_path):
 def test_a_gpu_is_profiled(tmp_path):
     done = CliRunner().invoke(main, ["profile", "--device", "cuda", "--output", str(tmp_path), "--quiet"])
     assert done.exit_code == 0, done.output
-    assert (tmp_path / "environment.toml").exists()
+    environment = tomllib.loads((tmp_path / "environment.toml").read_text())
+    gpu = environment["cluster"]["gpu"]
+    assert torch.cuda.get_device_name() in gpu["source"]
+    host_bytes_per_s = environment["cluster"]["node"]["pcie_bandwidth_bytes_per_s"]
+    assert gpu["memory_bandwidth_bytes_per_s"] > 3 * host_bytes_per_s
+
+
+@pytest.mark.gpu
+@on_gpu
+def test_memory_of_ones_own_model_on_a_gpu_is_what_each_layout_allocated(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "steps.py").write_text(
+        "import torch\n"
+        "def make(layout, seq, batch):\n"
+        "    kept = torch.zeros(layout.micro_batch << 28, dtype=torch.uint8, device='cuda')\n"
+        "    return lambda: kept.add_(1)\n"
+    )
+    words = ["profile", "steps.py:make", "--seq", "8", "--batch", "8", "--output", "out", "--quiet"]
+    done = CliRunner().invoke(main, [*words, "--layout", "mb8", "--layout", "mb4"])
+    assert done.exit_code == 0, done.output
+    with (tmp_path / "out/measured.csv").open() as file:
+        # The second layout has half of the memory, not what is left of the first one.
+        assert [float(row["memory_gib"]) for row in csv.DictReader(file)] == pytest.approx([2, 1], abs=0.01)
