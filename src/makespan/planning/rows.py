@@ -267,6 +267,8 @@ def _stack(row: Mapping[str, str]) -> Software:
     """Return the stack of a row: the one it states, or that of its source in the release that it names."""
     if stated := row.get("stack", ""):
         return software(stated)
+    if reason := _register()["unreadable"].get(row["source"]):
+        raise _Unusable(reason)
     name = _register()["stacks"].get(row["source"])
     if name is None:
         raise _Unusable(
