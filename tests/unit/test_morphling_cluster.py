@@ -299,6 +299,7 @@ def test_scale_repeats_jobs_and_nodes(toys):
         assert (table[f"fastest_{name}"] <= table[name]).all()
         assert (table[name] <= table[f"slowest_{name}"]).all()
     assert (table["fastest_wall_s"] < table["slowest_wall_s"]).any()
+    assert (table["simulations"] == 3).all()  # all are short
 
 
 def test_guarantees_hold_in_truth_for_every_policy_that_declares_them(scenarios):

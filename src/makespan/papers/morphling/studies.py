@@ -678,8 +678,8 @@ class ScaleSize(Block):
 class Scale(Simulated):
     """Larger clusters with more jobs.
 
-    Every simulation runs three times; the two that run at the same time share caches and memory, and take a
-    little longer.
+    A simulation runs three times, once if it is long; the two that run at the same time share caches and
+    memory, and take a little longer.
     """
 
     name = "scale"
@@ -689,8 +689,8 @@ class Scale(Simulated):
             "scale",
             "Scale",
             "Wall time of whole simulations and of single decisions against jobs and GPUs, on "
-            "{source} iteration times: medians of up to three simulations, with lines with caps "
-            "from the fastest to the slowest. Both axes are logarithmic.",
+            "{source} iteration times: medians of up to {simulations: largest scale.simulations}, with "
+            "lines with caps from the fastest to the slowest. Both axes are logarithmic.",
             tables=("scale",),
         ),
     )
@@ -741,6 +741,7 @@ class Scale(Simulated):
                 "policy": run.policy,
                 "jobs": run.metrics.n_jobs,
                 "gpus": case.scenario.cluster.n_gpus,
+                "simulations": 1 + len(run.repeat_walls_s),
                 **_spread("wall_s", [run.result.wall_s, *(wall_s for wall_s, _ in run.repeat_walls_s)]),
                 **_spread("decision_wall_s", decisions_s),
                 "n_decisions": run.result.n_decisions,
