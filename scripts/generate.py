@@ -240,7 +240,7 @@ def _steps_on_one_gpu() -> str:
         "memory (GiB)", "counted",
     )  # fmt: skip
     parts = (_errors_of_steps(table), _errors_of_memory(table), _table(head, rows))
-    return "\n\n".join(part.strip() for part in parts)
+    return "\n\n".join(part.strip() for part in parts) + "\n"
 
 
 def _errors_of_steps(table: pd.DataFrame) -> str:
