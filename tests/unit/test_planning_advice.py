@@ -4,7 +4,9 @@ import dataclasses
 import io
 import json
 import math
+import os
 import re
+import threading
 
 import numpy as np
 import pandas as pd
@@ -389,6 +391,17 @@ def test_validate_compares_memory_with_what_was_allocated(files):
     code, text = ran("validate", *OWN, "--measured", "measured.csv")
     assert (code, len(text.splitlines())) == (2, 1)
     assert "row 1, column 'memory_gib': found 'much'" in text
+
+
+def test_measured_steps_may_come_through_a_pipe(files):
+    text = (files / "measured.csv").read_text()
+    os.mkfifo("pipe")
+    writer = threading.Thread(target=lambda: (files / "pipe").write_text(text))
+    writer.start()
+    code, piped = ran("validate", *OWN, "--measured", "pipe", "--json")
+    writer.join()
+    assert code == 0, piped
+    assert json.loads(piped) == json.loads(ran("validate", *OWN, "--measured", "measured.csv", "--json")[1])
 
 
 def validated_without_memory(files):

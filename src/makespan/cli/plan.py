@@ -5,6 +5,7 @@ import io
 import math
 import re
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -105,9 +106,19 @@ def _training(model: str, seq: int, batch: int, precision: str) -> Training:
     return training
 
 
+def _kept(context: click.Context, _option: click.Parameter, path: Path | None) -> Path | None:
+    """Return a file with what came through a pipe, which can be read once; other paths as they are."""
+    if path is None or not path.is_fifo():
+        return path
+    file = Path(context.with_resource(TemporaryDirectory())) / "measured.csv"
+    file.write_bytes(path.read_bytes())
+    return file
+
+
 measured_option = click.option(
-    "--measured", type=click.Path(path_type=Path), help="Measured steps of this model and stack (CSV)."
-)
+    "--measured", type=click.Path(path_type=Path), callback=_kept,
+    help="Measured steps of this model and stack (CSV).",
+)  # fmt: skip
 
 
 @click.command("plan")
