@@ -231,7 +231,7 @@ duration err error factor
 fastest final finish first found gpu gpus high id identical idle is k kind large last left
 lookahead loss low max mean memory method metric model n note p100 paper parameter pct per policy predicted
 ratio reason reference repeats rows run s samples scheduler scope seed seeds seq service sha256 share size
-slowest start status std submit t4 threads time to total v100 validate value
+simulations slowest start status std submit t4 threads time to total v100 validate value
 """
 
 
