@@ -8,7 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from makespan.cli import main
 from makespan.planning import (
     Pricer,
     Training,
@@ -96,3 +98,13 @@ def test_what_is_predicted_with_a_model_left_out_is_what_the_fit_gives(published
         float(next(row["predicted_s"] for row in rows_of("left_out.csv") if row["model"] == "opt-1.3b")),
         rel=0.01,
     )
+
+
+def test_errors_on_steps_that_took_part_in_the_fit_are_not_taken_for_held_out(tmp_path):
+    done = CliRunner().invoke(main, ["validate-public", str(ONE_GPU / "measured.csv")])
+    assert done.exit_code == 0
+    assert "these errors are not held out" in done.stderr
+    mine = (ONE_GPU / "measured.csv").read_text().replace("\nmakespan,", "\nours,")
+    (tmp_path / "mine.csv").write_text(mine)
+    done = CliRunner().invoke(main, ["validate-public", str(tmp_path / "mine.csv")])
+    assert (done.exit_code, done.stderr) == (0, "")

@@ -45,6 +45,7 @@ from makespan.planning import (
     plan,
     read_machines,
     read_measured,
+    read_model,
     read_rows,
     size_clusters,
     software,
@@ -484,6 +485,43 @@ def test_experts_that_nothing_deals_out_are_cut_like_dense_layers():
     dealt = terms(training, Layout(dp=8, tp=2, ep=8, zero=0), machines)
     assert dealt["tensor"] + dealt["tensor_beside"] < cut["tensor"] + cut["tensor_beside"]
     assert (cut["dispatch"], dealt["dispatch"] > 0) == (0, True)
+
+
+def test_what_python_runs_operator_by_operator_takes_time_and_memory(tmp_path):
+    machines = read_machines("8xh100-80")
+
+    def cost(model, precision="bf16", **layout):
+        training, at = (
+            Training(model, 2048, 8, precision),
+            Layout(dp=8 // layout.get("tp", 1), zero=0, **layout),
+        )
+        return (
+            terms(training, at, machines, "transformers")["elements"],
+            memory(training, at, machines, "transformers")["activations"],
+        )
+
+    gpt = {
+        "model_type": "gpt2",
+        "n_embd": 1024,
+        "n_layer": 4,
+        "n_head": 16,
+        "n_positions": 2048,
+        "vocab_size": 50257,
+    }
+    costs = {}
+    for activation in ("gelu_new", "gelu"):
+        (tmp_path / "config.json").write_text(json.dumps(gpt | {"activation_function": activation}))
+        costs[activation] = cost(read_model(tmp_path / "config.json"))
+    (tmp_path / "config.json").write_text(json.dumps(gpt))
+    assert cost(read_model(tmp_path / "config.json")) == costs["gelu_new"]  # what transformers takes then
+    assert all(many > 1.5 * one for many, one in zip(costs["gelu_new"], costs["gelu"], strict=True))
+    # Norms are in 32 bits in any case; without autocast nothing is cast, and all else is twice as large.
+    wide, mixed = (cost(dense(), precision)[1] for precision in ("fp32", "bf16"))
+    assert mixed < wide < 2 * mixed
+    # Without sequence parallelism, every device of a tensor group has all norms.
+    alike, parted = (cost(dense(), tp=8, sequence_parallel=one)[0] for one in (False, True))
+    assert parted == pytest.approx(cost(dense())[0], rel=0.01)
+    assert alike > 2 * parted
 
 
 # --- Plans ---

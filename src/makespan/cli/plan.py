@@ -58,6 +58,7 @@ from makespan.planning import (
     size_clusters,
     software,
     stack_names,
+    takes_part,
     validate_rows,
 )
 from makespan.plots import figure_kind, plot_frontier, write_figure
@@ -558,6 +559,13 @@ def validate_public_command(
     if not rows:
         reason = f"none of {len(refused)} rows can be used, as {refused[0].reason}" if refused else "no rows"
         raise InputError(f"{files[0]}: {reason}")
+    source, *others = {row.source for row in rows}
+    if not others and takes_part(source):
+        say(
+            f"{source} is the only source, and the factors that ship are fitted to its rows: these errors "
+            "are not held out. Give tables of other sources, too.",
+            err=True,
+        )
     table = judge(rows)
     if not len(table):
         raise InputError(

@@ -79,6 +79,7 @@ from makespan.planning.rows import (
     Measured as Measured,
     Refused as Refused,
     read_rows as read_rows,
+    takes_part as takes_part,
 )
 from makespan.planning.scaling import kernel_limit_s as kernel_limit_s, scaling as scaling
 from makespan.planning.stacks import (

@@ -270,7 +270,8 @@ def _kinds(layers: tuple[Layers, ...]) -> tuple[Layers, ...]:
     return tuple(replace(one, n_layers=count) for one, count in counts.items())
 
 
-_GELU_OF_OPERATORS = ("gpt2", "gptj", "phi", "codegen")
+_GELU_OF_OPERATORS = ("gelu_new", "gelu_fast", "gelu_accurate")
+_WITH_GELU_NEW = ("gpt2", "gptj", "phi")  # model types of transformers that have it unless they say otherwise
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,6 +304,8 @@ class Architecture:
         Where the description comes from.
     embedding_dim
         Channels of embedding and head if projections lead to and from ``hidden``; 0 for ``hidden``.
+    activation
+        Activation function as transformers calls it; empty for that of the family.
 
     Raises
     ------
@@ -323,6 +326,7 @@ class Architecture:
     stated_parameters: int = 0
     source: str = ""
     embedding_dim: int = 0
+    activation: str = ""
 
     def __post_init__(self) -> None:
         _check_positive(self, "hidden", "vocab")
@@ -343,7 +347,8 @@ class Architecture:
     @property
     def writes_gelu_out(self) -> bool:
         """True if transformers computes its GELU by eight operators, not by one kernel."""
-        return self.family in _GELU_OF_OPERATORS
+        usual = "gelu_new" if self.family in _WITH_GELU_NEW else ""
+        return (self.activation or usual) in _GELU_OF_OPERATORS
 
     @property
     def n_layers(self) -> int:

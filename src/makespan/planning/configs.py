@@ -170,6 +170,7 @@ _SPELLINGS = {
     "num_attention_heads": ("n_head", "n_heads", "num_heads"),
     "intermediate_size": ("n_inner", "d_ff", "ffn_dim", "ffn_hidden_size"),
     "max_position_embeddings": ("n_positions", "max_seq_len"),
+    "hidden_act": ("activation_function", "hidden_activation"),
     "num_experts": ("num_local_experts", "n_routed_experts", "num_moe_experts"),
 }
 """Other names of a field, by its most common one."""
@@ -585,6 +586,7 @@ def _stack(fields: _Fields, kind: str) -> Architecture:
         extra_parameters=family.outer_vectors * hidden + family.outer_weights + head_bias,
         max_seq=max_seq - 2 if kind == "roberta" else max_seq,  # the first rows are those of padding
         embedding_dim=0 if embedding_dim == hidden else embedding_dim,
+        activation=fields.text("hidden_act", ""),
     )
 
 
@@ -641,7 +643,8 @@ def _t5(fields: _Fields) -> Architecture:
     head_dim = fields.whole("d_kv", 64)
     n_encoder = fields.whole("num_hidden_layers", largest=_MOST_LAYERS)
     n_decoder = fields.whole("num_decoder_layers", n_encoder, largest=_MOST_LAYERS)
-    is_gated = fields.text("feed_forward_proj", "relu").startswith("gated")
+    kind = fields.text("feed_forward_proj", "relu")
+    is_gated = kind.startswith("gated")
     ffn = FeedForward(fields.whole("intermediate_size"), is_gated)
     seeing_all = Attention(heads, heads, head_dim, head_dim, is_causal=False)
     decoder = Layers(
@@ -658,6 +661,7 @@ def _t5(fields: _Fields) -> Architecture:
         is_tied=fields.flag("tie_word_embeddings", True),
         extra_parameters=2 * (hidden + biases),
         max_seq=fields.whole("max_position_embeddings", 0, least=0),
+        activation="gelu_new" if kind == "gated-gelu" else kind.removeprefix("gated-"),
     )
 
 

@@ -251,7 +251,7 @@ def read_pools(source: str | Path) -> tuple[Machines, ...]:
 
 
 def _read_file(path: Path, source: str | Path) -> dict[str, Any]:
-    if not path.is_file():
+    if not path.exists() or path.is_dir():
         raise InputError(
             f"{source}: no such file; expected a TOML file of a cluster, or a text such as 64xh100-80, with "
             f"one of the devices {', '.join(device_names())}"

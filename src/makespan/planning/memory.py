@@ -21,6 +21,9 @@ _OPTIMIZER_BYTES = 12.0  # fp32 copy of a parameter and two moments
 _RESERVE_BYTES = 1.0 * 2**30  # context, libraries, buffers of collectives
 _OPERATORS_SAVE = 0.5  # of what a layer keeps, where half of its products are computed again
 _WRITTEN_GELU = 5.75  # copies of its input that a tanh GELU of eight operators keeps, in 32 bits
+# Bytes per channel of the residual stream that a layer keeps where Python runs operator by operator: two
+# norms in 32 bits, and with autocast what each product casts. Keys: root-mean-square norms, and autocast.
+_WRITTEN_ENTRIES = {(False, True): 18.0, (True, True): 34.0, (False, False): 16.0, (True, False): 24.0}
 _BUCKET_LAYERS = 2.0  # layers that fully sharded data parallelism holds at once
 
 
@@ -65,8 +68,8 @@ def memory_table(training: Training, grid: Grid, machines: Machines, stack: Soft
         entries, matrices, residual = 4.0, float(run.ffn.n_matrices), 1.0
         if stack.is_written_out:
             is_gated = run.ffn.n_matrices > 2  # models with gates have root-mean-square norms, too
-            entries, residual = (17.0 if is_gated else 9.0), 4.0 / width
-            matrices += 1.0 if is_gated else _WRITTEN_GELU * model.writes_gelu_out
+            entries, residual = _WRITTEN_ENTRIES[is_gated, width == 2.0] / width, 4.0 / width
+            matrices += is_gated + _WRITTEN_GELU * model.writes_gelu_out
             if attention.n_norms:  # of queries and keys, in 32 bits, before and after scaling
                 inner = inner + 4 * (attention.heads + attention.kv_heads) * attention.head_dim
         core = tokens * width * (scores + inner) / tp

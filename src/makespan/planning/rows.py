@@ -80,6 +80,11 @@ class Refused:
     reason: str
 
 
+def takes_part(source: str) -> bool:
+    """Tell whether the factors that ship are fitted to rows of a source."""
+    return source in _register()["stacks"] or source in _register()["own"]
+
+
 class _Unusable(Exception):
     """A row cannot be mapped; the text says why."""
 

@@ -66,9 +66,9 @@ _CAST_BYTES = 1.0
 _BIASED_PASSES = 12.0
 # Bytes that a forward pass moves per channel where Python runs operator by operator under autocast: two norms
 # in 32 bits with conversions for every product behind them, and two residual sums; rotated queries and keys;
-# their norms; activations by one kernel, by eight (tanh GELU), and with a gate.
+# their norms; activations by one kernel, by eight (tanh GELU), and the product with a gate.
 _WRITTEN_LAYER_NORMS, _WRITTEN_RMS_NORMS, _WRITTEN_ROTATION, _WRITTEN_HEAD_NORMS = 72.0, 100.0, 24.0, 40.0
-_WRITTEN_ACTIVATION, _WRITTEN_TANH_GELU, _WRITTEN_GATE = 4.0, 60.0, 10.0
+_WRITTEN_ACTIVATION, _WRITTEN_TANH_GELU, _WRITTEN_PRODUCT = 4.0, 60.0, 6.0
 _WRITTEN_KERNELS, _HOST_GAP_S = 40.0, 20e-6  # per layer and pass, where Python runs operator by operator
 _OPERATORS = 0.5  # share of the products that selective recomputation by operator repeats
 
@@ -256,7 +256,8 @@ def ideal_terms(training: Training, grid: Grid, machines: Machines, stack: Softw
         passes = _GEMM_PASSES + grid.again
         moved = stack.element_passes * (replicated + divided + scores)
         if stack.is_written_out:
-            moved = tokens * _written_bytes(model, run, size) / tp + scores
+            alike, parted = _written_bytes(model, run, size)
+            moved = stack.element_passes * (tokens * (alike / grid.undivided + parted / tp) + scores)
         n_terms["elements"] += n * moved / memory * passes
         if is_narrow:
             n_terms["casts"] += (
@@ -323,17 +324,20 @@ def ideal_terms(training: Training, grid: Grid, machines: Machines, stack: Softw
     return np.stack([terms[name] for name in NAMES], axis=1)
 
 
-def _written_bytes(model: Architecture, run: Layers, size: float) -> float:
-    """Return the bytes per token of the element-wise operators of a forward pass, run one by one."""
+def _written_bytes(model: Architecture, run: Layers, size: float) -> tuple[float, float]:
+    """Return the bytes per token of the element-wise operators of a forward pass, run one by one.
+
+    The first are those of norms and residual sums, the second those that tensor parallelism divides.
+    """
     attention = run.attention
-    rotated = (attention.heads + attention.kv_heads) * attention.head_dim
     copied = 6.0 * attention.heads * attention.head_dim
-    if run.ffn.n_matrices > 2:  # models with gates have root-mean-square norms and rotated heads, too
-        head_norms = _WRITTEN_HEAD_NORMS * (attention.n_norms > 0)
-        per_head = (_WRITTEN_ROTATION + head_norms) * rotated
-        return _WRITTEN_RMS_NORMS * model.hidden + per_head + copied + _WRITTEN_GATE * size
     activation = _WRITTEN_TANH_GELU if model.writes_gelu_out else _WRITTEN_ACTIVATION
-    return _WRITTEN_LAYER_NORMS * model.hidden + copied + activation * size
+    if run.ffn.n_matrices == 2:
+        return _WRITTEN_LAYER_NORMS * model.hidden, copied + activation * size
+    # Models with gates have root-mean-square norms and rotated heads, too.
+    per_channel = _WRITTEN_ROTATION + _WRITTEN_HEAD_NORMS * (attention.n_norms > 0)
+    rotated = per_channel * (attention.heads + attention.kv_heads) * attention.head_dim
+    return _WRITTEN_RMS_NORMS * model.hidden, rotated + copied + (activation + _WRITTEN_PRODUCT) * size
 
 
 def _add_head(
