@@ -22,7 +22,7 @@ from makespan.cli.options import (
     whole,
 )
 from makespan.errors import InfeasiblePlanError, InputError
-from makespan.files import is_stream
+from makespan.files import is_stream, read_text, write_text
 from makespan.planning import (
     LEAST_ROWS,
     PRECISIONS,
@@ -112,7 +112,7 @@ def _kept(context: click.Context, _option: click.Parameter, path: Path | None) -
     if path is None or not path.is_fifo():
         return path
     file = Path(context.with_resource(TemporaryDirectory())) / "measured.csv"
-    file.write_bytes(path.read_bytes())
+    write_text(read_text(path, "measured steps (CSV)"), file)
     return file
 
 
