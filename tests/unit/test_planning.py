@@ -638,6 +638,48 @@ def test_rows_of_ones_own_take_the_error_away_and_narrow_the_interval(tmp_path):
     assert after.high_s / after.low_s < before.high_s / before.low_s
 
 
+TEN = (
+    "tp2 mb1", "tp4 mb1", "tp8 mb1", "fsdp mb1", "tp2 pp2 mb1", "tp4 pp2 mb1", "tp2 pp4 mb1", "tp8 pp2 mb1",
+    "pp4 mb1 recompute=full", "tp4 pp4 mb1",
+)  # fmt: skip
+
+
+def scattered(factors):
+    """Return a pricer, and the same one refined by steps of ten layouts that are off by factors."""
+    pricer = Pricer(Training(dense(), 8192, 256), read_machines("64xh100-80"), software("megatron-bridge"))
+    tried = [parse_layout(text, 64) for text in TEN]
+    rows = [
+        (pricer.training, one, pricer.machines, factor * pricer.price(one).step_s)
+        for one, factor in zip(tried, factors, strict=True)
+    ]
+    return pricer, calibrated_by(pricer, rows)
+
+
+def test_rows_that_scatter_widen_intervals_as_far_as_they_do_and_one_odd_row_hardly_does():
+    _, even = scattered(np.full(10, 1.2))
+    assert even.calibrated.scatter == 1.0
+    signs = np.resize([1, -1, -1, 1, 1], 10)
+    _, wide = scattered(np.exp(0.3 * signs))
+    assert wide.calibrated.scatter > 2
+    near, far = (refined.price(parse_layout("tp2 pp4 mb2", 64)) for refined in (even, wide))
+    assert far.high_s / far.low_s > 1.3 * near.high_s / near.low_s
+    _, odd = scattered(1.2 * np.where(np.arange(10) == 3, 2.0, 1.0))
+    assert odd.calibrated.scatter < 1.2
+
+
+@pytest.mark.parametrize("spread", [0.07, 0.25])
+def test_intervals_hold_rows_to_come_however_far_rows_scatter(spread):
+    # The layout that is left out is one that scatters as the others do.
+    inside = []
+    for seed in range(60):
+        off = np.exp(spread * np.random.default_rng(seed).standard_normal(10))
+        pricer, refined = scattered(off)
+        others = calibrated_by(pricer, refined.measured[1:])
+        _, layout, _, step_s = refined.measured[0]
+        inside.append(others.price(layout).low_s <= step_s <= others.price(layout).high_s)
+    assert np.mean(inside) >= 0.8
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [

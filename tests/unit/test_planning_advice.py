@@ -341,6 +341,22 @@ def test_calibrate_names_the_wrong_line_and_the_next_layout(files):
     assert found["to_measure"][0]["spread"] < found["spread_of_comparisons"]
 
 
+def test_calibrate_says_how_far_rows_scatter(files):
+    # Steps as predicted, times and over 1.35 in turn; the usual scatter is not worth a line.
+    texts = ("tp4 pp2 mb1", "tp8 mb1", "tp2 pp4 mb1", "tp8 pp2 mb1", "tp4 mb1", "tp2 pp2 mb1")
+    predicted = [json.loads(ran("explain", *OWN[:2], text, *RUN, "--json")[1]) for text in texts]
+    for factor, said in ((1.0, False), (1.35, True)):
+        rows = [
+            f"64,{text},{one['step_s'] * factor ** (-1) ** at}"
+            for at, (text, one) in enumerate(zip(texts, predicted, strict=True))
+        ]
+        (files / "rows.csv").write_text("n_gpus,layout,step_s\n" + "\n".join(rows) + "\n")
+        text = ran("calibrate", *OWN, "--measured", "rows.csv")[1]
+        assert ("times as far as published rows do" in text) == said
+        scatter = json.loads(ran("calibrate", *OWN, "--measured", "rows.csv", "--json")[1])["scatter"]
+        assert (f"They scatter {scatter:.1f} times" in text) == said
+
+
 def test_calibrate_without_rows_says_what_to_measure_first(files):
     code, text = ran("calibrate", *OWN)
     assert code == 0

@@ -28,7 +28,6 @@ from makespan.planning import (
     PRECISIONS,
     TERMS,
     Advice,
-    MeasuredStep,
     Priced,
     Pricer,
     Training,
@@ -73,6 +72,7 @@ if TYPE_CHECKING:
 
 _SAMPLES = whole(1, 10**7, "no step has more samples")
 _TOKENS = whole(1, 10**8, "no sample has more tokens")
+_SCATTERS = 1.05  # scatter of measured steps, over that of published rows, from which it is said
 
 
 def run_options(command: Any) -> Any:
@@ -319,6 +319,7 @@ def say_advice(pricer: Pricer, measured: Path | None, form: str | None) -> None:
             "n_ties": len(advice.ties),
             "half_width_before": advice.half_width_before,
             "half_width": advice.half_width,
+            "scatter": pricer.calibrated.scatter,
             "spread_of_comparisons": advice.spread,
             "to_measure": advice.to_measure.to_dict("records"),
         }
@@ -326,7 +327,7 @@ def say_advice(pricer: Pricer, measured: Path | None, form: str | None) -> None:
         return
     _say_run(pricer)
     if lines:
-        _say_lessons(advice, lines, pricer.measured)
+        _say_lessons(advice, lines, pricer)
     if not len(advice.to_measure):
         say("Nothing to measure: no other layout may be as fast as the best one.")
         return
@@ -339,7 +340,7 @@ def say_advice(pricer: Pricer, measured: Path | None, form: str | None) -> None:
         )
 
 
-def _say_lessons(advice: Advice, lines: list[int], measured: tuple[MeasuredStep, ...]) -> None:
+def _say_lessons(advice: Advice, lines: list[int], pricer: Pricer) -> None:
     say(
         f"{len(advice.ties)} layouts may be the fastest; their steps were known to "
         f"{advice.half_width_before:.0%} without rows, and are to {advice.half_width:.0%} now."
@@ -351,12 +352,14 @@ def _say_lessons(advice: Advice, lines: list[int], measured: tuple[MeasuredStep,
             f"  {lines[row['row'] - 1]:>4}  {_time(row['step_s']):>6} s  {_time(row['others_s']):>6} s  "
             f"{row['spreads']:>+4.1f} spreads  {row['narrowed']:>7.1%}  {row['moved']:>6.1%}  {row['layout']}"
         )
+    if (scatter := pricer.calibrated.scatter) >= _SCATTERS:
+        say(f"They scatter {scatter:.1f} times as far as published rows do, and intervals are wider for it.")
     listed = [lines[row - 1] for row in advice.contradicting]
     if not listed:
         say("No row contradicts the others.")
-    elif len(measured) == 1:
+    elif len(lines) == 1:
         say(f"Line {listed[0]} contradicts what published rows lead to expect: check its unit and layout.")
-    elif len(measured) - len(listed) == 0:
+    elif len(lines) == len(listed):
         say(f"Lines {listed[-2]} and {listed[-1]} contradict each other: measure one of them again.")
     else:
         for number in advice.contradicting:

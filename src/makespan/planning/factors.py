@@ -4,7 +4,8 @@ The logarithm of a factor is a sum: what all stacks share, what differs for one 
 one device, and on the user's own ground what the user's rows say. Each part has a normal prior whose spread
 is the scatter seen between sources. Residuals are differences of logarithms with heavy tails (Student's t
 with four degrees of freedom), so that one odd row does not bend everything. The posterior is the normal
-approximation at its mode, found by Gauss-Newton steps with exact derivatives.
+approximation at its mode, found by Gauss-Newton steps with exact derivatives. Rows of the user's own that
+scatter further than expected widen it.
 """
 
 import math
@@ -34,6 +35,8 @@ _SCALE_SPREAD = 0.15  # common scale of the user's ground
 _STACK_SCALE, _DEVICE_SPREAD, _NARROW_SPREAD = 0.06, 0.06, 0.12
 _MOST_STEPS, _LONGEST_STEP, _CONVERGED = 40, 0.5, 1e-5
 _MOST_WEIGHT = 8.0  # rows of one group count as this many at most
+_ROWS_OF_NOISE = 2.0  # measured rows that the usual scatter of published ones counts for
+_NORMAL_SQUARE = 0.786  # mean of r**2 times its weight, for a normal r
 
 
 @cache
@@ -185,7 +188,7 @@ def _posterior(
     for _ in range(_MOST_STEPS):
         predicted, slopes = model(theta)
         residual = predicted - measured
-        trust = weight * (_FREEDOM + 1) / (_FREEDOM + (residual / noise) ** 2) / noise**2
+        trust = weight * _trust(residual / noise) / noise**2
         curvature = slopes.T @ (slopes * trust[:, None]) + precision
         gradient = slopes.T @ (trust * residual) + (theta - centre) / sigma**2
         step = np.clip(np.linalg.solve(curvature, gradient), -_LONGEST_STEP, _LONGEST_STEP)
@@ -195,16 +198,23 @@ def _posterior(
     return theta, np.linalg.inv(curvature)
 
 
+def _trust(off: Array) -> Array:
+    """Return the weights of residuals [1], given over their spread: about 1, and little for odd ones."""
+    return np.asarray((_FREEDOM + 1) / (_FREEDOM + off**2))
+
+
 @dataclass(frozen=True, slots=True)
 class Calibrated:
     """What is known of the factors on one ground: the mode of their logarithms, and its covariance.
 
-    Entry 0 is a common scale, the others are the terms; ``n_rows`` rows of this ground stand behind it.
+    Entry 0 is a common scale, the others are the terms; ``n_rows`` rows of this ground stand behind it, and
+    scatter around it ``scatter`` times as far as published rows do around theirs [1], at least once.
     """
 
     offsets: Array
     covariance: Array
     n_rows: int = 0
+    scatter: float = 1.0
 
     def parts_s(self, logs: Array, terms: Array) -> Array:
         """Return the terms of steps [s], (n_layouts, n_terms), from factors and ideal terms."""
@@ -214,7 +224,11 @@ class Calibrated:
         """Return the spread of the logarithms of steps [1], (n_layouts,)."""
         slopes = slopes_of(parts_s)
         known = np.einsum("ij,jk,ik->i", slopes, self.covariance, slopes)
-        return np.asarray(np.sqrt(known + noise_of(parts_s) ** 2))
+        return np.asarray(np.sqrt(known + self.noise(parts_s) ** 2))
+
+    def noise(self, parts_s: Array) -> Array:
+        """Return the part of `spread` that no factor explains [1], (n_layouts,)."""
+        return self.scatter * noise_of(parts_s)
 
 
 @cache
@@ -250,5 +264,33 @@ def calibrate_rows(logs: Array, terms: Array, step_s: Array) -> Calibrated:
     prior = uncalibrated()
     sigma = np.sqrt(np.diag(prior.covariance))
     ones = np.ones(len(step_s))
-    mode, covariance = _posterior(model, np.log(step_s), prior.offsets, sigma, noise_of(terms), ones)
-    return Calibrated(mode, covariance, len(step_s))
+    noise = noise_of(terms)
+    mode, known = _posterior(model, np.log(step_s), prior.offsets, sigma, noise, ones)
+    predicted, slopes = model(mode)
+    off = (np.log(step_s) - predicted) / noise
+    # Rows are nearer to the mode than rows to come: each parameter that they decide takes one of them.
+    decided = len(mode) - float(np.trace(known / sigma**2))
+    scatter = _scatter(off, max(0.0, len(step_s) - decided))
+    trust = _trust(off / scatter) / (scatter * noise) ** 2
+    curvature = slopes.T @ (slopes * trust[:, None]) + np.diag(1 / sigma**2)
+    return Calibrated(mode, np.asarray(np.linalg.inv(curvature)), len(step_s), scatter)
+
+
+def _scatter(off: Array, freedom: float) -> float:
+    """Return how far rows scatter [1], at least once as far as expected; odd rows count for little.
+
+    Parameters
+    ----------
+    off
+        Residuals over the spread that is expected of them, (n_rows,).
+    freedom
+        Rows less the parameters that were fitted to them.
+    """
+    scatter = 1.0
+    for _ in range(_MOST_STEPS):
+        squares = float((_trust(off / scatter) * off**2).sum()) / _NORMAL_SQUARE
+        before = scatter
+        scatter = max(1.0, math.sqrt((_ROWS_OF_NOISE + squares) / (_ROWS_OF_NOISE + freedom)))
+        if abs(scatter - before) < _CONVERGED:
+            break
+    return scatter

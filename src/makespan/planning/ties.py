@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from makespan.planning.factors import Calibrated, noise_of, slopes_of
+from makespan.planning.factors import Calibrated, slopes_of
 
 Array = NDArray[np.float64]
 _ALIKE = 0.05  # distance of shares over which what no factor explains loses most of its correlation
@@ -54,7 +54,7 @@ class Joint:
             Measured steps [s], (n_measured,).
         """
         slopes, known = slopes_of(parts_s), slopes_of(measured_parts_s)
-        own, other = noise_of(parts_s), noise_of(measured_parts_s)
+        own, other = calibrated.noise(parts_s), calibrated.noise(measured_parts_s)
         mean, noise = np.log(parts_s.sum(axis=1)), _shared(slopes, slopes, own, own)
         if len(measured_s):
             # Given the factors, residuals of measured rows say how far their neighbours are off.
