@@ -473,6 +473,72 @@ def test_states_of_experts_are_divided_between_the_devices_that_hold_the_same():
         assert whole == pytest.approx(12 * (n_held / n_same + rest / layout.dp))
 
 
+def test_experts_that_are_dealt_out_are_neither_gathered_nor_exchanged():
+    machines, layers = read_machines("16xh100-80"), 32
+    model = mixture(layers, experts=16)
+    experts = model.layers[0].ffn.expert_parameters(4096)
+    other = model.layers[0].parameters(4096) - experts
+    training = Training(model, 4096, 64)
+    # Fully sharded: two layers at once without a pipeline, the whole stage and its gradients with one.
+    for ep, n_experts in [(1, 16), (8, 2), (16, 0)]:
+        gathered = memory(training, Layout(dp=16, ep=ep, zero=3), machines)["gathered"]
+        assert gathered == pytest.approx(2 * 2 * (other + experts / 16 * n_experts), rel=1e-3)
+    ends = 32000 * 4096
+    for ep, n_experts in [(1, 16), (4, 4), (8, 0)]:
+        gathered = memory(training, Layout(dp=8, pp=2, ep=ep, zero=3), machines)["gathered"]
+        assert gathered == pytest.approx(
+            6 * (layers / 2 * (other + experts / 16 * n_experts) + ends), rel=1e-3
+        )
+    for name, zero in [("gradients", 0), ("gradients", 1), ("shards", 3)]:
+        whole, half, none = (
+            terms(training, Layout(dp=16, ep=ep, zero=zero), machines)[name] for ep in (1, 8, 16)
+        )
+        assert whole > half > none > 0
+        without = Training(dataclasses.replace(model, layers=mixture(layers, 1, 1).layers), 4096, 64)
+        # What is left is as much as that of a model with all but the experts, of which it has one.
+        assert none < terms(without, Layout(dp=16, zero=zero), machines)[name]
+
+
+@pytest.mark.parametrize(
+    ("n_groups", "groups_per_token", "ep", "nodes"),
+    [
+        (1, 1, 64, 8),  # 64 devices are eight nodes
+        (8, 4, 64, 4),  # a group a node
+        (16, 4, 64, 8 * (1 - (7 / 8) ** 4)),  # two groups a node: those that four groups meet by chance
+        (4, 2, 64, 4),  # two nodes a group
+        (8, 1, 64, 1),
+        (8, 4, 8, 1),
+    ],
+)
+def test_tokens_go_to_the_nodes_of_their_groups_of_experts(n_groups, groups_per_token, ep, nodes):
+    machines = read_machines("64xh100-80")
+    device = machines.device
+    model = mixture(experts=64, per_token=8)
+    ffn = dataclasses.replace(model.layers[0].ffn, n_groups=n_groups, groups_per_token=groups_per_token)
+    model = dataclasses.replace(model, layers=(dataclasses.replace(model.layers[0], ffn=ffn),))
+    training = Training(model, 4096, 64)
+    found_s, faster_s = (
+        terms(
+            training,
+            Layout(dp=64, ep=ep, zero=1),
+            dataclasses.replace(
+                machines,
+                device=dataclasses.replace(device, network_gb_per_s=factor * device.network_gb_per_s),
+            ),
+        )["dispatch"]
+        for factor in (1, 2)
+    )
+    across_s = 2 * (found_s - faster_s)
+    sent = 32 * 2 * 2 * 2 * 4096 * 4096  # bytes per layer and copy, there and back, forward and backward
+    share = 0 if ep == 8 else 7 / 8  # of the nodes, all but one's own
+    visited = nodes * (1 - (1 - 1 / nodes) ** 8)
+    network = 0.8 * device.network_gb_per_s * 1e9
+    assert across_s == pytest.approx(sent * visited * share / network, rel=1e-6, abs=1e-9)
+    devices = min(8, max(1, ep * groups_per_token / n_groups))
+    link = 0.6 * device.link_gb_per_s * 1e9
+    assert found_s - across_s == pytest.approx(sent * devices * 7 / 8 / link, rel=1e-6)
+
+
 def test_experts_that_nothing_deals_out_are_cut_like_dense_layers():
     training, machines = Training(mixture(), 4096, 16), read_machines("16xh100-80")
     whole, cut = (terms(training, Layout(dp=16 // tp, tp=tp, zero=0), machines) for tp in (1, 2))

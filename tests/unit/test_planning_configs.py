@@ -319,10 +319,34 @@ def test_mixtures_have_dense_layers_shared_experts_and_latent_attention(tmp_path
     dense, sparse = model.layers
 
     assert (dense.n_layers, dense.ffn) == (3, FeedForward(18432, is_gated=True))
-    assert (sparse.n_layers, sparse.ffn) == (58, Experts(256, 8, 2048, shared_size=2048))
+    experts = Experts(256, 8, 2048, shared_size=2048, n_groups=8, groups_per_token=4)
+    assert (sparse.n_layers, sparse.ffn) == (58, experts)
     assert (sparse.attention.head_dim, sparse.attention.value_dim) == (192, 128)
     assert sparse.attention.latent.query_rank == 1536
     assert model.active_parameters == 671_026_419_200 - 58 * 248 * 3 * 7168 * 2048
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "groups"),
+    [
+        ("deepseek-ai/DeepSeek-V3", {}, (8, 4)),
+        ("deepseek-ai/DeepSeek-V3", {"n_group": 1, "topk_group": 1}, (1, 1)),
+        ("deepseek-ai/DeepSeek-V3", {"n_group": 16, "topk_group": 2}, (16, 2)),
+        # Greedy, unless the configuration says otherwise.
+        ("deepseek-ai/DeepSeek-V2", {"n_group": 8, "topk_group": 3}, (1, 1)),
+        (
+            "deepseek-ai/DeepSeek-V2",
+            {"topk_method": "group_limited_greedy", "n_group": 8, "topk_group": 3},
+            (8, 3),
+        ),
+        ("zai-org/GLM-4.5-Air", {}, (1, 1)),
+        ("Qwen/Qwen3-30B-A3B", {}, (1, 1)),
+    ],
+)
+def test_groups_of_experts_are_those_of_the_configuration(tmp_path, name, changes, groups):
+    ffn = read_model(_write(tmp_path, PUBLISHED[name][0] | changes)).layers[-1].ffn
+
+    assert (ffn.n_groups, ffn.groups_per_token) == groups
 
 
 def test_every_second_layer_is_sparse_except_those_named(tmp_path):
@@ -504,12 +528,14 @@ def test_megatron_options_of_a_mixture_give_the_count_of_deepseek(tmp_path):
     arguments |= {"multi_latent_attention": True, "q_lora_rank": 1536, "kv_lora_rank": 512}
     arguments |= {"qk_head_dim": 128, "qk_pos_emb_head_dim": 64, "v_head_dim": 128, "mtp_num_layers": 1}
     arguments |= {"vocab_size": 129280, "moe_expert_capacity_factor": 1.5}
+    arguments |= {"moe_router_num_groups": 8, "moe_router_group_topk": 4}
 
     model = read_model(_write(tmp_path, arguments, "model.json"))
 
     assert model.parameters == 671_026_404_352  # selection biases are buffers there
     assert [run.n_layers for run in model.layers] == [3, 58]
     assert model.layers[1].ffn.capacity == 1.5
+    assert model.layers[1].ffn.reach == 0.5
 
 
 @pytest.mark.parametrize(

@@ -100,6 +100,11 @@ PUBLIC = [
     ({"global_batch": "1.5"}, "global_batch is '1.5', not a whole number >= 1"),
     ({"seq": "nan"}, "seq is 'nan', not a finite number"),
 ]
+DEEPSEEK = {
+    "model_type": "deepseek_v3", "n_routed_experts": 16, "num_experts_per_tok": 6, "kv_lora_rank": 64,
+    "moe_intermediate_size": 64, "q_lora_rank": None, "qk_rope_head_dim": 16, "qk_nope_head_dim": 32,
+    "v_head_dim": 32,
+}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -167,6 +172,13 @@ def test_tables_that_cannot_be_judged_are_one_line(tmp_path, monkeypatch):
         ({"vocab_size": "1k"}, "field 'vocab_size': found '1k'; expected a whole number"),
         ({"num_hidden_layers": 0}, "field 'num_hidden_layers': found 0; expected a whole number"),
         ({"model_type": "mixtral", "num_local_experts": 0, "num_experts_per_tok": 2}, "'num_local_experts'"),
+        (
+            DEEPSEEK | {"n_group": 3, "topk_group": 2},
+            "2 of 3 groups per token; expected no more than there are",
+        ),
+        (DEEPSEEK | {"n_group": 4, "topk_group": 8}, "8 of 4 groups per token"),
+        (DEEPSEEK | {"n_group": 8, "topk_group": 1}, "6 per token, but there are 2 in 1 of 8 groups"),
+        (DEEPSEEK | {"n_group": 0}, "field 'n_group': found 0"),
     ],
 )
 @pytest.mark.parametrize("command", ["plan model.json 8xh100-80", "size model.json --tokens 1e9"])

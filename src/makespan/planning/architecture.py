@@ -175,6 +175,8 @@ class Experts:
         As of a dense feed-forward part.
     capacity
         Largest load of an expert over the mean load; 0 where no token is dropped.
+    n_groups, groups_per_token
+        Equal groups that the experts are divided into, and those from which a token chooses its experts.
     """
 
     n_experts: int
@@ -184,12 +186,29 @@ class Experts:
     is_gated: bool = True
     has_bias: bool = False
     capacity: float = 0.0
+    n_groups: int = 1
+    groups_per_token: int = 1
 
     def __post_init__(self) -> None:
-        _check_positive(self, "n_experts", "per_token", "size")
+        _check_positive(self, "n_experts", "per_token", "size", "n_groups", "groups_per_token")
         if self.per_token > self.n_experts:
             raise InputError(f"Experts: {self.per_token} per token, but there are {self.n_experts}")
         _check_not_negative(self, "shared_size", "capacity")
+        if self.n_experts % self.n_groups or self.groups_per_token > self.n_groups:
+            raise InputError(
+                f"Experts: {self.groups_per_token} of {self.n_groups} groups per token; expected no more "
+                f"than there are, and a divisor of {self.n_experts} experts"
+            )
+        if self.per_token > self.n_experts * self.reach:
+            raise InputError(
+                f"Experts: {self.per_token} per token, but there are {self.n_experts * self.reach:.0f} in "
+                f"{self.groups_per_token} of {self.n_groups} groups"
+            )
+
+    @property
+    def reach(self) -> float:
+        """Share of the experts from which a token chooses [1]."""
+        return self.groups_per_token / self.n_groups
 
     @property
     def n_matrices(self) -> int:

@@ -290,11 +290,17 @@ def _deepseek_moe(fields: _Fields, family: "_Family", layer: int) -> tuple[FeedF
     if is_dense or layer % fields.whole("moe_layer_freq", 1):
         return _dense(fields, family, layer)
     size = fields.whole("moe_intermediate_size")
+    n_groups, groups_per_token = 1, 1
+    if fields.text("topk_method", family.topk_method) != "greedy":
+        n_groups = fields.whole("n_group", family.groups[0])
+        groups_per_token = fields.whole("topk_group", family.groups[1])
     experts = Experts(
         n_experts=fields.whole("num_experts"),
         per_token=fields.whole("num_experts_per_tok"),
         size=size,
         shared_size=size * fields.whole("n_shared_experts", 0, least=0),
+        n_groups=n_groups,
+        groups_per_token=groups_per_token,
     )
     return experts, experts.n_experts if family.has_router_bias else 0
 
@@ -310,6 +316,7 @@ class _Family:
     ``outer_vectors`` those outside: final norms, norms of embeddings, token types. ``position_rows`` is the
     number of rows of a learned table beyond the longest sequence, None without such a table. ``slides`` says
     which layers have a window unless the field ``layer_types`` does, ``window`` is the default of its size.
+    ``topk_method`` and ``groups`` are defaults of how tokens choose: groups of experts, and those of a token.
     """
 
     n_biases: int = 0
@@ -321,6 +328,8 @@ class _Family:
     ffn_bias: bool | tuple[str, bool] = False
     ffn: _Part = _dense
     has_router_bias: bool = False
+    topk_method: str = "noaux_tc"
+    groups: tuple[int, int] = (1, 1)
     norm_vectors: int = 2
     outer_vectors: int = 1
     outer_weights: int = 0
@@ -445,8 +454,8 @@ _FAMILIES: dict[str, _Family | Callable[[_Fields], _Family]] = {
     "qwen3_moe": replace(
         _QWEN3, ffn=_qwen_moe, slides=lambda fields, _layer: fields.flag("use_sliding_window")
     ),
-    "deepseek_v2": _DEEPSEEK,
-    "deepseek_v3": replace(_DEEPSEEK, has_router_bias=True),
+    "deepseek_v2": replace(_DEEPSEEK, topk_method="greedy"),
+    "deepseek_v3": replace(_DEEPSEEK, has_router_bias=True, groups=(8, 4)),
     "gemma": _GEMMA,
     "gemma2": replace(_GEMMA, norm_vectors=4, slides=lambda _fields, layer: layer % 2 == 0, window=4096),
     "gemma3_text": replace(
@@ -878,6 +887,8 @@ def _megatron_experts(fields: _Fields, size: int, is_gated: bool, has_biases: bo
         is_gated=is_gated,
         has_bias=has_biases,
         capacity=max(0.0, float(capacity)),  # Megatron-LM takes a negative factor for none
+        n_groups=fields.whole("moe_router_num_groups", 1),
+        groups_per_token=fields.whole("moe_router_group_topk", 1),
     )
 
 

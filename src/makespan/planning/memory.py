@@ -32,17 +32,14 @@ def memory_table(training: Training, grid: Grid, machines: Machines, stack: Soft
     model, width = training.model, training.element_bytes
     hidden, tp = float(model.hidden), grid.tp
     expert, other = weights(training, grid)
-    held = expert + other
-    # Devices with the same experts are fewer than those with the same dense part.
-    of_experts = np.maximum(grid.peers * tp / (grid.ep * grid.expert_cut), 1.0)
-
+    # Devices with the same experts are fewer than those with the same other part, one with all of them.
+    of_experts = grid.expert_shard
     trained = 0.0 if training.is_adapter else 1.0
 
     def sharded(stage: int, each: float) -> Array:
         is_sharded = grid.zero >= stage
         dense = other / np.where(is_sharded, grid.shard, 1.0)
-        alike = np.minimum(grid.shard * tp / grid.expert_cut, of_experts)
-        return each * (dense + expert / np.where(is_sharded, alike, 1.0))
+        return each * (dense + expert / np.where(is_sharded, of_experts, 1.0))
 
     table = {
         "parameters": sharded(3, width),
@@ -51,7 +48,7 @@ def memory_table(training: Training, grid: Grid, machines: Machines, stack: Soft
         "optimizer": trained * sharded(1, _OPTIMIZER_BYTES if width == 2.0 else 8.0),
     }
     kept, working = np.zeros_like(tp), np.zeros_like(tp)
-    largest = 0.0
+    largest = np.zeros_like(tp)
     for run in model.kinds:
         tokens, attention = grid.tokens(training, run), run.attention
         inner = attention.heads * attention.head_dim + attention.kv_heads * (
@@ -84,7 +81,9 @@ def memory_table(training: Training, grid: Grid, machines: Machines, stack: Soft
         )
         kept = kept + run.n_layers * (layer - saved)
         working = np.maximum(working, np.where(grid.full > 0, layer, 0.0))
-        largest = max(largest, float(run.parameters(model.hidden)))
+        experts = run.ffn.expert_parameters(model.hidden) if isinstance(run.ffn, Experts) else 0
+        gathered_experts = (of_experts > 1) * experts / (grid.ep * grid.expert_cut)
+        largest = np.maximum(largest, (run.parameters(model.hidden) - experts) / tp + gathered_experts)
     # The first stage of a pipeline keeps the activations of as many micro-batches as there are stages.
     most = grid.pp * np.where(grid.interleave > 1, 1.0 + (grid.pp - 1) / (grid.pp * grid.interleave), 1.0)
     in_flight = np.where(grid.pp > 1, np.minimum(grid.microbatches(training), most), 1.0)
@@ -94,7 +93,8 @@ def memory_table(training: Training, grid: Grid, machines: Machines, stack: Soft
     # Where a pipeline gathers once a step, the whole stage is there until its last micro-batch, and so are
     # its gradients, added up in 32 bits.
     whole = (grid.pp > 1) & (not stack.regathers)
-    gathered = np.where(whole, (width + 4.0 * trained) * held, _BUCKET_LAYERS * width * largest / tp)
+    of_stage = (width + 4.0 * trained) * (other + (of_experts > 1) * expert)
+    gathered = np.where(whole, of_stage, _BUCKET_LAYERS * width * largest)
     table["gathered"] = np.where(grid.zero == 3, gathered, 0.0)
     # The last stage keeps one micro-batch and its logits; the fuller of both ends counts.
     of_last = kept / grid.pp + working

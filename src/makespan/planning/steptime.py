@@ -139,6 +139,16 @@ class Grid:
         return np.where(self.sequence_parallel > 0, self.tp, 1.0)
 
     @property
+    def expert_peers(self) -> Array:
+        """Devices that hold the same experts."""
+        return np.maximum(self.peers * self.tp / (self.ep * self.expert_cut), 1.0)
+
+    @property
+    def expert_shard(self) -> Array:
+        """Devices that share out the states of an expert, where those of other parts are sharded."""
+        return np.minimum(self.shard * self.tp / self.expert_cut, self.expert_peers)
+
+    @property
     def expert_cut(self) -> Array:
         """Parts of an expert: tensor parallelism cuts those that nothing deals out, as in Megatron-LM."""
         return np.where(self.ep == 1, self.tp, 1.0)
@@ -288,10 +298,14 @@ def ideal_terms(training: Training, grid: Grid, machines: Machines, stack: Softw
             n_terms["expert_launches"] += n * stack.launched_share * _KERNELS_OF_EXPERTS * _GAP_S * passes
             width = 1.5 if is_narrow else 2.0
             # A token goes once to every node that has one of its experts, and from there over the fast link.
+            # Its groups of experts are on some nodes alone: a part of all, or as many as they meet by chance.
             nodes = np.maximum(grid.ep / machines.gpus_per_node, 1.0)
-            visited = nodes * (1.0 - (1.0 - 1.0 / nodes) ** ffn.per_token)
+            met = nodes * (1.0 - (1.0 - 1.0 / nodes) ** ffn.groups_per_token)
+            open_nodes = np.where(nodes >= ffn.n_groups, nodes * ffn.reach, met) if ffn.reach < 1 else nodes
+            visited = open_nodes * (1.0 - (1.0 - 1.0 / open_nodes) ** ffn.per_token)
             inside = np.minimum(grid.ep, machines.gpus_per_node)
-            near = np.minimum(float(ffn.per_token), grid.ep) * (1.0 - 1.0 / inside)
+            open_devices = np.maximum(grid.ep * ffn.reach, 1.0)
+            near = np.minimum(float(ffn.per_token), open_devices) * (1.0 - 1.0 / inside)
             far = visited * (1.0 - 1.0 / nodes)
             near_s = near / (device.link_gb_per_s * GB * _ALL_TO_ALL)
             far_s = far / (device.network_gb_per_s * GB * _NETWORK)
@@ -380,33 +394,36 @@ def _add_transfers(
     terms["step"] = np.full_like(tokens, _STEP_S)
 
     expert, other = weights(training, grid)
-    held = expert + other
-    peers = grid.peers
-    share = (peers - 1) / peers
-    bandwidth = group_bandwidth(peers, grid.tp, machines)
     gradient = stack.bytes_of_gradient(training)
-    trained = 0.0 if training.is_adapter else held
+    trains = 0.0 if training.is_adapter else 1.0
+    # Without a pipeline, parameters are gathered for the forward and the backward pass of every micro-batch.
+    rounds = np.where((grid.pp == 1) | stack.regathers, count, 1.0)
+    exchanged, sharded, states = (np.zeros_like(tokens) for _ in range(3))
+    # Devices with the same experts are fewer than those with the same other part, and further apart.
+    for held, peers, shard, apart in (
+        (other, grid.peers, grid.shard, grid.tp),
+        (expert, grid.expert_peers, grid.expert_shard, grid.ep * grid.expert_cut),
+    ):
+        trained, share = trains * held, (peers - 1) / peers
+        plain = 2.0 * share * trained * gradient
+        partitioned = share * trained * (gradient + bytes_per)
+        exchanged += np.where(grid.zero == 0, plain, partitioned) / group_bandwidth(peers, apart, machines)
+        gathered = rounds * (shard - 1) / shard * (2.0 * held + trained) * bytes_per
+        groups = peers / shard
+        between = 2.0 * (groups - 1) / groups * trained / shard * gradient / network
+        sharded += gathered / group_bandwidth(shard, apart, machines) + between
+        states += trained * 16.0 / np.where(grid.zero >= 1, shard, 1.0)
+    exchanged, sharded = exchanged * (grid.zero < 3), sharded * (grid.zero == 3)
+    trained = trains * (expert + other)
     # A gradient of 16 bits is written and read again, and the sum is read and written.
     terms["accumulation"] = count * trained * (2.0 * bytes_per + 2.0 * gradient) / memory
-    plain = 2.0 * share * trained * gradient
-    partitioned = share * trained * (gradient + bytes_per)
-    exchanged = np.where(grid.zero == 0, plain, partitioned) / bandwidth * (grid.zero < 3) * (peers > 1)
     computed = np.sum(
         [terms[name] for name in ("products", "experts", "attention", "scores", "elements")], axis=0
     )
     terms["gradients"] = exchanged
     terms["gradients_beyond"] = np.maximum(exchanged - _WINDOW * computed / count, 0.0)
-
-    inside = (grid.shard - 1) / grid.shard
-    # Without a pipeline, parameters are gathered for the forward and the backward pass of every micro-batch.
-    rounds = np.where((grid.pp == 1) | stack.regathers, count, 1.0)
-    gathered = rounds * inside * (2.0 * held + trained) * bytes_per
-    groups = peers / grid.shard
-    between = 2.0 * (groups - 1) / groups * trained / grid.shard * gradient / network
-    sharded = (gathered / group_bandwidth(grid.shard, grid.tp, machines) + between) * (grid.zero == 3)
     terms["shards"] = sharded
     terms["shards_beyond"] = np.maximum(sharded - _SHARD_WINDOW * computed, 0.0)
-    states = trained * 16.0 / np.where(grid.zero >= 1, grid.shard, 1.0)
     terms["optimizer"] = (4.0 * trained + 1.5 * states) / memory
     if stack.is_written_out:  # the host runs ahead, and the device waits for it where it has less to do
         terms["launches"] = np.maximum(terms["launches"] - computed - terms["head"], 0.0)
