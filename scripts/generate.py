@@ -345,12 +345,13 @@ def _published_runs() -> pd.DataFrame:
 
 
 def _published_table(runs: pd.DataFrame) -> str:
-    head = ("model", "GPUs", "layout", "TFLOP/s per GPU, predicted", "published", "error", "source")
+    head = ("model", "GPUs", "layout", "stack", "TFLOP/s per GPU, predicted", "published", "error", "source")
     rows = [
         (
             f"{run['model']}{'' if run['seq'] < 1e5 else ', 131,072 tokens'}",
             f"{run['n_gpus']:,} {run['device']}",
             f"`{run['layout']}`",
+            run["stack"],
             f"{run['rate']:.0f} ({run['low']:.0f} to {run['high']:.0f})",
             f"{run['published_tflop_per_s_per_gpu']:.0f}",
             f"{run['rate'] / run['published_tflop_per_s_per_gpu'] - 1:+.0%}",
@@ -426,7 +427,8 @@ def _scaling_figure(curves: dict[tuple[str, str], pd.DataFrame], runs: pd.DataFr
             share = [float(f"{100 * value:.3g}") for value in table["of_limit"]]
             left.plot(table["n_gpus"], share, style, marker=".", label=f"{name}, {way}")
         left.set(ylabel="share of the kernels' limit [%]", ylim=(0, 100))
-        for (label, own), color in zip(runs.groupby("table", sort=False), ("C2", "C3"), strict=True):
+        first = runs.drop_duplicates(["model", "n_gpus", "seq"])  # one stack for each run
+        for (label, own), color in zip(first.groupby("table", sort=False), ("C2", "C3"), strict=True):
             rate, low, high = (
                 [float(f"{value:.3g}") for value in own[name]] for name in ("rate", "low", "high")
             )
