@@ -47,6 +47,7 @@ PROTOCOLS = {
     "5-fold": "five folds (L3)",
     "LOPO": "leave one plan class out",
     "LOPO, no offload": "leave one plan class out, without offload",
+    "LOPO, offload": "leave one plan class out, offload alone",
     "LOMO, all rows": "leave one model out, flagged rows too",
 }
 FIGURES = {

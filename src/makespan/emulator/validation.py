@@ -597,14 +597,14 @@ def _ranking(
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Bound of one figure of the validation, an aim beyond it, and the figure of an earlier study."""
+    """Bound of a figure of the validation, an aim beyond it, and that of an earlier study (NaN for none)."""
 
     protocol: str
     metric: str  # a field of `Agreement` or ``points_per_s``
     must: float
-    reference: float
     source: str
     known: str  # measured rows that a prediction has seen
+    reference: float = float("nan")
     aim: float | None = None
 
     @property
@@ -703,6 +703,7 @@ def validate(data: Observations, progress: Callable[[int, int, str], object] | N
         "5-fold": _judge(data, refined_by_many),
         "LOPO": _judge(data, by_class),
         "LOPO, no offload": _judge(data, by_class, data.clean & (data.plan_class != "offload")),
+        "LOPO, offload": _judge(data, by_class, data.clean & (data.plan_class == "offload")),
         "LOMO, all rows": _judge(data, by_model, everything),
     }
     points_per_s = predict_speed(data)
