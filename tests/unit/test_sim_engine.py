@@ -484,6 +484,18 @@ def test_a_result_says_how_long_it_took():
     assert result.n_decisions == 1
 
 
+@pytest.mark.parametrize("is_frozen", [False, True])
+def test_what_the_caller_froze_stays_frozen(is_frozen):
+    assert gc.get_freeze_count() == 0
+    try:
+        if is_frozen:
+            gc.freeze()
+        run([toy_job()])
+        assert (gc.get_freeze_count() > 0) is is_frozen
+    finally:
+        gc.unfreeze()
+
+
 def test_simulations_leave_nothing_for_the_collector():
     jobs = [toy_job(f"j{at}", float(at), steps=40, n_gpus=1 + at % 2, plan="ga") for at in range(12)]
     failures = [NodeEvent(30.0, 0, NodeEventKind.FAILED), NodeEvent(60.0, 0, NodeEventKind.JOINED)]

@@ -915,11 +915,15 @@ def simulate(scenario: Scenario, policy: Policy, observers: Sequence[Observer] =
     engine.observers += observers
     engine.load()
     # Objects that exist now outlive the run, so the garbage collector need not scan them again and again.
-    gc.freeze()
+    # What the caller froze stays frozen.
+    is_frozen = gc.get_freeze_count() > 0
+    if not is_frozen:
+        gc.freeze()
     try:
         engine.run()
     finally:
-        gc.unfreeze()
+        if not is_frozen:
+            gc.unfreeze()
     finished = sorted(engine.finished, key=lambda entry: entry[0].index)
     tables = events_table(engine.rows), outcomes_table(finished, fitting)
     wall_s = time.perf_counter() - began
