@@ -14,8 +14,6 @@ SNAKEMAKE_FLAGS ?=
 # `make --quiet` asks Snakemake for less, too.
 QUIET := $(if $(findstring s,$(firstword -$(MAKEFLAGS))),--quiet all)
 PYTEST_FLAGS ?=
-# Many tests wait for processes of their own: two more workers than cores keep the cores busy.
-WORKERS ?= $(shell $(PYTHON) -c 'import os; print(len(os.sched_getaffinity(0)) + 2)')
 
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/.stamps
@@ -42,7 +40,7 @@ bench: setup-dev ## Time the hot paths (no assertion on absolute time)
 
 .PHONY: test
 test: lint ## Run the linters and the whole test suite with its coverage threshold
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --cov --cov-report=term $(PYTEST_FLAGS)
+	$(BIN)/python -m pytest -n auto --dist loadgroup --cov --cov-report=term $(PYTEST_FLAGS)
 
 .PHONY: lint
 lint: setup-dev ## Check style, types, import directions, spelling and the workflow files
