@@ -32,7 +32,7 @@ def memory_table(training: Training, grid: Grid, machines: Machines, stack: Soft
     model, width = training.model, training.element_bytes
     hidden, tp = float(model.hidden), grid.tp
     expert, other = weights(training, grid)
-    # Devices with the same experts are fewer than those with the same other part, one with all of them.
+    # Fewer devices share an expert than share other parts: one alone where each has experts of its own.
     of_experts = grid.expert_shard
     trained = 0.0 if training.is_adapter else 1.0
 
