@@ -445,7 +445,7 @@ def _scaling_figure(curves: dict[tuple[str, str], pd.DataFrame], runs: pd.DataFr
             axes.set(xlabel="GPUs", xticks=[first * 4**step for step in range(6) if first * 4**step <= 16384])
             axes.xaxis.set_major_formatter(plain_numbers())
             axes.minorticks_off()
-            axes.legend(fontsize=6, loc="lower left" if axes is left else "upper left")
+            axes.legend(fontsize=6, loc="lower left" if axes is left else "upper left", handlelength=3.5)
         return figure
 
     with tempfile.TemporaryDirectory() as folder:

@@ -536,6 +536,10 @@ def test_megatron_options_of_a_mixture_give_the_count_of_deepseek(tmp_path):
     assert [run.n_layers for run in model.layers] == [3, 58]
     assert model.layers[1].ffn.capacity == 1.5
     assert model.layers[1].ffn.reach == 0.5
+    unlimited = read_model(_write(tmp_path, arguments | {"moe_router_group_topk": None}, "model.json"))
+    assert unlimited.layers[1].ffn.reach == 1
+    with pytest.raises(InputError, match="'moe_router_num_groups' is missing"):
+        read_model(_write(tmp_path, arguments | {"moe_router_num_groups": None}, "model.json"))
 
 
 @pytest.mark.parametrize(

@@ -879,6 +879,8 @@ def _megatron_experts(fields: _Fields, size: int, is_gated: bool, has_biases: bo
     _, capacity = fields.value("moe_expert_capacity_factor", 0, "a number")
     if type(capacity) not in (int, float) or not math.isfinite(capacity):
         raise InputError(f"field 'moe_expert_capacity_factor': found {capacity!r}; expected a number")
+    # Groups limit nothing unless it is stated how many of them a token has.
+    groups_per_token = fields.whole("moe_router_group_topk", 0, least=0)
     return Experts(
         n_experts=fields.whole("num_experts"),
         per_token=fields.whole("moe_router_topk", 2),
@@ -887,8 +889,8 @@ def _megatron_experts(fields: _Fields, size: int, is_gated: bool, has_biases: bo
         is_gated=is_gated,
         has_bias=has_biases,
         capacity=max(0.0, float(capacity)),  # Megatron-LM takes a negative factor for none
-        n_groups=fields.whole("moe_router_num_groups", 1),
-        groups_per_token=fields.whole("moe_router_group_topk", 1),
+        n_groups=fields.whole("moe_router_num_groups") if groups_per_token else 1,
+        groups_per_token=groups_per_token or 1,
     )
 
 
