@@ -40,7 +40,8 @@ bench: setup-dev ## Time the hot paths (no assertion on absolute time)
 
 .PHONY: test
 test: lint ## Run the linters and the whole test suite with its coverage threshold
-	$(BIN)/python -m pytest -n auto --dist loadgroup --cov --cov-report=term $(PYTEST_FLAGS)
+	$(BIN)/python -m slipcover --json --out .coverage.json -m pytest -n auto --dist loadgroup $(PYTEST_FLAGS)
+	$(BIN)/python -m slipcover --merge .coverage.json --out .coverage.json --fail-under 90
 
 .PHONY: lint
 lint: setup-dev ## Check style, types, import directions, spelling and the workflow files
@@ -69,10 +70,10 @@ slurm-test: setup-dev ## Run rules with GPUs on a local Slurm cluster without GP
 	fi
 	$(BIN)/python -m pytest -m slurm tests/slurm $(PYTEST_FLAGS)
 
-# Packages of the developer set are hidden, if they are there.
+# What is built sees the run set alone: packages of the developer set are hidden.
 .PHONY: report-test
-report-test: setup ## Build the report of the small configuration, in a copy, with the run set alone
-	$(BIN)/python tests/support/small_report.py $(CORES)
+report-test: setup-dev ## Build the small configuration in a copy, with the run set alone, and test its results and report
+	$(BIN)/python -m pytest -n auto --dist loadgroup -m small_run tests/workflow $(PYTEST_FLAGS)
 
 .PHONY: bench-test
 bench-test: setup-dev ## Run what is benchmarked once each, untimed
@@ -143,7 +144,7 @@ $(STAMPS)/hf: pyproject.toml $(STAMPS)/dev
 .PHONY: clean
 clean: ## Remove products, logs and caches; keep the environment
 	rm -rf results/*/ results/report.* logs benchmarks/results .snakemake site
-	rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .benchmarks .coverage .coverage.*
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .benchmarks .coverage.json
 	find src tests workflow benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .PHONY: distclean

@@ -2,7 +2,6 @@
 
 import os
 import re
-from contextlib import nullcontext
 from pathlib import Path
 
 # Before numpy is loaded: test processes that share the cores must not also share out their small matrices.
@@ -13,7 +12,6 @@ import pandas as pd
 import pytest
 from golden_files import HEADER, agree
 from hypothesis import HealthCheck, settings
-from tracing import untraced
 
 ROOT = Path(__file__).resolve().parents[1]
 GOLDEN = ROOT / "tests" / "golden"
@@ -27,33 +25,13 @@ def pytest_addoption(parser):
     parser.addoption("--update-golden", action="store_true", help="write golden files instead of comparing")
 
 
-# Unit tests run, too, what these repeat thousands of times; to trace it would take them twice as long.
-# Runs that lose processes are begun and watched by no unit test.
-UNTRACED = [ROOT / "tests" / name for name in ("claims", "differential", "property")]
-TRACED = ["test_oobleck_live.py"]
-
-
+@pytest.hookimpl(tryfirst=True)  # before tests are chosen by their markers
 def pytest_collection_modifyitems(items):
     for item in items:
-        if item.path.parent in UNTRACED and item.path.name not in TRACED:
-            item.add_marker("untraced")
+        if "small_run" in getattr(item, "fixturenames", ()):
+            item.add_marker("small_run")
     # Tests of the workflow come first: they take longest, and at the end all processes would wait for one.
-    # They share the small run: one process builds it, while others plan from nothing.
-    needs = [item for item in items if "small_run" in getattr(item, "fixturenames", ())]
-
-    def place(item):
-        if item.path.parent != ROOT / "tests" / "workflow":
-            return 3
-        return 1 if item not in needs else 0 if item is needs[0] else 2
-
-    items.sort(key=place)
-
-
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_protocol(item):
-    """Leave such tests untraced, fixtures too."""
-    with untraced() if item.get_closest_marker("untraced") else nullcontext():
-        return (yield)
+    items.sort(key=lambda item: item.path.parent != ROOT / "tests" / "workflow")
 
 
 @pytest.fixture(scope="session")

@@ -1,12 +1,14 @@
 """An environment in which only some of the packages that are installed here can be imported."""
 
 import os
+import re
 from importlib import metadata
 from pathlib import Path
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+ROOT = Path(__file__).parents[2]
 FOLDER = Path(__file__).with_name("only")
 OF_PYTHON = ("pip", "setuptools", "wheel")
 
@@ -28,6 +30,12 @@ def with_requirements(texts):
             if one.marker is None or any(map(one.marker.evaluate, extras)):
                 left.append(one)
     return set(found)
+
+
+def run_set():
+    """Return the names of the packages of requirements.txt and of torch, with what torch needs."""
+    pins = re.findall(r"^[a-z].*==.*$", (ROOT / "requirements.txt").read_text(), re.MULTILINE)
+    return {pin.partition("==")[0] for pin in pins} | with_requirements(["torch"])
 
 
 def hiding_all_but(names, *paths):

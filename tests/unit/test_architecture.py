@@ -14,8 +14,6 @@ import pytest
 
 import makespan
 
-pytestmark = pytest.mark.untraced  # it reads the code, and runs next to nothing of it
-
 ROOT = Path(__file__).parents[2]
 SRC = ROOT / "src"
 MODULES = sorted(SRC.rglob("*.py"))

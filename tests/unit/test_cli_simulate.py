@@ -130,7 +130,6 @@ def test_clusters_without_constants_of_the_model_decide_by_exact_times() -> None
     assert result.exit_code == 0 and "knowledge: exact" in result.output
 
 
-@pytest.mark.untraced
 def test_other_nodes_leave_out_what_cannot_run_and_say_so() -> None:
     result = run("simulate", "--nodes", "2", "--gpus-per-node", "4", "--quiet")
     assert result.exit_code == 0, result.output
@@ -146,7 +145,6 @@ def test_the_nodes_of_a_changed_cluster_keep_their_proportions() -> None:
     assert resized("a800-64", None, None) == base
 
 
-@pytest.mark.untraced
 def test_fewer_or_more_nodes_of_a_kind_have_the_same_times() -> None:
     def times_s(nodes: int | None) -> dict[tuple[str, str, str], float]:
         catalogue = scenario(workload="naive", source="emulated", n_nodes=nodes).catalogue
@@ -166,7 +164,6 @@ def test_guarantees_are_reported(job_list: Path) -> None:
     assert re.search(r"guarantees kept +-", run("simulate").output)
 
 
-@pytest.mark.untraced
 @pytest.mark.parametrize("known", ["sampled", "requests", "exact"])
 def test_jobs_run_by_true_times_whatever_policies_know(known: str, tmp_path: Path) -> None:
     result = run(
@@ -208,7 +205,6 @@ def test_measured_tables_are_a_source(tmp_path: Path, job_list: Path) -> None:
     assert "on mine (measured), 3 jobs" in result.output
 
 
-@pytest.mark.untraced
 def test_the_title_says_what_the_rows_say_and_not_as_what_they_are_given(
     tmp_path: Path, job_list: Path
 ) -> None:
@@ -232,7 +228,6 @@ def test_the_title_says_what_the_rows_say_and_not_as_what_they_are_given(
 ROWS_OF = ("roberta", "bert", "vit")
 
 
-@pytest.mark.untraced
 @pytest.mark.parametrize("name", ["naive", "mt"])
 def test_the_authors_lists_belong_to_the_published_source(name: str, published_dir: Path) -> None:
     options = ("--source", "published", "--published-dir", str(published_dir), "--workload", name)

@@ -118,7 +118,6 @@ def say(command: str) -> Result:
     return CliRunner().invoke(main, shlex.split(command), catch_exceptions=False)
 
 
-@pytest.mark.untraced
 @pytest.mark.parametrize("name", QUICK)
 def test_json_is_alone_on_the_standard_output(name: str, folder: Path) -> None:
     if name == "slapo show":
@@ -137,7 +136,6 @@ TELLING = {
 }
 
 
-@pytest.mark.untraced
 @pytest.mark.xdist_group("training")
 @pytest.mark.parametrize("command", TELLING)
 def test_long_commands_tell_their_progress_unless_they_are_quiet(
@@ -169,7 +167,6 @@ def test_without_arguments_five_commands_are_suggested_and_each_is_accepted() ->
         command.make_context(text, words, **main.context_settings)
 
 
-@pytest.mark.untraced
 @pytest.mark.parametrize("number", range(3))
 def test_suggested_commands_that_need_no_torch_run(number: int) -> None:
     suggested = re.findall(r"^  makespan (.+?)(?:   .*)?$", say("").stdout, re.MULTILINE)
@@ -222,7 +219,6 @@ def test_an_unknown_shell_is_one_message() -> None:
     assert done.exit_code == 2 and "'bash', 'zsh', 'fish'" in done.stderr
 
 
-@pytest.mark.untraced
 @pytest.mark.xdist_group("cli_training")
 def test_commands_that_train_print_json_alone_and_no_progress_when_quiet(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

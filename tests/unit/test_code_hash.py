@@ -10,7 +10,6 @@ from contextlib import chdir
 from pathlib import Path
 
 import pytest
-from tracing import untraced
 
 from makespan.config import check_settings, code_hash, used_code
 from makespan.papers import PAPERS, paper_named
@@ -201,7 +200,7 @@ def changed(tmp_path_factory):
 
     def hashes():
         code = fresh(copy / "config" / "code.py")
-        with chdir(copy.parent), untraced():
+        with chdir(copy.parent):
             return {
                 name: code.code_hash(SCRIPTS[script], *more, **options)
                 for name, ((script, *more), options) in rules.items()
@@ -230,7 +229,6 @@ def test_editing_the_pipeline_concerns_the_rules_that_train_and_no_other(changed
     assert all(name in MEASURED or name.startswith(("run_live", "profile_")) for name in found)
 
 
-@pytest.mark.untraced
 def test_a_schema_or_a_policy_that_nobody_uses_concerns_nobody(changed):
     assert (
         changed("tables/catalogue.py", "", '\nNEW = table_schema("new", ("a", "int", "1", "a"))\n') == set()

@@ -116,7 +116,6 @@ def compare_picture(page, drawn, is_updated):
 @pytest.mark.parametrize(
     "page", [pytest.param(page, marks=TRAINING if page in TRAINS else ()) for page in WITH_CODE], ids=name_of
 )
-@pytest.mark.untraced
 def test_the_blocks_of_a_page_run_in_order(page, tmp_path, monkeypatch, request):
     if page in TRAINS:
         pytest.importorskip("torch")

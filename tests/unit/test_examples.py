@@ -35,7 +35,6 @@ def test_five_real_runs_are_shown():
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-@pytest.mark.untraced
 def test_an_example_prints_the_published_figure_beside_its_prediction(path):
     done = subprocess.run([sys.executable, path], capture_output=True, text=True, check=True)
     ours, theirs = done.stdout.splitlines()

@@ -38,8 +38,6 @@ from makespan.traces import (
 )
 from makespan.workloads import BlockSpec, JobSpec, ModelSpec, Stack, Workload, stack, workload
 
-pytestmark = pytest.mark.untraced
-
 WHERE = cluster("a800-64")
 POINTS = (
     ("ga", "44"),

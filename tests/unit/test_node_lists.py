@@ -101,7 +101,6 @@ def mixed() -> makespan.Scenario:
     return makespan.scenario("mt", n_jobs=40, load=500, cluster_name=MIXED)
 
 
-@pytest.mark.untraced
 @pytest.mark.parametrize("name", policy_names())
 def test_every_policy_runs_on_the_mixed_cluster_of_the_catalogue(mixed: makespan.Scenario, name: str) -> None:
     done = makespan.simulate(mixed, name)

@@ -99,7 +99,6 @@ def test_schedules_of_models_and_their_verification_show_themselves():
     assert "agrees with the original" in parsed(verified.report._repr_html_()).findtext("pre")
 
 
-@pytest.mark.untraced
 def test_the_cells_of_the_tutorial_show_what_the_notebook_has():
     spec = importlib.util.spec_from_file_location("notebook", ROOT / "scripts" / "notebook.py")
     script = importlib.util.module_from_spec(spec)

@@ -6,7 +6,6 @@ import numpy as np
 import pandas as pd
 import pytest
 from legible_figures import assert_is_legible
-from tracing import untraced
 
 from makespan.claims import judge
 from makespan.config import check_settings, load_settings
@@ -37,8 +36,7 @@ def tables():
     }
     settings = check_settings({"oobleck": {"simulation": small}})
     given = Given("emulated", cells=CELLS)
-    with untraced():
-        return Failures().resolved(settings).run(given) | SpotInstances().resolved(settings).run(given)
+    return Failures().resolved(settings).run(given) | SpotInstances().resolved(settings).run(given)
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,6 @@ import pandas as pd
 import pytest
 from click.testing import CliRunner
 from legible_figures import assert_is_legible
-from tracing import untraced
 
 from makespan.claims import judge
 from makespan.cli import main
@@ -47,8 +46,7 @@ def lose(cells, **how):
 
 @pytest.fixture(scope="module")
 def losses(cells):
-    with untraced():
-        table = lose(cells)
+    table = lose(cells)
     numbers = table["case"].str.extract(r"n0=(\d+) f=(\d+) N=(\d+)").astype(float)
     return table.assign(
         n0=numbers[0], f=numbers[1], n=numbers[2], k=table["lost_nodes"].str.split().str.len()

@@ -5,7 +5,6 @@ import re
 import pytest
 from ledgers import finding, findings
 from legible_figures import assert_is_legible
-from tracing import untraced
 
 from makespan.config import check_settings, load_settings
 from makespan.errors import InputError
@@ -44,10 +43,9 @@ def tables(root, planned):
         for name in ("instantiation", "throughput")
     }
     tables = {"instantiation_published": cells["instantiation"]}
-    with untraced():
-        for name, change in changes.items():
-            few = planned[name].model_copy(update={"random_seeds": 1, **change})
-            tables |= few.run(Given("emulated", cells=cells))
+    for name, change in changes.items():
+        few = planned[name].model_copy(update={"random_seeds": 1, **change})
+        tables |= few.run(Given("emulated", cells=cells))
     return tables | {"templates": tables["templates"].assign(wall_s=0.01)}  # whatever this machine needs
 
 

@@ -58,7 +58,6 @@ def test_settled_parameters_stay_within_bounds():
     assert found.tolist() == [1.0, 0.5]
 
 
-@pytest.mark.untraced
 def test_schedules_are_the_same_under_every_set_of_kernels():
     """Fit, predict and schedule in processes that sum in different orders; all bytes must agree."""
     code = """

@@ -201,7 +201,6 @@ def test_a_scenario_of_jobs_has_a_catalogue_of_what_they_train():
     assert found.report.startswith("jobs: ")
 
 
-@pytest.mark.untraced
 def test_published_files_are_found_by_the_environment_too(monkeypatch, published_dir):
     monkeypatch.setenv("MAKESPAN_PUBLISHED_DIR", str(published_dir))
     assert len(scenario("naive", source="published").jobs) == 10
@@ -229,7 +228,6 @@ def tables_of_the_workflow(root):
     return settings, tables
 
 
-@pytest.mark.untraced
 def test_a_scenario_without_options_is_that_of_the_workflow(tables_of_the_workflow, tmp_path):
     settings, tables = tables_of_the_workflow
     simulation = settings.morphling.simulation

@@ -4,11 +4,14 @@ import fcntl
 import os
 import re
 import shutil
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from forked_snakemake import run_snakemake
+from hidden_packages import hiding_all_but, run_set
 from killed_runs import copy_project
 
 SMALL = tuple(f"config/test/{paper}.yaml" for paper in ("morphling", "easyscale", "oobleck", "slapo"))
@@ -58,6 +61,19 @@ class Project:
         assert done.returncode == 0, done.stdout
         return done
 
+    def python(self, *arguments):
+        """Run Python with the run set alone, the developer set hidden; fail if it fails."""
+        environment = hiding_all_but(run_set(), self.root / "src")
+        command = [sys.executable, *map(str, arguments)]
+        done = subprocess.run(
+            command, cwd=self.root, env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    def build_small_run(self):
+        """Build everything at the sizes of the small configuration."""
+        self.python("-m", "snakemake", "--cores", "2", "--configfile", *SMALL)
+
     def copy(self, target):
         """Return a copy that keeps times, Snakemake's records, and what was read of code."""
         shutil.copytree(self.root, target, symlinks=True)
@@ -101,7 +117,7 @@ def shared(tmp_path_factory, worker_id, name, prepare):
 @pytest.fixture(scope="session")
 def small_run(tmp_path_factory, worker_id):
     """Return a copy of the project after a complete small run; never to be changed."""
-    return shared(tmp_path_factory, worker_id, "small", Project.built)
+    return shared(tmp_path_factory, worker_id, "small", Project.build_small_run)
 
 
 @pytest.fixture

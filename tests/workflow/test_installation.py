@@ -2,7 +2,6 @@
 
 import email
 import json
-import re
 import subprocess
 import sys
 import sysconfig
@@ -12,9 +11,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-import small_report
 from hidden_packages import hiding_all_but, with_requirements
-from packaging.utils import canonicalize_name
 
 import makespan
 
@@ -205,12 +202,3 @@ def test_the_command_of_the_wheel_is_that_of_the_wheel(program, tmp_path):
     python = program.with_name("python")
     found = subprocess.run([python, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert found.stdout.startswith(str(program.parents[1])), found.stdout
-
-
-def test_the_report_needs_no_package_of_the_developer_set(finished):
-    """`make report` runs where requirements.txt and torch alone are installed."""
-    developer = re.findall(r"^([a-z].*)==", (ROOT / "requirements-dev.txt").read_text(), re.MULTILINE)
-    assert not {canonicalize_name(name) for name in developer} & small_report.run_set()
-    assert small_report.report(finished.root) > 10
-    whole, alone = small_report.page(finished.root)
-    assert 0 < alone < whole < 15_000_000

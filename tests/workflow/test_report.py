@@ -9,15 +9,18 @@ import shutil
 import subprocess
 import sys
 import time
+import zipfile
 
 import pytest
 from browser import CONTRAST, complaints, opened, prefer, resize
+from hidden_packages import run_set
+from packaging.utils import canonicalize_name
 
 from makespan.files import read_text
 from makespan.papers import PAPERS, paper_named
 
 # One process runs them in turn: each opens a browser.
-pytestmark = [pytest.mark.untraced, pytest.mark.xdist_group("report")]
+pytestmark = pytest.mark.xdist_group("report")
 MARK_FIGURES = """
 const figures = document.querySelectorAll('figure');
 figures.forEach((figure, number) => {
@@ -144,6 +147,24 @@ def test_the_default_run_writes_the_page(small_run, page):
         f"{key}-{one.name}" for key in PAPERS for one in paper_named(key).figures().values() if one.explore
     }
     assert explored & drawn == set(re.findall(r'data-chart="([a-z]+-\w+)-[a-z]+"', html))
+
+
+def test_both_reports_need_no_package_of_the_developer_set(root, finished):
+    """`make report` and `snakemake --report` run where requirements.txt and torch alone are installed."""
+    developer = re.findall(r"^([a-z].*)==", (root / "requirements-dev.txt").read_text(), re.MULTILINE)
+    assert not {canonicalize_name(name) for name in developer} & run_set()
+    archive = finished.root / "report.zip"
+    small = [f"config/test/{paper}.yaml" for paper in PAPERS]
+    finished.python("-m", "snakemake", "--report", archive, "--configfile", *small)
+    with zipfile.ZipFile(archive) as opened_archive:
+        names = opened_archive.namelist()
+    assert any(name.endswith("report.html") for name in names)
+    assert sum("/data/" in name for name in names) > 10
+    alone = finished.root / "alone"
+    shutil.copytree(finished.root / "results" / "emulated" / "slapo", alone / "emulated" / "slapo")
+    finished.python("-c", "from makespan.cli import main; main()", "report", "--results", alone)
+    whole = finished.root / "results" / "report.html"
+    assert 0 < (alone / "report.html").stat().st_size < whole.stat().st_size
 
 
 def test_nothing_is_missing_of_a_complete_run(reader):
