@@ -75,6 +75,11 @@ slurm-test: setup-dev ## Run rules with GPUs on a local Slurm cluster without GP
 report-test: setup-dev ## Build the small configuration in a copy, with the run set alone, and test its results and report
 	$(BIN)/python -m pytest -n auto --dist loadgroup -m small_run tests/workflow $(PYTEST_FLAGS)
 
+# On a machine with GPUs, the first thing to run. Without one, the same tests run on the CPU.
+.PHONY: gpu-test
+gpu-test: setup-dev ## Try every path of CUDA and NCCL on the GPUs that are here, and list them in results/gpu-test.csv
+	$(BIN)/python -m pytest -m gpu tests/gpu $(PYTEST_FLAGS)
+
 .PHONY: bench-test
 bench-test: setup-dev ## Run what is benchmarked once each, untimed
 	$(BIN)/python -m pytest benchmarks -o addopts=--import-mode=importlib --benchmark-disable $(PYTEST_FLAGS)

@@ -29,7 +29,7 @@ def profile(exchange_s=()):
 
 def run(path, iterations, faults=(), *, exchange_s=(), waits_for=None, watch=None, job=JOB, **options):
     """Train with faults; the result, and what became of the faults."""
-    killer, pids = Faults(faults, waits_for), []
+    killer, pids, launcher = Faults(faults, waits_for), [], options.pop("launcher", None)
 
     def take(event):
         if event.kind == "hello":
@@ -46,6 +46,7 @@ def run(path, iterations, faults=(), *, exchange_s=(), waits_for=None, watch=Non
             iterations,
             path,
             LiveOptions(**{"hang_s": HANG_S, **options}),
+            launcher=launcher,
             faults=killer,
             watch=take,
         )

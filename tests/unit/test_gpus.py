@@ -1,10 +1,8 @@
-"""GPUs: how many torch has, which of them processes get, what is said of too few, and training on them."""
+"""GPUs: how many torch has, which of them processes get, and what is said of too few."""
 
-import csv
 import json
 import os
 import sys
-import tomllib
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -266,58 +264,3 @@ def test_who_joins_a_run_names_its_gpu(gpus, tmp_path):
     gpus(2)
     with pytest.raises(InputError, match="2 GPUs, of which this process may have one"):
         join_run(tmp_path, LocalLauncher("cuda"))
-
-
-# --- on one -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.gpu
-@on_gpu
-@pytest.mark.parametrize("family", ["bert", "gpt", "llama"])
-def test_a_schedule_agrees_with_its_model_on_a_gpu(family):
-    from makespan.papers.slapo.measured import verify_schedules
-
-    (found,) = verify_schedules([{"family": family, "options": {}}], 1, LocalLauncher("cuda"))
-    assert found["is_equal"], found["report"]
-
-
-@pytest.mark.gpu
-@on_gpu
-def test_on_a_gpu_a_stop_changes_no_bit(tmp_path):
-    from elastic_job import bits, trainer
-
-    launcher = LocalLauncher("cuda")
-    whole = trainer(tmp_path / "whole").run(4, "0,1,2,3", launcher=launcher)
-    stopped = trainer(tmp_path / "stopped")
-    stopped.run(2, "0,1,2,3", launcher=launcher)
-    assert bits(stopped.run(4, "0,1,2,3", launcher=launcher)) == bits(whole)
-
-
-@pytest.mark.gpu
-@on_gpu
-def test_a_gpu_is_profiled(tmp_path):
-    done = CliRunner().invoke(main, ["profile", "--device", "cuda", "--output", str(tmp_path), "--quiet"])
-    assert done.exit_code == 0, done.output
-    environment = tomllib.loads((tmp_path / "environment.toml").read_text())
-    gpu = environment["cluster"]["gpu"]
-    assert torch.cuda.get_device_name() in gpu["source"]
-    host_bytes_per_s = environment["cluster"]["node"]["pcie_bandwidth_bytes_per_s"]
-    assert gpu["memory_bandwidth_bytes_per_s"] > 3 * host_bytes_per_s
-
-
-@pytest.mark.gpu
-@on_gpu
-def test_memory_of_ones_own_model_on_a_gpu_is_what_each_layout_allocated(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "steps.py").write_text(
-        "import torch\n"
-        "def make(layout, seq, batch):\n"
-        "    kept = torch.zeros(layout.micro_batch << 28, dtype=torch.uint8, device='cuda')\n"
-        "    return lambda: kept.add_(1)\n"
-    )
-    words = ["profile", "steps.py:make", "--seq", "8", "--batch", "8", "--output", "out", "--quiet"]
-    done = CliRunner().invoke(main, [*words, "--layout", "mb8", "--layout", "mb4"])
-    assert done.exit_code == 0, done.output
-    with (tmp_path / "out/measured.csv").open() as file:
-        # The second layout has half of the memory, not what is left of the first one.
-        assert [float(row["memory_gib"]) for row in csv.DictReader(file)] == pytest.approx([2, 1], abs=0.01)

@@ -143,16 +143,3 @@ def test_a_task_of_srun_trains_like_a_process_of_the_local_launcher(worker, monk
     status, (by_srun,) = worker([job])
     assert status == 0
     assert by_srun.losses == local.losses
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-@pytest.mark.parametrize("plan", PLANS)
-def test_a_gpu_trains_like_the_cpu(plan):
-    from makespan.runtime import LocalLauncher
-    from makespan.training import train
-
-    job = TrainingJob(SmallModel("llama", **SIZES), plan, 5)
-    on_gpu, on_cpu = train(job, launcher=LocalLauncher("cuda")), train(job)
-    np.testing.assert_allclose(on_gpu.losses, on_cpu.losses, rtol=1e-5)
-    assert on_gpu.device != "cpu"

@@ -19,7 +19,7 @@ echo "===== 7 passed, 1 skipped in 0.0${#1}s ====="
 [ "$1" != "$FAILS" ]
 """
 )
-GATES = ("report-test", "docs", "slurm-test", "bench-test", "test", "hf-test")
+GATES = ("report-test", "docs", "slurm-test", "gpu-test", "bench-test", "test", "hf-test")
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def test_the_end_of_the_output_has_times_and_the_closing_lines_of_pytest(machine
     assert tuple(one and one.group(1) for one in times) == GATES
     assert re.fullmatch(r"together +\d+ s", report[len(GATES)])
     closings = report[len(GATES) + 1 :]
-    assert closings[::2] == [f"make {gate}:" for gate in (*GATES[:4], "hf-test", "test")]
+    assert closings[::2] == [f"make {gate}:" for gate in (*GATES[:5], "hf-test", "test")]
     assert closings[-1] == "===== 7 passed, 1 skipped in 0.04s ====="
 
 
