@@ -68,7 +68,7 @@ slurm-test: setup-dev ## Run rules with GPUs on a local Slurm cluster without GP
 	elif [ -n "$$missing" ]; then \
 	  echo "missing: $$missing; install with: apt-get install --no-install-recommends $$missing" >&2; exit 1; \
 	fi
-	$(BIN)/python -m pytest -m slurm tests/slurm $(PYTEST_FLAGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m slurm tests/slurm $(PYTEST_FLAGS)
 
 # What is built sees the run set alone: packages of the developer set are hidden.
 .PHONY: report-test
