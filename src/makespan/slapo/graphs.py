@@ -150,8 +150,14 @@ class FusedModule(TracedModule):
     def compile_by(self, backend: str | None) -> None:
         """Run the graph with a backend of torch.compile, from the first call on."""
         self.backend = backend
-        if backend is not None:
-            self.compile(backend=backend)
+        self._compiled_call_impl = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the graph; the first call loads the compiler, which takes longer than to write a schedule."""
+        is_compiled = self._compiled_call_impl is not None or torch.compiler.is_compiling()
+        if self.backend is not None and not is_compiled:
+            self.compile(backend=self.backend)
+        return super().__call__(*args, **kwargs)
 
     def after_copy(self) -> None:
         """Unregister borrowed modules, and compile again."""
@@ -165,6 +171,24 @@ def replace_borrowed(root: nn.Module, new: Mapping[int, nn.Module]) -> None:
     for part in root.modules():
         if isinstance(part, FusedModule):
             part.exchange(new)
+
+
+def replace_modules(roots: Iterable[nn.Module], new: Mapping[int, nn.Module]) -> None:
+    """Replace modules, by the id of the old one, in all modules that hold them or borrow them."""
+    seen: set[int] = set()
+    waiting = list(roots)
+    while waiting:
+        module = waiting.pop()
+        if id(module) in seen:
+            continue
+        seen.add(id(module))
+        children = module._modules
+        for name, child in children.items():
+            if id(child) in new:
+                children[name] = new[id(child)]
+        waiting += [child for child in children.values() if child is not None]
+        if isinstance(module, FusedModule):
+            module.exchange(new)
 
 
 def is_same_argument(value: object, fixed: object) -> bool:
@@ -738,7 +762,19 @@ def has_hooks(module: nn.Module) -> bool:
     return any(vars(module).get(name) for name in names)
 
 
-class _Tracer(fx.Tracer):
+_wrapped_once = functools.cache(tracing._create_wrapped_func)
+
+
+class QuickTracer(fx.Tracer):
+    """Tracer that wraps each function of the module math once, rather than once per trace."""
+
+    def trace(self, root: nn.Module | Callable[..., Any], concrete_args: dict[str, Any] | None = None) -> Any:
+        """Trace a module or a function."""
+        with mock.patch.object(tracing, "_create_wrapped_func", _wrapped_once):
+            return super().trace(root, concrete_args)
+
+
+class _Tracer(QuickTracer):
     """Tracer of one module; the graph keeps names and order of arguments, and reads buffers when it runs."""
 
     proxy_buffer_attributes = True

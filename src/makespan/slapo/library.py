@@ -1,6 +1,7 @@
 """Schedule library: options and schedules of the model families of the zoo."""
 
 import copy
+import gc
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -339,6 +340,8 @@ def apply_schedule(model: nn.Module | Schedule, family: str, **options: Any) -> 
     node, before = sch[chosen.prefix], Snapshot(sch.root)
     traced = [module for module in sch.root.mod.modules() if isinstance(module, TracedModule)]
     graphs = [(module, copy.deepcopy(module.graph)) for module in traced]
+    was_collecting = gc.isenabled()
+    gc.disable()  # thousands of nodes of graphs are created and kept: to look for garbage takes half the time
     try:
         SCHEDULES[family](node, chosen)
         node.mod.to(dtype=chosen.torch_dtype)
@@ -353,6 +356,9 @@ def apply_schedule(model: nn.Module | Schedule, family: str, **options: Any) -> 
             f"{type(error).__name__}: {short_repr(error)}; expected a model of that family, or one with "
             "the same names; the model has not changed"
         ) from error
+    finally:
+        if was_collecting:
+            gc.enable()
     return sch
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 from makespan.slapo.errors import ArgumentError, KindError
-from makespan.slapo.graphs import TracedModule
+from makespan.slapo.graphs import QuickTracer, TracedModule
 
 # --- Normal forms of operations ---
 #
@@ -290,7 +290,7 @@ def call_module(regex: str, *args: Any, **kwargs: Any) -> Any:
     return proxy.tracer.create_proxy("call_function", call_module, (regex, *args), kwargs)
 
 
-class _PatternTracer(fx.Tracer):
+class _PatternTracer(QuickTracer):
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         """Return True: each module of a pattern matches one of the graph."""
         return True

@@ -775,9 +775,13 @@ class Schedule:
         Primitives call it after they changed modules below this node, or ``mod`` itself.
         """
         # A module has one node, at its first path: modules of nodes elsewhere in the tree count as seen.
-        below = {id(node) for _, node in self.named_schedules()}
-        others = (node for _, node in self.root.named_schedules() if id(node) not in below)
-        self._rebuild({*(id(node.mod) for node in others), id(self.mod)})
+        seen, waiting = {id(self.mod)}, [self.root]
+        while waiting:
+            node = waiting.pop()
+            if node is not self:
+                seen.add(id(node.mod))
+                waiting += node.child.values()
+        self._rebuild(seen)
         if self.metadata.has_shared and self.parent is not None:  # nodes elsewhere may appear or vanish
             self.root._rebuild({id(self.root.mod)})
 

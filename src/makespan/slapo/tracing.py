@@ -25,7 +25,7 @@ from makespan.slapo.graphs import (
     is_inlined,
     is_same_argument,
     is_wrapped,
-    replace_borrowed,
+    replace_modules,
     trace_module,
 )
 from makespan.slapo.schedule import Primitive, register_primitive
@@ -90,18 +90,7 @@ class _TracePlan:
         """Replace the modules by their graphs wherever the model holds them."""
         new = self.traced.get(id(sch.mod), sch.mod)
         # Captured graphs call the original modules: replace those inside the graphs as well as in the model.
-        seen: set[int] = set()
-        waiting: list[nn.Module] = [sch.root.mod, new]
-        while waiting:
-            module = waiting.pop()
-            if id(module) in seen:
-                continue
-            seen.add(id(module))
-            for name, child in module._modules.items():
-                if child is not None:
-                    module._modules[name] = self.traced.get(id(child), child)
-            waiting += [child for child in module._modules.values() if child is not None]
-        replace_borrowed(sch.root.mod, self.traced)
+        replace_modules((sch.root.mod, new), self.traced)
         sch.mod = new
         sch.rebuild()
         sch.metadata.slots[Trace.name()].update(self.opaque)
