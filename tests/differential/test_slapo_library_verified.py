@@ -1,5 +1,7 @@
 """Schedules of the library against their models, by the table of the workflow and from the command line."""
 
+import json
+
 import pytest
 
 pytest.importorskip("torch")
@@ -58,6 +60,10 @@ def test_a_schedule_is_verified_and_shown_from_the_command_line():
     done = run("verify", "gpt", "--processes", "2", "--set", "ckpt_ratio=0.5", "--set", "attn=sdpa")
     assert done.exit_code == 0, done.output
     assert done.output.startswith("the model agrees with the original on 2 processes")
+    done = run("verify", "gpt", "--by-layers", "--json", "--set", "attn=sdpa")
+    found = json.loads(done.stdout)
+    assert found["is_equal"] and 0 < found["output_error"] < 1e-5
+    assert "layers of the same structure were compared once" in found["report"]
     shown = run("show", "gpt", "--size", "tiny", "--set", "ckpt_ratio=1.0").output
     assert "| checkpoint()" in shown and "c_proj: " in shown
     steps = run("show", "gpt", "--steps").output

@@ -225,6 +225,11 @@ def show_command(family: str, size: str, settings: tuple[str, ...], steps: bool,
 @click.option(
     "--seed", default=0, show_default=True, type=click.IntRange(0), help="Seed of weights and inputs."
 )
+@click.option(
+    "--by-layers",
+    is_flag=True,
+    help="Compare repeated layers one at a time, and equal ones once, in less time and memory.",
+)
 @launcher_options
 @json_option
 def verify_command(
@@ -234,6 +239,7 @@ def verify_command(
     processes: int,
     samples: int,
     seed: int,
+    by_layers: bool,
     launcher: str,
     device: str,
     form: str | None,
@@ -248,7 +254,7 @@ def verify_command(
     try:
         (report,) = verify_schedules(
             [case], processes, launcher_of(launcher, device), size=size, samples=samples, seed=seed,
-            progress=countdown,
+            by_layers=by_layers, progress=countdown,
         )  # fmt: skip
     finally:
         countdown.close()

@@ -12,6 +12,7 @@ import copy
 import functools
 import inspect
 import math
+import pickle
 import random
 import sys
 import types
@@ -19,12 +20,12 @@ import warnings
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import median
 from types import TracebackType
-from typing import Any, Self, TypeAlias, TypeVar
+from typing import Any, Self, TypeAlias, TypeVar, cast
 from unittest import mock
 
 import numpy as np
@@ -37,6 +38,16 @@ from makespan.notebook import text_html
 from makespan.slapo.building import consolidate
 from makespan.slapo.errors import ArgumentError, KindError, VerificationError, short_repr
 from makespan.slapo.graphs import TracedModule, copied_object, expanded
+from makespan.slapo.layered import (
+    Handed,
+    NoLayersError,
+    StandIns,
+    Templates,
+    repeated_layers,
+    shared_modules,
+    state_of,
+    structure_of,
+)
 from makespan.slapo.layouts import PARTIAL, Ranks, TensorShard, cut, sharding_of
 from makespan.slapo.pipelining import Partition, partition
 from makespan.slapo.schedule import JournalEntry, Schedule, create_schedule, digest, primitive_named
@@ -116,6 +127,27 @@ def size_of(tensor: Tensor) -> float:
     return float(torch.where(magnitudes.isfinite(), magnitudes, torch.zeros_like(magnitudes)).max())
 
 
+_BLOCK = 1 << 17
+"""Elements that are subtracted at a time, so that the differences stay in the cache."""
+
+
+def _largest_difference(actual: Tensor, expected: Tensor) -> tuple[float, bool]:
+    """Return the largest finite difference, and True if all differences are finite."""
+    wide = torch.promote_types(expected.dtype, torch.float32)
+    if actual.numel() <= _BLOCK:
+        blocks = iter([(actual, expected)])
+    else:
+        blocks = zip(*(torch.split(tensor.reshape(-1), _BLOCK) for tensor in (actual, expected)), strict=True)
+    largest, is_finite = 0.0, True
+    for part, other in blocks:
+        difference = part.to(wide) - other.to(wide)
+        size = float(torch.linalg.vector_norm(difference, math.inf)) if difference.numel() else 0.0
+        if not math.isfinite(size):  # one NaN or infinity among the elements shows in their norm
+            is_finite, size = False, size_of(difference)
+        largest = max(largest, size)
+    return largest, is_finite
+
+
 def compare(
     kind: str, name: str, actual: Tensor, expected: Tensor, tolerance: Tolerance, size: float | None = None
 ) -> Comparison:
@@ -134,13 +166,10 @@ def compare(
     scale = size_of(expected) if size is None else size
     actual, expected = actual.detach(), expected.detach()
     is_number = expected.is_floating_point() or expected.is_complex()
-    wide = torch.promote_types(expected.dtype, torch.float32)
-    difference = actual.to(wide) - expected.to(wide)
-    largest = size_of(difference)
+    largest, is_finite = _largest_difference(actual, expected)
     relative = largest / scale if scale else math.inf if largest else 0.0
     rtol, atol = (tolerance.rtol, tolerance.atol * scale) if is_number else (0.0, 0.0)
     # Tensors that agree need no second pass; assert_close decides on NaN, infinity and relative tolerance.
-    is_finite = bool(torch.isfinite(difference.sum()))
     if is_finite and largest <= atol:
         return Comparison(kind, name, largest, relative)
     try:
@@ -393,6 +422,8 @@ class VerifyReport:
         Parameters of either model without a counterpart in the other.
     notes
         Remarks on the comparison.
+    layers
+        In a verification by layers, each compared layer with all layers of its structure, itself included.
     """
 
     path: str
@@ -403,6 +434,7 @@ class VerifyReport:
     divergences: Sequence[Divergence] = ()
     not_compared: Sequence[str] = ()
     notes: Sequence[str] = field(default=())
+    layers: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @property
     def is_equal(self) -> bool:
@@ -451,6 +483,9 @@ class VerifyReport:
                 f"  {self.count(kind)} x {kind}: largest error {absolute:.3g}, {relative:.3g} of the "
                 "largest value of its tensor"
             )
+        if self.layers:
+            alike = [f"{path} for {len(others)}" for path, others in self.layers.items()]
+            lines.append("  layers of the same structure were compared once: " + ", ".join(_abridged(alike)))
         lines += [f"  note: {note}" for note in self.notes]
         if self.not_compared:
             lines.append("  without counterpart: " + ", ".join(_abridged(list(self.not_compared))))
@@ -543,7 +578,12 @@ def _checksum(tensor: Tensor) -> int:
     if tensor.is_meta:
         return 0
     values = torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()
-    return int(values.contiguous().view(_WHOLE_NUMBERS[values.element_size()]).sum())
+    flat = values.contiguous().reshape(-1)
+    is_even = (
+        flat.numel() * flat.element_size() % 8 == 0 and flat.storage_offset() * flat.element_size() % 8 == 0
+    )
+    # Eight bytes at a time, since a sum of numbers of another width converts each of them first.
+    return int(flat.view(torch.int64 if is_even else _WHOLE_NUMBERS[flat.element_size()]).sum())
 
 
 @dataclass(slots=True)
@@ -1244,12 +1284,14 @@ class Passes:
             for parameter in model.parameters():
                 parameter.grad = None
 
+    def _tolerance(self, kind: str, dtype: torch.dtype) -> Tolerance:
+        return self.tolerances[GRADIENT if "gradient" in kind else OUTPUT](dtype)
+
     def _compare(
         self, kind: str, name: str, actual: Tensor, expected: Tensor, size: float | None = None,
         source: str | None = None,
     ) -> None:  # fmt: skip
-        category = GRADIENT if "gradient" in kind else OUTPUT
-        tolerance = self.tolerances[category](expected.dtype)
+        tolerance = self._tolerance(kind, expected.dtype)
         if noise := self.noise.get((kind, name if source is None else source), 0.0):
             tolerance = Tolerance(tolerance.rtol, tolerance.atol + MARGIN * noise)
         self.comparisons.append(compare(kind + self.suffix, name, actual, expected, tolerance, size))
@@ -1479,6 +1521,282 @@ def _is_same_value(actual: Any, expected: Any) -> bool:
         return repr(actual) == repr(expected)
 
 
+# --- Passes by layers ---
+
+
+class RestPasses(Passes):
+    """Passes of both models with stand-ins for their layers."""
+
+    stand_ins: Mapping[int, StandIns]
+    """Stand-ins by the id of the model."""
+
+    def _forward(self, model: nn.Module) -> Outcome:
+        self.stand_ins[id(model)].is_forward = True
+        try:
+            return super()._forward(model)
+        finally:
+            self.stand_ins[id(model)].is_forward = False
+
+
+class OneLayerPasses(Passes):
+    """Passes of one of several layers, with a share of the tolerance of the model."""
+
+    n_layers: int
+
+    def _tolerance(self, kind: str, dtype: torch.dtype) -> Tolerance:
+        """Return the share of the model's tolerance that one layer may use up.
+
+        In the model, errors of outputs and of input gradients add up over the layers, and a gradient of a
+        parameter has the error of its layer besides that of the gradient that arrives there.
+        """
+        whole = Passes._tolerance(self, kind, dtype)
+        if not (dtype.is_floating_point or dtype.is_complex):
+            return whole
+        share = 1 / 2 if kind == "parameter gradient" else 1 / self.n_layers
+        rounding = _UNITS * torch.finfo(dtype).eps
+        return Tolerance(
+            min(whole.rtol, max(share * whole.rtol, rounding)),
+            min(whole.atol, max(share * whole.atol, rounding)),
+        )
+
+
+class LayerPasses:
+    """Passes of the rest of a model, and of layers that stand for all layers of their structure.
+
+    Parameters
+    ----------
+    passes
+        Passes of the whole models, which do not run.
+
+    Raises
+    ------
+    NoLayersError
+        The models cannot be taken apart.
+    """
+
+    def __init__(self, passes: Passes) -> None:
+        self._whole = passes
+        self._paths = repeated_layers(passes.weights.original)
+        self.comparisons: list[Comparison] = []
+        self.layers: dict[str, list[str]] = {}
+        """Compared layers, each with all layers of its structure."""
+        self._joined(self._take_apart)
+
+    def _take_apart(self) -> None:
+        weights = self._whole.weights
+        if not self._paths:
+            raise NoLayersError("no list has two layers")
+        for model in (weights.original, weights.scheduled):
+            for path in self._paths:
+                try:
+                    model.get_submodule(path)
+                except AttributeError:
+                    raise NoLayersError(f"the schedule has no {path!r}") from None
+            if (shared := next(shared_modules(model, self._paths), None)) is not None:
+                raise NoLayersError(f"{shared!r} shares a module or weight with the rest of the model")
+        for name, (source, _) in weights.origin.items():
+            if self._layer_of(name) != self._layer_of(source):
+                raise NoLayersError(f"parameter {name!r} was {source!r}")
+        self._parts = {path: self._part(path) for path in ("", *self._paths)}
+        self._kinds = {path: self._structure(path) for path in self._paths}
+
+    def _layer_of(self, name: str) -> str:
+        return next((path for path in self._paths if name.startswith(f"{path}.")), "")
+
+    def _part(self, path: str) -> Weights:
+        """Return the weights of a layer, with names inside of it, or those of the rest."""
+        whole = self._whole.weights
+        names = [name for name in (*whole.origin, *whole.buffers) if self._layer_of(name) == path]
+        start = f"{path}." if path else ""
+        return Weights(
+            whole.original.get_submodule(path),
+            whole.scheduled.get_submodule(path),
+            {
+                name.removeprefix(start): (source.removeprefix(start), shard)
+                for name in names
+                if name in whole.origin
+                for source, shard in [whole.origin[name]]
+            },
+            buffers={
+                name.removeprefix(start): whole.buffers[name] for name in names if name in whole.buffers
+            },
+        )
+
+    def _structure(self, path: str) -> str:
+        """Return a text that is equal for layers of which one may stand for the other."""
+        part = self._parts[path]
+        original, scheduled = (dict(model.named_parameters()) for model in (part.original, part.scheduled))
+        kept: dict[str, list[str]] = {}
+        for name, (source, _) in part.origin.items():
+            kept.setdefault(source, []).append(name)
+        return " ".join(
+            (
+                structure_of(
+                    part.original, path, {id(original[name]): names for name, names in kept.items()}
+                ),
+                structure_of(
+                    part.scheduled,
+                    path,
+                    {id(scheduled[name]): source for name, (source, _) in part.origin.items()},
+                ),
+            )
+        )
+
+    def run(self, suffix: str) -> None:
+        """Run all parts in the present mode.
+
+        Raises
+        ------
+        NoLayersError
+            On all processes: a part differs, or the models cannot be taken apart after all. A difference says
+            no more than that the whole model has to be compared, since errors may cancel between layers.
+        """
+        whole, rest = self._whole, self._parts[""]
+        templates = Templates(self._kinds, partial(_undrawn, whole.seed, whole.device))
+        expected = StandIns(rest.original, self._paths, templates.learn)
+        actual = StandIns(rest.scheduled, self._paths, lambda key, _, handed: templates.known(key[0], handed))
+        passes = RestPasses(
+            rest, whole.call, rest.scheduled, whole.ranks, whole.device, whole.seed, whole.tolerances,
+            whole.loss_fn, whole.check_grad, suffix,
+        )  # fmt: skip
+        passes.stand_ins = {id(rest.original): expected, id(rest.scheduled): actual}
+
+        def reference() -> Outcome:
+            outcome = passes.reference()
+            if expected.refusal is not None:  # the model caught it
+                raise expected.refusal
+            return outcome
+
+        def compare_handed() -> None:
+            if actual.refusal is not None:
+                raise actual.refusal
+            self._check_others("the rest of the model")
+            self._compare_handed(passes, expected, actual)
+            _refuse(_first_fault("the rest of the model", passes))
+
+        with expected, actual:
+            passes.run(self._joined(reference))
+        self._joined(compare_handed)
+        self.comparisons += passes.comparisons
+        firsts = gather_objects(whole.ranks, list(templates.first.values()))
+        if any(other != firsts[0] for other in firsts):
+            raise NoLayersError("the processes find other layers alike")
+        for (kind, _), (path, index) in templates.first.items():
+            self.layers.setdefault(path, [other for other in self._paths if self._kinds[other] == kind])
+            self._run_layer(path, expected.calls[path, index], suffix)
+
+    def _run_layer(self, path: str, handed: Handed, suffix: str) -> None:
+        passes = self._layer_passes(path, handed, suffix)
+        before, outcome = self._joined(lambda: (state_of(passes.scheduled, path), passes.reference()))
+        passes.run(outcome)
+
+        def check() -> None:
+            _refuse(_first_fault(repr(path), passes))
+            self._check_others(repr(path))
+            if state_of(passes.scheduled, path) != before:
+                raise NoLayersError(f"{path!r} keeps state in attributes")
+
+        self._joined(check)
+        self.comparisons += [_of_layer(comparison, path) for comparison in passes.comparisons]
+
+    def _check_others(self, where: str) -> None:
+        """Raise an error if gradients have arrived at parts other than the one that ran."""
+        weights = self._whole.weights
+        for name, parameter in (
+            *weights.original.named_parameters(),
+            *weights.scheduled.named_parameters(),
+        ):
+            if parameter.grad is not None:
+                raise NoLayersError(f"{where} uses {name!r}, which belongs elsewhere")
+
+    def _joined(self, step: Callable[[], _Object]) -> _Object:
+        """Run a step without communication; raise a `NoLayersError` on all processes if one of them fails."""
+        refusal, result = "", None
+        try:
+            result = step()
+        except Exception as error:  # noqa: BLE001 - whatever a model raises
+            is_known = isinstance(error, NoLayersError)
+            refusal = str(error) if is_known else short_repr(f"{type(error).__name__}: {error}")
+        for text in gather_objects(self._whole.ranks, refusal):
+            if text:
+                raise NoLayersError(text)
+        return cast("_Object", result)
+
+    def _layer_passes(self, path: str, handed: Handed, suffix: str) -> OneLayerPasses:
+        """Return the passes of one layer on what the model handed to it."""
+        whole, part = self._whole, self._parts[path]
+        call = checked_call(part.original, Call(handed.args, handed.kwargs), path, None)
+        needs = iter(handed.needs_gradient)
+        wanting = {
+            name
+            for name, value in (*zip(call.names, call.args, strict=True), *call.kwargs.items())
+            if sum(next(needs) for _ in pytree.tree_leaves(value))
+        }
+        passes = OneLayerPasses(
+            part, replace(call, wanting=frozenset(wanting)), part.scheduled, whole.ranks, whole.device,
+            whole.seed, whole.tolerances, None, whole.check_grad, suffix,
+        )  # fmt: skip
+        passes.n_layers = len(self._paths)
+        return passes
+
+    def _compare_handed(self, passes: Passes, expected: StandIns, actual: StandIns) -> None:
+        """Compare what the rest of both models handed to the layers, and the gradients that arrived there."""
+        if [*expected.calls] != [*actual.calls]:
+            passes.faults.append("the layers are called in another order")
+            return
+        for (path, index), handed in expected.calls.items():
+            other = actual.calls[path, index]
+            for place, (leaf, value) in enumerate(zip(handed.leaves, other.leaves, strict=True)):
+                if isinstance(leaf, Tensor):
+                    passes._compare("layer input", f"{path} {index} {place}", value, leaf)
+            if self._whole.check_grad and handed.gradients.keys() != other.gradients.keys():
+                passes.faults.append(f"gradients arrive at other results of {path!r}")
+                continue
+            for place, gradient in handed.gradients.items():
+                passes._compare(
+                    "layer output gradient", f"{path} {index} {place}", other.gradients[place], gradient
+                )
+
+
+@contextmanager
+def _undrawn(seed: int, device: torch.device, path: str) -> Iterator[None]:
+    """Run a layer by itself; raise an error if it draws random numbers."""
+    with _seeded(seed, device):
+        before = _random_states()
+        yield
+        if _random_states() != before:
+            raise NoLayersError(f"{path!r} draws random numbers")
+
+
+def _random_states() -> tuple[Any, ...]:
+    initialised: Callable[[], bool] = torch.cuda.is_initialized
+    devices = range(torch.cuda.device_count()) if initialised() else ()
+    states = [torch.get_rng_state(), *(torch.cuda.get_rng_state(index) for index in devices)]
+    of_numpy = pickle.dumps(np.random.get_state())  # noqa: NPY002 - models may draw from it
+    return random.getstate(), of_numpy, *(state.numpy().tobytes() for state in states)
+
+
+def _refuse(reason: str) -> None:
+    if reason:
+        raise NoLayersError(reason)
+
+
+def _first_fault(where: str, passes: Passes) -> str:
+    """Return the first fault of this process, empty if there is none."""
+    faults = [*passes.faults, *(str(comparison) for comparison in passes.comparisons if comparison.fault)]
+    return f"{where} differs by itself: {short_repr(faults[0])}" if faults else ""
+
+
+def _of_layer(comparison: Comparison, path: str) -> Comparison:
+    """Return a comparison of a layer under its name in the whole model."""
+    of_parameter = comparison.kind.startswith(("parameter", "buffer"))
+    return replace(
+        comparison,
+        kind=comparison.kind if of_parameter else f"layer {comparison.kind}",
+        name=f"{path}.{comparison.name}" if of_parameter else f"{path} {comparison.name}",
+    )
+
+
 # --- Verification ---
 
 _SHOWN_NAMES = 4
@@ -1521,6 +1839,9 @@ class Verify:
         is never trained may be left out.
     seed
         Seed of drawn inputs, dropout, and gradients at the outputs.
+    by_layers
+        Compare repeated layers one at a time, and one of those of the same structure, which takes a fraction
+        of time and memory, see Notes.
 
     Attributes
     ----------
@@ -1534,6 +1855,17 @@ class Verify:
     KindError, ArgumentError
         The inputs have the wrong kind or do not fit the model; a tolerance is negative, or a name is not
         that of an argument.
+
+    Notes
+    -----
+    A verification by layers first compares the rest of the model, with stand-ins for the layers; whatever the
+    rest hands to a stand-in, and the gradients that arrive there, must agree. Then it compares layers by
+    themselves, on what was handed to them. If anything differs, or if the model cannot be taken apart, the
+    whole model is verified, and a note says why. A model cannot be taken apart if its layers share weights,
+    draw random numbers, change their arguments or attributes, or exchange objects such as caches, or if it is
+    cut into stages. State that layers keep in global variables goes unnoticed, and a branch on the values of
+    weights is compared for one layer of a structure. Errors of layers add up, so that outputs and input
+    gradients of a layer must agree within the tolerance of the model divided by the number of layers.
 
     References
     ----------
@@ -1554,6 +1886,7 @@ class Verify:
         *,
         input_grads: Sequence[str] | None = None,
         seed: int = 0,
+        by_layers: bool = False,
     ) -> None:
         for name, limit in (("rtol", rtol), ("atol", atol)):
             if limit is not None and not limit >= 0:
@@ -1569,6 +1902,7 @@ class Verify:
             for category in (OUTPUT, GRADIENT)
         }
         self._ranks = Ranks(sch.rank, sch.world_size, sch.group)
+        self._by_layers = by_layers
         self._running: nn.Module = sch.mod
         self._notes: list[str] = []
 
@@ -1613,23 +1947,49 @@ class Verify:
         original = initialised(self._original.module, ranks, self._seed, device)
         weights = same_weights(original, self._sch.mod, ranks, device, self._seed)
         self._running = staged_copy(self._sch, weights.scheduled)
-        if self._eval_mode is not False:
-            self._set_modes(weights, is_training=False)
         passes = Passes(
             weights, call, self._running, ranks, device, self._seed, self._tolerances, self._loss_fn,
             self._check_grad,
         )  # fmt: skip
+        if self._by_layers and (report := self._compared_by_layers(passes)) is not None:
+            return report
+        if self._eval_mode is not False:
+            self._set_modes(weights, is_training=False)
         agrees = passes.run(passes.reference())
         divergences = [] if agrees else passes.divergences(self._synced_modules())
         if agrees and self._eval_mode is None:
             self._set_modes(weights, is_training=True)
             divergences = self._compared_in_training(passes)
+        return self._report(*self._merged(passes), divergences, weights)
+
+    def _merged(self, passes: Passes) -> tuple[list[Comparison], list[str]]:
+        """Merge comparisons and faults of all processes."""
         faults = [*passes.faults]
         faults += [f"parameter {name} was changed in place" for name in self._original.changed()]
-        results = gather_objects(ranks, (passes.comparisons, faults, weights.differed))
-        weights.differed = [name for _, _, names in results for name in names]
-        merged = _merged([result[:2] for result in results])
-        return self._report(*merged, divergences, weights)
+        results = gather_objects(self._ranks, (passes.comparisons, faults, passes.weights.differed))
+        passes.weights.differed = [name for _, _, names in results for name in names]
+        return _merged([result[:2] for result in results])
+
+    def _compared_by_layers(self, passes: Passes) -> VerifyReport | None:
+        """Compare the rest of the model, then layers; return None if the whole model has to be compared."""
+        modes = (False, True) if self._eval_mode is None else (False if self._eval_mode else None,)
+        buffers = passes.buffers()
+        try:
+            if isinstance(self._running, SequentialStages):
+                raise NoLayersError("the schedule cuts stages")
+            parts = LayerPasses(passes)
+            for mode in modes:
+                if mode is not None:
+                    self._set_modes(passes.weights, mode)
+                with without_dropout() if mode else nullcontext():
+                    parts.run(IN_TRAINING if mode else "")
+        except NoLayersError as error:
+            self._notes.append(f"compared as a whole, not by layers: {error}")
+            passes._clear()
+            restore_buffers(buffers)
+            return None
+        merged = self._merged(replace(passes, comparisons=parts.comparisons, faults=[]))
+        return self._report(*merged, [], passes.weights, parts.layers)
 
     def _compared_in_training(self, passes: Passes) -> list[Divergence]:
         """Compare the models in training mode, too; return the modules at which they diverge."""
@@ -1671,6 +2031,7 @@ class Verify:
         faults: Sequence[str],
         divergences: Sequence[Divergence],
         weights: Weights | None = None,
+        layers: Mapping[str, Sequence[str]] | None = None,
     ) -> VerifyReport:
         steps = self._sch.metadata.journal[self._n_steps :]
         stages = self._running
@@ -1696,7 +2057,15 @@ class Verify:
             notes.append(f"taken from the first process, since they differ between processes: {names}")
         unmatched = [] if weights is None else [*weights.lost, *weights.added]
         return VerifyReport(
-            self._sch.path, self._ranks.size, steps, comparisons, faults, located, unmatched, notes
+            self._sch.path,
+            self._ranks.size,
+            steps,
+            comparisons,
+            faults,
+            located,
+            unmatched,
+            notes,
+            layers or {},
         )
 
     def _full_path(self, path: str) -> str:

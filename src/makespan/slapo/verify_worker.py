@@ -34,7 +34,8 @@ def verify_cases(directory: RunDirectory, who: Identity) -> None:
     for case in request["cases"]:
         report = _verify_case(case, request, device, tell)
         errors = {
-            kind: report.largest(kind)[1] for kind in ("output", "input gradient", "parameter gradient")
+            kind: max(report.largest(kind)[1], report.largest(f"layer {kind}")[1])
+            for kind in ("output", "input gradient", "parameter gradient")
         }
         wrong = [str(comparison) for comparison in report.comparisons if comparison.fault]
         rows.append(
@@ -68,7 +69,9 @@ def _verify_case(
     schedule = create_schedule(model)
     # Only images could be the output of another model and need a gradient; a mask is never trained.
     trained = [name for name in inspect.signature(model.forward).parameters if name == "images"]
-    check = Verify(schedule, batch.inputs, device=device, input_grads=trained, seed=seed)
+    check = Verify(
+        schedule, batch.inputs, device=device, input_grads=trained, seed=seed, by_layers=request["by_layers"]
+    )
     try:
         with check:
             tell(1, "applying the schedule")

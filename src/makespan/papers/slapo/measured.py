@@ -219,6 +219,7 @@ def verify_schedules(
     size: str = "tiny",
     samples: int = 2,
     seed: int = 0,
+    by_layers: bool = False,
     progress: ProgressListener | None = None,
 ) -> list[dict[str, Any]]:
     """Verify schedules of the library, all in one launch of processes.
@@ -231,6 +232,8 @@ def verify_schedules(
         Number of processes that share each model, and the launcher that starts them.
     size, samples, seed
         Size of the models, samples per batch, seed of weights, samples and gradients of outputs.
+    by_layers
+        Compare repeated layers one at a time, as `Verify` does.
     progress
         Is told how many parts are done, of how many, and what runs now.
 
@@ -244,7 +247,13 @@ def verify_schedules(
     makespan.errors.WorkerError
         A schedule could not be applied, or a process died.
     """
-    request = {"cases": [dict(case) for case in cases], "size": size, "samples": samples, "seed": seed}
+    request = {
+        "cases": [dict(case) for case in cases],
+        "size": size,
+        "samples": samples,
+        "seed": seed,
+        "by_layers": by_layers,
+    }
     with temporary_directory("verify") as path:
         directory, launch = RunDirectory(path), Launch(_VERIFY_WORKER, request, n_processes, path)
         if progress is not None:
