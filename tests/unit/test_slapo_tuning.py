@@ -2,9 +2,11 @@
 
 import itertools
 import json
+import threading
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from makespan.errors import InputError, TraceError, UnknownNameError
 from makespan.slapo.tuning import (
@@ -14,6 +16,7 @@ from makespan.slapo.tuning import (
     Evaluation,
     Frontier,
     Polygon,
+    Precision,
     Space,
     strategy_named,
     tune,
@@ -412,3 +415,109 @@ def test_a_search_says_what_its_best_point_is():
     assert tune(square, ridge, "random", budget=5).optimum == "unknown"
     assert tune(batches, memory, "frontier").optimum == "best"
     assert tune(grid, lambda point: ("oom", None, {}), "exhaustive").optimum == "unknown"
+
+
+# --- measurements, and points that are evaluated at the same time ---------------------------------------
+
+
+def steps(values, spread, n_steps=40):
+    """Return an objective that measures a point in steps, and the points of all steps."""
+    rng, seen = np.random.default_rng(5), []
+
+    def measure(point):
+        for _ in range(n_steps):
+            seen.append(point["x"])
+            yield values[point["x"]] * (1 + spread * rng.standard_normal()), {"fits": True}
+
+    return measure, seen
+
+
+def test_measurements_end_once_a_point_is_worse_or_known():
+    measure, seen = steps([10.0, 5.0, 9.9, 10.1, 2.0, 1.0], 0.03)
+    result = tune(line, measure, "exhaustive", precision=Precision(relative=0.01))
+    ends = [evaluation.info["enough"] for evaluation in result.history]
+    assert [ends[0], ends[1], *ends[4:]] == ["precise", "worse", "worse", "worse"]
+    # Points that are far from the best need three steps, those near it as many as their noise takes.
+    assert [seen.count(x) for x in (1, 4, 5)] == [3, 3, 3] and all(seen.count(x) > 10 for x in (0, 3))
+    for evaluation in result.history:
+        assert evaluation.value == float(np.median(evaluation.info["measured"])) and evaluation.info["fits"]
+        assert len(evaluation.info["measured"]) == seen.count(evaluation.point["x"])
+    calmer, fewer = steps([10.0, 5.0, 9.9, 10.1, 2.0, 1.0], 0.01)
+    tune(line, calmer, "exhaustive", precision=Precision(relative=0.01))
+    assert fewer.count(0) < seen.count(0)
+
+
+def test_without_precision_all_measurements_are_taken():
+    measure, seen = steps([1.0, 2.0, 3.0, 4.0, 5.0, 6.0], 0.0, n_steps=4)
+    result = tune(line, measure, "exhaustive")
+    assert len(seen) == 24 and result.best == {"x": 5} and result.best_value == 6.0
+    known, seen = steps([1.0] * 6, 0.0)
+    tune(line, known, "exhaustive", precision=Precision())
+    assert len(seen) == 18  # three equal measurements leave no doubt
+
+
+def test_a_generator_may_end_with_an_outcome_or_fail():
+    def measure(point):
+        if point["x"] == 1:
+            raise MemoryError("full")
+        yield 1.0
+        if point["x"] == 2:
+            return "invalid", None, {"why": "odd"}
+        return None
+
+    result = tune(line, measure, "exhaustive")
+    assert [evaluation.status for evaluation in result.history] == ["ok", "oom", "invalid", "ok", "ok", "ok"]
+
+    def nothing(point):
+        yield from ()
+
+    with pytest.raises(InputError, match="yields no measurement and returns no status"):
+        tune(line, nothing, "exhaustive")
+
+
+@pytest.mark.parametrize("wrong", [{"relative": -1}, {"confidence": 1.0}, {"fewest": 1}])
+def test_a_precision_out_of_range_is_rejected(wrong):
+    with pytest.raises(InputError, match="expected relative >= 0"):
+        Precision(**wrong)
+
+
+def test_the_interval_is_that_of_student():
+    values = [1.0, 2.0, 4.0, 3.5]
+    low, high = stats.t.interval(0.9, 3, np.mean(values), stats.sem(values))
+    assert Precision(confidence=0.9).half_width(values) == pytest.approx((high - low) / 2)
+    assert Precision().half_width([1.0]) == np.inf
+
+
+@pytest.mark.parametrize("strategy", ["exhaustive", "random", "coordinate_descent", "frontier"])
+@pytest.mark.parametrize("options", [{}, {"budget": 5}, {"patience": 2}, {"on_fail": "stop-symbol"}])
+def test_points_that_run_together_give_the_history_of_points_in_turn(strategy, options, tmp_path):
+    def odd(point):
+        if point["ckpt_ratio"] == 0.5 and point["global_batch_size"] == 4:
+            return "fail", None, {}
+        return memory(point)
+
+    files = [tmp_path / f"{workers}.jsonl" for workers in (1, 2, 3)]
+    found = [
+        tune(batches, odd, strategy, seed=2, workers=workers, db=file, **options)
+        for workers, file in zip((1, 2, 3), files, strict=True)
+    ]
+    assert found[0] == found[1] == found[2]
+    assert len({file.read_bytes() for file in files}) == 1
+    with pytest.raises(InputError, match="workers is 0; expected at least 1"):
+        tune(batches, odd, strategy, workers=0)
+
+
+def test_points_of_a_list_run_at_the_same_time():
+    together = threading.Barrier(2, timeout=60)
+
+    def meets(point):
+        together.wait()
+        return "ok", float(point["x"]), {}
+
+    assert tune(line, meets, "exhaustive", workers=2).best == {"x": 5}
+
+
+def test_points_that_run_together_are_compared_with_the_best_before_them():
+    measure, _ = steps([10.0, 1.0, 2.0, 3.0, 4.0, 5.0], 0.0)
+    result = tune(line, measure, "exhaustive", precision=Precision(), workers=2)
+    assert [evaluation.info["enough"] for evaluation in result.history] == ["precise"] * 2 + ["worse"] * 4

@@ -6,7 +6,7 @@ A request has a ``task``: ``steps`` verifies and times schedules in sequence in 
 
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from makespan.runtime import Identity, RunDirectory, end_worker, join, run_worke
 from makespan.slapo.library import apply_schedule
 from makespan.slapo.memory import saved_tensors
 from makespan.slapo.schedule import create_schedule
-from makespan.slapo.tuning import Point, Space, Status, strategy_named, tune
+from makespan.slapo.tuning import Measuring, Point, Precision, Space, strategy_named, tune
 from makespan.slapo.verification import Verify
 from makespan.training.zoo import build_family, family_batch, family_loss, family_spec
 
@@ -33,15 +33,15 @@ def kept_bytes(model: nn.Module, batch: Any, budget_bytes: int | None = None) ->
     return kept.n_bytes
 
 
-def timed_passes(model: nn.Module, batch: Any, request: Mapping[str, Any]) -> list[float]:
-    """Return the times of forward plus backward passes after the warm-up [s]."""
-    times = []
-    for _ in range(request["warmup_passes"] + request["passes"]):
+def timed_passes(model: nn.Module, batch: Any, request: Mapping[str, Any]) -> Iterator[float]:
+    """Iterate over the times of forward plus backward passes after the warm-up [s]."""
+    for number in range(request["warmup_passes"] + request["passes"]):
         model.zero_grad(set_to_none=True)
         begun = time.perf_counter()
         torch.autograd.backward(family_loss(model(*batch.inputs), batch.targets))
-        times.append(time.perf_counter() - begun)
-    return times[request["warmup_passes"] :]
+        seconds = time.perf_counter() - begun
+        if number >= request["warmup_passes"]:
+            yield seconds
 
 
 def _steps(directory: RunDirectory, who: Identity, request: Mapping[str, Any]) -> list[Record]:
@@ -66,7 +66,7 @@ def _steps(directory: RunDirectory, who: Identity, request: Mapping[str, Any]) -
             "parameter_bytes": sum(
                 parameter.numel() * parameter.element_size() for parameter in sch.mod.parameters()
             ),
-            "times_s": timed_passes(sch.mod, batch, request),
+            "times_s": list(timed_passes(sch.mod, batch, request)),
             "output_error": max(outputs),
             "gradient_error": max(gradients),
         }
@@ -87,21 +87,22 @@ def _search(directory: RunDirectory, who: Identity, request: Mapping[str, Any]) 
         space.create_symbol(_BATCH, request["batches"])
         space.create_symbol(_RATIO, request["ratios"])
 
-    def evaluate(point: Point) -> tuple[Status, float | None, Mapping[str, Any]]:
+    def evaluate(point: Point) -> Measuring:
         size = int(point[_BATCH])
         batch = family_batch(spec, size, request["seed"])
         sch = create_schedule(build_family(request["family"], request["size"], seed=request["seed"]))
         apply_schedule(sch, request["family"], ckpt_ratio=float(point[_RATIO]))
         n_bytes = kept_bytes(sch.mod, batch, request["budget_bytes"])
-        seconds = torch.tensor(timed_passes(sch.mod, batch, request)).median().item()
-        return "ok", size / seconds, {"saved_bytes": n_bytes}
+        for seconds in timed_passes(sch.mod, batch, request):
+            yield size / seconds, {"saved_bytes": n_bytes}
+        return None
 
     rows = []
     for name in request["strategies"]:
         # Times of one point vary by more than those of neighbours differ: repeat, or noise would choose.
         result = tune(
             declare, evaluate, strategy_named(name), db=directory.path / "points.jsonl", seed=request["seed"],
-            repeats=_REPEATS,
+            repeats=_REPEATS, precision=Precision(),
         )  # fmt: skip
         rows += [
             {

@@ -9,6 +9,7 @@ import os
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Collection, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -320,9 +321,10 @@ class Database:
 
 # --- Strategies ---
 #
-# A strategy is a generator: it yields the next point and receives its evaluation.
+# A strategy is a generator: it yields the next point and receives its evaluation, or a list of points whose
+# choice does not depend on each other, and receives a list.
 
-Search = Generator[Point, Evaluation, None]
+Search = Generator["Point | list[Point]", Any, None]
 
 
 class Strategy(ABC):
@@ -336,10 +338,10 @@ class Strategy(ABC):
     def search(
         self, points: Sequence[Point], rng: np.random.Generator, known: Mapping[str, Evaluation]
     ) -> Search:
-        """Yield points of the space, one at a time, and receive the evaluation of each.
+        """Yield points of the space, one or several at a time, and receive the evaluation of each.
 
-        A point may be yielded again; it is evaluated once. ``known`` holds the evaluations in the database,
-        by key.
+        Points of a list may be evaluated at the same time. A point may be yielded again; it is evaluated
+        once. ``known`` holds the evaluations in the database, by key.
         """
 
     def round_of(self, point: Point) -> Hashable:
@@ -357,8 +359,7 @@ class Exhaustive(Strategy):
         self, points: Sequence[Point], rng: np.random.Generator, known: Mapping[str, Evaluation]
     ) -> Search:
         """Yield all points."""
-        for index in range(len(points)):
-            yield points[index]
+        yield list(points)
 
 
 @dataclass(frozen=True, slots=True)
@@ -371,8 +372,7 @@ class Random(Strategy):
         self, points: Sequence[Point], rng: np.random.Generator, known: Mapping[str, Evaluation]
     ) -> Search:
         """Yield all points, shuffled."""
-        for index in rng.permutation(len(points)):
-            yield points[int(index)]
+        yield [points[int(index)] for index in rng.permutation(len(points))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -400,10 +400,8 @@ class CoordinateDescent(Strategy):
                         if set(point) == set(best.point)
                         and [key for key in point if point[key] != best.point[key]] == [name]
                     ]
-                    best_of_line = best
-                    for point in line:
-                        tried = yield point
-                        best_of_line = max(best_of_line, tried, key=lambda evaluation: evaluation.score)
+                    tried = yield line
+                    best_of_line = max([best, *tried], key=lambda evaluation: evaluation.score)
                     is_better |= best_of_line.score > best.score
                     best = best_of_line
 
@@ -507,10 +505,65 @@ def strategy_named(name: str, **options: Any) -> Strategy:
 
 # --- Search ---
 
-Objective = Callable[[Point], tuple[Status, float | None, Mapping[str, Any]]]
+Outcome = tuple[Status, "float | None", Mapping[str, Any]]
+"""Status, value and other results of a point."""
+Measuring = Generator["float | tuple[float, Mapping[str, Any]]", None, "Outcome | None"]
+"""Measurements of a value, alone or with other results; at the end the outcome, or None for the median."""
+Objective = Callable[[Point], "Outcome | Measuring"]
 OnFail = Literal["skip", "stop-symbol", "stop-all"]
 Stop = Literal["finished", "budget", "patience", "fail"]
 Optimum = Literal["best", "local", "unknown"]
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """When the measurements of a point suffice.
+
+    The interval of their mean follows Student's t distribution. It is looked at after every measurement, so
+    that it misses the mean more often than its confidence says.
+
+    Parameters
+    ----------
+    relative
+        Half the width of the interval, as a share of the mean, at which the value is known well enough.
+    confidence
+        Confidence of the interval.
+    fewest
+        Measurements before the first look, at least 2.
+
+    Raises
+    ------
+    InputError
+        A number is out of range.
+    """
+
+    relative: float = 0.02
+    confidence: float = 0.95
+    fewest: int = 3
+
+    def __post_init__(self) -> None:
+        if not (self.relative >= 0 and 0 < self.confidence < 1 and self.fewest >= 2):
+            raise InputError(
+                f"{self}: expected relative >= 0, a confidence between 0 and 1, and at least 2 measurements"
+            )
+
+    def half_width(self, values: Sequence[float]) -> float:
+        """Return half the width of the interval of the mean; infinity for less than two values."""
+        from scipy import special  # imported here: it is slow, and only measurements need it
+
+        if len(values) < 2:
+            return math.inf
+        quantile = float(special.stdtrit(len(values) - 1, 0.5 + self.confidence / 2))
+        return quantile * float(np.std(values, ddof=1)) / math.sqrt(len(values))
+
+    def enough(self, values: Sequence[float], best: float) -> str:
+        """Return ``worse`` if the value is below the best one, ``precise`` if it is known, else nothing."""
+        if len(values) < self.fewest:
+            return ""
+        mean, half = float(np.mean(values)), self.half_width(values)
+        if mean + half < best:
+            return "worse"
+        return "precise" if half <= self.relative * abs(mean) else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -574,6 +627,8 @@ def tune(
     seed: int = 0,
     on_fail: OnFail = "skip",
     repeats: int = 0,
+    workers: int = 1,
+    precision: Precision | None = None,
 ) -> Result:
     """Search a space for the point with the largest value.
 
@@ -583,7 +638,10 @@ def tune(
         Function that declares the space, see `Space`.
     eval_fn
         Function of a point that returns status, value and other results. Exceptions that report exhausted
-        memory count as ``oom``; others propagate.
+        memory count as ``oom``; others propagate. It may be a generator that yields measurements of the
+        value, such as the throughput of each step, alone or with other results. At its end it returns the
+        same as a function would, or None for ``ok`` and the median. It is closed as soon as measurements
+        suffice, see ``precision``; then ``enough`` among the results says why.
     strategy
         One of `STRATEGIES`, by name or as a value.
     budget
@@ -603,6 +661,14 @@ def tune(
         Further evaluations of the best point and of its rivals: points whose value differs from the best by
         no more than evaluations of one point differ. Medians decide. They cost no budget. 0 for a
         deterministic objective.
+    workers
+        Number of threads that evaluate points of one list of the strategy at the same time. For objectives
+        that start processes of their own, on cores of their own. The history has the same points in the same
+        order for any number.
+    precision
+        When the measurements of a generator suffice: once a point is clearly worse than the best one before
+        it, or is known well enough. None to take all. Points that are evaluated at the same time are compared
+        with the best one before all of them.
 
     Raises
     ------
@@ -620,7 +686,9 @@ def tune(
     chosen = strategy_named(strategy) if isinstance(strategy, str) else strategy
     store = None if db is None else Database(db)
     known = {} if store is None else store.known(points)
-    run = _SearchRun(eval_fn, store, dict(known), on_fail)
+    if workers < 1:
+        raise InputError(f"workers is {workers}; expected at least 1")
+    run = _SearchRun(eval_fn, store, dict(known), on_fail, workers, precision)
     stopped = run.follow(chosen, points, np.random.default_rng(seed), budget, patience)
     spread = run.repeat(repeats)
     best = max(run.history, key=lambda evaluation: evaluation.score, default=None)
@@ -644,9 +712,16 @@ class _SearchRun:
     """
 
     def __init__(
-        self, eval_fn: Objective, store: Database | None, known: dict[str, Evaluation], on_fail: OnFail
+        self,
+        eval_fn: Objective,
+        store: Database | None,
+        known: dict[str, Evaluation],
+        on_fail: OnFail,
+        workers: int,
+        precision: Precision | None,
     ) -> None:
         self._eval_fn, self._store, self._known, self._on_fail = eval_fn, store, known, on_fail
+        self._workers, self._precision = workers, precision
         self._skipped_lines: set[str] = set()
         self._requested: set[str] = set()
         self.history: list[Evaluation] = []
@@ -662,28 +737,58 @@ class _SearchRun:
         """Evaluate the points of a strategy until it ends or a limit stops it."""
         search = strategy.search(list(points), rng, dict(self._known))
         rounds = _PatienceCounter(patience)
-        point = next(search, None)
-        while point is not None:
-            if _line_of(point) in self._skipped_lines:
-                evaluation = Evaluation(point, "fail", None, {"left_out": True})
-            else:
-                if rounds.are_enough_before(strategy.round_of(point)):
-                    return "patience"
-                if budget is not None and key_of(point) not in self._requested:
-                    n_spent = sum(evaluation.status != "invalid" for evaluation in self.history)
-                    if n_spent >= budget:
+        request = next(search, None)
+        while request is not None:
+            wanted = request if isinstance(request, list) else [request]
+            evaluations: list[Evaluation] = []
+            for start in range(0, len(wanted), self._workers):
+                chunk = wanted[start : start + self._workers]
+                # The points of a chunk run at the same time. They are then taken one by one, as if each had
+                # run after the other: what comes after a stop is dropped.
+                ready = {} if self._workers == 1 else self._evaluate_together(chunk, self._left(budget))
+                for point in chunk:
+                    if _line_of(point) in self._skipped_lines:
+                        evaluations.append(Evaluation(point, "fail", None, {"left_out": True}))
+                        continue
+                    if rounds.are_enough_before(strategy.round_of(point)):
+                        return "patience"
+                    if key_of(point) not in self._requested and self._left(budget) < 1:
                         return "budget"
-                evaluation = self._evaluate(point)
-                rounds.note(evaluation)
-                if evaluation.status == "fail" and self._on_fail == "stop-all":
-                    return "fail"
-                if evaluation.status == "fail" and self._on_fail == "stop-symbol":
-                    self._skipped_lines.add(_line_of(point))
+                    evaluation = self._evaluate(point, ready)
+                    evaluations.append(evaluation)
+                    rounds.note(evaluation)
+                    if evaluation.status == "fail" and self._on_fail == "stop-all":
+                        return "fail"
+                    if evaluation.status == "fail" and self._on_fail == "stop-symbol":
+                        self._skipped_lines.add(_line_of(point))
             try:
-                point = search.send(evaluation)
+                request = search.send(evaluations if isinstance(request, list) else evaluations[0])
             except StopIteration:
-                point = None
+                request = None
         return "finished"
+
+    def _left(self, budget: int | None) -> float:
+        """Return the number of evaluations that the budget still allows."""
+        n_spent = sum(evaluation.status != "invalid" for evaluation in self.history)
+        return math.inf if budget is None else budget - n_spent
+
+    def _evaluate_together(self, points: Sequence[Point], most: float) -> dict[str, Evaluation]:
+        """Evaluate those of some points that are neither known nor skipped, each in a thread."""
+        fresh = {
+            key_of(point): point
+            for point in points
+            if key_of(point) not in self._known and _line_of(point) not in self._skipped_lines
+        }
+        chosen = dict(list(fresh.items())[: int(min(most, len(fresh)))])
+        best = self._best()
+        with ThreadPoolExecutor(self._workers) as pool:
+            evaluations = pool.map(
+                lambda point: _evaluate_point(self._eval_fn, point, self._precision, best), chosen.values()
+            )
+            return dict(zip(chosen, evaluations, strict=True))
+
+    def _best(self) -> float:
+        return max((evaluation.score for evaluation in self.history), default=-math.inf)
 
     def repeat(self, repeats: int) -> float | None:
         """Repeat evaluations of the best point and its rivals; return the largest spread of a point."""
@@ -721,7 +826,7 @@ class _SearchRun:
             for place, evaluation in enumerate(self.history)
             if key_of(evaluation.point) == key
         )
-        evaluation = _evaluate_point(self._eval_fn, known.point)
+        evaluation = _evaluate_point(self._eval_fn, known.point, self._precision, self._best())
         if evaluation.value is not None:
             values.append(evaluation.value)
             middle = float(np.median(values))
@@ -732,10 +837,12 @@ class _SearchRun:
         if self._store is not None:
             self._store.append(evaluation)
 
-    def _evaluate(self, point: Point) -> Evaluation:
+    def _evaluate(self, point: Point, ready: Mapping[str, Evaluation]) -> Evaluation:
         key = key_of(point)
         if key not in self._known:
-            self._known[key] = _evaluate_point(self._eval_fn, point)
+            self._known[key] = ready.get(key) or _evaluate_point(
+                self._eval_fn, point, self._precision, self._best()
+            )
             if self._store is not None:
                 self._store.append(self._known[key])
         if key not in self._requested:
@@ -771,9 +878,12 @@ def _line_of(point: Point) -> str:
     return key_of(dict(list(point.items())[:-1]))
 
 
-def _evaluate_point(eval_fn: Objective, point: Point) -> Evaluation:
+def _evaluate_point(eval_fn: Objective, point: Point, precision: Precision | None, best: float) -> Evaluation:
     try:
-        status, value, info = eval_fn(point)
+        outcome = eval_fn(point)
+        if isinstance(outcome, Generator):
+            outcome = _measured(outcome, precision, best)
+        status, value, info = outcome
     except Exception as error:
         # By the names of the classes, so that torch need not be imported.
         names = {kind.__name__ for kind in type(error).__mro__}
@@ -782,3 +892,25 @@ def _evaluate_point(eval_fn: Objective, point: Point) -> Evaluation:
             raise
         return Evaluation(point, "oom", None, {"error": str(error)})
     return Evaluation(point, status, value, info)
+
+
+def _measured(measuring: Measuring, precision: Precision | None, best: float) -> Outcome:
+    """Take measurements until they suffice or end."""
+    values: list[float] = []
+    info: dict[str, Any] = {}
+    while True:
+        try:
+            measured = next(measuring)
+        except StopIteration as end:
+            if end.value is not None:
+                outcome: Outcome = end.value
+                return outcome
+            if not values:
+                raise InputError("the objective yields no measurement and returns no status") from None
+            return "ok", float(np.median(values)), {**info, "measured": values}
+        value, others = measured if isinstance(measured, tuple) else (measured, {})
+        values.append(float(value))
+        info |= others
+        if precision is not None and (reason := precision.enough(values, best)):
+            measuring.close()
+            return "ok", float(np.median(values)), {**info, "measured": values, "enough": reason}
