@@ -23,6 +23,6 @@ def test_layers_of_sharded_models_agree(n_processes):
 
 def test_mistakes_are_found_as_in_the_whole_model():
     on_processes(
-        2, "layered_cases", "layers_agree", "parts_between_layers", "mistakes_of_one_layer",
+        2, "layered_cases", "layers_agree", "parts_between_layers", "families_agree", "mistakes_of_one_layer",
         "wrong_place_of_an_exchange", "cases_of_the_whole_by_layers", "parallel_cases_both_ways",
     )  # fmt: skip

@@ -255,6 +255,41 @@ def test_batch_norm_is_compared_with_its_buffers():
     assert not slower.is_equal and "buffer in training layers.2.norm.running_mean" in str(slower)
 
 
+class Masked(Model):
+    """Layers that are handed a trained table with infinite scores, or divide zero by zero."""
+
+    def __init__(self, numbers=True):
+        super().__init__()
+        self.table = nn.Parameter(torch.rand(5, 5))
+        for layer in self.layers:
+            vars(layer)["numbers"] = numbers
+            vars(layer)["forward"] = functools.partial(masked, layer)
+
+    def forward(self, ids):
+        hidden = self.words(ids)
+        scores = self.table + torch.full((5, 5), float("-inf")).triu(1)
+        for layer in self.layers:
+            hidden = layer(hidden, scores)
+        return self.head(hidden)
+
+
+def masked(layer, hidden, scores):
+    mixed = scores.softmax(-1) @ layer.up(layer.norm(hidden))
+    zeros = hidden[:, :, :1] * 0
+    return hidden + layer.down(mixed) + (0 if layer.numbers else zeros / zeros)
+
+
+def test_infinite_scores_hide_no_fault():
+    for number in range(4):
+        report = both_ways(hooked(f"layers.{number}.down", lambda m, a, output: output * 1.001), Masked)
+        assert not report.is_equal
+    assert both_ways(unchanged, Masked).layers == {"layers.0": [f"layers.{number}" for number in range(4)]}
+
+
+def test_results_that_are_no_numbers_are_compared_as_a_whole():
+    whole_because("returns NaN by itself", unchanged, functools.partial(Masked, numbers=False))
+
+
 def drawing(hidden):
     return hidden + 0 * torch.rand(())
 

@@ -118,6 +118,12 @@ class TracedModule(fx.GraphModule):
         """Finish a copy; subclasses override it."""
 
 
+def _run_as_captured(graph: fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[..., Any]:
+    """Compile nothing: run what torch.compile has captured."""
+    captured: Callable[..., Any] = graph.forward
+    return captured
+
+
 class FusedModule(TracedModule):
     """A part of a graph; the modules that it calls stay registered with the owner of the graph.
 
@@ -156,7 +162,8 @@ class FusedModule(TracedModule):
         """Run the graph; the first call loads the compiler, which takes longer than to write a schedule."""
         is_compiled = self._compiled_call_impl is not None or torch.compiler.is_compiling()
         if self.backend is not None and not is_compiled:
-            self.compile(backend=self.backend)
+            # As a function, since torch imports all compilers to find the one that a name stands for.
+            self.compile(backend=_run_as_captured if self.backend == "eager" else self.backend)
         return super().__call__(*args, **kwargs)
 
     def after_copy(self) -> None:

@@ -448,10 +448,13 @@ class StandIns:
                 continue
             result = leaf.detach().clone().requires_grad_(leaf.requires_grad)
             if leaf.requires_grad:
+                # A small part of an argument of another shape, as a mask or table may be large or infinite.
+                small = 0.1 * float(leaf.detach().nan_to_num(posinf=0.0, neginf=0.0).abs().mean())
                 for number, value in enumerate(inputs):
                     share = _share(f"{path} {place} {number}") / len(inputs)
                     is_alike = value.shape == result.shape
-                    result = result + share * (value if is_alike else value.mean()).to(result)
+                    part = value if is_alike else small * torch.tanh(value).mean()
+                    result = result + share * part.to(result)
                 if self.is_forward:
                     register: Callable[..., Any] = result.register_hook
                     register(functools.partial(_keep, handed.gradients, place))

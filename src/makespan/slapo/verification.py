@@ -1663,6 +1663,7 @@ class LayerPasses:
 
         def reference() -> Outcome:
             outcome = passes.reference()
+            _check_numbers("the rest of the model", passes, outcome)
             if expected.refusal is not None:  # the model caught it
                 raise expected.refusal
             return outcome
@@ -1670,6 +1671,7 @@ class LayerPasses:
         def compare_handed() -> None:
             if actual.refusal is not None:
                 raise actual.refusal
+            _refuse(_first_fault("the rest of the model", passes))
             self._check_others("the rest of the model")
             self._compare_handed(passes, expected, actual)
             _refuse(_first_fault("the rest of the model", passes))
@@ -1687,7 +1689,13 @@ class LayerPasses:
 
     def _run_layer(self, path: str, handed: Handed, suffix: str) -> None:
         passes = self._layer_passes(path, handed, suffix)
-        before, outcome = self._joined(lambda: (state_of(passes.scheduled, path), passes.reference()))
+
+        def reference() -> tuple[str, Outcome]:
+            outcome = passes.reference()
+            _check_numbers(repr(path), passes, outcome)
+            return state_of(passes.scheduled, path), outcome
+
+        before, outcome = self._joined(reference)
         passes.run(outcome)
 
         def check() -> None:
@@ -1774,6 +1782,15 @@ def _random_states() -> tuple[Any, ...]:
     states = [torch.get_rng_state(), *(torch.cuda.get_rng_state(index) for index in devices)]
     of_numpy = pickle.dumps(np.random.get_state())  # noqa: NPY002 - models may draw from it
     return random.getstate(), of_numpy, *(state.numpy().tobytes() for state in states)
+
+
+def _check_numbers(where: str, passes: Passes, outcome: Outcome) -> None:
+    """Raise an error if a result of the original is NaN, which agrees with that of most faults."""
+    gradients = [parameter.grad for parameter in passes.weights.original.parameters()]
+    for tensor in (*outcome.tensors.values(), *(gradient for gradient in gradients if gradient is not None)):
+        is_float = tensor.is_floating_point() or tensor.is_complex()
+        if is_float and math.isnan(float(torch.linalg.vector_norm(tensor.detach()))):
+            raise NoLayersError(f"{where} returns NaN by itself")
 
 
 def _refuse(reason: str) -> None:
