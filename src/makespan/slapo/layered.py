@@ -17,6 +17,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -72,6 +73,7 @@ _OF_HOOKS = {
     "_forward_pre_hooks_with_kwargs": "_forward_pre_hooks",
 }
 _SKIPPED = {"_compiled_call_impl", "_modules", "_parameters"}
+_OWN_CODE = str(Path(__file__).parents[1])  # of this package
 
 
 def structure_of(layer: nn.Module, path: str, weights: Mapping[int, Any]) -> str:
@@ -224,7 +226,12 @@ class _Description:
 
     def _function(self, function: types.FunctionType) -> None:
         self._add("function", id(function.__globals__))
-        self._value(function.__code__)
+        code = function.__code__
+        if code.co_filename.startswith(_OWN_CODE):
+            # A tool that counts the lines that run may exchange this object for an equal one at any time.
+            self._add(code.co_filename, code.co_firstlineno, code.co_qualname, code.co_names)
+        else:
+            self._value(code)
         self._value(function.__defaults__)
         self._value(function.__kwdefaults__)
         self._value(vars(function))
