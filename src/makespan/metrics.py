@@ -4,9 +4,9 @@ Quantities over time are step functions, constant between the instants at which 
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import groupby, pairwise
-from math import inf
+from math import inf, nan
 from typing import NamedTuple
 
 import numpy as np
@@ -17,7 +17,7 @@ from makespan.errors import TraceError
 from makespan.hardware import ClusterSpec
 from makespan.plans import Placement
 from makespan.sim import Catalogue, Configuration, EventKind
-from makespan.tables import EVENTS, LIVE_SUMMARY, OUTCOMES
+from makespan.tables import EVENTS, JOB_GOODPUT, LIVE_SUMMARY, LOSSES, OUTCOMES
 from makespan.workloads import JobSpec
 
 # --- Step functions ---
@@ -448,13 +448,142 @@ def summary(
     )
 
 
+# --- Goodput under failures ---
+
+
+@dataclass(slots=True)
+class _Account:
+    """Device time of a job by its use [GPU s], while its rows are read.
+
+    Without devices, and until it is ready, a job makes no progress; ``broken_s`` is when it was interrupted,
+    NaN once it has recovered.
+    """
+
+    submitted_s: float = nan
+    finished_s: float = nan
+    n_interruptions: int = 0
+    lost_steps: float = 0.0
+    lost_gpu_s: float = 0.0
+    recovery_s: float = 0.0
+    trained_gpu_s: float = 0.0
+    checkpoint_gpu_s: float = 0.0
+    recovery_gpu_s: float = 0.0
+    restart_gpu_s: float = 0.0
+    since_s: float = nan
+    broken_s: float = nan
+    n_gpus: int = 0
+    step_s: float = nan
+    steps_left: float = 0.0
+    is_ready: bool = False
+
+    def read(self, time_s: float, kind: str, n_gpus: int, step_s: float, left: float, lost: float) -> None:
+        """Apply a row, after which ``left`` steps are left, ``lost`` ones of which were done before."""
+        held_gpu_s = (time_s - self.since_s) * self.n_gpus if self.n_gpus else 0.0
+        if self.is_ready and self.n_gpus:
+            trained_gpu_s = (self.steps_left - (left - lost)) * self.step_s * self.n_gpus
+            self.trained_gpu_s += trained_gpu_s
+            self.checkpoint_gpu_s += max(held_gpu_s - trained_gpu_s, 0.0)
+        elif self.broken_s == self.broken_s:
+            self.recovery_gpu_s += held_gpu_s
+        else:
+            self.restart_gpu_s += held_gpu_s
+        if kind == EventKind.SUBMITTED:
+            self.submitted_s = time_s
+        elif kind == EventKind.FINISHED:
+            self.finished_s = time_s
+        elif kind == EventKind.INTERRUPTED:
+            self.n_interruptions += 1
+            self.broken_s = self.broken_s if self.broken_s == self.broken_s else time_s
+        elif kind == EventKind.READY and self.broken_s == self.broken_s:
+            self.recovery_s += time_s - self.broken_s
+            self.broken_s = nan
+        if kind not in (EventKind.SHARING, EventKind.SPEED_CHANGED):
+            self.is_ready = kind == EventKind.READY
+        self.since_s, self.n_gpus, self.step_s, self.steps_left = time_s, n_gpus, step_s, left
+
+
+def job_goodput(events: pd.DataFrame, losses: pd.DataFrame) -> pd.DataFrame:
+    """Return the device time of each job by its use, schema `makespan.tables.JOB_GOODPUT`, by submission.
+
+    Goodput is the device time of steps that were not lost over all device time that a job held. A guest holds
+    no devices, so that its steps count for nothing.
+
+    Parameters
+    ----------
+    events, losses
+        Tables of the schemas `makespan.tables.EVENTS` and `makespan.tables.LOSSES`.
+
+    Raises
+    ------
+    TraceError
+        A table does not follow its schema.
+    """
+    table, gone = EVENTS.validate(events, where="events"), LOSSES.validate(losses, where="losses")
+    lost_steps = dict(zip(gone["seq"].tolist(), gone["lost_steps"].tolist(), strict=True))
+    lost_gpu_s = dict(zip(gone["seq"].tolist(), gone["lost_gpu_s"].tolist(), strict=True))
+    accounts: dict[str, _Account] = {}
+    columns = ("time_s", "seq", "kind", "job_id", "n_gpus", "iter_time_s", "steps_left")
+    rows = zip(*(table[name].tolist() for name in columns), strict=True)
+    for time_s, seq, kind, job_id, n_gpus, step_s, left in rows:
+        if job_id:
+            account = accounts.setdefault(job_id, _Account())
+            lost = lost_steps.get(seq, 0.0)
+            account.read(time_s, kind, n_gpus, step_s, left, lost)
+            account.lost_steps += lost
+            account.lost_gpu_s += lost_gpu_s.get(seq, 0.0)
+    listed = []
+    for job_id, one in accounts.items():
+        useful_gpu_s = one.trained_gpu_s - one.lost_gpu_s
+        parts = (one.lost_gpu_s, one.checkpoint_gpu_s, one.recovery_gpu_s, one.restart_gpu_s)
+        held_gpu_s = useful_gpu_s + sum(parts)
+        head = (job_id, one.finished_s - one.submitted_s, one.n_interruptions, one.lost_steps, one.recovery_s)
+        goodput = useful_gpu_s / held_gpu_s if held_gpu_s > 0 else nan
+        listed.append((*head, held_gpu_s, useful_gpu_s, *parts, goodput))
+    return JOB_GOODPUT.validate(pd.DataFrame(listed, columns=JOB_GOODPUT.names), where="goodput")
+
+
+@dataclass(frozen=True, slots=True)
+class Goodput:
+    """Device time of all jobs of a simulation by its use [GPU s], see `job_goodput`.
+
+    Parameters
+    ----------
+    n_interruptions, lost_steps, recovery_s
+        Interruptions, steps lost in them, and time from each until the job was ready again [s], in total.
+    held_gpu_s, useful_gpu_s, lost_gpu_s, checkpoint_gpu_s, recovery_gpu_s, restart_gpu_s
+        Time of devices that jobs held, and its parts: steps that were kept, steps that were lost,
+        checkpoints, restarts and pauses after interruptions, other starts and changes.
+    """
+
+    n_interruptions: int
+    lost_steps: float
+    recovery_s: float
+    held_gpu_s: float
+    useful_gpu_s: float
+    lost_gpu_s: float
+    checkpoint_gpu_s: float
+    recovery_gpu_s: float
+    restart_gpu_s: float
+
+    @classmethod
+    def of(cls, jobs: pd.DataFrame) -> "Goodput":
+        """Return the totals of a table of `job_goodput`."""
+        totals = {item.name: float(jobs[item.name].sum()) for item in fields(cls)}
+        return cls(**totals | {"n_interruptions": int(jobs["n_interruptions"].sum())})  # type: ignore[arg-type]
+
+    @property
+    def ratio(self) -> float:
+        """Useful over held [1]; NaN if nothing was held."""
+        return self.useful_gpu_s / self.held_gpu_s if self.held_gpu_s > 0 else nan
+
+
 # --- Idle devices that would speed up a running job ---
 
 _CHANGES = {
     kind.value
     for kind in (
         *(EventKind.STARTED, EventKind.RECONFIGURED, EventKind.SHARING),
-        *(EventKind.SUSPENDED, EventKind.INTERRUPTED, EventKind.FINISHED),
+        *(EventKind.SUSPENDED, EventKind.INTERRUPTED, EventKind.REGROUPED, EventKind.FINISHED),
     )
 }
 

@@ -182,6 +182,8 @@ class Gavel:
     def decide(self, view: ClusterView, state: Turns) -> tuple[Decision, Turns]:
         """Compute the shares, then serve jobs by the ratio of their share to what they have received."""
         state.update(view)
+        if not view.n_gpus:
+            return Decision(), state  # no node is up: nobody has a share of anything
         now_s = view.time_s
         jobs = (*view.pending, *view.running)
         choices = {job: state.options(job.spec, view.catalogue) for job in jobs}
@@ -245,14 +247,20 @@ class Gavel:
         n_gpus = Counter[str]()
         for gpu_type, count in zip(view.gpu_types, view.gpus_per_node, strict=True):
             n_gpus[gpu_type] += count
-        present = [float(n_gpus.get(name, view.n_gpus)) for name in types]
-        matrix = Matrix(rates, np.array([float(job.spec.n_gpus) for job in jobs]), np.array(present))
+        present = np.array([float(n_gpus.get(name, view.n_gpus)) for name in types])
+        rates[:, present == 0] = 0.0
+        # While no node is up with the devices that a job needs, it has no share and no part in the objective.
+        able = np.flatnonzero(rates.any(axis=1))
+        asked = [jobs[int(row)] for row in able]
+        matrix = Matrix(rates[able], np.array([float(job.spec.n_gpus) for job in asked]), present)
         rates_at = {
             "max-min": _least_service,
             "finish-time-fairness": _finish_times,
             "makespan": _last_completion,
         }[self.objective]
-        table = needed_shares(matrix, rates_at(jobs, matrix, view))
+        table = np.zeros_like(rates)
+        if asked:
+            table[able] = needed_shares(matrix, rates_at(asked, matrix, view))
         return [
             {name: table[row, column] for column, name in enumerate(types) if name in choices[job]}
             for row, job in enumerate(jobs)

@@ -279,6 +279,7 @@ class Curve:
         reference: Configuration,
         *,
         by_speed: bool = False,
+        held: Configuration | None = None,
     ) -> None:
         self._by_speed = by_speed
         requested_s = job.step_s(reference)
@@ -286,6 +287,8 @@ class Curve:
         is_guaranteed = job.spec.is_guaranteed
         sure = [item for item in self.speeds if job.guarantees(item)] if is_guaranteed else list(self.speeds)
         self._options = self._worth_it(sure)
+        if held is not None:  # no option: a resilient job may hold what the policy would not give it
+            self.speeds[held] = requested_s / job.step_s(held)
         self.least_gpus = min(item.n_gpus for item in self._options) if is_guaranteed else 0
         self.starts = self._steps(self._options, 0, 0.0)
         if is_guaranteed:
@@ -362,9 +365,13 @@ class Curves:
         spec = job.spec
         items = allowed(self.catalogue, spec, self.freedom)
         observed = frozenset(item for item in items if job.has_observed(item))
-        key = (spec.workload, spec.plan, spec.n_gpus, spec.is_guaranteed, observed)
+        held = None if job.allocation is None else job.allocation.configuration
+        foreign = None if held in items else held
+        is_observed = foreign is not None and job.has_observed(foreign)
+        key = (spec.workload, spec.plan, spec.n_gpus, spec.is_guaranteed, observed, foreign, is_observed)
         if key not in self._of_kind:
-            self._of_kind[key] = Curve(job, items, self.catalogue.requested(spec), by_speed=self.by_speed)
+            reference = self.catalogue.requested(spec)
+            self._of_kind[key] = Curve(job, items, reference, by_speed=self.by_speed, held=foreign)
         return self._of_kind[key]
 
 

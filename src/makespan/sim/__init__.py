@@ -30,6 +30,17 @@ from makespan.sim.engine import (
     round_length as round_length,
     simulate as simulate,
 )
+from makespan.sim.interruptions import LossOutcome as LossOutcome
+from makespan.sim.recovery import (
+    CHECKPOINT_INTERVAL_S as CHECKPOINT_INTERVAL_S,
+    CHECKPOINT_S as CHECKPOINT_S,
+    PAUSES_S as PAUSES_S,
+    RECOVERY_KINDS as RECOVERY_KINDS,
+    Recovery as Recovery,
+    RecoveryKind as RecoveryKind,
+    expected_goodput as expected_goodput,
+    young_interval_s as young_interval_s,
+)
 from makespan.sim.scenario import (
     DECISION_LIMIT_S as DECISION_LIMIT_S,
     PLACEMENT_RULES as PLACEMENT_RULES,

@@ -18,7 +18,8 @@ import reprlib
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
 from numbers import Integral, Real
@@ -32,9 +33,12 @@ from makespan.errors import InputError, MakespanError, failed_at, short_path
 from makespan.hardware import ClusterSpec
 from makespan.notebook import Span, schedule_svg
 from makespan.sim.catalogue import Allocation, Catalogue, Configuration, restart_cost
+from makespan.sim.interruptions import Interruptions, Loss, LossOutcome
+from makespan.sim.recovery import Recovery
 from makespan.sim.scenario import Scenario, check_jobs
 from makespan.sim.sharing import memory_by_device, oversubscribed_bytes
 from makespan.sim.state import (
+    CheckpointingJobView,
     ClusterState,
     ClusterView,
     Event,
@@ -49,7 +53,7 @@ from makespan.sim.state import (
     ordered_node_events,
 )
 from makespan.sim.validator import Violation, validate_schedule
-from makespan.tables import EVENTS, OUTCOMES, TableSchema
+from makespan.tables import EVENTS, LOSSES, OUTCOMES, TableSchema
 from makespan.units import format_bytes
 
 # --- Time limit of a policy's calls ---
@@ -475,7 +479,8 @@ class Engine:
 
     The engine of live runs overrides two methods: how the ends of restarts and jobs become known
     (`schedule_ends`), and how time advances (`run`). ``rows`` are those of the events table so far, plain
-    tuples in the order of the fields of `Event`; ``finished`` has the finished jobs with their times [s].
+    tuples in the order of the fields of `Event`; ``finished`` has the finished jobs with their times [s];
+    ``losses`` are the rows of the table `LOSSES`.
     """
 
     def __init__(self, scenario: Scenario, policy: Policy) -> None:
@@ -497,6 +502,7 @@ class Engine:
         self.rows: list[tuple[Any, ...]] = []
         self.observers: list[Observer] = []
         self.finished: list[tuple[JobView, float]] = []
+        self.losses: list[tuple[Any, ...]] = []
         self.policy_wall_s = 0.0
         self.n_decisions = self._n_starts = self._n_known_starts = 0
         self.queue: EventQueue[tuple[Callable[..., None], Any, Any]] = EventQueue()
@@ -506,6 +512,7 @@ class Engine:
         self._n_node_events_left = 0
         self._idle_rounds = 0
         self._speed_update_s = _NAN
+        self._interruptions = Interruptions(scenario.extra_steps)
 
     # --- the loop ---------------------------------------------------------------------------
 
@@ -514,8 +521,10 @@ class Engine:
         node_events = ordered_node_events(self.scenario.failures, self.scenario.cluster)
         order = sorted(self.scenario.jobs, key=lambda job: job.submit_time_s)
         self.arrivals = [
-            JobView(job, index, float(job.steps + self.scenario.extra_steps), self.view)
-            for index, job in enumerate(order)
+            (CheckpointingJobView if recovery is not None and recovery.stalls else JobView)(
+                job, index, float(job.steps + self.scenario.extra_steps), self.view, recovery
+            )
+            for index, (job, recovery) in enumerate((job, self.scenario.recovery_of(job)) for job in order)
         ]
         if not order:
             return
@@ -576,7 +585,9 @@ class Engine:
         """Allocate devices to a job that has none."""
         self._n_starts += 1
         self._n_known_starts += job.is_time_known(allocation.configuration)
-        self.schedule_ends(job, self.cluster_state.hold(job, allocation))
+        recovery = job._recovery
+        delay_s = None if recovery is None else self._interruptions.start(job, recovery)
+        self.schedule_ends(job, self.cluster_state.hold(job, allocation, delay_s=delay_s))
 
     def continue_sharing(self, job: JobView, allocation: Allocation, ready_s: float) -> None:
         """Continue a job on the same devices after it began or ceased to share them; no restart."""
@@ -593,8 +604,7 @@ class Engine:
             return
         if not is_ready:
             self.queue.push(ready_s, _COMPLETION, (self._become_ready, job, job.generation))
-        finish_s = job._since_s + job._steps_left * job._step_s
-        self.queue.push(finish_s, _COMPLETION, (self._complete, job, job.generation))
+        self.queue.push(job._finish_s(), _COMPLETION, (self._complete, job, job.generation))
 
     def _become_ready(self, job: JobView, generation: int) -> None:
         if job.generation == generation:
@@ -607,19 +617,34 @@ class Engine:
     def finish(self, job: JobView) -> None:
         """Finish a job at the present time."""
         self.release(job)
+        if job._recovery is not None:
+            self._interruptions.save(job)
         self.cluster_state.finish(job)
         self.finished.append((job, self.view.time_s))
         self.record(EventKind.FINISHED, job, "last step")
         self._schedule_speed_update()
         self.request_decision()
 
-    def evict(self, jobs: Sequence[JobView]) -> None:
-        """Release the devices of jobs, roll the jobs back to their last checkpoints, and queue them again."""
+    def evict(self, jobs: Sequence[JobView], node: int = -1) -> list[Loss]:
+        """Release the devices of jobs, take from each what it loses, and queue the jobs again.
+
+        ``node`` is the one that was lost. Returns the losses, in the order of the jobs. A job without a
+        `Recovery` returns to its last checkpoint.
+        """
+        losses = []
         for job in jobs:
-            lost_steps = self._steps_since_checkpoint(job)
+            recovery, held = job._recovery, job.allocation
+            if recovery is not None:
+                loss = self._interruptions.interrupt(job, recovery, node, self.view.time_s)
+            else:
+                steps = self._steps_since_checkpoint(job)
+                gpu_s = steps * job._step_s * held.n_gpus if held is not None and steps else 0.0
+                loss = Loss(steps, gpu_s, LossOutcome.CHECKPOINT)
             self.release(job)
-            self.cluster_state.set_steps_left(job, job._steps_left + lost_steps)
+            self.cluster_state.set_steps_left(job, job._steps_left + loss.steps)
+            losses.append(loss)
         self.cluster_state.queue_again(jobs)
+        return losses
 
     # --- events of nodes --------------------------------------------------------------------
 
@@ -632,7 +657,8 @@ class Engine:
     def _change_node(self, event: NodeEvent, _: None) -> None:
         self._n_node_events_left -= 1
         node, nodes, n_gpus = event.node_id, self.cluster_state.nodes, event.n_gpus or 0
-        evicted: list[JobView] = []
+        gone: list[tuple[JobView, Loss]] = []
+        evicted, losses = list[JobView](), list[Loss]()
         if event.kind is NodeEventKind.JOINED:
             nodes.join(node)
             self._record_node(EventKind.NODE_JOINED, node, "joined")
@@ -641,19 +667,62 @@ class Engine:
             self._record_node(EventKind.CAPACITY_RETURNED, node, "returned", n_gpus)
         elif event.kind is NodeEventKind.WITHDRAWN:
             evicted = self._jobs_to_evict(node, n_gpus)
-            self.evict(evicted)  # before the change: only free devices can be withdrawn
+            losses = self.evict(evicted, node)  # before the change: only free devices can be withdrawn
             self.cluster_state.change_capacity(event, n_gpus)
             self._record_node(EventKind.CAPACITY_WITHDRAWN, node, "withdrawn", n_gpus)
         else:
             evicted = self.cluster_state.holders(node)
-            self.evict(evicted)
+            # Jobs that wait with their state in memory lose that of this node before others join them.
+            gone = list(self._interruptions.lose_node(node))
+            losses = self.evict(evicted, node)
             nodes.fail(node)
             self._record_node(EventKind.NODE_FAILED, node, "failed")
         self.cluster_state.devices_changed(node)
-        for job in evicted:
+        for job, loss in gone:
+            self._roll_back(job, loss, node, f"node {node} {event.kind.value}")
+        for job, loss in zip(evicted, losses, strict=True):
+            self._record_loss(job, loss, node)
             self.record(EventKind.INTERRUPTED, job, f"node {node} {event.kind.value}")
+        for job in evicted:
+            if job._recovery is not None and job._recovery.kind == "resilient":
+                self._regroup(job, job._recovery)
         self._schedule_speed_update()
         self.request_decision()
+
+    def _regroup(self, job: JobView, recovery: Recovery) -> None:
+        """Let a resilient job go on with the devices that it has left, if a configuration fits there.
+
+        A guest does not: the devices that are left are those of others.
+        """
+        before, left = job._last, self._interruptions.nodes_left(job)
+        if before is None or before.is_guest or not left:
+            return
+        keeps = self.policy.honours_guarantees and job.spec.is_guaranteed
+        for offered in allocations_on(before, left, job, self.view.catalogue):
+            fitting = [
+                new
+                for new in offered
+                if not (keeps and not job.guarantees(new.configuration))
+                and not self.cluster_state.nodes.shortage(new)
+            ]
+            if fitting:
+                new = min(fitting, key=lambda new: job.step_s(new.configuration))
+                delay_s = self._interruptions.start(job, recovery)
+                self.schedule_ends(job, self.cluster_state.hold(job, new, delay_s=delay_s))
+                self.record(EventKind.REGROUPED, job, f"{before.n_gpus - new.n_gpus} GPUs fewer")
+                return
+
+    def _roll_back(self, job: JobView, loss: Loss, node: int, reason: str) -> None:
+        """Return a waiting job to its last checkpoint, since its state in memory is gone."""
+        self.cluster_state.set_steps_left(job, job._steps_left + loss.steps)
+        self._record_loss(job, loss, node)
+        self.record(EventKind.ROLLED_BACK, job, reason)
+
+    def _record_loss(self, job: JobView, loss: Loss, node: int) -> None:
+        """Append a row to the table of losses; the row of the event comes next."""
+        kind = "" if job._recovery is None else job._recovery.kind
+        head = (self.view.time_s, len(self.rows), job.spec.job_id, node, kind)
+        self.losses.append((*head, loss.outcome.value, loss.steps, loss.gpu_s))
 
     def _jobs_to_evict(self, node: int, n_gpus: int) -> list[JobView]:
         """Return the jobs to evict before devices of a node are withdrawn, the last started first."""
@@ -747,6 +816,9 @@ class Engine:
         self.n_decisions += 1
         if decision.changes:
             self._apply(decision)
+        if self._interruptions.waiting:
+            for job, loss in self._interruptions.give_up():
+                self._roll_back(job, loss, -1, "no devices in time")
         if decision.wake_up_s is not None:
             self._ask_at(decision.wake_up_s)
         self._check_idle()
@@ -771,6 +843,8 @@ class Engine:
                 if new is not None and new.colocated(job.allocation.is_guest) == job.allocation:
                     ready_s[job.index] = job.ready_time_s
                 self.release(job)
+                if job._recovery is not None:
+                    self._interruptions.save(job)
         if suspended:
             self.cluster_state.queue_again(suspended)
         # The speed of a guest depends on all jobs of the decision, also on those that start after it.
@@ -816,6 +890,44 @@ class Engine:
             observer.observe(event, self.view)
 
 
+# --- Allocations for what is left of a job ---
+
+
+def allocations_on(
+    before: Allocation, left: Set[int], job: JobView, catalogue: Catalogue
+) -> Iterator[list[Allocation]]:
+    """Yield the allocations of a job to the devices that it has left, those of all devices first.
+
+    Then come those of one device fewer each time, if all are of one type.
+    """
+    types = before.configuration.gpu_types or ("",) * len(before.nodes)
+    counts = before.configuration.placement.gpus_per_node
+    shares = [share for share in zip(counts, types, before.nodes, strict=True) if share[2] in left]
+    total = Counter[str]()
+    for count, gpu_type, _ in shares:
+        total[gpu_type] += count
+    vectors = (
+        [total]
+        if len(total) > 1
+        else [Counter({kind: n}) for kind in total for n in range(total[kind], 0, -1)]
+    )
+    for vector in vectors:
+        items = catalogue.holding(job.spec.workload, tuple(sorted(vector.items())))
+        yield [new for item in items if (new := _placed(item, shares)) is not None]
+
+
+def _placed(item: Configuration, shares: Sequence[tuple[int, str, int]]) -> Allocation | None:
+    """Return a configuration on nodes of shares (devices, their type, node), or None if it does not fit."""
+    unused, nodes = sorted(shares, key=lambda share: (-share[0], share[2])), list[int]()
+    for count, gpu_type in zip(item.counts, item.types_by_count, strict=True):  # largest first
+        found = next((one for one in unused if one[0] >= count and gpu_type in ("", one[1])), None)
+        if found is None:
+            return None
+        unused.remove(found)
+        nodes.append(found[2])
+    return item.on(nodes)
+
+
 # --- Simulations and their tables ---
 
 
@@ -824,6 +936,7 @@ _ENDS_SPAN = {
     EventKind.RECONFIGURED,
     EventKind.SUSPENDED,
     EventKind.INTERRUPTED,
+    EventKind.REGROUPED,
     EventKind.FINISHED,
 }  # events after which a job no longer holds the devices that it held as before
 
@@ -841,6 +954,8 @@ class Schedule:
     known_starts
         Share of starts and changes to a configuration whose time the job knew before, see
         `JobView.is_time_known` [1].
+    losses
+        What interrupted jobs lost, a table of schema `LOSSES`.
     """
 
     events: pd.DataFrame
@@ -849,6 +964,7 @@ class Schedule:
     policy_wall_s: float
     n_decisions: int
     known_starts: float
+    losses: pd.DataFrame
 
     def violations(self, scenario: Scenario, policy: Policy) -> list[Violation]:
         """Return the violations that `validate_schedule` finds for a scenario and a policy."""
@@ -863,6 +979,8 @@ class Schedule:
             extra_steps=scenario.extra_steps,
             keeps_guarantees=policy.honours_guarantees,
             outcomes=self.outcomes,
+            recovery_of=scenario.recovery_of,
+            losses=self.losses,
         )
 
     def spans(self) -> list[Span]:
@@ -927,7 +1045,9 @@ def simulate(scenario: Scenario, policy: Policy, observers: Sequence[Observer] =
     finished = sorted(engine.finished, key=lambda entry: entry[0].index)
     tables = events_table(engine.rows), outcomes_table(finished, fitting)
     wall_s = time.perf_counter() - began
-    return Schedule(*tables, wall_s, engine.policy_wall_s, engine.n_decisions, engine.known_starts)
+    losses = _table(engine.losses, LOSSES)
+    walls_s = wall_s, engine.policy_wall_s
+    return Schedule(*tables, *walls_s, engine.n_decisions, engine.known_starts, losses)
 
 
 def events_table(rows: Sequence[tuple[Any, ...]]) -> pd.DataFrame:

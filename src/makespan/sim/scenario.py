@@ -1,7 +1,7 @@
 """Scenarios: everything that a simulation needs, except the policy, as one value."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -9,6 +9,7 @@ from makespan.errors import InputError, unknown_name
 from makespan.hardware import ClusterSpec
 from makespan.notebook import object_html, table_html
 from makespan.sim.catalogue import Catalogue, RestartCost
+from makespan.sim.recovery import Recovery
 from makespan.sim.state import NodeEvent
 from makespan.workloads import JobSpec
 
@@ -57,12 +58,16 @@ class Scenario:
     placement
         Nodes that policies prefer: ``best-fit``, those with the fewest free devices that suffice, or
         ``worst-fit``, those with the most.
+    recovery
+        Recovery of all jobs from failures, or by name of the job; without one, an interrupted job returns to
+        the checkpoint that ``checkpoint_interval_s`` says, which costs nothing to write.
 
     Raises
     ------
     InputError
         The cluster has other nodes or another network than ``made_for``, ``predictions`` is exact but the
-        catalogue predicts other times, or a number is out of range.
+        catalogue predicts other times, a number is out of range, or ``recovery`` names a job that does not
+        exist or comes with ``checkpoint_interval_s``.
     """
 
     name: str
@@ -82,6 +87,7 @@ class Scenario:
     extra_steps: float = 1
     shares_devices: bool = True
     placement: PlacementRule = "best-fit"
+    recovery: Recovery | Mapping[str, Recovery] | None = None
 
     def __post_init__(self) -> None:
         """Check numbers, and that the catalogue fits the cluster and the label of its predictions."""
@@ -94,6 +100,17 @@ class Scenario:
             raise InputError(f"extra_steps is {self.extra_steps!r}; expected a finite number >= 0")
         if self.placement not in PLACEMENT_RULES:
             raise unknown_name("placement", str(self.placement), PLACEMENT_RULES)
+        if self.recovery is not None and checkpoint_s is not None:
+            raise InputError(
+                f"checkpoint_interval_s is {checkpoint_s!r}, but recovery has an interval of its own; leave "
+                "one of them out"
+            )
+        if isinstance(self.recovery, Mapping):
+            unknown = sorted(self.recovery.keys() - {job.job_id for job in self.jobs})
+            if unknown:
+                raise InputError(
+                    f"recovery: no job has the name {unknown[0]!r}; expected names of the job list"
+                )
         made_for = self.made_for
         if made_for is None:
             return
@@ -112,6 +129,12 @@ class Scenario:
                 f"scenario {self.name!r}: predictions are 'exact', but its catalogue predicts other times "
                 "than jobs take; change what policies know by makespan.studies.with_predictions"
             )
+
+    def recovery_of(self, job: JobSpec) -> Recovery | None:
+        """Return the recovery of a job, or None."""
+        if isinstance(self.recovery, Mapping):
+            return self.recovery.get(job.job_id)
+        return self.recovery
 
     def _repr_html_(self) -> str:
         """Return the title and the first jobs as a table."""

@@ -22,6 +22,7 @@ from makespan.errors import InputError, MakespanError, TraceError
 from makespan.hardware import ClusterSpec
 from makespan.lazy import renamed_attributes
 from makespan.sim.catalogue import TOLERANCE, Allocation, Catalogue, Configuration, RestartCost
+from makespan.sim.recovery import Recovery
 from makespan.sim.sharing import Sharing
 from makespan.tables import FAILURES
 from makespan.workloads import JobSpec
@@ -74,6 +75,8 @@ class EventKind(StrEnum):
     READY = "ready"  # the restart delay is over, progress begins
     SUSPENDED = "suspended"  # the policy took all devices of a job
     INTERRUPTED = "interrupted"  # a job was evicted because one of its nodes failed or lost devices
+    REGROUPED = "regrouped"  # a resilient job went on with the devices that are left; its pause begins
+    ROLLED_BACK = "rolled_back"  # an interrupted job got no devices in time and returned to its checkpoint
     FINISHED = "finished"  # a job ran its last step
     NODE_FAILED = "node_failed"  # a node failed
     NODE_JOINED = "node_joined"  # a node joined, or joined again
@@ -272,6 +275,7 @@ class _JobSlots:
         "_last",
         "_marks",
         "_observed",
+        "_recovery",
         "_restart_s",
         "_running_s",
         "_since_s",
@@ -313,9 +317,17 @@ class JobView(_JobSlots):
         {"knows": "is_time_known", "assures": "guarantees", "has_run": "has_observed", "pace": "speed"}
     )
 
-    def __init__(self, spec: JobSpec, index: int, steps: float, view: "ClusterView") -> None:
+    def __init__(
+        self,
+        spec: JobSpec,
+        index: int,
+        steps: float,
+        view: "ClusterView",
+        recovery: Recovery | None = None,
+    ) -> None:
         kind = unlocked(self)
         self.spec, self.index, self._view = spec, index, view
+        self._recovery = recovery
         self.allocation: Allocation | None = None
         self._last: Allocation | None = None
         self._observed: frozenset[Configuration] = frozenset()
@@ -408,6 +420,10 @@ class JobView(_JobSlots):
             return self._steps_left
         return max(self._steps_left - elapsed_s / self._step_s, 0.0)
 
+    def _finish_s(self) -> float:
+        """Time of the last step if nothing changes [s]; the job must hold devices."""
+        return self._since_s + self._steps_left * self._step_s
+
     @property
     def running_time_s(self) -> float:
         """Time with devices and progress so far [s]."""
@@ -436,6 +452,32 @@ class JobView(_JobSlots):
             return self._held_gpu_s
         held_s = self._view.time_s - self.held_since_s
         return self._held_gpu_s + held_s * self.allocation.n_gpus
+
+
+class CheckpointingJobView(JobView):
+    """A job that makes no progress while it writes a checkpoint, see `Recovery`.
+
+    Checkpoints are due at multiples of an interval of training since `ready_time_s`.
+    """
+
+    __slots__ = ()
+
+    def _steps_left_now(self) -> float:
+        recovery = self._recovery
+        if self.allocation is None or recovery is None:
+            return self._steps_left
+        ready_s, now_s = self.ready_time_s, self._view.time_s
+        if now_s <= self._since_s:
+            return self._steps_left
+        trained_s = recovery.trained_s(now_s - ready_s) - recovery.trained_s(self._since_s - ready_s)
+        return max(self._steps_left - trained_s / self._step_s, 0.0)
+
+    def _finish_s(self) -> float:
+        recovery = self._recovery
+        if recovery is None:
+            return super()._finish_s()
+        trained_s = recovery.trained_s(self._since_s - self.ready_time_s) + self._steps_left * self._step_s
+        return self.ready_time_s + recovery.elapsed_s(trained_s)
 
 
 def unlocked(job: JobView) -> type[JobView]:
@@ -771,16 +813,24 @@ class ClusterState:
         """Reveal the time of a job's step in a configuration."""
         write(job, "_observed", job._observed | {configuration})
 
-    def hold(self, job: JobView, allocation: Allocation, continues_at_s: float | None = None) -> float:
+    def hold(
+        self,
+        job: JobView,
+        allocation: Allocation,
+        continues_at_s: float | None = None,
+        delay_s: float | None = None,
+    ) -> float:
         """Allocate devices to a job that has none; return the end of its restart delay [s].
 
         A job that only begins or ceases to share its devices has no restart: ``continues_at_s``, not in the
-        past, is when it is ready [s].
+        past, is when it is ready [s]. ``delay_s`` takes the place of the cluster's restart delay [s].
         """
         now_s = self.view.time_s
         ready_s = continues_at_s
         if ready_s is None:
-            ready_s = now_s + self.view.restart_cost(job.spec, job._last, allocation)
+            if delay_s is None:
+                delay_s = self.view.restart_cost(job.spec, job._last, allocation)
+            ready_s = now_s + delay_s
         step_s = allocation.configuration.iter_time_s
         # The speed of a guest follows from the pairing on its nodes, which must include this job first.
         if allocation.is_guest or self._shared.now is not None:

@@ -14,6 +14,8 @@ computes who held what, when, and how far that carried each job. The rules are:
   devices that fail or are withdrawn at once, and no job is interrupted without such a cause.
 - ``restart``: after every start and change a job makes no progress for as long as the restart costs, and
   its ``ready`` row marks the end of that; no job restarts with an unchanged allocation.
+- ``recovery``: an interrupted job loses what its recovery says, goes on from memory only where a node has its
+  state and before the next decision is over, and the table of losses has a row for each loss.
 - ``progress``: the steps left follow from the time with progress and the time of a step, and end at zero.
 - ``round``: decisions fall on rounds.
 - ``guarantee``: guarantees are kept if the policy promises that.
@@ -22,7 +24,7 @@ computes who held what, when, and how far that carried each job. The rules are:
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from operator import gt
 from typing import NamedTuple
@@ -33,8 +35,9 @@ import pandas as pd
 from makespan.hardware import ClusterSpec
 from makespan.plans import Placement
 from makespan.sim.catalogue import Allocation, Catalogue, Configuration, RestartCost, restart_cost
+from makespan.sim.recovery import Recovery
 from makespan.sim.sharing import IDLE_SHARE, MIN_SPEED
-from makespan.tables import EVENTS, OUTCOMES
+from makespan.tables import EVENTS, LOSSES, OUTCOMES
 from makespan.workloads import JobSpec
 
 _Job = tuple[int, str]  # position by submission, and name
@@ -86,6 +89,7 @@ class Rules:
     extra_steps: float
     keeps_guarantees: bool
     is_live: bool = False
+    recovery_of: Callable[[JobSpec], Recovery | None] = lambda job: None
     found: list[Violation] = field(default_factory=list)
 
     def report(self, rule: str, row: Row, message: str) -> None:
@@ -128,6 +132,8 @@ class NodeAccounts:
         self._guests: dict[_Job, Mapping[int, int]] = {}
         self._speeds: list[dict[_Job, float] | None] = [None] * cluster.n_nodes  # None: to be computed
         self._read: dict[str, Shares] = {}
+        self.failed: list[int] = []  # nodes in the order in which they failed
+        self.last_changed = -1
 
     def shares(self, text: str) -> Shares:
         """Return the devices that a cell lists; the same few texts occur again and again."""
@@ -186,6 +192,9 @@ class NodeAccounts:
         node = int(row.nodes)
         if row.kind == "capacity_announced":
             return
+        self.last_changed = node
+        if row.kind == "node_failed":
+            self.failed.append(node)
         if row.kind.startswith("capacity_"):
             withdrawn = self._withdrawn[node] + row.n_gpus * (1 if row.kind == "capacity_withdrawn" else -1)
             if not 0 <= withdrawn <= self._nodes[node].n_gpus:
@@ -305,6 +314,25 @@ def _slowdown(guest: Configuration, holder: Configuration | None) -> float:
 # --- Accounts of jobs ---
 
 
+class ReplayedLoss(NamedTuple):
+    """Loss that a row of the events table stands for, with the rounding to allow for steps and GPU s."""
+
+    row: Row
+    recovery: str
+    outcome: str
+    steps: float
+    gpu_s: float
+    steps_tolerance: float
+    gpu_s_tolerance: float
+
+
+class _InMemory(NamedTuple):
+    """Nodes that have the state of a waiting job, and the failures of nodes until it was interrupted."""
+
+    nodes: Set[int]
+    n_failed: int
+
+
 class JobAccount:
     """Account of a job by the rows so far: its state, its allocation, its times and its progress.
 
@@ -312,9 +340,10 @@ class JobAccount:
     """
 
     __slots__ = (
-        "_held", "_index", "_is_guest", "_last", "_left", "_nodes", "_ready_s", "_report", "_rules",
-        "_saw_ready", "_shares", "_since_s", "_step_times", "_total", "finish_s", "first_start_s",
-        "held_gpu_s", "job", "restart_s", "running_s", "starts", "state", "waiting_s",
+        "_held", "_in_memory", "_index", "_is_guest", "_last", "_left", "_n_lost", "_nodes", "_ready_s",
+        "_recovery", "_report", "_restarts", "_rules", "_saw_ready", "_shares", "_since_s", "_step_times",
+        "_total", "_unsaved", "finish_s", "first_start_s", "held_gpu_s", "job", "losses", "restart_s",
+        "running_s", "starts", "state", "waiting_s",
     )  # fmt: skip
 
     def __init__(self, index: int, job: JobSpec, rules: Rules, nodes: NodeAccounts) -> None:
@@ -335,6 +364,13 @@ class JobAccount:
         self._since_s = job.submit_time_s
         self._ready_s = math.nan
         self._saw_ready = False
+        self._recovery = rules.recovery_of(job)
+        self.losses: list[ReplayedLoss] = []
+        # Steps of earlier allocations that are in no checkpoint, and their device time each [GPU s].
+        self._unsaved: list[tuple[float, float]] = []
+        self._in_memory: _InMemory | None = None  # while the job waits with its state in memory
+        self._n_lost = 0  # nodes lost since the job had last recovered
+        self._restarts = False  # from a checkpoint, the next time
 
     def follow(self, row: Row) -> None:
         """Apply one row."""
@@ -372,15 +408,61 @@ class JobAccount:
         self.state, self._since_s = "waiting", row.time_s
 
     def _start(self, row: Row) -> None:
+        if self._in_memory is not None:
+            self._check_memory(row)
+            due_s, every_s = self._since_s, self._rules.interval_s
+            if every_s is not None:
+                due_s = math.ceil(due_s / every_s - _SLACK_S) * every_s
+            if row.time_s > due_s + _slack_s(row.time_s):
+                found = f"goes on from memory at {row.time_s} s"
+                self._report(
+                    "recovery", row, f"{found}; expected at the decision of {due_s} s, or a rollback"
+                )
+        self._hold_again(row)
+
+    def _hold_again(self, row: Row) -> None:
         self.waiting_s += row.time_s - self._since_s
         if self.starts == 0:
             self.first_start_s = row.time_s
         self._take(row)
+        self._in_memory, self._restarts = None, False
         self.state = "running"
+
+    def _regroup(self, row: Row) -> None:
+        memory, kind = self._in_memory, "" if self._recovery is None else self._recovery.kind
+        if memory is None or kind != "resilient" or row.time_s != self._since_s:
+            found = f"regrouped at {row.time_s} s with recovery {kind!r}"
+            self._report("recovery", row, f"{found}; expected a resilient job, interrupted at this instant")
+        else:
+            self._check_memory(row)
+            if outside := self._nodes.shares(row.nodes).by_node.keys() - memory.nodes:
+                left = f"expected those that it has left, {sorted(memory.nodes)}"
+                self._report("recovery", row, f"regrouped on node(s) {sorted(outside)}; {left}")
+        self._hold_again(row)
+
+    def _check_memory(self, row: Row) -> None:
+        """Report a job that goes on from memory although too many of its nodes are gone."""
+        memory, recovery = self._in_memory, self._recovery
+        if memory is None or recovery is None:
+            return
+        gone = [node for node in self._nodes.failed[memory.n_failed :] if node in memory.nodes]
+        if not memory.nodes - set(gone) or self._n_lost + len(gone) > recovery.survives:
+            found = f"goes on from the memory of nodes {sorted(memory.nodes)}, of which {gone} failed since"
+            self._report("recovery", row, f"{found}; expected a rollback")
+        self._n_lost += len(gone)
+
+    def _roll_back(self, row: Row) -> None:
+        if self._in_memory is None:
+            self._report(
+                "recovery", row, "rolled back without state in memory; expected one rollback at most"
+            )
+        self._in_memory, self._n_lost, self._restarts = None, 0, True
+        self._lose(row, math.inf, "checkpoint")
 
     def _reconfigure(self, row: Row) -> None:
         before = (self._held, self._shares, self._is_guest)
         self._settle(row)
+        self._save()
         self._take(row)
         if self._held is not None and (self._held, self._shares, self._is_guest) == before:
             self._report("restart", row, "restarted as it was; expected another plan, nodes or threads")
@@ -389,6 +471,7 @@ class JobAccount:
         before, shares, ready_s, is_guest = self._held, self._shares, self._ready_s, self._is_guest
         saw_ready = self._saw_ready
         self._settle(row)
+        self._save()
         self._take(row)
         if (self._held, self._shares, self._is_guest) != (before, shares, not is_guest):
             self._report("row", row, "a change of sharing moved the job; expected the same devices and plan")
@@ -425,15 +508,32 @@ class JobAccount:
         if self._rules.keeps_guarantees and self.job.is_guaranteed:
             self._report("guarantee", row, "a guaranteed job must not be suspended")
         self._settle(row)
+        self._save()
         self.state = "waiting"
 
     def _interrupt(self, row: Row) -> None:
         if not any(self._nodes.is_short(node) for node in self._shares):
             self._report("failure", row, "interrupted, but no node of the job lost devices")
-        lost = self._since_checkpoint(row.time_s)
+        self._count_unsaved(row.time_s)
+        recovery, left = self._recovery, self._shares.keys() - {self._nodes.last_changed}
+        is_recovering = self._n_lost > 0 and row.time_s < self._ready_s
         self._settle(row)
-        self._left += lost
         self.state = "waiting"
+        if recovery is None:
+            self._lose(row, math.inf, "checkpoint")
+            return
+        self._n_lost = self._n_lost + 1 if is_recovering else 1
+        if not left or self._n_lost > recovery.survives:
+            self._n_lost, self._restarts = 0, True
+            self._lose(row, math.inf, "checkpoint")
+            return
+        self._in_memory = _InMemory(left, len(self._nodes.failed))
+        done = self._total - self._left
+        running = done - math.floor(done)
+        if min(running, 1.0 - running) <= self._tolerance(row.time_s):
+            # Between two steps up to rounding: the row says whether the last one counts as done.
+            running = 1.0 if row.steps_left - self._left > 0.5 else 0.0
+        self._lose(row, running, "in memory")
 
     def _finish(self, row: Row) -> None:
         if not self._saw_ready:
@@ -464,7 +564,14 @@ class JobAccount:
             return
         self._shares = shares.by_node
         new = Allocation(held, shares.nodes, is_guest)
-        self._ready_s = row.time_s + self._rules.restart_cost(self.job, self._last, new)
+        delay_s, recovery = None, self._recovery
+        if recovery is not None and self._in_memory is not None:
+            delay_s = recovery.paused_s
+        elif recovery is not None and self._restarts:
+            delay_s = recovery.restart_s
+        if delay_s is None:
+            delay_s = self._rules.restart_cost(self.job, self._last, new)
+        self._ready_s = row.time_s + delay_s
         self._last = new
         step_s = max(held.iter_time_s, row.iter_time_s) if is_guest else held.iter_time_s
         self._step_times = [(row.time_s, step_s)]
@@ -521,22 +628,77 @@ class JobAccount:
             end_s = times[number][0] if number < len(times) else time_s
             begin_s = max(start_s, since_s)
             if end_s > begin_s:
-                steps += (end_s - begin_s) / step_s
+                steps += (self._trained_s(end_s) - self._trained_s(begin_s)) / step_s
         return steps
+
+    def _trained_s(self, time_s: float) -> float:
+        """Return the time without checkpoints until a time since the job was ready, plus a constant [s]."""
+        every_s = self._checkpoint_every_s()
+        if self._recovery is None or every_s is None or not self._recovery.written_s:
+            return time_s
+        n_written, since_s = self._since_written(time_s)
+        return n_written * every_s + min(since_s, every_s)
+
+    def _since_written(self, time_s: float) -> tuple[int, float]:
+        """Return the checkpoints written on the present allocation, and the time since the last [s]."""
+        every_s, elapsed_s = self._checkpoint_every_s(), max(time_s - self._ready_s, 0.0)
+        if every_s is None:
+            return 0, elapsed_s
+        cycle_s = every_s + (0.0 if self._recovery is None else self._recovery.written_s)
+        since_s = elapsed_s % cycle_s
+        n_written = round((elapsed_s - since_s) / cycle_s)
+        if cycle_s - since_s < _slack_s(time_s):
+            return n_written + 1, 0.0  # a checkpoint due at this instant counts as written
+        return n_written, since_s
+
+    def _checkpoint_every_s(self) -> float | None:
+        if self._recovery is not None:
+            return self._recovery.checkpoint_interval_s
+        return self._rules.checkpoint_interval_s
 
     def _move(self, sign: int) -> None:
         if self._held is not None:
             who = (self._index, self.job.job_id)
             self._nodes.add(who, self._shares, self._held, sign, is_guest=self._is_guest)
 
-    def _since_checkpoint(self, time_s: float) -> float:
-        every_s = self._rules.checkpoint_interval_s
-        if every_s is None or self._held is None:
-            return 0.0
-        lost_s = max(time_s - self._ready_s, 0.0) % every_s
-        if every_s - lost_s < _slack_s(time_s):
-            lost_s = 0.0  # a checkpoint due at this instant counts as written
-        return self._steps_between(time_s - lost_s, time_s)
+    # --- losses -----------------------------------------------------------------------------
+
+    def _save(self) -> None:
+        """Put all progress into a checkpoint, as a change does."""
+        self._unsaved, self._n_lost = [], 0
+
+    def _count_unsaved(self, time_s: float) -> None:
+        """Add the progress since the last checkpoint to that which an interruption may lose."""
+        held = self._held
+        if held is None or (self._recovery is None and self._rules.checkpoint_interval_s is None):
+            return
+        n_written, since_s = self._since_written(time_s)
+        if n_written:
+            self._unsaved = []
+        steps = self._steps_between(max(time_s - since_s, self._ready_s), time_s)
+        if steps > 0:
+            gpus = 0 if self._is_guest else held.n_gpus
+            self._unsaved.append((steps, gpus * self._step_times[-1][1]))
+
+    def _lose(self, row: Row, steps: float, outcome: str) -> None:
+        """Take back the newest progress that is in no checkpoint, up to so many steps."""
+        lost, gpu_s = 0.0, 0.0
+        while self._unsaved and steps - lost > 0:
+            done, each_gpu_s = self._unsaved.pop()
+            part = min(done, steps - lost)
+            if part < done:
+                self._unsaved.append((done - part, each_gpu_s))
+            lost, gpu_s = lost + part, gpu_s + part * each_gpu_s
+        self._left += lost
+        kind = "" if self._recovery is None else self._recovery.kind
+        tolerances = (
+            self._tolerance(row.time_s),
+            SLACK * gpu_s + _SLACK_S + _slack_s(row.time_s) * self._n_gpus(),
+        )
+        self.losses.append(ReplayedLoss(row, kind, outcome, lost, gpu_s, *tolerances))
+
+    def _n_gpus(self) -> int:
+        return 0 if self._last is None else self._last.configuration.n_gpus
 
     def _tolerance(self, time_s: float) -> float:
         fastest = self._held or self._rules.catalogue.requested(self.job)
@@ -553,6 +715,8 @@ _HANDLERS: Mapping[str, tuple[str, bool, Callable[[JobAccount, Row], None]]] = {
     "ready": ("running", False, JobAccount._ready),
     "suspended": ("running", True, JobAccount._suspend),
     "interrupted": ("running", False, JobAccount._interrupt),
+    "regrouped": ("waiting", False, JobAccount._regroup),
+    "rolled_back": ("waiting", False, JobAccount._roll_back),
     "finished": ("running", False, JobAccount._finish),
 }
 
@@ -588,13 +752,16 @@ def validate_schedule(
     keeps_guarantees: bool = False,
     is_live: bool = False,
     outcomes: pd.DataFrame | None = None,
+    recovery_of: Callable[[JobSpec], Recovery | None] = lambda job: None,
+    losses: pd.DataFrame | None = None,
 ) -> list[Violation]:
     """Return the violations of a schedule by the rules of `makespan.sim.validator`; none if it is possible.
 
     Parameters
     ----------
-    events, outcomes
-        Tables of the schemas `makespan.tables.EVENTS` and, which must agree, `makespan.tables.OUTCOMES`.
+    events, outcomes, losses
+        Tables of the schemas `makespan.tables.EVENTS` and, which must agree, `makespan.tables.OUTCOMES` and
+        `makespan.tables.LOSSES`.
     jobs, cluster, catalogue, restart_delay_s, checkpoint_interval_s, extra_steps
         Arguments of the simulation.
     interval_s
@@ -603,6 +770,8 @@ def validate_schedule(
         Whether a guaranteed job must not be suspended, nor run slower than requested.
     is_live
         Whether real processes ran the schedule; they may complete the last step while they are stopping.
+    recovery_of
+        Recovery of each job from failures, or None.
 
     Raises
     ------
@@ -617,6 +786,7 @@ def validate_schedule(
         extra_steps,
         keeps_guarantees,
         is_live,
+        recovery_of,
     )
     checked = EVENTS.validate(events, where="events")
     nodes = NodeAccounts(cluster, rules)
@@ -642,6 +812,8 @@ def validate_schedule(
         account.close()
     if outcomes is not None:
         _check_outcomes(outcomes, accounts, rules)
+    if losses is not None:
+        _check_losses(losses, accounts, rules)
     return rules.found
 
 
@@ -692,3 +864,31 @@ def _check_outcomes(outcomes: pd.DataFrame, accounts: Mapping[str, JobAccount], 
             rules.report_job("outcomes", job_id, "is not in the trace or occurs twice")
         for message in wrong.get(number, ()):
             rules.report_job("outcomes", job_id, message)
+
+
+def _check_losses(losses: pd.DataFrame, accounts: Mapping[str, JobAccount], rules: Rules) -> None:
+    """Report every loss that differs from the replay, is missing, or never happened."""
+    checked = LOSSES.validate(losses, where="losses")
+    due = {loss.row.seq: loss for account in accounts.values() for loss in account.losses}
+    columns = (checked[name].tolist() for name in LOSSES.names)
+    for time_s, seq, job_id, _, kind, outcome, steps, gpu_s in zip(*columns, strict=True):
+        loss = due.pop(seq, None)
+        if loss is None:
+            found = f"a loss at {time_s} s of row {seq} of the events"
+            rules.report_job(
+                "recovery", job_id, f"{found}; expected one row for each interruption or rollback"
+            )
+            continue
+        expected = (loss.row.time_s, loss.row.job_id, loss.recovery, loss.outcome)
+        if (time_s, job_id, kind, outcome) != expected:
+            found = f"a loss of {(time_s, job_id, kind, outcome)}"
+            rules.report("recovery", loss.row, f"{found}; expected {expected}")
+        near = (
+            abs(steps - loss.steps) <= loss.steps_tolerance
+            and abs(gpu_s - loss.gpu_s) <= loss.gpu_s_tolerance
+        )
+        if not near:
+            found = f"lost {steps!r} steps and {gpu_s!r} GPU s"
+            rules.report("recovery", loss.row, f"{found}; expected {loss.steps!r} and {loss.gpu_s!r}")
+    for loss in due.values():
+        rules.report("recovery", loss.row, f"no row for the loss of {loss.steps!r} steps; expected one")

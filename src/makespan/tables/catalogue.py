@@ -39,6 +39,8 @@ PREDICTIONS = replace(_SCHEMAS["predictions"], rule=_predicted)
 FAILURES = _SCHEMAS["failures"]
 EVENTS = _SCHEMAS["events"]
 OUTCOMES = _SCHEMAS["outcomes"]
+LOSSES = _SCHEMAS["losses"]
+JOB_GOODPUT = _SCHEMAS["job_goodput"]
 JOB_METRICS = _SCHEMAS["job_metrics"]
 COMPARISON = _SCHEMAS["comparison"]
 LIVE = _SCHEMAS["live"]
@@ -48,7 +50,8 @@ CLAIMS = _SCHEMAS["claims"]
 JOINED_CLAIMS = _SCHEMAS["joined_claims"]
 SCHEMAS = (
     THROUGHPUT, FIT, SENSITIVITY, SENSITIVITY_FAMILIES, REQUESTS, JOBS, PREDICTIONS, FAILURES,
-    EVENTS, OUTCOMES, JOB_METRICS, COMPARISON, LIVE, LIVE_SUMMARY, LIVE_JOBS, CLAIMS, JOINED_CLAIMS,
+    EVENTS, OUTCOMES, LOSSES, JOB_GOODPUT, JOB_METRICS, COMPARISON, LIVE, LIVE_SUMMARY, LIVE_JOBS,
+    CLAIMS, JOINED_CLAIMS,
 )  # fmt: skip
 """All of the above, in the order in which a run writes them."""
 
