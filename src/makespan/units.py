@@ -13,6 +13,7 @@ US = 1e-6
 MS = 1e-3
 MINUTE = 60.0
 HOUR = 3600.0
+DAY = 24 * HOUR
 
 
 def format_bytes(value_bytes: float) -> str:

@@ -17,10 +17,11 @@ from click.shell_completion import CompletionItem, get_completion_class
 
 from makespan.errors import InputError
 from makespan.files import check_target as check_file, is_stream
-from makespan.units import printable
+from makespan.units import HOUR, printable
 
 if TYPE_CHECKING:
     from makespan.runtime import Launcher
+    from makespan.sim import Scenario
     from makespan.studies import Run
 
 
@@ -394,6 +395,47 @@ _SIMULATION = (
         "fitted to (sampled), also those of each job as requested (requests), or those of the source, by "
         "which jobs always run (exact).",
     ),
+    click.option(
+        "--failures",
+        type=_PATH,
+        metavar="FILE",
+        help="Failures and returns of nodes: columns time_s, node_id, kind (failed, joined), or a trace in "
+        "Oobleck's form.",
+    ),
+    click.option(
+        "--failures-per-day",
+        type=real(10**6, "no cluster fails every tenth of a second", above=True),
+        metavar="N",
+        help="Generate failures, so many a day in the whole cluster; GPUs fail independently of each other.",
+    ),
+    click.option(
+        "--repair-hours",
+        type=real(10**4, "more than a year", above=True),
+        metavar="HOURS",
+        show_default="6",
+        help="With --failures-per-day: mean time until a node is back, exponentially distributed.",
+    ),
+    click.option(
+        "--failure-seed",
+        type=whole(0, 2**31 - 1, "these seeds have 31 bits"),
+        metavar="N",
+        show_default="1",
+        help="With --failures-per-day: seed of the failures.",
+    ),
+    click.option(
+        "--recovery",
+        type=click.Choice(["restart", "elastic", "resilient"]),
+        show_default="restart, if nodes fail",
+        help="What an interrupted job does: return to its checkpoint (restart), go on with other devices if "
+        "it gets some at once (elastic), or go on with those that are left (resilient).",
+    ),
+    click.option(
+        "--checkpoint-interval",
+        "checkpoint_interval_s",
+        show_default="1800, if nodes fail",
+        help="Training between checkpoints, each of which takes 50 s.",
+        **SECONDS | {"type": real(10**9, "32 years", above=True)},
+    ),
 )
 
 
@@ -456,6 +498,41 @@ def scenario_options(command: Command) -> Command:
     for option in reversed(_SIMULATION):
         command = option(command)
     return list_options(command)
+
+
+def assembled(decision_limit_s: float, request: Mapping[str, Any]) -> "Scenario":
+    """Return the scenario of the options of `scenario_options`, with failures and a recovery."""
+    from makespan.sim import FailureModel, Recovery
+    from makespan.studies import scenario as assemble
+
+    options = dict(request)
+    per_day, hours, seed = (
+        options.pop(name) for name in ("failures_per_day", "repair_hours", "failure_seed")
+    )
+    kind, every_s = options.pop("recovery"), options.pop("checkpoint_interval_s")
+    if per_day is not None and options["failures"] is not None:
+        raise InputError(
+            f"--failures {options['failures']} and --failures-per-day {per_day:g} both say what fails; leave "
+            "one of them out"
+        )
+    for option, value in (("--repair-hours", hours), ("--failure-seed", seed)):
+        if value is not None and per_day is None:
+            raise InputError(f"{option} {value:g} is for generated failures; use it with --failures-per-day")
+    if per_day is not None:
+        given = {"repair_s": None if hours is None else hours * HOUR, "seed": seed}
+        options["failures"] = FailureModel(
+            per_day, **{name: value for name, value in given.items() if value is not None}
+        )
+    if kind is not None or every_s is not None:
+        if every_s is not None and options["failures"] is None and kind is None:
+            raise InputError(
+                f"--checkpoint-interval {every_s:g} is for jobs that recover from failures; use it with "
+                "--failures, --failures-per-day or --recovery"
+            )
+        options["recovery"] = Recovery(
+            kind or "restart", **({} if every_s is None else {"checkpoint_interval_s": every_s})
+        )
+    return replace(assemble(**options), decision_limit_s=decision_limit_s)
 
 
 def verdict_lines(done: "Run") -> list[str]:

@@ -3,7 +3,6 @@
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -13,6 +12,7 @@ from makespan.cli.options import (
     POLICY_NAMES,
     PROCESSES,
     SECONDS,
+    assembled,
     check_target,
     decision_limit_option,
     form_options,
@@ -27,6 +27,7 @@ from makespan.cli.progress import Panel, PolicyProgress, bar, clock, is_quiet, i
 from makespan.errors import InputError
 from makespan.files import is_stream
 from makespan.sim import Allocation, ClusterView, Event, EventKind, JobView, Scenario
+from makespan.units import HOUR
 from makespan.workloads import JobSpec
 
 if TYPE_CHECKING:
@@ -232,12 +233,12 @@ def simulate_command(
     """
     from makespan.files import atomic_path
     from makespan.policies import policy
-    from makespan.studies import comparison, run, scenario as assemble
-    from makespan.tables import EVENTS, OUTCOMES, write_csv
+    from makespan.studies import comparison, run
+    from makespan.tables import EVENTS, LOSSES, OUTCOMES, write_csv
 
     by = policy(policy_name).title
     check_target(output, is_directory=True)
-    scenario = replace(assemble(**request), decision_limit_s=decision_limit_s)
+    scenario = assembled(decision_limit_s, request)
     title = f"{by} on {scenario.title}"
     say(scenario.report, err=True)
     if is_quiet() or form is not None:
@@ -255,13 +256,16 @@ def simulate_command(
         with atomic_path(events_path) as events, atomic_path(outcomes_path) as outcomes:  # both or none
             write_csv(done.result.events, events, EVENTS)
             write_csv(done.result.outcomes, outcomes, OUTCOMES)
+        if done.goodput is not None:
+            write_csv(done.result.losses, output / "losses.csv", LOSSES)
     if form is not None:
         say_rows(comparison([done], done.policy).to_dict("records"), form)
     else:
         say("\n".join(_summary_lines(title, _knowledge(scenario), done, wall_s)))
     say("\n".join(verdict_lines(done)), err=form is not None)
     if output is not None:
-        say(f"{output}: events.csv, outcomes.csv", err=form is not None)
+        more = "" if done.goodput is None else ", losses.csv"
+        say(f"{output}: events.csv, outcomes.csv{more}", err=form is not None)
     if done.violations:
         ctx.exit(1)
 
@@ -292,9 +296,23 @@ def _summary_lines(title: str, knowledge: str, done: "Run", wall_s: float) -> li
         f"{'starts and restarts per job':<28} {metrics.reconfigurations_per_job:>12.2f}",
         f"{'guarantees kept':<28} {f'{sla:.1%}' if sla == sla else '-':>12}",
         f"{'jobs finished':<28} {metrics.n_jobs:>12}",
+        *_failure_lines(done),
         f"{'decisions':<28} {result.n_decisions:>12}",
         f"{'wall clock time':<28} {wall_s:>12.3f} s   policy {result.policy_wall_s:.3f} s",
         "",
+    ]
+
+
+def _failure_lines(done: "Run") -> list[str]:
+    """Return what failures cost; nothing if there are no failures and no recovery."""
+    goodput = done.goodput
+    if goodput is None:
+        return []
+    return [
+        f"{'interruptions of jobs':<28} {goodput.n_interruptions:>12}",
+        f"{'goodput':<28} {goodput.ratio:>12.1%}",
+        f"{'lost work':<28} {goodput.lost_gpu_s / HOUR:>12.1f} GPU h",
+        f"{'time in recovery':<28} {goodput.recovery_s:>12.1f} s   {clock(goodput.recovery_s):>10}",
     ]
 
 
@@ -316,11 +334,13 @@ _COLUMNS = (
     ("avg_waiting_time_s", "wait", "{:.0f}"),
     ("wall_s", "wall", "{:.2f}"),
 )
+_GOODPUT = ("goodput", "goodput", "{:.1%}")
 _LEGEND = (
     "JCT, its percentiles, makespan, waiting and wall clock time in s; GPUs: share of GPU time that jobs\n"
     "hold; restarts: per job, with the first start; SLA: guarantees kept; wait: mean time without GPUs;\n"
     "/B: over that of {baseline}"
 )
+_GOODPUT_LEGEND = "goodput: GPU time of steps that were kept over all that jobs held"
 _IDLE = (
     "no job waited for longer than a round under any policy, so this comparison says nothing about queueing; "
     "jobs request at most {most} of {n_gpus} GPUs at a time: raise --load or --jobs, or use fewer --nodes"
@@ -375,7 +395,6 @@ def compare_command(
         comparison,
         demand,
         nobody_waited,
-        scenario as assemble,
     )
     from makespan.tables import COMPARISON, write_csv
 
@@ -386,7 +405,7 @@ def compare_command(
         raise InputError(f"--baseline {base!r} is not among the policies; expected {', '.join(names)}")
     check_target(output, is_directory=False)
     is_data = form is not None or is_stream(output)  # then standard output has nothing but the table
-    scenario = replace(assemble(**request), decision_limit_s=decision_limit_s)
+    scenario = assembled(decision_limit_s, request)
     say(scenario.report, err=True)
     asked = demand(scenario)
     progress = PolicyProgress(names)
@@ -414,7 +433,8 @@ def compare_command(
     wrong = [item for item in done if item.violations]
     verdict = f"schedules: {len(done) - len(wrong)} of {len(done)} possible"
     n_events = sum(item.n_events for item in done)
-    say(f"\n{_LEGEND.format(baseline=base)}\n\n{verdict}, {n_events} events replayed", err=is_data)
+    goodput = f"\n{_GOODPUT_LEGEND}" if "goodput" in table else ""
+    say(f"\n{_LEGEND.format(baseline=base)}{goodput}\n\n{verdict}, {n_events} events replayed", err=is_data)
     for item in wrong:
         say("\n".join(verdict_lines(item)), err=is_data)
     if output is not None:
@@ -444,9 +464,10 @@ def _policies_by_name(text: str) -> dict[str, str]:
 
 def _table_text(table: "pd.DataFrame") -> str:
     """Format the table for people; missing values are dashes."""
-    cells = [[title for _, title, _ in _COLUMNS]]
+    shown = [column for column in (*_COLUMNS, _GOODPUT) if column[0] in table]
+    cells = [[title for _, title, _ in shown]]
     cells += [
-        ["-" if row[name] != row[name] else form.format(row[name]) for name, _, form in _COLUMNS]
+        ["-" if row[name] != row[name] else form.format(row[name]) for name, _, form in shown]
         for row in table.to_dict("records")
     ]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]

@@ -30,6 +30,17 @@ from makespan.sim.engine import (
     round_length as round_length,
     simulate as simulate,
 )
+from makespan.sim.failures import (
+    FAILURE_DAYS as FAILURE_DAYS,
+    FAILURE_WEIGHTS as FAILURE_WEIGHTS,
+    REPAIR_S as REPAIR_S,
+    REPAIR_TIMES as REPAIR_TIMES,
+    FailureModel as FailureModel,
+    Failures as Failures,
+    FailureWeight as FailureWeight,
+    RepairTimes as RepairTimes,
+    node_events as node_events,
+)
 from makespan.sim.interruptions import LossOutcome as LossOutcome
 from makespan.sim.recovery import (
     CHECKPOINT_INTERVAL_S as CHECKPOINT_INTERVAL_S,

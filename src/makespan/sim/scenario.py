@@ -58,6 +58,8 @@ class Scenario:
     placement
         Nodes that policies prefer: ``best-fit``, those with the fewest free devices that suffice, or
         ``worst-fit``, those with the most.
+    failures_end_s
+        Time from which on no more failures were generated [s]; None if ``failures`` are complete.
     recovery
         Recovery of all jobs from failures, or by name of the job; without one, an interrupted job returns to
         the checkpoint that ``checkpoint_interval_s`` says, which costs nothing to write.
@@ -88,6 +90,7 @@ class Scenario:
     shares_devices: bool = True
     placement: PlacementRule = "best-fit"
     recovery: Recovery | Mapping[str, Recovery] | None = None
+    failures_end_s: float | None = None
 
     def __post_init__(self) -> None:
         """Check numbers, and that the catalogue fits the cluster and the label of its predictions."""

@@ -1,5 +1,6 @@
 """Validated simulations of scenarios, many at a time in a pool of processes, and their comparison."""
 
+import logging
 import math
 import multiprocessing
 import os
@@ -19,7 +20,7 @@ import pandas as pd
 
 from makespan.cleanup import end_with_parent
 from makespan.errors import MakespanError
-from makespan.metrics import Summary, summary
+from makespan.metrics import Goodput, Summary, job_goodput, summary
 from makespan.notebook import object_html, table_html
 from makespan.policies import policy as policy_named
 from makespan.sim import (
@@ -36,6 +37,9 @@ from makespan.sim import (
     simulate,
 )
 from makespan.tables import COMPARISON
+from makespan.units import DAY
+
+_LOG = logging.getLogger(__name__)
 
 # --- Runs ---
 
@@ -83,6 +87,8 @@ class Run:
         Its metrics; tables, empty if the case does not keep them, and wall clock times.
     violations, n_events
         Violations found by the validator; rows of the events table.
+    goodput
+        Device time by its use, if the scenario has failures or a recovery; else None.
     n_repeats, n_identical, repeat_walls_s
         Number of repeats, number of these with the same events, and wall clock times of each [s]: of the
         whole simulation, and of the policy.
@@ -97,6 +103,7 @@ class Run:
     result: Schedule
     violations: tuple[Violation, ...]
     n_events: int
+    goodput: Goodput | None = None
     n_repeats: int = 0
     n_identical: int = 0
     repeat_walls_s: tuple[tuple[float, float], ...] = ()
@@ -118,6 +125,8 @@ class Run:
             "guarantees kept": metrics.sla_attainment,
             "jobs": metrics.n_jobs,
         }
+        if self.goodput is not None:
+            row |= {"goodput": self.goodput.ratio, "interruptions": self.goodput.n_interruptions}
         found = f"{len(self.violations)} violations" if self.violations else "no violation"
         verdict = f"<p>{self.n_events} events replayed by the validator: {found}</p>"
         chart = self.result._repr_html_() if len(self.result.events) else ""
@@ -145,6 +154,17 @@ def run(scenario: Scenario, policy: str | Path | Policy, observers: Sequence[Obs
     """
     chosen = load_policy(policy)
     schedule = simulate(scenario, chosen, observers)
+    fails = bool(scenario.failures) or scenario.recovery is not None
+    end_s, last_s = scenario.failures_end_s, float(schedule.outcomes["finish_time_s"].max())
+    if end_s is not None and last_s > end_s:
+        _LOG.warning(
+            "policy %r on %r: the last job ends after %.1f days, but failures were generated for %.1f days "
+            "only; generate them for longer",
+            chosen.name,
+            scenario.name,
+            last_s / DAY,
+            end_s / DAY,
+        )
     delay_s = restart_cost(scenario.restart_delay_s).expected_s
     return Run(
         scenario=scenario.name,
@@ -162,6 +182,7 @@ def run(scenario: Scenario, policy: str | Path | Policy, observers: Sequence[Obs
         result=schedule,
         violations=tuple(schedule.violations(scenario, chosen)),
         n_events=len(schedule.events),
+        goodput=Goodput.of(job_goodput(schedule.events, schedule.losses)) if fails else None,
     )
 
 
@@ -309,7 +330,8 @@ def _run_case(case: SimulationSpec, number: int, shares: Shares | None, tell: Ca
     if case.keeps_tables:
         return done
     result = done.result
-    bare = replace(result, events=result.events.iloc[:0], outcomes=result.outcomes.iloc[:0])
+    tables = {name: getattr(result, name).iloc[:0] for name in ("events", "outcomes", "losses")}
+    bare = replace(result, **tables)
     return replace(done, result=bare)
 
 
@@ -427,6 +449,7 @@ _FURTHER = (
     *("p95_jct_s", "avg_queueing_delay_s", "avg_waiting_time_s", "avg_slowdown"),
     *("avg_finish_time_fairness", "max_finish_time_fairness"),
 )
+_OF_GOODPUT = ("n_interruptions", "lost_gpu_s", "recovery_s")
 _RATIOS = {"jct_ratio": "avg_jct_s", "makespan_ratio": "makespan_s"}
 _MEASURES = (
     *("avg_jct_s", "makespan_s", "p50_jct_s", "p99_jct_s"),
@@ -439,7 +462,8 @@ def comparison(runs: Iterable[Run], baseline: str) -> pd.DataFrame:
 
     The baseline is the policy of this name in the same scenario, restart delay and given round. Ratios are
     missing where it did not run; above 1, a policy takes longer. Returns schema
-    `makespan.tables.COMPARISON`, then further metrics of `makespan.metrics.Summary`.
+    `makespan.tables.COMPARISON`, then further metrics of `makespan.metrics.Summary`, and those of
+    `makespan.metrics.Goodput` if a run has them.
     """
     listed = list(runs)
     rows: list[dict[str, Any]] = []
@@ -455,7 +479,12 @@ def comparison(runs: Iterable[Run], baseline: str) -> pd.DataFrame:
         }
         names = [name for name in (*COMPARISON.names, *_FURTHER) if name not in row]
         rows.append(row | {name: getattr(run.metrics, name) for name in names})
-    table = pd.DataFrame(rows, columns=[*COMPARISON.names, *_FURTHER])
+        if run.goodput is not None:
+            rows[-1] |= {name: getattr(run.goodput, name) for name in _OF_GOODPUT}
+            rows[-1]["goodput"] = run.goodput.ratio
+    fails = any(run.goodput is not None for run in listed)
+    columns = [*COMPARISON.names, *_FURTHER, *(("goodput", *_OF_GOODPUT) if fails else ())]
+    table = pd.DataFrame(rows, columns=columns)
     rounds = [float("nan") if run.given_interval_s is None else run.given_interval_s for run in listed]
     settings = table[["trace", "restart_delay_s", *_RATIOS.values()]].assign(rounds=rounds)
     base = settings[table["policy"] == baseline].drop_duplicates(_SETTING)

@@ -17,7 +17,18 @@ import pandas as pd
 from makespan.errors import InputError, MissingDataError, TraceError, unknown_name
 from makespan.hardware import ClusterSpec, cluster, cluster_names, homogeneous
 from makespan.perf import environment_names
-from makespan.sim import Catalogue, PlacementRule, RestartCost, Scenario, check_jobs
+from makespan.sim import (
+    Catalogue,
+    FailureModel,
+    Failures,
+    PlacementRule,
+    Recovery,
+    RecoveryKind,
+    RestartCost,
+    Scenario,
+    check_jobs,
+    node_events,
+)
 from makespan.studies.catalogue import (
     PredictionMode,
     predicted_catalogue,
@@ -383,6 +394,8 @@ def scenario(
     too_large: TooLarge = "drop",
     placement: PlacementRule = "best-fit",
     keep_cancelled: bool = False,
+    failures: Failures | None = None,
+    recovery: RecoveryKind | Recovery | Mapping[str, Recovery] | None = None,
 ) -> Scenario:
     """Assemble a scenario: read or generate the jobs, load throughput, check that every job can run.
 
@@ -427,6 +440,10 @@ def scenario(
         which keeps whole nodes free, or ``worst-fit``, those with the most, which spreads jobs.
     keep_cancelled
         As for `read_trace`.
+    failures, recovery
+        Failures of nodes: a file, a `makespan.sim.FailureModel` or events, see `makespan.sim.node_events`;
+        and the recovery of jobs, a kind with its defaults, a `makespan.sim.Recovery`, or one for each job by
+        name. With failures and without a recovery, jobs restart from checkpoints.
 
     Raises
     ------
@@ -435,6 +452,9 @@ def scenario(
     """
     place = site(cluster_name, n_nodes, gpus_per_node, gpus)
     where = place.cluster
+    events, origin_of_failures = ((), "") if failures is None else node_events(failures, where)
+    if recovery is None and failures is not None:
+        recovery = "restart"
     reader = _Reader(
         workload, source, file_format, n_jobs, seed, tasks, epoch_time_s, published_dir, keep_cancelled
     )
@@ -477,10 +497,18 @@ def scenario(
             throughput.name, (kind for key in keys for kind in times.tables[key]["provenance"])
         ),
         predictions=mode,
-        report="\n".join(filter(None, [place.report, head, *listed.lines, *lines, *planned_lines, *changed])),
+        report="\n".join(
+            filter(
+                None,
+                [place.report, head, *listed.lines, *lines, *planned_lines, *changed, origin_of_failures],
+            )
+        ),
         kept=listed.kept,
         made_for=where,
         placement=placement,
+        failures=events,
+        recovery=Recovery(recovery) if isinstance(recovery, str) else recovery,
+        failures_end_s=failures.end_s if isinstance(failures, FailureModel) and failures.per_day else None,
     )
 
 

@@ -25,7 +25,10 @@ from makespan.traces.jobs import (
     read_morphling_jobs as read_morphling_jobs,
     write_jobs as write_jobs,
 )
-from makespan.traces.nodes import read_nodes as read_nodes
+from makespan.traces.nodes import (
+    read_node_events as read_node_events,
+    read_nodes as read_nodes,
+)
 from makespan.traces.readers import (
     EASYSCALE_JOBS as EASYSCALE_JOBS,
     NODE_LIST as NODE_LIST,

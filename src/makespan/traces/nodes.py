@@ -1,4 +1,4 @@
-"""Lists of nodes, of the user and of public traces, read from any known form into one table."""
+"""Lists of nodes and of their failures, of the user and of public traces, read into one table."""
 
 import math
 from itertools import chain
@@ -7,7 +7,9 @@ from pathlib import Path
 import pandas as pd
 
 from makespan.errors import TraceError
+from makespan.tables import FAILURES
 from makespan.traces.cells import (
+    ROW,
     Finding,
     ReadReport,
     finish_report,
@@ -15,7 +17,9 @@ from makespan.traces.cells import (
     is_missing,
     names,
     numbers,
+    one_of,
     read_cells,
+    reject,
 )
 from makespan.traces.readers import (
     NODE_LIST,
@@ -85,6 +89,29 @@ def read_nodes(path: str | Path) -> tuple[pd.DataFrame, ReadReport]:
         f"{path}: columns {', '.join(first)} are of no known list of nodes; expected {forms}; "
         "Helios: date, one column per virtual cluster, total"
     )
+
+
+def read_node_events(path: str | Path) -> pd.DataFrame:
+    """Read failures and returns of nodes: schema `makespan.tables.FAILURES`, and the ``row`` of the file.
+
+    Raises
+    ------
+    MissingDataError, TraceError
+        See `makespan.traces`.
+    """
+    where, findings = str(path), list[Finding]()
+    cells = read_cells(path, FAILURES.names, findings)
+    columns: dict[str, pd.Series] = {}
+    for name, accepted, is_whole in (
+        ("time_s", "a time in s, 0 or more", False),
+        ("node_id", f"the number of a node, {_WHOLE}", True),
+    ):
+        values = numbers(cells, name, where, accepted, least=0, is_whole=is_whole, findings=findings)
+        reject(cells, values.isna(), name, accepted, where)
+        columns[name] = values
+    columns["kind"] = one_of(cells, "kind", ("failed", "joined"), where)
+    finish_report(where, len(cells), len(cells), findings)
+    return FAILURES.validate(pd.DataFrame(columns | {"row": cells[ROW]}), where)
 
 
 def _read(path: str | Path, form: str, *, has_header: bool) -> tuple[pd.DataFrame, ReadReport]:
