@@ -6,6 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from toy_cluster import (
+    Scripted,
+    find,
     one_gpu_catalogue,
     simulate,
     throughput_rows,
@@ -17,6 +19,7 @@ from makespan.errors import InputError, UnknownNameError
 from makespan.metrics import Goodput, job_goodput
 from makespan.policies import REGISTRY
 from makespan.sim import (
+    Allocation,
     NodeEvent,
     NodeEventKind,
     Recovery,
@@ -292,3 +295,55 @@ def test_a_simulated_job_reaches_the_expected_goodput():
     found = Goodput.of(job_goodput(result.events, result.losses))
     assert found.n_interruptions > 1000
     assert found.ratio == pytest.approx(expected_goodput(recovery, mtbf_s, 20.0), rel=0.03)
+
+
+def test_a_job_that_regroups_leaves_its_guests_their_memory():
+    """On one of two nodes `ga` needs nearly all memory of the device; `gc` is slower and leaves room."""
+    usable = toy_nodes(2, 1).nodes[0].gpu.usable_bytes
+    wide = throughput_rows("roberta", [("ga", "11", 1.0), ("ga", "1", 2.0), ("gc", "1", 3.0)])
+    small = throughput_rows("bert", [("ga", "1", 1.0)])
+    needs = {("ga", 2): 0.3, ("ga", 1): 0.9, ("gc", 1): 0.4}
+    tables = TableCatalogue.from_tables([wide, small])
+    catalogue = TableCatalogue(
+        replace(
+            item,
+            device_memory_bytes_per_gpu=usable
+            * (0.5 if item.workload == "bert" else needs[item.plan, item.n_gpus]),
+        )
+        for key in tables.workloads
+        for item in tables.all(key)
+    )
+    jobs = [toy_job("a", n_gpus=2, steps=99), toy_job("b", workload="bert", steps=99)]
+
+    wanted = {"a": ("ga", "11", (0, 1), False), "b": ("ga", "1", (0,), True)}
+
+    def script(view):
+        changes = {}
+        for job in view.pending if not view.time_s else ():
+            plan, placement, nodes, is_guest = wanted[job.spec.job_id]
+            item = find(catalogue, plan, placement, job.spec.workload)
+            changes[job.spec.job_id] = Allocation(item, nodes, is_guest)
+        return changes
+
+    recovery = Recovery("resilient", None, pause_s=4.0)
+    for chosen, plan in ((jobs, "gc"), (jobs[:1], "ga")):
+        result = simulate(
+            chosen,
+            toy_nodes(2, 1),
+            catalogue,
+            Scripted(script),
+            failures=[NodeEvent(30.0, 1, FAILED), NodeEvent(40.0, 1, JOINED)],
+            recovery=recovery,
+        )
+        regrouped = result.events[result.events["kind"] == "regrouped"]
+        assert regrouped["plan"].tolist() == [plan]
+        found = validate_schedule(
+            result.events,
+            chosen,
+            toy_nodes(2, 1),
+            catalogue,
+            0.0,
+            recovery_of=lambda job: recovery,
+            losses=result.losses,
+        )
+        assert found == []

@@ -28,7 +28,7 @@ FURTHER = [
     for name, entry in paper_named(paper).figures().items()
     if entry.is_drawn(source, SETTINGS.papers()[paper].tables_of(SETTINGS, source))
 ]
-N_SIMULATED_FIGURES = 13
+N_SIMULATED_FIGURES = 15
 SMALL = load_settings(sorted((ROOT / "config/test").glob("*.yaml")), ROOT)
 TABLES = [
     (paper, source, table)
@@ -51,6 +51,7 @@ SIMULATION_RULES = {
         "rounds",
         "scale",
         "today",
+        "failures",
     )
 }
 CLUSTER_RULES = {"morphling_predictions"} | SIMULATION_RULES

@@ -704,6 +704,7 @@ class Engine:
                 for new in offered
                 if not (keeps and not job.guarantees(new.configuration))
                 and not self.cluster_state.nodes.shortage(new)
+                and self._leaves_guests_memory(job, new)
             ]
             if fitting:
                 new = min(fitting, key=lambda new: job.step_s(new.configuration))
@@ -711,6 +712,14 @@ class Engine:
                 self.schedule_ends(job, self.cluster_state.hold(job, new, delay_s=delay_s))
                 self.record(EventKind.REGROUPED, job, f"{before.n_gpus - new.n_gpus} GPUs fewer")
                 return
+
+    def _leaves_guests_memory(self, job: JobView, new: Allocation) -> bool:
+        """Return whether the guests on the nodes of an allocation have enough memory beside it."""
+        if not any(self.cluster_state.nodes.guests[node] for node in new.nodes):
+            return True
+        sharing = self.view.sharing()
+        sharing.add(job.index, new)
+        return all(sharing.on(node).oversubscribed_bytes is None for node in new.nodes)
 
     def _roll_back(self, job: JobView, loss: Loss, node: int, reason: str) -> None:
         """Return a waiting job to its last checkpoint, since its state in memory is gone."""

@@ -532,7 +532,8 @@ class JobAccount:
         running = done - math.floor(done)
         if min(running, 1.0 - running) <= self._tolerance(row.time_s):
             # Between two steps up to rounding: the row says whether the last one counts as done.
-            running = 1.0 if row.steps_left - self._left > 0.5 else 0.0
+            said = row.steps_left - self._left
+            running = min((0.0, running, 1.0), key=lambda steps: abs(steps - said))
         self._lose(row, running, "in memory")
 
     def _finish(self, row: Row) -> None:
@@ -682,23 +683,17 @@ class JobAccount:
 
     def _lose(self, row: Row, steps: float, outcome: str) -> None:
         """Take back the newest progress that is in no checkpoint, up to so many steps."""
-        lost, gpu_s = 0.0, 0.0
+        lost, gpu_s, most_gpu_s = 0.0, 0.0, 0.0
         while self._unsaved and steps - lost > 0:
             done, each_gpu_s = self._unsaved.pop()
             part = min(done, steps - lost)
             if part < done:
                 self._unsaved.append((done - part, each_gpu_s))
-            lost, gpu_s = lost + part, gpu_s + part * each_gpu_s
+            lost, gpu_s, most_gpu_s = lost + part, gpu_s + part * each_gpu_s, max(most_gpu_s, each_gpu_s)
         self._left += lost
-        kind = "" if self._recovery is None else self._recovery.kind
-        tolerances = (
-            self._tolerance(row.time_s),
-            SLACK * gpu_s + _SLACK_S + _slack_s(row.time_s) * self._n_gpus(),
-        )
-        self.losses.append(ReplayedLoss(row, kind, outcome, lost, gpu_s, *tolerances))
-
-    def _n_gpus(self) -> int:
-        return 0 if self._last is None else self._last.configuration.n_gpus
+        kind, near = "" if self._recovery is None else self._recovery.kind, self._tolerance(row.time_s)
+        near_gpu_s = _SLACK_S + SLACK * gpu_s + near * most_gpu_s
+        self.losses.append(ReplayedLoss(row, kind, outcome, lost, gpu_s, near, near_gpu_s))
 
     def _tolerance(self, time_s: float) -> float:
         fastest = self._held or self._rules.catalogue.requested(self.job)

@@ -4,8 +4,8 @@
 (`performance`), how its runs are chosen (`sampling`), one job under changing limits (`adaptation`) and two
 on one node (`sharing`), real training runs whose plan changes (`accuracy`), and the cluster: its job lists
 (`job_lists`), Table 4 and the same on many lists (`cluster`), what that rests on (`studies`), the same with
-models of today (`today`), and the planner off the testbed (`public_rows`). `page` makes the tables of the
-paper's page from results.
+models of today (`today`) and with nodes that fail (`failures`), and the planner off the testbed
+(`public_rows`). `page` makes the tables of the paper's page from results.
 """
 
 from functools import partial
@@ -17,6 +17,7 @@ from makespan.papers.experiment import Paper
 from makespan.papers.morphling.accuracy import Fig9
 from makespan.papers.morphling.adaptation import Fig7
 from makespan.papers.morphling.cluster import GettingStarted, Lists, PolicyName, Table4, Time, TraceName
+from makespan.papers.morphling.failures import Failures
 from makespan.papers.morphling.job_lists import ImportedLists, JobLists, Predictions
 from makespan.papers.morphling.performance import FitModels, Sensitivity, WorkloadKey
 from makespan.papers.morphling.public_rows import PublicRows
@@ -121,6 +122,7 @@ class Simulation(Block):
     rounds: Rounds = option("study of round lengths", Rounds())
     scale: Scale = option("scale study", Scale())
     today: Today = option("study of models of today", Today())
+    failures: Failures = option("study of nodes that fail", Failures())
 
     @model_validator(mode="after")
     def _shown_are_compared(self) -> "Simulation":
@@ -137,7 +139,7 @@ class Morphling(Paper):
     EXPERIMENTS = (
         *(JobLists, ImportedLists, Predictions, FitModels, Sampling, Sensitivity, Fig7, Fig8, Fig9),
         *(GettingStarted, Table4, Lists, Rivals, Readings, Threads, Knowledge),
-        *(Load, LargeModels, Rounds, Scale, Today, PublicRows),
+        *(Load, LargeModels, Rounds, Scale, Today, Failures, PublicRows),
     )
     judged_cells = ("table4",)
     judges_live = True

@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 
 from makespan.claims import Claim, Finding, Tables, number
+from makespan.numerics import intervals
 from makespan.papers.morphling.accuracy import OTHER_SEED, SWITCHING
 from makespan.papers.morphling.adaptation import MORPHLING
 from makespan.papers.morphling.comparisons import CHOSEN, RECONFIGURING, REQUESTED, paired, threads_worth
@@ -134,6 +135,78 @@ def _leads_today(tables: Tables, claim: Claim) -> Finding | None:
     policy, ratio = claim.subject.split()
     pairs = _of_rivals(tables[claim.table], policy)
     return _lead(pairs, ratio, claim.limit, lambda _: "with models of today")
+
+
+def _goodput_falls(tables: Tables, claim: Claim) -> Finding | None:
+    """Subject: kind of recovery; each size and policy is a case."""
+    table = tables[claim.table]
+    rows = table[table["recovery"] == claim.subject].sort_values("per_day", kind="stable")
+    cases = {
+        f"{policy} on {gpus} GPUs": number(own, "goodput_mean")
+        for (policy, gpus), own in rows.groupby(["policy", "gpus"], sort=False)
+        if len(own) > 1
+    }
+    if not cases:
+        return None
+    rising = [name for name, means in cases.items() if (means.diff().dropna() >= 0).any()]
+    ends = [f"{means.iloc[0]:.2f} to {means.iloc[-1]:.2f}" for means in cases.values()]
+    text = f"{len(cases) - len(rising)} of {len(cases)} cases: {', '.join(ends)}"
+    return Finding(text, not rising, f"not {', '.join(rising)}" if rising else "")
+
+
+def _recovery_gains(tables: Tables, claim: Claim) -> Finding | None:
+    """Subject: kind of recovery, ratio, and failures a day; the limit is how many seeds decide."""
+    kind, ratio, per_day = claim.subject.split()
+    table = tables[claim.table]
+    rows = table[(table["recovery"] == kind) & (number(table, "per_day") == float(per_day))]
+    cases = rows.assign(lists=rows["seeds"], rival=[f"{row['policy']}" for row in _records(rows)])
+    return _lead(cases, ratio, claim.limit, lambda row: f"on {row['gpus']} GPUs")
+
+
+def _recovery_indifferent(tables: Tables, claim: Claim) -> Finding | None:
+    """Subject: failures a day; the limit is the largest difference of a ratio from 1."""
+    table = tables[claim.table]
+    rows = table[number(table, "per_day") == float(claim.subject)]
+    if rows.empty:
+        return None
+    off = (number(rows, "goodput_ratio_mean") - 1.0).abs()
+    worst = rows.iloc[int(off.to_numpy().argmax())]
+    where = f"{worst['recovery']} under {worst['policy']} on {worst['gpus']} GPUs"
+    return Finding(f"at most {100 * off.max():.1f} % apart", bool(off.max() <= claim.limit), where)
+
+
+def _model_agrees(tables: Tables, claim: Claim) -> Finding | None:
+    """Subject: policy; the limit is the largest difference of goodput from the analytic model."""
+    table = tables[claim.table]
+    rows = table[(table["policy"] == claim.subject) & (table["recovery"] == "restart")]
+    if rows.empty:
+        return None
+    off = number(rows, "goodput_mean") - number(rows, "expected_goodput")
+    worst = rows.iloc[int(off.abs().to_numpy().argmax())]
+    where = f"largest on {worst['gpus']} GPUs at {worst['per_day']:g} failures a day"
+    text = f"{100 * off.min():+.1f} to {100 * off.max():+.1f} points"
+    return Finding(text, bool(off.abs().max() <= claim.limit), where)
+
+
+def _leads_under_failures(tables: Tables, claim: Claim) -> Finding | None:
+    """Subject: policy; the limit is how many seeds decide."""
+    table = tables[claim.table].assign(
+        setting=lambda rows: rows["gpus"].astype(str) + " GPUs, " + rows["recovery"]
+    )
+    parts = []
+    for rival in dict.fromkeys(table["policy"]):
+        if rival != claim.subject:
+            by = ["setting", "per_day", "seed"]
+            own = table[table["policy"] == claim.subject][[*by, "avg_jct_s"]]
+            both = own.merge(table[table["policy"] == rival], on=by, suffixes=("", "_rival"))
+            parts.append(both.assign(rival=rival, jct_ratio=both["avg_jct_s_rival"] / both["avg_jct_s"]))
+    if not parts:
+        return None
+    pairs = intervals(pd.concat(parts), ["rival", "setting", "per_day"], ["jct_ratio"])
+    named = pairs.rename(columns={"n": "lists"})
+    return _lead(
+        named, "jct_ratio", claim.limit, lambda row: f"at {row['per_day']:g} a day, {row['setting']}"
+    )
 
 
 def _wins_on_other_sizes(tables: Tables, claim: Claim) -> Finding | None:

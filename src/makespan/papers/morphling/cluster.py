@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import pandas as pd
 from pydantic import Field
@@ -53,7 +53,7 @@ class Simulated(Experiment):
     """
 
     reads = ("predictions", *(f"workloads/{name}" for name in JOB_LISTS))
-    sources = SOURCES
+    sources: ClassVar[tuple[str, ...]] = SOURCES
     is_timed = True
     minutes = 30
 

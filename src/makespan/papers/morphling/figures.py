@@ -1,5 +1,6 @@
 """Figures of Morphling: each function takes tables and returns a figure and the table behind it."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -51,11 +52,13 @@ from makespan.plots import (
     plot_variants,
     published,
     published_handle,
+    reference,
+    reference_handle,
     require_columns,
     spread,
     spread_handle,
 )
-from makespan.units import MINUTE
+from makespan.units import HOUR, MINUTE
 from makespan.workloads import workload
 
 # ------------------------------------------------------------------------------------------------
@@ -173,6 +176,83 @@ def today(tables: Tables, source: str) -> Drawn:
     return plot_intervals(pd.concat(parts), source, heading, "", "95 % interval", STYLES), pd.concat(
         [own.assign(where="today"), beside[own.columns].assign(where="testbed")], ignore_index=True
     )
+
+
+_RECOVERIES = {
+    "restart": Style("restart", PALETTE["vermilion"], "o"),
+    "elastic": Style("elastic", PALETTE["blue"], "s", (0, (4, 2))),
+    "resilient": Style("resilient", PALETTE["green"], "^", (0, (5, 1, 1, 1))),
+}
+"""Kinds of recovery from failures."""
+
+
+@figure_style
+def failures_goodput(tables: Tables, source: str) -> Drawn:
+    """Goodput against the rate of failures by size, policy and recovery, beside the analytic model."""
+    table = tables["failures_summary"]
+    figure, panels = _failure_panels(table, "goodput", 1.0, "goodput")
+    for axes, rows in panels:
+        modelled = rows.dropna(subset=["expected_goodput"])
+        reference(axes, modelled["per_day"], modelled["expected_goodput"])
+        least = float(np.nanmin(table[["goodput_mean", "goodput_low"]].to_numpy(float)))
+        axes.set_ylim(np.floor(10.0 * least) / 10.0, 1.0)
+    return _with_recoveries(figure, table, source, [reference_handle("analytic model of restarts")]), table
+
+
+@figure_style
+def failures_jct(tables: Tables, source: str) -> Drawn:
+    """Average completion time against the rate of failures by size, policy and recovery."""
+    table = tables["failures_summary"]
+    figure, panels = _failure_panels(table, "jct", HOUR, "average JCT [h]")
+    for axes, _ in panels:
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 1.5, 2.0, 3.0, 5.0, 7.0)))
+        axes.yaxis.set_major_formatter(plain_numbers())
+        axes.yaxis.set_minor_locator(FixedLocator([]))
+    return _with_recoveries(figure, table, source, []), table
+
+
+def _failure_panels(
+    table: pd.DataFrame, name: str, unit: float, title: str
+) -> tuple[Figure, list[tuple[Any, pd.DataFrame]]]:
+    """Draw means with intervals, a row of panels for each size and a column for each policy."""
+    sizes, policies = sorted(table["gpus"].unique()), in_order(table["policy"], STYLES)
+    ending = "_s" if name == "jct" else ""
+    figure = new_figure(TWO_COLUMNS_IN, 0.7 + 1.7 * len(sizes))
+    grid = figure.subplots(len(sizes), len(policies), sharex=True, sharey="row", squeeze=False)
+    panels = []
+    for (row, size), (column, policy) in itertools.product(enumerate(sizes), enumerate(policies)):
+        axes, rows = grid[row, column], table[(table["gpus"] == size) & (table["policy"] == policy)]
+        kinds = in_order(rows["recovery"], _RECOVERIES)
+        for number, kind in enumerate(kinds):
+            style, own = _RECOVERIES[kind], rows[rows["recovery"] == kind].sort_values("per_day")
+            # A little apart, so that marks and intervals of one rate can be told.
+            x = own["per_day"].to_numpy(float) * 1.06 ** (number - (len(kinds) - 1) / 2)
+            mean, low, high = (
+                own[f"{name}_{end}{ending}"].to_numpy(float) / unit for end in ("mean", "low", "high")
+            )
+            axes.plot(x, mean, style.marker, ls=style.line, color=style.colour, ms=4)
+            spread(axes, x, low, high, style.colour)
+        axes.set_xscale("log")
+        points = sorted(table["per_day"].unique())
+        axes.set_xticks(points, [f"{point:g}" for point in points])
+        axes.xaxis.set_minor_locator(FixedLocator([]))
+        if row == 0:
+            axes.set_title(STYLES[policy].title if policy in STYLES else policy)
+        if column == 0:
+            axes.set_ylabel(f"{size} GPUs\n{title}")
+        panels.append((axes, rows))
+    figure.supxlabel("failures a day of the whole cluster")
+    return figure, panels
+
+
+def _with_recoveries(figure: Figure, table: pd.DataFrame, source: str, more: Sequence[Line2D]) -> Figure:
+    handles = [
+        Line2D([], [], label=style.title, marker=style.marker, ls=style.line, color=style.colour, ms=4)
+        for style in (_RECOVERIES[kind] for kind in in_order(table["recovery"], _RECOVERIES))
+    ]
+    interval = [spread_handle("95 % interval")] if table["seeds"].min() > 1 else []
+    return add_legend(figure, source, [*handles, *interval, *more], strip=False, ncols=5)
 
 
 def rivals(tables: Tables, source: str) -> Drawn:

@@ -320,6 +320,7 @@ STATEMENTS = {
     "statements of Table 4": "Table 4",
     "statements of the load studies": "Load study",
     "statements of models of today": "Models of today",
+    "statements of failures": "Failures",
     "statements of Fig. 9": "Fig. 9",
     "statements of live runs": "Live run",
 }
