@@ -39,7 +39,7 @@ def compared(kinds, n, folder):
     trainers = [trainer(folder / str(number), **(shared | KINDS[kind])) for number, kind in enumerate(kinds)]
     stock = train_stock([one.job for one in trainers], SCHEDULES[n][-1][0], run_dir=folder / "stock")
     for steps, mapping in SCHEDULES[n]:
-        elastic = run_together(trainers, steps, mapping)
+        elastic = run_together(trainers, steps, mapping, hash_every=1)
     rows = [run.steps.sort_values(["step", "rank"]) for run in stock]
     rows = [one.assign(loss_hex=one["loss"].map(float.hex))[BITS].to_numpy().tolist() for one in rows]
     return dict(zip(kinds, zip(rows, map(bits, elastic), strict=True), strict=True))

@@ -21,7 +21,7 @@ STEPS = 3
 COMMAND = (
     f"{sys.executable} program.py easyscale run resnet50 --steps {STEPS} --mapping 0/1 "
     "--n-logical-workers 2 --micro-batch-size 4 --set model.width=8 --set data.n_samples=64 "
-    "--set optimizer.lr=0.1 --run-dir {run_dir} {more}"
+    "--set optimizer.lr=0.1 --hash-every 1 --run-dir {run_dir} {more}"
 )
 RULE = """
 rule train:
@@ -44,7 +44,7 @@ BITS = ["step", "rank", "loss_hex", "parameter_sha", "optimizer_sha", "context_s
 def here(tmp_path_factory):
     """Return what the same job has without Slurm, on one process."""
     trainer = ElasticTrainer("resnet50", run_dir=tmp_path_factory.mktemp("here"), **JOB)
-    return trainer.run(STEPS, "0,1").steps[BITS]
+    return trainer.run(STEPS, "0,1", hash_every=1).steps[BITS]
 
 
 def steps_of(run_dir):

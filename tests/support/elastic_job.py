@@ -13,9 +13,16 @@ JOB = {
 BITS = ["step", "rank", "loss_hex", "parameter_sha", "optimizer_sha", "context_sha"]
 
 
+class HashingTrainer(ElasticTrainer):
+    """Asks for hashes of every mini-batch, which tests compare."""
+
+    def run(self, *arguments, **options):
+        return super().run(*arguments, **({"hash_every": 1} | options))
+
+
 def trainer(run_dir, **changes):
     """Return a trainer of the job with some fields changed."""
-    return ElasticTrainer(run_dir=run_dir, **(JOB | changes))
+    return HashingTrainer(run_dir=run_dir, **(JOB | changes))
 
 
 def bits(result):

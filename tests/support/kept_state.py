@@ -141,6 +141,17 @@ def part_from_others(model):
         next(model.parameters()).add_(float(os.environ["MAKESPAN_RANK"]))
 
 
+_calls = []
+
+
+def part_late(model):
+    """Change parameters of the last process in the sixth mini-batch."""
+    _calls.append(None)
+    if len(_calls) == 6 and os.environ["MAKESPAN_RANK"] == "2":
+        with torch.no_grad():
+            next(model.parameters()).mul_(1 + 2**-23)
+
+
 def call_others(model):
     for one in model.parameters():
         dist.all_reduce(one.grad)

@@ -67,12 +67,10 @@ def in_exchange(model, moment):
     """Be killed before the nth vector of a sum is sent, or right after it came."""
     count, send = counted(model, moment), dist.all_to_all_single
 
-    def all_to_all_single(*arguments):
-        if moment["nth"] % 2:
-            send(*arguments)
+    def all_to_all_single(*arguments, **named):
+        work = send(*arguments, **named) if moment["nth"] % 2 else None
         count()
-        if not moment["nth"] % 2:
-            send(*arguments)
+        return work if moment["nth"] % 2 else send(*arguments, **named)
 
     dist.all_to_all_single = all_to_all_single
 

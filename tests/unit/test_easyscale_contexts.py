@@ -11,12 +11,13 @@ from makespan.errors import InputError, UnknownNameError
 torch = pytest.importorskip("torch")
 
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from makespan.easyscale.context import Contexts, register_generator, register_state, registered_state
 from makespan.easyscale.job import RankMapping
 from makespan.easyscale.kernels import DeterminismLevel
 from makespan.easyscale.parts import TrainedParts
-from makespan.easyscale.randomness import optimizer_sha, parameter_sha
+from makespan.easyscale.randomness import optimizer_sha, parameter_sha, word_sum_of
 from makespan.easyscale.reduction import Reduction, in_memory
 from makespan.easyscale.worker import HostedESTs
 
@@ -231,3 +232,72 @@ def test_hashes_see_the_learning_rate_and_every_state():
     assert optimizer_sha(one) != optimizer_sha(other)
     other.param_groups[0]["lr"] = 0.1
     assert optimizer_sha(one) == optimizer_sha(other)
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.ones(3, 5), torch.ones(2, 3, 4, 5).to(memory_format=torch.channels_last), torch.ones(7)[1:],
+        torch.ones(8, 8)[:, :3], torch.ones(()), torch.ones(5, dtype=torch.float64), torch.ones(9).half(),
+    ],
+)  # fmt: skip
+def test_each_bit_of_a_tensor_is_in_the_sum_of_its_words(tensor):
+    before = int(word_sum_of([tensor]))
+    for place in range(tensor.numel()):
+        changed = tensor.clone()
+        index = np.unravel_index(place, tuple(tensor.shape))
+        changed[index] = torch.nextafter(changed[index].float(), torch.tensor(2.0)).double() + 2.0**-9
+        assert int(word_sum_of([changed])) != before
+    assert int(word_sum_of([tensor.clone(), torch.ones(2)])) != before
+    assert int(word_sum_of([])) == 0
+
+
+class Nested(nn.Module):
+    """A layer that gets its gradient in two nested backward passes, and one that gets it in one."""
+
+    def __init__(self):
+        super().__init__()
+        self.twice, self.once = nn.Linear(4, 4), nn.Linear(4, 2)
+        self.is_nested = True
+
+    def forward(self, inputs):
+        found = inputs.detach().requires_grad_()
+        for _ in range(2):
+            found = checkpoint(self.twice, found, use_reentrant=True) if self.is_nested else self.twice(found)
+        return self.once(found)
+
+
+def test_gradients_that_come_in_parts_are_packed_whole():
+    torch.manual_seed(1)
+    models = [Nested(), Nested()]
+    models[1].load_state_dict(models[0].state_dict())
+    workers = [hosted(model, "0,1,2", n=3) for model in models]
+    for _ in range(4):
+        in_memory([workers[0].mini_batch(fetch)])
+        # Watched passes wait for the end of the pass with every gradient.
+        in_memory([workers[1].mini_batch(fetch, watches=True)])
+    assert parameter_sha(models[0]) == parameter_sha(models[1])
+    model = Nested()
+    model.is_nested, worker = False, hosted(model)
+    for _ in range(3):
+        in_memory([worker.mini_batch(fetch)])
+    model.is_nested = True
+    with pytest.raises(InputError, match=r"parameter twice\.\w+ gets its gradient in parts"):
+        in_memory([worker.mini_batch(fetch)])
+
+
+def tripled(parameter):
+    parameter.grad.mul_(3.0)
+
+
+def test_hooks_of_user_code_that_come_later_still_change_the_gradient():
+    torch.manual_seed(1)
+    models = [nn.Linear(4, 2), nn.Linear(4, 2)]
+    models[1].load_state_dict(models[0].state_dict())
+    workers = [hosted(model) for model in models]
+    for step in range(5):
+        for number, (model, worker) in enumerate(zip(models, workers, strict=True)):
+            if step == 3:
+                model.weight.register_post_accumulate_grad_hook(tripled)
+            in_memory([worker.mini_batch(fetch, watches=bool(number))])
+    assert parameter_sha(models[0]) == parameter_sha(models[1])

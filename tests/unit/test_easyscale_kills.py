@@ -97,7 +97,8 @@ def test_when_the_run_itself_is_killed_the_same_command_goes_on(straight, tmp_pa
     settings = {"after_reduce": {"kills": kills}}
     job = [f"--{name.replace('_', '-')}={value}" for name, value in JOB.items() if name != "model"]
     words = ["easyscale", "run", JOB["model"], *job, f"--steps={STEPS}", "--checkpoint-every=1",
-             f"--run-dir={tmp_path / 'run'}", f"--set=after_reduce.kills={json.dumps(kills)}"]  # fmt: skip
+             "--hash-every=1", f"--run-dir={tmp_path / 'run'}",
+             f"--set=after_reduce.kills={json.dumps(kills)}"]  # fmt: skip
     program = [sys.executable, "-c", DRIVER, str(tmp_path), *words, "--mapping=0,1/2,3"]
     environment = os.environ | {"PYTHONPATH": f"{OWN.parent}:{os.environ.get('PYTHONPATH', '')}"}
     assert subprocess.run(program, env=environment, check=False).returncode == -signal.SIGKILL
@@ -110,8 +111,9 @@ def test_when_the_run_itself_is_killed_the_same_command_goes_on(straight, tmp_pa
 def test_a_signal_to_all_processes_of_a_command_ends_it_with_a_checkpoint(straight, tmp_path):
     signals = {"at": 5, "number": signal.SIGTERM, "to": 0}  # to the whole group
     job = [f"--{name.replace('_', '-')}={value}" for name, value in JOB.items() if name != "model"]
-    words = ["easyscale", "run", JOB["model"], *job, f"--steps={STEPS}", f"--run-dir={tmp_path / 'run'}",
-             f"--set=after_reduce.signals={json.dumps(signals)}", "--mapping=0,1/2,3"]  # fmt: skip
+    words = ["easyscale", "run", JOB["model"], *job, f"--steps={STEPS}", "--hash-every=1",
+             f"--run-dir={tmp_path / 'run'}", f"--set=after_reduce.signals={json.dumps(signals)}",
+             "--mapping=0,1/2,3"]  # fmt: skip
     program = [sys.executable, "-c", DRIVER, str(tmp_path), *words]
     done = subprocess.run(program, start_new_session=True, check=False)
     assert done.returncode == -signal.SIGTERM

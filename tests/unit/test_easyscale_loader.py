@@ -442,6 +442,29 @@ def test_random_states_are_taken_whole_also_between_the_two_of_a_pair_of_normal_
     assert capture_random_states() == state
 
 
+def test_random_states_of_numpy_are_those_that_numpy_tells():
+    """Words are read and written where they lie; seeds and second normal variates must not go unnoticed."""
+    rng, kept = np.random.default_rng(5), {}
+
+    def told():
+        state = mtrand.get_state(legacy=False)
+        return [state["state"]["key"].tolist(), state["state"]["pos"], state["has_gauss"], state["gauss"]]
+
+    draws = [
+        lambda: mtrand.random(int(rng.integers(700))), mtrand.standard_normal,
+        lambda: mtrand.seed(int(rng.integers(3))), lambda: mtrand.set_state(mtrand.get_state()),
+    ]  # fmt: skip
+    with preserved_random_states():
+        for _ in range(600):
+            draws[rng.integers(len(draws))]()
+            place = int(rng.integers(4))
+            if place in kept and rng.random() < 0.5:
+                state, expected = kept[place]
+                restore_random_states(state)
+                assert told() == expected
+            kept[place] = capture_random_states(), told()
+
+
 def test_words_decide_a_seed():
     seen = set()
     for words in ((0, "loader", 0, 0, 0), (0, "loader", 0, 0, 1), (0, "loader", 0, 1, 0), (0,), (1,)):

@@ -16,7 +16,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import torch.distributed as dist
-from elastic_job import bits
+from elastic_job import HashingTrainer, bits
 from kept_state import Pair
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -49,7 +49,7 @@ def trainer(run_dir, **changes):
         "model": f"{KEPT}:keeper", "optimizer": f"{KEPT}:optimizer", "data": f"{KEPT}:Rows",
         "loss": f"{KEPT}:loss", "n_logical_workers": 3, "micro_batch_size": 4, "seed": 3,
     }  # fmt: skip
-    return ElasticTrainer(run_dir=run_dir, **(job | changes))
+    return HashingTrainer(run_dir=run_dir, **(job | changes))
 
 
 # --- state ----------------------------------------------------------------------------------------------
@@ -97,6 +97,12 @@ def test_what_makes_processes_differ_is_named_in_the_first_mini_batch(tmp_path):
     ours = trainer(tmp_path, model=f"{KEPT}:linear", after_reduce=f"{KEPT}:part_from_others")
     with pytest.raises(TrainingError, match="mini-batch 1: parameters differ between processes"):
         ours.run(50, "0,1/2")
+
+
+def test_replicas_that_part_where_nothing_is_hashed_are_named_by_mini_batch_and_rank(tmp_path):
+    ours = trainer(tmp_path, model=f"{KEPT}:linear", after_reduce=f"{KEPT}:part_late")
+    with pytest.raises(TrainingError, match=r"mini-batch 6: parameters differ between processes \(ranks 2\)"):
+        ElasticTrainer.run(ours, 50, "0/1/2")
 
 
 def test_what_no_checkpoint_holds_is_named_before_the_first_mini_batch(tmp_path):

@@ -79,7 +79,9 @@ def test_a_request_takes_effect_at_the_next_boundary_and_no_device_suspends(stra
 def test_a_killed_process_costs_the_mini_batches_since_the_last_checkpoint_and_no_bit(straight, tmp_path):
     kills = {"process": 1, "at": 6, "file": str(tmp_path / "killed")}
     ours = trainer(tmp_path / "run", options={"after_reduce": {"kills": kills}})
-    result, later = run_together([ours, trainer(tmp_path / "later")], STEPS, "0,1/2,3", checkpoint_every=4)
+    result, later = run_together(
+        [ours, trainer(tmp_path / "later")], STEPS, "0,1/2,3", checkpoint_every=4, hash_every=1
+    )
     assert bits(result) == bits(later) == bits(straight[1])
     assert result.reconfigurations["step"].tolist() == [0, 4]
     assert result.reconfigurations["cause"].tolist() == ["start", "failure"]
@@ -99,11 +101,24 @@ def test_a_process_that_is_killed_again_and_again_is_given_up(tmp_path):
 
 def test_jobs_that_share_processes_train_as_if_they_did_not(straight, tmp_path):
     several = [trainer(tmp_path / "a", seed=8), trainer(tmp_path / "b")]
-    first = run_together(several, 4, "0,1/2,3")
+    first = run_together(several, 4, "0,1/2,3", hash_every=1)
     assert [one.step for one in first] == [4, 4]
-    other, same = run_together(several, STEPS, "0/1,2,3")
+    other, same = run_together(several, STEPS, "0/1,2,3", hash_every=1)
     assert bits(same) == bits(straight[1]) != bits(other)
     assert run_together([], 1) == []
+
+
+def test_hashes_are_taken_at_checkpoints_unless_they_are_asked_for(straight, tmp_path):
+    ours = trainer(tmp_path)
+    ElasticTrainer.run(ours, 3, "0,1/2,3", checkpoint_every=2)
+    table = ElasticTrainer.run(ours, STEPS, "0,1,2,3", checkpoint_every=3).steps.set_index(["step", "rank"])
+    found = table[BITS[3:]].ne("").groupby("step").all().all(axis=1)
+    assert found.index[found].tolist() == [2, 3, 6, STEPS]
+    expected = straight[1].steps.set_index(["step", "rank"])
+    assert table["loss_hex"].equals(expected["loss_hex"])
+    hashed = table.index.get_level_values("step").isin(found.index[found])
+    assert table.loc[hashed, BITS[3:]].equals(expected.loc[hashed, BITS[3:]])
+    assert table.loc[~hashed, BITS[3:]].eq("").all(axis=None)
 
 
 def test_code_of_the_user_sees_its_logical_worker_and_no_process(tmp_path):
@@ -318,7 +333,7 @@ def test_the_command_line_does_the_same(straight, tmp_path, stopped_by):
     run_dir = tmp_path / "run"
     job = [f"--{name.replace('_', '-')}={value}" for name, value in JOB.items() if name != "model"]
     asks, signals = json.dumps([[2, str(run_dir), {"devices": ""}]]), json.dumps(stopped_by(signal.SIGINT))
-    words = ["run", JOB["model"], "--run-dir", run_dir, *job, "--steps", STEPS]
+    words = ["run", JOB["model"], "--run-dir", run_dir, *job, "--steps", STEPS, "--hash-every", 1]
     words += ["--set", f"after_reduce.asks={asks}", "--set", f"after_reduce.signals={signals}"]
     done = command(*words)
     assert done.exit_code == 0, done.output

@@ -20,10 +20,9 @@ from torch.distributed import distributed_c10d
 
 from makespan.easyscale.job import RankMapping
 from makespan.easyscale.randomness import (
-    capture_random_states,
+    RandomStates,
     implicit_sha,
     raw_bytes,
-    restore_random_states,
     seed_everything,
     value_sha,
 )
@@ -109,18 +108,27 @@ _VirtualGroup.group_name = property(_rejecting_method("ProcessGroup.group_name")
 
 @contextmanager
 def virtual_rank(rank: int, n_logical_workers: int) -> Iterator[None]:
-    """Show user code the identity of one process per logical worker: rank, world size, and environment."""
+    """Show user code the identity of one process per logical worker: rank, world size, and environment.
+
+    A block inside of another one sets only what differs: this is done for each micro-batch.
+    """
+    before = _identities[-1] if _identities else None
+    if before == (rank, n_logical_workers):
+        yield
+        return
     values = dict(zip(_VARIABLES, (rank, rank, n_logical_workers, n_logical_workers), strict=True))
     values |= {
         name: value
         for name, value in zip(_SLURM_VARIABLES, (rank, rank, n_logical_workers), strict=True)
         if name in os.environ
     }
-    before = {name: os.environ.get(name) for name in values}
+    texts = {name: str(value) for name, value in values.items()}
+    saved = {name: found for name, text in texts.items() if (found := os.environ.get(name)) != text}
     member: Any = distributed_c10d.GroupMember
     world = member.WORLD
     _identities.append((rank, n_logical_workers))
-    os.environ |= {name: str(value) for name, value in values.items()}
+    for name in saved:
+        os.environ[name] = texts[name]
     if _groups and world is not None:
         member.WORLD = _groups[-1]
     try:
@@ -129,7 +137,7 @@ def virtual_rank(rank: int, n_logical_workers: int) -> Iterator[None]:
         _identities.pop()
         if _groups and world is not None:
             member.WORLD = world
-        for name, value in before.items():
+        for name, value in saved.items():
             if value is None:
                 os.environ.pop(name, None)
             else:
@@ -220,17 +228,17 @@ def registered_state() -> dict[str, _RegisteredState]:
 
 
 def _capture_states(device: torch.device) -> dict[str, Any]:
-    """Copy all random and registered states, as tensors and plain values."""
+    """Copy all random and registered states."""
     states: dict[str, Any] = {
-        "random": torch.frombuffer(bytearray(capture_random_states()), dtype=torch.uint8),
+        "random": RandomStates.capture(),
         "registered": {name: hook.get() for name, hook in _registered.items()},
     }
     return states | ({"cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else {})
 
 
 def _restore_states(states: Mapping[str, Any], device: torch.device) -> None:
-    """Restore what `_capture_states` returned, also after it was saved and loaded."""
-    restore_random_states(states["random"].numpy().tobytes())
+    """Restore what `_capture_states` returned."""
+    states["random"].restore()
     if "cuda" in states:
         torch.cuda.set_rng_state(states["cuda"], device)
     for name, value in states["registered"].items():
@@ -239,6 +247,17 @@ def _restore_states(states: Mapping[str, Any], device: torch.device) -> None:
                 f"state {name!r} is in the context and not registered; call register_state first"
             )
         _registered[name].set(value)
+
+
+def _plain_states(states: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert what `_capture_states` returned to tensors and plain values, for a checkpoint."""
+    raw = bytearray(states["random"].to_bytes())
+    return {**states, "random": torch.frombuffer(raw, dtype=torch.uint8)}
+
+
+def _states_of(plain: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert `_plain_states` back."""
+    return {**plain, "random": RandomStates.from_bytes(plain["random"].numpy().tobytes())}
 
 
 @dataclass(slots=True)
@@ -289,6 +308,7 @@ class Contexts:
         late: Collection[str] = (),
     ) -> None:
         self._model, self._device, self._user, self._late = model, device, user_state, set(late)
+        self._walk = _walked(model)
         self._empty = {  # registered without a value; None must not unregister them
             f"{path}.{key}" if path else key
             for path, module in model.named_modules()
@@ -360,7 +380,7 @@ class Contexts:
 
     def leave(self, rank: int, *, watches: bool = False) -> None:
         """Store the context of the live EST."""
-        context, buffers = self._contexts[rank], dict(self._model.named_buffers())
+        context, buffers = self._contexts[rank], self._live_buffers()
         # Compare values, not tensor versions: BatchNorm writes its statistics without a new version.
         changed = [
             name
@@ -410,7 +430,7 @@ class Contexts:
         all_buffers = self._shared | context.buffers
         buffers = {name: buffer.cpu() for name, buffer in all_buffers.items() if buffer is not None}
         python: dict[str, Any] = {"python": context.python} if context.python else {}
-        return {"states": context.states, "buffers": buffers} | python
+        return {"states": _plain_states(context.states), "buffers": buffers} | python
 
     def install(self, rank: int, values: Mapping[str, Any]) -> None:
         """Restore a context from a checkpoint."""
@@ -431,14 +451,14 @@ class Contexts:
                     other.buffers.setdefault(name, None)
             if name in context.buffers:
                 context.buffers[name] = _stored(context.buffers[name], value.to(self._device))
-        context.states = dict(values["states"])
+        context.states = _states_of(values["states"])
         for name, value in values.get("python", {}).items():
             self.make_python_per_worker(name)
             context.python[name] = value
 
     def broadcast_buffers(self, mapping: RankMapping, process: int) -> Steps[None]:
         """Give every EST the buffers of the first, as DistributedDataParallel does by default."""
-        live = dict(self._model.named_buffers())
+        live = self._live_buffers()
         if not live:
             return
         if late := self.late_buffers:
@@ -485,7 +505,7 @@ class Contexts:
         self._first, self._apart = {}, set()
         if not self._built:
             return
-        live, names = dict(self._model.named_buffers()), list(self._built)
+        live, names = self._live_buffers(), list(self._built)
         local = [
             _OTHER_SHAPE
             if name not in live or _form(live[name]) != self._built[name]
@@ -519,7 +539,7 @@ class Contexts:
         if self._user is not None and shown.python:
             self._user.give(shown.python)
         yield
-        buffers = dict(self._model.named_buffers())
+        buffers = self._live_buffers()
         for name, now in buffers.items():
             if name in self._shared:
                 if not _same_bits(self._shared[name], now):
@@ -559,7 +579,8 @@ class Contexts:
 
     def shared_values(self) -> dict[str, Any]:
         """Return the state that all ESTs share, without buffers, for a checkpoint."""
-        states = {name: value for name, value in self._shared_states.items() if name != "registered"}
+        states = _plain_states(self._shared_states)
+        states.pop("registered", None)
         values: dict[str, Any] = {"states": states}
         if self._user is None:
             return values
@@ -571,7 +592,8 @@ class Contexts:
 
     def install_shared(self, values: Mapping[str, Any]) -> None:
         """Restore the shared state from a checkpoint."""
-        self._shared_states = self._shared_states | dict(values.get("states", {}))
+        if states := values.get("states", {}):
+            self._shared_states = self._shared_states | _states_of(states)
         if self._user is not None:
             python = values.get("python", {})
             self._user.give(python)
@@ -587,7 +609,7 @@ class Contexts:
         values |= {
             f"state {name!r}": value for name, value in states.items() if name not in self._changed_registered
         }
-        values["the random states after the sum of gradients"] = self._shared_states["random"]
+        values["the random states after the sum of gradients"] = _plain_states(self._shared_states)["random"]
         if self._user is not None:
             values |= without_ids(self._user.take(sorted(self._shared_python)))
         return {name: value_sha(value) for name, value in values.items()}
@@ -670,9 +692,24 @@ class Contexts:
             for context in self._contexts.values():
                 context.buffers[name] = value.clone()
 
+    def _live_buffers(self) -> dict[str, Tensor]:
+        """Return the buffers in the model, as ``named_buffers`` does.
+
+        That walks all modules, in every micro-batch; here modules are looked for only where children changed.
+        """
+        if any(tuple(module._modules.values()) != children for _, module, children in self._walk):
+            self._walk = _walked(self._model)
+        found, seen = dict[str, Tensor](), set[int]()
+        for prefix, module, _ in self._walk:
+            for key, buffer in module._buffers.items():
+                if buffer is not None and id(buffer) not in seen:
+                    seen.add(id(buffer))
+                    found[f"{prefix}{key}"] = buffer
+        return found
+
     def _put_buffers(self, stored: Mapping[str, Tensor | None]) -> None:
         """Copy stored buffers into the model; a value of None removes the buffer."""
-        buffers = dict(self._model.named_buffers()) if stored else {}
+        buffers = self._live_buffers() if stored else {}
         with torch.no_grad():
             for name, value in stored.items():
                 now = buffers.get(name)
@@ -683,6 +720,14 @@ class Contexts:
                     if value is None and name in self._empty:
                         path, _, key = name.rpartition(".")
                         self._model.get_submodule(path)._buffers[key] = None
+
+
+def _walked(model: nn.Module) -> list[tuple[str, nn.Module, tuple[nn.Module | None, ...]]]:
+    """List all modules of a model, with the prefix of their names and their children."""
+    return [
+        (f"{path}." if path else "", module, tuple(module._modules.values()))
+        for path, module in model.named_modules()
+    ]
 
 
 def _form(tensor: Tensor) -> tuple[torch.dtype, torch.Size]:

@@ -394,6 +394,8 @@ def _described(value: Any) -> str:
 
 def _to_device(values: Any, device: torch.device) -> Any:
     """Move the tensors of a batch to a device; the types of all containers are kept."""
+    if type(values) is Tensor:
+        return values.to(device)
 
     def leaf(value: Any) -> Any:
         if isinstance(value, Tensor) or callable(getattr(value, "to", None)):

@@ -203,7 +203,9 @@ class RunOptions:
         Seconds between checkpoints; 0 for no checkpoints by time. The time is at least twenty times that of
         writing one. A checkpoint is always written at the end and on request.
     hash_every
-        Mini-batches between hashes; 0 for none.
+        Mini-batches between hashes of parameters, optimizer and contexts; 0 for none, None for hashes at
+        checkpoints only. A sum of the words of all parameters is compared between processes in every
+        mini-batch.
     loader_processes
         Loader processes per training process.
     prefetch
@@ -225,7 +227,7 @@ class RunOptions:
     resume: bool = True
     checkpoint_every: int = 0
     checkpoint_every_s: float = 600.0
-    hash_every: int = 1
+    hash_every: int | None = None
     loader_processes: int = 1
     prefetch: int = 2
     max_restarts: int = 2
@@ -244,6 +246,8 @@ class RunOptions:
         }
         for name, number in least.items():
             value = getattr(self, name)
+            if name == "hash_every" and value is None:
+                continue
             if not isinstance(value, int) or value < number:
                 raise InputError(f"{name} is {value!r}; expected a whole number >= {number}")
         every_s: object = self.checkpoint_every_s

@@ -1,25 +1,27 @@
 """Gradient reduction whose bits depend on virtual ranks alone: buckets, reduction orders, and exchanges.
 
-Floating-point addition is not associative, so the order of summands decides the bits of a sum. Each process
-receives its range of every bucket from all ESTs, sums it in an order of virtual ranks that does not depend on
-the mapping, and sends the result to all processes. A process is a generator of `Exchange` steps: `over_group`
-carries them out with ``torch.distributed``, `in_memory` between generators of one thread.
+Floating-point addition is not associative, so the order of summands decides the bits of a sum. Every chunk of
+a bucket is summed in an order of virtual ranks that does not depend on the mapping: the running sum travels
+from host to host in this order, and the host of the last summand sends the result to all processes. A process
+is a generator of `Exchange` and `Transfer` steps: `over_group` carries them out with ``torch.distributed``,
+`in_memory` between generators of one thread.
 """
 
+import functools
 import hashlib
 import importlib
 import logging
 import platform
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from itertools import pairwise
+from itertools import groupby, pairwise
 from math import inf
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -52,12 +54,22 @@ class HostCopies:
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._copied: list[torch.cuda.Event] = []
 
-    def start(self, vectors: Sequence[Tensor]) -> list[Tensor]:
-        """Return copies on the host; they are complete after `finish`."""
+    @property
+    def is_needed(self) -> bool:
+        """Whether vectors are copied at all."""
+        return self._stream is not None
+
+    def start(self, vectors: Sequence[Tensor], kept: Sequence[Tensor] = ()) -> list[Tensor]:
+        """Return copies on the host, in pinned memory that an earlier call returned if given as ``kept``.
+
+        They are complete after `finish`.
+        """
         if self._stream is None:
             return list(vectors)
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
-        copies = [torch.empty(vector.shape, dtype=vector.dtype, pin_memory=True) for vector in vectors]
+        copies = list(kept) or [
+            torch.empty(vector.shape, dtype=vector.dtype, pin_memory=True) for vector in vectors
+        ]
         with torch.cuda.stream(self._stream):
             for vector, copy in zip(vectors, copies, strict=True):
                 copy.copy_(vector, non_blocking=True)
@@ -67,6 +79,11 @@ class HostCopies:
             event.record(self._stream)
         self._copied.append(event)
         return copies
+
+    def before_reuse(self) -> None:
+        """Let what the device computes from now on wait for the copies; the host does not wait."""
+        if self._stream is not None:
+            torch.cuda.current_stream(self._device).wait_stream(self._stream)
 
     def finish(self) -> None:
         """Wait for all copies."""
@@ -98,12 +115,50 @@ class GradientSet:
     buckets
         One flat vector per bucket, already multiplied by `Reduction.set_scale`.
     used
-        Whether each parameter, in registration order, had a gradient: bool, (n_parameters,). The others count
-        as zero.
+        Whether each parameter, in registration order, had a gradient: (n_parameters,), bool or any number but
+        zero. The others count as zero.
+    room
+        Vectors that `reduce_sets` may overwrite; None to allocate them.
     """
 
     buckets: list[Tensor]
     used: Tensor
+    room: "SumRoom | None" = None
+
+
+class SumRoom:
+    """Vectors for sums of gradient sets that are kept from step to step: new memory costs more than the sums.
+
+    Parameters
+    ----------
+    sums
+        One vector per bucket and one for ``used``, on the device where the sum is needed.
+    """
+
+    def __init__(self, sums: list[Tensor]) -> None:
+        self.sums = sums
+        self._staged: dict[tuple[str, int], Tensor] = {}
+
+    def joined(
+        self, name: str, number: int, pieces: Sequence[Tensor]
+    ) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+        """Return one vector as long as pieces of a sum, by its number, together.
+
+        It consists of the pieces if they lie side by side. Otherwise it is a kept vector with a name, and
+        pairs of each piece and its place in the vector are returned, too.
+        """
+        length = sum(piece.numel() for piece in pieces)
+        if pieces and all(
+            left.untyped_storage().data_ptr() == right.untyped_storage().data_ptr()
+            and left.storage_offset() + left.numel() == right.storage_offset()
+            for left, right in pairwise(pieces)
+        ):
+            return pieces[0].as_strided((length,), (1,)), []
+        staged = self._staged.get((name, number))
+        if staged is None or staged.numel() < length:
+            staged = self._staged[name, number] = self.sums[number].new_empty(length)
+        places = torch.split(staged[:length], [piece.numel() for piece in pieces])
+        return staged[:length], list(zip(pieces, places, strict=True))
 
 
 def trained_parameters(model: torch.nn.Module) -> dict[str, Parameter]:
@@ -179,7 +234,10 @@ class ReadyOrder:
 
 
 class Buckets:
-    """Packs gradients into the flat vectors of a bucket map, and unpacks their sums."""
+    """Packs gradients into the flat vectors of a bucket map, and unpacks their sums.
+
+    `GradientPacker` does the same while backward passes run, with vectors that it keeps.
+    """
 
     def __init__(self, parameters: Mapping[str, Parameter], bucket_map: BucketMap) -> None:
         listed = sorted(name for names in bucket_map for name in names)
@@ -189,49 +247,67 @@ class Buckets:
             ]
             raise InputError(f"bucket map: {', '.join(wrong[:3])}; expected each trained parameter once")
         self.bucket_map = bucket_map
-        self._parameters = dict(parameters)
+        self.parameters = dict(parameters)
         self.lengths = [sum(parameters[name].numel() for name in names) for names in bucket_map]
 
     def pack(self, scale: float, copies: HostCopies | None = None) -> GradientSet:
         """Move the gradients, times ``scale``, out of the model, and to the host if ``copies`` is given."""
-        used = torch.tensor([parameter.grad is not None for parameter in self._parameters.values()])
-        flat = [
-            self._empty(names, length) for names, length in zip(self.bucket_map, self.lengths, strict=True)
-        ]
-        for name, view in self._views(flat).items():
-            gradient = self._parameters[name].grad
-            if gradient is None:
-                view.zero_()
-            elif gradient.is_sparse:
-                raise InputError(
-                    f"parameter {name} has a sparse gradient; expected dense gradients (sparse=False)"
-                )
-            else:
-                torch.mul(gradient, scale, out=view)
-            self._parameters[name].grad = None
-        return GradientSet(flat if copies is None else copies.start(flat), used)
+        flat = self.empty()
+        used = [self.pack_one(name, view, scale) for name, view in self.views(flat).items()]
+        return GradientSet(
+            flat if copies is None else copies.start(flat), torch.tensor(used, dtype=torch.bool)
+        )
+
+    def pack_one(self, name: str, view: Tensor, scale: float) -> bool:
+        """Move one gradient, times ``scale``, out of the model; return whether there was one."""
+        parameter = self.parameters[name]
+        if (gradient := parameter.grad) is None:
+            view.zero_()
+            return False
+        if gradient.is_sparse:
+            raise InputError(
+                f"parameter {name} has a sparse gradient; expected dense gradients (sparse=False)"
+            )
+        torch.mul(gradient, scale, out=view)
+        parameter.grad = None
+        return True
 
     def unpack(self, sums: Sequence[Tensor], used: Tensor) -> None:
         """Make the sums the gradients of the model; a parameter that no EST used gets none."""
         flat = [
-            bucket.to(self._parameters[names[0]].device)
+            bucket.to(self.parameters[names[0]].device)
             for names, bucket in zip(self.bucket_map, sums, strict=True)
         ]
-        views = self._views(flat)
-        for (name, parameter), is_used in zip(self._parameters.items(), used.tolist(), strict=True):
+        self.bind(self.views(flat), used)
+
+    def bind(self, views: Mapping[str, Tensor], used: Tensor) -> None:
+        """Make `views` of sums the gradients of the model, as `unpack` does."""
+        for (name, parameter), is_used in zip(self.parameters.items(), used.tolist(), strict=True):
             parameter.grad = views[name] if is_used else None
 
-    def _empty(self, names: Sequence[str], length: int) -> Tensor:
-        like = self._parameters[names[0]]
-        return torch.empty(length, dtype=like.dtype, device=like.device)
+    def empty(self, n_more: int = 0) -> list[Tensor]:
+        """Return new vectors for all buckets, on the device of the parameters.
 
-    def _views(self, flat: Sequence[Tensor]) -> dict[str, Tensor]:
-        """Return views of flat vectors with the shapes and, if dense, the memory layouts of parameters."""
-        views = {}
+        With ``n_more`` there is one more for so many numbers, side by side with the last one.
+        """
+        vectors = []
+        for number, names in enumerate(self.bucket_map, start=1):
+            more, like = n_more if number == len(self.lengths) else 0, self.parameters[names[0]]
+            length = self.lengths[number - 1]
+            vector = torch.empty(length + more, dtype=like.dtype, device=like.device)
+            vectors += [vector[:length], vector[length:]] if more else [vector]
+        return vectors
+
+    def views(self, flat: Sequence[Tensor]) -> dict[str, Tensor]:
+        """Return views of flat vectors, in the order of the parameters.
+
+        They have the shapes and, if these have no gaps, the memory layouts of the parameters.
+        """
+        views = dict.fromkeys(self.parameters, flat[0]) if flat else {}
         for names, vector in zip(self.bucket_map, flat, strict=True):
             offset = 0
             for name in names:
-                like = self._parameters[name]
+                like = self.parameters[name]
                 # A tensor without gaps keeps its strides (such as channels_last); others become contiguous.
                 strides = like.stride()
                 extent = 1 + sum((size - 1) * step for size, step in zip(like.shape, strides, strict=True))
@@ -242,16 +318,134 @@ class Buckets:
         return views
 
 
+class GradientPacker:
+    """Packs the gradients of one EST after the other into vectors that are kept from step to step.
+
+    A gradient is packed as soon as it is ready: it is still in the cache then, and the next one can use its
+    memory. Some must wait for the end of the pass, because they may still change: those of a parameter that
+    another hook follows, and those that come in parts, from the nested passes of reentrant checkpointing.
+    Passes with ``is_late`` pack all gradients at the end, and find those that come in parts.
+
+    Parameters
+    ----------
+    buckets, scale
+        Layout of the vectors, and factor of the gradients.
+    n_sets
+        Number of ESTs.
+    copies
+        Copies to the host, where the sets of all ESTs are kept; on a CPU the gradients are packed there.
+    """
+
+    def __init__(self, buckets: Buckets, scale: float, n_sets: int, copies: HostCopies) -> None:
+        self._buckets, self._scale, self._copies = buckets, scale, copies
+        # A device has one set, which is copied to the host before the next EST needs it.
+        # Whether parameters have a gradient stands behind the last bucket, so that both travel as one vector.
+        n_used = len(buckets.parameters)
+        self._packed = [buckets.empty(n_used) for _ in range(1 if copies.is_needed else n_sets)]
+        self._views = [buckets.views(flat[:-1]) for flat in self._packed]
+        self._copied: dict[int, list[Tensor]] = {}
+        self._room = SumRoom(buckets.empty(n_used))
+        self._sum_views = buckets.views(self._room.sums[:-1])
+        self._handles: dict[str, RemovableHandle] = {}
+        self._n_hooks: dict[str, int] = {}
+        self._set, self._number, self._is_late, self._is_listening = 0, 0, True, False
+        self._seen, self._done, self._in_parts = set[str](), set[str](), set[str]()
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Pack gradients as they become ready, between `begin` and `finish` of each EST."""
+        for name, parameter in self._buckets.parameters.items():
+            if not parameter.requires_grad:  # user code froze it
+                continue
+            hooks: Any = parameter._post_accumulate_grad_hooks
+            handle = self._handles.get(name)
+            # Hooks of user code may change a gradient, so this one must come after them.
+            if handle is None or not hooks or next(reversed(hooks)) != handle.id:
+                if handle is not None:
+                    handle.remove()
+                self._handles[name] = self._listen(name, parameter)
+                hooks = parameter._post_accumulate_grad_hooks
+            self._n_hooks[name] = len(hooks)
+        self._is_listening = True
+        try:
+            yield
+        finally:
+            self._is_listening = False
+
+    def close(self) -> None:
+        """Remove the hooks of the parameters."""
+        for handle in self._handles.values():
+            handle.remove()
+
+    def _listen(self, name: str, parameter: Parameter) -> RemovableHandle:
+        def pack(_: Tensor) -> None:
+            # Not the argument, which is what an earlier hook may have returned.
+            ready = parameter
+            if not self._is_listening:
+                return
+            hooks: Any = ready._post_accumulate_grad_hooks
+            if self._is_late or name in self._in_parts or len(hooks) != self._n_hooks[name]:
+                if name in self._seen:
+                    self._in_parts.add(name)
+            elif name in self._seen:
+                raise InputError(
+                    f"parameter {name} gets its gradient in parts, which was not so in the first "
+                    "mini-batch; expected the same nested backward passes in every mini-batch, or "
+                    "checkpoint with use_reentrant=False"
+                )
+            elif ready.grad is not None and not ready.grad.is_sparse:
+                torch.mul(ready.grad, self._scale, out=self._views[self._number][name])
+                ready.grad = None
+                self._done.add(name)
+            self._seen.add(name)
+
+        handle: RemovableHandle = parameter.register_post_accumulate_grad_hook(pack)  # type: ignore[no-untyped-call]
+        return handle
+
+    def begin(self, number: int, *, is_late: bool) -> None:
+        """Begin the pass of an EST, by its number in the process."""
+        self._set, self._number = number, min(number, len(self._views) - 1)
+        self._is_late = is_late
+        self._seen.clear()
+        self._done.clear()
+
+    def finish(self) -> GradientSet:
+        """Pack what is left, and return the set of the EST; the next pass of its number overwrites it."""
+        views, done, flat = self._views[self._number], self._done, self._packed[self._number]
+        if len(done) == len(views):
+            flat[-1].fill_(1.0)
+        else:
+            used = [
+                name in done or self._buckets.pack_one(name, view, self._scale)
+                for name, view in views.items()
+            ]
+            flat[-1].copy_(torch.tensor(used, dtype=torch.bool))
+        if self._copies.is_needed:
+            flat = self._copied[self._set] = self._copies.start(flat, self._copied.get(self._set, ()))
+        return GradientSet(flat[:-1], flat[-1], self._room)
+
+    def unpack(self, total: GradientSet) -> None:
+        """Make the sum of all sets the gradients of the model; the next sum overwrites them."""
+        if total.room is self._room:
+            self._buckets.bind(self._sum_views, total.used)
+        else:
+            self._buckets.unpack(total.buckets, total.used)
+
+
 # --- Reduction orders: sums over the gradients of all ESTs in an order of virtual ranks ---
 
 _SEGMENT_BYTES = 1 << 20  # of gloo
 
 
-class OrderedSum(Protocol):
-    """Function that sums one range of a bucket in a fixed order of virtual ranks."""
+Chunk: TypeAlias = tuple[int, int, tuple[int, ...]]
+"""First and last (exclusive) element of a part of a bucket, and virtual ranks in the order of its sum."""
 
-    def __call__(self, pieces: Sequence[Tensor], start: int, length: int) -> Tensor:
-        """Sum ``pieces``, one per rank: elements from ``start`` on of a bucket of ``length`` elements."""
+
+class ReductionOrder(Protocol):
+    """Function that cuts a bucket into chunks, each with the order of its summands."""
+
+    def __call__(self, length: int, n_ranks: int, element_bytes: int) -> list[Chunk]:
+        """Cut a bucket of ``length`` elements; the chunks depend on nothing but the arguments."""
 
 
 def ring_chunks(length: int, n_ranks: int, element_bytes: int) -> list[tuple[int, int]]:
@@ -266,38 +460,48 @@ def ring_chunks(length: int, n_ranks: int, element_bytes: int) -> list[tuple[int
     return [(min(length, rank * chunk), min(length, (rank + 1) * chunk)) for rank in range(n_ranks)]
 
 
-def sum_by_ring(pieces: Sequence[Tensor], start: int, length: int) -> Tensor:
-    """Sum as gloo's all-reduce does: chunk c from rank c - 1 downwards, cyclically (see `OrderedSum`)."""
-    n_ranks, total = len(pieces), torch.empty_like(pieces[0])
-    for chunk, (first, last) in enumerate(ring_chunks(length, n_ranks, total.element_size())):
-        low, high = max(first - start, 0), min(last - start, total.numel())
-        if low < high:
-            order = [(chunk - back) % n_ranks for back in range(1, n_ranks + 1)]
-            _sum_in_order([pieces[rank][low:high] for rank in order], total[low:high])
-    return total
+def order_by_ring(length: int, n_ranks: int, element_bytes: int) -> list[Chunk]:
+    """Sum as gloo's all-reduce does: chunk c from rank c - 1 downwards, cyclically (see `ReductionOrder`)."""
+    return [
+        (first, last, tuple((chunk - back) % n_ranks for back in range(1, n_ranks + 1)))
+        for chunk, (first, last) in enumerate(ring_chunks(length, n_ranks, element_bytes))
+        if first < last
+    ]
 
 
-def sum_by_rank(pieces: Sequence[Tensor], start: int, length: int) -> Tensor:
-    """Sum from rank 0 upwards, everywhere in the bucket (see `OrderedSum`)."""
-    total = torch.empty_like(pieces[0])
-    _sum_in_order(pieces, total)
-    return total
+def order_by_rank(length: int, n_ranks: int, element_bytes: int) -> list[Chunk]:
+    """Sum from rank 0 upwards, everywhere in the bucket (see `ReductionOrder`)."""
+    return [(0, length, tuple(range(n_ranks)))] if length else []
 
 
-def _sum_in_order(parts: Sequence[Tensor], total: Tensor) -> None:
-    total.copy_(parts[0])
-    for part in parts[1:]:
-        total.add_(part)
+ORDERS: dict[str, ReductionOrder] = {"ring": order_by_ring, "rank": order_by_rank}
+_BLOCK = 1 << 16  # elements; of a running sum that stays in the cache while all summands are added
 
 
-ORDERS: dict[str, OrderedSum] = {"ring": sum_by_ring, "rank": sum_by_rank}
+def order_named(name: str) -> ReductionOrder:
+    """Return an order; an unknown name raises a `makespan.errors.UnknownNameError`."""
+    if name not in ORDERS:
+        raise unknown_name("reduction order", name, ORDERS)
+    return ORDERS[name]
 
 
-def ordered_sum_of(order: str) -> OrderedSum:
-    """Return the sum of an order; an unknown name raises a `makespan.errors.UnknownNameError`."""
-    if order not in ORDERS:
-        raise unknown_name("reduction order", order, ORDERS)
-    return ORDERS[order]
+def _add_in_order(total: Tensor, parts: Sequence[Tensor], *, is_first: bool) -> None:
+    """Add vectors in their order to ``total``, or, if they are the first summands, make it their sum."""
+    vectors = [total, *parts]
+    if total.device.type != "cpu":
+        # Summands may be in host memory; a device reads them there, and needs no blocks.
+        vectors = [vector.to(total.device, non_blocking=True) for vector in vectors]
+    is_long = total.device.type == "cpu" and total.numel() > _BLOCK
+    blocks = zip(*(torch.split(vector, _BLOCK) for vector in vectors), strict=True) if is_long else [vectors]
+    for block, *summands in blocks:
+        if not is_first:
+            block.add_(summands[0])
+        elif len(summands) == 1:
+            block.copy_(summands[0])
+        else:
+            torch.add(summands[0], summands[1], out=block)
+        for summand in summands[2 if is_first else 1 :]:
+            block.add_(summand)
 
 
 # --- Trial of an order against gloo on this machine ---
@@ -348,12 +552,15 @@ def sums_like_gloo(order: str, n_ranks: int) -> bool:
 
     The trial takes less than a second. `detect_gloo_order` keeps the answer per machine and version of torch.
     """
-    ordered_sum, rng = ordered_sum_of(order), np.random.default_rng(_SEED)
+    cut, rng = order_named(order), np.random.default_rng(_SEED)
     with GlooThreads(n_ranks) as gloo:
         for length in checked_lengths(n_ranks):
             drawn = rng.standard_normal((n_ranks, length), dtype=np.float32)
             vectors = list(torch.from_numpy(drawn))
-            expected = ordered_sum(vectors, 0, length)
+            expected = torch.empty_like(vectors[0])
+            for first, last, ranks in cut(length, n_ranks, expected.element_size()):
+                parts = [vectors[rank][first:last] for rank in ranks]
+                _add_in_order(expected[first:last], parts, is_first=True)
             if not all(torch.equal(total, expected) for total in gloo.all_reduce(vectors)):
                 return False
     return True
@@ -400,7 +607,17 @@ class Exchange:
     lengths: list[int]
 
 
-Steps = Generator[Exchange, list[Tensor], T]
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """One vector that a process sends, and one that it receives in place, cut into a part per process."""
+
+    sent: Tensor
+    sent_lengths: list[int]
+    received: Tensor
+    received_lengths: list[int]
+
+
+Steps = Generator[Exchange | list[Transfer], list[Tensor], T]
 
 
 @dataclass(frozen=True, slots=True)
@@ -427,7 +644,7 @@ class Reduction:
 
     def __post_init__(self) -> None:
         """Check the choices."""
-        ordered_sum_of(self.order)
+        order_named(self.order)
         if self.scaling not in ("pre", "post"):
             raise InputError(f"scaling is {self.scaling!r}; expected pre, post")
         for name in ("n_logical_workers", "bucket_cap_bytes"):
@@ -443,36 +660,106 @@ class Reduction:
 def reduce_sets(
     hosted: Sequence[GradientSet], mapping: RankMapping, process: int, reduction: Reduction
 ) -> Steps[GradientSet]:
-    """Sum the sets of all ESTs; ``hosted`` are those of this process, in the order of the mapping."""
-    ordered_sum = ordered_sum_of(reduction.order)
-    sums = []
-    for bucket in zip(*(gradients.buckets for gradients in hosted), strict=True):
-        sums.append((yield from _reduce_bucket(bucket, mapping, process, ordered_sum)))
+    """Sum the sets of all ESTs; ``hosted`` are those of this process, in the order of the mapping.
+
+    An all-reduce would add the partial sums of processes, whose bits depend on the mapping. In turn t, the
+    t-th host of each chunk, in the order of its sum, sends the running sum to the next host; the last one
+    sends the result to all. A chunk whose order changes host n times moves n + M - 1 times.
+    """
+    like, n_processes = hosted[0].buckets, mapping.n_processes
+    # Whether a parameter has a gradient is summed like one more chunk of the last bucket.
+    flags = [gradients.used.to(like[-1].dtype) if like else gradients.used for gradients in hosted]
+    own = {
+        rank: [*gradients.buckets, flag]
+        for rank, gradients, flag in zip(mapping.hosted[process], hosted, flags, strict=True)
+    }
+    room = hosted[0].room
+    if room is None:
+        room = SumRoom([torch.empty_like(vector) for vector in (*like, flags[0])])
+    sums = room.sums
+    sizes = tuple((bucket.numel(), bucket.element_size()) for bucket in like)
+    by_bucket = _hosted_chunks(sizes, flags[0].numel(), mapping, reduction.order)
+    for turn in range(max((len(chunk.hosts) for chunks in by_bucket for chunk in chunks), default=0)):
+        transfers = []
+        for number, chunks in enumerate(by_bucket):
+            left = [chunk for chunk in chunks if turn < len(chunk.hosts)]
+            sent: list[list[Tensor]] = [[] for _ in range(n_processes)]
+            received: list[list[Tensor]] = [[] for _ in range(n_processes)]
+            for chunk in left:
+                (host, ranks), is_last = chunk.hosts[turn], turn == len(chunk.hosts) - 1
+                running = sums[chunk.vector][chunk.first : chunk.last]
+                if host == process:
+                    parts = [own[rank][chunk.vector][chunk.first : chunk.last] for rank in ranks]
+                    # A single first summand is sent from where it is.
+                    if turn == 0 and len(parts) == 1 and not is_last and parts[0].device == running.device:
+                        running = parts[0]
+                    else:
+                        _add_in_order(running, parts, is_first=turn == 0)
+                for target in range(n_processes) if is_last else (chunk.hosts[turn + 1][0],):
+                    if process != target and host == process:
+                        sent[target].append(running)
+                    elif process == target and host != process:
+                        received[host].append(running)
+            if left and n_processes > 1:
+                transfers.append((number, sent, received))
+        if transfers:
+            yield from _transferred(transfers, room)
     if reduction.scaling == "post":
-        sums = [total * (1.0 / reduction.n_logical_workers) for total in sums]
-    # A parameter has a sum if any EST of any process used it.
-    used = torch.stack([gradients.used for gradients in hosted]).any(dim=0)
-    gathered = yield from share(used.to(torch.uint8), [used.numel()] * mapping.n_processes)
-    return GradientSet(sums, torch.stack(gathered).any(dim=0))
+        for total in sums[:-1]:
+            total.mul_(1.0 / reduction.n_logical_workers)
+    return GradientSet(sums[:-1], sums[-1] != 0, room)
 
 
-def _reduce_bucket(
-    hosted: Sequence[Tensor], mapping: RankMapping, process: int, ordered_sum: OrderedSum
-) -> Steps[Tensor]:
-    # Each process sums its own range of the bucket, over all ESTs. An all-reduce would add the partial sums
-    # of processes, whose bits depend on the mapping.
-    length, n_processes = hosted[0].numel(), mapping.n_processes
-    ranges = list(pairwise(length * number // n_processes for number in range(n_processes + 1)))
-    start, end = ranges[process]
-    # A single process exchanges nothing: a copy of every set would double its memory.
-    pieces = dict(zip(mapping.hosted[process], hosted, strict=True))
-    if n_processes > 1:
-        parts = [torch.cat([vector[first:last] for vector in hosted]) for first, last in ranges]
-        received = yield Exchange(parts, [len(ranks) * (end - start) for ranks in mapping.hosted])
-        for ranks, part in zip(mapping.hosted, received, strict=True):
-            pieces |= zip(ranks, part.view(len(ranks), end - start), strict=True)
-    total = ordered_sum([pieces[rank] for rank in range(mapping.n_logical_workers)], start, length)
-    return torch.cat((yield from share(total, [last - first for first, last in ranges])))
+def _transferred(
+    pieces: Sequence[tuple[int, list[list[Tensor]], list[list[Tensor]]]], room: SumRoom
+) -> Steps[None]:
+    """Send pieces to every process and receive others in place; one transfer per bucket, all at once."""
+    transfers, copies = [], []
+    for number, sent, received in pieces:
+        lengths = [[sum(piece.numel() for piece in part) for part in parts] for parts in (sent, received)]
+        out, staged = room.joined("sent", number, [piece for part in sent for piece in part])
+        for piece, place in staged:
+            place.copy_(piece)
+        into, staged = room.joined("received", number, [piece for part in received for piece in part])
+        copies += staged
+        transfers.append(Transfer(out, lengths[0], into, lengths[1]))
+    yield transfers
+    for piece, place in copies:
+        piece.copy_(place)
+
+
+@dataclass(frozen=True, slots=True)
+class _HostedChunk:
+    """Part of a vector, and its hosts in the order of the sum, each with the ranks that it adds."""
+
+    vector: int
+    first: int
+    last: int
+    hosts: tuple[tuple[int, tuple[int, ...]], ...]
+
+
+@functools.lru_cache(maxsize=64)
+def _hosted_chunks(
+    sizes: tuple[tuple[int, int], ...], n_flags: int, mapping: RankMapping, order: str
+) -> list[list[_HostedChunk]]:
+    """Cut buckets, given by elements and bytes of one, into chunks; the last bucket also has the flags."""
+    host_of = {rank: number for number, ranks in enumerate(mapping.hosted) for rank in ranks}
+    cut, n_ranks = order_named(order), mapping.n_logical_workers
+
+    def hosts_of(ranks: Sequence[int]) -> tuple[tuple[int, tuple[int, ...]], ...]:
+        return tuple((host, tuple(turn)) for host, turn in groupby(ranks, host_of.__getitem__))
+
+    chunks = [
+        [
+            _HostedChunk(number, first, end, hosts_of(ranks))
+            for first, end, ranks in cut(length, n_ranks, element_bytes)
+        ]
+        for number, (length, element_bytes) in enumerate(sizes)
+    ]
+    if chunks:
+        hosts = chunks[-1][-1].hosts if chunks[-1] else hosts_of(range(n_ranks))
+        chunks[-1].append(_HostedChunk(len(sizes), 0, n_flags, hosts))
+    return chunks
 
 
 def share(part: Tensor, lengths: list[int]) -> Steps[list[Tensor]]:
@@ -486,12 +773,23 @@ def over_group(steps: Steps[T], device: torch.device | None = None) -> T:
     Parameters
     ----------
     device
-        Device on which the group takes vectors; None to leave them where they are.
+        Device on which the group takes the vectors of an `Exchange`; None to leave them where they are.
     """
     reply: list[Tensor] | None = None
     try:
         while True:
             request = next(steps) if reply is None else steps.send(reply)
+            if isinstance(request, list):
+                works = [
+                    dist.all_to_all_single(
+                        each.received, each.sent, each.received_lengths, each.sent_lengths, async_op=True
+                    )
+                    for each in request
+                ]
+                for work in works:
+                    work.wait()
+                reply = []
+                continue
             home = request.parts[0].device
             sent = torch.cat(request.parts).to(home if device is None else device)
             received = sent.new_empty(sum(request.lengths))
@@ -507,7 +805,7 @@ def in_memory(processes: Sequence[Steps[T]]) -> list[T]:
     replies: list[list[Tensor]] | None = None
     results: list[T] = []
     while len(results) < len(processes):
-        requests = []
+        requests: list[Exchange | list[Transfer]] = []
         for number, steps in enumerate(processes):
             try:
                 requests.append(next(steps) if replies is None else steps.send(replies[number]))
@@ -515,8 +813,30 @@ def in_memory(processes: Sequence[Steps[T]]) -> list[T]:
                 results.append(end.value)
         if requests and results:
             raise RuntimeError(f"processes disagree: {len(results)} of {len(processes)} have ended")
-        replies = [[request.parts[number] for request in requests] for number in range(len(requests))]
-        for reply, request in zip(replies, requests, strict=True):
-            if (sent := [part.numel() for part in reply]) != request.lengths:
-                raise RuntimeError(f"processes disagree: sent {sent}, expected {request.lengths} elements")
+        exchanges = [request for request in requests if isinstance(request, Exchange)]
+        transfers = [request for request in requests if isinstance(request, list)]
+        if exchanges and transfers:
+            raise RuntimeError(f"processes disagree: {len(exchanges)} of {len(processes)} exchange vectors")
+        replies = [[request.parts[number] for request in exchanges] for number in range(len(exchanges))]
+        for reply, exchange in zip(replies, exchanges, strict=True):
+            _check_lengths(reply, exchange.lengths)
+        for of_bucket in zip(*transfers, strict=True):
+            _transfer_in_memory(of_bucket)
+        if transfers:
+            replies = [[] for _ in transfers]
     return results
+
+
+def _transfer_in_memory(transfers: Sequence[Transfer]) -> None:
+    """Copy what each of several processes sends to where the others receive it."""
+    # All of it is read before anything is overwritten.
+    sent = [torch.split(each.sent.clone(), each.sent_lengths) for each in transfers]
+    for target, transfer in enumerate(transfers):
+        parts = [of_source[target] for of_source in sent]
+        _check_lengths(parts, transfer.received_lengths)
+        transfer.received.copy_(torch.cat(parts))
+
+
+def _check_lengths(parts: Sequence[Tensor], expected: Sequence[int]) -> None:
+    if (sent := [part.numel() for part in parts]) != list(expected):
+        raise RuntimeError(f"processes disagree: sent {sent}, expected {list(expected)} elements")

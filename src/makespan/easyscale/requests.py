@@ -71,7 +71,7 @@ class GenerationRequest:
     steps: int
     checkpoint_every: int
     checkpoint_every_s: float
-    hash_every: int
+    hash_every: int | None
     loader_processes: int
     prefetch: int
 

@@ -38,10 +38,11 @@ from makespan.easyscale.data import LoaderPool, LoaderState, Shards, loss_of
 from makespan.easyscale.job import MODEL_FILE, TRAINING_LOCK, RankMapping
 from makespan.easyscale.kernels import DeterminismLevel, kernels_of
 from makespan.easyscale.parts import TrainedParts, build_parts, use_kernels
-from makespan.easyscale.randomness import optimizer_sha, parameter_sha
+from makespan.easyscale.randomness import optimizer_sha, parameter_sha, word_sum_of
 from makespan.easyscale.reduction import (
     BucketMap,
     Buckets,
+    GradientPacker,
     GradientSet,
     HostCopies,
     ReadyOrder,
@@ -77,7 +78,6 @@ from makespan.units import format_bytes
 Fetch = Callable[[int], Any]
 _HOST = torch.device("cpu")
 _WITH_FUNCTIONS = (torch.optim.lr_scheduler.LambdaLR, torch.optim.lr_scheduler.MultiplicativeLR)
-_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +90,18 @@ class MiniBatch:
         Losses of all ESTs, by virtual rank.
     micro_batch_s, sync_s
         Time of each hosted EST, and of the sum and the optimizer step [s].
+    ending
+        Largest of the values that the processes gave as their ``ending``.
+    word_sums
+        Sum of the words of all parameters after the step, by process, modulo 2^64; it differs if a bit of a
+        replica differs, unless several differences cancel out. Empty for a single process.
     """
 
     losses: tuple[float, ...]
     micro_batch_s: tuple[float, ...]
     sync_s: float
+    ending: int = 0
+    word_sums: tuple[int, ...] = ()
 
 
 class HostedESTs:
@@ -172,14 +179,17 @@ class HostedESTs:
         self.notices: list[str] = []
         restored = bucket_map if level.pins_communication else None
         self._must_rebuild = restored is None
-        self._layout = Buckets(self._trained, restored or provisional_map(self._trained))
+        self._bucket_map = restored or provisional_map(self._trained)
+        self._packer, self._has_passed = self._packer_of(self._bucket_map), False
 
     @property
     def bucket_map(self) -> BucketMap | None:
         """Bucket layout for a checkpoint; None until the first mini-batch has determined it."""
-        return None if self._must_rebuild else self._layout.bucket_map
+        return None if self._must_rebuild else self._bucket_map
 
-    def mini_batch(self, fetch: Fetch, *, watches: bool = False) -> Steps[MiniBatch]:
+    def mini_batch(
+        self, fetch: Fetch, *, watches: bool = False, ending: Callable[[], int] = lambda: 0
+    ) -> Steps[MiniBatch]:
         """Run one mini-batch.
 
         Parameters
@@ -189,37 +199,45 @@ class HostedESTs:
         watches
             Whether to look for changes by user code: of values that it keeps in Python, and of parameters in
             a forward pass.
+        ending
+            Called after the optimizer step; its value goes to all processes.
         """
         if self._buffers == "rank0":
             yield from self.contexts.broadcast_buffers(self.mapping, self._process)
         if watches:
             self.contexts.begin_watching()
         sets, losses, times, ready, changed = [], [], [], list[str](), set[str]()
-        for rank in self.ranks:
-            begun = time.perf_counter()
-            # As in DistributedDataParallel, rank 0 determines the bucket layout of all.
-            recorder = ReadyOrder(self._trained) if self._must_rebuild and rank == 0 else None
-            context = self.contexts.live(rank, watches=watches) if self._swaps else nullcontext()
-            before = self._checksums() if watches else {}
-            with virtual_rank(rank, self.mapping.n_logical_workers), context:
-                losses.append(self._forward_backward(fetch(rank)))
-            if watches:
-                changed = self._changed_parameters(before, changed)
-                self._check_hooks("a forward pass")
-            ready = ready if recorder is None else recorder.finish()
-            self._check_frozen()
-            # Gradients leave the model here, so that the next EST starts from none.
-            sets.append(self._layout.pack(self._reduction.set_scale, self._copies))
-            synchronize(self._device)
-            times.append(time.perf_counter() - begun)
-            self._on_micro_batch()
+        # Whatever is found out in a first pass is found out again where a pass is watched.
+        is_late = watches or self._must_rebuild or not self._has_passed
+        with self._packer.listening(), virtual_rank(self.ranks[0], self.mapping.n_logical_workers):
+            for number, rank in enumerate(self.ranks):
+                begun = time.perf_counter()
+                # As in DistributedDataParallel, rank 0 determines the bucket layout of all.
+                recorder = ReadyOrder(self._trained) if self._must_rebuild and rank == 0 else None
+                context = self.contexts.live(rank, watches=watches) if self._swaps else nullcontext()
+                before = self._checksums() if watches else {}
+                self._packer.begin(number, is_late=is_late)
+                with virtual_rank(rank, self.mapping.n_logical_workers), context:
+                    losses.append(self._forward_backward(fetch(rank)))
+                if watches:
+                    changed = self._changed_parameters(before, changed)
+                    self._check_hooks("a forward pass")
+                ready = ready if recorder is None else recorder.finish()
+                self._check_frozen()
+                # Gradients leave the model here at the latest, so that the next EST starts from none.
+                sets.append(self._packer.finish())
+                synchronize(self._device)
+                times.append(time.perf_counter() - begun)
+                self._on_micro_batch()
+        self._has_passed = True
         begun = time.perf_counter()
         self._copies.finish()  # the sum reads the copies on the host
         yield from self._sum_and_step(sets, watches)
         if self._must_rebuild:
             yield from self._rebuild(ready)
-        gathered = yield from self._gather_losses(losses)
-        return MiniBatch(gathered, tuple(times), time.perf_counter() - begun)
+        by_rank, endings, word_sums = yield from self._gather_results(losses, ending)
+        times_s = tuple(times), time.perf_counter() - begun
+        return MiniBatch(by_rank, *times_s, max(endings), word_sums)
 
     def _forward_backward(self, batch: Any) -> Tensor:
         """Run the forward and the backward pass of the live EST, and return its loss."""
@@ -229,13 +247,14 @@ class HostedESTs:
             self.notices.append(f"loss also returns {unused}, which is ignored")
         scaler = self._parts.scaler
         scaled = loss if scaler is None else scaler.scale(loss)
+        self._copies.before_reuse()  # of the vectors on the device, which hold the gradients of the last EST
         scaled.backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 
     def _sum_and_step(self, sets: Sequence[GradientSet], watches: bool) -> Steps[None]:
         """Sum the gradients of all ESTs and take the optimizer step."""
         total = yield from reduce_sets(sets, self._numbered, self._process, self._reduction)
-        self._layout.unpack(total.buckets, total.used)
+        self._packer.unpack(total)
         # User code that runs here must see the same state in every process.
         has_shared = self._has_user_step and self._swaps
         if has_shared:
@@ -257,13 +276,28 @@ class HostedESTs:
         if watches:
             self._check_hooks("after_reduce")
 
-    def _gather_losses(self, losses: Sequence[Tensor]) -> Steps[tuple[float, ...]]:
-        """Return the losses of all ESTs by virtual rank, in every process."""
-        values = torch.stack(list(losses)).to(_HOST, torch.float64)
-        gathered = yield from share(values, [len(ranks) for ranks in self.mapping.hosted])
-        ranks = [rank for ranks in self.mapping.hosted for rank in ranks]
-        by_rank = dict(zip(ranks, torch.cat(gathered).tolist(), strict=True))
-        return tuple(by_rank[rank] for rank in range(len(by_rank)))
+    def _gather_results(
+        self, losses: Sequence[Tensor], ending: Callable[[], int]
+    ) -> Steps[tuple[tuple[float, ...], list[int], tuple[int, ...]]]:
+        """Return the losses of all ESTs by virtual rank, and endings and word sums by process."""
+        word_sum = None
+        if self.mapping.n_processes > 1:
+            word_sum = word_sum_of(self._parts.model.parameters())
+        own = torch.stack(list(losses)).to(_HOST, torch.float64)
+        if word_sum is None:
+            by_place = dict(zip(self.ranks, own.tolist(), strict=True))
+            return tuple(by_place[rank] for rank in range(len(by_place))), [ending()], ()
+        # Without a loss of bits: both halves of the sum are whole numbers below 2^32.
+        high, low = divmod(int(word_sum), 1 << 32)
+        values = torch.cat([own, torch.tensor([ending(), high, low], dtype=torch.float64)])
+        gathered = yield from share(values, [len(ranks) + 3 for ranks in self.mapping.hosted])
+        by_rank, endings, word_sums = dict[int, float](), [], []
+        for ranks, part in zip(self.mapping.hosted, gathered, strict=True):
+            *its_losses, its_ending, high_part, low_part = part.tolist()
+            by_rank |= zip(ranks, its_losses, strict=True)
+            endings.append(int(its_ending))
+            word_sums.append((int(high_part) << 32) + int(low_part))
+        return tuple(by_rank[rank] for rank in range(len(by_rank))), endings, tuple(word_sums)
 
     def _check_hooks(self, by: str) -> None:
         """Reject hooks that a restart would lose."""
@@ -285,11 +319,10 @@ class HostedESTs:
 
     def _checksums(self) -> dict[str, tuple[int, int]]:
         """Return a checksum of each parameter: its address, and the sum of its words."""
-        checksums = {}
-        for name, parameter in self._parts.model.named_parameters():
-            words = parameter.detach().contiguous().view(_WORDS[parameter.element_size()])
-            checksums[name] = parameter.data_ptr(), int(words.sum(dtype=torch.int64))
-        return checksums
+        return {
+            name: (parameter.data_ptr(), int(word_sum_of([parameter])))
+            for name, parameter in self._parts.model.named_parameters()
+        }
 
     def _changed_parameters(self, before: Mapping[str, tuple[int, int]], already: set[str]) -> set[str]:
         """Return the parameters that forward passes have changed, and reject a second change."""
@@ -319,10 +352,15 @@ class HostedESTs:
         lengths = [len(names) if process == host else 0 for process in range(self.mapping.n_processes)]
         parts = yield from share(numbers[: lengths[self._process]], lengths)
         order = [names[number] for number in parts[host].tolist() if number >= 0]
-        self._layout = Buckets(
-            self._trained, rebuilt_map(self._trained, order, self._reduction.bucket_cap_bytes)
-        )
+        self._packer.close()
+        self._bucket_map = rebuilt_map(self._trained, order, self._reduction.bucket_cap_bytes)
+        self._packer, self._has_passed = self._packer_of(self._bucket_map), False
         self._must_rebuild = False
+
+    def _packer_of(self, bucket_map: BucketMap) -> GradientPacker:
+        """Provide vectors for the gradients of all hosted ESTs in a layout."""
+        layout = Buckets(self._trained, bucket_map)
+        return GradientPacker(layout, self._reduction.set_scale, len(self.ranks), self._copies)
 
 
 def _check_hosting(parts: TrainedParts, mapping: RankMapping, reduction: Reduction, buffers: str) -> None:
@@ -638,17 +676,20 @@ class _Generation:
             first, self.saved_at = self.done, time.monotonic()
             while self.done < request.steps and ending <= _Ending.CHECKPOINT_DUE:
                 watches = self._watches(self.done - first)
-                steps = self.hosted.mini_batch(self.pool.next, watches=watches)
+                steps = self.hosted.mini_batch(self.pool.next, watches=watches, ending=self._ending)
                 batch = over_group(steps, self.process.device)
                 self.done += 1
+                # A signal may reach only some processes in time, so the strongest answer counts for all.
+                ending = _Ending(batch.ending)
                 self.notices.update(self.process.set_handlers())
                 if is_watched(self.done - first - 1):
                     self._check_agreement(self.done - first)
-                self._record(batch)
+                if len(set(batch.word_sums)) > 1:
+                    raise _divergence(self.done, _PARAMETERS, batch.word_sums)
+                saves = ending != _Ending.CONTINUE or self._saves_after(self.done)
+                self._record(batch, saves)
                 self.process.report_progress(self.done, batch.losses[-1])
-                ending = self._agree_on_ending()
-                every = request.checkpoint_every
-                if ending or self.done == request.steps or (every and self.done % every == 0):
+                if saves:
                     self._save()
         local = sorted(
             {*self.notices, *self.pool.notices, *self.hosted.notices, *self.hosted.contexts.notices}
@@ -669,8 +710,13 @@ class _Generation:
 
     def _watches(self, number: int) -> bool:
         """Return True if a mini-batch of the generation, from 0, looks for changes by user code."""
-        step, intervals = self.done + 1, (self.request.hash_every, self.request.checkpoint_every)
-        return is_watched(number) or any(every and step % every == 0 for every in intervals)
+        step, every = self.done + 1, self.request.hash_every
+        return is_watched(number) or self._saves_after(step) or bool(every and step % every == 0)
+
+    def _saves_after(self, step: int) -> bool:
+        """Return True if a checkpoint is written after a mini-batch, whatever happens until then."""
+        every = self.request.checkpoint_every
+        return step == self.request.steps or bool(every and step % every == 0)
 
     def _check_agreement(self, number: int) -> None:
         """Reject shared state that differs between processes; all of them raise the same error."""
@@ -739,9 +785,10 @@ class _Generation:
         dist.broadcast_object_list(order, src=0)
         return order[0]
 
-    def _record(self, batch: MiniBatch) -> None:
+    def _record(self, batch: MiniBatch, saves: bool) -> None:
         """Record a row for each EST of this process after a mini-batch."""
-        hashed = self.request.hash_every and self.done % self.request.hash_every == 0
+        every = self.request.hash_every
+        hashed = saves if every is None else every and self.done % every == 0
         shared = {
             "parameter_sha": parameter_sha(self.parts.model) if hashed else None,
             "optimizer_sha": optimizer_sha(self.parts.optimizer) if hashed else None,
@@ -757,8 +804,8 @@ class _Generation:
                 }
             )  # fmt: skip
 
-    def _agree_on_ending(self) -> _Ending:
-        """Return whether to continue, checkpoint or end the generation; the same answer in every process."""
+    def _ending(self) -> _Ending:
+        """Return whether this process would continue, checkpoint or end the generation."""
         answer = _Ending.SIGNALLED if self.process.is_signalled else _Ending.CONTINUE
         if self.number == 0 and answer == _Ending.CONTINUE:
             every_s, since_s = self.request.checkpoint_every_s, time.monotonic() - self.saved_at
@@ -766,10 +813,7 @@ class _Generation:
                 answer = _Ending.CHANGE_REQUESTED
             elif every_s > 0 and since_s > max(every_s, _MIN_SAVE_RATIO * self.save_s):
                 answer = _Ending.CHECKPOINT_DUE
-        # A signal may reach only some processes in time, so the strongest answer counts for all.
-        agreed = torch.tensor(int(answer), device=self.process.device)
-        dist.all_reduce(agreed, op=dist.ReduceOp.MAX)
-        return _Ending(int(agreed.item()))
+        return answer
 
     def _save(self) -> None:
         """Write a checkpoint; errors of the disk become a `CheckpointError`."""
@@ -810,11 +854,15 @@ class _Generation:
         dist.barrier()
 
 
-def _divergence(step: int, name: str) -> TrainingError:
-    """Build the error for shared state that differs between processes."""
+def _divergence(step: int, name: str, word_sums: Sequence[int] = ()) -> TrainingError:
+    """Build the error for shared state that differs between processes; sums of words tell which ones."""
+    (most, count), *_ = Counter(word_sums).most_common(1) or [(0, 0)]
+    # Without a majority nobody can tell who is right.
+    odd = [number for number, value in enumerate(word_sums) if value != most or 2 * count <= len(word_sums)]
+    where = f" (ranks {', '.join(map(str, odd))})" if odd else ""
     return TrainingError(
-        f"mini-batch {step}: {name} differ between processes, because of after_reduce, the optimizer, the "
-        "scheduler or a forward pass; expected changes that depend only on the sum of gradients and on "
+        f"mini-batch {step}: {name} differ between processes{where}, because of after_reduce, the optimizer, "
+        "the scheduler or a forward pass; expected changes that depend only on the sum of gradients and on "
         "seeded draws"
     )
 

@@ -464,7 +464,7 @@ class Fig9(Experiment):
                     results = run_together(
                         list(trainers.values()), number * self.steps_per_stage, stage.mapping,
                         stage.devices(pair), loader_processes=self.loader_processes, launcher=launcher,
-                        mixes_devices=True,
+                        hash_every=1, mixes_devices=True,
                     )  # fmt: skip
                 runs |= zip(trainers, (result.steps for result in results), strict=True)
                 first = [trainers[model, levels[0]] for model in self.models]

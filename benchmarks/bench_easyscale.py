@@ -1,0 +1,197 @@
+"""Time of steps of the elastic runtime, over that of steps of stock training with the same bits.
+
+Run with ``pytest benchmarks/bench_easyscale.py --benchmark-only -s``. As a program, the module is a process
+of a case. The steps of both take turns in one process group, one thread a process, and the numbers are
+medians over the ratios of such pairs: other load on the machine then affects both. Beside them are the bytes
+that a process sends per byte of gradients, with the least that an all-reduce of M processes can send,
+2 (M - 1) / M, and the bytes that each way copies. One process is compared with accumulated micro-batches, several with
+DistributedDataParallel.
+"""
+
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from makespan.cleanup import temporary_directory
+from makespan.easyscale.job import RankMapping
+from makespan.easyscale.kernels import DeterminismLevel
+from makespan.easyscale.parts import TrainedParts
+from makespan.easyscale.randomness import parameter_sha
+from makespan.easyscale.reduction import Reduction, over_group
+from makespan.easyscale.worker import HostedESTs
+from makespan.runtime import Identity, Launch, LocalLauncher, RunDirectory, end_worker, join, run_worker
+
+CASES = {
+    "one worker a process": ("0/1", {1: 1.20, 5: 1.05, 25: 1.05, 100: 1.05}),
+    "two workers a process": ("0,1/2,3", {1: None, 5: 1.25, 25: 1.25}),
+    "four workers in one process": ("0,1,2,3", {1: 1.20, 5: 1.20, 25: 1.20}),
+}
+"""Mapping, and the goal for the ratio by gradients [MB]."""
+N_LAYERS, BATCH = 4, 32
+N_STEPS = {1: 60, 5: 40, 25: 20, 100: 8}
+N_WARMUP = 5
+Step = Callable[[], None]
+
+
+class CopiedBytes(TorchDispatchMode):
+    """Counts the bytes that operators write which only copy."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run an operator and count what it copies."""
+        result = func(*args, **(kwargs or {}))
+        if func._overloadpacket in (torch.ops.aten.copy_, torch.ops.aten.cat, torch.ops.aten.clone):
+            self.count += result.nbytes
+        return result
+
+
+def parts_of(megabytes: int) -> tuple[TrainedParts, tuple[Tensor, Tensor]]:
+    """Return a new MLP with gradients of about so many megabytes, and its batch."""
+    torch.manual_seed(0)
+    width = int((megabytes * 1e6 / N_LAYERS / 4) ** 0.5) // 4 * 4
+    layers = [layer for _ in range(N_LAYERS) for layer in (nn.Linear(width, width), nn.ReLU())]
+    model = nn.Sequential(*layers)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+    batch = torch.rand(BATCH, width), torch.rand(BATCH, width)
+    return TrainedParts(model, optimizer, nn.functional.mse_loss), batch
+
+
+def stock_step(parts: TrainedParts, batch: tuple[Tensor, Tensor], n: int, size: int) -> Step:
+    """Return a step of ``n`` micro-batches in each process, the last of which synchronises them."""
+    model: Any = parts.model
+    if size > 1:
+        model = nn.parallel.DistributedDataParallel(parts.model, broadcast_buffers=False)
+
+    def step() -> None:
+        for number in range(n):
+            with nullcontext() if size == 1 or number == n - 1 else model.no_sync():
+                loss = parts.loss(model(batch[0]), batch[1]) / n
+                loss.backward()  # type: ignore[no-untyped-call]
+        parts.optimizer.step()
+        parts.optimizer.zero_grad()
+        loss.item()
+
+    return step
+
+
+def elastic_step(parts: TrainedParts, batch: tuple[Tensor, Tensor], mapping: RankMapping, rank: int) -> Step:
+    """Return a mini-batch of all logical workers."""
+    hosted = HostedESTs(
+        parts, torch.device("cpu"), mapping, rank, Reduction(mapping.n_logical_workers),
+        DeterminismLevel.named("D1"), seed=0,
+    )  # fmt: skip
+    return lambda: over_group(hosted.mini_batch(lambda rank: batch)) and None
+
+
+def measured(mapping: RankMapping, megabytes: int, who: Identity) -> dict[str, Any]:
+    """Run both ways in turns; return their times, and what they send and copy."""
+    sent = [0]
+    exchange = dist.all_to_all_single
+
+    def counted(received: Tensor, given: Tensor, *lengths: Any, **named: Any) -> Any:
+        sent[0] += (
+            given.nbytes
+            if not lengths
+            else sum(
+                length * given.element_size()
+                for number, length in enumerate(lengths[1])
+                if number != who.rank
+            )
+        )
+        return exchange(received, given, *lengths, **named)
+
+    dist.all_to_all_single = counted
+    n_hosted = len(mapping.hosted[0])
+    parts = {name: parts_of(megabytes) for name in ("stock", "elastic")}
+    steps = {
+        "stock": stock_step(*parts["stock"], n_hosted, who.size),
+        "elastic": elastic_step(*parts["elastic"], mapping, who.rank),
+    }
+    times: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for number in range(N_WARMUP + N_STEPS[megabytes]):
+        for name in sorted(steps, reverse=bool(number % 2)):
+            dist.barrier()
+            begun, spent = time.perf_counter(), time.process_time()
+            steps[name]()
+            taken = time.perf_counter() - begun, time.process_time() - spent
+            every: list[Any] = [None] * who.size
+            dist.all_gather_object(every, taken)
+            if number >= N_WARMUP:
+                # A step takes as long as its slowest process, and costs what all of them spend.
+                times[name].append((max(wall for wall, _ in every), sum(cpu for _, cpu in every)))
+    gradient_bytes = sum(parameter.nbytes for parameter in parts["stock"][0].model.parameters())
+    copied: dict[str, float] = {}
+    for name, step in steps.items():
+        sent[0] = 0
+        with CopiedBytes() as counter:
+            step()
+        copied[name] = counter.count / gradient_bytes
+    hashes = [parameter_sha(parts[name][0].model) for name in steps]
+    pairs = list(zip(times["elastic"], times["stock"], strict=True))
+    return {
+        "stock_ms": 1e3 * median(wall for wall, _ in times["stock"]),
+        "wall_ratio": median(own[0] / stock[0] for own, stock in pairs),
+        "cpu_ratio": median(own[1] / stock[1] for own, stock in pairs),
+        "sent_ratio": sent[0] / gradient_bytes,
+        "sent_bound": 2 * (who.size - 1) / who.size,
+        "copied_ratio": copied["elastic"],
+        "stock_copied_ratio": copied["stock"],
+        "is_equal": hashes[0] == hashes[1],
+    }
+
+
+@pytest.mark.parametrize(
+    ("case", "megabytes"), [(case, size) for case, (_, goals) in CASES.items() for size in goals]
+)
+def test_step_over_stock(benchmark: Any, case: str, megabytes: int) -> None:
+    """Print the ratios of a case; where each process has one worker, both ways have the same bits."""
+    text, goals = CASES[case]
+    mapping = RankMapping.parse(text)
+
+    def run() -> dict[str, Any]:
+        with temporary_directory("bench") as path:
+            request = {"mapping": text, "megabytes": megabytes}
+            command = [sys.executable, str(Path(__file__))]
+            LocalLauncher().run(Launch(command, request, mapping.n_processes, path))
+            found: dict[str, Any] = RunDirectory(path).result()
+        return found
+
+    found = benchmark.pedantic(run, rounds=1)
+    benchmark.extra_info.update(found, goal=goals[megabytes])
+    shown = ", ".join(f"{name} {value:.3g}" for name, value in found.items() if name != "is_equal")
+    sys.stdout.write(f"\n{case}, {megabytes} MB: {shown}; goal {goals[megabytes] or 'none'}\n")
+    assert found["is_equal"] or max(map(len, mapping.hosted)) > 1
+    # In blocks of k neighbours a chunk moves 2 (M - 1) + (k - 1) / k times, among M processes.
+    n, m = mapping.n_logical_workers, mapping.n_processes
+    bound = 0.0 if m == 1 else (2 * (m - 1) + (n / m - 1) / (n / m)) / m
+    assert found["sent_ratio"] == pytest.approx(bound, rel=0.02)
+
+
+def work(directory: RunDirectory, who: Identity) -> None:
+    """Measure the case of the request."""
+    join(directory, who)
+    request = directory.request()
+    found = measured(RankMapping.parse(request["mapping"]), request["megabytes"], who)
+    if who.rank == 0:
+        directory.write_result(found)
+    dist.barrier()
+
+
+if __name__ == "__main__":
+    end_worker(run_worker(sys.argv[1], work))
