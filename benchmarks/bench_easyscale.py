@@ -4,8 +4,8 @@ Run with ``pytest benchmarks/bench_easyscale.py --benchmark-only -s``. As a prog
 of a case. The steps of both take turns in one process group, one thread a process, and the numbers are
 medians over the ratios of such pairs: other load on the machine then affects both. Beside them are the bytes
 that a process sends per byte of gradients, with the least that an all-reduce of M processes can send,
-2 (M - 1) / M, and the bytes that each way copies. One process is compared with accumulated micro-batches, several with
-DistributedDataParallel.
+2 (M - 1) / M, and the bytes that each way copies. One process is compared with accumulated micro-batches,
+several with DistributedDataParallel.
 """
 
 import sys

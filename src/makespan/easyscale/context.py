@@ -192,6 +192,7 @@ class _RegisteredState:
 
 
 _registered: dict[str, _RegisteredState] = {}
+_in_place: list["Contexts"] = []  # at most one, whose EST has left its context in this process
 _SHARED, _PER_EST, _OTHER_SHAPE = range(3)  # kinds of a buffer in `Contexts.send_first_buffers`
 
 
@@ -286,6 +287,9 @@ class Contexts:
     after the sum of gradients apply to all ESTs. Buffers are copied into the storage of the model, so that
     views of it remain valid as long as the shape does not change.
 
+    A single EST leaves its context in the model and the process between passes, where nothing else draws or
+    writes. Whoever needs the context calls `store` first.
+
     Parameters
     ----------
     model, device
@@ -339,17 +343,20 @@ class Contexts:
                 )
             self.notices.append(f"{problem}; if a forward pass advances it, use a counter instead")
         self._shared_python: set[str] = set()
+        self._is_in_place = False
         self._changed_registered: set[str] = set()
         self._missed: set[str] = set()
 
     @property
     def mutable_buffers(self) -> list[str]:
         """Names of the buffers of which every EST has its own copy."""
+        self.store()
         return sorted({name for context in self._contexts.values() for name in context.buffers})
 
     @property
     def late_buffers(self) -> dict[str, bool]:
         """Buffers that were added or resized after the model was built; True for persistent ones."""
+        self.store()
         now = self._model.named_buffers()
         late = {name for name, buffer in now if self._built.get(name) != _form(buffer)}
         late |= {
@@ -372,6 +379,9 @@ class Contexts:
 
     def enter(self, rank: int) -> None:
         """Load a context into the model and this process."""
+        if self._is_in_place and _in_place == [self]:
+            return
+        self.store()
         context = self._contexts[rank]
         self._put_buffers(context.buffers)
         _restore_states(context.states, self._device)
@@ -379,7 +389,27 @@ class Contexts:
             self._user.give(context.python)
 
     def leave(self, rank: int, *, watches: bool = False) -> None:
-        """Store the context of the live EST."""
+        """Store the context of the live EST; a single EST leaves it in place, until somebody needs it."""
+        if set(_registered) != self._registered:
+            odd = sorted(set(_registered) ^ self._registered)
+            raise InputError(
+                f"state {odd[0]!r} is registered by a forward pass; expected register_state in the "
+                "functions that build model, optimizer and data"
+            )
+        self._is_in_place = len(self._contexts) == 1 and not watches
+        _in_place[:] = [self] if self._is_in_place else []
+        if not self._is_in_place:
+            self._store(rank, watches=watches)
+
+    def store(self) -> None:
+        """Store the context that a single EST of this process left in place."""
+        for contexts in list(_in_place):
+            contexts._is_in_place = False
+            _in_place.clear()
+            if set(_registered) == contexts._registered:  # otherwise another job has begun
+                contexts._store(next(iter(contexts._contexts)), watches=False)
+
+    def _store(self, rank: int, *, watches: bool) -> None:
         context, buffers = self._contexts[rank], self._live_buffers()
         # Compare values, not tensor versions: BatchNorm writes its statistics without a new version.
         changed = [
@@ -401,12 +431,6 @@ class Contexts:
                 for name, value in context.states["registered"].items()
                 if not same_value(before.get(name), value)
             }
-        if set(context.states["registered"]) != self._registered:
-            odd = sorted(set(context.states["registered"]) ^ self._registered)
-            raise InputError(
-                f"state {odd[0]!r} is registered by a forward pass; expected register_state in the "
-                "functions that build model, optimizer and data"
-            )
         if self._user is not None:
             if watches:
                 self._watch(rank)
@@ -415,9 +439,11 @@ class Contexts:
 
     def sha(self, rank: int) -> str:
         """Return a hash of the buffers and random states of an EST."""
+        self.store()
         outside = _capture_states(self._device)
         with self.live(rank):
             digest = implicit_sha(self._model, self._device)
+        self.store()
         _restore_states(outside, self._device)
         return digest
 
@@ -426,6 +452,7 @@ class Contexts:
 
         It holds all buffers, shared ones too, because other processes may have seen other buffers change.
         """
+        self.store()
         context = self._contexts[rank]
         all_buffers = self._shared | context.buffers
         buffers = {name: buffer.cpu() for name, buffer in all_buffers.items() if buffer is not None}
@@ -434,6 +461,7 @@ class Contexts:
 
     def install(self, rank: int, values: Mapping[str, Any]) -> None:
         """Restore a context from a checkpoint."""
+        self.store()
         context, buffers = self._contexts[rank], values["buffers"]
         known = set(self._shared) | set(context.buffers)
         if odd := sorted(name for name in (set(buffers) ^ known) - self._late):
@@ -458,6 +486,7 @@ class Contexts:
 
     def broadcast_buffers(self, mapping: RankMapping, process: int) -> Steps[None]:
         """Give every EST the buffers of the first, as DistributedDataParallel does by default."""
+        self.store()
         live = self._live_buffers()
         if not live:
             return
@@ -502,6 +531,7 @@ class Contexts:
         Each process sees only the passes of its own ESTs, so the processes first agree on the kind of every
         buffer: the maximum over processes of shared, per EST, other shape.
         """
+        self.store()
         self._first, self._apart = {}, set()
         if not self._built:
             return
@@ -531,6 +561,7 @@ class Contexts:
         This is the context of the first EST, as far as this process has it, and separate random states that
         are the same in all processes.
         """
+        self.store()
         shown = self._contexts[min(self._contexts)]
         before = shown.buffers | self._first
         self._put_buffers(before)
@@ -579,6 +610,7 @@ class Contexts:
 
     def shared_values(self) -> dict[str, Any]:
         """Return the state that all ESTs share, without buffers, for a checkpoint."""
+        self.store()
         states = _plain_states(self._shared_states)
         states.pop("registered", None)
         values: dict[str, Any] = {"states": states}
@@ -592,6 +624,7 @@ class Contexts:
 
     def install_shared(self, values: Mapping[str, Any]) -> None:
         """Restore the shared state from a checkpoint."""
+        self.store()
         if states := values.get("states", {}):
             self._shared_states = self._shared_states | _states_of(states)
         if self._user is not None:
@@ -602,6 +635,7 @@ class Contexts:
 
     def shared_hashes(self) -> dict[str, str]:
         """Return hashes of the state that all ESTs share besides parameters and optimizer, by name."""
+        self.store()
         values: dict[str, Any] = {
             f"buffer {name}": buffer for name, buffer in self._model.named_buffers() if name in self._shared
         }
@@ -618,6 +652,7 @@ class Contexts:
 
     def begin_watching(self) -> None:
         """Record the values that user code keeps in Python, and which of them changed unwatched."""
+        self.store()
         if self._user is None:
             return
         now = self._user.snapshot(self._python_names())

@@ -38,7 +38,7 @@ from makespan.easyscale.data import LoaderPool, LoaderState, Shards, loss_of
 from makespan.easyscale.job import MODEL_FILE, TRAINING_LOCK, RankMapping
 from makespan.easyscale.kernels import DeterminismLevel, kernels_of
 from makespan.easyscale.parts import TrainedParts, build_parts, use_kernels
-from makespan.easyscale.randomness import optimizer_sha, parameter_sha, word_sum_of
+from makespan.easyscale.randomness import WordSum, optimizer_sha, parameter_sha, word_sum_of
 from makespan.easyscale.reduction import (
     BucketMap,
     Buckets,
@@ -172,6 +172,7 @@ class HostedESTs:
             for name, parameter in parts.model.named_parameters()
             if not parameter.requires_grad
         }
+        self._word_sum = WordSum(parts.model.parameters())
         self._on_micro_batch, self._has_user_step = on_micro_batch, _has_user_step(parts)
         self.contexts = Contexts(parts.model, device, self.ranks, seed, user_state, late_buffers)
         self._n_hooks = _hook_counts(parts.model)
@@ -282,7 +283,7 @@ class HostedESTs:
         """Return the losses of all ESTs by virtual rank, and endings and word sums by process."""
         word_sum = None
         if self.mapping.n_processes > 1:
-            word_sum = word_sum_of(self._parts.model.parameters())
+            word_sum = self._word_sum()
         own = torch.stack(list(losses)).to(_HOST, torch.float64)
         if word_sum is None:
             by_place = dict(zip(self.ranks, own.tolist(), strict=True))
