@@ -158,8 +158,9 @@ def test_a_context_that_does_not_fit_is_refused():
 # --- a process ----------------------------------------------------------------------------------------
 
 
-def hosted(model, mapping="0,1", process=0, n=2, **options):
-    parts = TrainedParts(model, torch.optim.SGD(model.parameters(), lr=0.1), nn.functional.mse_loss)
+def hosted(model, mapping="0,1", process=0, n=2, after_reduce=None, **options):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    parts = TrainedParts(model, optimizer, nn.functional.mse_loss, after_reduce=after_reduce)
     return HostedESTs(parts, CPU, RankMapping.parse(mapping), process, Reduction(n), D1, seed=0, **options)
 
 
@@ -301,3 +302,17 @@ def test_hooks_of_user_code_that_come_later_still_change_the_gradient():
                 model.weight.register_post_accumulate_grad_hook(tripled)
             in_memory([worker.mini_batch(fetch, watches=bool(number))])
     assert parameter_sha(models[0]) == parameter_sha(models[1])
+
+
+def test_a_gradient_that_user_code_keeps_stays_as_it_was():
+    model, kept, copies = nn.Linear(4, 2), [], []
+
+    def keep(model):
+        kept.append(model.weight.grad)
+        copies.append(model.weight.grad.clone())
+
+    worker = hosted(model, after_reduce=keep)
+    for _ in range(4):
+        in_memory([worker.mini_batch(fetch)])
+    assert all(torch.equal(one, copy) for one, copy in zip(kept, copies, strict=True))
+    assert not torch.equal(kept[-1], kept[-2])

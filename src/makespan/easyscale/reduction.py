@@ -334,10 +334,14 @@ class GradientPacker:
         Number of ESTs.
     copies
         Copies to the host, where the sets of all ESTs are kept; on a CPU the gradients are packed there.
+    keeps_sums
+        Whether a sum may overwrite the one before: False where user code may have kept that.
     """
 
-    def __init__(self, buckets: Buckets, scale: float, n_sets: int, copies: HostCopies) -> None:
-        self._buckets, self._scale, self._copies = buckets, scale, copies
+    def __init__(
+        self, buckets: Buckets, scale: float, n_sets: int, copies: HostCopies, *, keeps_sums: bool
+    ) -> None:
+        self._buckets, self._scale, self._copies, self._keeps_sums = buckets, scale, copies, keeps_sums
         # A device has one set, which is copied to the host before the next EST needs it.
         # Whether parameters have a gradient stands behind the last bucket, so that both travel as one vector.
         n_used = len(buckets.parameters)
@@ -420,12 +424,15 @@ class GradientPacker:
                 for name, view in views.items()
             ]
             flat[-1].copy_(torch.tensor(used, dtype=torch.bool))
+        if self._set == 0 and not self._keeps_sums:
+            self._room.sums = self._buckets.empty(len(views))
+            self._sum_views = self._buckets.views(self._room.sums[:-1])
         if self._copies.is_needed:
             flat = self._copied[self._set] = self._copies.start(flat, self._copied.get(self._set, ()))
         return GradientSet(flat[:-1], flat[-1], self._room)
 
     def unpack(self, total: GradientSet) -> None:
-        """Make the sum of all sets the gradients of the model; the next sum overwrites them."""
+        """Make the sum of all sets the gradients of the model, until the next sum."""
         if total.room is self._room:
             self._buckets.bind(self._sum_views, total.used)
         else:

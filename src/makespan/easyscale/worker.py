@@ -361,7 +361,13 @@ class HostedESTs:
     def _packer_of(self, bucket_map: BucketMap) -> GradientPacker:
         """Provide vectors for the gradients of all hosted ESTs in a layout."""
         layout = Buckets(self._trained, bucket_map)
-        return GradientPacker(layout, self._reduction.set_scale, len(self.ranks), self._copies)
+        return GradientPacker(
+            layout,
+            self._reduction.set_scale,
+            len(self.ranks),
+            self._copies,
+            keeps_sums=not self._has_user_step,
+        )
 
 
 def _check_hosting(parts: TrainedParts, mapping: RankMapping, reduction: Reduction, buffers: str) -> None:
