@@ -12,7 +12,7 @@ from makespan.metrics import job_goodput
 from makespan.policies import REGISTRY
 from makespan.sim import NodeEvent, NodeEventKind, Recovery, validate_schedule
 
-pytestmark = [pytest.mark.untraced, pytest.mark.filterwarnings("error")]
+pytestmark = pytest.mark.filterwarnings("error")
 policies = pytest.mark.parametrize("policy", REGISTRY.values(), ids=list(REGISTRY))
 some = settings(max_examples=10, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 DELAY_S = 7.0

@@ -10,8 +10,6 @@ from torch import nn
 from makespan.slapo import VerificationError, Verify, create_schedule
 from makespan.training.zoo import build_family, family_batch, family_spec
 
-pytestmark = pytest.mark.untraced
-
 
 class Doubled(torch.autograd.Function):
     """The same value, and twice its gradient."""

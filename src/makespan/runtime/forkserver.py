@@ -13,6 +13,7 @@ Each worker has a pipe to its launcher, with this protocol:
 
 import gc
 import importlib
+import io
 import json
 import os
 import runpy
@@ -277,6 +278,8 @@ class _Server:
             os.chdir(request["directory"])
             os.environ.clear()
             os.environ.update(request["environment"] | {"MAKESPAN_PARENT": str(os.getppid())})
+            if os.environ.get("PYTHONUNBUFFERED") and isinstance(sys.stdout, io.TextIOWrapper):
+                sys.stdout.reconfigure(line_buffering=True)  # Python reads the variable at its start only
             sys.argv[:] = [request["module"], request["argument"]]
             sys.modules.pop(request["module"], None)
             runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
