@@ -6,21 +6,10 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from torch import nn
+from verify_cases import Doubled
 
 from makespan.slapo import VerificationError, Verify, create_schedule
 from makespan.training.zoo import build_family, family_batch, family_spec
-
-
-class Doubled(torch.autograd.Function):
-    """The same value, and twice its gradient."""
-
-    @staticmethod
-    def forward(ctx, value):
-        return value.view_as(value)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return 2 * gradient
 
 
 def on_tensors(change):

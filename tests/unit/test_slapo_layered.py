@@ -8,6 +8,7 @@ torch = pytest.importorskip("torch")
 
 from torch import nn
 from torch.nn import functional as F
+from verify_cases import Doubled
 
 from makespan.slapo import VerificationError, Verify, create_schedule
 from makespan.slapo.layered import repeated_layers
@@ -89,18 +90,6 @@ def unchanged(sch):
 
 def hooked(path, hook):
     return lambda sch: sch[path].mod.register_forward_hook(hook)
-
-
-class Doubled(torch.autograd.Function):
-    """The same value, and twice its gradient."""
-
-    @staticmethod
-    def forward(ctx, value):
-        return value.view_as(value)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return 2 * gradient
 
 
 def test_layers_of_one_structure_are_compared_once_per_kind_of_arguments():

@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch")
 
 from torch import fx, nn
 from torch.nn import functional as F
+from verify_cases import Doubled
 
 from makespan.slapo import (
     ArgumentError,
@@ -471,18 +472,6 @@ def test_primitives_that_may_change_results_are_noted():
     with Verify(sch := create_schedule(net()), batch()) as check:
         sch["drop"].fork_rng()
     assert "note: 1 x fork_rng, which may change results" in str(check.report)
-
-
-class Doubled(torch.autograd.Function):
-    """The same value, and twice its gradient."""
-
-    @staticmethod
-    def forward(ctx, value):
-        return value.view_as(value)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return 2 * gradient
 
 
 def doubled(module, args, output):
