@@ -99,7 +99,7 @@ def elastic_step(parts: TrainedParts, batch: tuple[Tensor, Tensor], mapping: Ran
     return lambda: over_group(hosted.mini_batch(lambda rank: batch)) and None
 
 
-def measured(mapping: RankMapping, megabytes: int, who: Identity) -> dict[str, Any]:
+def measured(mapping: RankMapping, megabytes: int, n_steps: int, who: Identity) -> dict[str, Any]:
     """Run both ways in turns; return their times, and what they send and copy."""
     sent = [0]
     exchange = dist.all_to_all_single
@@ -124,7 +124,7 @@ def measured(mapping: RankMapping, megabytes: int, who: Identity) -> dict[str, A
         "elastic": elastic_step(*parts["elastic"], mapping, who.rank),
     }
     times: dict[str, list[tuple[float, float]]] = defaultdict(list)
-    for number in range(N_WARMUP + N_STEPS[megabytes]):
+    for number in range(N_WARMUP + n_steps):
         for name in sorted(steps, reverse=bool(number % 2)):
             dist.barrier()
             begun, spent = time.perf_counter(), time.process_time()
@@ -166,7 +166,8 @@ def test_step_over_stock(benchmark: Any, case: str, megabytes: int) -> None:
 
     def run() -> dict[str, Any]:
         with temporary_directory("bench") as path:
-            request = {"mapping": text, "megabytes": megabytes}
+            n_steps = N_STEPS[megabytes] if benchmark.enabled else 1
+            request = {"mapping": text, "megabytes": megabytes, "n_steps": n_steps}
             command = [sys.executable, str(Path(__file__))]
             LocalLauncher().run(Launch(command, request, mapping.n_processes, path))
             found: dict[str, Any] = RunDirectory(path).result()
@@ -187,7 +188,8 @@ def work(directory: RunDirectory, who: Identity) -> None:
     """Measure the case of the request."""
     join(directory, who)
     request = directory.request()
-    found = measured(RankMapping.parse(request["mapping"]), request["megabytes"], who)
+    mapping = RankMapping.parse(request["mapping"])
+    found = measured(mapping, request["megabytes"], request["n_steps"], who)
     if who.rank == 0:
         directory.write_result(found)
     dist.barrier()
