@@ -22,7 +22,6 @@ from makespan.easyscale.job import RankMapping
 from makespan.easyscale.randomness import (
     RandomStates,
     implicit_sha,
-    raw_bytes,
     seed_everything,
     value_sha,
 )
@@ -37,6 +36,7 @@ from makespan.easyscale.user_state import (
     without_ids,
 )
 from makespan.errors import InputError
+from makespan.training.bits import has_equal_bits, raw_bytes
 
 # --- Process identity that user code sees ---
 #
@@ -270,10 +270,6 @@ class _Context:
     python: dict[str, Any]
 
 
-def _same_bits(before: Tensor, now: Tensor) -> bool:
-    return before.shape == now.shape and torch.equal(raw_bytes(before), raw_bytes(now))
-
-
 class Contexts:
     """Contexts of the ESTs that a process hosts, and the state that all ESTs share.
 
@@ -415,7 +411,7 @@ class Contexts:
         changed = [
             name
             for name, shared in self._shared.items()
-            if name not in buffers or not _same_bits(shared, buffers[name])
+            if name not in buffers or not has_equal_bits(shared, buffers[name])
         ]
         for name in changed:
             self.make_per_worker(name)
@@ -472,7 +468,7 @@ class Contexts:
             self.make_per_worker(name)
             context.buffers[name] = None
         for name, value in buffers.items():
-            if name in self._shared and not _same_bits(self._shared[name], value):
+            if name in self._shared and not has_equal_bits(self._shared[name], value):
                 self.make_per_worker(name)
             elif name not in known:
                 for other in self._contexts.values():
@@ -497,7 +493,7 @@ class Contexts:
             )
         values = yield from self._buffers_of_first(live, mapping, process)
         for name, value in values.items():
-            if name in self._shared and not _same_bits(self._shared[name], value):
+            if name in self._shared and not has_equal_bits(self._shared[name], value):
                 self.make_per_worker(name)
             for context in self._contexts.values():
                 if name in context.buffers:
@@ -573,9 +569,9 @@ class Contexts:
         buffers = self._live_buffers()
         for name, now in buffers.items():
             if name in self._shared:
-                if not _same_bits(self._shared[name], now):
+                if not has_equal_bits(self._shared[name], now):
                     self._shared[name] = now.detach().clone()
-            elif (old := before.get(name)) is None or not _same_bits(old, now):
+            elif (old := before.get(name)) is None or not has_equal_bits(old, now):
                 if name in self._apart or name not in self._built:
                     raise InputError(
                         f"code after the sum of gradients changes buffer {name}, which was added or resized "

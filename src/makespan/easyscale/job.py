@@ -203,8 +203,8 @@ class RunOptions:
         Seconds between checkpoints; 0 for no checkpoints by time. The time is at least twenty times that of
         writing one. A checkpoint is always written at the end and on request.
     hash_every
-        Mini-batches between hashes of parameters, optimizer and contexts; 0 for none, None for hashes at
-        checkpoints only. A sum of the words of all parameters is compared between processes in every
+        Mini-batches between hashes of parameters, optimizer and contexts; 0 for none. By default, hashes are
+        taken at checkpoints only. A sum of the words of all parameters is compared between processes in every
         mini-batch.
     loader_processes
         Loader processes per training process.

@@ -25,6 +25,7 @@ from numpy.random import mtrand
 from torch import Tensor, nn
 
 from makespan.errors import CheckpointError
+from makespan.training.bits import has_equal_bits
 
 ABSENT = ("absent",)
 """Marks a value that does not exist (yet)."""
@@ -481,10 +482,7 @@ def is_absent(value: Any) -> bool:
 def same_value(first: Any, second: Any) -> bool:
     """Return True if two captured values are bitwise equal."""
     if isinstance(first, Tensor) and isinstance(second, Tensor):
-        if first.dtype != second.dtype or first.shape != second.shape or first.device != second.device:
-            return False
-        raw = [each.contiguous().reshape(-1).view(torch.uint8) for each in (first, second)]
-        return torch.equal(*raw)
+        return first.device == second.device and has_equal_bits(first, second)
     if isinstance(first, Tensor) or isinstance(second, Tensor) or type(first) is not type(second):
         return False
     if isinstance(first, dict):

@@ -38,7 +38,7 @@ from makespan.easyscale.data import LoaderPool, LoaderState, Shards, loss_of
 from makespan.easyscale.job import MODEL_FILE, TRAINING_LOCK, RankMapping
 from makespan.easyscale.kernels import DeterminismLevel, kernels_of
 from makespan.easyscale.parts import TrainedParts, build_parts, use_kernels
-from makespan.easyscale.randomness import WordSum, optimizer_sha, parameter_sha, word_sum_of
+from makespan.easyscale.randomness import optimizer_sha, parameter_sha
 from makespan.easyscale.reduction import (
     BucketMap,
     Buckets,
@@ -71,6 +71,7 @@ from makespan.runtime import (
     run_worker,
     start_checkpoint,
 )
+from makespan.training.bits import WordSum, word_sum_of
 from makespan.units import format_bytes
 
 # --- One mini-batch: ESTs in turn, one sum, one optimizer step ---

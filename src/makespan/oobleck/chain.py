@@ -24,6 +24,7 @@ from torch.utils.data import default_collate
 
 from makespan.errors import InputError
 from makespan.oobleck.job import ChainJob, small_model
+from makespan.training.bits import has_equal_bits
 from makespan.training.zoo import build_link, global_batch, link_loss, n_links
 from makespan.user_code import load_file, user_file
 
@@ -268,14 +269,6 @@ def _beside_weights(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         name: [leaf for leaf in tree_leaves(value) if isinstance(leaf, _COMPARED) and id(leaf) not in trained]
         for name, value in values.items()
     }
-
-
-def has_equal_bits(left: Tensor, right: Tensor) -> bool:
-    """Compare two tensors as bytes, so that NaN equals itself and 0.0 differs from -0.0."""
-    if left.shape != right.shape or left.dtype != right.dtype:
-        return False
-    views = [part.detach().contiguous().reshape(-1).view(torch.uint8) for part in (left, right)]
-    return torch.equal(*views)
 
 
 def _is_equal(before: Sequence[Any], now: Sequence[Any]) -> bool:

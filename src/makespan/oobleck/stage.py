@@ -29,7 +29,6 @@ from makespan.oobleck.chain import (
     build_optimizer,
     check_repeated,
     draws_kept,
-    has_equal_bits,
     load_chain,
     load_microbatch,
     seed_layer,
@@ -38,6 +37,7 @@ from makespan.oobleck.job import ChainJob
 from makespan.oobleck.plan import HybridPlan, check_plan, owners
 from makespan.plans import one_f_one_b_order
 from makespan.training import refuse_plain_clipping
+from makespan.training.bits import has_equal_bits, raw_bytes
 
 # --- Instructions of a stage ------------------------------------------------------------------------
 
@@ -324,7 +324,7 @@ class HeldLayers:
         digest = hashlib.sha256()
         for name, tensor in sorted(self.state(index).items()):
             digest.update(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
-            digest.update(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+            digest.update(raw_bytes(tensor).numpy().data)
         return digest.hexdigest()
 
 

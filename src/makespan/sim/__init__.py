@@ -50,7 +50,6 @@ from makespan.sim.recovery import (
     Recovery as Recovery,
     RecoveryKind as RecoveryKind,
     expected_goodput as expected_goodput,
-    young_interval_s as young_interval_s,
 )
 from makespan.sim.scenario import (
     DECISION_LIMIT_S as DECISION_LIMIT_S,

@@ -173,11 +173,3 @@ def expected_goodput(recovery: Recovery, mtbf_s: float, restart_s: float) -> flo
     if exponent > 700:  # beyond what a float holds; the share is 0 to any digit shown
         return 0.0
     return every_s / (mtbf_s * math.exp(restart_s / mtbf_s) * math.expm1(cycle_s / mtbf_s))
-
-
-def young_interval_s(checkpoint_s: float, mtbf_s: float) -> float:
-    """Return the interval between checkpoints that loses least [s] (Young, CACM 17, 1974).
-
-    Valid if a checkpoint takes much less time than there is between failures; both times [s].
-    """
-    return math.sqrt(2.0 * checkpoint_s * mtbf_s)

@@ -26,6 +26,7 @@ from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree  # there is no public name for it
 
 from makespan.slapo.graphs import StateSnapshot
+from makespan.training.bits import raw_bytes
 
 
 class NoLayersError(Exception):
@@ -251,10 +252,9 @@ def _has_only_attributes(value: Any) -> bool:
 
 
 def _digest(tensor: Tensor) -> str:
-    values = tensor.detach().cpu().contiguous()
-    if values.is_meta or values.numel() == 0:
-        return str(tuple(values.shape))
-    return hashlib.sha256(values.reshape(-1).view(torch.uint8).numpy().tobytes()).hexdigest()
+    if tensor.is_meta or tensor.numel() == 0:
+        return str(tuple(tensor.shape))
+    return hashlib.sha256(raw_bytes(tensor).numpy().data).hexdigest()
 
 
 # --- Stand-ins ---

@@ -51,6 +51,7 @@ from makespan.slapo.layered import (
 from makespan.slapo.layouts import PARTIAL, Ranks, TensorShard, cut, sharding_of
 from makespan.slapo.pipelining import Partition, partition
 from makespan.slapo.schedule import JournalEntry, Schedule, create_schedule, digest, primitive_named
+from makespan.training.bits import word_sum_of
 
 # --- Comparison of tensors ---
 
@@ -509,7 +510,6 @@ def _numbered(noun: str, numbers: Sequence[int] | int) -> str:
 ORIGIN = "makespan_verified_name"
 """Tag of a parameter: its name when the verification began; it follows the parameter through primitives."""
 _SPREAD = 0.1
-_WHOLE_NUMBERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _Object = TypeVar("_Object")
 
 
@@ -575,15 +575,7 @@ def _parameter_like(old: nn.Parameter, values: Tensor) -> nn.Parameter:
 
 
 def _checksum(tensor: Tensor) -> int:
-    if tensor.is_meta:
-        return 0
-    values = torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()
-    flat = values.contiguous().reshape(-1)
-    is_even = (
-        flat.numel() * flat.element_size() % 8 == 0 and flat.storage_offset() * flat.element_size() % 8 == 0
-    )
-    # Eight bytes at a time, since a sum of numbers of another width converts each of them first.
-    return int(flat.view(torch.int64 if is_even else _WHOLE_NUMBERS[flat.element_size()]).sum())
+    return 0 if tensor.is_meta else int(word_sum_of([tensor]))
 
 
 @dataclass(slots=True)

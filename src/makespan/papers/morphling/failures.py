@@ -134,7 +134,9 @@ class Failures(Simulated):
                     keys.append((gpus, per_day, kind, policy, seed))
                     cases.append(SimulationSpec(replace(failing, recovery=recovery, name=name), policy))
                     is_modelled = kind == RESTART
-                    expected.append(expected_of(base, per_day, recovery) if is_modelled else float("nan"))
+                    expected.append(
+                        expected_of(base, self.delay_s, per_day, recovery) if is_modelled else float("nan")
+                    )
         runs = run_all(cases, given.n_threads)
         table = pd.DataFrame(keys, columns=["gpus", "per_day", "recovery", "policy", "seed"])
         table = table.assign(**_measured(runs), expected_goodput=expected)
@@ -196,14 +198,13 @@ def stretched(gpus: int, jobs: int, stretch: float, seed: int, times: ReferenceT
     return with_load(longer, size / stretch)
 
 
-def expected_of(scenario: Scenario, per_day: float, recovery: Recovery) -> float:
+def expected_of(scenario: Scenario, delay_s: float, per_day: float, recovery: Recovery) -> float:
     """Return the goodput of restarts by the analytic model, if each job runs as requested and alone [1].
 
     A job holds the fewest nodes for its GPUs, which fail at their part of the rate of the cluster. It starts
     once, and then makes progress as `makespan.sim.expected_goodput` says.
     """
     fitting, node = scenario.catalogue.on(scenario.cluster), scenario.cluster.node
-    delay_s = float(scenario.restart_delay_s) if isinstance(scenario.restart_delay_s, int | float) else 0.0
     useful = held = 0.0
     for job in scenario.jobs:
         requested = fitting.requested(job)
