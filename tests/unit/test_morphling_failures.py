@@ -88,9 +88,13 @@ def test_the_analytic_model_counts_the_nodes_of_each_job_and_its_first_start():
     recovery = Recovery("restart", 600.0, 30.0)
     work_s = 10_001 * requested.iter_time_s
     mtbf_s = DAY / 40 * 8 / requested.n_nodes
-    pace = expected_goodput(recovery, mtbf_s, 100.0)
-    assert expected_of(one, 40.0, recovery) == pytest.approx(work_s / (100.0 + work_s / pace))
-    assert expected_of(one, 0.0, recovery) > expected_of(one, 40.0, recovery)
+    pace = expected_goodput(recovery, mtbf_s, one.restart_delay_s)
+    assert expected_of(one, one.restart_delay_s, 40.0, recovery) == pytest.approx(
+        work_s / (one.restart_delay_s + work_s / pace)
+    )
+    assert expected_of(one, one.restart_delay_s, 0.0, recovery) > expected_of(
+        one, one.restart_delay_s, 40.0, recovery
+    )
 
 
 def rows_of(goodput, jct_s, recovery, policy="fifo", per_day=100.0, seeds=(1, 2, 3, 4)):
