@@ -13,18 +13,11 @@ from torch import nn
 from verify_cases import HIDDEN, ids, model, shard, shard_vocabulary
 
 from makespan.slapo import SCHEDULES, VerificationError, Verify, apply_schedule, create_schedule
-from makespan.slapo.layered import NoLayersError
+from makespan.slapo.comparison import GRADIENT, OUTPUT, tolerance_for
+from makespan.slapo.layered import LayerPasses, NoLayersError
 from makespan.slapo.layouts import Ranks
-from makespan.slapo.verification import (
-    GRADIENT,
-    OUTPUT,
-    Call,
-    LayerPasses,
-    Passes,
-    checked_call,
-    same_weights,
-    tolerance_for,
-)
+from makespan.slapo.passes import Call, Passes, checked_call
+from makespan.slapo.weights import same_weights
 from makespan.training.zoo import build_family, family_batch, family_spec
 
 CASES = (

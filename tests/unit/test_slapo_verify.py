@@ -21,7 +21,7 @@ from makespan.slapo import (
     create_schedule,
     init_empty_weights,
 )
-from makespan.slapo.verification import copy_module
+from makespan.slapo.weights import copy_module
 
 HIDDEN = 8
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         build as build,
         init_empty_weights as init_empty_weights,
     )
+    from makespan.slapo.comparison import Divergence as Divergence
     from makespan.slapo.errors import (
         ArgumentError as ArgumentError,
         BuildError as BuildError,
@@ -87,11 +88,7 @@ if TYPE_CHECKING:
         load_full_state_dict as load_full_state_dict,
     )
     from makespan.slapo.syncing import clip_grad_norm as clip_grad_norm
-    from makespan.slapo.verification import (
-        Divergence as Divergence,
-        Verify as Verify,
-        VerifyReport as VerifyReport,
-    )
+    from makespan.slapo.verification import Verify as Verify, VerifyReport as VerifyReport
 
 
 __getattr__ = lazy_exports(__name__, __file__, renamed={"Place": "Divergence"})

@@ -11,21 +11,32 @@ import dataclasses
 import enum
 import functools
 import hashlib
+import math
+import pickle
+import random
 import re
 import types
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree  # there is no public name for it
 
+from makespan.slapo.comparison import Comparison, Tolerance
+from makespan.slapo.errors import short_repr
 from makespan.slapo.graphs import StateSnapshot
+from makespan.slapo.layouts import gather_objects
+from makespan.slapo.passes import ROUNDING_UNITS, Call, Outcome, Passes, checked_call, seeded
+from makespan.slapo.weights import Weights
 from makespan.training.bits import raw_bytes
 
 
@@ -497,3 +508,298 @@ def shared_modules(model: nn.Module, layers: Sequence[str]) -> Iterator[str]:
         waiting += [
             child for child in module._modules.values() if child is not None and id(child) not in seen
         ]
+
+
+# --- Passes by layers ---
+
+_Object = TypeVar("_Object")
+
+
+class RestPasses(Passes):
+    """Passes of both models with stand-ins for their layers."""
+
+    stand_ins: Mapping[int, StandIns]
+    """Stand-ins by the id of the model."""
+
+    def _forward(self, model: nn.Module) -> Outcome:
+        self.stand_ins[id(model)].is_forward = True
+        try:
+            return super()._forward(model)
+        finally:
+            self.stand_ins[id(model)].is_forward = False
+
+
+class OneLayerPasses(Passes):
+    """Passes of one of several layers, with a share of the tolerance of the model."""
+
+    n_layers: int
+
+    def _tolerance(self, kind: str, dtype: torch.dtype) -> Tolerance:
+        """Return the share of the model's tolerance that one layer may use up.
+
+        In the model, errors of outputs and of input gradients add up over the layers, and a gradient of a
+        parameter has the error of its layer besides that of the gradient that arrives there.
+        """
+        whole = Passes._tolerance(self, kind, dtype)
+        if not (dtype.is_floating_point or dtype.is_complex):
+            return whole
+        share = 1 / 2 if kind == "parameter gradient" else 1 / self.n_layers
+        rounding = ROUNDING_UNITS * torch.finfo(dtype).eps
+        return Tolerance(
+            min(whole.rtol, max(share * whole.rtol, rounding)),
+            min(whole.atol, max(share * whole.atol, rounding)),
+        )
+
+
+class LayerPasses:
+    """Passes of the rest of a model, and of layers that stand for all layers of their structure.
+
+    Parameters
+    ----------
+    passes
+        Passes of the whole models, which do not run.
+
+    Raises
+    ------
+    NoLayersError
+        The models cannot be taken apart.
+    """
+
+    def __init__(self, passes: Passes) -> None:
+        self._whole = passes
+        self._paths = repeated_layers(passes.weights.original)
+        self.comparisons: list[Comparison] = []
+        self.layers: dict[str, list[str]] = {}
+        """Compared layers, each with all layers of its structure."""
+        self._joined(self._take_apart)
+
+    def _take_apart(self) -> None:
+        weights = self._whole.weights
+        if not self._paths:
+            raise NoLayersError("no list has two layers")
+        for model in (weights.original, weights.scheduled):
+            for path in self._paths:
+                try:
+                    model.get_submodule(path)
+                except AttributeError:
+                    raise NoLayersError(f"the schedule has no {path!r}") from None
+            if (shared := next(shared_modules(model, self._paths), None)) is not None:
+                raise NoLayersError(f"{shared!r} shares a module or weight with the rest of the model")
+        for name, (source, _) in weights.origin.items():
+            if self._layer_of(name) != self._layer_of(source):
+                raise NoLayersError(f"parameter {name!r} was {source!r}")
+        self._parts = {path: self._part(path) for path in ("", *self._paths)}
+        self._kinds = {path: self._structure(path) for path in self._paths}
+
+    def _layer_of(self, name: str) -> str:
+        return next((path for path in self._paths if name.startswith(f"{path}.")), "")
+
+    def _part(self, path: str) -> Weights:
+        """Return the weights of a layer, with names inside of it, or those of the rest."""
+        whole = self._whole.weights
+        names = [name for name in (*whole.origin, *whole.buffers) if self._layer_of(name) == path]
+        start = f"{path}." if path else ""
+        return Weights(
+            whole.original.get_submodule(path),
+            whole.scheduled.get_submodule(path),
+            {
+                name.removeprefix(start): (source.removeprefix(start), shard)
+                for name in names
+                if name in whole.origin
+                for source, shard in [whole.origin[name]]
+            },
+            buffers={
+                name.removeprefix(start): whole.buffers[name] for name in names if name in whole.buffers
+            },
+        )
+
+    def _structure(self, path: str) -> str:
+        """Return a text that is equal for layers of which one may stand for the other."""
+        part = self._parts[path]
+        original, scheduled = (dict(model.named_parameters()) for model in (part.original, part.scheduled))
+        kept: dict[str, list[str]] = {}
+        for name, (source, _) in part.origin.items():
+            kept.setdefault(source, []).append(name)
+        return " ".join(
+            (
+                structure_of(
+                    part.original, path, {id(original[name]): names for name, names in kept.items()}
+                ),
+                structure_of(
+                    part.scheduled,
+                    path,
+                    {id(scheduled[name]): source for name, (source, _) in part.origin.items()},
+                ),
+            )
+        )
+
+    def run(self, suffix: str) -> None:
+        """Run all parts in the present mode.
+
+        Raises
+        ------
+        NoLayersError
+            On all processes: a part differs, or the models cannot be taken apart after all. A difference says
+            no more than that the whole model has to be compared, since errors may cancel between layers.
+        """
+        whole, rest = self._whole, self._parts[""]
+        templates = Templates(self._kinds, partial(_undrawn, whole.seed, whole.device))
+        expected = StandIns(rest.original, self._paths, templates.learn)
+        actual = StandIns(rest.scheduled, self._paths, lambda key, _, handed: templates.known(key[0], handed))
+        passes = RestPasses(
+            rest, whole.call, rest.scheduled, whole.ranks, whole.device, whole.seed, whole.tolerances,
+            whole.loss_fn, whole.check_grad, suffix,
+        )  # fmt: skip
+        passes.stand_ins = {id(rest.original): expected, id(rest.scheduled): actual}
+
+        def reference() -> Outcome:
+            outcome = passes.reference()
+            _check_numbers("the rest of the model", passes, outcome)
+            if expected.refusal is not None:  # the model caught it
+                raise expected.refusal
+            return outcome
+
+        def compare_handed() -> None:
+            if actual.refusal is not None:
+                raise actual.refusal
+            _refuse(_first_fault("the rest of the model", passes))
+            self._check_others("the rest of the model")
+            self._compare_handed(passes, expected, actual)
+            _refuse(_first_fault("the rest of the model", passes))
+
+        with expected, actual:
+            passes.run(self._joined(reference))
+        self._joined(compare_handed)
+        self.comparisons += passes.comparisons
+        firsts = gather_objects(whole.ranks, list(templates.first.values()))
+        if any(other != firsts[0] for other in firsts):
+            raise NoLayersError("the processes find other layers alike")
+        for (kind, _), (path, index) in templates.first.items():
+            self.layers.setdefault(path, [other for other in self._paths if self._kinds[other] == kind])
+            self._run_layer(path, expected.calls[path, index], suffix)
+
+    def _run_layer(self, path: str, handed: Handed, suffix: str) -> None:
+        passes = self._layer_passes(path, handed, suffix)
+
+        def reference() -> tuple[str, Outcome]:
+            outcome = passes.reference()
+            _check_numbers(repr(path), passes, outcome)
+            return state_of(passes.scheduled, path), outcome
+
+        before, outcome = self._joined(reference)
+        passes.run(outcome)
+
+        def check() -> None:
+            _refuse(_first_fault(repr(path), passes))
+            self._check_others(repr(path))
+            if state_of(passes.scheduled, path) != before:
+                raise NoLayersError(f"{path!r} keeps state in attributes")
+
+        self._joined(check)
+        self.comparisons += [_of_layer(comparison, path) for comparison in passes.comparisons]
+
+    def _check_others(self, where: str) -> None:
+        """Raise an error if gradients have arrived at parts other than the one that ran."""
+        weights = self._whole.weights
+        for name, parameter in (
+            *weights.original.named_parameters(),
+            *weights.scheduled.named_parameters(),
+        ):
+            if parameter.grad is not None:
+                raise NoLayersError(f"{where} uses {name!r}, which belongs elsewhere")
+
+    def _joined(self, step: Callable[[], _Object]) -> _Object:
+        """Run a step without communication; raise a `NoLayersError` on all processes if one of them fails."""
+        refusal, result = "", None
+        try:
+            result = step()
+        except Exception as error:  # noqa: BLE001 - whatever a model raises
+            is_known = isinstance(error, NoLayersError)
+            refusal = str(error) if is_known else short_repr(f"{type(error).__name__}: {error}")
+        for text in gather_objects(self._whole.ranks, refusal):
+            if text:
+                raise NoLayersError(text)
+        return cast("_Object", result)
+
+    def _layer_passes(self, path: str, handed: Handed, suffix: str) -> OneLayerPasses:
+        """Return the passes of one layer on what the model handed to it."""
+        whole, part = self._whole, self._parts[path]
+        call = checked_call(part.original, Call(handed.args, handed.kwargs), path, None)
+        needs = iter(handed.needs_gradient)
+        wanting = {
+            name
+            for name, value in (*zip(call.names, call.args, strict=True), *call.kwargs.items())
+            if sum(next(needs) for _ in pytree.tree_leaves(value))
+        }
+        passes = OneLayerPasses(
+            part, replace(call, wanting=frozenset(wanting)), part.scheduled, whole.ranks, whole.device,
+            whole.seed, whole.tolerances, None, whole.check_grad, suffix,
+        )  # fmt: skip
+        passes.n_layers = len(self._paths)
+        return passes
+
+    def _compare_handed(self, passes: Passes, expected: StandIns, actual: StandIns) -> None:
+        """Compare what the rest of both models handed to the layers, and the gradients that arrived there."""
+        if [*expected.calls] != [*actual.calls]:
+            passes.faults.append("the layers are called in another order")
+            return
+        for (path, index), handed in expected.calls.items():
+            other = actual.calls[path, index]
+            for place, (leaf, value) in enumerate(zip(handed.leaves, other.leaves, strict=True)):
+                if isinstance(leaf, Tensor):
+                    passes._compare("layer input", f"{path} {index} {place}", value, leaf)
+            if self._whole.check_grad and handed.gradients.keys() != other.gradients.keys():
+                passes.faults.append(f"gradients arrive at other results of {path!r}")
+                continue
+            for place, gradient in handed.gradients.items():
+                passes._compare(
+                    "layer output gradient", f"{path} {index} {place}", other.gradients[place], gradient
+                )
+
+
+@contextmanager
+def _undrawn(seed: int, device: torch.device, path: str) -> Iterator[None]:
+    """Run a layer by itself; raise an error if it draws random numbers."""
+    with seeded(seed, device):
+        before = _random_states()
+        yield
+        if _random_states() != before:
+            raise NoLayersError(f"{path!r} draws random numbers")
+
+
+def _random_states() -> tuple[Any, ...]:
+    initialised: Callable[[], bool] = torch.cuda.is_initialized
+    devices = range(torch.cuda.device_count()) if initialised() else ()
+    states = [torch.get_rng_state(), *(torch.cuda.get_rng_state(index) for index in devices)]
+    of_numpy = pickle.dumps(np.random.get_state())  # noqa: NPY002 - models may draw from it
+    return random.getstate(), of_numpy, *(state.numpy().tobytes() for state in states)
+
+
+def _check_numbers(where: str, passes: Passes, outcome: Outcome) -> None:
+    """Raise an error if a result of the original is NaN, which agrees with that of most faults."""
+    gradients = [parameter.grad for parameter in passes.weights.original.parameters()]
+    for tensor in (*outcome.tensors.values(), *(gradient for gradient in gradients if gradient is not None)):
+        is_float = tensor.is_floating_point() or tensor.is_complex()
+        if is_float and math.isnan(float(torch.linalg.vector_norm(tensor.detach()))):
+            raise NoLayersError(f"{where} returns NaN by itself")
+
+
+def _refuse(reason: str) -> None:
+    if reason:
+        raise NoLayersError(reason)
+
+
+def _first_fault(where: str, passes: Passes) -> str:
+    """Return the first fault of this process, empty if there is none."""
+    faults = [*passes.faults, *(str(comparison) for comparison in passes.comparisons if comparison.fault)]
+    return f"{where} differs by itself: {short_repr(faults[0])}" if faults else ""
+
+
+def _of_layer(comparison: Comparison, path: str) -> Comparison:
+    """Return a comparison of a layer under its name in the whole model."""
+    of_parameter = comparison.kind.startswith(("parameter", "buffer"))
+    return replace(
+        comparison,
+        kind=comparison.kind if of_parameter else f"layer {comparison.kind}",
+        name=f"{path}.{comparison.name}" if of_parameter else f"{path} {comparison.name}",
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -35,6 +35,28 @@ class Ranks:
     def __deepcopy__(self, memo: dict[int, Any]) -> Ranks:
         """Return itself, since the connections of a process group cannot be copied."""
         return self
+
+
+_Object = TypeVar("_Object")
+
+
+def gather_objects(ranks: Ranks, value: _Object) -> list[_Object]:
+    """Return the values of all processes of the group, in the order of ranks."""
+    if ranks.size == 1:
+        return [value]
+    values: list[Any] = [None] * ranks.size
+    dist.all_gather_object(values, value, group=ranks.group)
+    return values
+
+
+def broadcast_object(ranks: Ranks, value: _Object) -> _Object:
+    """Return the value of the first process of the group."""
+    if ranks.size == 1:
+        return value
+    held: list[Any] = [value]
+    dist.broadcast_object_list(held, group=ranks.group, group_src=0)
+    received: _Object = held[0]
+    return received
 
 
 class _Conjugate(torch.autograd.Function):
