@@ -25,6 +25,11 @@ def pytest_addoption(parser):
     parser.addoption("--update-golden", action="store_true", help="write golden files instead of comparing")
 
 
+def pytest_xdist_auto_num_workers():
+    """Run one more than there are cores, because tests wait for other processes a third of their time."""
+    return len(os.sched_getaffinity(0)) + 1
+
+
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their markers
 def pytest_collection_modifyitems(items):
     for item in items:
