@@ -23,6 +23,7 @@ from makespan.easyscale.trainer import ELASTIC_STEPS, _suspended_by_signals, wit
 from makespan.errors import CheckpointError, InputError, LostWorkerError, WorkerError
 from makespan.runtime import checkpoints as _checkpoints
 from makespan.tables import read_csv
+from makespan.training import weights
 
 pytestmark = pytest.mark.xdist_group("training")
 
@@ -136,6 +137,12 @@ def test_the_exported_model_is_a_plain_state_dict(straight, tmp_path):
     with pytest.raises(CheckpointError, match="which has no checkpoint"):
         trainer(tmp_path / "none").export(tmp_path / "other.pt")
     assert not (tmp_path / "other.pt").exists()
+
+
+def test_without_its_package_no_file_of_safetensors_is_promised(tmp_path, monkeypatch):
+    monkeypatch.setattr(weights, "find_spec", lambda name: None)
+    with pytest.raises(InputError, match=r"model\.safetensors, but the package safetensors is not installed"):
+        trainer(tmp_path / "none").export(tmp_path / "model.safetensors")
 
 
 # --- signals --------------------------------------------------------------------------------------------

@@ -12,7 +12,6 @@ the state of the run, and ``wanted.json`` a requested mapping.
 import logging
 import os
 import re
-import shutil
 import signal
 import threading
 from collections.abc import Iterator, Sequence
@@ -44,7 +43,7 @@ from makespan.errors import (
     WorkerError,
     unknown_name,
 )
-from makespan.files import atomic_path, read_json, write_json
+from makespan.files import read_json, write_json
 from makespan.notebook import object_html, table_html
 from makespan.runtime import (
     Checkpoint,
@@ -60,6 +59,7 @@ from makespan.runtime import (
     sound_checkpoint,
 )
 from makespan.tables import table_schema, write_csv
+from makespan.training.weights import check_weights_path, copy_weights
 
 _log = logging.getLogger(__name__)
 
@@ -710,7 +710,8 @@ def export_model(run_dir: str | Path, path: str | Path) -> Path:
     Parameters
     ----------
     run_dir, path
-        Directory of the run, and the file to write; ``torch.load`` with ``weights_only=True`` reads it.
+        Directory of the run, and the file to write: ``.safetensors``, if that package is installed, or a file
+        that ``torch.load`` reads with ``weights_only=True``.
 
     Returns
     -------
@@ -721,12 +722,13 @@ def export_model(run_dir: str | Path, path: str | Path) -> Path:
     ------
     makespan.errors.CheckpointError
         There is no checkpoint, or all are damaged.
+    makespan.errors.InputError
+        The file is to be ``.safetensors``, and the package is missing or an entry is not a tensor.
     """
+    check_weights_path(path)
     checkpoint = RunFolder(Path(run_dir)).checkpoint()
     if checkpoint is None:
         raise CheckpointError(
             f"run_dir is {run_dir}, which has no checkpoint; expected the directory of a run that saved one"
         )
-    with atomic_path(path) as target:
-        shutil.copyfile(checkpoint.path / MODEL_FILE, target)
-    return Path(path)
+    return copy_weights(checkpoint.path / MODEL_FILE, path)

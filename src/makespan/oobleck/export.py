@@ -5,9 +5,10 @@ from pathlib import Path
 import torch
 
 from makespan.errors import CheckpointError
-from makespan.files import atomic_path, read_json
+from makespan.files import read_json
 from makespan.oobleck.worker import layer_file
 from makespan.runtime import sound_checkpoint
+from makespan.training.weights import check_weights_path, write_weights
 
 
 def export_model(run_dir: str | Path, path: str | Path) -> Path:
@@ -20,7 +21,8 @@ def export_model(run_dir: str | Path, path: str | Path) -> Path:
     Parameters
     ----------
     run_dir, path
-        Directory of the run, and the file to write; read it with ``torch.load(path, weights_only=True)``.
+        Directory of the run, and the file to write: ``.safetensors``, if that package is installed, or a file
+        that ``torch.load`` reads with ``weights_only=True``.
 
     Returns
     -------
@@ -31,7 +33,10 @@ def export_model(run_dir: str | Path, path: str | Path) -> Path:
     ------
     makespan.errors.CheckpointError
         There is no checkpoint, or every checkpoint is damaged.
+    makespan.errors.InputError
+        The file is to be ``.safetensors``, and the package is missing or an entry is not a tensor.
     """
+    check_weights_path(path)
     checkpoint = sound_checkpoint(Path(run_dir) / "checkpoints")
     if checkpoint is None:
         raise CheckpointError(
@@ -46,6 +51,4 @@ def export_model(run_dir: str | Path, path: str | Path) -> Path:
             kind, _, name = key.partition("/")
             if kind in ("parameter", "buffer") and name not in left_out:
                 state[f"{layer}.{name}"] = value
-    with atomic_path(path) as target:
-        torch.save(state, target)
-    return Path(path)
+    return write_weights(state, path)
