@@ -411,6 +411,12 @@ def test_a_policy_that_leaves_jobs_behind_is_found_out():
         run([toy_job("a")], lambda view: {}, interval_s=1.0, asks_every_round=True)
 
 
+def test_nodes_that_never_return_are_named_where_jobs_wait_for_ever():
+    match = r"first job: 'a'., while 1 of 1 nodes are down; expected nodes that return, and a policy"
+    with pytest.raises(StalledError, match=match):
+        run([toy_job("a")], spec=toy_nodes(1, 2), failures=[NodeEvent(2.0, 0, FAILED)])
+
+
 # --- what is refused before anything runs -----------------------------------------------
 
 

@@ -552,11 +552,15 @@ class Engine:
         queue.clear()  # outdated entries refer to the engine and would keep all of it alive
 
     def stalled(self, reason: str = "no event left") -> StalledError:
-        """Return the error of a deadlock; it names the first pending job."""
+        """Return the error of a deadlock; it names the first pending job and counts nodes that are down."""
         pending = [job.spec.job_id for job in self.view.pending]
+        n_nodes = self.view.n_nodes
+        n_down = sum(not self.view.is_up(node) for node in range(n_nodes))
+        down = f"while {n_down} of {n_nodes} nodes are down; expected nodes that return, and"
+        expected = f", {down}" if n_down else "; expected"
         return StalledError(
             f"{policy_label(self.policy)} at {self.view.time_s} s: deadlock: {len(pending)} pending job(s) "
-            f"and {reason} (first job: {pending[0]!r}); expected a policy that starts every job"
+            f"and {reason} (first job: {pending[0]!r}){expected} a policy that starts every job"
         )
 
     # --- events of jobs ---------------------------------------------------------------------
