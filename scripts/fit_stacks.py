@@ -33,7 +33,10 @@ OWN = ROOT / "examples/one_gpu"
 
 def main() -> None:
     """Read, fit, write."""
-    rows, refused = read_rows(sorted(Path(sys.argv[1]).glob("*.csv")))
+    files = sorted(Path(sys.argv[1]).glob("*.csv")) if len(sys.argv) == 2 else []
+    if not files:
+        sys.exit("expected a folder with CSV files of published rows as the only argument")
+    rows, refused = read_rows(files)
     own, _ = read_rows([OWN / "measured.csv"])
     sources = sorted({row.source for row in rows})
     comment = (

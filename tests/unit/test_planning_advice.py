@@ -38,7 +38,7 @@ from makespan.planning import (
     software,
     validate_rows,
 )
-from makespan.planning.factors import slopes_of
+from makespan.planning.factors import alike, noise_of, slopes_of
 from makespan.planning.steptime import Grid
 from makespan.plots import plot_frontier, write_figure
 from makespan.units import GIB
@@ -99,14 +99,39 @@ def test_a_measured_layout_has_the_step_that_was_measured_and_its_neighbours_fol
     spreads = np.sqrt(np.diag(joint.covariance))
     assert spreads[0] < 0.011
     assert spreads[0] < spreads[1] < spreads[2]
-    moved = joint.mean - np.log([plain.price(one).step_s for one in (measured, near, far)])
-    assert moved[0] > moved[1] > moved[2] >= 0
+    before_s, after_s = (
+        np.array([one.price(layout).step_s for layout in (measured, near, far)]) for one in (pricer, plain)
+    )
+    assert np.exp(joint.mean[1:]) == pytest.approx(after_s[1:])
+    moved = joint.mean - np.log(before_s)
+    assert moved[0] > moved[1] > moved[2] > 0
+    # One that spends its time otherwise gets little more than the scale.
+    assert after_s[0] / before_s[0] > after_s[1] / before_s[1] > after_s[2] / before_s[2]
     assert plain.measured_s(measured) == pytest.approx(rows[0][3])
     assert plain.measured_s(near) is None
     sharded = [(pricer.training, far, pricer.machines, 9.0)]
     assert calibrated_by(pricer, sharded).measured_s(
         dataclasses.replace(far, sequence_parallel=False)
     ) == pytest.approx(9.0)
+
+
+def test_what_rows_teach_is_the_posterior_of_a_gaussian_process(pricer):
+    """Where no row is odd and the factors are known, what is left is the textbook's formula."""
+    texts = ("tp2 pp2 mb1", "tp2 pp2 vp2 mb1", "fsdp mb1", "tp4 mb1")
+    rows = rows_of(pricer, dict(zip(texts[:3], (1.02, 1.01, 0.99), strict=True)))
+    grid = Grid.of([parse_layout(text, 64) for text in texts])
+    refined = calibrated_by(pricer, rows).calibrated
+    before_s = pricer.parts_s(grid)
+    slopes, noise = slopes_of(before_s), noise_of(before_s)
+    prior = pricer.calibrated.covariance
+    own = np.diag(noise**2) - np.diag(np.diag(alike(before_s, before_s)))
+    among = slopes @ prior @ slopes.T + alike(before_s, before_s) + own
+    gain = among[3, :3] @ np.linalg.inv(among[:3, :3])
+    ahead = np.log([1.02, 1.01, 0.99])
+    found_s = refined.parts_s(np.zeros_like(before_s), before_s)
+    assert np.log(found_s.sum(axis=1) / before_s.sum(axis=1))[3] == pytest.approx(gain @ ahead, abs=2e-3)
+    spread = math.sqrt(among[3, 3] - gain @ among[:3, 3])
+    assert refined.spread(found_s)[3] == pytest.approx(spread, rel=0.05)
 
 
 def test_the_regret_of_two_layouts_is_the_closed_form():

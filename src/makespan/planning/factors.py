@@ -6,14 +6,17 @@ is the scatter seen between sources. Residuals are differences of logarithms wit
 with four degrees of freedom), so that one odd row does not bend everything. The posterior is the normal
 approximation at its mode, found by Gauss-Newton steps with exact derivatives. Rows of the user's own that
 scatter further than expected widen it.
+
+What no factor explains is mostly the same for layouts that spend their time alike: a Gaussian process over
+the logarithms of the shares of the terms. A measured row therefore moves its neighbours further than the
+factors do, and the rest not at all.
 """
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +40,9 @@ _MOST_STEPS, _LONGEST_STEP, _CONVERGED = 40, 0.5, 1e-5
 _MOST_WEIGHT = 8.0  # rows of one group count as this many at most
 _ROWS_OF_NOISE = 2.0  # measured rows that the usual scatter of published ones counts for
 _NORMAL_SQUARE = 0.786  # mean of r**2 times its weight, for a normal r
+_COMMON, _ALIKE = 0.9, 2.0  # of what no factor explains: variance common to layouts, and factors of 2 apart
+_LEAST_SHARE = 1e-3  # of a step: shorter terms do not tell layouts apart
+_MOST_ROUNDS = 8  # in which rows are trusted more or less
 
 
 @cache
@@ -161,7 +167,12 @@ def fit_knowledge(rows: Sequence[Measured], terms: Array | None = None) -> Knowl
                 slopes[i, at_narrow[kind]] = share[COMPUTE].sum()
         return total, slopes
 
-    theta, _ = _posterior(model, measured, centre, sigma, noise_of(ideal), weight)
+    noise = noise_of(ideal)
+
+    def weights(residual: Array) -> Array:
+        return weight * _trust(residual / noise) / noise**2
+
+    theta, *_ = _posterior(model, measured, centre, sigma, weights)
     return Knowledge(
         shared=theta[:_N],
         stacks={name: theta[at : at + _N] + theta[at + _N] for name, at in blocks.items()},
@@ -180,22 +191,31 @@ def noise_of(terms: Array) -> Array:
 
 
 def _posterior(
-    model: Any, measured: Array, centre: Array, sigma: Array, noise: Array, weight: Array
-) -> tuple[Array, Array]:
-    """Return mode and covariance of parameters with normal priors and heavy-tailed residuals."""
+    model: Callable[[Array], tuple[Array, Array]],
+    measured: Array,
+    centre: Array,
+    sigma: Array,
+    weights: Callable[[Array], Array],
+) -> tuple[Array, Array, Array, Array]:
+    """Return the mode of parameters with normal priors, its covariance, and residuals and slopes there.
+
+    ``model`` returns logarithms of steps and their slopes, ``weights`` the inverse covariance of residuals,
+    (n_rows, n_rows), or its diagonal, (n_rows,).
+    """
     theta = centre.copy()
     precision = np.diag(1 / sigma**2)
     for _ in range(_MOST_STEPS):
         predicted, slopes = model(theta)
         residual = predicted - measured
-        trust = weight * _trust(residual / noise) / noise**2
-        curvature = slopes.T @ (slopes * trust[:, None]) + precision
-        gradient = slopes.T @ (trust * residual) + (theta - centre) / sigma**2
+        weight = weights(residual)
+        weighted = (weight[:, None] * slopes if weight.ndim == 1 else weight @ slopes).T
+        curvature = weighted @ slopes + precision
+        gradient = weighted @ residual + (theta - centre) / sigma**2
         step = np.clip(np.linalg.solve(curvature, gradient), -_LONGEST_STEP, _LONGEST_STEP)
         theta = theta - step
         if np.abs(step).max() < _CONVERGED:
             break
-    return theta, np.linalg.inv(curvature)
+    return theta, np.asarray(np.linalg.inv(curvature)), residual, slopes
 
 
 def _trust(off: Array) -> Array:
@@ -203,32 +223,108 @@ def _trust(off: Array) -> Array:
     return np.asarray((_FREEDOM + 1) / (_FREEDOM + off**2))
 
 
+def alike(parts_s: Array, others_s: Array) -> Array:
+    """Return the covariance of what no factor explains, of layouts that spend their time alike.
+
+    Parameters
+    ----------
+    parts_s, others_s
+        Terms of steps [s] before any row of the ground, (n_layouts, n_terms) and (n_others, n_terms).
+
+    Returns
+    -------
+    Array
+        (n_layouts, n_others) [1].
+    """
+    own, other = (
+        np.log2(np.maximum(parts / parts.sum(axis=1, keepdims=True), _LEAST_SHARE))
+        for parts in (parts_s, others_s)
+    )
+    squares = (own**2).sum(axis=1)[:, None] + (other**2).sum(axis=1) - 2 * own @ other.T
+    correlation = np.exp(-np.maximum(squares, 0.0) / (2 * _ALIKE**2))
+    return np.asarray(_COMMON * np.outer(noise_of(parts_s), noise_of(others_s)) * correlation)
+
+
+def _own_variance(parts_s: Array) -> Array:
+    """Return the variance of what no factor explains and no other layout shares [1], (n_layouts,)."""
+    return np.asarray((1 - _COMMON) * noise_of(parts_s) ** 2)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Measured rows of a ground, as their neighbours see them.
+
+    Parameters
+    ----------
+    parts_s
+        Terms of their steps before any row [s], (n_rows, n_terms).
+    slopes
+        Slopes of the logarithms of their steps at the mode, (n_rows, 1 + n_terms).
+    ahead
+        Logarithms of their measured steps, less those of the factors at the mode, (n_rows,).
+    weights
+        Inverse covariance of ``ahead``, (n_rows, n_rows).
+    """
+
+    parts_s: Array
+    slopes: Array
+    ahead: Array
+    weights: Array
+
+
 @dataclass(frozen=True, slots=True)
 class Calibrated:
-    """What is known of the factors on one ground: the mode of their logarithms, and its covariance.
+    """What is known of steps on one ground: the mode of the logarithms of the factors, and its covariance.
 
-    Entry 0 is a common scale, the others are the terms; ``n_rows`` rows of this ground stand behind it, and
-    scatter around it ``scatter`` times as far as published rows do around theirs [1], at least once.
+    Entry 0 is a common scale, the others are the terms. ``rows`` of this ground stand behind it; they scatter
+    around it ``scatter`` times as far as published rows do around theirs [1], at least once.
     """
 
     offsets: Array
     covariance: Array
-    n_rows: int = 0
+    rows: _Rows | None = None
     scatter: float = 1.0
+
+    @property
+    def n_rows(self) -> int:
+        """Number of the rows."""
+        return 0 if self.rows is None else len(self.rows.ahead)
 
     def parts_s(self, logs: Array, terms: Array) -> Array:
         """Return the terms of steps [s], (n_layouts, n_terms), from factors and ideal terms."""
-        return np.asarray(np.exp(logs + self.offsets[0] + self.offsets[1:]) * terms)
+        parts_s = np.exp(logs + self.offsets[0] + self.offsets[1:]) * terms
+        if self.rows is None:
+            return np.asarray(parts_s)
+        ahead = self._common(parts_s, self.rows) @ self.rows.weights @ self.rows.ahead
+        return np.asarray(parts_s * np.exp(ahead)[:, None])
 
     def spread(self, parts_s: Array) -> Array:
         """Return the spread of the logarithms of steps [1], (n_layouts,)."""
-        slopes = slopes_of(parts_s)
-        known = np.einsum("ij,jk,ik->i", slopes, self.covariance, slopes)
-        return np.asarray(np.sqrt(known + self.noise(parts_s) ** 2))
+        slopes, variance = slopes_of(parts_s), (self.scatter * noise_of(parts_s)) ** 2
+        if self.rows is not None:
+            common = self._common(parts_s, self.rows)
+            pull = common @ self.rows.weights
+            slopes, variance = slopes - pull @ self.rows.slopes, variance - (pull * common).sum(axis=1)
+        return np.asarray(np.sqrt(np.einsum("ij,jk,ik->i", slopes, self.covariance, slopes) + variance))
 
-    def noise(self, parts_s: Array) -> Array:
-        """Return the part of `spread` that no factor explains [1], (n_layouts,)."""
-        return self.scatter * noise_of(parts_s)
+    def joint_covariance(self, parts_s: Array) -> Array:
+        """Return the covariance of the logarithms of steps [1], (n_layouts, n_layouts)."""
+        slopes, before_s = slopes_of(parts_s), self._before_rows(parts_s)
+        noise = self.scatter**2 * (alike(before_s, before_s) + np.diag(_own_variance(parts_s)))
+        if self.rows is not None:
+            common = self._common(parts_s, self.rows)
+            pull = common @ self.rows.weights
+            slopes, noise = slopes - pull @ self.rows.slopes, noise - pull @ common.T
+        covariance = slopes @ self.covariance @ slopes.T + noise
+        return np.asarray((covariance + covariance.T) / 2)
+
+    def _before_rows(self, parts_s: Array) -> Array:
+        """Return the shares that predicted terms had before any row, times a scale."""
+        return np.asarray(parts_s * np.exp(-self.offsets[1:]))
+
+    def _common(self, parts_s: Array, rows: _Rows) -> Array:
+        """Return the covariance of what no factor explains, of layouts and rows, (n_layouts, n_rows)."""
+        return np.asarray(self.scatter**2 * alike(self._before_rows(parts_s), rows.parts_s))
 
 
 @cache
@@ -261,19 +357,29 @@ def calibrate_rows(logs: Array, terms: Array, step_s: Array) -> Calibrated:
         parts_s = np.exp(logs + theta[0] + theta[1:]) * terms
         return np.log(parts_s.sum(axis=1)), slopes_of(parts_s)
 
+    def weights(residual: Array, scatter: float = 1.0) -> Array:
+        # Heavy tails: what a row has in common with no other is weighed by how odd it looks.
+        trust = np.ones(len(residual))
+        for _ in range(_MOST_ROUNDS):
+            inverse = np.linalg.inv(scatter**2 * (common + np.diag(own / trust)))
+            alone = scatter**2 * own / trust * (inverse @ residual)
+            trust = _trust(alone / (scatter * np.sqrt(own)))
+        return np.asarray(np.linalg.inv(scatter**2 * (common + np.diag(own / trust))))
+
     prior = uncalibrated()
     sigma = np.sqrt(np.diag(prior.covariance))
-    ones = np.ones(len(step_s))
-    noise = noise_of(terms)
-    mode, known = _posterior(model, np.log(step_s), prior.offsets, sigma, noise, ones)
-    predicted, slopes = model(mode)
-    off = (np.log(step_s) - predicted) / noise
+    before_s = np.exp(logs) * terms
+    common, own = alike(before_s, before_s), _own_variance(before_s)
+    mode, known, residual, slopes = _posterior(model, np.log(step_s), prior.offsets, sigma, weights)
     # Rows are nearer to the mode than rows to come: each parameter that they decide takes one of them.
     decided = len(mode) - float(np.trace(known / sigma**2))
-    scatter = _scatter(off, max(0.0, len(step_s) - decided))
-    trust = _trust(off / scatter) / (scatter * noise) ** 2
-    curvature = slopes.T @ (slopes * trust[:, None]) + np.diag(1 / sigma**2)
-    return Calibrated(mode, np.asarray(np.linalg.inv(curvature)), len(step_s), scatter)
+    values, vectors = np.linalg.eigh(common + np.diag(own))
+    scatter = _scatter(vectors / np.sqrt(values) @ vectors.T @ residual, max(0.0, len(step_s) - decided))
+    inverse = weights(residual, scatter)
+    curvature = slopes.T @ inverse @ slopes + np.diag(1 / sigma**2)
+    return Calibrated(
+        mode, np.asarray(np.linalg.inv(curvature)), _Rows(before_s, slopes, -residual, inverse), scatter
+    )
 
 
 def _scatter(off: Array, freedom: float) -> float:

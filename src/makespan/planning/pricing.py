@@ -128,10 +128,8 @@ class Pricer:
 
     def joint(self, layouts: Sequence[Layout]) -> Joint:
         """Return the joint posterior of the steps of layouts, measured ones among them or not."""
-        measured_s = np.array([step_s for *_, step_s in self.measured])
-        return Joint.of(
-            self.calibrated, self.parts_s(Grid.of(layouts)), self.steps_of(self.measured), measured_s
-        )
+        measured_s = [self.measured_s(one) for one in layouts]
+        return Joint.of(self.calibrated, self.parts_s(Grid.of(layouts)), measured_s)
 
     def measured_s(self, layout: Layout) -> float | None:
         """Return the measured step of a layout of this run on this cluster [s], a mean of several."""

@@ -1,22 +1,19 @@
 """Choose among layouts whose predicted intervals overlap: chances, expected regret, and what to measure.
 
-The logarithms of the steps of a few layouts are jointly normal. What is known of the factors moves them
-together; what no factor explains is shared by layouts that spend their time alike. Published rows of one run
-say how far: layouts whose shares of the terms are 0.005, 0.015, 0.03, 0.06 and 0.11 apart (Euclidean) have
-residuals with a spread of 0.021, 0.029, 0.032, 0.049 and 0.047, which an exponential covariance of length
-0.05 follows. A layout that was measured has the step that was measured.
+The logarithms of the steps of a few layouts are jointly normal, as `makespan.planning.factors` has it. A
+layout that was measured has the step that was measured.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from makespan.planning.factors import Calibrated, slopes_of
+from makespan.planning.factors import Calibrated
 
 Array = NDArray[np.float64]
-_ALIKE = 0.05  # distance of shares over which what no factor explains loses most of its correlation
 _REPEATED = 0.01  # spread of repeated measurements of one layout
 _DRAWS, _SEED = 4096, 36
 _DIGITS = 6  # to which regrets are compared, so that order does not depend on the processor
@@ -38,33 +35,24 @@ class Joint:
     covariance: Array
 
     @classmethod
-    def of(
-        cls, calibrated: Calibrated, parts_s: Array, measured_parts_s: Array, measured_s: Array
-    ) -> "Joint":
-        """Return the joint posterior of layouts, given measured steps.
+    def of(cls, calibrated: Calibrated, parts_s: Array, measured_s: Sequence[float | None]) -> "Joint":
+        """Return the joint posterior of layouts.
 
         Parameters
         ----------
         calibrated
-            What the measured steps taught about the factors.
-        parts_s, measured_parts_s
-            Predicted terms [s] of the layouts, (n_layouts, n_terms), and of what was measured,
-            (n_measured, n_terms).
+            What measured steps taught.
+        parts_s
+            Predicted terms of the layouts [s], (n_layouts, n_terms).
         measured_s
-            Measured steps [s], (n_measured,).
+            Measured steps of the layouts [s], None where there is none.
         """
-        slopes, known = slopes_of(parts_s), slopes_of(measured_parts_s)
-        own, other = calibrated.noise(parts_s), calibrated.noise(measured_parts_s)
-        mean, noise = np.log(parts_s.sum(axis=1)), _shared(slopes, slopes, own, own)
-        if len(measured_s):
-            # Given the factors, residuals of measured rows say how far their neighbours are off.
-            across = _shared(slopes, known, own, other)
-            among = _shared(known, known, other, other) + _REPEATED**2 * np.eye(len(known))
-            weights = np.linalg.solve(among, across.T).T
-            mean = mean + weights @ (np.log(measured_s) - np.log(measured_parts_s.sum(axis=1)))
-            slopes, noise = slopes - weights @ known, noise - weights @ across.T
-        covariance = slopes @ calibrated.covariance @ slopes.T + noise
-        return cls(mean, (covariance + covariance.T) / 2)
+        mean, covariance = np.log(parts_s.sum(axis=1)), calibrated.joint_covariance(parts_s)
+        for at, step_s in enumerate(measured_s):
+            if step_s is not None:
+                mean[at], covariance[at], covariance[:, at] = math.log(step_s), 0.0, 0.0
+                covariance[at, at] = _REPEATED**2
+        return cls(mean, covariance)
 
     def chances_over(self, first: int) -> Array:
         """Return the probability that each layout is faster than one of them [1], 0.5 for itself."""
@@ -112,10 +100,3 @@ class Joint:
         column = self.covariance[:, measured]
         gained = np.outer(column, column) / (column[measured] + _REPEATED**2)
         return Joint(self.mean, self.covariance - gained)
-
-
-def _shared(slopes: Array, others: Array, noise: Array, noise_of_others: Array) -> Array:
-    """Return the covariance of what no factor explains, (n_layouts, n_others)."""
-    # Entry 0 of slopes is that of the common scale, which is the same for all.
-    apart = np.sqrt(((slopes[:, None, 1:] - others[None, :, 1:]) ** 2).sum(axis=2))
-    return np.asarray(noise[:, None] * noise_of_others[None, :] * np.exp(-apart / _ALIKE))
