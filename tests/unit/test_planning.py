@@ -248,6 +248,16 @@ def test_a_grid_has_the_terms_of_its_layouts():
         assert (row >= 0).all()
 
 
+@pytest.mark.parametrize("head", ["classes", "none"])
+def test_a_model_without_logits_of_tokens_has_a_step_without_a_head(head):
+    model = dataclasses.replace(dense(), head=head, vocab=1000)
+    pricer = Pricer(Training(model, 1024, 256), read_machines("16xh100-80"), software("megatron-bridge"))
+    best = plan(pricer).best[0]
+    assert best.terms_s["head"] == 0
+    assert 0 < best.low_s < best.step_s < best.high_s
+    assert all(value >= 0 for value in best.terms_s.values())  # not so for NaN
+
+
 def test_terms_appear_with_what_causes_them():
     training, machines = Training(dense(), 8192, 512), read_machines("512xh100-80")
     plain = terms(training, Layout(dp=512, micro_batch=1), machines)

@@ -365,6 +365,9 @@ def _add_head(
 ) -> None:
     """Add output head and loss, which the last stage computes beside its layers."""
     model = training.model
+    if not stack.head_tokens(training):  # one row of classes per sample, or no head: too little to count
+        terms["head"] = np.zeros_like(count)
+        return
     tokens = grid.micro_batch * stack.head_tokens(training) / grid.cp
     products = products_s(model.vocab / grid.tp, float(model.hidden), tokens, 0.0)
     loss = stack.logit_bytes * tokens * model.vocab / grid.tp / memory
