@@ -284,9 +284,9 @@ def _kinds(layers: tuple[Layers, ...]) -> tuple[Layers, ...]:
         return layers
     counts: dict[Layers, int] = {}
     for run in layers:
-        one = replace(run, n_layers=1)
+        one = run if run.n_layers == 1 else replace(run, n_layers=1)
         counts[one] = counts.get(one, 0) + run.n_layers
-    return tuple(replace(one, n_layers=count) for one, count in counts.items())
+    return tuple(one if count == 1 else replace(one, n_layers=count) for one, count in counts.items())
 
 
 _GELU_OF_OPERATORS = ("gelu_new", "gelu_fast", "gelu_accurate")
@@ -431,12 +431,16 @@ class Architecture:
         counted (Chowdhery et al. 2022, appendix B, count them).
         """
         forward = 0.0
+        keys = self.tokens(self.layers[0], seq)
+        known: dict[Layers, float] = {}  # alternating layers are many runs of a few kinds
         for run in self.layers:
             tokens = self.tokens(run, seq)
-            keys = self.tokens(self.layers[0], seq)
-            vectors = run.norm_vectors * self.hidden + run.extra_parameters
-            weights = run.active_parameters(self.hidden) - vectors
-            forward += run.n_layers * (2.0 * tokens * weights + run.attention.core_flop(tokens))
+            flop = known.get(run)
+            if flop is None:
+                vectors = run.norm_vectors * self.hidden + run.extra_parameters
+                weights = run.active_parameters(self.hidden) - vectors
+                flop = known[run] = 2.0 * tokens * weights + run.attention.core_flop(tokens)
+            forward += run.n_layers * flop
             if run.cross_attention is not None:
                 forward += run.n_layers * run.cross_attention.core_flop(tokens, keys)
         forward += 2.0 * self.head_tokens(seq) * self.head_parameters
