@@ -1,6 +1,7 @@
 """Cost of predictions for models and clusters of one's own: single points, grids, and a whole search."""
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -8,7 +9,9 @@ import pytest
 from makespan.planning import (
     Architecture,
     Attention,
+    Experts,
     FeedForward,
+    Latent,
     Layers,
     Layout,
     Pricer,
@@ -25,16 +28,33 @@ MACHINES = read_machines("64xh100-80")
 STACK = software("megatron-bridge")
 
 
+def _dense(i: int) -> tuple[Layers, ...]:
+    return (Layers(16 + i, Attention(32, 8, 128, 128), FeedForward(14336, True)),)
+
+
+def _mixture(i: int) -> tuple[Layers, ...]:
+    attention = Attention(128, 128, 192, 128, latent=Latent(1536, 512, 64))
+    experts = Experts(256, 8, 2048, 2048, n_groups=8, groups_per_token=4)
+    return (Layers(3, attention, FeedForward(18432, True)), Layers(16 + i, attention, experts))
+
+
+def _alternating(i: int) -> tuple[Layers, ...]:
+    """Return 36 layers, every second one with a window."""
+    experts = Experts(128, 4, 2880 + i, has_bias=True)
+    return tuple(Layers(1, Attention(64, 8, 64, 64, window=128 * (k % 2)), experts) for k in range(36))
+
+
 @pytest.mark.parametrize("n_points", [400])
-def test_points_with_a_model_each(benchmark: Any, n_points: int) -> None:
+@pytest.mark.parametrize("layers", [_dense, _mixture, _alternating])
+def test_points_with_a_model_each(
+    benchmark: Any, layers: Callable[[int], tuple[Layers, ...]], n_points: int
+) -> None:
     """Points per second, each with a model of its own."""
 
     def price() -> float:
         total = 0.0
         for i in range(n_points):
-            attention = Attention(32, 8, 128, 128)
-            run = Layers(16 + i, attention, FeedForward(14336, True))
-            model = Architecture(f"own-{i}", "llama", 4096, (run,), 128256)
+            model = Architecture(f"own-{i}", "llama", 4096, layers(i), 128256)
             pricer = Pricer(Training(model, 8192, 256), MACHINES, STACK)
             total += pricer.price(Layout(dp=16, tp=4)).step_s
         return total

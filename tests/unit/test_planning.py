@@ -25,12 +25,14 @@ from makespan.planning import (
     Experts,
     FeedForward,
     Grid,
+    Latent,
     Layers,
     Layout,
     Machines,
     Pricer,
     Training,
     calibrated_by,
+    columns,
     describe,
     device,
     device_names,
@@ -246,6 +248,60 @@ def test_a_grid_has_the_terms_of_its_layouts():
         assert row.tolist() == list(terms(training, one, machines).values())
         assert np.isfinite(row).all()
         assert (row >= 0).all()
+
+
+def _odd_models():
+    attention = Attention(32, 8, 128, 128, window=1024, n_norms=2)
+    latent = Attention(32, 32, 192, 128, latent=Latent(1536, 512, 64))
+    groups = Experts(64, 6, 1408, 2048, has_bias=True, capacity=1.25, n_groups=8, groups_per_token=3)
+    runs = tuple(Layers(1, dataclasses.replace(attention, window=i % 2 * 128), groups) for i in range(16))
+    yield Architecture("alternating", "gpt_oss", 4096, runs, 50257)
+    encoder = Layers(16, latent, FeedForward(8192, True), seq=197)
+    cross = Layers(16, Attention(32, 32, 100, 100), FeedForward(4096, False), cross_attention=attention)
+    yield Architecture("both", "t5", 4096, (encoder, cross), 1000)
+    yield dataclasses.replace(dense(), family="gpt2", activation="gelu_new", head="masked-lm")
+    yield mixture()
+
+
+@pytest.mark.parametrize("stack", stack_names())
+@pytest.mark.parametrize("model", list(_odd_models()), ids=lambda model: model.name)
+def test_a_layout_alone_has_the_bits_that_it_has_in_a_grid(model, stack):
+    training, machines = Training(model, 32768, 256, computed_share=0.7), read_machines("64xh100-80")
+    found = list(layouts(training, machines))[::29]
+    odd = [Layout(dp=8, tp=8, zero=z, recompute="operators", recompute_share=0.3) for z in range(4)]
+    odd += [Layout(dp=4, tp=2, pp=4, cp=2, pipeline="zero-bubble", sequence_parallel=False)]
+    found += [dataclasses.replace(one, ep=8 if model.is_mixture else 1) for one in odd]
+    grid, used = Grid.of(found), software(stack)
+    terms_s, needed = (f(training, grid, machines, used) for f in (ideal_terms, memory_table))
+    for i, one in enumerate(found):
+        alone = Grid.of([one])
+        assert ideal_terms(training, alone, machines, used).tobytes() == terms_s[i].tobytes()
+        assert memory_table(training, alone, machines, used).tobytes() == needed[i].tobytes()
+
+
+def test_a_grid_of_several_blocks_keeps_order_and_bits():
+    pricer = Pricer(Training(dense(), 8192, 256), read_machines("64xh100-80"), software("megatron-bridge"))
+    few = list(layouts(pricer.training, pricer.machines))
+    grid = Grid.of((few * 100)[:9001])
+    assert [len(block) for block in grid.blocks()] == [4096, 4096, 809]
+    rows = pricer.parts_s(grid)
+    assert rows.tobytes() == pricer.parts_s(Grid.of(few))[np.arange(9001) % len(few)].tobytes()
+
+
+@given(value=st.floats(0, 1), exponent=st.integers(1, 16))
+@settings(max_examples=1000)
+def test_powers_of_a_number_have_the_bits_of_those_of_an_array(value, exponent):
+    assert columns.power(value, exponent) == columns.power(np.full(7, value), exponent)[3]
+
+
+@pytest.mark.parametrize("head", ["classes", "none"])
+def test_a_model_without_logits_of_tokens_has_a_step_without_a_head(head):
+    model = dataclasses.replace(dense(), head=head, vocab=1000)
+    pricer = Pricer(Training(model, 1024, 256), read_machines("16xh100-80"), software("megatron-bridge"))
+    best = plan(pricer).best[0]
+    assert best.terms_s["head"] == 0
+    assert 0 < best.low_s < best.step_s < best.high_s
+    assert all(value >= 0 for value in best.terms_s.values())  # not so for NaN
 
 
 def test_terms_appear_with_what_causes_them():

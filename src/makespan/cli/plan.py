@@ -60,7 +60,6 @@ from makespan.planning import (
     takes_part,
     validate_rows,
 )
-from makespan.plots import figure_kind, plot_frontier, write_figure
 from makespan.tables import write_csv
 from makespan.units import GIB
 from makespan.workloads import workload, workload_keys
@@ -162,6 +161,8 @@ def plan_command(
     if text is not None and not text.strip():
         raise InputError("--layout is empty; expected words such as 'tp4 pp4 mb1'")
     if plot is not None:
+        from makespan.plots import figure_kind  # loads matplotlib, which takes longer than the search
+
         figure_kind(plot)
         check_target(plot, is_directory=False)
     pricer = own_pricer(model, cluster, seq, batch, stack, precision, measured)
@@ -172,6 +173,8 @@ def plan_command(
         return
     found = plan(pricer, top)
     if plot is not None:
+        from makespan.plots import plot_frontier, write_figure
+
         sizes, table = frontier(pricer)
         taught = f", refined by {len(pricer.measured)} measured steps" if pricer.measured else ""
         source = f"predicted for {pricer.stack.name}{taught}"

@@ -5,8 +5,7 @@ sequence length of the run. All counts are per layer and for whole layers; what 
 business of `makespan.planning.steptime` and `makespan.planning.memory`.
 """
 
-from dataclasses import dataclass, replace
-from functools import cache
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from makespan.errors import InputError, unknown_name
@@ -280,13 +279,14 @@ class Layers:
         return self.parameters(hidden) - idle
 
 
-@cache
 def _kinds(layers: tuple[Layers, ...]) -> tuple[Layers, ...]:
+    if len(layers) == 1:
+        return layers
     counts: dict[Layers, int] = {}
     for run in layers:
-        one = replace(run, n_layers=1)
+        one = run if run.n_layers == 1 else replace(run, n_layers=1)
         counts[one] = counts.get(one, 0) + run.n_layers
-    return tuple(replace(one, n_layers=count) for one, count in counts.items())
+    return tuple(one if count == 1 else replace(one, n_layers=count) for one, count in counts.items())
 
 
 _GELU_OF_OPERATORS = ("gelu_new", "gelu_fast", "gelu_accurate")
@@ -325,6 +325,8 @@ class Architecture:
         Channels of embedding and head if projections lead to and from ``hidden``; 0 for ``hidden``.
     activation
         Activation function as transformers calls it; empty for that of the family.
+    kinds
+        The runs of layers with equal ones together, found in ``layers``: alternating layers are two kinds.
 
     Raises
     ------
@@ -346,6 +348,7 @@ class Architecture:
     source: str = ""
     embedding_dim: int = 0
     activation: str = ""
+    kinds: tuple[Layers, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         _check_positive(self, "hidden", "vocab")
@@ -356,8 +359,9 @@ class Architecture:
             raise unknown_name("head", self.head, _HEAD_KINDS)
         if not self.layers:
             raise InputError(f"architecture {self.name!r}: has no layers")
-        counted, stated = self.parameters, self.stated_parameters
-        if stated and abs(counted - stated) > _STATED_TOLERANCE * stated:
+        object.__setattr__(self, "kinds", _kinds(self.layers))  # which each prediction asks for several times
+        stated = self.stated_parameters
+        if stated and abs((counted := self.parameters) - stated) > _STATED_TOLERANCE * stated:
             raise InputError(
                 f"architecture {self.name!r}: {stated:,} parameters are stated, but its layers, embeddings "
                 f"and head have {counted:,}; expected a difference of at most {_STATED_TOLERANCE:.0%}"
@@ -411,11 +415,6 @@ class Architecture:
         """True if any layer has experts."""
         return any(isinstance(run.ffn, Experts) for run in self.layers)
 
-    @property
-    def kinds(self) -> tuple[Layers, ...]:
-        """The runs of layers with equal ones together: alternating layers are two kinds."""
-        return _kinds(self.layers)
-
     def tokens(self, run: Layers, seq: int) -> int:
         """Return the tokens of a sample in a run of layers, when those of the run are ``seq``."""
         return run.seq or seq
@@ -432,12 +431,16 @@ class Architecture:
         counted (Chowdhery et al. 2022, appendix B, count them).
         """
         forward = 0.0
+        keys = self.tokens(self.layers[0], seq)
+        known: dict[Layers, float] = {}  # alternating layers are many runs of a few kinds
         for run in self.layers:
             tokens = self.tokens(run, seq)
-            keys = self.tokens(self.layers[0], seq)
-            vectors = run.norm_vectors * self.hidden + run.extra_parameters
-            weights = run.active_parameters(self.hidden) - vectors
-            forward += run.n_layers * (2.0 * tokens * weights + run.attention.core_flop(tokens))
+            flop = known.get(run)
+            if flop is None:
+                vectors = run.norm_vectors * self.hidden + run.extra_parameters
+                weights = run.active_parameters(self.hidden) - vectors
+                flop = known[run] = 2.0 * tokens * weights + run.attention.core_flop(tokens)
+            forward += run.n_layers * flop
             if run.cross_attention is not None:
                 forward += run.n_layers * run.cross_attention.core_flop(tokens, keys)
         forward += 2.0 * self.head_tokens(seq) * self.head_parameters

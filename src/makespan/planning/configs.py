@@ -956,7 +956,7 @@ def _own(kind: type, table: Any, where: str) -> Any:
         raise InputError(f"{label}: found {table!r}; expected a table of fields")
     if kind is FeedForward and "n_experts" in table:
         kind = Experts
-    fields = {field.name: field for field in dataclasses.fields(kind)}
+    fields = {field.name: field for field in dataclasses.fields(kind) if field.init}
     values: dict[str, Any] = {}
     for name, value in table.items():
         place = f"{where}.{name}" if where else name

@@ -29,6 +29,7 @@ from makespan.planning.steptime import COMPUTE, NAMES, Grid, ideal_terms
 Array = NDArray[np.float64]
 _PACKAGE = "makespan.planning"
 _N = len(NAMES)
+_EXPERTS = NAMES.index("experts")
 _FREEDOM = 4.0  # degrees of freedom of the residuals
 _NOISE, _NOISE_OF_MIXTURES = (
     0.07,
@@ -187,7 +188,7 @@ def fit_knowledge(rows: Sequence[Measured], terms: Array | None = None) -> Knowl
 
 def noise_of(terms: Array) -> Array:
     """Return the spread of the logarithm of a step that no factor explains [1], (n_rows,)."""
-    return np.where(terms[:, NAMES.index("experts")] > 0, _NOISE_OF_MIXTURES, _NOISE)
+    return np.where(terms[:, _EXPERTS] > 0, _NOISE_OF_MIXTURES, _NOISE)
 
 
 def _posterior(
@@ -337,7 +338,9 @@ def uncalibrated() -> Calibrated:
 
 def slopes_of(parts_s: Array) -> Array:
     """Return the slopes of the logarithm of steps by scale and terms [1], (n_layouts, 1 + n_terms)."""
-    return np.column_stack([np.ones(len(parts_s)), parts_s / parts_s.sum(axis=1, keepdims=True)])
+    slopes = np.ones((len(parts_s), 1 + _N))
+    slopes[:, 1:] = parts_s / parts_s.sum(axis=1, keepdims=True)
+    return slopes
 
 
 def calibrate_rows(logs: Array, terms: Array, step_s: Array) -> Calibrated:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from makespan.planning.architecture import Experts
+from makespan.planning.columns import Column, at_least, at_most, table_of, where
 from makespan.planning.machines import Machines
 from makespan.planning.stacks import Software, Training
 from makespan.planning.steptime import Grid, weights
@@ -36,10 +37,10 @@ def memory_table(training: Training, grid: Grid, machines: Machines, stack: Soft
     of_experts = grid.expert_shard
     trained = 0.0 if training.is_adapter else 1.0
 
-    def sharded(stage: int, each: float) -> Array:
+    def sharded(stage: int, each: float) -> Column:
         is_sharded = grid.zero >= stage
-        dense = other / np.where(is_sharded, grid.shard, 1.0)
-        return each * (dense + expert / np.where(is_sharded, of_experts, 1.0))
+        dense = other / where(is_sharded, grid.shard, 1.0)
+        return each * (dense + expert / where(is_sharded, of_experts, 1.0))
 
     table = {
         "parameters": sharded(3, width),
@@ -47,14 +48,16 @@ def memory_table(training: Training, grid: Grid, machines: Machines, stack: Soft
         # A copy of the parameters is needed beside them at 16 bits alone.
         "optimizer": trained * sharded(1, _OPTIMIZER_BYTES if width == 2.0 else 8.0),
     }
-    kept, working = np.zeros_like(tp), np.zeros_like(tp)
-    largest = np.zeros_like(tp)
+    kept: Column = 0.0
+    working: Column = 0.0
+    largest: Column = 0.0
     for run in model.kinds:
         tokens, attention = grid.tokens(training, run), run.attention
         inner = attention.heads * attention.head_dim + attention.kv_heads * (
             attention.head_dim + attention.value_dim
         )
-        size, dispatched = float(run.ffn.size), np.zeros_like(tp)
+        size = float(run.ffn.size)
+        dispatched: Column = 0.0
         if isinstance(run.ffn, Experts):
             size = float(run.ffn.size * run.ffn.per_token * (run.ffn.capacity or 1.0) + run.ffn.shared_size)
             dispatched = 2.0 * hidden * run.ffn.per_token * grid.expert_cut
@@ -80,13 +83,13 @@ def memory_table(training: Training, grid: Grid, machines: Machines, stack: Soft
             + grid.operators * _OPERATORS_SAVE * layer
         )
         kept = kept + run.n_layers * (layer - saved)
-        working = np.maximum(working, np.where(grid.full > 0, layer, 0.0))
+        working = at_least(working, where(grid.full > 0, layer, 0.0))
         experts = run.ffn.expert_parameters(model.hidden) if isinstance(run.ffn, Experts) else 0
         gathered_experts = (of_experts > 1) * experts / (grid.ep * grid.expert_cut)
-        largest = np.maximum(largest, (run.parameters(model.hidden) - experts) / tp + gathered_experts)
+        largest = at_least(largest, (run.parameters(model.hidden) - experts) / tp + gathered_experts)
     # The first stage of a pipeline keeps the activations of as many micro-batches as there are stages.
-    most = grid.pp * np.where(grid.interleave > 1, 1.0 + (grid.pp - 1) / (grid.pp * grid.interleave), 1.0)
-    in_flight = np.where(grid.pp > 1, np.minimum(grid.microbatches(training), most), 1.0)
+    most = grid.pp * where(grid.interleave > 1, 1.0 + (grid.pp - 1) / (grid.pp * grid.interleave), 1.0)
+    in_flight = where(grid.pp > 1, at_most(grid.microbatches(training), most), 1.0)
     table["activations"] = kept / grid.pp * in_flight + working
     with_logits = grid.micro_batch * stack.head_tokens(training) / grid.cp
     table["logits"] = with_logits * stack.logit_bytes * model.vocab / tp
@@ -94,25 +97,25 @@ def memory_table(training: Training, grid: Grid, machines: Machines, stack: Soft
     # its gradients, added up in 32 bits.
     whole = (grid.pp > 1) & (not stack.regathers)
     of_stage = (width + 4.0 * trained) * (other + (of_experts > 1) * expert)
-    gathered = np.where(whole, of_stage, _BUCKET_LAYERS * width * largest)
-    table["gathered"] = np.where(grid.zero == 3, gathered, 0.0)
+    gathered = where(whole, of_stage, _BUCKET_LAYERS * width * largest)
+    table["gathered"] = where(grid.zero == 3, gathered, 0.0)
     # The last stage keeps one micro-batch and its logits; the fuller of both ends counts.
     of_last = kept / grid.pp + working
     is_last = (grid.pp > 1) & (of_last + table["logits"] > table["activations"])
-    table["activations"] = np.where(is_last, of_last, table["activations"])
-    table["logits"] = np.where((grid.pp > 1) & ~is_last, 0.0, table["logits"])
+    table["activations"] = where(is_last, of_last, table["activations"])
+    table["logits"] = where(is_last | (grid.pp == 1), table["logits"], 0.0)
     if stack.frees_gradients:
         # Gradients are complete where all logits and all layers but one are gone, unless a micro-batch before
         # has left its own: the fuller of both moments counts.
         comes_back = (grid.peers == 1) & (grid.microbatches(training) == 1) & (grid.pp == 1)
         before, one = table["activations"] + table["logits"], kept / model.n_layers + working
-        is_before = comes_back & (before >= table["gradients"] + one)
-        is_after = comes_back & ~is_before
-        table["gradients"] = np.where(is_before, 0.0, table["gradients"])
-        table["logits"] = np.where(is_after, 0.0, table["logits"])
-        table["activations"] = np.where(is_after, one, table["activations"])
-    table["reserve"] = np.full_like(tp, _RESERVE_BYTES)
-    return np.stack([table[name] for name in COMPONENTS], axis=1)
+        after = table["gradients"] + one
+        is_before, is_after = comes_back & (before >= after), comes_back & (before < after)
+        table["gradients"] = where(is_before, 0.0, table["gradients"])
+        table["logits"] = where(is_after, 0.0, table["logits"])
+        table["activations"] = where(is_after, one, table["activations"])
+    table["reserve"] = _RESERVE_BYTES
+    return table_of(table, COMPONENTS, len(grid))
 
 
 def fits(table: Array, machines: Machines) -> NDArray[np.bool_]:

@@ -16,7 +16,7 @@ from makespan.errors import InfeasiblePlanError, InputError, TraceError, cell_er
 from makespan.files import read_bytes
 from makespan.planning.architecture import Architecture, Experts
 from makespan.planning.factors import Calibrated, Knowledge, calibrate_rows, knowledge, uncalibrated
-from makespan.planning.layout import Layout, parse_layout
+from makespan.planning.layout import Layout, Recompute, parse_layout
 from makespan.planning.machines import Machines, read_machines
 from makespan.planning.memory import COMPONENTS, fits, memory_table
 from makespan.planning.stacks import Software, Training
@@ -27,10 +27,10 @@ from makespan.units import GIB, HOUR
 
 Array = NDArray[np.float64]
 _Z90 = 1.645  # half width of an interval of 90 %, in spreads
-_BLOCK = 20_000  # layouts that are priced at once
 _MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
 _MOST_TENSOR = 8
 _CHUNKS = (2, 3, 4, 5, 6, 8)
+_RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
 _TIE = 0.1  # chance to be faster from which a layout is a tie
 _LEAST_MFU, _MOST_SCATTER = 0.001, 2  # a measured step beyond these is in another unit, or a mistake
 _MOST_TIES = 200  # layouts that are compared with each other
@@ -103,8 +103,11 @@ class Pricer:
     def parts_s(self, grid: Grid) -> Array:
         """Return the steps of all columns of a grid by term [s], (n_layouts, n_terms)."""
         logs = self.base.logs(self.stack.family, self.machines.device.name, self.training)
-        terms = ideal_terms(self.training, grid, self.machines, self.stack)
-        return self.calibrated.parts_s(logs, terms)
+        blocks = [
+            self.calibrated.parts_s(logs, ideal_terms(self.training, block, self.machines, self.stack))
+            for block in grid.blocks()
+        ]
+        return np.concatenate(blocks)
 
     def steps_of(self, measured: Sequence[MeasuredStep]) -> Array:
         """Return the predicted steps of measured rows by term [s], (n_rows, n_terms)."""
@@ -215,33 +218,26 @@ def layouts(training: Training, machines: Machines) -> Iterator[Layout]:
             if cp > 1 and training.seq // cp < _LEAST_PIECE:
                 continue
             dp = n // (tp * pp * cp)
+            peers, node = dp * cp, machines.gpus_per_node // tp
+            sharded = [(1, 0)]
+            if pp == 1 and peers > 1:
+                sharded.append((3, 0))
+                if 1 < node < peers and peers % node == 0:
+                    sharded.append((3, node))
             degrees = [ep for ep in _divisors(dp * cp * tp) if experts % ep == 0]
             for ep, interleave, micro in itertools.product(degrees, [1, *chunks], _MICRO_BATCHES):
                 if training.global_batch % (dp * micro):
                     continue
-                base = Layout(
-                    dp=dp, tp=tp, pp=pp, cp=cp, ep=ep, interleave=interleave, micro_batch=micro,
-                    sequence_parallel=tp > 1,
-                )  # fmt: skip
-                if not misfit(model, base):
-                    yield from _variants(base, machines, model)
-
-
-def _variants(base: Layout, machines: Machines, model: Architecture) -> Iterator[Layout]:
-    """Yield a layout with everything that may be sharded and recomputed."""
-    chunks = base.pp * base.interleave
-    ends = base.pp > 1 and model.n_layers % chunks != 0 and (model.n_layers + 2) % chunks == 0
-    base = replace(base, ends_as_layers=ends)
-    peers = base.dp * base.cp
-    sharded = [base]
-    if base.pp == 1 and peers > 1:
-        sharded.append(replace(base, zero=3))
-        node = machines.gpus_per_node // base.tp
-        if 1 < node < peers and peers % node == 0:
-            sharded.append(replace(base, zero=3, shard=node))
-    for one in sharded:
-        for recompute in ("none", "selective", "full"):
-            yield replace(one, recompute=recompute)
+                chunked = pp * interleave
+                shared: dict[str, Any] = {
+                    "dp": dp, "tp": tp, "pp": pp, "cp": cp, "ep": ep, "interleave": interleave,
+                    "micro_batch": micro, "sequence_parallel": tp > 1,
+                    "ends_as_layers": pp > 1 and model.n_layers % chunked != 0 and items[1] % chunked == 0,
+                }  # fmt: skip
+                if misfit(model, Layout(**shared)):
+                    continue
+                for (zero, shard), recompute in itertools.product(sharded, _RECOMPUTE):
+                    yield Layout(**shared, zero=zero, shard=shard, recompute=recompute)
 
 
 def _divisors(number: int) -> list[int]:
@@ -321,7 +317,7 @@ def _search(pricer: Pricer) -> _Search:
             f"no layout divides a batch of {training.global_batch} samples over {machines.n_gpus} GPUs; "
             "expected a batch that has the data-parallel degree as a divisor"
         )
-    blocks = [Grid.of(tried[start : start + _BLOCK]) for start in range(0, len(tried), _BLOCK)]
+    blocks = list(Grid.of(tried).blocks())
     step_s = np.concatenate([pricer.parts_s(grid).sum(axis=1) for grid in blocks])
     memory = np.concatenate([memory_table(training, grid, machines, pricer.stack) for grid in blocks])
     fit = fits(memory, machines)
@@ -386,8 +382,9 @@ def feasible_table(pricer: Pricer) -> pd.DataFrame:
     at = np.flatnonzero(found.fit)
     at = at[np.argsort(found.step_s[at], kind="stable")]
     chosen, step_s = [found.tried[i] for i in at], found.step_s[at]
-    blocks = [chosen[start : start + _BLOCK] for start in range(0, len(chosen), _BLOCK)]
-    spread = np.concatenate([pricer.calibrated.spread(pricer.parts_s(Grid.of(one))) for one in blocks])
+    spread = np.concatenate(
+        [pricer.calibrated.spread(pricer.parts_s(one)) for one in Grid.of(chosen).blocks()]
+    )
     throughput = pricer.training.tokens_per_step / step_s / pricer.machines.n_gpus
     names = [one.name for one in fields(Layout)]
     return pd.DataFrame(

@@ -6,13 +6,14 @@ on the layout and never on a factor, so that fitting factors to measured rows is
 their logarithms, and a grid of layouts is one pass over arrays.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from makespan.planning.architecture import Architecture, Experts, Layers
+from makespan.planning.columns import Column, at_least, at_most, ceil, floor, power, table_of, where
 from makespan.planning.layout import Layout
 from makespan.planning.machines import Machines
 from makespan.planning.stacks import Software, Training
@@ -70,28 +71,29 @@ _BIASED_PASSES = 12.0
 _WRITTEN_LAYER_NORMS, _WRITTEN_RMS_NORMS, _WRITTEN_ROTATION, _WRITTEN_HEAD_NORMS = 72.0, 100.0, 24.0, 40.0
 _WRITTEN_ACTIVATION, _WRITTEN_TANH_GELU, _WRITTEN_PRODUCT = 4.0, 60.0, 6.0
 _WRITTEN_KERNELS, _HOST_GAP_S = 40.0, 20e-6  # per layer and pass, where Python runs operator by operator
+_BLOCK = 4096  # layouts whose terms fit into the caches of a processor
 _OPERATORS = 0.5  # share of the products that selective recomputation by operator repeats
 
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Columns of the fields of layouts, as float arrays of one length."""
+    """Columns of the fields of layouts: float arrays of one length, or plain floats for a single layout."""
 
-    dp: Array
-    tp: Array
-    pp: Array
-    cp: Array
-    ep: Array
-    interleave: Array
-    micro_batch: Array
-    zero: Array
-    shard: Array
-    full: Array  # share of the layers that are computed again as a whole
-    cores: Array  # whose attention cores alone are
-    operators: Array  # whose products are by half
-    sequence_parallel: Array
-    zero_bubble: Array
-    ends: Array
+    dp: Column
+    tp: Column
+    pp: Column
+    cp: Column
+    ep: Column
+    interleave: Column
+    micro_batch: Column
+    zero: Column
+    shard: Column
+    full: Column  # share of the layers that are computed again as a whole
+    cores: Column  # whose attention cores alone are
+    operators: Column  # whose products are by half
+    sequence_parallel: Column
+    zero_bubble: Column
+    ends: Column
 
     @classmethod
     def of(cls, layouts: Sequence[Layout]) -> "Grid":
@@ -116,54 +118,69 @@ class Grid:
             )
             for one in layouts
         ]
-        return cls(*np.array(rows, dtype=float).reshape(len(rows), len(cls.__slots__)).T)
+        if len(rows) == 1:
+            return cls(*map(float, rows[0]))
+        columns = np.array(rows, dtype=float).reshape(len(rows), len(cls.__slots__)).T
+        return cls(*np.ascontiguousarray(columns))
+
+    def __len__(self) -> int:
+        return len(self.dp) if isinstance(self.dp, np.ndarray) else 1
+
+    def blocks(self) -> Iterator["Grid"]:
+        """Yield parts whose columns fit into the caches of a processor together, in order."""
+        columns = [getattr(self, name) for name in self.__slots__]
+        if len(self) <= _BLOCK:
+            yield self
+            return
+        for start in range(0, len(self), _BLOCK):
+            yield Grid(*(column[start : start + _BLOCK] for column in columns))
 
     @property
-    def again(self) -> Array:
+    def again(self) -> Column:
         """Share of the products that run once more in the backward pass [1]."""
         return self.full + _OPERATORS * self.operators
 
     @property
-    def again_core(self) -> Array:
+    def again_core(self) -> Column:
         """Share of the attention cores that run once more in the backward pass [1]."""
         return self.full + self.cores
 
     @property
-    def peers(self) -> Array:
+    def peers(self) -> Column:
         """Devices that hold the same part of the model."""
         return self.dp * self.cp
 
     @property
-    def undivided(self) -> Array:
+    def undivided(self) -> Column:
         """Divisor of what tensor parallelism repeats: 1, or its degree if it is sequence parallel."""
-        return np.where(self.sequence_parallel > 0, self.tp, 1.0)
+        return where(self.sequence_parallel > 0, self.tp, 1.0)
 
     @property
-    def expert_peers(self) -> Array:
+    def expert_peers(self) -> Column:
         """Devices that hold the same experts."""
-        return np.maximum(self.peers * self.tp / (self.ep * self.expert_cut), 1.0)
+        return at_least(self.peers * self.tp / (self.ep * self.expert_cut), 1.0)
 
     @property
-    def expert_shard(self) -> Array:
+    def expert_shard(self) -> Column:
         """Devices that share out the states of an expert, where those of other parts are sharded."""
-        return np.minimum(self.shard * self.tp / self.expert_cut, self.expert_peers)
+        return at_most(self.shard * self.tp / self.expert_cut, self.expert_peers)
 
     @property
-    def expert_cut(self) -> Array:
+    def expert_cut(self) -> Column:
         """Parts of an expert: tensor parallelism cuts those that nothing deals out, as in Megatron-LM."""
-        return np.where(self.ep == 1, self.tp, 1.0)
+        return where(self.ep == 1, self.tp, 1.0)
 
-    def microbatches(self, training: Training) -> Array:
+    def microbatches(self, training: Training) -> Column:
         """Return the micro-batches of a step."""
-        return np.maximum(training.global_batch / (self.dp * self.micro_batch), 1.0)
+        return at_least(training.global_batch / (self.dp * self.micro_batch), 1.0)
 
-    def tokens(self, training: Training, run: Layers) -> Array:
+    def tokens(self, training: Training, run: Layers) -> Column:
         """Return the tokens of a micro-batch that a device computes in a run of layers."""
         own = training.model.tokens(run, training.seq) * training.computed_share
         return self.micro_batch * own / self.cp
 
 
-def group_bandwidth(size: Array, inner: Array, machines: Machines) -> Array:
+def group_bandwidth(size: Column, inner: Column, machines: Machines) -> Column:
     """Return the bandwidth of a ring over ``size`` devices, every ``inner``-th of the order [B/s].
 
     Between nodes, each device of a node brings in an equal part over its own card, and the parts go round in
@@ -171,13 +188,13 @@ def group_bandwidth(size: Array, inner: Array, machines: Machines) -> Array:
     """
     link = machines.device.link_gb_per_s * GB * _LINK
     network = machines.device.network_gb_per_s * GB * _NETWORK
-    local = np.maximum(1.0, np.floor(machines.gpus_per_node / inner))
-    nodes = np.maximum(size / local, 1.0)
-    across = 1 / np.maximum((1 - 1 / nodes) / (local * network) + (local - 1) / local / link, 1e-30)
-    return np.where(size * inner <= machines.gpus_per_node, link, across)
+    local = at_least(floor(machines.gpus_per_node / inner), 1.0)
+    nodes = at_least(size / local, 1.0)
+    across = 1 / at_least((1 - 1 / nodes) / (local * network) + (local - 1) / local / link, 1e-30)
+    return where(size * inner <= machines.gpus_per_node, link, across)
 
 
-def weights(training: Training, grid: Grid) -> tuple[Array, Array]:
+def weights(training: Training, grid: Grid) -> tuple[Column, Column]:
     """Return the parameters held by a device of the fullest stage: those of experts, and all others."""
     model = training.model
     expert, other = 0.0, 0.0
@@ -188,7 +205,7 @@ def weights(training: Training, grid: Grid) -> tuple[Array, Array]:
     ends = model.embedding_parameters + model.extra_parameters
     head = 0 if model.is_tied else model.head_parameters
     # Embedding and head lie on different stages, if there are several.
-    at_ends = np.where(grid.pp > 1, float(max(ends, model.head_parameters)), float(ends + head))
+    at_ends = where(grid.pp > 1, float(max(ends, model.head_parameters)), float(ends + head))
     return expert / (grid.ep * grid.expert_cut * grid.pp), other / (grid.tp * grid.pp) + at_ends / grid.tp
 
 
@@ -203,43 +220,43 @@ def ideal_terms(training: Training, grid: Grid, machines: Machines, stack: Softw
     memory = device.memory_gb_per_s * GB * _STREAMING
     bytes_per, is_narrow = training.element_bytes, training.is_narrow
     hidden, tp, cp, pp = float(model.hidden), grid.tp, grid.cp, grid.pp
-    count = grid.microbatches(training)
-    n_terms = {name: np.zeros_like(tp) for name in NAMES}  # of one micro-batch, all layers, per device
+    count, again, again_core = grid.microbatches(training), grid.again, grid.again_core
+    n_terms: dict[str, Column] = dict.fromkeys(NAMES, 0.0)  # of one micro-batch, all layers, per device
 
-    def products_s(out: Array | float, size: Array | float, tokens: Array, again: Array | float) -> Array:
+    def products_s(out: Column, size: Column, tokens: Column, again: Column) -> Column:
         """Return the time of a product, forward, backward, and ``again`` times in between."""
         # The gradient of the input sums over the output, that of the weights over the tokens.
         passes = (1.0 + again) * (1.0 + half / size) + 1.0 + half / out
         if not training.is_adapter:
             passes = passes + 1.0 + half / tokens
-        return np.asarray(2.0 * tokens * out * size * passes / (peak * share))
+        return 2.0 * tokens * out * size * passes / (peak * share)
 
-    link = group_bandwidth(tp, np.ones_like(tp), machines)
+    link = group_bandwidth(tp, 1.0, machines)
     for run in model.kinds:
         seq = model.tokens(run, training.seq) * training.computed_share
         tokens = grid.tokens(training, run)
         n = float(run.n_layers)
         parts = [run.attention, *([run.cross_attention] if run.cross_attention else [])]
-        dense = np.zeros_like(tp)
+        dense: Column = 0.0
         for part in parts:
             for out, inner, is_divided in part.products(model.hidden):
                 # Heads divide the longer side of a projection.
-                divide = tp if is_divided else np.ones_like(tp)
+                divide = tp if is_divided else 1.0
                 if out >= inner or part.latent is not None:
-                    dense = dense + products_s(out / divide, float(inner), tokens, grid.again)
+                    dense = dense + products_s(out / divide, float(inner), tokens, again)
                 else:
-                    dense = dense + products_s(float(out), inner / divide, tokens, grid.again)
+                    dense = dense + products_s(float(out), inner / divide, tokens, again)
             keys = model.tokens(model.layers[0], training.seq) if part is run.cross_attention else None
             core = grid.micro_batch * part.core_flop(round(seq), keys) / (tp * cp)
-            passes = _CORE_PASSES + grid.again_core
+            passes = _CORE_PASSES + again_core
             is_odd = part.head_dim % 8 != 0
             if stack.attention == "unfused":
                 # Separate kernels compute masked scores as well.
                 full = 2.0 * core if part.is_causal else core
                 in_core = full / (peak16 * share) * (1.0 + 0.5 * half / part.head_dim)
-                n_terms["scores"] += n * in_core * (_GEMM_PASSES + grid.again_core)
+                n_terms["scores"] += n * in_core * (_GEMM_PASSES + again_core)
                 if is_odd:
-                    n_terms["odd_heads"] += n * in_core * (_GEMM_PASSES + grid.again_core)
+                    n_terms["odd_heads"] += n * in_core * (_GEMM_PASSES + again_core)
             else:
                 reached, length = device.attention[stack.attention]
                 small = 1.0 if part.head_dim > 64 else _SMALL_HEAD
@@ -263,7 +280,7 @@ def ideal_terms(training: Training, grid: Grid, machines: Machines, stack: Softw
         mats = run.ffn.n_matrices
         replicated = 10.0 * tokens / grid.undivided * hidden * bytes_per
         divided = tokens / tp * (3.0 * attention.heads * attention.head_dim + mats * size) * bytes_per
-        passes = _GEMM_PASSES + grid.again
+        passes = _GEMM_PASSES + again
         moved = stack.element_passes * (replicated + divided + scores)
         if stack.is_written_out:
             alike, parted = _written_bytes(model, run, size)
@@ -273,7 +290,7 @@ def ideal_terms(training: Training, grid: Grid, machines: Machines, stack: Softw
             n_terms["casts"] += (
                 n * stack.cast_passes * tokens * _CAST_BYTES * (4 * hidden + 2 * size / tp) / memory * passes
             )
-        reductions = np.full_like(tp, 1.0 + (run.cross_attention is not None))
+        reductions: Column = 1.0 + (run.cross_attention is not None)
         if isinstance(run.ffn, Experts):
             ffn = run.ffn
             # Devices that cut experts compute a part of each for all tokens of the group, the others all of
@@ -281,14 +298,14 @@ def ideal_terms(training: Training, grid: Grid, machines: Machines, stack: Softw
             cut = grid.expert_cut
             routed = tokens * cut / tp * ffn.per_token * (ffn.capacity or 1.0)
             # Every expert has products of its own, with the tokens of all devices that it serves.
-            here = np.maximum(ffn.n_experts / grid.ep, 1.0)
-            up = products_s(ffn.size / cut, hidden, routed / here, grid.again)
-            down = products_s(hidden, ffn.size / cut, routed / here, grid.again)
+            here = at_least(ffn.n_experts / grid.ep, 1.0)
+            up = products_s(ffn.size / cut, hidden, routed / here, again)
+            down = products_s(hidden, ffn.size / cut, routed / here, again)
             reductions = reductions + (cut > 1)
             n_terms["experts"] += n * here * ((mats - 1) * up + down) * stack.expert_share
             if ffn.shared_size:
-                dense = dense + (mats - 1) * products_s(ffn.shared_size / tp, hidden, tokens, grid.again)
-                dense = dense + products_s(hidden, ffn.shared_size / tp, tokens, grid.again)
+                dense = dense + (mats - 1) * products_s(ffn.shared_size / tp, hidden, tokens, again)
+                dense = dense + products_s(hidden, ffn.shared_size / tp, tokens, again)
                 reductions = reductions + 1.0
             # Biases come with a gate of several kernels: they are added, and both halves are clipped.
             gated = 3.0 + _BIASED_PASSES * ffn.has_bias
@@ -299,28 +316,28 @@ def ideal_terms(training: Training, grid: Grid, machines: Machines, stack: Softw
             width = 1.5 if is_narrow else 2.0
             # A token goes once to every node that has one of its experts, and from there over the fast link.
             # Its groups of experts are on some nodes alone: a part of all, or as many as they meet by chance.
-            nodes = np.maximum(grid.ep / machines.gpus_per_node, 1.0)
-            met = nodes * (1.0 - (1.0 - 1.0 / nodes) ** ffn.groups_per_token)
-            open_nodes = np.where(nodes >= ffn.n_groups, nodes * ffn.reach, met) if ffn.reach < 1 else nodes
-            visited = open_nodes * (1.0 - (1.0 - 1.0 / open_nodes) ** ffn.per_token)
-            inside = np.minimum(grid.ep, machines.gpus_per_node)
-            open_devices = np.maximum(grid.ep * ffn.reach, 1.0)
-            near = np.minimum(float(ffn.per_token), open_devices) * (1.0 - 1.0 / inside)
+            nodes = at_least(grid.ep / machines.gpus_per_node, 1.0)
+            met = nodes * (1.0 - power(1.0 - 1.0 / nodes, ffn.groups_per_token))
+            open_nodes = where(nodes >= ffn.n_groups, nodes * ffn.reach, met) if ffn.reach < 1 else nodes
+            visited = open_nodes * (1.0 - power(1.0 - 1.0 / open_nodes, ffn.per_token))
+            inside = at_most(grid.ep, machines.gpus_per_node)
+            open_devices = at_least(grid.ep * ffn.reach, 1.0)
+            near = at_most(open_devices, float(ffn.per_token)) * (1.0 - 1.0 / inside)
             far = visited * (1.0 - 1.0 / nodes)
             near_s = near / (device.link_gb_per_s * GB * _ALL_TO_ALL)
             far_s = far / (device.network_gb_per_s * GB * _NETWORK)
             sent = 2.0 * tokens / tp * hidden * width
-            n_terms["dispatch"] += n * sent * (near_s + far_s) * (2.0 + grid.again)
+            n_terms["dispatch"] += n * sent * (near_s + far_s) * (2.0 + again)
         else:
             dense = (
                 dense
-                + (mats - 1) * products_s(size / tp, hidden, tokens, grid.again)
-                + products_s(hidden, size / tp, tokens, grid.again)
+                + (mats - 1) * products_s(size / tp, hidden, tokens, again)
+                + products_s(hidden, size / tp, tokens, again)
             )
             reductions = reductions + 1.0
         n_terms["products"] += n * dense
         volume = reductions * 2.0 * (tp - 1) / tp * tokens * hidden * bytes_per
-        moved_s = n * (volume / link + reductions * machines.link_latency_s) * (2.0 + grid.again) * (tp > 1)
+        moved_s = n * (volume / link + reductions * machines.link_latency_s) * (2.0 + again) * (tp > 1)
         n_terms["tensor_beside"] += moved_s * stack.overlaps_tensor
         n_terms["tensor"] += moved_s * (1.0 - stack.overlaps_tensor)
         gaps_s = _WRITTEN_KERNELS * _HOST_GAP_S if stack.is_written_out else _KERNELS_PER_LAYER * _GAP_S
@@ -329,13 +346,13 @@ def ideal_terms(training: Training, grid: Grid, machines: Machines, stack: Softw
     # Per device: the slowest stage runs all micro-batches, the ramp runs a mean stage.
     items = model.n_layers + 2.0 * grid.ends
     chunks = pp * grid.interleave
-    uneven = np.ceil(items / chunks) * chunks / items
-    ramp = (pp - 1) / grid.interleave * np.where(grid.zero_bubble > 0, 1 / 3, 1.0)  # weights are last
+    uneven = ceil(items / chunks) * chunks / items
+    ramp = (pp - 1) / grid.interleave * where(grid.zero_bubble > 0, 1 / 3, 1.0)  # weights are last
     repeats = (count * uneven + ramp) / pp
     terms = {name: values * repeats for name, values in n_terms.items()}
     _add_head(terms, training, grid, count, stack, memory, products_s)
     _add_transfers(terms, training, grid, machines, stack, count)
-    return np.stack([terms[name] for name in NAMES], axis=1)
+    return table_of(terms, NAMES, len(grid))
 
 
 def _written_bytes(model: Architecture, run: Layers, size: float) -> tuple[float, float]:
@@ -355,32 +372,35 @@ def _written_bytes(model: Architecture, run: Layers, size: float) -> tuple[float
 
 
 def _add_head(
-    terms: dict[str, Array],
+    terms: dict[str, Column],
     training: Training,
     grid: Grid,
-    count: Array,
+    count: Column,
     stack: Software,
     memory: float,
-    products_s: Callable[[Array | float, Array | float, Array, Array | float], Array],
+    products_s: Callable[[Column, Column, Column, Column], Column],
 ) -> None:
     """Add output head and loss, which the last stage computes beside its layers."""
     model = training.model
+    if not stack.head_tokens(training):  # one row of classes per sample, or no head: too little to count
+        terms["head"] = 0.0
+        return
     tokens = grid.micro_batch * stack.head_tokens(training) / grid.cp
     products = products_s(model.vocab / grid.tp, float(model.hidden), tokens, 0.0)
     loss = stack.logit_bytes * tokens * model.vocab / grid.tp / memory
     own = count * (products + loss)
     # Where embedding and loss count as layers, the last stage has one layer less.
     layer = (terms["products"] + terms["attention"] + terms["scores"]) / (model.n_layers / grid.pp)
-    terms["head"] = np.where(grid.ends > 0, np.maximum(own - layer, 0.0), own)
+    terms["head"] = where(grid.ends > 0, at_least(own - layer, 0.0), own)
 
 
 def _add_transfers(
-    terms: dict[str, Array],
+    terms: dict[str, Column],
     training: Training,
     grid: Grid,
     machines: Machines,
     stack: Software,
-    count: Array,
+    count: Column,
 ) -> None:
     """Add what goes over links once a step or once a micro-batch, and the update of the states."""
     device, model, bytes_per = machines.device, training.model, training.element_bytes
@@ -388,17 +408,19 @@ def _add_transfers(
     tokens = grid.tokens(training, model.layers[-1])
     sent = tokens * model.hidden / grid.undivided * bytes_per
     is_near = grid.dp * grid.tp * grid.cp * grid.pp <= machines.gpus_per_node
-    rate = np.where(is_near, device.link_gb_per_s * GB * _LINK, network)
+    rate = where(is_near, device.link_gb_per_s * GB * _LINK, network)
     crossings = 2.0 * grid.interleave * (count + grid.pp - 1)
     terms["stages"] = (grid.pp > 1) * crossings * sent / rate
-    terms["step"] = np.full_like(tokens, _STEP_S)
+    terms["step"] = _STEP_S
 
     expert, other = weights(training, grid)
     gradient = stack.bytes_of_gradient(training)
     trains = 0.0 if training.is_adapter else 1.0
     # Without a pipeline, parameters are gathered for the forward and the backward pass of every micro-batch.
-    rounds = np.where((grid.pp == 1) | stack.regathers, count, 1.0)
-    exchanged, sharded, states = (np.zeros_like(tokens) for _ in range(3))
+    rounds = where((grid.pp == 1) | stack.regathers, count, 1.0)
+    exchanged: Column = 0.0
+    sharded: Column = 0.0
+    states: Column = 0.0
     # Devices with the same experts are fewer than those with the same other part, and further apart.
     for held, peers, shard, apart in (
         (other, grid.peers, grid.shard, grid.tp),
@@ -407,23 +429,21 @@ def _add_transfers(
         trained, share = trains * held, (peers - 1) / peers
         plain = 2.0 * share * trained * gradient
         partitioned = share * trained * (gradient + bytes_per)
-        exchanged += np.where(grid.zero == 0, plain, partitioned) / group_bandwidth(peers, apart, machines)
+        exchanged += where(grid.zero == 0, plain, partitioned) / group_bandwidth(peers, apart, machines)
         gathered = rounds * (shard - 1) / shard * (2.0 * held + trained) * bytes_per
         groups = peers / shard
         between = 2.0 * (groups - 1) / groups * trained / shard * gradient / network
         sharded += gathered / group_bandwidth(shard, apart, machines) + between
-        states += trained * 16.0 / np.where(grid.zero >= 1, shard, 1.0)
+        states += trained * 16.0 / where(grid.zero >= 1, shard, 1.0)
     exchanged, sharded = exchanged * (grid.zero < 3), sharded * (grid.zero == 3)
     trained = trains * (expert + other)
     # A gradient of 16 bits is written and read again, and the sum is read and written.
     terms["accumulation"] = count * trained * (2.0 * bytes_per + 2.0 * gradient) / memory
-    computed = np.sum(
-        [terms[name] for name in ("products", "experts", "attention", "scores", "elements")], axis=0
-    )
+    computed = terms["products"] + terms["experts"] + terms["attention"] + terms["scores"] + terms["elements"]
     terms["gradients"] = exchanged
-    terms["gradients_beyond"] = np.maximum(exchanged - _WINDOW * computed / count, 0.0)
+    terms["gradients_beyond"] = at_least(exchanged - _WINDOW * computed / count, 0.0)
     terms["shards"] = sharded
-    terms["shards_beyond"] = np.maximum(sharded - _SHARD_WINDOW * computed, 0.0)
+    terms["shards_beyond"] = at_least(sharded - _SHARD_WINDOW * computed, 0.0)
     terms["optimizer"] = (4.0 * trained + 1.5 * states) / memory
     if stack.is_written_out:  # the host runs ahead, and the device waits for it where it has less to do
-        terms["launches"] = np.maximum(terms["launches"] - computed - terms["head"], 0.0)
+        terms["launches"] = at_least(terms["launches"] - computed - terms["head"], 0.0)
