@@ -26,6 +26,8 @@ if TYPE_CHECKING:
         slot_cluster as slot_cluster,
     )
     from makespan.live.workload import (
+        FAILURE_HOURS as FAILURE_HOURS,
+        REPAIR_WALL_S as REPAIR_WALL_S,
         LiveSetting as LiveSetting,
         live_jobs as live_jobs,
         live_settings as live_settings,
