@@ -397,16 +397,20 @@ def test_node_events_go_on_in_the_time_of_a_run_that_is_resumed(tmp_path, kind):
 
 
 @pytest.mark.usefixtures("interruptible")
-def test_a_node_event_that_was_due_while_a_run_stopped_happens_when_it_goes_on(tmp_path):
-    jobs, events = [job("a", 0, 20), job("b", 0, 60)], [(26.0, 1, "failed"), (45.0, 1, "joined")]
+def test_what_was_due_while_a_run_stopped_happens_when_it_goes_on(tmp_path):
+    jobs = [job("a", 0, 20), job("b", 0, 60), job("c", 27, 10)]
+    events = [(26.0, 1, "failed"), (45.0, 1, "joined")]
     first = FakeTrainer(SPEED, checkpoint_every=EVERY, save_wall_s=0.08)  # until 30 s
     with pytest.raises(KeyboardInterrupt):
         run(jobs, events, trainer=first, directory=tmp_path, observers=[Interrupts("finished")])
     second = FakeTrainer(SPEED, checkpoint_every=EVERY)
     second.saved = dict(first.saved)
     result, _ = run(jobs, events, trainer=second, directory=tmp_path)
-    (failed_s, _, _), joined = rows(result, "node_failed", "node_joined")
-    assert 30.0 <= failed_s <= 45.0 and joined == (45.0, "node_joined", "1")
+    (submitted_s, _, _), (failed_s, _, _), joined = rows(result, "submitted", "node_failed", "node_joined")[
+        2:
+    ]
+    assert 30.0 <= submitted_s == failed_s <= 45.0 and joined == (45.0, "node_joined", "1")
+    assert second.saved == {"a": 20, "b": 60, "c": 10}
     assert result.violations == ()
 
 

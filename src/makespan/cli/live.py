@@ -47,9 +47,9 @@ from makespan.profiling import (
     profiling_launcher,
     rate_runs,
 )
-from makespan.sim import RECOVERY_KINDS, ClusterView, Event, EventKind, FailureModel, RecoveryKind
+from makespan.sim import RECOVERY_KINDS, ClusterView, Event, EventKind, RecoveryKind
 from makespan.tables import LIVE, LIVE_FAILURES, LIVE_JOBS, LOSSES, THROUGHPUT, write_csv
-from makespan.units import DAY, HOUR, format_seconds
+from makespan.units import format_seconds
 from makespan.workloads import small_workload_keys, workload
 
 # --- ``profile`` ------------------------------------------------------------------------------------
@@ -376,12 +376,8 @@ def live_command(
     check_failure_options(failures, ("--failures-per-hour", per_hour), more)
     generated = None
     if per_hour is not None:
-        generated = FailureModel(
-            per_hour * DAY / HOUR,
-            live.REPAIR_WALL_S if repair_s is None else repair_s,
-            seed=1 if failure_seed is None else failure_seed,
-            days=live.FAILURE_HOURS * HOUR / DAY,
-        )
+        repair_s = live.REPAIR_WALL_S if repair_s is None else repair_s
+        generated = live.live_failures(per_hour, repair_s, 1 if failure_seed is None else failure_seed)
     began = time.monotonic()
     chosen = policy(policy_name)
     work = work_dir or output / f"live-{chosen.name}"

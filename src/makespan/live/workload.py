@@ -12,16 +12,16 @@ import pandas as pd
 from makespan.errors import InputError, unknown_name
 from makespan.files import read_json, read_preset, write_json
 from makespan.plans import Placement, enumerate_placements
-from makespan.sim import Catalogue, NodeEvent, RestartDelays
+from makespan.sim import Catalogue, FailureModel, NodeEvent, RestartDelays
 from makespan.studies import TableCatalogue
 from makespan.tables import THROUGHPUT
 from makespan.traces import apportion
+from makespan.units import DAY, HOUR
 from makespan.workloads import JobSpec
 
 REPAIR_WALL_S = 30.0
 """Mean time until a node of a live run is back [s]; a choice: as long as jobs train between checkpoints."""
-FAILURE_HOURS = 2.0
-"""Hours for which failures of a live run are generated; a choice, more than a run takes."""
+_FAILURE_HOURS = 2.0  # for which failures are generated; a choice, more than a run takes
 _PACKAGE, _PRESET, _SETTINGS = "makespan.live", "live", "measurement"
 _GAP_JITTER = 0.4  # of the mean interval, to both sides
 _POINT = ["exec_plan", "placement", "cpu_threads"]
@@ -120,6 +120,14 @@ def live_jobs(spec: LiveWorkload, iter_time_s: Callable[[str, int, str], float],
 def _shared_out(shares: Mapping[Any, float], total: int) -> Any:
     """Repeat each value in proportion to its share, ``total`` values in all."""
     return np.repeat(np.array(list(shares)), apportion(np.array(list(shares.values())), total))
+
+
+def live_failures(per_hour: float, repair_s: float = REPAIR_WALL_S, seed: int = 1) -> FailureModel:
+    """Return random failures of a live run, so many an hour in the whole cluster, for its first two hours.
+
+    Times are real ones; see `makespan.sim.FailureModel` for ``repair_s``, ``seed`` and errors.
+    """
+    return FailureModel(per_hour * DAY / HOUR, repair_s, seed=seed, days=_FAILURE_HOURS * HOUR / DAY)
 
 
 @dataclass(frozen=True, slots=True)
