@@ -483,10 +483,16 @@ class _Account:
             trained_gpu_s = (self.steps_left - (left - lost)) * self.step_s * self.n_gpus
             self.trained_gpu_s += trained_gpu_s
             self.checkpoint_gpu_s += max(held_gpu_s - trained_gpu_s, 0.0)
-        elif self.broken_s == self.broken_s:
-            self.recovery_gpu_s += held_gpu_s
         else:
-            self.restart_gpu_s += held_gpu_s
+            if kind == EventKind.READY and self.n_gpus:
+                # A live job is found to be ready when its processes have reported steps, perhaps several.
+                trained_gpu_s = (self.steps_left - left) * self.step_s * self.n_gpus
+                self.trained_gpu_s += trained_gpu_s
+                held_gpu_s = max(held_gpu_s - trained_gpu_s, 0.0)
+            if self.broken_s == self.broken_s:
+                self.recovery_gpu_s += held_gpu_s
+            else:
+                self.restart_gpu_s += held_gpu_s
         if kind == EventKind.SUBMITTED:
             self.submitted_s = time_s
         elif kind == EventKind.FINISHED:

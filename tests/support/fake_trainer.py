@@ -2,7 +2,7 @@
 
 import math
 
-from makespan.errors import MakespanError, WorkerError
+from makespan.errors import LostWorkerError, MakespanError, WorkerError
 from makespan.live import SegmentResult
 from makespan.live.engine import Executor, LiveClock, SegmentEnd
 
@@ -21,8 +21,8 @@ class DrivenClock(LiveClock):
 class DrivenExecutor(Executor):
     """Runs segments step by step while the engine waits; slots and stops are those of every executor."""
 
-    def __init__(self, trainer, n_slots, clock):
-        super().__init__(trainer, n_slots)
+    def __init__(self, trainer, n_slots, n_nodes, clock):
+        super().__init__(trainer, n_slots, n_nodes)
         self.clock = clock
         self.wakes = {}
 
@@ -38,6 +38,15 @@ class DrivenExecutor(Executor):
             self._ends.put(SegmentEnd(segment, end.value, None))
         except MakespanError as error:
             self._ends.put(SegmentEnd(segment, None, error))
+
+    def kill_node(self, node):
+        """Let the processes of a node see at once that they are killed."""
+        for job_id, segment in self._active.items():
+            if any(slot // self._per_node == node for slot in segment.slots) and job_id in self.wakes:
+                self.trainer.kill(segment)
+                _, _, steps = self.wakes.pop(job_id)
+                self._resume(self.clock.passed_wall_s, segment, steps)
+        return super().kill_node(node)
 
     def next_end(self, timeout_s):
         until = self.clock.passed_wall_s + max(timeout_s, _LEAST_WALL_S)
@@ -65,16 +74,20 @@ class FakeTrainer:
         By job: steps after which its processes die, in turn.
     checkpoint_every
         Steps between checkpoints.
+    save_wall_s
+        Time of the checkpoint of a segment that stops.
     """
 
-    def __init__(self, speed, start_wall_s=0.02, deaths=None, checkpoint_every=1):
+    def __init__(self, speed, start_wall_s=0.02, deaths=None, checkpoint_every=1, save_wall_s=0.0):
         self.speed = speed
         self.start_wall_s = start_wall_s
         self.deaths = {name: list(steps) for name, steps in (deaths or {}).items()}
         self.checkpoint_every = checkpoint_every
         self.saved = {}
         self.done = {}
+        self.save_wall_s = save_wall_s
         self.stops = set()
+        self.killed = set()
         self.segments = []
         self.busy = {}
         self.clashes = []
@@ -85,7 +98,15 @@ class FakeTrainer:
         self.clashes += [slot for slot in segment.slots if slot in self.busy]
         self.busy |= dict.fromkeys(segment.slots, segment.job.job_id)
         try:
-            return (yield from self._train(segment))
+            steps = self._train(segment)
+            while True:
+                try:
+                    passes = next(steps)
+                except StopIteration as end:
+                    return end.value
+                yield passes
+                if (segment.job.job_id, segment.generation) in self.killed:
+                    raise LostWorkerError("the processes were killed on request")
         finally:
             for slot in segment.slots:
                 self.busy.pop(slot, None)
@@ -104,6 +125,8 @@ class FakeTrainer:
                 raise WorkerError(f"process 0 of 1 was ended by signal SIGKILL at step {step}")
             if step % self.checkpoint_every == 0:
                 self.saved[name] = step
+        if key in self.stops and self.save_wall_s:
+            yield self.save_wall_s
         self.saved[name] = step
         loss = float(step) if step else math.nan
         return SegmentResult(step, step - first, (step - first) * step_wall_s, loss)
@@ -112,10 +135,25 @@ class FakeTrainer:
         self.stops.add((segment.job.job_id, segment.generation))
 
     def kill(self, segment):
-        self.stop(segment)
+        self.killed.add((segment.job.job_id, segment.generation))
 
     def steps_done(self, segment):
         return self.done.get((segment.job.job_id, segment.generation))
 
     def saved_steps(self, job):
         return self.saved.get(job.job_id, 0)
+
+
+def drive_clocks(monkeypatch):
+    """Let every live run drive its clock."""
+    clocks = []
+
+    def clock(*arguments):
+        clocks.append(DrivenClock(*arguments))
+        return clocks[-1]
+
+    def executor(*arguments):
+        return DrivenExecutor(*arguments, clocks[-1])
+
+    monkeypatch.setattr("makespan.live.run.LiveClock", clock)
+    monkeypatch.setattr("makespan.live.run.Executor", executor)

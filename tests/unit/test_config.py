@@ -7,6 +7,7 @@ from pathlib import Path
 
 import jsonschema
 import pytest
+from pydantic import ValidationError
 
 from makespan.config import (
     check_settings,
@@ -18,7 +19,7 @@ from makespan.config import (
     settings_hash,
     settings_model,
 )
-from makespan.config.settings import shipped_calibrations, shipped_live_workloads
+from makespan.config.settings import LiveRuns, shipped_calibrations, shipped_live_workloads
 from makespan.emulator import calibration_names
 from makespan.errors import ConfigError, MissingDataError
 from makespan.live import live_workloads
@@ -332,3 +333,17 @@ def test_statements_rest_on_ten_lists_that_no_search_has_seen():
     apart = ("morphling", "easyscale", "fifo-", "tiresias-")
     others = {name for name in _registry.REGISTRY if not name.startswith(apart)}
     assert others <= set(full.lists.policies)
+
+
+def test_live_runs_under_failures_are_asked_for_and_others_stay_as_they_were():
+    (run,) = LiveRuns(policies=("fifo",), seeds=(3,)).runs().values()
+    assert run == {"policy": "fifo", "seed": 3, "workload": "live-small", "slots": 2}
+    (run,) = LiveRuns(policies=("fifo",), seeds=(3,), nodes=2, failures_per_hour=40).runs().values()
+    assert (run["nodes"], run["failures_per_hour"]) == (2, 40)
+    for wrong, message in (
+        ({"slots": 3, "nodes": 2}, "as many slots on each node, not 3 on 2"),
+        ({"in_all": True, "failures_per_hour": 1}, "the statement is about runs without failures"),
+        ({"failures_per_hour": -1}, "greater than or equal to 0"),
+    ):
+        with pytest.raises(ValidationError, match=message):
+            LiveRuns(**wrong)

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
-from fake_trainer import DrivenClock, DrivenExecutor, FakeTrainer
+from fake_trainer import FakeTrainer, drive_clocks
 from toy_cluster import throughput_rows
 
 from makespan import live
@@ -32,17 +32,7 @@ ROWS = [("ga", "1", 1.0), ("gc", "1", 1.3), ("ga", "2", 0.6), ("zero-dp", "2", 0
 @pytest.fixture(autouse=True)
 def driven(monkeypatch):
     """Let every run drive its clock."""
-    clocks = []
-
-    def clock(*arguments):
-        clocks.append(DrivenClock(*arguments))
-        return clocks[-1]
-
-    def executor(trainer, n_slots):
-        return DrivenExecutor(trainer, n_slots, clocks[-1])
-
-    monkeypatch.setattr("makespan.live.run.LiveClock", clock)
-    monkeypatch.setattr("makespan.live.run.Executor", executor)
+    drive_clocks(monkeypatch)
 
 
 def setting(jobs, name="fifo", delay_wall_s=0.02):

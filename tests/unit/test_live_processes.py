@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -17,13 +17,15 @@ from toy_cluster import throughput_rows
 
 from makespan import live
 from makespan.cli import main
+from makespan.errors import LostWorkerError
 from makespan.live import run as _prepare
-from makespan.live.engine import configuration_plan, slots_of
+from makespan.live.engine import Executor, LiveClock, Target, configuration_plan, slots_of
 from makespan.live.run import Profiler
 from makespan.policies import policy
 from makespan.profiling import profile as _measurements
 from makespan.profiling.profile import model_of
-from makespan.runtime import latest_checkpoint
+from makespan.runtime import LocalLauncher, latest_checkpoint
+from makespan.sim import NodeEvent, events_table, losses_table, validate_schedule
 from makespan.tables import LIVE, LIVE_JOBS, read_csv
 from makespan.training import TrainingJob, read_progress, train
 from makespan.workloads import JobSpec, workload
@@ -210,3 +212,87 @@ def test_neighbours_end_even_where_an_interrupt_comes_before_they_begin(monkeypa
     with pytest.raises(KeyboardInterrupt), profiler._neighbours({(1,): "tiny-gpt"}):
         pass
     assert stopped == ["tiny-gpt"]
+
+
+# --- nodes that fail --------------------------------------------------------------------------------
+
+
+def test_a_node_that_fails_kills_its_processes_and_the_job_ends_with_the_loss_of_an_undisturbed_run(
+    tmp_path, monkeypatch
+):
+    jobs = [job("a", 0.0, 30), job("b", 0.0, 12, 1, "gc")]
+    # Node 0 fails once job a has saved 12 steps, and again a second later, while the job starts.
+    events = [(12_000, "failed"), (12_001, "joined"), (12_002, "failed"), (12_003, "joined")]
+    what = replace(
+        setting(jobs),
+        n_nodes=2,
+        scale=1.0,
+        node_events=tuple(NodeEvent(time_s, 0, kind) for time_s, kind in events),
+        checkpoint_s={"tiny-gpt": 0.0},
+    )
+    where, checkpoints = live.slot_cluster(2, 2), tmp_path / "jobs" / "a" / "checkpoints"
+    pids, seen = {}, []
+
+    class Clock(LiveClock):
+        """A thousand seconds for each step of the newest checkpoint of job a, plus those that passed."""
+
+        latest_s = 0.0
+
+        def now_s(self):
+            newest = latest_checkpoint(checkpoints)
+            now_s = super().now_s() + (0 if newest is None else 1000 * newest.step)
+            self.latest_s = max(self.latest_s, now_s)
+            return self.latest_s
+
+    class Notes:
+        def observe(self, event, view):
+            for path in (tmp_path / "jobs").glob("*/segment-*"):
+                if (progress := read_progress(path)) is not None:
+                    pids[path.parent.name, path.name] = progress.pids
+            if event.kind == "node_failed":
+                of_a = [pid for (name, _), found in pids.items() if name == "a" for pid in found]
+                seen.append((len(of_a), [pid for pid in of_a if alive(pid)]))
+
+    monkeypatch.setattr("makespan.live.run.LiveClock", Clock)
+    settings = replace(SETTINGS, checkpoint_interval_s=0.36)  # six steps
+    trainer = live.process_trainer(tmp_path, what, where, HERE, settings)
+    engine = live.run_live(what, policy("fifo"), where, trainer, tmp_path, [Notes()])
+    rows, losses = events_table(engine.rows), losses_table(engine.losses)
+    interrupted = rows[rows["kind"] == "interrupted"]
+    assert interrupted["job_id"].tolist() == ["a"] * 2
+    assert set(interrupted["steps_left"]) <= {18.0, 12.0}
+    assert (losses["node_id"] == 0).all() and losses["lost_steps"].between(0, 6).all()
+    assert seen[0][0] >= 1 and [left for _, left in seen] == [[]] * 2
+    of_b = [number for number, left in enumerate(rows["job_id"]) if left == "b"]
+    assert rows["kind"].iloc[of_b].tolist() == ["submitted", "started", "ready", "finished"]
+    fails = validate_schedule(
+        rows, what.scaled_jobs(), where, what.catalogue().on(where), what.scaled_delays(), extra_steps=0,
+        is_live=True,
+    )  # fmt: skip
+    assert not [one for one in fails if one.rule in ("order", "row", "life", "capacity", "failure")]
+    assert engine.final_losses["a"] == pytest.approx(undisturbed_loss(what, "a"), rel=1e-6)
+
+
+def test_processes_that_are_only_starting_are_killed_with_their_node(tmp_path):
+    started = []
+
+    @dataclass(frozen=True, slots=True)
+    class Noting(LocalLauncher):
+        """Keeps every process that it starts."""
+
+        def start(self, launch, rank):
+            started.append(LocalLauncher.start(self, launch, rank))
+            return started[-1]
+
+    what = setting([job("a", 0.0, 1_000_000, 2, "zero-dp")])
+    trainer = live.process_trainer(
+        tmp_path, what, WHERE, lambda slots: Noting(cpus=HERE(slots).cpus), SETTINGS
+    )
+    item = what.catalogue().requested(what.jobs[0])
+    executor = Executor(trainer, 2, 2)
+    executor.reconcile({"a": Target(what.jobs[0], 0, item, ((0, 1), (1, 1)))})
+    until(lambda: started)
+    (end,) = executor.kill_node(1)
+    assert isinstance(end.error, LostWorkerError) and trainer.steps_done(end.segment) is None
+    assert {process.poll() for process in started} == {-signal.SIGKILL}
+    assert executor.active == () and executor.kill_node(0) == []

@@ -14,9 +14,12 @@ from makespan.cli.options import (
     CPU_THREADS,
     PROCESSES,
     SEED,
+    check_failure_options,
     check_target,
     decision_limit_option,
+    failure_seed_option,
     json_option,
+    real,
     reject_others,
     say,
     say_result,
@@ -44,8 +47,8 @@ from makespan.profiling import (
     profiling_launcher,
     rate_runs,
 )
-from makespan.sim import ClusterView, Event, EventKind
-from makespan.tables import LIVE, LIVE_JOBS, THROUGHPUT, write_csv
+from makespan.sim import RECOVERY_KINDS, ClusterView, Event, EventKind, RecoveryKind
+from makespan.tables import LIVE, LIVE_FAILURES, LIVE_JOBS, LOSSES, THROUGHPUT, write_csv
 from makespan.units import format_seconds
 from makespan.workloads import small_workload_keys, workload
 
@@ -270,8 +273,10 @@ class _EventLines:
         """Write the event, the running and waiting jobs, and the remaining time."""
         plan = f"{event.plan} on {event.n_gpus}" if event.n_gpus else ""
         queue = f"{len(view.running)} running, {len(view.pending)} waiting, {view.n_free_gpus} slot(s) free"
-        left = "" if event.kind == "submitted" else f"{event.steps_left:.0f} steps left"
-        head = f"{event.time_s / self._scale:7.1f} s  {event.kind:<12} {event.job_id:<16}"
+        is_about_steps = event.job_id and event.kind != "submitted"
+        left = f"{event.steps_left:.0f} steps left" if is_about_steps else ""
+        what = event.job_id or f"node {event.nodes}"
+        head = f"{event.time_s / self._scale:7.1f} s  {event.kind:<12} {what:<16}"
         say(f"{head} {plan:<14} {left:<16} {queue}; {self._end_text(event, view)}", err=True)
 
 
@@ -288,6 +293,40 @@ class _EventLines:
 @click.option(
     "--slots", "n_slots", default=2, show_default=True, type=PROCESSES, help="Number of devices to use."
 )
+@click.option(
+    "--nodes", "n_nodes", default=1, show_default=True, type=PROCESSES,
+    help="Number of nodes over which the devices are spread evenly; they fail as a whole.",
+)  # fmt: skip
+@click.option(
+    "--failures",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Failures and returns of nodes: columns time_s, in seconds of real time since the start of the run, "
+    "node_id, kind (failed, joined), or a trace in Oobleck's form.",
+)
+@click.option(
+    "--failures-per-hour",
+    "per_hour",
+    type=real(3600, "a node needs longer to fail and return", above=True),
+    metavar="N",
+    help="Generate failures, so many an hour of real time in the whole cluster; devices fail independently.",
+)
+@click.option(
+    "--repair-seconds",
+    "repair_s",
+    type=real(10**5, "longer than a run", above=True),
+    metavar="SECONDS",
+    show_default=f"{live.REPAIR_WALL_S:g}",
+    help="With --failures-per-hour: mean real time until a node is back, exponentially distributed.",
+)
+@failure_seed_option("--failures-per-hour")
+@click.option(
+    "--recovery",
+    default="restart",
+    show_default=True,
+    type=click.Choice(RECOVERY_KINDS),
+    help="What an interrupted job does: return to its checkpoint. Other kinds are for simulations.",
+)
 @click.option("--seed", default=0, show_default=True, type=SEED, help="Seed of the workload.")
 @click.option(
     "--launcher",
@@ -303,7 +342,7 @@ class _EventLines:
     "--output",
     required=True,
     type=click.Path(path_type=Path),
-    help="Directory for live.csv, live_jobs.csv and live_prediction.json.",
+    help="Directory for live.csv, live_jobs.csv and live_prediction.json, and live_losses.csv if nodes fail.",
 )
 @click.option(
     "--work-dir",
@@ -317,6 +356,12 @@ def live_command(
     policy_name: str,
     workload: str,
     n_slots: int,
+    n_nodes: int,
+    failures: Path | None,
+    per_hour: float | None,
+    repair_s: float | None,
+    failure_seed: int | None,
+    recovery: RecoveryKind,
     seed: int,
     launcher: str,
     device: str,
@@ -327,6 +372,12 @@ def live_command(
 ) -> None:
     """Predict how the jobs of a workload run under a policy, train them, and compare."""
     check_target(output, is_directory=True)
+    more: dict[str, float | None] = {"--repair-seconds": repair_s, "--failure-seed": failure_seed}
+    check_failure_options(failures, ("--failures-per-hour", per_hour), more)
+    generated = None
+    if per_hour is not None:
+        repair_s = live.REPAIR_WALL_S if repair_s is None else repair_s
+        generated = live.live_failures(per_hour, repair_s, 1 if failure_seed is None else failure_seed)
     began = time.monotonic()
     chosen = policy(policy_name)
     work = work_dir or output / f"live-{chosen.name}"
@@ -344,6 +395,9 @@ def live_command(
             workload,
             work,
             n_slots=n_slots,
+            n_nodes=n_nodes,
+            failures=generated or failures,
+            recovery=recovery,
             seed=seed,
             launcher=launcher,
             device=device,
@@ -361,6 +415,8 @@ def live_command(
     write_csv(result.comparison, output / "live.csv", LIVE)
     write_csv(result.jobs, output / "live_jobs.csv", LIVE_JOBS)
     write_text(result.prediction.text, output / "live_prediction.json")
+    if set(LIVE_FAILURES.names) <= set(result.comparison.columns):
+        write_csv(result.live_losses, output / "live_losses.csv", LOSSES)
     for violation in result.violations:
         say(f"invalid schedule: {violation.job_id}: {violation.message}", err=True)
     (row,) = result.comparison.to_dict("records")
@@ -382,6 +438,12 @@ def _comparison_text(comparison: pd.DataFrame, jobs: pd.DataFrame) -> str:
         live_s, predicted_s = row[f"live_{name}_s"], row[f"predicted_{name}_s"]
         difference = row[f"{metric}_difference_pct"]
         lines.append(f"{title:<23} {live_s:>8.1f} s {predicted_s:>8.1f} s {difference:>+9.1f} %")
+    if set(LIVE_FAILURES.names) <= row.keys():
+        lines.append(
+            f"interruptions: {row['n_interruptions']} ({row['predicted_n_interruptions']} predicted); lost "
+            f"steps: {row['lost_steps']:.0f} ({row['predicted_lost_steps']:.0f}); goodput: "
+            f"{100 * row['goodput']:.0f} % ({100 * row['predicted_goodput']:.0f} %)"
+        )
     lines.append(
         f"restart delay: {row['restart_delay_s']:.2f} s profiled, {row['live_restart_delay_s']:.2f} s in the "
         f"run; slots held {100 * row['live_gpu_allocation_ratio']:.0f} % of the time"

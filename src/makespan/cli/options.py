@@ -247,6 +247,19 @@ def _pairs(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) 
 
 
 _COUNT: dict[str, Any] = {"type": COUNT, "metavar": "N"}
+
+
+def failure_seed_option(rate_option: str) -> Callable[[Command], Command]:
+    """Return the option ``--failure-seed``, which goes with a rate of failures."""
+    return click.option(
+        "--failure-seed",
+        type=whole(0, 2**31 - 1, "these seeds have 31 bits"),
+        metavar="N",
+        show_default="1",
+        help=f"With {rate_option}: seed of the failures.",
+    )
+
+
 _PATH = click.Path(path_type=Path)
 _LIST = (
     shown_option(
@@ -415,13 +428,7 @@ _SIMULATION = (
         show_default="6",
         help="With --failures-per-day: mean time until a node is back, exponentially distributed.",
     ),
-    click.option(
-        "--failure-seed",
-        type=whole(0, 2**31 - 1, "these seeds have 31 bits"),
-        metavar="N",
-        show_default="1",
-        help="With --failures-per-day: seed of the failures.",
-    ),
+    failure_seed_option("--failures-per-day"),
     click.option(
         "--recovery",
         type=click.Choice(["restart", "elastic", "resilient"]),
@@ -500,6 +507,26 @@ def scenario_options(command: Command) -> Command:
     return list_options(command)
 
 
+def check_failure_options(
+    listed: Path | None, rate: tuple[str, float | None], more: Mapping[str, float | None]
+) -> None:
+    """Check that failures are either listed or generated, and that options of generated ones go with these.
+
+    Parameters
+    ----------
+    listed, rate, more
+        File of failures; option and value of their rate; values of the options that go with a rate.
+    """
+    option, value = rate
+    if value is not None and listed is not None:
+        raise InputError(
+            f"--failures {listed} and {option} {value:g} both say what fails; leave one of them out"
+        )
+    for name, given in more.items():
+        if given is not None and value is None:
+            raise InputError(f"{name} {given:g} is for generated failures; use it with {option}")
+
+
 def assembled(decision_limit_s: float, request: Mapping[str, Any]) -> "Scenario":
     """Return the scenario of the options of `scenario_options`, with failures and a recovery."""
     from makespan.sim import FailureModel, Recovery
@@ -510,14 +537,8 @@ def assembled(decision_limit_s: float, request: Mapping[str, Any]) -> "Scenario"
         options.pop(name) for name in ("failures_per_day", "repair_hours", "failure_seed")
     )
     kind, every_s = options.pop("recovery"), options.pop("checkpoint_interval_s")
-    if per_day is not None and options["failures"] is not None:
-        raise InputError(
-            f"--failures {options['failures']} and --failures-per-day {per_day:g} both say what fails; leave "
-            "one of them out"
-        )
-    for option, value in (("--repair-hours", hours), ("--failure-seed", seed)):
-        if value is not None and per_day is None:
-            raise InputError(f"{option} {value:g} is for generated failures; use it with --failures-per-day")
+    more = {"--repair-hours": hours, "--failure-seed": seed}
+    check_failure_options(options["failures"], ("--failures-per-day", per_day), more)
     if per_day is not None:
         given = {"repair_s": None if hours is None else hours * HOUR, "seed": seed}
         options["failures"] = FailureModel(

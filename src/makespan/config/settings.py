@@ -343,6 +343,13 @@ class LiveRuns(Block):
         "name of the live workload", "live-small", source="docs/guides/schedule-live.md", changes="live"
     )
     slots: Count = option("slots that the jobs share", 2, unit="slots", source="two cores", changes="live")
+    nodes: Count = option(
+        "nodes over which the slots are spread evenly", 1, unit="nodes", source="a choice", changes="live"
+    )
+    failures_per_hour: float = option(
+        "failures of nodes in the whole cluster, an hour of real time; drawn with the seed of the run",
+        0.0, unit="1/h", source="a choice", changes="live", ge=0, le=3600,
+    )  # fmt: skip
     seeds: Annotated[tuple[int, ...], unique("each seed once")] = option(
         "with which the jobs are drawn, one run each", (21, 22, 23, 24, 25),
         source="fixed before the first run", changes="live", min_length=1,
@@ -354,9 +361,24 @@ class LiveRuns(Block):
         changes="live, claims",
     )
 
+    @model_validator(mode="after")
+    def _slots_are_even(self) -> "LiveRuns":
+        if self.slots % self.nodes:
+            raise ValueError(f"as many slots on each node, not {self.slots} on {self.nodes}")
+        return self
+
+    @model_validator(mode="after")
+    def _ledger_is_without_failures(self) -> "LiveRuns":
+        if self.in_all and self.failures_per_hour:
+            raise ValueError("in_all without failures_per_hour: the statement is about runs without failures")
+        return self
+
     def runs(self) -> dict[str, dict[str, Any]]:
         """Return what `makespan.live.live_experiment` is asked for, by the name of the run."""
-        shared = {"workload": self.workload, "slots": self.slots}
+        shared: dict[str, Any] = {"workload": self.workload, "slots": self.slots}
+        # Only what differs from runs before nodes could fail, which need not be made again.
+        shared |= {"nodes": self.nodes} if self.nodes > 1 else {}
+        shared |= {"failures_per_hour": self.failures_per_hour} if self.failures_per_hour else {}
         return {
             f"{policy}-{self.workload}-{seed}": {"policy": policy, "seed": seed, **shared}
             for policy in self.policies

@@ -3,7 +3,7 @@
 - `live_experiment` profiles, predicts, runs and compares; a `LiveSetting` has the inputs of a run
 - `predict_live` writes the prediction of a run, `run_live` runs jobs under any policy of the simulator and
   with any `Trainer`, `compare_live` compares both
-- `live_workload` and `live_jobs` generate the jobs
+- `live_workload` and `live_jobs` generate the jobs, `live_failures` the failures of nodes
 """
 
 from typing import TYPE_CHECKING
@@ -26,7 +26,9 @@ if TYPE_CHECKING:
         slot_cluster as slot_cluster,
     )
     from makespan.live.workload import (
+        REPAIR_WALL_S as REPAIR_WALL_S,
         LiveSetting as LiveSetting,
+        live_failures as live_failures,
         live_jobs as live_jobs,
         live_settings as live_settings,
         live_workload as live_workload,

@@ -11,7 +11,7 @@ import queue
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal, Protocol
 
-from makespan.errors import MakespanError, TrainingError, WorkerError, unknown_name
+from makespan.errors import InputError, MakespanError, TrainingError, WorkerError, unknown_name
 from makespan.files import read_json, write_json
 from makespan.hardware import NodeSpec
 from makespan.plans import ExecutionPlan
@@ -27,7 +27,6 @@ from makespan.profiling import ProfilePoint, model_of, point_plan
 from makespan.runtime import (
     Launcher,
     LocalLauncher,
-    RunDirectory,
     SlurmLauncher,
     check_gpus,
     latest_checkpoint,
@@ -38,8 +37,16 @@ from makespan.sim import (
     Engine,
     EventKind,
     JobView,
+    Loss,
+    LossOutcome,
+    NodeEvent,
+    NodeEventKind,
     Policy,
+    Recovery,
+    RecoveryKind,
     Scenario,
+    absent_nodes,
+    ordered_node_events,
 )
 from makespan.training import RunResult, TrainingJob, read_progress, request_stop, train
 from makespan.workloads import JobSpec, workload
@@ -50,6 +57,8 @@ _log = logging.getLogger(__name__)
 # --- Segments ---------------------------------------------------------------------------------------
 
 _KILL_WAIT_S = 10.0
+_NODE_KILL_WAIT_S = 60.0  # for processes that get SIGKILL, on a machine that may be busy
+_KILL_POLL_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +100,12 @@ class SegmentEnd:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Configuration that the policy has chosen for a job."""
+    """Configuration that the policy has chosen for a job, and the slots on each node, by its number."""
 
     job: JobSpec
     generation: int
     configuration: Configuration
+    shares: tuple[tuple[int, int], ...]
 
 
 class Trainer(Protocol):
@@ -114,7 +124,10 @@ class Trainer(Protocol):
         """Request that a segment writes a checkpoint and ends; may be called repeatedly."""
 
     def kill(self, segment: Segment) -> None:
-        """Kill the processes of a segment."""
+        """Kill the processes of a segment, now and those that are still to start; may be called repeatedly.
+
+        `train` then raises a `WorkerError`, or returns if the processes had ended before.
+        """
 
     def steps_done(self, segment: Segment) -> int | None:
         """Return the steps done of the job; None before the segment is ready to train."""
@@ -126,14 +139,17 @@ class Trainer(Protocol):
 class Executor:
     """Runs segments in threads until every job runs under its target.
 
-    To change a job, its segment is stopped and another one started as soon as enough slots are free. A slot
-    is either free or held by exactly one active segment; it becomes free when the end of that segment is
-    taken.
+    The slots are spread evenly over the nodes, in the order of their numbers. To change a job, its segment is
+    stopped and another one started as soon as enough slots are free on its nodes. A slot is either free or
+    held by exactly one active segment; it becomes free when the end of that segment is taken.
     """
 
-    def __init__(self, trainer: Trainer, n_slots: int) -> None:
+    def __init__(self, trainer: Trainer, n_slots: int, n_nodes: int = 1) -> None:
         self.trainer = trainer
-        self._free = list(range(n_slots))
+        self._per_node = n_slots // n_nodes
+        self._free = [  # of each node
+            list(range(node * self._per_node, (node + 1) * self._per_node)) for node in range(n_nodes)
+        ]
         self._active: dict[str, Segment] = {}
         self._ends: queue.SimpleQueue[SegmentEnd] = queue.SimpleQueue()
 
@@ -149,8 +165,12 @@ class Executor:
             if target is None or target.generation != segment.generation:
                 self.trainer.stop(segment)
         for job_id, target in targets.items():
-            if job_id not in self._active and target.configuration.n_gpus <= len(self._free):
-                slots = tuple(heapq.heappop(self._free) for _ in range(target.configuration.n_gpus))
+            if job_id not in self._active and all(
+                count <= len(self._free[node]) for node, count in target.shares
+            ):
+                slots = tuple(
+                    heapq.heappop(self._free[node]) for node, count in target.shares for _ in range(count)
+                )
                 self._start(Segment(target.job, target.generation, target.configuration, slots))
 
     def next_end(self, timeout_s: float) -> SegmentEnd | None:
@@ -159,10 +179,50 @@ class Executor:
             end = self._ends.get(timeout=max(timeout_s, 0.0))
         except queue.Empty:
             return None
+        return self._free_slots(end)
+
+    def _free_slots(self, end: SegmentEnd) -> SegmentEnd:
         del self._active[end.segment.job.job_id]
         for slot in end.segment.slots:
-            heapq.heappush(self._free, slot)
+            heapq.heappush(self._free[slot // self._per_node], slot)
         return end
+
+    def kill_node(self, node: int) -> list[SegmentEnd]:
+        """Kill the processes of all segments with a slot on a node; wait for their ends, and take those.
+
+        A `TrainingError` is raised if a segment does not end.
+        """
+        on_node = [
+            segment
+            for segment in self._active.values()
+            if any(slot // self._per_node == node for slot in segment.slots)
+        ]
+        for segment in on_node:
+            self.trainer.kill(segment)
+        missing = {segment.job.job_id for segment in on_node}
+        seen: list[SegmentEnd] = []
+        deadline = time.monotonic() + _NODE_KILL_WAIT_S
+        try:
+            while missing:
+                with suppress(queue.Empty):
+                    seen.append(self._ends.get(timeout=_KILL_POLL_S))
+                    missing.discard(seen[-1].segment.job.job_id)
+                if missing and time.monotonic() > deadline:
+                    raise TrainingError(
+                        f"node {node}: the processes of job {min(missing)!r} were killed and have not ended "
+                        f"within {_NODE_KILL_WAIT_S:g} s"
+                    )
+        except BaseException:
+            for end in seen:
+                self._ends.put(end)
+            raise
+        ended = []
+        for end in seen:  # those of other segments wait for their turn
+            if end.segment in on_node:
+                ended.append(self._free_slots(end))
+            else:
+                self._ends.put(end)
+        return ended
 
     def shut_down(self, grace_s: float) -> list[SegmentEnd]:
         """Stop all segments, kill those that do not end within ``grace_s`` seconds, and return their ends."""
@@ -248,8 +308,7 @@ class ProcessTrainer:
     """Trains small models in separate processes.
 
     ``directory`` holds run directories and checkpoints; ``seeds`` has the seed of each job,
-    ``checkpoint_every`` the steps between checkpoints of each workload. Processes are killed only if
-    ``is_here``, that is, if they run on this machine.
+    ``checkpoint_every`` the steps between checkpoints of each workload.
     """
 
     def __init__(
@@ -259,11 +318,10 @@ class ProcessTrainer:
         launch_on: LaunchOn,
         seeds: Mapping[str, int],
         checkpoint_every: Mapping[str, int],
-        *,
-        is_here: bool = True,
     ) -> None:
         self._directory, self._node, self._launch_on = directory, node, launch_on
-        self._seeds, self._checkpoint_every, self._is_here = seeds, checkpoint_every, is_here
+        self._seeds, self._checkpoint_every = seeds, checkpoint_every
+        self._killed: set[tuple[str, int]] = set()  # jobs and generations of segments
 
     def train(self, segment: Segment) -> SegmentResult:
         """Run a segment; see `Trainer.train`."""
@@ -284,6 +342,7 @@ class ProcessTrainer:
             run_dir=self._run_dir(segment),
             checkpoint_dir=checkpoints,
             resume=checkpoints if saved else None,
+            is_killed=lambda: (name, segment.generation) in self._killed,
         )
         loss = result.losses[-1] if result.losses else float("nan")
         return SegmentResult(result.last_step, len(result.losses), steady_wall_s(result), loss)
@@ -294,11 +353,8 @@ class ProcessTrainer:
             request_stop(self._run_dir(segment))
 
     def kill(self, segment: Segment) -> None:
-        """Kill the processes of a segment, if they are on this machine and have reported their ids."""
-        pids = RunDirectory(self._run_dir(segment)).meeting() if self._is_here else None
-        for pid in pids or ():
-            with suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
+        """Kill the processes of a segment; their launcher does so within 20 ms."""
+        self._killed.add((segment.job.job_id, segment.generation))
 
     def steps_done(self, segment: Segment) -> int | None:
         """Return the steps that are done; see `Trainer.steps_done`."""
@@ -321,7 +377,34 @@ class ProcessTrainer:
 
 _POLL_WALL_S = 0.1
 _SAVE_EVERY_WALL_S = 2.0
-_MAX_LOSSES = 3  # consecutive losses of a job's processes without a saved step between them
+_MAX_CRASHES = 3  # consecutive crashes of a job's processes without a saved step between them
+_FAILED, _JOINED = NodeEventKind.FAILED, NodeEventKind.JOINED
+
+
+def check_live_recovery(recovery: Recovery | RecoveryKind | None) -> None:
+    """Check that live jobs can recover in a way; an `InputError` says what it would need."""
+    kind = recovery.kind if isinstance(recovery, Recovery) else recovery
+    if kind not in (None, "restart"):
+        raise InputError(
+            f"recovery {kind!r} of a live run: the processes of a live job keep no copy of its state in the "
+            "memory of other nodes; expected 'restart', or a simulation (makespan simulate)"
+        )
+
+
+def check_live_events(node_events: Iterable[NodeEvent]) -> None:
+    """Check that whole nodes fail and join; an `InputError` names another kind of event."""
+    for event in node_events:
+        if event.kind not in (_FAILED, _JOINED):
+            raise InputError(
+                f"node event at {event.in_force_s:g} s: devices of node {event.node_id} are "
+                f"{event.kind.value}; expected nodes of a live run that fail and join"
+            )
+
+
+def _loss(steps: int, configuration: Configuration) -> Loss:
+    """Return the loss of steps in a configuration."""
+    gpu_s = steps * configuration.iter_time_s * configuration.n_gpus
+    return Loss(float(steps), gpu_s, LossOutcome.CHECKPOINT)
 
 
 class LiveClock:
@@ -366,6 +449,10 @@ class LiveEngine(Engine):
     A job is pending (no devices), restarting (devices, processes not ready) or training (processes report
     steps). Its current segment is that with the generation of its allocation; reports of older segments only
     count steps.
+
+    When a node fails, the processes of all segments with a slot on it are killed before anything else
+    happens. ``losses`` are the steps that a job's processes had reported beyond its newest checkpoint,
+    whatever interrupted it; their device time is that of as many steps as profiled.
     """
 
     def __init__(
@@ -387,34 +474,52 @@ class LiveEngine(Engine):
         self._saved = (-1, 0.0)
         self._ready: set[tuple[str, int]] = set()
         self._held: dict[tuple[str, int], list[float]] = {}
-        self._losses: dict[str, tuple[int, int]] = {}
+        self._crashes: dict[str, tuple[int, int]] = {}
+        self._lost: dict[str, Loss] = {}  # of processes that were killed or crashed at this instant, by job
 
     def load(self) -> None:
-        """Load the trace; live jobs run exactly their steps, and node failures cannot be scheduled."""
-        if self.scenario.extra_steps or self.scenario.failures:
-            raise MakespanError(
-                "a live run supports neither extra steps nor planned failures; expected neither"
-            )
+        """Load the trace and the node events; live jobs run exactly their steps."""
+        node_events = ordered_node_events(self.scenario.failures, self.scenario.cluster)
+        if self.scenario.extra_steps:
+            raise MakespanError("a live run supports no extra steps; expected none")
+        check_live_events(node_events)
         order = sorted(self.scenario.jobs, key=lambda job: job.submit_time_s)
+        for job in order:
+            check_live_recovery(self.scenario.recovery_of(job))
         self.jobs = {
-            job.job_id: LiveJob(job, index, float(job.steps), self.view) for index, job in enumerate(order)
+            job.job_id: LiveJob(job, index, float(job.steps), self.view, self.scenario.recovery_of(job))
+            for index, job in enumerate(order)
         }
         self.final_losses = dict.fromkeys(self.jobs, float("nan"))
         self.arrivals = list(self.jobs.values())
+        self.load_nodes(node_events)
         self.push_arrival()
 
     def begin_after(self, n_arrived: int) -> None:
-        """Expect only the arrivals after the first ``n_arrived``, those before are known."""
+        """Expect only what comes after the rows: they have the first ``n_arrived`` arrivals."""
+        node_events = ordered_node_events(self.scenario.failures, self.scenario.cluster)
+        kinds = (EventKind.NODE_FAILED.value, EventKind.NODE_JOINED.value)
+        n_happened = sum(row[2] in kinds for row in self.rows) - len(absent_nodes(node_events))
+        for event in node_events[:n_happened]:
+            change = self.cluster_state.nodes.fail if event.kind is _FAILED else self.cluster_state.nodes.join
+            change(event.node_id)
         self.queue.clear()
+        self.queue_node_events(node_events[n_happened:])
         self.n_arrived = n_arrived
         self.push_arrival()
         self.request_decision()
 
-    def wait_again(self, job: LiveJob, reason: str | None) -> None:
-        """Queue a job with the steps of its newest checkpoint; ``reason`` is that of a loss of devices."""
-        self._count(job, self._executor.trainer.saved_steps(job.spec))
+    def wait_again(self, job: LiveJob, done: int, reason: str | None) -> None:
+        """Queue a job with the steps of its newest checkpoint, after it had ``done`` steps.
+
+        ``reason`` is that of a loss of devices.
+        """
+        saved = self._executor.trainer.saved_steps(job.spec)
+        self._count(job, saved)
         self.cluster_state.submit(job)
         if reason is not None:
+            requested = self.view.catalogue.requested(job.spec)  # its last configuration is not on record
+            self.record_loss(job, _loss(max(done - saved, 0), requested), -1)
             self.record(EventKind.INTERRUPTED, job, reason)
 
     def run(self) -> None:
@@ -432,7 +537,7 @@ class LiveEngine(Engine):
     def shut_down(self, grace_s: float = 30.0) -> None:
         """Stop all processes, with checkpoints if ``grace_s`` seconds suffice, and save the state."""
         for end in self._executor.shut_down(grace_s):
-            self._note_end(end)
+            self._lose(self.jobs[end.segment.job.job_id], self._note_end(end))
         self.cluster_state.advance(max(self.view.time_s, self._clock.now_s()))
         self._save(self)
 
@@ -440,7 +545,9 @@ class LiveEngine(Engine):
         """Reconcile, wait for the next event or end of a segment, and handle what is due."""
         self._executor.reconcile(
             {
-                job.spec.job_id: Target(job.spec, job.generation, job.allocation.configuration)
+                job.spec.job_id: Target(
+                    job.spec, job.generation, job.allocation.configuration, job.allocation.shares
+                )
                 for job in self.view.running
                 if job.allocation is not None
             }
@@ -468,45 +575,96 @@ class LiveEngine(Engine):
     def _handle_due(self, now_s: float) -> None:
         while self.queue.next_time_s() <= now_s:
             time_s, (handler, first, second) = self.queue.pop()
-            self.cluster_state.advance(time_s)
+            # What was due while a run that is resumed was stopping happens now.
+            self.cluster_state.advance(max(time_s, self.view.time_s))
             handler(first, second)
 
     def _look(self) -> None:
         """Count the steps that processes report, and record which restarts have ended."""
         for segment in self._executor.active:
-            done = self._executor.trainer.steps_done(segment)
-            if done is None:
-                continue
-            job = self.jobs[segment.job.job_id]
-            self._count(job, done)
-            key = (segment.job.job_id, segment.generation)
-            if self._is_current(segment) and key not in self._ready:
-                self._ready.add(key)
-                self.cluster_state.set_ready(job, self.view.time_s)
-                self.record(EventKind.READY, job, "processes train")
+            self._look_at(segment)
         for view in self.view.running:
             if (view.spec.job_id, view.generation) not in self._ready:
                 self.cluster_state.set_ready(view, max(view.ready_time_s, self.view.time_s))
 
+    def _look_at(self, segment: Segment) -> None:
+        done = self._executor.trainer.steps_done(segment)
+        if done is None:
+            return
+        job = self.jobs[segment.job.job_id]
+        self._count(job, done)
+        key = (segment.job.job_id, segment.generation)
+        if self._is_current(segment) and key not in self._ready:
+            self._ready.add(key)
+            self.cluster_state.set_ready(job, self.view.time_s)
+            self.record(EventKind.READY, job, "processes train")
+
     def _take_end(self, end: SegmentEnd) -> None:
         """Finish the job of a segment, leave it to its next segment, or queue it again after a loss."""
         job = self.jobs[end.segment.job.job_id]
-        self._note_end(end)
+        loss = self._note_end(end)
         if end.error is not None:
-            self._count_loss(end, job)
+            self._count_crash(end, job)
         if job.steps_done >= job.spec.steps:
             self.finish(job)
         elif self._is_current(end.segment):
             reason = "stopped from outside" if end.error is None else str(end.error).splitlines()[0]
-            self.evict([job])
+            self._lose(job, loss)
+            (loss,) = self.evict([job])
+            self.record_loss(job, loss, -1)
             self.record(EventKind.INTERRUPTED, job, reason)
             self.request_decision()
 
-    def _note_end(self, end: SegmentEnd) -> None:
-        job = self.jobs[end.segment.job.job_id]
+    def _change_node(self, event: NodeEvent, _: None) -> None:
+        """Apply a node event; if the node fails, first kill the processes on it, and see what they saved."""
+        if event.kind is _FAILED:
+            for end in self._executor.kill_node(event.node_id):
+                job = self.jobs[end.segment.job.job_id]
+                if end.error is not None and not isinstance(end.error, WorkerError):
+                    raise end.error
+                loss = self._note_end(end)
+                if job.steps_done >= job.spec.steps:  # the last checkpoint was complete
+                    self.finish(job)
+                else:
+                    self._lose(job, loss)
+        # An interrupt from the keyboard comes after the event, so that no state on disk has a part of it.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            super()._change_node(event, None)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def _lose(self, job: LiveJob, loss: Loss) -> None:
+        """Note a loss; the steps count as done until the job is interrupted or rolled back."""
+        if loss.steps:
+            self._lost[job.spec.job_id] = loss
+            self.cluster_state.set_steps_left(job, job._steps_left - loss.steps)
+
+    def jobs_on(self, node: int) -> list[JobView]:
+        """Return the jobs that hold devices of a node, or lost progress with their former devices there."""
+        holders = super().jobs_on(node)
+        moved = [job for job in self.view.running if job.spec.job_id in self._lost and job not in holders]
+        return [*holders, *moved]
+
+    def lost_from_memory(self, node: int) -> Iterator[tuple[JobView, Loss]]:
+        """Yield the waiting jobs whose processes were killed before they had written their checkpoint."""
+        for job in self.view.pending:
+            if job.spec.job_id in self._lost:
+                yield job, self._lost.pop(job.spec.job_id)
+
+    def loss_of(self, job: JobView, node: int) -> Loss:
+        """Return what a job loses whose processes were killed or crashed at this instant."""
+        return self._lost.pop(job.spec.job_id, Loss(0.0, 0.0, LossOutcome.CHECKPOINT))
+
+    def _note_end(self, end: SegmentEnd) -> Loss:
+        """Count the steps in the result or the checkpoint of a segment; return those that are lost."""
+        job, trainer = self.jobs[end.segment.job.job_id], self._executor.trainer
         if end.result is None:
-            self._count(job, self._executor.trainer.saved_steps(job.spec))
-            return
+            self._look_at(end.segment)  # the last steps may not have been seen before
+            saved = trainer.saved_steps(job.spec)
+            n_lost = max(job.steps_done - saved, 0)
+            self._count(job, saved)
+            return _loss(n_lost, end.segment.configuration)
         self._count(job, end.result.steps_done)
         if end.result.n_steps:
             self.final_losses[job.spec.job_id] = end.result.loss
@@ -514,17 +672,21 @@ class LiveEngine(Engine):
         if held is not None:
             until_s = held[1] if len(held) > 1 else self.view.time_s
             self.overheads_s.append(until_s - held[0] - end.result.step_wall_s * self._clock.scale)
+        return _loss(0, end.segment.configuration)
 
-    def _count_loss(self, end: SegmentEnd, job: LiveJob) -> None:
-        """Raise the error of a job whose processes crash repeatedly at the same step."""
+    def _count_crash(self, end: SegmentEnd, job: LiveJob) -> None:
+        """Raise the error of a job whose processes crash repeatedly at the same step.
+
+        Processes that were killed with their node do not come here.
+        """
         if not isinstance(end.error, WorkerError):
             raise end.error if end.error is not None else MakespanError("a segment ended without a result")
         done = job.steps_done
-        done_before, count = self._losses.get(job.spec.job_id, (done, 0))
+        done_before, count = self._crashes.get(job.spec.job_id, (done, 0))
         count = count + 1 if done_before == done else 1
-        self._losses[job.spec.job_id] = (done, count)
+        self._crashes[job.spec.job_id] = (done, count)
         _log.warning("job %s lost its processes at step %d: %s", job.spec.job_id, done, end.error)
-        if count >= _MAX_LOSSES:
+        if count >= _MAX_CRASHES:
             raise end.error
 
     def _is_current(self, segment: Segment) -> bool:
@@ -560,6 +722,7 @@ def save_state(engine: LiveEngine, path: Path) -> None:
         "rows": engine.rows,
         "began_at": engine.began_at,
         "overheads_s": engine.overheads_s,
+        "losses": engine.losses,
         "jobs": {
             name: {
                 "generation": job.generation,
@@ -567,6 +730,7 @@ def save_state(engine: LiveEngine, path: Path) -> None:
                 "finish_time_s": ends.get(name),
                 "restart_count": job.restart_count,
                 "held": job.allocation is not None,
+                "steps_done": job.steps_done,
                 "running_s": job.running_time_s,
                 "restart_s": job.restart_time_s,
                 "held_gpu_s": job.attained_service_gpu_s,
@@ -600,6 +764,7 @@ def restore(engine: LiveEngine, state: dict[str, Any]) -> None:
     engine.rows[:] = [tuple(row) for row in state["rows"]]
     engine.began_at = state["began_at"]
     engine.overheads_s[:] = state["overheads_s"]
+    engine.losses[:] = [tuple(row) for row in state.get("losses", [])]  # since nodes can fail
     engine.cluster_state.advance(state["time_s"])
     submitted = {row[3] for row in engine.rows if row[2] == EventKind.SUBMITTED.value}
     engine.begin_after(len(submitted))
@@ -621,7 +786,8 @@ def restore(engine: LiveEngine, state: dict[str, Any]) -> None:
             observed=[item for item in observed if item is not None],
         )
         if saved["finish_time_s"] is None:
-            engine.wait_again(job, "the scheduler ended" if saved["held"] else None)
+            reason = "the scheduler ended" if saved["held"] else None
+            engine.wait_again(job, saved.get("steps_done", 0), reason)
             continue
         engine.cluster_state.submit(job)
         engine.cluster_state.finish(job)

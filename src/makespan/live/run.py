@@ -13,12 +13,13 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from makespan.cleanup import temporary_directory
+from makespan.errors import InputError
 from makespan.files import read_json, read_text, write_text
 from makespan.hardware import ClusterSpec, NodeSpec, cluster, homogeneous
 from makespan.live.engine import (
@@ -28,6 +29,8 @@ from makespan.live.engine import (
     LiveEngine,
     ProcessTrainer,
     Trainer,
+    check_live_events,
+    check_live_recovery,
     read_state,
     restore,
     save_state,
@@ -42,7 +45,7 @@ from makespan.live.workload import (
     live_settings,
     live_workload,
 )
-from makespan.metrics import summary
+from makespan.metrics import Goodput, job_goodput, summary
 from makespan.plans import Placement
 from makespan.profiling import (
     Measurements,
@@ -57,29 +60,39 @@ from makespan.profiling import (
 from makespan.runtime import memory_bytes
 from makespan.sim import (
     DECISION_LIMIT_S,
+    FailureModel,
+    Failures,
+    NodeEvent,
     Observer,
     Policy,
+    Recovery,
+    RecoveryKind,
     Scenario,
+    Schedule,
     Violation,
     check_jobs,
     check_policy,
     events_table,
+    losses_table,
+    node_events,
+    ordered_node_events,
     outcomes_table,
     simulate,
     validate_schedule,
 )
-from makespan.tables import LIVE, LIVE_JOBS
+from makespan.tables import LIVE, LIVE_FAILURES, LIVE_JOBS
 from makespan.training import TrainingJob, read_progress, request_stop, train
 from makespan.workloads import workload
 
 # --- Prediction and comparison ----------------------------------------------------------------------
 
-_RULES = ("order", "row", "life", "capacity")
+_RULES = ("order", "row", "life", "capacity", "failure")
 """Rules that a real schedule must satisfy; the other rules of the validator concern simulated times."""
 _EXPECTED = "a prediction of a live run"
 _JCT, _MAKESPAN = "avg_jct_s", "makespan_s"
 _BOUNDS, _PERCENTILES = (f"low_{_JCT}", f"high_{_JCT}"), (5, 95)
 _NOMINAL = "undisturbed_"  # prefix in the file and in columns
+_COSTS = ("n_interruptions", "lost_steps", "goodput")  # of failures, in total and of each job
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,10 +159,22 @@ def predict_live(
     earlier = Prediction.load(path)
     if earlier is not None:
         return earlier
-    outcomes = _simulated_outcomes(setting, setting, policy, cluster, decision_limit_s)
+    simulated = _simulated(setting, setting, policy, cluster, decision_limit_s)
+    outcomes = simulated.outcomes
     perturbed = _perturbed_totals(setting, setting, policy, cluster, decision_limit_s)
     columns = ["job_id", "workload", "n_gpus", "plan", "steps", "submit_time_s"]
     columns += ["first_start_s", "finish_time_s", "n_restarts"]
+    failures: dict[str, Any] = {}
+    if setting.node_events:
+        by_job = job_goodput(simulated.events, simulated.losses)
+        outcomes = outcomes.merge(by_job[["job_id", *_COSTS]], on="job_id", validate="1:1")
+        columns += _COSTS
+        failures = {
+            "n_nodes": setting.n_nodes,
+            "checkpoint_s": dict(setting.checkpoint_s),
+            "node_events": [[event.time_s, event.node_id, event.kind.value] for event in setting.node_events],
+            **_costs(by_job),
+        }
     values = {
         "written_at": datetime.now(UTC).isoformat(timespec="milliseconds"),
         "policy": setting.policy,
@@ -167,6 +192,7 @@ def predict_live(
         **_medians(outcomes, perturbed),
         **dict(zip(_BOUNDS, _percentiles(perturbed[_JCT], *_PERCENTILES), strict=True)),
         **{_NOMINAL + name: value for name, value in _totals(outcomes).items()},
+        **failures,
         "jobs": outcomes[columns].to_dict("records"),
     }
     written = Prediction(json.dumps(values, indent=1) + "\n")
@@ -178,9 +204,10 @@ def predict_live(
 class LiveResult:
     """Live run together with its prediction; all times are wall times.
 
-    ``comparison`` is one row of schema `LIVE`, ``jobs`` a table of schema `LIVE_JOBS`. Events and outcomes of
-    the run, and of the hindcast (a simulation with the mean of the profiles before and after the run), have
-    the schemas of the simulator. ``violations`` lists events of the run that break a rule of schedules.
+    ``comparison`` is one row of schema `LIVE`, ``jobs`` a table of schema `LIVE_JOBS`; if nodes fail, both
+    also have the columns of `LIVE_FAILURES`. Events, outcomes and losses of the run, and events and outcomes
+    of the hindcast (a simulation with the mean of the profiles before and after the run), have the schemas of
+    the simulator. ``violations`` lists events of the run that break a rule of schedules.
     """
 
     comparison: pd.DataFrame
@@ -188,6 +215,7 @@ class LiveResult:
     prediction: Prediction
     live_events: pd.DataFrame
     live_outcomes: pd.DataFrame
+    live_losses: pd.DataFrame
     hindcast_events: pd.DataFrame
     hindcast_outcomes: pd.DataFrame
     violations: tuple[Violation, ...]
@@ -213,8 +241,10 @@ def compare_live(
     delays = setting.scaled_delays()
     violations = validate_schedule(events, jobs, cluster, catalogue, delays, extra_steps=0, is_live=True)
     hindcast = simulate(_scenario(setting, profiled, cluster), policy)
-    live_events, live_outcomes, hindcast_events, hindcast_outcomes = (
-        _on_wall(table, setting.scale) for table in (events, outcomes, hindcast.events, hindcast.outcomes)
+    losses = losses_table(engine.losses)
+    live_events, live_outcomes, live_losses, hindcast_events, hindcast_outcomes = (
+        _on_wall(table, setting.scale)
+        for table in (events, outcomes, losses, hindcast.events, hindcast.outcomes)
     )
     live = summary(
         live_events, live_outcomes, cluster, restart_delay_s=setting.restart_delay_s, extra_steps=0
@@ -226,17 +256,39 @@ def compare_live(
         "live_gpu_allocation_ratio": live.gpu_allocation_ratio,
         "began_at": engine.began_at,
     }
-    losses = engine.final_losses
+    comparison = _comparison(setting, profiled, row, live_outcomes, prediction, expected)
+    by_job = _job_table(
+        setting.policy, live_outcomes, prediction.jobs, hindcast_outcomes, engine.final_losses
+    )
+    if setting.node_events:
+        costs = job_goodput(live_events, live_losses).set_index("job_id").loc[by_job["job_id"]]
+        comparison = _with_costs(comparison, pd.DataFrame([_costs(costs)]), pd.DataFrame([prediction.values]))
+        by_job = _with_costs(by_job, costs, prediction.jobs.set_index("job_id").loc[by_job["job_id"]])
     return LiveResult(
-        comparison=_comparison(setting, profiled, row, live_outcomes, prediction, expected),
-        jobs=_job_table(setting.policy, live_outcomes, prediction.jobs, hindcast_outcomes, losses),
+        comparison=comparison,
+        jobs=by_job,
         prediction=prediction,
         live_events=live_events,
         live_outcomes=live_outcomes,
+        live_losses=live_losses,
         hindcast_events=hindcast_events,
         hindcast_outcomes=hindcast_outcomes,
         violations=tuple(violation for violation in violations if violation.rule in _RULES),
     )
+
+
+def _costs(by_job: pd.DataFrame) -> dict[str, float]:
+    """Return what failures cost all jobs of a table of `job_goodput`."""
+    total = Goodput.of(by_job)
+    return dict(zip(_COSTS, (total.n_interruptions, total.lost_steps, total.ratio), strict=True))
+
+
+def _with_costs(table: pd.DataFrame, live: pd.DataFrame, predicted: pd.DataFrame) -> pd.DataFrame:
+    """Return a table with the costs of failures, live and predicted; their rows are in its order."""
+    further = {name: live[name].to_numpy() for name in _COSTS}
+    further |= {f"predicted_{name}": predicted[name].to_numpy(dtype=float) for name in _COSTS}
+    costs = LIVE_FAILURES.validate(pd.DataFrame(further), where="live run")
+    return table.assign(**{name: costs[name] for name in LIVE_FAILURES.names})
 
 
 def _scenario(
@@ -245,7 +297,23 @@ def _scenario(
     cluster: ClusterSpec,
     decision_limit_s: float | None = DECISION_LIMIT_S,
 ) -> Scenario:
-    """Return the jobs of a setting with profiled times, in the time of the policy, without colocation."""
+    """Return the jobs of a setting with profiled times, in the time of the policy, without colocation.
+
+    If nodes fail, jobs restart from checkpoints, which each writes after so many steps as the trainer does,
+    counted in the time of its requested configuration.
+    """
+    recovery = None
+    if setting.node_events:
+        requested, settings = profiled.catalogue().on(cluster).requested, live_settings()
+        recovery = {
+            job.job_id: Recovery(
+                "restart",
+                checkpoint_interval_s=_checkpoint_every(setting.tables[job.workload], settings)
+                * requested(job).iter_time_s,
+                checkpoint_s=profiled.checkpoint_s.get(job.workload, 0.0) * setting.scale,
+            )
+            for job in setting.jobs
+        }
     return Scenario(
         setting.workload,
         tuple(setting.scaled_jobs()),
@@ -255,19 +323,24 @@ def _scenario(
         decision_limit_s=decision_limit_s,
         extra_steps=0,
         shares_devices=False,
+        failures=setting.scaled_node_events(),
+        recovery=recovery,
     )
 
 
-def _simulated_outcomes(
+def _simulated(
     setting: LiveSetting,
     profiled: LiveSetting,
     policy: Policy,
     cluster: ClusterSpec,
     decision_limit_s: float | None,
-) -> pd.DataFrame:
-    """Return the outcomes of a simulation, in wall time."""
+) -> Schedule:
+    """Return a simulation with its tables in wall time."""
     scenario = _scenario(setting, profiled, cluster, decision_limit_s)
-    return _on_wall(simulate(scenario, policy).outcomes, setting.scale)
+    schedule = simulate(scenario, policy)
+    tables = (schedule.events, schedule.outcomes, schedule.losses)
+    events, outcomes, losses = (_on_wall(table, setting.scale) for table in tables)
+    return replace(schedule, events=events, outcomes=outcomes, losses=losses)
 
 
 def _perturbed_totals(
@@ -286,7 +359,7 @@ def _perturbed_totals(
         for sign in (1, -1)
     ]
     return pd.DataFrame(
-        [_totals(_simulated_outcomes(setting, draw, policy, cluster, decision_limit_s)) for draw in draws]
+        [_totals(_simulated(setting, draw, policy, cluster, decision_limit_s).outcomes) for draw in draws]
     )
 
 
@@ -388,25 +461,30 @@ _POLL_WALL_S = 0.05
 _SMALL_BYTES = 2e9  # smallest memory of a slot
 
 
-def slot_cluster(n_slots: int) -> ClusterSpec:
-    """Return one node whose devices are slots, each with a CPU thread and its share of the memory.
+def slot_cluster(n_slots: int, n_nodes: int = 1) -> ClusterSpec:
+    """Return nodes whose devices are slots, each with a CPU thread and its share of the memory.
 
     Bandwidths are those of some catalogued node: times come from the profile, and a live run reads no
-    bandwidth.
+    bandwidth. An `InputError` is raised if the slots cannot be spread evenly.
     """
+    if n_nodes < 1 or n_slots % n_nodes:
+        raise InputError(
+            f"{n_slots} slot(s) on {n_nodes} node(s); expected as many slots on each node, one or more"
+        )
+    per_node = n_slots // n_nodes
     base = cluster(_PATTERN)
     share = max(memory_bytes() / n_slots, _SMALL_BYTES)
     node = replace(
         base.nodes[0],
         name="slots",
         gpu=replace(base.nodes[0].gpu, name="slot", memory_bytes=share, reserved_bytes=0.0),
-        n_gpus=n_slots,
+        n_gpus=per_node,
         n_nics=1,
-        gpus_per_nic=n_slots,
-        cpu_threads=n_slots,
-        host_memory_bytes=share * n_slots,
+        gpus_per_nic=per_node,
+        cpu_threads=per_node,
+        host_memory_bytes=share * per_node,
     )
-    return homogeneous(node, 1, base.network, name=f"slots-{n_slots}")
+    return homogeneous(node, n_nodes, base.network, name=f"slots-{n_slots}")
 
 
 def prepare_setting(
@@ -419,18 +497,22 @@ def prepare_setting(
     settings: LiveSettings,
     tell: Callable[[str], None] = lambda text: None,
     progress: Callable[[int, int], None] | None = None,
+    failing: tuple[NodeEvent, ...] = (),
 ) -> LiveSetting:
     """Return the setting of an interrupted run in a directory, or measure and write a new one."""
+    n_nodes = slots_cluster.n_nodes
     earlier = LiveSetting.load(directory)
     if earlier is not None:
-        earlier.check_same(policy, spec.name, slots_cluster.n_gpus, seed)
+        earlier.check_same(policy, spec.name, slots_cluster.n_gpus, seed, n_nodes, failing)
         tell("resuming the interrupted run")
         return earlier
     kept = directory / "profile.jsonl"
-    tables, first_start_s, delay_s = profile(spec, slots_cluster, launch_on, settings, tell, kept, progress)
+    found = profile(
+        spec, slots_cluster, launch_on, settings, tell, kept, progress, spreads_checkpoints=not failing
+    )
 
     def iter_time_s(key: str, n_slots: int, plan: str) -> float:
-        table = tables[key]
+        table = found.tables[key]
         rows = table[(table["exec_plan"] == plan) & (table["placement"] == str(n_slots))]
         return float(rows["iter_time_s"].iloc[0])
 
@@ -440,16 +522,28 @@ def prepare_setting(
         workload=spec.name,
         n_slots=slots_cluster.n_gpus,
         seed=seed,
-        first_start_s=first_start_s,
-        restart_delay_s=delay_s,
-        scale=settings.policy_restart_delay_s / delay_s,
+        first_start_s=found.first_start_s,
+        restart_delay_s=found.restart_delay_s,
+        scale=settings.policy_restart_delay_s / found.restart_delay_s,
         jobs=tuple(jobs),
         seeds={job.job_id: number for number, job in enumerate(jobs)},
-        tables=tables,
+        tables=found.tables,
+        n_nodes=n_nodes,
+        node_events=failing,
+        checkpoint_s=found.checkpoint_s if failing else {},
     )
     setting.save(directory)
     kept.unlink(missing_ok=True)
     return setting
+
+
+class LiveProfile(NamedTuple):
+    """Tables of a live workload, and times of a first start, a resumption and a checkpoint of each [s]."""
+
+    tables: dict[str, pd.DataFrame]
+    first_start_s: float
+    restart_delay_s: float
+    checkpoint_s: dict[str, float]
 
 
 def profile(
@@ -460,10 +554,13 @@ def profile(
     tell: Callable[[str], None],
     path: Path,
     progress: Callable[[int, int], None] | None,
-) -> tuple[dict[str, pd.DataFrame], float, float]:
-    """Measure the tables of a live workload, and the times of a first start and of a resumption [s].
+    *,
+    spreads_checkpoints: bool = True,
+) -> LiveProfile:
+    """Measure the tables of a live workload, and the times of starts and checkpoints [s].
 
-    Checkpoints during the run count as part of the steps. The ``path`` is that of `Measurements`.
+    If ``spreads_checkpoints``, those during the run count as part of the steps. The ``path`` is that of
+    `Measurements`.
     """
     n_slots, launcher = slots_cluster.n_gpus, launch_on((0,))
     tell(f"measuring {len(spec.workloads)} workload(s) on {n_slots} slot(s)")
@@ -477,15 +574,18 @@ def profile(
     kept = Measurements(path, conditions, len(spec.workloads) * runs_per_workload, progress, tell)
     profiler = Profiler(spec, n_slots, slots_cluster.node, launch_on, settings, kept)
     tables, restarts = profiler.tables(), profiler.restarts()
-    for key, table in tables.items():
-        save_s = fmean(restart.save_s for restart in restarts if restart.workload == key)
-        table["iter_time_s"] += save_s / _checkpoint_every(table, settings)
+    checkpoint_s = {
+        key: fmean(restart.save_s for restart in restarts if restart.workload == key) for key in tables
+    }
+    if spreads_checkpoints:
+        for key, table in tables.items():
+            table["iter_time_s"] += checkpoint_s[key] / _checkpoint_every(table, settings)
     first_start_s, delay_s = (
         fmean(restart.overhead_s for restart in restarts if restart.is_first == is_first)
         for is_first in (True, False)
     )
     tell(f"a first start takes {first_start_s:.2f} s, a resumption {delay_s:.2f} s")
-    return tables, first_start_s, delay_s
+    return LiveProfile(tables, first_start_s, delay_s, checkpoint_s)
 
 
 def _procedure(settings: LiveSettings) -> Procedure:
@@ -524,13 +624,11 @@ def process_trainer(
     slots_cluster: ClusterSpec,
     launch_on: LaunchOn,
     settings: LiveSettings,
-    *,
-    is_here: bool = True,
 ) -> ProcessTrainer:
     """Return the trainer of a setting, with checkpoints at about equal time intervals."""
     every = {key: _checkpoint_every(table, settings) for key, table in setting.tables.items()}
     jobs, node = directory / "jobs", slots_cluster.node
-    return ProcessTrainer(jobs, node, launch_on, setting.seeds, every, is_here=is_here)
+    return ProcessTrainer(jobs, node, launch_on, setting.seeds, every)
 
 
 @dataclass(frozen=True, slots=True)
@@ -672,7 +770,7 @@ def run_live(
     Parameters
     ----------
     setting, policy, cluster, trainer
-        Jobs to run, policy, one node whose devices are the slots, and trainer of the segments.
+        Jobs to run, policy, nodes whose devices are the slots, and trainer of the segments.
     directory, observers
         Directory of the state, None to save no state; observers of every event, in the time scale of
         policies.
@@ -693,7 +791,7 @@ def run_live(
     engine = LiveEngine(
         scenario,
         policy,
-        Executor(trainer, setting.n_slots),
+        Executor(trainer, setting.n_slots, setting.n_nodes),
         clock,
         lambda engine: None if directory is None else save_state(engine, directory / _STATE),
     )
@@ -711,6 +809,9 @@ def live_experiment(
     directory: Path,
     *,
     n_slots: int = 2,
+    n_nodes: int = 1,
+    failures: Failures | None = None,
+    recovery: RecoveryKind = "restart",
     seed: int = 0,
     launcher: str = "local",
     device: str = "cpu",
@@ -729,6 +830,9 @@ def live_experiment(
     ----------
     policy, workload, n_slots, seed
         Policy, name of a live workload, number of devices to use, and seed of the job list.
+    n_nodes, failures, recovery
+        Nodes over which the devices are spread evenly; failures as of a simulation, with times since the
+        start of the run [s of real time]; what interrupted jobs do, only ``restart`` in a live run.
     directory
         Directory of measurements, state and checkpoints; removed at the end.
     launcher, device
@@ -742,19 +846,28 @@ def live_experiment(
     Raises
     ------
     InputError, WorkerError
-        The interrupted run has other inputs, or a name is unknown; the processes of a job crashed several
-        times without progress.
+        The interrupted run has other inputs, a name is unknown, or nodes are to fail in a way or in a place
+        where they cannot; the processes of a job crashed several times without progress.
     """
     check_policy(policy)
-    slots_cluster, settings, slots = (
-        slot_cluster(n_slots),
-        live_settings(),
-        slots_of(launcher, device, n_slots),
-    )
+    check_live_recovery(recovery)
+    if launcher != "local" and (n_nodes > 1 or failures is not None):
+        raise InputError(
+            f"launcher {launcher!r} with several nodes or failures: only processes of this machine can be "
+            "killed at once; expected launcher 'local'"
+        )
+    slots_cluster, settings = slot_cluster(n_slots, n_nodes), live_settings()
+    failing: tuple[NodeEvent, ...] = ()
+    if failures is not None:
+        events, origin = node_events(failures, slots_cluster)
+        failing = tuple(ordered_node_events(events, slots_cluster))
+        check_live_events(failing)
+        tell(f"{origin}; times count from the start of the run")
+    slots = slots_of(launcher, device, n_slots)
     spec = live_workload(workload).fitting(n_slots)
     warm_up(spec, slots_cluster, slots)
     setting = prepare_setting(
-        directory, policy.name, spec, slots_cluster, seed, slots, settings, tell, progress
+        directory, policy.name, spec, slots_cluster, seed, slots, settings, tell, progress, failing
     )
     prediction = predict_live(setting, policy, slots_cluster, directory / _PREDICTION, decision_limit_s)
     forecast, (low_s, high_s) = prediction.values, prediction.interval_s
@@ -764,10 +877,15 @@ def live_experiment(
         f"makespan {forecast['makespan_s']:.1f} s; SHA-256 {prediction.sha256}"
     )
     observers = observe(setting, sorted(prediction.jobs["finish_time_s"]))
-    trainer = process_trainer(directory, setting, slots_cluster, slots, settings, is_here=launcher == "local")
+    trainer = process_trainer(directory, setting, slots_cluster, slots, settings)
     engine = run_live(setting, policy, slots_cluster, trainer, directory, observers, decision_limit_s)
     kept = directory / "profile-again.jsonl"
-    averaged = setting.averaged(*profile(spec, slots_cluster, slots, settings, tell, kept, progress))
+    if isinstance(failures, FailureModel) and engine.view.time_s / setting.scale > failures.end_s:
+        tell(f"failures were generated for {failures.end_s:g} s only, and the run took longer")
+    again = profile(
+        spec, slots_cluster, slots, settings, tell, kept, progress, spreads_checkpoints=not failing
+    )
+    averaged = setting.averaged(*again)
     result = compare_live(setting, policy, slots_cluster, engine, prediction, averaged)
     shutil.rmtree(directory, ignore_errors=True)
     return result

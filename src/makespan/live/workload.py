@@ -1,7 +1,7 @@
 """Live workloads of the packaged preset, their jobs, and the setting of one live run."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any
@@ -11,12 +11,17 @@ import pandas as pd
 
 from makespan.errors import InputError, unknown_name
 from makespan.files import read_json, read_preset, write_json
-from makespan.sim import Catalogue, RestartDelays
+from makespan.plans import Placement, enumerate_placements
+from makespan.sim import Catalogue, FailureModel, NodeEvent, RestartDelays
 from makespan.studies import TableCatalogue
 from makespan.tables import THROUGHPUT
 from makespan.traces import apportion
+from makespan.units import DAY, HOUR
 from makespan.workloads import JobSpec
 
+REPAIR_WALL_S = 30.0
+"""Mean time until a node of a live run is back [s]; a choice: as long as jobs train between checkpoints."""
+_FAILURE_HOURS = 2.0  # for which failures are generated; a choice, more than a run takes
 _PACKAGE, _PRESET, _SETTINGS = "makespan.live", "live", "measurement"
 _GAP_JITTER = 0.4  # of the mean interval, to both sides
 _POINT = ["exec_plan", "placement", "cpu_threads"]
@@ -117,6 +122,14 @@ def _shared_out(shares: Mapping[Any, float], total: int) -> Any:
     return np.repeat(np.array(list(shares)), apportion(np.array(list(shares.values())), total))
 
 
+def live_failures(per_hour: float, repair_s: float = REPAIR_WALL_S, seed: int = 1) -> FailureModel:
+    """Return random failures of a live run, so many an hour in the whole cluster, for its first two hours.
+
+    Times are real ones; see `makespan.sim.FailureModel` for ``repair_s``, ``seed`` and errors.
+    """
+    return FailureModel(per_hour * DAY / HOUR, repair_s, seed=seed, days=_FAILURE_HOURS * HOUR / DAY)
+
+
 @dataclass(frozen=True, slots=True)
 class LiveSetting:
     """Inputs of a live run; all times are wall times.
@@ -132,7 +145,13 @@ class LiveSetting:
     jobs, seeds
         The job list, and the seed of each job's training by its name.
     tables
-        Measured throughput by workload; schema `makespan.tables.THROUGHPUT`.
+        Measured throughput by workload; schema `makespan.tables.THROUGHPUT`. Without node events, step times
+        include their share of the checkpoints.
+    n_nodes, node_events
+        Nodes over which the slots are spread evenly; nodes that fail and join, in time since the start of the
+        run, without pauses between an interrupt and the resumption.
+    checkpoint_s
+        Measured mean time of a checkpoint of each workload [s], if there are node events.
     """
 
     policy: str
@@ -145,11 +164,15 @@ class LiveSetting:
     jobs: tuple[JobSpec, ...]
     seeds: Mapping[str, int]
     tables: Mapping[str, pd.DataFrame]
+    n_nodes: int = 1
+    node_events: tuple[NodeEvent, ...] = ()
+    checkpoint_s: Mapping[str, float] = field(default_factory=dict)
 
     def save(self, directory: Path) -> None:
         """Write the setting into the directory of the run."""
         values = {each.name: getattr(self, each.name) for each in fields(self)}
         values["jobs"] = [asdict(job) for job in self.jobs]
+        values["node_events"] = [asdict(event) for event in self.node_events]
         tables = self.tables.items()  # with all digits: a schedule is validated with the values read back
         values["tables"] = {key: table.to_dict(orient="split", index=False) for key, table in tables}
         write_json(values, directory / _SETTING)
@@ -162,6 +185,7 @@ class LiveSetting:
         if values is None:
             return None
         values["jobs"] = tuple(JobSpec(**job) for job in values["jobs"])
+        values["node_events"] = tuple(NodeEvent(**event) for event in values.get("node_events", ()))
         values["tables"] = {
             key: THROUGHPUT.validate(pd.DataFrame(table["data"], columns=table["columns"]), where=str(path))
             for key, table in values["tables"].items()
@@ -174,17 +198,43 @@ class LiveSetting:
         return RestartDelays(self.first_start_s * self.scale, again_s, again_s)
 
     def catalogue(self) -> Catalogue:
-        """Return the catalogue of configurations, with times as policies see them."""
-        return TableCatalogue.from_tables(
-            [table.assign(iter_time_s=table["iter_time_s"] * self.scale) for table in self.tables.values()]
-        )
+        """Return the catalogue of configurations, with times as policies see them.
+
+        Nodes only group slots, so a step takes as long wherever its slots are.
+        """
+        tables = [
+            table.assign(iter_time_s=table["iter_time_s"] * self.scale) for table in self.tables.values()
+        ]
+        if self.n_nodes > 1:
+            tables = [self._spread(table) for table in tables]
+        return TableCatalogue.from_tables(tables)
+
+    def _spread(self, table: pd.DataFrame) -> pd.DataFrame:
+        """Return a table with every placement on the nodes of as many slots as each row has."""
+        per_node = self.n_slots // self.n_nodes
+        rows = [
+            {**row, "placement": place.text}
+            for row in table.to_dict("records")
+            for place in enumerate_placements(
+                Placement.parse(str(row["placement"])).n_gpus, per_node, self.n_nodes
+            )
+        ]
+        return pd.DataFrame(rows, columns=table.columns)
 
     def scaled_jobs(self) -> list[JobSpec]:
         """List the jobs with submission times as policies see them."""
         return [replace(job, submit_time_s=job.submit_time_s * self.scale) for job in self.jobs]
 
+    def scaled_node_events(self) -> tuple[NodeEvent, ...]:
+        """Return the node events with times as policies see them."""
+        return tuple(replace(event, time_s=event.time_s * self.scale) for event in self.node_events)
+
     def averaged(
-        self, tables: Mapping[str, pd.DataFrame], first_start_s: float, restart_delay_s: float
+        self,
+        tables: Mapping[str, pd.DataFrame],
+        first_start_s: float,
+        restart_delay_s: float,
+        checkpoint_s: Mapping[str, float] | None = None,
     ) -> "LiveSetting":
         """Return the setting with the mean of its profile and another one, where that has the point."""
         means = {}
@@ -199,6 +249,10 @@ class LiveSetting:
             tables=means,
             first_start_s=(self.first_start_s + first_start_s) / 2,
             restart_delay_s=(self.restart_delay_s + restart_delay_s) / 2,
+            checkpoint_s={
+                key: (cost_s + (checkpoint_s or {}).get(key, cost_s)) / 2
+                for key, cost_s in self.checkpoint_s.items()
+            },
         )
 
     def perturbed(self, rng: np.random.Generator, log_sd: float) -> "LiveSetting":
@@ -213,12 +267,26 @@ class LiveSetting:
             tables[key] = table.assign(iter_time_s=table["iter_time_s"] * factors)
         return replace(self, tables=tables)
 
-    def check_same(self, policy: str, workload: str, n_slots: int, seed: int) -> None:
-        """Check that an interrupted run has the requested policy, workload, slots and seed."""
+    def check_same(
+        self,
+        policy: str,
+        workload: str,
+        n_slots: int,
+        seed: int,
+        n_nodes: int = 1,
+        node_events: tuple[NodeEvent, ...] = (),
+    ) -> None:
+        """Check that an interrupted run has what is requested."""
         requested = {"policy": policy, "workload": workload, "n_slots": n_slots, "seed": seed}
+        requested["n_nodes"] = n_nodes
         for name, value in requested.items():
             if (before := getattr(self, name)) != value:
                 raise InputError(
                     f"the interrupted run has {name} {before!r}, but {value!r} is requested; expected the "
                     "same, or another directory"
                 )
+        if self.node_events != node_events:
+            raise InputError(
+                f"the interrupted run has {len(self.node_events)} node events, other than the "
+                f"{len(node_events)} that are requested; expected the same failures, or another directory"
+            )

@@ -382,8 +382,9 @@ class Launch:
     on_loss
         ``end``: when one process fails, all are killed. ``tell``: the others find the loss in the directory
         and continue, and the run succeeds if at least one of them does.
-    on_beat
-        Called in the launching process soon after each heartbeat.
+    on_beat, is_killed
+        Called in the launching process: soon after each heartbeat; and every 20 ms, to kill all processes at
+        once as soon as it returns True.
     """
 
     worker: str | Sequence[str]
@@ -394,6 +395,7 @@ class Launch:
     options: Sequence[ProcessOptions] = ()
     on_loss: OnLoss = "end"
     on_beat: Callable[[], None] = lambda: None
+    is_killed: Callable[[], bool] = lambda: False
 
     def __post_init__(self) -> None:
         """Check the options."""
@@ -680,6 +682,8 @@ def _watch(launch: Launch, processes: _Processes, limits: _Limits, interrupts: i
     lost: dict[int, str] = {}
     try:
         while True:
+            if launch.is_killed():
+                raise LostWorkerError("the processes were killed on request")
             states = [process.poll() for process in processes]
             failed = [rank for rank, state in enumerate(states) if state and rank not in lost]
             if failed and launch.on_loss == "end":

@@ -26,6 +26,7 @@ from makespan.sim.engine import (
     StalledError as StalledError,
     check_policy as check_policy,
     events_table as events_table,
+    losses_table as losses_table,
     outcomes_table as outcomes_table,
     round_length as round_length,
     simulate as simulate,
@@ -41,7 +42,10 @@ from makespan.sim.failures import (
     RepairTimes as RepairTimes,
     node_events as node_events,
 )
-from makespan.sim.interruptions import LossOutcome as LossOutcome
+from makespan.sim.interruptions import (
+    Loss as Loss,
+    LossOutcome as LossOutcome,
+)
 from makespan.sim.recovery import (
     CHECKPOINT_INTERVAL_S as CHECKPOINT_INTERVAL_S,
     CHECKPOINT_S as CHECKPOINT_S,
@@ -76,6 +80,8 @@ from makespan.sim.state import (
     NodeEvent as NodeEvent,
     NodeEventKind as NodeEventKind,
     Observer as Observer,
+    absent_nodes as absent_nodes,
+    ordered_node_events as ordered_node_events,
     read_failures as read_failures,
 )
 from makespan.sim.validator import (

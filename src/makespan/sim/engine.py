@@ -477,10 +477,10 @@ _NAN = float("nan")
 class Engine:
     """Run a trace under a policy in simulated time.
 
-    The engine of live runs overrides two methods: how the ends of restarts and jobs become known
-    (`schedule_ends`), and how time advances (`run`). ``rows`` are those of the events table so far, plain
-    tuples in the order of the fields of `Event`; ``finished`` has the finished jobs with their times [s];
-    ``losses`` are the rows of the table `LOSSES`.
+    The engine of live runs overrides how the ends of restarts and jobs become known (`schedule_ends`), how
+    time advances (`run`), and what a lost node costs (`jobs_on`, `lost_from_memory`, `loss_of`). ``rows`` are
+    those of the events table so far, plain tuples in the order of the fields of `Event`; ``finished`` has the
+    finished jobs with their times [s]; ``losses`` are the rows of the table `LOSSES`.
     """
 
     def __init__(self, scenario: Scenario, policy: Policy) -> None:
@@ -526,17 +526,24 @@ class Engine:
             )
             for index, (job, recovery) in enumerate((job, self.scenario.recovery_of(job)) for job in order)
         ]
-        if not order:
-            return
+        if order:
+            self.load_nodes(node_events)
+            self.push_arrival()
+
+    def load_nodes(self, node_events: Sequence[NodeEvent]) -> None:
+        """Take down the nodes that are absent at first, and queue the node events, which are in order."""
         for node in absent_nodes(node_events):
             self.cluster_state.nodes.fail(node)
             self._record_node(EventKind.NODE_FAILED, node, "absent until it joins")
+        self.queue_node_events(node_events)
+
+    def queue_node_events(self, node_events: Sequence[NodeEvent]) -> None:
+        """Queue the node events that are still to come."""
         self._n_node_events_left = len(node_events)
         for event in node_events:
             if event.notice_s:
                 self.queue.push(event.time_s, _NODE, (self._announce, event, None))
             self.queue.push(event.in_force_s, _NODE, (self._change_node, event, None))
-        self.push_arrival()
 
     def run(self) -> None:
         """Handle events until no job is left."""
@@ -632,25 +639,38 @@ class Engine:
     def evict(self, jobs: Sequence[JobView], node: int = -1) -> list[Loss]:
         """Release the devices of jobs, take from each what it loses, and queue the jobs again.
 
-        ``node`` is the one that was lost. Returns the losses, in the order of the jobs. A job without a
-        `Recovery` returns to its last checkpoint.
+        ``node`` is the one that was lost. Returns the losses, in the order of the jobs.
         """
         losses = []
         for job in jobs:
-            recovery, held = job._recovery, job.allocation
-            if recovery is not None:
-                loss = self._interruptions.interrupt(job, recovery, node, self.view.time_s)
-            else:
-                steps = self._steps_since_checkpoint(job)
-                gpu_s = steps * job._step_s * held.n_gpus if held is not None and steps else 0.0
-                loss = Loss(steps, gpu_s, LossOutcome.CHECKPOINT)
+            loss = self.loss_of(job, node)
             self.release(job)
             self.cluster_state.set_steps_left(job, job._steps_left + loss.steps)
             losses.append(loss)
         self.cluster_state.queue_again(jobs)
         return losses
 
+    def loss_of(self, job: JobView, node: int) -> Loss:
+        """Return what a job loses that still holds its devices, ``node`` being lost.
+
+        A job without a `Recovery` returns to its last checkpoint.
+        """
+        recovery, held = job._recovery, job.allocation
+        if recovery is not None:
+            return self._interruptions.interrupt(job, recovery, node, self.view.time_s)
+        steps = self._steps_since_checkpoint(job)
+        gpu_s = steps * job._step_s * held.n_gpus if held is not None and steps else 0.0
+        return Loss(steps, gpu_s, LossOutcome.CHECKPOINT)
+
     # --- events of nodes --------------------------------------------------------------------
+
+    def jobs_on(self, node: int) -> list[JobView]:
+        """Return the jobs that lose devices if a node fails, in the order in which they last started."""
+        return self.cluster_state.holders(node)
+
+    def lost_from_memory(self, node: int) -> Iterator[tuple[JobView, Loss]]:
+        """Yield the waiting jobs whose progress was in the memory of a node that failed, and their losses."""
+        return self._interruptions.lose_node(node)
 
     def _announce(self, event: NodeEvent, _: None) -> None:
         self.cluster_state.announce(event)
@@ -675,9 +695,9 @@ class Engine:
             self.cluster_state.change_capacity(event, n_gpus)
             self._record_node(EventKind.CAPACITY_WITHDRAWN, node, "withdrawn", n_gpus)
         else:
-            evicted = self.cluster_state.holders(node)
+            evicted = self.jobs_on(node)
             # Jobs that wait with their state in memory lose that of this node before others join them.
-            gone = list(self._interruptions.lose_node(node))
+            gone = list(self.lost_from_memory(node))
             losses = self.evict(evicted, node)
             nodes.fail(node)
             self._record_node(EventKind.NODE_FAILED, node, "failed")
@@ -685,7 +705,7 @@ class Engine:
         for job, loss in gone:
             self._roll_back(job, loss, node, f"node {node} {event.kind.value}")
         for job, loss in zip(evicted, losses, strict=True):
-            self._record_loss(job, loss, node)
+            self.record_loss(job, loss, node)
             self.record(EventKind.INTERRUPTED, job, f"node {node} {event.kind.value}")
         for job in evicted:
             if job._recovery is not None and job._recovery.kind == "resilient":
@@ -728,10 +748,10 @@ class Engine:
     def _roll_back(self, job: JobView, loss: Loss, node: int, reason: str) -> None:
         """Return a waiting job to its last checkpoint, since its state in memory is gone."""
         self.cluster_state.set_steps_left(job, job._steps_left + loss.steps)
-        self._record_loss(job, loss, node)
+        self.record_loss(job, loss, node)
         self.record(EventKind.ROLLED_BACK, job, reason)
 
-    def _record_loss(self, job: JobView, loss: Loss, node: int) -> None:
+    def record_loss(self, job: JobView, loss: Loss, node: int) -> None:
         """Append a row to the table of losses; the row of the event comes next."""
         kind = "" if job._recovery is None else job._recovery.kind
         head = (self.view.time_s, len(self.rows), job.spec.job_id, node, kind)
@@ -1058,7 +1078,7 @@ def simulate(scenario: Scenario, policy: Policy, observers: Sequence[Observer] =
     finished = sorted(engine.finished, key=lambda entry: entry[0].index)
     tables = events_table(engine.rows), outcomes_table(finished, fitting)
     wall_s = time.perf_counter() - began
-    losses = _table(engine.losses, LOSSES)
+    losses = losses_table(engine.losses)
     walls_s = wall_s, engine.policy_wall_s
     return Schedule(*tables, *walls_s, engine.n_decisions, engine.known_starts, losses)
 
@@ -1066,6 +1086,11 @@ def simulate(scenario: Scenario, policy: Policy, observers: Sequence[Observer] =
 def events_table(rows: Sequence[tuple[Any, ...]]) -> pd.DataFrame:
     """Return rows in the order of the fields of `Event` as a table of schema `EVENTS`."""
     return _table(rows, EVENTS)
+
+
+def losses_table(rows: Sequence[tuple[Any, ...]]) -> pd.DataFrame:
+    """Return rows as in `Engine.losses` as a table of schema `LOSSES`."""
+    return _table(rows, LOSSES)
 
 
 def outcomes_table(jobs: Sequence[tuple[JobView, float]], catalogue: Catalogue) -> pd.DataFrame:

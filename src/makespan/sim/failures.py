@@ -136,7 +136,8 @@ def node_events(failures: Failures, cluster: ClusterSpec) -> tuple[tuple[NodeEve
     """
     if isinstance(failures, FailureModel):
         events = failures.events(cluster)
-        text = f"{failures.per_day:g} a day for {failures.days:g} days, seed {failures.seed}"
+        span = f"{failures.days:g} days" if failures.days >= 1 else f"{failures.days * 24:g} hours"
+        text = f"{failures.per_day:g} a day for {span}, seed {failures.seed}"
         return events, f"failures: {_counted(events)}, generated: {text}"
     if isinstance(failures, str | Path):
         events = _read(Path(failures), cluster)

@@ -11,7 +11,7 @@ computes who held what, when, and how far that carried each job. The rules are:
 - ``capacity``: at the end of every instant no node is over its devices, CPU threads or memory, no device has
   more than one guest, and every guest fits into memory beside the holder.
 - ``failure``: nodes fail and join in turn, and no more devices are withdrawn than a node has; jobs lose
-  devices that fail or are withdrawn at once, and no job is interrupted without such a cause.
+  devices that fail or are withdrawn at once, and no job of a simulation is interrupted without such a cause.
 - ``restart``: after every start and change a job makes no progress for as long as the restart costs, and
   its ``ready`` row marks the end of that; no job restarts with an unchanged allocation.
 - ``recovery``: an interrupted job loses what its recovery says, goes on from memory only where a node has its
@@ -403,7 +403,9 @@ class JobAccount:
     # --- one method per kind of event -------------------------------------------------------
 
     def _submit(self, row: Row) -> None:
-        if row.time_s != self.job.submit_time_s:
+        # A job that arrives while a live run is being stopped is submitted when it goes on.
+        is_late = self._rules.is_live and row.time_s > self.job.submit_time_s
+        if row.time_s != self.job.submit_time_s and not is_late:
             self._report("life", row, f"submitted at {row.time_s} s; expected {self.job.submit_time_s} s")
         self.state, self._since_s = "waiting", row.time_s
 
@@ -512,7 +514,8 @@ class JobAccount:
         self.state = "waiting"
 
     def _interrupt(self, row: Row) -> None:
-        if not any(self._nodes.is_short(node) for node in self._shares):
+        # The processes of a live run may crash, and those of another node may hold what a job has not saved.
+        if not (self._rules.is_live or any(self._nodes.is_short(node) for node in self._shares)):
             self._report("failure", row, "interrupted, but no node of the job lost devices")
         self._count_unsaved(row.time_s)
         recovery, left = self._recovery, self._shares.keys() - {self._nodes.last_changed}
@@ -764,7 +767,7 @@ def validate_schedule(
     keeps_guarantees
         Whether a guaranteed job must not be suspended, nor run slower than requested.
     is_live
-        Whether real processes ran the schedule; they may complete the last step while they are stopping.
+        Whether real processes ran the schedule; they may crash, and complete the last step while stopping.
     recovery_of
         Recovery of each job from failures, or None.
 

@@ -16,6 +16,7 @@ from makespan.tables.catalogue import (
     JOBS as JOBS,
     JOINED_CLAIMS as JOINED_CLAIMS,
     LIVE as LIVE,
+    LIVE_FAILURES as LIVE_FAILURES,
     LIVE_JOBS as LIVE_JOBS,
     LIVE_SUMMARY as LIVE_SUMMARY,
     LOSSES as LOSSES,

@@ -253,6 +253,7 @@ def train(
     checkpoint_dir: str | Path | None = None,
     resume: str | Path | None = None,
     keep_gradients: bool = False,
+    is_killed: Callable[[], bool] = lambda: False,
 ) -> RunResult:
     """Train a job in separate processes and wait for its end.
 
@@ -272,6 +273,8 @@ def train(
         manifest does not list are rejected before torch opens any.
     keep_gradients
         Whether the gradients of the first step are written (needs ``run_dir``).
+    is_killed
+        Asked every 20 ms; once it returns True, all processes get SIGKILL and a `LostWorkerError` is raised.
 
     Raises
     ------
@@ -284,7 +287,9 @@ def train(
     launcher = launcher if launcher is not None else LocalLauncher()
     check_supported(job.plan, job.model, launcher.n_devices)
     resume_point = None if resume is None else _resumable(job, Path(resume))
-    (result,) = _execute([job], launcher, run_dir, checkpoint_dir, resume_point, keep_gradients)
+    (result,) = _execute(
+        [job], launcher, run_dir, checkpoint_dir, resume_point, keep_gradients, is_killed=is_killed
+    )
     return result
 
 
@@ -345,13 +350,14 @@ def _execute(
     resume: ResumePoint | None,
     keep_gradients: bool,
     on_beat: Callable[[Sequence[RunResult]], None] = lambda results: None,
+    is_killed: Callable[[], bool] = lambda: False,
 ) -> list[RunResult]:
     """Run the request, and read the results as they arrive."""
     if run_dir is None:
         if keep_gradients:
             raise InputError("keep_gradients needs run_dir, the directory in which they are kept")
         with temporary_directory("run") as name:
-            return _execute(jobs, launcher, name, checkpoint_dir, resume, keep_gradients, on_beat)
+            return _execute(jobs, launcher, name, checkpoint_dir, resume, keep_gradients, on_beat, is_killed)
     directory, plan = Path(run_dir).resolve(), jobs[0].plan
     checkpoints = None if checkpoint_dir is None else Path(checkpoint_dir).resolve()
     request = TrainingRequest(tuple(jobs), checkpoints, resume, keep_gradients)
@@ -366,7 +372,9 @@ def _execute(
         on_beat(results[n_known:])
 
     threads = plan.cpu_threads
-    launcher.run(Launch(_WORKER, values, plan.n_gpus, directory, threads=threads, on_beat=collect))
+    launcher.run(
+        Launch(_WORKER, values, plan.n_gpus, directory, threads=threads, on_beat=collect, is_killed=is_killed)
+    )
     collect()
     return results
 
