@@ -437,12 +437,18 @@ class TakeHeads(Primitive):
         """
         where = f"take_heads of {sch.path!r} ({type(sch.mod).__name__})"
         check_is_called(sch, cls.name())
-        wanted: list[Place] = [(place, axis, heads) for place, axis, heads in places]
-        input_places(sch.mod, [place[0] for place in wanted], where)
-        for place, _, heads in wanted:
-            if heads % sch.world_size:
+        given: Sequence[Any] = places
+        for one in given:
+            if not isinstance(one, list | tuple) or len(one) != 3:
+                raise KindError(
+                    f"{where}: got {one!r}; expected an argument, its axis, and a number of heads"
+                )
+        wanted: list[Place] = [(argument, axis, heads) for argument, axis, heads in places]
+        input_places(sch.mod, [argument for argument, _, _ in wanted], where)
+        for argument, _, heads in wanted:
+            if heads < 1 or heads % sch.world_size:
                 raise ShardError(
-                    f"{where}: {heads} heads of {place!r} do not divide among {sch.world_size} processes"
+                    f"{where}: {heads} heads of {argument!r} do not divide among {sch.world_size} processes"
                 )
         if sch.world_size > 1:
             hook = HeadsPart(wanted, ranks_of(sch))
