@@ -62,7 +62,7 @@ def _shared(name, n):
     return {
         "layers": " + ".join(str(len(paths)) for paths in found.layers),
         "attention": _attention(roles),
-        "feed-forward": _feed_forward(found.parts),
+        "feed-forward": _feed_forward(found),
         "vocabulary": _vocabulary(roles),
         "split by 2": f"verified, {100 * share:.0f} %",
         "recomputed": f"{n_recomputed} of {sum(map(len, found.layers))}",
@@ -85,10 +85,13 @@ def _attention(roles):
     return ", ".join(kinds) or "whole"
 
 
-def _feed_forward(parts):
+def _feed_forward(found):
+    parts = found.parts
     columns = [part for part in parts if part.role == "feed-forward: in"]
     rows = [part for part in parts if part.role == "feed-forward: out"]
-    kinds = ["gated" if len(columns) > len(rows) else "plain or fused"] if rows else []
+    paths = {part.path for part in columns}
+    is_fused = any(step.path in paths and "groups" in step.arguments for step in found.steps)
+    kinds = ["gated" if len(columns) > len(rows) else "fused" if is_fused else "plain"] if rows else []
     kinds += ["experts"] * any(part.role == "experts" for part in parts)
     return ", ".join(kinds) or "whole"
 
