@@ -6,6 +6,7 @@ With a directory of results it fills the tables of the papers' pages instead, as
 
 import ast
 import contextlib
+import csv
 import io
 import json
 import math
@@ -92,6 +93,9 @@ def generated_files() -> dict[str, str]:
             "docs/background/planning.md", "judged", judged_table(recorded_errors())
         ),
         **_scaling(),
+        "docs/guides/schedule-any-transformer.md": _filled(
+            "docs/guides/schedule-any-transformer.md", "models", _scheduled_models()
+        ),
         "examples/README.md": _filled("examples/README.md", "examples", _example_list()),
         "examples/one_gpu/README.md": _filled("examples/one_gpu/README.md", "steps", _steps_on_one_gpu()),
         "docs/reference/errors.md": _filled("docs/reference/errors.md", "classes", _error_list()),
@@ -169,6 +173,13 @@ def _cited() -> list[tuple[str, str, str | None]]:
             title = f"{package.capitalize()}, also called {title}"
         found.append((title, f"{venue} {reference['year']}", package))
     return found
+
+
+def _scheduled_models() -> str:
+    """Return the table of the models that were scheduled by their structure."""
+    with (ROOT / "docs/guides/transformers.csv").open(encoding="utf-8", newline="") as file:
+        head, *rows = csv.reader(file)
+    return _table(tuple(head), [tuple(map(_cell, row)) for row in rows])
 
 
 def _result_list() -> str:

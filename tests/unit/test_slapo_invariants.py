@@ -128,6 +128,15 @@ CASES = {
             lambda sch: sch[f"{BLOCK}.ffn.2"].shard("weights", 0),
         ],
     ),
+    "take_heads": (
+        None,
+        lambda sch: sch[f"{BLOCK}.attention"].take_heads([[0, -1, 2]]),
+        [
+            lambda sch: sch[f"{BLOCK}.attention"].take_heads([["bias", 1, 2]]),
+            lambda sch: sch[f"{BLOCK}.attention"].take_heads([[0, 1, 0]]),
+            lambda sch: sch[f"{BLOCK}.attention"].take_heads([0]),
+        ],
+    ),
     "sync": (
         lambda sch: sch[f"{BLOCK}.ffn.2"].shard("weight", 1),
         lambda sch: sch[f"{BLOCK}.ffn.2"].sync("fwd_post", "all_reduce"),

@@ -27,7 +27,14 @@ from makespan.slapo.tuning import (
     strategy_named,
     tune,
 )
-from makespan.training.zoo import FAMILIES, TransformerSpec, build_family, family_sizes, family_spec
+from makespan.training.zoo import (
+    FAMILIES,
+    TransformerSpec,
+    build_family,
+    family_batch,
+    family_sizes,
+    family_spec,
+)
 
 # --- ``tune`` ---------------------------------------------------------------------------------------
 
@@ -171,10 +178,14 @@ def _schedule_arguments(command: _Command) -> _Command:
         "--set", "settings", multiple=True, metavar="NAME=VALUE",
         help="Option of the schedule, for example ckpt_ratio=0.5 or attn=sdpa; repeatable.",
     )  # fmt: skip
+    planned = click.option(
+        "--plan", metavar="TEXT",
+        help="Schedule by a plan and by the structure that a run finds, not by the family: tp2 pp2 mb1.",
+    )  # fmt: skip
     named = click.option(
         "--size", default="tiny", show_default=True, metavar="NAME", help="Size of the model."
     )
-    return click.argument("family", type=click.Choice(FAMILIES))(named(settings(command)))
+    return click.argument("family", type=click.Choice(FAMILIES))(named(planned(settings(command))))
 
 
 def _parse_options(settings: tuple[str, ...]) -> dict[str, Any]:
@@ -195,12 +206,21 @@ def _parse_options(settings: tuple[str, ...]) -> dict[str, Any]:
 @_schedule_arguments
 @click.option("--steps", is_flag=True, help="Print the steps in their order instead of the tree.")
 @json_option
-def show_command(family: str, size: str, settings: tuple[str, ...], steps: bool, form: str | None) -> None:
+def show_command(
+    family: str, size: str, plan: str | None, settings: tuple[str, ...], steps: bool, form: str | None
+) -> None:
     """Print the schedule of FAMILY: the tree of its modules, each with the primitives applied to it."""
-    from makespan.slapo import apply_schedule
+    from makespan.slapo import apply_plan, apply_schedule
 
-    options = _parse_options(settings)
-    schedule = apply_schedule(build_family(family, _checked_size(family, size), meta=True), family, **options)
+    options, size = _parse_options(settings), _checked_size(family, size)
+    _check_one_way(plan, options)
+    if plan is None:
+        schedule = apply_schedule(build_family(family, size, meta=True), family, **options)
+    else:
+        inputs = family_batch(family_spec(family, size), 2, 0).inputs
+        schedule = apply_plan(build_family(family, size), plan, inputs)
+        if form is None:
+            say(f"{schedule.metadata.structure}\n")
     if form is not None:
         journal = list(map(str, schedule.metadata.journal))
         say_result({"family": family, "size": size, "steps": journal, "tree": str(schedule)}, "", form)
@@ -235,6 +255,7 @@ def show_command(family: str, size: str, settings: tuple[str, ...], steps: bool,
 def verify_command(
     family: str,
     size: str,
+    plan: str | None,
     settings: tuple[str, ...],
     processes: int,
     samples: int,
@@ -246,10 +267,14 @@ def verify_command(
 ) -> None:
     """Compare the scheduled model of FAMILY with the original, outputs and gradients, on every process."""
     from makespan.slapo import ScheduleOptions
+    from makespan.slapo.planned import read_division
 
     options, size = _parse_options(settings), _checked_size(family, size)
     ScheduleOptions.of(options)  # rejects wrong options before any process starts
-    case = {"family": family, "options": options}
+    _check_one_way(plan, options)
+    if plan is not None and (degree := read_division(plan).tp) != processes:
+        raise InputError(f"--plan shares layers among {degree} processes; expected --processes {degree}")
+    case = {"family": family, "options": options, "plan": plan}
     countdown = Countdown("parts")
     try:
         (report,) = verify_schedules(
@@ -261,6 +286,11 @@ def verify_command(
     say_result(report, report["report"], form)
     if not report["is_equal"]:
         raise click.exceptions.Exit(1)
+
+
+def _check_one_way(plan: str | None, options: dict[str, Any]) -> None:
+    if plan is not None and options:
+        raise InputError(f"--plan and --set {min(options)} exclude each other; a plan has no options")
 
 
 def _checked_size(family: str, size: str) -> str:

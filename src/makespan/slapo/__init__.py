@@ -6,6 +6,8 @@ Importing the package imports nothing else. Most of its names import torch on fi
 - `create_schedule` makes the `Schedule` of any module, a tree whose nodes have the primitives as methods;
   `list_primitives` lists them, `select_layers` chooses layers to recompute, and `replay` applies a journal to
   another model
+- `apply_plan` schedules any transformer by a plan such as ``tp2 pp2 mb1``; `find_structure` finds by a run,
+  not by names, what there is to cut, a `Structure` of `StructurePart` values
 - `Verify` compares the scheduled model with the original one, outputs and gradients, on all processes; its
   `VerifyReport` lists each `Divergence`, a module at which they differ
 - `Pattern`, `ModulePattern`, `call_module` and `ANY` describe what `find` searches in graphs; it returns each
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
         ReplayError as ReplayError,
         ScheduleError as ScheduleError,
         ShardError as ShardError,
+        StructureError as StructureError,
         TracingError as TracingError,
         VerificationError as VerificationError,
     )
@@ -66,6 +69,8 @@ if TYPE_CHECKING:
         default_cuts as default_cuts,
         partition as partition,
     )
+    from makespan.slapo.planned import apply_plan as apply_plan
+    from makespan.slapo.regions import StructurePart as StructurePart
     from makespan.slapo.rewriting import select_layers as select_layers
     from makespan.slapo.schedule import (
         JournalEntry as JournalEntry,
@@ -86,6 +91,10 @@ if TYPE_CHECKING:
     from makespan.slapo.state import (
         full_state_dict as full_state_dict,
         load_full_state_dict as load_full_state_dict,
+    )
+    from makespan.slapo.structure import (
+        Structure as Structure,
+        find_structure as find_structure,
     )
     from makespan.slapo.syncing import clip_grad_norm as clip_grad_norm
     from makespan.slapo.verification import Verify as Verify, VerifyReport as VerifyReport

@@ -62,6 +62,10 @@ class ShardError(ScheduleError, RuntimeError):
     """A tensor cannot be split that way; the message names sizes, axis and processes."""
 
 
+class StructureError(ScheduleError, ValueError):
+    """The structure of a model is not found; the message names the model and the reason."""
+
+
 class TracingError(ScheduleError, RuntimeError):
     """No graph of a module can be captured; the message names the place and a remedy."""
 

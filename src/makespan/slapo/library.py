@@ -2,7 +2,8 @@
 
 import copy
 import gc
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -337,29 +338,40 @@ def apply_schedule(model: nn.Module | Schedule, family: str, **options: Any) -> 
             "apply_schedule: group differs from that of the schedule; pass group only with a module"
         )
     sch = model if isinstance(model, Schedule) else create_schedule(model, group=chosen.group)
-    node, before = sch[chosen.prefix], Snapshot(sch.root)
+    node = sch[chosen.prefix]
+    with undone_on_error(sch):
+        try:
+            SCHEDULES[family](node, chosen)
+            node.mod.to(dtype=chosen.torch_dtype)
+        except ScheduleError:
+            raise
+        except Exception as error:
+            raise KindError(
+                f"apply_schedule: {type(node.mod).__name__} is not built like a {family!r} of the zoo: "
+                f"{type(error).__name__}: {short_repr(error)}; expected a model of that family, or one with "
+                "the same names; the model has not changed"
+            ) from error
+    return sch
+
+
+@contextmanager
+def undone_on_error(sch: Schedule) -> Iterator[None]:
+    """Restore model and schedule, graphs included, if the steps of a block raise an error."""
+    before = Snapshot(sch.root)
     traced = [module for module in sch.root.mod.modules() if isinstance(module, TracedModule)]
     graphs = [(module, copy.deepcopy(module.graph)) for module in traced]
     was_collecting = gc.isenabled()
     gc.disable()  # thousands of nodes of graphs are created and kept: to look for garbage takes half the time
     try:
-        SCHEDULES[family](node, chosen)
-        node.mod.to(dtype=chosen.torch_dtype)
-    except BaseException as error:
+        yield
+    except BaseException:
         before.restore()
         for module, graph in graphs:  # steps may have changed graphs in place
             module.graph = graph
-        if isinstance(error, ScheduleError) or not isinstance(error, Exception):
-            raise
-        raise KindError(
-            f"apply_schedule: {type(node.mod).__name__} is not built like a {family!r} of the zoo: "
-            f"{type(error).__name__}: {short_repr(error)}; expected a model of that family, or one with "
-            "the same names; the model has not changed"
-        ) from error
+        raise
     finally:
         if was_collecting:
             gc.enable()
-    return sch
 
 
 # --- Steps that families share ---

@@ -642,6 +642,8 @@ class Metadata:
         True if a module has several places in the model.
     depth
         Number of nested primitives that are running.
+    structure
+        What `makespan.slapo.apply_plan` has found in the model, and how it is cut; None without a plan.
     """
 
     ties: list[tuple[str, ...]] = field(default_factory=list)
@@ -650,6 +652,7 @@ class Metadata:
     journal: list[JournalEntry] = field(default_factory=list)
     has_shared: bool = False
     depth: int = 0
+    structure: Any = None
 
 
 class Schedule:

@@ -19,9 +19,11 @@ from makespan.slapo.layouts import (
     REPLICATED,
     SCHEMES,
     Exchange,
+    Ranks,
     Sharding,
     all_gather,
     all_reduce,
+    cut,
     partition,
     reduce_scatter,
     reshard,
@@ -378,6 +380,79 @@ def _install_exchange(
     else:
         expected = before.returns.axis if call.op == "all_gather" and before.returns is not None else None
         module.register_forward_hook(ExchangeOutput(exchange, output, call.axis, expected, call.where))
+
+
+# --- Arguments by heads ---
+
+Place = tuple[int | str, int, int]
+"""An argument by position or name, its axis for heads, and the number of heads of the whole model."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeadsPart:
+    """Hook that leaves a process its part of arguments with an axis for heads."""
+
+    places: Sequence[Place]
+    ranks: Ranks
+
+    def __call__(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments that the module gets."""
+        positional, named = list(args), dict(kwargs)
+        for place, axis, heads in self.places:
+            if isinstance(place, str) and place in named:
+                named[place] = self._part(named[place], axis, heads)
+            elif isinstance(place, int) and place < len(positional):
+                positional[place] = self._part(positional[place], axis, heads)
+        return tuple(positional), named
+
+    def _part(self, value: Any, axis: int, heads: int) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        if value.requires_grad:  # each process has the gradient of its heads only
+            value = sum_gradient(self.ranks)(value)
+        # An axis of several samples has the heads of one sample after those of the other.
+        return cut(value, axis, self.ranks.size, value.shape[axis] // heads)[self.ranks.rank]
+
+
+@register_primitive()
+class TakeHeads(Primitive):
+    """Leave each process its heads of arguments that a module gets for all, such as a bias of scores."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Return ``take_heads``."""
+        return "take_heads"
+
+    @classmethod
+    def apply(cls, sch: "Schedule", places: Sequence[Place]) -> None:
+        """Cut arguments before the module is called, and sum their gradients over the processes.
+
+        Parameters
+        ----------
+        places
+            For each argument its name or position, the axis with the heads of one sample after the other, and
+            the number of heads of the whole model.
+        """
+        where = f"take_heads of {sch.path!r} ({type(sch.mod).__name__})"
+        check_is_called(sch, cls.name())
+        given: Sequence[Any] = places
+        for one in given:
+            if not isinstance(one, list | tuple) or len(one) != 3:
+                raise KindError(
+                    f"{where}: got {one!r}; expected an argument, its axis, and a number of heads"
+                )
+        wanted: list[Place] = [(argument, axis, heads) for argument, axis, heads in places]
+        input_places(sch.mod, [argument for argument, _, _ in wanted], where)
+        for argument, _, heads in wanted:
+            if heads < 1 or heads % sch.world_size:
+                raise ShardError(
+                    f"{where}: {heads} heads of {argument!r} do not divide among {sch.world_size} processes"
+                )
+        if sch.world_size > 1:
+            hook = HeadsPart(wanted, ranks_of(sch))
+            sch.mod.register_forward_pre_hook(hook, with_kwargs=True)
 
 
 # --- Gradient clipping ---

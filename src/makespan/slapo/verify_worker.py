@@ -10,6 +10,7 @@ import torch
 from makespan.runtime import Identity, RunDirectory, choose_device, end_worker, join, run_worker
 from makespan.slapo.errors import VerificationError
 from makespan.slapo.library import apply_schedule
+from makespan.slapo.planned import apply_plan
 from makespan.slapo.schedule import create_schedule
 from makespan.slapo.verification import Verify, VerifyReport
 from makespan.training.zoo import build_family, family_batch, family_spec
@@ -75,7 +76,10 @@ def _verify_case(
     try:
         with check:
             tell(1, "applying the schedule")
-            apply_schedule(schedule, family, **case["options"])
+            if case.get("plan") is None:
+                apply_schedule(schedule, family, **case["options"])
+            else:
+                apply_plan(schedule, case["plan"], batch.inputs)
             tell(2, "comparing outputs and gradients")
     except VerificationError:
         if check.report is None:

@@ -231,7 +231,8 @@ def verify_schedules(
     Parameters
     ----------
     cases
-        Cases, each with a ``family`` of the zoo and the ``options`` of its schedule.
+        Cases, each with a ``family`` of the zoo, the ``options`` of its schedule, and perhaps a ``plan`` that
+        schedules it by its structure instead.
     n_processes, launcher
         Number of processes that share each model, and the launcher that starts them.
     size, samples, seed

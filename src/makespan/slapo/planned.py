@@ -1,0 +1,234 @@
+"""Schedules from plans: what a schedule realises of a plan is applied to any transformer, the rest is named.
+
+A plan is the text that ``makespan plan`` prints, such as ``tp2 pp2 mb1 recompute=full``, or the notation of
+execution plans, such as ``221+gc``. A schedule realises tensor parallelism, pipeline stages and recomputed
+layers. Data parallelism, ZeRO and micro-batches belong to whoever launches the run. Whatever would change
+what a process computes, and has no primitive, is refused before any work.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+
+from makespan.errors import NotationError
+from makespan.planning import Layout, parse_layout
+from makespan.plans import ExecutionPlan, read_plan
+from makespan.slapo.errors import ArgumentError, warn
+from makespan.slapo.library import undone_on_error
+from makespan.slapo.passes import Call
+from makespan.slapo.pipelining import default_cuts
+from makespan.slapo.rewriting import select_layers
+from makespan.slapo.schedule import Schedule, create_schedule
+from makespan.slapo.structure import Structure, call_of, find_structure
+
+Plan = str | Layout | ExecutionPlan
+
+
+@dataclass(frozen=True, slots=True)
+class Division:
+    """The part of a plan that a schedule realises.
+
+    Parameters
+    ----------
+    tp, pp
+        Processes that share a layer, and pipeline stages.
+    recomputed
+        Share of the layers that are recomputed.
+    stages
+        Layers per stage; empty to deal them evenly.
+    ends_as_layers
+        True if what comes before and after the layers counts as a layer each.
+    left
+        What is left to the launcher, in words.
+    """
+
+    tp: int
+    pp: int
+    recomputed: float = 0.0
+    stages: tuple[int, ...] = ()
+    ends_as_layers: bool = False
+    left: tuple[str, ...] = field(default=())
+
+    def cuts(self, n_layers: int) -> list[int]:
+        """Return the layers after which a stage ends; an `ArgumentError` says why they do not fit."""
+        if self.stages:
+            if sum(self.stages) != n_layers:
+                raise ArgumentError(
+                    f"plan: {sum(self.stages)} layers in {self.pp} stages; the model has {n_layers} layers"
+                )
+            return [sum(self.stages[: index + 1]) - 1 for index in range(self.pp - 1)]
+        if self.pp > n_layers:
+            raise ArgumentError(f"plan: {self.pp} stages; the model has {n_layers} layers")
+        if not self.ends_as_layers:
+            return default_cuts(n_layers, self.pp)
+        ends = [index - 1 for index in default_cuts(n_layers + 2, self.pp)]
+        if ends and (ends[0] < 0 or ends[-1] >= n_layers - 1):
+            raise ArgumentError(f"plan: {n_layers} layers leave a stage of {self.pp} without a layer")
+        return ends
+
+
+def read_division(plan: Plan) -> Division:
+    """Return what a schedule realises of a plan.
+
+    Raises
+    ------
+    NotationError, PlanError
+        The text is no plan, or its words contradict each other.
+    ArgumentError
+        A schedule cannot realise the plan; the message names the word.
+    """
+    if isinstance(plan, str):
+        plan = _read(plan)
+    return _of_layout(plan) if isinstance(plan, Layout) else _of_execution_plan(plan)
+
+
+def _read(text: str) -> Layout | ExecutionPlan:
+    degrees = {name: int(number) for name, number in re.findall(r"\b(tp|pp|cp|dp)(\d+)\b", text)}
+    n_gpus = 1
+    for degree in degrees.values():
+        n_gpus *= max(degree, 1)
+    try:
+        return parse_layout(text, n_gpus)
+    except NotationError as error:
+        # Three degrees such as 221, or 1-8-16, name their devices themselves.
+        start = re.match(r"(\d)(\d)(\d)(?!\d)|(\d+)-(\d+)-(\d+)", text.strip())
+        if start is None:
+            raise NotationError(f"{error}; or three degrees PP, TP, DP such as 221+gc") from None
+        n_gpus = 1
+        for number in filter(None, start.groups()):
+            n_gpus *= int(number)
+        return read_plan(text, n_gpus=n_gpus, global_batch_size=None)
+
+
+def _refuse(what: str, why: str) -> None:
+    raise ArgumentError(f"plan: {what} cannot be realised by a schedule: {why}")
+
+
+def _of_layout(layout: Layout) -> Division:
+    if layout.cp > 1:
+        _refuse(f"cp{layout.cp}", "no primitive divides a sequence within attention")
+    if layout.ep > 1:
+        _refuse(f"ep{layout.ep}", "experts are cut by tensor parallelism, not distributed")
+    if layout.interleave > 1:
+        _refuse(f"vp{layout.interleave}", "a process runs one stage")
+    if layout.pipeline != "1f1b":
+        _refuse(layout.pipeline, "stages run under gpipe or 1f1b")
+    if layout.recompute not in ("none", "full"):
+        _refuse(f"recompute={layout.recompute}", "layers are recomputed whole; expected recompute=full")
+    left = [f"dp{layout.dp}"] if layout.dp > 1 else []
+    left += [f"zero{layout.zero}"] if layout.zero else []
+    left.append(f"mb{layout.micro_batch}")
+    if layout.sequence_parallel and layout.tp > 1:
+        left.append("sequence parallelism of norms, which stay whole in each process")
+    share = layout.recompute_share if layout.recompute == "full" else 0.0
+    return Division(layout.tp, layout.pp, share, (), layout.ends_as_layers, tuple(left))
+
+
+def _of_execution_plan(plan: ExecutionPlan) -> Division:
+    if plan.interleave > 1:
+        _refuse(f"interleaved{plan.interleave}", "a process runs one stage")
+    if plan.checkpoint_fraction and plan.checkpoint_method != "full":
+        _refuse("selective", "layers are recomputed whole; expected gc")
+    left = [f"dp{plan.dp}"] if plan.dp > 1 else []
+    left += [f"zero{plan.zero_stage}"] if plan.zero_stage else []
+    left += ["offload"] if plan.offload else []
+    left += [f"{plan.schedule} order of micro-batches"] if plan.pp > 1 else []
+    left += ["sequence parallelism of norms, which stay whole in each process"] * plan.sequence_parallel
+    stages = tuple(plan.partition or ())
+    return Division(plan.tp, plan.pp, plan.checkpoint_fraction, stages, False, tuple(left))
+
+
+def apply_plan(
+    model: nn.Module | Schedule,
+    plan: Plan,
+    example_inputs: Any = None,
+    *,
+    group: dist.ProcessGroup | None = None,
+    seed: int = 0,
+) -> Schedule:
+    """Schedule any transformer by a plan; its structure is found by a run, not by names.
+
+    ``print(schedule.metadata.structure)`` shows what was found, how it is cut, and what is left whole, with
+    reasons. A warning names parts of layers that stay whole although processes share the model.
+
+    Parameters
+    ----------
+    model
+        Any transformer, with values in its parameters, or its schedule, which has no steps yet.
+    plan
+        Text as ``makespan plan`` prints it (``tp2 pp2 mb1 recompute=full``) or in the notation of execution
+        plans (``221+gc``), a `makespan.planning.Layout`, or an `makespan.plans.ExecutionPlan`.
+    example_inputs
+        Small inputs, as of `find_structure`; stages branch on shapes, lengths and types as these do.
+    group
+        Processes of tensor parallelism, as for `create_schedule`; as many as the plan shares a layer among.
+        In a single process nothing is cut, but the structure is found for the plan.
+    seed
+        Seed of inputs that are drawn.
+
+    Returns
+    -------
+    The schedule; `build` and `Verify` take it like any other.
+
+    Raises
+    ------
+    NotationError, PlanError
+        The plan cannot be read.
+    ArgumentError
+        A schedule cannot realise the plan, or the group has another number of processes.
+    StructureError
+        No structure is found; the message names the model and the reason.
+    ScheduleError
+        A primitive rejects a step, such as a cut of a model without a graph. The model has not changed.
+    """
+    division = read_division(plan)
+    sch = model if isinstance(model, Schedule) else create_schedule(model, group=group)
+    model = sch.mod
+    if division.tp > 1 and sch.world_size not in (1, division.tp):
+        raise ArgumentError(
+            f"apply_plan: the plan shares layers among {division.tp} processes, the group has "
+            f"{sch.world_size}; pass the group of tensor parallelism as group"
+        )
+    structure = find_structure(model, example_inputs, n_processes=division.tp, seed=seed)
+    layers = [path for paths in structure.layers for path in paths]
+    cuts = [layers[index] for index in division.cuts(len(layers))]
+    with undone_on_error(sch):
+        for step in structure.steps if division.tp > 1 else ():
+            # A process alone keeps all heads: what is sharded stays whole, and attributes keep their values.
+            if sch.world_size > 1 or step.op not in ("set_attr", "set_in"):
+                step.apply(sch)
+        for index in select_layers(len(layers), division.recomputed):
+            sch[layers[index]].checkpoint()
+        if cuts:
+            _cut_stages(sch, cuts, call_of(model, example_inputs, seed))
+    _report(structure, division, cuts)
+    sch.metadata.structure = structure
+    return sch
+
+
+def _cut_stages(sch: Schedule, paths: Sequence[str], call: Call) -> None:
+    """End a stage after each path; stages branch on shapes, lengths and types as a call does."""
+    owners = [sch[path].parent for path in paths]
+    known = dict.fromkeys(owner.path for owner in owners if owner is not None)
+    sch.trace_until(list(known), example_inputs=call.kwargs or call.args)
+    for path in paths:
+        sch[path].cut_pipeline_stage()
+
+
+def _report(structure: Structure, division: Division, cuts: Sequence[str]) -> None:
+    """Note what becomes of the plan, and warn about parts that stay whole."""
+    n_layers = sum(map(len, structure.layers))
+    if n_recomputed := len(select_layers(n_layers, division.recomputed)):
+        structure.notes.append(f"{n_recomputed} of {n_layers} layers are recomputed")
+    if cuts:
+        structure.notes.append(f"stages end after {', '.join(cuts)}")
+    if division.left:
+        structure.notes.append(f"left to the launcher: {', '.join(division.left)}")
+    if division.tp > 1 and structure.kept_whole:
+        reasons = dict.fromkeys(f"{part.path}: {part.reason}" for part in structure.kept_whole)
+        shown = list(reasons)[:3] + ([f"{len(reasons) - 3} more"] if len(reasons) > 3 else [])
+        warn(f"apply_plan of {structure.model}: every process holds these whole: {'; '.join(shown)}")

@@ -1,0 +1,756 @@
+"""Columns and rows of a layer, found by its data flow and judged by trials.
+
+A linear layer whose input comes from other linear layers through functions alone is a row; those others are
+its columns. They are an attention if a product of shares (softmax) and values lies between them, which also
+gives the size of a head, and a feed-forward part otherwise. Columns and rows are a proposal only:
+`trials.why_not` decides, with the blocks, attributes and arguments that must be cut, and what does not pass
+stays whole.
+"""
+
+import copy
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree  # there is no public name for it
+
+from makespan.slapo.errors import StructureError
+from makespan.slapo.flow import (
+    Flow,
+    Handed,
+    LeafCall,
+    Origin,
+    first_tensor,
+    is_source,
+    own_matrices,
+    watched,
+)
+from makespan.slapo.graphs import copied_object, is_object
+from makespan.slapo.layouts import Blocks
+from makespan.slapo.syncing import Place
+from makespan.slapo.trials import Sample, Step, sample_of, why_not
+
+How = Literal["columns", "rows", "columns and rows", "vocabulary", "whole"]
+_MOST_ATTRIBUTES = 8
+_MOST_TRIALS = 300  # of one pair of columns and rows; four attributes and three layouts need 48
+
+
+@dataclass(frozen=True, slots=True)
+class StructurePart:
+    """A module with parameters: its role, path and class, how it is cut, and why it is whole if it is."""
+
+    role: str
+    path: str
+    kind: str
+    how: How
+    reason: str = ""
+
+
+# --- Roles of modules ---
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """A module that multiplies by one matrix: names of its parameters, and the axis of its outputs."""
+
+    weight: str
+    bias: str | None
+    out_axis: int
+    n_in: int
+    n_out: int
+
+
+def linear_of(module: nn.Module, call: LeafCall) -> Linear | None:
+    """Return the linear layer that a module is by its parameters and the shapes of a call, else None."""
+    matrices = own_matrices(module)
+    given, made = call.input, call.output
+    if len(matrices) != 1 or given is None or made is None or not given.is_floating_point():
+        return None
+    weight = getattr(module, matrices[0])
+    if weight.dim() != 2 or not given.dim() or given.shape[:-1].numel() != made.shape[:-1].numel():
+        return None
+    biases = [name for name, one in module.named_parameters(recurse=False) if one.dim() == 1]
+    sizes = (given.shape[-1], made.shape[-1])
+    fits = [axis for axis in (0, 1) if sizes == (weight.shape[1 - axis], weight.shape[axis])]
+    if not fits or len(biases) > 1:
+        return None
+    if len(fits) == 2 and not isinstance(module, nn.Linear):  # square: only the values tell
+        added = getattr(module, biases[0]) if biases else 0.0
+        with torch.no_grad():
+            fits = [1] if torch.allclose(given @ weight + added, made, rtol=1e-3, atol=1e-4) else [0]
+    return Linear(matrices[0], biases[0] if biases else None, fits[0], *sizes)
+
+
+def is_table(module: nn.Module, call: LeafCall) -> bool:
+    """Return True for a module that looks up rows of a matrix by numbers."""
+    given = call.input
+    return given is not None and not given.is_floating_point() and len(own_matrices(module)) == 1
+
+
+# --- One layer ---
+
+
+@dataclass(slots=True)
+class Cut:
+    """How a layer is cut; paths are those below it.
+
+    Parameters
+    ----------
+    steps, syncs
+        Primitives that cut it, and those that exchange what the parts compute.
+    rows
+        Modules whose results are summed, as of `trials.why_not`.
+    local
+        Modules that read and return parts.
+    parts
+        What each module is.
+    notes
+        What a user should know.
+    results
+        Tensors of its result that are parts, and their axis.
+    """
+
+    steps: list[Step] = field(default_factory=list)
+    rows: dict[str, int] = field(default_factory=dict)
+    local: set[str] = field(default_factory=set)
+    parts: list[StructurePart] = field(default_factory=list)
+    syncs: list[Step] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    results: Mapping[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Region:
+    """Columns and a row that belong together, and the modules between them."""
+
+    columns: tuple[str, ...]
+    row: str
+    between: frozenset[str]
+    head_size: int | None = None
+    heads: int = 0
+    kv_heads: int = 0
+    roles: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        return (*self.columns, self.row)
+
+
+class LayerFinder:
+    """Finds what can be cut in one layer.
+
+    Parameters
+    ----------
+    layer
+        The layer.
+    handed
+        A call of it.
+    n_processes
+        Number of processes.
+    parts
+        Axis and size of tensors of which each process has its part only, by their identities in the run.
+    """
+
+    def __init__(
+        self, layer: nn.Module, handed: Handed, n_processes: int, parts: Mapping[int, tuple[int, int]]
+    ) -> None:
+        self.layer, self.handed, self.n = layer, handed, n_processes
+        self.local = self._local_arguments(parts)
+        self.sample = sample_of(layer, handed.args, handed.kwargs)
+        self.flow = self._watch()
+        self.calls: dict[str, list[LeafCall]] = {}
+        for call in self.flow.calls:
+            self.calls.setdefault(call.path, []).append(call)
+        self.modules = dict(layer.named_modules())
+        self.linears = {
+            path: linear
+            for path, calls in self.calls.items()
+            if (linear := linear_of(self.sample.layer.get_submodule(path), calls[0])) is not None
+        }
+        self.cut = Cut()
+        self.used: frozenset[int | str] = frozenset()
+        self.failed: list[_Region] = []
+        self.reasons: dict[str, str] = {}
+
+    def _watch(self) -> Flow:
+        """Run the layer in training mode, in which it drops values."""
+        copied, sample = self.sample.layer, self.sample
+        args, kwargs = sample.args, sample.kwargs
+        leaves = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        pairs = [
+            (leaf, Origin(through=origin.through, is_learnt=origin.is_learnt))
+            for leaf, origin in zip(leaves, self.handed.origins, strict=True)
+        ]
+        copied.train()
+        try:
+            with torch.no_grad(), torch.random.fork_rng(devices=[]):
+                torch.manual_seed(0)
+                with watched(copied, origins=pairs) as flow:
+                    # The tensors themselves, not copies, so that their origins are known.
+                    copied(*copied_object(args), **copied_object(kwargs))
+        finally:
+            copied.eval()
+        return flow
+
+    def find(self) -> Cut:
+        """Return all cuts that pass their trials."""
+        for path in [path for path in self.calls if path in self.linears]:
+            region = self._region(path)
+            if region is not None and not self._try([region]):
+                self.failed.append(region)
+        if len(self.failed) > 1:  # an attribute that two attentions read is divided for both at once
+            self._try(self.failed)
+        for path, module in self.modules.items():
+            if len(own_matrices(module)) > 1 and path not in self.cut.local:
+                self._try_inside(path, module)
+        if unused := sorted(map(repr, self.local.keys() - self.used)):
+            raise StructureError(
+                f"a layer is handed a part as its argument {unused[0]}, but nothing that is cut reads it"
+            )
+        self._follow_siblings()
+        self._describe_whole()
+        return self.cut
+
+    # --- Columns and rows ---
+
+    def _region(self, row: str) -> _Region | None:
+        """Return the columns of a row, None if its input does not come from linear layers."""
+        taken = {*self.cut.rows, *self.cut.local}
+        sources = frozenset().union(*(call.origin.sources for call in self.calls[row]))
+        columns, between, blocked = self._resolved(sources)
+        columns = columns if not blocked or len(sources) > 1 else set()
+        if blocked and len(sources) > 1:  # a row that reads one norm alone begins a part
+            self.reasons |= dict.fromkeys((*columns, row), blocked)
+            return None
+        if not any(column in self.linears for column in columns) or taken & {*columns, row}:
+            return None
+        ordered = tuple(path for path in self.calls if path in columns)
+        return self._as_attention(_Region(ordered, row, between))
+
+    def _resolved(self, sources: Iterable[str]) -> tuple[set[str], frozenset[str], str]:
+        """Follow sources through norms of heads to linear layers and tables."""
+        columns, between, waiting = set[str](), set[str](), list(sources)
+        blocked = ""
+        while waiting:
+            path = waiting.pop()
+            module = self.modules.get(path)
+            if module is None or path in columns or path in between:
+                continue
+            if path in self.linears or is_table(module, self.calls[path][0]):
+                columns.add(path)
+                continue
+            if own_matrices(module):
+                continue  # a module of another kind, such as experts
+            below = frozenset().union(*(call.origin.sources for call in self.calls[path]))
+            inner, _, _ = self._resolved(below - {path})
+            width = max((self.linears[one].n_out for one in inner if one in self.linears), default=0)
+            size = max(parameter.numel() for parameter in module.parameters(recurse=False))
+            if not inner or size > width:
+                continue
+            if size == width:
+                blocked = f"{path!r} normalises over all features of {min(inner)!r}"
+                columns |= inner
+                continue
+            between.add(path)
+            waiting += below
+        return columns, frozenset(between), blocked
+
+    def _as_attention(self, region: _Region) -> _Region:
+        """Add heads and roles if a product of attention lies between columns and row."""
+        columns = set(region.columns)
+        for product in self.flow.products:
+            queries, keys, values = (
+                self._resolved(sources)[0] & columns & self.linears.keys()
+                for sources in (product.queries, product.keys, product.values)
+            )
+            if not (queries and values and product.head_size):
+                continue
+            size = product.head_size
+            heads = self.linears[region.row].n_in // size
+            roles = dict.fromkeys(columns - self.linears.keys(), "positions of heads")
+            width = self.linears[min(values)].n_out // size
+            kv_heads = width
+            cross = self._is_cross(queries, keys)
+            if queries & values:
+                roles |= dict.fromkeys(queries & values, "queries, keys, values")
+                kv_heads = (width - heads) // 2
+            elif keys & values:
+                roles |= dict.fromkeys(keys & values, "keys, values") | dict.fromkeys(queries, "queries")
+                kv_heads = width // 2
+            else:
+                queries -= keys
+                for found, name in ((queries, "queries"), (keys, "keys"), (values, "values")):
+                    roles |= dict.fromkeys(found, name)
+            where = "cross-attention" if cross else "attention"
+            roles = {path: f"{where}: {name}" for path, name in roles.items()}
+            roles[region.row] = f"{where}: output"
+            return _Region(region.columns, region.row, region.between, size, heads, max(kv_heads, 1), roles)
+        roles = dict.fromkeys(region.columns, "feed-forward: in") | {region.row: "feed-forward: out"}
+        return _Region(region.columns, region.row, region.between, roles=roles)
+
+    def _is_cross(self, queries: set[str], keys: set[str]) -> bool:
+        seen = [
+            frozenset().union(*(call.origin.through for path in paths for call in self.calls[path]))
+            for paths in (queries, keys - queries)
+        ]
+        return bool(keys - queries) and seen[0] != seen[1]
+
+    def _try(self, regions: Sequence[_Region]) -> bool:
+        """Try the layouts and changes of regions together, and keep the first that passes."""
+        for region in regions:
+            reason = self._why_indivisible(region)
+            if reason:
+                break
+        else:
+            found = self._first_that_passes(regions)
+            if isinstance(found, _Choice):
+                self._keep(regions, found)
+                return True
+            reason = found
+        for region in regions:
+            for path in region.modules:
+                self.reasons.setdefault(path, reason)
+        return False
+
+    def _why_indivisible(self, region: _Region) -> str:
+        heads, kv_heads, n = region.heads, region.kv_heads, self.n
+        if region.head_size is None:
+            n_in = self.linears[region.row].n_in
+            return "" if n_in % n == 0 else f"{n_in} features do not divide among {n} processes"
+        for number, what in ((heads, "heads"), (kv_heads, "heads of keys and values")):
+            if number % n:
+                verb = "does" if number == 1 else "do"
+                what = what.replace("heads", "head", 1) if number == 1 else what
+                return f"{number} {what} {verb} not divide among {n} processes"
+        return ""
+
+    def _first_that_passes(self, regions: Sequence[_Region]) -> "_Choice | str":
+        top = common_owner([path for region in regions for path in region.modules])
+        sizes = set[int]()
+        for region in regions:
+            sizes |= {region.heads, region.kv_heads, self.linears[region.row].n_in}
+            sizes |= {self.linears[path].n_out for path in region.columns if path in self.linears}
+            sizes |= {region.heads * (region.head_size or 0), region.kv_heads * (region.head_size or 0)}
+        attributes = [
+            one
+            for one in _whole_numbers_read(self.sample, top)
+            if one.value in sizes and one.value > 1 and one.value % self.n == 0
+        ][:_MOST_ATTRIBUTES]
+        changes = [
+            changed
+            for size in range(len(attributes) + 1)
+            for changed in itertools.combinations(attributes, size)
+        ]
+        layouts = [
+            {path: how for part in parts for path, how in part.items()}
+            for parts in itertools.product(*map(self._layouts, regions))
+        ]
+        without: list[Place | None] = [None]
+        reason, count = "", 0
+        for place in itertools.chain(without, self._arguments_with_heads(regions[0], top)):
+            for changed, layout, local in itertools.product(changes, layouts, self._local_choices()):
+                count += 1
+                if count > _MOST_TRIALS:
+                    return reason
+                choice = _Choice(layout, changed, place, top, local, {})
+                failed = self._failure(regions, choice)
+                if not failed:
+                    return choice
+                reason = reason or failed
+        return reason
+
+    def _local_choices(self) -> list[frozenset[int | str]]:
+        """Return choices of the arguments that are parts already and are read by what is cut."""
+        rest = self.local.keys() - self.used
+        every = [self.used | rest, *(self.used | {place} for place in rest), self.used]
+        return list(dict.fromkeys(map(frozenset, every)))
+
+    def _failure(self, regions: Sequence[_Region], choice: "_Choice") -> str:
+        steps = [*self.cut.steps, *self._steps(regions, choice)]
+        rows = self.cut.rows | {region.row: 0 for region in regions}
+        parts = self.cut.local.union(*(region.between for region in regions))
+        local = [self.local[place] for place in choice.local]
+        return why_not(self.sample, steps, rows, frozenset(parts), self.n, local, choice.results)
+
+    def _layouts(self, region: _Region) -> Iterator[Mapping[str, tuple[Blocks, int | None]]]:
+        """Iterate over the blocks and the unit of each column."""
+        n_in = self.linears[region.row].n_in
+        choices: list[list[tuple[Blocks, int | None]]] = []
+        for path in region.columns:
+            if path not in self.linears:  # a table by heads
+                choices.append([(1, None)])
+                continue
+            width, size = self.linears[path].n_out, region.head_size
+            role = region.roles.get(path, "")
+            own: list[tuple[Blocks, int | None]] = []
+            if size is not None and role.endswith("queries, keys, values"):
+                kv_width = region.kv_heads * size
+                blocks: Blocks = 3 if kv_width == n_in else (n_in, kv_width, kv_width)
+                if n_in + 2 * kv_width == width:
+                    own.append((blocks, size))
+                own.append((1, width // region.kv_heads))
+            elif size is not None and role.endswith("keys, values"):
+                own += [(2, size), (1, width // region.kv_heads)]
+            elif width > n_in and width % n_in == 0:
+                own += [(width // n_in, size), (1, None)]
+            else:
+                own.append((1, size))
+            choices.append(own)
+        for chosen in itertools.islice(itertools.product(*choices), 8):
+            yield dict(zip(region.columns, chosen, strict=True))
+
+    def _steps(self, regions: Sequence[_Region], choice: "_Choice") -> list[Step]:
+        steps = []
+        for path, (groups, unit) in choice.layout.items():
+            more = {} if groups == 1 else {"groups": list(groups) if isinstance(groups, tuple) else groups}
+            if unit is not None and unit > 1:
+                more["unit"] = unit
+            if path not in self.linears:
+                name = own_matrices(self.modules[path])[0]
+                steps.append(Step("shard", path, {"tensor_name": name, "axis": 1}))
+                continue
+            linear = self.linears[path]
+            names = [name for name in (linear.weight, linear.bias) if name is not None]
+            if linear.out_axis == 0:
+                steps.append(Step("shard", path, {"tensor_name": names, "axis": 0, **more}))
+            else:
+                for name, axis in zip(names, (1, 0), strict=False):
+                    steps.append(Step("shard", path, {"tensor_name": name, "axis": axis, **more}))
+        steps += _attribute_steps(choice.attributes, self.n)
+        if choice.place is not None:
+            steps.append(Step("take_heads", choice.top, {"places": [list(choice.place)]}))
+        for region in regions:
+            row = self.linears[region.row]
+            steps.append(Step("shard", region.row, {"tensor_name": row.weight, "axis": 1 - row.out_axis}))
+        return steps
+
+    def _keep(self, regions: Sequence[_Region], choice: "_Choice") -> None:
+        cut, synced = self.cut, {"sync_op_or_fn": "all_reduce"}
+        cut.steps += self._steps(regions, choice)
+        cut.results, self.used = choice.results, choice.local
+        for region in regions:
+            columns = [path for path in region.columns if path in self.linears]
+            cut.rows[region.row] = 0
+            cut.local |= region.between | (set(region.columns) - set(columns))
+            cut.syncs.append(Step("sync", region.row, {"mode": "fwd_post", **synced}))
+            for path in self._where_gradients_are_summed(columns):
+                cut.syncs.append(Step("sync", path, {"mode": "bwd_post", **synced}))
+            for path in sorted(region.between):
+                cut.syncs.append(Step("sync", path, {"mode": "bwd_post", **synced, "on": "parameters"}))
+            cut.parts += [self._part(path, region.roles[path], "columns") for path in region.columns]
+            cut.parts.append(self._part(region.row, region.roles[region.row], "rows"))
+            for path in region.modules:
+                self.reasons.pop(path, None)
+        self._draw_apart(regions)
+
+    def _part(self, path: str, role: str, how: How, reason: str = "") -> StructurePart:
+        return StructurePart(role, path, type(self.modules[path]).__name__, how, reason)
+
+    def _where_gradients_are_summed(self, columns: Sequence[str]) -> list[str]:
+        """Return the owner of several columns if nothing else reads what it is given, else the columns."""
+        owner = common_owner(columns)
+        if len(columns) < 2 or owner in ("", *columns):
+            return list(columns)
+        given = self.flow.given.get(owner, [])
+        readers = {
+            reader
+            for identity in given
+            for reader, inside in self.flow.reads.get(identity, [])
+            if owner in inside
+        }
+        return [owner] if given and readers <= set(columns) else list(columns)
+
+    def _draw_apart(self, regions: Sequence[_Region]) -> None:
+        """Make dropout of parts draw other numbers in each process, and say where it cannot."""
+        inside = [region.between.union(region.columns) for region in regions]
+        mine = [
+            drop
+            for drop in self.flow.drops
+            if drop.sources and any(drop.sources <= inner for inner in inside)
+        ]
+        known = {step.path for step in self.cut.syncs if step.op == "fork_rng"}
+        for drop in mine:
+            place = drop.inside[-1] if drop.inside else ""
+            others = [one for one in self.flow.drops if place in one.inside and one not in mine]
+            if place in known:
+                continue
+            if place and not others:
+                known.add(place)
+                self.cut.syncs.append(Step("fork_rng", place, {}))
+            else:
+                note = f"dropout before {regions[0].row!r} draws the same numbers in all processes"
+                if note not in self.cut.notes:
+                    self.cut.notes.append(note)
+
+    # --- Arguments by heads ---
+
+    def _local_arguments(self, parts: Mapping[int, tuple[int, int]]) -> dict[int | str, Place]:
+        """Return the arguments that are parts already, since an earlier layer returns them so."""
+        places: dict[int | str, Place] = {}
+        identities = iter(self.handed.ids)
+        named: list[tuple[int | str, Any]] = [*enumerate(self.handed.args), *self.handed.kwargs.items()]
+        for place, value in named:
+            ids = [next(identities) for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
+            if isinstance(value, Tensor) and ids[0] in parts:
+                places[place] = place, *parts[ids[0]]
+        return places
+
+    def _arguments_with_heads(self, region: _Region, top: str) -> Iterator[Place]:
+        """Iterate over the arguments of the attention that may have an axis for heads."""
+        if region.head_size is None or self.n == 1:
+            return
+        taken: list[tuple[Any, Any]] = []
+
+        def keep(module: nn.Module, args: Any, kwargs: Any) -> None:
+            taken.append((args, kwargs))
+
+        copied = self.sample.layer
+        handle = copied.get_submodule(top).register_forward_pre_hook(keep, with_kwargs=True)
+        try:
+            self.sample.call(copied)
+        finally:
+            handle.remove()
+        if not taken:
+            return
+        args, kwargs = taken[0]
+        named: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
+        batch = first_tensor((args, kwargs))
+        count = 1 if batch is None else batch.shape[0]
+        for place, value in named:
+            if isinstance(value, Tensor) and value.is_floating_point():
+                for axis, size in enumerate(value.shape[:-1]):
+                    if size in (region.heads, count * region.heads):
+                        yield place, axis, region.heads
+
+    # --- Modules that hold columns and rows themselves ---
+
+    def _try_inside(self, path: str, module: nn.Module) -> None:
+        """Cut matrices that a module holds itself, as experts do: what it returns is then summed."""
+        if path not in self.sample.returned:
+            return
+        names = own_matrices(module)
+        shapes = {name: tuple(getattr(module, name).shape) for name in names}
+        reason = ""
+        ways = []
+        for row, turned in itertools.product(names[::-1], (False, True)):
+            axes = (-1, -2) if not turned else (-2, -1)  # of a row's inputs and a column's outputs
+            width = shapes[row][axes[0]]
+            columns = [name for name in names if name != row]
+            if any(
+                shapes[name][axes[1]] % width or len(shapes[name]) != len(shapes[row]) for name in columns
+            ):
+                continue
+            most = max(shapes[name][axes[1]] // width for name in columns)
+            ways += [(row, axes, columns, groups) for groups in sorted({most, 1}, reverse=True)]
+        for row, axes, columns, groups in ways:
+            if shapes[row][axes[0]] % self.n:
+                reason = reason or f"{shapes[row][axes[0]]} features do not divide among {self.n} processes"
+                continue
+            steps = [self._matrix_step(path, name, shapes[name], axes[1], groups) for name in columns]
+            for name, parameter in module.named_parameters(recurse=False):
+                if parameter.dim() == 1 and parameter.shape[0] == shapes[columns[0]][axes[1]]:
+                    steps.append(Step("shard", path, {"tensor_name": name, "axis": 0, "groups": groups}))
+            steps.append(self._matrix_step(path, row, shapes[row], axes[0], 1))
+            failed = why_not(
+                self.sample, [*self.cut.steps, *steps], self.cut.rows | {path: 1},
+                frozenset(self.cut.local), self.n, [self.local[place] for place in self.used], {},
+            )  # fmt: skip
+            if failed:
+                reason = reason or failed
+                continue
+            self.cut.steps += steps
+            self.cut.rows[path] = 1
+            synced = {"sync_op_or_fn": "all_reduce"}
+            self.cut.syncs.append(Step("sync", path, {"mode": "fwd_post", **synced}))
+            self.cut.syncs.append(Step("sync", path, {"mode": "bwd_post", **synced}))
+            role = "experts" if len(shapes[row]) > 2 else "feed-forward: in and out"
+            self.cut.parts.append(self._part(path, role, "columns and rows"))
+            self.reasons.pop(path, None)
+            return
+        self.reasons[path] = reason or "no two of its matrices fit as columns and rows"
+
+    def _matrix_step(self, path: str, name: str, shape: tuple[int, ...], axis: int, groups: int) -> Step:
+        values: dict[str, Any] = {"tensor_name": name, "axis": len(shape) + axis}
+        width = shape[axis]
+        return Step(
+            "shard", path, values | ({"groups": groups} if groups > 1 and width % groups == 0 else {})
+        )
+
+    # --- What is left ---
+
+    def _follow_siblings(self) -> None:
+        """Cut experts that no token of the example reached like those that some did."""
+        called = {owner for path in self.calls for owner in _owners(path)}
+        for path, module in self.modules.items():
+            name = path.rpartition(".")[2]
+            if not name.isdigit() or path in called or not any(True for _ in module.parameters()):
+                continue
+            twin = next(
+                (one for one in self._siblings(path) if one in called and self._is_like(path, one)), None
+            )
+            if twin is None:
+                continue
+            for steps in (self.cut.steps, self.cut.syncs):
+                steps += [replace(step, path=_moved(step.path, twin, path)) for step in _within(steps, twin)]
+            for row, how in list(self.cut.rows.items()):
+                if _is_within(row, twin):
+                    self.cut.rows[_moved(row, twin, path)] = how
+            self.cut.parts += [
+                replace(part, path=_moved(part.path, twin, path)) for part in _within(self.cut.parts, twin)
+            ]
+
+    def _siblings(self, path: str) -> list[str]:
+        """Return the other elements of the list that a module is in."""
+        owner = path.rpartition(".")[0]
+        return [one for one in self.modules if one != path and one.rpartition(".")[0] == owner]
+
+    def _is_like(self, path: str, other: str) -> bool:
+        one, two = ({n: p.shape for n, p in self.modules[at].named_parameters()} for at in (path, other))
+        return one == two
+
+    def _describe_whole(self) -> None:
+        known = {part.path for part in self.cut.parts}
+        for path in self.modules:
+            module = self.modules[path]
+            if path in known or not is_source(module):
+                continue
+            if path in self.linears or own_matrices(module):
+                reason = self.reasons.get(path, "")
+                if path not in self.calls:
+                    reason = "not called with the example inputs"
+                elif not reason:
+                    reason = "no linear layer reads its output alone"
+                self.cut.parts.append(self._part(path, "other weights", "whole", reason))
+            else:
+                how = "norm of heads" if path in self.cut.local else "norm"
+                self.cut.parts.append(self._part(path, how, "whole"))
+        order = list(self.modules)
+        self.cut.parts.sort(key=lambda part: order.index(part.path))
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """A way to cut a region.
+
+    Parameters
+    ----------
+    layout
+        Blocks and unit of each column.
+    attributes
+        Attributes to divide by the number of processes.
+    place, top
+        Argument that is cut by heads, and the module that gets it.
+    local
+        Arguments of the layer that are parts already.
+    results
+        Tensors of the result that are parts then, and their axis.
+    """
+
+    layout: Mapping[str, tuple[Blocks, int | None]]
+    attributes: tuple["Attribute", ...]
+    place: Place | None
+    top: str
+    local: frozenset[int | str]
+    results: dict[int, int]
+
+
+def _attribute_steps(attributes: Iterable["Attribute"], n: int) -> list[Step]:
+    """Return the steps that divide attributes of modules, and of objects that modules hold."""
+    own: dict[str, dict[str, int]] = {}
+    held: dict[str, dict[str, dict[str, int]]] = {}
+    for one in attributes:
+        if one.holder:
+            for path in one.paths:
+                held.setdefault(path, {}).setdefault(one.holder, {})[one.name] = one.value // n
+        else:
+            own.setdefault(one.paths[0], {})[one.name] = one.value // n
+    steps = [Step("set_attr", path, values) for path, values in own.items()]
+    return steps + [Step("set_in", path, values) for path, values in held.items()]
+
+
+def common_owner(paths: Iterable[str]) -> str:
+    """Return the path of the innermost module that holds all modules, itself included for one path."""
+    tokens = [path.split(".") for path in paths]
+    shared = itertools.takewhile(lambda level: len(set(level)) == 1, zip(*tokens, strict=False))
+    return ".".join(level[0] for level in shared)
+
+
+def _owners(path: str) -> list[str]:
+    """Return the paths of a module and of all that hold it."""
+    tokens = path.split(".")
+    return [".".join(tokens[: end + 1]) for end in range(len(tokens))]
+
+
+def _is_within(path: str, owner: str) -> bool:
+    return path == owner or path.startswith(f"{owner}.")
+
+
+_Placed = TypeVar("_Placed", Step, StructurePart)
+
+
+def _within(values: Iterable[_Placed], owner: str) -> list[_Placed]:
+    return [value for value in values if _is_within(value.path, owner)]
+
+
+def _moved(path: str, old: str, new: str) -> str:
+    return new + path.removeprefix(old)
+
+
+@dataclass(frozen=True, slots=True)
+class Attribute:
+    """A whole number that modules read from themselves, or from an object that they hold (``holder``)."""
+
+    paths: tuple[str, ...]
+    holder: str
+    name: str
+    value: int
+
+
+def _whole_numbers_read(sample: Sample, top: str) -> list[Attribute]:
+    """Return the whole numbers that modules below a path read in a call."""
+    copied = copy.deepcopy(sample.layer)
+    found: dict[tuple[int, str], int] = {}
+    modules = {
+        path: module
+        for path, module in copied.named_modules()
+        if not is_source(module) and (path == top or not top or path.startswith(f"{top}."))
+    }
+    holders: dict[int, tuple[str, list[str], Any]] = {}
+    for path, module in modules.items():
+        theirs = vars(sample.layer.get_submodule(path))
+        for name, value in list(vars(module).items()):
+            if not name.startswith("_") and is_object(value) and value is not theirs.get(name):
+                holders.setdefault(id(value), (name, [], value))[1].append(path)
+    for value in (*modules.values(), *(holder[2] for holder in holders.values())):
+        _log_reads(value, found)
+    sample.call(copied)
+    own = {id(module): path for path, module in modules.items()}
+    result = []
+    for (identity, name), number in found.items():
+        if identity in own:
+            result.append(Attribute((own[identity],), "", name, number))
+        else:
+            holder, paths, _ = holders[identity]
+            result.append(Attribute(tuple(paths), holder, name, number))
+    return sorted(result, key=lambda one: bool(one.holder))
+
+
+def _log_reads(value: Any, found: dict[tuple[int, str], int]) -> None:
+    """Let an object note each whole number that is read from it."""
+    kind: Any = type(value)
+    getattribute = kind.__getattribute__
+
+    def read(self: Any, name: str) -> Any:
+        number = getattribute(self, name)
+        if type(number) is int and not name.startswith("_"):
+            found[id(value), name] = number
+        return number
+
+    with suppress(TypeError):  # an object of a class with slots, or of another layout
+        value.__class__ = type(
+            kind.__name__, (kind,), {"__getattribute__": read, "__module__": kind.__module__}
+        )

@@ -1,0 +1,379 @@
+"""Structure of a transformer, found by its data flow: layers, attention, feed-forward parts, vocabulary.
+
+The model runs once on example inputs. Repeated layers are the elements of the outermost lists that map a
+tensor to one of the same shape and follow each other; `regions` finds what can be cut in them. The table of
+tokens and the head are found outside the layers. Names of classes and attributes do not matter, except that
+the shard rules decide which layers can be cut.
+"""
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree  # there is no public name for it
+
+from makespan.slapo.errors import ArgumentError, StructureError, short_repr
+from makespan.slapo.flow import Flow, Handed, LeafCall, fresh, own_matrices, watched
+from makespan.slapo.passes import Call, call_from
+from makespan.slapo.regions import Cut, How, LayerFinder, Linear, StructurePart, is_table, linear_of
+from makespan.slapo.trials import Step
+
+OUTSIDE = "outside the layers"
+"""Reason of what is whole because only layers and vocabulary are cut."""
+
+
+# --- Result ---
+
+
+@dataclass(slots=True)
+class Structure:
+    """Structure of a model, see `find_structure`.
+
+    Parameters
+    ----------
+    model
+        Class of the model.
+    layers
+        Paths of its repeated layers, in order, one sequence per list.
+    parts
+        What was found, in the order of execution.
+    steps
+        Primitives that cut the model for this number of processes.
+    n_processes
+        Number of processes that share the model.
+    notes
+        What a user should know beside the table.
+    """
+
+    model: str
+    layers: list[list[str]]
+    parts: list[StructurePart]
+    steps: list[Step]
+    n_processes: int
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def kept_whole(self) -> list[StructurePart]:
+        """Parts of the layers and of the vocabulary that are not cut, with reasons."""
+        return [part for part in self.parts if part.how == "whole" and part.reason != OUTSIDE and part.reason]
+
+    def __str__(self) -> str:
+        """Return a table; equal parts of the layers of a list are one row."""
+        lines = [f"{self.model}, cut among {self.n_processes} processes"]
+        for paths in self.layers:
+            lines.append(f"{len(paths)} layers: {_span(paths)}")
+        rows: dict[tuple[str, ...], None] = {}
+        for part in self.parts:
+            row: tuple[str, ...] = (
+                self.general(part.path),
+                part.kind,
+                part.role,
+                part.how,
+                self.general(part.reason),
+            )
+            rows[row] = None
+        head: tuple[str, ...] = ("path", "class", "role", "cut", "reason")
+        table = [head, *rows]
+        widths = [max(len(row[column]) for row in table) for column in range(4)]
+        for row in table:
+            cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
+            lines.append("  ".join([*cells, row[4]]).rstrip())
+        return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
+
+    def general(self, text: str) -> str:
+        """Replace the index of a layer by a star."""
+        for paths in self.layers:
+            for path in paths:
+                owner, _, index = path.rpartition(".")
+                if f"{path}." in f"{text}." or f"{path}'" in text:
+                    return text.replace(path, f"{owner}.*" if index.isdigit() else path)
+        return text
+
+
+def _span(paths: Sequence[str]) -> str:
+    return paths[0] if len(paths) == 1 else f"{paths[0]} to {paths[-1]}"
+
+
+# --- The whole model ---
+
+
+def find_structure(
+    model: nn.Module, example_inputs: Any = None, *, n_processes: int = 2, seed: int = 0
+) -> Structure:
+    """Find layers, attention, feed-forward parts and vocabulary of a transformer, and how they can be cut.
+
+    Parameters
+    ----------
+    model
+        Any transformer with values in its parameters; it is run, and not changed.
+    example_inputs
+        A tensor, positional arguments, arguments by name, or a function of a `torch.Generator` that draws
+        any of these; small inputs are enough. None to draw two samples of eight token ids.
+    n_processes
+        Number of processes that share layers; with one, roles are found and nothing is cut.
+    seed
+        Seed of drawn inputs.
+
+    Returns
+    -------
+    What was found; printed, it is a table.
+
+    Raises
+    ------
+    ArgumentError
+        The number of processes is less than one; also a `ValueError`.
+    StructureError
+        No structure is found, or the model cannot be run; the message names the model and the reason. Also a
+        `ValueError`.
+    """
+    name = type(model).__name__
+    if n_processes < 1:
+        raise ArgumentError(f"find_structure: n_processes is {n_processes}; expected a number >= 1")
+    if any(tensor.is_meta for tensor in model.parameters()):
+        raise StructureError(
+            f"{name}: its parameters have no values; a run finds the structure, so build the model first"
+        )
+    call = call_of(model, example_inputs, seed)
+    layers = _layers(model, call, name)
+    flat = [path for paths in layers for path in paths]
+    flow = _run(model, call, name, repeated=flat, kept=flat)
+    structure = Structure(name, layers, [], [], n_processes)
+    handed: dict[str, Handed] = {}
+    for one in flow.handed:
+        handed.setdefault(one.path, one)
+    known: dict[Any, tuple[str, Cut]] = {}
+    parts: dict[int, tuple[int, int]] = {}
+    syncs: list[Step] = []
+    for path in flat:
+        layer, one = model.get_submodule(path), handed[path]
+        key = _signature(layer, one, parts)
+        if key not in known:
+            known[key] = path, LayerFinder(layer, one, n_processes, parts).find()
+        first, cut = known[key]
+        for place, axis in cut.results.items():
+            parts[one.ids_out[place]] = axis, one.sizes_out[place][axis]
+        structure.steps += _below(path, cut.steps)
+        syncs += _below(path, cut.syncs)
+        structure.parts += [
+            StructurePart(part.role, f"{path}.{part.path}", part.kind, part.how, part.reason)
+            for part in cut.parts
+        ]
+        structure.notes += [f"{note} (layers like {first!r})" for note in cut.notes if path == first]
+    structure.steps += syncs
+    _find_vocabulary(structure, model, flow, flat)
+    if n_processes == 1:
+        structure.steps.clear()
+        structure.parts = [replace(part, how="whole", reason="") for part in structure.parts]
+    return structure
+
+
+def _below(path: str, steps: Iterable[Step]) -> list[Step]:
+    return [Step(step.op, f"{path}.{step.path}".rstrip("."), step.arguments) for step in steps]
+
+
+def call_of(model: nn.Module, example_inputs: Any, seed: int) -> Call:
+    """Return the call of a model for a user's example inputs, or for drawn token ids without them."""
+    if example_inputs is not None:
+        return call_from(example_inputs, seed)
+    rows = [module.num_embeddings for module in model.modules() if isinstance(module, nn.Embedding)]
+    if not rows:
+        raise StructureError(
+            f"{type(model).__name__}: it has no embedding from which token ids could be drawn; "
+            "expected example_inputs"
+        )
+    generator = torch.Generator().manual_seed(seed)
+    return call_from((torch.randint(max(rows), (2, 8), generator=generator),), seed)
+
+
+def _run(model: nn.Module, call: Call, name: str, **options: Any) -> Flow:
+    """Run a model in evaluation mode and watch it; its modes and the random generators stay as they are."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]), watched(model, **options) as flow:
+            args, kwargs = fresh((call.args, call.kwargs))
+            model(*args, **kwargs)
+    except Exception as error:
+        raise StructureError(
+            f"{name}: it cannot be run on the example inputs: {type(error).__name__}: {short_repr(error)}"
+        ) from error
+    finally:
+        for module, mode in modes:
+            module.training = mode
+    return flow
+
+
+def _layers(model: nn.Module, call: Call, name: str) -> list[list[str]]:
+    """Return the elements of the outermost lists whose elements keep a shape and follow each other."""
+    lists = {
+        path: [f"{path}.{key}".lstrip(".") for key, child in module.named_children()]
+        for path, module in model.named_modules()
+        if isinstance(module, nn.ModuleList | nn.Sequential)
+    }
+    elements = [element for paths in lists.values() for element in paths]
+    flow = _run(model, call, name, repeated=elements)
+    calls: dict[str, list[Handed]] = {}
+    for one in flow.handed:
+        calls.setdefault(one.path, []).append(one)
+    reasons, found = [], list[list[str]]()
+    for path, paths in lists.items():
+        if any(path.startswith(f"{element}.") for known in found for element in known):
+            continue
+        reason = _why_no_layers(model, paths, calls)
+        if reason:
+            reasons.append(f"{path or 'the model'}: {reason}")
+        else:
+            found.append(paths)
+    if not found:
+        why = "; ".join(reasons[:4]) or "it has no list of modules"
+        raise StructureError(f"{name}: no repeated layers are found: {why}")
+    order = {path: place for place, path in reversed(list(enumerate(one.path for one in flow.handed)))}
+    return sorted(found, key=lambda paths: order[paths[0]])
+
+
+def _why_no_layers(model: nn.Module, paths: Sequence[str], calls: Mapping[str, list[Handed]]) -> str:
+    if not paths:
+        return "it is empty"
+    uncalled = [path for path in paths if path not in calls]
+    if uncalled:
+        return f"{uncalled[0]!r} is not called"
+    first = [calls[path][0] for path in paths]
+    if len(paths) == 1 and not any(paths[0] in one.through for one in calls[paths[0]][1:]):
+        return "it has one element, which is called once"
+    for path, one in zip(paths, first, strict=True):
+        if (
+            len(one.shape_in) < 2
+            or one.shape_in != one.shape_out
+            or one.shape_in[-1] != first[0].shape_in[-1]
+        ):
+            return f"{path!r} maps {one.shape_in} to {one.shape_out}"
+        if sum(len(own_matrices(module)) for module in model.get_submodule(path).modules()) < 2:
+            return f"{path!r} has less than two matrices"
+    for before, one in itertools.pairwise(first):
+        if before.path not in one.through:
+            return f"{one.path!r} does not follow {before.path!r}"
+    return ""
+
+
+def _signature(layer: nn.Module, handed: Handed, parts: Mapping[int, tuple[int, int]]) -> Any:
+    """Return a value that layers share if they are found alike."""
+    modules = tuple(
+        (
+            path,
+            type(module),
+            tuple((name, tuple(one.shape)) for name, one in module.named_parameters(recurse=False)),
+        )
+        for path, module in layer.named_modules()
+    )
+    leaves = pytree.tree_leaves((handed.args, handed.kwargs))
+    shapes = tuple(tuple(leaf.shape) for leaf in leaves if isinstance(leaf, Tensor))
+    learnt = tuple(one.is_learnt for one in handed.origins)
+    return modules, shapes, learnt, tuple(parts.get(identity) for identity in handed.ids)
+
+
+# --- Vocabulary ---
+
+
+def _find_vocabulary(structure: Structure, model: nn.Module, flow: Flow, layers: Sequence[str]) -> None:
+    """Add the table of tokens and the head that returns logits."""
+    modules = dict(model.named_modules())
+    inside = tuple(f"{path}." for path in layers)
+    outer: dict[str, LeafCall] = {}
+    for call in flow.calls:
+        if not call.path.startswith(inside) and call.path not in layers:
+            outer.setdefault(call.path, call)
+    tables = [path for path, call in outer.items() if is_table(modules[path], call)]
+    heads = {
+        path: linear
+        for path, call in outer.items()
+        if call.origin.through and (linear := linear_of(modules[path], call)) is not None
+    }
+    sizes = {path: getattr(modules[path], own_matrices(modules[path])[0]).shape for path in tables}
+    by_size = sorted(tables, key=lambda path: -sizes[path][0])
+    head = next(
+        (path for path in reversed(heads) for table in by_size if heads[path].n_out == sizes[table][0]), ""
+    )
+    fitting = [path for path in by_size if head and sizes[path][0] == heads[head].n_out]
+    chosen = fitting[0] if fitting else by_size[0] if by_size else ""
+    weight = getattr(modules[chosen], own_matrices(modules[chosen])[0]) if chosen else None
+    tied = [
+        path
+        for path in outer
+        if path not in (chosen, head)
+        and any(one is weight for one in modules[path].parameters(recurse=False))
+    ]
+    for path in outer:
+        kind = type(modules[path]).__name__
+        if path in (chosen, head, *tied):
+            continue
+        role = "norm" if not own_matrices(modules[path]) else "table" if path in tables else "other weights"
+        structure.parts.append(StructurePart(role, path, kind, "whole", OUTSIDE if role != "norm" else ""))
+    order = list(outer)
+    members = [path for path in (chosen, *tied, head) if path]
+    reason = _why_whole_vocabulary(structure, model, flow, members, head)
+    for path in members:
+        role = "head" if path == head else "table of tokens"
+        if path == head and any(one is weight for one in modules[head].parameters(recurse=False)):
+            role = "head, tied to the table"
+        how: How = "whole" if reason else "vocabulary"
+        structure.parts.append(StructurePart(role, path, type(modules[path]).__name__, how, reason))
+    structure.parts.sort(key=lambda part: order.index(part.path) if part.path in order else -1)
+    if reason or not members:
+        return
+    structure.steps += _vocabulary_steps(model, chosen, head, heads)
+
+
+def _vocabulary_steps(model: nn.Module, table: str, head: str, heads: Mapping[str, Linear]) -> list[Step]:
+    """Return the steps that split table and head by tokens, and what is tied to them; logits are gathered."""
+    synced = {"sync_op_or_fn": "all_reduce"}
+    cut = [(table, own_matrices(model.get_submodule(table))[0])]
+    steps = [
+        Step("shard", table, {"tensor_name": cut[0][1], "axis": 0}),
+        Step("sync", table, {"mode": "fwd_post", **synced}),
+    ]
+    if head:
+        names = [name for name in (heads[head].weight, heads[head].bias) if name is not None]
+        cut += [(head, name) for name in names]
+        gathered = {"sync_op_or_fn": "all_gather", "axis": -1, "tensor_parallel_output_grad": False}
+        steps += [
+            Step("shard", head, {"tensor_name": names, "axis": 0}),
+            Step("sync", head, {"mode": "bwd_post", **synced}),
+            Step("sync", head, {"mode": "fwd_post", **gathered}),
+        ]
+    done = {(id(model.get_submodule(path)), name) for path, name in cut}
+    parameters = {id(getattr(model.get_submodule(path), name)) for path, name in cut}
+    for path, module in model.named_modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if id(parameter) in parameters and (id(module), name) not in done:
+                done.add((id(module), name))
+                steps.append(Step("shard", path, {"tensor_name": name, "axis": 0}))
+                if isinstance(module, nn.Embedding):  # a decoder looks up the same table by another module
+                    steps.append(Step("sync", path, {"mode": "fwd_post", **synced}))
+    return steps
+
+
+def _why_whole_vocabulary(
+    structure: Structure, model: nn.Module, flow: Flow, members: Sequence[str], head: str
+) -> str:
+    n, tables = structure.n_processes, [path for path in members if path != head]
+    if not tables:
+        return "no table of tokens is found"
+    for table in tables:
+        module = model.get_submodule(table)
+        if not isinstance(module, nn.Embedding):
+            return f"{table!r} is a {type(module).__name__}, no Embedding"
+        if type(module).forward is not nn.Embedding.forward:
+            return f"{type(module).__name__} overrides the forward of Embedding"
+        if module.num_embeddings % n:
+            return (
+                f"{module.num_embeddings} rows do not divide among {n} processes; "
+                f"pad_vocabulary(model, {list(members)}, {128 * n}) pads them"
+            )
+    if outside := sorted(set(members) & flow.outside):
+        return f"a function reads the weights of {outside[0]!r}"
+    if head and not isinstance(model.get_submodule(head), nn.Linear):
+        return f"the head is a {type(model.get_submodule(head)).__name__}"
+    return ""

@@ -1,0 +1,62 @@
+"""The structure of models of the transformers package is found, and what a plan makes of them is right."""
+
+import csv
+import json
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers", reason="the transformers package is missing; make hf-test installs it")
+
+import hf_models
+import hf_zoo
+from forked import forking_servers
+from group_worker import on_processes
+
+from makespan.slapo import Verify, apply_plan, create_schedule
+
+pytestmark = [pytest.mark.hf, pytest.mark.xdist_group("training")]
+
+BY_FOUR = ("Qwen3Moe", "GPT2", "T5")
+"""Models that four processes share too: experts, a fused and transposed weight, biases of heads."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def servers():
+    with forking_servers():
+        yield
+
+
+def _rows(n_processes, names, tmp_path):
+    path = tmp_path / f"rows-{n_processes}.json"
+    on_processes(n_processes, "hf_structure_cases", ("rows_of", {"names": list(names), "path": str(path)}))
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def test_the_table_of_models_is_what_processes_find_and_verify(root, tmp_path, request):
+    rows = _rows(2, hf_zoo.CONFIGS, tmp_path)
+    for name, more in _rows(4, BY_FOUR, tmp_path).items():
+        rows[name] |= {"split by 4": more["split by 4"]}
+    columns = (
+        "layers", "attention", "feed-forward", "vocabulary", "split by 2", "split by 4", "recomputed",
+        "cut in two", "whole",
+    )  # fmt: skip
+    table = [
+        {"model": name} | {column: row.get(column, "") for column in columns} for name, row in rows.items()
+    ]
+    path = root / "docs" / "guides" / "transformers.csv"
+    if request.config.getoption("--update-golden"):
+        with path.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, ("model", *columns), lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(table)
+    with path.open(encoding="utf-8", newline="") as file:
+        assert list(csv.DictReader(file)) == table
+    assert len(table) >= 32 and all(row["split by 2"].startswith("verified") for row in table)
+
+
+def test_a_model_is_scheduled_in_one_line_and_verified_by_layers():
+    sch = create_schedule(hf_models.llama())
+    with Verify(sch, {"input_ids": hf_models.tokens()}, by_layers=True) as check:
+        apply_plan(sch, "tp2 mb1 recompute=full", {"input_ids": hf_models.tokens()})
+    assert check.report.layers

@@ -1,0 +1,122 @@
+"""What processes find in models of the transformers package, and whether what they make of it is right."""
+
+import json
+import warnings
+from pathlib import Path
+
+import hf_zoo
+import torch.distributed as dist
+
+from makespan.slapo import ScheduleError, VerificationError, Verify, apply_plan, build, create_schedule
+
+SHARED = "recompute=full:0.5 mb1"
+
+
+def rows_of(names, path):
+    """Split and recompute each model on all processes, cut it in two in one of them, and write the rows."""
+    n, rank = dist.get_world_size(), dist.get_rank()
+    alone = [dist.new_group([other]) for other in range(n)][rank]
+    mine = {}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "apply_plan of")
+        for place, name in enumerate(names):
+            row = _shared(name, n)
+            if n == 2:
+                if place % n == rank:
+                    row["cut in two"] = _cut(name, alone)
+                mine[name] = row
+            else:
+                mine[name] = {"split by 4": row["split by 2"]}
+    gathered = [None] * n
+    dist.all_gather_object(gathered, mine)
+    if rank == 0:
+        rows = {name: {k: v for part in gathered for k, v in part[name].items()} for name in names}
+        Path(path).write_text(json.dumps(rows), encoding="utf-8")
+
+
+def _verified(sch, name, apply, **options):
+    """Verify what a function applies; return the report, or the reason why there is none."""
+    floats = [key for key, value in hf_zoo.inputs(name).items() if value.is_floating_point()]
+    if floats:  # pictures and sounds are no output of another model
+        options["input_grads"] = []
+    check = Verify(sch, hf_zoo.inputs(name), **options)
+    with check:
+        apply()
+    return check.report
+
+
+def _shared(name, n):
+    model = hf_zoo.model(name)
+    n_whole = sum(one.numel() for one in model.parameters())
+    sch = create_schedule(model)
+    report = _verified(sch, name, lambda: apply_plan(sch, f"tp{n} {SHARED}", hf_zoo.inputs(name)))
+    assert report.count("parameter gradient") and report.is_equal
+    assert not any("not compared" in note for note in report.notes), report.notes
+    build(sch)
+    found = sch.metadata.structure
+    roles = {}
+    for part in found.parts:
+        roles.setdefault(part.role, set()).add(part.how)
+    n_recomputed = sum(entry.op == "checkpoint" for entry in sch.metadata.journal)
+    share = sum(one.numel() for one in sch.mod.parameters()) / n_whole
+    return {
+        "layers": " + ".join(str(len(paths)) for paths in found.layers),
+        "attention": _attention(roles),
+        "feed-forward": _feed_forward(found),
+        "vocabulary": _vocabulary(roles),
+        "split by 2": f"verified, {100 * share:.0f} %",
+        "recomputed": f"{n_recomputed} of {sum(map(len, found.layers))}",
+        "whole": "; ".join(dict.fromkeys(part.reason for part in _important(found.kept_whole))),
+    }
+
+
+def _important(parts):
+    """Leave out what no schedule would cut, such as the choice of an expert."""
+    return [part for part in parts if "no linear layer reads" not in part.reason]
+
+
+def _attention(roles):
+    kinds = [
+        ("fused" if any(role == f"{where}: queries, keys, values" for role in roles) else "separate")
+        + (" cross" if where == "cross-attention" else "")
+        for where in ("attention", "cross-attention")
+        if "rows" in roles.get(f"{where}: output", ())
+    ]
+    return ", ".join(kinds) or "whole"
+
+
+def _feed_forward(found):
+    parts = found.parts
+    columns = [part for part in parts if part.role == "feed-forward: in"]
+    rows = [part for part in parts if part.role == "feed-forward: out"]
+    paths = {part.path for part in columns}
+    is_fused = any(step.path in paths and "groups" in step.arguments for step in found.steps)
+    kinds = ["gated" if len(columns) > len(rows) else "fused" if is_fused else "plain"] if rows else []
+    kinds += ["experts"] * any(part.role == "experts" for part in parts)
+    return ", ".join(kinds) or "whole"
+
+
+def _vocabulary(roles):
+    if "table of tokens" not in roles:
+        return "none"
+    if roles["table of tokens"] == {"whole"}:
+        return "whole"
+    head = next((role for role in roles if role.startswith("head")), "")
+    return "tied" if "tied" in head else "table and head" if head else "table"
+
+
+def _cut(name, alone):
+    """Return how far a model in two stages computes the same."""
+    sch = create_schedule(hf_zoo.model(name), group=alone)
+    try:
+        _verified(sch, name, lambda: apply_plan(sch, "pp2 mb1", hf_zoo.inputs(name)))
+    except VerificationError as error:
+        if "at training: traced with an example" not in str(error):
+            return "no: " + str(error).splitlines()[1].strip()
+    except ScheduleError as error:
+        return "no: " + str(error).split(" (/")[0]
+    else:
+        return "verified"
+    sch = create_schedule(hf_zoo.model(name).eval(), group=alone)
+    _verified(sch, name, lambda: apply_plan(sch, "pp2 mb1", hf_zoo.inputs(name)), eval_mode=False)
+    return "verified, one mode"
