@@ -9,7 +9,6 @@ from hypothesis import given, settings, strategies as st
 from makespan.emulator import pipeline_time_s
 from makespan.errors import InputError
 from makespan.oobleck.rerouting import (
-    ALL_TECHNIQUES,
     NO_TECHNIQUES,
     StagePasses,
     Techniques,
@@ -284,19 +283,18 @@ def test_schedules_are_close_to_the_shortest_of_small_cases():
 # --- Many micro-batches -----------------------------------------------------------------------------
 
 
-def test_further_micro_batches_add_the_work_of_the_busiest_worker():
+def test_further_micro_batches_grow_as_the_last_scheduled_ones():
     """The mean and the largest error of pricing them so stand on the background page."""
     errors = []
     rng = np.random.default_rng(1)
-    for _ in range(40):
-        n_stages, n_pipelines = int(rng.integers(2, 6)), int(rng.integers(2, 6))
+    for _ in range(25):
+        n_stages, n_pipelines = int(rng.integers(2, 6)), int(rng.integers(2, 7))
         forward = 1.0 + 0.2 * rng.random(n_stages)
         passes = StagePasses.split(tuple(forward), tuple(2.0 * forward))
-        live = tuple(int(n_pipelines - rng.integers(0, 2)) for _ in range(n_stages))
-        count = n_pipelines * int(rng.integers(20, 31))
-        for techniques in (NO_TECHNIQUES, ALL_TECHNIQUES):
-            whole = rerouted_time_s(passes, count, n_pipelines, live, techniques)
-            priced = rerouted_time_s(passes, count, n_pipelines, live, techniques, most_scheduled=10)
-            errors.append(abs(priced / whole - 1.0))
-    assert np.mean(errors) == pytest.approx(0.005, abs=5e-4)
-    assert max(errors) == pytest.approx(0.047, abs=5e-4)
+        live = tuple(int(max(1, n_pipelines - rng.integers(0, 3))) for _ in range(n_stages))
+        count = n_pipelines * int(rng.integers(30, 51))
+        whole = rerouted_time_s(passes, count, n_pipelines, live)
+        priced = rerouted_time_s(passes, count, n_pipelines, live, most_scheduled=12)
+        errors.append(abs(priced / whole - 1.0))
+    assert np.mean(errors) == pytest.approx(0.0034, abs=1e-4)
+    assert max(errors) == pytest.approx(0.022, abs=5e-4)

@@ -18,7 +18,6 @@ import heapq
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import product
 from typing import Literal
 
 from makespan.emulator import pipeline_time_s
@@ -340,29 +339,29 @@ class _Problem:
         last backward pass of the micro-batch is over. Nothing can block for ever: the last stage can always
         run the backward passes of what it holds, and from there on each stage frees the one before it.
         """
-        last, transfer, n_pipelines = self.n_stages - 1, self.transfer, self.n_pipelines
+        last, transfer, n_pipelines, route = self.n_stages - 1, self.transfer, self.n_pipelines, self.route
         backward = self.input if splits else tuple(map(sum, zip(self.input, self.weight, strict=True)))
         length = (self.forward, backward, self.weight)
         n_workers = n_pipelines * self.n_stages  # worker of pipeline i in stage s: s * n_pipelines + i
         ready: tuple[list[list[int]], ...] = tuple([[] for _ in range(n_workers)] for _ in range(3))
         free_at, held = [0] * n_workers, [0] * n_workers
         done: _Raw = []
-        for number, path in enumerate(self.route):
+        for number, path in enumerate(route):
             ready[_F][path[0]].append(number)  # in order, which is a heap
-        # Events: (time, worker, kind, micro-batch); kind -1 only says that the worker may look for work.
-        events = [(0, worker, -1, 0) for worker in range(n_pipelines)]
-        while events:
-            now = events[0][0]
-            touched = set()
-            while events and events[0][0] == now:
-                _, worker, kind, number = heapq.heappop(events)
-                touched.add(worker)
-                if kind >= 0:
-                    heapq.heappush(ready[kind][worker], number)
-            for worker in sorted(touched):
+        # By time, workers that may look for work, and passes that become ready: worker, kind, micro-batch.
+        # Few times differ, so a heap of times is much smaller than one of events.
+        times, looks = [0], {0: list(range(n_pipelines))}
+        arrivals = dict[int, list[tuple[int, int, int]]]()
+        while times:
+            now = heapq.heappop(times)
+            touched = looks.pop(now, [])
+            for worker, kind, number in arrivals.pop(now, ()):
+                heapq.heappush(ready[kind][worker], number)
+                touched.append(worker)
+            for worker in touched:
                 if free_at[worker] > now:
                     continue
-                stage, runs_on = divmod(worker, n_pipelines)
+                stage = worker // n_pipelines
                 for kind in preference:
                     if ready[kind][worker] and (kind != _F or held[worker] < limits[stage]):
                         break
@@ -370,23 +369,36 @@ class _Problem:
                     continue
                 number = heapq.heappop(ready[kind][worker])
                 end = free_at[worker] = now + length[kind][stage]
-                done.append((now, end, kind, number, stage, runs_on))
-                heapq.heappush(events, (end, worker, -1, 0))
+                done.append((now, end, kind, number, stage, worker - stage * n_pipelines))
+                if end not in looks:
+                    looks[end] = []
+                    if end not in arrivals:
+                        heapq.heappush(times, end)
+                looks[end].append(worker)
                 # What follows on the same worker is ready at once, as the worker is busy until the end.
                 if kind == _F:
                     held[worker] += 1
                     if stage == last:
                         heapq.heappush(ready[_B][worker], number)
+                        continue
+                    after = (stage + 1) * n_pipelines + route[number][stage + 1]
+                elif kind == _B:
+                    if splits:
+                        heapq.heappush(ready[_W][worker], number)
                     else:
-                        after = (stage + 1) * n_pipelines + self.route[number][stage + 1]
-                        heapq.heappush(events, (end + transfer, after, _F, number))
-                elif kind == _B and stage > 0:
-                    before = (stage - 1) * n_pipelines + self.route[number][stage - 1]
-                    heapq.heappush(events, (end + transfer, before, _B, number))
-                if kind == _B and splits:
-                    heapq.heappush(ready[_W][worker], number)
-                elif kind != _F:
+                        held[worker] -= 1
+                    if stage == 0:
+                        continue
+                    after = (stage - 1) * n_pipelines + route[number][stage - 1]
+                else:
                     held[worker] -= 1
+                    continue
+                arrival = end + transfer
+                if arrival not in arrivals:
+                    arrivals[arrival] = []
+                    if arrival not in looks:
+                        heapq.heappush(times, arrival)
+                arrivals[arrival].append((after, kind, number))
         return done
 
     def candidates(self, room: tuple[int, ...], *, splits: bool) -> Iterator[_Raw]:
@@ -394,11 +406,13 @@ class _Problem:
         # As many as 1F1B holds: one per stage from here to the end.
         falling = tuple(min(most, self.n_stages - stage) for stage, most in enumerate(room))
         limits = [falling] if room == falling else [falling, room]
-        for whole, limit in product(((_B, _F), (_F, _B)), limits):
-            yield self.run(whole, limit, splits=False)
+        for limit in limits:
+            yield self.run((_B, _F), limit, splits=False)
+        yield self.run((_F, _B), room, splits=False)
         if splits:
-            for preference, limit in product(((_B, _F, _W), (_B, _W, _F), (_F, _B, _W)), limits):
-                yield self.run(preference, limit, splits=True)
+            for limit in limits:
+                yield self.run((_B, _F, _W), limit, splits=True)
+            yield self.run((_F, _B, _W), room, splits=True)
 
     def best(self, room: tuple[int, ...], techniques: Techniques) -> tuple[int, _Raw]:
         """Return the shortest of all candidates; the first of equal ones."""
@@ -579,10 +593,13 @@ def violations(schedule: Schedule) -> list[str]:
 
 def plain_time_s(passes: StagePasses, microbatches: Sequence[int]) -> float:
     """Return the iteration of 1F1B without failures, the longest pipeline and then the longest update [s]."""
-    edges = (passes.transfer_s,) * (passes.n_stages - 1)
-    counts = {count for count in microbatches if count}
-    longest = max(pipeline_time_s(passes.forward_s, passes.backward_s, count, edges) for count in counts)
+    longest = max(_pipeline_s(passes, count) for count in {count for count in microbatches if count})
     return longest + max(passes.update_s, default=0.0)
+
+
+@lru_cache(maxsize=4096)
+def _pipeline_s(passes: StagePasses, n_microbatches: int) -> float:
+    return pipeline_time_s(passes.forward_s, passes.backward_s, n_microbatches, passes.transfer_s)
 
 
 def rerouted_time_s(
@@ -605,15 +622,17 @@ def rerouted_time_s(
     live
         Live workers of each stage, (n_stages,); see `normalized`.
     most_scheduled
-        Micro-batches per pipeline that are scheduled one by one, None for all. Further ones are priced by the
-        work that they add to the busiest worker: idle time at the ends of an iteration does not grow with
-        their number. Tests bound the error.
+        Micro-batches per pipeline that are scheduled one by one, two or more; None for all. Each further one
+        adds as much as one of the last of these, and at least its work to the busiest worker. Tests give the
+        error.
 
     Raises
     ------
     InputError
-        A stage has no live worker, or more than there are pipelines.
+        A stage has no live worker, or more than there are pipelines; or too few are scheduled.
     """
+    if most_scheduled is not None and most_scheduled < 2:
+        raise InputError(f"{most_scheduled} micro-batches are scheduled; expected 2 or more")
     if len(live) != passes.n_stages or not all(1 <= count <= n_pipelines for count in live):
         raise InputError(
             f"{tuple(live)} live workers; expected 1 to {n_pipelines} in each of {passes.n_stages} stages"
@@ -632,15 +651,22 @@ def _rerouted_s(
     room: tuple[int, ...],
     most_scheduled: int | None,
 ) -> float:
-    least = shared_out(n_microbatches, n_pipelines)[-1]
-    dropped = max(0, least - most_scheduled) if most_scheduled is not None else 0
-    scheduled = n_microbatches - dropped * n_pipelines
-    problem = _Problem(passes, shared_out(scheduled, n_pipelines), normalized(live, n_pipelines))
-    length, _ = problem.best(room, techniques)
-    both = zip(problem.forward, problem.input, problem.weight, live, strict=True)
-    each = [(f + b + w, count) for f, b, w, count in both]
-    whole, part = (max(time * -(-n // count) for time, count in each) for n in (n_microbatches, scheduled))
-    return (length + whole - part) / PICOSECONDS
+    lost = normalized(live, n_pipelines)
+
+    def length(count: int) -> int:
+        problem = _Problem(passes, shared_out(count, n_pipelines), lost)
+        return problem.best(room, techniques)[0]
+
+    left = 0 if most_scheduled is None else shared_out(n_microbatches, n_pipelines)[-1] - most_scheduled
+    if most_scheduled is None or left <= 0:
+        return length(n_microbatches) / PICOSECONDS
+    both = zip(passes.forward_s, passes.backward_s, live, strict=True)
+    work_s, busiest = max(((f + b) * n_pipelines / count, count) for f, b, count in both)
+    # The growth over a multiple of the live workers of the busiest stage, to which it adds equal shares.
+    last = most_scheduled // 2 // busiest * busiest or most_scheduled // 2
+    scheduled = n_microbatches - left * n_pipelines
+    whole_s, before_s = (length(count) / PICOSECONDS for count in (scheduled, scheduled - last * n_pipelines))
+    return whole_s + left * max((whole_s - before_s) / last, work_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1073,6 +1073,7 @@ class PeerMachine(SystemSimulator):
         self.peers = costs.peers
         self.steps = self.counted = Steps()
         self.safe_steps = 0  # steps at the last restart
+        self.samples = 0.0  # of a step of the present plan
 
     # What the two systems differ in.
 
@@ -1148,15 +1149,21 @@ class PeerMachine(SystemSimulator):
             self.state = State.STOPPED
             return
         self.state = State.RUNNING
-        self.step_ms = self.length_ms(self.rate(self.taken(), self.n_pipelines))
+        taken = self.taken()
+        self.samples = self.samples_of(taken)
+        self.step_ms = max(int(1000 * self.samples / self.rate(taken, self.n_pipelines)), 1)
         if self.start_ms is None:
             self.start_ms = self.previous_ms = time_ms
         self.previous_ms = time_ms
         self.next_step(time_ms)
 
-    def length_ms(self, samples_per_s: float) -> int:
-        """Return the time of a step."""
-        return max(int(1000 * self.step_samples() / samples_per_s), 1)
+    def samples_of(self, taken: Collection[tuple[int, int]]) -> float:
+        """Return the samples of a step with these places taken."""
+        return self.costs.samples_per_step
+
+    def step_samples(self) -> float:
+        """Return the samples of a step of the present plan."""
+        return self.samples
 
     def alike(self) -> int:
         """Return no limit: a step ends with an action only if nodes have joined."""
@@ -1219,9 +1226,9 @@ class ReplicaDropMachine(PeerMachine):
         """Return samples per second, a share of the full ones; 0 without a whole pipeline."""
         return self.peers.full_samples_per_s * self.whole(taken, n_pipelines) / self.peers.n_pipelines
 
-    def step_samples(self) -> float:
+    def samples_of(self, taken: Collection[tuple[int, int]]) -> float:
         """Return the samples of the pipelines that are whole."""
-        n_whole = self.whole(self.taken(), self.n_pipelines)
+        n_whole = self.whole(taken, self.n_pipelines)
         return self.costs.samples_per_step * n_whole / self.peers.n_pipelines
 
     def first_hole(self, taken: Collection[tuple[int, int]]) -> tuple[int, int] | None:
