@@ -9,7 +9,9 @@ Importing the package does not import torch.
 - `Faults` kills processes at chosen moments, one per `Fault`
 - `makespan.oobleck.templates` and `makespan.oobleck.instantiation` plan pipelines from a profile of
   `makespan.oobleck.profile`, `makespan.oobleck.reconfiguration` adapts a plan to nodes that leave and join
-- `makespan.oobleck.simulator` simulates Oobleck, Varuna and Bamboo on traces of `makespan.oobleck.traces`
+- `makespan.oobleck.simulator` simulates Oobleck, Varuna and Bamboo, and ReCycle and dropped replicas beside
+  them, on traces of `makespan.oobleck.traces`
+- `makespan.oobleck.rerouting` schedules pipelines that run the micro-batches of lost workers on their peers
 - processes of a run start at `makespan.oobleck.worker`; it and what it imports need torch
 """
 

@@ -2,7 +2,7 @@
 
 Each system is a `SystemSimulator` that reacts to nodes that come and go. Each defect of the released
 simulators has a switch, see `Defect`; without repairs the results are those of the release. Times are whole
-milliseconds, as there, so that sums are exact.
+milliseconds, as there, so that sums are exact. ReCycle and dropped replicas run in the same engine, repaired.
 """
 
 import heapq
@@ -18,6 +18,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from makespan.errors import InputError, unknown_name
+from makespan.oobleck.rerouting import PeerRates
 from makespan.oobleck.traces import NodeTrace
 from makespan.sim import EventQueue
 from makespan.units import MS
@@ -167,7 +168,9 @@ def repairs(mode: str, switched: Iterable[Defect] = ()) -> frozenset[Defect]:
 # --- Costs of a system on a model -------------------------------------------------------------------
 
 SYSTEMS = ("bamboo", "varuna", "oobleck")
-"""Systems in the order of the figures."""
+"""Systems of the released simulators, in the order of the figures."""
+PEER_SYSTEMS = ("recycle", "replica-drop")
+"""Systems of equal pipelines whose workers stand in for each other; all defects must be repaired."""
 _ENDLESS_MS = 10**12  # the released step of a job that cannot run
 
 
@@ -203,6 +206,8 @@ class Costs:
         Samples per second without redundant work.
     horizon_ms
         Time within which joined nodes must pay for a new plan (repair of D2).
+    peers
+        Pipelines and their throughput by live workers; only `PEER_SYSTEMS` have them.
     """
 
     samples_per_step: int
@@ -223,6 +228,7 @@ class Costs:
     useful_share: float = 1.0
     plain_throughput: Mapping[int, float] | None = None
     horizon_ms: int = 3_600_000
+    peers: PeerRates | None = None
 
     def known(self, n_nodes: int) -> int:
         """Return the nearest number of nodes in the table of throughput."""
@@ -387,7 +393,7 @@ class Steps:
     def __init__(self) -> None:
         self._runs: list[Run] = []
 
-    def add(self, start_ms: int, end_ms: int, samples: int, n_steps: int = 1) -> None:
+    def add(self, start_ms: int, end_ms: int, samples: float, n_steps: int = 1) -> None:
         """Enter finished steps."""
         self._runs.append((min(start_ms, end_ms), end_ms, n_steps, samples))
 
@@ -415,6 +421,22 @@ class Steps:
             index -= 1
             n_steps -= self._lose(index)
 
+    def lose_steps(self, n_steps: int) -> int:
+        """Void exactly the last steps that count, and return the time that they took [ms]."""
+        lost_ms, index = 0, len(self._runs)
+        while n_steps > 0 and index > 0:
+            index -= 1
+            start_ms, end_ms, count, samples = self._runs[index]
+            if not samples:
+                continue
+            part = min(n_steps, count)
+            middle_ms = end_ms - (end_ms - start_ms) // count * part
+            kept = [(start_ms, middle_ms, count - part, samples)] if part < count else []
+            self._runs[index : index + 1] = [*kept, (middle_ms, end_ms, part, 0.0)]
+            lost_ms += end_ms - middle_ms
+            n_steps -= part
+        return lost_ms
+
     def runs(self) -> list[Run]:
         """Return all steps."""
         return self._runs
@@ -427,7 +449,7 @@ class ReleasedStepLog:
         self._times_ms: list[int] = []
         self._rates: list[float] = []
 
-    def add(self, start_ms: int, end_ms: int, samples: int, n_steps: int = 1) -> None:
+    def add(self, start_ms: int, end_ms: int, samples: float, n_steps: int = 1) -> None:
         """Enter finished steps; an interval may have any sign."""
         step_ms = (end_ms - start_ms) // n_steps
         rate = samples / step_ms if step_ms else 0.0
@@ -515,6 +537,11 @@ class Account:
         self.spent_ms[Category.USEFUL] -= self._uncommitted_ms
         self.spent_ms[Category.LOST] += self._uncommitted_ms
         self._uncommitted_ms = 0
+
+    def lose(self, useful_ms: int) -> None:
+        """Turn so much of the useful time into lost time."""
+        self.spent_ms[Category.USEFUL] -= useful_ms
+        self.spent_ms[Category.LOST] += useful_ms
 
     def times_s(self, *, is_conservative: bool) -> dict[str, float]:
         """Return the time of each category [s], each millisecond once if conservative, else as released."""
@@ -745,10 +772,14 @@ class SystemSimulator(ABC):
 
     def record(self, time_ms: int, n_steps: int = 1) -> None:
         """Enter finished steps."""
-        self.steps.add(self.previous_ms, time_ms, self.costs.samples_per_step, n_steps)
+        self.steps.add(self.previous_ms, time_ms, self.step_samples(), n_steps)
         self.spend_steps(time_ms, n_steps)
         self.previous_ms = self.last_step_ms = time_ms
         self.n_steps += n_steps
+
+    def step_samples(self) -> float:
+        """Return the samples of a step."""
+        return self.costs.samples_per_step
 
     def spend_steps(self, time_ms: int, n_steps: int) -> None:
         """Account for steps that end now."""
@@ -1020,6 +1051,197 @@ class BambooMachine(SystemSimulator):
         return (n_placed + self.waiting) // self.costs.n_stages > self.n_pipelines
 
 
+# --- Systems of equal pipelines whose workers stand in for each other ---------------------------------
+
+
+class PeerMachine(SystemSimulator):
+    """Equal pipelines whose places stay empty when a node is lost, until another node takes them.
+
+    A loss costs the running step and a regrouping as long as Oobleck's; taking in nodes costs a regrouping.
+    Where what is left cannot continue, the job restarts from a checkpoint on as many whole pipelines as there
+    are nodes for, and steps since the last checkpoint are lost. Writing checkpoints takes no time, in favour
+    of these systems. The job is never reshaped by choice.
+    """
+
+    def __init__(self, trace: NodeTrace, costs: Costs, repaired: frozenset[Defect]) -> None:
+        super().__init__(trace, costs, repaired)
+        if costs.peers is None or len(repaired) < len(DEFECTS):
+            raise InputError(
+                f"simulation with {'no' if costs.peers is None else 'its'} throughput by live workers and "
+                f"{len(repaired)} repaired defects; expected this throughput, and all {len(DEFECTS)} repaired"
+            )
+        self.peers = costs.peers
+        self.steps = self.counted = Steps()
+        self.safe_steps = 0  # steps at the last restart
+        self.samples = 0.0  # of a step of the present plan
+
+    # What the two systems differ in.
+
+    @abstractmethod
+    def rate(self, taken: Collection[tuple[int, int]], n_pipelines: int) -> float:
+        """Return samples per second with these places taken; 0 if the job cannot continue."""
+
+    @abstractmethod
+    def first_hole(self, taken: Collection[tuple[int, int]]) -> tuple[int, int] | None:
+        """Return the place that the next node should take, None if all are taken."""
+
+    # What they share.
+
+    def taken(self) -> set[tuple[int, int]]:
+        """Return the places, pipeline and stage, that have a node."""
+        return {place for node in self.nodes.values() for place in node.coordinates}
+
+    def filled(self, n_nodes: int) -> tuple[list[tuple[int, int]], int]:
+        """Return the places that so many more nodes would take, in order, and the pipelines then."""
+        taken, found, n_pipelines = self.taken(), list[tuple[int, int]](), self.n_pipelines
+        while len(found) < n_nodes and (hole := self.first_hole(taken)) is not None:
+            taken.add(hole)
+            found.append(hole)
+        # Nodes that are left make new pipelines, as long as they are enough for whole ones.
+        while len(found) + self.peers.n_stages <= n_nodes and n_pipelines < self.peers.n_pipelines:
+            found += [(n_pipelines, stage) for stage in range(self.peers.n_stages)]
+            n_pipelines += 1
+        return found, n_pipelines
+
+    def meet(self, time_ms: int, delay_ms: int | None = None) -> None:
+        """Regroup, or restart if the job could not continue; the first start counts as regrouping."""
+        continues = self.n_pipelines > 0 or self.start_ms is None
+        self.rendezvous_category = Category.REBALANCE if continues else Category.RESTART
+        super().meet(time_ms, delay_ms)
+
+    def rendezvous_ms(self) -> int:
+        """Return the time of regrouping, or of a restart without the checkpoint that it includes."""
+        continues = self.n_pipelines > 0 or self.start_ms is None
+        return self.costs.global_ms if continues else self.costs.restart_ms - self.costs.checkpoint_ms
+
+    def placed(self, n_nodes: int) -> None:
+        """Do nothing: places are remembered by the nodes."""
+
+    def checkpoint_done(self, time_ms: int, subject: Any) -> None:
+        """Do nothing: checkpoints take no time."""
+
+    def needs(self, node: Node) -> bool:
+        """Tell whether a node has a place or takes part in the rendezvous."""
+        return bool(node.coordinates) if self.state is State.RUNNING else super().needs(node)
+
+    def lose(self, time_ms: int, node: Node) -> None:
+        """Regroup without the node, or restart from the last checkpoint."""
+        self.account.released_ms[Category.LOST] += self.step_ms
+        self.close_time(time_ms)
+        if self.n_pipelines and not self.rate(self.taken(), self.n_pipelines):
+            n_lost = (self.n_steps - self.safe_steps) % self.costs.checkpoint_every
+            self.account.lose(self.counted.lose_steps(n_lost))
+            self.safe_steps, self.n_pipelines = self.n_steps, 0
+            for other in self.nodes.values():
+                other.coordinates = []
+        self.meet(time_ms)
+
+    def _place(self, time_ms: int) -> None:
+        """Give places to the nodes that met and have none; too few nodes stop the job."""
+        free = [node for node in self.members if not node.coordinates]
+        places, self.n_pipelines = self.filled(len(free))
+        for node, place in zip(free, places, strict=False):
+            node.coordinates = [place]
+        self.waiting = len(free) - len(places)
+        self.n_used, self.members = len(self.members), []
+        self.version += 1
+        if not self.n_pipelines:
+            self.state = State.STOPPED
+            return
+        self.state = State.RUNNING
+        taken = self.taken()
+        self.samples = self.samples_of(taken)
+        self.step_ms = max(int(1000 * self.samples / self.rate(taken, self.n_pipelines)), 1)
+        if self.start_ms is None:
+            self.start_ms = self.previous_ms = time_ms
+        self.previous_ms = time_ms
+        self.next_step(time_ms)
+
+    def samples_of(self, taken: Collection[tuple[int, int]]) -> float:
+        """Return the samples of a step with these places taken."""
+        return self.costs.samples_per_step
+
+    def step_samples(self) -> float:
+        """Return the samples of a step of the present plan."""
+        return self.samples
+
+    def alike(self) -> int:
+        """Return no limit: a step ends with an action only if nodes have joined."""
+        return ALL
+
+    def pays(self, cost_ms: int) -> bool:
+        """Tell whether taking in the nodes that wait is worth its cost."""
+        if not self.waiting:
+            return False
+        places, n_pipelines = self.filled(self.waiting)
+        now = self.rate(self.taken(), self.n_pipelines)
+        then = self.rate(self.taken() | set(places), n_pipelines)
+        return then * (self.costs.horizon_ms - cost_ms) > now * self.costs.horizon_ms
+
+    def step_done(self, time_ms: int) -> None:
+        """Continue; take in joined nodes if that pays."""
+        self.record(time_ms)
+        if self.pays(self.costs.global_ms):
+            self.meet(time_ms)
+        else:
+            self.next_step(time_ms)
+
+
+class ReCycleMachine(PeerMachine):
+    """ReCycle: micro-batches of a lost worker run on the others of its stage, as long as there is one."""
+
+    def live(self, taken: Collection[tuple[int, int]]) -> list[int]:
+        """Return the live workers of each stage."""
+        counts = [0] * self.peers.n_stages
+        for _, stage in taken:
+            counts[stage] += 1
+        return counts
+
+    def rate(self, taken: Collection[tuple[int, int]], n_pipelines: int) -> float:
+        """Return samples per second; 0 if a stage has no worker, because its parameters are gone."""
+        live = self.live(taken)
+        return self.peers.samples_per_s(live, n_pipelines) if min(live) else 0.0
+
+    def first_hole(self, taken: Collection[tuple[int, int]]) -> tuple[int, int] | None:
+        """Return a place of the stage with the fewest workers."""
+        live = self.live(taken)
+        stage = live.index(min(live))
+        holes = (pipeline for pipeline in range(self.n_pipelines) if (pipeline, stage) not in taken)
+        return next(((pipeline, stage) for pipeline in holes), None)
+
+
+class ReplicaDropMachine(PeerMachine):
+    """Dropped replicas: a pipeline that lacks a node sits out, and steps have fewer samples.
+
+    As torchft does with replica groups: those that are whole form a quorum, and the next step has only their
+    samples. Nodes of a pipeline that sits out wait; a new node goes where the fewest are missing.
+    """
+
+    def whole(self, taken: Collection[tuple[int, int]], n_pipelines: int) -> int:
+        """Return the pipelines that lack no node."""
+        stages = range(self.peers.n_stages)
+        return sum(all((i, stage) in taken for stage in stages) for i in range(n_pipelines))
+
+    def rate(self, taken: Collection[tuple[int, int]], n_pipelines: int) -> float:
+        """Return samples per second, a share of the full ones; 0 without a whole pipeline."""
+        return self.peers.full_samples_per_s * self.whole(taken, n_pipelines) / self.peers.n_pipelines
+
+    def samples_of(self, taken: Collection[tuple[int, int]]) -> float:
+        """Return the samples of the pipelines that are whole."""
+        n_whole = self.whole(taken, self.n_pipelines)
+        return self.costs.samples_per_step * n_whole / self.peers.n_pipelines
+
+    def first_hole(self, taken: Collection[tuple[int, int]]) -> tuple[int, int] | None:
+        """Return a place of the pipeline that lacks the fewest nodes."""
+        holes = {
+            pipeline: [stage for stage in range(self.peers.n_stages) if (pipeline, stage) not in taken]
+            for pipeline in range(self.n_pipelines)
+        }
+        broken = [pipeline for pipeline, missing in holes.items() if missing]
+        first = min(broken, key=lambda pipeline: len(holes[pipeline]), default=None)
+        return None if first is None else (first, holes[first][0])
+
+
 # --- Expectation for rare losses, without a simulation ----------------------------------------------
 
 
@@ -1090,6 +1312,8 @@ _MACHINES: dict[str, type[SystemSimulator]] = {
     "bamboo": BambooMachine,
     "varuna": VarunaMachine,
     "oobleck": OobleckMachine,
+    "recycle": ReCycleMachine,
+    "replica-drop": ReplicaDropMachine,
 }
 
 
@@ -1134,7 +1358,7 @@ def simulate(system: str, trace: NodeTrace, costs: Costs, repaired: Collection[D
     Parameters
     ----------
     system
-        ``bamboo``, ``varuna`` or ``oobleck``.
+        ``bamboo``, ``varuna`` or ``oobleck``, or one of `PEER_SYSTEMS`, whose costs have ``peers``.
     repaired
         Defects of the released simulators that are repaired, see `repairs`.
 
@@ -1147,6 +1371,8 @@ def simulate(system: str, trace: NodeTrace, costs: Costs, repaired: Collection[D
     ------
     UnknownNameError
         There is no such system.
+    InputError
+        One of `PEER_SYSTEMS` without ``peers``, or with defects.
     """
     if system not in _MACHINES:
         raise unknown_name("system", system, _MACHINES)

@@ -244,3 +244,50 @@ def generate_steady(n_nodes: int, mtbf_s: float, n_losses: int, seed: int) -> No
         events.append(NodeEvent(time_ms, True, alive[-1]))
         events.append(NodeEvent(time_ms, False, alive.pop(int(rng.integers(len(lost))))))
     return NodeTrace("steady", tuple(events))
+
+
+def generate_repaired(n_nodes: int, mtbf_s: float, repair_s: float, n_losses: int, seed: int) -> NodeTrace:
+    """Generate losses at random times, each of which comes back as a new node after a repair.
+
+    Parameters
+    ----------
+    n_nodes
+        Nodes at time 0.
+    mtbf_s
+        Mean time between losses of the whole cluster, which is exponentially distributed [s].
+    repair_s
+        Time from a loss to the arrival of the new node [s].
+    n_losses
+        Number of nodes that are lost. A loss that would find no node is left out.
+    seed
+        Seed of the times and of the choice of lost nodes.
+
+    Returns
+    -------
+    NodeTrace
+        Trace that ends when the last lost node is back.
+
+    Raises
+    ------
+    InputError
+        A number is out of range.
+    """
+    if n_nodes < 1 or n_losses < 1 or not (0 < mtbf_s < float("inf") and 0 < repair_s < float("inf")):
+        raise InputError(
+            f"repaired losses: {n_nodes} nodes, {n_losses} losses, {mtbf_s} s between them, {repair_s} s of "
+            "repair; expected 1 or more, 1 or more, and times above 0"
+        )
+    rng = np.random.default_rng(seed)
+    alive = [f"node{index + 1}" for index in range(n_nodes)]
+    events = [NodeEvent(0, True, name) for name in alive]
+    times_ms = np.cumsum(np.maximum(np.rint(rng.exponential(mtbf_s, n_losses) / MS), 1)).astype(int)
+    back, repair_ms = list[NodeEvent](), max(1, round(repair_s / MS))
+    for turn, time_ms in enumerate(times_ms.tolist(), 1):
+        while back and back[0].time_ms <= time_ms:
+            events.append(back.pop(0))
+            alive.append(events[-1].node)
+        if not alive:
+            continue
+        events.append(NodeEvent(time_ms, False, alive.pop(int(rng.integers(len(alive))))))
+        back.append(NodeEvent(time_ms + repair_ms, True, f"node{n_nodes + turn}"))
+    return NodeTrace("repaired", (*events, *back))

@@ -1,8 +1,9 @@
 """Experiments of Oobleck (SOSP 2023): pipelines from templates that resume training when nodes are lost.
 
 `PAPER` has the options and the experiments: templates and plans (`planning`), every loss of a few nodes
-(`reconfiguration`), simulations of systems that lose nodes (`simulation`), studies (`studies`), and training
-whose nodes are killed (`training`). The system itself is `makespan.oobleck`.
+(`reconfiguration`), simulations of systems that lose nodes (`simulation`), ReCycle and dropped replicas
+beside them (`recycle`), studies (`studies`), and training whose nodes are killed (`training`). The system
+itself is `makespan.oobleck`. `page` makes a table of the paper's page from results.
 """
 
 from typing import Self
@@ -12,6 +13,7 @@ from pydantic import model_validator
 from makespan.papers.experiment import Paper
 from makespan.papers.oobleck.planning import Instantiations, LayerThroughput, Templates
 from makespan.papers.oobleck.reconfiguration import Losses
+from makespan.papers.oobleck.recycle import ReCycle, page as page
 from makespan.papers.oobleck.simulation import Failures, Simulation, SpotInstances, trace_dataset
 from makespan.papers.oobleck.studies import Studies
 from makespan.papers.oobleck.training import Hybrid, Predictions
@@ -39,7 +41,7 @@ class Oobleck(Paper):
     title = "Oobleck"
     EXPERIMENTS = (
         Templates, Instantiations, Losses, LayerThroughput, Studies,
-        Predictions, Hybrid, Failures, SpotInstances,
+        Predictions, Hybrid, Failures, SpotInstances, ReCycle,
     )  # fmt: skip
     judged_cells = ("instantiation", "fig12")
 
@@ -47,6 +49,7 @@ class Oobleck(Paper):
     losses: Losses = option("losses of nodes", Losses())
     execution: Execution = option("training of small models", Execution())
     simulation: Simulation = option("simulations of systems that lose nodes", Simulation())
+    recycle: ReCycle = option("ReCycle and dropped replicas beside the other systems", ReCycle())
     hybrid: Hybrid = option("training whose nodes are killed again and again", Hybrid())
 
     @model_validator(mode="after")

@@ -623,3 +623,43 @@ def _varuna_useful_falls(tables: Tables, claim: Claim) -> Finding | None:
             texts.append(" ".join(f"{value:.2f}" for value in values))
             wrong += [str(model) for earlier, later in itertools.pairwise(values) if later >= earlier]
     return Finding("; ".join(texts), not wrong, ", ".join(wrong)) if texts else None
+
+
+# ------------------------------------------------------------------------------------------------
+# Checks of ReCycle beside the other systems; the subject is the other system.
+
+_ABSTRACT_WITHIN = 0.15  # the tolerance of what ReCycle's abstract says
+
+
+def _recycle_ratios(tables: Tables, claim: Claim) -> pd.DataFrame:
+    rows = tables[claim.table]
+    rows = rows[rows["other"] == claim.subject]
+    return rows.assign(ratio=number(rows, "ratio"), half_width=number(rows, "half_width")).dropna(
+        subset=["ratio"]
+    )
+
+
+def _recycle_lead(tables: Tables, claim: Claim) -> Finding | None:
+    """Judge the largest ratio: the limit is the published one."""
+    rows = _recycle_ratios(tables, claim)
+    if rows.empty:
+        return None
+    most = rows.sort_values("ratio", kind="stable").iloc[-1]
+    where = f"{most['model']} at {most['trace']}, {most['losses']}; least {rows['ratio'].min():.2f}"
+    return Finding(
+        f"{most['ratio']:.2f}", bool(abs(most["ratio"] / claim.limit - 1.0) <= _ABSTRACT_WITHIN), where
+    )
+
+
+def _recycle_ahead(tables: Tables, claim: Claim) -> Finding | None:
+    rows = _recycle_ratios(tables, claim)
+    if rows.empty:
+        return None
+    found = {}
+    for row in rows.to_dict("records"):
+        low, high = row["ratio"] - row["half_width"], row["ratio"] + row["half_width"]
+        judged = True if low > claim.limit else False if high <= claim.limit else None
+        found[f"{row['model']} at {row['trace']}, {row['losses']}"] = _Judged("", judged)
+    joined = _joined(found)
+    text = f"{rows['ratio'].min():.2f} to {rows['ratio'].max():.2f}"
+    return joined and Finding(text, joined.holds, joined.note)

@@ -42,6 +42,7 @@ from makespan.plots import (
     published_handle,
     reference,
     reference_handle,
+    spread,
     spread_handle,
 )
 from makespan.units import HOUR, MS
@@ -626,3 +627,84 @@ def intervals(tables: Tables, source: str) -> Drawn:
         Line2D([], [], color=STYLES["oobleck"].colour, label="Oobleck"),
     ]
     return add_legend(figure, "generated losses, printed throughput", handles, ncols=4), table
+
+
+# ------------------------------------------------------------------------------------------------
+# ReCycle beside the other systems, and its schedules.
+
+_OVER = {
+    "oobleck": STYLES["oobleck"],
+    "replica-drop": Style("dropped replicas", PALETTE["purple"], "D"),
+    "varuna": STYLES["varuna"],
+    "bamboo": STYLES["bamboo"],
+}
+_RATIOS_OF_RECYCLE, _TICKS_OF_RECYCLE = (0.55, 10.0), (0.7, 1.0, 1.5, 2.0, 3.0, 5.0, 8.0)
+_TECHNIQUES = {
+    "rerouted": Style("re-routing alone", PALETTE["vermilion"], "v"),
+    "rerouted_split": Style("with split backward passes", PALETTE["sky"], "s"),
+    "every": Style("with all techniques", PALETTE["black"], "o"),
+}
+_BOUND: tuple[int, tuple[int, ...]] = (0, (1, 2))
+
+
+@figure_style
+def recycle(tables: Tables, source: str) -> Drawn:
+    """Throughput of ReCycle over that of other systems; below, iterations with a lost worker over 1F1B."""
+    ratios, schedules = tables["recycle_ratios"], tables["recycle_schedules"]
+    models = list(dict.fromkeys(ratios["model"]))
+    stages = list(dict.fromkeys(schedules["n_stages"]))
+    figure = new_figure(TWO_COLUMNS_IN, 4.2)
+    grid = figure.add_gridspec(2, 1)
+    above = grid[0].subgridspec(1, len(models)).subplots(sharey=True, squeeze=False)[0]
+    below = grid[1].subgridspec(1, len(stages)).subplots(sharey=True, squeeze=False)[0]
+    cases = list(dict.fromkeys(zip(ratios["losses"], ratios["trace"], strict=True)))
+    n_fixed = sum(kind == "fixed" for kind, _ in cases)
+    is_beyond = False
+    for axes, model in zip(above, models, strict=True):
+        rows = ratios[ratios["model"] == model]
+        reference(axes, [-0.5, len(cases) - 0.5], [1.0, 1.0])
+        axes.axvline(n_fixed - 0.5, color=PALETTE["grey"], lw=0.6)
+        for number, (other, style) in enumerate(_OVER.items()):
+            of_other = rows[rows["other"] == other].set_index(["losses", "trace"])
+            shown = of_other.reindex(pd.MultiIndex.from_tuples(cases))
+            x = np.arange(len(cases)) + 0.16 * (number - 1.5)
+            ratio, half = (shown[name].to_numpy(float) for name in ("ratio", "half_width"))
+            axes.plot(x, ratio, ls="none", marker=style.marker, ms=2.8, color=style.colour)
+            spread(axes, x, ratio - half, ratio + half, style.colour)
+            for place, value in zip(x, ratio, strict=True):
+                is_beyond |= beyond(axes, place, value, _RATIOS_OF_RECYCLE, style.colour, is_across=False)
+        axes.set(yscale="log", ylim=_RATIOS_OF_RECYCLE, title=model)
+        axes.yaxis.set_major_locator(FixedLocator(_TICKS_OF_RECYCLE))
+        axes.yaxis.set_minor_locator(NullLocator())
+        axes.yaxis.set_major_formatter(plain_numbers())
+        name_groups(axes, [trace for _, trace in cases], rotation=90)
+    above[0].set_ylabel("ReCycle over the other")
+    lost = schedules[schedules["n_lost"] == 1]
+    for axes, n_stages in zip(below, stages, strict=True):
+        rows = lost[lost["n_stages"] == n_stages]
+        for technique, style in _TECHNIQUES.items():
+            for room, line in (("once", "--"), ("twice", "-")):
+                shown = rows[(rows["technique"] == technique) & (rows["room"] == room)]
+                x = shown["n_microbatches"] / n_stages
+                axes.plot(
+                    x, shown["time_ratio"], color=style.colour, marker=style.marker, ms=2.8, ls=line, lw=0.9
+                )
+        bound = rows[(rows["technique"] == "every") & (rows["room"] == "twice")]
+        axes.plot(bound["n_microbatches"] / n_stages, bound["bound_ratio"], color=PALETTE["grey"], ls=_BOUND)
+        reference(axes, [1.0, float(max(x))], [1.0, 1.0])
+        axes.set(xscale="log", xlabel="microbatches over stages")
+        axes.set_title(f"{n_stages} stages, {int(rows['n_pipelines'].iloc[0])} pipelines")
+        log_ticks(axes.xaxis, *axes.get_xlim())
+    below[0].set_ylabel("iteration over 1F1B")
+    handles = [
+        *(point_handle(style) for style in _OVER.values()),
+        spread_handle("95 % interval over seeds"),
+        reference_handle("as fast"),
+        *(line_handle(style, ls="none", ms=4) for style in _TECHNIQUES.values()),
+        Line2D([], [], color="black", lw=0.9, label="room for twice the activations"),
+        Line2D([], [], color="black", lw=0.9, ls="--", label="for those of 1F1B"),
+        Line2D([], [], color=PALETTE["grey"], ls=_BOUND, label="lower bound"),
+    ]
+    if is_beyond:
+        handles.append(beyond_handle())
+    return add_legend(figure, "generated losses, printed throughput; equal stages", handles, ncols=4), ratios
