@@ -638,7 +638,7 @@ _OVER = {
     "varuna": STYLES["varuna"],
     "bamboo": STYLES["bamboo"],
 }
-_RATIOS_OF_RECYCLE, _TICKS_OF_RECYCLE = (0.55, 10.0), (0.7, 1.0, 1.5, 2.0, 3.0, 5.0, 8.0)
+_RATIOS_OF_RECYCLE, _TICKS_OF_RECYCLE = (0.45, 10.0), (0.5, 0.7, 1.0, 1.5, 2.0, 3.0, 5.0, 8.0)
 _TECHNIQUES = {
     "rerouted": Style("re-routing alone", PALETTE["vermilion"], "v"),
     "rerouted_split": Style("with split backward passes", PALETTE["sky"], "s"),
