@@ -24,12 +24,12 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from makespan.cleanup import temporary_directory
+from makespan.easyscale.hosting import HostedESTs
 from makespan.easyscale.job import RankMapping
 from makespan.easyscale.kernels import DeterminismLevel
 from makespan.easyscale.parts import TrainedParts
 from makespan.easyscale.randomness import parameter_sha
 from makespan.easyscale.reduction import Reduction, over_group
-from makespan.easyscale.worker import HostedESTs
 from makespan.runtime import Identity, Launch, LocalLauncher, RunDirectory, end_worker, join, run_worker
 
 CASES = {

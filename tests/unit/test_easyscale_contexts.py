@@ -14,12 +14,12 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from makespan.easyscale.context import Contexts, register_generator, register_state, registered_state
+from makespan.easyscale.hosting import HostedESTs
 from makespan.easyscale.job import RankMapping
 from makespan.easyscale.kernels import DeterminismLevel
 from makespan.easyscale.parts import TrainedParts
 from makespan.easyscale.randomness import optimizer_sha, parameter_sha
 from makespan.easyscale.reduction import Reduction, in_memory
-from makespan.easyscale.worker import HostedESTs
 
 pytestmark = pytest.mark.xdist_group("training")
 CPU, D1 = torch.device("cpu"), DeterminismLevel.named("D1")

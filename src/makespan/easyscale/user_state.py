@@ -406,6 +406,35 @@ class _Taking:
         return ("kept", kind.__name__, id(value))
 
 
+class StateComparison:
+    """Comparison of single values of user code, such as local variables.
+
+    Parameters
+    ----------
+    modules
+        Modules of the user, whose objects are looked into.
+    known
+        Ids of objects that are left out, because a checkpoint holds them.
+    """
+
+    def __init__(self, modules: Sequence[ModuleType], known: set[int]) -> None:
+        self._names, self._known = {module.__name__: module.__name__ for module in modules}, known
+
+    def take(self, value: Any) -> Any:
+        """Return a captured value, for `same_value`."""
+        return _Taking(self._names, self._known, is_whole=False).take(value)
+
+    def has_tensors(self, taken: Any) -> bool:
+        """Return True if a captured value has a tensor in it, or the state of an optimizer or scheduler."""
+        if isinstance(taken, Tensor):
+            return True
+        if type(taken) is tuple and taken and taken[0] in ("stepper", "random"):
+            return True
+        if isinstance(taken, dict):
+            return any(map(self.has_tensors, taken.values()))
+        return isinstance(taken, list | tuple) and any(map(self.has_tensors, taken))
+
+
 def _kind(kind: type, names: Mapping[str, str]) -> str:
     return f"{names.get(kind.__module__, kind.__module__)}:{kind.__qualname__}"
 
