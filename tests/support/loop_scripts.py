@@ -393,6 +393,18 @@ def given(run, path=None):
         mini_batch.step(optimizer)
 
 
+def loaded(run, kind):
+    """A loop over a data loader, or over its data set."""
+    model, data = Net(), Rows()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    if kind == "loader":
+        data = torch.utils.data.DataLoader(data, batch_size=4, shuffle=True)
+    for mini_batch in run.loop(model, optimizers=optimizer, data=data):
+        for inputs, targets in mini_batch:
+            mini_batch.backward(F.cross_entropy(model(inputs), targets))
+        mini_batch.step(optimizer)
+
+
 def killed(run, place=None, file="unused"):
     """A loop in which a process kills itself once, or gets a signal; it evaluates and keeps a best score."""
     model = Net()

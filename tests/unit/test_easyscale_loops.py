@@ -148,6 +148,14 @@ def test_a_signal_suspends_the_function_inside_its_loop(straight, tmp_path):
     assert (tmp_path / "signalled.done").read_text() == "5\n"
 
 
+def test_a_plain_data_loader_trains_like_its_data_set(tmp_path):
+    found = [
+        train_here(trainer(tmp_path / kind, "loaded", kind=kind), 3, "0,1", hash_every=1).result()
+        for kind in ("data set", "loader")
+    ]
+    assert bits(found[0]) == bits(found[1])
+
+
 def test_a_run_that_its_loop_stopped_is_finished(tmp_path):
     ours = trainer(tmp_path, "stopped", enough=5)
     result = ours.run(30, "0,1")

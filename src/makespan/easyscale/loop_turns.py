@@ -136,7 +136,8 @@ class LoopESTs:
                 None if layout is None else tuple(map(tuple, layout)), keeps_sums=False, accumulates=True,
             )  # fmt: skip
         self._checks = ModelChecks(parts.model, "code outside of the turns")
-        self._word_sum = WordSum(parts.model.parameters())
+        self._parameters = list(parts.model.parameters())
+        self._word_sum = WordSum(self._parameters)
         self.contexts = Contexts(parts.model, device, self.ranks, seed, user_state, late_buffers)
         self.state_names = set(parts.model.state_dict())
         self.local_notices = set[str]()
@@ -319,7 +320,7 @@ class LoopESTs:
             )
 
     def _drop_gradients(self) -> None:
-        for parameter in self._parts.model.parameters():
+        for parameter in self._parameters:
             parameter.grad = None
 
     # --- sums and steps ---

@@ -342,7 +342,8 @@ class GradientPacker:
     copies
         Copies to the host, where the sets of all ESTs are kept; on a CPU the gradients are packed there.
     keeps_sums
-        Whether a sum may overwrite the one before: False where user code may have kept that.
+        Whether a sum may always overwrite the one before. False where user code may have kept that: new
+        memory is then allocated if a tensor of user code still shares the old one.
     accumulates
         Whether a turn may have several backward passes, each in `passing`; an `InputError` is raised if
         gradients change in a turn in any other way.
@@ -367,8 +368,8 @@ class GradientPacker:
         self._packed = [buckets.empty(n_used) for _ in range(1 if copies.is_needed else n_sets)]
         self._views = [buckets.views(flat[:-1]) for flat in self._packed]
         self._copied: dict[int, list[Tensor]] = {}
-        self._room = SumRoom(buckets.empty(n_used))
-        self._sum_views = buckets.views(self._room.sums[:-1])
+        self._room = SumRoom([])
+        self._allocate_sums()
         self._handles: dict[str, RemovableHandle] = {}
         self._n_hooks: dict[str, int] = {}
         self._set, self._number, self._is_late, self._is_listening = 0, 0, True, False
@@ -488,19 +489,32 @@ class GradientPacker:
                 for name, view in views.items()
             ]
             flat[-1].copy_(torch.tensor(used, dtype=torch.bool))
-        if self._set == 0 and not self._keeps_sums:
-            self._room.sums = self._buckets.empty(len(views))
-            self._sum_views = self._buckets.views(self._room.sums[:-1])
+        if self._set == 0 and not self._keeps_sums and _n_sharing(self._room.sums) != self._n_sharing:
+            self._allocate_sums()
         if self._copies.is_needed:
             flat = self._copied[self._set] = self._copies.start(flat, self._copied.get(self._set, ()))
         return GradientSet(flat[:-1], flat[-1], self._room)
 
+    def _allocate_sums(self) -> None:
+        """Allocate memory for the sum; the old one belongs to whoever kept a part of it."""
+        self._room.sums = self._buckets.empty(len(self._buckets.parameters))
+        self._sum_views = self._buckets.views(self._room.sums[:-1])
+        self._n_sharing = _n_sharing(self._room.sums)
+
     def unpack(self, total: GradientSet) -> None:
         """Make the sum of all sets the gradients of the model, until the next sum."""
         if total.room is self._room:
-            self._buckets.bind(self._sum_views, total.used)
+            # Tensors of their own, so that those which user code keeps are counted.
+            views = {name: view.detach() for name, view in self._sum_views.items()}
+            self._buckets.bind(self._sum_views if self._keeps_sums else views, total.used)
         else:
             self._buckets.unpack(total.buckets, total.used)
+
+
+def _n_sharing(vectors: Sequence[Tensor]) -> list[int]:
+    """Count the tensors that share the memory of each vector."""
+    count: Any = torch._C._storage_Use_Count
+    return [count(vector.untyped_storage()._cdata) for vector in vectors]
 
 
 # --- Reduction orders: sums over the gradients of all ESTs in an order of virtual ranks ---
