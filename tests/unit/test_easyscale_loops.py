@@ -91,6 +91,8 @@ def test_a_loss_over_all_processes_is_refused_by_name(tmp_path):
 def test_a_number_that_a_restart_would_lose_is_a_warning(tmp_path, caplog):
     trainer(tmp_path, "wrong", kind="hidden number").run(2, "0,1")
     assert "variable total of wrong changes in the loop, and no checkpoint holds it" in caplog.text
+    trainer(tmp_path / "class", "fitted").run(2, "0,1")
+    assert "variable self of fit changes in the loop, and no checkpoint holds it" in caplog.text
 
 
 @pytest.mark.parametrize(

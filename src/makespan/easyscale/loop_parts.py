@@ -287,7 +287,7 @@ class Variables:
             if same_value(before, now) or before is ABSENT:
                 continue
             problem = f"{label} changes in the loop, and no checkpoint holds it"
-            if self._comparison.has_tensors(before):
+            if self._comparison.differs_in_tensors(before, now):
                 raise InputError(f"{problem}; expected it in shared, or in loop.state")
             notices.add(f"{problem}; loop.state keeps plain values over restarts")
         return notices

@@ -424,15 +424,19 @@ class StateComparison:
         """Return a captured value, for `same_value`."""
         return _Taking(self._names, self._known, is_whole=False).take(value)
 
-    def has_tensors(self, taken: Any) -> bool:
-        """Return True if a captured value has a tensor in it, or the state of an optimizer or scheduler."""
-        if isinstance(taken, Tensor):
+    def differs_in_tensors(self, before: Any, now: Any) -> bool:
+        """Return True if two captured values differ in a tensor, a generator or the state of an optimizer."""
+        if same_value(before, now):
+            return False
+        if isinstance(before, Tensor):
             return True
-        if type(taken) is tuple and taken and taken[0] in ("stepper", "random"):
+        if type(before) is tuple and before and before[0] in ("stepper", "random"):
             return True
-        if isinstance(taken, dict):
-            return any(map(self.has_tensors, taken.values()))
-        return isinstance(taken, list | tuple) and any(map(self.has_tensors, taken))
+        if isinstance(before, dict) and isinstance(now, dict):
+            return any(self.differs_in_tensors(each, now.get(key)) for key, each in before.items())
+        if isinstance(before, list | tuple) and type(before) is type(now):
+            return any(map(self.differs_in_tensors, before, now))
+        return False
 
 
 def _kind(kind: type, names: Mapping[str, str]) -> str:
