@@ -427,6 +427,7 @@ def killed(run, place=None, file="unused"):
         score = evaluate(model)
         perhaps("evaluation")
         loop.state["best"] = min(score, loop.state.get("best", score))
+        loop.state.setdefault("before", []).append(sum(loop.losses))
     if place == "signal" and dist.get_rank() == 0:
         with open(f"{file}.done", "a") as stream:
             stream.write(f"{loop.step}\n")
@@ -487,6 +488,8 @@ def wrong(run, kind):
         warm_up(optimizer)
     if kind == "no length":
         arguments["data"] = iter(Rows())
+    if kind == "class":
+        arguments["data"] = Rows
     if kind == "no state":
         arguments["data"] = lambda rank, n: iter([])
     if kind == "loader":

@@ -41,6 +41,7 @@ BEFORE = {
     "unknown scheduler": "scheduler is a LambdaLR of an optimizer that the loop does not have",
     "hidden scheduler": "optimizer has a scheduler that the loop does not know",
     "no length": "data is a iterator without length",
+    "class": "data is the class Rows; expected an object of it",
     "no state": "has no state_dict; expected an iterable with state_dict",
     "loader": "sets micro_batch_size to 8, and the job has 4",
     "shared number": "shared 'average' is a float; expected an object with state_dict",

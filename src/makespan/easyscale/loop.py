@@ -185,8 +185,6 @@ class TrainingLoop:
     ----------
     state
         Plain values (numbers, texts, lists and dictionaries of these, tensors) that checkpoints hold.
-    losses
-        Losses of the last finished mini-batch by virtual rank; empty in the first one of a set of processes.
     """
 
     def __init__(
@@ -199,7 +197,7 @@ class TrainingLoop:
         stack: ExitStack,
     ) -> None:
         self._generation, self._parts = generation, parts
-        self.state, self.losses = parts.state, tuple[float, ...]()
+        self.state = parts.state
         self._current: LoopMiniBatch | None = None
         self._stops = self._is_over = False
         generation.parts = SharedParts(parts.model, parts.states, parts.compared)
@@ -243,6 +241,11 @@ class TrainingLoop:
     def step(self) -> int:
         """Number of the current mini-batch, from 1; behind the loop, mini-batches done."""
         return self._generation.done + (self._current is not None)
+
+    @property
+    def losses(self) -> tuple[float, ...]:
+        """Losses of the last finished mini-batch by virtual rank; empty in the first one of the run."""
+        return tuple(self._parts.last["losses"])
 
     def stop(self) -> None:
         """End the run after the current mini-batch; all processes have to call this in the same one."""
@@ -293,7 +296,7 @@ class TrainingLoop:
                     f"mini-batch {self.step}: the loop stops in process {', '.join(odd)} only; expected a "
                     "decision from values that are the same in all, for example loop.losses"
                 )
-            self._current, self.losses = None, result.losses
+            self._current, self._parts.last["losses"] = None, list(result.losses)
             generation.finish(result, stops=stops)
         hosted.contexts.open_for_all()
         self._is_over = stops

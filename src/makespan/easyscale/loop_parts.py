@@ -85,7 +85,7 @@ class LoopParts:
         self.scaler: torch.amp.GradScaler | None = scaler
         self.shared = dict(shared or {})
         self.model = _joined(self.models)
-        self.state = LoopState()
+        self.state, self.last = LoopState(), LoopState(losses=[])
         for what, named in (("model", self.models), ("optimizer", self.optimizers)):
             if not named:
                 raise InputError(f"run.loop got no {what}; expected one at least")
@@ -181,7 +181,7 @@ class LoopParts:
             ("optimizer", self.optimizers), ("scheduler", self.schedulers), ("shared", self.shared),
         ):  # fmt: skip
             states |= {f"{kind} {name}".rstrip(): each for name, each in named.items()}
-        return states | {"scaler": self.scaler, "loop.state": self.state}
+        return states | {"scaler": self.scaler, "loop.state": self.state, "loop.losses": self.last}
 
     @property
     def compared(self) -> list[str]:
@@ -218,6 +218,8 @@ def map_style(data: Any, collate: Any, job: ElasticJob) -> tuple[Any, Any]:
             )
         data, own = _fields_of_loader(data, job)
         collate = collate or own
+    if isinstance(data, type):
+        raise InputError(f"data is the class {data.__name__}; expected an object of it")
     if not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
         raise InputError(
             f"data is a {type(data).__name__} without length; expected a map-style data set, or {_STREAM}"
