@@ -5,7 +5,8 @@ of a case. The steps of both take turns in one process group, one thread a proce
 medians over the ratios of such pairs: other load on the machine then affects both. Beside them are the bytes
 that a process sends per byte of gradients, with the least that an all-reduce of M processes can send,
 2 (M - 1) / M, and the bytes that each way copies. One process is compared with accumulated micro-batches,
-several with DistributedDataParallel.
+several with DistributedDataParallel. ``loop_ratio`` is the time of a mini-batch of a job's own loop over that
+of the same mini-batch of functions given by name.
 """
 
 import sys
@@ -24,12 +25,15 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from makespan.cleanup import temporary_directory
+from makespan.easyscale.hosting import HostedESTs
 from makespan.easyscale.job import RankMapping
 from makespan.easyscale.kernels import DeterminismLevel
+from makespan.easyscale.loop_parts import LoopParts
+from makespan.easyscale.loop_turns import LoopESTs, LoopMiniBatch
 from makespan.easyscale.parts import TrainedParts
 from makespan.easyscale.randomness import parameter_sha
 from makespan.easyscale.reduction import Reduction, over_group
-from makespan.easyscale.worker import HostedESTs
+from makespan.easyscale.user_state import UserState
 from makespan.runtime import Identity, Launch, LocalLauncher, RunDirectory, end_worker, join, run_worker
 
 CASES = {
@@ -99,13 +103,34 @@ def elastic_step(parts: TrainedParts, batch: tuple[Tensor, Tensor], mapping: Ran
     return lambda: over_group(hosted.mini_batch(lambda rank: batch)) and None
 
 
+def loop_step(parts: TrainedParts, batch: tuple[Tensor, Tensor], mapping: RankMapping, rank: int) -> Step:
+    """Return a mini-batch of all logical workers in a job's own loop."""
+    given = LoopParts(parts.model, parts.optimizer, None, None, None, torch.device("cpu"))
+    hosted = LoopESTs(
+        given, torch.device("cpu"), mapping, rank, Reduction(mapping.n_logical_workers),
+        DeterminismLevel.named("D1"), seed=0, layouts={}, user_state=UserState(parts.model, []),
+        late_buffers=(), on_micro_batch=lambda: None,
+    )  # fmt: skip
+    hosted.open_first()
+
+    def step() -> None:
+        hosted.begin(1, lambda rank: batch, watches=False)
+        mini_batch = LoopMiniBatch(hosted, 1)
+        for inputs, targets in mini_batch:
+            mini_batch.backward(parts.loss(parts.model(inputs), targets))
+        mini_batch.step(parts.optimizer)
+        hosted.finish(0, stops=False)
+
+    return step
+
+
 def measured(mapping: RankMapping, megabytes: int, n_steps: int, who: Identity) -> dict[str, Any]:
     """Run both ways in turns; return their times, and what they send and copy."""
-    sent = [0]
+    counted_bytes, sent = [0], dict[str, int]()
     exchange = dist.all_to_all_single
 
     def counted(received: Tensor, given: Tensor, *lengths: Any, **named: Any) -> Any:
-        sent[0] += (
+        counted_bytes[0] += (
             given.nbytes
             if not lengths
             else sum(
@@ -118,14 +143,17 @@ def measured(mapping: RankMapping, megabytes: int, n_steps: int, who: Identity) 
 
     dist.all_to_all_single = counted
     n_hosted = len(mapping.hosted[0])
-    parts = {name: parts_of(megabytes) for name in ("stock", "elastic")}
+    parts = {name: parts_of(megabytes) for name in ("stock", "elastic", "loop")}
     steps = {
         "stock": stock_step(*parts["stock"], n_hosted, who.size),
         "elastic": elastic_step(*parts["elastic"], mapping, who.rank),
+        "loop": loop_step(*parts["loop"], mapping, who.rank),
     }
     times: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for number in range(N_WARMUP + n_steps):
-        for name in sorted(steps, reverse=bool(number % 2)):
+        # The order rotates, because a step finds what the one before it has left in the caches.
+        turned = [*list(steps)[number % len(steps) :], *list(steps)[: number % len(steps)]]
+        for name in turned:
             dist.barrier()
             begun, spent = time.perf_counter(), time.process_time()
             steps[name]()
@@ -138,21 +166,26 @@ def measured(mapping: RankMapping, megabytes: int, n_steps: int, who: Identity) 
     gradient_bytes = sum(parameter.nbytes for parameter in parts["stock"][0].model.parameters())
     copied: dict[str, float] = {}
     for name, step in steps.items():
-        sent[0] = 0
+        counted_bytes[0] = 0
         with CopiedBytes() as counter:
             step()
+        sent[name] = counted_bytes[0]
         copied[name] = counter.count / gradient_bytes
     hashes = [parameter_sha(parts[name][0].model) for name in steps]
     pairs = list(zip(times["elastic"], times["stock"], strict=True))
+    loops = list(zip(times["loop"], times["elastic"], strict=True))
     return {
         "stock_ms": 1e3 * median(wall for wall, _ in times["stock"]),
         "wall_ratio": median(own[0] / stock[0] for own, stock in pairs),
         "cpu_ratio": median(own[1] / stock[1] for own, stock in pairs),
-        "sent_ratio": sent[0] / gradient_bytes,
+        "loop_ratio": median(own[0] / by_name[0] for own, by_name in loops),
+        "loop_cpu_ratio": median(own[1] / by_name[1] for own, by_name in loops),
+        "sent_ratio": sent["elastic"] / gradient_bytes,
         "sent_bound": 2 * (who.size - 1) / who.size,
         "copied_ratio": copied["elastic"],
         "stock_copied_ratio": copied["stock"],
         "is_equal": hashes[0] == hashes[1],
+        "is_loop_equal": hashes[1] == hashes[2],
     }
 
 
@@ -175,8 +208,9 @@ def test_step_over_stock(benchmark: Any, case: str, megabytes: int) -> None:
 
     found = benchmark.pedantic(run, rounds=1)
     benchmark.extra_info.update(found, goal=goals[megabytes])
-    shown = ", ".join(f"{name} {value:.3g}" for name, value in found.items() if name != "is_equal")
+    shown = ", ".join(f"{name} {value:.3g}" for name, value in found.items() if "equal" not in name)
     sys.stdout.write(f"\n{case}, {megabytes} MB: {shown}; goal {goals[megabytes] or 'none'}\n")
+    assert found["is_loop_equal"]
     assert found["is_equal"] or max(map(len, mapping.hosted)) > 1
     # In blocks of k neighbours a chunk moves 2 (M - 1) + (k - 1) / k times, among M processes.
     n, m = mapping.n_logical_workers, mapping.n_processes

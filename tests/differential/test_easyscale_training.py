@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 from easyscale_job import JOB, WITH_ADAM, Elastic
 from forked import forking_servers
 
-from makespan.easyscale import ElasticTrainer, context as contexts_module, worker as hosted_module
+from makespan.easyscale import ElasticTrainer, context as contexts_module, hosting as hosted_module
 from makespan.easyscale.context import Contexts
 from makespan.easyscale.data import LoaderPool
 from makespan.easyscale.job import ElasticJob, RankMapping

@@ -15,11 +15,11 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import Dataset
 
 from makespan.easyscale.data import LoaderPool, LoaderState, Shards
+from makespan.easyscale.hosting import HostedESTs
 from makespan.easyscale.job import ElasticJob, RankMapping
 from makespan.easyscale.parts import build_parts
 from makespan.easyscale.randomness import optimizer_sha, parameter_sha, seed_everything
 from makespan.easyscale.reduction import Reduction, in_memory
-from makespan.easyscale.worker import HostedESTs
 from makespan.files import write_json
 from makespan.runtime import end_worker, join, run_worker
 from makespan.training.zoo import STAND_INS, StandIn, build_stand_in, stand_in_data

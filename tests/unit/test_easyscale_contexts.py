@@ -14,12 +14,12 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from makespan.easyscale.context import Contexts, register_generator, register_state, registered_state
+from makespan.easyscale.hosting import HostedESTs
 from makespan.easyscale.job import RankMapping
 from makespan.easyscale.kernels import DeterminismLevel
 from makespan.easyscale.parts import TrainedParts
 from makespan.easyscale.randomness import optimizer_sha, parameter_sha
 from makespan.easyscale.reduction import Reduction, in_memory
-from makespan.easyscale.worker import HostedESTs
 
 pytestmark = pytest.mark.xdist_group("training")
 CPU, D1 = torch.device("cpu"), DeterminismLevel.named("D1")
@@ -298,3 +298,19 @@ def test_a_gradient_that_user_code_keeps_stays_as_it_was():
         in_memory([worker.mini_batch(fetch)])
     assert all(torch.equal(one, copy) for one, copy in zip(kept, copies, strict=True))
     assert not torch.equal(kept[-1], kept[-2])
+
+
+def test_so_does_a_part_of_it_and_otherwise_its_memory_is_used_again():
+    model, places, rows, copies = nn.Linear(4, 2), [], [], []
+
+    def look(model):
+        places.append(model.weight.grad.data_ptr())
+        if len(places) == 4:
+            rows.append(model.weight.grad.detach().flatten()[1:3])
+            copies.append(rows[0].clone())
+
+    worker = hosted(model, after_reduce=look)
+    for _ in range(6):
+        in_memory([worker.mini_batch(fetch)])
+    assert places[2] == places[3] != places[4] == places[5]  # the first buckets are only for one mini-batch
+    assert torch.equal(rows[0], copies[0])

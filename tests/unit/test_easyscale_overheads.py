@@ -108,12 +108,12 @@ def test_without_context_switches_nothing_else_is_left_out():
     """A model without random draws and buffers then trains to the same bits."""
     torch = pytest.importorskip("torch")
     from makespan.easyscale import timing_worker as worker
+    from makespan.easyscale.hosting import HostedESTs
     from makespan.easyscale.job import RankMapping
     from makespan.easyscale.kernels import DeterminismLevel
     from makespan.easyscale.parts import TrainedParts
     from makespan.easyscale.randomness import parameter_sha
     from makespan.easyscale.reduction import Reduction, over_group
-    from makespan.easyscale.worker import HostedESTs
     from makespan.training.zoo import StandIn, build_stand_in, stand_in_loss
 
     spec, found = StandIn("neumf", width=16), []

@@ -31,12 +31,13 @@ from makespan.easyscale.context import (
     virtual_rank,
 )
 from makespan.easyscale.data import LoaderPool, Order, Shards, make
+from makespan.easyscale.hosting import HostedESTs
 from makespan.easyscale.job import ElasticJob, RankMapping, RunOptions
 from makespan.easyscale.kernels import DeterminismLevel
 from makespan.easyscale.parts import TrainedParts, build_parts
 from makespan.easyscale.reduction import Reduction, in_memory
 from makespan.easyscale.user_state import UserState, _Taking, is_filled_cache
-from makespan.easyscale.worker import HostedESTs, _Process
+from makespan.easyscale.worker import _Process
 from makespan.errors import InputError, TrainingError
 
 pytestmark = pytest.mark.xdist_group("training")
@@ -467,7 +468,7 @@ from pathlib import Path
 
 import torch
 
-from makespan.easyscale.worker import _write
+from makespan.easyscale.saved import _write
 
 resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))
 try:

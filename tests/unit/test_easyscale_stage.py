@@ -2,51 +2,34 @@
 
 import os
 import signal
-import time
 
 import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 
-import torch.distributed as dist
 from elastic_job import OWN, bits, trainer
+from stage_here import only_process, requested
 
 from makespan.easyscale.context import register_generator, registered_state, virtual_rank
 from makespan.easyscale.job import ElasticJob, Placing, RunOptions
 from makespan.easyscale.parts import build_parts
 from makespan.easyscale.reduction import HostCopies
-from makespan.easyscale.requests import GENERATIONS
+from makespan.easyscale.saved import _leaves, _read, _write
 from makespan.easyscale.trainer import _ElasticRun
-from makespan.easyscale.worker import _leaves, _read, _write, train_generation
+from makespan.easyscale.worker import train_generation
 from makespan.errors import CheckpointError, InputError
-from makespan.runtime import Identity, RunDirectory
+from makespan.runtime import RunDirectory
 
 pytestmark = pytest.mark.xdist_group("training")
 CPU = torch.device("cpu")
 
 
 @pytest.fixture
-def alone(monkeypatch):
-    """Let this process be the only one of a stage; what a stage sets for good is set back."""
-    for name in ("get_rank", "get_world_size"):
-        monkeypatch.setattr(dist, name, getattr(dist, name))
-    monkeypatch.setenv("MAKESPAN_RANK", "0")
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    threads = torch.get_num_threads()
-    yield Identity(0, 1, 0, "cpu", 1, 60.0, time.time(), os.getppid(), None)
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
-    torch.set_deterministic_debug_mode("default")
-    torch.set_num_threads(threads)
-    if dist.is_initialized():
-        dist.destroy_process_group()
-
-
-def requested(run, directory):
-    request = run.request(is_first=True, gloo_order_dir=directory)
-    return GENERATIONS.dump_python([request], mode="json")
+def alone():
+    """Let this process be the only one of a stage."""
+    with only_process() as who:
+        yield who
 
 
 def test_a_stage_needs_no_launcher(alone, tmp_path):

@@ -37,7 +37,7 @@ def COMMANDS() -> None:
 
 
 @COMMANDS.command("run")
-@click.argument("model")
+@click.argument("model", required=False)
 @click.option("--steps", required=True, type=int, metavar="NUMBER", help="Mini-batches in total.")
 @_run_dir
 @_mapping
@@ -55,7 +55,7 @@ def COMMANDS() -> None:
 @launcher_options
 @json_option
 def _run(
-    model: str,
+    model: str | None,
     steps: int,
     run_dir: Path,
     mapping: str | None,
@@ -69,6 +69,7 @@ def _run(
 ) -> None:
     """Train MODEL, a stand-in or file.py:function, up to a number of mini-batches.
 
+    With --loop file.py:function there is no MODEL: the function builds everything and has the training loop.
     The same command resumes the run after a kill or a suspension, also with other processes; the result has
     the same bits. The directory has steps.csv, reconfigurations.csv and the newest two checkpoints, of which
     one is written every ten minutes. Ctrl-C or SIGTERM ends the run after the current mini-batch, with a

@@ -4,6 +4,8 @@ Importing the package does not import torch.
 
 - `ElasticTrainer` trains an `ElasticJob` on any number of processes; `run_together` lets several jobs share
   processes, `RunOptions` sets checkpoints and limits, and a run returns an `ElasticResult`
+- `LoopRun` is what the function of a job with a training loop of its own gets; its `TrainingLoop` gives one
+  `LoopMiniBatch` after the other
 - `request_change` and `export_model` reach a run from outside
 - `IntraJobPlanner` plans how the logical workers of a job share devices of several types; `PlannedCatalogue`
   offers these plans to the simulator
@@ -16,6 +18,8 @@ from makespan.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from makespan.easyscale.job import ElasticJob as ElasticJob, RunOptions as RunOptions
+    from makespan.easyscale.loop import LoopRun as LoopRun, TrainingLoop as TrainingLoop
+    from makespan.easyscale.loop_turns import LoopMiniBatch as LoopMiniBatch
     from makespan.easyscale.planner import (
         IntraJobPlanner as IntraJobPlanner,
         JobKind as JobKind,

@@ -65,12 +65,14 @@ _REJECTED_METHODS = (
 )  # fmt: skip
 _identities: list[tuple[int, int]] = []  # virtual rank and number of ESTs, innermost last
 _groups: list["_VirtualGroup"] = []
+_real_groups: list[Any] = []  # default group of the process, which the virtual one replaces
 
 
 def _communication_error(name: str) -> InputError:
     return InputError(
         f"code of the job calls torch.distributed.{name}; expected no communication, because logical "
-        "workers take turns; move code that concerns all of them to after_reduce"
+        "workers take turns; move code that concerns all of them to after_reduce, or behind the turns of a "
+        "loop"
     )
 
 
@@ -144,6 +146,21 @@ def virtual_rank(rank: int, n_logical_workers: int) -> Iterator[None]:
                 os.environ[name] = value
 
 
+@contextmanager
+def own_communication() -> Iterator[None]:
+    """Leave the identity that user code sees for a block of this package, which may communicate."""
+    member: Any = distributed_c10d.GroupMember
+    identities, world = list(_identities), member.WORLD
+    _identities.clear()
+    if _real_groups:
+        member.WORLD = _real_groups[-1]
+    try:
+        yield
+    finally:
+        _identities[:] = identities
+        member.WORLD = world
+
+
 def patch_distributed(n_logical_workers: int) -> None:
     """Make ``torch.distributed`` answer user code as a process of its EST, and reject communication by name.
 
@@ -159,6 +176,7 @@ def patch_distributed(n_logical_workers: int) -> None:
     world.pg_map[group] = ("logical", None)
     world.pg_group_ranks[group] = {rank: rank for rank in range(n_logical_workers)}
     _groups.append(group)
+    _real_groups[:] = [distributed_c10d.GroupMember.WORLD]
     for name in _REJECTED_FUNCTIONS:
         original: Any = getattr(distributed_c10d, name, None)
         if not callable(original) or hasattr(original, "_rejects_user_code"):
@@ -270,6 +288,16 @@ class _Context:
     python: dict[str, Any]
 
 
+@dataclass(frozen=True, slots=True)
+class _OpenState:
+    """State that is shown to code after the sum of gradients: whose context, and its values before."""
+
+    shown: _Context
+    buffers: dict[str, Tensor | None]
+    registered: dict[str, Any]
+    watches: bool
+
+
 class Contexts:
     """Contexts of the ESTs that a process hosts, and the state that all ESTs share.
 
@@ -329,6 +357,7 @@ class Contexts:
         self._registered = set(_registered)
         self._first: dict[str, Tensor] = {}
         self._apart = set[str]()
+        self._open: _OpenState | None = None
         self._python: dict[str, Any] = {} if user_state is None else user_state.snapshot()
         self.notices: list[str] = []
         for name, kind in ({} if user_state is None else user_state.iterators()).items():
@@ -398,7 +427,8 @@ class Contexts:
             self._store(rank, watches=watches)
 
     def store(self) -> None:
-        """Store the context that a single EST of this process left in place."""
+        """Store the context that a single EST of this process left in place, or the state shown to all."""
+        self._close_for_all()
         for contexts in list(_in_place):
             contexts._is_in_place = False
             _in_place.clear()
@@ -552,11 +582,19 @@ class Contexts:
 
     @contextmanager
     def active_for_all(self, *, watches: bool = False) -> Iterator[None]:
-        """Activate the state that code after the sum of gradients may see, and apply its changes to all ESTs.
+        """Activate the state of `open_for_all`, and apply its changes to all ESTs after the block."""
+        self.open_for_all(watches=watches)
+        yield
+        self._close_for_all()
+
+    def open_for_all(self, *, watches: bool = False) -> None:
+        """Activate the state that code after the sum of gradients may see, until somebody needs a context.
 
         This is the context of the first EST, as far as this process has it, and separate random states that
-        are the same in all processes.
+        are the same in all processes. `store` applies its changes to all ESTs.
         """
+        if self._open is not None:
+            return
         self.store()
         shown = self._contexts[min(self._contexts)]
         before = shown.buffers | self._first
@@ -565,7 +603,14 @@ class Contexts:
         _restore_states(self._shared_states | {"registered": registered}, self._device)
         if self._user is not None and shown.python:
             self._user.give(shown.python)
-        yield
+        self._open = _OpenState(shown, before, registered, watches)
+
+    def _close_for_all(self) -> None:
+        """Apply the changes since `open_for_all` to all ESTs."""
+        if self._open is None:
+            return
+        opened, self._open = self._open, None
+        shown, before, registered = opened.shown, opened.buffers, opened.registered
         buffers = self._live_buffers()
         for name, now in buffers.items():
             if name in self._shared:
@@ -579,13 +624,15 @@ class Contexts:
                     )
                 for context in self._contexts.values():
                     context.buffers[name] = now.detach().clone()
+                if name in self._first:
+                    self._first[name] = now.detach().clone()
         self._shared_states = _capture_states(self._device)
         for name, value in self._shared_states.pop("registered").items():
             if not same_value(registered.get(name), value):
                 for context in self._contexts.values():
                     context.states["registered"][name] = _registered[name].get()
         if self._user is not None:
-            self._store_shared_python(shown, watches=watches)
+            self._store_shared_python(shown, watches=opened.watches)
 
     def _store_shared_python(self, shown: _Context, *, watches: bool) -> None:
         user = self._user

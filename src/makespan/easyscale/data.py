@@ -37,6 +37,7 @@ from makespan.easyscale.randomness import (
     preserved_random_states,
     private_generators,
     restore_random_states,
+    seed_everything,
     seed_stream,
 )
 from makespan.easyscale.user_state import UserState, changed_values, is_generator, is_watched
@@ -331,8 +332,8 @@ def loss_of(
     """
     is_pair = isinstance(batch, list | tuple) and len(batch) == _PAIR
     inputs, targets = batch if is_pair else (batch, batch)
-    inputs = _to_device(inputs, device)
-    targets = _to_device(targets, device) if is_pair else inputs
+    inputs = to_device(inputs, device)
+    targets = to_device(targets, device) if is_pair else inputs
     try:
         spread = isinstance(inputs, Mapping) and _accepts_keys(model, inputs)
         outputs = model(**inputs) if spread else model(inputs)
@@ -392,7 +393,7 @@ def _described(value: Any) -> str:
     return type(value).__name__
 
 
-def _to_device(values: Any, device: torch.device) -> Any:
+def to_device(values: Any, device: torch.device) -> Any:
     """Move the tensors of a batch to a device; the types of all containers are kept."""
     if type(values) is Tensor:
         return values.to(device)
@@ -403,11 +404,131 @@ def _to_device(values: Any, device: torch.device) -> Any:
         if isinstance(value, MutableMapping):  # of a type that tree_map does not enter
             moved = copy.copy(value)
             for key in value:
-                moved[key] = _to_device(value[key], device)
+                moved[key] = to_device(value[key], device)
             return moved
         return value
 
     return tree_map(leaf, values)
+
+
+# --- Streams: iterables with a state, one for each EST ---
+
+
+@dataclass(frozen=True, slots=True)
+class StreamState:
+    """Position of an EST in its stream.
+
+    Parameters
+    ----------
+    epoch
+        Epochs that are done.
+    is_begun
+        Whether a batch of this epoch has been read.
+    state
+        ``state_dict`` of the stream.
+    """
+
+    epoch: int
+    is_begun: bool
+    state: Any
+
+    def values(self) -> dict[str, Any]:
+        """Return the position as tensors and plain values, as far as the ``state_dict`` consists of these."""
+        return {"epoch": self.epoch, "is_begun": self.is_begun, "state": self.state}
+
+
+class Streams:
+    """Reads the batches of all ESTs that a process hosts, each from a stream of its own.
+
+    A stream is an iterable of batches with ``state_dict`` and ``load_state_dict``, as torchdata defines them.
+    At its end the next epoch of this EST begins: ``set_epoch`` is called if there is one, then the stream is
+    iterated anew. Batches are read in the turn of their EST.
+
+    Parameters
+    ----------
+    make_stream
+        Function of a virtual rank and N that returns a stream.
+    ranks, n_logical_workers
+        Virtual ranks of the hosted ESTs, and N.
+    positions
+        Values of `StreamState` by virtual rank; None at the start of a job.
+    seed
+        Seed of the random states in which streams are made, the same for all ESTs.
+
+    Raises
+    ------
+    InputError
+        A stream cannot be iterated, or has no state.
+    """
+
+    def __init__(
+        self,
+        make_stream: Callable[[int, int], Any],
+        ranks: Sequence[int],
+        n_logical_workers: int,
+        positions: Mapping[int, Mapping[str, Any]] | None,
+        seed: int,
+    ) -> None:
+        self._n, self.notices = n_logical_workers, set[str]()
+        self._streams: dict[int, Any] = {}
+        self._iterators: dict[int, Iterator[Any]] = {}
+        self._epochs = dict.fromkeys(ranks, 0)
+        self._begun = dict.fromkeys(ranks, False)
+        for rank in ranks:
+            with preserved_random_states(), virtual_rank(rank, n_logical_workers):
+                seed_everything(seed)
+                stream = self._streams[rank] = make_stream(rank, n_logical_workers)
+                missing = [
+                    name
+                    for name in ("__iter__", "state_dict", "load_state_dict")
+                    if not hasattr(stream, name)
+                ]
+                if missing:
+                    raise InputError(
+                        f"data returned {_described(stream)} for logical worker {rank}, which has no "
+                        f"{missing[0]}; expected an iterable with state_dict and load_state_dict, so that it "
+                        "can resume"
+                    )
+                if positions is not None:
+                    self._resume(rank, positions[rank])
+
+    def _resume(self, rank: int, position: Mapping[str, Any]) -> None:
+        """Resume a stream; what the new iterator draws was drawn before, so it leaves no trace."""
+        self._epochs[rank], self._begun[rank] = position["epoch"], position["is_begun"]
+        self._streams[rank].load_state_dict(position["state"])
+        if self._begun[rank]:
+            self._iterators[rank] = iter(self._streams[rank])
+
+    def next(self, rank: int) -> Any:
+        """Return the next batch of an EST; an `InputError` is raised if its stream has none."""
+        for _ in range(2):
+            if rank not in self._iterators:
+                stream = self._streams[rank]
+                if hasattr(stream, "set_epoch"):
+                    stream.set_epoch(self._epochs[rank])
+                self._iterators[rank] = iter(stream)
+            try:
+                batch = next(self._iterators[rank])
+            except StopIteration:
+                del self._iterators[rank]
+                self._epochs[rank], self._begun[rank] = self._epochs[rank] + 1, False
+            else:
+                self._begun[rank] = True
+                return batch
+        raise InputError(
+            f"data of logical worker {rank} ends without a batch; expected one per epoch at least"
+        )
+
+    def state(self, rank: int) -> StreamState:
+        """Return the position of an EST."""
+        with virtual_rank(rank, self._n):
+            state = copy.deepcopy(self._streams[rank].state_dict())
+        return StreamState(self._epochs[rank], self._begun[rank], state)
+
+    def close(self) -> None:
+        """Drop the streams."""
+        self._iterators.clear()
+        self._streams.clear()
 
 
 # --- Pool of loader processes, shared by the ESTs of a process ---

@@ -33,7 +33,7 @@ BUILT_IN: dict[str, tuple[str, ...]] = {
     "lr_scheduler": ("step",),
     "scaler": ("grad",),
 }
-PARTS = ("model", "optimizer", "data", "loss", "lr_scheduler", "after_reduce", "scaler", "collate")
+PARTS = ("model", "optimizer", "data", "loss", "lr_scheduler", "after_reduce", "scaler", "collate", "loop")
 Buffers = Literal["per_rank", "rank0"]
 Scaling = Literal["pre", "post"]
 Fold = Literal["auto", "ring", "rank"]
@@ -52,7 +52,7 @@ class ElasticJob:
     ----------
     model
         One of `makespan.training.zoo.STAND_INS`, or a function that returns a model; random states are
-        seeded before it is called.
+        seeded before it is called. None for a job with a ``loop``.
     optimizer
         ``sgd``, ``adam``, ``adamw``, or a function of the model.
     data
@@ -69,6 +69,9 @@ class ElasticJob:
         ``grad``, torch's scaling of losses, or a function that returns a loss scaler. None for no scaling.
     collate
         Function that joins a list of samples into a batch. None for torch's default.
+    loop
+        Function that builds everything and has the training loop, instead of all other functions; see
+        `LoopRun`. None for a job whose functions are given one by one.
     options
         Further arguments, by part and by name, for example ``{"optimizer": {"lr": 0.1}}``. For a stand-in
         they are the fields of `makespan.training.zoo.StandIn` (``model``) and the arguments of
@@ -108,7 +111,7 @@ class ElasticJob:
         A field is invalid; the message has its name, its value and the expected values.
     """
 
-    model: str
+    model: str | None = None
     optimizer: str = "sgd"
     data: str | None = None
     loss: str | None = None
@@ -116,6 +119,7 @@ class ElasticJob:
     after_reduce: str | None = None
     scaler: str | None = None
     collate: str | None = None
+    loop: str | None = None
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     n_logical_workers: int = 4
     micro_batch_size: int = 32
@@ -132,8 +136,11 @@ class ElasticJob:
 
     def __post_init__(self) -> None:
         """Check every field."""
-        for part in PARTS:
-            _check_part(part, getattr(self, part), has_stand_in=":" not in str(self.model))
+        if self.loop is None:
+            for part in PARTS:
+                _check_part(part, getattr(self, part), has_stand_in=":" not in str(self.model))
+        else:
+            self._check_loop()
         if self.determinism not in (*LEVELS, AUTO):
             raise unknown_name("determinism level", self.determinism, [*LEVELS, AUTO])
         for name, least in _LEAST.items():
@@ -154,6 +161,7 @@ class ElasticJob:
             raise InputError(f"options is {options!r}; expected {expected}")
         # Data has options even if it is None: those of the data set of a stand-in.
         known = {part for part in PARTS if getattr(self, part) is not None} | {"data"}
+        known = known if self.loop is None else {"loop"}
         for part, values in options.items():
             if part not in known:
                 raise unknown_name("part in options", part, known)
@@ -161,6 +169,27 @@ class ElasticJob:
                 json.dumps(dict(values))
             except (TypeError, ValueError):
                 raise InputError(f"options of {part} are {dict(values)!r}; expected {expected}") from None
+
+    def _check_loop(self) -> None:
+        """Check the loop, and that nothing is given that it builds itself."""
+        _check_part("loop", self.loop, has_stand_in=False)
+        defaults = {each.name: each.default for each in fields(self)}
+        for part in PARTS:
+            if part != "loop" and (found := getattr(self, part)) != defaults[part]:
+                raise InputError(
+                    f"{part} is {found!r} and loop is {self.loop!r}; expected only one of them, because a "
+                    "loop builds everything itself"
+                )
+        if self.determinism == AUTO:
+            raise InputError(
+                f"determinism is {AUTO!r} and loop is {self.loop!r}; expected {', '.join(LEVELS)}, because "
+                "only the model of a job without a loop is scanned"
+            )
+        if self.buffers != "per_rank":
+            raise InputError(
+                f"buffers is {self.buffers!r} and loop is {self.loop!r}; expected 'per_rank', because a loop "
+                "may run several passes per mini-batch"
+            )
 
     @property
     def level(self) -> DeterminismLevel:

@@ -257,7 +257,8 @@ def build_parts(job: ElasticJob, device: torch.device) -> JobParts:
     def function_of(part: str) -> Callable[..., Any] | None:
         return _function(job, part, modules)
 
-    spec = None if ":" in job.model else _called(job, "model", partial(StandIn, job.model))
+    named = str(job.model)
+    spec = None if ":" in named else _called(job, "model", partial(StandIn, named))
     seed_everything(job.seed)
     if spec is None:
         model = _checked(job, "model", _called(job, "model", function_of("model")), nn.Module)
@@ -310,9 +311,27 @@ def build_parts(job: ElasticJob, device: torch.device) -> JobParts:
             "makes batches (micro_batch_size, n_loaders, collate)"
         )
     collate = function_of("collate") or default_collate
-    files = [source for source in modules if source.endswith(".py")]
-    names = [source for source in modules if not source.endswith(".py")]
-    return JobParts(trained, data, collate, user_modules(files, names))
+    return JobParts(trained, data, collate, _user_modules(modules))
+
+
+def loop_function(job: ElasticJob) -> tuple[Callable[..., Any], list[ModuleType]]:
+    """Return the loop of a job, a function of the run with its options bound, and the modules of the user."""
+    modules: dict[str, Any] = {}
+    found = _function(job, "loop", modules)
+    if found is None:
+        raise InputError("loop is None; expected a function")
+    function, options = found, dict(job.options.get("loop", {}))
+
+    def train(run: Any) -> None:
+        _bound("loop", function, (run,), options)()
+
+    return train, _user_modules(modules)
+
+
+def _user_modules(sources: Mapping[str, Any]) -> list[ModuleType]:
+    """Return the imported modules of the user, from the files and modules that functions come from."""
+    files = [source for source in sources if source.endswith(".py")]
+    return user_modules(files, [source for source in sources if not source.endswith(".py")])
 
 
 def _function(job: ElasticJob, part: str, modules: dict[str, Any]) -> Callable[..., Any] | None:

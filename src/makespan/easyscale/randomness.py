@@ -9,7 +9,7 @@ import json
 import random
 import struct
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
@@ -215,6 +215,12 @@ def optimizer_sha(optimizer: torch.optim.Optimizer) -> str:
     ]
     options = [(f"group {number}", group) for number, group in enumerate(state["param_groups"])]
     return _sha([*sorted(kept, key=lambda pair: pair[0]), *options])
+
+
+def optimizers_sha(optimizers: Sequence[torch.optim.Optimizer]) -> str:
+    """Hash of several optimizers; that of a single one is its `optimizer_sha`."""
+    hashes = [optimizer_sha(optimizer) for optimizer in optimizers]
+    return hashes[0] if len(hashes) == 1 else hashlib.sha256("/".join(hashes).encode()).hexdigest()
 
 
 def implicit_sha(model: nn.Module, device: torch.device) -> str:

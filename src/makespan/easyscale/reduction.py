@@ -226,6 +226,10 @@ class ReadyOrder:
         )
         return handle
 
+    def restart(self) -> None:
+        """Forget the gradients that became ready so far: only the last backward pass of a turn counts."""
+        self._names.clear()
+
     def finish(self) -> list[str]:
         """Stop recording and return the names."""
         for handle in self._handles:
@@ -326,6 +330,9 @@ class GradientPacker:
     another hook follows, and those that come in parts, from the nested passes of reentrant checkpointing.
     Passes with ``is_late`` pack all gradients at the end, and find those that come in parts.
 
+    With ``accumulates``, an EST may run several backward passes in its turn. Gradients then stay in the model
+    until the turn ends; those that a later pass adds to are packed again.
+
     Parameters
     ----------
     buckets, scale
@@ -335,21 +342,34 @@ class GradientPacker:
     copies
         Copies to the host, where the sets of all ESTs are kept; on a CPU the gradients are packed there.
     keeps_sums
-        Whether a sum may overwrite the one before: False where user code may have kept that.
+        Whether a sum may always overwrite the one before. False where user code may have kept that: new
+        memory is then allocated if a tensor of user code still shares the old one.
+    accumulates
+        Whether a turn may have several backward passes, each in `passing`; an `InputError` is raised if
+        gradients change in a turn in any other way.
     """
 
     def __init__(
-        self, buckets: Buckets, scale: float, n_sets: int, copies: HostCopies, *, keeps_sums: bool
+        self,
+        buckets: Buckets,
+        scale: float,
+        n_sets: int,
+        copies: HostCopies,
+        *,
+        keeps_sums: bool,
+        accumulates: bool = False,
     ) -> None:
         self._buckets, self._scale, self._copies, self._keeps_sums = buckets, scale, copies, keeps_sums
+        self._accumulates, self._is_passing, self._packs_now = accumulates, False, False
+        self._accumulated: dict[str, tuple[Tensor, int]] = {}  # gradients with their versions
         # A device has one set, which is copied to the host before the next EST needs it.
         # Whether parameters have a gradient stands behind the last bucket, so that both travel as one vector.
         n_used = len(buckets.parameters)
         self._packed = [buckets.empty(n_used) for _ in range(1 if copies.is_needed else n_sets)]
         self._views = [buckets.views(flat[:-1]) for flat in self._packed]
         self._copied: dict[int, list[Tensor]] = {}
-        self._room = SumRoom(buckets.empty(n_used))
-        self._sum_views = buckets.views(self._room.sums[:-1])
+        self._room = SumRoom([])
+        self._allocate_sums()
         self._handles: dict[str, RemovableHandle] = {}
         self._n_hooks: dict[str, int] = {}
         self._set, self._number, self._is_late, self._is_listening = 0, 0, True, False
@@ -388,7 +408,9 @@ class GradientPacker:
             if not self._is_listening:
                 return
             hooks: Any = ready._post_accumulate_grad_hooks
-            if self._is_late or name in self._in_parts or len(hooks) != self._n_hooks[name]:
+            if self._accumulates:
+                self._accumulate(name, ready, is_last=len(hooks) == self._n_hooks[name])
+            elif self._is_late or name in self._in_parts or len(hooks) != self._n_hooks[name]:
                 if name in self._seen:
                     self._in_parts.add(name)
             elif name in self._seen:
@@ -406,6 +428,48 @@ class GradientPacker:
         handle: RemovableHandle = parameter.register_post_accumulate_grad_hook(pack)  # type: ignore[no-untyped-call]
         return handle
 
+    @contextmanager
+    def passing(self, *, is_last: bool) -> Iterator[None]:
+        """Let a backward pass add to the gradients of the turn; ``is_last`` if no other is expected."""
+        self._is_passing, self._packs_now = True, is_last and not self._is_late
+        try:
+            yield
+        finally:
+            self._is_passing = False
+
+    def _accumulate(self, name: str, ready: Parameter, *, is_last: bool) -> None:
+        """Take notice of a gradient that a backward pass has added to, and pack it if no other is expected.
+
+        ``is_last`` tells that no hook of user code follows, which may change the gradient.
+        """
+        if not self._is_passing:
+            raise InputError(
+                f"a backward pass that the loop does not know adds to the gradient of {name}; expected "
+                "mini_batch.backward(loss) instead of loss.backward()"
+            )
+        gradient = ready.grad
+        self._done.discard(name)
+        self._accumulated.pop(name, None)
+        if not is_last or gradient is None or gradient.is_sparse:
+            return
+        self._accumulated[name] = gradient, gradient._version
+        if self._packs_now:
+            torch.mul(gradient, self._scale, out=self._views[self._number][name])
+            self._done.add(name)
+
+    def _end_accumulation(self) -> None:
+        """Reject gradients that anything but a backward pass has changed, and drop those that are packed."""
+        for name, (gradient, version) in self._accumulated.items():
+            parameter = self._buckets.parameters[name]
+            if parameter.grad is not gradient or gradient._version != version:
+                raise InputError(
+                    f"the gradient of {name} was changed in the turn of a logical worker, after its backward "
+                    "pass; expected changes of the sum, between mini_batch.sum and mini_batch.step"
+                )
+            if name in self._done:
+                parameter.grad = None
+        self._accumulated.clear()
+
     def begin(self, number: int, *, is_late: bool) -> None:
         """Begin the pass of an EST, by its number in the process."""
         self._set, self._number = number, min(number, len(self._views) - 1)
@@ -416,6 +480,7 @@ class GradientPacker:
     def finish(self) -> GradientSet:
         """Pack what is left, and return the set of the EST; the next pass of its number overwrites it."""
         views, done, flat = self._views[self._number], self._done, self._packed[self._number]
+        self._end_accumulation()
         if len(done) == len(views):
             flat[-1].fill_(1.0)
         else:
@@ -424,19 +489,32 @@ class GradientPacker:
                 for name, view in views.items()
             ]
             flat[-1].copy_(torch.tensor(used, dtype=torch.bool))
-        if self._set == 0 and not self._keeps_sums:
-            self._room.sums = self._buckets.empty(len(views))
-            self._sum_views = self._buckets.views(self._room.sums[:-1])
+        if self._set == 0 and not self._keeps_sums and _n_sharing(self._room.sums) != self._n_sharing:
+            self._allocate_sums()
         if self._copies.is_needed:
             flat = self._copied[self._set] = self._copies.start(flat, self._copied.get(self._set, ()))
         return GradientSet(flat[:-1], flat[-1], self._room)
 
+    def _allocate_sums(self) -> None:
+        """Allocate memory for the sum; the old one belongs to whoever kept a part of it."""
+        self._room.sums = self._buckets.empty(len(self._buckets.parameters))
+        self._sum_views = self._buckets.views(self._room.sums[:-1])
+        self._n_sharing = _n_sharing(self._room.sums)
+
     def unpack(self, total: GradientSet) -> None:
         """Make the sum of all sets the gradients of the model, until the next sum."""
         if total.room is self._room:
-            self._buckets.bind(self._sum_views, total.used)
+            # Tensors of their own, so that those which user code keeps are counted.
+            views = {name: view.detach() for name, view in self._sum_views.items()}
+            self._buckets.bind(self._sum_views if self._keeps_sums else views, total.used)
         else:
             self._buckets.unpack(total.buckets, total.used)
+
+
+def _n_sharing(vectors: Sequence[Tensor]) -> list[int]:
+    """Count the tensors that share the memory of each vector."""
+    count: Any = torch._C._storage_Use_Count  # there is no public name for it
+    return [count(vector.untyped_storage()._cdata) for vector in vectors]
 
 
 # --- Reduction orders: sums over the gradients of all ESTs in an order of virtual ranks ---

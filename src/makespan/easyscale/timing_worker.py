@@ -24,12 +24,12 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_map
 from torch.utils.data import default_collate
 
+from makespan.easyscale.hosting import HostedESTs
 from makespan.easyscale.job import RankMapping
 from makespan.easyscale.kernels import DeterminismLevel, kernels_of
 from makespan.easyscale.parts import TrainedParts, scan_module, use_kernels
 from makespan.easyscale.reduction import Reduction, over_group, trained_parameters
 from makespan.easyscale.requests import TIMING, TimedVariant, TimingSeries
-from makespan.easyscale.worker import HostedESTs
 from makespan.runtime import Identity, RunDirectory, end_worker, join, run_worker
 from makespan.training.zoo import StandIn, build_stand_in, stand_in_data, stand_in_loss
 

@@ -226,7 +226,8 @@ class ElasticResult:
     Parameters
     ----------
     state
-        ``finished``, or ``pending`` if it was suspended; the same call then resumes it.
+        ``finished``, also if its loop stopped early, or ``pending`` if it was suspended; the same call then
+        resumes it.
     step
         Mini-batches done.
     steps
@@ -276,7 +277,12 @@ class _ElasticRun:
     @property
     def is_unfinished(self) -> bool:
         """True if the run needs another generation."""
-        return not self.is_suspended and self.done < self.steps
+        return not self.is_suspended and not self.is_stopped and self.done < self.steps
+
+    @property
+    def is_stopped(self) -> bool:
+        """True if the loop of the job stopped early, after the mini-batches of the newest checkpoint."""
+        return self.checkpoint is not None and bool(self.checkpoint.values.get("is_stopped"))
 
     def begin(self) -> None:
         """Find the newest checkpoint and check that this call can resume it."""
@@ -351,7 +357,7 @@ class _ElasticRun:
         self.folder.write_tables()
         wanted = self.folder.pop_requested_placing()
         if result["ending"] == "signalled" or wanted == {}:  # an empty placing has no devices
-            self.is_suspended = self.done < self.steps
+            self.is_suspended = self.is_unfinished
         elif wanted is not None and self.is_unfinished:
             self.cause, self.placing = "request", Placing.from_values(self.job, wanted)
         elif wanted is not None:
@@ -555,7 +561,7 @@ class ElasticTrainer:
     Parameters
     ----------
     model, optimizer, data
-        Names of the trained parts; fields of `ElasticJob`.
+        Names of the trained parts; fields of `ElasticJob`. A job with a ``loop`` has none of them.
     run_dir
         Directory of the run, on a file system that all processes share.
     job
@@ -564,7 +570,7 @@ class ElasticTrainer:
 
     def __init__(
         self,
-        model: str,
+        model: str | None = None,
         optimizer: str = "sgd",
         data: str | None = None,
         *,

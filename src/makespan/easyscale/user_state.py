@@ -406,6 +406,39 @@ class _Taking:
         return ("kept", kind.__name__, id(value))
 
 
+class StateComparison:
+    """Comparison of single values of user code, such as local variables.
+
+    Parameters
+    ----------
+    modules
+        Modules of the user, whose objects are looked into.
+    known
+        Ids of objects that are left out, because a checkpoint holds them.
+    """
+
+    def __init__(self, modules: Sequence[ModuleType], known: set[int]) -> None:
+        self._names, self._known = {module.__name__: module.__name__ for module in modules}, known
+
+    def take(self, value: Any) -> Any:
+        """Return a captured value, for `same_value`."""
+        return _Taking(self._names, self._known, is_whole=False).take(value)
+
+    def differs_in_tensors(self, before: Any, now: Any) -> bool:
+        """Return True if two captured values differ in a tensor, a generator or the state of an optimizer."""
+        if same_value(before, now):
+            return False
+        if isinstance(before, Tensor):
+            return True
+        if type(before) is tuple and before and before[0] in ("stepper", "random"):
+            return True
+        if isinstance(before, dict) and isinstance(now, dict):
+            return any(self.differs_in_tensors(each, now.get(key)) for key, each in before.items())
+        if isinstance(before, list | tuple) and type(before) is type(now):
+            return any(map(self.differs_in_tensors, before, now))
+        return False
+
+
 def _kind(kind: type, names: Mapping[str, str]) -> str:
     return f"{names.get(kind.__module__, kind.__module__)}:{kind.__qualname__}"
 

@@ -1,0 +1,537 @@
+"""ESTs that one process hosts: their turns, the sum of their gradients, and one mini-batch of a job.
+
+In a mini-batch, the EasyScaleThreads (ESTs) of a process, one per logical worker, take turns with forward and
+backward passes; then all processes sum the gradients of all ESTs, and each takes the same optimizer step.
+`ModelGradients` and `ModelChecks` do this for one model, whoever runs the passes; `HostedESTs` runs those of
+a job whose functions are given by name.
+"""
+
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from makespan.easyscale.context import Contexts, virtual_rank
+from makespan.easyscale.data import loss_of
+from makespan.easyscale.job import RankMapping
+from makespan.easyscale.kernels import DeterminismLevel
+from makespan.easyscale.parts import TrainedParts
+from makespan.easyscale.reduction import (
+    BucketMap,
+    Buckets,
+    GradientPacker,
+    GradientSet,
+    HostCopies,
+    ReadyOrder,
+    Reduction,
+    Steps,
+    provisional_map,
+    rebuilt_map,
+    reduce_sets,
+    share,
+    synchronize,
+    trained_parameters,
+)
+from makespan.easyscale.user_state import UserState
+from makespan.errors import InputError
+from makespan.training.bits import WordSum, word_sum_of
+
+# --- Pieces: the gradients of a model, checks of a model, and the results of all ESTs ---
+
+_HOST = torch.device("cpu")
+
+
+class ModelGradients:
+    """Gradients of one model, packed EST by EST in a pass over all hosted ESTs, then summed over all ESTs.
+
+    The bits of the sums are those of one `torch.nn.parallel.DistributedDataParallel` around the model.
+
+    Parameters
+    ----------
+    model
+        The model; parameters that require no gradient are left out.
+    mapping, process
+        Mapping of ESTs to processes, and the number of this process in it.
+    reduction, level
+        Order of the sum of gradients, and determinism level.
+    copies
+        Copies to the host; all models of a process may share them.
+    bucket_map
+        Bucket layout from a checkpoint, for levels that keep it; None to determine one as
+        DistributedDataParallel does.
+    keeps_sums, accumulates
+        See `GradientPacker`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        mapping: RankMapping,
+        process: int,
+        reduction: Reduction,
+        level: DeterminismLevel,
+        copies: HostCopies,
+        bucket_map: BucketMap | None = None,
+        *,
+        keeps_sums: bool,
+        accumulates: bool = False,
+    ) -> None:
+        self._mapping, self._process, self._reduction, self._copies = mapping, process, reduction, copies
+        # Without D1, communication uses the place in the mapping instead of the virtual rank.
+        self._numbered = mapping if level.pins_communication else mapping.by_position()
+        self._kept = {"keeps_sums": keeps_sums, "accumulates": accumulates}
+        self._trained = trained_parameters(model)
+        restored = bucket_map if level.pins_communication else None
+        self.must_rebuild = restored is None
+        self._bucket_map = restored or provisional_map(self._trained)
+        self._packer, self._has_passed = self._packer_of(self._bucket_map), False
+        self._sets: list[GradientSet] = []
+        self._ready: list[str] = []
+        self._recorder: ReadyOrder | None = None
+
+    @property
+    def bucket_map(self) -> BucketMap | None:
+        """Bucket layout for a checkpoint; None until the first sum has determined it."""
+        return None if self.must_rebuild else self._bucket_map
+
+    def layout(self) -> list[list[str]] | None:
+        """Return the bucket layout as plain values; None until it is determined."""
+        return None if self.must_rebuild else [list(names) for names in self._bucket_map]
+
+    @contextmanager
+    def listening(self, *, watches: bool = False) -> Iterator[None]:
+        """Pack gradients in a pass over all hosted ESTs, between `begin` and `finish` of each."""
+        self._sets, self._ready = [], []
+        # Whatever is found out in a first pass is found out again where a pass is watched.
+        self._is_late = watches or self.must_rebuild or not self._has_passed
+        with self._packer.listening():
+            yield
+        self._has_passed = True
+
+    def begin(self, rank: int) -> None:
+        """Begin the turn of an EST."""
+        # As in DistributedDataParallel, rank 0 determines the bucket layout of all.
+        self._recorder = ReadyOrder(self._trained) if self.must_rebuild and rank == 0 else None
+        self._packer.begin(len(self._sets), is_late=self._is_late)
+
+    @contextmanager
+    def passing(self, *, is_last: bool) -> Iterator[None]:
+        """Let one of several backward passes of a turn add to its gradients; see `GradientPacker.passing`."""
+        if self._recorder is not None:
+            self._recorder.restart()
+        with self._packer.passing(is_last=is_last):
+            yield
+
+    def finish(self) -> None:
+        """End the turn of an EST; no gradient is left in the model."""
+        if self._recorder is not None:
+            self._ready = self._recorder.finish()
+        self._sets.append(self._packer.finish())
+
+    def sum(self) -> Steps[None]:
+        """Make the sum over all ESTs the gradients of the model; the first sum determines the layout."""
+        self._copies.finish()  # the sum reads the copies on the host
+        total = yield from reduce_sets(self._sets, self._numbered, self._process, self._reduction)
+        self._packer.unpack(total)
+        if self.must_rebuild:
+            yield from self._rebuild()
+
+    def _rebuild(self) -> Steps[None]:
+        """Rebuild the buckets in the order in which the gradients of the first EST became ready."""
+        names, host = list(self._trained), self._mapping.host(0)
+        numbers = torch.full((len(names),), -1)
+        numbers[: len(self._ready)] = torch.tensor(
+            [names.index(name) for name in self._ready], dtype=torch.int64
+        )
+        lengths = [len(names) if process == host else 0 for process in range(self._mapping.n_processes)]
+        parts = yield from share(numbers[: lengths[self._process]], lengths)
+        order = [names[number] for number in parts[host].tolist() if number >= 0]
+        self._packer.close()
+        self._bucket_map = rebuilt_map(self._trained, order, self._reduction.bucket_cap_bytes)
+        self._packer, self._has_passed = self._packer_of(self._bucket_map), False
+        self.must_rebuild = False
+
+    def _packer_of(self, bucket_map: BucketMap) -> GradientPacker:
+        """Provide vectors for the gradients of all hosted ESTs in a layout."""
+        return GradientPacker(
+            Buckets(self._trained, bucket_map),
+            self._reduction.set_scale,
+            len(self._mapping.hosted[self._process]),
+            self._copies,
+            **self._kept,
+        )
+
+
+class ModelChecks:
+    """Checks that passes leave a model as it was built, apart from its gradients and buffers.
+
+    Parameters
+    ----------
+    model
+        The model, before its first pass.
+    outside
+        Where changes belong instead of a forward pass, for messages.
+    """
+
+    def __init__(self, model: nn.Module, outside: str = "after_reduce") -> None:
+        self._model, self._outside = model, outside
+        self._frozen = {
+            name: parameter for name, parameter in model.named_parameters() if not parameter.requires_grad
+        }
+        self._n_hooks = _hook_counts(model)
+        self._before: dict[str, tuple[int, int]] = {}
+        self._changed: set[str] = set()
+        self.notices: list[str] = []
+
+    def check_hooks(self, by: str) -> None:
+        """Reject hooks that a restart would lose."""
+        for name, number in _hook_counts(self._model).items():
+            if number != self._n_hooks.get(name, 0):
+                raise InputError(
+                    f"{by} added or removed a hook of module {name or 'model'}, which no checkpoint holds; "
+                    "expected hooks that are registered where the model is built"
+                )
+
+    def check_frozen(self) -> None:
+        """Reject gradients of frozen parameters, because they are not summed over processes."""
+        for name, parameter in self._frozen.items():
+            if parameter.grad is not None:
+                raise InputError(
+                    f"parameter {name} got a gradient but required none when the run began; expected "
+                    "requires_grad to be set where the model is built"
+                )
+
+    def begin(self) -> None:
+        """Begin a watched pass over all hosted ESTs."""
+        self._changed = set()
+
+    def before_turn(self) -> None:
+        """Record the parameters before a watched turn."""
+        self._before = self._checksums()
+
+    def after_turn(self) -> None:
+        """Check what a watched turn has changed."""
+        self._check_parameters()
+        self.check_hooks("a forward pass")
+
+    def _checksums(self) -> dict[str, tuple[int, int]]:
+        """Return a checksum of each parameter: its address, and the sum of its words."""
+        return {
+            name: (parameter.data_ptr(), int(word_sum_of([parameter])))
+            for name, parameter in self._model.named_parameters()
+        }
+
+    def _check_parameters(self) -> None:
+        """Find the parameters that forward passes have changed, and reject a second change."""
+        before, now = self._before, self._checksums()
+        if odd := sorted(now.keys() ^ before.keys()):
+            raise InputError(
+                f"a forward pass added or removed parameter {odd[0]}; expected the parameters that the model "
+                "is built with"
+            )
+        changed = {name for name, checksum in now.items() if before[name] != checksum}
+        for name in sorted(changed):
+            # A first change may be an initialization that later passes do not repeat.
+            problem, expected = (
+                f"a forward pass changes parameter {name}",
+                f"a buffer, or a change in {self._outside}",
+            )
+            if name in self._changed:
+                raise InputError(f"{problem}, and the next pass changes it again; expected {expected}")
+            self.notices.append(f"{problem}; if later passes change it too, use {expected}")
+        self._changed |= changed
+
+
+def _hook_counts(model: nn.Module) -> dict[str, int]:
+    """Count the hooks of each module."""
+    kinds = [name for name in vars(nn.Module()) if name.endswith("_hooks")]
+    return {
+        path: sum(len(getattr(module, kind, ())) for kind in kinds) for path, module in model.named_modules()
+    }
+
+
+def check_modules(model: nn.Module, mapping: RankMapping) -> None:
+    """Raise an `InputError` if a module cannot be trained by ESTs that take turns."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.SyncBatchNorm) and mapping.n_processes < mapping.n_logical_workers:
+            raise InputError(
+                f"module {name or 'model'} is a SyncBatchNorm, which communicates within a forward pass; "
+                f"expected BatchNorm, or {mapping.n_logical_workers} processes (got {mapping.n_processes})"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class MiniBatchResult:
+    """Results of a mini-batch.
+
+    Parameters
+    ----------
+    losses
+        Losses of all ESTs, by virtual rank.
+    micro_batch_s, sync_s
+        Time of each hosted EST, and of the sum and the optimizer step [s].
+    ending
+        Largest of the values that the processes gave as their ``ending``.
+    word_sums
+        Sum of the words of all parameters after the step, by process, modulo 2^64; it differs if a bit of a
+        replica differs, unless several differences cancel out. Empty for a single process.
+    """
+
+    losses: tuple[float, ...]
+    micro_batch_s: tuple[float, ...]
+    sync_s: float
+    ending: int = 0
+    word_sums: tuple[int, ...] = ()
+
+
+def gather_results(
+    own: Tensor, further: Sequence[float], mapping: RankMapping
+) -> Steps[tuple[Tensor, list[list[float]]]]:
+    """Gather the results of all ESTs, and further numbers of each process.
+
+    Parameters
+    ----------
+    own
+        One row per hosted EST, on the host: float64, (hosted ESTs, numbers per EST).
+    further
+        Numbers of this process; equally many in each.
+
+    Returns
+    -------
+    tuple
+        One row per EST by virtual rank, (N, numbers per EST), and the further numbers by process.
+    """
+    width = own.shape[1]
+    vector = torch.cat([own.reshape(-1), torch.tensor(further, dtype=torch.float64)])
+    gathered = yield from share(vector, [len(ranks) * width + len(further) for ranks in mapping.hosted])
+    by_rank, by_process = own.new_empty(mapping.n_logical_workers, width), []
+    for ranks, part in zip(mapping.hosted, gathered, strict=True):
+        rows, more = torch.split(part, [len(ranks) * width, len(further)])
+        by_rank[list(ranks)] = rows.view(len(ranks), width)
+        by_process.append(more.tolist())
+    return by_rank, by_process
+
+
+def word_halves(word_sum: Tensor) -> tuple[int, int]:
+    """Return the halves of a `WordSum`, whole numbers below 2^32, which float64 holds without a loss."""
+    high, low = divmod(int(word_sum), 1 << 32)
+    return high, low
+
+
+def joined_halves(high: float, low: float) -> int:
+    """Return the word sum of `word_halves`."""
+    return (int(high) << 32) + int(low)
+
+
+# --- One mini-batch of a job whose functions are given by name ---
+
+Fetch = Callable[[int], Any]
+_WITH_FUNCTIONS = (torch.optim.lr_scheduler.LambdaLR, torch.optim.lr_scheduler.MultiplicativeLR)
+
+
+class HostedESTs:
+    """The ESTs that one process hosts; every process of the mapping has one such object.
+
+    Between two mini-batches, parameters and optimizer have equal bits in every process, gradients are None,
+    and the contexts of all hosted ESTs are stored in ``contexts``.
+
+    Parameters
+    ----------
+    parts, device
+        Trained objects, and their device.
+    mapping, process
+        Mapping of ESTs to processes, and the number of this process in it.
+    reduction, level
+        Order of the sum of gradients, and determinism level.
+    seed
+        Seed of the random states of the ESTs.
+    buffers
+        ``per_rank``: every EST keeps its own; ``rank0``: all start a mini-batch from those of the first.
+    bucket_map
+        See `ModelGradients`.
+    computing
+        Context of forward passes and losses.
+    swaps_contexts
+        Whether each EST has its own random states and buffers; False to measure the cost of swapping.
+    user_state, late_buffers
+        See `Contexts`.
+    on_micro_batch
+        Called after each micro-batch.
+
+    Raises
+    ------
+    makespan.errors.InputError
+        The model cannot be trained by ESTs that take turns, or sizes disagree.
+    """
+
+    def __init__(
+        self,
+        parts: TrainedParts,
+        device: torch.device,
+        mapping: RankMapping,
+        process: int,
+        reduction: Reduction,
+        level: DeterminismLevel,
+        *,
+        seed: int,
+        buffers: Literal["per_rank", "rank0"] = "per_rank",
+        bucket_map: BucketMap | None = None,
+        computing: AbstractContextManager[object] | None = None,
+        swaps_contexts: bool = True,
+        user_state: UserState | None = None,
+        late_buffers: Collection[str] = (),
+        on_micro_batch: Callable[[], object] = lambda: None,
+    ) -> None:
+        _check_hosting(parts, mapping, reduction, buffers)
+        self._parts, self._device, self._process = parts, device, process
+        self._buffers, self._swaps = buffers, swaps_contexts
+        self.mapping, self.ranks = mapping, mapping.hosted[process]
+        self._copies = HostCopies(device)
+        self._computing = nullcontext() if computing is None else computing
+        self._word_sum = WordSum(parts.model.parameters())
+        self._on_micro_batch, self._has_user_step = on_micro_batch, _has_user_step(parts)
+        self._gradients = ModelGradients(
+            parts.model, mapping, process, reduction, level, self._copies, bucket_map,
+            keeps_sums=not self._has_user_step,
+        )  # fmt: skip
+        self._checks = ModelChecks(parts.model)
+        self.contexts = Contexts(parts.model, device, self.ranks, seed, user_state, late_buffers)
+        self.state_names = set(parts.model.state_dict())
+        self._notices: list[str] = []
+
+    @property
+    def bucket_map(self) -> BucketMap | None:
+        """Bucket layout for a checkpoint; None until the first mini-batch has determined it."""
+        return self._gradients.bucket_map
+
+    def layout(self) -> list[list[str]] | None:
+        """Return the bucket layout as plain values; None until it is determined."""
+        return self._gradients.layout()
+
+    @property
+    def notices(self) -> list[str]:
+        """Notices about what user code does."""
+        return [*self._notices, *self._checks.notices]
+
+    def mini_batch(
+        self, fetch: Fetch, *, watches: bool = False, ending: Callable[[], int] = lambda: 0
+    ) -> Steps[MiniBatchResult]:
+        """Run one mini-batch.
+
+        Parameters
+        ----------
+        fetch
+            Function that returns the batch of a virtual rank.
+        watches
+            Whether to look for changes by user code: of values that it keeps in Python, and of parameters in
+            a forward pass.
+        ending
+            Called after the optimizer step; its value goes to all processes.
+        """
+        if self._buffers == "rank0":
+            yield from self.contexts.broadcast_buffers(self.mapping, self._process)
+        if watches:
+            self.contexts.begin_watching()
+            self._checks.begin()
+        losses, times, n_workers = [], [], self.mapping.n_logical_workers
+        with self._gradients.listening(watches=watches), virtual_rank(self.ranks[0], n_workers):
+            for rank in self.ranks:
+                begun = time.perf_counter()
+                context = self.contexts.live(rank, watches=watches) if self._swaps else nullcontext()
+                if watches:
+                    self._checks.before_turn()
+                self._gradients.begin(rank)
+                with virtual_rank(rank, n_workers), context:
+                    losses.append(self._forward_backward(fetch(rank)))
+                if watches:
+                    self._checks.after_turn()
+                self._checks.check_frozen()
+                # Gradients leave the model here at the latest, so that the next EST starts from none.
+                self._gradients.finish()
+                synchronize(self._device)
+                times.append(time.perf_counter() - begun)
+                self._on_micro_batch()
+        begun = time.perf_counter()
+        yield from self._gradients.sum()
+        yield from self._step(watches)
+        is_alone = self.mapping.n_processes == 1
+        word_sum = None if is_alone else self._word_sum()
+        own = torch.stack(losses).to(_HOST, torch.float64)[:, None]
+        further = [ending(), *((0, 0) if word_sum is None else word_halves(word_sum))]
+        rows, by_process = yield from gather_results(own, further, self.mapping)
+        word_sums = () if is_alone else tuple(joined_halves(high, low) for _, high, low in by_process)
+        times_s = tuple(times), time.perf_counter() - begun
+        return MiniBatchResult(
+            tuple(rows[:, 0].tolist()), *times_s, max(int(each[0]) for each in by_process), word_sums
+        )
+
+    def _forward_backward(self, batch: Any) -> Tensor:
+        """Run the forward and the backward pass of the live EST, and return its loss."""
+        with self._computing:
+            loss, unused = loss_of(self._parts.model, self._parts.loss, batch, self._device)
+        if unused:
+            self._notices.append(f"loss also returns {unused}, which is ignored")
+        scaler = self._parts.scaler
+        scaled = loss if scaler is None else scaler.scale(loss)
+        self._copies.before_reuse()  # of the vectors on the device, which hold the gradients of the last EST
+        scaled.backward()  # type: ignore[no-untyped-call]
+        return loss.detach()
+
+    def _step(self, watches: bool) -> Steps[None]:
+        """Take the optimizer step from the sum of gradients."""
+        # User code that runs here must see the same state in every process.
+        has_shared = self._has_user_step and self._swaps
+        if has_shared:
+            yield from self.contexts.send_first_buffers(self.mapping, self._process)
+        shared = self.contexts.active_for_all(watches=watches) if has_shared else nullcontext()
+        with virtual_rank(0, self.mapping.n_logical_workers), shared:
+            if self._parts.scaler is not None:
+                self._parts.scaler.unscale_(self._parts.optimizer)
+            if self._parts.after_reduce is not None:
+                self._parts.after_reduce(self._parts.model)
+            if self._parts.scaler is None:
+                self._parts.optimizer.step()
+            else:
+                self._parts.scaler.step(self._parts.optimizer)
+                self._parts.scaler.update()
+            if self._parts.scheduler is not None:
+                self._parts.scheduler.step()
+        self._parts.optimizer.zero_grad(set_to_none=True)
+        if watches:
+            self._checks.check_hooks("after_reduce")
+
+
+def _check_hosting(parts: TrainedParts, mapping: RankMapping, reduction: Reduction, buffers: str) -> None:
+    """Check that a model can be trained by ESTs that take turns."""
+    if reduction.n_logical_workers != mapping.n_logical_workers:
+        raise InputError(
+            f"mapping {mapping} has {mapping.n_logical_workers} logical workers; expected "
+            f"{reduction.n_logical_workers}, as the reduction has"
+        )
+    if buffers not in ("per_rank", "rank0"):
+        raise InputError(f"buffers {buffers!r}; expected per_rank, rank0")
+    check_modules(parts.model, mapping)
+    trained = {id(parameter) for parameter in parts.model.parameters()}
+    for number, group in enumerate(parts.optimizer.param_groups):
+        for parameter in group["params"]:
+            if id(parameter) not in trained:  # no process would add up its gradients
+                raise InputError(
+                    f"group {number} of the optimizer has a parameter of shape {tuple(parameter.shape)} "
+                    "that the model lacks; expected parameters of the model; register a loss with "
+                    "parameters as its module"
+                )
+
+
+def _has_user_step(parts: TrainedParts) -> bool:
+    """Return True if user code runs between the sum of gradients and the next mini-batch."""
+    optimizer, scheduler = parts.optimizer, parts.scheduler
+    if parts.after_reduce is not None or not type(optimizer).__module__.startswith("torch.optim"):
+        return True
+    if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+        return True
+    plain = scheduler is None or type(scheduler).__module__.startswith("torch.optim")
+    return not plain or isinstance(scheduler, _WITH_FUNCTIONS)
