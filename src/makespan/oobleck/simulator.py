@@ -18,7 +18,6 @@ import numpy.typing as npt
 import pandas as pd
 
 from makespan.errors import InputError, unknown_name
-from makespan.oobleck.rerouting import PeerRates
 from makespan.oobleck.traces import NodeTrace
 from makespan.sim import EventQueue
 from makespan.units import MS
@@ -174,6 +173,25 @@ PEER_SYSTEMS = ("recycle", "replica-drop")
 _ENDLESS_MS = 10**12  # the released step of a job that cannot run
 
 
+class PeerPipelines(Protocol):
+    """Equal pipelines and their throughput; see `makespan.oobleck.rerouting.PeerRates`."""
+
+    @property
+    def n_stages(self) -> int:
+        """Stages of a pipeline."""
+
+    @property
+    def n_pipelines(self) -> int:
+        """Pipelines if no node is lost."""
+
+    @property
+    def full_samples_per_s(self) -> float:
+        """Samples per second if no node is lost."""
+
+    def samples_per_s(self, live: Sequence[int], n_pipelines: int) -> float:
+        """Return the samples per second of so many pipelines with so many live workers in each stage."""
+
+
 @dataclass(frozen=True, slots=True)
 class Costs:
     """Input of a simulation, besides the trace.
@@ -228,7 +246,7 @@ class Costs:
     useful_share: float = 1.0
     plain_throughput: Mapping[int, float] | None = None
     horizon_ms: int = 3_600_000
-    peers: PeerRates | None = None
+    peers: PeerPipelines | None = None
 
     def known(self, n_nodes: int) -> int:
         """Return the nearest number of nodes in the table of throughput."""
@@ -688,9 +706,13 @@ class SystemSimulator(ABC):
     def checkpoint_done(self, time_ms: int, subject: Any) -> None:
         """React to the end of a checkpoint."""
 
-    @abstractmethod
     def step_done(self, time_ms: int) -> None:
-        """React to the end of a step of the present plan."""
+        """React to the end of a step of the present plan: take in joined nodes if that pays, and continue."""
+        self.record(time_ms)
+        if self.pays(self.costs.global_ms):
+            self.meet(time_ms)
+        else:
+            self.next_step(time_ms)
 
     def meet(self, time_ms: int, delay_ms: int | None = None) -> None:
         """Start a rendezvous: a global one, or a local one that takes ``delay_ms``."""
@@ -754,9 +776,9 @@ class SystemSimulator(ABC):
         self.count_released_steps(1)
         self.end_step_at(time_ms + self.step_ms)
 
-    @abstractmethod
     def alike(self) -> int:
-        """Return the number of steps from now on that end without any further action."""
+        """Return the number of steps from now on that end without an action unless nodes have joined."""
+        return ALL
 
     def end_step_at(self, time_ms: int) -> None:
         """Schedule the end of the step."""
@@ -829,18 +851,6 @@ class OobleckMachine(SystemSimulator):
         self.account.released_ms[Category.LOST] += self.step_ms
         self.close_time(time_ms)
         self.meet(time_ms)
-
-    def alike(self) -> int:
-        """Return no limit: a step ends with an action only if nodes have joined."""
-        return ALL
-
-    def step_done(self, time_ms: int) -> None:
-        """Continue; take in joined nodes if that pays."""
-        self.record(time_ms)
-        if self.pays(self.costs.global_ms):
-            self.meet(time_ms)
-        else:
-            self.next_step(time_ms)
 
 
 class VarunaMachine(SystemSimulator):
@@ -1165,10 +1175,6 @@ class PeerMachine(SystemSimulator):
         """Return the samples of a step of the present plan."""
         return self.samples
 
-    def alike(self) -> int:
-        """Return no limit: a step ends with an action only if nodes have joined."""
-        return ALL
-
     def pays(self, cost_ms: int) -> bool:
         """Tell whether taking in the nodes that wait is worth its cost."""
         if not self.waiting:
@@ -1177,14 +1183,6 @@ class PeerMachine(SystemSimulator):
         now = self.rate(self.taken(), self.n_pipelines)
         then = self.rate(self.taken() | set(places), n_pipelines)
         return then * (self.costs.horizon_ms - cost_ms) > now * self.costs.horizon_ms
-
-    def step_done(self, time_ms: int) -> None:
-        """Continue; take in joined nodes if that pays."""
-        self.record(time_ms)
-        if self.pays(self.costs.global_ms):
-            self.meet(time_ms)
-        else:
-            self.next_step(time_ms)
 
 
 class ReCycleMachine(PeerMachine):

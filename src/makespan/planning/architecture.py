@@ -325,8 +325,6 @@ class Architecture:
         Channels of embedding and head if projections lead to and from ``hidden``; 0 for ``hidden``.
     activation
         Activation function as transformers calls it; empty for that of the family.
-    kinds
-        The runs of layers with equal ones together, found in ``layers``: alternating layers are two kinds.
 
     Raises
     ------
@@ -349,6 +347,7 @@ class Architecture:
     embedding_dim: int = 0
     activation: str = ""
     kinds: tuple[Layers, ...] = field(init=False, repr=False, compare=False)
+    """The runs of layers with equal ones together, found in ``layers``: alternating layers are two kinds."""
 
     def __post_init__(self) -> None:
         _check_positive(self, "hidden", "vocab")
