@@ -90,7 +90,7 @@ def test_the_page_has_a_line_per_model_and_kind_of_losses(tables, tmp_path):
     write_csv(tables["recycle_ratios"], folder / "recycle_ratios.csv")
     lines = page(tmp_path)["table: recycle"].strip().splitlines()
     assert lines[0] == "| model | losses | Oobleck | dropped replicas | Varuna | Bamboo |"
-    assert len(lines) == 2 + 3 * 5
+    assert len(lines) == 2 + 2 * 5
     assert lines[-1].startswith("| GPT-3 6.7B | 30m, repaired | ") and lines[-1].endswith("| – |")
     assert lines[-1].count("±") == 3
 

@@ -233,7 +233,7 @@ class LayerFinder:
 
     def _resolved(self, sources: Iterable[str]) -> tuple[set[str], frozenset[str], str]:
         """Follow sources through norms of heads to linear layers and tables."""
-        columns, between, waiting = set[str](), set[str](), list(sources)
+        columns, between, waiting = set[str](), set[str](), sorted(sources)
         blocked = ""
         while waiting:
             path = waiting.pop()
@@ -252,11 +252,13 @@ class LayerFinder:
             if not inner or size > width:
                 continue
             if size == width:
-                blocked = f"{path!r} normalises over all features of {min(inner)!r}"
+                blocked = min(
+                    filter(None, (blocked, f"{path!r} normalises over all features of {min(inner)!r}"))
+                )
                 columns |= inner
                 continue
             between.add(path)
-            waiting += below
+            waiting += sorted(below)
         return columns, frozenset(between), blocked
 
     def _as_attention(self, region: _Region) -> _Region:

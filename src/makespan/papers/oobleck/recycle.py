@@ -331,8 +331,9 @@ def page(results: str | Path) -> dict[str, str]:
 
 
 def _page_rows(table: pd.DataFrame) -> Iterator[tuple[str, ...]]:
-    """Yield models and losses, with ratios and their intervals as text."""
-    for case, group in table.groupby(["model", "losses", "trace"], sort=False):
+    """Yield models and the most frequent losses of each kind, with ratios and their intervals as text."""
+    last = table.groupby(["model", "losses"], sort=False)["trace"].transform("last")
+    for case, group in table[table["trace"] == last].groupby(["model", "losses", "trace"], sort=False):
         model, kind, trace = map(str, case)
         found = group.set_index("other").astype({"ratio": float, "half_width": float})
         ratios, halves = found["ratio"].to_dict(), found["half_width"].to_dict()
