@@ -330,3 +330,31 @@ def _by_primitives(sch):
     sch["lm_head"].shard("weight", axis=0)
     sch["lm_head"].sync("bwd_post", "all_reduce")
     sch["lm_head"].sync("fwd_post", "all_gather", axis=-1, tensor_parallel_output_grad=False)
+
+
+class Endless(nn.Module):
+    """Layers whose results are infinite, so that all parts would look alike."""
+
+    class Layer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up, self.down = nn.Linear(16, 32), nn.Linear(32, 16)
+
+        def forward(self, hidden):
+            return hidden + self.down(self.up(hidden).relu()) * float("inf")
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.layers = nn.Embedding(8, 16), nn.ModuleList(self.Layer() for _ in range(2))
+
+    def forward(self, ids):
+        hidden = self.words(ids)
+        for layer in self.layers:
+            hidden = layer(hidden)
+        return hidden
+
+
+def test_a_layer_without_finite_results_stays_whole_because_nothing_can_be_compared():
+    found = find_structure(Endless(), torch.arange(8).view(2, 4), n_processes=2)
+    assert {part.how for part in found.parts if part.path.startswith("layers.")} == {"whole"}
+    assert any("no finite number" in part.reason for part in found.kept_whole)

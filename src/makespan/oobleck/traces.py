@@ -206,6 +206,12 @@ def _events(instants: Sequence[tuple[int, list[int]]], rng: np.random.Generator)
     return events
 
 
+def _loss_times_ms(mtbf_s: float, n_losses: int, rng: np.random.Generator) -> list[int]:
+    """Draw the times of losses that are exponentially distributed, at least a millisecond apart."""
+    distances_ms = np.maximum(np.rint(rng.exponential(mtbf_s, n_losses) / MS), 1)
+    return [int(time_ms) for time_ms in np.cumsum(distances_ms)]
+
+
 def generate_steady(n_nodes: int, mtbf_s: float, n_losses: int, seed: int) -> NodeTrace:
     """Generate losses at random times, each with a new node at the same time.
 
@@ -238,8 +244,7 @@ def generate_steady(n_nodes: int, mtbf_s: float, n_losses: int, seed: int) -> No
     rng = np.random.default_rng(seed)
     alive = [f"node{index + 1}" for index in range(n_nodes)]
     events = [NodeEvent(0, True, name) for name in alive]
-    times_ms = np.cumsum(np.maximum(np.rint(rng.exponential(mtbf_s, n_losses) / MS), 1)).astype(int)
-    for turn, time_ms in enumerate(times_ms.tolist(), 1):
+    for turn, time_ms in enumerate(_loss_times_ms(mtbf_s, n_losses, rng), 1):
         lost, alive = alive, [*alive, f"node{n_nodes + turn}"]
         events.append(NodeEvent(time_ms, True, alive[-1]))
         events.append(NodeEvent(time_ms, False, alive.pop(int(rng.integers(len(lost))))))
@@ -280,9 +285,8 @@ def generate_repaired(n_nodes: int, mtbf_s: float, repair_s: float, n_losses: in
     rng = np.random.default_rng(seed)
     alive = [f"node{index + 1}" for index in range(n_nodes)]
     events = [NodeEvent(0, True, name) for name in alive]
-    times_ms = np.cumsum(np.maximum(np.rint(rng.exponential(mtbf_s, n_losses) / MS), 1)).astype(int)
     back, repair_ms = list[NodeEvent](), max(1, round(repair_s / MS))
-    for turn, time_ms in enumerate(times_ms.tolist(), 1):
+    for turn, time_ms in enumerate(_loss_times_ms(mtbf_s, n_losses, rng), 1):
         while back and back[0].time_ms <= time_ms:
             events.append(back.pop(0))
             alive.append(events[-1].node)

@@ -9,7 +9,7 @@ scatter further than expected widen it.
 
 What no factor explains is mostly the same for layouts that spend their time alike: a Gaussian process over
 the logarithms of the shares of the terms. A measured row therefore moves its neighbours further than the
-factors do, and the rest not at all.
+factors alone would move them.
 """
 
 import math

@@ -170,6 +170,9 @@ def why_not(
         Gets the tensors of the result, counted from zero, of which a process returns its part, and the axis.
     """
     results.clear()
+    result = first_tensor(sample.result)
+    if result is not None and not result.isfinite().any():
+        return "with random weights the layer returns no finite number, so that nothing can be compared"
     sums: dict[str, list[Any]] = {}
     for rank in range(n_processes):
         try:
@@ -190,7 +193,8 @@ def why_not(
             return str(error)
         except Exception as error:  # noqa: BLE001 - whatever a layer raises with parts that do not fit
             said = " ".join(str(error).split())
-            return f"with its part, a process raises {type(error).__name__}: {said[:_SHOWN]}"
+            shown = said if len(said) <= _SHOWN else f"{said[:_SHOWN]}..."
+            return f"with its part, a process raises {type(error).__name__}: {shown}"
     for path, summed in sums.items():
         for total, expected in zip(summed, sample.returned[path], strict=True):
             if not _agree(total, first_tensor(expected)):
