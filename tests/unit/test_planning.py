@@ -153,6 +153,7 @@ def test_what_a_layout_writes_is_what_is_read(share, **fields):
 @pytest.mark.parametrize(
     ("text", "n_gpus", "words"),
     [
+        (" ", 8, "the layout is empty; expected words such as 'tp4 pp4 mb1'"),
         ("tp3x", 8, "'tp3x' is not understood; expected words such as tp2"),
         ("tp2 tp4", 8, "'tp4' says again"),
         ("fsdp zero1", 8, "'zero1' says again"),

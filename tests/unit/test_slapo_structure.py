@@ -242,6 +242,8 @@ def test_what_cannot_be_realised_is_refused_before_the_model_runs(plan, message)
 def test_texts_that_are_no_plan_are_refused():
     with pytest.raises(NotationError, match=r"layout 'tp2 fp8': 'fp8' is not understood.*or three degrees"):
         apply_plan(Once(), "tp2 fp8")
+    with pytest.raises(NotationError, match="the layout is empty"):
+        apply_plan(Once(), "")
     with pytest.raises(PlanError, match="a degree is 0"):
         apply_plan(Once(), "tp0")
 

@@ -69,6 +69,7 @@ from makespan.sim import (
     RecoveryKind,
     Scenario,
     Schedule,
+    StalledError,
     Violation,
     check_jobs,
     check_policy,
@@ -337,10 +338,22 @@ def _simulated(
 ) -> Schedule:
     """Return a simulation with its tables in wall time."""
     scenario = _scenario(setting, profiled, cluster, decision_limit_s)
-    schedule = simulate(scenario, policy)
+    with _time_explained(setting.scale):
+        schedule = simulate(scenario, policy)
     tables = (schedule.events, schedule.outcomes, schedule.losses)
     events, outcomes, losses = (_on_wall(table, setting.scale) for table in tables)
     return replace(schedule, events=events, outcomes=outcomes, losses=losses)
+
+
+@contextmanager
+def _time_explained(scale: float) -> Iterator[None]:
+    """Let the error of a deadlock say in which time it speaks."""
+    try:
+        yield
+    except StalledError as error:
+        raise StalledError(
+            f"{error}; times are those of the policy, {scale:.3g} s for each of the run"
+        ) from None
 
 
 def _perturbed_totals(
@@ -799,7 +812,8 @@ def run_live(
     engine.load()
     if state is not None:
         restore(engine, state)
-    engine.run()
+    with _time_explained(setting.scale):
+        engine.run()
     return engine
 
 

@@ -142,12 +142,14 @@ def parse_layout(text: str, n_gpus: int) -> Layout:
     Raises
     ------
     NotationError
-        A word is not known or occurs twice.
+        There is no word, or one is not known or occurs twice.
     PlanError
         The degrees do not divide the devices, or options contradict each other.
     """
     values: dict[str, Any] = {}
     seen: set[str] = set()
+    if not text.strip():
+        raise NotationError("the layout is empty; expected words such as 'tp4 pp4 mb1'")
     for word in text.split():
         match = _WORDS.fullmatch(word)
         if match is None:

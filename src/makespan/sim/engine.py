@@ -566,8 +566,9 @@ class Engine:
         down = f"while {n_down} of {n_nodes} nodes are down; expected nodes that return, and"
         expected = f", {down}" if n_down else "; expected"
         return StalledError(
-            f"{policy_label(self.policy)} at {self.view.time_s} s: deadlock: {len(pending)} pending job(s) "
-            f"and {reason} (first job: {pending[0]!r}){expected} a policy that starts every job"
+            f"{policy_label(self.policy)} at {self.view.time_s:.6g} s: deadlock: "
+            f"{len(pending)} pending job(s) and {reason} (first job: {pending[0]!r}){expected} a policy "
+            "that starts every job"
         )
 
     # --- events of jobs ---------------------------------------------------------------------
