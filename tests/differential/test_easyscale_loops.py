@@ -25,9 +25,13 @@ JOB = {
 }  # fmt: skip
 SCRIPTS = (
     "ema", "two_players", "accumulation", "frozen", "mixture", "low_rank", "streamed", "half", "scaled",
-    "stopped", "tied", "scheduled", "views", "given",
+    "stopped", "tied", "scheduled", "views", "given", "distilled", "plateau", "mixed", "masked",
+    "variational", "penalised", "sharpness", "skipped", "weighed", "diffusion", "rewarded", "queued",
 )  # fmt: skip
-CHANGED = ("ema", "two_players", "accumulation", "streamed", "scheduled", "scaled", "given", "stopped")
+CHANGED = (
+    "ema", "two_players", "accumulation", "streamed", "scheduled", "scaled", "given", "stopped",
+    "plateau", "penalised", "sharpness", "skipped", "diffusion", "rewarded", "queued",
+)  # fmt: skip
 BITS = ["step", "rank", "loss_hex", "parameter_sha", "optimizer_sha", "context_sha"]
 
 
@@ -68,6 +72,7 @@ def stock(tmp_path_factory, options):
 
 def trainer(name, folder, options, **changes):
     values = options.get(name, {})
+    changes |= {"find_unused_parameters": name == "skipped"}
     job = JOB | ({"options": {"loop": values}} if values else {}) | changes
     return ElasticTrainer(loop=f"{FILE}:{name}", run_dir=folder / name, **job)
 

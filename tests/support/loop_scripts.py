@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import Dataset
 
 CLASSES, WIDTH = 4, 12
@@ -142,6 +143,104 @@ class Descent(torch.optim.Optimizer):
                 parameter.sub_(average.sign(), alpha=group["lr"])
 
 
+class Masked(nn.Module):
+    """A small transformer whose layers are computed again in the backward pass."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(12, 8)
+        self.layers = nn.ModuleList(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True) for _ in range(2))
+        self.head = nn.Linear(8, 12)
+
+    def forward(self, tokens):
+        hidden = self.embedding(tokens)
+        for layer in self.layers:
+            hidden = checkpoint(layer, hidden, use_reentrant=False)
+        return self.head(hidden)
+
+
+class Coder(nn.Module):
+    """A variational autoencoder."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder, self.decoder = nn.Linear(WIDTH, 6), nn.Linear(3, WIDTH)
+
+    def forward(self, inputs):
+        mean, spread = self.encoder(inputs).chunk(2, -1)
+        code = mean + spread.exp() * torch.randn_like(mean)
+        return self.decoder(code), (mean**2 + (2 * spread).exp() - 2 * spread - 1).sum() / 2
+
+
+class Deep(nn.Module):
+    """Layers that are left out at random in training, so that their parameters have no gradient."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.head = nn.Linear(WIDTH, 8), nn.Linear(8, CLASSES)
+        self.blocks = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
+
+    def forward(self, inputs):
+        hidden = self.first(inputs)
+        for block in self.blocks:
+            if not self.training or random.random() < 0.5:
+                hidden = hidden + block(hidden).relu()
+        return self.head(hidden)
+
+
+class Queued(nn.Module):
+    """A classifier with a queue of former outputs in a buffer, one for each rank."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = Net()
+        self.register_buffer("queue", torch.randn(8, CLASSES))
+
+    def forward(self, inputs):
+        first, second = self.body(inputs), self.body(inputs + 0.05 * torch.randn_like(inputs)).detach()
+        logits = torch.cat([(first * second).sum(1, keepdim=True), first @ self.queue.T], 1)
+        self.queue = torch.cat([second, self.queue])[:8]
+        return F.cross_entropy(logits, torch.zeros(len(first), dtype=torch.long))
+
+
+class Spread(nn.Module):
+    """The logarithms of the variances of two tasks."""
+
+    def __init__(self):
+        super().__init__()
+        self.of_classes, self.of_size = nn.Parameter(torch.zeros(())), nn.Parameter(torch.zeros(()))
+
+    def forward(self, outputs, targets):
+        """Return the loss of both tasks together."""
+        first = F.cross_entropy(outputs, targets) * (-self.of_classes).exp() + self.of_classes
+        return first + outputs.pow(2).mean() * (-self.of_size).exp() + self.of_size
+
+
+class Slow:
+    """Weights that follow those of an optimizer half the way every two steps, and pull them back."""
+
+    def __init__(self, optimizer):
+        self.optimizer, self.steps = optimizer, 0
+        self.weights = [each.detach().clone() for each in self.trained()]
+
+    def trained(self):
+        return [each for group in self.optimizer.param_groups for each in group["params"]]
+
+    @torch.no_grad()
+    def step(self):
+        self.optimizer.step()
+        self.steps += 1
+        if self.steps % 2 == 0:
+            for slow, fast in zip(self.weights, self.trained(), strict=True):
+                fast.copy_(slow.lerp_(fast, 0.5))
+
+    def state_dict(self):
+        return {"steps": self.steps, "weights": self.weights}
+
+    def load_state_dict(self, state):
+        self.steps, self.weights = state["steps"], state["weights"]
+
+
 def padded(sentences):
     return nn.utils.rnn.pad_sequence(sentences, batch_first=True)
 
@@ -168,6 +267,75 @@ def contrastive(first, second):
 
 def spoken(model, tokens):
     return F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten(), ignore_index=0)
+
+
+def distilling(teacher, student, inputs):
+    with torch.no_grad():
+        wanted = teacher(inputs).softmax(-1)
+    return F.cross_entropy(student(inputs), wanted)
+
+
+def mixing(model, inputs, targets):
+    """Return the loss of rows that are mixed with others of the batch."""
+    share = float(np.random.beta(0.4, 0.4))  # noqa: NPY002 - state that is swapped
+    order = torch.randperm(len(inputs))
+    outputs = model(share * inputs + (1 - share) * inputs[order])
+    losses = [F.cross_entropy(outputs, each, label_smoothing=0.1) for each in (targets, targets[order])]
+    return share * losses[0] + (1 - share) * losses[1]
+
+
+def guessing(model, tokens):
+    """Return the loss of tokens that are hidden at random, the first one always."""
+    hidden = (torch.rand(tokens.shape) < 0.3) & (tokens > 0)
+    hidden[:, 0] = True
+    return F.cross_entropy(model(tokens.masked_fill(hidden, 11))[hidden], tokens[hidden])
+
+
+def coding(model, inputs, weight):
+    outputs, divergence = model(inputs)
+    return F.mse_loss(outputs, inputs, reduction="sum") + weight * divergence
+
+
+def steepness(critic, real, fake):
+    """Return the gradient penalty of a critic, whose backward pass is a second derivative."""
+    between = torch.lerp(real, fake, torch.rand(len(real), 1)).requires_grad_()
+    (slope,) = torch.autograd.grad(critic(between).sum(), between, create_graph=True)
+    return 10 * ((slope.norm(dim=1) - 1) ** 2).mean()
+
+
+def denoiser():
+    return nn.Sequential(nn.Linear(WIDTH + 1, 16), nn.SiLU(), nn.Linear(16, WIDTH)).double()
+
+
+def denoising(model, inputs):
+    """Return the loss of a diffusion model, in double precision."""
+    inputs, time = inputs.double(), torch.randint(1, 10, (len(inputs), 1)).double() / 10
+    noise = torch.randn_like(inputs)
+    return F.mse_loss(model(torch.cat([(1 - time).sqrt() * inputs + time.sqrt() * noise, time], 1)), noise)
+
+
+def acting(model, inputs, targets, baseline):
+    """Return the loss of a policy whose actions are drawn, and the mean reward."""
+    choice = torch.distributions.Categorical(logits=model(inputs))
+    action = choice.sample()
+    reward = (action == targets).float()
+    return -(choice.log_prob(action) * (reward - baseline)).mean(), reward.mean()
+
+
+@torch.no_grad()
+def climb(model, size=0.05):
+    """Move the weights along their gradients, and return what they were."""
+    before = [each.clone() for each in model.parameters()]
+    norm = torch.stack([each.grad.norm() for each in model.parameters()]).norm()
+    for each in model.parameters():
+        each.add_(each.grad, alpha=size / float(norm))
+    return before
+
+
+@torch.no_grad()
+def put_back(model, before):
+    for each, was in zip(model.parameters(), before, strict=True):
+        each.copy_(was)
 
 
 def warm_up(optimizer, steps=3):
@@ -393,6 +561,165 @@ def given(run, path=None):
         mini_batch.step(optimizer)
 
 
+def distilled(run):
+    """A student learns from a frozen teacher, which no checkpoint has to hold."""
+    teacher, student = Net(24).eval().requires_grad_(False), Net(8)
+    optimizer = torch.optim.Adam(student.parameters(), lr=0.01)
+    for mini_batch in run.loop(student, optimizers=optimizer, data=Rows()):
+        for inputs, _ in mini_batch:
+            mini_batch.backward(distilling(teacher, student, inputs))
+        mini_batch.step(optimizer)
+
+
+def plateau(run):
+    """torch's average of weights, and a learning rate that falls where its evaluation gets no better."""
+    model = Net()
+    average = torch.optim.swa_utils.AveragedModel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True)
+    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=0.05)
+    loop = run.loop(
+        model, optimizers=optimizer, schedulers=scheduler, data=Rows(), shared={"average": average}
+    )
+    for mini_batch in loop:
+        for inputs, targets in mini_batch:
+            mini_batch.backward(F.cross_entropy(model(inputs), targets))
+        mini_batch.step(optimizer)
+        average.update_parameters(model)
+        scheduler.step(evaluate(average))
+
+
+def mixed(run):
+    """Rows that are mixed with each other, smoothed labels, and one clipped rate for two groups."""
+    model = Net()
+    matrices, others = groups_of(model)
+    groups = [{"params": matrices, "weight_decay": 0.1, "lr": 0.02}, {"params": others, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=0.01, amsgrad=True)
+    for mini_batch in run.loop(model, optimizers=optimizer, data=Rows()):
+        for inputs, targets in mini_batch:
+            mini_batch.backward(mixing(model, inputs, targets))
+        mini_batch.sum(optimizer)
+        nn.utils.clip_grad_value_(model.parameters(), 0.1)
+        optimizer.step()
+
+
+def masked(run):
+    """A masked language model with recomputed layers and a one-cycle schedule."""
+    model = Masked()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.02, total_steps=20)
+    loop = run.loop(model, optimizers=optimizer, schedulers=scheduler, data=Sentences(), collate=padded)
+    for mini_batch in loop:
+        for tokens in mini_batch:
+            mini_batch.backward(guessing(model, tokens))
+        mini_batch.step(optimizer)
+        scheduler.step()
+
+
+def variational(run):
+    """A variational autoencoder whose divergence counts more and more."""
+    model = Coder()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    loop = run.loop(model, optimizers=optimizer, data=Rows())
+    for mini_batch in loop:
+        weight = min(1.0, loop.step / 5)
+        for inputs, _ in mini_batch:
+            mini_batch.backward(coding(model, inputs, weight))
+        mini_batch.step(optimizer)
+
+
+def penalised(run):
+    """A GAN with a gradient penalty."""
+    critic, generator = gan()
+    models = {"critic": critic, "generator": generator}
+    optimizers = [torch.optim.Adam(each.parameters(), lr=0.01) for each in models.values()]
+    for mini_batch in run.loop(
+        {"critic": critic, "generator": generator}, optimizers=optimizers, data=Rows()
+    ):
+        for real, _ in mini_batch:
+            fake = generator(torch.randn(len(real), 3)).detach()
+            loss = critic(fake).mean() - critic(real).mean()
+            mini_batch.backward(loss + steepness(critic, real, fake))
+        mini_batch.step(optimizers[0])
+        for real, _ in mini_batch:
+            mini_batch.backward(-critic(generator(torch.randn(len(real), 3))).mean())
+        mini_batch.step(optimizers[1])
+
+
+def sharpness(run):
+    """A step by the gradients of a second pass, at weights that the first pass made worse."""
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for mini_batch in run.loop(model, optimizers=optimizer, data=Rows()):
+        for inputs, targets in mini_batch:
+            mini_batch.backward(F.cross_entropy(model(inputs), targets))
+        mini_batch.sum(optimizer)
+        before = climb(model)
+        for inputs, targets in mini_batch:
+            mini_batch.backward(F.cross_entropy(model(inputs), targets))
+        mini_batch.sum(optimizer)
+        put_back(model, before)
+        optimizer.step()
+
+
+def skipped(run):
+    """Layers that each logical worker leaves out at random."""
+    model = Deep()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    for mini_batch in run.loop(model, optimizers=optimizer, data=Rows()):
+        for inputs, targets in mini_batch:
+            mini_batch.backward(F.cross_entropy(model(inputs), targets))
+        mini_batch.step(optimizer)
+
+
+def weighed(run):
+    """Two tasks whose weights in the loss are trained as well."""
+    model, spread = Net(), Spread()
+    optimizer = torch.optim.Adam([*model.parameters(), *spread.parameters()], lr=0.01)
+    for mini_batch in run.loop({"model": model, "spread": spread}, optimizers=optimizer, data=Rows()):
+        for inputs, targets in mini_batch:
+            mini_batch.backward(spread(model(inputs), targets))
+        mini_batch.step(optimizer)
+
+
+def diffusion(run):
+    """A diffusion model, and slow weights that follow its own every two steps."""
+    model = denoiser()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    slow = Slow(optimizer)
+    for mini_batch in run.loop(model, optimizers=optimizer, data=Rows(), shared={"slow": slow}):
+        for inputs, _ in mini_batch:
+            mini_batch.backward(denoising(model, inputs))
+        mini_batch.sum(optimizer)
+        slow.step()
+
+
+def rewarded(run):
+    """A policy gradient, whose baseline follows the rewards of all logical workers."""
+    model = nn.Sequential(nn.Linear(WIDTH, 16), nn.Tanh(), nn.Linear(16, CLASSES))
+    optimizer = torch.optim.RMSprop(model.parameters(), lr=0.01)
+    loop = run.loop(model, optimizers=optimizer, data=Rows())
+    for mini_batch in loop:
+        baseline = loop.state.setdefault("baseline", 0.0)
+        for inputs, targets in mini_batch:
+            loss, reward = acting(model, inputs, targets, baseline)
+            mini_batch.backward(loss)
+            mini_batch.report(reward=reward)
+        mini_batch.step(optimizer)
+        loop.state["baseline"] = (
+            0.9 * baseline + 0.1 * sum(mini_batch.reported("reward")) / run.n_logical_workers
+        )
+
+
+def queued(run):
+    """A contrastive loss against former outputs, kept in a buffer for each logical worker."""
+    model = Queued()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for mini_batch in run.loop(model, optimizers=optimizer, data=Rows()):
+        for inputs, _ in mini_batch:
+            mini_batch.backward(model(inputs))
+        mini_batch.step(optimizer)
+
+
 def loaded(run, kind):
     """A loop over a data loader, or over its data set."""
     model, data = Net(), Rows()
@@ -498,6 +825,20 @@ def wrong(run, kind):
         arguments["data"] = lambda rank, n: iter([])
     if kind == "loader":
         arguments["data"] = torch.utils.data.DataLoader(Rows(), batch_size=8)
+    if kind == "sampler":
+        sampler = torch.utils.data.WeightedRandomSampler(torch.ones(60), 60)
+        arguments["data"] = torch.utils.data.DataLoader(Rows(), batch_size=4, sampler=sampler)
+    if kind == "synchronised":
+        model = nn.SyncBatchNorm.convert_sync_batchnorm(nn.Sequential(model, nn.BatchNorm1d(CLASSES)))
+        arguments["model"] = model
+    if kind == "sparse":
+        model = nn.EmbeddingBag(WIDTH, CLASSES, sparse=True)
+        optimizer = torch.optim.SparseAdam(model.parameters())
+        arguments |= {"model": model, "optimizers": optimizer}
+    if kind == "thawed":
+        model.bias.requires_grad_(False)
+    if kind == "carried":
+        carried = torch.zeros(CLASSES)
     if kind == "shared number":
         arguments["shared"] = {"average": 0.5}
     if kind == "no optimizer":
@@ -514,6 +855,8 @@ def wrong(run, kind):
     if kind == "hidden number":
         total = 0.0
     loop = run.loop(**arguments)
+    if kind == "thawed":
+        model.bias.requires_grad_(True)
     if kind == "two loops":
         run.loop(**arguments)
     if kind == "late weights":
@@ -524,7 +867,10 @@ def wrong(run, kind):
         if kind == "step first":
             mini_batch.step(optimizer)
         for inputs, targets in mini_batch:
-            loss = F.cross_entropy(model(inputs), targets)
+            outputs = model(inputs.long() if kind == "sparse" else inputs)
+            loss = F.cross_entropy(outputs, targets)
+            if kind == "carried":
+                carried = carried + outputs.detach().mean(0)
             if kind == "plain backward":
                 loss.backward()
             if kind == "no backward":

@@ -15,22 +15,40 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from loop_scripts import (
+    CLASSES,
+    WIDTH,
+    Coder,
+    Deep,
     Descent,
+    Masked,
     Mixture,
     Net,
+    Queued,
     Rows,
     Sentences,
+    Slow,
     Speaker,
+    Spread,
     Stream,
+    acting,
     adapted,
     adversarial,
+    climb,
+    coding,
     contrastive,
+    denoiser,
+    denoising,
+    distilling,
     evaluate,
     follow,
     gan,
     groups_of,
+    guessing,
+    mixing,
     padded,
+    put_back,
     spoken,
+    steepness,
     warm_up,
 )
 from torch import nn
@@ -63,12 +81,10 @@ class Script:
         self.rank, self.n = dist.get_rank(), dist.get_world_size()
         self.rows, self.kept = [], {}
 
-    def wrapped(self, *models):
+    def wrapped(self, *models, **options):
         """Wrap models, and seed the rank."""
-        cap = self.job.bucket_cap_bytes / 2**20
-        wrapped = [
-            DistributedDataParallel(each, broadcast_buffers=False, bucket_cap_mb=cap) for each in models
-        ]
+        options |= {"broadcast_buffers": False, "bucket_cap_mb": self.job.bucket_cap_bytes / 2**20}
+        wrapped = [DistributedDataParallel(each, **options) for each in models]
         seed_everything(self.job.seed, "shared")
         self.outside = capture_random_states()
         seed_everything(self.job.seed, "rank", self.rank)
@@ -174,9 +190,9 @@ def accumulation(run):
         run.note(first.detach() + second.detach(), model, optimizer)
 
 
-def simple(run, model, optimizer, loss_of, data=None, collate=default_collate):
+def simple(run, model, optimizer, loss_of, data=None, collate=default_collate, **options):
     """Train a model by one optimizer, one pass per mini-batch."""
-    wrapped = run.wrapped(model)
+    wrapped = run.wrapped(model, **options)
     for step, batch in run.batches(Rows() if data is None else data, collate):
         optimizer.zero_grad()
         loss = loss_of(wrapped, batch, step)
@@ -317,6 +333,160 @@ def given(run):
     model = Net()
     model.load_state_dict(torch.load(run.options["path"], weights_only=True))
     simple(run, model, torch.optim.SGD(model.parameters(), lr=0.1), classified)
+
+
+def distilled(run):
+    teacher, student = Net(24).eval().requires_grad_(False), Net(8)
+    optimizer = torch.optim.Adam(student.parameters(), lr=0.01)
+    simple(run, student, optimizer, lambda net, batch, _: distilling(teacher, net, batch[0]))
+
+
+def plateau(run):
+    model = Net()
+    average = torch.optim.swa_utils.AveragedModel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True)
+    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=0.05)
+    wrapped = run.wrapped(model)
+    for step, batch in run.batches(Rows()):
+        optimizer.zero_grad()
+        loss = classified(wrapped, batch, step)
+        loss.backward()
+        optimizer.step()
+        with run.aside():
+            statistics = [buffer.clone() for buffer in model.buffers()]
+            of_first(model)
+            average.update_parameters(model)
+            for buffer, own in zip(model.buffers(), statistics, strict=True):
+                buffer.copy_(own)
+            scheduler.step(evaluate(average))
+        run.note(loss, model, optimizer)
+    run.kept = {"shared average": value_sha(average.state_dict())}
+
+
+def mixed(run):
+    model = Net()
+    matrices, others = groups_of(model)
+    groups = [{"params": matrices, "weight_decay": 0.1, "lr": 0.02}, {"params": others, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=0.01, amsgrad=True)
+    wrapped = run.wrapped(model)
+    for _, batch in run.batches(Rows()):
+        optimizer.zero_grad()
+        loss = mixing(wrapped, *batch)
+        loss.backward()
+        nn.utils.clip_grad_value_(model.parameters(), 0.1)
+        optimizer.step()
+        run.note(loss, model, optimizer)
+
+
+def masked(run):
+    model = Masked()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.02, total_steps=20)
+    wrapped = run.wrapped(model)
+    for _, tokens in run.batches(Sentences(), padded):
+        optimizer.zero_grad()
+        loss = guessing(wrapped, tokens)
+        loss.backward()
+        optimizer.step()
+        scheduler.step()
+        run.note(loss, model, optimizer)
+
+
+def variational(run):
+    model = Coder()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    simple(run, model, optimizer, lambda net, batch, step: coding(net, batch[0], min(1.0, step / 5)))
+
+
+def penalised(run):
+    critic, generator = gan()
+    optimizers = [torch.optim.Adam(each.parameters(), lr=0.01) for each in (critic, generator)]
+    wrapped_critic, wrapped_generator = run.wrapped(critic, generator)
+    both = nn.Module()
+    both.critic, both.generator = critic, generator
+    for _, (real, _) in run.batches(Rows()):
+        optimizers[0].zero_grad()
+        fake = generator(torch.randn(len(real), 3)).detach()
+        first = wrapped_critic(fake).mean() - critic(real).mean() + steepness(critic, real, fake)
+        first.backward()
+        optimizers[0].step()
+        optimizers[1].zero_grad()
+        second = -critic(wrapped_generator(torch.randn(len(real), 3))).mean()
+        second.backward()
+        optimizers[1].step()
+        run.note(first.detach() + second.detach(), both, *optimizers)
+
+
+def sharpness(run):
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    wrapped = run.wrapped(model)
+    for step, batch in run.batches(Rows()):
+        optimizer.zero_grad()
+        first = classified(wrapped, batch, step)
+        first.backward()
+        before = climb(model)
+        optimizer.zero_grad()
+        second = classified(wrapped, batch, step)
+        second.backward()
+        put_back(model, before)
+        optimizer.step()
+        run.note(first.detach() + second.detach(), model, optimizer)
+
+
+def skipped(run):
+    model = Deep()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    simple(run, model, optimizer, classified, find_unused_parameters=True)
+
+
+def weighed(run):
+    model, spread = Net(), Spread()
+    optimizer = torch.optim.Adam([*model.parameters(), *spread.parameters()], lr=0.01)
+    wrapped, wrapped_spread = run.wrapped(model, spread)
+    both = nn.Module()
+    both.model, both.spread = model, spread
+    for _, (inputs, targets) in run.batches(Rows()):
+        optimizer.zero_grad()
+        loss = wrapped_spread(wrapped(inputs), targets)
+        loss.backward()
+        optimizer.step()
+        run.note(loss, both, optimizer)
+
+
+def diffusion(run):
+    model = denoiser()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    slow = Slow(optimizer)
+    wrapped = run.wrapped(model)
+    for _, (inputs, _) in run.batches(Rows()):
+        optimizer.zero_grad()
+        loss = denoising(wrapped, inputs)
+        loss.backward()
+        slow.step()
+        run.note(loss, model, optimizer)
+    run.kept = {"shared slow": value_sha(slow.state_dict())}
+
+
+def rewarded(run):
+    model = nn.Sequential(nn.Linear(WIDTH, 16), nn.Tanh(), nn.Linear(16, CLASSES))
+    optimizer = torch.optim.RMSprop(model.parameters(), lr=0.01)
+    wrapped, baseline = run.wrapped(model), 0.0
+    for _, batch in run.batches(Rows()):
+        optimizer.zero_grad()
+        loss, reward = acting(wrapped, *batch, baseline)
+        loss.backward()
+        optimizer.step()
+        rewards = [torch.empty(()) for _ in range(run.n)]
+        dist.all_gather(rewards, reward)
+        baseline = 0.9 * baseline + 0.1 * sum(map(float, rewards)) / run.n
+        run.note(loss, model, optimizer)
+    run.kept = {"loop.state": value_sha({"baseline": baseline})}
+
+
+def queued(run):
+    model = Queued()
+    simple(run, model, torch.optim.SGD(model.parameters(), lr=0.1), lambda net, batch, _: net(batch[0]))
 
 
 def work(directory, who):

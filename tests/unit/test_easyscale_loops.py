@@ -44,6 +44,8 @@ BEFORE = {
     "class": "data is the class Rows; expected an object of it",
     "no state": "has no state_dict; expected an iterable with state_dict",
     "loader": "sets micro_batch_size to 8, and the job has 4",
+    "sampler": "a DataLoader with a WeightedRandomSampler; expected shuffle=True or False",
+    "synchronised": "module 1 is a SyncBatchNorm, which communicates within a forward pass",
     "shared number": "shared 'average' is a float; expected an object with state_dict",
     "no optimizer": "run.loop got no optimizer",
     "closure": "optimizer is a LBFGS, whose step needs an argument",
@@ -64,6 +66,9 @@ WITHIN = {
     "outside": "mini_batch.backward is called outside of a turn",
     "unknown optimizer": "SGD is no optimizer of the loop",
     "unreported": "no turn reported 'accuracy'; expected loss",
+    "sparse": "parameter weight has a sparse gradient",
+    "thawed": "parameter bias got a gradient but required none when the run began",
+    "carried": "variable carried of wrong changes in the loop, and no checkpoint holds it",
     "hidden average": "variable average of wrong changes in the loop, and no checkpoint holds it",
 }
 
@@ -94,6 +99,17 @@ def test_a_number_that_a_restart_would_lose_is_a_warning(tmp_path, caplog):
     assert "variable total of wrong changes in the loop, and no checkpoint holds it" in caplog.text
     trainer(tmp_path / "class", "fitted").run(2, "0,1")
     assert "variable self of fit changes in the loop, and no checkpoint holds it" in caplog.text
+
+
+def test_layers_that_turns_leave_out_are_a_warning_unless_the_job_expects_them(tmp_path, caplog):
+    trainer(tmp_path / "plain", "skipped").run(2, "0,1")
+    assert re.search(r"parameter blocks\S+ and \d+ more got no gradient in a turn", caplog.text)
+    caplog.clear()
+    ours = ElasticTrainer(
+        loop=f"{FILE}:skipped", run_dir=tmp_path / "unused", find_unused_parameters=True, **JOB
+    )
+    ours.run(2, "0,1")
+    assert "gradient" not in caplog.text
 
 
 @pytest.mark.parametrize(

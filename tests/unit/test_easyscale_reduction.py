@@ -24,6 +24,7 @@ from makespan.easyscale.reduction import (
     reduce_sets,
     ring_chunks,
     trained_parameters,
+    unordered_map,
 )
 
 
@@ -121,6 +122,11 @@ def test_the_default_gives_the_first_bucket_1_mib_and_others_25():
     parameters = {name: nn.Parameter(torch.empty(1 << 18, device="meta")) for name in map(str, range(60))}
     sizes = [len(names) for names in rebuilt_map(parameters, list(parameters))]
     assert sizes == [1, 25, 25, 9]
+
+
+def test_buckets_of_passes_that_leave_parameters_out_are_in_the_order_of_the_model():
+    parameters = {name: nn.Parameter(torch.zeros(1)) for name in "abc"}
+    assert unordered_map(parameters, 8) == (("a", "b"), ("c",))
 
 
 def test_the_order_of_readiness_is_that_of_the_backward_pass():

@@ -492,3 +492,7 @@ def test_a_job_is_made_again_of_its_values():
     job = ElasticJob("resnet50", options={"data": {"n_samples": 8}})
     assert ElasticJob(**job.values()) == job
     assert ElasticJob(**job.values() | {"seed": 3}).differences(job.values()) == ["seed: found 0, expected 3"]
+    former = {name: value for name, value in job.values().items() if name != "find_unused_parameters"}
+    assert job.differences(former) == []
+    (difference,) = ElasticJob(**job.values() | {"find_unused_parameters": True}).differences(former)
+    assert difference == "find_unused_parameters: found False, expected True"

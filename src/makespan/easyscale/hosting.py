@@ -35,6 +35,7 @@ from makespan.easyscale.reduction import (
     share,
     synchronize,
     trained_parameters,
+    unordered_map,
 )
 from makespan.easyscale.user_state import UserState
 from makespan.errors import InputError
@@ -86,12 +87,15 @@ class ModelGradients:
         self._kept = {"keeps_sums": keeps_sums, "accumulates": accumulates}
         self._trained = trained_parameters(model)
         restored = bucket_map if level.pins_communication else None
+        if reduction.find_unused_parameters:
+            restored = unordered_map(self._trained, reduction.bucket_cap_bytes)
         self.must_rebuild = restored is None
         self._bucket_map = restored or provisional_map(self._trained)
         self._packer, self._has_passed = self._packer_of(self._bucket_map), False
         self._sets: list[GradientSet] = []
         self._ready: list[str] = []
         self._recorder: ReadyOrder | None = None
+        self._unused: list[str] = []
 
     @property
     def bucket_map(self) -> BucketMap | None:
@@ -101,6 +105,17 @@ class ModelGradients:
     def layout(self) -> list[list[str]] | None:
         """Return the bucket layout as plain values; None until it is determined."""
         return None if self.must_rebuild else [list(names) for names in self._bucket_map]
+
+    @property
+    def notices(self) -> list[str]:
+        """Notices about parameters that a turn leaves out although the job does not expect it."""
+        if not self._unused:
+            return []
+        more = f" and {len(self._unused) - 1} more" if self._unused[1:] else ""
+        return [
+            f"parameter {self._unused[0]}{more} got no gradient in a turn; stock training fails there "
+            "without find_unused_parameters=True, which gives a job the bits that it then has"
+        ]
 
     @contextmanager
     def listening(self, *, watches: bool = False) -> Iterator[None]:
@@ -135,10 +150,19 @@ class ModelGradients:
     def sum(self) -> Steps[None]:
         """Make the sum over all ESTs the gradients of the model; the first sum determines the layout."""
         self._copies.finish()  # the sum reads the copies on the host
+        if not (self._unused or self._reduction.find_unused_parameters):
+            self._unused = self._left_out()
         total = yield from reduce_sets(self._sets, self._numbered, self._process, self._reduction)
         self._packer.unpack(total)
         if self.must_rebuild:
             yield from self._rebuild()
+
+    def _left_out(self) -> list[str]:
+        """Return the parameters without a gradient in the turn of some EST."""
+        lacking = [each.used for each in self._sets if not each.used.all()]
+        return [
+            name for number, name in enumerate(self._trained) if not all(used[number] for used in lacking)
+        ]
 
     def _rebuild(self) -> Steps[None]:
         """Rebuild the buckets in the order in which the gradients of the first EST became ready."""
@@ -415,7 +439,7 @@ class HostedESTs:
     @property
     def notices(self) -> list[str]:
         """Notices about what user code does."""
-        return [*self._notices, *self._checks.notices]
+        return [*self._notices, *self._checks.notices, *self._gradients.notices]
 
     def mini_batch(
         self, fetch: Fetch, *, watches: bool = False, ending: Callable[[], int] = lambda: 0

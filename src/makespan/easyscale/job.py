@@ -9,7 +9,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -93,6 +93,9 @@ class ElasticJob:
         of the first one, as DistributedDataParallel does by default.
     bucket_cap_bytes
         Size at which a bucket of gradients is full [B]. None for DistributedDataParallel's default.
+    find_unused_parameters
+        Sum gradients as DistributedDataParallel does with this option, which stock training needs where a
+        pass leaves parameters out, for example layers dropped at random.
     scaling
         Divide gradients before (``pre``) or after (``post``) the sum. See `Reduction`.
     fold
@@ -128,6 +131,7 @@ class ElasticJob:
     n_loaders: int = 2
     buffers: Buffers = "per_rank"
     bucket_cap_bytes: int | None = None
+    find_unused_parameters: bool = False
     scaling: Scaling = "pre"
     fold: Fold = "auto"
     shuffle: bool = True
@@ -150,7 +154,7 @@ class ElasticJob:
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
                 raise InputError(f"{name} is {getattr(self, name)!r}; expected {', '.join(choices)}")
-        for name in ("shuffle", "drop_last_samples", "drop_last_batch"):
+        for name in ("find_unused_parameters", "shuffle", "drop_last_samples", "drop_last_batch"):
             if not isinstance(getattr(self, name), bool):
                 raise InputError(f"{name} is {getattr(self, name)!r}; expected True or False")
         options: object = self.options
@@ -209,8 +213,12 @@ class ElasticJob:
         return {file: hashlib.sha256(Path(file).read_bytes()).hexdigest() for file in files}
 
     def differences(self, other: Mapping[str, Any]) -> list[str]:
-        """List the fields that differ from another job, given by its `values`; ``fold`` may be ``auto``."""
+        """List the fields that differ from another job, given by its `values`; ``fold`` may be ``auto``.
+
+        Fields that the other lacks, because an earlier version wrote it, have their defaults.
+        """
         values, differences = self.values(), []
+        other = {each.name: each.default for each in fields(self) if each.default is not MISSING} | {**other}
         for name in sorted(values.keys() | other.keys()):
             mine, theirs = values.get(name), other.get(name)
             if mine != theirs and not (name == "fold" and mine == "auto"):

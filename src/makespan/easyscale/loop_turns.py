@@ -156,7 +156,8 @@ class LoopESTs:
     @property
     def notices(self) -> list[str]:
         """Notices about what user code does."""
-        return [*self._checks.notices, *sorted(self.local_notices)]
+        of_gradients = (notice for each in self._gradients.values() for notice in each.notices)
+        return [*self._checks.notices, *of_gradients, *sorted(self.local_notices)]
 
     def _listen(self, label: str, optimizer: torch.optim.Optimizer) -> None:
         """Check each step of an optimizer, also one that user code takes without the mini-batch."""

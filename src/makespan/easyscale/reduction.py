@@ -194,6 +194,14 @@ def rebuilt_map(
     return _packed(parameters, order, limits)
 
 
+def unordered_map(parameters: Mapping[str, Parameter], cap_bytes: int | None = None) -> BucketMap:
+    """Return the layout of a model whose passes may leave parameters out, in registration order.
+
+    It holds from the first mini-batch on, because no pass need tell the order of all gradients.
+    """
+    return rebuilt_map(parameters, (), cap_bytes)
+
+
 def _packed(parameters: Mapping[str, Parameter], order: Iterable[str], limits: Sequence[float]) -> BucketMap:
     """Fill buckets, each of one dtype, up to their limits; the last limit holds for all further buckets."""
     closed: list[list[str]] = []
@@ -720,12 +728,15 @@ class Reduction:
         (``post``).
     bucket_cap_bytes
         Size at which a bucket is full; None for DistributedDataParallel's default.
+    find_unused_parameters
+        Whether buckets are those of DistributedDataParallel with this option, see `unordered_map`.
     """
 
     n_logical_workers: int
     order: str = "ring"
     scaling: Scaling = "pre"
     bucket_cap_bytes: int | None = None
+    find_unused_parameters: bool = False
 
     def __post_init__(self) -> None:
         """Check the choices."""

@@ -88,7 +88,10 @@ class _Rank:
         parts, results = build_parts(job, self.device), []
         trained, rank = parts.trained, self.who.rank
         computing = use_kernels(kernels_of(self.request.device, job.level), job.level)
-        options: dict[str, Any] = {"process_group": self.group}
+        options: dict[str, Any] = {
+            "process_group": self.group,
+            "find_unused_parameters": job.find_unused_parameters,
+        }
         if job.bucket_cap_bytes is not None:
             options["bucket_cap_mb"] = job.bucket_cap_bytes / _MIB
         if job.buffers == "per_rank":

@@ -329,7 +329,10 @@ class _Generation:
     def reduction(self) -> Reduction:
         """Return the order and scaling of the sum of gradients."""
         self.order = self.request.fold or self._reduction_order()
-        return Reduction(self.job.n_logical_workers, self.order, self.job.scaling, self.job.bucket_cap_bytes)
+        job = self.job
+        return Reduction(
+            job.n_logical_workers, self.order, job.scaling, job.bucket_cap_bytes, job.find_unused_parameters
+        )
 
     def _reduction_order(self) -> str:
         """Return the order of sums of the job; for ``auto`` the first process detects it for all."""
