@@ -1,4 +1,4 @@
-"""Time of the searches for pipeline templates, one GPU a node.
+"""Time of the searches for pipeline templates, one GPU a node, and of backward passes in two parts.
 
 Run with ``pytest benchmarks/bench_oobleck.py --benchmark-only``.
 """
@@ -6,8 +6,11 @@ Run with ``pytest benchmarks/bench_oobleck.py --benchmark-only``.
 from collections.abc import Callable
 
 import pytest
+import torch
+from torch import nn
 
 from makespan.oobleck.profile import LayerProfile, ModelProfile, random32
+from makespan.oobleck.split import SplitBackward
 from makespan.oobleck.templates import make_templates
 
 CASES = {
@@ -31,3 +34,26 @@ def test_exact_template(benchmark: Callable[..., object], name: str) -> None:
 def test_published_templates(benchmark: Callable[..., object]) -> None:
     """Time all templates up to 12 nodes by the published search."""
     assert benchmark(make_templates, random32(0), range(1, 13), 1, "dc")
+
+
+@pytest.mark.parametrize("parts", ["whole", "first", "both"])
+def test_backward_pass_of_transformer_layers(benchmark: Callable[..., object], parts: str) -> None:
+    """Time backward passes of four layers: whole, the first part alone, and both parts."""
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(128, 4, 512, batch_first=True, dropout=0.0)
+    model = nn.TransformerEncoder(layer, 4, enable_nested_tensor=False)
+
+    def passed() -> tuple[tuple[torch.Tensor, torch.Tensor], dict[str, object]]:
+        model.zero_grad()
+        inputs = torch.randn(8, 64, 128, requires_grad=True)
+        return (model(inputs).square().mean(), inputs), {}
+
+    def backward(loss: torch.Tensor, inputs: torch.Tensor) -> None:
+        if parts == "whole":
+            torch.autograd.backward(loss)
+            return
+        split = SplitBackward([loss], [torch.ones_like(loss)], [inputs], model.parameters())
+        if parts == "both":
+            split.finish()
+
+    benchmark.pedantic(backward, setup=passed, rounds=20, warmup_rounds=2)  # type: ignore[attr-defined]

@@ -77,6 +77,17 @@ def test_a_lost_stage_or_pipeline_is_done_without(tmp_path, victims):
     assert_equal_bits(result, 8)
 
 
+def test_backward_passes_in_two_parts_have_the_same_bits_through_a_loss(tmp_path):
+    """The run goes on from its checkpoint with whole passes, too."""
+    options = {"n_nodes": 5, "first_sizes": (2, 3)}
+    result, (killed,) = run(tmp_path, 6, [Fault("backward", 3, 3)], pass_order="zero-bubble", **options)
+    assert killed.phase == "backward" and len(result.plans) == 2
+    assert_equal_bits(result, 6)
+    (after, _) = run(tmp_path, 8, **options)
+    losses, _ = replayed(after.plans, 8, start=6, oracle=replayed(result.plans, 6)[1])
+    assert after.iterations["loss"].tolist() == losses
+
+
 def test_too_few_nodes_stop_with_a_checkpoint_and_a_restart_goes_on(tmp_path):
     faults = [Fault("forward", 3, 4), Fault("backward", 6, 0)]
     options = {"n_nodes": 5, "n0": 2, "first_sizes": (2, 3)}

@@ -57,7 +57,7 @@ from makespan.training import SmallModel
 from makespan.training.zoo import build_link, n_links
 from makespan.training.zoo.small import build_model
 
-SIZES = list(itertools.product(range(1, 7), range(1, 13)))
+SIZES = list(itertools.product(("1f1b", "zero-bubble"), range(1, 7), range(1, 13)))
 PAIRS = {"send_act": ("recv_act", 1), "send_grad": ("recv_grad", -1)}
 OWN = "own_chain.py"
 
@@ -65,18 +65,20 @@ OWN = "own_chain.py"
 # --- instructions -----------------------------------------------------------------------------------
 
 
-def streams(n_stages, n_microbatches):
-    return [list(instructions(stage, n_stages, n_microbatches)) for stage in range(n_stages)]
+def streams(pass_order, n_stages, n_microbatches):
+    return [list(instructions(stage, n_stages, n_microbatches, pass_order)) for stage in range(n_stages)]
 
 
 def passes(stream, kind):
     return [one.microbatch for one in stream if one.kind == kind]
 
 
-@pytest.mark.parametrize(("n_stages", "n_microbatches"), SIZES)
-def test_each_microbatch_passes_each_stage_once_forward_and_then_once_backward(n_stages, n_microbatches):
+@pytest.mark.parametrize(("pass_order", "n_stages", "n_microbatches"), SIZES)
+def test_each_microbatch_passes_each_stage_once_forward_and_then_once_backward(
+    pass_order, n_stages, n_microbatches
+):
     everything = list(range(n_microbatches))
-    for stage, stream in enumerate(streams(n_stages, n_microbatches)):
+    for stage, stream in enumerate(streams(pass_order, n_stages, n_microbatches)):
         assert passes(stream, "fwd") == passes(stream, "bwd") == everything
         order = [(one.kind, one.microbatch) for one in stream]
         assert len(set(order)) == len(order)
@@ -84,24 +86,29 @@ def test_each_microbatch_passes_each_stage_once_forward_and_then_once_backward(n
         assert passes(stream, "load") == (everything if stage in (0, n_stages - 1) else [])
         kinds = [one.kind for one in stream if one.kind in ("fwd", "bwd")]
         assert kinds.index("bwd") == min(n_microbatches, n_stages - stage)
+        is_split = pass_order == "zero-bubble"
+        assert passes(stream, "bwd_weights") == (everything if is_split else [])
+        assert all(order.index(("bwd", k)) < order.index(("bwd_weights", k)) for k in everything * is_split)
 
 
-@pytest.mark.parametrize(("n_stages", "n_microbatches"), SIZES)
-def test_no_stage_keeps_more_microbatches_than_it_has_buffers(n_stages, n_microbatches):
-    for stage, stream in enumerate(streams(n_stages, n_microbatches)):
-        room, kept = n_buffers(stage, n_stages, n_microbatches), {}
-        assert room == max(2, min(n_stages - stage, n_microbatches))
+@pytest.mark.parametrize(("pass_order", "n_stages", "n_microbatches"), SIZES)
+def test_no_stage_keeps_more_microbatches_than_it_has_buffers(pass_order, n_stages, n_microbatches):
+    for stage, stream in enumerate(streams(pass_order, n_stages, n_microbatches)):
+        room, kept = n_buffers(stage, n_stages, n_microbatches, pass_order), {}
+        held = n_stages - stage if pass_order == "1f1b" else n_stages
+        assert room == max(2, min(held, n_microbatches))
+        last = "bwd_weights" if pass_order == "zero-bubble" else "send_grad" if stage else "bwd"
         for one in stream:
             assert kept.setdefault(one.buffer, one.microbatch) == one.microbatch, "a buffer in use is taken"
-            if one.kind == ("send_grad" if stage else "bwd"):
+            if one.kind == last:
                 del kept[one.buffer]
             assert len(kept) <= room
             assert one.buffer < room
 
 
-@pytest.mark.parametrize(("n_stages", "n_microbatches"), SIZES)
-def test_neighbours_send_and_receive_in_the_same_order(n_stages, n_microbatches):
-    found = streams(n_stages, n_microbatches)
+@pytest.mark.parametrize(("pass_order", "n_stages", "n_microbatches"), SIZES)
+def test_neighbours_send_and_receive_in_the_same_order(pass_order, n_stages, n_microbatches):
+    found = streams(pass_order, n_stages, n_microbatches)
     for stage, stream in enumerate(found):
         for kind, (other, step) in PAIRS.items():
             if 0 <= stage + step < n_stages:
@@ -110,13 +117,15 @@ def test_neighbours_send_and_receive_in_the_same_order(n_stages, n_microbatches)
                 assert passes(stream, kind) == []
 
 
-@pytest.mark.parametrize(("n_stages", "n_microbatches"), SIZES)
-def test_transfers_that_block_until_both_sides_are_there_never_wait_for_each_other(n_stages, n_microbatches):
-    waiting = streams(n_stages, n_microbatches)
+@pytest.mark.parametrize(("pass_order", "n_stages", "n_microbatches"), SIZES)
+def test_transfers_that_block_until_both_sides_are_there_never_wait_for_each_other(
+    pass_order, n_stages, n_microbatches
+):
+    waiting = streams(pass_order, n_stages, n_microbatches)
     while any(waiting):
         moved = False
         for stage, stream in enumerate(waiting):
-            while stream and stream[0].kind in ("load", "fwd", "bwd"):
+            while stream and stream[0].kind in ("load", "fwd", "bwd", "bwd_weights"):
                 stream.pop(0)
                 moved = True
             if stream and stream[0].kind in PAIRS:
@@ -129,9 +138,9 @@ def test_transfers_that_block_until_both_sides_are_there_never_wait_for_each_oth
         assert moved, [stream[:1] for stream in waiting]
 
 
-@pytest.mark.parametrize(("n_stages", "n_microbatches"), SIZES)
-def test_an_iteration_takes_two_slots_a_microbatch_and_two_for_each_further_stage(n_stages, n_microbatches):
-    waiting, arrived, clock = streams(n_stages, n_microbatches), {}, [0] * n_stages
+@pytest.mark.parametrize(("pass_order", "n_stages", "n_microbatches"), SIZES)
+def test_an_iteration_takes_as_long_as_its_order_of_passes_promises(pass_order, n_stages, n_microbatches):
+    waiting, arrived, clock = streams(pass_order, n_stages, n_microbatches), {}, [0] * n_stages
     while any(waiting):
         for stage, stream in enumerate(waiting):
             while stream:
@@ -145,9 +154,16 @@ def test_an_iteration_takes_two_slots_a_microbatch_and_two_for_each_further_stag
                     other, step = PAIRS[one.kind]
                     arrived[stage + step, other, one.microbatch] = clock[stage]
                 else:
-                    clock[stage] += one.kind in ("fwd", "bwd")
+                    # Each part of a backward pass takes as long as a forward pass.
+                    times = {"fwd": 1, "bwd": 2 if pass_order == "1f1b" else 1, "bwd_weights": 1}
+                    clock[stage] += times.get(one.kind, 0)
                 stream.pop(0)
-    assert max(clock) == 2 * (n_microbatches + n_stages - 1)
+    if pass_order == "1f1b":
+        assert max(clock) == 3 * (n_microbatches + n_stages - 1)
+    elif n_microbatches >= n_stages:
+        assert max(clock) == 3 * n_microbatches + n_stages - 1
+    else:
+        assert max(clock) < 3 * (n_microbatches + n_stages - 1)
 
 
 # --- what is trained --------------------------------------------------------------------------------
@@ -443,9 +459,10 @@ def test_an_optimizer_says_what_it_cannot_do(root):
         (plan_of(((0,), (6,), 3), ((1,), (6,), 3)), {"model": "vit", "optimizer": "sgd"}),
     ],
 )
-def test_any_cut_of_a_small_model_gives_the_bits_of_the_oracle(plan, changes):
+@pytest.mark.parametrize("pass_order", ["1f1b", "zero-bubble"])
+def test_any_cut_of_a_small_model_gives_the_bits_of_the_oracle(plan, changes, pass_order):
     job = small_job(warmup_steps=2, **changes)
-    nodes, oracle = Nodes(job), ReferenceTrainer(job)
+    nodes, oracle = Nodes(job, pass_order=pass_order), ReferenceTrainer(job)
     nodes.connect(plan)
     facts = nodes.iterate(0, 3)
     assert [one.loss for one in facts[0]] == [oracle.iterate(iteration, plan) for iteration in range(3)]

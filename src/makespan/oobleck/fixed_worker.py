@@ -20,7 +20,7 @@ def _run(directory: RunDirectory, who: Identity, number: int, run: FixedRun) -> 
     """Take part in one run, and write its observations."""
     plan = run.plan
     node = plan.nodes[who.rank]
-    executor = StageExecutor(run.job, who.device, timeout_s=who.timeout_s)
+    executor = StageExecutor(run.job, who.device, timeout_s=who.timeout_s, pass_order=run.pass_order)
     # The stubs of torch hide its public stores.
     meeting = importlib.import_module("torch.distributed").FileStore
     executor.connect(plan, node, meeting(str(directory.path / f"store-{number}"), len(plan.nodes)))

@@ -10,6 +10,7 @@ from makespan.training.zoo import MODEL_FAMILIES, SmallModel
 Optimizer = Literal["adam", "adamw", "sgd"]
 Dtype = Literal["float32", "float64"]
 Reduction = Literal["ordered", "allreduce"]
+PassOrder = Literal["1f1b", "zero-bubble"]
 _CHOICES = {"optimizer": get_args(Optimizer), "dtype": get_args(Dtype), "reduction": get_args(Reduction)}
 _SIZES = {"n_layers": 8, "hidden": 64, "heads": 4, "kv_heads": 4, "ffn": 256, "seq": 32, "vocab": 256}
 

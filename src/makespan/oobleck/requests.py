@@ -10,16 +10,17 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from makespan.oobleck.job import ChainJob
+from makespan.oobleck.job import ChainJob, PassOrder
 from makespan.oobleck.plan import HybridPlan, Pipeline
 
 
 @dataclass(frozen=True, slots=True)
 class NodeRequest:
-    """Request to a node of a resilient run: the job, and the folder in which a checkpoint is written."""
+    """Request to a node: the job, the folder in which a checkpoint is written, and the order of passes."""
 
     job: ChainJob
     partial: Path
+    pass_order: PassOrder = "1f1b"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,7 @@ class FixedRun:
     n_iterations: int
     with_checksums: bool = False
     with_states: bool = False
+    pass_order: PassOrder = "1f1b"
 
 
 @dataclass(frozen=True, slots=True)

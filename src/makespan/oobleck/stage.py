@@ -33,15 +33,19 @@ from makespan.oobleck.chain import (
     load_microbatch,
     seed_layer,
 )
-from makespan.oobleck.job import ChainJob
+from makespan.oobleck.job import ChainJob, PassOrder
 from makespan.oobleck.plan import HybridPlan, check_plan, owners
-from makespan.plans import one_f_one_b_order
+from makespan.oobleck.split import SplitBackward
+from makespan.plans import one_f_one_b_order, zero_bubble_order
 from makespan.training import refuse_plain_clipping
 from makespan.training.bits import has_equal_bits, raw_bytes
 
 # --- Instructions of a stage ------------------------------------------------------------------------
 
-Kind = Literal["load", "recv_act", "fwd", "send_act", "recv_grad", "bwd", "send_grad"]
+Kind = Literal["load", "recv_act", "fwd", "send_act", "recv_grad", "bwd", "send_grad", "bwd_weights"]
+"""Under ``zero-bubble``, ``bwd`` is the first part of a backward pass, and ``bwd_weights`` the second."""
+_KIND_OF_PASS: dict[str, Kind] = {"F": "fwd", "B": "bwd", "W": "bwd_weights"}
+_ORDERS = {"1f1b": one_f_one_b_order, "zero-bubble": zero_bubble_order}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,21 +57,24 @@ class Instruction:
     buffer: int
 
 
-def n_buffers(stage: int, n_stages: int, n_microbatches: int) -> int:
+def n_buffers(stage: int, n_stages: int, n_microbatches: int, pass_order: PassOrder = "1f1b") -> int:
     """Return the number of microbatches that a stage keeps between their passes."""
-    return max(2, min(n_stages - stage, n_microbatches))
+    return max(2, min(n_stages - stage if pass_order == "1f1b" else n_stages, n_microbatches))
 
 
-def instructions(stage: int, n_stages: int, n_microbatches: int) -> Iterator[Instruction]:
+def instructions(
+    stage: int, n_stages: int, n_microbatches: int, pass_order: PassOrder = "1f1b"
+) -> Iterator[Instruction]:
     """Yield the instructions of a stage in order, without sums over pipelines and steps.
 
     Every transfer may block until the other side takes part in it. So if a stage sends an activation and
     receives a gradient between two passes, it begins with the transfer that its neighbour begins with.
     """
-    room = n_buffers(stage, n_stages, n_microbatches)
+    room = n_buffers(stage, n_stages, n_microbatches, pass_order)
     first, last = stage == 0, stage == n_stages - 1
-    passes = one_f_one_b_order(stage, n_stages, n_microbatches)
-    beyond = [] if last else one_f_one_b_order(stage + 1, n_stages, n_microbatches)
+    passes_of = _ORDERS[pass_order]
+    passes = passes_of(stage, n_stages, n_microbatches)
+    beyond = [] if last else passes_of(stage + 1, n_stages, n_microbatches)
     for before, after in pairwise([("", -1), *passes, ("", -1)]):
         around: list[tuple[Kind, int]] = []
         if before[0] == "B" and not first:
@@ -85,7 +92,7 @@ def instructions(stage: int, n_stages: int, n_microbatches: int) -> Iterator[Ins
         if after[0] == "F" and not first:
             around.append(("recv_act", after[1]))
         if after[0]:
-            around.append(("fwd" if after[0] == "F" else "bwd", after[1]))
+            around.append((_KIND_OF_PASS[after[0]], after[1]))
         for kind, microbatch in around:
             yield Instruction(kind, microbatch, microbatch % room)
 
@@ -538,6 +545,7 @@ class _Slot:
     outputs: tuple[Any, ...] = ()
     loss: Tensor | None = None
     gradients: list[Tensor] = field(default_factory=list)
+    left: SplitBackward | None = None
 
 
 Shape = tuple[tuple[int, ...], str, bool]
@@ -555,12 +563,14 @@ class StagePasses:
         place: StagePlace,
         links: PeerGroups,
         announce: Callable[[str], object],
+        pass_order: PassOrder,
     ) -> None:
         self._job, self._chain, self._held = job, chain, held
         self._place, self._links, self._announce = place, links, announce
         count = len(place.microbatches)
-        self._order = list(instructions(place.index, place.n_stages, count))
-        self._n_buffers = n_buffers(place.index, place.n_stages, count)
+        self._order = list(instructions(place.index, place.n_stages, count, pass_order))
+        self._n_buffers = n_buffers(place.index, place.n_stages, count, pass_order)
+        self._is_split = pass_order == "zero-bubble"
         self._sent: list[list[Transfer]] = []
         self._checks = False
         self._outgoing: list[Shape] | None = None
@@ -568,7 +578,7 @@ class StagePasses:
         self._do: dict[str, Callable[[_Slot], None]] = {
             "load": self._load, "recv_act": self._receive_activation, "fwd": self._forward,
             "send_act": self._send_activation, "recv_grad": self._receive_gradient, "bwd": self._backward,
-            "send_grad": self._send_gradient,
+            "send_grad": self._send_gradient, "bwd_weights": self._finish_backward,
         }  # fmt: skip
 
     def run(self, iteration: int, *, checks: bool = False) -> list[float]:
@@ -666,14 +676,64 @@ class StagePasses:
 
     def _backward(self, slot: _Slot) -> None:
         self._announce("backward")
-        if slot.loss is not None:
-            if slot.loss.requires_grad:
-                slot.loss.backward()  # type: ignore[no-untyped-call]
-        elif slot.gradients:
-            torch.autograd.backward(
-                [output for output in slot.outputs if output.requires_grad], slot.gradients
-            )
+        outputs = [output for output in slot.outputs if output.requires_grad]
+        gradients = slot.gradients
+        if slot.loss is not None and slot.loss.requires_grad:
+            outputs, gradients = [slot.loss], [torch.ones_like(slot.loss)]
+        if gradients and self._is_split:
+            inputs = [each for each in slot.inputs if isinstance(each, Tensor) and each.requires_grad]
+            if inputs and self._held.is_first_check(f"parts of the backward pass of {self._place.layers}"):
+                self._check_split(outputs, gradients, inputs)
+            slot.left = SplitBackward(outputs, gradients, inputs, self._weights().values())
+        elif gradients:
+            torch.autograd.backward(outputs, gradients)
         slot.loss, slot.outputs, slot.gradients, slot.targets = None, (), [], None
+
+    def _finish_backward(self, slot: _Slot) -> None:
+        self._announce("backward")
+        if slot.left is not None:
+            slot.left.finish()
+        slot.left = None
+
+    def _weights(self) -> dict[tuple[int, str], nn.Parameter]:
+        """Return the trained weights of the stage by layer and name."""
+        return {
+            (layer, name): weight
+            for layer in self._place.layers
+            for name, weight in self._held.parameters(layer).items()
+        }
+
+    def _check_split(
+        self, outputs: Sequence[Tensor], gradients: Sequence[Tensor], inputs: Sequence[Tensor]
+    ) -> None:
+        """Reject layers whose gradients are others where a backward pass runs in two parts."""
+        leaves = {f"input {place} of the stage": each for place, each in enumerate(inputs)} | {
+            f"{name!r} of layer {layer}": weight for (layer, name), weight in self._weights().items()
+        }
+        found: list[dict[str, Tensor | None]] = []
+        with draws_kept(self._links.device):
+            for is_split in (True, False):
+                for leaf in leaves.values():
+                    leaf.grad = None
+                try:
+                    if is_split:
+                        SplitBackward(outputs, gradients, inputs, self._weights().values()).finish()
+                    else:
+                        torch.autograd.backward(outputs, gradients, retain_graph=True)
+                except RuntimeError as error:
+                    reason = str(error).partition("\n")[0]
+                    raise InputError(f"backward passes in two parts: {reason}; {_WHOLE}") from None
+                found.append({name: leaf.grad for name, leaf in leaves.items()})
+        for leaf in leaves.values():
+            leaf.grad = None
+        for name in leaves:
+            ours, whole = found[0][name], found[1][name]
+            if (ours is None) != (whole is None) or (
+                ours is not None and whole is not None and not has_equal_bits(ours, whole)
+            ):
+                raise InputError(
+                    f"backward passes in two parts give another gradient of {name} than whole ones; {_WHOLE}"
+                )
 
     def _send_gradient(self, slot: _Slot) -> None:
         node = _present(self._place.previous)
@@ -682,6 +742,9 @@ class StagePasses:
                 gradient = torch.zeros_like(tensor) if tensor.grad is None else tensor.grad.contiguous()
                 self._sent[self._current].append(self._links.send(gradient, node, _GRADIENT_TAG))
         slot.inputs = ()
+
+
+_WHOLE = "expected the order of passes 1f1b, or other layers"
 
 
 def checked_loss(loss: Any) -> Tensor:
@@ -959,6 +1022,8 @@ class StageExecutor:
         Longest wait for another process [s]; a last resort, because losses close connections.
     meet_s
         Longest time in which the processes of a plan build their groups [s]; None for ``timeout_s``.
+    pass_order
+        Order of the passes; all processes of a plan need the same.
     """
 
     def __init__(
@@ -968,10 +1033,11 @@ class StageExecutor:
         announce: Callable[[str], object] = lambda phase: None,
         timeout_s: float = 300.0,
         meet_s: float | None = None,
+        pass_order: PassOrder = "1f1b",
     ) -> None:
         self.job, self.chain = job, load_chain(job)
         self._device, self._announce, self._timeout_s = torch.device(device), announce, timeout_s
-        self._meet_s = meet_s
+        self._meet_s, self._pass_order = meet_s, pass_order
         self._held = HeldLayers(job, self.chain, self._device)
         self._links: PeerGroups | None = None
         self._passes: StagePasses | None = None
@@ -1042,7 +1108,7 @@ class StageExecutor:
         if node in plan.nodes:
             self._pipeline, self._place = stage_place(plan, node)
             self._passes = StagePasses(
-                self.job, self.chain, self._held, self._place, self._links, self._announce
+                self.job, self.chain, self._held, self._place, self._links, self._announce, self._pass_order
             )
 
     def disconnect(self) -> None:

@@ -16,16 +16,16 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import pandas as pd
 
 from makespan import errors
-from makespan.errors import CheckpointError, InputError, LostWorkerError, WorkerError
+from makespan.errors import CheckpointError, InputError, LostWorkerError, WorkerError, unknown_name
 from makespan.files import read_json, write_text
 from makespan.notebook import object_html, table_html
 from makespan.oobleck.coordinator import Coordinator, Event, ReconfigurationPlanner, Timeouts
-from makespan.oobleck.job import ChainJob
+from makespan.oobleck.job import ChainJob, PassOrder
 from makespan.oobleck.messages import Connection, Drain, Hello, Kill, connected
 from makespan.oobleck.node import ADDRESS_FILE, JOINING, host_name
 from makespan.oobleck.plan import HybridPlan
@@ -484,6 +484,10 @@ class LiveOptions:
         Resume the run in the directory; without it, a directory with a checkpoint is rejected.
     first_sizes
         Nodes of the pipelines at the start; none for the best plan.
+    pass_order
+        Order of the passes in a pipeline: ``1f1b``, or ``zero-bubble``, whose backward passes give the
+        gradients of inputs first and those of weights later, while a stage would wait. The bits are the same.
+        Plans are made with the times of ``1f1b``.
     """
 
     n_nodes: int
@@ -497,6 +501,7 @@ class LiveOptions:
     hang_s: float = 10.0
     resume: bool = True
     first_sizes: Sequence[int] = ()
+    pass_order: PassOrder = "1f1b"
 
     def __post_init__(self) -> None:
         least = {"n_nodes": 1, "f": 0, "n0": 1, "checkpoint_every": 0, "n_replacements": 0}
@@ -504,6 +509,8 @@ class LiveOptions:
             value = getattr(self, name)
             if not isinstance(value, int) or value < number:
                 raise InputError(f"{name} is {value!r}; expected a whole number >= {number}")
+        if self.pass_order not in get_args(PassOrder):
+            raise unknown_name("pass_order", str(self.pass_order), get_args(PassOrder))
         if not self.hang_s > 0:
             raise InputError(f"hang_s is {self.hang_s!r}; expected a time > 0")
         if not self.checkpoint_interval_s >= 0:
@@ -747,7 +754,8 @@ class _Run:
         """Train to the end."""
         if self.started is not None and self.started.step >= self.protocol.end:
             return self._result()
-        request = NODE.dump_python(NodeRequest(self.job, self.checkpoints / ".partial"), mode="json")
+        asked = NodeRequest(self.job, self.checkpoints / ".partial", self.options.pass_order)
+        request = NODE.dump_python(asked, mode="json")
         RunDirectory(self.launch.run_dir).prepare(request)
         self.coordinator = coordinator = Coordinator(
             self.protocol, self.launch.run_dir, request, self, self._take_event,

@@ -57,7 +57,9 @@ class TrainingEngine:
         self._node, self._announce, self._board = node, announce, board
         node_request: NodeRequest = NODE.validate_python(request)
         self._partial = node_request.partial
-        self._executor = StageExecutor(node_request.job, self._device, self._enter, self._timeout_s, _MEET_S)
+        self._executor = StageExecutor(
+            node_request.job, self._device, self._enter, self._timeout_s, _MEET_S, node_request.pass_order
+        )
 
     def drop(self) -> None:
         """Drop every group."""

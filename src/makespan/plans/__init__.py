@@ -33,4 +33,5 @@ from makespan.plans.plan import (
     enumerate_placements as enumerate_placements,
     one_f_one_b_order as one_f_one_b_order,
     stages as stages,
+    zero_bubble_order as zero_bubble_order,
 )

@@ -509,3 +509,31 @@ def one_f_one_b_order(stage: int, n_stages: int, n_microbatches: int) -> list[tu
     for k in range(n_microbatches - warm_up):
         order += [("F", warm_up + k), ("B", k)]
     return order + [("B", k) for k in range(n_microbatches - warm_up, n_microbatches)]
+
+
+def zero_bubble_order(stage: int, n_stages: int, n_microbatches: int) -> list[tuple[str, int]]:
+    """Return the passes of a pipeline stage in the order of ZB-H1, with backward passes in two parts.
+
+    Forward passes and first parts are in the order of `one_f_one_b_order`. Stage i leaves i second parts
+    behind, and makes up for them while it would wait for gradients at the end. If all passes take equally
+    long, an iteration of m >= p micro-batches takes 3m + p - 1 of them instead of 3m + 3(p - 1), and no stage
+    keeps more than p micro-batches, as many as the first one under 1F1B.
+
+    Returns
+    -------
+    list
+        ``("F", k)``, ``("B", k)`` and ``("W", k)``: forward pass, gradients of the inputs and gradients of
+        the weights of micro-batch k.
+
+    Source: P. Qi et al., Zero Bubble Pipeline Parallelism, ICLR 2024.
+    """
+    order: list[tuple[str, int]] = []
+    n_backward = n_weights = 0
+    for kind, microbatch in one_f_one_b_order(stage, n_stages, n_microbatches):
+        order.append((kind, microbatch))
+        n_backward += kind == "B"
+        is_ending = n_backward > n_microbatches - min(n_microbatches, n_stages - 1 - stage)
+        if kind == "B" and (is_ending or n_backward > stage + n_weights):
+            order.append(("W", n_weights))
+            n_weights += 1
+    return order + [("W", k) for k in range(n_weights, n_microbatches)]
