@@ -26,7 +26,7 @@ from enum import Enum
 from typing import Any, Generic, TypeVar
 
 from makespan.errors import WorkerError
-from makespan.oobleck.messages import (
+from makespan.runtime.messages import (
     Cause,
     Commit,
     Copied,
