@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from makespan.errors import InputError, TrainingError
+from makespan.errors import InputError
 from makespan.oobleck.chain import (
     Chain,
     build_layer,
@@ -36,6 +36,7 @@ from makespan.oobleck.chain import (
 from makespan.oobleck.job import ChainJob
 from makespan.oobleck.plan import HybridPlan, check_plan, owners
 from makespan.plans import one_f_one_b_order
+from makespan.runtime.links import LostPeerError
 from makespan.training import refuse_plain_clipping
 from makespan.training.bits import has_equal_bits, raw_bytes
 
@@ -337,10 +338,6 @@ class HeldLayers:
 
 
 _LOOK_S = 0.02
-
-
-class LostPeerError(TrainingError):
-    """A transfer failed because the process at its other end is lost, or has dropped its groups."""
 
 
 class Transfer:

@@ -231,6 +231,9 @@ class Coordinator(Generic[PlanT]):
             case messages.Ready():
                 self._tell("ready", peer.node, pid=peer.pid, host=peer.host)
                 self._carry_out(self.protocol.ready(peer.node))
+            case messages.Failed():
+                self._tell("failed", peer.node, error=message.error, cause=message.cause)
+                self._carry_out(self.protocol.receive(peer.node, message))
             case _:
                 self._tell(type(message).__name__.lower(), peer.node)
                 self._carry_out(self.protocol.receive(peer.node, message))
