@@ -11,7 +11,7 @@ pytest.importorskip("torch")
 
 from forked import forking_servers
 
-from makespan.easyscale import ElasticTrainer
+from makespan.easyscale import ElasticTrainer, request_change
 from makespan.errors import InputError
 
 pytestmark = pytest.mark.xdist_group("training")
@@ -123,12 +123,34 @@ def test_too_many_losses_return_to_the_checkpoint(straight, tmp_path, caplog):
     assert list(result.reconfigurations["cause"]) == ["start", "failure"]
 
 
+def test_another_mapping_is_requested_and_a_process_asked_to_end_through_checkpoints(straight, tmp_path):
+    asked = set()
+
+    class Asker(Killer):
+        def __call__(self, event):
+            super().__call__(event)
+            if event.kind == "announce" and event.values == {"phase": "sum", "iteration": 3} and not asked:
+                asked.add("mapping")
+                request_change(tmp_path, "3,1/0,2,4")
+            if event.kind == "announce" and event.values == {"phase": "sum", "iteration": 7} and event.node:
+                os.kill(self.pids[event.node], signal.SIGTERM)
+
+    result = recovered(tmp_path, Asker())
+    assert (result.state, result.step >= 7) == ("pending", True)
+    assert list(result.reconfigurations["cause"]) == ["start", "request"]
+    result = recovered(tmp_path, Killer(("step", 11, [0])))
+    assert bits(result) == straight
+    assert list(result.reconfigurations["cause"]) == ["start", "request", "run", "recovery"]
+
+
 def test_what_cannot_be_recovered_is_rejected_before_the_start(tmp_path):
     for mapping, survives in (("0,1,2,3,4", 1), ("0,1/2,3,4", 2)):
         with pytest.raises(
             InputError, match=rf"survives is {survives} with \d process\(es\); expected at most"
         ):
             trainer(tmp_path).run(STEPS, mapping, survives=survives)
+    with pytest.raises(InputError, match="on_event is given and survives is 0"):
+        trainer(tmp_path).run(STEPS, on_event=print)
     with pytest.raises(InputError, match="hang_s is 1"):
         trainer(tmp_path).run(STEPS, survives=1, hang_s=1)
     loop = ElasticTrainer(loop=f"{JOB}:model", run_dir=tmp_path)

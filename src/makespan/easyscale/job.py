@@ -299,6 +299,8 @@ class RunOptions:
         every_s: object = self.checkpoint_every_s
         if not isinstance(every_s, int | float) or isinstance(every_s, bool) or not every_s >= 0:
             raise InputError(f"checkpoint_every_s is {every_s!r}; expected a number >= 0")
+        if self.on_event is not None and not self.survives:
+            raise InputError("on_event is given and survives is 0; expected survives >= 1, or no on_event")
         hang_s: object = self.hang_s
         if not isinstance(hang_s, int | float) or isinstance(hang_s, bool) or not hang_s >= _SHORTEST_HANG_S:
             # Beats starve while user code holds the lock of the interpreter.

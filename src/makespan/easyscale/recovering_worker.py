@@ -125,14 +125,14 @@ class RecoveringTraining(Generation):
             return {}
         # The contexts are on other processes before anybody trains, as in every mini-batch later.
         self.announce("replicate", assembly.step)
-        kept = self.contexts.get(self.done, {})
-        self.contexts = {self.done: self._own_contexts()}
-        self._send_contexts(self.done)
-        new = self._receive_contexts(self.done)
+        own = self._own_contexts()
         # Until all have theirs, this process may be the only one that has a context of another one.
-        self.contexts[self.done] = kept | new
+        self.contexts = {self.done: self.contexts.get(self.done, {}) | own}
+        self._send_contexts(own)
+        received = self._received_contexts()
+        self.contexts[self.done] |= received
         self.gather(None)
-        self.contexts[self.done] = new
+        self.contexts[self.done] = own | received
         self.stage, self.first_step, self.ending = assembly.stage, self.done, Ending.CONTINUE
         self.is_first_done, self.process.reports = False, self.number == 0
         return dict.fromkeys((*(f"worker-{rank}" for rank in self.hosted.ranks), *self._shared_files()), "")
@@ -207,31 +207,33 @@ class RecoveringTraining(Generation):
 
     def apply(self, iteration: int) -> None:
         """Continue after a checkpoint, whose rows the coordinator has."""
-        self.saved_step, self.ending = self.done, Ending.CONTINUE
+        self.saved_step, self.ending, self.saved_at = self.done, Ending.CONTINUE, time.monotonic()
         self.rows.clear()
 
     def write(self, save: Save) -> None:
         """Write the files of this process into the checkpoint that is being made."""
-        directory = self.request.run_dir / "checkpoints" / ".partial"
+        directory, begun_s = self.request.run_dir / "checkpoints" / ".partial", time.monotonic()
         try:
             write_saved(directory, self.parts, self.hosted, self.data)
         except OSError as error:
             problem = f"{error.filename or directory}: {error.strerror}"
             raise CheckpointError(f"{problem}; earlier checkpoints are intact") from error
+        self.saved_at = time.monotonic()
+        self.save_s = self.saved_at - begun_s
 
     # --- mini-batches ---------------------------------------------------------------------------
 
     def after_passes(self) -> None:
         """Send the contexts of the hosted ESTs (see `makespan.easyscale.hosting.Replication`)."""
         self._tell("backward")
-        self.contexts[self.done + 1] = self._own_contexts()
-        self._send_contexts(self.done + 1)
+        self.contexts[self.done + 1] = own = self._own_contexts()
+        self._send_contexts(own)
         self._tell("sum")
 
     def after_sum(self) -> None:
         """Wait for the contexts that this process keeps for others."""
         self._tell("contexts")
-        self._receive_contexts(self.done + 1)
+        self.contexts[self.done + 1] |= self._received_contexts()
 
     def before_step(self) -> None:
         """Begin a step: parameters and optimizer are between two mini-batches until `finish`."""
@@ -280,21 +282,22 @@ class RecoveringTraining(Generation):
     def _own_contexts(self) -> dict[int, bytes]:
         return {rank: _packed(est_values(rank, self.hosted, self.data)) for rank in self.hosted.ranks}
 
-    def _send_contexts(self, step: int) -> None:
+    def _send_contexts(self, contexts: Mapping[int, bytes]) -> None:
         """Send the contexts of the hosted ESTs to the processes that keep them."""
-        message = _packed(self.contexts[step])
+        message = _packed(contexts)
         for other in backups(self.number, self.mapping.n_processes, self.request.survives):
             self._linked().post(self.places[other], message)
 
-    def _receive_contexts(self, step: int) -> dict[int, bytes]:
-        """Keep the contexts that other processes send here; return all contexts after the mini-batch."""
+    def _received_contexts(self) -> dict[int, bytes]:
+        """Return the contexts that this process keeps for others, by rank."""
         n_processes, survives = self.mapping.n_processes, self.request.survives
         kept_for = [
             other for other in range(n_processes) if self.number in backups(other, n_processes, survives)
         ]
-        for message in self._linked().take_all(self.places[other] for other in kept_for):
-            self.contexts[step] |= pickle.loads(message)
-        return self.contexts[step]
+        received = dict[int, bytes]()
+        for message in self._linked().take_all([self.places[other] for other in kept_for]):
+            received |= pickle.loads(message)
+        return received
 
     def _state(self) -> dict[str, Any]:
         """Return what a process needs that is behind, besides contexts."""
