@@ -23,9 +23,9 @@ from oobleck_templates import even_templates, layers_by_node, pipelines_of
 
 from makespan.oobleck.reconfiguration import InsufficientNodes, StateLost, reconfigure
 
-said = pytest.importorskip("makespan.oobleck.messages")
-tasks = pytest.importorskip("makespan.oobleck.protocol")
-acts = pytest.importorskip("makespan.oobleck.protocol")
+said = pytest.importorskip("makespan.runtime.messages")
+tasks = pytest.importorskip("makespan.runtime.protocol")
+acts = pytest.importorskip("makespan.runtime.protocol")
 
 N_LAYERS = 3
 LAYERS = frozenset(map(str, range(N_LAYERS)))

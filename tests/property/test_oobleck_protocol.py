@@ -5,7 +5,7 @@ from collections import deque
 
 from hypothesis import given, settings, strategies as st
 
-from makespan.oobleck import messages as said, protocol as acts, protocol as tasks
+from makespan.runtime import messages as said, protocol as acts, protocol as tasks
 
 LAYERS = ("a", "b", "c")
 F = 1

@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 
 from makespan.errors import InputError
-from makespan.oobleck.node import take_part
 from makespan.runtime import RunDirectory, end_worker, run_worker
+from makespan.runtime.node import take_part
 
 
 class CountingEngine:

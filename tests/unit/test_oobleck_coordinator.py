@@ -14,12 +14,18 @@ import pytest
 from forked import forking_servers
 
 from makespan.files import read_json
-from makespan.oobleck import coordinator as _coordinator, messages as said, trainer as _faults
-from makespan.oobleck.coordinator import Coordinator, Event, Timeouts
-from makespan.oobleck.node import ADDRESS_FILE
-from makespan.oobleck.protocol import Abort, CoordinatorProtocol, Decision
+from makespan.oobleck import trainer as _faults
 from makespan.oobleck.trainer import Fault, Faults
-from makespan.runtime import Launch, LocalLauncher, RunDirectory
+from makespan.runtime import (
+    Launch,
+    LocalLauncher,
+    RunDirectory,
+    coordinator as _coordinator,
+    messages as said,
+)
+from makespan.runtime.coordinator import Coordinator, Event, Timeouts
+from makespan.runtime.node import ADDRESS_FILE
+from makespan.runtime.protocol import Abort, CoordinatorProtocol, Decision
 
 LAYERS = ("a", "b", "c", "d")
 TOTAL = {n: sum(one * one for one in range(1, n + 1)) for n in range(100)}

@@ -7,9 +7,9 @@ import pytest
 pytest.importorskip("torch")
 
 from makespan.cli.oobleck import LiveView
-from makespan.oobleck.coordinator import Event
 from makespan.oobleck.plan import Pipeline, PipelineTemplate, Stage
 from makespan.oobleck.requests import WORK, Work
+from makespan.runtime.coordinator import Event
 
 TEMPLATE = PipelineTemplate(2, 1, (Stage(0, 2, 1, 0.1), Stage(2, 5, 1, 0.1)), 0.4)
 PLAN = (Pipeline((0, 1), TEMPLATE, 6),)

@@ -30,7 +30,6 @@ from makespan.cli.options import (
 from makespan.cli.progress import Countdown, clock, is_quiet, is_terminal
 from makespan.errors import ConfigError, InputError, unknown_name
 from makespan.files import check_target, is_stream, read_yaml, write_text
-from makespan.oobleck.coordinator import Event
 from makespan.oobleck.fixed import profile_chain
 from makespan.oobleck.instantiation import (
     Instantiation,
@@ -88,6 +87,7 @@ from makespan.oobleck.trainer import (
 from makespan.papers.oobleck import PAPER
 from makespan.papers.oobleck.simulation import Simulation
 from makespan.runtime import LocalLauncher
+from makespan.runtime.coordinator import Event
 from makespan.units import MS
 
 # --- Live view of a resilient run: a line per change, and a table in a terminal ---------------------

@@ -29,6 +29,7 @@ from makespan.easyscale.reduction import Steps, share
 from makespan.easyscale.user_state import (
     ABSENT,
     UserState,
+    is_absent,
     is_filled_cache,
     is_opaque,
     listed,
@@ -324,6 +325,12 @@ class Contexts:
         Finder of the values that user code keeps in Python; None to ignore them.
     late
         Buffers that did not exist, or had another shape, when the model was built.
+
+    Attributes
+    ----------
+    changes_for_all
+        Buffers, registered state and Python values that code after the last sum of gradients has changed for
+        all ESTs, once `store` has applied them.
     """
 
     def __init__(
@@ -371,6 +378,8 @@ class Contexts:
         self._is_in_place = False
         self._changed_registered: set[str] = set()
         self._missed: set[str] = set()
+        self._watched_python: dict[str, Any] = dict(self._python)
+        self.changes_for_all: dict[str, dict[str, Any]] = {}
 
     @property
     def mutable_buffers(self) -> list[str]:
@@ -428,7 +437,7 @@ class Contexts:
 
     def store(self) -> None:
         """Store the context that a single EST of this process left in place, or the state shown to all."""
-        self._close_for_all()
+        self.close_for_all()
         for contexts in list(_in_place):
             contexts._is_in_place = False
             _in_place.clear()
@@ -510,6 +519,60 @@ class Contexts:
             self.make_python_per_worker(name)
             context.python[name] = value
 
+    def rehost(
+        self, contexts: Mapping[int, Mapping[str, Any]], changes: Mapping[str, Mapping[str, Any]]
+    ) -> None:
+        """Host other ESTs, with contexts from `values`; what passes have changed since then is dropped.
+
+        Parameters
+        ----------
+        contexts
+            Values by virtual rank, all after the same mini-batch.
+        changes
+            Changes by code after the sum of gradients of that mini-batch, see ``changes_for_all``; they came
+            after the passes, so they apply to all contexts.
+        """
+        if _in_place == [self]:
+            _in_place.clear()
+        self._is_in_place, self._open, self._first, self._apart = False, None, {}, set()
+        buffers = {name for context in self._contexts.values() for name in context.buffers}
+        first = next(iter(contexts.values()))
+        for name in self._live_buffers().keys() - first["buffers"].keys():
+            bind_buffer(self._model, name, None)
+        # Buffers that are shared have the value of any context.
+        self._put_buffers(
+            {name: value.to(self._device) for name, value in first["buffers"].items() if value is not None}
+        )
+        for name in self._shared.keys() & first["buffers"].keys():
+            self._shared[name] = first["buffers"][name].to(self._device).clone()
+        if self._user is not None:
+            # Values that became per EST in the dropped passes are shared again, as they were before these.
+            kept = {name for context in contexts.values() for name in context.get("python", {})}
+            dropped = {name: self._watched_python.get(name, ABSENT) for name in self._python_names() - kept}
+            self._user.give(dropped)
+            self._python |= {name: value for name, value in dropped.items() if not is_absent(value)}
+        self._late |= first["buffers"].keys() - self._shared.keys() - buffers
+        self._contexts = {
+            rank: _Context(_states_of(values["states"]), dict.fromkeys(buffers), {})
+            for rank, values in contexts.items()
+        }
+        for rank, values in contexts.items():
+            self._late |= values["buffers"].keys() ^ first["buffers"].keys()
+            self.install(rank, values)
+        for context in self._contexts.values():
+            context.states["registered"] |= changes.get("registered", {})
+            context.python |= changes.get("python", {})
+            for name, value in changes.get("buffers", {}).items():
+                if name in context.buffers:
+                    context.buffers[name] = value.to(self._device).clone()
+        shared = {
+            name: value.to(self._device)
+            for name, value in changes.get("buffers", {}).items()
+            if name in self._shared
+        }
+        self._shared |= {name: value.clone() for name, value in shared.items()}
+        self._put_buffers(shared)
+
     def broadcast_buffers(self, mapping: RankMapping, process: int) -> Steps[None]:
         """Give every EST the buffers of the first, as DistributedDataParallel does by default."""
         self.store()
@@ -585,7 +648,7 @@ class Contexts:
         """Activate the state of `open_for_all`, and apply its changes to all ESTs after the block."""
         self.open_for_all(watches=watches)
         yield
-        self._close_for_all()
+        self.close_for_all()
 
     def open_for_all(self, *, watches: bool = False) -> None:
         """Activate the state that code after the sum of gradients may see, until somebody needs a context.
@@ -605,17 +668,19 @@ class Contexts:
             self._user.give(shown.python)
         self._open = _OpenState(shown, before, registered, watches)
 
-    def _close_for_all(self) -> None:
+    def close_for_all(self) -> None:
         """Apply the changes since `open_for_all` to all ESTs."""
         if self._open is None:
             return
         opened, self._open = self._open, None
         shown, before, registered = opened.shown, opened.buffers, opened.registered
         buffers = self._live_buffers()
+        changed: dict[str, Any] = {}
+        self.changes_for_all = {"buffers": changed, "registered": {}, "python": {}}
         for name, now in buffers.items():
             if name in self._shared:
                 if not has_equal_bits(self._shared[name], now):
-                    self._shared[name] = now.detach().clone()
+                    self._shared[name] = changed[name] = now.detach().clone()
             elif (old := before.get(name)) is None or not has_equal_bits(old, now):
                 if name in self._apart or name not in self._built:
                     raise InputError(
@@ -624,11 +689,13 @@ class Contexts:
                     )
                 for context in self._contexts.values():
                     context.buffers[name] = now.detach().clone()
+                changed[name] = now.detach().clone()
                 if name in self._first:
                     self._first[name] = now.detach().clone()
         self._shared_states = _capture_states(self._device)
         for name, value in self._shared_states.pop("registered").items():
             if not same_value(registered.get(name), value):
+                self.changes_for_all["registered"][name] = value
                 for context in self._contexts.values():
                     context.states["registered"][name] = _registered[name].get()
         if self._user is not None:
@@ -640,6 +707,7 @@ class Contexts:
             return
         for name, value in user.take(shown.python).items():
             if not same_value(shown.python[name], value):
+                self.changes_for_all["python"][name] = value
                 for context in self._contexts.values():
                     context.python[name] = value
         if watches:
@@ -700,7 +768,7 @@ class Contexts:
             return
         now = self._user.snapshot(self._python_names())
         self._missed = self._changed_in_python(now, self._shared_python)
-        self._python = now
+        self._python, self._watched_python = now, dict(now)
 
     def _changed_in_python(self, now: Mapping[str, Any], left_out: set[str]) -> set[str]:
         """Return the names of shared values that differ from the last record."""

@@ -7,10 +7,10 @@ a job whose functions are given by name.
 """
 
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -81,14 +81,25 @@ class ModelGradients:
         keeps_sums: bool,
         accumulates: bool = False,
     ) -> None:
-        self._mapping, self._process, self._reduction, self._copies = mapping, process, reduction, copies
-        # Without D1, communication uses the place in the mapping instead of the virtual rank.
-        self._numbered = mapping if level.pins_communication else mapping.by_position()
+        self._reduction, self._copies, self._level = reduction, copies, level
         self._kept = {"keeps_sums": keeps_sums, "accumulates": accumulates}
         self._trained = trained_parameters(model)
-        restored = bucket_map if level.pins_communication else None
-        if reduction.find_unused_parameters:
-            restored = unordered_map(self._trained, reduction.bucket_cap_bytes)
+        self._place(mapping, process, bucket_map)
+
+    def move(self, mapping: RankMapping, process: int, bucket_map: BucketMap | None) -> None:
+        """Continue with another mapping, from a bucket layout; gradients of a running pass are dropped."""
+        self._packer.close()
+        for parameter in self._trained.values():
+            parameter.grad = None
+        self._place(mapping, process, bucket_map)
+
+    def _place(self, mapping: RankMapping, process: int, bucket_map: BucketMap | None) -> None:
+        self._mapping, self._process = mapping, process
+        # Without D1, communication uses the place in the mapping instead of the virtual rank.
+        self._numbered = mapping if self._level.pins_communication else mapping.by_position()
+        restored = bucket_map if self._level.pins_communication else None
+        if self._reduction.find_unused_parameters:
+            restored = unordered_map(self._trained, self._reduction.bucket_cap_bytes)
         self.must_rebuild = restored is None
         self._bucket_map = restored or provisional_map(self._trained)
         self._packer, self._has_passed = self._packer_of(self._bucket_map), False
@@ -354,6 +365,21 @@ def joined_halves(high: float, low: float) -> int:
 # --- One mini-batch of a job whose functions are given by name ---
 
 Fetch = Callable[[int], Any]
+
+
+class Replication(Protocol):
+    """Copies the contexts of ESTs to other processes within a mini-batch."""
+
+    def after_passes(self) -> None:
+        """Start to send the contexts of the hosted ESTs, while gradients are summed."""
+
+    def after_sum(self) -> None:
+        """Wait for the contexts that other processes send here."""
+
+    def before_step(self) -> None:
+        """Take notice that all have the results of all, and that parameters and optimizer change now."""
+
+
 _WITH_FUNCTIONS = (torch.optim.lr_scheduler.LambdaLR, torch.optim.lr_scheduler.MultiplicativeLR)
 
 
@@ -427,6 +453,28 @@ class HostedESTs:
         self.state_names = set(parts.model.state_dict())
         self._notices: list[str] = []
 
+    def move(
+        self,
+        mapping: RankMapping,
+        process: int,
+        bucket_map: BucketMap | None,
+        contexts: Mapping[int, Mapping[str, Any]],
+        changes: Mapping[str, Mapping[str, Any]],
+    ) -> None:
+        """Continue with another mapping after a mini-batch; what passes have done since then is dropped.
+
+        Parameters
+        ----------
+        mapping, process, bucket_map
+            See `ModelGradients`.
+        contexts, changes
+            See `makespan.easyscale.context.Contexts.rehost`; those of the ESTs of this process.
+        """
+        self.mapping, self.ranks, self._process = mapping, mapping.hosted[process], process
+        self._parts.optimizer.zero_grad(set_to_none=True)
+        self._gradients.move(mapping, process, bucket_map)
+        self.contexts.rehost(contexts, changes)
+
     @property
     def bucket_map(self) -> BucketMap | None:
         """Bucket layout for a checkpoint; None until the first mini-batch has determined it."""
@@ -442,7 +490,12 @@ class HostedESTs:
         return [*self._notices, *self._checks.notices, *self._gradients.notices]
 
     def mini_batch(
-        self, fetch: Fetch, *, watches: bool = False, ending: Callable[[], int] = lambda: 0
+        self,
+        fetch: Fetch,
+        *,
+        watches: bool = False,
+        ending: Callable[[], int] = lambda: 0,
+        replication: Replication | None = None,
     ) -> Steps[MiniBatchResult]:
         """Run one mini-batch.
 
@@ -455,6 +508,10 @@ class HostedESTs:
             a forward pass.
         ending
             Called after the optimizer step; its value goes to all processes.
+        replication
+            Copies contexts to other processes. With it, results are gathered before the optimizer step, not
+            after it, so that no process steps before all have the results and the contexts of all; the sums
+            of words are then those from before the step.
         """
         if self._buffers == "rank0":
             yield from self.contexts.broadcast_buffers(self.mapping, self._process)
@@ -480,18 +537,28 @@ class HostedESTs:
                 times.append(time.perf_counter() - begun)
                 self._on_micro_batch()
         begun = time.perf_counter()
-        yield from self._gradients.sum()
-        yield from self._step(watches)
+        if replication is not None:
+            replication.after_passes()
+            yield from self._gradients.sum()
+            replication.after_sum()
+            result = yield from self._results(losses, ending)
+            yield from self._step(watches, replication.before_step)
+        else:
+            yield from self._gradients.sum()
+            yield from self._step(watches)
+            result = yield from self._results(losses, ending)
+        return replace(result, micro_batch_s=tuple(times), sync_s=time.perf_counter() - begun)
+
+    def _results(self, losses: Sequence[Tensor], ending: Callable[[], int]) -> Steps[MiniBatchResult]:
+        """Gather the results of all ESTs, without times."""
         is_alone = self.mapping.n_processes == 1
         word_sum = None if is_alone else self._word_sum()
-        own = torch.stack(losses).to(_HOST, torch.float64)[:, None]
+        own = torch.stack(list(losses)).to(_HOST, torch.float64)[:, None]
         further = [ending(), *((0, 0) if word_sum is None else word_halves(word_sum))]
         rows, by_process = yield from gather_results(own, further, self.mapping)
         word_sums = () if is_alone else tuple(joined_halves(high, low) for _, high, low in by_process)
-        times_s = tuple(times), time.perf_counter() - begun
-        return MiniBatchResult(
-            tuple(rows[:, 0].tolist()), *times_s, max(int(each[0]) for each in by_process), word_sums
-        )
+        ending_of_all = max(int(each[0]) for each in by_process)
+        return MiniBatchResult(tuple(rows[:, 0].tolist()), (), 0.0, ending_of_all, word_sums)
 
     def _forward_backward(self, batch: Any) -> Tensor:
         """Run the forward and the backward pass of the live EST, and return its loss."""
@@ -505,13 +572,14 @@ class HostedESTs:
         scaled.backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 
-    def _step(self, watches: bool) -> Steps[None]:
+    def _step(self, watches: bool, before_step: Callable[[], object] = lambda: None) -> Steps[None]:
         """Take the optimizer step from the sum of gradients."""
         # User code that runs here must see the same state in every process.
         has_shared = self._has_user_step and self._swaps
         if has_shared:
             yield from self.contexts.send_first_buffers(self.mapping, self._process)
         shared = self.contexts.active_for_all(watches=watches) if has_shared else nullcontext()
+        before_step()
         with virtual_rank(0, self.mapping.n_logical_workers), shared:
             if self._parts.scaler is not None:
                 self._parts.scaler.unscale_(self._parts.optimizer)

@@ -18,6 +18,7 @@ from makespan.easyscale.kernels import KERNEL_SETS, LEVELS, DeterminismLevel, pr
 from makespan.errors import InputError, unknown_name
 from makespan.lazy import parse_source
 from makespan.runtime import Launcher, ProcessOptions
+from makespan.runtime.coordinator import Event
 from makespan.training.zoo import STAND_INS
 from makespan.user_code import user_file
 
@@ -226,6 +227,9 @@ class ElasticJob:
         return differences
 
 
+_SHORTEST_HANG_S = 3.0
+
+
 @dataclass(frozen=True, slots=True)
 class RunOptions:
     """Options of a run; none of them changes a bit of the result.
@@ -249,6 +253,12 @@ class RunOptions:
         Batches that loader processes make ahead.
     max_restarts
         Restarts in a row from the last checkpoint after a process was killed.
+    survives
+        Processes that may be lost at the same time without a return to the checkpoint: the contexts of the
+        logical workers of each process are copied to so many others in every mini-batch, and the remaining
+        processes continue from their memory. 0 to restart all processes from the last checkpoint.
+    hang_s
+        With ``survives``, time without a sign of life after which a process is killed [s].
     mixes_devices
         Allow several types of device at the same time without D2, which changes the bits.
     ends_on_signals
@@ -259,6 +269,9 @@ class RunOptions:
         Launcher of the processes; None for this machine.
     on_progress
         Called at intervals with mini-batches done and the newest loss.
+    on_event
+        With ``survives``, called with each event of the coordinator; processes then announce the phases of
+        every mini-batch. None to listen to nothing.
     """
 
     resume: bool = True
@@ -268,10 +281,13 @@ class RunOptions:
     loader_processes: int = 1
     prefetch: int = 2
     max_restarts: int = 2
+    survives: int = 0
+    hang_s: float = 10.0
     mixes_devices: bool = False
     ends_on_signals: bool | None = None
     launcher: Launcher | None = None
     on_progress: Callable[[int, float], object] | None = None
+    on_event: Callable[[Event], object] | None = None
 
     def __post_init__(self) -> None:
         least = {
@@ -280,6 +296,7 @@ class RunOptions:
             "loader_processes": 0,
             "prefetch": 1,
             "max_restarts": 0,
+            "survives": 0,
         }
         for name, number in least.items():
             value = getattr(self, name)
@@ -290,6 +307,12 @@ class RunOptions:
         every_s: object = self.checkpoint_every_s
         if not isinstance(every_s, int | float) or isinstance(every_s, bool) or not every_s >= 0:
             raise InputError(f"checkpoint_every_s is {every_s!r}; expected a number >= 0")
+        if self.on_event is not None and not self.survives:
+            raise InputError("on_event is given and survives is 0; expected survives >= 1, or no on_event")
+        hang_s: object = self.hang_s
+        if not isinstance(hang_s, int | float) or isinstance(hang_s, bool) or not hang_s >= _SHORTEST_HANG_S:
+            # Beats starve while user code holds the lock of the interpreter.
+            raise InputError(f"hang_s is {hang_s!r}; expected a number >= {_SHORTEST_HANG_S:g}")
 
 
 def job_from(values: Mapping[str, Any]) -> ElasticJob:

@@ -42,6 +42,7 @@ class Generation(Protocol):
     number: int
     device: torch.device
     done: int
+    first_step: int
     parts: SharedParts
     process: Any
 
@@ -272,7 +273,7 @@ class TrainingLoop:
             with own_communication():
                 hosted.open_first()
         elif self._current is not None:
-            number = generation.done - generation.request.first_step
+            number = generation.done - generation.first_step
             self._finish(stops=self._stops)
             if is_watched(number):
                 hosted.local_notices |= self._variables.changes(frame)

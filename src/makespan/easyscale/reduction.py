@@ -4,7 +4,8 @@ Floating-point addition is not associative, so the order of summands decides the
 a bucket is summed in an order of virtual ranks that does not depend on the mapping: the running sum travels
 from host to host in this order, and the host of the last summand sends the result to all processes. A process
 is a generator of `Exchange` and `Transfer` steps: `over_group` carries them out with ``torch.distributed``,
-`in_memory` between generators of one thread.
+`over_links` over sockets that release a process when another one is lost, and `in_memory` between generators
+of one thread.
 """
 
 import functools
@@ -34,6 +35,7 @@ from makespan.easyscale.job import RankMapping
 from makespan.errors import InputError, unknown_name
 from makespan.files import read_json, write_json
 from makespan.runtime import describe_machine
+from makespan.runtime.links import PeerLinks
 
 _log = logging.getLogger(__name__)
 
@@ -894,6 +896,50 @@ def over_group(steps: Steps[T], device: torch.device | None = None) -> T:
     except StopIteration as end:
         result: T = end.value
         return result
+
+
+def over_links(steps: Steps[T], links: PeerLinks, places: Sequence[int], process: int) -> T:
+    """Carry out the steps of a process together with others, over links that the end of a process releases.
+
+    Parameters
+    ----------
+    links, places
+        Links, and the number there of each process of the mapping; all vectors are on the CPU.
+    process
+        Number of this process in the mapping.
+    """
+    reply: list[Tensor] | None = None
+    try:
+        while True:
+            request = next(steps) if reply is None else steps.send(reply)
+            if isinstance(request, list):
+                reply, pairs = [], [_parts_of(each) for each in request]
+            else:
+                like = request.parts[0]
+                reply = [like.new_empty(length) for length in request.lengths]
+                reply[process] = request.parts[process]
+                pairs = [(request.parts, reply)]
+            for sent, received in pairs:
+                for number, place in enumerate(places):
+                    if number != process and sent[number].numel():
+                        links.send(place, _bytes_of(sent[number]))
+                    if number != process and received[number].numel():
+                        links.receive(place, _bytes_of(received[number]))
+            links.finish()
+    except StopIteration as end:
+        result: T = end.value
+        return result
+
+
+def _parts_of(transfer: Transfer) -> tuple[list[Tensor], list[Tensor]]:
+    """Cut the vectors of a transfer into a part per process; those received are views."""
+    sent = torch.split(transfer.sent, transfer.sent_lengths)
+    return list(sent), list(torch.split(transfer.received, transfer.received_lengths))
+
+
+def _bytes_of(vector: Tensor) -> memoryview:
+    """Return the memory of a vector without gaps."""
+    return vector.detach().view(torch.uint8).numpy().data
 
 
 def in_memory(processes: Sequence[Steps[T]]) -> list[T]:

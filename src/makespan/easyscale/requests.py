@@ -54,6 +54,9 @@ class GenerationRequest:
         Mini-batches done in that checkpoint, and mini-batches of the run in total.
     checkpoint_every, checkpoint_every_s, hash_every, loader_processes, prefetch
         See `makespan.easyscale.RunOptions`.
+    survives, announces
+        Processes whose simultaneous loss the run survives without a checkpoint; whether processes announce
+        the phases of each mini-batch to the coordinator.
     """
 
     job: ElasticJob
@@ -74,6 +77,8 @@ class GenerationRequest:
     hash_every: int | None
     loader_processes: int
     prefetch: int
+    survives: int = 0
+    announces: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,23 +126,24 @@ def check_can_be_saved(parts: SharedParts, hosted: Hosted, data: Data) -> None:
         A value is neither a tensor nor a plain value, or an entry was added to the model after it was built.
     """
     for rank in hosted.ranks:
-        _check_plain("worker", _est_values(rank, hosted, data))
-    _check_plain("shared", _shared_values(parts, hosted))
+        _check_plain("worker", est_values(rank, hosted, data))
+    _check_plain("shared", shared_values(parts, hosted))
     _check_plain("model", _model_state(parts, hosted))
 
 
 def write_saved(directory: Path, parts: SharedParts, hosted: Hosted, data: Data) -> None:
     """Write the ESTs of this process, and the shared state if it hosts the first one."""
     for rank in hosted.ranks:
-        _write(_est_values(rank, hosted, data), directory / _est_file(rank))
+        _write(est_values(rank, hosted, data), directory / _est_file(rank))
     if 0 not in hosted.ranks:
         return
     with hosted.contexts.live(0):
         _write(_model_state(parts, hosted), directory / MODEL_FILE)
-    _write(_shared_values(parts, hosted), directory / _SHARED_FILE)
+    _write(shared_values(parts, hosted), directory / _SHARED_FILE)
 
 
-def _est_values(rank: int, hosted: Hosted, data: Data) -> dict[str, Any]:
+def est_values(rank: int, hosted: Hosted, data: Data) -> dict[str, Any]:
+    """Return context and position in the data of an EST as tensors and plain values."""
     return {"context": hosted.contexts.values(rank), "loader": data.state(rank).values()}
 
 
@@ -159,7 +160,8 @@ def _model_state(parts: SharedParts, hosted: Hosted) -> dict[str, Any]:
     return state
 
 
-def _shared_values(parts: SharedParts, hosted: Hosted) -> dict[str, Any]:
+def shared_values(parts: SharedParts, hosted: Hosted) -> dict[str, Any]:
+    """Return the state that all ESTs share, besides the model, as tensors and plain values."""
     states = {
         name: None if each is None else _plain(each.state_dict()) for name, each in parts.states.items()
     }
@@ -196,11 +198,7 @@ def read_saved(directory: Path, parts: SharedParts, ranks: tuple[int, ...]) -> S
             bind_buffer(parts.model, name, value.to(device), is_persistent=is_persistent)
     try:
         parts.model.load_state_dict(state)
-        for name, each in parts.states.items():
-            if isinstance(each, torch.optim.Optimizer):
-                load_optimizer(each, shared[name])
-            elif each is not None:
-                each.load_state_dict(shared[name])
+        load_states(parts, shared)
     except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(
             f"{directory}: does not fit what the functions of the job return: {error}"
@@ -213,6 +211,15 @@ def read_saved(directory: Path, parts: SharedParts, ranks: tuple[int, ...]) -> S
         shared.get("of_all", {}),
         shared.get("frozen", []),
     )
+
+
+def load_states(parts: SharedParts, shared: Mapping[str, Any]) -> None:
+    """Load optimizer, scheduler and the like from `shared_values`."""
+    for name, each in parts.states.items():
+        if isinstance(each, torch.optim.Optimizer):
+            load_optimizer(each, shared[name])
+        elif each is not None:
+            each.load_state_dict(shared[name])
 
 
 def _est_file(rank: int) -> str:

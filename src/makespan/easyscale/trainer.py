@@ -14,9 +14,10 @@ import os
 import re
 import signal
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any, Literal
@@ -31,9 +32,11 @@ from makespan.easyscale.job import (
     TRAINING_LOCK,
     ElasticJob,
     Placing,
+    RankMapping,
     RunOptions,
     job_from,
 )
+from makespan.easyscale.recovery import ASSEMBLY, Assembly, RecoveryPlanner
 from makespan.easyscale.requests import GENERATIONS, GenerationRequest, Reconfiguration
 from makespan.errors import (
     CheckpointError,
@@ -48,16 +51,23 @@ from makespan.notebook import object_html, table_html
 from makespan.runtime import (
     Checkpoint,
     Launch,
+    Launcher,
     LocalLauncher,
+    Process,
     RunDirectory,
     acquire,
     check_gpus,
     describe_machine,
     discard_partial,
+    finish_checkpoint,
     is_locked,
     latest_checkpoint,
     sound_checkpoint,
+    start_checkpoint,
 )
+from makespan.runtime.coordinator import Coordinator, Event, Timeouts
+from makespan.runtime.messages import Cause
+from makespan.runtime.protocol import CoordinatorProtocol
 from makespan.tables import table_schema, write_csv
 from makespan.training.weights import check_weights_path, copy_weights
 
@@ -83,13 +93,26 @@ ELASTIC_STEPS = table_schema(
     ),
     ("optimizer_sha", "text", "", "SHA-256 of state and options of the optimizer"),
     ("context_sha", "text", "", "SHA-256 of buffers and random states of the logical worker"),
-    ("micro_batch_s", "float", "s", "forward and backward pass of its micro-batch, with the context switch"),
-    ("sync_s", "float", "s", "sum of gradients and optimizer step in that process"),
+    (
+        "micro_batch_s",
+        "float",
+        "s",
+        "forward and backward pass of its micro-batch, with the context switch; empty if the process was "
+        "lost before the next checkpoint, as is the next column",
+        True,
+    ),
+    ("sync_s", "float", "s", "sum of gradients and optimizer step in that process", True),
 )
 RECONFIGURATIONS = table_schema(
     "reconfigurations",
     ("step", "int", "1", "mini-batches done before the change"),
-    ("cause", "text", "", "start, run (another call), request, or failure of a process"),
+    (
+        "cause",
+        "text",
+        "",
+        "start, run (another call), request, failure of a process (from the checkpoint), or recovery from "
+        "the memory of the other processes",
+    ),
     ("old_mapping", "text", "", "mapping before; empty at the start"),
     ("new_mapping", "text", "", "mapping from then on"),
     ("old_devices", "text", "", "device of each process before"),
@@ -98,9 +121,22 @@ RECONFIGURATIONS = table_schema(
         "restart_s",
         "float",
         "s",
-        "writing the checkpoint, start of the processes, and building from the checkpoint",
+        "writing the checkpoint, start of the processes, and building from the checkpoint; of a recovery, "
+        "detection of the loss to the first mini-batch done by all",
     ),
 )
+ELASTIC_RECOVERIES = table_schema(
+    "recoveries",
+    ("stage", "int", "1", "number of the set of processes that continued"),
+    ("step", "int", "1", "mini-batches done in the state from which they continued"),
+    ("lost", "text", "", "lost processes of the mapping before; empty after a failure without a loss"),
+    ("workers", "text", "", "logical workers of the lost processes"),
+    ("n_behind", "int", "1", "remaining processes that copied parameters and optimizer from another one"),
+    ("attempts", "int", "1", "times that the processes met; each further loss adds one"),
+    ("formed_s", "float", "s", "detection of the loss until all had connected and copied"),
+    ("pause_s", "float", "s", "detection of the loss until all had done the next mini-batch"),
+)
+"""Recoveries from memory; the table exists in runs with ``survives`` only."""
 
 
 # --- Directory of a run ---
@@ -174,12 +210,18 @@ class RunFolder:
         """Write ``steps.csv`` and ``reconfigurations.csv`` from all records, and return both tables."""
         records = [read_json(path, CheckpointError) for path, _ in self._records()]
         # A generation with several checkpoints repeats its change; the last record counts.
-        changes = {record["rows"][0]["stage"]: record["change"] for record in records}
-        tables = []
-        for schema, rows in (
+        changes: dict[int, Any] = {}
+        for record in records:
+            changes |= record.get("changes") or {str(record["rows"][0]["stage"]): record["change"]}
+        recoveries = [row for record in records for row in record.get("recoveries", ())]
+        schemas = [
             (ELASTIC_STEPS, [row for record in records for row in record["rows"]]),
-            (RECONFIGURATIONS, list(changes.values())),
-        ):
+            (RECONFIGURATIONS, [changes[stage] for stage in sorted(changes, key=int)]),
+        ]
+        if any("recoveries" in record for record in records):
+            schemas.append((ELASTIC_RECOVERIES, recoveries))
+        tables = []
+        for schema, rows in schemas:
             path = self.path / f"{schema.name}.csv"
             tables.append(schema.validate(pd.DataFrame(rows, columns=schema.names), str(path)))
             write_csv(tables[-1], path)
@@ -215,8 +257,11 @@ class RunFolder:
 # --- Generations of a run ---
 
 _WORKER = "makespan.easyscale.worker"
+_RECOVERING_WORKER = "makespan.easyscale.recovering_worker"
 _SCAN_WORKER = "makespan.easyscale.scan_worker"
 _FORMAT = 1  # of checkpoints
+_NO_END = 1 << 62
+"""Transactions of a run that survives losses: it ends when a report of its processes says so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -400,6 +445,8 @@ def train_generations(
     jobs: Sequence[tuple[ElasticJob, RunFolder]], steps: int, placing: Placing, options: RunOptions
 ) -> list[ElasticResult]:
     """Train jobs together while they need the same processes, then each one alone."""
+    if options.survives:
+        _check_survives(jobs, placing, options)
     with ExitStack() as held:
         runs = [_ElasticRun(job, folder, steps, placing, options) for job, folder in jobs]
         for run in runs:
@@ -467,6 +514,16 @@ def _launch(runs: Sequence[_ElasticRun], options: RunOptions) -> None:
     n_processes = placing.mapping.n_processes
     check_gpus(launcher, n_processes)
     requests = [run.request(number == 0, directory.path) for number, run in enumerate(runs)]
+    surviving = None
+    if options.survives:
+        survives = min(options.survives, n_processes - 1)
+        if survives < options.survives:
+            _log.warning(
+                "%s: %d processes survive the loss of %d", runs[0].folder.path, n_processes, survives
+            )
+        is_heard = options.on_event is not None
+        requests = [replace(requests[0], survives=survives, announces=is_heard)]
+        surviving = _SurvivingRun(runs[0], requests[0], options, launcher, directory)
     notified = set[str]()
 
     def notify(notices: Sequence[str]) -> None:
@@ -484,16 +541,20 @@ def _launch(runs: Sequence[_ElasticRun], options: RunOptions) -> None:
             options.on_progress(values["step"], values["loss"])
 
     launch = Launch(
-        _WORKER,
+        _WORKER if surviving is None else _RECOVERING_WORKER,
         GENERATIONS.dump_python(requests, mode="json"),
         n_processes,
         directory.path,
         options=placing.options(runs[0].job),
+        on_loss="end" if surviving is None else "tell",
         on_beat=report_progress,
     )
     lost: LostWorkerError | None = None
     try:
-        launcher.run(launch)
+        if surviving is None:
+            launcher.run(launch)
+        else:
+            surviving.run(launch)
         report_progress()
     except LostWorkerError as error:
         lost = error
@@ -511,6 +572,182 @@ def _launch(runs: Sequence[_ElasticRun], options: RunOptions) -> None:
             raise lost
     if lost is not None:
         _log.warning("%s; resuming from the last checkpoint", str(lost).splitlines()[0])
+
+
+def _check_survives(
+    jobs: Sequence[tuple[ElasticJob, RunFolder]], placing: Placing, options: RunOptions
+) -> None:
+    """Reject what cannot be recovered from the memory of processes, before anything starts."""
+    survives, n_processes = options.survives, placing.mapping.n_processes
+    if survives >= n_processes:
+        raise InputError(
+            f"survives is {survives} with {n_processes} process(es); expected at most {n_processes - 1}, "
+            "because one must remain"
+        )
+    if len(jobs) > 1:
+        raise InputError(f"survives is {survives} with {len(jobs)} jobs in one call; expected one job")
+    if (loop := jobs[0][0].loop) is not None:
+        raise InputError(
+            f"survives is {survives} and loop is {loop!r}; expected a job whose functions are given one by "
+            "one, because a loop cannot return to an earlier mini-batch; survives=0 resumes from checkpoints"
+        )
+    launcher = options.launcher
+    if launcher is not None and not (isinstance(launcher, LocalLauncher) and launcher.device == "cpu"):
+        raise InputError(
+            f"survives is {survives} with a launcher for Slurm or GPUs; expected processes on the CPUs of "
+            "this machine"
+        )
+
+
+class _SurvivingRun:
+    """Launching side of a generation that survives losses: its processes, its checkpoints, its recoveries."""
+
+    def __init__(
+        self,
+        run: _ElasticRun,
+        request: GenerationRequest,
+        options: RunOptions,
+        launcher: Launcher,
+        directory: RunDirectory,
+    ) -> None:
+        self.generation, self.request, self.options = run, request, options
+        self.launcher, self.directory, self.folder = launcher, directory, run.folder
+        self.planner = RecoveryPlanner(
+            request.placing.mapping, request.generation, request.first_step, lambda: self.failure
+        )
+        self.protocol = CoordinatorProtocol(
+            self.planner, range(request.placing.mapping.n_processes), _NO_END,
+            save_every=1, failed=WorkerError, rejected=InputError,
+            place=lambda _: f"mini-batch {self.assembly.step if self.assembly else self.request.first_step}",
+        )  # fmt: skip
+        self.failure: WorkerError | None = None
+        self.report: dict[str, Any] = {}
+        self.rows: list[dict[str, Any]] = []
+        self.changes: dict[str, dict[str, Any]] = {}
+        self.recoveries: list[dict[str, Any]] = []
+        self.assembly: Assembly | None = None  # the newest one, and the last one under which all trained
+        self.trained: Assembly | None = None
+        self.begin_s: float | None = None  # of a recovery, in seconds of the coordinator's clock
+        self.formed_s, self.n_attempts, self.saving_s = 0.0, 0, 0.0
+        self.lost, self.first = set[int](), set[int]()
+
+    def run(self, launch: Launch) -> None:
+        """Train until the run is done, or a change of the mapping or its suspension is requested."""
+        self.launch = launch
+        self.directory.prepare(launch.request)
+        coordinator = Coordinator(
+            self.protocol, self.directory.path, {}, self, self.take,
+            begin_checkpoint=self._begin_checkpoint, finish_checkpoint=self._finish_checkpoint,
+            limits=Timeouts(hang_s=self.options.hang_s),
+        )  # fmt: skip
+        coordinator.run()
+        self.directory.write_result(self.report)
+
+    def start(self, node: int) -> Process:
+        """Start the process of a node (see `ProcessStarter`)."""
+        return self.launcher.start(self.launch, node)
+
+    def end(self, process: Process) -> None:
+        """Kill a process (see `ProcessStarter`)."""
+        self.launcher.end(process)
+
+    def take(self, event: Event) -> None:
+        """Handle an event of the coordinator."""
+        node, values = event.node, event.values
+        match event.kind:
+            case "failed" if values["cause"] == Cause.OWN:
+                self.failure = WorkerError(f"process {node} failed: {values['error']}")
+            case "lost" if node is not None:
+                self.failure = None  # the loss explains it
+                self.lost.add(node)
+                self._begin(event.time_s)
+            case "failure":
+                self._begin(event.time_s)
+            case "plan":
+                self.assembly, self.n_attempts = ASSEMBLY.validate_python(values["work"]), self.n_attempts + 1
+                self.first.clear()
+            case "resume":
+                self.formed_s = event.time_s
+                if self.trained is None:
+                    self.trained, self.n_attempts = self.assembly, 0
+            case "announce" if values["phase"] == "trained" and node is not None:
+                self.first.add(node)
+                if self.assembly is not None and self.first >= set(self.assembly.nodes):
+                    self.failure = None
+                    self.protocol.made_progress()
+                    self._end(event.time_s)
+            case "announce" if values["phase"] == "progress":
+                self.launch.on_beat()
+            case "commit":
+                self._end(event.time_s)  # if all had nothing left to do
+                (self.report,) = [report for report in values["reports"].values() if report is not None]
+                self.rows += self.report.pop("rows")
+                change = asdict(self.request.change) | {"restart_s": self.report["restart_s"]}
+                self.changes.setdefault(str(self.request.generation), change)
+                if self.report["ending"] != "done" or self.report["last_step"] >= self.request.steps:
+                    self.protocol.drain(())  # the checkpoint that follows is the last one
+        if self.options.on_event is not None:
+            self.options.on_event(event)
+
+    def _begin(self, time_s: float) -> None:
+        if self.trained is not None and self.begin_s is None:
+            self.begin_s, self.n_attempts = time_s, 0
+
+    def _end(self, time_s: float) -> None:
+        """Record a recovery, once all have done the first mini-batch after it."""
+        if self.begin_s is None or self.assembly is None or self.trained is None:
+            return
+        old, new, devices = self.trained, self.assembly, self.request.placing.devices
+        hosted = RankMapping.parse(old.mapping).hosted
+        lost = [place for place, node in enumerate(old.nodes) if node in self.lost]
+        workers = sorted(rank for place in lost for rank in hosted[place])
+        pause_s = time_s - self.begin_s
+        self.recoveries.append(
+            {
+                "stage": new.stage, "step": new.step, "lost": " ".join(map(str, lost)),
+                "workers": " ".join(map(str, workers)), "n_behind": len(new.behind),
+                "attempts": self.n_attempts, "formed_s": self.formed_s - self.begin_s, "pause_s": pause_s,
+            }
+        )  # fmt: skip
+        change = Reconfiguration(
+            step=new.step, cause="recovery", old_mapping=old.mapping, new_mapping=new.mapping,
+            old_devices=",".join(devices[node] for node in old.nodes),
+            new_devices=",".join(devices[node] for node in new.nodes), save_s=0.0,
+        )  # fmt: skip
+        self.changes[str(new.stage)] = asdict(change) | {"restart_s": pause_s}
+        _log.warning(
+            "%s: lost process(es) %s with logical worker(s) %s; resumed from memory after mini-batch %d with "
+            "mapping %s in %.2f s",
+            self.folder.path, ", ".join(map(str, lost)) or "none", ", ".join(map(str, workers)) or "none",
+            new.step, new.mapping, pause_s,
+        )  # fmt: skip
+        survives = min(self.request.survives, len(new.nodes) - 1)
+        if survives < self.options.survives:
+            _log.warning("%s: the remaining processes survive the loss of %d", self.folder.path, survives)
+        self.trained, self.begin_s, self.lost = new, None, set()
+
+    def _begin_checkpoint(self) -> None:
+        self.saving_s = time.monotonic()
+        start_checkpoint(self.folder.checkpoints)
+
+    def _finish_checkpoint(self, _: int) -> None:
+        """Write the record of the mini-batches since the last checkpoint, then complete the checkpoint."""
+        if self.trained is None:
+            raise WorkerError("a checkpoint is complete before anybody trained")
+        done, devices = self.report["last_step"], self.request.placing.devices
+        record = {"changes": self.changes, "rows": self.rows, "recoveries": self.recoveries}
+        values = {
+            **self.request.manifest, "fold": self.report["fold"], "stage": self.trained.stage,
+            "mapping": self.trained.mapping, "devices": [devices[node] for node in self.trained.nodes],
+        }  # fmt: skip
+        try:
+            write_json(record, self.folder.path / "records" / f"step-{done:08d}.json")
+            finish_checkpoint(self.folder.checkpoints, done, time.monotonic() - self.saving_s, values)
+        except OSError as error:
+            problem = f"{error.filename or self.folder.checkpoints}: {error.strerror}"
+            raise CheckpointError(f"{problem}; earlier checkpoints are intact") from error
+        self.rows, self.recoveries = [], []
+        self.changes = {key: change for key, change in self.changes.items() if int(key) >= self.trained.stage}
 
 
 def _reported_error(directory: RunDirectory, n_processes: int) -> TrainingError | InputError | None:

@@ -55,7 +55,7 @@ from makespan.runtime import (
 
 # --- Process of a generation ---
 #
-# A generation is in one of five states after each mini-batch, see `_Ending`. All processes compute the state
+# A generation is in one of five states after each mini-batch, see `Ending`. All processes compute the state
 # together, so that they write checkpoints and end at the same mini-batch:
 #
 # - a checkpoint is written by all processes: each writes its ESTs into a directory that readers ignore, then
@@ -72,7 +72,7 @@ _MIN_SAVE_RATIO = (
 )
 
 
-class _Ending(IntEnum):
+class Ending(IntEnum):
     """State after a mini-batch; of several processes the largest value counts."""
 
     CONTINUE = 0
@@ -82,16 +82,17 @@ class _Ending(IntEnum):
     STOPPED = 4
 
 
-_ENDING_NAMES = ("done", "done", "asked", "signalled", "stopped")
+ENDING_NAMES = ("done", "done", "asked", "signalled", "stopped")
 
 
-class _Process:
+class TrainingProcess:
     """State of this process for all jobs of the request: rank, device, and received signals."""
 
     def __init__(self, directory: RunDirectory, who: Identity) -> None:
         self.directory, self.who = directory, who
         self.requests: list[GenerationRequest] = GENERATIONS.validate_python(directory.request())
         self.is_signalled, self._progress_at, self._micro_batch_at = False, 0.0, 0.0
+        self.reports = who.rank == 0
         self.notices: list[str] = []
         for request in self.requests:
             # Never closed: a run that follows a killed one waits until this process has ended.
@@ -101,9 +102,12 @@ class _Process:
         if who.parent is not None:  # a terminal interrupts all its processes; the parent decides
             self.handlers |= dict.fromkeys((signal.SIGINT, signal.SIGHUP), signal.SIG_IGN)
         self.set_handlers()
-        self.device = choose_device(who)
-        self.pids = join(directory, who)
-        self.start_s = time.time() - who.launched_s
+        self.device, self.pids, self.start_s = choose_device(who), list[int](), 0.0
+
+    def meet(self) -> None:
+        """Form the process group with the other processes."""
+        self.pids = join(self.directory, self.who)
+        self.start_s = time.time() - self.who.launched_s
         patch_distributed(self.requests[0].job.n_logical_workers)
 
     def set_handlers(self) -> list[str]:
@@ -121,12 +125,14 @@ class _Process:
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self.is_signalled = True
 
-    def report_progress(self, step: int, loss: float) -> None:
-        """Write the progress at intervals, from the first process."""
-        if self.who.rank == 0 and time.monotonic() - self._progress_at > _PROGRESS_S:
+    def report_progress(self, step: int, loss: float) -> bool:
+        """Write the progress at intervals, from the first process; return whether it is written now."""
+        is_due = self.reports and time.monotonic() - self._progress_at > _PROGRESS_S
+        if is_due:
             self._progress_at = time.monotonic()
             values = {"step": step, "loss": loss, "pids": self.pids, "notices": self.notices}
             self.directory.write_progress(values)
+        return is_due
 
     def report_micro_batch(self) -> None:
         """Write at intervals that this process makes progress, for the stall limit of the launcher."""
@@ -135,27 +141,28 @@ class _Process:
             self.directory.write_beat(self.who.rank)
 
 
-class _Generation:
+class Generation:
     """One job from a checkpoint to the end of the generation, in this process."""
 
-    def __init__(self, process: _Process, request: GenerationRequest) -> None:
+    def __init__(self, process: TrainingProcess, request: GenerationRequest) -> None:
         self.process, self.request, self.begun = process, request, time.perf_counter()
         self.job, self.mapping = request.job, request.placing.mapping
         self.number, self.device = process.who.rank, process.device
         self.device_name = request.placing.devices[self.number]
-        self.done, self.rows = request.first_step, list[dict[str, Any]]()
+        self.done, self.rows, self.stage = request.first_step, list[dict[str, Any]](), request.generation
+        self.first_step = request.first_step  # mini-batches done when these processes met
         self.saved_at, self.save_s = time.monotonic(), 0.0
-        self.ending, self.notices = _Ending.CONTINUE, set[str]()
+        self.ending, self.notices = Ending.CONTINUE, set[str]()
 
     @property
     def goes_on(self) -> bool:
         """True if the generation has another mini-batch."""
-        return self.done < self.request.steps and self.ending <= _Ending.CHECKPOINT_DUE
+        return self.done < self.request.steps and self.ending <= Ending.CHECKPOINT_DUE
 
     @property
     def is_run_over(self) -> bool:
         """True if no later generation trains the job any further."""
-        return self.done >= self.request.steps or self.ending == _Ending.STOPPED
+        return self.done >= self.request.steps or self.ending == Ending.STOPPED
 
     def train(self) -> dict[str, Any]:
         """Train to the last step of the run, or until the end of the generation is requested."""
@@ -164,20 +171,24 @@ class _Generation:
                 self._train_parts(stack)
             else:
                 self._train_loop(stack)
+        return self.result()
+
+    def result(self) -> dict[str, Any]:
+        """Return the values that the launching process needs, with the notices of all processes."""
         local = sorted(
             {*self.notices, *self.data.notices, *self.hosted.notices, *self.hosted.contexts.notices}
         )
-        notices = sorted({notice for part in self._gather(local) for notice in part})
+        notices = sorted({notice for part in self.gather(local) for notice in part})
         return {
             "last_step": self.done,
-            "ending": _ENDING_NAMES[self.ending],
+            "ending": ENDING_NAMES[self.ending],
             "fold": self.order,
             "notices": notices,
         }
 
     def _train_parts(self, stack: ExitStack) -> None:
         """Train a job whose functions are given by name."""
-        hosted, pool = self._build(stack)
+        hosted, pool = self.build(stack)
         self.begin(hosted, pool)
         while self.goes_on:
             steps = hosted.mini_batch(pool.next, watches=self.watches(), ending=self.ending_now)
@@ -215,19 +226,19 @@ class _Generation:
         """
         self.done += 1
         # A signal may reach only some processes in time, so the strongest answer counts for all.
-        self.ending = _Ending.STOPPED if stops else _Ending(batch.ending)
+        self.ending = Ending.STOPPED if stops else Ending(batch.ending)
         self.notices.update(self.process.set_handlers())
-        if is_watched(self.done - self.request.first_step - 1):
-            self._check_agreement(self.done - self.request.first_step)
+        if is_watched(self.done - self.first_step - 1):
+            self.check_agreement(self.done - self.first_step)
         if len(set(batch.word_sums)) > 1:
-            raise _divergence(self.done, _PARAMETERS, batch.word_sums)
-        saves = self.ending != _Ending.CONTINUE or self._saves_after(self.done)
+            raise divergence(self.done, _PARAMETERS, batch.word_sums)
+        saves = self.ending != Ending.CONTINUE or self.saves_after(self.done)
         self._record(batch, saves)
         self.process.report_progress(self.done, batch.losses[-1])
         if saves:
             self._save()
 
-    def _gather(self, value: Any) -> list[Any]:
+    def gather(self, value: Any) -> list[Any]:
         """Return the values of all processes, in every process."""
         gathered: list[Any] = [None] * self.process.who.size
         dist.all_gather_object(gathered, value)
@@ -235,7 +246,7 @@ class _Generation:
 
     def check_equal(self, name: str, value: Any) -> None:
         """Raise a `TrainingError` if a value differs between processes."""
-        if len(set(self._gather(value))) > 1:
+        if len(set(self.gather(value))) > 1:
             raise TrainingError(
                 f"{name} differ between processes before mini-batch {self.done + 1}; expected values that "
                 "depend only on the seed and on files that are the same everywhere"
@@ -244,32 +255,32 @@ class _Generation:
     def watches(self) -> bool:
         """Return True if the next mini-batch looks for changes by user code."""
         step, every = self.done + 1, self.request.hash_every
-        number = self.done - self.request.first_step
-        return is_watched(number) or self._saves_after(step) or bool(every and step % every == 0)
+        number = self.done - self.first_step
+        return is_watched(number) or self.saves_after(step) or bool(every and step % every == 0)
 
-    def _saves_after(self, step: int) -> bool:
+    def saves_after(self, step: int) -> bool:
         """Return True if a checkpoint is written after a mini-batch, whatever happens until then."""
         every = self.request.checkpoint_every
         return step == self.request.steps or bool(every and step % every == 0)
 
-    def _check_agreement(self, number: int) -> None:
+    def check_agreement(self, number: int) -> None:
         """Reject shared state that differs between processes; all of them raise the same error."""
         if number == 1:
             check_can_be_saved(self.parts, self.hosted, self.data)
-        if self.process.who.size == 1:
+        if self.mapping.n_processes == 1:
             return
         local = self.hosted.contexts.shared_hashes()
         local |= {_PARAMETERS: parameter_sha(self.parts.model), _OPTIMIZER: self._optimizers_sha()}
         local |= {name: value_sha(self.parts.states[name].state_dict()) for name in self.parts.compared}
-        gathered = self._gather(local)
+        gathered = self.gather(local)
         for name in dict.fromkeys(name for hashes in gathered for name in hashes):
             if len({hashes[name] for hashes in gathered if name in hashes}) > 1:
-                raise _divergence(self.done, name)
+                raise divergence(self.done, name)
 
     def _optimizers_sha(self) -> str:
         return optimizers_sha(self.parts.optimizers)
 
-    def _build(self, stack: ExitStack) -> tuple[HostedESTs, LoaderPool]:
+    def build(self, stack: ExitStack) -> tuple[HostedESTs, LoaderPool]:
         """Build the parts, ESTs and loaders of the job, from its checkpoint if there is one."""
         job, request, ranks = self.job, self.request, self.mapping.hosted[self.number]
         registered_state().clear()
@@ -287,6 +298,7 @@ class _Generation:
         others: dict[str, object] = {"optimizer": trained.optimizer, "lr_scheduler": trained.scheduler}
         others |= {"scaler": trained.scaler, "data": parts.data}
         user_state = UserState(trained.model, parts.modules, others)
+        self.data_set, self.collate, self.user_state = parts.data, parts.collate, user_state
         saved = None if request.checkpoint is None else read_saved(request.checkpoint, self.parts, ranks)
         hosted = HostedESTs(
             trained, self.device, self.mapping, self.number, self.reduction(), job.level,
@@ -338,40 +350,43 @@ class _Generation:
         """Return the order of sums of the job; for ``auto`` the first process detects it for all."""
         if self.job.fold != "auto":
             return self.job.fold
-        n_ranks, order = self.job.n_logical_workers, [""]
+        n_ranks, order = self.job.n_logical_workers, ""
         if self.number == 0:
-            order = ["ring" if n_ranks == 1 else detect_gloo_order(n_ranks, self.request.gloo_order_dir)]
-        dist.broadcast_object_list(order, src=0)
-        return order[0]
+            order = "ring" if n_ranks == 1 else detect_gloo_order(n_ranks, self.request.gloo_order_dir)
+        return str(self.gather(order)[0])
 
     def _record(self, batch: MiniBatchResult, saves: bool) -> None:
         """Record a row for each EST of this process after a mini-batch."""
+        self.rows += self.rows_of(batch, saves)
+
+    def rows_of(self, batch: MiniBatchResult, saves: bool) -> list[dict[str, Any]]:
+        """Return a row for each EST of this process after a mini-batch."""
         every = self.request.hash_every
         hashed = saves if every is None else every and self.done % every == 0
         shared = {
             "parameter_sha": parameter_sha(self.parts.model) if hashed else None,
             "optimizer_sha": self._optimizers_sha() if hashed else None,
         }
-        for rank, micro_batch_s in zip(self.hosted.ranks, batch.micro_batch_s, strict=True):
-            self.rows.append(
-                {
-                    "stage": self.request.generation, "step": self.done, "rank": rank, "process": self.number,
-                    "device": self.device_name,
-                    "loss": batch.losses[rank], "loss_hex": batch.losses[rank].hex(), **shared,
-                    "context_sha": self.hosted.contexts.sha(rank) if hashed else None,
-                    "micro_batch_s": micro_batch_s, "sync_s": batch.sync_s,
-                }
-            )  # fmt: skip
+        return [
+            {
+                "stage": self.stage, "step": self.done, "rank": rank, "process": self.number,
+                "device": self.device_name,
+                "loss": batch.losses[rank], "loss_hex": batch.losses[rank].hex(), **shared,
+                "context_sha": self.hosted.contexts.sha(rank) if hashed else None,
+                "micro_batch_s": micro_batch_s, "sync_s": batch.sync_s,
+            }
+            for rank, micro_batch_s in zip(self.hosted.ranks, batch.micro_batch_s, strict=True)
+        ]  # fmt: skip
 
     def ending_now(self) -> int:
         """Return whether this process would continue, checkpoint or end the generation."""
-        answer = _Ending.SIGNALLED if self.process.is_signalled else _Ending.CONTINUE
-        if self.number == 0 and answer == _Ending.CONTINUE:
+        answer = Ending.SIGNALLED if self.process.is_signalled else Ending.CONTINUE
+        if self.number == 0 and answer == Ending.CONTINUE:
             every_s, since_s = self.request.checkpoint_every_s, time.monotonic() - self.saved_at
             if self.request.change_request_path.exists():
-                answer = _Ending.CHANGE_REQUESTED
+                answer = Ending.CHANGE_REQUESTED
             elif every_s > 0 and since_s > max(every_s, _MIN_SAVE_RATIO * self.save_s):
-                answer = _Ending.CHECKPOINT_DUE
+                answer = Ending.CHECKPOINT_DUE
         return answer
 
     def _save(self) -> None:
@@ -397,17 +412,14 @@ class _Generation:
             rows = sorted(
                 (row for part in gathered for row in part), key=lambda row: (row["step"], row["rank"])
             )
-            for row, other in pairwise(rows):
-                for name, label in (("parameter_sha", _PARAMETERS), ("optimizer_sha", _OPTIMIZER)):
-                    if row["step"] == other["step"] and row[name] != other[name]:
-                        raise _divergence(row["step"], label)
+            check_equal_hashes(rows)
             change = asdict(self.request.change) | {"restart_s": self.restart_s}
             record = {"change": change, "rows": rows}
             write_json(record, self.request.run_dir / "records" / f"step-{self.done:08d}.json")
             # The record comes first: a record without checkpoint is removed at the next start, but a
             # checkpoint without record would leave a gap in the tables.
             values = {**self.request.manifest, "fold": self.order}
-            if self.ending == _Ending.STOPPED:
+            if self.ending == Ending.STOPPED:
                 values["is_stopped"] = True
             self.save_s = time.perf_counter() - begun
             finish_checkpoint(directory, self.done, self.save_s, values)
@@ -415,7 +427,15 @@ class _Generation:
         dist.barrier()
 
 
-def _divergence(step: int, name: str, word_sums: Sequence[int] = ()) -> TrainingError:
+def check_equal_hashes(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Raise a `TrainingError` if rows of one mini-batch, which follow each other, have different hashes."""
+    for row, other in pairwise(rows):
+        for name, label in (("parameter_sha", _PARAMETERS), ("optimizer_sha", _OPTIMIZER)):
+            if row["step"] == other["step"] and row[name] != other[name]:
+                raise divergence(row["step"], label)
+
+
+def divergence(step: int, name: str, word_sums: Sequence[int] = ()) -> TrainingError:
     """Build the error for shared state that differs between processes; sums of words tell which ones."""
     (most, count), *_ = Counter(word_sums).most_common(1) or [(0, 0)]
     # Without a majority nobody can tell who is right.
@@ -430,9 +450,10 @@ def _divergence(step: int, name: str, word_sums: Sequence[int] = ()) -> Training
 
 def train_generation(directory: RunDirectory, who: Identity) -> None:
     """Train the jobs of the request, together with the other processes of the generation."""
-    process = _Process(directory, who)
+    process = TrainingProcess(directory, who)
+    process.meet()
     for number, request in enumerate(process.requests):
-        result = _Generation(process, request).train()
+        result = Generation(process, request).train()
         if who.rank == 0:
             directory.write_result(result, number)
         if result["ending"] == "signalled":

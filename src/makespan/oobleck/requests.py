@@ -81,7 +81,7 @@ class ProfilingRequest:
 NODE = TypeAdapter(NodeRequest)
 """Codec of the request to `makespan.oobleck.worker`."""
 WORK = TypeAdapter(Work)
-"""Codec of the field ``work`` of `makespan.oobleck.messages.Form`."""
+"""Codec of the field ``work`` of `makespan.runtime.messages.Form`."""
 FIXED_RUNS = TypeAdapter(list[FixedRun])
 """Codec of the request to `makespan.oobleck.fixed_worker`: one entry per run."""
 PROFILING = TypeAdapter(ProfilingRequest)

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from makespan.errors import InputError, TrainingError
+from makespan.errors import InputError
 from makespan.oobleck.chain import (
     Chain,
     build_layer,
@@ -37,6 +37,7 @@ from makespan.oobleck.job import ChainJob, PassOrder
 from makespan.oobleck.plan import HybridPlan, check_plan, owners
 from makespan.oobleck.split import SplitBackward
 from makespan.plans import one_f_one_b_order, zero_bubble_order
+from makespan.runtime.links import LostPeerError
 from makespan.training import refuse_plain_clipping
 from makespan.training.bits import has_equal_bits, raw_bytes
 
@@ -344,10 +345,6 @@ class HeldLayers:
 
 
 _LOOK_S = 0.02
-
-
-class LostPeerError(TrainingError):
-    """A transfer failed because the process at its other end is lost, or has dropped its groups."""
 
 
 class Transfer:

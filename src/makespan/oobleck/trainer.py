@@ -24,13 +24,10 @@ from makespan import errors
 from makespan.errors import CheckpointError, InputError, LostWorkerError, WorkerError, unknown_name
 from makespan.files import read_json, write_text
 from makespan.notebook import object_html, table_html
-from makespan.oobleck.coordinator import Coordinator, Event, ReconfigurationPlanner, Timeouts
 from makespan.oobleck.job import ChainJob, PassOrder
-from makespan.oobleck.messages import Connection, Drain, Hello, Kill, connected
-from makespan.oobleck.node import ADDRESS_FILE, JOINING, host_name
 from makespan.oobleck.plan import HybridPlan
+from makespan.oobleck.planner import ReconfigurationPlanner
 from makespan.oobleck.profile import ModelProfile
-from makespan.oobleck.protocol import CoordinatorProtocol
 from makespan.oobleck.reconfiguration import InsufficientNodes
 from makespan.oobleck.requests import NODE, WORK, NodeRequest, Work
 from makespan.oobleck.templates import TemplateSet, covering_templates
@@ -47,6 +44,10 @@ from makespan.runtime import (
     sound_checkpoint,
     start_checkpoint,
 )
+from makespan.runtime.coordinator import Coordinator, Event, Timeouts
+from makespan.runtime.messages import Connection, Drain, Hello, Kill, connected
+from makespan.runtime.node import ADDRESS_FILE, JOINING, host_name
+from makespan.runtime.protocol import CoordinatorProtocol
 from makespan.tables import TableSchema, csv_text, table_schema
 
 # --- Schemas of the tables of a run -----------------------------------------------------------------

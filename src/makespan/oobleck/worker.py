@@ -14,12 +14,12 @@ import torch
 
 from makespan.errors import CheckpointError
 from makespan.files import read_json, write_json
-from makespan.oobleck.messages import Form, Save
-from makespan.oobleck.node import ADDRESS_FILE, JOINING, Announcing, BroadcastStore, store_on, take_part
 from makespan.oobleck.plan import HybridPlan
 from makespan.oobleck.requests import NODE, WORK, NodeRequest, Work
 from makespan.oobleck.stage import PeerGroups, StageExecutor
 from makespan.runtime import Identity, RunDirectory, choose_device, end_worker, run_worker
+from makespan.runtime.messages import Form, Save
+from makespan.runtime.node import ADDRESS_FILE, JOINING, Announcing, BroadcastStore, store_on, take_part
 
 PRELOAD = ("torch._dynamo",)
 """Modules that optimizers load, which takes long: a fork server loads them before it forks a worker."""

@@ -9,6 +9,8 @@ The package does not know what the processes compute, and imports torch only whe
   request, stop requests and lost processes
 - `start_checkpoint` and `finish_checkpoint` write a checkpoint that is complete or absent;
   `latest_checkpoint` finds the newest, `sound_checkpoint` the newest that is undamaged
+- `makespan.runtime.coordinator` and `makespan.runtime.node` are the two sides of a run that survives the loss
+  of processes: `makespan.runtime.protocol` decides when all regroup, an `Engine` trains whatever it trains
 - `acquire` locks a file for a process until it ends, and `is_locked` returns whether a process holds the lock
 - `local_gpus` and `slurm_device` ask torch, in a process that would use them, for the available GPUs
 - `describe_machine` describes the machine of a measurement

@@ -14,7 +14,6 @@ from pydantic import Field, model_validator
 
 from makespan.cleanup import temporary_directory
 from makespan.errors import CheckpointError, TrainingError
-from makespan.oobleck.coordinator import Event
 from makespan.oobleck.fixed import FixedRun, profile_chain, run_fixed
 from makespan.oobleck.instantiation import distribute, enumerate_plans, event_time_s
 from makespan.oobleck.job import ChainJob
@@ -35,6 +34,7 @@ from makespan.oobleck.trainer import (
 )
 from makespan.papers.experiment import Experiment, Figure, Given
 from makespan.runtime import usable_cpus
+from makespan.runtime.coordinator import Event
 from makespan.settings import Block, Count, option
 from makespan.tables import schemas_of
 

@@ -25,8 +25,8 @@ from typing import Any, Protocol
 
 from makespan.errors import CheckpointError, InputError, TrainingError, WorkerError
 from makespan.files import read_json
-from makespan.oobleck import protocol as tasks
-from makespan.oobleck.messages import (
+from makespan.runtime import protocol as tasks
+from makespan.runtime.messages import (
     Announce,
     Cause,
     Connection,

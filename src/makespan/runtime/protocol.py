@@ -26,7 +26,7 @@ from enum import Enum
 from typing import Any, Generic, TypeVar
 
 from makespan.errors import WorkerError
-from makespan.oobleck.messages import (
+from makespan.runtime.messages import (
     Cause,
     Commit,
     Copied,
@@ -164,6 +164,8 @@ class CoordinatorProtocol(Generic[PlanT]):
         Builds the error, from a text, of a run that fails for another reason than a loss.
     rejected
         Builds the error, from a text, of a run whose job cannot be trained.
+    place
+        Names a step in the text of an error.
     """
 
     def __init__(
@@ -176,8 +178,10 @@ class CoordinatorProtocol(Generic[PlanT]):
         save_every: int = 0,
         failed: Callable[[str], Exception] = RuntimeError,
         rejected: Callable[[str], Exception] = ValueError,
+        place: Callable[[int], str] = "step {}".format,
     ) -> None:
         self._decide, self._failed_error, self._input_error = decide, failed, rejected
+        self._place = place
         self.expected, self.end, self.save_every = set(expected), end, save_every
         self.phase, self.generation, self.step, self.saved = Phase.STARTING, 0, step, step
         self.members, self.leaving = set[int](), set[int]()
@@ -230,6 +234,10 @@ class CoordinatorProtocol(Generic[PlanT]):
     def save_next(self) -> None:
         """Write a checkpoint at the next boundary of iterations, besides those that are due anyway."""
         self._is_asked_to_save = True
+
+    def made_progress(self) -> None:
+        """Forget an earlier failure: members have computed since, so the next one has another reason."""
+        self._suspected = -1
 
     @property
     def unfrozen(self) -> set[int]:
@@ -335,7 +343,9 @@ class CoordinatorProtocol(Generic[PlanT]):
             step, who, error = self._reason
             if step != self.step:
                 who, error = f"node {node}", failure.error
-            return self._finish(self._failed_error(f"{who} failed twice after step {self.step}: {error}"))
+            return self._finish(
+                self._failed_error(f"{who} failed twice after {self._place(self.step)}: {error}")
+            )
         self._suspected = self.step
         return [LogEvent("failure", {"node": node, "error": failure.error}), *self._freeze()]
 

@@ -1,0 +1,156 @@
+"""Recovery of an elastic run from memory: what processes hold, and who trains what after a loss.
+
+Every process has the parameters and the optimizer. What a lost process takes along are the contexts of its
+logical workers (ESTs); before each optimizer step they are on ``survives`` other processes, and no process
+steps before all are there. After a loss, the processes report how many mini-batches they have done and which
+contexts they hold. Repeated mini-batches have equal bits, so any number of mini-batches that one process has
+done, with the contexts of all ESTs, is a state to continue from; the highest is chosen.
+
+`RecoveryPlanner` decides this in the launching process, without torch. `makespan.easyscale.recovering_worker`
+is the code of the processes.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from pydantic import TypeAdapter
+
+from makespan.easyscale.job import RankMapping
+from makespan.errors import LostWorkerError
+from makespan.runtime.protocol import Abort, ClusterState, Decision
+
+
+@dataclass(frozen=True, slots=True)
+class Assembly:
+    """Instructions to the processes of a generation: who hosts which ESTs, and where their state comes from.
+
+    Parameters
+    ----------
+    mapping, nodes
+        Mapping of ESTs to processes, and the node of each of its processes.
+    stage
+        Number of the set of processes in the run, see the table ``steps``.
+    step
+        Mini-batches done in the state that all continue from.
+    is_start
+        Whether all begin from the checkpoint, or from the seed without one; the fields below are then empty.
+    source, behind
+        Node that sends parameters, optimizer and shared state, and the nodes that receive them.
+    holders
+        Node that has the context of each EST, by virtual rank.
+    """
+
+    mapping: str
+    nodes: tuple[int, ...]
+    stage: int
+    step: int
+    is_start: bool = False
+    source: int | None = None
+    behind: tuple[int, ...] = ()
+    holders: tuple[int, ...] = ()
+
+
+ASSEMBLY = TypeAdapter(Assembly)
+"""Codec of the field ``work`` of `makespan.runtime.messages.Form`."""
+
+
+def holdings(done: int | None, contexts: Mapping[int, Collection[int]]) -> tuple[str, ...]:
+    """Describe what a process holds, for `makespan.runtime.messages.Frozen`.
+
+    Parameters
+    ----------
+    done
+        Mini-batches done in its parameters and optimizer; None while they are between two mini-batches.
+    contexts
+        Virtual ranks whose contexts it holds, by the number of mini-batches done.
+    """
+    state = () if done is None else (f"state {done}",)
+    return (*state, *(f"context {step} {rank}" for step in sorted(contexts) for rank in contexts[step]))
+
+
+def _held(described: Collection[str]) -> tuple[int | None, set[tuple[int, int]]]:
+    """Return the mini-batches done and the pairs of mini-batches done and rank of `holdings`."""
+    done, contexts = None, set[tuple[int, int]]()
+    for text in described:
+        kind, *numbers = text.split()
+        if kind == "state":
+            done = int(numbers[0])
+        else:
+            contexts.add((int(numbers[0]), int(numbers[1])))
+    return done, contexts
+
+
+def backups(process: int, n_processes: int, survives: int) -> list[int]:
+    """Return the processes of a mapping that keep the contexts of a process: those that follow it."""
+    return [(process + place) % n_processes for place in range(1, min(survives, n_processes - 1) + 1)]
+
+
+@dataclass(slots=True)
+class RecoveryPlanner:
+    """Decides who trains which ESTs, at the start and after a loss.
+
+    Parameters
+    ----------
+    mapping
+        Mapping of the start.
+    stage, step
+        Number of the first set of processes, and mini-batches done at the start.
+    reason
+        Returns the error of a process that failed by itself since the last loss; None if none did.
+    """
+
+    mapping: RankMapping
+    stage: int = 0
+    step: int = 0
+    reason: Callable[[], Exception | None] = field(default=lambda: None)
+
+    def __call__(self, state: ClusterState[Assembly]) -> Decision[Assembly] | Abort:
+        """Decide; the run falls back to its checkpoint if the state of an EST is lost."""
+        staying = [node for node in state.members if node not in state.leaving]
+        if not staying:
+            return Abort(LostWorkerError("all processes were lost"), saves=False)
+        n_processes = min(len(staying), self.mapping.n_logical_workers)
+        nodes, spare = tuple(staying[:n_processes]), tuple(staying[n_processes:])
+        if n_processes == self.mapping.n_processes:
+            mapping = self.mapping
+        else:
+            mapping = RankMapping.even(self.mapping.n_logical_workers, n_processes)
+        if state.plan is None:
+            start = Assembly(str(mapping), nodes, self.stage, self.step, is_start=True)
+            return Decision(start, ASSEMBLY.dump_python(start, mode="json"), spare)
+        held = {node: _held(state.holdings.get(node, ())) for node in state.members}
+        done = {node: step for node, (step, _) in held.items() if step is not None}
+        for step in sorted(set(done.values()), reverse=True):
+            holders = self._holders(step, mapping, nodes, {node: pairs for node, (_, pairs) in held.items()})
+            if holders is None:
+                continue
+            behind = tuple(node for node in nodes if done.get(node) != step)
+            source = min(node for node, reached in done.items() if reached == step) if behind else None
+            assembly = Assembly(
+                str(mapping), nodes, state.plan.stage + 1, step,
+                source=source, behind=behind, holders=holders,
+            )  # fmt: skip
+            return Decision(assembly, ASSEMBLY.dump_python(assembly, mode="json"), spare)
+        if (error := self.reason()) is not None:
+            return Abort(error, saves=False)
+        lost = sorted(set(state.plan.nodes) - set(state.members))
+        return Abort(
+            LostWorkerError(f"the processes {', '.join(map(str, lost))} were lost, {_MISSING}"), saves=False
+        )
+
+    @staticmethod
+    def _holders(
+        step: int, mapping: RankMapping, nodes: Sequence[int], held: Mapping[int, set[tuple[int, int]]]
+    ) -> tuple[int, ...] | None:
+        """Return who has the context of each EST after a mini-batch, its host if possible; None if nobody."""
+        holders = []
+        for rank in range(mapping.n_logical_workers):
+            having = [node for node, pairs in held.items() if (step, rank) in pairs]
+            if not having:
+                return None
+            host = nodes[mapping.host(rank)]
+            holders.append(host if host in having else min(having))
+        return tuple(holders)
+
+
+_MISSING = "and with them the only copies of the contexts of logical workers"

@@ -1,0 +1,118 @@
+"""Decisions of a resilient run: which nodes train which layers after a loss, a join or a drain."""
+
+from collections.abc import Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from makespan.errors import InfeasiblePlanError, LostWorkerError
+from makespan.oobleck.instantiation import Instantiation, distribute
+from makespan.oobleck.plan import HybridPlan, PipelineTemplate
+from makespan.oobleck.profile import ModelProfile
+from makespan.oobleck.reconfiguration import InsufficientNodes, Reconfiguration, StateLost, reconfigure
+from makespan.oobleck.requests import WORK, Work
+from makespan.oobleck.templates import covering_templates
+from makespan.runtime.protocol import Abort, ClusterState, Decision
+
+
+@dataclass(slots=True)
+class ReconfigurationPlanner:
+    """Decides which nodes train and send which layers, by `reconfigure` from the layers that nodes hold.
+
+    Parameters
+    ----------
+    profile, templates
+        Times of the layers; templates by number of nodes, extended when the run grows beyond them.
+    n_nodes, f, n0, n_microbatches
+        Nodes for which there are templates, simultaneous losses to survive, least nodes of a pipeline, and
+        microbatches of an iteration.
+    layer_bytes
+        State of each layer.
+    policy
+        Reaction to fewer than (f + 1) n0 nodes; ``relaunch`` ends the run at any loss.
+    first_sizes
+        Nodes of the pipelines at the start; none for the best plan.
+    origin
+        Directory of the checkpoint that has the layers at the start; None to initialise them.
+    hosts
+        Host of each node, from its `Hello`.
+    """
+
+    profile: ModelProfile
+    templates: dict[int, PipelineTemplate]
+    n_nodes: int
+    f: int
+    n0: int
+    n_microbatches: int
+    layer_bytes: Sequence[int]
+    policy: Literal["stop", "degrade", "relaunch"] = "stop"
+    first_sizes: Sequence[int] = ()
+    origin: Path | None = None
+    hosts: MutableMapping[int, str] = field(default_factory=dict)
+    latest: Reconfiguration | None = None
+
+    def __call__(self, state: ClusterState[HybridPlan]) -> Decision[HybridPlan] | Abort:
+        """Decide; a halt saves a checkpoint first if every layer is still held by some node."""
+        held = {node: frozenset(map(int, layers)) for node, layers in state.holdings.items()}
+        whole = set().union(*held.values()) == set(range(len(self.layer_bytes))) if held else False
+        if self.policy == "relaunch" and state.plan is not None:
+            return Abort(LostWorkerError("a node was lost; resuming from the last checkpoint"), saves=False)
+        try:
+            outcome = self._reconfigured(state, held)
+        except StateLost as error:
+            return Abort(error, saves=False)
+        except (InsufficientNodes, InfeasiblePlanError) as error:
+            return Abort(error, saves=whole)
+        self.latest = outcome
+        work = Work(
+            plan=outcome.plan.pipelines,
+            copies=tuple((copy.layer, copy.src.node, copy.dst.node) for copy in outcome.copies),
+            copies_bytes=outcome.copies_bytes,
+            origin=self.origin if state.plan is None else None,
+            is_start=state.plan is None,
+            kinds=tuple(outcome.kinds),
+            f=outcome.f,
+        )
+        return Decision(outcome.plan, WORK.dump_python(work, mode="json"), outcome.waiting)
+
+    def _reconfigured(
+        self, state: ClusterState[HybridPlan], held: Mapping[int, frozenset[int]]
+    ) -> Reconfiguration:
+        pipelines = () if state.plan is None else state.plan.pipelines
+        before, there = {node for pipeline in pipelines for node in pipeline.nodes}, set(state.members)
+        leaving = set(state.leaving)
+        n_staying = len(there - leaving)
+        if n_staying > self.n_nodes:
+            self.templates |= covering_templates(self.profile, n_staying, self.f, self.n0)
+            self.n_nodes = n_staying
+        if state.plan is None and sum(self.first_sizes) == n_staying:
+            return self._first(sorted(there - leaving))
+        hosts = {node: self.hosts[node] for node in there if node in self.hosts}
+        return reconfigure(
+            pipelines,
+            sorted(before - there),
+            sorted(there - before - leaving),
+            self.templates,
+            self.f,
+            self.n0,
+            self.n_microbatches,
+            layer_bytes=self.layer_bytes,
+            drained=sorted(before & leaving),
+            held=None if state.plan is None else held,  # at the start no layer is held yet
+            hosts=hosts,
+            policy="degrade" if self.policy == "degrade" else "stop",
+            profile=self.profile if self.profile.layers[0].allreduce_across_nodes_s else None,
+        )
+
+    def _first(self, nodes: Sequence[int]) -> Reconfiguration:
+        """Return a first plan whose pipelines have the sizes of the option."""
+        if unknown := sorted(set(self.first_sizes) - set(self.templates)):
+            known = ", ".join(map(str, sorted(self.templates)))
+            raise InfeasiblePlanError(f"pipelines of {unknown} nodes; there are templates for {known}")
+        templates = tuple(self.templates[size] for size in self.first_sizes)
+        counts = distribute(templates, self.n_microbatches)
+        if counts is None:
+            raise InfeasiblePlanError(f"{self.n_microbatches} microbatches for {len(templates)} pipelines")
+        return Reconfiguration(
+            Instantiation(templates, counts, 0.0).on(nodes), ("join",), (), min(self.f, len(templates) - 1)
+        )

@@ -1,0 +1,271 @@
+"""Links between the processes of a generation: bytes over sockets whose end releases every wait.
+
+The processes of a generation hold one connection to each other. A process that dies closes its connections,
+and so does one that calls `PeerLinks.close`; whoever waits for bytes of it then gets a `LostPeerError` at
+once. The collectives of gloo do not promise that: they may wait for a lost peer until their time limit.
+
+The bytes of a connection are frames. A piece has a length that both sides know and arrives where the receiver
+wants it; a message has any length. One thread sends and receives everything at the same time, so two
+processes that send to each other never wait for each other.
+"""
+
+import secrets
+import select
+import socket
+import struct
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+
+from makespan.errors import TrainingError
+from makespan.runtime.node import BroadcastStore
+
+_FRAME = struct.Struct("!BQ")  # kind and bytes of a frame
+_PIECE, _MESSAGE = 0, 1
+_SECRET_BYTES = 16
+_RANK = struct.Struct("!I")
+_LOOK_S = 0.02
+
+
+class LostPeerError(TrainingError):
+    """A transfer failed because the process at its other end is lost, or has dropped its groups."""
+
+
+class _Link:
+    """Connection to one peer, with what waits to be sent and where received pieces go."""
+
+    def __init__(self, link: socket.socket) -> None:
+        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        link.setblocking(False)
+        self.link, self.fileno = link, link.fileno()
+        self.outgoing: deque[memoryview] = deque()
+        self.wanted: deque[memoryview] = deque()
+        self.inbox: deque[bytes] = deque()
+        self.n_awaited = 0  # messages that somebody waits for, besides those in the inbox
+        self._header, self._n_header = bytearray(_FRAME.size), 0
+        self._body: memoryview | None = None
+        self._message: bytearray | None = None
+
+    @property
+    def is_reading(self) -> bool:
+        """True while bytes of the peer are needed."""
+        return bool(self.wanted) or len(self.inbox) < self.n_awaited
+
+    def write(self) -> bool:
+        """Send what fits; return whether anything was sent."""
+        is_sent = False
+        with suppress(BlockingIOError):
+            while self.outgoing:
+                view = self.outgoing[0]
+                n_sent = self.link.send(view)
+                is_sent = True
+                if n_sent == len(view):
+                    self.outgoing.popleft()
+                else:
+                    self.outgoing[0] = view[n_sent:]
+        return is_sent
+
+    def read(self) -> bool:
+        """Receive what has arrived and is needed; return whether anything was received."""
+        is_received = False
+        with suppress(BlockingIOError):
+            while self.is_reading:
+                if self._body is None:
+                    n_bytes = self.link.recv_into(memoryview(self._header)[self._n_header :])
+                    if not n_bytes:
+                        raise ConnectionResetError("the connection was closed")
+                    is_received, self._n_header = True, self._n_header + n_bytes
+                    if self._n_header == _FRAME.size:
+                        self._begin(*_FRAME.unpack(self._header))
+                if self._body is not None:
+                    while self._body:
+                        n_bytes = self.link.recv_into(self._body)
+                        if not n_bytes:
+                            raise ConnectionResetError("the connection was closed")
+                        is_received, self._body = True, self._body[n_bytes:]
+                    self._end()
+        return is_received
+
+    def _begin(self, kind: int, size: int) -> None:
+        self._n_header = 0
+        if kind == _MESSAGE:
+            self._message = bytearray(size)
+            self._body = memoryview(self._message)
+            return
+        if not self.wanted or len(self.wanted[0]) != size:
+            expected = f"a piece of {len(self.wanted[0])} bytes" if self.wanted else "a message"
+            raise TrainingError(f"processes disagree: received a piece of {size} bytes, expected {expected}")
+        self._body = self.wanted[0]
+
+    def _end(self) -> None:
+        self._body = None
+        if self._message is None:
+            self.wanted.popleft()
+        else:
+            self.inbox.append(bytes(self._message))
+            self._message = None
+
+
+class PeerLinks:
+    """Connections of this process to the other processes of its generation.
+
+    Parameters
+    ----------
+    rank, size
+        Number of this process among those of the generation, and how many there are.
+    board, generation
+        Store by which the processes find each other, and the generation; waits for peers that have not
+        connected end when the next generation begins.
+    meet_s
+        Longest time until all connections are made [s].
+
+    Raises
+    ------
+    LostPeerError
+        Another process is lost, or did not connect in time.
+    """
+
+    def __init__(self, rank: int, size: int, board: BroadcastStore, generation: int, meet_s: float) -> None:
+        self.rank, self.size, self.is_waiting = rank, size, False
+        self._links: dict[int, _Link] = {}
+        if size == 1:
+            return
+        try:
+            self._meet(board, generation, time.monotonic() + meet_s)
+        except (OSError, RuntimeError) as error:
+            self.close()
+            raise LostPeerError(
+                f"process {rank} of {size} could not connect to the others: {error}"
+            ) from None
+
+    def _meet(self, board: BroadcastStore, generation: int, until_s: float) -> None:
+        """Connect to all processes with a lower number, and accept those with a higher one."""
+        secret = secrets.token_bytes(_SECRET_BYTES)
+        with socket.create_server(("127.0.0.1", 0), backlog=self.size) as door:
+            board.tell(generation, f"link/{self.rank}", f"{door.getsockname()[1]} {secret.hex()}".encode())
+            for peer in range(self.rank):
+                left_s = max(until_s - time.monotonic(), _LOOK_S)
+                port, _, other = board.wait(generation, f"link/{peer}", left_s).decode().partition(" ")
+                link = socket.create_connection(("127.0.0.1", int(port)), left_s)
+                link.sendall(bytes.fromhex(other) + _RANK.pack(self.rank))
+                self._add(peer, link)
+            door.settimeout(_LOOK_S)
+            while len(self._links) < self.size - 1:
+                board.has(generation, f"link/{self.rank}")  # raises when the next generation begins
+                if time.monotonic() > until_s:
+                    raise RuntimeError(f"timed out with {len(self._links)} of {self.size - 1} connections")
+                with suppress(TimeoutError):
+                    self._accept(door.accept()[0], secret)
+
+    def _accept(self, link: socket.socket, secret: bytes) -> None:
+        """Take a connection of a peer that knows the secret; close any other."""
+        link.settimeout(1.0)
+        n_bytes = _SECRET_BYTES + _RANK.size
+        greeting = b""
+        with suppress(OSError):
+            while len(greeting) < n_bytes and (block := link.recv(n_bytes - len(greeting))):
+                greeting += block
+        if len(greeting) == n_bytes and secrets.compare_digest(greeting[:_SECRET_BYTES], secret):
+            (peer,) = _RANK.unpack(greeting[_SECRET_BYTES:])
+            self._add(peer, link)
+        else:
+            link.close()
+
+    def _add(self, peer: int, link: socket.socket) -> None:
+        self._links[peer] = _Link(link)
+
+    # --- transfers ----------------------------------------------------------------------------
+
+    def send(self, peer: int, piece: memoryview) -> None:
+        """Send bytes whose number the peer knows; they must not change before `finish` returns."""
+        self._queue(peer, _PIECE, piece)
+
+    def receive(self, peer: int, place: memoryview) -> None:
+        """Receive the next piece of a peer in place; it is complete when `finish` returns."""
+        self._link(peer).wanted.append(place)
+
+    def finish(self) -> None:
+        """Wait until all pieces are sent and received."""
+        self._run(lambda: not any(link.outgoing or link.wanted for link in self._links.values()))
+
+    def post(self, peer: int, message: bytes) -> None:
+        """Send a message, in order with the pieces; it is on its way when a later wait has returned."""
+        self._queue(peer, _MESSAGE, memoryview(message))
+
+    def take(self, peer: int) -> bytes:
+        """Wait for the next message of a peer, and return it."""
+        return self.take_all([peer])[0]
+
+    def take_all(self, peers: Iterable[int]) -> list[bytes]:
+        """Wait for a message of each of several peers, and until everything posted is on its way."""
+        links = [self._link(peer) for peer in peers]
+        for link in links:
+            link.n_awaited += 1
+        self._run(
+            lambda: (
+                all(len(link.inbox) >= link.n_awaited for link in links)
+                and not any(link.outgoing for link in self._links.values())
+            )
+        )
+        for link in links:
+            link.n_awaited -= 1
+        return [link.inbox.popleft() for link in links]
+
+    def gather(self, message: bytes) -> list[bytes]:
+        """Return a message of each process, in every process."""
+        others = list(self._links)
+        for peer in others:
+            self.post(peer, message)
+        received = dict(zip(others, self.take_all(others), strict=True)) | {self.rank: message}
+        return [received[rank] for rank in range(self.size)]
+
+    def close(self) -> None:
+        """Close all connections, which releases the peers that wait for this process."""
+        for link in self._links.values():
+            with suppress(OSError):
+                link.link.shutdown(socket.SHUT_RDWR)
+            link.link.close()
+        self._links.clear()
+
+    def _link(self, peer: int) -> _Link:
+        if peer not in self._links:
+            raise LostPeerError(f"process {self.rank} has no connection to process {peer}")
+        return self._links[peer]
+
+    def _queue(self, peer: int, kind: int, view: memoryview) -> None:
+        outgoing = self._link(peer).outgoing
+        outgoing.append(memoryview(_FRAME.pack(kind, len(view))))
+        if len(view):
+            outgoing.append(view)
+
+    def _run(self, is_done: Callable[[], bool]) -> None:
+        """Send and receive until a condition holds."""
+        peer = -1
+        try:
+            while True:
+                is_moving = False
+                for peer, link in self._links.items():  # noqa: B007 - named in the error
+                    is_moving |= bool(link.outgoing) and link.write()
+                    is_moving |= link.is_reading and link.read()
+                if is_done():
+                    return
+                if not is_moving:
+                    self._wait()
+        except OSError as error:
+            problem = f"process {self.rank} lost process {peer}: {error.strerror or error}"
+        self.close()
+        raise LostPeerError(problem)
+
+    def _wait(self) -> None:
+        """Wait until a socket is ready for what is left to do."""
+        poll = select.poll()
+        for link in self._links.values():
+            events = (select.POLLOUT if link.outgoing else 0) | (select.POLLIN if link.is_reading else 0)
+            if events:
+                poll.register(link.fileno, events)
+        self.is_waiting = True
+        try:
+            poll.poll()
+        finally:
+            self.is_waiting = False

@@ -1,0 +1,168 @@
+"""Decisions about recoveries from memory, and the links that release processes that wait for a lost one."""
+
+import threading
+
+import pytest
+
+from makespan.easyscale.job import RankMapping
+from makespan.easyscale.recovery import Assembly, RecoveryPlanner, backups, holdings
+from makespan.errors import LostWorkerError, TrainingError, WorkerError
+from makespan.runtime.links import LostPeerError, PeerLinks
+from makespan.runtime.node import BroadcastStore
+from makespan.runtime.protocol import Abort, ClusterState
+
+MAPPING = RankMapping.parse("0/1/2/3")
+STARTED = Assembly("0/1/2/3", (0, 1, 2, 3), 0, 0, is_start=True)
+
+
+def state(held, leaving=(), plan=STARTED):
+    return ClusterState(plan, tuple(sorted(held)), leaving, 0, held)
+
+
+def after(step, own, kept, done=None):
+    """A process that has done some mini-batches, with contexts of its own and of another logical worker."""
+    return holdings(step if done is None else done, {step: (own, kept)})
+
+
+def test_the_processes_that_follow_keep_the_contexts():
+    assert backups(0, 4, 1) == [1]
+    assert backups(3, 4, 2) == [0, 1]
+    assert backups(1, 2, 3) == [0]
+    assert backups(0, 1, 1) == []
+
+
+def test_all_begin_together_with_the_processes_that_are_there():
+    planner = RecoveryPlanner(MAPPING, stage=2, step=7)
+    decision = planner(state(dict.fromkeys(range(4), ()), plan=None))
+    assert decision.plan == Assembly("0/1/2/3", (0, 1, 2, 3), 2, 7, is_start=True)
+    fewer = planner(state(dict.fromkeys((0, 2, 3), ()), plan=None)).plan
+    assert (fewer.mapping, fewer.nodes, fewer.is_start) == ("0,1/2/3", (0, 2, 3), True)
+
+
+def test_survivors_take_over_neighbours_from_whoever_keeps_their_contexts():
+    held = {0: after(5, 0, 3), 1: after(5, 1, 0), 3: after(5, 3, 2)}
+    assembly = RecoveryPlanner(MAPPING)(state(held)).plan
+    assert assembly == Assembly("0,1/2/3", (0, 1, 3), 1, 5, holders=(0, 1, 3, 3))
+
+
+def test_processes_that_are_behind_copy_from_one_that_is_ahead():
+    held = {0: after(5, 0, 3, done=4), 1: after(5, 1, 0), 3: after(5, 3, 2, done=4)}
+    assembly = RecoveryPlanner(MAPPING)(state(held)).plan
+    assert (assembly.step, assembly.source, assembly.behind) == (5, 1, (0, 3))
+
+
+def test_a_process_that_failed_amid_a_step_copies_too():
+    torn = holdings(None, {5: (0, 3)})
+    assembly = RecoveryPlanner(MAPPING)(state({0: torn, 1: after(5, 1, 0), 3: after(5, 3, 2)})).plan
+    assert (assembly.step, assembly.source, assembly.behind) == (5, 1, (0,))
+
+
+def test_an_earlier_mini_batch_is_chosen_if_only_that_is_complete():
+    held = {0: after(5, 0, 3), 1: holdings(4, {4: (0, 1, 2, 3), 5: (1, 0)})}
+    assembly = RecoveryPlanner(MAPPING)(state(held)).plan
+    assert (assembly.step, assembly.source, assembly.behind) == (4, 1, (0,))
+
+
+def test_leaving_processes_send_what_they_have_and_host_nothing():
+    held = {0: after(5, 0, 3), 1: after(5, 1, 0), 2: after(5, 2, 1), 3: after(5, 3, 2)}
+    assembly = RecoveryPlanner(MAPPING)(state(held, leaving=(2,))).plan
+    assert (assembly.nodes, assembly.holders) == ((0, 1, 3), (0, 1, 2, 3))
+
+
+def test_lost_contexts_end_the_attempt_with_the_reason():
+    held = {0: after(5, 0, 3), 3: after(5, 3, 2)}
+    decision = RecoveryPlanner(MAPPING)(state(held))
+    assert isinstance(decision, Abort)
+    assert isinstance(decision.error, LostWorkerError)
+    assert "processes 1, 2 were lost" in str(decision.error)
+    torn = dict.fromkeys(range(4), holdings(None, {5: (0, 1, 2, 3)}))
+    reason = WorkerError("process 1 failed: RuntimeError: odd")
+    assert RecoveryPlanner(MAPPING, reason=lambda: reason)(state(torn)).error is reason
+    nobody = RecoveryPlanner(MAPPING)(state({}))
+    assert "all processes were lost" in str(nobody.error)
+
+
+# --- links ---
+
+
+def boards(count):
+    """Stores whose values reach each other."""
+    made = []
+    for _ in range(count):
+        made.append(BroadcastStore(lambda message: [board.take(message) for board in made]))
+    return made
+
+
+def together(size, act):
+    """Run a function with the links of each process in a thread of its own; return results or errors."""
+    found, stores = [None] * size, boards(size)
+
+    def work(rank):
+        try:
+            links = PeerLinks(rank, size, stores[rank], 1, 20.0)
+            try:
+                found[rank] = act(links)
+            finally:
+                links.close()
+        except TrainingError as error:
+            found[rank] = error
+
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30.0)
+        assert not thread.is_alive()
+    return found
+
+
+def test_all_send_and_receive_large_pieces_at_the_same_time():
+    n_bytes = 1 << 23  # more than the buffers of a connection hold
+
+    def act(links):
+        received = {peer: bytearray(n_bytes) for peer in range(links.size) if peer != links.rank}
+        sent = bytes([links.rank]) * n_bytes
+        for peer, place in received.items():
+            links.post(peer, f"from {links.rank}".encode())
+            links.send(peer, memoryview(sent))
+            links.receive(peer, memoryview(place))
+        links.finish()
+        messages = links.take_all(received)
+        return {peer: (set(place), messages[at]) for at, (peer, place) in enumerate(received.items())}
+
+    for rank, received in enumerate(together(3, act)):
+        assert received == {peer: ({peer}, b"from %d" % peer) for peer in range(3) if peer != rank}
+
+
+def test_values_are_gathered_in_the_order_of_the_processes():
+    assert together(3, lambda links: links.gather(b"%d" % links.rank)) == 3 * [[b"0", b"1", b"2"]]
+
+
+def test_the_end_of_a_process_releases_those_that_wait_for_it_and_then_the_others():
+    def act(links):
+        if links.rank == 2:
+            return "gone"
+        return links.take(2 if links.rank == 1 else 1)  # process 0 waits for 1, which waits for 2
+
+    found = together(3, act)
+    assert found[2] == "gone"
+    assert all(isinstance(one, LostPeerError) for one in found[:2])
+    assert "process 1 lost process 2" in str(found[1])
+
+
+def test_pieces_of_another_length_are_rejected():
+    def act(links):
+        other = 1 - links.rank
+        links.send(other, memoryview(bytes(4 + links.rank)))
+        links.receive(other, memoryview(bytearray(4 + links.rank)))
+        links.finish()
+
+    found = together(2, act)
+    assert any("received a piece of 5 bytes, expected a piece of 4 bytes" in str(one) for one in found)
+
+
+def test_a_new_generation_ends_the_wait_for_processes_that_never_connect():
+    board = BroadcastStore(lambda message: None)
+    threading.Timer(0.2, board.renew, [2]).start()
+    with pytest.raises(LostPeerError, match="process 0 of 2 could not connect to the others: generation 1"):
+        PeerLinks(0, 2, board, 1, 60.0)
