@@ -59,6 +59,18 @@ def families():
         build(_verified(build_family(family), inputs, f"tp{n} mb1"))
 
 
+def recomputed():
+    """Layers whose attention, or whose products but some, are computed again have the same gradients."""
+    n = dist.get_world_size()
+    for what in ("selective", "operators:0.67"):
+        for kind in ("Forest", "Harbour", "Square"):
+            _verified(
+                odd_transformers.seeded(kind), odd_transformers.INPUTS[kind], f"tp{n} mb1 recompute={what}"
+            )
+        inputs = family_batch(family_spec("llama"), 2, seed=0).inputs
+        _verified(build_family("llama"), inputs, f"tp{n} mb1 recompute={what}")
+
+
 def replayed():
     """The journal of a plan makes the same schedule of a fresh model."""
     inputs = odd_transformers.INPUTS["Square"]

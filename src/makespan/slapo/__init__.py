@@ -70,8 +70,8 @@ if TYPE_CHECKING:
         partition as partition,
     )
     from makespan.slapo.planned import apply_plan as apply_plan
+    from makespan.slapo.recomputing import select_layers as select_layers
     from makespan.slapo.regions import StructurePart as StructurePart
-    from makespan.slapo.rewriting import select_layers as select_layers
     from makespan.slapo.schedule import (
         JournalEntry as JournalEntry,
         Metadata as Metadata,
