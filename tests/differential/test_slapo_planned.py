@@ -27,6 +27,10 @@ def test_two_processes_compute_what_one_does():
     )
 
 
+def test_compiled_layers_on_two_processes_compute_what_one_does():
+    on_processes(2, "planned_cases", "compiled")
+
+
 def test_four_processes_compute_what_one_does():
     on_processes(4, "planned_cases", "unusual")
 

@@ -71,6 +71,18 @@ def recomputed():
         _verified(build_family("llama"), inputs, f"tp{n} mb1 recompute={what}")
 
 
+def compiled():
+    """Layers that are compiled one by one exchange what they must, recomputed or not."""
+    n = dist.get_world_size()
+    for kind, words in (("Harbour", ""), ("Forest", " recompute=operators")):
+        inputs = odd_transformers.INPUTS[kind]
+        sch = create_schedule(odd_transformers.seeded(kind))
+        with Verify(sch, inputs) as check:
+            apply_plan(sch, f"tp{n} mb1{words}", inputs, compiler="aot_eager")
+        assert check.report.is_equal and check.report.count("parameter gradient")
+        assert [entry.op for entry in sch.metadata.journal].count("compile") > 1
+
+
 def replayed():
     """The journal of a plan makes the same schedule of a fresh model."""
     inputs = odd_transformers.INPUTS["Square"]

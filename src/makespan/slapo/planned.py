@@ -18,6 +18,7 @@ from makespan.errors import NotationError
 from makespan.planning import Layout, parse_layout
 from makespan.planning.layout import Recompute
 from makespan.plans import ExecutionPlan, read_plan
+from makespan.slapo.compiling import check_compiler
 from makespan.slapo.errors import ArgumentError, warn
 from makespan.slapo.library import undone_on_error
 from makespan.slapo.passes import Call
@@ -151,6 +152,7 @@ def apply_plan(
     *,
     group: dist.ProcessGroup | None = None,
     seed: int = 0,
+    compiler: str | None = None,
 ) -> Schedule:
     """Schedule any transformer by a plan; its structure is found by a run, not by names.
 
@@ -171,6 +173,9 @@ def apply_plan(
         In a single process nothing is cut, but the structure is found for the plan.
     seed
         Seed of inputs that are drawn.
+    compiler
+        Backend of the primitive ``compile``, such as ``inductor``, by which each layer is compiled by itself;
+        None to compile nothing.
 
     Returns
     -------
@@ -195,6 +200,8 @@ def apply_plan(
             f"apply_plan: the plan shares layers among {division.tp} processes, the group has "
             f"{sch.world_size}; pass the group of tensor parallelism as group"
         )
+    if compiler is not None:
+        check_compiler("apply_plan", compiler, model)
     structure = find_structure(model, example_inputs, n_processes=division.tp, seed=seed)
     layers = [path for paths in structure.layers for path in paths]
     cuts = [layers[index] for index in division.cuts(len(layers))]
@@ -205,6 +212,8 @@ def apply_plan(
                 step.apply(sch)
         chosen = [layers[index] for index in select_layers(len(layers), division.recomputed)]
         _recompute(sch, structure, chosen, division.recompute)
+        for path in layers if compiler is not None else ():
+            sch[path].compile(compiler)
         if cuts:
             _cut_stages(sch, cuts, call_of(model, example_inputs, seed))
     _report(structure, division, cuts)

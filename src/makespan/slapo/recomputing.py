@@ -19,6 +19,7 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
+from makespan.slapo.compiling import Compiled
 from makespan.slapo.errors import ArgumentError, ConflictError, KindError, close_names, warn
 from makespan.slapo.graphs import StateSnapshot, argument_restorer
 from makespan.slapo.memory import count_kept
@@ -366,6 +367,12 @@ class Checkpoint(Primitive):
         check_is_called(sch, cls.name())
         if wrapped_forward(sch.mod, Checkpointed):
             raise ConflictError(f"{where}: it is already recomputed, {sch.conflict('checkpoint')}")
+        compiled = [path for path, module in sch.mod.named_modules() if wrapped_forward(module, Compiled)]
+        if operators and compiled:
+            raise ConflictError(
+                f"{where}: {compiled[0] or 'the module'!r} is compiled already, which hides its operators; "
+                "checkpoint first, then compile"
+            )
         above = sch.parent
         while above is not None:
             if wrapped_forward(above.mod, Checkpointed):

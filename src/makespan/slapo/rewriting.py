@@ -6,16 +6,14 @@ node, and `insert_call` restores the graph if an edit fails.
 
 import copy
 import inspect
-import os
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import getitem
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import fx, nn
 
+from makespan.slapo.compiling import device_of, why_no_inductor
 from makespan.slapo.errors import ArgumentError, ConflictError, KindError, warn
 from makespan.slapo.graphs import (
     FusedModule,
@@ -485,9 +483,8 @@ class Fuse(Primitive):
         if compiler == "torchscript":
             warn(f"{where}: torch.jit.script is deprecated; inductor is used instead")
         backend = _BACKENDS[compiler]
-        compilers = (os.environ.get("CXX", "g++"), "clang++", "cl")
-        if backend == "inductor" and not (torch.cuda.is_available() or any(map(shutil.which, compilers))):
-            warn(f"{where}: there is no C++ compiler, so the part runs eagerly")
+        if backend == "inductor" and (reason := why_no_inductor(device_of(sch.mod))):
+            warn(f"{where}: {reason}, so the part runs eagerly")
             backend = None
         if not name.isidentifier():
             raise ArgumentError(f"{where}: name is {name!r}; expected an identifier")

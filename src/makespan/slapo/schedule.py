@@ -418,6 +418,7 @@ def register_primitive() -> Callable[[_Any], _Any]:
 
 
 _BUILT_IN = (
+    "makespan.slapo.compiling",
     "makespan.slapo.memory",
     "makespan.slapo.pipelining",
     "makespan.slapo.recomputing",
