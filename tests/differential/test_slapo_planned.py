@@ -31,6 +31,11 @@ def test_compiled_layers_on_two_processes_compute_what_one_does():
     on_processes(2, "planned_cases", "compiled")
 
 
+@pytest.mark.parametrize("n_processes", [2, 4])
+def test_plans_compose_with_sharded_data_parallelism(n_processes):
+    on_processes(n_processes, "planned_cases", "sharded")
+
+
 def test_four_processes_compute_what_one_does():
     on_processes(4, "planned_cases", "unusual")
 

@@ -3,6 +3,7 @@
 import odd_transformers
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 
 from makespan.slapo import (
     Verify,
@@ -13,6 +14,7 @@ from makespan.slapo import (
     init_empty_weights,
     replay,
 )
+from makespan.slapo.layouts import sharding_of
 from makespan.training.zoo import build_family, family_batch, family_spec
 
 
@@ -81,6 +83,31 @@ def compiled():
             apply_plan(sch, f"tp{n} mb1{words}", inputs, compiler="aot_eager")
         assert check.report.is_equal and check.report.count("parameter gradient")
         assert [entry.op for entry in sch.metadata.journal].count("compile") > 1
+
+
+def sharded():
+    """Plans that leave FSDP to the launcher compose with it: gradients are those of the whole batch."""
+    n, draw = dist.get_world_size(), torch.Generator().manual_seed(4)
+    for kind, words, compiler in (
+        ("Forest", "recompute=operators", "aot_eager"),
+        ("Forest", "recompute=selective:0.67", None),
+        ("Square", "recompute=full", None),
+    ):
+        batch = torch.randint(odd_transformers.WORDS, (4, odd_transformers.SEQ), generator=draw)
+        whole = odd_transformers.seeded(kind).eval()
+        whole(batch).square().mean().backward()
+        mesh = init_device_mesh("cpu", (2, n // 2), mesh_dim_names=("dp", "tp"))
+        model, tp = odd_transformers.seeded(kind).eval(), mesh.get_group("tp")
+        sch = apply_plan(model, f"tp{n // 2} fsdp mb1 {words}", batch, group=tp, compiler=compiler)
+        assert any(note.startswith("left to the launcher: zero3") for note in sch.metadata.structure.notes)
+        build(sch, "fsdp", mesh=mesh)
+        model(batch.chunk(2)[mesh.get_local_rank("dp")]).square().mean().backward()
+        expected = dict(whole.named_parameters())
+        for name, parameter in model.named_parameters():
+            owner, _, own = name.rpartition(".")
+            shard = sharding_of(model.get_submodule(owner)).tensors.get(own)
+            wanted = expected[name].grad if shard is None else shard.part_of(expected[name].grad)
+            torch.testing.assert_close(parameter.grad.full_tensor(), wanted, rtol=1e-4, atol=1e-6)
 
 
 def replayed():
