@@ -130,7 +130,7 @@ def test_a_plan_compiles_each_layer_after_its_other_steps():
     assert steps == [("checkpoint", path) for path in layers] + [("compile", path) for path in layers]
 
 
-def test_what_cannot_be_compiled_is_refused_at_once(monkeypatch):
+def test_what_cannot_be_compiled_is_refused_at_once():
     sch = create_schedule(odd_transformers.seeded("Harbour"))
     node = sch["boats.0"]
     with pytest.raises(ArgumentError, match="torch has no compiler 'inductr'; close: 'inductor'"):

@@ -6,7 +6,9 @@ whole tensors. So any number of processes reads them, under another schedule or 
 """
 
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -235,7 +237,8 @@ def save_sharded(
     state = sharded_state_dict(sch, optimizer)
     partial = _by_first(lambda: start_checkpoint(target))
     try:
-        save(state, checkpoint_id=partial, no_dist=not dist.is_initialized())
+        with _quiet_alone():
+            save(state, checkpoint_id=partial, no_dist=not dist.is_initialized())
     except CheckpointException as error:
         raise CheckpointError(f"{directory}: cannot write a checkpoint: {_first_cause(error)}") from error
     save_s = time.perf_counter() - begun
@@ -284,7 +287,8 @@ def load_sharded(
     state = sharded_state_dict(sch, optimizer)
     reader = FileSystemReader(found.path)
     _check(state, sch, reader.read_metadata())
-    load(state, storage_reader=reader, no_dist=not dist.is_initialized())
+    with _quiet_alone():
+        load(state, storage_reader=reader, no_dist=not dist.is_initialized())
     if optimizer is not None:
         parts: dict[str, Any] = {
             key: value.local if isinstance(value, SavedPart) else value
@@ -322,6 +326,14 @@ def _check(state: Mapping[str, Mapping[str, Any]], sch: "Schedule", saved: "Meta
                 f"load_sharded: {key!r} has shape {tuple(size)} in the checkpoint; expected "
                 f"{tuple(value.shape)}"
             )
+
+
+@contextmanager
+def _quiet_alone() -> Iterator[None]:
+    """Leave out the warning of torch that a process alone saves or loads for itself."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        yield
 
 
 def _by_first(act: Callable[[], _Value]) -> _Value:
