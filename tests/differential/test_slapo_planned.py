@@ -22,7 +22,18 @@ def servers():
 
 
 def test_two_processes_compute_what_one_does():
-    on_processes(2, "planned_cases", "unusual", "experts_without_tokens", "families", "replayed")
+    on_processes(
+        2, "planned_cases", "unusual", "experts_without_tokens", "families", "recomputed", "replayed"
+    )
+
+
+def test_compiled_layers_on_two_processes_compute_what_one_does():
+    on_processes(2, "planned_cases", "compiled")
+
+
+@pytest.mark.parametrize("n_processes", [2, 4])
+def test_plans_compose_with_sharded_data_parallelism(n_processes):
+    on_processes(n_processes, "planned_cases", "sharded")
 
 
 def test_four_processes_compute_what_one_does():
@@ -41,6 +52,26 @@ def test_stages_and_recomputed_layers_compute_what_the_whole_does():
         "trees.1",
         "trees.2",
     ]
+
+
+@pytest.mark.filterwarnings("ignore:apply_plan of")
+@pytest.mark.parametrize(
+    ("kind", "plan"),
+    [
+        ("Forest", "pp2 mb1 recompute=operators"),
+        ("Forest", "mb1 recompute=selective"),
+        ("Harbour", "pp2 mb1 recompute=selective"),
+        ("Square", "mb1 recompute=operators"),
+        ("Square", "112+selective"),
+    ],
+)
+def test_parts_that_are_computed_again_have_the_same_gradients(kind, plan):
+    inputs = odd_transformers.INPUTS[kind]
+    sch = create_schedule(odd_transformers.seeded(kind))
+    with Verify(sch, inputs) as check:
+        apply_plan(sch, plan, inputs)
+    assert check.report.is_equal and check.report.count("parameter gradient in training")
+    assert any(entry.arguments.get("keep") for entry in sch.metadata.journal if entry.op == "checkpoint")
 
 
 def _cuts(sch):

@@ -13,7 +13,7 @@ import hf_zoo
 from forked import forking_servers
 from group_worker import on_processes
 
-from makespan.slapo import Verify, apply_plan, create_schedule
+from makespan.slapo import Verify, apply_plan, create_schedule, saved_tensors
 
 pytestmark = [pytest.mark.hf, pytest.mark.xdist_group("training")]
 
@@ -53,6 +53,23 @@ def test_the_table_of_models_is_what_processes_find_and_verify(root, tmp_path, r
     with path.open(encoding="utf-8", newline="") as file:
         assert list(csv.DictReader(file)) == table
     assert len(table) >= 32 and all(row["split by 2"].startswith("verified") for row in table)
+
+
+@pytest.mark.parametrize("name", hf_zoo.CONFIGS)
+def test_what_a_model_keeps_of_its_layers_is_less_and_its_gradients_are_the_same(name):
+    inputs, sizes = hf_zoo.inputs(name), {}
+    for word in ("", "recompute=selective", "recompute=operators", "recompute=full"):
+        sch = create_schedule(hf_zoo.model(name))
+        with Verify(sch, inputs, input_grads=[]) as check:
+            apply_plan(sch, f"mb1 {word}", inputs)
+        assert check.report.is_equal and check.report.count("parameter gradient")
+        assert not any("keep their products alone" in note for note in sch.metadata.structure.notes)
+        with saved_tensors(sch.mod.eval()) as kept:
+            sch.mod(**inputs)
+        sizes[word] = kept.n_bytes
+    least, *between, most = sorted(sizes, key=sizes.get)
+    assert (least, most) == ("recompute=full", ""), sizes
+    assert sizes[least] < min(map(sizes.get, between)) and max(map(sizes.get, between)) < sizes[most]
 
 
 def test_a_model_is_scheduled_in_one_line_and_verified_by_layers():

@@ -3,6 +3,7 @@
 import odd_transformers
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 
 from makespan.slapo import (
     Verify,
@@ -13,6 +14,7 @@ from makespan.slapo import (
     init_empty_weights,
     replay,
 )
+from makespan.slapo.layouts import sharding_of
 from makespan.training.zoo import build_family, family_batch, family_spec
 
 
@@ -57,6 +59,55 @@ def families():
     for family in ("bert", "gpt", "llama", "t5"):
         inputs = family_batch(family_spec(family), 2, seed=0).inputs
         build(_verified(build_family(family), inputs, f"tp{n} mb1"))
+
+
+def recomputed():
+    """Layers whose attention, or whose products but some, are computed again have the same gradients."""
+    n = dist.get_world_size()
+    for what in ("selective", "operators:0.67"):
+        for kind in ("Forest", "Harbour", "Square"):
+            _verified(
+                odd_transformers.seeded(kind), odd_transformers.INPUTS[kind], f"tp{n} mb1 recompute={what}"
+            )
+        inputs = family_batch(family_spec("llama"), 2, seed=0).inputs
+        _verified(build_family("llama"), inputs, f"tp{n} mb1 recompute={what}")
+
+
+def compiled():
+    """Layers that are compiled one by one exchange what they must, recomputed or not."""
+    n = dist.get_world_size()
+    for kind, words in (("Harbour", ""), ("Forest", " recompute=operators")):
+        inputs = odd_transformers.INPUTS[kind]
+        sch = create_schedule(odd_transformers.seeded(kind))
+        with Verify(sch, inputs) as check:
+            apply_plan(sch, f"tp{n} mb1{words}", inputs, compiler="aot_eager")
+        assert check.report.is_equal and check.report.count("parameter gradient")
+        assert [entry.op for entry in sch.metadata.journal].count("compile") > 1
+
+
+def sharded():
+    """Plans that leave FSDP to the launcher compose with it: gradients are those of the whole batch."""
+    n, draw = dist.get_world_size(), torch.Generator().manual_seed(4)
+    for kind, words, compiler in (
+        ("Forest", "recompute=operators", "aot_eager"),
+        ("Forest", "recompute=selective:0.67", None),
+        ("Square", "recompute=full", None),
+    ):
+        batch = torch.randint(odd_transformers.WORDS, (4, odd_transformers.SEQ), generator=draw)
+        whole = odd_transformers.seeded(kind).eval()
+        whole(batch).square().mean().backward()
+        mesh = init_device_mesh("cpu", (2, n // 2), mesh_dim_names=("dp", "tp"))
+        model, tp = odd_transformers.seeded(kind).eval(), mesh.get_group("tp")
+        sch = apply_plan(model, f"tp{n // 2} fsdp mb1 {words}", batch, group=tp, compiler=compiler)
+        assert any(note.startswith("left to the launcher: zero3") for note in sch.metadata.structure.notes)
+        build(sch, "fsdp", mesh=mesh)
+        model(batch.chunk(2)[mesh.get_local_rank("dp")]).square().mean().backward()
+        expected = dict(whole.named_parameters())
+        for name, parameter in model.named_parameters():
+            owner, _, own = name.rpartition(".")
+            shard = sharding_of(model.get_submodule(owner)).tensors.get(own)
+            wanted = expected[name].grad if shard is None else shard.part_of(expected[name].grad)
+            torch.testing.assert_close(parameter.grad.full_tensor(), wanted, rtol=1e-4, atol=1e-6)
 
 
 def replayed():

@@ -64,6 +64,15 @@ CASES = {
         lambda sch: sch[BLOCK].checkpoint(),
         [lambda sch: sch[BLOCK].checkpoint(), lambda sch: sch[STAGE].checkpoint(order_args_fn=print)],
     ),
+    "compile": (
+        None,
+        lambda sch: sch[BLOCK].compile("eager"),
+        [
+            lambda sch: sch[BLOCK].compile("eager"),
+            lambda sch: sch[STAGE].compile("ager"),
+            lambda sch: sch[STAGE].checkpoint(keep="mm"),
+        ],
+    ),
     "cut_pipeline_stage": (
         lambda sch: sch.trace_until([f"{STAGE}.blocks.0"]),
         cut,

@@ -204,6 +204,9 @@ def test_models_that_cannot_be_run_are_refused():
         (Layout(dp=8, tp=2, recompute="full"), Division(2, 1, 1.0)),
         ("221+gc", Division(2, 2, 1.0)),
         ("214+layers3-1+gc0.5", Division(1, 2, 0.5, (3, 1))),
+        ("tp2 mb1 recompute=selective", Division(2, 1, 1.0, recompute="selective")),
+        ("mb1 recompute=operators:0.5", Division(1, 1, 0.5, recompute="operators")),
+        ("121+selective", Division(2, 1, 1.0, recompute="selective")),
         (ExecutionPlan(tp=2, dp=2, global_batch_size=4, micro_batch_size=2), Division(2, 1, 0.0)),
     ],
 )  # fmt: skip
@@ -229,9 +232,7 @@ def test_what_is_left_to_the_launcher_is_noted():
         ("tp2 ep2 mb1", "ep2 cannot be realised"),
         ("pp2 vp2 mb1", "vp2 cannot be realised by a schedule: a process runs one stage"),
         ("pp2 zero-bubble mb1", "zero-bubble cannot be realised"),
-        ("tp2 mb1 recompute=selective", "recompute=selective cannot be realised"),
         ("211+interleaved2", "interleaved2 cannot be realised"),
-        ("121+selective", "selective cannot be realised"),
     ],
 )
 def test_what_cannot_be_realised_is_refused_before_the_model_runs(plan, message):

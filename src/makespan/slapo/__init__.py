@@ -14,7 +14,8 @@ Importing the package imports nothing else. Most of its names import torch on fi
   `Match`
 - `partition` splits a model at its cuts into stages, `default_cuts` chooses cuts
 - `build` makes a scheduled model ready to run, also one that was created under `init_empty_weights`;
-  `full_state_dict` and `load_full_state_dict` use the keys and shapes of the original model;
+  `full_state_dict` and `load_full_state_dict` use the keys and shapes of the original model, and so do
+  `save_sharded` and `load_sharded`, to whose files each process writes its parts;
   `pad_vocabulary` enlarges a vocabulary until it divides among the processes
 - `clip_grad_norm` clips gradients by the norm of the whole model, sharded or not
 - `Primitive` and `register_primitive` add a primitive, `register_shard_rule` adds a layer to ``shard``;
@@ -70,8 +71,13 @@ if TYPE_CHECKING:
         partition as partition,
     )
     from makespan.slapo.planned import apply_plan as apply_plan
+    from makespan.slapo.recomputing import select_layers as select_layers
     from makespan.slapo.regions import StructurePart as StructurePart
-    from makespan.slapo.rewriting import select_layers as select_layers
+    from makespan.slapo.saving import (
+        load_sharded as load_sharded,
+        save_sharded as save_sharded,
+        sharded_state_dict as sharded_state_dict,
+    )
     from makespan.slapo.schedule import (
         JournalEntry as JournalEntry,
         Metadata as Metadata,

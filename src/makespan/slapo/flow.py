@@ -52,12 +52,17 @@ class LeafCall:
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """A product of attention: sources of queries, of keys and of values, and the size of a head."""
+    """A product of attention: sources of queries, of keys and of values, and the size of a head.
+
+    ``inside`` lists the modules around it, and ``n_calls`` is the number of calls in the flow before it.
+    """
 
     queries: frozenset[str]
     keys: frozenset[str]
     values: frozenset[str]
     head_size: int
+    inside: tuple[str, ...]
+    n_calls: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +209,7 @@ class _Watch(TorchFunctionMode):
             named = [kwargs[name] for name in ("query", "key", "value") if name in kwargs]
             query, key, value = [*args, *named][:3]
             of_query, of_key, of_value = (self.of(operand).sources for operand in (query, key, value))
-            self.flow.products.append(Product(of_query, of_key, of_value, value.shape[-1]))
+            self._note(of_query, of_key, of_value, value.shape[-1])
             rate = args[4] if len(args) > 4 else kwargs.get("dropout_p", 0.0)
             self._drop(rate, query, (), {})
         elif len(operands) >= 2:
@@ -216,12 +221,16 @@ class _Watch(TorchFunctionMode):
                 share, value = (left, right) if left.is_share else (right, left)
                 pairs = [pair for pair in self.scores if pair[0] | pair[1] <= share.sources]
                 queries, keys = pairs[-1] if pairs else (share.sources, share.sources)
-                self.flow.products.append(
-                    Product(queries, keys, value.sources, (second if left.is_share else first).shape[-1])
-                )
+                self._note(queries, keys, value.sources, (second if left.is_share else first).shape[-1])
             elif left.sources and right.sources:
                 self.scores.append((left.sources, right.sources))
         return Origin(origin.sources, origin.through, origin.is_learnt)
+
+    def _note(
+        self, queries: frozenset[str], keys: frozenset[str], values: frozenset[str], head_size: int
+    ) -> None:
+        inside, n_calls = tuple(self.inside), len(self.flow.calls)
+        self.flow.products.append(Product(queries, keys, values, head_size, inside, n_calls))
 
     def _drop(self, rate: Any, dropped: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         is_training = args[2] if len(args) > 2 else kwargs.get("training", True)

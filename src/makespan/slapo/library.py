@@ -25,7 +25,7 @@ from makespan.slapo.errors import (
 from makespan.slapo.graphs import TracedModule
 from makespan.slapo.patterns import call_module
 from makespan.slapo.pipelining import default_cuts
-from makespan.slapo.rewriting import select_layers
+from makespan.slapo.recomputing import select_layers
 from makespan.slapo.schedule import Schedule, Snapshot, create_schedule
 
 # --- Options, and modules that schedules insert ---

@@ -1,12 +1,13 @@
 """Memory that a forward pass keeps for the backward pass, and the primitive ``fork_rng``."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree  # there is no public name for it
 
 from makespan.slapo.errors import ConflictError, ScheduleError
 from makespan.slapo.schedule import (
@@ -41,7 +42,8 @@ class SavedTensors:
 def saved_tensors(model: nn.Module, *, budget_bytes: int | None = None) -> Iterator[SavedTensors]:
     """Count the bytes saved in the block, each storage once, without parameters and buffers of the model.
 
-    A checkpointed region only saves its inputs; bytes that it saves during recomputation do not count.
+    A checkpointed region only saves its inputs and the results that it is told to keep; bytes that it saves
+    during recomputation do not count.
 
     Parameters
     ----------
@@ -72,8 +74,21 @@ def saved_tensors(model: nn.Module, *, budget_bytes: int | None = None) -> Itera
                 )
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(keep, _same):
-        yield kept
+    _COUNTERS.append(keep)
+    try:
+        with torch.autograd.graph.saved_tensors_hooks(keep, _same):
+            yield kept
+    finally:
+        _COUNTERS.remove(keep)
+
+
+_COUNTERS: list[Callable[[Tensor], Tensor]] = []
+
+
+def count_kept(values: Any) -> None:
+    """Count tensors that a checkpointed region keeps beside its inputs, in all blocks around it."""
+    for keep in _COUNTERS:
+        pytree.tree_map_only(Tensor, keep, values)
 
 
 def _same(tensor: Tensor) -> Tensor:

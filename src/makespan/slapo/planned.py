@@ -1,9 +1,9 @@
 """Schedules from plans: what a schedule realises of a plan is applied to any transformer, the rest is named.
 
 A plan is the text that ``makespan plan`` prints, such as ``tp2 pp2 mb1 recompute=full``, or the notation of
-execution plans, such as ``221+gc``. A schedule realises tensor parallelism, pipeline stages and recomputed
-layers. Data parallelism, ZeRO and micro-batches belong to whoever launches the run. Whatever would change
-what a process computes, and has no primitive, is refused before any work.
+execution plans, such as ``221+gc``. A schedule realises tensor parallelism, pipeline stages and
+recomputation. Data parallelism, ZeRO and micro-batches belong to whoever launches the run. Whatever would
+change what a process computes, and has no primitive, is refused before any work.
 """
 
 import re
@@ -16,12 +16,14 @@ from torch import nn
 
 from makespan.errors import NotationError
 from makespan.planning import Layout, parse_layout
+from makespan.planning.layout import Recompute
 from makespan.plans import ExecutionPlan, read_plan
+from makespan.slapo.compiling import check_compiler
 from makespan.slapo.errors import ArgumentError, warn
 from makespan.slapo.library import undone_on_error
 from makespan.slapo.passes import Call
 from makespan.slapo.pipelining import default_cuts
-from makespan.slapo.rewriting import select_layers
+from makespan.slapo.recomputing import ATTENTION, PRODUCTS, select_layers
 from makespan.slapo.schedule import Schedule, create_schedule
 from makespan.slapo.structure import Structure, call_of, find_structure
 
@@ -38,6 +40,9 @@ class Division:
         Processes that share a layer, and pipeline stages.
     recomputed
         Share of the layers that are recomputed.
+    recompute
+        What of such a layer: ``full`` for all, ``selective`` for the core of attention, ``operators`` for
+        everything but attention and every other product.
     stages
         Layers per stage; empty to deal them evenly.
     ends_as_layers
@@ -52,6 +57,7 @@ class Division:
     stages: tuple[int, ...] = ()
     ends_as_layers: bool = False
     left: tuple[str, ...] = field(default=())
+    recompute: Recompute = "full"
 
     def cuts(self, n_layers: int) -> list[int]:
         """Return the layers after which a stage ends; an `ArgumentError` says why they do not fit."""
@@ -117,29 +123,26 @@ def _of_layout(layout: Layout) -> Division:
         _refuse(f"vp{layout.interleave}", "a process runs one stage")
     if layout.pipeline != "1f1b":
         _refuse(layout.pipeline, "stages run under gpipe or 1f1b")
-    if layout.recompute not in ("none", "full"):
-        _refuse(f"recompute={layout.recompute}", "layers are recomputed whole; expected recompute=full")
     left = [f"dp{layout.dp}"] if layout.dp > 1 else []
     left += [f"zero{layout.zero}"] if layout.zero else []
     left.append(f"mb{layout.micro_batch}")
     if layout.sequence_parallel and layout.tp > 1:
         left.append("sequence parallelism of norms, which stay whole in each process")
-    share = layout.recompute_share if layout.recompute == "full" else 0.0
-    return Division(layout.tp, layout.pp, share, (), layout.ends_as_layers, tuple(left))
+    share = 0.0 if layout.recompute == "none" else layout.recompute_share
+    return Division(layout.tp, layout.pp, share, (), layout.ends_as_layers, tuple(left), layout.recompute)
 
 
 def _of_execution_plan(plan: ExecutionPlan) -> Division:
     if plan.interleave > 1:
         _refuse(f"interleaved{plan.interleave}", "a process runs one stage")
-    if plan.checkpoint_fraction and plan.checkpoint_method != "full":
-        _refuse("selective", "layers are recomputed whole; expected gc")
     left = [f"dp{plan.dp}"] if plan.dp > 1 else []
     left += [f"zero{plan.zero_stage}"] if plan.zero_stage else []
     left += ["offload"] if plan.offload else []
     left += [f"{plan.schedule} order of micro-batches"] if plan.pp > 1 else []
     left += ["sequence parallelism of norms, which stay whole in each process"] * plan.sequence_parallel
     stages = tuple(plan.partition or ())
-    return Division(plan.tp, plan.pp, plan.checkpoint_fraction, stages, False, tuple(left))
+    share, method = plan.checkpoint_fraction, plan.checkpoint_method
+    return Division(plan.tp, plan.pp, share, stages, False, tuple(left), method)
 
 
 def apply_plan(
@@ -149,6 +152,7 @@ def apply_plan(
     *,
     group: dist.ProcessGroup | None = None,
     seed: int = 0,
+    compiler: str | None = None,
 ) -> Schedule:
     """Schedule any transformer by a plan; its structure is found by a run, not by names.
 
@@ -169,6 +173,9 @@ def apply_plan(
         In a single process nothing is cut, but the structure is found for the plan.
     seed
         Seed of inputs that are drawn.
+    compiler
+        Backend of the primitive ``compile``, such as ``inductor``, by which each layer is compiled by itself;
+        None to compile nothing.
 
     Returns
     -------
@@ -193,6 +200,8 @@ def apply_plan(
             f"apply_plan: the plan shares layers among {division.tp} processes, the group has "
             f"{sch.world_size}; pass the group of tensor parallelism as group"
         )
+    if compiler is not None:
+        check_compiler("apply_plan", compiler, model)
     structure = find_structure(model, example_inputs, n_processes=division.tp, seed=seed)
     layers = [path for paths in structure.layers for path in paths]
     cuts = [layers[index] for index in division.cuts(len(layers))]
@@ -201,13 +210,58 @@ def apply_plan(
             # A process alone keeps all heads: what is sharded stays whole, and attributes keep their values.
             if sch.world_size > 1 or step.op not in ("set_attr", "set_in"):
                 step.apply(sch)
-        for index in select_layers(len(layers), division.recomputed):
-            sch[layers[index]].checkpoint()
+        chosen = [layers[index] for index in select_layers(len(layers), division.recomputed)]
+        _recompute(sch, structure, chosen, division.recompute)
+        for path in layers if compiler is not None else ():
+            sch[path].compile(compiler)
         if cuts:
             _cut_stages(sch, cuts, call_of(model, example_inputs, seed))
     _report(structure, division, cuts)
     sch.metadata.structure = structure
     return sch
+
+
+def _recompute(sch: Schedule, structure: Structure, layers: Sequence[str], what: Recompute) -> None:
+    """Recompute layers, or what a plan says of them, and note it."""
+    if not layers:
+        return
+    of_all = f"of {sum(map(len, structure.layers))} layers"
+    if what == "full":
+        for path in layers:
+            sch[path].checkpoint()
+        structure.notes.append(f"{len(layers)} {of_all} are recomputed")
+    elif what == "operators":
+        for path in layers:
+            sch[path].checkpoint(keep=[PRODUCTS, ATTENTION], every=2)
+        structure.notes.append(f"{len(layers)} {of_all} keep attention and every other product")
+    else:
+        _recompute_cores(sch, structure, layers, of_all)
+
+
+def _recompute_cores(sch: Schedule, structure: Structure, layers: Sequence[str], of_all: str) -> None:
+    """Recompute what lies between the projections of an attention and its output."""
+    cores = [core for core in structure.cores if core.layer in layers]
+    if not cores:
+        raise ArgumentError(
+            f"plan: recompute=selective, but no attention is found in the layers of {structure.model}; "
+            "expected recompute=operators or recompute=full"
+        )
+    blended = list(dict.fromkeys(core.layer for core in cores if core.path == core.layer))
+    for core in cores:
+        within = [path.removeprefix(f"{core.path}.") for path in core.projections]
+        if core.path in blended:
+            sch[core.path].checkpoint(keep=PRODUCTS)
+        elif core.layer not in blended:
+            sch[core.path].checkpoint(keep=PRODUCTS if within else (), within=within)
+    alike = {core.layer for core in cores} - {*blended}
+    if alike:
+        structure.notes.append(f"{len(alike)} {of_all} recompute their cores of attention")
+    if blended:
+        structure.notes.append(
+            f"{len(blended)} {of_all} keep their products alone, as attention is no module of its own there"
+        )
+    if len(alike) + len(blended) < len(layers):
+        structure.notes.append(f"{len(layers) - len(alike) - len(blended)} {of_all} have no attention")
 
 
 def _cut_stages(sch: Schedule, paths: Sequence[str], call: Call) -> None:
@@ -221,9 +275,6 @@ def _cut_stages(sch: Schedule, paths: Sequence[str], call: Call) -> None:
 
 def _report(structure: Structure, division: Division, cuts: Sequence[str]) -> None:
     """Note what becomes of the plan, and warn about parts that stay whole."""
-    n_layers = sum(map(len, structure.layers))
-    if n_recomputed := len(select_layers(n_layers, division.recomputed)):
-        structure.notes.append(f"{n_recomputed} of {n_layers} layers are recomputed")
     if cuts:
         structure.notes.append(f"stages end after {', '.join(cuts)}")
     if division.left:

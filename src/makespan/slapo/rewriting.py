@@ -1,4 +1,4 @@
-"""Primitives that find and rewrite: ``find``, ``replace``, ``fuse``, ``checkpoint``, ``decompose``.
+"""Primitives that find and rewrite: ``find``, ``replace``, ``fuse``, ``decompose``.
 
 Rollback does not cover changes inside a graph. So a primitive checks all matches before it changes the first
 node, and `insert_call` restores the graph if an edit fails.
@@ -6,25 +6,18 @@ node, and `insert_call` restores the graph if an edit fails.
 
 import copy
 import inspect
-import math
-import os
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from operator import getitem
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import fx, nn
-from torch.utils.checkpoint import checkpoint
 
+from makespan.slapo.compiling import device_of, why_no_inductor
 from makespan.slapo.errors import ArgumentError, ConflictError, KindError, warn
 from makespan.slapo.graphs import (
     FusedModule,
-    StateSnapshot,
     TracedModule,
-    argument_restorer,
     has_hooks,
     replace_borrowed,
 )
@@ -32,12 +25,10 @@ from makespan.slapo.layers import LateBiasLinear, become
 from makespan.slapo.layouts import copy_sharding
 from makespan.slapo.patterns import Attribute, Match, checked_regex, matches_in, pattern_graph
 from makespan.slapo.schedule import (
-    ForwardWrapper,
     Primitive,
     carry_tags,
     move_hooks,
     register_primitive,
-    wrap_forward,
     wrapped_forward,
 )
 from makespan.slapo.tracing import check_is_called, ensure_traced, graph_of
@@ -492,9 +483,8 @@ class Fuse(Primitive):
         if compiler == "torchscript":
             warn(f"{where}: torch.jit.script is deprecated; inductor is used instead")
         backend = _BACKENDS[compiler]
-        compilers = (os.environ.get("CXX", "g++"), "clang++", "cl")
-        if backend == "inductor" and not (torch.cuda.is_available() or any(map(shutil.which, compilers))):
-            warn(f"{where}: there is no C++ compiler, so the part runs eagerly")
+        if backend == "inductor" and (reason := why_no_inductor(device_of(sch.mod))):
+            warn(f"{where}: {reason}, so the part runs eagerly")
             backend = None
         if not name.isidentifier():
             raise ArgumentError(f"{where}: name is {name!r}; expected an identifier")
@@ -748,156 +738,6 @@ class ReplaceAll(Primitive):
         for path, node in reversed(targets):
             node.replace(make_mod_fn(path, node.mod, **kwargs))
         return len(targets)
-
-
-# --- Recompute activations ---
-
-
-class Checkpointed(ForwardWrapper):
-    """A forward whose activations are recomputed without changing its state again.
-
-    The second pass starts from the same state as the first one: buffers, attributes, random generators, and
-    objects, lists and dictionaries among the arguments, such as a cache. Its changes to them are dropped when
-    it ends. So batch norm counts a batch once, spectral norm uses the same vectors in both passes, a cache
-    grows once, and a layer that was dropped at random is dropped again.
-    """
-
-    op = "checkpoint"
-
-    def __init__(self, module: nn.Module, preserve_rng: bool) -> None:
-        super().__init__(module)
-        self.module, self.preserve_rng = module, preserve_rng
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the forward now, and again when its gradients are needed."""
-        inner = self.inner
-        # Without gradients nothing runs twice, and compiled code recomputes without changing state.
-        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
-            return checkpoint(
-                inner, *args, use_reentrant=False, preserve_rng_state=self.preserve_rng, **kwargs
-            )
-        before = StateSnapshot(self.module, (args, kwargs), with_global_generators=self.preserve_rng)
-        kept = argument_restorer(args, kwargs)
-        # A forward may change parameters that no optimizer updates; a second pass would change them again.
-        # Not checked are embeddings and recurrent layers: they normalise or flatten weights, which is
-        # idempotent.
-        versions = [
-            (name, parameter, parameter._version)
-            for path, module in self.module.named_modules()
-            if not isinstance(module, nn.Embedding | nn.EmbeddingBag | nn.RNNBase)
-            for name, parameter in module.named_parameters(path, recurse=False)
-            if not parameter.requires_grad and not parameter.is_inference()
-        ]
-        passes = 0
-
-        def run(*positional: Any, **named: Any) -> Any:
-            nonlocal passes
-            passes += 1
-            if kept is not None and passes > 1:
-                positional, named = kept(positional, named)
-            return inner(*positional, **named)
-
-        try:
-            output = checkpoint(
-                run,
-                *args,
-                use_reentrant=False,
-                preserve_rng_state=self.preserve_rng,
-                context_fn=lambda: (nullcontext(), before.restored()),
-                **kwargs,
-            )
-        finally:  # copies live until the backward pass: keep only those of state that this forward changed
-            before.drop_unchanged()
-        for name, frozen_parameter, version in versions:
-            if frozen_parameter._version != version:
-                raise ConflictError(
-                    f"checkpoint: the forward of {type(self.module).__name__} changes its parameter {name!r},"
-                    " and would change it again when it is recomputed; make it a buffer, or"
-                    " checkpoint a module that does not change it"
-                )
-        return output
-
-
-@register_primitive()
-class Checkpoint(Primitive):
-    """Recompute the activations of a module, or of nodes of its graph, in the backward pass."""
-
-    @classmethod
-    def name(cls) -> str:
-        """Return ``checkpoint``."""
-        return "checkpoint"
-
-    @classmethod
-    def apply(
-        cls,
-        sch: "Schedule",
-        subgraph: object = None,
-        order_args_fn: Callable[..., Any] | None = None,
-        preserve_rng: bool = True,
-    ) -> None:
-        """Recompute the whole module, or one match of `find`.
-
-        Parameters
-        ----------
-        subgraph
-            A match of `find`; None for the whole module.
-        order_args_fn
-            Function that returns the inputs of the match in the order in which they are passed.
-        preserve_rng
-            Draw the same random numbers in the second pass as in the first, also from the generators of
-            Python and NumPy. Generators that the module holds always repeat their numbers.
-        """
-        if subgraph is not None:
-            matches = as_matches(sch, cls.name(), subgraph)
-            if len(matches) != 1:
-                raise ArgumentError(f"checkpoint of {sch.path!r}: got {len(matches)} matches; expected one")
-            part = extract_module(sch, cls.name(), matches[0], "Recomputed", order_args_fn)
-            wrap_forward(part, Checkpointed(part, preserve_rng))
-            return
-        if order_args_fn is not None:
-            raise ArgumentError(f"checkpoint of {sch.path!r}: order_args_fn needs a subgraph")
-        check_is_called(sch, cls.name())
-        if wrapped_forward(sch.mod, Checkpointed):
-            raise ConflictError(
-                f"checkpoint of {sch.path!r}: it is already recomputed, {sch.conflict('checkpoint')}"
-            )
-        above = sch.parent
-        while above is not None:
-            if wrapped_forward(above.mod, Checkpointed):
-                warn(
-                    f"checkpoint of {sch.path!r}: {above.path!r} above it is already recomputed, "
-                    "so that this module runs three times"
-                )
-                break
-            above = above.parent
-        wrap_forward(sch.mod, Checkpointed(sch.mod, preserve_rng))
-
-
-def select_layers(n: int, ratio: float, policy: str = "even") -> list[int]:
-    """Return the indices of the layers to recompute: exactly ``floor(n * ratio)`` of them.
-
-    Parameters
-    ----------
-    n
-        Number of layers.
-    ratio
-        Share of them, in [0, 1].
-    policy
-        ``even`` spreads them over the model, ``head`` takes the first.
-
-    Raises
-    ------
-    ArgumentError
-        A value is out of range; also a `ValueError`.
-    """
-    if n < 0 or not 0 <= ratio <= 1:
-        raise ArgumentError(f"select_layers got n = {n}, ratio = {ratio}; expected n >= 0, ratio in [0, 1]")
-    if policy not in ("even", "head"):
-        raise ArgumentError(f"select_layers got policy {policy!r}; expected 'even' or 'head'")
-    count = math.floor(n * ratio + 1e-9)  # 100 * 0.29 is 28.999... in floating point
-    if policy == "head":
-        return list(range(count))
-    return [index for index in range(n) if (index + 1) * count // n > index * count // n]
 
 
 # --- Decompose ---

@@ -418,8 +418,10 @@ def register_primitive() -> Callable[[_Any], _Any]:
 
 
 _BUILT_IN = (
+    "makespan.slapo.compiling",
     "makespan.slapo.memory",
     "makespan.slapo.pipelining",
+    "makespan.slapo.recomputing",
     "makespan.slapo.rewriting",
     "makespan.slapo.sharding",
     "makespan.slapo.syncing",

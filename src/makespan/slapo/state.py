@@ -65,7 +65,7 @@ def full_state_dict(sch: "Schedule") -> dict[str, Tensor]:
     """
     state: dict[str, Tensor] = {}
     owners = owners_of(sch)
-    for key, module, name, tensor in _entries(sch):
+    for key, module, name, tensor in state_entries(sch):
         shard = sharding_of(module).tensors.get(name)
         if owners.is_elsewhere(key):
             state[key] = torch.empty(tensor.shape if shard is None else shard.orig_shape, dtype=tensor.dtype)
@@ -107,7 +107,7 @@ def load_full_state_dict(sch: "Schedule", state: Mapping[str, Tensor]) -> None:
     ShardError
         A tensor has another shape than the original one; also a `RuntimeError`. Nothing is loaded then.
     """
-    entries = list(_entries(sch))
+    entries = list(state_entries(sch))
     keys = {key for key, *_ in entries}
     if keys != state.keys():
         missing, unknown = sorted(keys - state.keys()), sorted(state.keys() - keys)
@@ -158,7 +158,7 @@ def _load_tensor(
         setattr(module, name, part.to(tensor.dtype, copy=True))
 
 
-def _entries(sch: "Schedule") -> Iterator[tuple[str, nn.Module, str, Tensor]]:
+def state_entries(sch: "Schedule") -> Iterator[tuple[str, nn.Module, str, Tensor]]:
     """Iterate over key, module, name and tensor of each entry of the state, in order."""
     if sch.parent is not None:
         raise ArgumentError(f"the state of {sch.path!r}: expected the schedule of a whole model")

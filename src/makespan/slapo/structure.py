@@ -28,6 +28,24 @@ OUTSIDE = "outside the layers"
 # --- Result ---
 
 
+@dataclass(frozen=True, slots=True)
+class Core:
+    """The core of an attention: scores, shares and weighted values.
+
+    Parameters
+    ----------
+    layer, path
+        Path of the layer, and of the innermost module that computes the core: the layer itself, an attention
+        module, or a module without weights.
+    projections
+        Paths of the modules with matrices that run before the core within that module.
+    """
+
+    layer: str
+    path: str
+    projections: tuple[str, ...]
+
+
 @dataclass(slots=True)
 class Structure:
     """Structure of a model, see `find_structure`.
@@ -46,6 +64,8 @@ class Structure:
         Number of processes that share the model.
     notes
         What a user should know beside the table.
+    cores
+        Cores of attention in the layers, in the order of execution.
     """
 
     model: str
@@ -54,6 +74,7 @@ class Structure:
     steps: list[Step]
     n_processes: int
     notes: list[str] = field(default_factory=list)
+    cores: list[Core] = field(default_factory=list)
 
     @property
     def kept_whole(self) -> list[StructurePart]:
@@ -140,7 +161,7 @@ def find_structure(
     layers = _layers(model, call, name)
     flat = [path for paths in layers for path in paths]
     flow = _run(model, call, name, repeated=flat, kept=flat)
-    structure = Structure(name, layers, [], [], n_processes)
+    structure = Structure(name, layers, [], [], n_processes, cores=_cores(model, flow, flat))
     handed: dict[str, Handed] = {}
     for one in flow.handed:
         handed.setdefault(one.path, one)
@@ -256,6 +277,21 @@ def _why_no_layers(model: nn.Module, paths: Sequence[str], calls: Mapping[str, l
         if before.path not in one.through:
             return f"{one.path!r} does not follow {before.path!r}"
     return ""
+
+
+def _cores(model: nn.Module, flow: Flow, layers: Sequence[str]) -> list[Core]:
+    """Return the cores of attention in the layers, each module once."""
+    cores: dict[str, Core] = {}
+    for product in flow.products:
+        layer = next((path for path in product.inside if path in layers), None)
+        path = product.inside[-1] if product.inside else ""
+        if layer is not None and path not in cores:
+            before = dict.fromkeys(call.path for call in flow.calls[: product.n_calls])
+            projections = [
+                one for one in before if one.startswith(f"{path}.") and own_matrices(model.get_submodule(one))
+            ]
+            cores[path] = Core(layer, path, tuple(projections))
+    return list(cores.values())
 
 
 def _signature(layer: nn.Module, handed: Handed, parts: Mapping[int, tuple[int, int]]) -> Any:
