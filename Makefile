@@ -134,8 +134,11 @@ $(STAMPS)/run: requirements.txt $(STAMPS)/torch
 	$(PIP) install -r requirements.txt
 	@touch $@
 
+# pip compiles what it installs, but not what stays here: where Python may not write bytecode when it imports, as in
+# many containers, each of the two hundred processes of a run would compile the package anew.
 $(STAMPS)/package: pyproject.toml $(STAMPS)/run
 	$(PIP) install -e .
+	$(BIN)/python -m compileall -q src
 	@touch $@
 
 $(STAMPS)/dev: requirements-dev.txt $(STAMPS)/package

@@ -59,8 +59,8 @@ for paper in EXPERIMENTS:
                     f"benchmarks/results/{{source}}/{paper}/{name}.tsv"
                 wildcard_constraints:
                     source="|".join(sources),
-                # What takes all cores goes first, so that small jobs are left to run beside what takes one.
-                priority: int(experiment.trains or experiment.n_threads(1) > 1)
+                # What takes several cores goes first and figures last: small jobs fill up cores in the end.
+                priority: 1 + (experiment.n_threads(2) > 1)
                 group:
                     experiment.group or None
                 localrule: experiment.is_local

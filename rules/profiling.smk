@@ -27,7 +27,7 @@ rule profile_environment:
         "logs/measured/profile_environment.log",
     benchmark:
         "benchmarks/results/measured/profile_environment.tsv"
-    priority: 1
+    priority: 2
     conda:
         GPU
     threads: profile_threads(PROFILE_PAIR)
@@ -55,7 +55,7 @@ rule profile_points:
         "benchmarks/results/measured/profile_points/{workload}/{job}.tsv"
     wildcard_constraints:
         job=profile_job_names(True),
-    priority: 1
+    priority: 2
     conda:
         GPU
     threads: lambda wildcards: profile_threads(placement_of(wildcards).n_gpus)

@@ -54,6 +54,13 @@ def test_the_whole_workflow_is_a_small_number_of_jobs(project):
     assert sum(project.planned(small=False).values()) <= 40 * len(PAPERS)
 
 
+def test_snakemake_looks_for_jobs_when_one_has_ended_and_not_in_between(project):
+    names = ("templates", "reconfiguration", "layer_throughput")
+    tables = [f"results/emulated/oobleck/{name}.csv" for name in names]
+    done = project.built("--cores", "1", "--verbose", *tables)
+    assert done.stdout.count("Ready jobs:") == len(tables)
+
+
 def test_the_published_source_can_be_planned_and_needs_no_emulation(project, published_dir):
     planned = project.planned("published", published=published_dir, small=False)
     assert planned["import_published"] == planned["morphling_import_workloads"] == 1

@@ -19,6 +19,8 @@ from makespan.oobleck.requests import PROFILING, ProfilingRequest
 from makespan.oobleck.stage import HeldLayers, PeerGroups, as_tuple
 from makespan.runtime import Identity, RunDirectory, choose_device, end_worker, run_worker
 
+PRELOAD = ("torch._dynamo",)
+"""Modules that models load slowly: a fork server loads them once, before it forks the first worker."""
 Row = dict[str, Any]
 
 

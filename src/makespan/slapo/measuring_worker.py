@@ -21,6 +21,8 @@ from makespan.slapo.tuning import Measuring, Point, Precision, Space, strategy_n
 from makespan.slapo.verification import Verify
 from makespan.training.zoo import build_family, family_batch, family_loss, family_spec
 
+PRELOAD = ("torch._dynamo",)
+"""Modules that fused operations load slowly: a fork server loads them once for all processes of a launch."""
 Record = dict[str, Any]
 _BATCH, _RATIO = "global_batch_size", "ckpt_ratio"
 _REPEATS = 2
