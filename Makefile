@@ -47,7 +47,7 @@ test: lint ## Run the linters and the whole test suite with its coverage thresho
 lint: setup-dev ## Check style, types, import directions, spelling and the workflow files
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+	$(BIN)/mypy --num-workers 2
 	$(BIN)/lint-imports
 	$(BIN)/codespell
 	$(BIN)/snakefmt --check --compact-diff Snakefile rules
@@ -82,7 +82,7 @@ gpu-test: setup-dev ## Try every path of CUDA and NCCL on the GPUs that are here
 
 .PHONY: bench-test
 bench-test: setup-dev ## Run what is benchmarked once each, untimed
-	$(BIN)/python -m pytest benchmarks -o addopts=--import-mode=importlib --benchmark-disable $(PYTEST_FLAGS)
+	$(BIN)/python -m pytest benchmarks -n auto -o addopts=--import-mode=importlib --benchmark-disable $(PYTEST_FLAGS)
 
 .PHONY: hf-test
 hf-test: $(STAMPS)/hf ## Schedule models of the transformers package, which is installed for it

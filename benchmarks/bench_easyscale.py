@@ -124,7 +124,9 @@ def loop_step(parts: TrainedParts, batch: tuple[Tensor, Tensor], mapping: RankMa
     return step
 
 
-def measured(mapping: RankMapping, megabytes: int, n_steps: int, who: Identity) -> dict[str, Any]:
+def measured(
+    mapping: RankMapping, megabytes: int, n_warmup: int, n_steps: int, who: Identity
+) -> dict[str, Any]:
     """Run both ways in turns; return their times, and what they send and copy."""
     counted_bytes, sent = [0], dict[str, int]()
     exchange = dist.all_to_all_single
@@ -150,7 +152,7 @@ def measured(mapping: RankMapping, megabytes: int, n_steps: int, who: Identity) 
         "loop": loop_step(*parts["loop"], mapping, who.rank),
     }
     times: dict[str, list[tuple[float, float]]] = defaultdict(list)
-    for number in range(N_WARMUP + n_steps):
+    for number in range(n_warmup + n_steps):
         # The order rotates, because a step finds what the one before it has left in the caches.
         turned = [*list(steps)[number % len(steps) :], *list(steps)[: number % len(steps)]]
         for name in turned:
@@ -160,7 +162,7 @@ def measured(mapping: RankMapping, megabytes: int, n_steps: int, who: Identity) 
             taken = time.perf_counter() - begun, time.process_time() - spent
             every: list[Any] = [None] * who.size
             dist.all_gather_object(every, taken)
-            if number >= N_WARMUP:
+            if number >= n_warmup:
                 # A step takes as long as its slowest process, and costs what all of them spend.
                 times[name].append((max(wall for wall, _ in every), sum(cpu for _, cpu in every)))
     gradient_bytes = sum(parameter.nbytes for parameter in parts["stock"][0].model.parameters())
@@ -199,8 +201,9 @@ def test_step_over_stock(benchmark: Any, case: str, megabytes: int) -> None:
 
     def run() -> dict[str, Any]:
         with temporary_directory("bench") as path:
-            n_steps = N_STEPS[megabytes] if benchmark.enabled else 1
-            request = {"mapping": text, "megabytes": megabytes, "n_steps": n_steps}
+            # Untimed, one step before the last ones: DistributedDataParallel then has its final buckets.
+            n_warmup, n_steps = (N_WARMUP, N_STEPS[megabytes]) if benchmark.enabled else (1, 1)
+            request = {"mapping": text, "megabytes": megabytes, "n_warmup": n_warmup, "n_steps": n_steps}
             command = [sys.executable, str(Path(__file__))]
             LocalLauncher().run(Launch(command, request, mapping.n_processes, path))
             found: dict[str, Any] = RunDirectory(path).result()
@@ -223,7 +226,7 @@ def work(directory: RunDirectory, who: Identity) -> None:
     join(directory, who)
     request = directory.request()
     mapping = RankMapping.parse(request["mapping"])
-    found = measured(mapping, request["megabytes"], request["n_steps"], who)
+    found = measured(mapping, request["megabytes"], request["n_warmup"], request["n_steps"], who)
     if who.rank == 0:
         directory.write_result(found)
     dist.barrier()

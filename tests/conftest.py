@@ -2,11 +2,15 @@
 
 import os
 import re
+import sys
 from pathlib import Path
 
 # Before numpy is loaded: test processes that share the cores must not also share out their small matrices.
 os.environ |= {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 os.environ["MAKESPAN_CACHE_DIR"] = ""  # what tests see is computed here and now
+# Tests start hundreds of processes, and each would compile what it imports again if nothing were kept.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 import pandas as pd
 import pytest
@@ -26,8 +30,8 @@ def pytest_addoption(parser):
 
 
 def pytest_xdist_auto_num_workers():
-    """Run one more than there are cores, because tests wait for other processes a third of their time."""
-    return len(os.sched_getaffinity(0)) + 1
+    """Run two more than there are cores, because tests wait, for other processes or for limits to pass."""
+    return len(os.sched_getaffinity(0)) + 2
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their markers

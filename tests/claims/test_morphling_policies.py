@@ -17,7 +17,7 @@ from makespan.studies import Scenario, SimulationSpec, predicted_catalogue, pred
 from makespan.throughput import PublishedSource
 from makespan.traces import read_morphling_jobs, with_perturbed_arrivals
 
-pytestmark = pytest.mark.claims
+pytestmark = [pytest.mark.claims, pytest.mark.xdist_group("policies on published traces")]
 
 OURS = ("morphling-lookahead", "morphling-work")
 DELAY_S, ROUND_S = 260.0, 60.0

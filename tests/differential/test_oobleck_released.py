@@ -10,6 +10,8 @@ from makespan.papers.oobleck import PAPER
 from makespan.papers.oobleck.simulation import Simulation, failure_tables, published_traces, spot_tables
 from makespan.throughput import shipped_register
 
+pytestmark = pytest.mark.xdist_group("released traces")
+
 ROOT = Path(__file__).parents[2]
 LEDGER = PAPER.ledger()
 SIMULATION = Simulation()

@@ -9,6 +9,8 @@ from makespan.oobleck.job import ChainJob
 from makespan.oobleck.oracle import ReferenceTrainer
 from makespan.oobleck.reference import SingleProcessReference
 
+pytestmark = pytest.mark.xdist_group("training")
+
 LIMITS = {"float32": 1e-5, "float64": 1e-12}
 SAME = plan_of(((0, 1), (3, 6), 4), ((2, 3), (3, 6), 4))
 OTHER = plan_of(((0,), (6,), 2), ((1, 2, 3), (2, 4, 6), 4))

@@ -15,6 +15,8 @@ from makespan.config import check_settings, code_hash, used_code
 from makespan.papers import PAPERS, paper_named
 from makespan.papers.slapo.tuning import Tuning
 
+pytestmark = pytest.mark.xdist_group("hashes of code")
+
 ROOT = Path(__file__).parents[2]
 SCRIPTS = {path.stem: path for path in sorted((ROOT / "workflow" / "scripts").glob("*.py"))}
 CODE = ROOT / "src" / "makespan" / "config" / "code.py"

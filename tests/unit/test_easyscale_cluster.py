@@ -17,6 +17,8 @@ from makespan.papers.experiment import Given
 from makespan.tables import read_csv, write_csv
 from makespan.throughput import shipped_register
 
+pytestmark = pytest.mark.xdist_group("clusters of elastic jobs")
+
 ROOT = Path(__file__).parents[2]
 PUBLISHED = Path(os.environ.get("MAKESPAN_PUBLISHED_DIR", "/none"))
 HAS_LIST = (PUBLISHED / "easyscale/workload.csv").is_file()

@@ -28,6 +28,8 @@ from makespan.easyscale.randomness import (
 from makespan.errors import CheckpointError, InputError, TrainingError, WorkerError
 from makespan.training.zoo import StandIn, stand_in_data
 
+pytestmark = pytest.mark.xdist_group("loaders")
+
 N, W, EPOCHS = 3, 2, 2
 SHARDS = Shards(N, micro_batch_size=3, seed=7, n_loaders=W)
 DATA = stand_in_data(StandIn("resnet50", width=8), 38, 0)  # 13 samples a rank: batches of 3, 3, 3, 3, 1

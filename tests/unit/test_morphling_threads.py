@@ -17,6 +17,8 @@ from makespan.papers.morphling.studies import with_offload
 from makespan.studies import generated_jobs
 from makespan.throughput import EmulatedSource, ReferenceTimes
 
+pytestmark = pytest.mark.xdist_group("CPU threads")
+
 TESTBED = cluster("a800-64")
 SOURCE = EmulatedSource(TESTBED, "L1", 0, 1.0, (8, 2, 24))
 LEDGER, SETTINGS = PAPER.ledger(), check_settings({})

@@ -192,7 +192,8 @@ def test_a_survivor_that_stays_in_a_transfer_with_a_lost_peer_is_killed(tmp_path
 def test_a_node_that_waits_for_one_that_computes_is_left_alone(tmp_path):
     """One waits, another computes for longer than the limit of silence before it gives up its groups."""
     moments = {(3, "forward", 3): signal.SIGKILL}
-    run = killing(moments)(Run(tmp_path, 4, 4, compute_s=18.0, waits=[0], limits=Timeouts(hang_s=15.0)))
+    limits = Timeouts(hang_s=15.0)
+    run = killing(moments)(Run(tmp_path, 4, 4, compute_s=18.0, computes_from=3, waits=[0], limits=limits))
     run.coordinator.run()
     assert not run.of("hung") and {one.node for one in run.of("lost")} == {3}
 

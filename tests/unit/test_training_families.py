@@ -22,6 +22,8 @@ torch = pytest.importorskip("torch")
 from torch import fx, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+pytestmark = pytest.mark.xdist_group("families")
+
 ALL = [(family, size) for family in FAMILIES for size in family_sizes(family)]
 PUBLISHED = {
     ("bert", "large"): 0.335e9,

@@ -20,6 +20,8 @@ from torch.utils.data import DataLoader, default_collate
 from makespan.training.zoo.layers import DropPath
 from makespan.training.zoo.tasks import Bottleneck, ShuffleUnit, WindowBlock
 
+pytestmark = pytest.mark.xdist_group("stand-ins")
+
 SUPPORT = Path(__file__).parents[1] / "support"
 RATES = {"neumf": 1e-2}
 BATCH_NORM = {"shufflenetv2", "resnet50", "yolov3"}

@@ -15,6 +15,8 @@ from hidden_packages import hiding_all_but, with_requirements
 
 import makespan
 
+pytestmark = pytest.mark.xdist_group("wheel")
+
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 TINY = "--n-logical-workers 1 --micro-batch-size 2 --set data.n_samples=8"
