@@ -38,7 +38,7 @@ localrules:
 onstart:
     # With a limit to jobs per second Snakemake looks for jobs again a second after each look, so that looks add
     # up over a run, to a hundred a second. Its default limit is beyond what this machine could start.
-    limiter = workflow.scheduler.job_rate_limiter
+    limiter = getattr(workflow.scheduler, "job_rate_limiter", None)
     if workflow.local_exec and limiter and (limiter.max_jobs, limiter.timespan) == (100, 1):
         workflow.scheduler.job_rate_limiter = None
 
