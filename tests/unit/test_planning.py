@@ -803,6 +803,35 @@ def test_intervals_hold_rows_to_come_however_far_rows_scatter(spread):
     assert np.mean(inside) >= 0.8
 
 
+def test_rows_of_one_model_leave_open_what_the_host_takes_with_another():
+    small, other = (
+        dense(n_layers=4, hidden=512, heads=8, kv_heads=8, ffn=2048),
+        dense(n_layers=6, hidden=512, heads=8, kv_heads=8, ffn=2048),
+    )
+    machines, stack, layout = read_machines("1xh100-80"), software("transformers"), parse_layout("mb1", 1)
+    pricer = Pricer(Training(small, 1024, 1), machines, stack)
+    row = (pricer.training, layout, machines, 1.3 * pricer.price(layout).step_s)
+    same = calibrated_by(pricer, [row])
+    another = dataclasses.replace(same, training=dataclasses.replace(same.training, model=other))
+    assert same.has_rows(same.training) and not another.has_rows(another.training)
+    # Of such a step most is the host: the same layout is known for one model, and open for the other.
+    one, two = (
+        np.log(priced.high_s / priced.low_s) for priced in (same.price(layout), another.price(layout))
+    )
+    assert two > 3 * one
+    # Layouts of one model share it, so that they can be told apart nonetheless.
+    tried = [layout, parse_layout("mb1 recompute=full", 1)]
+    known, opened = same.joint(tried), another.joint(tried)
+    assert opened.covariance[0, 0] > 9 * known.covariance[1, 1]
+    assert opened.comparison_variance < 0.1 * opened.covariance[0, 0]
+    # Large steps, in which the host hardly matters, are as before.
+    large = dataclasses.replace(
+        another, training=dataclasses.replace(another.training, model=dense(), global_batch=64)
+    )
+    parts_s = large.parts_s(Grid.of([layout]))
+    assert large.spread(parts_s) == pytest.approx(large.calibrated.spread(parts_s, has_rows=True), rel=0.01)
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
