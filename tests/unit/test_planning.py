@@ -264,6 +264,28 @@ def _odd_models():
     yield mixture()
 
 
+def test_small_heads_are_slower_but_with_the_first_fused_kernels():
+    machines, layout = read_machines("8xa100-80"), parse_layout("fsdp mb1", 8)
+
+    def attention_s(head_dim, stack):
+        model = dense(heads=4096 // head_dim, kv_heads=4096 // head_dim, head_dim=head_dim)
+        return terms(Training(model, 8192, 8), layout, machines, stack)["attention"]
+
+    assert attention_s(64, "llm-foundry") == pytest.approx(attention_s(128, "llm-foundry"))
+    assert attention_s(64, "fsdp") == pytest.approx(attention_s(128, "fsdp") / 0.8)
+
+
+def test_megatron_gathers_the_inputs_of_products_once_more_with_sequence_parallelism():
+    training, machines = Training(dense(), 8192, 64), read_machines("8xa100-80")
+    cut, whole = (parse_layout(f"tp8 mb1{words}", 8) for words in ("", " nosp"))
+    plain = terms(training, cut, machines, "megatron-2021")
+    again, before = terms(training, cut, machines, "megatron"), terms(training, whole, machines, "megatron")
+    assert before["tensor_beside"] == plain["tensor_beside"] == 0
+    assert again["tensor"] == pytest.approx(plain["tensor"])
+    # Two gathers and two scatters of a layer forward and as many backward; two gathers more beside products.
+    assert again["tensor_beside"] == pytest.approx(again["tensor"] / 4, rel=0.05)
+
+
 @pytest.mark.parametrize("stack", stack_names())
 @pytest.mark.parametrize("model", list(_odd_models()), ids=lambda model: model.name)
 def test_a_layout_alone_has_the_bits_that_it_has_in_a_grid(model, stack):
@@ -887,6 +909,18 @@ def test_the_flop_of_a_source_are_counted_as_it_counts_them(tmp_path):
         assert not refused
         steps[source] = used[0].step_s
     assert 1.9 < steps["nemo-longseq"] / steps["torchtitan"] < 2
+
+
+def test_what_a_document_beside_a_table_states_is_not_assumed(public):
+    rows, _ = public
+    found = {row.training.model.name: row for row in rows if row.source == "megatron-sc21"}
+    assert not any("a micro-batch of 1" in row.assumed for row in found.values())
+    layouts = {name: (row.layout.micro_batch, row.layout.interleave) for name, row in found.items()}
+    assert layouts["gpt-24x2304"] == (16, 1)  # cells of examples/sc21/run_table_1.sh
+    assert layouts["gpt-40x6144"] == (8, 1)
+    assert layouts["gpt-60x10240"] == (2, 3)  # 15 layers per stage in chunks of 5
+    assert layouts["gpt-105x20480"] == (1, 3)
+    assert layouts["gpt-128x25600"] == (1, 1)
 
 
 def test_what_rows_do_not_say_is_assumed_in_words(tmp_path):

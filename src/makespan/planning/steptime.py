@@ -330,7 +330,9 @@ def ideal_terms(training: Training, grid: Grid, machines: Machines, stack: Softw
                     n_terms["odd_heads"] += n * in_core * (_GEMM_PASSES + again_core)
             else:
                 reached, length = device.attention[stack.attention]
-                small = 1.0 if part.head_dim > 64 else _SMALL_HEAD
+                # The first kernels have smaller tiles for heads of 128 channels: those of 64 are as fast.
+                is_slower = part.head_dim <= 64 and stack.attention != "first"
+                small = _SMALL_HEAD if is_slower else 1.0
                 in_core = core / (peak16 * reached * small * seq / (seq + length))
                 n_terms["attention"] += n * in_core * passes
             sent_heads = part.heads if stack.repeats_keys else part.kv_heads
@@ -388,6 +390,11 @@ def ideal_terms(training: Training, grid: Grid, machines: Machines, stack: Softw
         moved_s = n * (volume / link + reductions * machines.link_latency_s) * (2.0 + again) * (tp > 1)
         n_terms["tensor_beside"] += moved_s * stack.overlaps_tensor
         n_terms["tensor"] += moved_s * (1.0 - stack.overlaps_tensor)
+        if stack.regathers_inputs:
+            # Of the input of each pair of products a device keeps its part, and gathers the rest once more
+            # beside the gradient of that input (Korthikanti et al. 2022, section 4.2.2).
+            half_s = n * (volume / 2.0 / link + reductions * machines.link_latency_s) * (tp > 1)
+            n_terms["tensor_beside"] += half_s * (grid.sequence_parallel > 0)
         gaps_s = _WRITTEN_KERNELS * _HOST_GAP_S if stack.is_written_out else _KERNELS_PER_LAYER * _GAP_S
         n_terms["launches"] += n * stack.launched_share * gaps_s * passes
 
