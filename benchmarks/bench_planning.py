@@ -44,8 +44,21 @@ def _alternating(i: int) -> tuple[Layers, ...]:
     return tuple(Layers(1, Attention(64, 8, 64, 64, window=128 * (k % 2)), experts) for k in range(36))
 
 
+def _local_and_global(i: int) -> tuple[Layers, ...]:
+    """Return 36 dense layers, every sixth one without a window."""
+    return tuple(
+        Layers(
+            1,
+            Attention(32, 16, 128, 128, window=1024 * (k % 6 != 5), n_norms=2),
+            FeedForward(21504 + i, True),
+            norm_vectors=4,
+        )
+        for k in range(36)
+    )
+
+
 @pytest.mark.parametrize("n_points", [400])
-@pytest.mark.parametrize("layers", [_dense, _mixture, _alternating])
+@pytest.mark.parametrize("layers", [_dense, _mixture, _alternating, _local_and_global])
 def test_points_with_a_model_each(
     benchmark: Any, layers: Callable[[int], tuple[Layers, ...]], n_points: int
 ) -> None:

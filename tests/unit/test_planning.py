@@ -264,6 +264,28 @@ def _odd_models():
     yield mixture()
 
 
+def test_small_heads_are_slower_but_with_the_first_fused_kernels():
+    machines, layout = read_machines("8xa100-80"), parse_layout("fsdp mb1", 8)
+
+    def attention_s(head_dim, stack):
+        model = dense(heads=4096 // head_dim, kv_heads=4096 // head_dim, head_dim=head_dim)
+        return terms(Training(model, 8192, 8), layout, machines, stack)["attention"]
+
+    assert attention_s(64, "llm-foundry") == pytest.approx(attention_s(128, "llm-foundry"))
+    assert attention_s(64, "fsdp") == pytest.approx(attention_s(128, "fsdp") / 0.8)
+
+
+def test_megatron_gathers_the_inputs_of_products_once_more_with_sequence_parallelism():
+    training, machines = Training(dense(), 8192, 64), read_machines("8xa100-80")
+    cut, whole = (parse_layout(f"tp8 mb1{words}", 8) for words in ("", " nosp"))
+    plain = terms(training, cut, machines, "megatron-2021")
+    again, before = terms(training, cut, machines, "megatron"), terms(training, whole, machines, "megatron")
+    assert before["tensor_beside"] == plain["tensor_beside"] == 0
+    assert again["tensor"] == pytest.approx(plain["tensor"])
+    # Two gathers and two scatters of a layer forward and as many backward; two gathers more beside products.
+    assert again["tensor_beside"] == pytest.approx(again["tensor"] / 4, rel=0.05)
+
+
 @pytest.mark.parametrize("stack", stack_names())
 @pytest.mark.parametrize("model", list(_odd_models()), ids=lambda model: model.name)
 def test_a_layout_alone_has_the_bits_that_it_has_in_a_grid(model, stack):
@@ -803,6 +825,35 @@ def test_intervals_hold_rows_to_come_however_far_rows_scatter(spread):
     assert np.mean(inside) >= 0.8
 
 
+def test_rows_of_one_model_leave_open_what_the_host_takes_with_another():
+    small, other = (
+        dense(n_layers=4, hidden=512, heads=8, kv_heads=8, ffn=2048),
+        dense(n_layers=6, hidden=512, heads=8, kv_heads=8, ffn=2048),
+    )
+    machines, stack, layout = read_machines("1xh100-80"), software("transformers"), parse_layout("mb1", 1)
+    pricer = Pricer(Training(small, 1024, 1), machines, stack)
+    row = (pricer.training, layout, machines, 1.3 * pricer.price(layout).step_s)
+    same = calibrated_by(pricer, [row])
+    another = dataclasses.replace(same, training=dataclasses.replace(same.training, model=other))
+    assert same.has_rows(same.training) and not another.has_rows(another.training)
+    # Of such a step most is the host: the same layout is known for one model, and open for the other.
+    one, two = (
+        np.log(priced.high_s / priced.low_s) for priced in (same.price(layout), another.price(layout))
+    )
+    assert two > 3 * one
+    # Layouts of one model share it, so that they can be told apart nonetheless.
+    tried = [layout, parse_layout("mb1 recompute=full", 1)]
+    known, opened = same.joint(tried), another.joint(tried)
+    assert opened.covariance[0, 0] > 9 * known.covariance[1, 1]
+    assert opened.comparison_variance < 0.1 * opened.covariance[0, 0]
+    # Large steps, in which the host hardly matters, are as before.
+    large = dataclasses.replace(
+        another, training=dataclasses.replace(another.training, model=dense(), global_batch=64)
+    )
+    parts_s = large.parts_s(Grid.of([layout]))
+    assert large.spread(parts_s) == pytest.approx(large.calibrated.spread(parts_s, has_rows=True), rel=0.01)
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -858,6 +909,18 @@ def test_the_flop_of_a_source_are_counted_as_it_counts_them(tmp_path):
         assert not refused
         steps[source] = used[0].step_s
     assert 1.9 < steps["nemo-longseq"] / steps["torchtitan"] < 2
+
+
+def test_what_a_document_beside_a_table_states_is_not_assumed(public):
+    rows, _ = public
+    found = {row.training.model.name: row for row in rows if row.source == "megatron-sc21"}
+    assert not any("a micro-batch of 1" in row.assumed for row in found.values())
+    layouts = {name: (row.layout.micro_batch, row.layout.interleave) for name, row in found.items()}
+    assert layouts["gpt-24x2304"] == (16, 1)  # cells of examples/sc21/run_table_1.sh
+    assert layouts["gpt-40x6144"] == (8, 1)
+    assert layouts["gpt-60x10240"] == (2, 3)  # 15 layers per stage in chunks of 5
+    assert layouts["gpt-105x20480"] == (1, 3)
+    assert layouts["gpt-128x25600"] == (1, 1)
 
 
 def test_what_rows_do_not_say_is_assumed_in_words(tmp_path):

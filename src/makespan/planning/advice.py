@@ -148,13 +148,14 @@ def contradicting_rows(pricer: Pricer, measured: Sequence[MeasuredStep]) -> tupl
 def _off(pricer: Pricer, row: MeasuredStep) -> tuple[float, float, float]:
     """Return the predicted step of a row [s], its spread, and by how many spreads the row is off."""
     parts_s = pricer.steps_of([row])
-    predicted_s, spread = float(parts_s.sum()), float(pricer.calibrated.spread(parts_s)[0])
+    predicted_s = float(parts_s.sum())
+    spread = float(pricer.calibrated.spread(parts_s, pricer.has_rows(row[0]))[0])
     return predicted_s, spread, math.log(row[3] / predicted_s) / spread
 
 
 def _half_width(pricer: Pricer, grid: Grid) -> float:
     """Return the mean half width of the intervals of layouts [1]."""
-    return float(np.expm1(_Z90 * pricer.calibrated.spread(pricer.parts_s(grid))).mean())
+    return float(np.expm1(_Z90 * pricer.spread(pricer.parts_s(grid))).mean())
 
 
 def validate_rows(

@@ -271,6 +271,11 @@ class Layers:
         own = self.attention.parameters(hidden) + self.ffn.parameters(hidden)
         return own + cross + self.norm_vectors * hidden + self.extra_parameters
 
+    def counts(self, hidden: int) -> tuple[int, int]:
+        """Return the weights of one layer, and how many of them are those of experts."""
+        experts = self.ffn.expert_parameters(hidden) if isinstance(self.ffn, Experts) else 0
+        return self.parameters(hidden), experts
+
     def active_parameters(self, hidden: int) -> int:
         """Return the weights of one layer that compute one token."""
         if isinstance(self.ffn, FeedForward):
@@ -279,14 +284,24 @@ class Layers:
         return self.parameters(hidden) - idle
 
 
-def _kinds(layers: tuple[Layers, ...]) -> tuple[Layers, ...]:
+def _kinds(layers: tuple[Layers, ...]) -> tuple[tuple[Layers, ...], tuple[int, ...]]:
+    """Return runs with equal ones together, and which of them each run belongs to."""
     if len(layers) == 1:
-        return layers
-    counts: dict[Layers, int] = {}
+        return layers, (0,)
+    found: dict[Layers, int] = {}
+    counts: list[int] = []
+    kind_of = []
     for run in layers:
-        one = run if run.n_layers == 1 else replace(run, n_layers=1)
-        counts[one] = counts.get(one, 0) + run.n_layers
-    return tuple(one if count == 1 else replace(one, n_layers=count) for one, count in counts.items())
+        # Hashing and comparing layers take most of the time of a model: each is looked up once.
+        at = found.setdefault(run if run.n_layers == 1 else replace(run, n_layers=1), len(counts))
+        if at == len(counts):
+            counts.append(0)
+        counts[at] += run.n_layers
+        kind_of.append(at)
+    kinds = [
+        one if count == 1 else replace(one, n_layers=count) for one, count in zip(found, counts, strict=True)
+    ]
+    return tuple(kinds), tuple(kind_of)
 
 
 _GELU_OF_OPERATORS = ("gelu_new", "gelu_fast", "gelu_accurate")
@@ -348,6 +363,10 @@ class Architecture:
     activation: str = ""
     kinds: tuple[Layers, ...] = field(init=False, repr=False, compare=False)
     """The runs of layers with equal ones together, found in ``layers``: alternating layers are two kinds."""
+    kind_of: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    """Which of the kinds each run belongs to, in the order of ``layers``."""
+    kind_parameters: tuple[tuple[int, int], ...] = field(init=False, repr=False, compare=False)
+    """Weights of one layer of each kind, and how many of them are those of experts."""
 
     def __post_init__(self) -> None:
         _check_positive(self, "hidden", "vocab")
@@ -358,7 +377,10 @@ class Architecture:
             raise unknown_name("head", self.head, _HEAD_KINDS)
         if not self.layers:
             raise InputError(f"architecture {self.name!r}: has no layers")
-        object.__setattr__(self, "kinds", _kinds(self.layers))  # which each prediction asks for several times
+        kinds, kind_of = _kinds(self.layers)  # which each prediction asks for several times
+        object.__setattr__(self, "kinds", kinds)
+        object.__setattr__(self, "kind_of", kind_of)
+        object.__setattr__(self, "kind_parameters", tuple(run.counts(self.hidden) for run in kinds))
         stated = self.stated_parameters
         if stated and abs((counted := self.parameters) - stated) > _STATED_TOLERANCE * stated:
             raise InputError(
@@ -375,7 +397,7 @@ class Architecture:
     @property
     def n_layers(self) -> int:
         """Layers of all runs."""
-        return sum(run.n_layers for run in self.layers)
+        return sum(run.n_layers for run in self.kinds)
 
     @property
     def embedding_parameters(self) -> int:
@@ -398,21 +420,23 @@ class Architecture:
     @property
     def layer_parameters(self) -> int:
         """Weights of all layers."""
-        return sum(run.n_layers * run.parameters(self.hidden) for run in self.layers)
+        return sum(
+            run.n_layers * of_one for run, (of_one, _) in zip(self.kinds, self.kind_parameters, strict=True)
+        )
 
     @property
     def active_parameters(self) -> int:
         """Weights that compute one token: of a mixture of experts, those of the chosen ones."""
         idle = sum(
             run.n_layers * (run.parameters(self.hidden) - run.active_parameters(self.hidden))
-            for run in self.layers
+            for run in self.kinds
         )
         return self.parameters - idle
 
     @property
     def is_mixture(self) -> bool:
         """True if any layer has experts."""
-        return any(isinstance(run.ffn, Experts) for run in self.layers)
+        return any(isinstance(run.ffn, Experts) for run in self.kinds)
 
     def tokens(self, run: Layers, seq: int) -> int:
         """Return the tokens of a sample in a run of layers, when those of the run are ``seq``."""
@@ -429,18 +453,19 @@ class Architecture:
         This is the numerator of the model FLOP utilisation (MFU); masked scores of causal attention are not
         counted (Chowdhery et al. 2022, appendix B, count them).
         """
-        forward = 0.0
         keys = self.tokens(self.layers[0], seq)
-        known: dict[Layers, float] = {}  # alternating layers are many runs of a few kinds
-        for run in self.layers:
+        of_kinds = []  # own part and cross attention of a layer, forward
+        for run in self.kinds:
             tokens = self.tokens(run, seq)
-            flop = known.get(run)
-            if flop is None:
-                vectors = run.norm_vectors * self.hidden + run.extra_parameters
-                weights = run.active_parameters(self.hidden) - vectors
-                flop = known[run] = 2.0 * tokens * weights + run.attention.core_flop(tokens)
-            forward += run.n_layers * flop
-            if run.cross_attention is not None:
-                forward += run.n_layers * run.cross_attention.core_flop(tokens, keys)
+            vectors = run.norm_vectors * self.hidden + run.extra_parameters
+            weights = run.active_parameters(self.hidden) - vectors
+            cross = run.cross_attention.core_flop(tokens, keys) if run.cross_attention else 0.0
+            of_kinds.append((2.0 * tokens * weights + run.attention.core_flop(tokens), cross))
+        forward = 0.0
+        for run, at in zip(self.layers, self.kind_of, strict=True):  # rounded in the order of the runs
+            own, cross = of_kinds[at]
+            forward += run.n_layers * own
+            if cross:
+                forward += run.n_layers * cross
         forward += 2.0 * self.head_tokens(seq) * self.head_parameters
         return 3.0 * forward

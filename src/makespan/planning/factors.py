@@ -30,6 +30,7 @@ Array = NDArray[np.float64]
 _PACKAGE = "makespan.planning"
 _N = len(NAMES)
 _EXPERTS = NAMES.index("experts")
+_OF_HOST = np.array([name in ("step", "launches", "expert_launches") for name in NAMES])
 _FREEDOM = 4.0  # degrees of freedom of the residuals
 _NOISE, _NOISE_OF_MIXTURES = (
     0.07,
@@ -299,23 +300,32 @@ class Calibrated:
         ahead = self._common(parts_s, self.rows) @ self.rows.weights @ self.rows.ahead
         return np.asarray(parts_s * np.exp(ahead)[:, None])
 
-    def spread(self, parts_s: Array) -> Array:
-        """Return the spread of the logarithms of steps [1], (n_layouts,)."""
+    def spread(self, parts_s: Array, has_rows: NDArray[np.bool_] | bool = False) -> Array:
+        """Return the spread of the logarithms of steps [1], (n_layouts,).
+
+        ``has_rows`` marks layouts of models that are among the rows: what the host takes is known of these.
+        """
         slopes, variance = slopes_of(parts_s), (self.scatter * noise_of(parts_s)) ** 2
         if self.rows is not None:
             common = self._common(parts_s, self.rows)
             pull = common @ self.rows.weights
             slopes, variance = slopes - pull @ self.rows.slopes, variance - (pull * common).sum(axis=1)
+            variance = variance + ~np.asarray(has_rows) * (_host_slopes(parts_s) ** 2).sum(axis=1)
         return np.asarray(np.sqrt(np.einsum("ij,jk,ik->i", slopes, self.covariance, slopes) + variance))
 
-    def joint_covariance(self, parts_s: Array) -> Array:
-        """Return the covariance of the logarithms of steps [1], (n_layouts, n_layouts)."""
+    def joint_covariance(self, parts_s: Array, has_rows: bool = False) -> Array:
+        """Return the covariance of the logarithms of steps of one model [1], (n_layouts, n_layouts).
+
+        ``has_rows`` is true if the model is among the rows.
+        """
         slopes, before_s = slopes_of(parts_s), self._before_rows(parts_s)
         noise = self.scatter**2 * (alike(before_s, before_s) + np.diag(_own_variance(parts_s)))
         if self.rows is not None:
             common = self._common(parts_s, self.rows)
             pull = common @ self.rows.weights
             slopes, noise = slopes - pull @ self.rows.slopes, noise - pull @ common.T
+            if not has_rows:
+                noise = noise + _host_slopes(parts_s) @ _host_slopes(parts_s).T
         covariance = slopes @ self.covariance @ slopes.T + noise
         return np.asarray((covariance + covariance.T) / 2)
 
@@ -341,6 +351,16 @@ def slopes_of(parts_s: Array) -> Array:
     slopes = np.ones((len(parts_s), 1 + _N))
     slopes[:, 1:] = parts_s / parts_s.sum(axis=1, keepdims=True)
     return slopes
+
+
+def _host_slopes(parts_s: Array) -> Array:
+    """Return by how much the host moves logarithms of steps of another model [1], (n_layouts, n_host_terms).
+
+    How long Python, its data and the launches of kernels take differs between models as it does between
+    stacks, so that rows of one model say little about another. It is common to all layouts of a model.
+    """
+    _, _, between = _prior()
+    return np.asarray(slopes_of(parts_s)[:, 1:][:, _OF_HOST] * between[_OF_HOST])
 
 
 def calibrate_rows(logs: Array, terms: Array, step_s: Array) -> Calibrated:

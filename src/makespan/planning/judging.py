@@ -52,6 +52,7 @@ class _Group:
     step_s: Array
     mfu: Array
     plans: NDArray[np.str_]
+    models: NDArray[np.str_]
 
     @classmethod
     def of(cls, rows: Sequence[Measured], terms: Array, known: Knowledge) -> "_Group":
@@ -63,6 +64,7 @@ class _Group:
             step_s=np.array([row.step_s for row in rows]),
             mfu=np.array([row.mfu for row in rows]),
             plans=np.array([row.plan for row in rows]),
+            models=np.array([row.training.model.name for row in rows]),
         )
 
     def draw(self, k: int, seed: int) -> tuple[list[int], Indices]:
@@ -242,7 +244,8 @@ def _errors(group: _Group, taken: list[int], rest: Indices) -> dict[str, float]:
         known = calibrate_rows(group.logs[taken], group.terms[taken], group.step_s[taken])
     parts_s = known.parts_s(group.logs[rest], group.terms[rest])
     predicted = parts_s.sum(axis=1)
-    inside = np.abs(np.log(predicted / measured)) <= _Z90 * known.spread(parts_s)
+    spread = known.spread(parts_s, np.isin(group.models[rest], group.models[taken]))
+    inside = np.abs(np.log(predicted / measured)) <= _Z90 * spread
     result = {
         "error": float(np.abs(predicted / measured - 1).mean()),
         "bias": float(np.exp(np.log(predicted / measured).mean())),

@@ -51,7 +51,7 @@ def memory_table(training: Training, grid: Grid, machines: Machines, stack: Soft
     kept: Column = 0.0
     working: Column = 0.0
     largest: Column = 0.0
-    for run in model.kinds:
+    for run, (held, experts) in zip(model.kinds, model.kind_parameters, strict=True):
         tokens, attention = grid.tokens(training, run), run.attention
         inner = attention.heads * attention.head_dim + attention.kv_heads * (
             attention.head_dim + attention.value_dim
@@ -84,9 +84,8 @@ def memory_table(training: Training, grid: Grid, machines: Machines, stack: Soft
         )
         kept = kept + run.n_layers * (layer - saved)
         working = at_least(working, where(grid.full > 0, layer, 0.0))
-        experts = run.ffn.expert_parameters(model.hidden) if isinstance(run.ffn, Experts) else 0
         gathered_experts = (of_experts > 1) * experts / (grid.ep * grid.expert_cut)
-        largest = at_least(largest, (run.parameters(model.hidden) - experts) / tp + gathered_experts)
+        largest = at_least(largest, (held - experts) / tp + gathered_experts)
     # The first stage of a pipeline keeps the activations of as many micro-batches as there are stages.
     most = grid.pp * where(grid.interleave > 1, 1.0 + (grid.pp - 1) / (grid.pp * grid.interleave), 1.0)
     in_flight = where(grid.pp > 1, at_most(grid.microbatches(training), most), 1.0)

@@ -132,7 +132,17 @@ class Pricer:
     def joint(self, layouts: Sequence[Layout]) -> Joint:
         """Return the joint posterior of the steps of layouts, measured ones among them or not."""
         measured_s = [self.measured_s(one) for one in layouts]
-        return Joint.of(self.calibrated, self.parts_s(Grid.of(layouts)), measured_s)
+        return Joint.of(
+            self.calibrated, self.parts_s(Grid.of(layouts)), measured_s, self.has_rows(self.training)
+        )
+
+    def spread(self, parts_s: Array) -> Array:
+        """Return the spread of the logarithms of steps of the run [1], (n_layouts,)."""
+        return self.calibrated.spread(parts_s, self.has_rows(self.training))
+
+    def has_rows(self, training: Training) -> bool:
+        """Tell whether the model of a run is among the measured ones."""
+        return any(run.model == training.model for run, *_ in self.measured)
 
     def measured_s(self, layout: Layout) -> float | None:
         """Return the measured step of a layout of this run on this cluster [s], a mean of several."""
@@ -154,7 +164,7 @@ class Pricer:
         grid = Grid.of([layout])
         parts_s = self.parts_s(grid)
         memory = memory_table(training, grid, machines, self.stack)
-        step_s, spread = float(parts_s.sum()), float(self.calibrated.spread(parts_s)[0])
+        step_s, spread = float(parts_s.sum()), float(self.spread(parts_s)[0])
         throughput = training.tokens_per_step / step_s / machines.n_gpus
         price = machines.usd_per_gpu_hour
         return Priced(
@@ -382,9 +392,7 @@ def feasible_table(pricer: Pricer) -> pd.DataFrame:
     at = np.flatnonzero(found.fit)
     at = at[np.argsort(found.step_s[at], kind="stable")]
     chosen, step_s = [found.tried[i] for i in at], found.step_s[at]
-    spread = np.concatenate(
-        [pricer.calibrated.spread(pricer.parts_s(one)) for one in Grid.of(chosen).blocks()]
-    )
+    spread = np.concatenate([pricer.spread(pricer.parts_s(one)) for one in Grid.of(chosen).blocks()])
     throughput = pricer.training.tokens_per_step / step_s / pricer.machines.n_gpus
     names = [one.name for one in fields(Layout)]
     return pd.DataFrame(

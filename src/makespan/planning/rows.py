@@ -154,6 +154,8 @@ _NO_RECOMPUTATION = "no recomputation"
 
 def _measured(row: Mapping[str, str]) -> Measured:
     register = _register()
+    beside = register["beside"].get(row["source"], {}).get(row["model"], {})
+    row = {**row, **{name: str(value) for name, value in beside.items()}}
     kind = register["devices"].get(row["gpu"], row["gpu"])
     if kind not in device_names():
         raise _Unusable(f"device {row['gpu']!r} is not in the catalogue")

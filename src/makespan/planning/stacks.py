@@ -54,6 +54,9 @@ class Software:
     frees_gradients
         True if a device without peers frees gradients after each step, so that they come back when the
         logits are gone.
+    regathers_inputs
+        True if sequence parallelism keeps a part of the input of products alone, and gathers the others again
+        in the backward pass.
     """
 
     name: str
@@ -73,6 +76,7 @@ class Software:
     expert_share: float = 1.0
     is_written_out: bool = False
     frees_gradients: bool = False
+    regathers_inputs: bool = False
 
     def __post_init__(self) -> None:
         if self.attention not in _KERNELS:

@@ -8,6 +8,7 @@ their logarithms, and a grid of layouts is one pass over arrays.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,8 @@ from makespan.planning.stacks import Software, Training
 from makespan.units import GB
 
 Array = NDArray[np.float64]
+Products = Callable[[Column, Column, Column, Column], Column]
+"""Time of products [s] by their outputs, inner size, tokens, and how often they run again."""
 
 TERMS: dict[str, str] = {
     "products": "matrix products of attention and dense feed-forward parts",
@@ -128,10 +131,10 @@ class Grid:
 
     def blocks(self) -> Iterator["Grid"]:
         """Yield parts whose columns fit into the caches of a processor together, in order."""
-        columns = [getattr(self, name) for name in self.__slots__]
         if len(self) <= _BLOCK:
             yield self
             return
+        columns = [getattr(self, name) for name in self.__slots__]
         for start in range(0, len(self), _BLOCK):
             yield Grid(*(column[start : start + _BLOCK] for column in columns))
 
@@ -198,15 +201,82 @@ def weights(training: Training, grid: Grid) -> tuple[Column, Column]:
     """Return the parameters held by a device of the fullest stage: those of experts, and all others."""
     model = training.model
     expert, other = 0.0, 0.0
-    for run in model.kinds:
-        held = run.n_layers * run.parameters(model.hidden)
-        own = run.n_layers * run.ffn.expert_parameters(model.hidden) if isinstance(run.ffn, Experts) else 0
-        expert, other = expert + own, other + held - own
+    for run, (held, own) in zip(model.kinds, model.kind_parameters, strict=True):
+        expert, other = expert + run.n_layers * own, other + run.n_layers * held - run.n_layers * own
     ends = model.embedding_parameters + model.extra_parameters
     head = 0 if model.is_tied else model.head_parameters
     # Embedding and head lie on different stages, if there are several.
     at_ends = where(grid.pp > 1, float(max(ends, model.head_parameters)), float(ends + head))
     return expert / (grid.ep * grid.expert_cut * grid.pp), other / (grid.tp * grid.pp) + at_ends / grid.tp
+
+
+class _Routed(NamedTuple):
+    """What the experts of one layer compute, move and send for a micro-batch, per device.
+
+    Parameters
+    ----------
+    here
+        Experts of a device.
+    products_s
+        Matrix products of one of them [s].
+    moved
+        Traffic through memory of a pass, of permuted tokens and weights [B].
+    sent, sent_s
+        Tokens sent to experts and back [B], and how long a byte takes [s].
+    """
+
+    here: Column
+    products_s: Column
+    moved: Column
+    sent: Column
+    sent_s: Column
+
+    @classmethod
+    def of(
+        cls,
+        ffn: Experts,
+        tokens: Column,
+        training: Training,
+        grid: Grid,
+        machines: Machines,
+        products_s: Products,
+    ) -> "_Routed":
+        """Count the experts of a layer that computes ``tokens`` on each device."""
+        device, bytes_per = machines.device, training.element_bytes
+        hidden, tp, again = float(training.model.hidden), grid.tp, grid.again
+        # Devices that cut experts compute a part of each for all tokens of the group, the others all of
+        # it for their own tokens.
+        cut = grid.expert_cut
+        routed = tokens * cut / tp * ffn.per_token * (ffn.capacity or 1.0)
+        # Every expert has products of its own, with the tokens of all devices that it serves.
+        here = at_least(ffn.n_experts / grid.ep, 1.0)
+        up = products_s(ffn.size / cut, hidden, routed / here, again)
+        down = products_s(hidden, ffn.size / cut, routed / here, again)
+        # Biases come with a gate of several kernels: they are added, and both halves are clipped.
+        gated = 3.0 + _BIASED_PASSES * ffn.has_bias
+        permuted = routed * (4.0 * hidden + gated * ffn.size / cut) * bytes_per
+        read = 2.0 * ffn.expert_parameters(training.model.hidden) / (grid.ep * cut)
+        width = 1.5 if training.is_narrow else 2.0
+        # A token goes once to every node that has one of its experts, and from there over the fast link.
+        # Its groups of experts are on some nodes alone: a part of all, or as many as they meet by chance.
+        open_nodes = nodes = at_least(grid.ep / machines.gpus_per_node, 1.0)
+        if ffn.reach < 1:
+            met = nodes * (1.0 - power(1.0 - 1.0 / nodes, ffn.groups_per_token))
+            open_nodes = where(nodes >= ffn.n_groups, nodes * ffn.reach, met)
+        visited = open_nodes * (1.0 - power(1.0 - 1.0 / open_nodes, ffn.per_token))
+        inside = at_most(grid.ep, machines.gpus_per_node)
+        open_devices = at_least(grid.ep * ffn.reach, 1.0)
+        near = at_most(open_devices, float(ffn.per_token)) * (1.0 - 1.0 / inside)
+        far = visited * (1.0 - 1.0 / nodes)
+        near_s = near / (device.link_gb_per_s * GB * _ALL_TO_ALL)
+        far_s = far / (device.network_gb_per_s * GB * _NETWORK)
+        return cls(
+            here=here,
+            products_s=(ffn.n_matrices - 1) * up + down,
+            moved=permuted + read,
+            sent=2.0 * tokens / tp * hidden * width,
+            sent_s=near_s + far_s,
+        )
 
 
 def ideal_terms(training: Training, grid: Grid, machines: Machines, stack: Software) -> Array:
@@ -222,6 +292,7 @@ def ideal_terms(training: Training, grid: Grid, machines: Machines, stack: Softw
     hidden, tp, cp, pp = float(model.hidden), grid.tp, grid.cp, grid.pp
     count, again, again_core = grid.microbatches(training), grid.again, grid.again_core
     n_terms: dict[str, Column] = dict.fromkeys(NAMES, 0.0)  # of one micro-batch, all layers, per device
+    routed: dict[tuple[Experts, int], _Routed] = {}
 
     def products_s(out: Column, size: Column, tokens: Column, again: Column) -> Column:
         """Return the time of a product, forward, backward, and ``again`` times in between."""
@@ -231,7 +302,7 @@ def ideal_terms(training: Training, grid: Grid, machines: Machines, stack: Softw
             passes = passes + 1.0 + half / tokens
         return 2.0 * tokens * out * size * passes / (peak * share)
 
-    link = group_bandwidth(tp, 1.0, machines)
+    link, ring = group_bandwidth(tp, 1.0, machines), group_bandwidth(cp, tp, machines)
     for run in model.kinds:
         seq = model.tokens(run, training.seq) * training.computed_share
         tokens = grid.tokens(training, run)
@@ -259,13 +330,15 @@ def ideal_terms(training: Training, grid: Grid, machines: Machines, stack: Softw
                     n_terms["odd_heads"] += n * in_core * (_GEMM_PASSES + again_core)
             else:
                 reached, length = device.attention[stack.attention]
-                small = 1.0 if part.head_dim > 64 else _SMALL_HEAD
+                # The first kernels have smaller tiles for heads of 128 channels: those of 64 are as fast.
+                is_slower = part.head_dim <= 64 and stack.attention != "first"
+                small = _SMALL_HEAD if is_slower else 1.0
                 in_core = core / (peak16 * reached * small * seq / (seq + length))
                 n_terms["attention"] += n * in_core * passes
             sent_heads = part.heads if stack.repeats_keys else part.kv_heads
             n_terms["context"] += (
                 n * 3.0 * (cp - 1) * tokens * sent_heads / tp * (part.head_dim + part.value_dim)
-                * bytes_per / group_bandwidth(cp, tp, machines)
+                * bytes_per / ring
             ) * (cp > 1)  # fmt: skip
         # Element-wise traffic: what every device of a tensor group repeats, and what they divide.
         attention = run.attention
@@ -293,41 +366,18 @@ def ideal_terms(training: Training, grid: Grid, machines: Machines, stack: Softw
         reductions: Column = 1.0 + (run.cross_attention is not None)
         if isinstance(run.ffn, Experts):
             ffn = run.ffn
-            # Devices that cut experts compute a part of each for all tokens of the group, the others all of
-            # it for their own tokens.
-            cut = grid.expert_cut
-            routed = tokens * cut / tp * ffn.per_token * (ffn.capacity or 1.0)
-            # Every expert has products of its own, with the tokens of all devices that it serves.
-            here = at_least(ffn.n_experts / grid.ep, 1.0)
-            up = products_s(ffn.size / cut, hidden, routed / here, again)
-            down = products_s(hidden, ffn.size / cut, routed / here, again)
-            reductions = reductions + (cut > 1)
-            n_terms["experts"] += n * here * ((mats - 1) * up + down) * stack.expert_share
             if ffn.shared_size:
                 dense = dense + (mats - 1) * products_s(ffn.shared_size / tp, hidden, tokens, again)
                 dense = dense + products_s(hidden, ffn.shared_size / tp, tokens, again)
                 reductions = reductions + 1.0
-            # Biases come with a gate of several kernels: they are added, and both halves are clipped.
-            gated = 3.0 + _BIASED_PASSES * ffn.has_bias
-            permuted = routed * (4.0 * hidden + gated * ffn.size / cut) * bytes_per
-            read = 2.0 * ffn.expert_parameters(model.hidden) / (grid.ep * cut)
-            n_terms["expert_traffic"] += n * (permuted + read) / memory * passes * stack.expert_share
+            reductions = reductions + (grid.expert_cut > 1)
+            if (ffn, run.seq) not in routed:  # layers that differ in their attention have the same experts
+                routed[ffn, run.seq] = _Routed.of(ffn, tokens, training, grid, machines, products_s)
+            one = routed[ffn, run.seq]
+            n_terms["experts"] += n * one.here * one.products_s * stack.expert_share
+            n_terms["expert_traffic"] += n * one.moved / memory * passes * stack.expert_share
             n_terms["expert_launches"] += n * stack.launched_share * _KERNELS_OF_EXPERTS * _GAP_S * passes
-            width = 1.5 if is_narrow else 2.0
-            # A token goes once to every node that has one of its experts, and from there over the fast link.
-            # Its groups of experts are on some nodes alone: a part of all, or as many as they meet by chance.
-            nodes = at_least(grid.ep / machines.gpus_per_node, 1.0)
-            met = nodes * (1.0 - power(1.0 - 1.0 / nodes, ffn.groups_per_token))
-            open_nodes = where(nodes >= ffn.n_groups, nodes * ffn.reach, met) if ffn.reach < 1 else nodes
-            visited = open_nodes * (1.0 - power(1.0 - 1.0 / open_nodes, ffn.per_token))
-            inside = at_most(grid.ep, machines.gpus_per_node)
-            open_devices = at_least(grid.ep * ffn.reach, 1.0)
-            near = at_most(open_devices, float(ffn.per_token)) * (1.0 - 1.0 / inside)
-            far = visited * (1.0 - 1.0 / nodes)
-            near_s = near / (device.link_gb_per_s * GB * _ALL_TO_ALL)
-            far_s = far / (device.network_gb_per_s * GB * _NETWORK)
-            sent = 2.0 * tokens / tp * hidden * width
-            n_terms["dispatch"] += n * sent * (near_s + far_s) * (2.0 + again)
+            n_terms["dispatch"] += n * one.sent * one.sent_s * (2.0 + again)
         else:
             dense = (
                 dense
@@ -340,6 +390,11 @@ def ideal_terms(training: Training, grid: Grid, machines: Machines, stack: Softw
         moved_s = n * (volume / link + reductions * machines.link_latency_s) * (2.0 + again) * (tp > 1)
         n_terms["tensor_beside"] += moved_s * stack.overlaps_tensor
         n_terms["tensor"] += moved_s * (1.0 - stack.overlaps_tensor)
+        if stack.regathers_inputs:
+            # Of the input of each pair of products a device keeps its part, and gathers the rest once more
+            # beside the gradient of that input (Korthikanti et al. 2022, section 4.2.2).
+            half_s = n * (volume / 2.0 / link + reductions * machines.link_latency_s) * (tp > 1)
+            n_terms["tensor_beside"] += half_s * (grid.sequence_parallel > 0)
         gaps_s = _WRITTEN_KERNELS * _HOST_GAP_S if stack.is_written_out else _KERNELS_PER_LAYER * _GAP_S
         n_terms["launches"] += n * stack.launched_share * gaps_s * passes
 
@@ -378,7 +433,7 @@ def _add_head(
     count: Column,
     stack: Software,
     memory: float,
-    products_s: Callable[[Column, Column, Column, Column], Column],
+    products_s: Products,
 ) -> None:
     """Add output head and loss, which the last stage computes beside its layers."""
     model = training.model

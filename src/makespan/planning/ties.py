@@ -35,8 +35,14 @@ class Joint:
     covariance: Array
 
     @classmethod
-    def of(cls, calibrated: Calibrated, parts_s: Array, measured_s: Sequence[float | None]) -> "Joint":
-        """Return the joint posterior of layouts.
+    def of(
+        cls,
+        calibrated: Calibrated,
+        parts_s: Array,
+        measured_s: Sequence[float | None],
+        has_rows: bool = False,
+    ) -> "Joint":
+        """Return the joint posterior of layouts of one model.
 
         Parameters
         ----------
@@ -46,8 +52,10 @@ class Joint:
             Predicted terms of the layouts [s], (n_layouts, n_terms).
         measured_s
             Measured steps of the layouts [s], None where there is none.
+        has_rows
+            True if the model is among the rows that taught.
         """
-        mean, covariance = np.log(parts_s.sum(axis=1)), calibrated.joint_covariance(parts_s)
+        mean, covariance = np.log(parts_s.sum(axis=1)), calibrated.joint_covariance(parts_s, has_rows)
         for at, step_s in enumerate(measured_s):
             if step_s is not None:
                 mean[at], covariance[at], covariance[:, at] = math.log(step_s), 0.0, 0.0
