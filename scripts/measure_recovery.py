@@ -145,12 +145,11 @@ def trained(path: Path, folder: Path, **options: Any) -> Any:
 
 def rows_of(injector: Injector, seed: int, is_equal: bool) -> list[dict[str, Any]]:
     """Return a row for each loss of a run."""
-    begun = [
-        event.time_s
-        for event in injector.events
-        if event.kind == "announce" and event.values["phase"] == "forward" and event.node == 0
-    ]
-    step_s = median(right - left for left, right in pairwise(begun)) if begun[2:] else 0.0
+    begun: dict[int | None, list[float]] = {}
+    for event in injector.events:
+        if event.kind == "announce" and event.values["phase"] == "forward":
+            begun.setdefault(event.node, []).append(event.time_s)
+    step_s = median(right - left for left, right in pairwise(max(begun.values(), key=len)))
     rows = []
     for number, loss in enumerate(injector.losses):
         after = [event for event in injector.events if loss.killed_s and event.time_s >= loss.killed_s]
