@@ -6,7 +6,6 @@ memory, which does not, is asserted.
 """
 
 import os
-import resource
 import subprocess
 import sys
 
@@ -15,6 +14,7 @@ import pytest
 from toy_cluster import toy_catalogue, toy_nodes
 
 from makespan.policies import policy
+from makespan.runtime import resident_bytes
 from makespan.sim import Scenario, simulate
 from makespan.workloads import JobSpec
 
@@ -88,4 +88,4 @@ def test_memory(benchmark) -> None:  # noqa: ANN001 - a fixture without a public
 
 if __name__ == "__main__":
     simulate(scenario_of(sys.argv[1]), policy("fifo"))
-    sys.stdout.write(str(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024))
+    sys.stdout.write(str(resident_bytes(peak=True)))

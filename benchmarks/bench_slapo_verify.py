@@ -7,15 +7,14 @@ once, with the argument ``layers`` by layers, and writes the peak memory of its 
 import ctypes
 import gc
 import os
-import re
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from makespan.runtime import resident_bytes
 from makespan.slapo import Verify, VerifyReport, apply_schedule, create_schedule
 from makespan.training.zoo import build_family
 
@@ -41,15 +40,6 @@ def verified(
         apply_schedule(sch, "bert", **OPTIONS)
     assert check.report is not None
     return check.report
-
-
-def peak_memory_bytes() -> int:
-    """Return the largest resident memory that this process has had since it started its program."""
-    # Unlike ru_maxrss, which a child inherits from the process that forked it.
-    status = Path("/proc/self/status").read_text("utf-8")
-    peak = re.search(r"^VmHWM:\s+(\d+) kB$", status, re.MULTILINE)
-    assert peak is not None
-    return int(peak[1]) * 1024
 
 
 @pytest.mark.filterwarnings("ignore:Benchmark fixture was not used")  # untimed, the other process suffices
@@ -81,4 +71,4 @@ if __name__ == "__main__":
     report = verified(*arguments(), by_layers=of_layers)
     if not report.is_equal or bool(report.layers) != of_layers:
         sys.exit(str(report))
-    sys.stdout.write(f"{peak_memory_bytes()} {report.count('parameter gradient')}")
+    sys.stdout.write(f"{resident_bytes(peak=True)} {report.count('parameter gradient')}")

@@ -24,6 +24,7 @@ from makespan.runtime import (
     forkserver as _forkserver,
     latest_checkpoint,
     launch as _launch,
+    resident_bytes,
     start_checkpoint,
 )
 
@@ -373,3 +374,13 @@ def test_faces_are_read_without_what_only_workers_and_tables_need():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+# --- memory -----------------------------------------------------------------------------------------
+
+
+def test_the_memory_of_a_process_is_its_own_and_not_that_of_the_one_that_started_it():
+    ballast = b"x" * (400 << 20)
+    program = "from makespan.runtime import resident_bytes as b; print(b(), b(peak=True))"
+    now, peak = map(int, subprocess.check_output([sys.executable, "-c", program]).split())
+    assert 0 < now <= peak < len(ballast) < resident_bytes() <= resident_bytes(peak=True)

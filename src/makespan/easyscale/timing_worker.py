@@ -14,7 +14,6 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,13 +29,12 @@ from makespan.easyscale.kernels import DeterminismLevel, kernels_of
 from makespan.easyscale.parts import TrainedParts, scan_module, use_kernels
 from makespan.easyscale.reduction import Reduction, over_group, trained_parameters
 from makespan.easyscale.requests import TIMING, TimedVariant, TimingSeries
-from makespan.runtime import Identity, RunDirectory, end_worker, join, run_worker
+from makespan.runtime import Identity, RunDirectory, end_worker, join, resident_bytes, run_worker
 from makespan.training.zoo import StandIn, build_stand_in, stand_in_data, stand_in_loss
 
 _CPU = torch.device("cpu")
 _DISTINCT = 64  # samples that are generated; a batch repeats them, because only its size matters here
 _LEARNING_RATE, _MOMENTUM = 1e-3, 0.9
-_KIB = 1024
 _TRIM, _MMAP = -1, -3  # parameters of mallopt: free memory that the heap keeps, size of blocks outside it
 _SMALL_BLOCK, _LARGE_BLOCK, _KEPT = 1 << 18, 1 << 25, 1 << 30
 Computing = AbstractContextManager[object]
@@ -157,7 +155,7 @@ class _Series:
         variants = self.request.variants
         n_sets = max((variant.n for variant in variants if not variant.is_stock and self.steps), default=0)
         self.sets_bytes = n_sets * self.set_bytes
-        total = torch.tensor(max(_memory_bytes("VmHWM") - self.idle_bytes, 0))
+        total = torch.tensor(max(resident_bytes(peak=True) - self.idle_bytes, 0))
         dist.all_reduce(total)
         self.held_bytes = int(total.item()) - self.sets_bytes
 
@@ -209,7 +207,7 @@ def measure(who: Identity, request: TimingSeries) -> dict[str, Any]:
         )  # fmt: skip
         _Series(who, small, 0).run()
         gc.collect()
-    series = _Series(who, request, _memory_bytes("VmRSS"))
+    series = _Series(who, request, resident_bytes())
     local = series.run()
     gathered: list[Any] = [None] * who.size
     dist.all_gather_object(gathered, (local, series.spent))
@@ -229,14 +227,6 @@ def _keep_freed(keeps: bool) -> None:
         allocator = ctypes.CDLL(None).mallopt
         allocator(_TRIM, _KEPT)
         allocator(_MMAP, _LARGE_BLOCK if keeps else _SMALL_BLOCK)
-
-
-def _memory_bytes(name: str) -> int:
-    """Return the resident memory of this process: current (``VmRSS``) or peak (``VmHWM``) [B]."""
-    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
-        if line.startswith(f"{name}:"):
-            return int(line.split()[1]) * _KIB
-    raise OSError(f"/proc/self/status has no {name}")
 
 
 def _work(directory: RunDirectory, who: Identity) -> None:

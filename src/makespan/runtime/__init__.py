@@ -13,7 +13,7 @@ The package does not know what the processes compute, and imports torch only whe
   of processes: `makespan.runtime.protocol` decides when all regroup, an `Engine` trains whatever it trains
 - `acquire` locks a file for a process until it ends, and `is_locked` returns whether a process holds the lock
 - `local_gpus` and `slurm_device` ask torch, in a process that would use them, for the available GPUs
-- `describe_machine` describes the machine of a measurement
+- `describe_machine` describes the machine of a measurement, and `resident_bytes` is the memory of a process
 """
 
 from makespan.runtime.checkpoints import (
@@ -38,6 +38,7 @@ from makespan.runtime.launch import (
     local_gpus as local_gpus,
     local_launcher as local_launcher,
     memory_bytes as memory_bytes,
+    resident_bytes as resident_bytes,
     slurm_device as slurm_device,
     usable_cpus as usable_cpus,
 )

@@ -71,6 +71,14 @@ def memory_bytes() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
+def resident_bytes(*, peak: bool = False) -> int:
+    """Return the resident memory of this process, now or at its peak since it started its program [B]."""
+    # Unlike `resource.getrusage`, whose peak a program inherits from the process that started it.
+    name = "VmHWM:" if peak else "VmRSS:"
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(name)) * 1024
+
+
 def gpu_names(places: Sequence[int]) -> str:
     """Return ``CUDA_VISIBLE_DEVICES`` for GPUs given by their positions among the granted ones."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")

@@ -1,6 +1,5 @@
 """Worker process of a training run: ``python -m makespan.training.worker <run directory>``."""
 
-import resource
 import signal
 import sys
 import time
@@ -20,6 +19,7 @@ from makespan.runtime import (
     end_worker,
     finish_checkpoint,
     join,
+    resident_bytes,
     run_worker,
     start_checkpoint,
 )
@@ -182,7 +182,7 @@ class _TrainingProcess:
         if self.device.type == "cuda":
             used = torch.cuda.max_memory_allocated(self.device)
         else:
-            used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+            used = resident_bytes(peak=True)
         largest = torch.tensor(used, dtype=torch.int64, device=self.device)
         dist.all_reduce(largest, op=dist.ReduceOp.MAX)
         return int(largest.item())
