@@ -37,7 +37,7 @@ from makespan.easyscale.kernels import DeterminismLevel
 from makespan.easyscale.parts import TrainedParts, build_parts
 from makespan.easyscale.reduction import Reduction, in_memory
 from makespan.easyscale.user_state import UserState, _Taking, is_filled_cache
-from makespan.easyscale.worker import _Process
+from makespan.easyscale.worker import TrainingProcess
 from makespan.errors import InputError, TrainingError
 
 pytestmark = pytest.mark.xdist_group("training")
@@ -480,7 +480,7 @@ except Exception as error:
 
 def test_a_handler_of_the_script_does_not_keep_a_notice_from_the_run():
     before = signal.getsignal(signal.SIGTERM)
-    process = object.__new__(_Process)
+    process = object.__new__(TrainingProcess)
     process.is_signalled, process.handlers = False, {signal.SIGTERM: process._on_signal}
     try:
         signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(3))

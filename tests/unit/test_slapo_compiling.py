@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch")
 import odd_transformers
 from torch import nn
 from torch._dynamo.backends.debugging import aot_eager
+from traceable import run_recomputation_once
 
 from makespan.slapo import (
     ArgumentError,
@@ -39,6 +40,11 @@ def wrong(graph, examples):
         return tuple(2 * value if value.is_floating_point() else value for value in graph(*values))
 
     return run
+
+
+@pytest.fixture(scope="module", autouse=True)
+def traceable():
+    run_recomputation_once()
 
 
 @pytest.fixture(autouse=True)
