@@ -220,8 +220,8 @@ def test_neighbours_end_even_where_an_interrupt_comes_before_they_begin(monkeypa
 def test_a_node_that_fails_kills_its_processes_and_the_job_ends_with_the_loss_of_an_undisturbed_run(
     tmp_path, monkeypatch
 ):
-    # Node 0 fails once job a has saved 12 steps, and again a second later, while the job starts. The job is so
-    # long that it does not end before a slow machine has noticed that.
+    # Node 0 fails once job a has saved 12 steps, and again a second later, while the job starts. The job is
+    # so long that it does not end before a slow machine has noticed that.
     jobs = [job("a", 0.0, 48), job("b", 0.0, 12, 1, "gc")]
     events = [(12_000, "failed"), (12_001, "joined"), (12_002, "failed"), (12_003, "joined")]
     what = replace(
