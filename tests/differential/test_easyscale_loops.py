@@ -121,6 +121,12 @@ def test_changes_of_the_mapping_change_no_bit(stock, changed, name):
     assert outcome(changed[name], kept) == (rows, kept)
 
 
+def test_the_guide_counts_the_scripts(root):
+    guide = " ".join((root / "docs/guides/train-elastically.md").read_text(encoding="utf-8").split())
+    assert f"{len(SCRIPTS)} scripts of the kinds above" in guide
+    assert f"on two, {len(CHANGED)} of them also while four processes become one and then two" in guide
+
+
 # --- what must make a difference ------------------------------------------------------------------------
 
 
