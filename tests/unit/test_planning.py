@@ -5,6 +5,7 @@ import io
 import itertools
 import json
 import re
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -921,6 +922,17 @@ def test_what_a_document_beside_a_table_states_is_not_assumed(public):
     assert layouts["gpt-60x10240"] == (2, 3)  # 15 layers per stage in chunks of 5
     assert layouts["gpt-105x20480"] == (1, 3)
     assert layouts["gpt-128x25600"] == (1, 1)
+
+
+def test_the_page_on_scaling_has_the_layouts_that_documents_state(root):
+    presets = root / "src/makespan/planning/presets/register.toml"
+    stated = tomllib.loads(presets.read_text(encoding="utf-8"))["beside"]["megatron-sc21"]
+    runs = pd.read_csv(root / "docs/background/scaling.csv").query("table == 'sc21'")
+    assert len(runs) == len(stated)
+    for run in runs.to_dict("records"):
+        known = stated[f"gpt-{run['layers']:.0f}x{run['hidden']:.0f}"]
+        layout = parse_layout(run["layout"], run["n_gpus"])
+        assert (layout.micro_batch, layout.interleave) == (known["micro_batch"], known.get("vpp", 1))
 
 
 def test_what_rows_do_not_say_is_assumed_in_words(tmp_path):
