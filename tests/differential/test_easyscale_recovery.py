@@ -13,6 +13,7 @@ from forked import forking_servers
 
 from makespan.easyscale import ElasticTrainer, request_change
 from makespan.errors import InputError
+from makespan.runtime import LocalLauncher
 
 pytestmark = pytest.mark.xdist_group("training")
 
@@ -153,6 +154,9 @@ def test_what_cannot_be_recovered_is_rejected_before_the_start(tmp_path):
         trainer(tmp_path).run(STEPS, on_event=print)
     with pytest.raises(InputError, match="hang_s is 1"):
         trainer(tmp_path).run(STEPS, survives=1, hang_s=1)
+    for limit in ("timeout_s", "stall_timeout_s"):
+        with pytest.raises(InputError, match=rf"survives is 1 and the launcher has {limit} 30.0; expected"):
+            trainer(tmp_path).run(STEPS, survives=1, launcher=LocalLauncher(**{limit: 30.0}))
     loop = ElasticTrainer(loop=f"{JOB}:model", run_dir=tmp_path)
     with pytest.raises(InputError, match=r"survives is 1 and loop is .* expected a job whose functions"):
         loop.run(STEPS, survives=1)

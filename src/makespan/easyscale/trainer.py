@@ -597,6 +597,12 @@ def _check_survives(
             f"survives is {survives} with a launcher for Slurm or GPUs; expected processes on the CPUs of "
             "this machine"
         )
+    for limit in ("timeout_s", "stall_timeout_s", "meet_timeout_s", "silence_timeout_s"):
+        if launcher is not None and (value := getattr(launcher, limit)) != getattr(LocalLauncher(), limit):
+            raise InputError(
+                f"survives is {survives} and the launcher has {limit} {value!r}; expected a launcher without "
+                "limits of its own, because only hang_s applies"
+            )
 
 
 class _SurvivingRun:
