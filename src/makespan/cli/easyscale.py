@@ -44,7 +44,9 @@ def COMMANDS() -> None:
 @_devices
 @settings_option("optimizer.lr=0.1")
 @field_options(ElasticJob, without={"model", "options"})
-@field_options(RunOptions, without={"ends_on_signals", "launcher", "on_progress", "on_event"})
+@field_options(
+    RunOptions, without={"ends_on_signals", "launcher", "on_progress", "on_event"}, names={"hang_s": "hang"}
+)
 @click.option(
     "--stall-timeout",
     metavar="SECONDS",
