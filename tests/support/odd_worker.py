@@ -1,11 +1,14 @@
 """A training worker that misbehaves: ``python odd_worker.py <what> -m <worker> <run directory>``.
 
-It kills itself: ``kill:<rank>:<step>`` in the middle of a run, ``kill-in-save`` in that of a checkpoint.
+It kills itself: ``kill:<rank>:<step>`` in the middle of a run, ``kill-in-save`` in that of a checkpoint. Or
+it waits before a step until a file exists: ``wait:<step>:<file>``.
 """
 
 import os
 import signal
 import sys
+import time
+from pathlib import Path
 
 from makespan.runtime import end_worker, run_worker
 from makespan.training import worker as _worker
@@ -17,6 +20,9 @@ _proper_step, _proper_finish = Engine.step, _worker.finish_checkpoint
 def _step(self, step, stop):
     if sys.argv[1] == f"kill:{os.environ['MAKESPAN_RANK']}:{step}":
         os.kill(os.getpid(), signal.SIGKILL)
+    if sys.argv[1].startswith(f"wait:{step}:"):
+        while not Path(sys.argv[1].split(":", 2)[2]).exists():
+            time.sleep(0.02)
     return _proper_step(self, step, stop)
 
 

@@ -221,7 +221,7 @@ def test_a_node_that_fails_kills_its_processes_and_the_job_ends_with_the_loss_of
     tmp_path, monkeypatch
 ):
     # Node 0 fails once job a has saved 12 steps, and again a second later, while the job starts. The job is
-    # so long that it does not end before a slow machine has noticed that.
+    # so long that it does not end before a slow machine has noticed that, and job b keeps node 1 until then.
     jobs = [job("a", 0.0, 48), job("b", 0.0, 12, 1, "gc")]
     events = [(12_000, "failed"), (12_001, "joined"), (12_002, "failed"), (12_003, "joined")]
     what = replace(
@@ -232,7 +232,12 @@ def test_a_node_that_fails_kills_its_processes_and_the_job_ends_with_the_loss_of
         checkpoint_s={"tiny-gpt": 0.0},
     )
     where, checkpoints = live.slot_cluster(2, 2), tmp_path / "jobs" / "a" / "checkpoints"
-    pids, seen = {}, []
+    pids, seen, both_failed = {}, [], tmp_path / "both-failed"
+
+    def launch_on(slots):
+        """Let job b, on slot 1, wait in its fifth step for the second failure."""
+        launcher, waiting = HERE(slots), (sys.executable, str(ODD), f"wait:4:{both_failed}")
+        return replace(launcher, interpreter=waiting) if slots == (1,) else launcher
 
     class Clock(LiveClock):
         """A thousand seconds for each step of the newest checkpoint of job a, plus those that passed.
@@ -258,10 +263,12 @@ def test_a_node_that_fails_kills_its_processes_and_the_job_ends_with_the_loss_of
             if event.kind == "node_failed":
                 of_a = [pid for (name, _), found in pids.items() if name == "a" for pid in found]
                 seen.append((len(of_a), [pid for pid in of_a if alive(pid)]))
+                if len(seen) == 2:
+                    both_failed.touch()
 
     monkeypatch.setattr("makespan.live.run.LiveClock", Clock)
     settings = replace(SETTINGS, checkpoint_interval_s=0.36)  # six steps
-    trainer = live.process_trainer(tmp_path, what, where, HERE, settings)
+    trainer = live.process_trainer(tmp_path, what, where, launch_on, settings)
     engine = live.run_live(what, policy("fifo"), where, trainer, tmp_path, [Notes()])
     rows, losses = events_table(engine.rows), losses_table(engine.losses)
     interrupted = rows[rows["kind"] == "interrupted"]
