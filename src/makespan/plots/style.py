@@ -255,9 +255,7 @@ def save_figure(
     paths = tuple(base.with_name(f"{base.name}.{kind}") for kind in ("pdf", "png", "svg", "csv"))
     with ExitStack() as stack, style_sheet():
         new_pdf, new_png, new_svg, new_csv = (stack.enter_context(atomic_path(path)) for path in paths)
-        _fix_layout(figure)
-        for path, kind in ((new_pdf, "pdf"), (new_png, "png"), (new_svg, "svg")):
-            _save(figure, path, kind)
+        _save(figure, {"pdf": new_pdf, "png": new_png, "svg": new_svg})
         write_csv(table, new_csv)
         if caption is None:
             return paths
@@ -274,8 +272,7 @@ def write_figure(figure: Figure, path: str | Path) -> None:
     """
     kind = figure_kind(path)
     with atomic_path(path) as new, style_sheet():
-        _fix_layout(figure)
-        _save(figure, new, kind)
+        _save(figure, {kind: new})
 
 
 def figure_kind(path: str | Path) -> str:
@@ -295,17 +292,20 @@ _UNDATED = {
 }
 
 
-def _save(figure: Figure, path: Path, kind: str) -> None:
-    figure.savefig(path, format=kind, metadata=_UNDATED[kind])
+def _save(figure: Figure, paths: Mapping[str, Path]) -> None:
+    """Lay a figure out once, round the positions and write a file of each format.
 
-
-def _fix_layout(figure: Figure) -> None:
-    """Lay a figure out once and round the positions: the solver's last digits differ between runs."""
+    The last digits of the solver's positions differ between runs.
+    """
     figure.draw_without_rendering()
-    figure.set_layout_engine("none")
-    for axes in figure.axes:
-        edges = [round(edge, 9) for edge in axes.get_position(original=True).bounds]
-        axes.set_position(Bbox.from_bounds(*edges))
+    # With a layout engine, even one that does nothing, each file would be drawn twice.
+    with mpl.rc_context({"figure.constrained_layout.use": False}):
+        figure.set_layout_engine(None)
+        for axes in figure.axes:
+            edges = [round(edge, 9) for edge in axes.get_position(original=True).bounds]
+            axes.set_position(Bbox.from_bounds(*edges))
+        for kind, path in paths.items():
+            figure.savefig(path, format=kind, metadata=_UNDATED[kind])
 
 
 def require_columns(table: pd.DataFrame, *names: str, figure: str) -> None:
