@@ -86,7 +86,7 @@ bench-test: setup-dev ## Run what is benchmarked once each, untimed
 
 .PHONY: hf-test
 hf-test: $(STAMPS)/hf ## Schedule models of the transformers package, which is installed for it
-	$(BIN)/python -m pytest -m hf tests/differential $(PYTEST_FLAGS)
+	$(BIN)/python -m pytest -n auto --dist loadfile -m hf tests/differential $(PYTEST_FLAGS)
 
 .PHONY: format
 format: setup-dev ## Bring every file into the house layout
