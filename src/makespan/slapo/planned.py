@@ -208,7 +208,7 @@ def apply_plan(
     with undone_on_error(sch):
         for step in structure.steps if division.tp > 1 else ():
             # A process alone keeps all heads: what is sharded stays whole, and attributes keep their values.
-            if sch.world_size > 1 or step.op not in ("set_attr", "set_in"):
+            if sch.world_size > 1 or step.op != "set_attr":
                 step.apply(sch)
         chosen = [layers[index] for index in select_layers(len(layers), division.recomputed)]
         _recompute(sch, structure, chosen, division.recompute)

@@ -662,16 +662,12 @@ class _Choice:
 
 def _attribute_steps(attributes: Iterable["Attribute"], n: int) -> list[Step]:
     """Return the steps that divide attributes of modules, and of objects that modules hold."""
-    own: dict[str, dict[str, int]] = {}
-    held: dict[str, dict[str, dict[str, int]]] = {}
+    values: dict[str, dict[str, int]] = {}
     for one in attributes:
-        if one.holder:
-            for path in one.paths:
-                held.setdefault(path, {}).setdefault(one.holder, {})[one.name] = one.value // n
-        else:
-            own.setdefault(one.paths[0], {})[one.name] = one.value // n
-    steps = [Step("set_attr", path, values) for path, values in own.items()]
-    return steps + [Step("set_in", path, values) for path, values in held.items()]
+        for path in one.paths if one.holder else one.paths[:1]:
+            name = f"{one.holder}.{one.name}" if one.holder else one.name
+            values.setdefault(path, {})[name] = one.value // n
+    return [Step("set_attr", path, of_path) for path, of_path in values.items()]
 
 
 def common_owner(paths: Iterable[str]) -> str:
