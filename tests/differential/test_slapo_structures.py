@@ -38,8 +38,8 @@ def test_the_table_of_models_is_what_processes_find_and_verify(root, tmp_path, r
     for name, more in _rows(4, BY_FOUR, tmp_path).items():
         rows[name] |= {"split by 4": more["split by 4"]}
     columns = (
-        "layers", "attention", "feed-forward", "vocabulary", "split by 2", "split by 4", "recomputed",
-        "cut in two", "whole",
+        "layers", "attention", "feed-forward", "vocabulary", "split by 2", "sequences", "split by 4",
+        "recomputed", "cut in two", "whole",
     )  # fmt: skip
     table = [
         {"model": name} | {column: row.get(column, "") for column in columns} for name, row in rows.items()

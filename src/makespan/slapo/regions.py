@@ -31,6 +31,7 @@ from makespan.slapo.flow import (
 )
 from makespan.slapo.graphs import copied_object, is_object
 from makespan.slapo.layouts import Blocks
+from makespan.slapo.sequences import Exchanged, SequenceSplitter
 from makespan.slapo.syncing import Place
 from makespan.slapo.trials import Sample, Step, sample_of, why_not
 
@@ -153,12 +154,21 @@ class LayerFinder:
         Number of processes.
     parts
         Axis and size of tensors of which each process has its part only, by their identities in the run.
+    along_sequence
+        True if processes hold parts of sequences, too, between what they share.
     """
 
     def __init__(
-        self, layer: nn.Module, handed: Handed, n_processes: int, parts: Mapping[int, tuple[int, int]]
+        self,
+        layer: nn.Module,
+        handed: Handed,
+        n_processes: int,
+        parts: Mapping[int, tuple[int, int]],
+        along_sequence: bool = False,
     ) -> None:
         self.layer, self.handed, self.n = layer, handed, n_processes
+        self.along_sequence = along_sequence and n_processes > 1
+        self.exchanged: list[Exchanged] = []
         self.local = self._local_arguments(parts)
         self.sample = sample_of(layer, handed.args, handed.kwargs)
         self.flow = self._watch()
@@ -211,9 +221,28 @@ class LayerFinder:
             raise StructureError(
                 f"a layer is handed a part as its argument {unused[0]}, but nothing that is cut reads it"
             )
+        if self.along_sequence:
+            self._split_sequence()
         self._follow_siblings()
         self._describe_whole()
         return self.cut
+
+    def _split_sequence(self) -> None:
+        """Exchange parts of sequences instead of whole ones."""
+        learnt, origins = set[int | str](), iter(self.handed.origins)
+        named: list[tuple[int | str, Any]] = [*enumerate(self.handed.args), *self.handed.kwargs.items()]
+        for place, value in named:
+            leaves = [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
+            are_learnt = [next(origins).is_learnt for _ in leaves]
+            if any(are_learnt):
+                learnt.add(place)
+        local = [self.local[place] for place in self.used]
+        splitter = SequenceSplitter(
+            self.sample, self.flow, self.cut.steps, self.exchanged, local, self.cut.results,
+            frozenset(learnt), self.n,
+        )  # fmt: skip
+        self.cut.syncs = splitter.find()
+        self.cut.notes += splitter.notes
 
     # --- Columns and rows ---
 
@@ -438,16 +467,19 @@ class LayerFinder:
             columns = [path for path in region.columns if path in self.linears]
             cut.rows[region.row] = 0
             cut.local |= region.between | (set(region.columns) - set(columns))
-            cut.syncs.append(Step("sync", region.row, {"mode": "fwd_post", **synced}))
+            syncs = [Step("sync", region.row, {"mode": "fwd_post", **synced})]
             for path in self._where_gradients_are_summed(columns):
-                cut.syncs.append(Step("sync", path, {"mode": "bwd_post", **synced}))
+                syncs.append(Step("sync", path, {"mode": "bwd_post", **synced}))
             for path in sorted(region.between):
-                cut.syncs.append(Step("sync", path, {"mode": "bwd_post", **synced, "on": "parameters"}))
+                syncs.append(Step("sync", path, {"mode": "bwd_post", **synced, "on": "parameters"}))
+            cut.syncs += syncs
+            self.exchanged.append(Exchanged(region.columns, region.row, tuple(syncs)))
             cut.parts += [self._part(path, region.roles[path], "columns") for path in region.columns]
             cut.parts.append(self._part(region.row, region.roles[region.row], "rows"))
             for path in region.modules:
                 self.reasons.pop(path, None)
-        self._draw_apart(regions)
+        if not self.along_sequence:
+            self._draw_apart(regions)
 
     def _part(self, path: str, role: str, how: How, reason: str = "") -> StructurePart:
         return StructurePart(role, path, type(self.modules[path]).__name__, how, reason)
@@ -567,8 +599,9 @@ class LayerFinder:
             self.cut.steps += steps
             self.cut.rows[path] = 1
             synced = {"sync_op_or_fn": "all_reduce"}
-            self.cut.syncs.append(Step("sync", path, {"mode": "fwd_post", **synced}))
-            self.cut.syncs.append(Step("sync", path, {"mode": "bwd_post", **synced}))
+            syncs = [Step("sync", path, {"mode": mode, **synced}) for mode in ("fwd_post", "bwd_post")]
+            self.cut.syncs += syncs
+            self.exchanged.append(Exchanged((path,), path, tuple(syncs)))
             role = "experts" if len(shapes[row]) > 2 else "feed-forward: in and out"
             self.cut.parts.append(self._part(path, role, "columns and rows"))
             self.reasons.pop(path, None)

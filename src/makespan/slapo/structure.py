@@ -16,9 +16,10 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree  # there is no public name for it
 
 from makespan.slapo.errors import ArgumentError, StructureError, short_repr
-from makespan.slapo.flow import Flow, Handed, LeafCall, fresh, own_matrices, watched
+from makespan.slapo.flow import Flow, Handed, LeafCall, first_tensor, fresh, own_matrices, watched
 from makespan.slapo.passes import Call, call_from
 from makespan.slapo.regions import Cut, How, LayerFinder, Linear, StructurePart, is_table, linear_of
+from makespan.slapo.sequences import UnsharedError
 from makespan.slapo.trials import Step
 
 OUTSIDE = "outside the layers"
@@ -122,7 +123,12 @@ def _span(paths: Sequence[str]) -> str:
 
 
 def find_structure(
-    model: nn.Module, example_inputs: Any = None, *, n_processes: int = 2, seed: int = 0
+    model: nn.Module,
+    example_inputs: Any = None,
+    *,
+    n_processes: int = 2,
+    seed: int = 0,
+    along_sequence: bool = False,
 ) -> Structure:
     """Find layers, attention, feed-forward parts and vocabulary of a transformer, and how they can be cut.
 
@@ -137,6 +143,9 @@ def find_structure(
         Number of processes that share layers; with one, roles are found and nothing is cut.
     seed
         Seed of drawn inputs.
+    along_sequence
+        True if the processes also share each sequence between attention and feed-forward parts, so that
+        norms, dropout and residuals of layers work on parts of it.
 
     Returns
     -------
@@ -147,8 +156,8 @@ def find_structure(
     ArgumentError
         The number of processes is less than one; also a `ValueError`.
     StructureError
-        No structure is found, or the model cannot be run; the message names the model and the reason. Also a
-        `ValueError`.
+        No structure is found, the model cannot be run, or its sequences cannot be shared; the message names
+        the model and the reason. Also a `ValueError`.
     """
     name = type(model).__name__
     if n_processes < 1:
@@ -172,7 +181,10 @@ def find_structure(
         layer, one = model.get_submodule(path), handed[path]
         key = _signature(layer, one, parts)
         if key not in known:
-            known[key] = path, LayerFinder(layer, one, n_processes, parts).find()
+            try:
+                known[key] = path, LayerFinder(layer, one, n_processes, parts, along_sequence).find()
+            except UnsharedError as error:
+                raise _unshared(name, f"in {path!r} ({type(layer).__name__})", error) from error
         first, cut = known[key]
         for place, axis in cut.results.items():
             parts[one.ids_out[place]] = axis, one.sizes_out[place][axis]
@@ -184,11 +196,48 @@ def find_structure(
         ]
         structure.notes += [f"{note} (layers like {first!r})" for note in cut.notes if path == first]
     structure.steps += syncs
+    if along_sequence and n_processes > 1:
+        for paths in layers:
+            structure.steps += _ends_of_sequence(name, paths, handed, flow)
+        spans = ", ".join(map(_span, layers))
+        structure.notes.append(f"each process holds a part of every sequence between the parts of {spans}")
     _find_vocabulary(structure, model, flow, flat)
     if n_processes == 1:
         structure.steps.clear()
         structure.parts = [replace(part, how="whole", reason="") for part in structure.parts]
     return structure
+
+
+def _unshared(name: str, where: str, why: object) -> StructureError:
+    return StructureError(
+        f"{name}: sequence parallelism cannot be placed {where}: {why}; expected a plan without it (nosp)"
+    )
+
+
+def _ends_of_sequence(
+    name: str, paths: Sequence[str], handed: Mapping[str, Handed], flow: Flow
+) -> list[Step]:
+    """Return the steps that cut sequences before the first layer and join them after the last one."""
+    for before, after in itertools.pairwise(paths):
+        # Between two layers, sequences are parts: nothing but the next layer may read them there.
+        result = handed[before].id_out
+        readers = [inside for _, inside in flow.reads.get(result, ())]
+        if result != handed[after].id_in or not all(after in inside for inside in readers):
+            why = "more than the next layer reads what one returns"
+            raise _unshared(name, f"between {before!r} and {after!r}", why)
+    first, last = handed[paths[0]], handed[paths[-1]]
+    given = [*enumerate(first.args), *first.kwargs.items()]
+    hidden = first_tensor((first.args, first.kwargs))
+    places = [place for place, value in given if value is hidden]
+    if not places:
+        raise _unshared(name, f"before {paths[0]!r}", "the sequence is inside of one of its arguments")
+    values: dict[str, Any] = {"mode": "fwd_post", "sync_op_or_fn": "SR->RR"}
+    if last.returns is not Tensor:
+        values["output"] = 0
+    return [
+        Step("sync", paths[0], {"mode": "fwd_pre", "sync_op_or_fn": "RR->SR", "inputs": places}),
+        Step("sync", paths[-1], values),
+    ]
 
 
 def _below(path: str, steps: Iterable[Step]) -> list[Step]:
