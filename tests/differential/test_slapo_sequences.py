@@ -1,4 +1,4 @@
-"""Models whose processes share sequences between their products compute what whole models do."""
+"""Models whose processes share sequences and experts compute what whole models do."""
 
 import pytest
 
@@ -17,8 +17,9 @@ def servers():
 
 
 def test_two_processes_compute_what_one_does():
-    on_processes(2, "sequence_cases", "families", "layers", "compiled", "trained")
+    on_processes(2, "sequence_cases", "families", "layers", "compiled", "trained", "experts")
 
 
 def test_four_processes_compute_what_one_does():
-    on_processes(4, "sequence_cases", "layers", "trained", "sharded")
+    cases = ("layers", "trained", "sharded", "staged", "experts", "experts_without_tokens")
+    on_processes(4, "sequence_cases", *cases)

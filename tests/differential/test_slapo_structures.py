@@ -55,6 +55,11 @@ def test_the_table_of_models_is_what_processes_find_and_verify(root, tmp_path, r
     assert len(table) >= 32 and all(row["split by 2"].startswith("verified") for row in table)
 
 
+@pytest.mark.parametrize("n_processes", [2, 4])
+def test_experts_that_are_dealt_out_compute_what_whole_models_do(n_processes):
+    on_processes(n_processes, "hf_structure_cases", "experts")
+
+
 @pytest.mark.parametrize("name", hf_zoo.CONFIGS)
 def test_what_a_model_keeps_of_its_layers_is_less_and_its_gradients_are_the_same(name):
     inputs, sizes = hf_zoo.inputs(name), {}

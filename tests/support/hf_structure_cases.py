@@ -83,6 +83,26 @@ def _shared(name, n):
     }
 
 
+def experts():
+    """Experts that are dealt out to the processes compute the same, whole sequences or parts of them."""
+    n = dist.get_world_size()
+    for name in ("Mixtral", "Qwen3Moe", "DeepseekV3"):
+        for words in ("nosp", "recompute=full"):
+            sch = create_schedule(hf_zoo.model(name))
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "apply_plan of")
+                report = _verified(
+                    sch, name, lambda sch=sch, name=name, words=words: apply_plan(
+                        sch, f"tp{n} ep{n} mb1 {words}", hf_zoo.inputs(name)
+                    ),
+                )  # fmt: skip
+            assert report.is_equal and report.count("parameter gradient in training")
+            assert not any("not compared" in note for note in report.notes), report.notes
+            dealt = [part.path for part in sch.metadata.structure.parts if part.how == "experts"]
+            assert dealt and all(sch.get_module(path).num_experts == 4 // n for path in dealt)
+            build(sch)
+
+
 def _important(parts):
     """Leave out what no schedule would cut, such as the choice of an expert."""
     return [part for part in parts if "no linear layer reads" not in part.reason]

@@ -104,3 +104,65 @@ def sharded():
         )
         wanted = wanted if shard is None else shard.part_of(wanted)
         torch.testing.assert_close(parameter.grad.full_tensor(), wanted, rtol=1e-4, atol=1e-6, msg=name)
+
+
+def experts():
+    """Each process computes its experts for their tokens, with whole sequences or parts of them."""
+    n, words = dist.get_world_size(), sequence_models.words()
+    for more in ("nosp", "recompute=full:0.5"):
+        sch = verified(sequence_models.seeded("ChoiceLayer"), words, f"tp{n} ep{n} mb1 {more}")
+        held = sch.mod.layers[0].choice.experts
+        assert held.wide.shape[0] == held.experts == 4 // n
+        again = replay(sequence_models.seeded("ChoiceLayer").eval(), sch.dump())
+        build(sch)
+        assert torch.equal(again.mod(words), sch.mod.eval()(words))
+
+
+def experts_without_tokens():
+    """Processes whose experts no token chose exchange the same gradients as the others."""
+    n, words = dist.get_world_size(), sequence_models.words()
+    models = [sequence_models.seeded("ChoiceLayer").eval() for _ in range(2)]
+    sch = create_schedule(models[1])
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "apply_plan of")
+        apply_plan(sch, f"tp{n} ep{n} mb1", words)
+    for model in models:  # every token chooses the first two experts
+        for layer in model.layers:
+            layer.choice.choice.register_forward_hook(
+                lambda module, args, scores: scores + torch.tensor([30.0, 20.0, 0.0, 0.0])
+            )
+        model(words).square().mean().backward()
+    held = sch.mod.layers[0].choice.experts
+    assert n < 4 or (held.wide.grad is None or not held.wide.grad.any()) == (dist.get_rank() > 1)
+    for name, parameter in sch.mod.named_parameters():
+        owner, _, own = name.rpartition(".")
+        shard = sharding_of(sch.mod.get_submodule(owner)).tensors.get(own)
+        whole = models[0].get_parameter(name)
+        wanted = torch.zeros_like(whole) if whole.grad is None else whole.grad
+        wanted = wanted if shard is None else shard.part_of(wanted)
+        found = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-6, msg=name)
+
+
+def staged():
+    """Stages on processes of their own hand parts of sequences to each other."""
+    mesh = init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("pp", "tp"))
+    words = torch.cat([sequence_models.words(seed=seed) for seed in (0, 1)])
+    target = torch.randn(
+        4, sequence_models.SEQ, sequence_models.WORDS, generator=torch.Generator().manual_seed(2)
+    )
+    whole = sequence_models.seeded("Layer").eval()
+    torch.nn.functional.mse_loss(whole(words), target).backward()
+    model, tp = sequence_models.seeded("Layer").eval(), mesh.get_group("tp")
+    sch = apply_plan(model, f"tp{mesh.size(1)} pp2 mb1 recompute=full:0.5", words, group=tp)
+    options = {"n_microbatches": 2, "loss_fn": torch.nn.functional.mse_loss}
+    stage, pipeline = build(sch, "pipeline", mesh=mesh, **options)
+    pipeline.step(words, target=target)
+    for name, parameter in stage.named_parameters():
+        owner, _, own = name.rpartition(".")
+        shard, wanted = (
+            sharding_of(stage.get_submodule(owner)).tensors.get(own),
+            whole.get_parameter(name).grad,
+        )
+        wanted = wanted if shard is None else shard.part_of(wanted)
+        torch.testing.assert_close(parameter.grad, wanted, rtol=1e-4, atol=1e-6, msg=name)

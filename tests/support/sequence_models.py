@@ -26,6 +26,8 @@ class Attention(nn.Module):
 class Layer(nn.Module):
     """A layer with a scale of its own, and a feed-forward part for tokens without samples."""
 
+    returns_pair = True
+
     def __init__(self, attention=Attention):
         super().__init__()
         self.scale = nn.Parameter(torch.linspace(0.5, 1.5, WIDTH))
@@ -59,6 +61,24 @@ class Experts(nn.Module):
         return result
 
 
+class Shifted(Experts):
+    """Experts with a weight that they share."""
+
+    def __init__(self):
+        super().__init__()
+        self.shift = nn.Parameter(torch.zeros(WIDTH))
+
+    def forward(self, tokens, chosen, weights):
+        return super().forward(tokens, chosen, weights) + self.shift
+
+
+class Kept(Experts):
+    """Experts that return what they are given, too, which would be added up."""
+
+    def forward(self, tokens, chosen, weights):
+        return tokens + super().forward(tokens, chosen, weights)
+
+
 class Choice(nn.Module):
     """Experts, the choice of two for each token, and a part that all tokens take."""
 
@@ -76,6 +96,8 @@ class Choice(nn.Module):
 
 class ChoiceLayer(nn.Module):
     """A layer with attention of three heads, which stays whole, and experts."""
+
+    returns_pair = False
 
     def __init__(self):
         super().__init__()
@@ -100,8 +122,8 @@ class Stack(nn.Module):
         length = words.shape[1]
         mask = torch.full((length, length), -torch.inf).triu(1).to(hidden)
         for layer in self.layers:
-            hidden = layer(hidden, mask)
-            hidden = hidden[0] if isinstance(hidden, tuple) else hidden
+            made = layer(hidden, mask)
+            hidden = made[0] if layer.returns_pair else made
             if self.between:
                 hidden = hidden + hidden.mean(1, keepdim=True)
         return self.head(hidden)
@@ -109,6 +131,8 @@ class Stack(nn.Module):
 
 class Inside(nn.Module):
     """A layer that computes attention in its own forward."""
+
+    returns_pair = False
 
     def __init__(self):
         super().__init__()
@@ -127,6 +151,8 @@ class Inside(nn.Module):
 
 class Loose(Layer):
     """A layer that drops values in its own forward."""
+
+    returns_pair = False
 
     def forward(self, hidden, mask):
         hidden, _ = super().forward(F.dropout(hidden, 0.1, self.training), mask)

@@ -1,5 +1,6 @@
-"""Sequence parallelism of any transformer: where sequences are joined and cut, and what is refused."""
+"""Shared sequences and experts of any transformer: where they are joined and cut, and what is refused."""
 
+import copy
 import threading
 
 import pytest
@@ -8,8 +9,17 @@ torch = pytest.importorskip("torch")
 
 import odd_transformers
 import sequence_models
+from torch import nn
 
-from makespan.slapo import ShardError, StructureError, apply_plan, find_structure
+from makespan.slapo import (
+    ArgumentError,
+    ShardError,
+    StructureError,
+    apply_plan,
+    create_schedule,
+    find_structure,
+)
+from makespan.slapo.experts import OwnExperts
 from makespan.slapo.layouts import (
     Ranks,
     Rehearsal,
@@ -138,6 +148,80 @@ def test_what_cannot_share_sequences_is_refused_and_the_model_stays_as_it_was(mo
     with pytest.raises(StructureError, match=message + r".*; expected a plan without it \(nosp\)$"):
         apply_plan(made, "tp2 mb1", inputs)
     assert {name: id(one) for name, one in made.named_parameters()} == before
+
+
+# --- Experts ---
+
+
+@pytest.mark.parametrize("along_sequence", [False, True])
+@pytest.mark.parametrize("n", [2, 4])
+def test_experts_are_dealt_out_whole_to_the_processes(n, along_sequence):
+    structure = find_structure(
+        sequence_models.seeded("ChoiceLayer"), sequence_models.words(), n_processes=n,
+        along_sequence=along_sequence, deal_experts=True,
+    )  # fmt: skip
+    assert [part.path for part in structure.parts if part.how == "experts"] == [
+        f"layers.{index}.choice.experts" for index in range(2)
+    ]
+    steps = [step for step in structure.steps if step.path == "layers.0.choice.experts"]
+    assert [step.arguments["axis"] for step in steps if step.op == "shard"] == [0, 0]
+    assert [dict(step.arguments) for step in steps if step.op == "set_attr"] == [{"experts": 4 // n}]
+    exchanges = {step.arguments["sync_op_or_fn"] for step in steps if step.op == "sync"}
+    assert exchanges == ({"all_gather", "reduce_scatter"} if along_sequence else {"all_reduce"})
+    text = str(structure)
+    assert "layers.*.choice.experts   Experts    experts            experts" in text
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs", "plan", "message"),
+    [
+        (lambda: sequence_models.seeded("ChoiceLayer"), sequence_models.words(), "tp8 ep8",
+         r"Stack: experts of 'choice.experts' cannot be dealt out in 'layers.0' \(ChoiceLayer\): 4 exp"),
+        (lambda: sequence_models.seeded("Layer"), sequence_models.words(), "tp2 ep2",
+         "Stack: experts cannot be dealt out of layers.0 to layers.1: no layer has experts in tensors"),
+        (lambda: odd_transformers.seeded("Market"), odd_transformers.words(), "tp2 ep2 nosp",
+         "Market: .*: no layer has experts in tensors that they share"),
+        (lambda: odd_transformers.seeded("Square"), odd_transformers.words(), "tp2 ep2 nosp",
+         r"Square: .* 'people.0' \(Gathering\): it is not called with a row per token, the chosen ex"),
+    ],
+)  # fmt: skip
+def test_experts_that_cannot_be_dealt_out_are_refused(model, inputs, plan, message):
+    with pytest.raises(StructureError, match=message + ".*; expected a plan without ep$"):
+        apply_plan(model(), f"{plan} mb1", inputs)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("Shifted", r"experts of 'choice.experts' .*: its tensors have 4 and 16 rows, not one per expert"),
+        ("Kept", r"experts of 'choice.experts' .*: the results of 'choice.experts' do not add up"),
+    ],
+)
+def test_experts_that_share_more_than_tokens_are_refused(kind, message):
+    model = sequence_models.seeded("ChoiceLayer")
+    for layer in model.layers:
+        layer.choice.experts = getattr(sequence_models, kind)()
+    with pytest.raises(StructureError, match=message):
+        apply_plan(model, "tp2 ep2 mb1", sequence_models.words())
+
+
+def test_experts_take_three_arguments_that_divide():
+    experts = create_schedule(sequence_models.Experts())
+    with pytest.raises(ArgumentError, match="tokens, tokens, weights are not three arguments of it"):
+        experts.take_experts(4, chosen=0)
+    with pytest.raises(ArgumentError, match="no input 'choice'; expected one of tokens, chosen, weights"):
+        experts.take_experts(4, chosen="choice")
+    with pytest.raises(ShardError, match="0 experts do not divide among 1 processes"):
+        experts.take_experts(0)
+    tokens, weights = torch.randn(6, 16), torch.rand(6, 2)
+    chosen = torch.tensor([[0, 1], [2, 3], [0, 2], [3, 1], [1, 0], [2, 0]])
+    own = torch.where(chosen >= 2, weights, 0.0)
+    held = copy.deepcopy(experts.mod)
+    held.wide, held.narrow = (nn.Parameter(one.detach()[2:]) for one in (held.wide, held.narrow))
+    held.experts, expected = 2, experts.mod(tokens, chosen, own)
+    wrapped = OwnExperts(held, 2, 2, "tokens", "chosen", "weights")
+    torch.testing.assert_close(wrapped(tokens, weights=weights, chosen=chosen), expected)
+    assert not OwnExperts(held, 4, 2, "tokens", "chosen", "weights")(tokens, chosen, weights).any()
 
 
 # --- Rehearsals ---

@@ -203,6 +203,7 @@ def test_models_that_cannot_be_run_are_refused():
         ("pp4 fsdp mb1 recompute=full:0.5 ends", Division(1, 4, 0.5, (), True)),
         (Layout(dp=8, tp=2, recompute="full"), Division(2, 1, 1.0, sequence_parallel=True)),
         ("121+sp", Division(2, 1, 0.0, sequence_parallel=True)),
+        ("tp2 ep2 nosp mb1", Division(2, 1, 0.0, deal_experts=True)),
         ("221+gc", Division(2, 2, 1.0)),
         ("214+layers3-1+gc0.5", Division(1, 2, 0.5, (3, 1))),
         ("tp2 mb1 recompute=selective", Division(2, 1, 1.0, recompute="selective", sequence_parallel=True)),
@@ -214,6 +215,7 @@ def test_models_that_cannot_be_run_are_refused():
 def test_a_plan_is_read_as_what_a_schedule_realises(plan, expected):
     found = read_division(plan)
     assert found.sequence_parallel == expected.sequence_parallel
+    assert found.deal_experts == expected.deal_experts
     assert (found.tp, found.pp, found.recomputed, found.stages, found.ends_as_layers) == (
         expected.tp, expected.pp, expected.recomputed, expected.stages, expected.ends_as_layers,
     )  # fmt: skip
@@ -229,7 +231,8 @@ def test_what_is_left_to_the_launcher_is_noted():
     ("plan", "message"),
     [
         ("cp2 mb1", "cp2 cannot be realised by a schedule: no primitive divides a sequence"),
-        ("tp2 ep2 mb1", "ep2 cannot be realised"),
+        ("dp2 tp2 ep2 mb1", "ep2 cannot be realised by a schedule: experts are dealt out to all processes"),
+        ("tp4 ep2 mb1", "ep2 cannot be realised by a schedule: experts are dealt out to all processes"),
         ("pp2 vp2 mb1", "vp2 cannot be realised by a schedule: a process runs one stage"),
         ("pp2 zero-bubble mb1", "zero-bubble cannot be realised"),
         ("211+interleaved2", "interleaved2 cannot be realised"),

@@ -51,6 +51,8 @@ class Division:
         What is left to the launcher, in words.
     sequence_parallel
         True if the processes that share a layer also share sequences between its parts.
+    deal_experts
+        True if each of them holds some experts whole, instead of a part of every expert.
     """
 
     tp: int
@@ -61,6 +63,7 @@ class Division:
     left: tuple[str, ...] = field(default=())
     recompute: Recompute = "full"
     sequence_parallel: bool = False
+    deal_experts: bool = False
 
     def cuts(self, n_layers: int) -> list[int]:
         """Return the layers after which a stage ends; an `ArgumentError` says why they do not fit."""
@@ -120,8 +123,8 @@ def _refuse(what: str, why: str) -> None:
 def _of_layout(layout: Layout) -> Division:
     if layout.cp > 1:
         _refuse(f"cp{layout.cp}", "no primitive divides a sequence within attention")
-    if layout.ep > 1:
-        _refuse(f"ep{layout.ep}", "experts are cut by tensor parallelism, not distributed")
+    if layout.ep > 1 and (layout.ep != layout.tp or layout.dp > 1):
+        _refuse(f"ep{layout.ep}", "experts are dealt out to all processes that share layers, as with tp2 ep2")
     if layout.interleave > 1:
         _refuse(f"vp{layout.interleave}", "a process runs one stage")
     if layout.pipeline != "1f1b":
@@ -132,7 +135,7 @@ def _of_layout(layout: Layout) -> Division:
     share = 0.0 if layout.recompute == "none" else layout.recompute_share
     return Division(
         layout.tp, layout.pp, share, (), layout.ends_as_layers, tuple(left), layout.recompute,
-        layout.sequence_parallel and layout.tp > 1,
+        layout.sequence_parallel and layout.tp > 1, layout.ep > 1,
     )  # fmt: skip
 
 
@@ -206,8 +209,9 @@ def apply_plan(
     if compiler is not None:
         check_compiler("apply_plan", compiler, model)
     structure = find_structure(
-        model, example_inputs, n_processes=division.tp, seed=seed, along_sequence=division.sequence_parallel
-    )
+        model, example_inputs, n_processes=division.tp, seed=seed,
+        along_sequence=division.sequence_parallel, deal_experts=division.deal_experts,
+    )  # fmt: skip
     layers = [path for paths in structure.layers for path in paths]
     cuts = [layers[index] for index in division.cuts(len(layers))]
     with undone_on_error(sch):

@@ -31,11 +31,13 @@ from makespan.slapo.flow import (
 )
 from makespan.slapo.graphs import copied_object, is_object
 from makespan.slapo.layouts import Blocks
-from makespan.slapo.sequences import Exchanged, SequenceSplitter
+from makespan.slapo.sequences import Exchanged, RefusedError, SequenceSplitter
 from makespan.slapo.syncing import Place
 from makespan.slapo.trials import Sample, Step, sample_of, why_not
 
-How = Literal["columns", "rows", "columns and rows", "vocabulary", "whole"]
+How = Literal["columns", "rows", "columns and rows", "experts", "vocabulary", "whole"]
+EXPERTS = ("experts cannot be dealt out", "a plan without ep")
+"""What is refused about experts, and what is expected instead."""
 _MOST_ATTRIBUTES = 8
 _MOST_TRIALS = 300  # of one pair of columns and rows; four attributes and three layouts need 48
 
@@ -156,6 +158,8 @@ class LayerFinder:
         Axis and size of tensors of which each process has its part only, by their identities in the run.
     along_sequence
         True if processes hold parts of sequences, too, between what they share.
+    deal_experts
+        True if each process holds some experts whole, instead of a part of every expert.
     """
 
     def __init__(
@@ -165,9 +169,11 @@ class LayerFinder:
         n_processes: int,
         parts: Mapping[int, tuple[int, int]],
         along_sequence: bool = False,
+        deal_experts: bool = False,
     ) -> None:
         self.layer, self.handed, self.n = layer, handed, n_processes
         self.along_sequence = along_sequence and n_processes > 1
+        self.deal_experts = deal_experts and n_processes > 1
         self.exchanged: list[Exchanged] = []
         self.local = self._local_arguments(parts)
         self.sample = sample_of(layer, handed.args, handed.kwargs)
@@ -216,7 +222,10 @@ class LayerFinder:
             self._try(self.failed)
         for path, module in self.modules.items():
             if len(own_matrices(module)) > 1 and path not in self.cut.local:
-                self._try_inside(path, module)
+                if self.deal_experts and any(one.dim() > 2 for one in module.parameters(recurse=False)):
+                    self._deal_experts(path, module)
+                else:
+                    self._try_inside(path, module)
         if unused := sorted(map(repr, self.local.keys() - self.used)):
             raise StructureError(
                 f"a layer is handed a part as its argument {unused[0]}, but nothing that is cut reads it"
@@ -562,6 +571,80 @@ class LayerFinder:
 
     # --- Modules that hold columns and rows themselves ---
 
+    def _deal_experts(self, path: str, module: nn.Module) -> None:
+        """Give each process some of the experts that a module holds in tensors with an axis for them."""
+        what = f"experts of {path!r} cannot be dealt out"
+        tensors = dict(module.named_parameters(recurse=False))
+        counts = {one.shape[0] for one in tensors.values() if one.dim()}
+        n_experts = min(counts, default=0)
+        if len(counts) != 1 or n_experts % self.n:
+            why = (
+                f"{n_experts} experts do not divide among {self.n} processes"
+                if len(counts) == 1
+                else f"its tensors have {' and '.join(map(str, sorted(counts)))} rows, not one per expert"
+            )
+            raise RefusedError(why, what, EXPERTS[1])
+        places = self._places_of_tokens(path)
+        if places is None:
+            why = "it is not called with a row per token, the chosen experts and their weights"
+            raise RefusedError(why, what, EXPERTS[1])
+        shards = [Step("shard", path, {"tensor_name": name, "axis": 0}) for name in tensors]
+        taken = Step("take_experts", path, {"n_experts": n_experts, **places})
+        counted = [
+            name for name, value in vars(module).items()
+            if type(value) is int and value == n_experts and not name.startswith("_")
+        ]  # fmt: skip
+        reason = ""
+        for size in range(len(counted), -1, -1):  # numbers of experts that its forward reads
+            for names in itertools.combinations(counted, size):
+                values = dict.fromkeys(names, n_experts // self.n)
+                steps = [*shards, *([Step("set_attr", path, values)] if values else []), taken]
+                failed = self._why_not_inside(path, steps)
+                if not failed:
+                    self._keep_inside(path, steps, "experts", "experts")
+                    return
+                reason = reason or failed
+        raise RefusedError(reason, what, EXPERTS[1])
+
+    def _places_of_tokens(self, path: str) -> dict[str, int | str] | None:
+        """Return the arguments of experts: tokens, the chosen experts, and their weights."""
+        taken: list[dict[int | str, Tensor]] = []
+
+        def keep(module: nn.Module, args: Any, kwargs: Any) -> None:
+            named: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
+            taken.append({place: one for place, one in named if isinstance(one, Tensor) and one.dim() == 2})
+
+        handle = self.sample.layer.get_submodule(path).register_forward_pre_hook(keep, with_kwargs=True)
+        try:
+            self.sample.call(self.sample.layer)
+        finally:
+            handle.remove()
+        given = taken[0] if taken else {}
+        numbers = [place for place, one in given.items() if not one.is_floating_point()]
+        for chosen in numbers[:1]:
+            floats = [place for place, one in given.items() if one.is_floating_point()]
+            weights = [place for place in floats if given[place].shape == given[chosen].shape]
+            tokens = [place for place in floats if place not in weights[-1:]]
+            if weights and tokens and len(given[tokens[0]]) == len(given[chosen]):
+                return {"tokens": tokens[0], "chosen": chosen, "weights": weights[-1]}
+        return None
+
+    def _why_not_inside(self, path: str, steps: Sequence[Step]) -> str:
+        return why_not(
+            self.sample, [*self.cut.steps, *steps], self.cut.rows | {path: 1}, frozenset(self.cut.local),
+            self.n, [self.local[place] for place in self.used], {},
+        )  # fmt: skip
+
+    def _keep_inside(self, path: str, steps: Sequence[Step], role: str, how: How) -> None:
+        self.cut.steps += steps
+        self.cut.rows[path] = 1
+        synced = {"sync_op_or_fn": "all_reduce"}
+        syncs = [Step("sync", path, {"mode": mode, **synced}) for mode in ("fwd_post", "bwd_post")]
+        self.cut.syncs += syncs
+        self.exchanged.append(Exchanged((path,), path, tuple(syncs)))
+        self.cut.parts.append(self._part(path, role, how))
+        self.reasons.pop(path, None)
+
     def _try_inside(self, path: str, module: nn.Module) -> None:
         """Cut matrices that a module holds itself, as experts do: what it returns is then summed."""
         if path not in self.sample.returned:
@@ -589,22 +672,12 @@ class LayerFinder:
                 if parameter.dim() == 1 and parameter.shape[0] == shapes[columns[0]][axes[1]]:
                     steps.append(Step("shard", path, {"tensor_name": name, "axis": 0, "groups": groups}))
             steps.append(self._matrix_step(path, row, shapes[row], axes[0], 1))
-            failed = why_not(
-                self.sample, [*self.cut.steps, *steps], self.cut.rows | {path: 1},
-                frozenset(self.cut.local), self.n, [self.local[place] for place in self.used], {},
-            )  # fmt: skip
+            failed = self._why_not_inside(path, steps)
             if failed:
                 reason = reason or failed
                 continue
-            self.cut.steps += steps
-            self.cut.rows[path] = 1
-            synced = {"sync_op_or_fn": "all_reduce"}
-            syncs = [Step("sync", path, {"mode": mode, **synced}) for mode in ("fwd_post", "bwd_post")]
-            self.cut.syncs += syncs
-            self.exchanged.append(Exchanged((path,), path, tuple(syncs)))
             role = "experts" if len(shapes[row]) > 2 else "feed-forward: in and out"
-            self.cut.parts.append(self._part(path, role, "columns and rows"))
-            self.reasons.pop(path, None)
+            self._keep_inside(path, steps, role, "columns and rows")
             return
         self.reasons[path] = reason or "no two of its matrices fit as columns and rows"
 

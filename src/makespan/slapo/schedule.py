@@ -467,6 +467,7 @@ def register_primitive() -> Callable[[_Any], _Any]:
 
 _BUILT_IN = (
     "makespan.slapo.compiling",
+    "makespan.slapo.experts",
     "makespan.slapo.memory",
     "makespan.slapo.pipelining",
     "makespan.slapo.recomputing",
@@ -598,6 +599,11 @@ class ForwardWrapper:
 
     def __init__(self, module: nn.Module) -> None:
         self.inner: Callable[..., Any] = module.forward
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        """Arguments of the wrapped forward."""
+        return inspect.signature(self.inner)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the wrapped forward."""

@@ -35,8 +35,17 @@ _SMALL = 0.01  # of the median size of gradients, below which all of a gradient 
 _SEED = 7  # of other activations and of gradients; any would do
 
 
-class UnsharedError(Exception):
-    """The sequences of a layer cannot be shared, with the reason."""
+class RefusedError(Exception):
+    """What a plan says cannot be done in a layer: the reason, what that is, and what to write instead."""
+
+    def __init__(
+        self,
+        why: str,
+        what: str = "sequence parallelism cannot be placed",
+        expected: str = "a plan without it (nosp)",
+    ) -> None:
+        super().__init__(why)
+        self.what, self.expected = what, expected
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +104,10 @@ class SequenceSplitter:
     notes: list[str] = field(default_factory=list)
 
     def find(self) -> list[Step]:
-        """Return the steps of the first choice that passes; an `UnsharedError` says why there is none."""
+        """Return the steps of the first choice that passes; a `RefusedError` says why there is none."""
         length, n = self._hidden(self.sample.args, self.sample.kwargs).shape[TOKENS], self.n_processes
         if length % n:
-            raise UnsharedError(f"{length} tokens of the example do not divide among {n} processes")
+            raise RefusedError(f"{length} tokens of the example do not divide among {n} processes")
         self._watch_tokens()
         items: list[Exchanged | str] = [*self.exchanged]
         cut_columns = {column for one in self.exchanged for column in one.columns}
@@ -112,7 +121,7 @@ class SequenceSplitter:
                 what = f"what {item.row!r} reads" if isinstance(item, Exchanged) else "attention"
                 if item == "":
                     what = "attention in the forward of the layer itself"
-                raise UnsharedError(f"no module could hand whole sequences to {what}")
+                raise RefusedError(f"no module could hand whole sequences to {what}")
         reason = ""
         for chosen in itertools.islice(_by_preference(choices), _MOST_REHEARSALS):
             steps = self._joined(items, chosen)
@@ -120,7 +129,7 @@ class SequenceSplitter:
             if not failed:
                 return steps + self._drawn_apart(items, chosen)
             reason = reason or failed
-        raise UnsharedError(reason)
+        raise RefusedError(reason)
 
     # --- Choices ---
 
@@ -169,7 +178,7 @@ class SequenceSplitter:
         hidden = first_tensor((args, kwargs))
         if hidden is None or hidden.dim() != 3:
             shape = None if hidden is None else tuple(hidden.shape)
-            raise UnsharedError(f"it reads a tensor of shape {shape}; expected samples, tokens and features")
+            raise RefusedError(f"it reads a tensor of shape {shape}; expected samples, tokens and features")
         return hidden
 
     def _options(self, item: Exchanged | str) -> Iterator[_Option]:

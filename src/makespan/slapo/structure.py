@@ -18,8 +18,8 @@ from torch.utils import _pytree as pytree  # there is no public name for it
 from makespan.slapo.errors import ArgumentError, StructureError, short_repr
 from makespan.slapo.flow import Flow, Handed, LeafCall, first_tensor, fresh, own_matrices, watched
 from makespan.slapo.passes import Call, call_from
-from makespan.slapo.regions import Cut, How, LayerFinder, Linear, StructurePart, is_table, linear_of
-from makespan.slapo.sequences import UnsharedError
+from makespan.slapo.regions import EXPERTS, Cut, How, LayerFinder, Linear, StructurePart, is_table, linear_of
+from makespan.slapo.sequences import RefusedError
 from makespan.slapo.trials import Step
 
 OUTSIDE = "outside the layers"
@@ -129,6 +129,7 @@ def find_structure(
     n_processes: int = 2,
     seed: int = 0,
     along_sequence: bool = False,
+    deal_experts: bool = False,
 ) -> Structure:
     """Find layers, attention, feed-forward parts and vocabulary of a transformer, and how they can be cut.
 
@@ -146,6 +147,8 @@ def find_structure(
     along_sequence
         True if the processes also share each sequence between attention and feed-forward parts, so that
         norms, dropout and residuals of layers work on parts of it.
+    deal_experts
+        True if each process holds some experts whole, instead of a part of every expert.
 
     Returns
     -------
@@ -156,8 +159,8 @@ def find_structure(
     ArgumentError
         The number of processes is less than one; also a `ValueError`.
     StructureError
-        No structure is found, the model cannot be run, or its sequences cannot be shared; the message names
-        the model and the reason. Also a `ValueError`.
+        No structure is found, the model cannot be run, or its sequences or experts cannot be shared; the
+        message names the model and the reason. Also a `ValueError`.
     """
     name = type(model).__name__
     if n_processes < 1:
@@ -182,9 +185,10 @@ def find_structure(
         key = _signature(layer, one, parts)
         if key not in known:
             try:
-                known[key] = path, LayerFinder(layer, one, n_processes, parts, along_sequence).find()
-            except UnsharedError as error:
-                raise _unshared(name, f"in {path!r} ({type(layer).__name__})", error) from error
+                finder = LayerFinder(layer, one, n_processes, parts, along_sequence, deal_experts)
+                known[key] = path, finder.find()
+            except RefusedError as error:
+                raise _refused(name, f"in {path!r} ({type(layer).__name__})", error) from error
         first, cut = known[key]
         for place, axis in cut.results.items():
             parts[one.ids_out[place]] = axis, one.sizes_out[place][axis]
@@ -196,6 +200,9 @@ def find_structure(
         ]
         structure.notes += [f"{note} (layers like {first!r})" for note in cut.notes if path == first]
     structure.steps += syncs
+    if deal_experts and n_processes > 1 and not any(part.how == "experts" for part in structure.parts):
+        why = RefusedError("no layer has experts in tensors that they share", *EXPERTS)
+        raise _refused(name, f"of {_span(flat)}", why)
     if along_sequence and n_processes > 1:
         for paths in layers:
             structure.steps += _ends_of_sequence(name, paths, handed, flow)
@@ -208,10 +215,8 @@ def find_structure(
     return structure
 
 
-def _unshared(name: str, where: str, why: object) -> StructureError:
-    return StructureError(
-        f"{name}: sequence parallelism cannot be placed {where}: {why}; expected a plan without it (nosp)"
-    )
+def _refused(name: str, where: str, error: RefusedError) -> StructureError:
+    return StructureError(f"{name}: {error.what} {where}: {error}; expected {error.expected}")
 
 
 def _ends_of_sequence(
@@ -224,13 +229,14 @@ def _ends_of_sequence(
         readers = [inside for _, inside in flow.reads.get(result, ())]
         if result != handed[after].id_in or not all(after in inside for inside in readers):
             why = "more than the next layer reads what one returns"
-            raise _unshared(name, f"between {before!r} and {after!r}", why)
+            raise _refused(name, f"between {before!r} and {after!r}", RefusedError(why))
     first, last = handed[paths[0]], handed[paths[-1]]
     given = [*enumerate(first.args), *first.kwargs.items()]
     hidden = first_tensor((first.args, first.kwargs))
     places = [place for place, value in given if value is hidden]
     if not places:
-        raise _unshared(name, f"before {paths[0]!r}", "the sequence is inside of one of its arguments")
+        why = "the sequence is inside of one of its arguments"
+        raise _refused(name, f"before {paths[0]!r}", RefusedError(why))
     values: dict[str, Any] = {"mode": "fwd_post", "sync_op_or_fn": "SR->RR"}
     if last.returns is not Tensor:
         values["output"] = 0
