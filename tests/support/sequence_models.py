@@ -109,6 +109,42 @@ class ChoiceLayer(nn.Module):
         return hidden + self.choice(self.after(hidden))
 
 
+class Stalls(nn.Module):
+    """Experts that are modules, of which a token takes one; a few tokens leave some without any."""
+
+    def __init__(self, experts=12):
+        super().__init__()
+        self.choice = nn.Linear(WIDTH, experts, bias=False)
+        self.experts = nn.ModuleList(
+            nn.Sequential(nn.Linear(WIDTH, 8), nn.Tanh(), nn.Linear(8, WIDTH)) for _ in range(experts)
+        )
+
+    def forward(self, hidden):
+        tokens = hidden.reshape(-1, WIDTH)
+        weights, chosen = torch.softmax(self.choice(tokens), -1).max(-1)
+        result = torch.zeros_like(tokens)
+        for index, expert in enumerate(self.experts):
+            rows = torch.where(chosen == index)[0]
+            if len(rows):
+                result = result.index_add(0, rows, expert(tokens[rows]) * weights[rows, None])
+        return result.view(hidden.shape)
+
+
+class StallLayer(nn.Module):
+    """A layer with such experts."""
+
+    returns_pair = False
+
+    def __init__(self):
+        super().__init__()
+        self.before, self.after = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.attention, self.stalls = Attention(), Stalls()
+
+    def forward(self, hidden, mask):
+        hidden, _ = self.attention(self.before(hidden), hidden, mask=mask)
+        return hidden + self.stalls(self.after(hidden))
+
+
 class Stack(nn.Module):
     """Layers of one kind with a mask and a head."""
 
@@ -159,7 +195,13 @@ class Loose(Layer):
         return hidden
 
 
-KINDS = {"Layer": Layer, "ChoiceLayer": ChoiceLayer, "Inside": Inside, "Loose": Loose}
+KINDS = {
+    "Layer": Layer,
+    "ChoiceLayer": ChoiceLayer,
+    "StallLayer": StallLayer,
+    "Inside": Inside,
+    "Loose": Loose,
+}
 
 
 def words(length=SEQ, seed=0):

@@ -99,6 +99,14 @@ def test_attention_that_stays_whole_computes_all_and_keeps_its_part():
     assert joined.arguments["tensor_parallel_output_grad"] is False
 
 
+def test_experts_that_are_modules_see_whole_sequences_within_the_module_around_them():
+    steps = steps_of(found("StallLayer"), layer="layers.0")
+    assert {("stalls", "all_gather"), ("stalls", "scatter"), ("attention", "all_gather")} <= steps
+    # Also those that no token of the example has chosen.
+    assert {(f"stalls.experts.{index}.2", "all_reduce") for index in range(12)} <= steps
+    assert ("stalls.choice", "all_reduce", "parameters") not in steps
+
+
 @pytest.mark.parametrize("kind", ["Layer", "ChoiceLayer"])
 def test_a_rehearsal_without_one_of_the_steps_does_not_pass(kind, monkeypatch):
     splitters, find = [], SequenceSplitter.find

@@ -187,7 +187,8 @@ class SequenceSplitter:
             yield from self._whole(item, ())
             return
         read = [path for path in item.columns if self.given.get(path)]
-        if not read:
+        if not read:  # it reads some tokens only, such as those that chose an expert
+            yield from self._whole(item.row, item.syncs)
             return
         kept = [step for step in item.syncs if step.arguments.get("on") == "parameters"]
         for path in item.columns:
