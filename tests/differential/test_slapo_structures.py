@@ -36,6 +36,7 @@ def _rows(n_processes, names, tmp_path):
 def test_the_table_of_models_is_what_processes_find_and_verify(root, tmp_path, request):
     rows = _rows(2, hf_zoo.CONFIGS, tmp_path)
     for name, more in _rows(4, BY_FOUR, tmp_path).items():
+        assert more["sequences"] == rows[name]["sequences"] == "verified"
         rows[name] |= {"split by 4": more["split by 4"]}
     columns = (
         "layers", "attention", "feed-forward", "vocabulary", "split by 2", "sequences", "split by 4",

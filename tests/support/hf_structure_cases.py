@@ -34,7 +34,7 @@ def rows_of(names, path):
                     row["cut in two"] = _cut(name, alone)
                 mine[name] = row
             else:
-                mine[name] = {"split by 4": row["split by 2"]}
+                mine[name] = {"split by 4": row["split by 2"], "sequences": row["sequences"]}
     gathered = [None] * n
     dist.all_gather_object(gathered, mine)
     if rank == 0:

@@ -88,7 +88,7 @@ CONFIGS = {
 """Class of each model, and the arguments of its configuration."""
 
 LINE = {"input_ids": hf_models.tokens()}
-PAIR = LINE | {"decoder_input_ids": hf_models.tokens()[:, :6]}
+PAIR = LINE | {"decoder_input_ids": hf_models.tokens()[:, :4]}
 _DRAWN = torch.Generator().manual_seed(0)
 PICTURE = {"pixel_values": torch.randn(2, 3, 16, 16, generator=_DRAWN)}
 SMALL_PICTURE = {"pixel_values": PICTURE["pixel_values"][..., :12, :12]}
