@@ -5,6 +5,7 @@ parameters whose outputs reached it through functions alone. The output of such 
 its only source. Names and classes of a model's own modules are never looked at.
 """
 
+import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -270,6 +271,24 @@ def first_tensor(values: Any) -> Tensor | None:
     tensors = [leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, Tensor)]
     floating = [tensor for tensor in tensors if tensor.is_floating_point()]
     return next(iter(floating or tensors), None)
+
+
+def common_owner(paths: Iterable[str]) -> str:
+    """Return the path of the innermost module that holds all modules, itself included for one path."""
+    tokens = [path.split(".") for path in paths]
+    shared = itertools.takewhile(lambda level: len(set(level)) == 1, zip(*tokens, strict=False))
+    return ".".join(level[0] for level in shared)
+
+
+def upwards(path: str) -> list[str]:
+    """Return the paths of a module and of all that hold it, the innermost first, without the outermost."""
+    tokens = path.split(".") if path else []
+    return [".".join(tokens[:end]) for end in range(len(tokens), 0, -1)]
+
+
+def is_within(path: str, owner: str) -> bool:
+    """Return True if a path is that of a module or of one in it."""
+    return path == owner or path.startswith(f"{owner}.")
 
 
 @contextmanager

@@ -24,9 +24,12 @@ from makespan.slapo.flow import (
     Handed,
     LeafCall,
     Origin,
+    common_owner,
     first_tensor,
     is_source,
+    is_within,
     own_matrices,
+    upwards,
     watched,
 )
 from makespan.slapo.graphs import copied_object, is_object
@@ -546,28 +549,28 @@ class LayerFinder:
         """Iterate over the arguments of the attention that may have an axis for heads."""
         if region.head_size is None or self.n == 1:
             return
-        taken: list[tuple[Any, Any]] = []
-
-        def keep(module: nn.Module, args: Any, kwargs: Any) -> None:
-            taken.append((args, kwargs))
-
-        copied = self.sample.layer
-        handle = copied.get_submodule(top).register_forward_pre_hook(keep, with_kwargs=True)
-        try:
-            self.sample.call(copied)
-        finally:
-            handle.remove()
-        if not taken:
-            return
-        args, kwargs = taken[0]
-        named: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
-        batch = first_tensor((args, kwargs))
+        given = self._arguments_of(top)
+        batch = first_tensor(given)
         count = 1 if batch is None else batch.shape[0]
-        for place, value in named:
+        for place, value in given.items():
             if isinstance(value, Tensor) and value.is_floating_point():
                 for axis, size in enumerate(value.shape[:-1]):
                     if size in (region.heads, count * region.heads):
                         yield place, axis, region.heads
+
+    def _arguments_of(self, path: str) -> dict[int | str, Any]:
+        """Return the arguments of the first call of a module in the sample, by position or name."""
+        taken: list[dict[int | str, Any]] = []
+
+        def keep(module: nn.Module, args: Any, kwargs: Any) -> None:
+            taken.append({**dict(enumerate(args)), **kwargs})
+
+        handle = self.sample.layer.get_submodule(path).register_forward_pre_hook(keep, with_kwargs=True)
+        try:
+            self.sample.call(self.sample.layer)
+        finally:
+            handle.remove()
+        return taken[0] if taken else {}
 
     # --- Modules that hold columns and rows themselves ---
 
@@ -608,18 +611,8 @@ class LayerFinder:
 
     def _places_of_tokens(self, path: str) -> dict[str, int | str] | None:
         """Return the arguments of experts: tokens, the chosen experts, and their weights."""
-        taken: list[dict[int | str, Tensor]] = []
-
-        def keep(module: nn.Module, args: Any, kwargs: Any) -> None:
-            named: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
-            taken.append({place: one for place, one in named if isinstance(one, Tensor) and one.dim() == 2})
-
-        handle = self.sample.layer.get_submodule(path).register_forward_pre_hook(keep, with_kwargs=True)
-        try:
-            self.sample.call(self.sample.layer)
-        finally:
-            handle.remove()
-        given = taken[0] if taken else {}
+        arguments = self._arguments_of(path).items()
+        given = {place: one for place, one in arguments if isinstance(one, Tensor) and one.dim() == 2}
         numbers = [place for place, one in given.items() if not one.is_floating_point()]
         for chosen in numbers[:1]:
             floats = [place for place, one in given.items() if one.is_floating_point()]
@@ -692,7 +685,7 @@ class LayerFinder:
 
     def _follow_siblings(self) -> None:
         """Cut experts that no token of the example reached like those that some did."""
-        called = {owner for path in self.calls for owner in _owners(path)}
+        called = {owner for path in self.calls for owner in upwards(path)}
         for path, module in self.modules.items():
             name = path.rpartition(".")[2]
             if not name.isdigit() or path in called or not any(True for _ in module.parameters()):
@@ -705,7 +698,7 @@ class LayerFinder:
             for steps in (self.cut.steps, self.cut.syncs):
                 steps += [replace(step, path=_moved(step.path, twin, path)) for step in _within(steps, twin)]
             for row, how in list(self.cut.rows.items()):
-                if _is_within(row, twin):
+                if is_within(row, twin):
                     self.cut.rows[_moved(row, twin, path)] = how
             self.cut.parts += [
                 replace(part, path=_moved(part.path, twin, path)) for part in _within(self.cut.parts, twin)
@@ -776,28 +769,11 @@ def _attribute_steps(attributes: Iterable["Attribute"], n: int) -> list[Step]:
     return [Step("set_attr", path, of_path) for path, of_path in values.items()]
 
 
-def common_owner(paths: Iterable[str]) -> str:
-    """Return the path of the innermost module that holds all modules, itself included for one path."""
-    tokens = [path.split(".") for path in paths]
-    shared = itertools.takewhile(lambda level: len(set(level)) == 1, zip(*tokens, strict=False))
-    return ".".join(level[0] for level in shared)
-
-
-def _owners(path: str) -> list[str]:
-    """Return the paths of a module and of all that hold it."""
-    tokens = path.split(".")
-    return [".".join(tokens[: end + 1]) for end in range(len(tokens))]
-
-
-def _is_within(path: str, owner: str) -> bool:
-    return path == owner or path.startswith(f"{owner}.")
-
-
 _Placed = TypeVar("_Placed", Step, StructurePart)
 
 
 def _within(values: Iterable[_Placed], owner: str) -> list[_Placed]:
-    return [value for value in values if _is_within(value.path, owner)]
+    return [value for value in values if is_within(value.path, owner)]
 
 
 def _moved(path: str, old: str, new: str) -> str:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree  # there is no public name for it
 
 from makespan.slapo.errors import ScheduleError
-from makespan.slapo.flow import Drop, Flow, first_tensor, fresh
+from makespan.slapo.flow import Drop, Flow, common_owner, first_tensor, fresh, is_within, upwards
 from makespan.slapo.layouts import Ranks, Rehearsal, cut, sharding_of
 from makespan.slapo.schedule import create_schedule
 from makespan.slapo.syncing import HeadsPart, Place
@@ -127,7 +127,7 @@ class SequenceSplitter:
             steps = self._joined(items, chosen)
             failed = self._why_useless(chosen) or self._why_not(steps)
             if not failed:
-                return steps + self._drawn_apart(items, chosen)
+                return steps + self._drawn_apart(chosen)
             reason = reason or failed
         raise RefusedError(reason)
 
@@ -196,12 +196,12 @@ class SequenceSplitter:
             if path not in read and path not in (step.path for step in kept) and self._reads_numbers(path):
                 kept.append(Step("sync", path, {"mode": "bwd_post", "sync_op_or_fn": "all_reduce"}))
         back = {"mode": "fwd_post", "sync_op_or_fn": "reduce_scatter", "axis": TOKENS}
-        above = [(path,) for path in _owners(_common(read))]
+        above = [(path,) for path in upwards(common_owner(read))]
         for paths in [*above[:1], *([tuple(read)] if len(read) > 1 else []), *above[1:]]:
             joins = [join for path in paths if (join := self._join(path, read)) is not None]
             if len(joins) == len(paths):
                 yield _Option((*kept, *joins, Step("sync", item.row, back)), paths)
-        yield from self._whole(_common([*read, item.row]), item.syncs)
+        yield from self._whole(common_owner([*read, item.row]), item.syncs)
 
     def _reads_numbers(self, path: str) -> bool:
         return any(one.is_floating_point() for one in self.sample.read.get(path, []))
@@ -221,7 +221,7 @@ class SequenceSplitter:
 
     def _whole(self, path: str, syncs: Sequence[Step]) -> Iterator[_Option]:
         """Iterate over modules that could compute whole sequences, of which each process keeps its part."""
-        for owner in _owners(path):
+        for owner in upwards(path):
             join = self._join(owner, (), is_whole=True)
             if join is None or owner not in self.returned:
                 continue
@@ -239,7 +239,7 @@ class SequenceSplitter:
         for item, option in zip(items, chosen, strict=True):
             path = item if isinstance(item, str) else item.row
             own = option.inside[0] if option.is_whole else None
-            if any(_is_within(path, owner) for owner in wholes if owner != own):
+            if any(is_within(path, owner) for owner in wholes if owner != own):
                 steps += () if isinstance(item, str) else item.syncs  # inside of another one that is whole
             else:
                 steps += [step for step in option.steps if step not in steps]
@@ -247,7 +247,7 @@ class SequenceSplitter:
         done |= {step.path for step in steps if step.arguments.get("on") == "parameters"}
         for path, module in self.sample.layer.named_modules():
             has_own = any(True for _ in module.parameters(recurse=False))
-            if has_own and path not in done and not any(_is_within(path, owner) for owner in wholes):
+            if has_own and path not in done and not any(is_within(path, owner) for owner in wholes):
                 values = {"mode": "bwd_post", "sync_op_or_fn": "all_reduce", "on": "parameters"}
                 steps.append(Step("sync", path, values))
         return steps
@@ -257,11 +257,11 @@ class SequenceSplitter:
         wholes = [option.inside[0] for option in chosen if option.is_whole]
         for path, module in self.sample.layer.named_modules():
             has_own = any(True for _ in module.parameters(recurse=False))
-            if has_own and not any(_is_within(path, owner) for owner in wholes):
+            if has_own and not any(is_within(path, owner) for owner in wholes):
                 return ""
         return f"all of it would have to see whole sequences, in {', '.join(map(repr, wholes))}"
 
-    def _drawn_apart(self, items: Sequence[Exchanged | str], chosen: Sequence[_Option]) -> list[Step]:
+    def _drawn_apart(self, chosen: Sequence[_Option]) -> list[Step]:
         """Return steps by which dropout of parts draws apart in each process; note where it cannot."""
         apart, together = list[Drop](), list[Drop]()
         rows = {one.row for one in self.exchanged}
@@ -442,20 +442,3 @@ def _said(error: Exception) -> str:
     if isinstance(error, _DiffersError | ScheduleError):
         return text
     return f"with its part of the sequence, a process raises {type(error).__name__}: {text[:120]}"
-
-
-def _common(paths: Sequence[str]) -> str:
-    """Return the path of the innermost module that holds all modules, itself included for one path."""
-    tokens = [path.split(".") for path in paths]
-    shared = itertools.takewhile(lambda level: len(set(level)) == 1, zip(*tokens, strict=False))
-    return ".".join(level[0] for level in shared)
-
-
-def _owners(path: str) -> list[str]:
-    """Return a module and those that hold it, the innermost first, without the layer itself."""
-    tokens = path.split(".") if path else []
-    return [".".join(tokens[:end]) for end in range(len(tokens), 0, -1)]
-
-
-def _is_within(path: str, owner: str) -> bool:
-    return path == owner or path.startswith(f"{owner}.")
