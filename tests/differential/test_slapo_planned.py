@@ -9,7 +9,16 @@ import torch
 from forked import forking_servers
 from group_worker import on_processes
 
-from makespan.slapo import SCHEDULES, Verify, apply_plan, apply_schedule, create_schedule, partition
+from makespan.slapo import (
+    SCHEDULES,
+    Verify,
+    apply_plan,
+    apply_schedule,
+    create_schedule,
+    init_empty_weights,
+    partition,
+    replay,
+)
 from makespan.training.zoo import build_family, family_batch, family_spec
 
 pytestmark = pytest.mark.xdist_group("training")
@@ -52,6 +61,22 @@ def test_stages_and_recomputed_layers_compute_what_the_whole_does():
         "trees.1",
         "trees.2",
     ]
+
+
+@pytest.mark.parametrize("kind", ["Forest", "Square"])
+def test_the_journal_of_a_plan_makes_the_same_stages_with_and_without_values(kind):
+    # The layers of one model are elements of a list, those of the other of a Sequential that it iterates.
+    inputs = odd_transformers.INPUTS[kind]
+    sch = create_schedule(odd_transformers.seeded(kind))
+    with Verify(sch, inputs) as check:
+        apply_plan(sch, "pp2 mb1", inputs)
+    assert check.report.is_equal
+    again = replay(odd_transformers.seeded(kind).eval(), sch.dump())
+    assert str(again) == str(sch) and len(partition(again).stages) == 2
+    assert torch.equal(partition(again).run(*inputs), odd_transformers.seeded(kind).eval()(*inputs))
+    with init_empty_weights():
+        empty = getattr(odd_transformers, kind)()
+    assert partition(replay(empty, sch.dump())).values == partition(sch).values
 
 
 @pytest.mark.filterwarnings("ignore:apply_plan of")
@@ -103,7 +128,7 @@ def test_the_same_tensors_are_split_as_by_the_schedules_of_the_library(family):
 
 
 def test_dropout_of_parts_is_drawn_apart_and_other_dropout_is_not():
-    sch = apply_plan(odd_transformers.seeded("Forest"), "tp2 mb1", odd_transformers.INPUTS["Forest"])
+    sch = apply_plan(odd_transformers.seeded("Forest"), "tp2 nosp mb1", odd_transformers.INPUTS["Forest"])
     assert [entry.path for entry in sch.metadata.journal if entry.op == "fork_rng"] == [
         f"trees.{index}.still" for index in range(3)
     ]

@@ -36,10 +36,11 @@ def _rows(n_processes, names, tmp_path):
 def test_the_table_of_models_is_what_processes_find_and_verify(root, tmp_path, request):
     rows = _rows(2, hf_zoo.CONFIGS, tmp_path)
     for name, more in _rows(4, BY_FOUR, tmp_path).items():
+        assert more["sequences"] == rows[name]["sequences"] == "verified"
         rows[name] |= {"split by 4": more["split by 4"]}
     columns = (
-        "layers", "attention", "feed-forward", "vocabulary", "split by 2", "split by 4", "recomputed",
-        "cut in two", "whole",
+        "layers", "attention", "feed-forward", "vocabulary", "split by 2", "sequences", "split by 4",
+        "recomputed", "cut in two", "whole",
     )  # fmt: skip
     table = [
         {"model": name} | {column: row.get(column, "") for column in columns} for name, row in rows.items()
@@ -53,6 +54,11 @@ def test_the_table_of_models_is_what_processes_find_and_verify(root, tmp_path, r
     with path.open(encoding="utf-8", newline="") as file:
         assert list(csv.DictReader(file)) == table
     assert len(table) >= 32 and all(row["split by 2"].startswith("verified") for row in table)
+
+
+@pytest.mark.parametrize("n_processes", [2, 4])
+def test_experts_that_are_dealt_out_compute_what_whole_models_do(n_processes):
+    on_processes(n_processes, "hf_structure_cases", "experts")
 
 
 @pytest.mark.parametrize("name", hf_zoo.CONFIGS)

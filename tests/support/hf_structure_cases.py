@@ -7,7 +7,15 @@ from pathlib import Path
 import hf_zoo
 import torch.distributed as dist
 
-from makespan.slapo import ScheduleError, VerificationError, Verify, apply_plan, build, create_schedule
+from makespan.slapo import (
+    ScheduleError,
+    StructureError,
+    VerificationError,
+    Verify,
+    apply_plan,
+    build,
+    create_schedule,
+)
 
 SHARED = "recompute=full:0.5 mb1"
 
@@ -26,7 +34,7 @@ def rows_of(names, path):
                     row["cut in two"] = _cut(name, alone)
                 mine[name] = row
             else:
-                mine[name] = {"split by 4": row["split by 2"]}
+                mine[name] = {"split by 4": row["split by 2"], "sequences": row["sequences"]}
     gathered = [None] * n
     dist.all_gather_object(gathered, mine)
     if rank == 0:
@@ -46,10 +54,14 @@ def _verified(sch, name, apply, **options):
 
 
 def _shared(name, n):
-    model = hf_zoo.model(name)
+    model, sequences = hf_zoo.model(name), "verified"
     n_whole = sum(one.numel() for one in model.parameters())
     sch = create_schedule(model)
-    report = _verified(sch, name, lambda: apply_plan(sch, f"tp{n} {SHARED}", hf_zoo.inputs(name)))
+    try:
+        report = _verified(sch, name, lambda: apply_plan(sch, f"tp{n} {SHARED}", hf_zoo.inputs(name)))
+    except StructureError as error:
+        sequences = "no: " + str(error).partition(": ")[2].removesuffix("; expected a plan without it (nosp)")
+        report = _verified(sch, name, lambda: apply_plan(sch, f"tp{n} nosp {SHARED}", hf_zoo.inputs(name)))
     assert report.count("parameter gradient") and report.is_equal
     assert not any("not compared" in note for note in report.notes), report.notes
     build(sch)
@@ -65,9 +77,30 @@ def _shared(name, n):
         "feed-forward": _feed_forward(found),
         "vocabulary": _vocabulary(roles),
         "split by 2": f"verified, {100 * share:.0f} %",
+        "sequences": sequences,
         "recomputed": f"{n_recomputed} of {sum(map(len, found.layers))}",
         "whole": "; ".join(dict.fromkeys(part.reason for part in _important(found.kept_whole))),
     }
+
+
+def experts():
+    """Experts that are dealt out to the processes compute the same, whole sequences or parts of them."""
+    n = dist.get_world_size()
+    for name in ("Mixtral", "Qwen3Moe", "DeepseekV3"):
+        for words in ("nosp", "recompute=full"):
+            sch = create_schedule(hf_zoo.model(name))
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "apply_plan of")
+                report = _verified(
+                    sch, name, lambda sch=sch, name=name, words=words: apply_plan(
+                        sch, f"tp{n} ep{n} mb1 {words}", hf_zoo.inputs(name)
+                    ),
+                )  # fmt: skip
+            assert report.is_equal and report.count("parameter gradient in training")
+            assert not any("not compared" in note for note in report.notes), report.notes
+            dealt = [part.path for part in sch.metadata.structure.parts if part.how == "experts"]
+            assert dealt and all(sch.get_module(path).num_experts == 4 // n for path in dealt)
+            build(sch)
 
 
 def _important(parts):

@@ -14,6 +14,7 @@ SIZES = {
 GROUPED = SIZES | {"num_key_value_heads": 2}
 PLACES = SIZES | {"max_position_embeddings": 2 * SEQ}
 IMAGES = SIZES | {"image_size": 16, "patch_size": 4}
+SMALL = IMAGES | {"image_size": 12}  # nine patches and one token: a length that divides
 OF_GPT = {
     "vocab_size": VOCAB, "n_embd": WIDTH, "n_layer": 2, "n_head": HEADS, "n_positions": SEQ,
     "bos_token_id": 1, "eos_token_id": 2,
@@ -71,12 +72,12 @@ CONFIGS = {
     ),
     "Electra": ("ElectraForMaskedLM", PLACES | {"embedding_size": 16}),
     "Albert": ("AlbertForMaskedLM", PLACES | {"embedding_size": 16}),
-    "ViT": ("ViTForImageClassification", IMAGES),
+    "ViT": ("ViTForImageClassification", SMALL),
     "DeiT": ("DeiTForImageClassification", IMAGES),
-    "Beit": ("BeitForImageClassification", IMAGES),
+    "Beit": ("BeitForImageClassification", SMALL),
     "CLIP": (
         "CLIPModel",
-        {"text_config": PLACES | {"pad_token_id": 0}, "vision_config": IMAGES, "projection_dim": 16},
+        {"text_config": PLACES | {"pad_token_id": 0}, "vision_config": SMALL, "projection_dim": 16},
     ),
     "Wav2Vec2": ("Wav2Vec2ForCTC", SIZES | SOUND),
     "Starcoder2": ("Starcoder2ForCausalLM", GROUPED),
@@ -87,19 +88,20 @@ CONFIGS = {
 """Class of each model, and the arguments of its configuration."""
 
 LINE = {"input_ids": hf_models.tokens()}
-PAIR = LINE | {"decoder_input_ids": hf_models.tokens()[:, :6]}
+PAIR = LINE | {"decoder_input_ids": hf_models.tokens()[:, :4]}
 _DRAWN = torch.Generator().manual_seed(0)
 PICTURE = {"pixel_values": torch.randn(2, 3, 16, 16, generator=_DRAWN)}
+SMALL_PICTURE = {"pixel_values": PICTURE["pixel_values"][..., :12, :12]}
 INPUTS = {
     "T5": PAIR,
     "Bart": PAIR,
     "Whisper": {"input_features": torch.randn(2, 8, 32, generator=_DRAWN)}
     | {"decoder_input_ids": PAIR["decoder_input_ids"]},
-    "ViT": PICTURE,
+    "ViT": SMALL_PICTURE,
     "DeiT": PICTURE,
-    "Beit": PICTURE,
-    "CLIP": LINE | PICTURE,
-    "Wav2Vec2": {"input_values": torch.randn(2, 400, generator=_DRAWN)},
+    "Beit": SMALL_PICTURE,
+    "CLIP": LINE | SMALL_PICTURE,
+    "Wav2Vec2": {"input_values": torch.randn(2, 410, generator=_DRAWN)},
 }
 
 

@@ -33,7 +33,7 @@ def unusual():
     for kind in ("Forest", "Harbour", "Square"):
         model = odd_transformers.seeded(kind)
         n_whole = sum(one.numel() for one in model.parameters())
-        sch = _verified(model, odd_transformers.INPUTS[kind], f"tp{n} mb1 recompute=full")
+        sch = _verified(model, odd_transformers.INPUTS[kind], f"tp{n} nosp mb1 recompute=full")
         assert sum(one.numel() for one in sch.mod.parameters()) < 0.9 * n_whole
         before = {name: tuple(one.shape) for name, one in odd_transformers.seeded(kind).state_dict().items()}
         build(sch)
@@ -46,7 +46,7 @@ def experts_without_tokens():
     sch, few = create_schedule(odd_transformers.seeded("Market")), odd_transformers.words()[:1, :2]
     many = torch.arange(odd_transformers.WORDS).view(2, -1)
     with Verify(sch, many) as check:
-        apply_plan(sch, f"tp{dist.get_world_size()} mb1", few)
+        apply_plan(sch, f"tp{dist.get_world_size()} nosp mb1", few)
     assert check.report.is_equal
     rows = [part.path for part in sch.metadata.structure.parts if part.how == "rows"]
     assert len(rows) == 2 * 24
@@ -58,7 +58,7 @@ def families():
     n = dist.get_world_size()
     for family in ("bert", "gpt", "llama", "t5"):
         inputs = family_batch(family_spec(family), 2, seed=0).inputs
-        build(_verified(build_family(family), inputs, f"tp{n} mb1"))
+        build(_verified(build_family(family), inputs, f"tp{n} nosp mb1"))
 
 
 def recomputed():
@@ -67,7 +67,9 @@ def recomputed():
     for what in ("selective", "operators:0.67"):
         for kind in ("Forest", "Harbour", "Square"):
             _verified(
-                odd_transformers.seeded(kind), odd_transformers.INPUTS[kind], f"tp{n} mb1 recompute={what}"
+                odd_transformers.seeded(kind),
+                odd_transformers.INPUTS[kind],
+                f"tp{n} nosp mb1 recompute={what}",
             )
         inputs = family_batch(family_spec("llama"), 2, seed=0).inputs
         _verified(build_family("llama"), inputs, f"tp{n} mb1 recompute={what}")
@@ -80,7 +82,7 @@ def compiled():
         inputs = odd_transformers.INPUTS[kind]
         sch = create_schedule(odd_transformers.seeded(kind))
         with Verify(sch, inputs) as check:
-            apply_plan(sch, f"tp{n} mb1{words}", inputs, compiler="aot_eager")
+            apply_plan(sch, f"tp{n} nosp mb1{words}", inputs, compiler="aot_eager")
         assert check.report.is_equal and check.report.count("parameter gradient")
         assert [entry.op for entry in sch.metadata.journal].count("compile") > 1
 
@@ -98,7 +100,7 @@ def sharded():
         whole(batch).square().mean().backward()
         mesh = init_device_mesh("cpu", (2, n // 2), mesh_dim_names=("dp", "tp"))
         model, tp = odd_transformers.seeded(kind).eval(), mesh.get_group("tp")
-        sch = apply_plan(model, f"tp{n // 2} fsdp mb1 {words}", batch, group=tp, compiler=compiler)
+        sch = apply_plan(model, f"tp{n // 2} nosp fsdp mb1 {words}", batch, group=tp, compiler=compiler)
         assert any(note.startswith("left to the launcher: zero3") for note in sch.metadata.structure.notes)
         build(sch, "fsdp", mesh=mesh)
         model(batch.chunk(2)[mesh.get_local_rank("dp")]).square().mean().backward()
@@ -113,7 +115,7 @@ def sharded():
 def replayed():
     """The journal of a plan makes the same schedule of a fresh model."""
     inputs = odd_transformers.INPUTS["Square"]
-    first = apply_plan(odd_transformers.seeded("Square"), "tp2 mb1", inputs)
+    first = apply_plan(odd_transformers.seeded("Square"), "tp2 nosp mb1", inputs)
     again = replay(odd_transformers.seeded("Square"), first.dump())
     assert str(again) == str(first)
     assert torch.equal(first.mod.eval()(*inputs), again.mod.eval()(*inputs))

@@ -51,7 +51,7 @@ def scheduled(kind, layout):
         return sch, sch.mod
     if layout == "tp2 fsdp":
         mesh = init_device_mesh("cpu", (n // 2, 2), mesh_dim_names=("dp", "tp"))
-        sch = apply_plan(model, "tp2 mb1", inputs, group=mesh.get_group("tp"))
+        sch = apply_plan(model, "tp2 nosp mb1", inputs, group=mesh.get_group("tp"))
         build(sch, "fsdp", mesh=mesh)
         return sch, sch.mod
     if layout == "pp":
@@ -60,7 +60,7 @@ def scheduled(kind, layout):
         mesh = init_device_mesh("cpu", (n,), mesh_dim_names=("pp",))
         stage, _ = build(sch, "pipeline", mesh=mesh, n_microbatches=2, loss_fn=torch.nn.functional.mse_loss)
         return sch, stage
-    sch = apply_plan(model, f"tp{n} mb1 recompute=full", inputs)
+    sch = apply_plan(model, f"tp{n} nosp mb1 recompute=full", inputs)
     build(sch)
     return sch, sch.mod
 
@@ -104,7 +104,7 @@ def refused(directory):
     wider = odd_transformers.seeded("Forest")
     wider.moss.weight = wider.sky.weight = torch.nn.Parameter(torch.zeros(64, odd_transformers.WIDTH))
     wider.moss.num_embeddings = wider.sky.out_features = 64
-    other = apply_plan(wider, f"tp{dist.get_world_size()} mb1", odd_transformers.INPUTS["Forest"])
+    other = apply_plan(wider, f"tp{dist.get_world_size()} nosp mb1", odd_transformers.INPUTS["Forest"])
     build(other)
     with pytest.raises(
         ShardError, match=r"'model.moss.weight' has shape \(32, 16\) in the checkpoint; expected \(64"

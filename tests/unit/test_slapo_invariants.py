@@ -52,6 +52,13 @@ def untraceable(sch):
 
 
 # What comes before, the primitive, and calls of it that must fail then.
+class Chosen(Attention):
+    """A module with the arguments of experts."""
+
+    def forward(self, hidden, chosen=None, mask=None):
+        return super().forward(hidden, mask)
+
+
 CASES = {
     "annotate": (
         None,
@@ -135,6 +142,15 @@ CASES = {
             lambda sch: sch[f"{BLOCK}.ffn.0"].shard("weight", 1),
             lambda sch: sch[f"{BLOCK}.ffn.2"].shard("weight", 2),
             lambda sch: sch[f"{BLOCK}.ffn.2"].shard("weights", 0),
+        ],
+    ),
+    "take_experts": (
+        lambda sch: sch[f"{BLOCK}.attention"].replace(Chosen(8)),
+        lambda sch: sch[f"{BLOCK}.attention"].take_experts(2, chosen="chosen"),
+        [
+            lambda sch: sch[f"{BLOCK}.attention"].take_experts(0),
+            lambda sch: sch[f"{BLOCK}.attention"].take_experts(2, chosen="choice"),
+            lambda sch: sch[f"{BLOCK}.attention"].take_experts(2, tokens=1),
         ],
     ),
     "take_heads": (

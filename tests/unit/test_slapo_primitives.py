@@ -4,6 +4,7 @@ import copy
 import gc
 import logging
 import random
+import types
 import weakref
 from dataclasses import dataclass
 from itertools import pairwise
@@ -22,6 +23,7 @@ from makespan.slapo import (
     KindError,
     MemberError,
     create_schedule,
+    replay,
     select_layers,
 )
 from makespan.slapo.layers import LateBiasLinear, become
@@ -608,6 +610,20 @@ def test_attributes_of_a_module_are_changed_and_others_refused(sch):
         refused(sch, MemberError, f"no attribute '{name}'", lambda name=name: node.set_attr(**{name: 1}))
     node.checkpoint()
     refused(sch, MemberError, "no attribute 'forward'", lambda: node.set_attr(forward=1))
+
+
+def test_attributes_of_what_a_module_holds_are_changed_in_a_copy(sch):
+    node, sizes = sch[f"{BLOCK}.attention"], types.SimpleNamespace(heads=2, width=8)
+    node.mod.sizes = sch.mod.sizes = sizes
+    node.set_attr(**{"heads": 1, "sizes.heads": 1, "sizes.width": 4})
+    assert vars(node.mod.sizes) == {"heads": 1, "width": 4} and sch.mod.sizes.heads == 2
+    again = toy()
+    again.get_submodule(node.path).sizes = sizes
+    assert replay(again, sch.dump())[node.path].mod.sizes.width == 4
+    words = "'sizes' has no attribute 'haeds'; close: 'heads'"
+    refused(sch, AttributeError, words, lambda: node.set_attr(**{"sizes.haeds": 1}))
+    refused(sch, AttributeError, "no attribute 'size'", lambda: node.set_attr(**{"size.heads": 1}))
+    refused(sch, ValueError, "'query' is a tensor", lambda: node.set_attr(**{"query.out_features": 1}))
 
 
 def test_attributes_of_classes_count_and_methods_and_captured_graphs_do_not():

@@ -388,6 +388,31 @@ def test_what_a_journal_cannot_hold_must_be_given(sch):
     assert replay(toy(), sch.dump(), given=given)["heads.pairs"].mod.out_features == 3
 
 
+def test_a_journal_holds_small_tensors_and_no_large_ones(sch):
+    kept = {
+        "words": torch.tensor([[1, 2], [3, -4]]), "seen": torch.tensor([True, False]),
+        "half": torch.tensor([0.1, float("nan")], dtype=torch.bfloat16), "none": torch.empty(0, 3),
+        "one": torch.tensor(1.5),
+    }  # fmt: skip
+    sch.bind(example=kept)
+    assert str(sch.metadata.journal[0]).count("<Tensor>") == len(kept)
+    again = replay(toy(), sch.dump())
+    for name, tensor in again.metadata.slots["bind"]["example"].items():
+        assert tensor.dtype == kept[name].dtype
+        torch.testing.assert_close(tensor, kept[name], rtol=0, atol=0, equal_nan=True)
+    other = create_schedule(toy())
+    other.bind(example={name: torch.zeros_like(tensor) for name, tensor in kept.items()})
+    assert digest(other.metadata.journal) == digest(sch.metadata.journal) != digest([])
+    damaged = json.loads(sch.dump())
+    damaged["steps"][0]["arguments"]["example"]["words"]["$tensor"]["shape"] = [3, 3]
+    with pytest.raises(ReplayError, match=r"step 1.*a tensor of shape \[3, 3\] and type 'int64' is damaged"):
+        replay(toy(), json.dumps(damaged))
+    large = create_schedule(toy())
+    large.bind(example=torch.zeros(2**19))
+    with pytest.raises(ReplayError, match="cannot hold a torch:Tensor; pass it in given"):
+        replay(toy(), large.dump())
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [

@@ -150,7 +150,7 @@ def test_a_warning_names_what_stays_whole():
     with pytest.warns(
         UserWarning, match=r"apply_plan of Blend: every process holds these whole: layers\.0\.a: 'all'"
     ):
-        apply_plan(odd_transformers.seeded("Blend"), "tp2 mb1", odd_transformers.INPUTS["Blend"])
+        apply_plan(odd_transformers.seeded("Blend"), "tp2 nosp mb1", odd_transformers.INPUTS["Blend"])
 
 
 # --- Refusals ---
@@ -198,13 +198,15 @@ def test_models_that_cannot_be_run_are_refused():
 @pytest.mark.parametrize(
     ("plan", "expected"),
     [
-        ("tp2 pp2 mb1", Division(2, 2, 0.0)),
+        ("tp2 pp2 mb1", Division(2, 2, 0.0, sequence_parallel=True)),
         ("tp2 zero1 mb4 nosp", Division(2, 1, 0.0)),
         ("pp4 fsdp mb1 recompute=full:0.5 ends", Division(1, 4, 0.5, (), True)),
-        (Layout(dp=8, tp=2, recompute="full"), Division(2, 1, 1.0)),
+        (Layout(dp=8, tp=2, recompute="full"), Division(2, 1, 1.0, sequence_parallel=True)),
+        ("121+sp", Division(2, 1, 0.0, sequence_parallel=True)),
+        ("tp2 ep2 nosp mb1", Division(2, 1, 0.0, deal_experts=True)),
         ("221+gc", Division(2, 2, 1.0)),
         ("214+layers3-1+gc0.5", Division(1, 2, 0.5, (3, 1))),
-        ("tp2 mb1 recompute=selective", Division(2, 1, 1.0, recompute="selective")),
+        ("tp2 mb1 recompute=selective", Division(2, 1, 1.0, recompute="selective", sequence_parallel=True)),
         ("mb1 recompute=operators:0.5", Division(1, 1, 0.5, recompute="operators")),
         ("121+selective", Division(2, 1, 1.0, recompute="selective")),
         (ExecutionPlan(tp=2, dp=2, global_batch_size=4, micro_batch_size=2), Division(2, 1, 0.0)),
@@ -212,15 +214,15 @@ def test_models_that_cannot_be_run_are_refused():
 )  # fmt: skip
 def test_a_plan_is_read_as_what_a_schedule_realises(plan, expected):
     found = read_division(plan)
+    assert found.sequence_parallel == expected.sequence_parallel
+    assert found.deal_experts == expected.deal_experts
     assert (found.tp, found.pp, found.recomputed, found.stages, found.ends_as_layers) == (
         expected.tp, expected.pp, expected.recomputed, expected.stages, expected.ends_as_layers,
     )  # fmt: skip
 
 
 def test_what_is_left_to_the_launcher_is_noted():
-    assert read_division("dp4 tp2 zero3 mb2").left == (
-        "dp4", "zero3", "mb2", "sequence parallelism of norms, which stay whole in each process",
-    )  # fmt: skip
+    assert read_division("dp4 tp2 zero3 mb2").left == ("dp4", "zero3", "mb2")
     found = apply_plan(odd_transformers.seeded("Forest"), "pp2 fsdp mb1").metadata.structure
     assert found.notes == ["stages end after trees.0", "left to the launcher: zero3, mb1"]
 
@@ -229,7 +231,8 @@ def test_what_is_left_to_the_launcher_is_noted():
     ("plan", "message"),
     [
         ("cp2 mb1", "cp2 cannot be realised by a schedule: no primitive divides a sequence"),
-        ("tp2 ep2 mb1", "ep2 cannot be realised"),
+        ("dp2 tp2 ep2 mb1", "ep2 cannot be realised by a schedule: experts are dealt out to all processes"),
+        ("tp4 ep2 mb1", "ep2 cannot be realised by a schedule: experts are dealt out to all processes"),
         ("pp2 vp2 mb1", "vp2 cannot be realised by a schedule: a process runs one stage"),
         ("pp2 zero-bubble mb1", "zero-bubble cannot be realised"),
         ("211+interleaved2", "interleaved2 cannot be realised"),
@@ -263,10 +266,10 @@ def test_stages_that_do_not_fit_the_layers_are_refused():
 def test_a_step_that_fails_changes_nothing():
     model = odd_transformers.seeded("Forest")
     model.trees[2].forward = model.trees[2].forward
-    sch = apply_plan(model, "tp2 mb1 recompute=full")
+    sch = apply_plan(model, "tp2 nosp mb1 recompute=full")
     before, text = list(sch.metadata.journal), str(sch)
     with pytest.raises(ConflictError):
-        apply_plan(sch, "tp2 mb1")
+        apply_plan(sch, "tp2 nosp mb1")
     assert sch.metadata.journal == before and str(sch) == text
 
 
@@ -312,7 +315,7 @@ def test_a_model_takes_one_line_where_its_schedule_takes_many():
 
 
 def _by_plan(model):
-    apply_plan(model, "tp2 mb1")
+    apply_plan(model, "tp2 nosp mb1")
 
 
 def _by_primitives(sch):

@@ -5,6 +5,7 @@ parameters whose outputs reached it through functions alone. The output of such 
 its only source. Names and classes of a model's own modules are never looked at.
 """
 
+import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -92,6 +93,10 @@ class Handed:
         Shapes of the first floating-point tensors in and out.
     ids_out, sizes_out
         Identity and shape of each tensor in its result.
+    id_in, id_out
+        Identities of the first floating-point tensors in and out.
+    returns
+        Class of its result.
     """
 
     path: str
@@ -104,6 +109,9 @@ class Handed:
     shape_out: tuple[int, ...] = ()
     ids_out: list[int] = field(default_factory=list)
     sizes_out: list[tuple[int, ...]] = field(default_factory=list)
+    id_in: int = 0
+    id_out: int = 0
+    returns: type = Tensor
 
 
 @dataclass(slots=True)
@@ -123,6 +131,7 @@ class Flow:
 
 
 _CONSTANT = ("zeros_like", "ones_like", "empty_like", "full_like", "rand_like", "randn_like")
+_LIKE = ("to", "type_as", "expand_as", "view_as", "reshape_as")  # the other tensor gives its type or shape
 _SHARES = ("softmax", "_softmax")
 _PRODUCTS = ("matmul", "bmm", "baddbmm", "__matmul__", "__rmatmul__", "einsum")
 _DROPS = ("dropout", "dropout_", "native_dropout", "alpha_dropout")
@@ -188,6 +197,8 @@ class _Watch(TorchFunctionMode):
         origin = self.joined((args, kwargs))
         if name in _CONSTANT or name.startswith("new_"):
             origin = Origin()
+        elif name in _LIKE:
+            origin = self.joined(args[:1])
         elif name in _SHARES:
             origin = Origin(origin.sources, origin.through, origin.is_learnt, is_share=True)
         elif name in _PRODUCTS or name == _ATTENTION:
@@ -262,6 +273,24 @@ def first_tensor(values: Any) -> Tensor | None:
     return next(iter(floating or tensors), None)
 
 
+def common_owner(paths: Iterable[str]) -> str:
+    """Return the path of the innermost module that holds all modules, itself included for one path."""
+    tokens = [path.split(".") for path in paths]
+    shared = itertools.takewhile(lambda level: len(set(level)) == 1, zip(*tokens, strict=False))
+    return ".".join(level[0] for level in shared)
+
+
+def upwards(path: str) -> list[str]:
+    """Return the paths of a module and of all that hold it, the innermost first, without the outermost."""
+    tokens = path.split(".") if path else []
+    return [".".join(tokens[:end]) for end in range(len(tokens), 0, -1)]
+
+
+def is_within(path: str, owner: str) -> bool:
+    """Return True if a path is that of a module or of one in it."""
+    return path == owner or path.startswith(f"{owner}.")
+
+
 @contextmanager
 def watched(
     model: nn.Module,
@@ -317,8 +346,11 @@ def _hooks(watch: _Watch, path: str, is_leaf: bool, is_listed: bool, is_kept: bo
             through = frozenset().union(*(origin.through for origin in origins))
             shape = () if hidden is None else tuple(hidden.shape)
             flow.handed.append(
-                Handed(path, positional, named, origins, [id(leaf) for leaf in leaves], through, shape)
-            )
+                Handed(
+                    path, positional, named, origins, [id(leaf) for leaf in leaves], through, shape,
+                    id_in=id(hidden),
+                )
+            )  # fmt: skip
             for leaf in leaves:
                 watch.known.setdefault(id(leaf), (leaf, Origin()))
             watch.depth -= 1
@@ -351,6 +383,7 @@ def _hooks(watch: _Watch, path: str, is_leaf: bool, is_listed: bool, is_kept: bo
             result = first_tensor(output)
             handed = next(one for one in reversed(flow.handed) if one.path == path)
             handed.shape_out = () if result is None else tuple(result.shape)
+            handed.id_out, handed.returns = id(result), Tensor if isinstance(output, Tensor) else type(output)
             made = [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor)]
             handed.ids_out, handed.sizes_out = (
                 [id(leaf) for leaf in made],

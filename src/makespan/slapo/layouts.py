@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,13 +25,43 @@ from makespan.slapo.errors import ShardError
 _Raw = Callable[[Tensor], Tensor]
 
 
+class Rehearsal:
+    """A group whose members are threads of one process, in which exchanges are tried before a model is split.
+
+    Parameters
+    ----------
+    size
+        Number of threads.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._barrier = threading.Barrier(size)
+        self._held: list[tuple[Any, Any]] = [(None, None)] * size
+
+    def gathered(self, rank: int, what: Any, value: Any) -> list[Any]:
+        """Return the values of all members; what they exchange must be the same, or they all raise."""
+        self._held[rank] = what, value
+        self._barrier.wait()
+        found = list(self._held)
+        self._barrier.wait()
+        if any(other != what for other, _ in found):
+            raise ShardError(
+                f"processes exchange different tensors: {', '.join(str(one[0]) for one in found)}"
+            )
+        return [value for _, value in found]
+
+    def abort(self) -> None:
+        """Let the others raise instead of waiting for this member."""
+        self._barrier.abort()
+
+
 @dataclass(frozen=True, slots=True)
 class Ranks:
     """The processes that share a layer, from the view of one of them; copies of a model share it."""
 
     rank: int
     size: int
-    group: dist.ProcessGroup | None
+    group: Any  # a process group, None for the default one; in trials a `Rehearsal` in its place
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Ranks:
         """Return itself, since the connections of a process group cannot be copied."""
@@ -44,6 +75,8 @@ def gather_objects(ranks: Ranks, value: _Object) -> list[_Object]:
     """Return the values of all processes of the group, in the order of ranks."""
     if ranks.size == 1:
         return [value]
+    if isinstance(ranks.group, Rehearsal):
+        return ranks.group.gathered(ranks.rank, "objects", value)
     values: list[Any] = [None] * ranks.size
     dist.all_gather_object(values, value, group=ranks.group)
     return values
@@ -141,6 +174,8 @@ def _same(tensor: Tensor) -> Tensor:
 
 
 def _summed(ranks: Ranks, tensor: Tensor) -> Tensor:
+    if isinstance(ranks.group, Rehearsal):
+        return torch.stack(ranks.group.gathered(ranks.rank, ("a sum", tuple(tensor.shape)), tensor)).sum(0)
     total = tensor.clone(memory_format=torch.contiguous_format)
     dist.all_reduce(total, group=ranks.group)
     return total
@@ -148,8 +183,11 @@ def _summed(ranks: Ranks, tensor: Tensor) -> Tensor:
 
 def _gathered(ranks: Ranks, axis: int, tensor: Tensor, groups: Blocks = 1) -> Tensor:
     part = tensor.contiguous()
-    parts = [torch.empty_like(part) for _ in range(ranks.size)]
-    dist.all_gather(parts, part, group=ranks.group)
+    if isinstance(ranks.group, Rehearsal):
+        parts = ranks.group.gathered(ranks.rank, ("parts", tuple(part.shape)), part)
+    else:
+        parts = [torch.empty_like(part) for _ in range(ranks.size)]
+        dist.all_gather(parts, part, group=ranks.group)
     return joined(parts, axis, groups)
 
 
@@ -158,6 +196,8 @@ def _own_part(ranks: Ranks, axis: int, tensor: Tensor, groups: Blocks = 1) -> Te
 
 
 def _sum_scattered(ranks: Ranks, axis: int, tensor: Tensor, groups: Blocks = 1) -> Tensor:
+    if isinstance(ranks.group, Rehearsal):
+        return _own_part(ranks, axis, _summed(ranks, tensor), groups)
     parts = cut(tensor, axis, ranks.size, groups)
     part = torch.empty_like(parts[0])
     dist.reduce_scatter(part, parts, group=ranks.group)
@@ -166,6 +206,9 @@ def _sum_scattered(ranks: Ranks, axis: int, tensor: Tensor, groups: Blocks = 1) 
 
 def _swapped(ranks: Ranks, split: int, join: int, tensor: Tensor) -> Tensor:
     parts = torch.stack(cut(tensor, split, ranks.size))
+    if isinstance(ranks.group, Rehearsal):
+        of_all = ranks.group.gathered(ranks.rank, ("parts", tuple(parts.shape)), parts)
+        return torch.cat([sent[ranks.rank] for sent in of_all], join)
     received = torch.empty_like(parts)
     dist.all_to_all_single(received, parts, group=ranks.group)
     return torch.cat(list(received.unbind()), join)

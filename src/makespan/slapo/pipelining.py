@@ -18,7 +18,7 @@ from makespan.slapo.layouts import Ranks
 from makespan.slapo.schedule import Primitive, register_primitive
 from makespan.slapo.sharding import CLIPPING
 from makespan.slapo.state import record_owners
-from makespan.slapo.tracing import graph_of
+from makespan.slapo.tracing import calls_inside, graph_of
 from makespan.training import refuse_plain_clipping
 
 if TYPE_CHECKING:
@@ -314,8 +314,12 @@ class CutPipelineStage(Primitive):
         if sch.path in cuts:
             raise ConflictError(f"{where}: a stage already ends here, {sch.conflict(cls.name())}")
         _check_owners(where, sch)
-        graph = graph_of(sch.parent, cls.name()).graph
-        calls = [node for node in graph.find_nodes(op="call_module") if node.target == sch.name]
+        owner = sch.parent
+        while owner.parent is not None and not isinstance(owner.mod, TracedModule):
+            owner = owner.parent  # past a list that is iterated, and never called itself
+        graph = graph_of(owner, cls.name()).graph
+        target = sch.path.removeprefix(owner.path).lstrip(".")
+        calls = [node for node in graph.find_nodes(op="call_module") if node.target == target]
         if len(calls) != 1:
             raise ArgumentError(f"{where}: its owner calls it {len(calls)} times; expected one call")
         try:
@@ -357,9 +361,7 @@ def _is_never_called(sch: "Schedule") -> bool:
         owner = owner.parent
     if owner is None or is_wrapped(owner.mod):
         return False
-    relative = sch.path.removeprefix(owner.path).lstrip(".")
-    targets = {str(node.target) for node in graph_of(owner, "cut_pipeline_stage").graph.nodes}
-    return relative not in targets and any(target.startswith(f"{relative}.") for target in targets)
+    return calls_inside(graph_of(owner, "cut_pipeline_stage"), owner.path, sch.path)
 
 
 # --- Execution, one stage per process ---

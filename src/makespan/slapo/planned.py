@@ -1,7 +1,7 @@
 """Schedules from plans: what a schedule realises of a plan is applied to any transformer, the rest is named.
 
 A plan is the text that ``makespan plan`` prints, such as ``tp2 pp2 mb1 recompute=full``, or the notation of
-execution plans, such as ``221+gc``. A schedule realises tensor parallelism, pipeline stages and
+execution plans, such as ``221+gc``. A schedule realises tensor and sequence parallelism, stages and
 recomputation. Data parallelism, ZeRO and micro-batches belong to whoever launches the run. Whatever would
 change what a process computes, and has no primitive, is refused before any work.
 """
@@ -49,6 +49,10 @@ class Division:
         True if what comes before and after the layers counts as a layer each.
     left
         What is left to the launcher, in words.
+    sequence_parallel
+        True if the processes that share a layer also share sequences between its parts.
+    deal_experts
+        True if each of them holds some experts whole, instead of a part of every expert.
     """
 
     tp: int
@@ -58,6 +62,8 @@ class Division:
     ends_as_layers: bool = False
     left: tuple[str, ...] = field(default=())
     recompute: Recompute = "full"
+    sequence_parallel: bool = False
+    deal_experts: bool = False
 
     def cuts(self, n_layers: int) -> list[int]:
         """Return the layers after which a stage ends; an `ArgumentError` says why they do not fit."""
@@ -117,8 +123,8 @@ def _refuse(what: str, why: str) -> None:
 def _of_layout(layout: Layout) -> Division:
     if layout.cp > 1:
         _refuse(f"cp{layout.cp}", "no primitive divides a sequence within attention")
-    if layout.ep > 1:
-        _refuse(f"ep{layout.ep}", "experts are cut by tensor parallelism, not distributed")
+    if layout.ep > 1 and (layout.ep != layout.tp or layout.dp > 1):
+        _refuse(f"ep{layout.ep}", "experts are dealt out to all processes that share layers, as with tp2 ep2")
     if layout.interleave > 1:
         _refuse(f"vp{layout.interleave}", "a process runs one stage")
     if layout.pipeline != "1f1b":
@@ -126,10 +132,11 @@ def _of_layout(layout: Layout) -> Division:
     left = [f"dp{layout.dp}"] if layout.dp > 1 else []
     left += [f"zero{layout.zero}"] if layout.zero else []
     left.append(f"mb{layout.micro_batch}")
-    if layout.sequence_parallel and layout.tp > 1:
-        left.append("sequence parallelism of norms, which stay whole in each process")
     share = 0.0 if layout.recompute == "none" else layout.recompute_share
-    return Division(layout.tp, layout.pp, share, (), layout.ends_as_layers, tuple(left), layout.recompute)
+    return Division(
+        layout.tp, layout.pp, share, (), layout.ends_as_layers, tuple(left), layout.recompute,
+        layout.sequence_parallel and layout.tp > 1, layout.ep > 1,
+    )  # fmt: skip
 
 
 def _of_execution_plan(plan: ExecutionPlan) -> Division:
@@ -139,10 +146,9 @@ def _of_execution_plan(plan: ExecutionPlan) -> Division:
     left += [f"zero{plan.zero_stage}"] if plan.zero_stage else []
     left += ["offload"] if plan.offload else []
     left += [f"{plan.schedule} order of micro-batches"] if plan.pp > 1 else []
-    left += ["sequence parallelism of norms, which stay whole in each process"] * plan.sequence_parallel
     stages = tuple(plan.partition or ())
     share, method = plan.checkpoint_fraction, plan.checkpoint_method
-    return Division(plan.tp, plan.pp, share, stages, False, tuple(left), method)
+    return Division(plan.tp, plan.pp, share, stages, False, tuple(left), method, plan.sequence_parallel)
 
 
 def apply_plan(
@@ -202,13 +208,16 @@ def apply_plan(
         )
     if compiler is not None:
         check_compiler("apply_plan", compiler, model)
-    structure = find_structure(model, example_inputs, n_processes=division.tp, seed=seed)
+    structure = find_structure(
+        model, example_inputs, n_processes=division.tp, seed=seed,
+        along_sequence=division.sequence_parallel, deal_experts=division.deal_experts,
+    )  # fmt: skip
     layers = [path for paths in structure.layers for path in paths]
     cuts = [layers[index] for index in division.cuts(len(layers))]
     with undone_on_error(sch):
         for step in structure.steps if division.tp > 1 else ():
             # A process alone keeps all heads: what is sharded stays whole, and attributes keep their values.
-            if sch.world_size > 1 or step.op not in ("set_attr", "set_in"):
+            if sch.world_size > 1 or step.op != "set_attr":
                 step.apply(sch)
         chosen = [layers[index] for index in select_layers(len(layers), division.recomputed)]
         _recompute(sch, structure, chosen, division.recompute)

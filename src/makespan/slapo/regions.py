@@ -24,17 +24,23 @@ from makespan.slapo.flow import (
     Handed,
     LeafCall,
     Origin,
+    common_owner,
     first_tensor,
     is_source,
+    is_within,
     own_matrices,
+    upwards,
     watched,
 )
 from makespan.slapo.graphs import copied_object, is_object
 from makespan.slapo.layouts import Blocks
+from makespan.slapo.sequences import Exchanged, RefusedError, SequenceSplitter
 from makespan.slapo.syncing import Place
 from makespan.slapo.trials import Sample, Step, sample_of, why_not
 
-How = Literal["columns", "rows", "columns and rows", "vocabulary", "whole"]
+How = Literal["columns", "rows", "columns and rows", "experts", "vocabulary", "whole"]
+EXPERTS = ("experts cannot be dealt out", "a plan without ep")
+"""What is refused about experts, and what is expected instead."""
 _MOST_ATTRIBUTES = 8
 _MOST_TRIALS = 300  # of one pair of columns and rows; four attributes and three layouts need 48
 
@@ -153,12 +159,25 @@ class LayerFinder:
         Number of processes.
     parts
         Axis and size of tensors of which each process has its part only, by their identities in the run.
+    along_sequence
+        True if processes hold parts of sequences, too, between what they share.
+    deal_experts
+        True if each process holds some experts whole, instead of a part of every expert.
     """
 
     def __init__(
-        self, layer: nn.Module, handed: Handed, n_processes: int, parts: Mapping[int, tuple[int, int]]
+        self,
+        layer: nn.Module,
+        handed: Handed,
+        n_processes: int,
+        parts: Mapping[int, tuple[int, int]],
+        along_sequence: bool = False,
+        deal_experts: bool = False,
     ) -> None:
         self.layer, self.handed, self.n = layer, handed, n_processes
+        self.along_sequence = along_sequence and n_processes > 1
+        self.deal_experts = deal_experts and n_processes > 1
+        self.exchanged: list[Exchanged] = []
         self.local = self._local_arguments(parts)
         self.sample = sample_of(layer, handed.args, handed.kwargs)
         self.flow = self._watch()
@@ -206,14 +225,36 @@ class LayerFinder:
             self._try(self.failed)
         for path, module in self.modules.items():
             if len(own_matrices(module)) > 1 and path not in self.cut.local:
-                self._try_inside(path, module)
+                if self.deal_experts and any(one.dim() > 2 for one in module.parameters(recurse=False)):
+                    self._deal_experts(path, module)
+                else:
+                    self._try_inside(path, module)
         if unused := sorted(map(repr, self.local.keys() - self.used)):
             raise StructureError(
                 f"a layer is handed a part as its argument {unused[0]}, but nothing that is cut reads it"
             )
+        if self.along_sequence:
+            self._split_sequence()
         self._follow_siblings()
         self._describe_whole()
         return self.cut
+
+    def _split_sequence(self) -> None:
+        """Exchange parts of sequences instead of whole ones."""
+        learnt, origins = set[int | str](), iter(self.handed.origins)
+        named: list[tuple[int | str, Any]] = [*enumerate(self.handed.args), *self.handed.kwargs.items()]
+        for place, value in named:
+            leaves = [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
+            are_learnt = [next(origins).is_learnt for _ in leaves]
+            if any(are_learnt):
+                learnt.add(place)
+        local = [self.local[place] for place in self.used]
+        splitter = SequenceSplitter(
+            self.sample, self.flow, self.cut.steps, self.exchanged, local, self.cut.results,
+            frozenset(learnt), self.n,
+        )  # fmt: skip
+        self.cut.syncs = splitter.find()
+        self.cut.notes += splitter.notes
 
     # --- Columns and rows ---
 
@@ -438,16 +479,19 @@ class LayerFinder:
             columns = [path for path in region.columns if path in self.linears]
             cut.rows[region.row] = 0
             cut.local |= region.between | (set(region.columns) - set(columns))
-            cut.syncs.append(Step("sync", region.row, {"mode": "fwd_post", **synced}))
+            syncs = [Step("sync", region.row, {"mode": "fwd_post", **synced})]
             for path in self._where_gradients_are_summed(columns):
-                cut.syncs.append(Step("sync", path, {"mode": "bwd_post", **synced}))
+                syncs.append(Step("sync", path, {"mode": "bwd_post", **synced}))
             for path in sorted(region.between):
-                cut.syncs.append(Step("sync", path, {"mode": "bwd_post", **synced, "on": "parameters"}))
+                syncs.append(Step("sync", path, {"mode": "bwd_post", **synced, "on": "parameters"}))
+            cut.syncs += syncs
+            self.exchanged.append(Exchanged(region.columns, region.row, tuple(syncs)))
             cut.parts += [self._part(path, region.roles[path], "columns") for path in region.columns]
             cut.parts.append(self._part(region.row, region.roles[region.row], "rows"))
             for path in region.modules:
                 self.reasons.pop(path, None)
-        self._draw_apart(regions)
+        if not self.along_sequence:
+            self._draw_apart(regions)
 
     def _part(self, path: str, role: str, how: How, reason: str = "") -> StructurePart:
         return StructurePart(role, path, type(self.modules[path]).__name__, how, reason)
@@ -505,30 +549,94 @@ class LayerFinder:
         """Iterate over the arguments of the attention that may have an axis for heads."""
         if region.head_size is None or self.n == 1:
             return
-        taken: list[tuple[Any, Any]] = []
-
-        def keep(module: nn.Module, args: Any, kwargs: Any) -> None:
-            taken.append((args, kwargs))
-
-        copied = self.sample.layer
-        handle = copied.get_submodule(top).register_forward_pre_hook(keep, with_kwargs=True)
-        try:
-            self.sample.call(copied)
-        finally:
-            handle.remove()
-        if not taken:
-            return
-        args, kwargs = taken[0]
-        named: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
-        batch = first_tensor((args, kwargs))
+        given = self._arguments_of(top)
+        batch = first_tensor(given)
         count = 1 if batch is None else batch.shape[0]
-        for place, value in named:
+        for place, value in given.items():
             if isinstance(value, Tensor) and value.is_floating_point():
                 for axis, size in enumerate(value.shape[:-1]):
                     if size in (region.heads, count * region.heads):
                         yield place, axis, region.heads
 
+    def _arguments_of(self, path: str) -> dict[int | str, Any]:
+        """Return the arguments of the first call of a module in the sample, by position or name."""
+        taken: list[dict[int | str, Any]] = []
+
+        def keep(module: nn.Module, args: Any, kwargs: Any) -> None:
+            taken.append({**dict(enumerate(args)), **kwargs})
+
+        handle = self.sample.layer.get_submodule(path).register_forward_pre_hook(keep, with_kwargs=True)
+        try:
+            self.sample.call(self.sample.layer)
+        finally:
+            handle.remove()
+        return taken[0] if taken else {}
+
     # --- Modules that hold columns and rows themselves ---
+
+    def _deal_experts(self, path: str, module: nn.Module) -> None:
+        """Give each process some of the experts that a module holds in tensors with an axis for them."""
+        what = f"experts of {path!r} cannot be dealt out"
+        tensors = dict(module.named_parameters(recurse=False))
+        counts = {one.shape[0] for one in tensors.values() if one.dim()}
+        n_experts = min(counts, default=0)
+        if len(counts) != 1 or n_experts % self.n:
+            why = (
+                f"{n_experts} experts do not divide among {self.n} processes"
+                if len(counts) == 1
+                else f"its tensors have {' and '.join(map(str, sorted(counts)))} rows, not one per expert"
+            )
+            raise RefusedError(why, what, EXPERTS[1])
+        places = self._places_of_tokens(path)
+        if places is None:
+            why = "it is not called with a row per token, the chosen experts and their weights"
+            raise RefusedError(why, what, EXPERTS[1])
+        shards = [Step("shard", path, {"tensor_name": name, "axis": 0}) for name in tensors]
+        taken = Step("take_experts", path, {"n_experts": n_experts, **places})
+        counted = [
+            name for name, value in vars(module).items()
+            if type(value) is int and value == n_experts and not name.startswith("_")
+        ]  # fmt: skip
+        reason = ""
+        for size in range(len(counted), -1, -1):  # numbers of experts that its forward reads
+            for names in itertools.combinations(counted, size):
+                values = dict.fromkeys(names, n_experts // self.n)
+                steps = [*shards, *([Step("set_attr", path, values)] if values else []), taken]
+                failed = self._why_not_inside(path, steps)
+                if not failed:
+                    self._keep_inside(path, steps, "experts", "experts")
+                    return
+                reason = reason or failed
+        raise RefusedError(reason, what, EXPERTS[1])
+
+    def _places_of_tokens(self, path: str) -> dict[str, int | str] | None:
+        """Return the arguments of experts: tokens, the chosen experts, and their weights."""
+        arguments = self._arguments_of(path).items()
+        given = {place: one for place, one in arguments if isinstance(one, Tensor) and one.dim() == 2}
+        numbers = [place for place, one in given.items() if not one.is_floating_point()]
+        for chosen in numbers[:1]:
+            floats = [place for place, one in given.items() if one.is_floating_point()]
+            weights = [place for place in floats if given[place].shape == given[chosen].shape]
+            tokens = [place for place in floats if place not in weights[-1:]]
+            if weights and tokens and len(given[tokens[0]]) == len(given[chosen]):
+                return {"tokens": tokens[0], "chosen": chosen, "weights": weights[-1]}
+        return None
+
+    def _why_not_inside(self, path: str, steps: Sequence[Step]) -> str:
+        return why_not(
+            self.sample, [*self.cut.steps, *steps], self.cut.rows | {path: 1}, frozenset(self.cut.local),
+            self.n, [self.local[place] for place in self.used], {},
+        )  # fmt: skip
+
+    def _keep_inside(self, path: str, steps: Sequence[Step], role: str, how: How) -> None:
+        self.cut.steps += steps
+        self.cut.rows[path] = 1
+        synced = {"sync_op_or_fn": "all_reduce"}
+        syncs = [Step("sync", path, {"mode": mode, **synced}) for mode in ("fwd_post", "bwd_post")]
+        self.cut.syncs += syncs
+        self.exchanged.append(Exchanged((path,), path, tuple(syncs)))
+        self.cut.parts.append(self._part(path, role, how))
+        self.reasons.pop(path, None)
 
     def _try_inside(self, path: str, module: nn.Module) -> None:
         """Cut matrices that a module holds itself, as experts do: what it returns is then summed."""
@@ -557,21 +665,12 @@ class LayerFinder:
                 if parameter.dim() == 1 and parameter.shape[0] == shapes[columns[0]][axes[1]]:
                     steps.append(Step("shard", path, {"tensor_name": name, "axis": 0, "groups": groups}))
             steps.append(self._matrix_step(path, row, shapes[row], axes[0], 1))
-            failed = why_not(
-                self.sample, [*self.cut.steps, *steps], self.cut.rows | {path: 1},
-                frozenset(self.cut.local), self.n, [self.local[place] for place in self.used], {},
-            )  # fmt: skip
+            failed = self._why_not_inside(path, steps)
             if failed:
                 reason = reason or failed
                 continue
-            self.cut.steps += steps
-            self.cut.rows[path] = 1
-            synced = {"sync_op_or_fn": "all_reduce"}
-            self.cut.syncs.append(Step("sync", path, {"mode": "fwd_post", **synced}))
-            self.cut.syncs.append(Step("sync", path, {"mode": "bwd_post", **synced}))
             role = "experts" if len(shapes[row]) > 2 else "feed-forward: in and out"
-            self.cut.parts.append(self._part(path, role, "columns and rows"))
-            self.reasons.pop(path, None)
+            self._keep_inside(path, steps, role, "columns and rows")
             return
         self.reasons[path] = reason or "no two of its matrices fit as columns and rows"
 
@@ -586,7 +685,7 @@ class LayerFinder:
 
     def _follow_siblings(self) -> None:
         """Cut experts that no token of the example reached like those that some did."""
-        called = {owner for path in self.calls for owner in _owners(path)}
+        called = {owner for path in self.calls for owner in upwards(path)}
         for path, module in self.modules.items():
             name = path.rpartition(".")[2]
             if not name.isdigit() or path in called or not any(True for _ in module.parameters()):
@@ -599,7 +698,7 @@ class LayerFinder:
             for steps in (self.cut.steps, self.cut.syncs):
                 steps += [replace(step, path=_moved(step.path, twin, path)) for step in _within(steps, twin)]
             for row, how in list(self.cut.rows.items()):
-                if _is_within(row, twin):
+                if is_within(row, twin):
                     self.cut.rows[_moved(row, twin, path)] = how
             self.cut.parts += [
                 replace(part, path=_moved(part.path, twin, path)) for part in _within(self.cut.parts, twin)
@@ -662,40 +761,19 @@ class _Choice:
 
 def _attribute_steps(attributes: Iterable["Attribute"], n: int) -> list[Step]:
     """Return the steps that divide attributes of modules, and of objects that modules hold."""
-    own: dict[str, dict[str, int]] = {}
-    held: dict[str, dict[str, dict[str, int]]] = {}
+    values: dict[str, dict[str, int]] = {}
     for one in attributes:
-        if one.holder:
-            for path in one.paths:
-                held.setdefault(path, {}).setdefault(one.holder, {})[one.name] = one.value // n
-        else:
-            own.setdefault(one.paths[0], {})[one.name] = one.value // n
-    steps = [Step("set_attr", path, values) for path, values in own.items()]
-    return steps + [Step("set_in", path, values) for path, values in held.items()]
-
-
-def common_owner(paths: Iterable[str]) -> str:
-    """Return the path of the innermost module that holds all modules, itself included for one path."""
-    tokens = [path.split(".") for path in paths]
-    shared = itertools.takewhile(lambda level: len(set(level)) == 1, zip(*tokens, strict=False))
-    return ".".join(level[0] for level in shared)
-
-
-def _owners(path: str) -> list[str]:
-    """Return the paths of a module and of all that hold it."""
-    tokens = path.split(".")
-    return [".".join(tokens[: end + 1]) for end in range(len(tokens))]
-
-
-def _is_within(path: str, owner: str) -> bool:
-    return path == owner or path.startswith(f"{owner}.")
+        for path in one.paths if one.holder else one.paths[:1]:
+            name = f"{one.holder}.{one.name}" if one.holder else one.name
+            values.setdefault(path, {})[name] = one.value // n
+    return [Step("set_attr", path, of_path) for path, of_path in values.items()]
 
 
 _Placed = TypeVar("_Placed", Step, StructurePart)
 
 
 def _within(values: Iterable[_Placed], owner: str) -> list[_Placed]:
-    return [value for value in values if _is_within(value.path, owner)]
+    return [value for value in values if is_within(value.path, owner)]
 
 
 def _moved(path: str, old: str, new: str) -> str:

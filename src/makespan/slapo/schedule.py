@@ -8,12 +8,14 @@ model. The module of a node is the one that the model holds at the path of the n
 the tree keeps its identity, so a user may hold it across steps.
 """
 
+import base64
 import copy
 import functools
 import hashlib
 import inspect
 import json
 import time
+import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -236,7 +238,8 @@ def _refill(container: Any, content: tuple[Any, ...]) -> None:
 
 # --- Journal ---
 #
-# Steps are plain values without tensors, modules or graphs: they can be printed, compared and replayed.
+# Steps are plain values without modules or graphs: they can be printed, compared and replayed. Of tensors
+# they hold those of example inputs, since a graph takes the branches of the example.
 
 Value: TypeAlias = "bool | int | float | str | list[Value] | dict[str, Value] | None"
 
@@ -251,7 +254,7 @@ class JournalEntry:
         Name of the primitive, and path at that time of the module that it was applied to.
     arguments
         Arguments by name of the parameter, as plain values: a callable or a class by its qualified name, a
-        node of a graph by owner and name, anything else by its class.
+        node of a graph by owner and name, a small tensor by its elements, anything else by its class.
     seconds
         Wall time that the primitive took, s.
     """
@@ -307,14 +310,45 @@ def journal_value(value: Any) -> Value:
         return {"$partial": parts}
     if inspect.isclass(value) or (hasattr(value, "__qualname__") and hasattr(value, "__module__")):
         return {"$name": full_name(value)}
+    if type(value) is Tensor and _can_be_kept(value):
+        data = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        return {
+            "$tensor": {
+                "dtype": str(value.dtype).removeprefix("torch."),
+                "shape": [*value.shape],
+                "data": base64.b64encode(zlib.compress(data)).decode(),
+            }
+        }
     kind = "$module" if isinstance(value, nn.Module) else "$object"
     return {kind: full_name(type(value))}
+
+
+_MOST_BYTES = 1 << 20  # of a tensor in a journal
+
+
+def _can_be_kept(tensor: Tensor) -> bool:
+    is_plain = tensor.layout is torch.strided and not (tensor.is_meta or tensor.is_quantized)
+    return is_plain and tensor.numel() * tensor.element_size() <= _MOST_BYTES
+
+
+def _kept_tensor(dtype: str, shape: Sequence[int], data: str, device: torch.device) -> Tensor:
+    """Return a tensor of a journal, on the device of the model: without values, its shapes are known, too."""
+    try:
+        elements = bytearray(zlib.decompressobj().decompress(base64.b64decode(data), _MOST_BYTES))
+        kind: torch.dtype = getattr(torch, dtype)
+        tensor = torch.frombuffer(elements, dtype=kind) if elements else torch.empty(0, dtype=kind)
+        return tensor.reshape(tuple(shape)).to(device)
+    except (zlib.error, ValueError, TypeError, AttributeError, RuntimeError) as error:
+        what = f"a tensor of shape {list(shape)} and type {dtype!r}"
+        raise ReplayError(f"{what} is damaged: {error}") from None
 
 
 def _format_value(value: Value) -> str:
     match value:
         case {"$name": str(name)}:
             return name.partition(":")[2]
+        case {"$tensor": _}:
+            return "<Tensor>"
         case {"$module": str(name)} | {"$object": str(name)}:
             return f"<{name.partition(':')[2]}>"
         case {"$dtype": str(name)}:
@@ -335,9 +369,23 @@ def _format_value(value: Value) -> str:
 
 
 def digest(journal: Iterable[JournalEntry]) -> str:
-    """Return a hash of the steps, 16 hexadecimal digits, which processes compare."""
-    steps = [[entry.op, entry.path, dict(entry.arguments)] for entry in journal]
+    """Return a hash of the steps, 16 hexadecimal digits, which processes compare.
+
+    Elements of tensors do not count: processes may have batches of their own as examples.
+    """
+    steps = [[entry.op, entry.path, _without_elements(dict(entry.arguments))] for entry in journal]
     return hashlib.blake2b(json.dumps(steps, sort_keys=True).encode(), digest_size=8).hexdigest()
+
+
+def _without_elements(value: Value) -> Value:
+    match value:
+        case {"$tensor": _}:
+            return {"$tensor": None}
+        case dict():
+            return {key: _without_elements(element) for key, element in value.items()}
+        case list():
+            return [_without_elements(element) for element in value]
+    return value
 
 
 # --- Primitives ---
@@ -419,6 +467,7 @@ def register_primitive() -> Callable[[_Any], _Any]:
 
 _BUILT_IN = (
     "makespan.slapo.compiling",
+    "makespan.slapo.experts",
     "makespan.slapo.memory",
     "makespan.slapo.pipelining",
     "makespan.slapo.recomputing",
@@ -550,6 +599,11 @@ class ForwardWrapper:
 
     def __init__(self, module: nn.Module) -> None:
         self.inner: Callable[..., Any] = module.forward
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        """Arguments of the wrapped forward."""
+        return inspect.signature(self.inner)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the wrapped forward."""
@@ -945,7 +999,18 @@ class SetAttr(Primitive):
 
     @classmethod
     def apply(cls, sch: "Schedule", **values: Any) -> None:
-        """Set attributes that the module has, except parameters, buffers and modules."""
+        """Set attributes that the module has, except parameters, buffers and modules.
+
+        Parameters
+        ----------
+        **values
+            Values by name. A name such as ``config.n_heads`` is that of an attribute of an object that the
+            module holds; the module gets a changed copy, since others may hold the object, too.
+        """
+        within: dict[str, dict[str, Any]] = {}
+        for name in [name for name in values if "." in name]:
+            holder, _, attribute = name.partition(".")
+            within.setdefault(holder, {})[attribute] = values.pop(name)
         # Attributes that the module and its classes below nn.Module define: values, no methods.
         names = list(vars(sch.mod))
         for kind in type(sch.mod).__mro__:
@@ -960,7 +1025,7 @@ class SetAttr(Primitive):
             for name in names
             if not (name.startswith("_") or hasattr(nn.Module, name) or name == "training")
         }
-        for name in values:
+        for name in (*values, *within):
             if isinstance(getattr(sch.mod, name, None), Tensor | nn.Module):
                 raise ArgumentError(
                     f"set_attr of {sch.path!r}: {name!r} is a tensor or a module; expected a plain attribute"
@@ -973,6 +1038,15 @@ class SetAttr(Primitive):
                 f"set_attr of {sch.path!r}: its graph holds the attributes of the time of its capture, "
                 f"{sch.conflict('trace')}; call set_attr before trace"
             )
+        for holder, changed in within.items():
+            values[holder] = copy.copy(getattr(sch.mod, holder))
+            for name, value in changed.items():
+                if not hasattr(values[holder], name):
+                    known = close_names(name, dir(values[holder]))
+                    raise MemberError(
+                        f"set_attr of {sch.path!r}: {holder!r} has no attribute {name!r}; {known}"
+                    )
+                setattr(values[holder], name, value)
         for name, value in values.items():
             setattr(sch.mod, name, value)
 
@@ -1114,6 +1188,9 @@ def _argument_value(value: Value, module: nn.Module) -> Any:
                 *(_argument_value(argument, module) for argument in args),
                 **arguments,
             )
+        case {"$tensor": {"dtype": str(dtype), "shape": [*shape], "data": str(data)}}:
+            device = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
+            return _kept_tensor(dtype, [int(str(size)) for size in shape], data, device)
         case {"$module": str(name)} | {"$object": str(name)}:
             raise ReplayError(f"a journal cannot hold a {name}; pass it in given")
         case dict():

@@ -16,9 +16,10 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree  # there is no public name for it
 
 from makespan.slapo.errors import ArgumentError, StructureError, short_repr
-from makespan.slapo.flow import Flow, Handed, LeafCall, fresh, own_matrices, watched
+from makespan.slapo.flow import Flow, Handed, LeafCall, first_tensor, fresh, own_matrices, watched
 from makespan.slapo.passes import Call, call_from
-from makespan.slapo.regions import Cut, How, LayerFinder, Linear, StructurePart, is_table, linear_of
+from makespan.slapo.regions import EXPERTS, Cut, How, LayerFinder, Linear, StructurePart, is_table, linear_of
+from makespan.slapo.sequences import RefusedError
 from makespan.slapo.trials import Step
 
 OUTSIDE = "outside the layers"
@@ -122,7 +123,13 @@ def _span(paths: Sequence[str]) -> str:
 
 
 def find_structure(
-    model: nn.Module, example_inputs: Any = None, *, n_processes: int = 2, seed: int = 0
+    model: nn.Module,
+    example_inputs: Any = None,
+    *,
+    n_processes: int = 2,
+    seed: int = 0,
+    along_sequence: bool = False,
+    deal_experts: bool = False,
 ) -> Structure:
     """Find layers, attention, feed-forward parts and vocabulary of a transformer, and how they can be cut.
 
@@ -137,6 +144,11 @@ def find_structure(
         Number of processes that share layers; with one, roles are found and nothing is cut.
     seed
         Seed of drawn inputs.
+    along_sequence
+        True if the processes also share each sequence between attention and feed-forward parts, so that
+        norms, dropout and residuals of layers work on parts of it.
+    deal_experts
+        True if each process holds some experts whole, instead of a part of every expert.
 
     Returns
     -------
@@ -147,8 +159,8 @@ def find_structure(
     ArgumentError
         The number of processes is less than one; also a `ValueError`.
     StructureError
-        No structure is found, or the model cannot be run; the message names the model and the reason. Also a
-        `ValueError`.
+        No structure is found, the model cannot be run, or its sequences or experts cannot be shared; the
+        message names the model and the reason. Also a `ValueError`.
     """
     name = type(model).__name__
     if n_processes < 1:
@@ -172,7 +184,11 @@ def find_structure(
         layer, one = model.get_submodule(path), handed[path]
         key = _signature(layer, one, parts)
         if key not in known:
-            known[key] = path, LayerFinder(layer, one, n_processes, parts).find()
+            try:
+                finder = LayerFinder(layer, one, n_processes, parts, along_sequence, deal_experts)
+                known[key] = path, finder.find()
+            except RefusedError as error:
+                raise _refused(name, f"in {path!r} ({type(layer).__name__})", error) from error
         first, cut = known[key]
         for place, axis in cut.results.items():
             parts[one.ids_out[place]] = axis, one.sizes_out[place][axis]
@@ -184,11 +200,50 @@ def find_structure(
         ]
         structure.notes += [f"{note} (layers like {first!r})" for note in cut.notes if path == first]
     structure.steps += syncs
+    if deal_experts and n_processes > 1 and not any(part.how == "experts" for part in structure.parts):
+        why = RefusedError("no layer has experts in tensors that they share", *EXPERTS)
+        raise _refused(name, f"of {_span(flat)}", why)
+    if along_sequence and n_processes > 1:
+        for paths in layers:
+            structure.steps += _ends_of_sequence(name, paths, handed, flow)
+        spans = ", ".join(map(_span, layers))
+        structure.notes.append(f"each process holds a part of every sequence between the parts of {spans}")
     _find_vocabulary(structure, model, flow, flat)
     if n_processes == 1:
         structure.steps.clear()
         structure.parts = [replace(part, how="whole", reason="") for part in structure.parts]
     return structure
+
+
+def _refused(name: str, where: str, error: RefusedError) -> StructureError:
+    return StructureError(f"{name}: {error.what} {where}: {error}; expected {error.expected}")
+
+
+def _ends_of_sequence(
+    name: str, paths: Sequence[str], handed: Mapping[str, Handed], flow: Flow
+) -> list[Step]:
+    """Return the steps that cut sequences before the first layer and join them after the last one."""
+    for before, after in itertools.pairwise(paths):
+        # Between two layers, sequences are parts: nothing but the next layer may read them there.
+        result = handed[before].id_out
+        readers = [inside for _, inside in flow.reads.get(result, ())]
+        if result != handed[after].id_in or not all(after in inside for inside in readers):
+            why = "more than the next layer reads what one returns"
+            raise _refused(name, f"between {before!r} and {after!r}", RefusedError(why))
+    first, last = handed[paths[0]], handed[paths[-1]]
+    given = [*enumerate(first.args), *first.kwargs.items()]
+    hidden = first_tensor((first.args, first.kwargs))
+    places = [place for place, value in given if value is hidden]
+    if not places:
+        why = "the sequence is inside of one of its arguments"
+        raise _refused(name, f"before {paths[0]!r}", RefusedError(why))
+    values: dict[str, Any] = {"mode": "fwd_post", "sync_op_or_fn": "SR->RR"}
+    if last.returns is not Tensor:
+        values["output"] = 0
+    return [
+        Step("sync", paths[0], {"mode": "fwd_pre", "sync_op_or_fn": "RR->SR", "inputs": places}),
+        Step("sync", paths[-1], values),
+    ]
 
 
 def _below(path: str, steps: Iterable[Step]) -> list[Step]:

@@ -86,6 +86,15 @@ class _TracePlan:
                 self.traced.pop(id(inner), None)
             raise _conflicting_calls(path)
 
+    def reaches(self, node: "Schedule") -> bool:
+        """Return True if the graphs call a module, or the modules in it, as for a list that is iterated."""
+        if id(node.mod) in self.traced or isinstance(node.mod, fx.GraphModule) or self.leaves.has(node.mod):
+            return True
+        above = node.parent
+        while above is not None and id(above.mod) not in self.traced:
+            above = above.parent
+        return above is not None and calls_inside(self.traced[id(above.mod)], above.path, node.path)
+
     def commit(self, sch: "Schedule") -> None:
         """Replace the modules by their graphs wherever the model holds them."""
         new = self.traced.get(id(sch.mod), sch.mod)
@@ -94,6 +103,13 @@ class _TracePlan:
         sch.mod = new
         sch.rebuild()
         sch.metadata.slots[Trace.name()].update(self.opaque)
+
+
+def calls_inside(owner: fx.GraphModule, owner_path: str, path: str) -> bool:
+    """Return True if a graph calls modules below a path, and never the module at the path itself."""
+    relative = path.removeprefix(owner_path).lstrip(".")
+    targets = {str(node.target) for node in owner.graph.nodes}
+    return relative not in targets and any(target.startswith(f"{relative}.") for target in targets)
 
 
 def _have_same_values(known: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
@@ -334,8 +350,7 @@ class TraceUntil(Primitive):
                 for path, reason in plan.opaque.items():
                     if path in on_the_way[node.path]:
                         raise TracingError(reason)
-                is_left = isinstance(node.mod, fx.GraphModule) or plan.leaves.has(node.mod)
-                if id(node.mod) not in plan.traced and not is_left:
+                if not plan.reaches(node):
                     raise TracingError(
                         f"trace_until of {node.path!r}: no traced module calls it; "
                         "expected a module that the forward of its owner calls"

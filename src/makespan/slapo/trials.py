@@ -30,11 +30,7 @@ _SEED = 20_240_427  # of the weights of copies; any other would do
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A primitive at a path, with its arguments by name.
-
-    One step is no primitive itself: ``set_in`` gives a module a changed copy of an object that it holds,
-    such as a configuration.
-    """
+    """A primitive at a path, with its arguments by name."""
 
     op: str
     path: str
@@ -42,19 +38,8 @@ class Step:
 
     def apply(self, sch: Schedule, prefix: str = "") -> None:
         """Apply the primitive below a node."""
-        node, values = sch[".".join(filter(None, (prefix, self.path)))], dict(self.arguments)
-        if self.op == "set_in":
-            node.set_attr(**{name: _changed(getattr(node.mod, name), new) for name, new in values.items()})
-        else:
-            getattr(node, self.op)(**values)
-
-
-def _changed(held: Any, values: Mapping[str, Any]) -> Any:
-    """Return a copy of an object, such as a configuration, with other values of some attributes."""
-    copied = copy.copy(held)
-    for name, value in values.items():
-        setattr(copied, name, value)
-    return copied
+        node = sch[".".join(filter(None, (prefix, self.path)))]
+        getattr(node, self.op)(**self.arguments)
 
 
 @dataclass(slots=True)

@@ -1,0 +1,110 @@
+"""Primitive ``take_experts``: each process computes its experts, for the tokens that chose them."""
+
+import inspect
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from makespan.slapo.errors import ArgumentError, ConflictError, ShardError
+from makespan.slapo.schedule import (
+    ForwardWrapper,
+    Primitive,
+    register_primitive,
+    wrap_forward,
+    wrapped_forward,
+)
+from makespan.slapo.syncing import input_places
+from makespan.slapo.tracing import check_is_called
+
+if TYPE_CHECKING:
+    from makespan.slapo.schedule import Schedule
+
+
+class OwnExperts(ForwardWrapper):
+    """A forward that is handed only the pairs of a token and an expert of this process.
+
+    Parameters
+    ----------
+    module
+        Experts that hold a part of their weights.
+    first, count
+        The experts of this process, by the numbers of the whole model.
+    tokens, chosen, weights
+        Names of the arguments, see `TakeExperts`.
+    """
+
+    op = "take_experts"
+
+    def __init__(
+        self, module: nn.Module, first: int, count: int, tokens: str, chosen: str, weights: str
+    ) -> None:
+        super().__init__(module)
+        self.first, self.count = first, count
+        self.tokens, self.chosen, self.weights = tokens, chosen, weights
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the sum over the experts of this process, for all tokens."""
+        bound = inspect.signature(self.inner).bind(*args, **kwargs)
+        tokens, chosen, weights = (bound.arguments[name] for name in (self.tokens, self.chosen, self.weights))
+        own = (chosen >= self.first) & (chosen < self.first + self.count)
+        rows, places = own.nonzero(as_tuple=True)
+        if not len(rows):
+            # Zeros that depend on the inputs, so that all processes exchange the same gradients backward.
+            return tokens[:0].sum() + weights[:0].sum() + tokens.new_zeros(tokens.shape)
+        # One row per pair, so that no process computes an expert for a token of another one's.
+        bound.arguments[self.tokens] = tokens[rows]
+        bound.arguments[self.chosen] = chosen[rows, places].unsqueeze(1) - self.first
+        bound.arguments[self.weights] = weights[rows, places].unsqueeze(1)
+        made = self.inner(*bound.args, **bound.kwargs)
+        return made.new_zeros(tokens.shape).index_add(0, rows, made)
+
+
+@register_primitive()
+class TakeExperts(Primitive):
+    """Leave each process the tokens that chose one of its experts, whose weights are sharded by experts."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Return ``take_experts``."""
+        return "take_experts"
+
+    @classmethod
+    def apply(
+        cls,
+        sch: "Schedule",
+        n_experts: int,
+        tokens: int | str = 0,
+        chosen: int | str = 1,
+        weights: int | str = 2,
+    ) -> None:
+        """Call the module with the pairs of a token and an expert of this process, and add its results up.
+
+        The module returns a row per token, the sum over the chosen experts. Each process computes its
+        summands, for tokens that all processes are handed: sum them by ``sync``, as after a row.
+
+        Parameters
+        ----------
+        n_experts
+            Experts of the whole model; a process holds an equal part of them, in order.
+        tokens
+            Argument with a row per token, ``(n_tokens, width)``, by name or position.
+        chosen, weights
+            Arguments with the numbers of the experts that a token chose, and their weights, both
+            ``(n_tokens, n_chosen)``.
+        """
+        where = f"take_experts of {sch.path!r} ({type(sch.mod).__name__})"
+        check_is_called(sch, cls.name())
+        if wrapped_forward(sch.mod, OwnExperts):
+            raise ConflictError(f"{where}: it has its experts already, {sch.conflict(cls.name())}")
+        if n_experts < 1 or n_experts % sch.world_size:
+            raise ShardError(f"{where}: {n_experts} experts do not divide among {sch.world_size} processes")
+        names = list(inspect.signature(sch.mod.forward).parameters)
+        given = []
+        for argument in (tokens, chosen, weights):
+            input_places(sch.mod, [argument], where)
+            given.append(argument if isinstance(argument, str) else names[argument])
+        if len({*given}) < len(given):
+            raise ArgumentError(f"{where}: {', '.join(given)} are not three arguments of it")
+        if sch.world_size > 1:
+            count = n_experts // sch.world_size
+            wrap_forward(sch.mod, OwnExperts(sch.mod, sch.rank * count, count, *given))

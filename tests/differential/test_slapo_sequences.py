@@ -1,0 +1,26 @@
+"""Models whose processes share sequences and experts compute what whole models do."""
+
+import pytest
+
+pytest.importorskip("torch")
+
+from forked import forking_servers
+from group_worker import on_processes
+
+pytestmark = pytest.mark.xdist_group("training")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def servers():
+    with forking_servers():
+        yield
+
+
+def test_two_processes_compute_what_one_does():
+    cases = ("families", "layers", "compiled", "trained", "experts", "kept")
+    on_processes(2, "sequence_cases", *cases)
+
+
+def test_four_processes_compute_what_one_does():
+    cases = ("layers", "sharded", "staged", "experts", "experts_without_tokens")
+    on_processes(4, "sequence_cases", *cases)
