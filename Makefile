@@ -58,7 +58,7 @@ validate-public: setup ## Judge predictions on published rows, beside the errors
 	$(BIN)/makespan validate-public --against-record -o results/judged.csv --predictions results/predicted.csv
 
 # Root installs the Debian packages that are missing; others are told which. The tests start daemons of their own on
-# loopback and stop them again; two clusters at a time, since jobs spend most of their time in the queue.
+# loopback and stop them again; three clusters at a time, since jobs spend most of their time in the queue.
 .PHONY: slurm-test
 slurm-test: setup-dev ## Run rules with GPUs on a local Slurm cluster without GPUs
 	@missing=$$($(BIN)/python tests/support/local_slurm.py); \
@@ -68,7 +68,7 @@ slurm-test: setup-dev ## Run rules with GPUs on a local Slurm cluster without GP
 	elif [ -n "$$missing" ]; then \
 	  echo "missing: $$missing; install with: apt-get install --no-install-recommends $$missing" >&2; exit 1; \
 	fi
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m slurm tests/slurm $(PYTEST_FLAGS)
+	$(BIN)/python -m pytest -n 3 --dist loadfile -m slurm tests/slurm $(PYTEST_FLAGS)
 
 # What is built sees the run set alone: packages of the developer set are hidden.
 .PHONY: report-test
