@@ -6,7 +6,7 @@ Importing the package does not import torch.
   processes, `RunOptions` sets checkpoints and limits, and a run returns an `ElasticResult`
 - `LoopRun` is what the function of a job with a training loop of its own gets; its `TrainingLoop` gives one
   `LoopMiniBatch` after the other
-- `request_change` and `export_model` reach a run from outside
+- `request_change`, `join_run`, `drain_processes` and `export_model` reach a run from outside
 - `IntraJobPlanner` plans how the logical workers of a job share devices of several types; `PlannedCatalogue`
   offers these plans to the simulator
 - processes of a run start at `makespan.easyscale.worker`; it and what it imports need torch
@@ -29,7 +29,9 @@ if TYPE_CHECKING:
     from makespan.easyscale.trainer import (
         ElasticResult as ElasticResult,
         ElasticTrainer as ElasticTrainer,
+        drain_processes as drain_processes,
         export_model as export_model,
+        join_run as join_run,
         request_change as request_change,
         run_together as run_together,
     )
