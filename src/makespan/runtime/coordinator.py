@@ -279,9 +279,10 @@ class Coordinator(Generic[PlanT]):
 
     def _lose(self, node: int) -> None:
         is_member = node in self.protocol.members
+        is_replaced = is_member and node not in self.protocol.leaving
         self._tell("lost" if is_member or node in self.protocol.expected else "gone", node)
         self._carry_out(self.protocol.lost(node))
-        if is_member and self.n_replacements > 0 and self.ending is None:
+        if is_replaced and self.n_replacements > 0 and self.ending is None:
             self.n_replacements -= 1
             self._start(self.next_node)
 
