@@ -32,7 +32,7 @@ from makespan.easyscale.saved import (
 )
 from makespan.easyscale.user_state import is_watched
 from makespan.easyscale.worker import Ending, Generation, TrainingProcess, check_equal_hashes, divergence
-from makespan.errors import CheckpointError
+from makespan.errors import CheckpointError, WorkerError
 from makespan.runtime import Identity, RunDirectory, end_worker, run_worker
 from makespan.runtime.links import LostPeerError, PeerLinks
 from makespan.runtime.messages import Form, Save
@@ -102,6 +102,10 @@ class RecoveringTraining(Generation):
     def prepare(self, node: int, request: Any, announce: Announcing, board: BroadcastStore) -> None:
         """Take what the node provides; a process that joins also loads code of the user."""
         self.node, self.announce, self.board = node, announce, board
+        if request["stage"] != self.request.generation:
+            raise WorkerError(
+                "the run changed its processes at the same time; expected another attempt to join"
+            )
         torch.set_num_threads(self.process.who.threads)
         self.process.start_s = time.time() - self.process.who.launched_s
         # A group of this process alone, which user code never sees: code asks whether there is one.

@@ -663,7 +663,7 @@ class _SurvivingRun:
         self.launch = launch
         self.directory.prepare(launch.request)
         coordinator = Coordinator(
-            self.protocol, self.directory.path, {}, self, self.take,
+            self.protocol, self.directory.path, {"stage": self.request.generation}, self, self.take,
             begin_checkpoint=self._begin_checkpoint, finish_checkpoint=self._finish_checkpoint,
             limits=Timeouts(hang_s=self.options.hang_s), n_replacements=self.options.n_replacements,
         )  # fmt: skip
