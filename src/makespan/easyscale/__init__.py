@@ -7,6 +7,7 @@ Importing the package does not import torch.
 - `LoopRun` is what the function of a job with a training loop of its own gets; its `TrainingLoop` gives one
   `LoopMiniBatch` after the other
 - `request_change`, `join_run`, `drain_processes` and `export_model` reach a run from outside
+- `predict_recovery` predicts what surviving losses costs on many devices, as a `RecoveryCost`
 - `IntraJobPlanner` plans how the logical workers of a job share devices of several types; `PlannedCatalogue`
   offers these plans to the simulator
 - processes of a run start at `makespan.easyscale.worker`; it and what it imports need torch
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
         JobKind as JobKind,
         Plan as Plan,
         PlannedCatalogue as PlannedCatalogue,
+    )
+    from makespan.easyscale.recovery_cost import (
+        RecoveryCost as RecoveryCost,
+        predict_recovery as predict_recovery,
     )
     from makespan.easyscale.trainer import (
         ElasticResult as ElasticResult,
