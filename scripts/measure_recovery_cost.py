@@ -131,7 +131,7 @@ class Watch:
     def __init__(self, act: Callable[["Watch", Event], object]) -> None:
         self.act, self.pids, self.alive = act, dict[int, int](), set[int]()
         self.at: dict[str, tuple[float, dict[int, float]]] = {}
-        self.rows: list[dict[str, Any]] = []
+        self.rows, self.reading_s = list[dict[str, Any]](), 0.0
 
     def read(self) -> dict[int, float]:
         """Return the CPU time of each process."""
@@ -145,7 +145,9 @@ class Watch:
         if event.kind in ("lost", "gone") and event.node is not None:
             self.alive.discard(event.node)
         if event.kind in ("lost", "plan", "resume"):
-            self.at[event.kind] = time.thread_time(), self.read()
+            begun = time.thread_time()
+            self.at[event.kind] = begun - self.reading_s, self.read()
+            self.reading_s += time.thread_time() - begun  # which no run without this script takes
         self.act(self, event)
 
     def between(self, first: str, last: str) -> tuple[float, dict[int, float]]:
