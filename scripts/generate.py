@@ -28,6 +28,7 @@ from matplotlib.figure import Figure
 
 from makespan.cli import cli_page
 from makespan.config import configuration_page, load_settings
+from makespan.easyscale.recovery_cost import judged_costs, measured_constants, predict_recovery
 from makespan.files import write_text
 from makespan.numerics import half_widths
 from makespan.papers import PAPERS, paper_named
@@ -93,6 +94,7 @@ def generated_files() -> dict[str, str]:
             "docs/background/planning.md", "judged", judged_table(recorded_errors())
         ),
         **_scaling(),
+        "docs/background/elastic-training.md": _recovery_costs(),
         "docs/guides/schedule-any-transformer.md": _filled(
             "docs/guides/schedule-any-transformer.md", "models", _scheduled_models()
         ),
@@ -327,6 +329,77 @@ def _scaling() -> dict[str, str]:
         text = _filled(page, f"{name}, {way}", _curve_table(table), text)
     text = _filled(page, "cost", _cost_table(curves), text)
     return {page: text, "docs/images/scaling.svg": _scaling_figure(curves, published)}
+
+
+RECOVERY_DEVICES = (16, 64, 256, 1024, 4096, 16384)
+RECOVERY_STEP_S, RECOVERY_PARAMETERS = 1.0, 4e9
+
+
+def _recovery_costs() -> str:
+    """Return the page on elastic training with the costs of recoveries, judged and predicted."""
+    page = "docs/background/elastic-training.md"
+    judged = judged_costs().assign(
+        error=lambda table: (table["predicted_s"] / table["measured_s"] - 1).abs(),
+        baseline_error=lambda table: (table["baseline_s"] / table["measured_s"] - 1).abs(),
+    )
+    rows = []
+    for (quantity, buffer_bytes), part in judged.groupby(["quantity", "buffer_bytes"], sort=False):
+        sizes, unit = (part["size"].min(), part["size"].max()), ""
+        if quantity in ("sending", "receiving"):
+            sizes, unit = (sizes[0] / 1e6, sizes[1] / 1e6), " MB"
+        largest = part.loc[part["size"].idxmax()]
+        rows.append(
+            (
+                COST_NAMES[str(quantity)].format(f"{buffer_bytes / 1e3:,.0f} KB"),
+                f"{sizes[0]:.3g}{unit}" if sizes[0] == sizes[1] else f"{sizes[0]:.3g} to {sizes[1]:.3g}",
+                f"{1e3 * largest['measured_s']:.3g}",
+                f"{1e3 * largest['predicted_s']:.3g}",
+                f"{100 * part['error'].mean():.0f} %",
+                f"{100 * part['baseline_error'].mean():.0f} %",
+            )
+        )
+    head = ("CPU time", "judged on", "measured [ms]", "predicted [ms]", "mean error", "of the baseline")
+    text = _filled(page, "recovery costs judged", _table(head, rows))
+    rows = []
+    for n_devices in RECOVERY_DEVICES:
+        one, three = (
+            predict_recovery(
+                n_devices, RECOVERY_STEP_S, parameter_bytes=RECOVERY_PARAMETERS, survives=survives
+            )
+            for survives in (1, 3)
+        )
+        shown = (one.agree_s, one.connect_s, one.copy_s, one.lost_s, one.pause_s, one.join_s)
+        kept = (f"{1e3 * cost.keep_s:.2g}" for cost in (one, three))
+        rows.append(
+            (
+                f"{n_devices:,}",
+                *kept,
+                *(f"{value:,.2g}" if value < 10 else f"{value:,.0f}" for value in shown),
+            )
+        )
+    head = (
+        "devices", "keep one copy [ms]", "keep three [ms]", "agree [s]", "connect [s]", "copy [s]",
+        "repeat [s]", "pause [s]", "join [s]",
+    )  # fmt: skip
+    options: dict[str, Any] = {"parameter_bytes": RECOVERY_PARAMETERS}
+    options["constants"] = measured_constants(on_few=True)
+    agreed = " and ".join(
+        f"{predict_recovery(n_devices, RECOVERY_STEP_S, **options).agree_s:,.0f} s with {n_devices:,}"
+        for n_devices in RECOVERY_DEVICES[-3::2]
+    )
+    note = f"With the constants that were judged above, to agree would take {agreed} devices.\n\n"
+    shown = _table(head, rows) + note
+    return _filled(page, "recovery costs predicted", shown, text)
+
+
+COST_NAMES = {
+    "coordinator": "coordinator, per loss",
+    "connecting": "process that connects, per loss",
+    "sending": "process that sends its state to one that joins",
+    "receiving": "process that joins",
+    "packing": "packing contexts with {} of buffers, per mini-batch",
+    "copying": "receiving those of others, {} of buffers, per mini-batch",
+}
 
 
 def _published_runs() -> pd.DataFrame:

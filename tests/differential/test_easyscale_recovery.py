@@ -1,7 +1,10 @@
 """Runs that lose processes and continue from the memory of the others have the bits of an undisturbed run."""
 
+import json
 import os
 import signal
+import threading
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -9,11 +12,15 @@ import pytest
 
 pytest.importorskip("torch")
 
+from click.testing import CliRunner
 from forked import forking_servers
 
-from makespan.easyscale import ElasticTrainer, request_change
-from makespan.errors import InputError
+from makespan.cli import main
+from makespan.easyscale import ElasticTrainer, drain_processes, join_run, request_change
+from makespan.easyscale.trainer import ELASTIC_RECOVERIES, RunFolder
+from makespan.errors import InputError, WorkerError
 from makespan.runtime import LocalLauncher
+from makespan.tables import read_csv
 
 pytestmark = pytest.mark.xdist_group("training")
 
@@ -65,6 +72,11 @@ class Killer:
                     os.kill(self.pids[victim], self.number)
 
 
+def wait_until(is_met):
+    while not is_met():
+        time.sleep(0.05)
+
+
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory):
     return bits(trainer(tmp_path_factory.mktemp("straight")).run(STEPS))
@@ -92,7 +104,7 @@ def test_two_processes_lost_at_once_and_another_one_in_the_recovery(straight, tm
     assert bits(result) == straight
     table = (tmp_path / "recoveries.csv").read_text().splitlines()
     assert len(table) == 2
-    assert table[1].startswith("1,3,0 2 3,0 2 3,0,2,")
+    assert table[1].startswith("1,3,lost,0 2 3,,,0 2 3,0,2,")
 
 
 def test_processes_lost_while_others_connect_and_replicate(straight, tmp_path):
@@ -113,7 +125,7 @@ def test_processes_one_mini_batch_apart_copy_from_the_one_that_is_ahead(straight
     result = recovered(tmp_path, killer, of_job=tears)
     assert bits(result) == straight
     row = (tmp_path / "recoveries.csv").read_text().splitlines()[1]
-    assert row.startswith("1,6,4,4,3,")  # one of four was there, and three were behind
+    assert row.startswith("1,6,lost,4,,,4,3,")  # one of four was there, and three were behind
 
 
 def test_too_many_losses_return_to_the_checkpoint(straight, tmp_path, caplog):
@@ -124,17 +136,19 @@ def test_too_many_losses_return_to_the_checkpoint(straight, tmp_path, caplog):
     assert list(result.reconfigurations["cause"]) == ["start", "failure"]
 
 
-def test_another_mapping_is_requested_and_a_process_asked_to_end_through_checkpoints(straight, tmp_path):
-    asked = set()
+def test_another_mapping_is_requested_and_the_run_suspended_through_checkpoints(straight, tmp_path):
+    asked = []
 
     class Asker(Killer):
         def __call__(self, event):
             super().__call__(event)
             if event.kind == "announce" and event.values == {"phase": "sum", "iteration": 3} and not asked:
-                asked.add("mapping")
+                asked.append("mapping")
                 request_change(tmp_path, "3,1/0,2,4")
-            if event.kind == "announce" and event.values == {"phase": "sum", "iteration": 7} and event.node:
-                os.kill(self.pids[event.node], signal.SIGTERM)
+            is_late = event.kind == "announce" and event.values == {"phase": "sum", "iteration": 7}
+            if is_late and len(asked) == 1:
+                asked.append("suspension")
+                request_change(tmp_path, devices="")
 
     result = recovered(tmp_path, Asker())
     assert (result.state, result.step >= 7) == ("pending", True)
@@ -142,6 +156,187 @@ def test_another_mapping_is_requested_and_a_process_asked_to_end_through_checkpo
     result = recovered(tmp_path, Killer(("step", 11, [0])))
     assert bits(result) == straight
     assert list(result.reconfigurations["cause"]) == ["start", "request", "run", "recovery"]
+
+
+# --- processes that leave and join ---
+
+THREE = "0,1/2,3/4"
+
+
+def changes(run_dir):
+    """Processes that were lost, drained and joined, in order; a change may take in another one."""
+    table = read_csv(run_dir / "recoveries.csv", ELASTIC_RECOVERIES)
+    return {name: [cell for cell in table[name] if cell] for name in ("kind", "lost", "drained", "joined")}
+
+
+class Gate(Killer):
+    """Acts at events, and lets mini-batches begin once a process is ready: processes by mini-batch.
+
+    ``acts`` are triples of phase, mini-batch and a function; each is called once, when a process announces
+    that.
+    """
+
+    def __init__(self, folder, waits=(), acts=(), faults=(), **options):
+        super().__init__(*faults, **options)
+        self.folder, self.node_by_step, self.acts = folder, dict(waits), list(acts)
+        self.opened = set()
+        folder.mkdir()
+
+    @property
+    def of_job(self):
+        return {"model": {"waits": {str(step): str(self.folder / str(step)) for step in self.node_by_step}}}
+
+    def __call__(self, event):
+        super().__call__(event)
+        ready = {each.node for each in self.events if each.kind == "ready"}
+        for step, node in self.node_by_step.items():
+            if node in ready and step not in self.opened:
+                self.opened.add(step)
+                # The others hear of it next, and would else have done many small mini-batches until then.
+                threading.Timer(0.3, (self.folder / str(step)).touch).start()
+        announced = (event.values["phase"], event.values["iteration"]) if event.kind == "announce" else ()
+        for act in [act for act in self.acts if act[:2] == announced]:
+            self.acts.remove(act)
+            act[2]()
+
+    def notify(self, *nodes):
+        for node in nodes:
+            os.kill(self.pids[node], signal.SIGTERM)
+
+
+def joining(run_dir, ended):
+    def join():
+        try:
+            ended.append(join_run(run_dir))
+        except WorkerError as error:
+            ended.append(str(error))
+
+    threading.Thread(target=join, daemon=True).start()
+
+
+def changed(tmp_path, gate, mapping=THREE, **options):
+    """Run a job whose processes leave and join."""
+    options = {"survives": 1} | options
+    result = trainer(tmp_path / "run", gate.of_job).run(STEPS, mapping, on_event=gate, **options)
+    assert not gate.faults and not gate.acts
+    return result
+
+
+def test_a_process_with_a_notice_leaves_and_nothing_is_repeated_or_read(straight, tmp_path):
+    gate = Gate(tmp_path / "gate", acts=[("sum", 4, lambda: gate.notify(1))])
+    result = changed(tmp_path, gate)
+    assert bits(result) == straight
+    assert not [event for event in gate.events if event.kind == "lost"]
+    begun = [
+        event.values["iteration"]
+        for event in gate.events
+        if event.kind == "announce" and event.node == 0 and event.values["phase"] == "forward"
+    ]
+    assert begun == list(range(1, STEPS + 1))
+    assert changes(tmp_path / "run") == {"kind": ["drained"], "lost": [], "drained": ["1"], "joined": []}
+    assert list(result.reconfigurations["cause"]) == ["start", "drain"]
+    assert result.reconfigurations["new_mapping"].iloc[-1] == "0,1,2/3,4"
+    assert not result.steps["micro_batch_s"].isna().any()  # the one that left told its times before
+    # The first checkpoint is that of the end, so there was none to read.
+    assert [path.name for path in (tmp_path / "run" / "records").iterdir()] == [f"step-{STEPS:08d}.json"]
+
+
+def test_a_drain_is_no_loss_so_that_as_many_losses_may_follow(straight, tmp_path, caplog):
+    def ask():
+        said.append(CliRunner().invoke(main, f"easyscale drain --run-dir {tmp_path}/run --json 1 77".split()))
+
+    said = []
+    gate = Gate(tmp_path / "gate", acts=[("sum", 3, ask)], faults=[("contexts", 7, [0])])
+    result = changed(tmp_path, gate, checkpoint_every=4)
+    assert json.loads(said[0].stdout) == {"run_dir": f"{tmp_path}/run", "processes": [1, 77]}
+    assert "asked to drain 77, not in the run" in caplog.text
+    assert bits(result) == straight
+    found = changes(tmp_path / "run")
+    assert (found["lost"], found["drained"], found["kind"][-1]) == (["0"], ["1"], "lost")
+    assert result.reconfigurations["new_mapping"].iloc[-1] == "0,1,2,3,4"
+
+
+def test_processes_are_lost_while_one_leaves_and_that_one_too(straight, tmp_path):
+    gate = Gate(
+        tmp_path / "gate",
+        acts=[("sum", 3, lambda: gate.notify(0))],
+        faults=[("copy", 3, [2]), ("copy", 3, [0])],
+    )
+    assert bits(changed(tmp_path, gate, "0/1/2/3,4", survives=2)) == straight
+
+
+def test_lost_processes_are_replaced_and_copy_from_the_others(straight, tmp_path):
+    gate = Gate(tmp_path / "gate", {6: 3, 10: 4}, faults=[("sum", 4, [1]), ("forward", 8, [0])])
+    result = changed(tmp_path, gate, n_replacements=2)
+    assert bits(result) == straight
+    found = changes(tmp_path / "run")
+    assert (found["lost"], found["joined"]) == (["1", "0"], ["2", "2"])
+    assert result.reconfigurations["new_mapping"].iloc[-1] == THREE
+    assert [path.name for path in (tmp_path / "run" / "records").iterdir()] == [f"step-{STEPS:08d}.json"]
+
+
+def test_processes_join_beyond_those_of_the_start_which_then_leave(straight, tmp_path):
+    """Two processes become four, of which the later two go on alone; one of these is lost."""
+    ended, run_dir = [], tmp_path / "run"
+
+    def two_join():
+        joining(run_dir, ended)
+        joining(run_dir, ended)
+
+    def first_leave():
+        gate.notify(1)
+        drain_processes(run_dir, [0])
+
+    gate = Gate(
+        tmp_path / "gate",
+        {3: 2, 4: 3},
+        acts=[("forward", 2, two_join), ("sum", 6, first_leave)],
+        faults=[("contexts", 10, [3])],
+    )
+    result = changed(tmp_path, gate, "0,1,2/3,4", checkpoint_every=9)
+    assert bits(result) == straight
+    assert result.reconfigurations["new_mapping"].iloc[-1] == "0,1,2,3,4"
+    found = changes(run_dir)
+    assert found["joined"] and found["drained"] and found["lost"] == ["1"]
+    wait_until(lambda: len(ended) == 2)
+    assert "finished" in ended and any("ended with status -9" in text for text in ended)
+
+
+def test_a_process_beyond_the_logical_workers_waits_until_one_is_lost(straight, tmp_path):
+    ended = []
+    gate = Gate(
+        tmp_path / "gate",
+        {4: 5},
+        acts=[("forward", 2, lambda: joining(tmp_path / "run", ended))],
+        faults=[("sum", 9, [0])],
+    )
+    result = changed(tmp_path, gate, "0/1/2/3/4")
+    assert bits(result) == straight
+    found = changes(tmp_path / "run")
+    assert (found["lost"], found["joined"]) == (["0"], ["4"])
+    assert result.reconfigurations["new_mapping"].iloc[-1] == "0/1/2/3/4"
+    wait_until(lambda: ended == ["finished"])
+
+
+def test_a_process_that_dies_while_it_joins_is_done_without(straight, tmp_path):
+    class Joined(Gate):
+        def __call__(self, event):
+            super().__call__(event)
+            if event.kind == "announce" and event.node == 3 and event.values["phase"] == "replicate":
+                os.kill(self.pids[3], signal.SIGKILL)
+
+    gate = Joined(tmp_path / "gate", {6: 3}, faults=[("sum", 3, [2])])
+    result = changed(tmp_path, gate, n_replacements=1)
+    assert bits(result) == straight
+    assert set(changes(tmp_path / "run")["kind"]) == {"lost"}
+    assert result.reconfigurations["new_mapping"].iloc[-1] == "0,1,2/3,4"
+
+
+def test_notices_to_all_processes_suspend_the_run(straight, tmp_path):
+    gate = Gate(tmp_path / "gate", acts=[("sum", 5, lambda: gate.notify(0, 1, 2))])
+    result = changed(tmp_path, gate)
+    assert (result.state, 5 <= result.step < STEPS) == ("pending", True)
+    assert bits(changed(tmp_path, Gate(tmp_path / "no gate"))) == straight
 
 
 def test_what_cannot_be_recovered_is_rejected_before_the_start(tmp_path):
@@ -157,7 +352,22 @@ def test_what_cannot_be_recovered_is_rejected_before_the_start(tmp_path):
     for limit in ("timeout_s", "stall_timeout_s"):
         with pytest.raises(InputError, match=rf"survives is 1 and the launcher has {limit} 30.0; expected"):
             trainer(tmp_path).run(STEPS, survives=1, launcher=LocalLauncher(**{limit: 30.0}))
+    with pytest.raises(InputError, match="n_replacements is 1 and survives is 0"):
+        trainer(tmp_path).run(STEPS, n_replacements=1)
+    with pytest.raises(InputError, match="n_replacements is 1 with devices A,B; expected one type of device"):
+        options = {"survives": 1, "n_replacements": 1, "mixes_devices": True}
+        trainer(tmp_path).run(STEPS, devices="A,B", **options)
     loop = ElasticTrainer(loop=f"{JOB}:model", run_dir=tmp_path)
     with pytest.raises(InputError, match=r"survives is 1 and loop is .* expected a job whose functions"):
         loop.run(STEPS, survives=1)
     assert not list(tmp_path.iterdir())
+
+
+def test_nobody_joins_or_leaves_a_run_without_copies_of_contexts(tmp_path):
+    for reach in (join_run, lambda run_dir: drain_processes(run_dir, [0])):
+        with pytest.raises(InputError, match="where no run is active"):
+            reach(tmp_path)
+        with RunFolder(tmp_path).hold(), pytest.raises(InputError, match="expected a run with survives >= 1"):
+            reach(tmp_path)
+    with pytest.raises(InputError, match="no process to drain"):
+        drain_processes(tmp_path, [])

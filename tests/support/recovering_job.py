@@ -1,20 +1,23 @@
 """A job for runs that lose processes: random layers and samples, buffers, counts, and code after the sum.
 
 With ``tears`` in the options of the loss, one process sends the results of a mini-batch to the first of the
-others alone before it dies, so that these are one mini-batch apart.
+others alone before it dies, so that these are one mini-batch apart. With ``waits`` in the options of the
+model, the forward passes of some mini-batches wait for a file.
 """
 
 import os
 import random
 import time
+from pathlib import Path
 
 import torch
 from torch import nn
 
 
 class Net(nn.Module):
-    def __init__(self, width):
+    def __init__(self, width, waits):
         super().__init__()
+        self.waits = waits
         self.first, self.second = nn.Linear(8, width), nn.Linear(width, 4)
         self.norm, self.drop = nn.BatchNorm1d(width), nn.Dropout(0.3)
         self.register_buffer("n_clipped", torch.zeros(()))
@@ -22,6 +25,8 @@ class Net(nn.Module):
 
     def forward(self, inputs):
         self.n_passes += 1
+        while str(self.n_passes) in self.waits and not Path(self.waits[str(self.n_passes)]).exists():
+            time.sleep(0.02)
         noise = 0.01 * self.n_passes * torch.randn(inputs.shape[0], 8)
         return self.second(self.drop(torch.relu(self.norm(self.first(inputs + noise)))))
 
@@ -36,8 +41,8 @@ class Samples:
         return inputs, torch.tensor(index % 4)
 
 
-def model(width=16):
-    return Net(width)
+def model(width=16, waits=None):
+    return Net(width, waits or {})
 
 
 def data():

@@ -67,8 +67,9 @@ QUICK = {
 }
 # Those that train, or act on a run that trains: their results are tested with the run itself.
 TRAINING = {
-    "profile", "live", "easyscale run", "easyscale request", "easyscale export", "oobleck profile",
-    "oobleck run", "oobleck join", "oobleck drain", "oobleck export", "slapo verify",
+    "profile", "live", "easyscale run", "easyscale request", "easyscale join", "easyscale drain",
+    "easyscale export", "oobleck profile", "oobleck run", "oobleck join", "oobleck drain", "oobleck export",
+    "slapo verify",
 }  # fmt: skip
 
 

@@ -5,11 +5,19 @@ import threading
 import pytest
 
 from makespan.easyscale.job import RankMapping
-from makespan.easyscale.recovery import Assembly, RecoveryPlanner, backups, holdings
+from makespan.easyscale.recovery import (
+    Assembly,
+    RecoveryPlanner,
+    RecoveryProtocol,
+    backups,
+    boundary_key,
+    holdings,
+)
 from makespan.errors import LostWorkerError, TrainingError, WorkerError
 from makespan.runtime.links import LostPeerError, PeerLinks
+from makespan.runtime.messages import Leave, Shared
 from makespan.runtime.node import BroadcastStore
-from makespan.runtime.protocol import Abort, ClusterState
+from makespan.runtime.protocol import Abort, ClusterState, Phase, Send
 
 MAPPING = RankMapping.parse("0/1/2/3")
 STARTED = Assembly("0/1/2/3", (0, 1, 2, 3), 0, 0, is_start=True)
@@ -63,10 +71,12 @@ def test_an_earlier_mini_batch_is_chosen_if_only_that_is_complete():
     assert (assembly.step, assembly.source, assembly.behind) == (4, 1, (0,))
 
 
-def test_leaving_processes_send_what_they_have_and_host_nothing():
+def test_leaving_processes_host_nothing_and_send_what_nobody_else_has():
     held = {0: after(5, 0, 3), 1: after(5, 1, 0), 2: after(5, 2, 1), 3: after(5, 3, 2)}
     assembly = RecoveryPlanner(MAPPING)(state(held, leaving=(2,))).plan
-    assert (assembly.nodes, assembly.holders) == ((0, 1, 3), (0, 1, 2, 3))
+    assert (assembly.nodes, assembly.holders, assembly.source) == ((0, 1, 3), (0, 1, 3, 3), None)
+    alone = {0: after(5, 0, 0), 1: after(5, 1, 1), 2: after(5, 2, 2), 3: after(5, 3, 3)}
+    assert RecoveryPlanner(MAPPING)(state(alone, leaving=(2,))).plan.holders == (0, 1, 2, 3)
 
 
 def test_lost_contexts_end_the_attempt_with_the_reason():
@@ -80,6 +90,50 @@ def test_lost_contexts_end_the_attempt_with_the_reason():
     assert RecoveryPlanner(MAPPING, reason=lambda: reason)(state(torn)).error is reason
     nobody = RecoveryPlanner(MAPPING)(state({}))
     assert "all processes were lost" in str(nobody.error)
+
+
+# --- protocol ---
+
+
+def protocol(n_processes=3):
+    """A protocol in training, and what was asked of it."""
+    suspended = []
+    made = RecoveryProtocol(
+        RecoveryPlanner(MAPPING), range(n_processes), 100, suspend=lambda: suspended.append(True)
+    )
+    made.expected, made.members = set(), set(range(n_processes))
+    made.phase, made.generation = Phase.TRAINING, 1
+    return made, suspended
+
+
+def test_processes_end_a_mini_batch_early_only_if_somebody_waits_for_that():
+    made, suspended = protocol()
+    asked = [Send(node, Shared(1, boundary_key(0), "")) for node in range(3)]
+    assert made.drain([1]) == asked
+    assert made.ready(7) == asked
+    made.phase = Phase.SAVING  # between two transactions already
+    assert made.ready(8) == [] and made.waiting == {7, 8}
+    assert not suspended
+
+
+def test_whoever_hosts_nothing_leaves_at_once():
+    made, _ = protocol()
+    made.spare, made.waiting = {5}, {6}
+    assert made.drain([5, 6]) == [Send(5, Leave("drained")), Send(6, Leave("drained"))]
+    assert not made.spare and not made.waiting and not made.leaving
+
+
+def test_a_run_that_all_are_to_leave_is_suspended_and_nobody_is_released():
+    made, suspended = protocol()
+    made.drain([0, 2])
+    assert made.leaving == {0, 2} and not suspended
+    assert made.drain([1]) == [] and suspended and not made.leaving
+    made, suspended = protocol()
+    made.drain([0, 2])
+    made.lost(1)
+    assert suspended and not made.leaving
+    made, suspended = protocol()
+    assert made.drain(()) == [] and suspended
 
 
 # --- links ---

@@ -270,6 +270,19 @@ def test_a_terminated_node_leaves_at_a_boundary_and_nothing_is_repeated(tmp_path
     assert computed == list(range(12))
 
 
+def test_a_node_that_was_to_leave_is_not_replaced_when_it_is_lost(tmp_path):
+    def react(event):
+        if event.kind == "announce" and event.node == 1 and event.values["iteration"] == 3 and not drained:
+            drained.append(run.protocol.drain([1]))
+            os.kill(run.pid(1), signal.SIGKILL)
+
+    drained = []
+    run = Run(tmp_path, 4, 8, react=react, n_replacements=5, compute_s=0.05)
+    run.coordinator.run()
+    run.check(8, (0, 2, 3))
+    assert [event.node for event in run.of("lost")] == [1] and len(run.of("start")) == 4
+
+
 def test_somebody_outside_drains_a_node_or_stops_the_run(tmp_path):
     def ask(nodes):
         address = read_json(tmp_path / ADDRESS_FILE)

@@ -1,4 +1,4 @@
-"""Train elastically: run a job, request other processes for it, export its model."""
+"""Train elastically: run a job, request, add or release processes of it, export its model."""
 
 from dataclasses import fields
 from pathlib import Path
@@ -45,7 +45,9 @@ def COMMANDS() -> None:
 @settings_option("optimizer.lr=0.1")
 @field_options(ElasticJob, without={"model", "options"})
 @field_options(
-    RunOptions, without={"ends_on_signals", "launcher", "on_progress", "on_event"}, names={"hang_s": "hang"}
+    RunOptions,
+    without={"ends_on_signals", "launcher", "on_progress", "on_event"},
+    names={"hang_s": "hang", "n_replacements": "replace"},
 )
 @click.option(
     "--stall-timeout",
@@ -135,6 +137,38 @@ def _request(
     request_change(run_dir, mapping, "" if suspend else devices)
     asked = {"run_dir": run_dir, "mapping": mapping, "devices": devices, "is_suspended": suspend}
     say_result(asked, "", form)
+
+
+@COMMANDS.command("join")
+@_run_dir
+@json_option
+def _join(run_dir: Path, form: str | None) -> None:
+    """Join a run with one more process, which leaves on SIGTERM or Ctrl-C.
+
+    It enters between two mini-batches and copies its state from the other processes. The run must be active
+    on this machine, and have been started with --survives.
+    """
+    from makespan.easyscale.trainer import join_run
+
+    ending = join_run(run_dir)
+    say_result({"run_dir": run_dir, "ending": ending}, ending, form)
+
+
+@COMMANDS.command("drain")
+@_run_dir
+@click.argument("processes", nargs=-1, required=True, type=int)
+@json_option
+def _drain(run_dir: Path, processes: tuple[int, ...], form: str | None) -> None:
+    """Let PROCESSES leave a run after the mini-batch that runs.
+
+    The others continue from memory, and no loss is counted. SIGTERM to a process has the same effect. The
+    numbers are those of the start, from 0 on, then those of processes that joined, in order. The run must
+    have been started with --survives.
+    """
+    from makespan.easyscale.trainer import drain_processes
+
+    drain_processes(run_dir, processes)
+    say_result({"run_dir": run_dir, "processes": list(processes)}, "", form)
 
 
 @COMMANDS.command("export")

@@ -6,7 +6,8 @@ Importing the package does not import torch.
   processes, `RunOptions` sets checkpoints and limits, and a run returns an `ElasticResult`
 - `LoopRun` is what the function of a job with a training loop of its own gets; its `TrainingLoop` gives one
   `LoopMiniBatch` after the other
-- `request_change` and `export_model` reach a run from outside
+- `request_change`, `join_run`, `drain_processes` and `export_model` reach a run from outside
+- `predict_recovery` predicts what surviving losses costs on many devices, as a `RecoveryCost`
 - `IntraJobPlanner` plans how the logical workers of a job share devices of several types; `PlannedCatalogue`
   offers these plans to the simulator
 - processes of a run start at `makespan.easyscale.worker`; it and what it imports need torch
@@ -26,10 +27,16 @@ if TYPE_CHECKING:
         Plan as Plan,
         PlannedCatalogue as PlannedCatalogue,
     )
+    from makespan.easyscale.recovery_cost import (
+        RecoveryCost as RecoveryCost,
+        predict_recovery as predict_recovery,
+    )
     from makespan.easyscale.trainer import (
         ElasticResult as ElasticResult,
         ElasticTrainer as ElasticTrainer,
+        drain_processes as drain_processes,
         export_model as export_model,
+        join_run as join_run,
         request_change as request_change,
         run_together as run_together,
     )

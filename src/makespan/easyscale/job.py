@@ -259,6 +259,9 @@ class RunOptions:
         processes continue from their memory. 0 to restart all processes from the last checkpoint.
     hang_s
         With ``survives``, time without a sign of life after which a process is killed [s].
+    n_replacements
+        With ``survives``, processes that may be started to replace lost ones; each joins between two
+        mini-batches. Processes may also join from outside, see `makespan.easyscale.join_run`.
     mixes_devices
         Allow several types of device at the same time without D2, which changes the bits.
     ends_on_signals
@@ -283,6 +286,7 @@ class RunOptions:
     max_restarts: int = 2
     survives: int = 0
     hang_s: float = 10.0
+    n_replacements: int = 0
     mixes_devices: bool = False
     ends_on_signals: bool | None = None
     launcher: Launcher | None = None
@@ -297,6 +301,7 @@ class RunOptions:
             "prefetch": 1,
             "max_restarts": 0,
             "survives": 0,
+            "n_replacements": 0,
         }
         for name, number in least.items():
             value = getattr(self, name)
@@ -309,6 +314,10 @@ class RunOptions:
             raise InputError(f"checkpoint_every_s is {every_s!r}; expected a number >= 0")
         if self.on_event is not None and not self.survives:
             raise InputError("on_event is given and survives is 0; expected survives >= 1, or no on_event")
+        if self.n_replacements and not self.survives:
+            raise InputError(
+                f"n_replacements is {self.n_replacements} and survives is 0; expected survives >= 1, or none"
+            )
         hang_s: object = self.hang_s
         if not isinstance(hang_s, int | float) or isinstance(hang_s, bool) or not hang_s >= _SHORTEST_HANG_S:
             # Beats starve while user code holds the lock of the interpreter.
@@ -519,6 +528,10 @@ class Placing:
     def from_values(cls, job: ElasticJob, values: dict[str, Any]) -> "Placing":
         """Rebuild a placing from its `values`."""
         return cls.of(job, values["mapping"], values["devices"])
+
+    def device(self, number: int) -> str:
+        """Return the device of a process; one that joined has that of the first."""
+        return self.devices[number if number < len(self.devices) else 0]
 
     def values(self) -> dict[str, Any]:
         """Return the placing as plain values."""

@@ -1,8 +1,8 @@
 """Process of an elastic run that survives losses: ``python -m makespan.easyscale.recovering_worker <path>``.
 
-One transaction of the protocol is the stretch up to the next checkpoint: within it, processes take
-mini-batches without asking the coordinator. After a loss each of them reports what it holds, and
-`makespan.easyscale.recovery` decides from where they continue.
+One transaction of the protocol is the stretch up to the next checkpoint, or up to the mini-batch after which
+a process joins or leaves: within it, processes take mini-batches without asking the coordinator. After a
+change each of them reports what it holds, and `makespan.easyscale.recovery` decides from where they continue.
 """
 
 import importlib
@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import torch
@@ -21,16 +21,22 @@ from torch import Tensor, nn
 from makespan.easyscale.context import patch_distributed
 from makespan.easyscale.hosting import HostedESTs, MiniBatchResult
 from makespan.easyscale.job import RankMapping
-from makespan.easyscale.recovery import ASSEMBLY, Assembly, backups, holdings
+from makespan.easyscale.recovery import ASSEMBLY, Assembly, backups, boundary_key, holdings
 from makespan.easyscale.reduction import BucketMap, over_links
-from makespan.easyscale.saved import est_values, load_states, shared_values, write_saved
+from makespan.easyscale.saved import (
+    bind_late_buffers,
+    est_values,
+    load_states,
+    shared_values,
+    write_saved,
+)
 from makespan.easyscale.user_state import is_watched
 from makespan.easyscale.worker import Ending, Generation, TrainingProcess, check_equal_hashes, divergence
-from makespan.errors import CheckpointError
+from makespan.errors import CheckpointError, WorkerError
 from makespan.runtime import Identity, RunDirectory, end_worker, run_worker
 from makespan.runtime.links import LostPeerError, PeerLinks
 from makespan.runtime.messages import Form, Save
-from makespan.runtime.node import Announcing, BroadcastStore, take_part
+from makespan.runtime.node import JOINING, Announcing, BroadcastStore, take_part
 from makespan.training.bits import raw_bytes
 
 PRELOAD = ("torch._dynamo",)
@@ -77,7 +83,8 @@ class RecoveringTraining(Generation):
         self.layout: BucketMap | None = None
         self.changes: Mapping[str, Mapping[str, Any]] = {}
         self.contexts: dict[int, dict[int, bytes]] = {}
-        self.saved_step, self.is_first_done = self.done, False
+        self.saved_step, self.is_first_done, self.is_built = self.done, False, False
+        self.generation, self.boundary = 0, ""
         self.stack = ExitStack()
 
     # --- calls of the coordinator ---------------------------------------------------------------
@@ -93,14 +100,25 @@ class RecoveringTraining(Generation):
         return self.links is not None and self.links.is_waiting
 
     def prepare(self, node: int, request: Any, announce: Announcing, board: BroadcastStore) -> None:
-        """Take what the node provides; code of the user is loaded when the processes form."""
+        """Take what the node provides; a process that joins also loads code of the user."""
         self.node, self.announce, self.board = node, announce, board
+        if request["stage"] != self.request.generation:
+            raise WorkerError(
+                "the run changed its processes at the same time; expected another attempt to join"
+            )
         torch.set_num_threads(self.process.who.threads)
         self.process.start_s = time.time() - self.process.who.launched_s
         # A group of this process alone, which user code never sees: code asks whether there is one.
         dist: Any = importlib.import_module("torch.distributed")
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         patch_distributed(self.job.n_logical_workers)
+        if node < self.mapping.n_processes:
+            return  # processes of the start load code of the user when they form, and report its errors
+        self.process.set_handlers()
+        self.load_parts()
+        code = self.request.manifest["code"]
+        for file in [file for file, sha in self.job.code().items() if code.get(file) != sha]:
+            self.notices.add(f"{file} has changed since the run began; equal bits are not guaranteed")
 
     def drop(self) -> None:
         """Drop the links to other processes."""
@@ -115,6 +133,7 @@ class RecoveringTraining(Generation):
         ranks = {node: rank for rank, node in enumerate(form.members)}
         self.links = PeerLinks(ranks[self.node], len(ranks), self.board, form.generation, _MEET_S)
         self.places, self.nodes = [ranks[node] for node in assembly.nodes], assembly.nodes
+        self.generation = form.generation
         self.announce("copy", assembly.step)
         mapping = RankMapping.parse(assembly.mapping)
         if assembly.is_start:
@@ -147,6 +166,7 @@ class RecoveringTraining(Generation):
         self.stack.close()
         self.mapping, self.number = mapping, assembly.nodes.index(self.node)
         self.begin(*self.build(self.stack))
+        self.is_built = True
         self.whole, self.layout, self.changes = self.done, self.hosted.bucket_map, {}
 
     def _take_over(self, mapping: RankMapping, assembly: Assembly, ranks: Mapping[int, int]) -> None:
@@ -173,10 +193,15 @@ class RecoveringTraining(Generation):
             return
         values = {rank: pickle.loads(packed) for rank, packed in taken.items()}
         self.whole = None
-        if state is not None:
-            self._load(state)
         self.mapping, self.number = mapping, own.index(self.node)
         contexts = {rank: each["context"] for rank, each in values.items()}
+        if state is not None and not self.is_built:
+            late = state["shared"]["late_buffers"]
+            bind_late_buffers(self.parts.model, late, [context["buffers"] for context in contexts.values()])
+            self.order = state["order"]
+            self.hosted, self.is_built = self.host(late_buffers=late), True
+        if state is not None:
+            self._load(state)
         self.hosted.move(mapping, self.number, self.layout, contexts, self.changes)
         if state is not None:
             self.hosted.contexts.install_shared(state["shared"]["of_all"])
@@ -187,7 +212,8 @@ class RecoveringTraining(Generation):
         self.rows = [row for row in self.rows if row["step"] <= step]
 
     def compute(self, iteration: int) -> Any:
-        """Train up to the next checkpoint, or until the end of the generation is requested."""
+        """Train up to the next checkpoint, or until a change is requested."""
+        self.boundary = boundary_key(iteration)
         while not self._is_at_boundary:
             self._tell("forward")
             steps = self.hosted.mini_batch(
@@ -197,7 +223,9 @@ class RecoveringTraining(Generation):
             if not self.is_first_done:
                 self.is_first_done = True
                 self.announce("trained", self.done)
-        result = self.result() | {"rows": self._all_rows(), "restart_s": self.restart_s}
+        result = self.result() | {
+            "rows": self._all_rows(), "restart_s": self.restart_s, "saves": self._is_save_due,
+        }  # fmt: skip
         return result if self.number == 0 else None
 
     @property
@@ -205,9 +233,20 @@ class RecoveringTraining(Generation):
         is_due = self.saves_after(self.done) and self.done != self.saved_step
         return is_due or self.done >= self.request.steps or self.ending != Ending.CONTINUE
 
+    @property
+    def _is_save_due(self) -> bool:
+        return self.saves_after(self.done) or self.ending > Ending.REGROUP_DUE
+
+    def ending_now(self) -> int:
+        """Return whether this process would continue, regroup or save; a signal is a notice to it alone."""
+        with suppress(RuntimeError):  # the generation is over
+            if self.board.has(self.generation, self.boundary):
+                return max(Ending.REGROUP_DUE, self.requested_ending())
+        return self.requested_ending()
+
     def apply(self, iteration: int) -> None:
-        """Continue after a checkpoint, whose rows the coordinator has."""
-        self.saved_step, self.ending, self.saved_at = self.done, Ending.CONTINUE, time.monotonic()
+        """Continue after a transaction, whose rows the coordinator has."""
+        self.saved_step, self.ending = self.done, Ending.CONTINUE
         self.rows.clear()
 
     def write(self, save: Save) -> None:
@@ -250,7 +289,7 @@ class RecoveringTraining(Generation):
             del self.contexts[step]
         self.ending = Ending(batch.ending)
         # Rows first: others may take over what this process has done as soon as it regroups.
-        own = {row["rank"]: row for row in self.rows_of(batch, self._is_at_boundary)}
+        own = {row["rank"]: row for row in self.rows_of(batch, self._is_save_due)}
         elsewhere = dict.fromkeys(("context_sha", "micro_batch_s", "sync_s"))
         for rank, loss in enumerate(batch.losses):
             number = self.mapping.host(rank)
@@ -306,7 +345,8 @@ class RecoveringTraining(Generation):
         shared = shared_values(self.parts, self.hosted)
         return {
             "model": model, "shared": shared, "layout": self.layout, "changes": self.changes,
-            "rows": self.rows,
+            "rows": self.rows, "order": self.order, "restart_s": self.restart_s,
+            "saved": (self.saved_step, self.saved_at, self.save_s),
         }  # fmt: skip
 
     def _load(self, state: Mapping[str, Any]) -> None:
@@ -317,6 +357,8 @@ class RecoveringTraining(Generation):
         for name, parameter in self.parts.model.named_parameters():
             parameter.requires_grad_(name not in frozen)
         self.layout, self.changes, self.rows = state["layout"], state["changes"], state["rows"]
+        self.restart_s = state["restart_s"]
+        self.saved_step, self.saved_at, self.save_s = state["saved"]  # all have the same clock
 
     # --- communication --------------------------------------------------------------------------
 
@@ -332,7 +374,7 @@ class RecoveringTraining(Generation):
     @property
     def devices(self) -> list[str]:
         """Device of each process of the mapping."""
-        return [self.request.placing.devices[node] for node in self.nodes]
+        return [self.request.placing.device(node) for node in self.nodes]
 
     def _linked(self) -> PeerLinks:
         if self.links is None:
@@ -348,9 +390,11 @@ class RecoveringTraining(Generation):
 def train_recovering(directory: RunDirectory, who: Identity) -> None:
     """Take part in a run until it is over."""
     training = RecoveringTraining(TrainingProcess(directory, who))
-    reason = take_part(directory.path, training, who.rank)
+    joins = who.rank >= JOINING
+    reason = take_part(directory.path, training, None if joins else who.rank)
     training.stack.close()
-    directory.write_result(reason, 1 + who.rank)
+    if joins:
+        directory.write_result(reason, who.rank)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Recovery of an elastic run from memory: what processes hold, and who trains what after a loss.
+"""Recovery of an elastic run from memory: what processes hold, and who trains what after a change.
 
 Every process has the parameters and the optimizer. What a lost process takes along are the contexts of its
 logical workers (ESTs); before each optimizer step they are on ``survives`` other processes, and no process
@@ -6,18 +6,31 @@ steps before all are there. After a loss, the processes report how many mini-bat
 contexts they hold. Repeated mini-batches have equal bits, so any number of mini-batches that one process has
 done, with the contexts of all ESTs, is a state to continue from; the highest is chosen.
 
-`RecoveryPlanner` decides this in the launching process, without torch. `makespan.easyscale.recovering_worker`
-is the code of the processes.
+A process that leaves on notice, and one that joins, change the mapping in the same way, but between two
+mini-batches, so that none is repeated. A process that joins copies everything from another one.
+
+`RecoveryPlanner` decides this in the launching process, without torch, and `RecoveryProtocol` when it does.
+`makespan.easyscale.recovering_worker` is the code of the processes.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from pydantic import TypeAdapter
 
 from makespan.easyscale.job import RankMapping
 from makespan.errors import LostWorkerError
-from makespan.runtime.protocol import Abort, ClusterState, Decision
+from makespan.runtime.messages import Leave, Shared
+from makespan.runtime.protocol import (
+    Abort,
+    Action,
+    ClusterState,
+    CoordinatorProtocol,
+    Decision,
+    Phase,
+    Send,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +120,8 @@ class RecoveryPlanner:
     def __call__(self, state: ClusterState[Assembly]) -> Decision[Assembly] | Abort:
         """Decide; the run falls back to its checkpoint if the state of an EST is lost."""
         staying = [node for node in state.members if node not in state.leaving]
+        # Whoever leaves is asked for state only if nobody else has it.
+        order = [*staying, *state.leaving]
         if not staying:
             return Abort(LostWorkerError("all processes were lost"), saves=False)
         n_processes = min(len(staying), self.mapping.n_logical_workers)
@@ -118,14 +133,14 @@ class RecoveryPlanner:
         if state.plan is None:
             start = Assembly(str(mapping), nodes, self.stage, self.step, is_start=True)
             return Decision(start, ASSEMBLY.dump_python(start, mode="json"), spare)
-        held = {node: _held(state.holdings.get(node, ())) for node in state.members}
+        held = {node: _held(state.holdings.get(node, ())) for node in order}
         done = {node: step for node, (step, _) in held.items() if step is not None}
         for step in sorted(set(done.values()), reverse=True):
             holders = self._holders(step, mapping, nodes, {node: pairs for node, (_, pairs) in held.items()})
             if holders is None:
                 continue
             behind = tuple(node for node in nodes if done.get(node) != step)
-            source = min(node for node, reached in done.items() if reached == step) if behind else None
+            source = next(node for node, reached in done.items() if reached == step) if behind else None
             assembly = Assembly(
                 str(mapping), nodes, state.plan.stage + 1, step,
                 source=source, behind=behind, holders=holders,
@@ -149,8 +164,84 @@ class RecoveryPlanner:
             if not having:
                 return None
             host = nodes[mapping.host(rank)]
-            holders.append(host if host in having else min(having))
+            holders.append(host if host in having else having[0])
         return tuple(holders)
 
 
 _MISSING = "and with them the only copies of the contexts of logical workers"
+
+
+def boundary_key(transaction: int) -> str:
+    """Return the key by which the processes of a generation are asked to end a transaction."""
+    return f"boundary {transaction}"
+
+
+class RecoveryProtocol(CoordinatorProtocol[Assembly]):
+    """Protocol of an elastic run, whose transactions last up to the next checkpoint unless one is cut short.
+
+    A process that joins or leaves waits for the mini-batch that runs, not for the transaction: the others are
+    told to end it there. A checkpoint follows only if their report says that one is due.
+
+    Parameters
+    ----------
+    suspend
+        Called when every process is to leave: the run must then end with a checkpoint, and none is released.
+    options
+        Arguments of `makespan.runtime.protocol.CoordinatorProtocol`.
+    """
+
+    def __init__(self, *arguments: Any, suspend: Callable[[], object], **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._suspend = suspend
+
+    def ready(self, node: int) -> list[Action]:
+        """Admit a process after the mini-batch that runs."""
+        return [*super().ready(node), *self._cut_short()]
+
+    def drain(self, nodes: Collection[int]) -> list[Action]:
+        """Release processes after the mini-batch that runs; suspend the run if none would be left."""
+        if not nodes or self._present <= self.leaving | set(nodes):
+            # A process that the plan in work is made without cannot stay.
+            self._keep_all(self._unneeded if self.phase is Phase.FORMING else ())
+            return []
+        idle = set(nodes) & (self.waiting | self.spare)
+        self.waiting -= idle
+        self.spare -= idle
+        told: list[Action] = [Send(node, Leave("drained")) for node in sorted(idle)]
+        return [*told, *super().drain(nodes), *self._cut_short()]
+
+    def lost(self, node: int) -> list[Action]:
+        """Continue without a process; suspend the run if all others are leaving."""
+        if (others := self._present - {node}) and others <= self.leaving:
+            is_planned = self.phase is Phase.FORMING and node not in self.members
+            self._keep_all(self._unneeded if is_planned else ())
+        return super().lost(node)
+
+    @property
+    def _present(self) -> set[int]:
+        return self.expected | self.members | self.waiting | self.spare
+
+    def _keep_all(self, but: Collection[int]) -> None:
+        self.leaving &= set(but)
+        self._suspend()
+
+    def _cut_short(self) -> list[Action]:
+        """Ask the processes to end the transaction, if one runs and somebody waits for its end."""
+        if self.phase is not Phase.TRAINING or not (self.waiting or self.leaving & self.members):
+            return []
+        return self._to_all(Shared(self.generation, boundary_key(self.step), ""))
+
+    def _plan(self) -> list[Action]:
+        asked = self.leaving
+        if self.members <= asked:
+            # Those that stay came too late for this generation; in the next one they can copy from these.
+            self.leaving = set()
+        planned = super()._plan()
+        self.leaving = asked
+        return planned
+
+    def _commit(self) -> list[Action]:
+        reports = (answer.report for answer in self._answers.values())
+        if any(report is not None and report["saves"] for report in reports):
+            self.save_next()
+        return super()._commit()

@@ -190,12 +190,7 @@ def read_saved(directory: Path, parts: SharedParts, ranks: tuple[int, ...]) -> S
     # Checkpoints of earlier versions lack the keys that are read with a default.
     state, late = _read(directory / MODEL_FILE), shared.get("late_buffers", {})
     contexts = {rank: values["context"] for rank, values in saved.items()}
-    buffers = [*(context["buffers"] for context in contexts.values()), state]
-    device = next((parameter.device for parameter in parts.model.parameters()), torch.device("cpu"))
-    # Late buffers must exist, in their shape, before the state is loaded.
-    for name, is_persistent in late.items():
-        if (value := next((values[name] for values in buffers if name in values), None)) is not None:
-            bind_buffer(parts.model, name, value.to(device), is_persistent=is_persistent)
+    bind_late_buffers(parts.model, late, [*(context["buffers"] for context in contexts.values()), state])
     try:
         parts.model.load_state_dict(state)
         load_states(parts, shared)
@@ -211,6 +206,16 @@ def read_saved(directory: Path, parts: SharedParts, ranks: tuple[int, ...]) -> S
         shared.get("of_all", {}),
         shared.get("frozen", []),
     )
+
+
+def bind_late_buffers(
+    model: nn.Module, late: Mapping[str, bool], values: Sequence[Mapping[str, Any]]
+) -> None:
+    """Add buffers that appeared in training: they must exist, in their shape, before state is loaded."""
+    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    for name, is_persistent in late.items():
+        if (value := next((each[name] for each in values if name in each), None)) is not None:
+            bind_buffer(model, name, value.to(device), is_persistent=is_persistent)
 
 
 def load_states(parts: SharedParts, shared: Mapping[str, Any]) -> None:

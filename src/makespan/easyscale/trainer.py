@@ -15,7 +15,7 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -36,7 +36,7 @@ from makespan.easyscale.job import (
     RunOptions,
     job_from,
 )
-from makespan.easyscale.recovery import ASSEMBLY, Assembly, RecoveryPlanner
+from makespan.easyscale.recovery import ASSEMBLY, Assembly, RecoveryPlanner, RecoveryProtocol
 from makespan.easyscale.requests import GENERATIONS, GenerationRequest, Reconfiguration
 from makespan.errors import (
     CheckpointError,
@@ -66,8 +66,9 @@ from makespan.runtime import (
     start_checkpoint,
 )
 from makespan.runtime.coordinator import Coordinator, Event, Timeouts
+from makespan.runtime.joining import PROCESSES, drain, join_with
 from makespan.runtime.messages import Cause
-from makespan.runtime.protocol import CoordinatorProtocol
+from makespan.runtime.node import ADDRESS_FILE
 from makespan.tables import table_schema, write_csv
 from makespan.training.weights import check_weights_path, copy_weights
 
@@ -110,8 +111,8 @@ RECONFIGURATIONS = table_schema(
         "cause",
         "text",
         "",
-        "start, run (another call), request, failure of a process (from the checkpoint), or recovery from "
-        "the memory of the other processes",
+        "start, run (another call), request, failure of a process (from the checkpoint); or, from the memory "
+        "of the other processes, recovery from a loss, drain or join",
     ),
     ("old_mapping", "text", "", "mapping before; empty at the start"),
     ("new_mapping", "text", "", "mapping from then on"),
@@ -122,21 +123,30 @@ RECONFIGURATIONS = table_schema(
         "float",
         "s",
         "writing the checkpoint, start of the processes, and building from the checkpoint; of a recovery, "
-        "detection of the loss to the first mini-batch done by all",
+        "drain or join, the pause in the table recoveries",
     ),
 )
 ELASTIC_RECOVERIES = table_schema(
     "recoveries",
     ("stage", "int", "1", "number of the set of processes that continued"),
     ("step", "int", "1", "mini-batches done in the state from which they continued"),
+    ("kind", "text", "", "lost, failed, drained or joined; of several the first of these"),
     ("lost", "text", "", "lost processes of the mapping before; empty after a failure without a loss"),
-    ("workers", "text", "", "logical workers of the lost processes"),
-    ("n_behind", "int", "1", "remaining processes that copied parameters and optimizer from another one"),
+    ("drained", "text", "", "processes of the mapping before that left on notice"),
+    ("joined", "text", "", "processes of the new mapping that joined; empty if they wait as spares"),
+    ("workers", "text", "", "logical workers of the lost and drained processes"),
+    ("n_behind", "int", "1", "processes that copied parameters and optimizer from another one"),
     ("attempts", "int", "1", "times that the processes met; each further loss adds one"),
-    ("formed_s", "float", "s", "detection of the loss until all had connected and copied"),
-    ("pause_s", "float", "s", "detection of the loss until all had done the next mini-batch"),
+    ("formed_s", "float", "s", "begin (below) until all had connected and copied"),
+    (
+        "pause_s",
+        "float",
+        "s",
+        "begin until all had done the next mini-batch; a loss begins with its detection, a drain or join "
+        "when all have done the mini-batch before and reported it",
+    ),
 )
-"""Recoveries from memory; the table exists in runs with ``survives`` only."""
+"""Changes from memory; the table exists in runs with ``survives`` only."""
 
 
 # --- Directory of a run ---
@@ -510,7 +520,7 @@ def _launch(runs: Sequence[_ElasticRun], options: RunOptions) -> None:
     if not runs:
         return
     launcher = options.launcher if options.launcher is not None else LocalLauncher()
-    placing, directory = runs[0].placing, RunDirectory(runs[0].folder.path.resolve() / "processes")
+    placing, directory = runs[0].placing, RunDirectory(runs[0].folder.path.resolve() / PROCESSES)
     n_processes = placing.mapping.n_processes
     check_gpus(launcher, n_processes)
     requests = [run.request(number == 0, directory.path) for number, run in enumerate(runs)]
@@ -522,7 +532,8 @@ def _launch(runs: Sequence[_ElasticRun], options: RunOptions) -> None:
                 "%s: %d processes survive the loss of %d", runs[0].folder.path, n_processes, survives
             )
         is_heard = options.on_event is not None
-        requests = [replace(requests[0], survives=survives, announces=is_heard)]
+        # More may join, so the processes themselves take the lesser of this and the number of others.
+        requests = [replace(requests[0], survives=options.survives, announces=is_heard)]
         surviving = _SurvivingRun(runs[0], requests[0], options, launcher, directory)
     notified = set[str]()
 
@@ -591,17 +602,27 @@ def _check_survives(
             f"survives is {survives} and loop is {loop!r}; expected a job whose functions are given one by "
             "one, because a loop cannot return to an earlier mini-batch; survives=0 resumes from checkpoints"
         )
-    launcher = options.launcher
-    if launcher is not None and not (isinstance(launcher, LocalLauncher) and launcher.device == "cpu"):
+    if options.n_replacements and len(set(placing.devices)) > 1:
         raise InputError(
-            f"survives is {survives} with a launcher for Slurm or GPUs; expected processes on the CPUs of "
-            "this machine"
+            f"n_replacements is {options.n_replacements} with devices {','.join(placing.devices)}; expected "
+            "one type of device, or n_replacements=0, because all that join have the device of the first"
+        )
+    _check_launcher(options.launcher, f"survives is {survives}")
+
+
+def _check_launcher(launcher: Launcher | None, problem: str) -> None:
+    """Reject a launcher that processes which recover from memory cannot have."""
+    if launcher is None:
+        return
+    if not (isinstance(launcher, LocalLauncher) and launcher.device == "cpu"):
+        raise InputError(
+            f"{problem} with a launcher for Slurm or GPUs; expected processes on the CPUs of this machine"
         )
     for limit in ("timeout_s", "stall_timeout_s", "meet_timeout_s", "silence_timeout_s"):
-        if launcher is not None and (value := getattr(launcher, limit)) != getattr(LocalLauncher(), limit):
+        if (value := getattr(launcher, limit)) != getattr(LocalLauncher(), limit):
             raise InputError(
-                f"survives is {survives} and the launcher has {limit} {value!r}; expected a launcher without "
-                "limits of its own, because only hang_s applies"
+                f"{problem} and the launcher has {limit} {value!r}; expected a launcher without limits of "
+                "its own, because only hang_s applies"
             )
 
 
@@ -621,9 +642,9 @@ class _SurvivingRun:
         self.planner = RecoveryPlanner(
             request.placing.mapping, request.generation, request.first_step, lambda: self.failure
         )
-        self.protocol = CoordinatorProtocol(
+        self.protocol = RecoveryProtocol(
             self.planner, range(request.placing.mapping.n_processes), _NO_END,
-            save_every=1, failed=WorkerError, rejected=InputError,
+            suspend=self._suspend, failed=WorkerError, rejected=InputError,
             place=lambda _: f"mini-batch {self.assembly.step if self.assembly else self.request.first_step}",
         )  # fmt: skip
         self.failure: WorkerError | None = None
@@ -635,16 +656,16 @@ class _SurvivingRun:
         self.trained: Assembly | None = None
         self.begin_s: float | None = None  # of a recovery, in seconds of the coordinator's clock
         self.formed_s, self.n_attempts, self.saving_s = 0.0, 0, 0.0
-        self.lost, self.first = set[int](), set[int]()
+        self.lost, self.first, self.has_failed = set[int](), set[int](), False
 
     def run(self, launch: Launch) -> None:
         """Train until the run is done, or a change of the mapping or its suspension is requested."""
         self.launch = launch
         self.directory.prepare(launch.request)
         coordinator = Coordinator(
-            self.protocol, self.directory.path, {}, self, self.take,
+            self.protocol, self.directory.path, {"stage": self.request.generation}, self, self.take,
             begin_checkpoint=self._begin_checkpoint, finish_checkpoint=self._finish_checkpoint,
-            limits=Timeouts(hang_s=self.options.hang_s),
+            limits=Timeouts(hang_s=self.options.hang_s), n_replacements=self.options.n_replacements,
         )  # fmt: skip
         coordinator.run()
         self.directory.write_result(self.report)
@@ -668,7 +689,12 @@ class _SurvivingRun:
                 self.lost.add(node)
                 self._begin(event.time_s)
             case "failure":
+                self.has_failed = True
                 self._begin(event.time_s)
+            case "freeze":
+                self._begin(event.time_s)  # somebody leaves or joins, unless it has begun
+            case "gone" if node is not None and (report := self.directory.error(node)) is not None:
+                _log.warning("%s: a process that was to join failed: %s", self.folder.path, report["error"])
             case "plan":
                 self.assembly, self.n_attempts = ASSEMBLY.validate_python(values["work"]), self.n_attempts + 1
                 self.first.clear()
@@ -691,46 +717,63 @@ class _SurvivingRun:
                 change = asdict(self.request.change) | {"restart_s": self.report["restart_s"]}
                 self.changes.setdefault(str(self.request.generation), change)
                 if self.report["ending"] != "done" or self.report["last_step"] >= self.request.steps:
-                    self.protocol.drain(())  # the checkpoint that follows is the last one
+                    self.protocol.stop()  # the checkpoint that follows is the last one
         if self.options.on_event is not None:
             self.options.on_event(event)
+
+    def _suspend(self) -> None:
+        _log.warning("%s: all processes are asked to leave; suspending the run", self.folder.path)
+        self.folder.request_placing({})
 
     def _begin(self, time_s: float) -> None:
         if self.trained is not None and self.begin_s is None:
             self.begin_s, self.n_attempts = time_s, 0
 
     def _end(self, time_s: float) -> None:
-        """Record a recovery, once all have done the first mini-batch after it."""
+        """Record a change of the processes, once all have done the first mini-batch after it."""
         if self.begin_s is None or self.assembly is None or self.trained is None:
             return
-        old, new, devices = self.trained, self.assembly, self.request.placing.devices
+        old, new, device = self.trained, self.assembly, self.request.placing.device
         hosted = RankMapping.parse(old.mapping).hosted
+        left = [place for place, node in enumerate(old.nodes) if node not in new.nodes]
         lost = [place for place, node in enumerate(old.nodes) if node in self.lost]
-        workers = sorted(rank for place in lost for rank in hosted[place])
+        drained = [place for place in left if place not in lost]
+        joined = [place for place, node in enumerate(new.nodes) if node not in old.nodes]
+        workers = sorted(rank for place in lost + drained for rank in hosted[place])
+        if self.lost or self.has_failed:
+            kind, cause = "lost" if self.lost else "failed", "recovery"
+        else:
+            kind, cause = ("drained", "drain") if drained else ("joined", "join")
         pause_s = time_s - self.begin_s
+        places = {"lost": lost, "drained": drained, "joined": joined, "workers": workers}
         self.recoveries.append(
             {
-                "stage": new.stage, "step": new.step, "lost": " ".join(map(str, lost)),
-                "workers": " ".join(map(str, workers)), "n_behind": len(new.behind),
-                "attempts": self.n_attempts, "formed_s": self.formed_s - self.begin_s, "pause_s": pause_s,
+                "stage": new.stage, "step": new.step, "kind": kind,
+                **{name: " ".join(map(str, numbers)) for name, numbers in places.items()},
+                "n_behind": len(new.behind), "attempts": self.n_attempts,
+                "formed_s": self.formed_s - self.begin_s, "pause_s": pause_s,
             }
         )  # fmt: skip
         change = Reconfiguration(
-            step=new.step, cause="recovery", old_mapping=old.mapping, new_mapping=new.mapping,
-            old_devices=",".join(devices[node] for node in old.nodes),
-            new_devices=",".join(devices[node] for node in new.nodes), save_s=0.0,
+            step=new.step, cause=cause, old_mapping=old.mapping, new_mapping=new.mapping,
+            old_devices=",".join(map(device, old.nodes)), new_devices=",".join(map(device, new.nodes)),
+            save_s=0.0,
         )  # fmt: skip
         self.changes[str(new.stage)] = asdict(change) | {"restart_s": pause_s}
-        _log.warning(
-            "%s: lost process(es) %s with logical worker(s) %s; resumed from memory after mini-batch %d with "
-            "mapping %s in %.2f s",
-            self.folder.path, ", ".join(map(str, lost)) or "none", ", ".join(map(str, workers)) or "none",
-            new.step, new.mapping, pause_s,
+        told = [
+            f"{name} {', '.join(map(str, numbers))}"
+            for name, numbers in (("lost", lost), ("drained", drained), ("joined", joined))
+            if numbers
+        ]
+        _log.log(
+            logging.WARNING if cause == "recovery" else logging.INFO,
+            "%s: process(es) %s; resumed from memory after mini-batch %d with mapping %s in %.2f s",
+            self.folder.path, "; ".join(told) or kind, new.step, new.mapping, pause_s,
         )  # fmt: skip
         survives = min(self.request.survives, len(new.nodes) - 1)
-        if survives < self.options.survives:
+        if survives < min(self.request.survives, len(old.nodes) - 1):
             _log.warning("%s: the remaining processes survive the loss of %d", self.folder.path, survives)
-        self.trained, self.begin_s, self.lost = new, None, set()
+        self.trained, self.begin_s, self.lost, self.has_failed = new, None, set(), False
 
     def _begin_checkpoint(self) -> None:
         self.saving_s = time.monotonic()
@@ -740,11 +783,11 @@ class _SurvivingRun:
         """Write the record of the mini-batches since the last checkpoint, then complete the checkpoint."""
         if self.trained is None:
             raise WorkerError("a checkpoint is complete before anybody trained")
-        done, devices = self.report["last_step"], self.request.placing.devices
+        done, device = self.report["last_step"], self.request.placing.device
         record = {"changes": self.changes, "rows": self.rows, "recoveries": self.recoveries}
         values = {
             **self.request.manifest, "fold": self.report["fold"], "stage": self.trained.stage,
-            "mapping": self.trained.mapping, "devices": [devices[node] for node in self.trained.nodes],
+            "mapping": self.trained.mapping, "devices": list(map(device, self.trained.nodes)),
         }  # fmt: skip
         try:
             write_json(record, self.folder.path / "records" / f"step-{done:08d}.json")
@@ -790,6 +833,88 @@ def _check_continues(checkpoint: Checkpoint, job: ElasticJob, placing: Placing) 
             doubts.append(f"written on devices {kinds[0]}, resumed on {kinds[1]} without D2")
     for doubt in doubts:
         _log.warning("%s: %s; equal bits are not guaranteed", path, doubt)
+
+
+# --- Joining and draining a run from outside ---
+
+
+def join_run(run_dir: str | Path, launcher: Launcher | None = None) -> str:
+    """Join an active run with one more process, until the run is over or the process leaves it.
+
+    The process enters between two mini-batches, and copies parameters, optimizer and contexts from one that
+    trains. If each logical worker has a process already, it waits for a loss. It leaves without a loss on
+    SIGTERM; see `makespan.runtime.joining.join_with`.
+
+    Parameters
+    ----------
+    run_dir
+        Directory of an active run with ``survives`` on this machine.
+    launcher
+        Launcher on the CPUs of this machine; None for one without limits.
+
+    Returns
+    -------
+    str
+        Reason for which the process ended: ``finished``, ``drained``, or an error of the run.
+
+    Raises
+    ------
+    makespan.errors.InputError
+        No run with ``survives`` is active there, or it has several types of devices.
+    makespan.errors.WorkerError
+        The process failed or was killed.
+    """
+    run_path = Path(run_dir).resolve()
+    processes = _surviving_run(run_path)
+    (request,) = GENERATIONS.validate_python(RunDirectory(processes).request())
+    if len(set(request.placing.devices)) > 1:
+        raise InputError(
+            f"run_dir is {run_dir}, whose run has the devices {','.join(request.placing.devices)}; expected "
+            "one type of device, because all that join have the device of the first"
+        )
+    _check_launcher(launcher, "a process joins")
+    options = request.placing.options(request.job)[:1]
+    return join_with(run_path, Launch(_RECOVERING_WORKER, {}, 1, processes, options=options), launcher)
+
+
+def drain_processes(run_dir: str | Path, processes: Collection[int]) -> None:
+    """Let processes leave an active run after the mini-batch that runs; the others continue from memory.
+
+    If none would be left, the run is suspended: it writes a checkpoint and ends as ``pending``.
+
+    Parameters
+    ----------
+    run_dir
+        Directory of an active run with ``survives``.
+    processes
+        Numbers of the processes, at least one: those of the start from 0 on, then those that joined, in
+        order. Unknown numbers are ignored, with a warning of the run.
+
+    Raises
+    ------
+    makespan.errors.InputError
+        No run with ``survives`` is active there, or no process is given.
+    """
+    if not processes:
+        raise InputError(
+            "no process to drain; expected numbers of processes, or request_change with devices=''"
+        )
+    _surviving_run(Path(run_dir).resolve())
+    drain(run_dir, processes)
+
+
+def _surviving_run(path: Path) -> Path:
+    """Return the directory of the processes of a run that they may join and leave."""
+    if not RunFolder(path).is_held():
+        raise InputError(
+            f"run_dir is {path}, where no run is active; expected the directory of an active run"
+        )
+    if not (path / PROCESSES / ADDRESS_FILE).exists():
+        raise InputError(
+            f"run_dir is {path}, whose processes cannot come and go now; expected a run with survives >= 1 "
+            "that has started"
+        )
+    return path / PROCESSES
 
 
 # --- Public functions ---

@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from enum import IntEnum
@@ -29,7 +29,7 @@ from makespan.easyscale.kernels import kernels_of
 from makespan.easyscale.loop import LoopRun, LoopSuspended
 from makespan.easyscale.parts import build_parts, loop_function, use_kernels
 from makespan.easyscale.randomness import optimizers_sha, parameter_sha, seed_everything, value_sha
-from makespan.easyscale.reduction import Reduction, detect_gloo_order, over_group
+from makespan.easyscale.reduction import BucketMap, Reduction, detect_gloo_order, over_group
 from makespan.easyscale.requests import GENERATIONS, GenerationRequest
 from makespan.easyscale.saved import (
     Data,
@@ -55,7 +55,7 @@ from makespan.runtime import (
 
 # --- Process of a generation ---
 #
-# A generation is in one of five states after each mini-batch, see `Ending`. All processes compute the state
+# A generation is in one of six states after each mini-batch, see `Ending`. All processes compute the state
 # together, so that they write checkpoints and end at the same mini-batch:
 #
 # - a checkpoint is written by all processes: each writes its ESTs into a directory that readers ignore, then
@@ -64,7 +64,7 @@ from makespan.runtime import (
 
 PRELOAD = ("torch._dynamo",)
 """Modules that optimizers load slowly: a fork server loads them before it forks the first worker."""
-_NOTICE = "the run takes this signal as a notice and writes a checkpoint"
+_NOTICE = "the run takes this signal as a notice"
 _PROGRESS_S = 0.5
 _PARAMETERS, _OPTIMIZER = "parameters", "the states of the optimizer"
 _MIN_SAVE_RATIO = (
@@ -76,13 +76,14 @@ class Ending(IntEnum):
     """State after a mini-batch; of several processes the largest value counts."""
 
     CONTINUE = 0
-    CHECKPOINT_DUE = 1
-    CHANGE_REQUESTED = 2
-    SIGNALLED = 3
-    STOPPED = 4
+    REGROUP_DUE = 1
+    CHECKPOINT_DUE = 2
+    CHANGE_REQUESTED = 3
+    SIGNALLED = 4
+    STOPPED = 5
 
 
-ENDING_NAMES = ("done", "done", "asked", "signalled", "stopped")
+ENDING_NAMES = ("done", "done", "done", "asked", "signalled", "stopped")
 
 
 class TrainingProcess:
@@ -148,7 +149,8 @@ class Generation:
         self.process, self.request, self.begun = process, request, time.perf_counter()
         self.job, self.mapping = request.job, request.placing.mapping
         self.number, self.device = process.who.rank, process.device
-        self.device_name = request.placing.devices[self.number]
+        self.device_name = request.placing.device(self.number)
+        self.order = request.fold
         self.done, self.rows, self.stage = request.first_step, list[dict[str, Any]](), request.generation
         self.first_step = request.first_step  # mini-batches done when these processes met
         self.saved_at, self.save_s = time.monotonic(), 0.0
@@ -282,13 +284,25 @@ class Generation:
 
     def build(self, stack: ExitStack) -> tuple[HostedESTs, LoaderPool]:
         """Build the parts, ESTs and loaders of the job, from its checkpoint if there is one."""
-        job, request, ranks = self.job, self.request, self.mapping.hosted[self.number]
+        self.load_parts()
+        path, ranks = self.request.checkpoint, self.mapping.hosted[self.number]
+        saved = None if path is None else read_saved(path, self.parts, ranks)
+        if saved is None:
+            return self.host(), self.loaders(stack, self.data_set, self.collate, self.user_state, None)
+        layout = None if saved.layout is None else tuple(map(tuple, saved.layout))
+        hosted = self.host(layout, saved.late_buffers)
+        saved.install(self.parts.model, hosted.contexts)
+        return hosted, self.loaders(stack, self.data_set, self.collate, self.user_state, saved.positions)
+
+    def load_parts(self) -> None:
+        """Build model, optimizer, data set and the other parts of the job, in their first state."""
+        job = self.job
         registered_state().clear()
-        computing = use_kernels(kernels_of(self.device_name, job.level), job.level)
+        self.computing = use_kernels(kernels_of(self.device_name, job.level), job.level)
         with virtual_rank(0, job.n_logical_workers):
             parts = build_parts(job, self.device)
         self.notices.update(self.process.set_handlers())
-        trained = parts.trained
+        self.trained = trained = parts.trained
         states = {
             "optimizer": trained.optimizer,
             "scheduler": trained.scheduler,
@@ -297,21 +311,18 @@ class Generation:
         self.parts = SharedParts(trained.model, states)
         others: dict[str, object] = {"optimizer": trained.optimizer, "lr_scheduler": trained.scheduler}
         others |= {"scaler": trained.scaler, "data": parts.data}
-        user_state = UserState(trained.model, parts.modules, others)
-        self.data_set, self.collate, self.user_state = parts.data, parts.collate, user_state
-        saved = None if request.checkpoint is None else read_saved(request.checkpoint, self.parts, ranks)
-        hosted = HostedESTs(
-            trained, self.device, self.mapping, self.number, self.reduction(), job.level,
-            seed=job.seed, buffers=job.buffers, computing=computing,
-            bucket_map=None if saved is None or saved.layout is None else tuple(map(tuple, saved.layout)),
-            user_state=user_state, late_buffers=() if saved is None else saved.late_buffers,
+        self.data_set, self.collate = parts.data, parts.collate
+        self.user_state = UserState(trained.model, parts.modules, others)
+
+    def host(self, layout: BucketMap | None = None, late_buffers: Collection[str] = ()) -> HostedESTs:
+        """Host the ESTs of this process with the parts of the job, from a layout of buckets if given."""
+        job = self.job
+        return HostedESTs(
+            self.trained, self.device, self.mapping, self.number, self.reduction(), job.level,
+            seed=job.seed, buffers=job.buffers, computing=self.computing, bucket_map=layout,
+            user_state=self.user_state, late_buffers=late_buffers,
             on_micro_batch=self.process.report_micro_batch,
         )  # fmt: skip
-        if saved is not None:
-            saved.install(trained.model, hosted.contexts)
-        return hosted, self.loaders(
-            stack, parts.data, parts.collate, user_state, None if saved is None else saved.positions
-        )
 
     def loaders(
         self,
@@ -340,7 +351,7 @@ class Generation:
 
     def reduction(self) -> Reduction:
         """Return the order and scaling of the sum of gradients."""
-        self.order = self.request.fold or self._reduction_order()
+        self.order = self.order or self._reduction_order()
         job = self.job
         return Reduction(
             job.n_logical_workers, self.order, job.scaling, job.bucket_cap_bytes, job.find_unused_parameters
@@ -380,14 +391,17 @@ class Generation:
 
     def ending_now(self) -> int:
         """Return whether this process would continue, checkpoint or end the generation."""
-        answer = Ending.SIGNALLED if self.process.is_signalled else Ending.CONTINUE
-        if self.number == 0 and answer == Ending.CONTINUE:
+        return Ending.SIGNALLED if self.process.is_signalled else self.requested_ending()
+
+    def requested_ending(self) -> Ending:
+        """Return whether a change is requested or a checkpoint is due by time; the first process knows."""
+        if self.number == 0:
             every_s, since_s = self.request.checkpoint_every_s, time.monotonic() - self.saved_at
             if self.request.change_request_path.exists():
-                answer = Ending.CHANGE_REQUESTED
-            elif every_s > 0 and since_s > max(every_s, _MIN_SAVE_RATIO * self.save_s):
-                answer = Ending.CHECKPOINT_DUE
-        return answer
+                return Ending.CHANGE_REQUESTED
+            if every_s > 0 and since_s > max(every_s, _MIN_SAVE_RATIO * self.save_s):
+                return Ending.CHECKPOINT_DUE
+        return Ending.CONTINUE
 
     def _save(self) -> None:
         """Write a checkpoint; errors of the disk become a `CheckpointError`."""

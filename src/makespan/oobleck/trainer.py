@@ -4,7 +4,6 @@ The process that calls `train_resilient` is the coordinator. `Record` and `Fault
 not influence its decisions.
 """
 
-import itertools
 import json
 import os
 import signal
@@ -22,7 +21,7 @@ import pandas as pd
 
 from makespan import errors
 from makespan.errors import CheckpointError, InputError, LostWorkerError, WorkerError, unknown_name
-from makespan.files import read_json, write_text
+from makespan.files import write_text
 from makespan.notebook import object_html, table_html
 from makespan.oobleck.job import ChainJob, PassOrder
 from makespan.oobleck.plan import HybridPlan
@@ -45,8 +44,7 @@ from makespan.runtime import (
     start_checkpoint,
 )
 from makespan.runtime.coordinator import Coordinator, Event, Timeouts
-from makespan.runtime.messages import Connection, Drain, Hello, Kill, connected
-from makespan.runtime.node import ADDRESS_FILE, JOINING, host_name
+from makespan.runtime.joining import PROCESSES, drain, join_with
 from makespan.runtime.protocol import CoordinatorProtocol
 from makespan.tables import TableSchema, csv_text, table_schema
 
@@ -440,7 +438,6 @@ class Record:
 # --- Training ---------------------------------------------------------------------------------------
 
 WORKER = "makespan.oobleck.worker"
-PROCESSES = "processes"
 _FORMAT = 1
 _STATE_FACTOR = 3
 """Bytes of state per byte of parameters: the parameter and two moments."""
@@ -884,89 +881,21 @@ def train_relaunching(
 
 # --- Joining and draining a run from outside --------------------------------------------------------
 
-_CONNECT_S = 30.0
-_numbers = itertools.count()
-
-
-def _reached(run_dir: str | Path) -> tuple[Path, str, Connection]:
-    """Return the directory of the processes, the token, and a connection to the coordinator of a run."""
-    processes = Path(run_dir).resolve() / PROCESSES
-    address = read_json(processes / ADDRESS_FILE)
-    if address is None:
-        raise InputError(
-            f"run_dir is {run_dir}, where no run is in progress; expected the directory of an active run"
-        )
-    try:
-        return processes, address["token"], connected(address["host"], address["port"], _CONNECT_S)
-    except OSError as error:
-        problem = f"run_dir is {run_dir}, whose coordinator does not respond ({error})"
-        raise InputError(f"{problem}; expected the directory of an active run") from None
-
 
 def join_run(run_dir: str | Path, launcher: Launcher | None = None) -> str:
-    """Join a run with one more process, until the run is over or the process leaves it.
-
-    SIGTERM and SIGINT make the process leave at the next boundary of iterations; a second SIGINT ends it at
-    once.
+    """Join a run with one more process; see `makespan.runtime.joining.join_with`.
 
     Parameters
     ----------
-    run_dir
-        Directory of an active run, on a file system that this machine sees.
-    launcher
-        Where the process runs, None for this machine; at most one of its GPUs may be visible.
+    run_dir, launcher
+        Directory of an active run, on a file system that this machine sees; where the process runs.
 
     Returns
     -------
     str
         Reason for which the process ended.
-
-    Raises
-    ------
-    InputError
-        No run is active there, or several GPUs are visible.
-    WorkerError
-        The process failed or was killed.
     """
-    launcher = launcher or LocalLauncher()
-    check_gpus(launcher, 1)
-    if (n_devices := launcher.n_devices or 1) > 1:
-        problem = f"{n_devices} GPUs, of which this process may have one"
-        raise InputError(f"{problem}; expected its number in CUDA_VISIBLE_DEVICES")
-    processes, token, link = _reached(run_dir)
-    rank = JOINING + os.getpid() * 1000 + next(_numbers) % 1000
-    process = launcher.start(Launch(WORKER, {}, 1, processes), rank)
-
-    def listen() -> None:
-        while (messages := link.receive()) is not None:
-            if any(isinstance(message, Kill) for message in messages):
-                process.kill()
-
-    def pass_on(number: int, frame: FrameType | None) -> None:
-        process.send_signal(signal.SIGTERM)
-        signal.signal(signal.SIGINT, before[signal.SIGINT])
-
-    is_main = threading.current_thread() is threading.main_thread()
-    numbers = (signal.SIGTERM, signal.SIGINT) if is_main else ()
-    before = {number: signal.getsignal(number) for number in numbers}
-    for number in numbers:
-        signal.signal(number, pass_on)
-    try:
-        with suppress(OSError):
-            link.send(Hello(token, process.pid, host_name(), is_watchdog=True))
-        threading.Thread(target=listen, daemon=True).start()
-        status = process.wait()
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        process.kill()
-        link.close()
-    directory = RunDirectory(processes)
-    if status:
-        report = directory.error(rank)
-        why = f"ended with status {status}" if report is None else report["error"]
-        raise WorkerError(f"the process that joined {run_dir} {why}")
-    return str(directory.result(rank))
+    return join_with(run_dir, Launch(WORKER, {}, 1, Path(run_dir).resolve() / PROCESSES), launcher)
 
 
 def drain_nodes(run_dir: str | Path, nodes: tuple[int, ...] = ()) -> None:
@@ -982,6 +911,4 @@ def drain_nodes(run_dir: str | Path, nodes: tuple[int, ...] = ()) -> None:
     InputError
         No run is active there.
     """
-    _, token, link = _reached(run_dir)
-    link.send(Drain(token, tuple(nodes)))
-    link.close()
+    drain(run_dir, nodes)

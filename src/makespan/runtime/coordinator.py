@@ -87,6 +87,7 @@ class _Peer:
     host: str = ""
     is_killed: bool = False
     is_waiting: bool = False
+    is_leaving: bool = False
 
 
 class Coordinator(Generic[PlanT]):
@@ -226,11 +227,14 @@ class Coordinator(Generic[PlanT]):
                     for other in self.protocol.members - {peer.node}:
                         self._send(other, message)
             case messages.Leaving():
+                peer.is_leaving = True
                 self._tell("leaving", peer.node)
                 self._carry_out(self.protocol.drain([peer.node]))
             case messages.Ready():
                 self._tell("ready", peer.node, pid=peer.pid, host=peer.host)
                 self._carry_out(self.protocol.ready(peer.node))
+                if peer.is_leaving:  # the notice came before it was ready
+                    self._carry_out(self.protocol.drain([peer.node]))
             case messages.Failed():
                 self._tell("failed", peer.node, error=message.error, cause=message.cause)
                 self._carry_out(self.protocol.receive(peer.node, message))
@@ -245,6 +249,8 @@ class Coordinator(Generic[PlanT]):
         )
         if isinstance(message, messages.Drain) and is_known:
             self._tell("drain", nodes=list(message.nodes))
+            if unknown := sorted(set(message.nodes) - set(self.nodes)):
+                _log.warning("asked to drain %s, not in the run", ", ".join(map(str, unknown)))
             self._carry_out(self.protocol.drain(message.nodes))
         if not isinstance(message, messages.Hello) or not is_known:
             self._part(peer)
@@ -273,9 +279,10 @@ class Coordinator(Generic[PlanT]):
 
     def _lose(self, node: int) -> None:
         is_member = node in self.protocol.members
+        is_replaced = is_member and node not in self.protocol.leaving
         self._tell("lost" if is_member or node in self.protocol.expected else "gone", node)
         self._carry_out(self.protocol.lost(node))
-        if is_member and self.n_replacements > 0 and self.ending is None:
+        if is_replaced and self.n_replacements > 0 and self.ending is None:
             self.n_replacements -= 1
             self._start(self.next_node)
 

@@ -386,7 +386,7 @@ class Launch:
     threads
         CPU threads per process if neither the launcher nor the options set them.
     options
-        Options of each process, by rank; empty for none.
+        Options of each process, by rank; empty for none. A further process has those of the first.
     on_loss
         ``end``: when one process fails, all are killed. ``tell``: the others find the loss in the directory
         and continue, and the run succeeds if at least one of them does.
@@ -418,7 +418,9 @@ class Launch:
 
     def process_variables(self, rank: int, threads: int | None) -> dict[str, str]:
         """Return the variables of one process, in addition to those that all share."""
-        options = self.options[rank] if self.options else ProcessOptions()
+        options = ProcessOptions()
+        if self.options:  # those of the first for a process that is additional to the launch
+            options = self.options[rank if rank < len(self.options) else 0]
         variables = {"MAKESPAN_RANK": str(rank), "MAKESPAN_WORLD_SIZE": str(self.n_processes)}
         if options.cpus is not None:
             variables["MAKESPAN_CPUS"] = _listed(options.cpus)

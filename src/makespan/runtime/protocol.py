@@ -225,11 +225,15 @@ class CoordinatorProtocol(Generic[PlanT]):
     def drain(self, nodes: Collection[int]) -> list[Action]:
         """Release nodes at the next boundary of iterations; none to end the run with a checkpoint."""
         if not nodes:
-            self._is_stopping = True
-            if self.phase is Phase.STARTING:
-                return self._finish()  # nothing was done yet, so there is nothing to save
+            return self.stop()
         self.leaving |= set(nodes) & (self.members | self.waiting | self.spare)
         return []
+
+    def stop(self) -> list[Action]:
+        """End the run with a checkpoint at the next boundary of iterations."""
+        self._is_stopping = True
+        # At the start nothing was done yet, so there is nothing to save.
+        return self._finish() if self.phase is Phase.STARTING else []
 
     def save_next(self) -> None:
         """Write a checkpoint at the next boundary of iterations, besides those that are due anyway."""

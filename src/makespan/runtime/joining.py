@@ -1,0 +1,113 @@
+"""Reach an active run that survives losses from another process: join it, and drain processes of it."""
+
+import itertools
+import os
+import signal
+import threading
+from collections.abc import Collection
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+
+from makespan.errors import InputError, WorkerError
+from makespan.files import read_json
+from makespan.runtime.launch import Launch, Launcher, LocalLauncher, RunDirectory, check_gpus
+from makespan.runtime.messages import Connection, Drain, Hello, Kill, connected
+from makespan.runtime.node import ADDRESS_FILE, JOINING, host_name
+
+PROCESSES = "processes"
+"""Directory of the processes of a run, within that of the run."""
+_CONNECT_S = 30.0
+_numbers = itertools.count()
+
+
+def _reached(run_dir: str | Path) -> tuple[str, Connection]:
+    """Return the token of a run, and a connection to its coordinator."""
+    address = read_json(Path(run_dir).resolve() / PROCESSES / ADDRESS_FILE)
+    if address is None:
+        raise InputError(
+            f"run_dir is {run_dir}, where no run is in progress; expected the directory of an active run"
+        )
+    try:
+        return address["token"], connected(address["host"], address["port"], _CONNECT_S)
+    except OSError as error:
+        problem = f"run_dir is {run_dir}, whose coordinator does not respond ({error})"
+        raise InputError(f"{problem}; expected the directory of an active run") from None
+
+
+def join_with(run_dir: str | Path, launch: Launch, launcher: Launcher | None = None) -> str:
+    """Join a run with one more process, until the run is over or the process leaves it.
+
+    SIGTERM and SIGINT make the process leave at the next boundary of iterations; a second SIGINT ends it at
+    once.
+
+    Parameters
+    ----------
+    run_dir
+        Directory of an active run, on a file system that this machine sees.
+    launch
+        Launch of one process in the directory of the processes of the run.
+    launcher
+        Where the process runs, None for this machine; at most one of its GPUs may be visible.
+
+    Returns
+    -------
+    str
+        Reason for which the process ended.
+
+    Raises
+    ------
+    InputError
+        No run is active there, or several GPUs are visible.
+    WorkerError
+        The process failed or was killed.
+    """
+    launcher = launcher or LocalLauncher()
+    check_gpus(launcher, 1)
+    if (n_devices := launcher.n_devices or 1) > 1:
+        problem = f"{n_devices} GPUs, of which this process may have one"
+        raise InputError(f"{problem}; expected its number in CUDA_VISIBLE_DEVICES")
+    token, link = _reached(run_dir)
+    rank = JOINING + os.getpid() * 1000 + next(_numbers) % 1000
+    process = launcher.start(launch, rank)
+
+    def listen() -> None:
+        while (messages := link.receive()) is not None:
+            if any(isinstance(message, Kill) for message in messages):
+                process.kill()
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        process.send_signal(signal.SIGTERM)
+        signal.signal(signal.SIGINT, before[signal.SIGINT])
+
+    is_main = threading.current_thread() is threading.main_thread()
+    numbers = (signal.SIGTERM, signal.SIGINT) if is_main else ()
+    before = {number: signal.getsignal(number) for number in numbers}
+    for number in numbers:
+        signal.signal(number, pass_on)
+    try:
+        with suppress(OSError):
+            link.send(Hello(token, process.pid, host_name(), is_watchdog=True))
+        threading.Thread(target=listen, daemon=True).start()
+        status = process.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        process.kill()
+        link.close()
+    directory = RunDirectory(launch.run_dir)
+    if status:
+        report = directory.error(rank)
+        why = f"ended with status {status}" if report is None else report["error"]
+        raise WorkerError(f"the process that joined {run_dir} {why}")
+    return str(directory.result(rank))
+
+
+def drain(run_dir: str | Path, nodes: Collection[int] = ()) -> None:
+    """Ask an active run to release nodes at the next boundary of iterations.
+
+    Without nodes the run ends there, with a checkpoint. An `InputError` is raised if no run is active.
+    """
+    token, link = _reached(run_dir)
+    link.send(Drain(token, tuple(nodes)))
+    link.close()

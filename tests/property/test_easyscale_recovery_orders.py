@@ -1,0 +1,283 @@
+"""Elastic runs whose processes are lost, leave and join, under every order of messages, simulated.
+
+A simulated process has the number of mini-batches that it has done and the contexts that it holds, each the
+number of mini-batches that its logical worker has done. Whoever continues from another number is found.
+"""
+
+import random
+from collections import deque
+
+from hypothesis import given, settings, strategies as st
+
+from makespan.easyscale.job import RankMapping
+from makespan.easyscale.recovery import (
+    ASSEMBLY,
+    RecoveryPlanner,
+    RecoveryProtocol,
+    backups,
+    boundary_key,
+    holdings,
+)
+from makespan.runtime import messages as said, protocol as acts, protocol as tasks
+
+N_WORKERS = 4
+
+
+class Process:
+    """A process, whose work is a generator that yields where it waits for others or for its turn."""
+
+    def __init__(self, number, world):
+        self.number, self.world, self.part = number, world, tasks.WorkerProtocol()
+        self.inbox, self.outbox, self.todo = deque(), deque(), deque()
+        self.work, self.has_left = None, False
+        self.done, self.contexts, self.ranks, self.saved, self.keys = None, {}, (), 0, set()
+
+    def can_act(self):
+        return not self.has_left and (self.work is not None or self.todo or self.inbox)
+
+    def is_superseded(self):
+        return any(isinstance(message, said.Freeze) for message in self.inbox)
+
+    def act(self):
+        if self.work is not None:
+            if self.is_superseded():
+                self.work = None
+                return
+            try:
+                next(self.work)
+            except StopIteration:
+                self.work = None
+        elif self.todo:
+            self.begin(self.todo.popleft())
+        else:
+            message = self.inbox.popleft()
+            if isinstance(message, said.Shared):
+                self.keys.add((message.generation, message.key))
+            else:
+                self.todo.extend(self.part.receive(message))
+
+    def begin(self, task):
+        match task:
+            case tasks.Drop():
+                self.outbox.append(
+                    said.Frozen(task.generation, task.step, holdings(self.done, self.contexts))
+                )
+            case tasks.Join():
+                self.work = self.form(task.form)
+            case tasks.Compute():
+                self.work = self.train(task.iteration)
+            case tasks.Apply():
+                self.saved = self.done
+            case tasks.Write():
+                self.world.written.setdefault(self.done, set()).update(self.ranks)
+                self.todo.extendleft(self.part.saved(task.save))
+            case tasks.Answer():
+                self.outbox.append(task.message)
+            case tasks.Depart():
+                self.has_left = True
+
+    def form(self, form):
+        assembly, world = ASSEMBLY.validate_python(form.work), self.world
+        posted, replicated = world.posted[form.generation], world.replicated[form.generation]
+        self.mapping, self.nodes = RankMapping.parse(assembly.mapping), assembly.nodes
+        posted[self.number] = self.done, {step: dict(held) for step, held in self.contexts.items()}
+        yield
+        if self.number not in assembly.nodes:
+            self.todo.extend(self.part.formed({}))
+            return
+        ranks = self.mapping.hosted[assembly.nodes.index(self.number)]
+        if assembly.is_start:
+            own = dict.fromkeys(ranks, 0)
+        else:
+            needed = {assembly.holders[rank] for rank in ranks}
+            while not needed <= posted.keys():
+                yield
+            own = {rank: posted[assembly.holders[rank]][1][assembly.step][rank] for rank in ranks}
+            if self.number in assembly.behind:
+                while assembly.source not in posted:
+                    yield
+                assert posted[assembly.source][0] == assembly.step
+            else:
+                assert self.done == assembly.step
+        assert set(own.values()) == {assembly.step}
+        self.ranks, self.done = ranks, assembly.step
+        if self.number in assembly.behind:
+            self.saved = world.processes_saved
+        self.contexts = {self.done: self.contexts.get(self.done, {}) | own}
+        replicated[self.number] = own
+        yield
+        for other in self.kept_for():
+            while other not in replicated:
+                yield
+            self.contexts[self.done] |= replicated[other]
+        world.kept[form.generation].add(self.number)
+        while not world.kept[form.generation] >= set(assembly.nodes):
+            yield
+        self.contexts[self.done] = own | {
+            rank: step for other in self.kept_for() for rank, step in replicated[other].items()
+        }
+        self.todo.extend(self.part.formed({f"worker-{rank}": "" for rank in ranks}))
+
+    def kept_for(self):
+        n_processes, number = len(self.nodes), self.nodes.index(self.number)
+        return [
+            self.nodes[other]
+            for other in range(n_processes)
+            if number in backups(other, n_processes, self.world.survives)
+        ]
+
+    def train(self, transaction):
+        world, generation = self.world, self.part.generation
+        ending = 0
+        while not ending and self.done < world.end:
+            step = self.done + 1
+            self.contexts[step] = dict.fromkeys(self.ranks, step)
+            asked = (generation, boundary_key(transaction)) in self.keys
+            requested = 2 if world.is_suspended and self.nodes[0] == self.number else int(asked)
+            sent = world.sent.setdefault((generation, step), {})
+            sent[self.number] = dict(self.contexts[step])
+            yield
+            while not sent.keys() >= set(self.kept_for()):
+                yield
+            for other in self.kept_for():
+                self.contexts[step] |= sent[other]
+            # The results, which go to all, are those of processes that have what they keep for others.
+            results = world.results.setdefault((generation, step), {})
+            results[self.number] = requested
+            yield
+            while not results.keys() >= set(self.nodes):
+                yield
+            ending, self.done = max(results.values()), step
+            self.contexts = {kept: held for kept, held in self.contexts.items() if kept >= step}
+            ending = max(ending, 2 * (step % world.save_every == 0))
+            world.trained.setdefault(step, set()).add(generation)
+            yield
+        saves = ending == 2 or self.done == world.end
+        report = {"saves": saves, "step": self.done, "ends": world.is_suspended and ending == 2}
+        self.todo.extend(self.part.computed(report if self.number == self.nodes[0] else None))
+
+
+class World:
+    """All processes, the coordinator, and what lies between them, in order for each connection."""
+
+    def __init__(self, mapping, end, survives, save_every, rng):
+        self.rng, self.end, self.survives, self.save_every = rng, end, survives, save_every
+        self.processes, self.error, self.is_over, self.is_suspended = {}, None, False, False
+        self.posted, self.replicated, self.kept, self.sent, self.results = {}, {}, {}, {}, {}
+        self.written, self.trained, self.stored, self.plans = {}, {}, [], []
+        self.may_lose, self.drained, self.n_made, self.last = 0, set(), 0, None
+        mapping = RankMapping.parse(mapping)
+        self.protocol = RecoveryProtocol(
+            RecoveryPlanner(mapping), range(mapping.n_processes), 1 << 62, suspend=self.suspend
+        )
+        for _ in range(mapping.n_processes):
+            self.join()
+
+    def suspend(self):
+        self.is_suspended = True
+
+    @property
+    def processes_saved(self):
+        return self.last["step"] if self.last else 0
+
+    def join(self):
+        process = self.processes[self.n_made] = Process(self.n_made, self)
+        process.inbox.append(said.Welcome(self.n_made, {}))
+        self.n_made += 1
+
+    def do(self, wanted):
+        for action in wanted:
+            match action:
+                case acts.Send(number, message) if number in self.processes:
+                    if isinstance(message, said.Form):
+                        for table in (self.posted, self.replicated):
+                            table.setdefault(message.generation, {})
+                        self.kept.setdefault(message.generation, set())
+                    if message == said.Leave("drained"):
+                        self.drained.add(number)
+                    self.processes[number].inbox.append(message)
+                case acts.LogEvent("plan", values):
+                    self.plans.append(ASSEMBLY.validate_python(values["work"]))
+                case acts.LogEvent("resume"):
+                    self.may_lose = min(self.survives, len(self.plans[-1].nodes) - 1)
+                case acts.LogEvent("commit", values):
+                    (self.last,) = [report for report in values["reports"].values() if report]
+                    if self.last["ends"] or self.last["step"] == self.end:
+                        self.do(self.protocol.stop())
+                case acts.Store():
+                    self.stored.append(self.last["step"])
+                    assert self.written[self.last["step"]] == set(range(N_WORKERS))
+                case acts.End(error):
+                    self.is_over, self.error = True, error
+
+    def deliver(self, number):
+        message = self.processes[number].outbox.popleft()
+        if isinstance(message, said.Ready):
+            self.do(self.protocol.ready(number))
+        else:
+            self.do(self.protocol.receive(number, message))
+
+    def part_with(self, number):
+        del self.processes[number]
+        self.do(self.protocol.lost(number))
+
+    def lose(self, number):
+        """Lose a process, if that can be survived; what it has sent still arrives, or not."""
+        while self.processes[number].outbox and self.rng.random() < 0.7:
+            self.deliver(number)
+        if self.may_lose and len(self.protocol.members) > 1:
+            self.may_lose -= 1  # also for one without contexts
+            self.part_with(number)
+
+    def step(self):
+        """Let something happen; False if nothing can."""
+        moves = []
+        for number, process in self.processes.items():
+            moves += [lambda number=number: self.deliver(number)] if process.outbox else []
+            moves += [process.act] if process.can_act() else []
+        if not moves or self.is_over:
+            return False
+        self.rng.choice(moves)()
+        for number in [number for number, process in self.processes.items() if process.has_left]:
+            if not self.processes[number].outbox:
+                self.part_with(number)  # its connection closes
+        return True
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    mapping=st.sampled_from(["0/1/2/3", "0,1/2,3", "0/1,2/3", "3,1/0,2", "0,1,2,3"]),
+    survives=st.integers(1, 3),
+    save_every=st.sampled_from([3, 5, 100]),
+    seed=st.integers(0, 1 << 32),
+    rate=st.sampled_from([0.0, 0.002, 0.01]),
+)
+def test_whoever_comes_and_goes_no_mini_batch_is_trained_from_another_state(
+    mapping, survives, save_every, seed, rate
+):
+    rng = random.Random(seed)
+    world = World(mapping, 12, survives, save_every, rng)
+    n_joins, asked = 4, set()
+    for _ in range(200_000):
+        if not world.step():
+            break
+        if rng.random() >= rate:
+            continue
+        here = sorted(world.processes)
+        match rng.choice(["lose", "drain", "join"]):
+            case "lose":
+                world.lose(rng.choice(here))
+            case "drain":
+                chosen = rng.sample(here, rng.randint(1, len(here)))
+                asked |= set(chosen)
+                world.do(world.protocol.drain(chosen))
+            case "join" if n_joins:
+                n_joins -= 1
+                world.join()
+    assert world.is_over and world.error is None
+    assert world.drained <= asked
+    if not world.is_suspended:
+        assert world.last["step"] == world.end and world.stored[-1] == world.end
+        assert set(world.trained) == set(range(1, world.end + 1))
+    elif world.stored:
+        assert world.stored[-1] == world.last["step"]

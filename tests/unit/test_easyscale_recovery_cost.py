@@ -1,0 +1,101 @@
+"""The predicted cost of surviving losses, and how well it fits measurements on more processes."""
+
+import pandas as pd
+import pytest
+
+from makespan.easyscale import recovery_cost
+from makespan.easyscale.recovery_cost import (
+    CostConstants,
+    judged_costs,
+    measured_constants,
+    predict_recovery,
+)
+from makespan.errors import InputError
+
+KNOWN = CostConstants(
+    (1e-3, 2e-4, 5e-5), (1e-2, 3e-4, 2e-3), (1e-4, 1e-9), (1e-5, 5e-5, 2e-9), (1e-3, 2e-9), (0.0, 4e-9)
+)
+
+
+def test_constants_that_made_the_measurements_are_found_again(monkeypatch):
+    rows = []
+    for m in range(1, 16):
+        coordinator_s = 1e-3 + 2e-4 * m + 5e-5 * m * m
+        rows.append(("loss", m, 16, 1, 0, 0, coordinator_s, 1e-2 + 3e-4 * m + 2e-3 * 16 / m, None, None))
+    for n, survives in ((2, 1), (4, 1), (4, 2), (4, 3), (16, 1), (16, 3)):
+        for size in (0, 1 << 20):
+            pack_s, copy_s = 1e-4 + 1e-9 * size, 1e-5 + survives * (5e-5 + 2e-9 * size)
+            rows.append(("step", n, n, survives, size, 0, None, 1e-3 * n, pack_s, copy_s))
+    for size in (1 << 20, 1 << 23, 1 << 25):
+        rows.append(("join", 3, 4, 1, 0, size, 1e-3 + 2e-9 * size, 4e-9 * size, None, None))
+    columns = ["kind", "n_processes", "n_logical_workers", "survives", "buffer_bytes", "parameter_bytes"]
+    table = pd.DataFrame(rows, columns=[*columns, "coordinator_s", "worker_s", "pack_s", "copy_s"])
+    monkeypatch.setattr(recovery_cost, "measurements", lambda: table)
+    monkeypatch.setattr(recovery_cost, "measured_constants", measured_constants.__wrapped__)
+    found = recovery_cost.measured_constants(on_few=True)
+    for name in CostConstants.__dataclass_fields__:
+        assert getattr(found, name) == pytest.approx(getattr(KNOWN, name), rel=1e-5, abs=1e-9), name
+    judged = judged_costs()
+    assert judged["predicted_s"].tolist() == pytest.approx(judged["measured_s"].tolist(), rel=1e-5)
+    assert set(judged["quantity"]) == {
+        "coordinator",
+        "connecting",
+        "sending",
+        "receiving",
+        "packing",
+        "copying",
+    }
+
+
+def test_parts_add_up_with_latencies_and_transfers():
+    cost = predict_recovery(
+        5,
+        2.0,
+        parameter_bytes=1e9,
+        context_bytes=1e6,
+        survives=2,
+        bandwidth=1e9,
+        latency_s=1e-3,
+        constants=KNOWN,
+    )
+    sent_s = 1e-3 + 2 * 1e6 / 1e9
+    assert cost.keep_s == pytest.approx(1e-4 + 1e-9 * 1e6 + 1e-5 + 2 * (5e-5 + 2e-9 * 1e6) + sent_s)
+    assert cost.agree_s == pytest.approx(1e-3 + 2e-4 * 4 + 5e-5 * 16 + 7e-3)
+    assert cost.connect_s == pytest.approx(1e-2 + 3e-4 * 4 + 2e-3 * 5 / 4)
+    assert cost.copy_s == pytest.approx(1e-3 + 1e-3 + sent_s)
+    assert (cost.detect_s, cost.lost_s) == (1e-3, 1.0)
+    assert cost.state_s == pytest.approx(6.0 + 3.0)
+    parts = (cost.detect_s, cost.agree_s, cost.connect_s, cost.copy_s, cost.lost_s)
+    assert cost.pause_s == pytest.approx(sum(parts))
+    assert cost.join_s == pytest.approx(cost.agree_s + cost.connect_s + cost.copy_s + cost.state_s)
+    hung = predict_recovery(5, 2.0, parameter_bytes=1, detect_s=10.0, constants=KNOWN)
+    assert hung.detect_s == 10.0
+
+
+def test_the_measured_constants_predict_the_coordinator_better_than_no_model():
+    """It is the only part that grows with the square of the devices."""
+    judged = judged_costs()
+    part = judged[judged["quantity"] == "coordinator"]
+    assert part["size"].min() > recovery_cost.MOST_FITTED["loss"] and part["size"].max() == 15
+    error, baseline = (
+        ((part[name] / part["measured_s"] - 1).abs()).mean() for name in ("predicted_s", "baseline_s")
+    )
+    assert error < baseline / 2
+
+
+def test_the_page_says_which_part_of_a_pause_is_the_largest():
+    few, many = (predict_recovery(n, 1.0, parameter_bytes=4e9) for n in (100, 1024))
+    assert few.lost_s == max(few.agree_s, few.connect_s, few.copy_s, few.lost_s)
+    assert many.agree_s == max(many.agree_s, many.connect_s, many.copy_s, many.lost_s)
+    assert few.keep_s == many.keep_s
+    assert few.state_s > 0.9 * few.join_s  # a join is packing and unpacking state
+
+
+def test_sizes_out_of_range_are_rejected():
+    for survives in (0, 4):
+        with pytest.raises(InputError, match=f"survives is {survives} with 4 devices; expected 1 to 3"):
+            predict_recovery(4, 1.0, parameter_bytes=1e6, survives=survives)
+    with pytest.raises(InputError, match="step_s is 0; expected a number > 0"):
+        predict_recovery(4, 0, parameter_bytes=1e6)
+    with pytest.raises(InputError, match="bandwidth is -1"):
+        predict_recovery(4, 1.0, parameter_bytes=1e6, bandwidth=-1)
