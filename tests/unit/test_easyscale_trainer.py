@@ -393,7 +393,7 @@ def test_the_verbs_of_a_paper_are_found_without_importing_it():
     listed = CliRunner().invoke(main, ["--help"]).output
     group = main.get_command(click.Context(main), "easyscale")
     assert group.get_short_help_str(limit=200) in " ".join(listed.split())
-    assert group.list_commands(click.Context(group)) == ["export", "request", "run"]
+    assert group.list_commands(click.Context(group)) == ["drain", "export", "join", "request", "run"]
 
 
 # --- what is refused ------------------------------------------------------------------------------------

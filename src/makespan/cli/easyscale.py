@@ -1,4 +1,4 @@
-"""Train elastically: run a job, request, add or release processes of it, export its model."""
+"""Train elastically: run a job, let processes join and leave it, export its model."""
 
 from dataclasses import fields
 from pathlib import Path

@@ -99,7 +99,7 @@ VERBS = {
     ),
     "easyscale": (
         "makespan.cli.easyscale:COMMANDS",
-        "Train elastically: run a job, request other processes for it, export its model.",
+        "Train elastically: run a job, let processes join and leave it, export its model.",
     ),
     "oobleck": (
         "makespan.cli.oobleck:COMMANDS",
