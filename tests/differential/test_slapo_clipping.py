@@ -7,7 +7,7 @@ torch = pytest.importorskip("torch")
 from forked import forking_servers
 from group_worker import on_processes
 
-pytestmark = pytest.mark.xdist_group("training")
+pytestmark = pytest.mark.xdist_group("schedules")
 
 
 @pytest.fixture(scope="module", autouse=True)

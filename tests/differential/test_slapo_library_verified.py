@@ -15,7 +15,7 @@ from makespan.papers.slapo import PAPER
 from makespan.papers.slapo.measured import Verification
 from makespan.training.zoo import FAMILIES
 
-pytestmark = pytest.mark.xdist_group("training")
+pytestmark = pytest.mark.xdist_group("schedules")
 
 SCHEDULES = {"tensor": {"shard_embedding": True}}
 SMALL = {"device": "cpu", "size": "tiny", "samples": 2, "seed": 0, "left_out": {}}

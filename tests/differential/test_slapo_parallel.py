@@ -7,7 +7,7 @@ pytest.importorskip("torch")
 from forked import forking_servers
 from group_worker import on_processes
 
-pytestmark = pytest.mark.xdist_group("training")
+pytestmark = pytest.mark.xdist_group("schedules")
 
 CASES = (
     "exchanges_and_gradients", "reshard_schemes", "mlp", "fused_attention", "grouped_attention", "vocabulary",

@@ -7,7 +7,7 @@ pytest.importorskip("torch")
 from forked import forking_servers
 from group_worker import on_processes
 
-pytestmark = pytest.mark.xdist_group("training")
+pytestmark = pytest.mark.xdist_group("schedules")
 
 CASES = (
     "stages_add_up_to_the_whole", "outputs_without_a_loss", "failures_reach_all_stages",

@@ -21,7 +21,7 @@ from makespan.slapo import (
 )
 from makespan.training.zoo import build_family, family_batch, family_spec
 
-pytestmark = pytest.mark.xdist_group("training")
+pytestmark = pytest.mark.xdist_group("schedules")
 
 
 @pytest.fixture(scope="module", autouse=True)

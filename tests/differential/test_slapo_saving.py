@@ -21,7 +21,7 @@ from makespan.slapo import (
     saving,
 )
 
-pytestmark = pytest.mark.xdist_group("training")
+pytestmark = pytest.mark.xdist_group("schedules")
 
 
 @pytest.fixture(scope="module", autouse=True)

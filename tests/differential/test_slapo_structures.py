@@ -15,7 +15,7 @@ from group_worker import on_processes
 
 from makespan.slapo import Verify, apply_plan, create_schedule, saved_tensors
 
-pytestmark = [pytest.mark.hf, pytest.mark.xdist_group("training")]
+pytestmark = [pytest.mark.hf, pytest.mark.xdist_group("schedules")]
 
 BY_FOUR = ("Qwen3Moe", "GPT2", "T5")
 """Models that four processes share too: experts, a fused and transposed weight, biases of heads."""

@@ -12,7 +12,7 @@ from group_worker import on_processes
 
 from makespan.slapo import TracingError, Verify, create_schedule, partition
 
-pytestmark = [pytest.mark.hf, pytest.mark.xdist_group("training")]
+pytestmark = [pytest.mark.hf, pytest.mark.xdist_group("schedules")]
 
 
 @pytest.fixture(scope="module", autouse=True)

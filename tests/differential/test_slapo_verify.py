@@ -7,7 +7,7 @@ pytest.importorskip("torch")
 from forked import forking_servers
 from group_worker import on_processes
 
-pytestmark = pytest.mark.xdist_group("training")
+pytestmark = pytest.mark.xdist_group("schedules")
 
 SOUND = ("sound", "part_by_part", "own_inputs", "errors_pass")
 SABOTAGE = (

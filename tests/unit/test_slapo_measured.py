@@ -125,7 +125,7 @@ def test_the_figures_can_be_read(table4, fig9, tuner):
         assert len(shown) == len(table)
 
 
-@pytest.mark.xdist_group("training")
+@pytest.mark.xdist_group("schedules")
 def test_small_runs_are_measured():
     pytest.importorskip("torch")
     passes = {"warmup_passes": 1, "passes": 1, "seed": 0, "size": "tiny"}
