@@ -199,19 +199,20 @@ def test_marks_far_beyond_the_bars_leave_the_panels_room_and_those_of_others_do_
     assert 100.0 < figure.axes[0].get_xlim()[1] < 200.0
 
 
-def test_a_bar_that_would_squeeze_the_others_is_cut_short_and_holds_its_length():
+def test_where_a_bar_would_squeeze_the_others_all_times_of_the_metric_are_points_on_a_logarithmic_axis():
     rows = at_delay(table4(), 260.0)
-    rows = pd.concat(
-        [rows, rows.tail(1).assign(policy="fifo", avg_jct_s=360_000.0, jct_ratio_to_lookahead=99.0)]
-    )
-    figure = plot_ratio_bars(rows[rows["trace"] == "mt"], "published", METRICS, "ratios", STYLES)
-    jct, makespan = figure.axes
-    longest = max(bar.get_width() for bar in jct.patches)
-    assert longest < jct.get_xlim()[1] < 2 * 11060 / 3600
-    assert [text.get_text() for text in jct.texts] == ["100.0 h", "1.00", "2.00", "3.00", "99.00"]
-    assert max(bar.get_width() for bar in makespan.patches) == pytest.approx(6.0)
-    labels = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert labels == ["ratios", "bar cut short, with its length"]
+    far = rows.tail(1).assign(policy="fifo", avg_jct_s=360_000.0, jct_ratio_to_lookahead=99.0)
+    figure = plot_ratio_bars(pd.concat([rows, far]), "published", METRICS, "ratios", STYLES)
+    panels = np.reshape(figure.axes, (2, 2))
+    for axes in panels[0]:  # also for the trace without such a bar
+        assert axes.get_xscale() == "log" and not axes.patches
+        assert axes.get_xlabel() == "average JCT [h], log scale"
+    ((x, y), *_) = panels[0, 1].collections[0].get_offsets().tolist()[::-1]
+    assert (x, y) == (100.0, 3.0) and panels[0, 1].get_xlim()[1] > 100.0
+    assert [text.get_text() for text in panels[0, 1].texts] == ["1.00", "2.00", "3.00", "99.00"]
+    for axes in panels[1]:
+        assert axes.get_xscale() == "linear" and axes.get_xlim()[0] == 0.0
+    assert max(bar.get_width() for bar in panels[1, 1].patches) == pytest.approx(6.0)
     assert_is_legible(figure)
 
 

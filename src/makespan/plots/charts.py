@@ -406,11 +406,10 @@ def plot_cdf(
 # --- Bars -------------------------------------------------------------------------------------------
 
 _ROW_HEIGHT_IN = 0.145
-_BROKEN = 1.12  # length of a broken bar over the longest of the others
-_ROOM = 1.05
-_NUMBER_PT = 22.0  # between bars and names: room for the ratios
+_ROOM, _LOG_ROOM = 1.05, 1.3  # end of an axis over the furthest time on it
+_NUMBER_PT = 27.0  # between bars and names: room for the ratios
 _MOST_BARS = 15  # of a panel with another one at its side
-_LONGEST = 3.0  # times the median: longer bars are broken, to leave the others room
+_LONGEST = 3.0  # times the median: a longer bar would leave the others no room
 
 
 @figure_style
@@ -426,8 +425,9 @@ def plot_ratio_bars(
 ) -> Figure:
     """Draw times of every policy on every trace as bars with their ratios, one column of panels per trace.
 
-    Ratios are written before the bars, so that no published mark comes between a number and its bar. A bar
-    of more than three times the median is broken and shows its length as text.
+    Ratios are written before the bars, so that no published mark comes between a number and its bar. Where a
+    time is more than three times the median of its panel, all panels of the metric have points on a
+    logarithmic axis instead.
 
     Parameters
     ----------
@@ -446,25 +446,26 @@ def plot_ratio_bars(
     shown = None if published is None else published[published["policy"].isin(policies)]
     figure = new_figure(TWO_COLUMNS_IN, 0.75 + len(metrics) * (0.35 + _ROW_HEIGHT_IN * len(policies)))
     panels = figure.subplots(len(metrics), len(traces), squeeze=False, sharey=True)
-    for column, trace in enumerate(traces):
-        rows = table[table["trace"] == trace].set_index("policy")
-        marks = None if shown is None else shown[shown["trace"] == trace]
-        for axes, (value, ratio, label) in zip(panels[:, column], metrics, strict=True):
-            _ratio_bars(axes, rows, policies, styles, value, ratio, marks)
+    by_trace = table.groupby("trace")
+    for line, (value, ratio, label) in zip(panels, metrics, strict=True):
+        is_log = bool((by_trace[value].max() > _LONGEST * by_trace[value].median()).any())
+        for axes, trace in zip(line, traces, strict=True):
+            rows = table[table["trace"] == trace].set_index("policy")
+            marks = None if shown is None else shown[shown["trace"] == trace]
+            _times_and_ratios(axes, rows, policies, styles, value, ratio, marks, is_log)
             names = [style_of(styles, name).title for name in policies]
             axes.set_yticks(range(len(policies)), names)
             axes.tick_params(axis="y", length=0, pad=_NUMBER_PT)
-            axes.set_xlabel(label)
-        panels[0, column].set_title((titles or {}).get(str(trace), str(trace)))
+            axes.set_xlabel(f"{label}, log scale" if is_log else label)
+    for axes, trace in zip(panels[0], traces, strict=True):
+        axes.set_title((titles or {}).get(str(trace), str(trace)))
     handles: list[Patch | Line2D] = [Patch(color=PALETTE["grey"], label=note)]
-    if any(text.get_bbox_patch() for axes in panels.flat for text in axes.texts):
-        handles.append(Patch(fc="white", ec=PALETTE["grey"], label="bar cut short, with its length"))
     if published is not None:
         handles.append(published_handle(published_label))
     return add_legend(figure, source, handles, ncols=3)
 
 
-def _ratio_bars(
+def _times_and_ratios(
     axes: Axes,
     rows: pd.DataFrame,
     policies: list[str],
@@ -472,30 +473,33 @@ def _ratio_bars(
     value: str,
     ratio: str,
     marks: pd.DataFrame | None,
+    is_log: bool,
 ) -> None:
     positions = [policies.index(str(name)) for name in rows.index]
     hours = rows[value].to_numpy(float) / HOUR
     colours = [pale(style_of(styles, str(name))) for name in rows.index]
-    longest = float(hours[hours <= _LONGEST * np.median(hours)].max())
-    ends = np.where(hours > longest, _BROKEN * longest, hours)
-    axes.barh(positions, ends, 0.74, color=colours, lw=0, zorder=2)
-    for y, length in zip(positions, hours, strict=True):
-        if length > longest:
-            gap: dict[str, Any] = {"bbox": {"fc": "white", "lw": 0, "pad": 1.4}, "ha": "center", "zorder": 3}
-            axes.text(0.75 * longest, y, f"{length:.1f} h", va="center_baseline", **gap)
+    if is_log:
+        axes.scatter(hours, positions, 24, colours, lw=0, zorder=2)
+    else:
+        axes.barh(positions, hours, 0.74, color=colours, lw=0, zorder=2)
     for y, factor in zip(positions, rows[ratio].to_numpy(float), strict=True):
         if np.isfinite(factor):
             left: dict[str, Any] = {"ha": "right", "va": "center", "annotation_clip": False}
             place: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
             axes.annotate(f"{factor:.2f}", (0.0, y), (-2.5, 0.0), **place, **left)
-    furthest = [float(ends.max())]
+    reached = hours
     if marks is not None:
         at, shown = [policies.index(name) for name in marks["policy"]], marks[value].to_numpy(float) / HOUR
         published_marks(axes, shown, at)
-        furthest += shown[np.isfinite(shown)].tolist()
+        reached = np.concatenate([hours, shown[np.isfinite(shown)]])
     axes.set_ylim(len(policies) - 0.4, -0.6)
-    axes.set_xlim(0, _ROOM * max(furthest))
-    axes.grid(visible=False, axis="y")
+    if is_log:
+        axes.set_xscale("log")
+        axes.set_xlim(reached.min() / _LOG_ROOM, reached.max() * _LOG_ROOM)
+        _decades(axes.xaxis, few=reached.max() < _MANY_DECADES * reached.min())
+    else:
+        axes.set_xlim(0, _ROOM * reached.max())
+        axes.grid(visible=False, axis="y")
 
 
 @figure_style
@@ -696,7 +700,7 @@ def _prediction_panel(axes: Axes, rows: pd.DataFrame) -> None:
             points = part[kept]
             axes.plot(points["measured_s"], points["predicted_s"], ls="none", zorder=2 + number, **mark)
     axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high), aspect="equal")
-    few = math.log10(high / low) < 1.7
+    few = high < _MANY_DECADES * low
     for axis in (axes.xaxis, axes.yaxis):
         _decades(axis, few)
     validated = rows[~rows["fitted"] & rows["clean"]]
@@ -706,6 +710,9 @@ def _prediction_panel(axes: Axes, rows: pd.DataFrame) -> None:
         error = 100.0 * (validated["predicted_s"] / validated["measured_s"] - 1.0).abs()
         note = f"mean {error.mean():.1f} %\nn = {len(error)}"
     axes.text(0.04, 0.96, note, transform=axes.transAxes, va="top")
+
+
+_MANY_DECADES = 50.0  # largest over smallest value of an axis with ticks at decades alone
 
 
 def _decades(axis: Axis, few: bool) -> None:

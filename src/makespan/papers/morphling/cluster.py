@@ -149,11 +149,11 @@ class Table4(Simulated):
             "table4",
             "Table 4",
             "Average completion time and makespan of every policy on every job "
-            "list, one validated simulation per bar on {source} iteration times. "
-            "The number before a bar is its ratio to Morphling-lookahead. Hollow "
+            "list, one validated simulation per row on {source} iteration times. "
+            "The number at the left is the ratio to Morphling-lookahead. Hollow "
             "diamonds are the values that the released simulator prints; its "
-            "schedules are not published. Bars of more than three times the "
-            "median are cut short and hold their length.",
+            "schedules are not published. Times are points on a logarithmic axis "
+            "where one is more than three times the median, and else bars.",
             tables=("table4",),
             cells=("table4",),
             options={"delay_s": "morphling.simulation.restart_delays_s.0"},

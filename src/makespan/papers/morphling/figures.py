@@ -122,7 +122,7 @@ def table4(tables: Tables, source: str, delay_s: float) -> Drawn:
     rows = tables["table4"]
     cells = tables["published_table4"]
     marks = cells.rename(columns=lambda name: name.removeprefix("published_"))
-    note = f"restart delay {delay_s:g} s; number before a bar: ratio to Morphling-lookahead"
+    note = f"restart delay {delay_s:g} s; number at the left: ratio to Morphling-lookahead"
     label = "printed by the released simulator"
     figure = plot_ratio_bars(at_delay(rows, delay_s), source, _METRICS, note, STYLES, _TRACES, marks, label)
     return figure, rows
