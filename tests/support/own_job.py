@@ -179,6 +179,9 @@ def after_reduce(model, asks=(), kills=None, stops=None, signals=None):
         if os.environ["MAKESPAN_RANK"] == "0" and "to" in signals:
             os.kill(signals["to"], signals["number"])
         os.kill(os.getpid(), signals["number"])
+        # The caller decides when the run ends, and may take its time.
+        while "until" in signals and not Path(signals["until"]).exists():
+            time.sleep(0.01)
     if stops == int(model.n_passes) and os.environ["MAKESPAN_RANK"] == "1":
         time.sleep(600)
 

@@ -339,7 +339,8 @@ def command(*words):
 def test_the_command_line_does_the_same(straight, tmp_path, stopped_by):
     run_dir = tmp_path / "run"
     job = [f"--{name.replace('_', '-')}={value}" for name, value in JOB.items() if name != "model"]
-    asks, signals = json.dumps([[2, str(run_dir), {"devices": ""}]]), json.dumps(stopped_by(signal.SIGINT))
+    asks = json.dumps([[2, str(run_dir), {"devices": ""}]])
+    signals = json.dumps(stopped_by(signal.SIGINT) | {"until": str(run_dir / "wanted.json")})
     words = ["run", JOB["model"], "--run-dir", run_dir, *job, "--steps", STEPS, "--hash-every", 1]
     words += ["--set", f"after_reduce.asks={asks}", "--set", f"after_reduce.signals={signals}"]
     done = command(*words)
