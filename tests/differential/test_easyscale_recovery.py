@@ -120,9 +120,17 @@ def test_a_process_that_stops_is_killed_and_costs_no_bit(straight, tmp_path):
 
 
 def test_processes_one_mini_batch_apart_copy_from_the_one_that_is_ahead(straight, tmp_path):
-    killer = Killer()
+    class Ahead(Killer):
+        """Kills process 4 once process 0, which alone has its results, has taken the step."""
+
+        def __call__(self, event):
+            super().__call__(event)
+            begun = {"phase": "forward", "iteration": 7}
+            if event.kind == "announce" and event.node == 0 and event.values == begun and 4 in self.pids:
+                os.kill(self.pids.pop(4), signal.SIGKILL)
+
     tears = {"loss": {"tears": {"process": 4, "step": 6}}}
-    result = recovered(tmp_path, killer, of_job=tears)
+    result = recovered(tmp_path, Ahead(), of_job=tears, hang_s=300.0)
     assert bits(result) == straight
     row = (tmp_path / "recoveries.csv").read_text().splitlines()[1]
     assert row.startswith("1,6,lost,4,,,4,3,")  # one of four was there, and three were behind
@@ -170,7 +178,7 @@ def changes(run_dir):
 
 
 class Gate(Killer):
-    """Acts at events, and lets mini-batches begin once a process is ready: processes by mini-batch.
+    """Acts at events, and lets mini-batches end once a process may enter: processes by mini-batch.
 
     ``acts`` are triples of phase, mini-batch and a function; each is called once, when a process announces
     that.
@@ -179,7 +187,6 @@ class Gate(Killer):
     def __init__(self, folder, waits=(), acts=(), faults=(), **options):
         super().__init__(*faults, **options)
         self.folder, self.node_by_step, self.acts = folder, dict(waits), list(acts)
-        self.opened = set()
         folder.mkdir()
 
     @property
@@ -188,12 +195,11 @@ class Gate(Killer):
 
     def __call__(self, event):
         super().__call__(event)
-        ready = {each.node for each in self.events if each.kind == "ready"}
-        for step, node in self.node_by_step.items():
-            if node in ready and step not in self.opened:
-                self.opened.add(step)
-                # The others hear of it next, and would else have done many small mini-batches until then.
-                threading.Timer(0.3, (self.folder / str(step)).touch).start()
+        if event.kind == "resume":  # whoever was ready before is among the processes, or a spare
+            ready = {each.node for each in self.events if each.kind == "ready"}
+            for step, node in self.node_by_step.items():
+                if node in ready:
+                    (self.folder / str(step)).touch()
         announced = (event.values["phase"], event.values["iteration"]) if event.kind == "announce" else ()
         for act in [act for act in self.acts if act[:2] == announced]:
             self.acts.remove(act)

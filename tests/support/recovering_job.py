@@ -1,13 +1,16 @@
 """A job for runs that lose processes: random layers and samples, buffers, counts, and code after the sum.
 
 With ``tears`` in the options of the loss, one process sends the results of a mini-batch to the first of the
-others alone before it dies, so that these are one mini-batch apart. With ``waits`` in the options of the
-model, the forward passes of some mini-batches wait for a file.
+others alone and then stops, so that these are one mini-batch apart when it is killed. With ``waits`` in the
+options of the model, files by number of a mini-batch, these mini-batches end when the processes are asked to
+let somebody in or out, or when the file exists.
 """
 
 import os
 import random
+import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -15,9 +18,8 @@ from torch import nn
 
 
 class Net(nn.Module):
-    def __init__(self, width, waits):
+    def __init__(self, width):
         super().__init__()
-        self.waits = waits
         self.first, self.second = nn.Linear(8, width), nn.Linear(width, 4)
         self.norm, self.drop = nn.BatchNorm1d(width), nn.Dropout(0.3)
         self.register_buffer("n_clipped", torch.zeros(()))
@@ -25,8 +27,6 @@ class Net(nn.Module):
 
     def forward(self, inputs):
         self.n_passes += 1
-        while str(self.n_passes) in self.waits and not Path(self.waits[str(self.n_passes)]).exists():
-            time.sleep(0.02)
         noise = 0.01 * self.n_passes * torch.randn(inputs.shape[0], 8)
         return self.second(self.drop(torch.relu(self.norm(self.first(inputs + noise)))))
 
@@ -42,7 +42,32 @@ class Samples:
 
 
 def model(width=16, waits=None):
-    return Net(width, waits or {})
+    if waits:
+        _wait(waits)
+    return Net(width)
+
+
+def _wait(waits):
+    from makespan.easyscale.hosting import HostedESTs
+
+    mini_batch = HostedESTs.mini_batch
+
+    def waiting(self, *arguments, ending, **options):
+        training = ending.__self__
+
+        def ending_after_the_request():
+            path = waits.get(str(training.done + 1))
+            with suppress(RuntimeError):  # the processes have been asked to meet again
+                while path and not Path(path).exists():
+                    if training.board.has(training.generation, training.boundary):
+                        break
+                    time.sleep(0.02)
+            return ending()
+
+        return mini_batch(self, *arguments, ending=ending_after_the_request, **options)
+
+    if mini_batch.__name__ != "waiting":
+        HostedESTs.mini_batch = waiting
 
 
 def data():
@@ -56,7 +81,7 @@ def loss(outputs, targets, tears=None):
 
 
 def _tear(tears):
-    """Let this process die in a mini-batch when only one other process has the last it sends before the step.
+    """Let this process stop in a mini-batch when one other process alone has what it sends before the step.
 
     Behind the results that is the kinds of its buffers, which code after the sum sees.
     """
@@ -64,10 +89,10 @@ def _tear(tears):
     from makespan.runtime.links import PeerLinks
 
     results, finish, left = HostedESTs._results, PeerLinks.finish, [tears["step"]]
-    if results.__name__ == "dying":
+    if results.__name__ == "stopping":
         return
 
-    def dying(self, *arguments):
+    def stopping(self, *arguments):
         left[0] -= 1
         if not left[0]:
             PeerLinks.finish = whole_first
@@ -81,10 +106,9 @@ def _tear(tears):
         link = next(iter(self._links.values()))
         while link.outgoing:
             link.write()
-        time.sleep(0.3)  # until that process has taken its step
-        os.kill(os.getpid(), 9)
+        signal.pause()
 
-    HostedESTs._results = dying
+    HostedESTs._results = stopping
 
 
 def after_reduce(model):
