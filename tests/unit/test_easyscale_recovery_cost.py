@@ -95,7 +95,13 @@ def test_sizes_out_of_range_are_rejected():
     for survives in (0, 4):
         with pytest.raises(InputError, match=f"survives is {survives} with 4 devices; expected 1 to 3"):
             predict_recovery(4, 1.0, parameter_bytes=1e6, survives=survives)
+    with pytest.raises(InputError, match="n_devices is 1; expected at least 2"):
+        predict_recovery(1, 1.0, parameter_bytes=1e6)
     with pytest.raises(InputError, match="step_s is 0; expected a number > 0"):
         predict_recovery(4, 0, parameter_bytes=1e6)
+    for name in ("parameter_bytes", "context_bytes", "latency_s", "detect_s"):
+        for value in (-1, float("nan"), float("inf")):
+            with pytest.raises(InputError, match=f"{name} is {value}; expected a number >= 0"):
+                predict_recovery(4, 1.0, **({"parameter_bytes": 1e6} | {name: value}))
     with pytest.raises(InputError, match="bandwidth is -1"):
         predict_recovery(4, 1.0, parameter_bytes=1e6, bandwidth=-1)

@@ -9,6 +9,7 @@ same time, and the coordinator serves one after the other, so both times add up 
 measurements on the larger ones.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -144,11 +145,18 @@ def predict_recovery(
     makespan.errors.InputError
         A number is out of range.
     """
+    if n_devices < 2:
+        raise InputError(f"n_devices is {n_devices}; expected at least 2, because others keep the contexts")
     if not 1 <= survives < n_devices:
         raise InputError(f"survives is {survives} with {n_devices} devices; expected 1 to {n_devices - 1}")
+    detect_s = latency_s if detect_s is None else detect_s
     for name, value in {"step_s": step_s, "bandwidth": bandwidth}.items():
-        if not value > 0:
+        if not 0 < value < math.inf:
             raise InputError(f"{name} is {value!r}; expected a number > 0")
+    others = {"parameter_bytes": parameter_bytes, "context_bytes": context_bytes, "latency_s": latency_s}
+    for name, value in (others | {"detect_s": detect_s}).items():
+        if not 0 <= value < math.inf:
+            raise InputError(f"{name} is {value!r}; expected a number >= 0")
     fitted, left = measured_constants() if constants is None else constants, n_devices - 1
     sent_s = latency_s + survives * context_bytes / bandwidth
     copied_s = _value(fitted.copying, survives, survives * context_bytes)
@@ -158,7 +166,7 @@ def predict_recovery(
     ) * parameter_bytes + _STATE * parameter_bytes / bandwidth
     return RecoveryCost(
         keep_s=_value(fitted.packing, context_bytes) + copied_s + sent_s,
-        detect_s=latency_s if detect_s is None else detect_s,
+        detect_s=detect_s,
         # Each way once: freeze, its answer, the plan, addresses by way of the coordinator, the end, training.
         agree_s=_value(fitted.coordinator, left, left**2) + 7 * latency_s,
         connect_s=_value(fitted.connecting, left, n_devices / left),

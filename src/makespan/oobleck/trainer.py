@@ -894,6 +894,13 @@ def join_run(run_dir: str | Path, launcher: Launcher | None = None) -> str:
     -------
     str
         Reason for which the process ended.
+
+    Raises
+    ------
+    InputError
+        No run is active there, or several GPUs are visible.
+    WorkerError
+        The process failed or was killed.
     """
     return join_with(run_dir, Launch(WORKER, {}, 1, Path(run_dir).resolve() / PROCESSES), launcher)
 
