@@ -4,6 +4,7 @@ A test compares them with what is committed; run this after an option, a table, 
 With a directory of results it fills the tables of the papers' pages instead, as far as they are built.
 """
 
+import argparse
 import ast
 import contextlib
 import csv
@@ -12,7 +13,6 @@ import json
 import math
 import re
 import runpy
-import sys
 import tempfile
 import textwrap
 import tomllib
@@ -840,4 +840,11 @@ def main(*results: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:2])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("results", nargs="?", help="directory of results")
+    given = parser.parse_args().results
+    if given is not None and not Path(given).is_dir():
+        parser.error(f"{given} is no directory; expected one with results, or nothing")
+    main(*[given] if given else [])

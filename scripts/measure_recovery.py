@@ -12,6 +12,7 @@ minus the median time of a mini-batch of the same run. The first loss of each ru
 these are summarized.
 """
 
+import argparse
 import os
 import random
 import signal
@@ -203,4 +204,12 @@ def main(folder: Path, share: float) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), float(sys.argv[2]) if len(sys.argv) > 2 else 1.0))
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder", type=Path, help="where losses.csv is written")
+    parser.add_argument(
+        "share", type=float, nargs="?", default=1.0, help="share of the runs, at least one a kind"
+    )
+    given = parser.parse_args()
+    sys.exit(main(given.folder, given.share))

@@ -15,6 +15,7 @@ machine, which moves elapsed times, hardly matters.
   until all resume, ``coordinator_s`` that of the process which sends the parameters and the optimizer.
 """
 
+import argparse
 import json
 import os
 import signal
@@ -263,4 +264,10 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else PRESET.parent)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "folder", type=Path, nargs="?", default=PRESET.parent, help="where the table is written"
+    )
+    main(parser.parse_args().folder)

@@ -5,7 +5,7 @@
 writes ``src/makespan/perf/presets/unseen.toml``; a test fits one of its tables again. Takes some ten seconds.
 """
 
-import sys
+import argparse
 from pathlib import Path
 
 from makespan.files import write_text
@@ -50,4 +50,8 @@ def main(directory: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("published_dir", type=Path, help="directory with the published files")
+    main(parser.parse_args().published_dir)

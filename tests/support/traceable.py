@@ -9,8 +9,8 @@ from makespan.slapo import create_schedule
 
 
 @cache
-def run_recomputation_once():
-    """Run recomputed modules as a compiler sees them.
+def make_recomputation_traceable():
+    """Run recomputed modules as a compiler sees them, until their lines are no longer counted.
 
     Lines are counted by calls in the code of Python 3.11, which torch cannot trace. They go away where a line
     has run fifty times.

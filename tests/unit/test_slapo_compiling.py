@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 import odd_transformers
 from torch import nn
 from torch._dynamo.backends.debugging import aot_eager
-from traceable import run_recomputation_once
+from traceable import make_recomputation_traceable
 
 from makespan.slapo import (
     ArgumentError,
@@ -44,7 +44,7 @@ def wrong(graph, examples):
 
 @pytest.fixture(scope="module", autouse=True)
 def traceable():
-    run_recomputation_once()
+    make_recomputation_traceable()
 
 
 @pytest.fixture(autouse=True)

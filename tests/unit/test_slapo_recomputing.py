@@ -10,7 +10,7 @@ import odd_transformers
 from torch import nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
-from traceable import run_recomputation_once
+from traceable import make_recomputation_traceable
 
 from makespan.slapo import (
     ArgumentError,
@@ -143,7 +143,7 @@ def test_a_second_backward_pass_says_that_results_are_gone():
 
 
 def test_compiled_code_keeps_them_too():
-    run_recomputation_once()
+    make_recomputation_traceable()
     plain, sch = odd_transformers.seeded("Harbour").eval(), harbour(keep="products", every=2)
     compiled = torch.compile(sch.mod.eval(), backend="aot_eager")
     for model in (plain, compiled):
