@@ -94,7 +94,7 @@ def generated_files() -> dict[str, str]:
             "docs/background/planning.md", "judged", judged_table(recorded_errors())
         ),
         **_scaling(),
-        "docs/background/elastic-training.md": _recovery_costs(),
+        "docs/background/elastic-training.md": _recoveries(),
         "docs/guides/schedule-any-transformer.md": _filled(
             "docs/guides/schedule-any-transformer.md", "models", _scheduled_models()
         ),
@@ -333,11 +333,32 @@ def _scaling() -> dict[str, str]:
 
 RECOVERY_DEVICES = (16, 64, 256, 1024, 4096, 16384)
 RECOVERY_STEP_S, RECOVERY_PARAMETERS = 1.0, 4e9
+RECOVERY_LOSSES = "docs/background/recovery-losses.csv"
+LOSS_NAMES = {
+    "single": "one process",
+    "double": "two processes at once",
+    "hang": "one process that stops without a word, killed after 3 s",
+}
 
 
-def _recovery_costs() -> str:
-    """Return the page on elastic training with the costs of recoveries, judged and predicted."""
+def _recoveries() -> str:
+    """Return the page on elastic training with measured pauses, and costs as judged and predicted."""
     page = "docs/background/elastic-training.md"
+    losses = pd.read_csv(ROOT / RECOVERY_LOSSES).query("is_sent")
+    of_four = losses.query("number == 0").groupby("kind")["pause_minus_step_s"]
+    rows = [
+        (
+            name,
+            f"{(losses['kind'] == kind).sum()}",
+            f"{losses.loc[losses['kind'] == kind, 'is_equal'].sum()}",
+            f"{of_four.get_group(kind).count()}",
+            f"{of_four.get_group(kind).median():.2f}",
+            f"{of_four.get_group(kind).max():.2f}",
+        )
+        for kind, name in LOSS_NAMES.items()
+    ]
+    head = ("lost", "losses", "equal bits", "timed", "median pause [s]", "longest [s]")
+    timed = _filled(page, "recovery pauses", _table(head, rows))
     judged = judged_costs().assign(
         error=lambda table: (table["predicted_s"] / table["measured_s"] - 1).abs(),
         baseline_error=lambda table: (table["baseline_s"] / table["measured_s"] - 1).abs(),
@@ -359,7 +380,7 @@ def _recovery_costs() -> str:
             )
         )
     head = ("CPU time", "judged on", "measured [ms]", "predicted [ms]", "mean error", "of the baseline")
-    text = _filled(page, "recovery costs judged", _table(head, rows))
+    text = _filled(page, "recovery costs judged", _table(head, rows), timed)
     rows = []
     for n_devices in RECOVERY_DEVICES:
         one, three = (

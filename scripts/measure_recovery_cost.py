@@ -3,8 +3,8 @@
     python scripts/measure_recovery_cost.py [FOLDER]
 
 Writes ``FOLDER/recovery_costs.csv``, by default the preset of `makespan.easyscale.recovery_cost`, with one
-row per measurement. CPU times are those that the system counts for each process, so other load on the
-machine, which moves elapsed times, hardly matters.
+row per measurement. CPU times are those that the system counts for each process. The machine has to be idle
+all the same: beside other load caches are shared, and CPU times up to twice as long.
 
 - ``loss``: of sixteen processes of a small job one after the other is lost until one is left.
   ``coordinator_s`` is the CPU time of the launching process from the detection until all resume, ``worker_s``

@@ -507,7 +507,7 @@ class HostedESTs:
             Whether to look for changes by user code: of values that it keeps in Python, and of parameters in
             a forward pass.
         ending
-            Called after the optimizer step; its value goes to all processes.
+            Called when results are gathered; its value goes to all processes.
         replication
             Copies contexts to other processes. With it, results are gathered before the optimizer step, not
             after it, so that no process steps before all have the results and the contexts of all; the sums
