@@ -52,11 +52,31 @@ def bits(result):
 
 
 class Killer:
-    """Kills processes in phases that they announce: triples of phase, mini-batch and victims."""
+    """Kills processes in phases that they announce: triples of phase, mini-batch and victims.
+
+    Mini-batches that something happens in are held until it has happened, however fast the processes are.
+    """
 
     def __init__(self, *faults, number=signal.SIGKILL):
-        self.faults, self.number, self.pids, self.done = list(faults), number, {}, []
+        self.faults, self.number, self.pids = list(faults), number, {}
         self.events = []
+
+    def hold(self, folder):
+        """Hold mini-batches by files in a folder; return the options of a job that looks there."""
+        self.folder = folder
+        folder.mkdir(exist_ok=True)
+        for step in self.awaited():
+            (folder / str(step)).touch()
+        return {"model": {"held": str(folder)}}
+
+    def awaited(self):
+        """Mini-batches in which something has yet to happen."""
+        return {held(phase, step) for phase, step, _ in self.faults}
+
+    def release(self):
+        for path in self.folder.iterdir():
+            if int(path.name) not in self.awaited():
+                path.unlink()
 
     def __call__(self, event):
         self.events.append(event)
@@ -66,10 +86,16 @@ class Killer:
             return
         phase, step, victims = self.faults[0]
         if (event.values["phase"], event.values["iteration"]) == (phase, step) and event.node in victims:
-            self.done.append(self.faults.pop(0))
+            self.faults.pop(0)
             for victim in victims:
                 with suppress(ProcessLookupError):
                     os.kill(self.pids[victim], self.number)
+            self.release()
+
+
+def held(phase, step):
+    """Return the first mini-batch whose end comes after a phase that is announced with a number."""
+    return step if phase in ("forward", "backward", "sum", "contexts", "done") else step + 1
 
 
 def wait_until(is_met):
@@ -83,9 +109,8 @@ def straight(tmp_path_factory):
 
 
 def recovered(tmp_path, killer, survives=1, **options):
-    result = trainer(tmp_path, options.pop("of_job", None)).run(
-        STEPS, survives=survives, on_event=killer, **options
-    )
+    of_job = killer.hold(tmp_path / "held") | options.pop("of_job", {})
+    result = trainer(tmp_path / "run", of_job).run(STEPS, survives=survives, on_event=killer, **options)
     assert not killer.faults, f"not reached: {killer.faults}"
     return result
 
@@ -102,7 +127,7 @@ def test_two_processes_lost_at_once_and_another_one_in_the_recovery(straight, tm
     killer = Killer(("contexts", 4, [0, 3]), ("copy", 3, [2]))
     result = recovered(tmp_path, killer, survives=3)
     assert bits(result) == straight
-    table = (tmp_path / "recoveries.csv").read_text().splitlines()
+    table = (tmp_path / "run" / "recoveries.csv").read_text().splitlines()
     assert len(table) == 2
     assert table[1].startswith("1,3,lost,0 2 3,,,0 2 3,0,2,")
 
@@ -132,7 +157,7 @@ def test_processes_one_mini_batch_apart_copy_from_the_one_that_is_ahead(straight
     tears = {"loss": {"tears": {"process": 4, "step": 6}}}
     result = recovered(tmp_path, Ahead(), of_job=tears, hang_s=300.0)
     assert bits(result) == straight
-    row = (tmp_path / "recoveries.csv").read_text().splitlines()[1]
+    row = (tmp_path / "run" / "recoveries.csv").read_text().splitlines()[1]
     assert row.startswith("1,6,lost,4,,,4,3,")  # one of four was there, and three were behind
 
 
@@ -142,28 +167,6 @@ def test_too_many_losses_return_to_the_checkpoint(straight, tmp_path, caplog):
     assert bits(result) == straight
     assert "resuming from the last checkpoint" in caplog.text
     assert list(result.reconfigurations["cause"]) == ["start", "failure"]
-
-
-def test_another_mapping_is_requested_and_the_run_suspended_through_checkpoints(straight, tmp_path):
-    asked = []
-
-    class Asker(Killer):
-        def __call__(self, event):
-            super().__call__(event)
-            if event.kind == "announce" and event.values == {"phase": "sum", "iteration": 3} and not asked:
-                asked.append("mapping")
-                request_change(tmp_path, "3,1/0,2,4")
-            is_late = event.kind == "announce" and event.values == {"phase": "sum", "iteration": 7}
-            if is_late and len(asked) == 1:
-                asked.append("suspension")
-                request_change(tmp_path, devices="")
-
-    result = recovered(tmp_path, Asker())
-    assert (result.state, result.step >= 7) == ("pending", True)
-    assert list(result.reconfigurations["cause"]) == ["start", "request"]
-    result = recovered(tmp_path, Killer(("step", 11, [0])))
-    assert bits(result) == straight
-    assert list(result.reconfigurations["cause"]) == ["start", "request", "run", "recovery"]
 
 
 # --- processes that leave and join ---
@@ -178,32 +181,31 @@ def changes(run_dir):
 
 
 class Gate(Killer):
-    """Acts at events, and lets mini-batches end once a process may enter: processes by mini-batch.
+    """Acts at events, too, and holds mini-batches until a process may enter: processes by mini-batch.
 
     ``acts`` are triples of phase, mini-batch and a function; each is called once, when a process announces
     that.
     """
 
-    def __init__(self, folder, waits=(), acts=(), faults=(), **options):
-        super().__init__(*faults, **options)
-        self.folder, self.node_by_step, self.acts = folder, dict(waits), list(acts)
-        folder.mkdir()
+    def __init__(self, *faults, enters=(), acts=()):
+        super().__init__(*faults)
+        self.node_by_step, self.acts = dict(enters), list(acts)
 
-    @property
-    def of_job(self):
-        return {"model": {"waits": {str(step): str(self.folder / str(step)) for step in self.node_by_step}}}
+    def awaited(self):
+        acts = {held(phase, step) for phase, step, _ in self.acts}
+        return super().awaited() | acts | self.node_by_step.keys()
 
     def __call__(self, event):
         super().__call__(event)
         if event.kind == "resume":  # whoever was ready before is among the processes, or a spare
             ready = {each.node for each in self.events if each.kind == "ready"}
-            for step, node in self.node_by_step.items():
-                if node in ready:
-                    (self.folder / str(step)).touch()
+            for step in [step for step, node in self.node_by_step.items() if node in ready]:
+                del self.node_by_step[step]
         announced = (event.values["phase"], event.values["iteration"]) if event.kind == "announce" else ()
         for act in [act for act in self.acts if act[:2] == announced]:
             self.acts.remove(act)
             act[2]()
+        self.release()
 
     def notify(self, *nodes):
         for node in nodes:
@@ -222,14 +224,24 @@ def joining(run_dir, ended):
 
 def changed(tmp_path, gate, mapping=THREE, **options):
     """Run a job whose processes leave and join."""
-    options = {"survives": 1} | options
-    result = trainer(tmp_path / "run", gate.of_job).run(STEPS, mapping, on_event=gate, **options)
-    assert not gate.faults and not gate.acts
+    result = recovered(tmp_path, gate, mapping=mapping, **options)
+    assert not gate.acts
     return result
 
 
+def test_another_mapping_is_requested_and_the_run_suspended_through_checkpoints(straight, tmp_path):
+    another = ("sum", 3, lambda: request_change(tmp_path / "run", "3,1/0,2,4"))
+    none = ("sum", 7, lambda: request_change(tmp_path / "run", devices=""))
+    result = changed(tmp_path, Gate(acts=[another, none]), mapping=None)
+    assert (result.state, 7 <= result.step < STEPS) == ("pending", True)
+    assert list(result.reconfigurations["cause"]) == ["start", "request"]
+    result = recovered(tmp_path, Killer(("step", 11, [0])))
+    assert bits(result) == straight
+    assert list(result.reconfigurations["cause"]) == ["start", "request", "run", "recovery"]
+
+
 def test_a_process_with_a_notice_leaves_and_nothing_is_repeated_or_read(straight, tmp_path):
-    gate = Gate(tmp_path / "gate", acts=[("sum", 4, lambda: gate.notify(1))])
+    gate = Gate(acts=[("sum", 4, lambda: gate.notify(1))])
     result = changed(tmp_path, gate)
     assert bits(result) == straight
     assert not [event for event in gate.events if event.kind == "lost"]
@@ -252,7 +264,7 @@ def test_a_drain_is_no_loss_so_that_as_many_losses_may_follow(straight, tmp_path
         said.append(CliRunner().invoke(main, f"easyscale drain --run-dir {tmp_path}/run --json 1 77".split()))
 
     said = []
-    gate = Gate(tmp_path / "gate", acts=[("sum", 3, ask)], faults=[("contexts", 7, [0])])
+    gate = Gate(("contexts", 7, [0]), acts=[("sum", 3, ask)])
     result = changed(tmp_path, gate, checkpoint_every=4)
     assert json.loads(said[0].stdout) == {"run_dir": f"{tmp_path}/run", "processes": [1, 77]}
     assert "asked to drain 77, not in the run" in caplog.text
@@ -263,16 +275,12 @@ def test_a_drain_is_no_loss_so_that_as_many_losses_may_follow(straight, tmp_path
 
 
 def test_processes_are_lost_while_one_leaves_and_that_one_too(straight, tmp_path):
-    gate = Gate(
-        tmp_path / "gate",
-        acts=[("sum", 3, lambda: gate.notify(0))],
-        faults=[("copy", 3, [2]), ("copy", 3, [0])],
-    )
+    gate = Gate(("copy", 3, [2]), ("copy", 3, [0]), acts=[("sum", 3, lambda: gate.notify(0))])
     assert bits(changed(tmp_path, gate, "0/1/2/3,4", survives=2)) == straight
 
 
 def test_lost_processes_are_replaced_and_copy_from_the_others(straight, tmp_path):
-    gate = Gate(tmp_path / "gate", {6: 3, 10: 4}, faults=[("sum", 4, [1]), ("forward", 8, [0])])
+    gate = Gate(("sum", 4, [1]), ("forward", 8, [0]), enters={6: 3, 10: 4})
     result = changed(tmp_path, gate, n_replacements=2)
     assert bits(result) == straight
     found = changes(tmp_path / "run")
@@ -293,12 +301,8 @@ def test_processes_join_beyond_those_of_the_start_which_then_leave(straight, tmp
         gate.notify(1)
         drain_processes(run_dir, [0])
 
-    gate = Gate(
-        tmp_path / "gate",
-        {3: 2, 4: 3},
-        acts=[("forward", 2, two_join), ("sum", 6, first_leave)],
-        faults=[("contexts", 10, [3])],
-    )
+    acts = [("forward", 2, two_join), ("sum", 6, first_leave)]
+    gate = Gate(("contexts", 10, [3]), enters={3: 2, 4: 3}, acts=acts)
     result = changed(tmp_path, gate, "0,1,2/3,4", checkpoint_every=9)
     assert bits(result) == straight
     assert result.reconfigurations["new_mapping"].iloc[-1] == "0,1,2,3,4"
@@ -310,12 +314,8 @@ def test_processes_join_beyond_those_of_the_start_which_then_leave(straight, tmp
 
 def test_a_process_beyond_the_logical_workers_waits_until_one_is_lost(straight, tmp_path):
     ended = []
-    gate = Gate(
-        tmp_path / "gate",
-        {4: 5},
-        acts=[("forward", 2, lambda: joining(tmp_path / "run", ended))],
-        faults=[("sum", 9, [0])],
-    )
+    joins = ("forward", 2, lambda: joining(tmp_path / "run", ended))
+    gate = Gate(("sum", 9, [0]), enters={4: 5}, acts=[joins])
     result = changed(tmp_path, gate, "0/1/2/3/4")
     assert bits(result) == straight
     found = changes(tmp_path / "run")
@@ -331,7 +331,7 @@ def test_a_process_that_dies_while_it_joins_is_done_without(straight, tmp_path):
             if event.kind == "announce" and event.node == 3 and event.values["phase"] == "replicate":
                 os.kill(self.pids[3], signal.SIGKILL)
 
-    gate = Joined(tmp_path / "gate", {6: 3}, faults=[("sum", 3, [2])])
+    gate = Joined(("sum", 3, [2]), enters={6: 3})
     result = changed(tmp_path, gate, n_replacements=1)
     assert bits(result) == straight
     assert set(changes(tmp_path / "run")["kind"]) == {"lost"}
@@ -339,10 +339,10 @@ def test_a_process_that_dies_while_it_joins_is_done_without(straight, tmp_path):
 
 
 def test_notices_to_all_processes_suspend_the_run(straight, tmp_path):
-    gate = Gate(tmp_path / "gate", acts=[("sum", 5, lambda: gate.notify(0, 1, 2))])
+    gate = Gate(acts=[("sum", 5, lambda: gate.notify(0, 1, 2))])
     result = changed(tmp_path, gate)
     assert (result.state, 5 <= result.step < STEPS) == ("pending", True)
-    assert bits(changed(tmp_path, Gate(tmp_path / "no gate"))) == straight
+    assert bits(changed(tmp_path, Gate())) == straight
 
 
 def test_what_cannot_be_recovered_is_rejected_before_the_start(tmp_path):

@@ -1,9 +1,9 @@
 """A job for runs that lose processes: random layers and samples, buffers, counts, and code after the sum.
 
 With ``tears`` in the options of the loss, one process sends the results of a mini-batch to the first of the
-others alone and then stops, so that these are one mini-batch apart when it is killed. With ``waits`` in the
-options of the model, files by number of a mini-batch, these mini-batches end when the processes are asked to
-let somebody in or out, or when the file exists.
+others alone and then stops, so that these are one mini-batch apart when it is killed. With ``held`` in the
+options of the model, a folder, a mini-batch does not end while a file with its number is there, unless the
+processes are asked to let somebody in or out.
 """
 
 import os
@@ -41,33 +41,33 @@ class Samples:
         return inputs, torch.tensor(index % 4)
 
 
-def model(width=16, waits=None):
-    if waits:
-        _wait(waits)
+def model(width=16, held=None):
+    if held:
+        _hold(Path(held))
     return Net(width)
 
 
-def _wait(waits):
+def _hold(folder):
     from makespan.easyscale.hosting import HostedESTs
 
     mini_batch = HostedESTs.mini_batch
 
-    def waiting(self, *arguments, ending, **options):
+    def holding(self, *arguments, ending, **options):
         training = ending.__self__
 
-        def ending_after_the_request():
-            path = waits.get(str(training.done + 1))
+        def ending_when_released():
+            path = folder / str(training.done + 1)
             with suppress(RuntimeError):  # the processes have been asked to meet again
-                while path and not Path(path).exists():
+                while path.exists():
                     if training.board.has(training.generation, training.boundary):
                         break
                     time.sleep(0.02)
             return ending()
 
-        return mini_batch(self, *arguments, ending=ending_after_the_request, **options)
+        return mini_batch(self, *arguments, ending=ending_when_released, **options)
 
-    if mini_batch.__name__ != "waiting":
-        HostedESTs.mini_batch = waiting
+    if mini_batch.__name__ != "holding":
+        HostedESTs.mini_batch = holding
 
 
 def data():
