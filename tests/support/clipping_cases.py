@@ -91,16 +91,18 @@ def data_parallel():
 def stages():
     """A parameter that two stages share counts once."""
     size = dist.get_world_size()
-    whole = pipeline_cases.seeded()
-    sch = pipeline_cases.cut(copy.deepcopy(whole), pipeline_cases.CUTS[size])
-    stage, engine = build(
-        sch, "pipeline", n_microbatches=pipeline_cases.N_MICROBATCHES, loss_fn=pipeline_cases.loss_of
-    )
-    source, target, answers = pipeline_cases.sample()
-    pipeline_cases.by_hand(whole, source, target, answers)
-    engine.step(source, target, target=answers)
-    refuse_plain(stage, "stages")
-    check_clipped(sch, stage.parameters(), whole, "stages")
+    for schedule, n_stages in [("1f1b", size)] + ([("interleaved", 4)] if size == 2 else []):
+        whole = pipeline_cases.seeded()
+        sch = pipeline_cases.cut(copy.deepcopy(whole), pipeline_cases.CUTS[n_stages])
+        stage, engine = build(
+            sch, "pipeline", n_microbatches=pipeline_cases.N_MICROBATCHES, loss_fn=pipeline_cases.loss_of,
+            schedule=schedule,
+        )  # fmt: skip
+        source, target, answers = pipeline_cases.sample()
+        pipeline_cases.by_hand(whole, source, target, answers)
+        engine.step(source, target, target=answers)
+        refuse_plain(stage, schedule)
+        check_clipped(sch, stage.parameters(), whole, schedule)
 
 
 def shards_in_stages():

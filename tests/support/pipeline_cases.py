@@ -10,6 +10,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn import functional as F
 
 from makespan.slapo import (
+    ArgumentError,
     BuildError,
     build,
     create_schedule,
@@ -114,9 +115,10 @@ def stages_add_up_to_the_whole():
     """Loss and gradients, of what is tied across stages too, at the second step as well as at the first."""
     size = dist.get_world_size()
     source, target, answers = sample()
-    for schedule in ("gpipe", "1f1b"):
+    orders = [("gpipe", size), ("1f1b", size)] + ([("interleaved", 4)] if size == 2 else [])
+    for schedule, n_stages in orders:
         whole = seeded()
-        sch = cut(copy.deepcopy(whole), CUTS[size])
+        sch = cut(copy.deepcopy(whole), CUTS[n_stages])
         stage, engine = build(
             sch, "pipeline", n_microbatches=N_MICROBATCHES, loss_fn=loss_of, schedule=schedule
         )
@@ -126,7 +128,8 @@ def stages_add_up_to_the_whole():
             engine.step(source, target, target=answers, losses=losses)
             if dist.get_rank() == size - 1:
                 torch.testing.assert_close(torch.stack(losses).detach(), expected)
-            check_stage(stage, whole)
+            for one in [stage] if n_stages == size else stage:
+                check_stage(one, whole)
         assert bool(engine.ties) == (size > 1)
 
 
@@ -148,7 +151,10 @@ def options_are_checked():
     sch = cut(seeded(), CUTS[size])
     for options, words in (
         ({"n_microbatches": 0}, "n_microbatches is 0; expected"),
-        ({"n_microbatches": 2, "schedule": "zb"}, "schedule is 'zb'; expected one of gpipe, 1f1b"),
+        (
+            {"n_microbatches": 2, "schedule": "zb"},
+            "schedule is 'zb'; expected one of gpipe, 1f1b, interleaved",
+        ),
         ({"n_microbatches": size - 1}, f"n_microbatches is {size - 1}; expected"),
     ):
         try:
@@ -157,13 +163,15 @@ def options_are_checked():
             assert words in str(error), error
         else:
             raise AssertionError(f"{options} were accepted")
-    sch = cut(seeded(), CUTS[4 if size < 4 else 2])
-    try:
-        build(sch, "pipeline", n_microbatches=N_MICROBATCHES)
-    except BuildError as error:
-        assert f"stages for {size} processes; expected one process per stage" in str(error)
-    else:
-        raise AssertionError("a stage without a process was built")
+    orders = [(4 if size < 4 else 2, "1f1b", N_MICROBATCHES, "expected one process per stage, or")]
+    if size == 2:
+        orders += [
+            (2, "interleaved", 4, "2 stages for 2 processes and schedule interleaved; expected several"),
+            (4, "interleaved", 5, "n_microbatches is 5; expected a number that rounds of 2 or more share"),
+        ]
+    for n_stages, schedule, count, words in orders:
+        with pytest.raises((BuildError, ArgumentError), match=words):
+            build(cut(seeded(), CUTS[n_stages]), "pipeline", n_microbatches=count, schedule=schedule)
 
 
 def failures_reach_all_stages():
@@ -239,25 +247,30 @@ def empty(paths):
 
 
 def stages_are_filled_alone():
-    """A process has the values of its stage, those of one seed for every cut; the state is that of all."""
-    whole, sch = empty([]), empty(CUTS[dist.get_world_size()])
-    consolidate(whole, seed=5)
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("pp",))
-    stage, engine = build(sch, "pipeline", mesh=mesh, seed=5, n_microbatches=N_MICROBATCHES, loss_fn=loss_of)
-    own = {id(one) for one in stage.parameters()}
-    assert all((id(one) in own) != one.is_meta for one in sch.mod.parameters())
-    begun, expected = full_state_dict(sch), whole.mod.state_dict()
-    assert begun.keys() == expected.keys()
-    assert all(torch.equal(one, expected[key]) for key, one in begun.items())
-    source, target, answers = sample()
-    by_hand(whole.mod, source, target, answers)
-    engine.step(source, target, target=answers)
-    for one in (whole.mod, stage):
-        torch.optim.SGD(one.parameters(), lr=0.1).step()
-    for key, one in full_state_dict(sch).items():
-        torch.testing.assert_close(one, expected[key], msg=lambda text, key=key: f"{key}: {text}")
-    load_full_state_dict(sch, begun)
-    assert all(torch.equal(one, begun[key]) for key, one in full_state_dict(sch).items())
+    """A process has the values of its stages, those of one seed for every cut; the state is that of all."""
+    size = dist.get_world_size()
+    mesh = init_device_mesh("cpu", (size,), mesh_dim_names=("pp",))
+    for schedule, n_stages in [("1f1b", size)] + ([("interleaved", 4)] if size == 2 else []):
+        whole, sch = empty([]), empty(CUTS[n_stages])
+        consolidate(whole, seed=5)
+        stage, engine = build(
+            sch, "pipeline", mesh=mesh, seed=5, n_microbatches=N_MICROBATCHES, loss_fn=loss_of,
+            schedule=schedule,
+        )  # fmt: skip
+        own = {id(one) for one in stage.parameters()}
+        assert all((id(one) in own) != one.is_meta for one in sch.mod.parameters())
+        begun, expected = full_state_dict(sch), whole.mod.state_dict()
+        assert begun.keys() == expected.keys()
+        assert all(torch.equal(one, expected[key]) for key, one in begun.items())
+        source, target, answers = sample()
+        by_hand(whole.mod, source, target, answers)
+        engine.step(source, target, target=answers)
+        for one in (whole.mod, stage):
+            torch.optim.SGD(one.parameters(), lr=0.1).step()
+        for key, one in full_state_dict(sch).items():
+            torch.testing.assert_close(one, expected[key], msg=lambda text, key=key: f"{key}: {text}")
+        load_full_state_dict(sch, begun)
+        assert all(torch.equal(one, begun[key]) for key, one in full_state_dict(sch).items())
 
 
 class Angles(nn.Module):

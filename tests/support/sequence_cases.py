@@ -145,27 +145,29 @@ def experts_without_tokens():
 
 
 def staged():
-    """Stages on processes of their own hand parts of sequences to each other."""
+    """Stages on processes of their own, one or two each, hand parts of sequences to each other."""
     mesh = init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("pp", "tp"))
     words = torch.cat([sequence_models.words(seed=seed) for seed in (0, 1)])
     target = torch.randn(
         4, sequence_models.SEQ, sequence_models.WORDS, generator=torch.Generator().manual_seed(2)
     )
-    whole = sequence_models.seeded("Layer").eval()
-    torch.nn.functional.mse_loss(whole(words), target).backward()
-    model, tp = sequence_models.seeded("Layer").eval(), mesh.get_group("tp")
-    sch = apply_plan(model, f"tp{mesh.size(1)} pp2 mb1 recompute=full:0.5", words, group=tp)
-    options = {"n_microbatches": 2, "loss_fn": torch.nn.functional.mse_loss}
-    stage, pipeline = build(sch, "pipeline", mesh=mesh, **options)
-    pipeline.step(words, target=target)
-    for name, parameter in stage.named_parameters():
-        owner, _, own = name.rpartition(".")
-        shard, wanted = (
-            sharding_of(stage.get_submodule(owner)).tensors.get(own),
-            whole.get_parameter(name).grad,
-        )
-        wanted = wanted if shard is None else shard.part_of(wanted)
-        torch.testing.assert_close(parameter.grad, wanted, rtol=1e-4, atol=1e-6, msg=name)
+    for stages, schedule, depth in (("pp2", "1f1b", 2), ("pp2 vp2", "interleaved", 4)):
+        whole = sequence_models.seeded("Layer", depth=depth).eval()
+        torch.nn.functional.mse_loss(whole(words), target).backward()
+        model, tp = sequence_models.seeded("Layer", depth=depth).eval(), mesh.get_group("tp")
+        sch = apply_plan(model, f"tp{mesh.size(1)} {stages} mb1 recompute=full:0.5", words, group=tp)
+        options = {"n_microbatches": 2, "loss_fn": torch.nn.functional.mse_loss, "schedule": schedule}
+        own, pipeline = build(sch, "pipeline", mesh=mesh, **options)
+        pipeline.step(words, target=target)
+        for stage in own if schedule == "interleaved" else [own]:
+            for name, parameter in stage.named_parameters():
+                owner, _, last = name.rpartition(".")
+                shard, wanted = (
+                    sharding_of(stage.get_submodule(owner)).tensors.get(last),
+                    whole.get_parameter(name).grad,
+                )
+                wanted = wanted if shard is None else shard.part_of(wanted)
+                torch.testing.assert_close(parameter.grad, wanted, rtol=1e-4, atol=1e-6, msg=name)
 
 
 def kept():

@@ -204,7 +204,9 @@ def test_models_that_cannot_be_run_are_refused():
         (Layout(dp=8, tp=2, recompute="full"), Division(2, 1, 1.0, sequence_parallel=True)),
         ("121+sp", Division(2, 1, 0.0, sequence_parallel=True)),
         ("tp2 ep2 nosp mb1", Division(2, 1, 0.0, deal_experts=True)),
+        ("pp2 vp3 mb1", Division(1, 6)),
         ("221+gc", Division(2, 2, 1.0)),
+        ("211+interleaved2", Division(1, 4)),
         ("214+layers3-1+gc0.5", Division(1, 2, 0.5, (3, 1))),
         ("tp2 mb1 recompute=selective", Division(2, 1, 1.0, recompute="selective", sequence_parallel=True)),
         ("mb1 recompute=operators:0.5", Division(1, 1, 0.5, recompute="operators")),
@@ -216,13 +218,14 @@ def test_a_plan_is_read_as_what_a_schedule_realises(plan, expected):
     found = read_division(plan)
     assert found.sequence_parallel == expected.sequence_parallel
     assert found.deal_experts == expected.deal_experts
-    assert (found.tp, found.pp, found.recomputed, found.stages, found.ends_as_layers) == (
-        expected.tp, expected.pp, expected.recomputed, expected.stages, expected.ends_as_layers,
+    assert (found.tp, found.n_stages, found.recomputed, found.stages, found.ends_as_layers) == (
+        expected.tp, expected.n_stages, expected.recomputed, expected.stages, expected.ends_as_layers,
     )  # fmt: skip
 
 
 def test_what_is_left_to_the_launcher_is_noted():
     assert read_division("dp4 tp2 zero3 mb2").left == ("dp4", "zero3", "mb2")
+    assert read_division("pp2 vp2 zero0 mb1").left == ("interleaved order of micro-batches", "mb1")
     found = apply_plan(odd_transformers.seeded("Forest"), "pp2 fsdp mb1").metadata.structure
     assert found.notes == ["stages end after trees.0", "left to the launcher: zero3, mb1"]
 
@@ -233,9 +236,10 @@ def test_what_is_left_to_the_launcher_is_noted():
         ("cp2 mb1", "cp2 cannot be realised by a schedule: no primitive divides a sequence"),
         ("dp2 tp2 ep2 mb1", "ep2 cannot be realised by a schedule: experts are dealt out to all processes"),
         ("tp4 ep2 mb1", "ep2 cannot be realised by a schedule: experts are dealt out to all processes"),
-        ("pp2 vp2 mb1", "vp2 cannot be realised by a schedule: a process runs one stage"),
-        ("pp2 zero-bubble mb1", "zero-bubble cannot be realised"),
-        ("211+interleaved2", "interleaved2 cannot be realised"),
+        (
+            "pp2 zero-bubble mb1",
+            "zero-bubble cannot be realised by a schedule: stages run under gpipe, 1f1b,",
+        ),
     ],
 )
 def test_what_cannot_be_realised_is_refused_before_the_model_runs(plan, message):

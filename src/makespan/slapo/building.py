@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from makespan.slapo.errors import ArgumentError, BuildError, warn
 from makespan.slapo.layouts import PARTIAL, Ranks, Sharding, sharding_of
-from makespan.slapo.pipelining import build_pipeline, stages_of
+from makespan.slapo.pipelining import build_pipeline, own_stages, stages_of
 from makespan.slapo.schedule import carry_tags, digest, is_leaf
 from makespan.slapo.sharding import CLIPPING
 from makespan.training import refuse_plain_clipping
@@ -463,12 +463,12 @@ def build(
     **options
         Options of the target's class or function. For fsdp also ``units``, the paths of modules that are
         sharded separately; for a pipeline ``n_microbatches``, ``loss_fn`` (a mean over samples), and
-        ``schedule`` (``1f1b`` or ``gpipe``).
+        ``schedule``: ``1f1b`` or ``gpipe``, with one stage per process, or ``interleaved``, with several.
 
     Returns
     -------
-    The scheduled module, or the stage of this process, and its engine: compiled module, wrapped module,
-    pipeline, or None.
+    The scheduled module, or the stage of this process (a list of its stages if there are several), and its
+    engine: compiled module, wrapped module, pipeline, or None.
 
     Raises
     ------
@@ -565,7 +565,7 @@ def _pipeline(sch: "Schedule", mesh: DeviceMesh | None, options: Mapping[str, An
 
 def _stage(sch: "Schedule", mesh: DeviceMesh | None) -> nn.Module:
     parts, group = stages_of(sch, mesh, is_parallel(sch) and sch.world_size > 1)
-    return parts.stages[dist.get_rank(group)]
+    return own_stages(parts, group)
 
 
 def _fsdp_units(sch: "Schedule", paths: object) -> list[nn.Module]:

@@ -364,9 +364,12 @@ def _is_never_called(sch: "Schedule") -> bool:
     return calls_inside(graph_of(owner, "cut_pipeline_stage"), owner.path, sch.path)
 
 
-# --- Execution, one stage per process ---
+# --- Execution ---
+#
+# Stage s runs in process s modulo the number of processes: one stage each, or several, interleaved.
 
-_SCHEDULES = ("gpipe", "1f1b")
+ORDERS = ("gpipe", "1f1b", "interleaved")
+"""Orders of micro-batches; the last one runs several stages per process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -402,9 +405,9 @@ class _TensorStage(nn.Module):
         self.gives: _Structure | None = None
 
     def forward(self, *tensors: Tensor, **named: Any) -> tuple[Tensor, ...]:
-        """Run the stage."""
+        """Run the stage; named values are inputs of the model, which the first stage alone takes."""
         args = tensors if self.takes is None else self.takes.filled(tensors)
-        gives, results = _Structure.of(self.module(*args, **named))
+        gives, results = _Structure.of(self.module(*args, **(named if self.takes is None else {})))
         if self.gives is not None and gives.is_tensor != self.gives.is_tensor:
             n_now, n_before = (sum(structure.is_tensor) for structure in (gives, self.gives))
             raise BuildError(
@@ -421,24 +424,30 @@ class _TensorStage(nn.Module):
 
 
 class Pipeline:
-    """The stage of this process, and the pipeline schedule that runs it with the other stages.
+    """The stages of this process, and the pipeline schedule that runs them with those of the others.
 
     Parameters
     ----------
     parts
-        All stages; this process runs that with the index of its rank in the group.
+        All stages; this process runs those whose index is its rank, plus multiples of the number of
+        processes.
     group
-        One process per stage, in order.
+        The processes of the pipeline, in order.
     lines
-        The processes of all pipelines, one sequence per pipeline, in the order of stages.
+        The processes of all pipelines, one sequence per pipeline, in that order.
     replicas
-        Processes with the same stage, over which gradients are averaged; None without replicas.
+        Processes with the same stages, over which gradients are averaged; None without replicas.
     n_microbatches
         Number of micro-batches per step.
     loss_fn
         Function of output and target that returns the mean over samples; None for forward passes only.
     schedule
-        ``gpipe`` or ``1f1b``.
+        One of `ORDERS`.
+
+    Attributes
+    ----------
+    module
+        The stage of this process, or a list of its stages.
     """
 
     def __init__(
@@ -451,27 +460,34 @@ class Pipeline:
         loss_fn: Callable[..., Tensor] | None,
         schedule: str,
     ) -> None:
-        self.index, self._group, self._replicas = dist.get_rank(group), group, replicas
-        self.module = parts.stages[self.index]
+        self._rank, self._size = dist.get_rank(group), dist.get_world_size(group)
+        self._group, self._replicas = group, replicas
+        self._count, self._parts = len(parts.stages), parts
+        self._own = range(self._rank, self._count, self._size)
+        self.module = own_stages(parts, group)
         self.ties = parts.ties
-        self._count, self._n_microbatches, self._loss_fn = len(parts.stages), n_microbatches, loss_fn
-        self._is_first, self._is_last = self.index == 0, self.index == self._count - 1
-        self._kind = schedule
+        self._n_microbatches, self._loss_fn, self._kind = n_microbatches, loss_fn, schedule
+        self._is_first, self._is_last = self._rank == 0, self._count - 1 in self._own
         self._schedule: Any = None
         self._owners = list(self._groups_of_ties(lines))
 
     def _groups_of_ties(
         self, lines: Sequence[Sequence[int]]
     ) -> Iterator[tuple[nn.Parameter, dist.ProcessGroup]]:
-        """Yield the tied parameters of this stage with the processes that share each."""
+        """Yield the tied parameters of this process with the processes that share each.
+
+        Stages of one process have the same parameter, whose gradient is that of all of them.
+        """
         # new_group is collective: every process creates the groups of all pipelines, in the same order.
         groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
         for tie in self.ties:
-            for line in lines:
-                ranks = tuple(line[stage] for stage in sorted(tie.paths))
+            places = sorted({stage % self._size for stage in tie.paths})
+            for line in lines if len(places) > 1 else ():
+                ranks = tuple(line[place] for place in places)
                 groups[ranks] = groups.get(ranks) or dist.new_group(list(ranks))
                 if dist.get_rank() in ranks:
-                    yield self.module.get_parameter(tie.paths[self.index]), groups[ranks]
+                    stage = next(stage for stage in self._own if stage in tie.paths)
+                    yield self._parts.stages[stage].get_parameter(tie.paths[stage]), groups[ranks]
 
     def step(
         self, *args: Any, target: Tensor | None = None, losses: list[Tensor] | None = None, **kwargs: Any
@@ -504,6 +520,9 @@ class Pipeline:
         else:
             result = run.step(*args, **kwargs) if self._is_first else run.step()
         if self._loss_fn is not None:
+            for parameter in parameters:  # once each, also where stages share one
+                if parameter.grad is not None:
+                    parameter.grad /= self._n_microbatches
             self._reduce_gradients()
         for parameter, gradient in zip(parameters, before, strict=True):
             if gradient is not None:
@@ -527,64 +546,77 @@ class Pipeline:
     def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one micro-batch through all stages to learn shapes, and restore the buffers."""
         buffers = [(buffer, buffer.clone()) for buffer in self.module.buffers()]
-        stage = _TensorStage(self.module)
-        inputs, results, failure = self._trial_pass(stage, args, kwargs)
+        stages = {index: _TensorStage(self._parts.stages[index]) for index in self._own}
+        trials = {index: self._trial_pass(index, stage, args, kwargs) for index, stage in stages.items()}
         with torch.no_grad():
             for buffer, before in buffers:
                 buffer.copy_(before)
         # A process that raised alone would block the others.
-        failures: list[str | None] = [None] * self._count
-        dist.all_gather_object(failures, failure, group=self._group)
-        if reported := [text for text in failures if text]:
+        failures: list[list[str]] = [[] for _ in range(self._size)]
+        own = [failure for *_, failure in trials.values() if failure is not None]
+        dist.all_gather_object(failures, own, group=self._group)
+        if reported := [text for texts in failures for text in texts]:
             raise BuildError(reported[0])
         # Imported here, because the runtime loads the compiler of torch, which takes long.
-        from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+        from torch.distributed import pipelining
 
-        part = PipelineStage(
-            stage, self.index, self._count, self._device(), tuple(inputs), tuple(results), group=self._group
-        )
-        user = self._loss_fn
+        runs = [
+            pipelining.PipelineStage(
+                stages[index], index, self._count, self._device(), tuple(inputs), tuple(results),
+                group=self._group,
+            )
+            for index, (inputs, results, _) in trials.items()
+        ]  # fmt: skip
+        last, user = stages[self._own[-1]], self._loss_fn
 
         def loss(outputs: Any, target: Any) -> Tensor:
-            return user(stage.output(outputs), target) if user else torch.zeros(())
+            return user(last.output(outputs), target) if user else torch.zeros(())
 
-        kind = ScheduleGPipe if self._kind == "gpipe" else Schedule1F1B
-        return kind(part, self._n_microbatches, loss if user else None), stage
+        kind = {
+            "gpipe": pipelining.ScheduleGPipe,
+            "1f1b": pipelining.Schedule1F1B,
+            "interleaved": pipelining.ScheduleInterleaved1F1B,
+        }[self._kind]
+        run: Any = runs if self._kind == "interleaved" else runs[0]
+        return kind(run, self._n_microbatches, loss if user else None, scale_grads=False), last
 
     def _trial_pass(
-        self, stage: _TensorStage, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, index: int, stage: _TensorStage, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[list[Any], Sequence[Tensor], str | None]:
-        """Return inputs, outputs and error of this stage; send the outputs to the next stage."""
+        """Return inputs, outputs and error of a stage; send the outputs to the next stage."""
         inputs, named, failure = [self._first_microbatch(value) for value in args], {}, None
         results: Sequence[Tensor] = ()
         ranks = dist.get_process_group_ranks(self._group)
-        if self._is_first:
+        if index == 0:
             named = {name: self._first_microbatch(value) for name, value in kwargs.items()}
         else:
             received: list[Any] = [None]
-            dist.recv_object_list(received, src=ranks[self.index - 1], group=self._group)
+            dist.recv_object_list(received, src=ranks[(index - 1) % self._size], group=self._group)
             stage.takes, sent = received[0]
             inputs = [tensor.to(self._device()).requires_grad_(needs) for tensor, needs in sent]
-        if self._is_first or stage.takes is not None:
+        if index == 0 or stage.takes is not None:
             try:
                 with torch.random.fork_rng():
                     results = stage(*inputs, **named)
             except Exception as error:  # noqa: BLE001 - any error must reach the other stages
-                failure = f"stage {self.index} of {self._count}: {error}"
-        if not self._is_last and failure is None and stage.gives is not None:
-            failure = self._object_error(stage.gives)
-        if not self._is_last:  # even after a failure, as the next stage waits
+                failure = f"stage {index} of {self._count}: {error}"
+        is_last = index == self._count - 1
+        if not is_last and failure is None and stage.gives is not None:
+            failure = self._object_error(index, stage.gives)
+        if not is_last:  # even after a failure, as the next stage waits
             # Through the host: a tensor of a GPU would be unpickled onto the GPU with the same index.
             sent = [(tensor.detach().cpu(), tensor.requires_grad) for tensor in results]
-            dist.send_object_list([(stage.gives, sent)], dst=ranks[self.index + 1], group=self._group)
+            dist.send_object_list(
+                [(stage.gives, sent)], dst=ranks[(index + 1) % self._size], group=self._group
+            )
         return inputs, results, failure
 
-    def _object_error(self, gives: "_Structure") -> str | None:
+    def _object_error(self, index: int, gives: "_Structure") -> str | None:
         """Return an error if the stage passes on an object that holds tensors, such as a cache."""
         for leaf in filter(is_object, gives.leaves):
             if any(isinstance(part, Tensor) for part in tree_flatten(expanded(leaf))[0]):
                 return (
-                    f"stage {self.index} of {self._count} passes on a {type(leaf).__name__}, whose tensors "
+                    f"stage {index} of {self._count} passes on a {type(leaf).__name__}, whose tensors "
                     "are not sent; stages may pass on tensors only, so no cache (use_cache=False)"
                 )
         return None
@@ -607,35 +639,64 @@ def stages_of(
         raise ArgumentError("build: pipeline without pp; expected a mesh with a dimension named pp")
     group = dist.group.WORLD if mesh is None else mesh.get_group("pp")
     parts = partition(sch)
-    if group is None or dist.get_world_size(group) != len(parts.stages):
-        n_processes = 0 if group is None else dist.get_world_size(group)
+    n_processes = 0 if group is None else dist.get_world_size(group)
+    if group is None or len(parts.stages) % n_processes:
         raise BuildError(
-            f"build: {len(parts.stages)} stages for {n_processes} processes; expected one process per stage"
+            f"build: {len(parts.stages)} stages for {n_processes} processes; expected one process per stage, "
+            "or the same number of stages in each process"
         )
     return parts, group
+
+
+def own_stages(parts: Partition, group: dist.ProcessGroup) -> nn.Module:
+    """Return the stage of this process, or a list of its stages."""
+    own = parts.stages[dist.get_rank(group) :: dist.get_world_size(group)]
+    return own[0] if len(own) == 1 else nn.ModuleList(own)
+
+
+def _check_order(schedule: object, count: Any, n_stages: int, n_processes: int) -> None:
+    """Reject an order of micro-batches, or a number of them, that these stages cannot have."""
+    if schedule not in ORDERS:
+        raise ArgumentError(f"build: schedule is {schedule!r}; expected one of {', '.join(ORDERS)}")
+    is_interleaved, found = schedule == "interleaved", f"{n_stages} stages for {n_processes} processes"
+    if n_stages > n_processes and not is_interleaved:
+        raise BuildError(
+            f"build: {found} and schedule {schedule}; expected one process per stage, or schedule interleaved"
+        )
+    if is_interleaved and not 1 < n_processes < n_stages:
+        raise BuildError(
+            f"build: {found} and schedule interleaved; expected several processes with several stages each"
+        )
+    least = 1 if schedule == "gpipe" else n_processes
+    if not isinstance(count, int) or count < least:
+        raise ArgumentError(
+            f"build: n_microbatches is {count!r}; expected at least {least} for {n_stages} stages of "
+            f"{schedule}"
+            if least > 1
+            else f"build: n_microbatches is {count!r}; expected an integer >= 1"
+        )
+    if is_interleaved and count % (count // n_processes):
+        raise ArgumentError(
+            f"build: n_microbatches is {count}; expected a number that rounds of {n_processes} or more share "
+            f"evenly, such as {count // n_processes * n_processes}, for schedule interleaved"
+        )
 
 
 def build_pipeline(
     sch: "Schedule", mesh: DeviceMesh | None, options: Mapping[str, Any], is_shared: bool
 ) -> tuple[nn.Module, Pipeline]:
-    """Return the stage of this process and the pipeline that runs it."""
+    """Return the stages of this process and the pipeline that runs them."""
     parts, group = stages_of(sch, mesh, is_shared)
     names = () if mesh is None else mesh.mesh_dim_names or ()
     replicas = mesh.get_group("dp") if mesh is not None and "dp" in names else None
-    schedule, count = options.get("schedule", "1f1b"), options.get("n_microbatches")
-    if schedule not in _SCHEDULES:
-        raise ArgumentError(f"build: schedule is {schedule!r}; expected one of {', '.join(_SCHEDULES)}")
-    least = len(parts.stages) if schedule == "1f1b" else 1
-    if not isinstance(count, int) or count < least:
-        raise ArgumentError(
-            f"build: n_microbatches is {count!r}; expected at least {least} for {least} stages of {schedule}"
-            if least > 1
-            else f"build: n_microbatches is {count!r}; expected an integer >= 1"
-        )
+    schedule: Any = options.get("schedule", "1f1b")
+    count: Any = options.get("n_microbatches")
+    n_processes = dist.get_world_size(group)
+    _check_order(schedule, count, len(parts.stages), n_processes)
     lines = [dist.get_process_group_ranks(group)]
     if mesh is not None:
-        lines = mesh.mesh.movedim(names.index("pp"), -1).reshape(-1, len(parts.stages)).tolist()
-    record_owners(sch, Ranks(dist.get_rank(group), len(parts.stages), group), parts.stages)
-    refuse_plain_clipping(parts.stages[dist.get_rank(group)].parameters(), CLIPPING)
+        lines = mesh.mesh.movedim(names.index("pp"), -1).reshape(-1, n_processes).tolist()
+    record_owners(sch, Ranks(dist.get_rank(group), n_processes, group), parts.stages)
     engine = Pipeline(parts, group, lines, replicas, count, options.get("loss_fn"), schedule)
+    refuse_plain_clipping(engine.module.parameters(), CLIPPING)
     return engine.module, engine

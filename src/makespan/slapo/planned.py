@@ -22,7 +22,7 @@ from makespan.slapo.compiling import check_compiler
 from makespan.slapo.errors import ArgumentError, warn
 from makespan.slapo.library import undone_on_error
 from makespan.slapo.passes import Call
-from makespan.slapo.pipelining import default_cuts
+from makespan.slapo.pipelining import ORDERS, default_cuts
 from makespan.slapo.recomputing import ATTENTION, PRODUCTS, select_layers
 from makespan.slapo.schedule import Schedule, create_schedule
 from makespan.slapo.structure import Structure, call_of, find_structure
@@ -36,15 +36,15 @@ class Division:
 
     Parameters
     ----------
-    tp, pp
-        Processes that share a layer, and pipeline stages.
+    tp, n_stages
+        Processes that share a layer, and stages of the model; with interleaving, several per process.
     recomputed
         Share of the layers that are recomputed.
     recompute
         What of such a layer: ``full`` for all, ``selective`` for the core of attention, ``operators`` for
         everything but attention and every other product.
     stages
-        Layers per stage; empty to deal them evenly.
+        Layers of each stage; empty to deal them evenly.
     ends_as_layers
         True if what comes before and after the layers counts as a layer each.
     left
@@ -56,7 +56,7 @@ class Division:
     """
 
     tp: int
-    pp: int
+    n_stages: int
     recomputed: float = 0.0
     stages: tuple[int, ...] = ()
     ends_as_layers: bool = False
@@ -70,16 +70,17 @@ class Division:
         if self.stages:
             if sum(self.stages) != n_layers:
                 raise ArgumentError(
-                    f"plan: {sum(self.stages)} layers in {self.pp} stages; the model has {n_layers} layers"
+                    f"plan: {sum(self.stages)} layers in {self.n_stages} stages; the model has {n_layers} "
+                    "layers"
                 )
-            return [sum(self.stages[: index + 1]) - 1 for index in range(self.pp - 1)]
-        if self.pp > n_layers:
-            raise ArgumentError(f"plan: {self.pp} stages; the model has {n_layers} layers")
+            return [sum(self.stages[: index + 1]) - 1 for index in range(self.n_stages - 1)]
+        if self.n_stages > n_layers:
+            raise ArgumentError(f"plan: {self.n_stages} stages; the model has {n_layers} layers")
         if not self.ends_as_layers:
-            return default_cuts(n_layers, self.pp)
-        ends = [index - 1 for index in default_cuts(n_layers + 2, self.pp)]
+            return default_cuts(n_layers, self.n_stages)
+        ends = [index - 1 for index in default_cuts(n_layers + 2, self.n_stages)]
         if ends and (ends[0] < 0 or ends[-1] >= n_layers - 1):
-            raise ArgumentError(f"plan: {n_layers} layers leave a stage of {self.pp} without a layer")
+            raise ArgumentError(f"plan: {n_layers} layers leave a stage of {self.n_stages} without a layer")
         return ends
 
 
@@ -125,30 +126,27 @@ def _of_layout(layout: Layout) -> Division:
         _refuse(f"cp{layout.cp}", "no primitive divides a sequence within attention")
     if layout.ep > 1 and (layout.ep != layout.tp or layout.dp > 1):
         _refuse(f"ep{layout.ep}", "experts are dealt out to all processes that share layers, as with tp2 ep2")
-    if layout.interleave > 1:
-        _refuse(f"vp{layout.interleave}", "a process runs one stage")
     if layout.pipeline != "1f1b":
-        _refuse(layout.pipeline, "stages run under gpipe or 1f1b")
+        _refuse(layout.pipeline, f"stages run under {', '.join(ORDERS)}")
     left = [f"dp{layout.dp}"] if layout.dp > 1 else []
     left += [f"zero{layout.zero}"] if layout.zero else []
+    left += ["interleaved order of micro-batches"] if layout.interleave > 1 else []
     left.append(f"mb{layout.micro_batch}")
     share = 0.0 if layout.recompute == "none" else layout.recompute_share
     return Division(
-        layout.tp, layout.pp, share, (), layout.ends_as_layers, tuple(left), layout.recompute,
-        layout.sequence_parallel and layout.tp > 1, layout.ep > 1,
+        layout.tp, layout.pp * layout.interleave, share, (), layout.ends_as_layers, tuple(left),
+        layout.recompute, layout.sequence_parallel and layout.tp > 1, layout.ep > 1,
     )  # fmt: skip
 
 
 def _of_execution_plan(plan: ExecutionPlan) -> Division:
-    if plan.interleave > 1:
-        _refuse(f"interleaved{plan.interleave}", "a process runs one stage")
     left = [f"dp{plan.dp}"] if plan.dp > 1 else []
     left += [f"zero{plan.zero_stage}"] if plan.zero_stage else []
     left += ["offload"] if plan.offload else []
     left += [f"{plan.schedule} order of micro-batches"] if plan.pp > 1 else []
     stages = tuple(plan.partition or ())
     share, method = plan.checkpoint_fraction, plan.checkpoint_method
-    return Division(plan.tp, plan.pp, share, stages, False, tuple(left), method, plan.sequence_parallel)
+    return Division(plan.tp, plan.n_chunks, share, stages, False, tuple(left), method, plan.sequence_parallel)
 
 
 def apply_plan(

@@ -21,20 +21,22 @@ _OWNERS = "owners of the state"
 
 @dataclass(frozen=True, slots=True)
 class _Owners:
-    """The pipeline stage that holds each entry of the state."""
+    """The process of a pipeline that holds each entry of the state."""
 
     ranks: Ranks
-    stage: Mapping[str, int]
+    place: Mapping[str, int]
 
     def is_elsewhere(self, key: str) -> bool:
-        """Return True if another stage holds the entry."""
-        return self.stage.get(key, self.ranks.rank) != self.ranks.rank
+        """Return True if another process holds the entry."""
+        return self.place.get(key, self.ranks.rank) != self.ranks.rank
 
 
 def record_owners(sch: "Schedule", ranks: Ranks, stages: Sequence[nn.Module]) -> None:
-    """Record that each process holds the state of its stage only."""
+    """Record that each process holds the state of its stages only: every so many, beginning with its rank."""
     # Backwards, so that an entry in several stages belongs to the first of them.
-    owned = {key: index for index in reversed(range(len(stages))) for key in stages[index].state_dict()}
+    owned: dict[str, int] = {}
+    for index in reversed(range(len(stages))):
+        owned |= dict.fromkeys(stages[index].state_dict(), index % ranks.size)
     sch.metadata.slots[_OWNERS] = _Owners(ranks, owned)
 
 
@@ -84,9 +86,9 @@ def full_state_dict(sch: "Schedule") -> dict[str, Tensor]:
             state[key] = shard.whole_of(parts)
     if owners.ranks.size > 1:
         device = next((tensor.device for key, tensor in state.items() if not owners.is_elsewhere(key)), None)
-        for key in [key for key in state if key in owners.stage]:
+        for key in [key for key in state if key in owners.place]:
             state[key] = state[key].to(device)
-            dist.broadcast(state[key], group=owners.ranks.group, group_src=owners.stage[key])
+            dist.broadcast(state[key], group=owners.ranks.group, group_src=owners.place[key])
     return state
 
 
