@@ -16,7 +16,7 @@ import runpy
 import tempfile
 import textwrap
 import tomllib
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,7 @@ from makespan.planning import (
     Pricer,
     Training,
     judged_table,
+    model_types,
     parse_layout,
     plan,
     read_machines,
@@ -95,6 +96,9 @@ def generated_files() -> dict[str, str]:
         ),
         **_scaling(),
         "docs/background/elastic-training.md": _recoveries(),
+        "docs/guides/plan-a-run.md": _filled(
+            "docs/guides/plan-a-run.md", "model types", _listed(model_types())
+        ),
         "docs/guides/schedule-any-transformer.md": _filled(
             "docs/guides/schedule-any-transformer.md", "models", _scheduled_models()
         ),
@@ -161,6 +165,13 @@ def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
     """Return a Markdown table with empty lines around it."""
     lines = [head, ("---",) * len(head), *rows]
     return "\n" + "".join("| " + " | ".join(line) + " |\n" for line in lines) + "\n"
+
+
+def _listed(names: Iterable[str]) -> str:
+    """Return names as code in a paragraph with empty lines around it."""
+    return (
+        "\n" + textwrap.fill(", ".join(f"`{name}`" for name in names), 140, break_on_hyphens=False) + "\n\n"
+    )
 
 
 def _cited() -> list[tuple[str, str, str | None]]:

@@ -212,6 +212,64 @@ PUBLISHED = {
         | _sizes(4096, 46, 96, 151552, 10944, num_key_value_heads=8),
         106_852_251_264,
     ),
+    "allenai/OLMo-2-1124-7B": (
+        {"model_type": "olmo2"} | _sizes(4096, 32, 32, 100352, 11008),
+        7_298_617_344,
+    ),
+    "allenai/OLMoE-1B-7B-0924": (
+        {"model_type": "olmoe", "num_experts": 64, "num_experts_per_tok": 8}
+        | _sizes(2048, 16, 16, 50304, 1024, num_key_value_heads=16),
+        6_919_161_856,
+    ),
+    "CohereForAI/c4ai-command-r-plus": (
+        {"model_type": "cohere", "use_qk_norm": True}
+        | _sizes(12288, 64, 96, 256000, 33792, num_key_value_heads=8),
+        103_810_674_688,
+    ),
+    "bigcode/starcoder2-7b": (
+        {"model_type": "starcoder2"} | _sizes(4608, 32, 36, 49152, 18432, num_key_value_heads=4),
+        7_173_923_840,
+    ),
+    "stabilityai/stablelm-3b-4e1t": (
+        {"model_type": "stablelm", "tie_word_embeddings": False}
+        | _sizes(2560, 32, 32, 50304, 6912, num_key_value_heads=32),
+        2_795_443_200,
+    ),
+    "EleutherAI/gpt-neo-1.3B": (
+        {"model_type": "gpt_neo", "num_layers": 24, "num_heads": 16, "hidden_size": 2048}
+        | {"vocab_size": 50257, "max_position_embeddings": 2048, "window_size": 256}
+        | {"attention_layers": ["global", "local"] * 12},
+        1_315_575_808,
+    ),
+    "microsoft/Phi-3.5-MoE-instruct": (
+        {"model_type": "phimoe", "attention_bias": True, "lm_head_bias": True}
+        | {"num_local_experts": 16, "num_experts_per_tok": 2}
+        | _sizes(4096, 32, 32, 32064, 6400, num_key_value_heads=8),
+        41_873_153_344,
+    ),
+    "ByteDance-Seed/Seed-OSS-36B-Instruct": (
+        {"model_type": "seed_oss"} | _sizes(5120, 64, 80, 155136, 27648, num_key_value_heads=8, head_dim=128),
+        36_151_104_512,
+    ),
+    "HuggingFaceTB/SmolLM3-3B": (
+        {"model_type": "smollm3"} | _sizes(2048, 36, 16, 128256, 11008, num_key_value_heads=4),
+        3_075_098_624,
+    ),
+    "answerdotai/ModernBERT-base": (
+        {"model_type": "modernbert"} | _sizes(768, 22, 12, 50368, 1152),
+        149_655_232,
+    ),
+    "distilbert/distilbert-base-uncased": (
+        {"model_type": "distilbert", "dim": 768, "hidden_dim": 3072, "n_heads": 12, "n_layers": 6}
+        | {"vocab_size": 30522, "max_position_embeddings": 512},
+        66_985_530,
+    ),
+    "facebook/bart-large": (
+        {"model_type": "bart", "d_model": 1024, "vocab_size": 50265, "max_position_embeddings": 1024}
+        | {"encoder_layers": 12, "decoder_layers": 12, "encoder_ffn_dim": 4096, "decoder_ffn_dim": 4096}
+        | {"encoder_attention_heads": 16, "decoder_attention_heads": 16},
+        406_291_456,
+    ),
 }
 MEGATRON_LLAMA3 = """\
 #!/bin/bash
@@ -306,12 +364,60 @@ def test_a_folder_names_the_model_and_a_path_may_be_text(tmp_path):
             [4096, 0] * 2 + [0] * 20,
         ),
         ("Qwen/Qwen3-30B-A3B", {"use_sliding_window": True, "sliding_window": 64}, [64] * 48),
+        ("EleutherAI/gpt-neo-1.3B", {}, [0, 256] * 12),
+        ("answerdotai/ModernBERT-base", {"local_attention": 128}, ([0] + [128] * 2) * 7 + [0]),
+        ("CohereForAI/c4ai-command-r-plus", {"model_type": "cohere2"}, ([4096] * 3 + [0]) * 16),
+        ("allenai/OLMo-2-1124-7B", {"model_type": "olmo3"}, ([4096] * 3 + [0]) * 8),
+        (
+            "HuggingFaceTB/SmolLM3-3B",
+            {"model_type": "exaone4", "sliding_window_pattern": "LLG", "sliding_window": 64},
+            [64, 64, 0] * 12,
+        ),
     ],
 )
 def test_windows_follow_the_pattern_of_the_family(tmp_path, name, changes, windows):
     model = read_model(_write(tmp_path, PUBLISHED[name][0] | changes))
 
     assert [run.attention.window for run in model.layers for _ in range(run.n_layers)] == windows
+
+
+@pytest.mark.parametrize(
+    ("config", "ffns"),
+    [
+        (
+            {"model_type": "llama4_text", "num_local_experts": 16, "num_experts_per_tok": 1}
+            | {"intermediate_size_mlp": 512, "interleave_moe_layer_step": 2},
+            [FeedForward(512, is_gated=True), Experts(16, 1, 256, shared_size=256)] * 2,
+        ),
+        (
+            {"model_type": "ernie4_5_moe", "moe_num_experts": 8, "moe_k": 2, "moe_intermediate_size": 64}
+            | {"moe_num_shared_experts": 2, "moe_layer_start_index": 1, "moe_layer_end_index": 2},
+            [FeedForward(256, True), *2 * [Experts(8, 2, 64, shared_size=128)], FeedForward(256, True)],
+        ),
+        (
+            {"model_type": "hunyuan_v1_moe", "num_experts": 8, "moe_topk": [2, 2, 4, 4]},
+            [Experts(8, k, 256, shared_size=256) for k in (2, 2, 4, 4)],
+        ),
+        (
+            {"model_type": "granitemoeshared", "num_local_experts": 8, "num_experts_per_tok": 2}
+            | {"shared_intermediate_size": 64},
+            [Experts(8, 2, 256, shared_size=64)] * 4,
+        ),
+    ],
+)  # fmt: skip
+def test_layers_with_experts_follow_the_fields_of_the_family(tmp_path, config, ffns):
+    model = read_model(_write(tmp_path, config | _sizes(64, 4, 4, 100, 256, num_key_value_heads=2)))
+
+    assert [run.ffn for run in model.layers for _ in range(run.n_layers)] == ffns
+
+
+def test_attention_in_chunks_is_said_to_be_counted_as_a_whole(tmp_path, caplog):
+    config = {"model_type": "llama4_text", "num_local_experts": 4, "num_experts_per_tok": 1}
+    sizes = _sizes(64, 4, 4, 100, 256, num_key_value_heads=2, attention_chunk_size=8192)
+
+    read_model(_write(tmp_path, config | sizes))
+
+    assert "attention in chunks of 8192 tokens is counted as attention to all tokens" in caplog.text
 
 
 def test_mixtures_have_dense_layers_shared_experts_and_latent_attention(tmp_path):
@@ -602,10 +708,31 @@ BROKEN = [
         PUBLISHED["deepseek-ai/DeepSeek-V2-Lite"][0] | {"attention_bias": True},
         "field 'attention_bias': found True; expected False with latent attention",
     ),
+    (
+        {"add_cross_attention": True},
+        "field 'add_cross_attention': found True; expected False, or a model with",
+    ),
+    (
+        PUBLISHED["facebook/bart-large"][0] | {"tie_word_embeddings": False},
+        "field 'tie_word_embeddings': found False; expected True",
+    ),
+    (
+        PUBLISHED["answerdotai/ModernBERT-base"][0] | {"mlp_bias": True},
+        "field 'mlp_bias': found True; expected False",
+    ),
+    (
+        PUBLISHED["ByteDance-Seed/Seed-OSS-36B-Instruct"][0]
+        | {"attention_bias": False, "attention_out_bias": True},
+        "field 'attention_out_bias': found True without attention_bias; expected False",
+    ),
+    (
+        {"model_type": "hunyuan_v1_moe", "num_experts": 4, "moe_topk": [1, 1]},
+        "field 'moe_topk': found 2 numbers; expected one per layer",
+    ),
     # Content of config.json, or its changes to Llama 3 8B, and the message after the path.
     (
         {"hidden_size": None},
-        "field 'hidden_size' (or n_embd, n_embed, d_model) is missing; expected a whole number from 1 to 1,",
+        "field 'hidden_size' (or n_embd, n_embed, d_model, dim) is missing; expected a whole number from 1 ",
     ),
     ({"model_type": "lllama"}, "unknown model_type 'lllama'; expected "),
     ({"model_type": "lllama"}, "Did you mean 'llama'?"),
@@ -705,7 +832,7 @@ BROKEN_OTHERS = [
     (
         "a.txt",
         "--num-layers 2",
-        "field 'hidden_size' (or n_embd, n_embed, d_model) is missing; expected a whole number from ",
+        "field 'hidden_size' (or n_embd, n_embed, d_model, dim) is missing; expected a whole number from ",
     ),
     (
         "a.sh",

@@ -24,7 +24,11 @@ from makespan.planning.architecture import (
     Latent as Latent,
     Layers as Layers,
 )
-from makespan.planning.configs import model_names as model_names, read_model as read_model
+from makespan.planning.configs import (
+    model_names as model_names,
+    model_types as model_types,
+    read_model as read_model,
+)
 from makespan.planning.factors import (
     Calibrated as Calibrated,
     Knowledge as Knowledge,

@@ -67,6 +67,11 @@ def model_names() -> tuple[str, ...]:
     return tuple(read_preset(_PACKAGE, "models"))
 
 
+def model_types() -> tuple[str, ...]:
+    """Return the values of ``model_type`` of transformers that `read_model` knows, sorted."""
+    return tuple(sorted({*_FAMILIES, *_READERS, *_ALIASES}))
+
+
 def read_model(source: str | Path) -> Architecture:
     """Read the architecture of a model.
 
@@ -165,13 +170,15 @@ def _json(text: str) -> Any:
 
 
 _SPELLINGS = {
-    "hidden_size": ("n_embd", "n_embed", "d_model"),
+    "hidden_size": ("n_embd", "n_embed", "d_model", "dim"),
     "num_hidden_layers": ("n_layer", "n_layers", "num_layers"),
     "num_attention_heads": ("n_head", "n_heads", "num_heads"),
-    "intermediate_size": ("n_inner", "d_ff", "ffn_dim", "ffn_hidden_size"),
+    "intermediate_size": ("n_inner", "d_ff", "ffn_dim", "ffn_hidden_size", "hidden_dim"),
     "max_position_embeddings": ("n_positions", "max_seq_len"),
     "hidden_act": ("activation_function", "hidden_activation"),
-    "num_experts": ("num_local_experts", "n_routed_experts", "num_moe_experts"),
+    "num_experts": ("num_local_experts", "n_routed_experts", "num_moe_experts", "moe_num_experts"),
+    "num_experts_per_tok": ("moe_k", "moe_topk"),
+    "sliding_window": ("window_size",),
 }
 """Other names of a field, by its most common one."""
 
@@ -265,6 +272,11 @@ def _mixtral(fields: _Fields, _family: "_Family", _layer: int) -> tuple[Experts,
     return Experts(n_experts, per_token, fields.whole("intermediate_size")), 0
 
 
+def _granite_moe(fields: _Fields, family: "_Family", layer: int) -> tuple[Experts, int]:
+    experts, _ = _mixtral(fields, family, layer)
+    return replace(experts, shared_size=fields.whole("shared_intermediate_size", 0, least=0)), 0
+
+
 def _gpt_oss(fields: _Fields, family: "_Family", layer: int) -> tuple[Experts, int]:
     experts, _ = _mixtral(fields, family, layer)
     # Beside the biases of experts: one per expert in the router, and a sink per attention head.
@@ -302,7 +314,52 @@ def _deepseek_moe(fields: _Fields, family: "_Family", layer: int) -> tuple[FeedF
         n_groups=n_groups,
         groups_per_token=groups_per_token,
     )
-    return experts, experts.n_experts if family.has_router_bias else 0
+    router = experts.n_experts if family.has_router_bias else 0
+    return experts, router + _biases_of_shared(fields, family, experts)
+
+
+def _biases_of_shared(fields: _Fields, family: "_Family", experts: Experts) -> int:
+    has_biases = experts.shared_size and fields.switch(family.ffn_bias)
+    return 2 * experts.shared_size + fields.whole("hidden_size") if has_biases else 0
+
+
+def _ernie_moe(fields: _Fields, family: "_Family", layer: int) -> tuple[FeedForward | Experts, int]:
+    last = fields.whole("moe_layer_end_index", -1, least=-1)
+    is_outside = 0 <= last < layer or layer < fields.whole("moe_layer_start_index", 1, least=0)
+    if is_outside or (layer + 1) % fields.whole("moe_layer_interval", 1):
+        return _dense(fields, family, layer)
+    size = fields.whole("moe_intermediate_size")
+    n_experts, per_token = fields.whole("num_experts"), fields.whole("num_experts_per_tok")
+    experts = Experts(n_experts, per_token, size, size * fields.whole("moe_num_shared_experts", 0, least=0))
+    return experts, n_experts + _biases_of_shared(fields, family, experts)  # and a bias of the router
+
+
+def _hunyuan_moe(fields: _Fields, _family: "_Family", layer: int) -> tuple[Experts, int]:
+    size = fields.whole("intermediate_size")  # of each expert, and of what computes every token
+    if isinstance(fields.table.get("moe_topk"), list):
+        of_layers = fields.listed("moe_topk", int)
+        if layer >= len(of_layers):
+            raise InputError(f"field 'moe_topk': found {len(of_layers)} numbers; expected one per layer")
+        per_token = of_layers[layer]
+    else:
+        per_token = fields.whole("num_experts_per_tok")
+    return Experts(fields.whole("num_experts"), per_token, size, shared_size=size), 0
+
+
+def _llama4_moe(fields: _Fields, _family: "_Family", layer: int) -> tuple[FeedForward | Experts, int]:
+    if "moe_layers" in fields.table:
+        is_sparse = layer in fields.listed("moe_layers", int)
+    else:
+        is_sparse = (layer + 1) % fields.whole("interleave_moe_layer_step", 1) == 0
+    if not is_sparse:
+        return FeedForward(fields.whole("intermediate_size_mlp"), is_gated=True), 0
+    size = fields.whole("intermediate_size")
+    n_experts, per_token = fields.whole("num_experts"), fields.whole("num_experts_per_tok")
+    return Experts(n_experts, per_token, size, shared_size=size), 0
+
+
+def _apertus(fields: _Fields, family: "_Family", layer: int) -> tuple[FeedForward, int]:
+    return _dense(fields, family, layer)[0], 2  # numbers that the activation function learns
 
 
 _Part = Callable[[_Fields, "_Family", int], tuple[FeedForward | Experts, int]]
@@ -317,12 +374,14 @@ class _Family:
     number of rows of a learned table beyond the longest sequence, None without such a table. ``slides`` says
     which layers have a window unless the field ``layer_types`` does, ``window`` is the default of its size.
     ``topk_method`` and ``groups`` are defaults of how tokens choose: groups of experts, and those of a token.
+    ``wide_norms`` are norms of queries and keys over all heads together.
     """
 
     n_biases: int = 0
     biases: bool | tuple[str, bool] = True
     n_norms: int = 0
     norms: bool | tuple[str, bool] = True
+    wide_norms: bool | tuple[str, bool] = False
     is_gated: bool = True
     ffn_ratio: int = 0
     ffn_bias: bool | tuple[str, bool] = False
@@ -334,7 +393,7 @@ class _Family:
     outer_vectors: int = 1
     outer_weights: int = 0
     is_tied: bool = False
-    has_head_bias: bool = False
+    has_head_bias: bool | tuple[str, bool] = False
     head: HeadKind = "lm"
     is_causal: bool = True
     position_rows: int | None = None
@@ -353,6 +412,13 @@ def _qwen_slides(fields: _Fields, layer: int) -> bool:
 def _qwen_moe_slides(fields: _Fields, layer: int) -> bool:
     is_lower = layer < fields.whole("max_window_layers", 28, least=0)
     return fields.flag("use_sliding_window") and is_lower and layer % 2 == 0
+
+
+def _exaone_slides(fields: _Fields, layer: int) -> bool:
+    pattern = fields.table.get("sliding_window_pattern", 4)
+    if isinstance(pattern, str):  # such as LLLG
+        return bool(pattern) and pattern[layer % len(pattern)] == "L"
+    return (layer + 1) % fields.whole("sliding_window_pattern", 4) > 0
 
 
 def _opt(fields: _Fields) -> _Family:
@@ -413,13 +479,14 @@ def _bert(fields: _Fields) -> _Family:
     hidden, classes = fields.whole("hidden_size"), fields.listed("architectures", str)
     # Outside layers: token types and the norm of embeddings; in the head, a dense layer with bias and norm.
     pooler = hidden * (hidden + 1) + 2 * (hidden + 1) if "BertForPreTraining" in classes else 0
+    second_bias = 0 if fields.flag("tie_word_embeddings", True) else fields.whole("vocab_size")
     return _Family(
         n_biases=4,
         is_gated=False,
         ffn_bias=True,
         norm_vectors=4,
         outer_vectors=fields.whole("type_vocab_size", 2) + 2 + 3,
-        outer_weights=hidden * hidden + pooler,
+        outer_weights=hidden * hidden + pooler + second_bias,
         is_tied=True,
         has_head_bias=True,
         head="masked-lm",
@@ -428,9 +495,66 @@ def _bert(fields: _Fields) -> _Family:
     )
 
 
+def _modernbert(fields: _Fields) -> _Family:
+    hidden = fields.whole("hidden_size")
+    for name in ("attention_bias", "mlp_bias", "norm_bias", "classifier_bias"):
+        if fields.flag(name):
+            raise InputError(f"field {name!r}: found True; expected False")
+    return _Family(
+        outer_vectors=2,  # norms of embeddings, output and head, but the first layer lacks that of attention
+        outer_weights=hidden * hidden,
+        is_tied=True,
+        has_head_bias=("decoder_bias", True),
+        head="masked-lm",
+        is_causal=False,
+        slides=lambda fields, layer: layer % fields.whole("global_attn_every_n_layers", 3) > 0,
+        window=128,
+    )
+
+
+def _llama4(fields: _Fields) -> _Family:
+    if chunk := fields.whole("attention_chunk_size", 0, least=0):
+        fields.warn("attention in chunks of %d tokens is counted as attention to all tokens", chunk)
+    return replace(_LLAMA, ffn=_llama4_moe, is_grouped=True, head_dim=128)
+
+
+def _stablelm(fields: _Fields) -> _Family:
+    return _Family(
+        n_biases=3,
+        biases=("use_qkv_bias", False),
+        wide_norms=("qk_layernorm", False),
+        norm_vectors=2 if fields.flag("use_parallel_residual") else 4,
+        outer_vectors=2,
+    )
+
+
+def _seed_oss(fields: _Fields) -> _Family:
+    inputs, output = fields.flag("attention_bias", True), fields.flag("attention_out_bias")
+    if output and not inputs:
+        raise InputError("field 'attention_out_bias': found True without attention_bias; expected False")
+    return replace(_LLAMA, n_biases=3 + output, biases=inputs, is_grouped=True, head_dim=128)
+
+
+def _gpt_bigcode(fields: _Fields) -> _Family:
+    return replace(
+        _GPT,
+        is_tied=True,
+        position_rows=0,
+        kv_heads=1 if fields.flag("multi_query", True) else fields.whole("num_attention_heads"),
+    )
+
+
 _LLAMA = _Family(n_biases=4, biases=("attention_bias", False), ffn_bias=("mlp_bias", False))
 _QWEN3 = _Family(
     n_biases=4, biases=("attention_bias", False), n_norms=2, is_grouped=True, slides=_qwen_slides, window=4096
+)
+_ERNIE = _Family(
+    n_biases=4,
+    biases=("use_bias", False),
+    ffn_bias=("use_bias", False),
+    is_tied=True,
+    is_grouped=True,
+    head_dim=128,
 )
 _GEMMA = replace(_LLAMA, ffn_bias=False, is_tied=True, is_grouped=True, head_dim=256)
 _DEEPSEEK = _Family(ffn=_deepseek_moe, latent=True)
@@ -454,7 +578,7 @@ _FAMILIES: dict[str, _Family | Callable[[_Fields], _Family]] = {
     "qwen3_moe": replace(
         _QWEN3, ffn=_qwen_moe, slides=lambda fields, _layer: fields.flag("use_sliding_window")
     ),
-    "deepseek_v2": replace(_DEEPSEEK, topk_method="greedy"),
+    "deepseek_v2": replace(_DEEPSEEK, topk_method="greedy", ffn_bias=("mlp_bias", False)),
     "deepseek_v3": replace(_DEEPSEEK, has_router_bias=True, groups=(8, 4)),
     "gemma": _GEMMA,
     "gemma2": replace(_GEMMA, norm_vectors=4, slides=lambda _fields, layer: layer % 2 == 0, window=4096),
@@ -499,10 +623,110 @@ _FAMILIES: dict[str, _Family | Callable[[_Fields], _Family]] = {
         has_router_bias=True,
         is_grouped=True,
     ),
+    "glm": _Family(n_biases=3, biases=("attention_bias", True), is_grouped=True, head_dim=128),
+    "olmo": replace(_LLAMA, ffn_bias=False, norm_vectors=0, outer_vectors=0),
+    "olmo2": replace(_LLAMA, ffn_bias=False, wide_norms=True),
+    "olmo3": replace(
+        _LLAMA,
+        ffn_bias=False,
+        wide_norms=True,
+        slides=lambda _fields, layer: (layer + 1) % 4 > 0,
+        window=4096,
+    ),
+    "olmoe": replace(_LLAMA, ffn=_mixtral, wide_norms=True),
+    "cohere": replace(
+        _LLAMA, ffn_bias=False, norm_vectors=1, is_tied=True, wide_norms=("use_qk_norm", False)
+    ),
+    "cohere2": replace(
+        _LLAMA,
+        ffn_bias=False,
+        norm_vectors=1,
+        is_tied=True,
+        slides=lambda fields, layer: (layer + 1) % fields.whole("sliding_window_pattern", 4) > 0,
+        window=4096,
+    ),
+    "granite": _LLAMA,
+    "granitemoe": replace(_LLAMA, ffn=_mixtral),
+    "helium": replace(_LLAMA, n_biases=3, is_grouped=True, head_dim=128),
+    "arcee": replace(_LLAMA, is_gated=False),
+    "apertus": replace(_LLAMA, is_gated=False, ffn_bias=False, ffn=_apertus, n_norms=2),
+    "nemotron": replace(_LLAMA, is_gated=False, norm_vectors=4, outer_vectors=2),
+    "smollm3": replace(_LLAMA, is_tied=True, is_grouped=True),
+    "seed_oss": _seed_oss,
+    "starcoder2": replace(
+        _MISTRAL,
+        n_biases=4,
+        biases=("use_bias", True),
+        is_gated=False,
+        ffn_bias=("use_bias", True),
+        norm_vectors=4,
+        outer_vectors=2,
+        is_tied=True,
+        window=0,
+    ),
+    "stablelm": _stablelm,
+    "persimmon": replace(_GPT, ffn_ratio=0, n_norms=4, norms=("qk_layernorm", True)),
+    "exaone4": _Family(n_norms=2, is_grouped=True, slides=_exaone_slides),
+    "ernie4_5": _ERNIE,
+    "ernie4_5_moe": replace(_ERNIE, ffn=_ernie_moe, head_dim=0, has_head_bias=("use_bias", False)),
+    "hunyuan_v1_dense": replace(_LLAMA, ffn_bias=False, n_norms=2),
+    "hunyuan_v1_moe": replace(_LLAMA, ffn=_hunyuan_moe, n_norms=2),
+    "dots1": replace(_LLAMA, ffn_bias=False, n_norms=2, ffn=_deepseek_moe, has_router_bias=True),
+    "phimoe": replace(
+        _MISTRAL,
+        n_biases=4,
+        biases=("attention_bias", False),
+        ffn=_mixtral,
+        norm_vectors=4,
+        outer_vectors=2,
+        has_head_bias=("lm_head_bias", False),
+        window=0,
+    ),
+    "llama4_text": _llama4,
+    "gpt_neo": replace(
+        _GPT,
+        n_biases=0,
+        norm_vectors=5,  # two norms with biases, and the bias of the output projection
+        is_tied=True,
+        position_rows=0,
+        slides=lambda fields, layer: fields.listed("attention_layers", str)[layer : layer + 1] == ["local"],
+        window=256,
+    ),
+    "gpt_bigcode": _gpt_bigcode,
+    "modernbert": _modernbert,
+    "distilbert": lambda fields: _Family(
+        n_biases=4,
+        is_gated=False,
+        ffn_bias=True,
+        norm_vectors=4,
+        outer_vectors=2 + 3,  # the norm of embeddings; a dense layer with bias and norm
+        outer_weights=fields.whole("hidden_size") ** 2,
+        is_tied=True,
+        has_head_bias=True,
+        head="masked-lm",
+        is_causal=False,
+        position_rows=0,
+    ),
+    "ministral3": replace(_MISTRAL, head_dim=128, window=0),
+    "minimax_m2": replace(_MISTRAL, ffn=_mixtral, wide_norms=True, slides=None),
+    "granitemoeshared": replace(_LLAMA, ffn=_granite_moe),
+    "solar_open": replace(
+        _LLAMA,
+        n_biases=3,
+        ffn_bias=False,
+        ffn=_deepseek_moe,
+        has_router_bias=True,
+        is_grouped=True,
+        head_dim=128,
+    ),
 }
 _ALIASES = {
+    "ministral": "mistral",
+    "codegen": "gptj",
+    "camembert": "roberta",
     "xlm-roberta": "roberta",
     "mt5": "t5",
+    "umt5": "t5",
     "kimi_k2": "deepseek_v3",
     "qwen2_vl": "qwen2",
     "qwen2_vl_text": "qwen2",
@@ -555,10 +779,14 @@ def _hugging_face(table: dict[str, Any], path: Path) -> Architecture:
     if n_further := table.get("num_nextn_predict_layers") or table.get("num_mtp_layers"):
         fields.warn("%s layers that predict further tokens are left out", n_further)
     fields = _Fields(table, path)
+    if fields.flag("add_cross_attention"):
+        raise InputError(
+            "field 'add_cross_attention': found True; expected False, or a model with an encoder"
+        )
     stated = fields.text("model_type")
     kind = _ALIASES.get(stated, stated)
     if kind not in _FAMILIES and kind not in _READERS:
-        raise unknown_name("model_type", stated, [*_FAMILIES, *_READERS, *_ALIASES])
+        raise unknown_name("model_type", stated, model_types())
     heads = [] if nested else fields.listed("architectures", str)
     if heads and not any(head.endswith(_USUAL_HEADS) for head in heads):
         fields.warn("architectures is %s; counting the usual head of %s", heads, stated)
@@ -576,13 +804,16 @@ def _stack(fields: _Fields, kind: str) -> Architecture:
     max_seq = fields.whole("max_position_embeddings", unstated, least=0)
     attention, windows = _attention(fields, family, hidden), _windows(fields, family, n_layers)
     layers = []
+    norms = (
+        (attention.heads + attention.kv_heads) * attention.head_dim if fields.switch(family.wide_norms) else 0
+    )
     for layer in range(n_layers):
         ffn, extra = family.ffn(fields, family, layer)
         own = replace(attention, window=windows[layer])
-        layers.append(Layers(1, own, ffn, norm_vectors=family.norm_vectors, extra_parameters=extra))
+        layers.append(Layers(1, own, ffn, norm_vectors=family.norm_vectors, extra_parameters=extra + norms))
     positions = 0 if family.position_rows is None else max_seq + family.position_rows
     embedding_dim = fields.whole("word_embed_proj_dim", hidden) if kind == "opt" else hidden
-    head_bias = vocab if family.has_head_bias else 0
+    head_bias = vocab if fields.switch(family.has_head_bias) else 0
     return Architecture(
         name="",
         family=kind,
@@ -659,16 +890,20 @@ def _t5(fields: _Fields) -> Architecture:
     decoder = Layers(
         n_decoder, replace(seeing_all, is_causal=True), ffn, cross_attention=seeing_all, norm_vectors=3
     )
-    # Encoder and decoder have a final norm each, and in their first layer biases of relative positions.
+    # Encoder and decoder have a final norm each, and in their first layer, or in all, biases of relative
+    # positions.
     biases = fields.whole("relative_attention_num_buckets", 32) * heads
+    of_layer, outer = (biases, 0) if fields.text("model_type") == "umt5" else (0, biases)
+    encoder = Layers(n_encoder, seeing_all, ffn, extra_parameters=of_layer)
+    decoder = replace(decoder, extra_parameters=of_layer)
     return Architecture(
         name="",
         family="t5",
         hidden=hidden,
-        layers=(Layers(n_encoder, seeing_all, ffn), decoder),
+        layers=(encoder, decoder),
         vocab=fields.whole("vocab_size"),
         is_tied=fields.flag("tie_word_embeddings", True),
-        extra_parameters=2 * (hidden + biases),
+        extra_parameters=2 * (hidden + outer),
         max_seq=fields.whole("max_position_embeddings", 0, least=0),
         activation="gelu_new" if kind == "gated-gelu" else kind.removeprefix("gated-"),
     )
@@ -709,40 +944,46 @@ def _vit(fields: _Fields) -> Architecture:
     )
 
 
-def _whisper(fields: _Fields) -> Architecture:
-    hidden, frames = fields.whole("d_model"), fields.whole("max_source_positions", 1500)
-    max_seq, n_mels = fields.whole("max_target_positions", 448), fields.whole("num_mel_bins", 80)
+def _encoder_and_decoder(fields: _Fields, n_biases: int, frames: int = 0) -> tuple[Layers, Layers]:
+    """Return the stacks of a model whose fields are stated for encoder and decoder apart."""
+    hidden = fields.whole("hidden_size")
 
-    def attention(heads: int, is_causal: bool) -> Attention:
+    def attention(side: str, is_causal: bool) -> Attention:
+        heads = fields.whole(f"{side}_attention_heads")
         head_dim = _per_head(hidden, heads)
-        # Keys have no bias; queries, values and outputs have one of the same size each.
-        return Attention(heads, heads, head_dim, head_dim, is_causal=is_causal, n_biases=3)
+        return Attention(heads, heads, head_dim, head_dim, is_causal=is_causal, n_biases=n_biases)
 
-    def ffn(size: int) -> FeedForward:
-        return FeedForward(size, is_gated=False, has_bias=True)
+    def ffn(side: str) -> FeedForward:
+        return FeedForward(fields.whole(f"{side}_ffn_dim"), is_gated=False, has_bias=True)
 
-    heads = fields.whole("decoder_attention_heads")
     encoder = Layers(
         n_layers=fields.whole("encoder_layers", largest=_MOST_LAYERS),
-        attention=attention(fields.whole("encoder_attention_heads"), is_causal=False),
-        ffn=ffn(fields.whole("encoder_ffn_dim")),
+        attention=attention("encoder", is_causal=False),
+        ffn=ffn("encoder"),
         norm_vectors=4,
         seq=frames,
     )
     decoder = Layers(
         n_layers=fields.whole("decoder_layers", largest=_MOST_LAYERS),
-        attention=attention(heads, is_causal=True),
-        ffn=ffn(fields.whole("decoder_ffn_dim")),
-        cross_attention=attention(heads, is_causal=False),
+        attention=attention("decoder", is_causal=True),
+        ffn=ffn("decoder"),
+        cross_attention=attention("decoder", is_causal=False),
         norm_vectors=6,
     )
+    return encoder, decoder
+
+
+def _whisper(fields: _Fields) -> Architecture:
+    hidden, frames = fields.whole("hidden_size"), fields.whole("max_source_positions", 1500)
+    max_seq, n_mels = fields.whole("max_target_positions", 448), fields.whole("num_mel_bins", 80)
     # Two convolutions over three frames with biases, and a final norm each of encoder and decoder.
     convolutions = 3 * hidden * (n_mels + hidden) + 2 * hidden
     return Architecture(
         name="",
         family="whisper",
         hidden=hidden,
-        layers=(encoder, decoder),
+        # Keys have no bias; queries, values and outputs have one of the same size each.
+        layers=_encoder_and_decoder(fields, 3, frames),
         vocab=fields.whole("vocab_size"),
         is_tied=fields.flag("tie_word_embeddings", True),
         positions=frames + max_seq,
@@ -751,7 +992,36 @@ def _whisper(fields: _Fields) -> Architecture:
     )
 
 
-_READERS: dict[str, Callable[[_Fields], Architecture]] = {"t5": _t5, "vit": _vit, "whisper": _whisper}
+_BART = {"bart": (2, 2), "mbart": (2, 4), "pegasus": (0, 2), "marian": (0, 0)}
+"""Rows of a position table beyond the longest sequence, and vectors of the outer norms, of each stack."""
+
+
+def _bart(fields: _Fields) -> Architecture:
+    hidden, max_seq = fields.whole("hidden_size"), fields.whole("max_position_embeddings", 1024)
+    further_rows, norm_vectors = _BART[fields.text("model_type")]
+    for name in ("tie_word_embeddings", "share_encoder_decoder_embeddings"):
+        if not fields.flag(name, True):
+            raise InputError(f"field {name!r}: found False; expected True")
+    return Architecture(
+        name="",
+        family="bart",
+        hidden=hidden,
+        layers=_encoder_and_decoder(fields, 4),
+        vocab=fields.whole("vocab_size"),
+        is_tied=True,
+        positions=2 * (max_seq + further_rows),
+        extra_parameters=2 * norm_vectors * hidden,
+        max_seq=max_seq,
+        activation=fields.text("hidden_act", ""),
+    )
+
+
+_READERS: dict[str, Callable[[_Fields], Architecture]] = {
+    "t5": _t5,
+    "vit": _vit,
+    "whisper": _whisper,
+    **dict.fromkeys(_BART, _bart),
+}
 
 
 # --- Arguments of Megatron-LM -----------------------------------------------------------------------
