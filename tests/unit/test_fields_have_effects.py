@@ -123,6 +123,7 @@ CHANGES: dict[tuple[str, str], tuple[Any, Workload | str]] = {
     ("ClusterSpec", "nodes"): ((node("h200"),) * 8, GPT),
     ("ClusterSpec", "network"): (cluster("p3dn-64").network, GPT),
     ("ClusterSpec", "usd_per_gpu_hour"): (2.0, "predictions"),
+    ("ClusterSpec", "part_of"): (16, "sizes"),
     ("NodeSpec", "name"): ("other", GPT),
     ("NodeSpec", "gpu"): (gpu("h200-141"), GPT),
     ("NodeSpec", "n_gpus"): (4, GPT),
@@ -257,12 +258,18 @@ def is_predicted_otherwise(field: str, value: Any) -> None:
     assert usual != new
 
 
+def is_the_size_of_more_nodes(field: str, value: Any) -> None:
+    assert WHERE.with_gpus(64).gpus_per_node == 8
+    assert replace(WHERE, **{field: value}).with_gpus(64).gpus_per_node == value
+
+
 SHOWN: dict[str, Callable[[str, Any], None]] = {
     "cards": rejects_too_few_cards,
     "list": is_listed,
     "software": names_software,
     "calibration": is_left_out_of_calibrations,
     "predictions": is_predicted_otherwise,
+    "sizes": is_the_size_of_more_nodes,
 }
 
 

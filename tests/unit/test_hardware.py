@@ -10,6 +10,7 @@ import pytest
 from makespan import hardware, planning, scenario
 from makespan.errors import InputError, UnknownNameError
 from makespan.hardware import ClusterSpec, Network, homogeneous
+from makespan.hardware.devices import device_entry, gpu_from
 from makespan.planning import Pricer, Training, parse_layout, read_model, software
 
 
@@ -170,6 +171,24 @@ def test_a_device_without_links_needs_them_in_a_file(tmp_path: Path) -> None:
         InputError, match=r"ours\.toml: device 't4-16': attention is missing; expected memory_gib"
     ):
         hardware.read_machines(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            {"emulated": None},
+            "device 'mine': emulated is missing; expected peak_tflop_per_s, memory_gb_per_s, em",
+        ),
+        ({"memory_gib": None, "products": None, "attention": None}, "device 'mine': memory_gib is missing"),
+        ({"evidence": None}, "device 'mine': evidence is missing; expected memory_gib, products, attention"),
+        ({"attention": {"first": [0.4, 10]}}, "device 'mine': attention lacks second, third"),
+    ],
+)
+def test_an_entry_that_lacks_something_is_refused_in_one_line(change: dict[str, object], words: str) -> None:
+    entry = {**device_entry("l4"), **change}
+    with pytest.raises(InputError, match=words):
+        gpu_from("mine", {key: value for key, value in entry.items() if value is not None})
 
 
 def test_predictions_need_one_type_of_device_on_equal_links() -> None:

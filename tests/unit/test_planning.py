@@ -229,6 +229,9 @@ def test_the_node_of_a_device_is_that_in_which_it_is_sold(tmp_path):
     assert read_machines(path).gpus_per_node == 72
     path.write_text('device = "gb200"\nn_gpus = 144\ngpus_per_node = 36\n')
     assert read_machines(path).gpus_per_node == 36
+    # Of a part of a node, more devices are whole nodes.
+    path.write_text('device = "gb200"\nn_gpus = 4\n')
+    assert [node.n_gpus for node in read_machines(path).with_gpus(100).nodes] == [72, 28]
 
 
 def test_a_text_that_is_no_cluster_names_the_devices():

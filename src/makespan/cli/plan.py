@@ -249,7 +249,8 @@ def _say_run(pricer: Pricer) -> None:
         f"{model.name}: {_billions(model.parameters)} parameters{active}; {training.global_batch} samples of "
         f"{training.seq} tokens a step in {training.precision}"
     )
-    say(f"{cluster.n_gpus} x {gpu.name}, {cluster.gpus_per_node} a node; {gpu.sustained.evidence}")
+    per_node = max(cluster.gpus_per_node, cluster.part_of)
+    say(f"{cluster.n_gpus} x {gpu.name}, {per_node} a node; {gpu.sustained.evidence}")
     counts = knowledge().rows.get(stack.family, {})
     behind = f"{sum(counts.values()) or 'no'} measured rows stand behind it"
     here = f", {counts.get(gpu.kind) or 'none'} of them on this device" if counts else ""

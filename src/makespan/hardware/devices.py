@@ -284,6 +284,8 @@ class ClusterSpec:
         Name in tables, and what it consists of.
     usd_per_gpu_hour
         Price, for costs; 0 for none.
+    part_of
+        Devices of a full node, where there is but a part of one; 0 elsewhere.
 
     Attributes
     ----------
@@ -298,6 +300,7 @@ class ClusterSpec:
     nodes: tuple[NodeSpec, ...] = field(compare=False, repr=False)
     network: Network
     usd_per_gpu_hour: float = 0.0
+    part_of: int = 0
     runs: tuple[tuple[NodeSpec, int], ...] = field(init=False)
     n_gpus: int = field(init=False, compare=False, repr=False)
     gpus_per_node: int = field(init=False, compare=False, repr=False)
@@ -310,6 +313,7 @@ class ClusterSpec:
                 f"cluster {self.name!r}: usd_per_gpu_hour is {self.usd_per_gpu_hour!r}; expected a number "
                 f"from 0 to {_MOST_USD:g}, in the unit of its name"
             )
+        object.__setattr__(self, "nodes", tuple(self.nodes))
         runs = tuple((node, len(list(group))) for node, group in groupby(self.nodes))
         object.__setattr__(self, "runs", runs)
         object.__setattr__(self, "n_gpus", sum(node.n_gpus * count for node, count in runs))
@@ -361,12 +365,12 @@ class ClusterSpec:
     def with_gpus(self, n_gpus: int, gpus_per_node: int | None = None) -> "ClusterSpec":
         """Return equal nodes with another number of devices in all, and perhaps with fewer in each.
 
-        They are as the largest node, and the last one has the rest. Raises `InputError` for numbers that are
+        They are as a full node, and the last one has the rest. Raises `InputError` for numbers that are
         not from 1 to `MOST_GPUS`.
         """
         name = f"{n_gpus}x{self.gpu.name}"
         largest = max((node for node, _ in self.runs), key=lambda node: node.n_gpus)
-        per_node = self.gpus_per_node if gpus_per_node is None else gpus_per_node
+        per_node = max(self.gpus_per_node, self.part_of) if gpus_per_node is None else gpus_per_node
         sizes = node_sizes(n_gpus, per_node, name)
         nodes = tuple(node for size, count in sizes for node in (largest.with_gpus(size),) * count)
         return ClusterSpec(name, nodes, self.network, self.usd_per_gpu_hour)
@@ -492,8 +496,14 @@ def gpu_from(name: str, entry: Mapping[str, Any]) -> Gpu:
     Raises
     ------
     InputError
-        A field is missing, unknown or out of range.
+        A field is missing or out of range.
     """
+    for key in ("products", "attention", "peak_tflop_per_s"):
+        if not isinstance(entry.get(key, {}), dict):
+            raise InputError(f"{key} is {entry[key]!r}; expected a table with one entry per key, in braces")
+    for key in ("evidence", "source"):
+        if not isinstance(entry.get(key, ""), str):
+            raise InputError(f"{key} is {entry[key]!r}; expected text")
     try:
         return _gpu_from(name, dict(entry))
     except InputError as error:
@@ -501,19 +511,16 @@ def gpu_from(name: str, entry: Mapping[str, Any]) -> Gpu:
 
 
 def _gpu_from(name: str, rest: dict[str, Any]) -> Gpu:
-    for key in ("products", "attention", "peak_tflop_per_s"):
-        if not isinstance(rest.get(key, {}), dict):
-            raise InputError(f"{key} is {rest[key]!r}; expected a table with one entry per key, in braces")
-    for key in ("evidence", "source"):
-        if not isinstance(rest.get(key, ""), str):
-            raise InputError(f"{key} is {rest[key]!r}; expected text")
     for key, most in _MOST.items():
         value = rest.get(key, most)
         if not 0 < value <= most:
             raise InputError(
                 f"{key} is {value!r}; expected a positive number up to {most:,}, in the unit of its name"
             )
-    printed, emulated = rest.pop("data_sheet", {}), rest.pop("emulated", {})
+    needed = ("peak_tflop_per_s", "memory_gb_per_s", "emulated", "source")
+    if missing := [key for key in needed if key not in rest]:
+        raise InputError(f"{missing[0]} is missing; expected {', '.join(needed)}")
+    printed, emulated = rest.pop("data_sheet", {}), rest.pop("emulated")
     sustained_peaks = _peaks(rest["peak_tflop_per_s"])
     usable_bytes = rest.get("memory_gib", 0.0) * GIB
     shares = None

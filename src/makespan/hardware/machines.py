@@ -205,4 +205,5 @@ def _equal_nodes(
             source=f"{gpu.source}; host: {host.source}",
         )
         nodes += [node] * count
-    return ClusterSpec(name, tuple(nodes), Network(network_latency_s), usd_per_gpu_hour)
+    part_of = gpus_per_node if n_gpus < gpus_per_node else 0
+    return ClusterSpec(name, tuple(nodes), Network(network_latency_s), usd_per_gpu_hour, part_of)
