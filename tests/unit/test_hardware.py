@@ -54,6 +54,7 @@ def test_a_precision_that_the_device_lacks_is_refused() -> None:
     [
         {"n_gpus": 0},
         {"intra_bandwidth_bytes_per_s": 0.0},
+        {"intra_latency_s": -1e-6},
         {"pcie_bandwidth_bytes_per_s": -1.0},
         {"host_memory_bytes": float("nan")},
         {"intra_kind": "carrier-pigeon"},
