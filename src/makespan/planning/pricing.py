@@ -115,11 +115,12 @@ class Pricer:
     def parts_s(self, grid: Grid) -> Array:
         """Return the steps of all columns of a grid by term [s], (n_layouts, n_terms)."""
         logs = self.base.logs(self.stack.family, self.cluster.gpu.kind, self.training)
-        blocks = [
-            self.calibrated.parts_s(logs, ideal_terms(self.training, block, self.cluster, self.stack))
-            for block in grid.blocks()
-        ]
-        return np.concatenate(blocks)
+        found, start = np.empty((len(grid), len(NAMES))), 0
+        for block in grid.blocks():  # each into its place, so that memory is used again while it is in caches
+            terms = ideal_terms(self.training, block, self.cluster, self.stack)
+            found[start : start + len(block)] = self.calibrated.parts_s(logs, terms)
+            start += len(block)
+        return found
 
     def steps_of(self, measured: Sequence[MeasuredStep]) -> Array:
         """Return the predicted steps of measured rows by term [s], (n_rows, n_terms)."""
