@@ -22,9 +22,9 @@ in_a_row = replace(mixture.ffn, n_groups=mixture.ffn.n_experts // 8, groups_per_
 model = replace(model, layers=(dense, replace(mixture, ffn=in_a_row)))
 
 training = Training(model, seq=4096, global_batch=512, precision="bf16")
-machines = read_machines("256xh100-80")
-pricer = Pricer(training, machines, software("torchtitan"))
-predicted = pricer.price(parse_layout("pp4 ep64 vp8 fsdp mb1 recompute=full", machines.n_gpus))
+cluster = read_machines("256xh100-80")
+pricer = Pricer(training, cluster, software("torchtitan"))
+predicted = pricer.price(parse_layout("pp4 ep64 vp8 fsdp mb1 recompute=full", cluster.n_gpus))
 
 throughput = predicted.tokens_per_s_per_gpu
 low, high = (throughput * predicted.step_s / step_s for step_s in (predicted.high_s, predicted.low_s))

@@ -13,9 +13,9 @@ SOURCE = (
 PUBLISHED = 128  # tokens per second and GPU
 
 training = Training(read_model("llama3.1-405b"), seq=8192, global_batch=256, precision="fp8")
-machines = read_machines("512xh100-96")
-pricer = Pricer(training, machines, software("torchtitan-async"))
-predicted = pricer.price(parse_layout("tp8 pp8 vp2 fsdp mb4 recompute=full ends", machines.n_gpus))
+cluster = read_machines("512xh100-96")
+pricer = Pricer(training, cluster, software("torchtitan-async"))
+predicted = pricer.price(parse_layout("tp8 pp8 vp2 fsdp mb4 recompute=full ends", cluster.n_gpus))
 
 throughput = predicted.tokens_per_s_per_gpu
 low, high = (throughput * predicted.step_s / step_s for step_s in (predicted.high_s, predicted.low_s))

@@ -12,9 +12,9 @@ SOURCE = (
 PUBLISHED = 1664  # tokens per second and GPU
 
 training = Training(read_model("llama3-70b"), seq=8192, global_batch=256, precision="fp8")
-machines = read_machines("64xh100-80")
-pricer = Pricer(training, machines, software("megatron-bridge"))
-predicted = pricer.price(parse_layout("tp4 pp8 vp5 zero1 mb1", machines.n_gpus))
+cluster = read_machines("64xh100-80")
+pricer = Pricer(training, cluster, software("megatron-bridge"))
+predicted = pricer.price(parse_layout("tp4 pp8 vp5 zero1 mb1", cluster.n_gpus))
 
 throughput = predicted.tokens_per_s_per_gpu
 low, high = (throughput * predicted.step_s / step_s for step_s in (predicted.high_s, predicted.low_s))

@@ -12,9 +12,9 @@ SOURCE = (
 PUBLISHED = 6667  # tokens per second and GPU
 
 training = Training(read_model("llama3-8b"), seq=8192, global_batch=16, precision="bf16")
-machines = read_machines("8xh100-96")
-pricer = Pricer(training, machines, software("torchtitan"))
-predicted = pricer.price(parse_layout("fsdp mb2 recompute=operators", machines.n_gpus))
+cluster = read_machines("8xh100-96")
+pricer = Pricer(training, cluster, software("torchtitan"))
+predicted = pricer.price(parse_layout("fsdp mb2 recompute=operators", cluster.n_gpus))
 
 throughput = predicted.tokens_per_s_per_gpu
 low, high = (throughput * predicted.step_s / step_s for step_s in (predicted.high_s, predicted.low_s))

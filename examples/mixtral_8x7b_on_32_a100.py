@@ -14,9 +14,9 @@ SOURCE = (
 PUBLISHED = 610  # tokens per second and GPU
 
 training = Training(read_model("mixtral-8x7b"), seq=32768, global_batch=8, precision="bf16")
-machines = read_machines("32xa100-80")
-pricer = Pricer(training, machines, software("nemo"))
-predicted = pricer.price(parse_layout("tp8 pp4 zero0 mb1 recompute=full", machines.n_gpus))
+cluster = read_machines("32xa100-80")
+pricer = Pricer(training, cluster, software("nemo"))
+predicted = pricer.price(parse_layout("tp8 pp4 zero0 mb1 recompute=full", cluster.n_gpus))
 
 throughput = predicted.tokens_per_s_per_gpu
 low, high = (throughput * predicted.step_s / step_s for step_s in (predicted.high_s, predicted.low_s))

@@ -220,7 +220,7 @@ def _example_list() -> str:
         with contextlib.redirect_stdout(io.StringIO()):
             names = runpy.run_path(str(path))
         one, published = names["predicted"], names["PUBLISHED"]
-        rate, n_gpus = one.tokens_per_s_per_gpu, names["machines"].n_gpus
+        rate, n_gpus = one.tokens_per_s_per_gpu, names["cluster"].n_gpus
         low, high = (rate * one.step_s / step_s for step_s in (one.high_s, one.low_s))
         memory = f"{one.total_memory_bytes / GIB:.0f} GiB{'' if one.is_feasible else ', too much'}"
         about, _, _ = (names["__doc__"] or "").partition("\n")

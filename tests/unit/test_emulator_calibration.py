@@ -246,4 +246,4 @@ def test_what_is_no_calibration_is_refused(tmp_path: object) -> None:
 
 def test_every_preset_has_a_digest() -> None:
     digests = preset_digests()
-    assert {"hardware/gpus.toml", "workloads/models.toml", "emulator/L1.toml"} <= set(digests)
+    assert {"hardware/devices.toml", "workloads/models.toml", "emulator/L1.toml"} <= set(digests)

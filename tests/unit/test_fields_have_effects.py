@@ -24,6 +24,7 @@ from makespan.emulator import (
 )
 from makespan.errors import InputError, MakespanError
 from makespan.hardware import ClusterSpec, Gpu, Network, NodeSpec, cluster, gpu, homogeneous, node
+from makespan.planning import Pricer, Training, describe, parse_layout, read_model, software
 from makespan.studies import run, scenario
 from makespan.tables import JOBS, write_csv
 from makespan.traces import (
@@ -50,7 +51,7 @@ POINTS = (
 
 
 def names(*records: type) -> list[tuple[str, str]]:
-    return [(record.__name__, field.name) for record in records for field in fields(record)]
+    return [(record.__name__, field.name) for record in records for field in fields(record) if field.init]
 
 
 # --- models, software, devices -----------------------------------------------------------------------
@@ -121,6 +122,8 @@ CHANGES: dict[tuple[str, str], tuple[Any, Workload | str]] = {
     ("ClusterSpec", "name"): ("other", GPT),  # noise is drawn by it
     ("ClusterSpec", "nodes"): ((node("h200"),) * 8, GPT),
     ("ClusterSpec", "network"): (cluster("p3dn-64").network, GPT),
+    ("ClusterSpec", "usd_per_gpu_hour"): (2.0, "predictions"),
+    ("ClusterSpec", "part_of"): (16, "sizes"),
     ("NodeSpec", "name"): ("other", GPT),
     ("NodeSpec", "gpu"): (gpu("h200-141"), GPT),
     ("NodeSpec", "n_gpus"): (4, GPT),
@@ -146,6 +149,8 @@ CHANGES: dict[tuple[str, str], tuple[Any, Workload | str]] = {
     ("Gpu", "launch_gap_s"): (1e-6, VIT),
     ("Gpu", "memory_efficiency"): (0.5, GPT),
     ("Gpu", "source"): ("elsewhere", GPT),
+    ("Gpu", "kind"): ("h100-80", "predictions"),
+    ("Gpu", "shares"): (gpu("h100-80").shares, "predictions"),
     ("Network", "latency_s"): (1e-3, GPT),
     ("Network", "oversubscription"): (4.0, GPT),
     ("Network", "rdma"): (False, GPT),
@@ -243,11 +248,28 @@ def is_left_out_of_calibrations(field: str, value: Any) -> None:
             observe(tables, cluster("a800-8"))
 
 
+def is_predicted_otherwise(field: str, value: Any) -> None:
+    _, other = changed("ClusterSpec" if field == "usd_per_gpu_hour" else "Gpu", field, value, GPT)
+    training, layout = Training(read_model("llama3-8b"), 4096, 64), parse_layout("fsdp mb1", 64)
+    usual, new = (
+        describe(Pricer(training, where, software("megatron-bridge")).price(layout))
+        for where in (WHERE, other)
+    )
+    assert usual != new
+
+
+def is_the_size_of_more_nodes(field: str, value: Any) -> None:
+    assert WHERE.with_gpus(64).gpus_per_node == 8
+    assert replace(WHERE, **{field: value}).with_gpus(64).gpus_per_node == value
+
+
 SHOWN: dict[str, Callable[[str, Any], None]] = {
     "cards": rejects_too_few_cards,
     "list": is_listed,
     "software": names_software,
     "calibration": is_left_out_of_calibrations,
+    "predictions": is_predicted_otherwise,
+    "sizes": is_the_size_of_more_nodes,
 }
 
 

@@ -9,11 +9,11 @@ import pytest
 
 from makespan import compare, scenario, simulate
 from makespan.errors import InfeasiblePlanError, InputError, TraceError, UnknownNameError
-from makespan.hardware import cluster, homogeneous
+from makespan.hardware import cluster, homogeneous, read_pools
 from makespan.papers.experiment import Given
 from makespan.papers.morphling.today import Exchange, Today, exchanged
 from makespan.perf import environment_of, load_environment
-from makespan.planning import Pricer, device, parse_layout, read_pools
+from makespan.planning import Pricer, parse_layout
 from makespan.plans import Placement, read_plan
 from makespan.studies import predictions, site, with_models
 from makespan.throughput import (
@@ -96,7 +96,7 @@ def test_a_table_has_the_fastest_layout_that_fits_of_each_plan_and_placement(own
         read_plan(row["exec_plan"], n_gpus=place.n_gpus, global_batch_size=16)
         layout = parse_layout(layouts[row["exec_plan"], row["placement"]], place.n_gpus)
         assert requested_label(layout.text, place.n_gpus, 16) == row["exec_plan"]
-        there = source.machines.with_gpus(place.n_gpus, place.gpus_per_node[0])
+        there = source.pool.with_gpus(place.n_gpus, place.gpus_per_node[0])
         planned = planned_workload(key)
         priced = Pricer(planned.training, there, planned.stack).price(layout)
         assert priced.is_feasible
@@ -230,7 +230,7 @@ def test_pools_come_from_texts_and_files(tmp_path):
         read_pools(path)
     path.write_text(path.read_text() + 'name="slow"\nnetwork_gb_per_s=5\n')
     assert [one.name for one in read_pools(path)] == ["h100-80", "slow"]
-    assert read_pools(path)[1].device.name == "h100-80"
+    assert read_pools(path)[1].gpu.kind == "h100-80"
     path.write_text('[[machines]]\ndevice="h100-80"\nn_gpus=8\n[[machines]]\ndevice="h100-80"\nn_gpu=8\n')
     with pytest.raises(InputError, match=r"c\.toml: machines 2: unknown field 'n_gpu'"):
         read_pools(path)
@@ -238,9 +238,9 @@ def test_pools_come_from_texts_and_files(tmp_path):
 
 def test_constants_of_an_unmeasured_cluster_follow_its_links():
     where = site("16xh100-80").cluster
-    made, kind = environment_of(where).constants, device("h100-80")
-    assert made.intra_bandwidth_bytes_per_s == pytest.approx(0.8 * kind.link_gb_per_s * 1e9)
-    assert made.nic_bandwidth_bytes_per_s == pytest.approx(0.8 * kind.network_gb_per_s * 1e9)
+    made, node = environment_of(where).constants, where.node
+    assert made.intra_bandwidth_bytes_per_s == pytest.approx(0.8 * node.intra_bandwidth_bytes_per_s)
+    assert made.nic_bandwidth_bytes_per_s == pytest.approx(0.8 * node.nic_bandwidth_bytes_per_s)
     neutral = load_environment("a800-64").neutral
     assert made.straggler_s == neutral["straggler_s"].median
 

@@ -18,6 +18,7 @@ from public_rows import write_rows
 
 from makespan.cli import main
 from makespan.errors import InfeasiblePlanError, InputError, NotationError, PlanError, TraceError
+from makespan.hardware import cluster_of, gpu, gpu_names, homogeneous
 from makespan.planning import (
     COMPONENTS,
     TERMS,
@@ -29,14 +30,11 @@ from makespan.planning import (
     Latent,
     Layers,
     Layout,
-    Machines,
     Pricer,
     Training,
     calibrated_by,
     columns,
     describe,
-    device,
-    device_names,
     ideal_terms,
     judge,
     judge_memory,
@@ -181,10 +179,10 @@ def test_a_layout_that_makes_no_sense_is_refused_in_one_line(text, n_gpus, words
 
 def test_every_device_and_stack_of_the_catalogue_can_be_used():
     training = Training(dense(n_layers=8), 2048, 64)
-    for name, stack in itertools.product(device_names(), stack_names()):
+    for name, stack in itertools.product(gpu_names(sustained=True), stack_names()):
         step_s = Pricer(training, read_machines(f"8x{name}"), software(stack)).price(Layout(dp=8)).step_s
         assert 0 < step_s < 1e4, (name, stack)
-        assert device(name).evidence and software(stack).source
+        assert gpu(name).sustained.evidence and software(stack).source
 
 
 def test_a_cluster_file_changes_what_it_names(tmp_path):
@@ -192,8 +190,9 @@ def test_a_cluster_file_changes_what_it_names(tmp_path):
     path.write_text('device = "h100-80"\nn_gpus = 64\nnetwork_gb_per_s = 12.5\nusd_per_gpu_hour = 2\n')
     found = read_machines(path)
     assert (found.name, found.n_gpus, found.usd_per_gpu_hour) == ("ours", 64, 2)
-    assert found.device.network_gb_per_s == 12.5
-    assert found.device.link_gb_per_s == device("h100-80").link_gb_per_s
+    assert found.node.nic_bandwidth_bytes_per_s == 12.5e9
+    usual = read_machines("64xh100-80").node
+    assert found.node.intra_bandwidth_bytes_per_s == usual.intra_bandwidth_bytes_per_s == 450e9
 
 
 @pytest.mark.parametrize(
@@ -230,6 +229,9 @@ def test_the_node_of_a_device_is_that_in_which_it_is_sold(tmp_path):
     assert read_machines(path).gpus_per_node == 72
     path.write_text('device = "gb200"\nn_gpus = 144\ngpus_per_node = 36\n')
     assert read_machines(path).gpus_per_node == 36
+    # Of a part of a node, more devices are whole nodes.
+    path.write_text('device = "gb200"\nn_gpus = 4\n')
+    assert [node.n_gpus for node in read_machines(path).with_gpus(100).nodes] == [72, 28]
 
 
 def test_a_text_that_is_no_cluster_names_the_devices():
@@ -305,7 +307,7 @@ def test_a_layout_alone_has_the_bits_that_it_has_in_a_grid(model, stack):
 
 def test_a_grid_of_several_blocks_keeps_order_and_bits():
     pricer = Pricer(Training(dense(), 8192, 256), read_machines("64xh100-80"), software("megatron-bridge"))
-    few = list(layouts(pricer.training, pricer.machines))
+    few = list(layouts(pricer.training, pricer.cluster))
     grid = Grid.of((few * 100)[:9001])
     assert [len(block) for block in grid.blocks()] == [4096, 4096, 809]
     rows = pricer.parts_s(grid)
@@ -437,12 +439,21 @@ def test_a_head_size_that_is_no_multiple_of_eight_is_slow_in_separate_kernels():
     assert terms(even, Layout(dp=8), read_machines("8xa100-80"), "deepspeed")["odd_heads"] == 0
 
 
-@pytest.mark.parametrize("field", ["memory_gb_per_s", "link_gb_per_s", "network_gb_per_s"])
+def faster(cluster, field, factor=2):
+    """Return a cluster with another rate of its nodes or of their devices."""
+    node = cluster.node
+    changed = {field: factor * getattr(node.gpu if field.startswith("memory") else node, field)}
+    if field.startswith("memory"):
+        changed = {"gpu": dataclasses.replace(node.gpu, **changed)}
+    return homogeneous(dataclasses.replace(node, **changed), cluster.n_nodes, cluster.network)
+
+
+@pytest.mark.parametrize(
+    "field", ["memory_bandwidth_bytes_per_s", "intra_bandwidth_bytes_per_s", "nic_bandwidth_bytes_per_s"]
+)
 def test_a_faster_device_is_never_slower(field):
     training, base = Training(mixture(experts=64), 4096, 512), read_machines("64xh100-80")
-    better = dataclasses.replace(
-        base, device=dataclasses.replace(base.device, **{field: 2 * getattr(base.device, field)})
-    )
+    better = faster(base, field)
     for layout in (Layout(dp=8, tp=4, pp=2, ep=8), Layout(dp=64, zero=3, ep=64), Layout(dp=32, cp=2)):
         pricers = (Pricer(training, machines, software("megatron-bridge")) for machines in (base, better))
         slow, fast = (pricer.price(layout).step_s for pricer in pricers)
@@ -592,7 +603,6 @@ def test_experts_that_are_dealt_out_are_neither_gathered_nor_exchanged():
 )
 def test_tokens_go_to_the_nodes_of_their_groups_of_experts(n_groups, groups_per_token, ep, nodes):
     machines = read_machines("64xh100-80")
-    device = machines.device
     model = mixture(experts=64, per_token=8)
     ffn = dataclasses.replace(model.layers[0].ffn, n_groups=n_groups, groups_per_token=groups_per_token)
     model = dataclasses.replace(model, layers=(dataclasses.replace(model.layers[0], ffn=ffn),))
@@ -601,10 +611,7 @@ def test_tokens_go_to_the_nodes_of_their_groups_of_experts(n_groups, groups_per_
         terms(
             training,
             Layout(dp=64, ep=ep, zero=1),
-            dataclasses.replace(
-                machines,
-                device=dataclasses.replace(device, network_gb_per_s=factor * device.network_gb_per_s),
-            ),
+            faster(machines, "nic_bandwidth_bytes_per_s", factor),
         )["dispatch"]
         for factor in (1, 2)
     )
@@ -612,10 +619,10 @@ def test_tokens_go_to_the_nodes_of_their_groups_of_experts(n_groups, groups_per_
     sent = 32 * 2 * 2 * 2 * 4096 * 4096  # bytes per layer and copy, there and back, forward and backward
     share = 0 if ep == 8 else 7 / 8  # of the nodes, all but one's own
     visited = nodes * (1 - (1 - 1 / nodes) ** 8)
-    network = 0.8 * device.network_gb_per_s * 1e9
+    network = 0.8 * machines.node.nic_bandwidth_bytes_per_s
     assert across_s == pytest.approx(sent * visited * share / network, rel=1e-6, abs=1e-9)
     devices = min(8, max(1, ep * groups_per_token / n_groups))
-    link = 0.6 * device.link_gb_per_s * 1e9
+    link = 0.6 * machines.node.intra_bandwidth_bytes_per_s
     assert found_s - across_s == pytest.approx(sent * devices * 7 / 8 / link, rel=1e-6)
 
 
@@ -676,7 +683,7 @@ def test_what_python_runs_operator_by_operator_takes_time_and_memory(tmp_path):
 def test_the_best_plan_is_the_fastest_of_all_that_fit():
     pricer = Pricer(Training(dense(), 8192, 128), read_machines("16xa100-80"), software("megatron-bridge"))
     found, whole = plan(pricer, 5), plan(pricer, 1000)
-    every = [pricer.price(one) for one in layouts(pricer.training, pricer.machines)]
+    every = [pricer.price(one) for one in layouts(pricer.training, pricer.cluster)]
     feasible = sorted(one.step_s for one in every if one.is_feasible)
     assert sorted(one.step_s for one in whole.best) == pytest.approx(feasible)
     assert (found.n_tried, found.n_feasible) == (len(every), len(feasible))
@@ -693,7 +700,7 @@ def test_the_best_plan_is_the_fastest_of_all_that_fit():
     assert all(chance < 0.11 for chance in whole.chances[n_ties:])
     for one in found.best:
         assert sum(one.terms_s.values()) == pytest.approx(one.step_s)
-        assert one.total_memory_bytes <= pricer.machines.device.memory_bytes
+        assert one.total_memory_bytes <= pricer.cluster.gpu.sustained.memory_bytes
         assert one.low_s < one.step_s < one.high_s
 
 
@@ -746,7 +753,7 @@ def test_measured_rows_tell_layouts_apart():
     pricer = Pricer(Training(dense(), 8192, 256), read_machines("64xh100-80"), software("megatron-bridge"))
     texts = ("tp2 mb1", "tp8 mb1", "tp4 pp2 mb1", "fsdp mb1", "tp2 pp4 mb1", "pp4 mb1 recompute=full")
     rows = [
-        (pricer.training, one, pricer.machines, pricer.price(one).step_s)
+        (pricer.training, one, pricer.cluster, pricer.price(one).step_s)
         for one in (parse_layout(text, 64) for text in texts)
     ]
     refined = calibrated_by(pricer, rows * 5)
@@ -778,7 +785,7 @@ def test_rows_of_ones_own_take_the_error_away_and_narrow_the_interval(tmp_path):
     path = tmp_path / "rows.csv"
     rows = [f"64,{text},{step_s}" for text, step_s in list(truth.items())[:2]]
     path.write_text("n_gpus,layout,step_s\n" + "\n".join(rows) + "\n")
-    refined = calibrated_by(pricer, read_measured(path, pricer.training, pricer.machines))
+    refined = calibrated_by(pricer, read_measured(path, pricer.training, pricer.cluster))
     before, after = (one.price(parse_layout("fsdp mb1", 64)) for one in (pricer, refined))
     assert abs(after.step_s / truth["fsdp mb1"] - 1) < 0.1 < abs(before.step_s / truth["fsdp mb1"] - 1)
     assert after.high_s / after.low_s < before.high_s / before.low_s
@@ -795,7 +802,7 @@ def scattered(factors):
     pricer = Pricer(Training(dense(), 8192, 256), read_machines("64xh100-80"), software("megatron-bridge"))
     tried = [parse_layout(text, 64) for text in TEN]
     rows = [
-        (pricer.training, one, pricer.machines, factor * pricer.price(one).step_s)
+        (pricer.training, one, pricer.cluster, factor * pricer.price(one).step_s)
         for one, factor in zip(tried, factors, strict=True)
     ]
     return pricer, calibrated_by(pricer, rows)
@@ -879,7 +886,7 @@ def test_broken_rows_are_refused_with_their_place(tmp_path, text, words):
     path.write_text(text)
     pricer = Pricer(Training(dense(), 2048, 64), read_machines("8xh100-80"), software("fsdp"))
     with pytest.raises(TraceError) as error:
-        read_measured(path, pricer.training, pricer.machines)
+        read_measured(path, pricer.training, pricer.cluster)
     assert words in str(error.value)
 
 
@@ -971,8 +978,8 @@ def test_runs_whose_memory_is_stated_in_full_are_called_possible(public):
     )
     for row in rows:
         if row.source in judged:
-            used = memory_table(row.training, Grid.of([row.layout]), row.machines, row.stack).sum()
-            assert used <= row.machines.device.memory_bytes, (row.address, row.layout.text)
+            used = memory_table(row.training, Grid.of([row.layout]), row.cluster, row.stack).sum()
+            assert used <= row.cluster.gpu.sustained.memory_bytes, (row.address, row.layout.text)
 
 
 def test_memory_is_judged_by_what_sources_state(public):
@@ -990,7 +997,7 @@ def test_memory_that_is_stated_is_compared_with_what_is_predicted(tmp_path):
     rows, _ = read_rows([tmp_path / "rows.csv"])
     (judged,) = judge_memory(rows).to_dict("records")
     used = [
-        memory_table(row.training, Grid.of([row.layout]), row.machines, row.stack).sum() / GIB for row in rows
+        memory_table(row.training, Grid.of([row.layout]), row.cluster, row.stack).sum() / GIB for row in rows
     ]
     assert (judged["rows"], judged["stated"], judged["kind"]) == (len(rows), len(rows), "allocated")
     assert judged["signed_error"] == pytest.approx(sum(used) / len(used) / 40 - 1)
@@ -1035,7 +1042,7 @@ def test_the_shipped_factors_are_those_of_published_rows_and_our_own(public):
 
 def test_machines_need_whole_numbers():
     with pytest.raises(InputError, match="n_gpus is True"):
-        Machines("wrong", device("h100-80"), True)
+        cluster_of("h100-80", True)
 
 
 # --- The command line ---

@@ -65,7 +65,7 @@ def rows_of(pricer, factors):
     found = []
     for text, factor in factors.items():
         layout = parse_layout(text, 64)
-        found.append((pricer.training, layout, pricer.machines, factor * pricer.price(layout).step_s))
+        found.append((pricer.training, layout, pricer.cluster, factor * pricer.price(layout).step_s))
     return found
 
 
@@ -92,7 +92,7 @@ def test_the_covariance_is_that_of_the_factors_and_of_what_no_factor_explains(pr
 
 def test_a_measured_layout_has_the_step_that_was_measured_and_its_neighbours_follow(pricer):
     measured, near, far = (parse_layout(text, 64) for text in ("tp2 pp2 mb1", "tp2 pp2 vp2 mb1", "fsdp mb1"))
-    rows = [(pricer.training, measured, pricer.machines, 1.15 * pricer.price(measured).step_s)]
+    rows = [(pricer.training, measured, pricer.cluster, 1.15 * pricer.price(measured).step_s)]
     plain = calibrated_by(pricer, rows)
     joint = plain.joint([measured, near, far])
     assert math.exp(joint.mean[0]) == pytest.approx(rows[0][3], rel=0.01)
@@ -109,7 +109,7 @@ def test_a_measured_layout_has_the_step_that_was_measured_and_its_neighbours_fol
     assert after_s[0] / before_s[0] > after_s[1] / before_s[1] > after_s[2] / before_s[2]
     assert plain.measured_s(measured) == pytest.approx(rows[0][3])
     assert plain.measured_s(near) is None
-    sharded = [(pricer.training, far, pricer.machines, 9.0)]
+    sharded = [(pricer.training, far, pricer.cluster, 9.0)]
     assert calibrated_by(pricer, sharded).measured_s(
         dataclasses.replace(far, sequence_parallel=False)
     ) == pytest.approx(9.0)
@@ -183,8 +183,8 @@ def test_a_layout_that_was_measured_to_be_fast_is_chosen(pricer):
     best = plan(pricer, 1).best[0]
     slow = parse_layout("tp4 pp2 mb1", 64)
     rows = [
-        (pricer.training, best.layout, pricer.machines, best.step_s),
-        (pricer.training, slow, pricer.machines, 0.8 * best.step_s),
+        (pricer.training, best.layout, pricer.cluster, best.step_s),
+        (pricer.training, slow, pricer.cluster, 0.8 * best.step_s),
     ]
     found = plan(calibrated_by(pricer, rows), 3)
     assert found.best[0].layout == slow
@@ -192,7 +192,7 @@ def test_a_layout_that_was_measured_to_be_fast_is_chosen(pricer):
 
 
 def test_a_measured_layout_is_among_the_ties_once(pricer):
-    rows = [(pricer.training, parse_layout(text, 64), pricer.machines, 4.0) for text in ("fsdp mb1", "mb1")]
+    rows = [(pricer.training, parse_layout(text, 64), pricer.cluster, 4.0) for text in ("fsdp mb1", "mb1")]
     texts = [one.text for one in plan(calibrated_by(pricer, rows), 3).ties]
     assert len(set(texts)) == len(texts)
     assert {"fsdp mb1", "zero1 mb1"} <= set(texts)
@@ -257,7 +257,7 @@ def test_following_the_advice_finds_a_better_layout_than_the_first_guess(pricer)
         chosen.append(truth.price(plan(refined, 1).best[0].layout).step_s)
         text = advise(pricer, rows, 1).to_measure["layout"][0]
         layout = parse_layout(text, 64)
-        rows.append((pricer.training, layout, pricer.machines, truth.price(layout).step_s))
+        rows.append((pricer.training, layout, pricer.cluster, truth.price(layout).step_s))
     assert chosen[-1] <= chosen[0]
     assert chosen[-1] <= 1.03 * min(every.values())
 
@@ -293,7 +293,7 @@ def test_the_table_of_layouts_has_what_pricing_each_gives(pricer):
 
 
 def test_the_frontier_has_the_layouts_that_none_beats_in_both(pricer):
-    sizes, table = frontier(dataclasses.replace(pricer, machines=read_machines("24xh100-80"),
+    sizes, table = frontier(dataclasses.replace(pricer, cluster=read_machines("24xh100-80"),
                                                 training=Training(dense(), 8192, 48)))  # fmt: skip
     assert sizes["n_gpus"].tolist()[-3:] == [8, 16, 24]
     assert sizes["tokens_per_s"].is_monotonic_increasing
@@ -522,7 +522,7 @@ def test_a_mistake_is_one_line_and_leaves_no_file(files, words, said):
 def test_measured_ties_leave_nothing_to_measure():
     alone = Pricer(Training(dense(2), 512, 1), read_machines("1xh100-80"), software("fsdp"))
     found = plan(alone, 1000)
-    rows = [(alone.training, one.layout, alone.machines, one.step_s) for one in found.best]
+    rows = [(alone.training, one.layout, alone.cluster, one.step_s) for one in found.best]
     assert len(rows) == found.n_feasible < 10
     advice = advise(alone, rows)
     assert advice.to_measure.empty

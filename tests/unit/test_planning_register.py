@@ -101,7 +101,7 @@ def test_the_form_for_rows_of_ones_own_is_read_without_an_assumption(root):
     assert not refused
     assert [row.assumed for row in rows] == [(), ()]
     assert [row.stack.name for row in rows] == ["megatron-bridge", "torchtitan"]
-    assert [row.machines.device.name for row in rows] == ["h100-80", "h100-80"]
+    assert [row.cluster.gpu.kind for row in rows] == ["h100-80", "h100-80"]
     columns = (root / "examples/measured-rows.csv").read_text().partition("\n")[0].split(",")
     form = (root / "CONTRIBUTING.md").read_text().split("## Measured rows")[1].split("\n## ")[0]
     named = set(re.findall(r"`(\w+)`", form))

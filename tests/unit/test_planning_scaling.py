@@ -25,7 +25,7 @@ def test_no_layout_is_faster_than_the_limit(model):
     pricer = Pricer(Training(read_model(model), 4096, 64), read_machines("32xh100-80"), STACK)
     limit_s = kernel_limit_s(pricer)
     assert limit_s > 0
-    for layout in itertools.islice(layouts(pricer.training, pricer.machines), 0, None, 11):
+    for layout in itertools.islice(layouts(pricer.training, pricer.cluster), 0, None, 11):
         assert pricer.price(layout).step_s > limit_s
 
 

@@ -6,19 +6,19 @@ from makespan.errors import UnknownNameError
 from makespan.files import preset_entry, read_preset
 
 PRESETS = {
-    "hardware": ("gpus", "nodes", "clusters"),
+    "hardware": ("devices", "nodes", "clusters"),
     "workloads": ("models", "stacks", "workloads", "small", "families"),
 }
 
 
 def test_entries_are_copies_so_that_a_caller_cannot_change_the_preset():
-    preset_entry("makespan.hardware", "gpus", "device", "t4-16")["source"] = "changed"
-    assert read_preset("makespan.hardware", "gpus")["t4-16"]["source"] != "changed"
+    preset_entry("makespan.hardware", "devices", "device", "t4-16")["source"] = "changed"
+    assert read_preset("makespan.hardware", "devices")["t4-16"]["source"] != "changed"
 
 
 def test_unknown_entries_are_refused_with_the_accepted_ones():
     with pytest.raises(UnknownNameError, match=r"unknown device 't4'; expected .*t4-16"):
-        preset_entry("makespan.hardware", "gpus", "device", "t4")
+        preset_entry("makespan.hardware", "devices", "device", "t4")
 
 
 def with_source():

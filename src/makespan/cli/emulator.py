@@ -238,7 +238,7 @@ def explain_command(
     _reject_others(ctx, is_own)
     if is_own:
         pricer = own_pricer(name, exec_plan, **run)
-        say_one(pricer.price(parse_layout(placement, pricer.machines.n_gpus)), pricer, form)
+        say_one(pricer.price(parse_layout(placement, pricer.cluster.n_gpus)), pricer, form)
         return
     spec, where, constants = workload(name), cluster(cluster_name), load_calibration(calibration)
     point = read_point(spec, exec_plan, placement, cpu_threads)

@@ -79,7 +79,7 @@ def clusters_command(form: str | None) -> None:
     rows: list[dict[str, Any]] = []
     for name in cluster_names():
         found = cluster(name)
-        nodes = list(dict.fromkeys(found.nodes))
+        nodes = found.kinds
         rows.append(
             {
                 "cluster": name,

@@ -23,6 +23,7 @@ from makespan.cli.options import (
 )
 from makespan.errors import InfeasiblePlanError, InputError
 from makespan.files import is_stream, read_text, write_text
+from makespan.hardware import gpu_names, read_machines
 from makespan.planning import (
     LEAST_ROWS,
     PRECISIONS,
@@ -34,7 +35,6 @@ from makespan.planning import (
     advise,
     calibrated_by,
     describe,
-    device_names,
     differences,
     feasible_table,
     find_tables,
@@ -48,7 +48,6 @@ from makespan.planning import (
     parse_layout,
     plan,
     predictions,
-    read_machines,
     read_measured,
     read_memory,
     read_model,
@@ -156,7 +155,8 @@ def plan_command(
     """Find the fastest layouts of a training run that fit into memory.
 
     MODEL is a config.json, a folder with one, a TOML file, or a name such as llama3-70b. CLUSTER is a TOML
-    file or a text such as 64xh100-80. For example: makespan plan llama3-70b 64xh100-80 --seq 8192 --batch 256
+    file, a text such as 64xh100-80, or one of 'makespan clusters'. For example: makespan plan llama3-70b
+    64xh100-80 --seq 8192 --batch 256
     """
     if text is not None and not text.strip():
         raise InputError("--layout is empty; expected words such as 'tp4 pp4 mb1'")
@@ -169,7 +169,7 @@ def plan_command(
     if text is not None:
         if plot is not None:
             raise InputError("--plot shows all layouts; expected it without --layout")
-        say_one(pricer.price(parse_layout(text, pricer.machines.n_gpus)), pricer, form)
+        say_one(pricer.price(parse_layout(text, pricer.cluster.n_gpus)), pricer, form)
         return
     found = plan(pricer, top)
     if plot is not None:
@@ -178,7 +178,9 @@ def plan_command(
         sizes, table = frontier(pricer)
         taught = f", refined by {len(pricer.measured)} measured steps" if pricer.measured else ""
         source = f"predicted for {pricer.stack.name}{taught}"
-        write_figure(plot_frontier(sizes, table, pricer.machines.device.memory_gib, source), plot)
+        write_figure(
+            plot_frontier(sizes, table, pricer.cluster.gpu.sustained.memory_bytes / GIB, source), plot
+        )
     if form == "csv":
         say_rows(found.table().to_dict("records"), "csv")
     elif form == "json":
@@ -233,26 +235,25 @@ def say_one(one: Priced, pricer: Pricer, form: str | None) -> None:
     say(
         f"dp{one.layout.dp} {one.layout.text}: {_time(one.step_s)} s a step ({_time(one.low_s)} to "
         f"{_time(one.high_s)} s), {one.tokens_per_s_per_gpu:,.0f} tokens/s per GPU, MFU {one.mfu:.1%}; "
-        f"{state} into {pricer.machines.device.memory_gib:.0f} GiB"
+        f"{state} into {pricer.cluster.gpu.sustained.memory_bytes / GIB:.0f} GiB"
     )
     _say_terms(one)
 
 
 def _say_run(pricer: Pricer) -> None:
-    training, machines, stack = pricer.training, pricer.machines, pricer.stack
+    training, cluster, stack = pricer.training, pricer.cluster, pricer.stack
+    gpu = cluster.gpu
     model = training.model
     active = f", {_billions(model.active_parameters)} of them active" if model.is_mixture else ""
     say(
         f"{model.name}: {_billions(model.parameters)} parameters{active}; {training.global_batch} samples of "
         f"{training.seq} tokens a step in {training.precision}"
     )
-    say(
-        f"{machines.n_gpus} x {machines.device.name}, {machines.gpus_per_node} a node; "
-        f"{machines.device.evidence}"
-    )
+    per_node = max(cluster.gpus_per_node, cluster.part_of)
+    say(f"{cluster.n_gpus} x {gpu.name}, {per_node} a node; {gpu.sustained.evidence}")
     counts = knowledge().rows.get(stack.family, {})
     behind = f"{sum(counts.values()) or 'no'} measured rows stand behind it"
-    here = f", {counts.get(machines.device.name) or 'none'} of them on this device" if counts else ""
+    here = f", {counts.get(gpu.kind) or 'none'} of them on this device" if counts else ""
     taught = f"; refined by {pricer.calibrated.n_rows} rows of your own" if pricer.calibrated.n_rows else ""
     say(f"stack {stack.name}: {behind}{here}{taught}")
 
@@ -288,7 +289,7 @@ def own_pricer(
     pricer = Pricer(_training(model, seq, batch, precision), read_machines(cluster), software(stack))
     if measured is None:
         return pricer
-    return calibrated_by(pricer, read_measured(measured, pricer.training, pricer.machines))
+    return calibrated_by(pricer, read_measured(measured, pricer.training, pricer.cluster))
 
 
 def is_own_run(model: str, cluster: str) -> bool:
@@ -429,8 +430,14 @@ def _lines_of_rows(path: Path) -> list[int]:
 
 @click.command("size")
 @click.argument("model")
-@click.option("--device", "kind", type=click.Choice(device_names()), default="h100-80", show_default=True,
-              help="Kind of GPU.")  # fmt: skip
+@click.option(
+    "--device",
+    "kind",
+    type=click.Choice(gpu_names(sustained=True)),
+    default="h100-80",
+    show_default=True,
+    help="Kind of GPU.",
+)
 @click.option(
     "--tokens",
     type=real(1e18, "there is no more text", above=True),

@@ -1095,8 +1095,8 @@ def write_trace(
         f"model {workload.model.key}": workload.model.source,
     }
     sources |= {f"stack {software.label}": software.source for software in stacks}
-    sources |= {f"node {node.name}": node.source for node in cluster.nodes}
-    sources |= {f"device {node.gpu.name}": node.gpu.source for node in cluster.nodes}
+    sources |= {f"node {node.name}": node.source for node in cluster.kinds}
+    sources |= {f"device {node.gpu.name}": node.gpu.source for node in cluster.kinds}
     meta = {
         "note": EMULATED_NOTE,
         "emulator_version": __version__,

@@ -490,7 +490,9 @@ def slot_cluster(n_slots: int, n_nodes: int = 1) -> ClusterSpec:
     node = replace(
         base.nodes[0],
         name="slots",
-        gpu=replace(base.nodes[0].gpu, name="slot", memory_bytes=share, reserved_bytes=0.0),
+        gpu=replace(
+            base.nodes[0].gpu, name="slot", kind="slot", memory_bytes=share, reserved_bytes=0.0, shares=None
+        ),
         n_gpus=per_node,
         n_nics=1,
         gpus_per_nic=per_node,

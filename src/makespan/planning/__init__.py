@@ -1,6 +1,6 @@
 """Plan the training of any model on any cluster: time, memory and the best layout, with intervals.
 
-A model comes from its configuration, a cluster from a file or a short text::
+A model comes from its configuration, a cluster from a file, a short text or `makespan.hardware`::
 
     training = Training(read_model("config.json"), seq=8192, global_batch=256)
     found = plan(Pricer(training, read_machines("64xh100-80"), software("megatron-bridge")))
@@ -9,6 +9,14 @@ A model comes from its configuration, a cluster from a file or a short text::
 Times are predictions: `Priced` has their intervals, `judge` says how far they were off on published rows.
 """
 
+from makespan.hardware import (
+    ClusterSpec as ClusterSpec,
+    Gpu as Gpu,
+    gpu as gpu,
+    read_machines as read_machines,
+    read_pools as read_pools,
+)
+from makespan.lazy import renamed_names
 from makespan.planning.advice import (
     Advice as Advice,
     advise as advise,
@@ -50,14 +58,6 @@ from makespan.planning.judging import (
     recorded_text as recorded_text,
 )
 from makespan.planning.layout import Layout as Layout, parse_layout as parse_layout
-from makespan.planning.machines import (
-    Device as Device,
-    Machines as Machines,
-    device as device,
-    device_names as device_names,
-    read_machines as read_machines,
-    read_pools as read_pools,
-)
 from makespan.planning.memory import COMPONENTS as COMPONENTS, fits as fits, memory_table as memory_table
 from makespan.planning.pricing import (
     MeasuredStep as MeasuredStep,
@@ -95,3 +95,5 @@ from makespan.planning.stacks import (
 )
 from makespan.planning.steptime import TERMS as TERMS, Grid as Grid, ideal_terms as ideal_terms
 from makespan.planning.ties import Joint as Joint
+
+__getattr__ = renamed_names(__name__, {"Device": "Gpu", "Machines": "ClusterSpec", "device": "gpu"})

@@ -213,7 +213,7 @@ def validate_rows(
 def _allocated_gib(pricer: Pricer, row: MeasuredStep) -> float:
     """Return the memory that programs allocate in a measured row [GiB]."""
     run, layout, where, _ = row
-    one = replace(pricer, training=run, machines=where).price(layout)
+    one = replace(pricer, training=run, cluster=where).price(layout)
     return (one.total_memory_bytes - one.memory_bytes["reserve"]) / GIB
 
 
@@ -228,15 +228,13 @@ def frontier(pricer: Pricer) -> tuple[pd.DataFrame, pd.DataFrame]:
         with the ends ``low`` and ``high`` of its interval of 90 %. And the feasible layouts of the cluster,
         as `feasible_table` has them, with ``is_pareto`` where none is faster and smaller.
     """
-    machines, tokens = pricer.machines, pricer.training.tokens_per_step
-    sizes = [2**k for k in range((machines.n_gpus - 1).bit_length())] + [machines.n_gpus]
+    cluster, tokens = pricer.cluster, pricer.training.tokens_per_step
+    sizes = [2**k for k in range((cluster.n_gpus - 1).bit_length())] + [cluster.n_gpus]
     rows = []
     for n_gpus in sizes:
-        there = replace(
-            machines.with_gpus(n_gpus), gpus_per_node=min(machines.gpus_per_node, n_gpus), name=machines.name
-        )
+        there = replace(cluster.with_gpus(n_gpus), name=cluster.name)
         try:
-            best = plan(replace(pricer, machines=there), 1).best[0]
+            best = plan(replace(pricer, cluster=there), 1).best[0]
         except InfeasiblePlanError:  # too small for the model, or more devices than the batch has samples
             continue
         rows.append(

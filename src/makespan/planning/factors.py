@@ -124,7 +124,7 @@ def knowledge_text(known: Knowledge, comment: str) -> str:
 def terms_of(rows: Sequence[Measured]) -> Array:
     """Return the ideal terms of measured rows [s], (n_rows, n_terms)."""
     return np.concatenate(
-        [ideal_terms(row.training, Grid.of([row.layout]), row.machines, row.stack) for row in rows]
+        [ideal_terms(row.training, Grid.of([row.layout]), row.cluster, row.stack) for row in rows]
     )
 
 
@@ -134,8 +134,8 @@ def fit_knowledge(rows: Sequence[Measured], terms: Array | None = None) -> Knowl
     measured = np.log([row.step_s for row in rows])
     mean, spread, between = _prior()
     names = sorted({row.stack.family for row in rows})
-    devices = sorted({row.machines.device.name for row in rows})
-    narrow = sorted({row.machines.device.name for row in rows if row.training.is_narrow})
+    devices = sorted({row.cluster.gpu.kind for row in rows})
+    narrow = sorted({row.cluster.gpu.kind for row in rows if row.training.is_narrow})
     # Columns: shared, per stack its terms and its scale, per device its scale, and that of narrow products.
     blocks = {name: _N + i * (_N + 1) for i, name in enumerate(names)}
     at_device = {name: _N + len(names) * (_N + 1) + i for i, name in enumerate(devices)}
@@ -155,7 +155,7 @@ def fit_knowledge(rows: Sequence[Measured], terms: Array | None = None) -> Knowl
     def model(theta: Array) -> tuple[Array, Array]:
         total, slopes = np.empty(len(rows)), np.zeros((len(rows), n))
         for i, row in enumerate(rows):
-            start, kind = blocks[row.stack.family], row.machines.device.name
+            start, kind = blocks[row.stack.family], row.cluster.gpu.kind
             is_narrow = row.training.is_narrow
             scale = theta[at_device[kind]] + (theta[at_narrow[kind]] if is_narrow else 0.0)
             logs = theta[:_N] + theta[start : start + _N] + theta[start + _N] + scale * COMPUTE
@@ -181,7 +181,7 @@ def fit_knowledge(rows: Sequence[Measured], terms: Array | None = None) -> Knowl
         devices={name: float(theta[at]) for name, at in at_device.items()},
         narrow={name: float(theta[at]) for name, at in at_narrow.items()},
         rows={
-            name: dict(Counter(row.machines.device.name for row in rows if row.stack.family == name))
+            name: dict(Counter(row.cluster.gpu.kind for row in rows if row.stack.family == name))
             for name in names
         },
     )

@@ -57,9 +57,7 @@ class _Group:
     @classmethod
     def of(cls, rows: Sequence[Measured], terms: Array, known: Knowledge) -> "_Group":
         return cls(
-            logs=np.array(
-                [known.logs(row.stack.family, row.machines.device.name, row.training) for row in rows]
-            ),
+            logs=np.array([known.logs(row.stack.family, row.cluster.gpu.kind, row.training) for row in rows]),
             terms=terms,
             step_s=np.array([row.step_s for row in rows]),
             mfu=np.array([row.mfu for row in rows]),
@@ -144,7 +142,7 @@ def predictions(rows: Sequence[Measured]) -> pd.DataFrame:
     fitted, prior = _fits(rows, terms), uncalibrated()
     found = []
     for row, ideal in zip(rows, terms, strict=True):
-        kind = row.machines.device.name
+        kind = row.cluster.gpu.kind
         parts_s = prior.parts_s(fitted(row.source).logs(row.stack.family, kind, row.training), ideal[None, :])
         step_s, spread = float(parts_s.sum()), float(prior.spread(parts_s)[0])
         found.append(
@@ -154,7 +152,7 @@ def predictions(rows: Sequence[Measured]) -> pd.DataFrame:
                 "device": kind,
                 "precision": row.training.precision,
                 "model": row.training.model.name,
-                "n_gpus": row.machines.n_gpus,
+                "n_gpus": row.cluster.n_gpus,
                 "measured_step_s": row.step_s,
                 "predicted_step_s": step_s,
                 "low_step_s": step_s * math.exp(-_Z90 * spread),
@@ -177,8 +175,8 @@ def judge_memory(rows: Sequence[Measured]) -> pd.DataFrame:
     """
     found: dict[str, list[tuple[Measured, float, bool]]] = {}
     for row in rows:
-        table = memory_table(row.training, Grid.of([row.layout]), row.machines, row.stack)
-        possible = bool(fits(table, row.machines)[0])
+        table = memory_table(row.training, Grid.of([row.layout]), row.cluster, row.stack)
+        possible = bool(fits(table, row.cluster)[0])
         found.setdefault(row.source, []).append((row, float(table.sum()), possible))
     lines = []
     for source, several in sorted(found.items()):

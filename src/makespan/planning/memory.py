@@ -8,9 +8,9 @@ activations of as many micro-batches as there are stages.
 import numpy as np
 from numpy.typing import NDArray
 
+from makespan.hardware import ClusterSpec
 from makespan.planning.architecture import Experts
 from makespan.planning.columns import Column, at_least, at_most, table_of, where
-from makespan.planning.machines import Machines
 from makespan.planning.stacks import Software, Training
 from makespan.planning.steptime import Grid, weights
 
@@ -28,7 +28,7 @@ _WRITTEN_ENTRIES = {(False, True): 18.0, (True, True): 34.0, (False, False): 16.
 _BUCKET_LAYERS = 2.0  # layers that fully sharded data parallelism holds at once
 
 
-def memory_table(training: Training, grid: Grid, machines: Machines, stack: Software) -> Array:
+def memory_table(training: Training, grid: Grid, cluster: ClusterSpec, stack: Software) -> Array:
     """Return the memory of a device [B], (n_layouts, n_components), columns as in `COMPONENTS`."""
     model, width = training.model, training.element_bytes
     hidden, tp = float(model.hidden), grid.tp
@@ -117,6 +117,6 @@ def memory_table(training: Training, grid: Grid, machines: Machines, stack: Soft
     return table_of(table, COMPONENTS, len(grid))
 
 
-def fits(table: Array, machines: Machines) -> NDArray[np.bool_]:
+def fits(table: Array, cluster: ClusterSpec) -> NDArray[np.bool_]:
     """Tell which layouts fit into the memory of a device."""
-    return np.asarray(table.sum(axis=1) <= machines.device.memory_bytes)
+    return np.asarray(table.sum(axis=1) <= cluster.gpu.sustained.memory_bytes)

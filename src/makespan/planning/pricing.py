@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
@@ -14,10 +15,10 @@ from numpy.typing import NDArray
 
 from makespan.errors import InfeasiblePlanError, InputError, TraceError, cell_error, unknown_name
 from makespan.files import read_bytes
+from makespan.hardware import ClusterSpec, cluster_of, pools
 from makespan.planning.architecture import Architecture, Experts
 from makespan.planning.factors import Calibrated, Knowledge, calibrate_rows, knowledge, uncalibrated
 from makespan.planning.layout import Layout, Recompute, parse_layout
-from makespan.planning.machines import Machines, read_machines
 from makespan.planning.memory import COMPONENTS, fits, memory_table
 from makespan.planning.stacks import Software, Training
 from makespan.planning.steptime import NAMES, Grid, ideal_terms
@@ -82,7 +83,7 @@ class Priced:
         return ", ".join(f"{name} +{extra[name]:.3g} s" for name in slower[:3])
 
 
-MeasuredStep = tuple[Training, Layout, Machines, float]
+MeasuredStep = tuple[Training, Layout, ClusterSpec, float]
 """A measured step: the run, its layout, the cluster, and the time [s]."""
 
 
@@ -94,20 +95,32 @@ class Pricer:
     """
 
     training: Training
-    machines: Machines
+    cluster: ClusterSpec
     stack: Software
     calibrated: Calibrated = field(default_factory=uncalibrated)
     base: Knowledge = field(default_factory=knowledge)
     measured: tuple[MeasuredStep, ...] = ()
 
+    def __post_init__(self) -> None:
+        _ = self.cluster.gpu.sustained  # raises where there are several, or nobody knows what it sustains
+        if len(self.cluster.runs) > 1:
+            pools(self.cluster)  # raises where nodes differ in more than their sizes
+
+    @property
+    def machines(self) -> ClusterSpec:
+        """Name of ``cluster`` in the last version; warns."""
+        warnings.warn("Pricer.machines is now cluster", DeprecationWarning, stacklevel=2)
+        return self.cluster
+
     def parts_s(self, grid: Grid) -> Array:
         """Return the steps of all columns of a grid by term [s], (n_layouts, n_terms)."""
-        logs = self.base.logs(self.stack.family, self.machines.device.name, self.training)
-        blocks = [
-            self.calibrated.parts_s(logs, ideal_terms(self.training, block, self.machines, self.stack))
-            for block in grid.blocks()
-        ]
-        return np.concatenate(blocks)
+        logs = self.base.logs(self.stack.family, self.cluster.gpu.kind, self.training)
+        found, start = np.empty((len(grid), len(NAMES))), 0
+        for block in grid.blocks():  # each into its place, so that memory is used again while it is in caches
+            terms = ideal_terms(self.training, block, self.cluster, self.stack)
+            found[start : start + len(block)] = self.calibrated.parts_s(logs, terms)
+            start += len(block)
+        return found
 
     def steps_of(self, measured: Sequence[MeasuredStep]) -> Array:
         """Return the predicted steps of measured rows by term [s], (n_rows, n_terms)."""
@@ -118,15 +131,15 @@ class Pricer:
         """Return logarithms of factors and ideal terms [s] of measured rows, (n_rows, n_terms) each."""
         if not measured:
             return np.zeros((0, len(NAMES))), np.zeros((0, len(NAMES)))
-        logs = [self.base.logs(self.stack.family, where.device.name, run) for run, _, where, _ in measured]
+        logs = [self.base.logs(self.stack.family, where.gpu.kind, run) for run, _, where, _ in measured]
         terms = [ideal_terms(run, Grid.of([layout]), where, self.stack) for run, layout, where, _ in measured]
         return np.array(logs), np.concatenate(terms)
 
     def mfu(self, step_s: float | Array) -> float | Array:
         """Return the model FLOP of steps [s] over the dense peak of all devices [1]."""
-        training, machines = self.training, self.machines
+        training, cluster = self.training, self.cluster
         flop = training.global_batch * training.model.flop_per_sample(training.seq) * training.computed_share
-        peak = machines.n_gpus * machines.device.peak_flop_per_s(training.precision)
+        peak = cluster.n_gpus * cluster.gpu.sustained_peak(training.precision)
         return flop / step_s / peak
 
     def joint(self, layouts: Sequence[Layout]) -> Joint:
@@ -149,7 +162,7 @@ class Pricer:
         found = [
             math.log(step_s)
             for run, own, where, step_s in self.measured
-            if own.text == layout.text and run == self.training and where.n_gpus == self.machines.n_gpus
+            if own.text == layout.text and run == self.training and where.n_gpus == self.cluster.n_gpus
         ]
         return math.exp(sum(found) / len(found)) if found else None
 
@@ -159,14 +172,14 @@ class Pricer:
         Raises `PlanError` where the batch cannot be divided, `InputError` where the layout does not go with
         the model or the cluster.
         """
-        training, machines = self.training, self.machines
-        check_layout(training, machines, layout)
+        training, cluster = self.training, self.cluster
+        check_layout(training, cluster, layout)
         grid = Grid.of([layout])
         parts_s = self.parts_s(grid)
-        memory = memory_table(training, grid, machines, self.stack)
+        memory = memory_table(training, grid, cluster, self.stack)
         step_s, spread = float(parts_s.sum()), float(self.spread(parts_s)[0])
-        throughput = training.tokens_per_step / step_s / machines.n_gpus
-        price = machines.usd_per_gpu_hour
+        throughput = training.tokens_per_step / step_s / cluster.n_gpus
+        price = cluster.usd_per_gpu_hour
         return Priced(
             layout=layout,
             step_s=step_s,
@@ -175,18 +188,18 @@ class Pricer:
             tokens_per_s_per_gpu=throughput,
             mfu=float(self.mfu(step_s)),
             usd_per_million_tokens=price / HOUR / throughput * 1e6 if price else float("nan"),
-            memory_bytes=dict(zip(COMPONENTS, map(float, memory[0]), strict=True)),
-            terms_s=dict(zip(NAMES, map(float, parts_s[0]), strict=True)),
-            is_feasible=bool(fits(memory, machines)[0]),
+            memory_bytes=dict(zip(COMPONENTS, memory[0].tolist(), strict=True)),
+            terms_s=dict(zip(NAMES, parts_s[0].tolist(), strict=True)),
+            is_feasible=bool(fits(memory, cluster)[0]),
         )
 
 
-def check_layout(training: Training, machines: Machines, layout: Layout) -> None:
+def check_layout(training: Training, cluster: ClusterSpec, layout: Layout) -> None:
     """Reject a layout that does not go with model, batch or cluster: `PlanError` or `InputError`."""
     layout.microbatches(training.global_batch)
-    if layout.n_gpus != machines.n_gpus:
+    if layout.n_gpus != cluster.n_gpus:
         raise InputError(
-            f"layout {layout.text!r} is for {layout.n_gpus} GPUs; the cluster has {machines.n_gpus}"
+            f"layout {layout.text!r} is for {layout.n_gpus} GPUs; the cluster has {cluster.n_gpus}"
         )
     if training.seq < layout.cp:
         raise InputError(
@@ -211,24 +224,24 @@ def misfit(model: Architecture, layout: Layout) -> str:
     return ""
 
 
-def layouts(training: Training, machines: Machines) -> Iterator[Layout]:
+def layouts(training: Training, cluster: ClusterSpec) -> Iterator[Layout]:
     """Yield the layouts that go with a run and a cluster, whether they fit into memory or not.
 
     Tensor parallelism stays inside a node; degrees are divisors. What is sharded is the optimizer (ZeRO-1)
     or, without a pipeline, also the parameters (FSDP), over all devices or those of a node (HSDP).
     """
-    model, n = training.model, machines.n_gpus
+    model, n = training.model, cluster.n_gpus
     experts = next((run.ffn.n_experts for run in model.kinds if isinstance(run.ffn, Experts)), 1)
     items = (model.n_layers, model.n_layers + 2)  # with embedding and loss as layers of their own
     for tp, pp in itertools.product(_divisors(n), _divisors(n)):
-        if n % (tp * pp) or tp > min(_MOST_TENSOR, machines.gpus_per_node):
+        if n % (tp * pp) or tp > min(_MOST_TENSOR, cluster.gpus_per_node):
             continue
         chunks = [v for v in _CHUNKS if pp > 1 and any(count % (pp * v) == 0 for count in items)]
         for cp in _divisors(n // (tp * pp)):
             if cp > 1 and training.seq // cp < _LEAST_PIECE:
                 continue
             dp = n // (tp * pp * cp)
-            peers, node = dp * cp, machines.gpus_per_node // tp
+            peers, node = dp * cp, cluster.gpus_per_node // tp
             sharded = [(1, 0)]
             if pp == 1 and peers > 1:
                 sharded.append((3, 0))
@@ -320,24 +333,24 @@ class _Search:
 
 def _search(pricer: Pricer) -> _Search:
     """Price all layouts of a run; raises `InfeasiblePlanError` where none fits."""
-    training, machines = pricer.training, pricer.machines
-    tried = list(layouts(training, machines))
+    training, cluster = pricer.training, pricer.cluster
+    tried = list(layouts(training, cluster))
     if not tried:
         raise InfeasiblePlanError(
-            f"no layout divides a batch of {training.global_batch} samples over {machines.n_gpus} GPUs; "
+            f"no layout divides a batch of {training.global_batch} samples over {cluster.n_gpus} GPUs; "
             "expected a batch that has the data-parallel degree as a divisor"
         )
     blocks = list(Grid.of(tried).blocks())
     step_s = np.concatenate([pricer.parts_s(grid).sum(axis=1) for grid in blocks])
-    memory = np.concatenate([memory_table(training, grid, machines, pricer.stack) for grid in blocks])
-    fit = fits(memory, machines)
+    memory = np.concatenate([memory_table(training, grid, cluster, pricer.stack) for grid in blocks])
+    fit = fits(memory, cluster)
     if not fit.any():
         needed = memory.sum(axis=1)
         least = int(np.argmin(needed))
         raise InfeasiblePlanError(
             f"none of {len(tried):,} layouts fits: the smallest, {tried[least].text!r}, needs "
-            f"{needed[least] / GIB:.0f} GiB on a device with {machines.device.memory_gib:.0f} GiB; "
-            "more GPUs or a smaller model would help"
+            f"{needed[least] / GIB:.0f} GiB on a device with "
+            f"{cluster.gpu.sustained.memory_bytes / GIB:.0f} GiB; more GPUs or a smaller model would help"
         )
     return _Search(tried, step_s, memory, fit)
 
@@ -393,11 +406,11 @@ def feasible_table(pricer: Pricer) -> pd.DataFrame:
     at = at[np.argsort(found.step_s[at], kind="stable")]
     chosen, step_s = [found.tried[i] for i in at], found.step_s[at]
     spread = np.concatenate([pricer.spread(pricer.parts_s(one)) for one in Grid.of(chosen).blocks()])
-    throughput = pricer.training.tokens_per_step / step_s / pricer.machines.n_gpus
+    throughput = pricer.training.tokens_per_step / step_s / pricer.cluster.n_gpus
     names = [one.name for one in fields(Layout)]
     return pd.DataFrame(
         {
-            "n_gpus": pricer.machines.n_gpus,
+            "n_gpus": pricer.cluster.n_gpus,
             "layout": [one.text for one in chosen],
             "step_s": step_s,
             "low_s": step_s * np.exp(-_Z90 * spread),
@@ -413,7 +426,7 @@ def feasible_table(pricer: Pricer) -> pd.DataFrame:
 _OWN, _OPTIONAL = ("n_gpus", "layout", "step_s"), ("seq", "batch", "precision", "memory_gib")
 
 
-def read_measured(path: str | Path, training: Training, machines: Machines) -> list[MeasuredStep]:
+def read_measured(path: str | Path, training: Training, cluster: ClusterSpec) -> list[MeasuredStep]:
     """Read measured steps of one model on one kind of device from a CSV.
 
     Columns: ``n_gpus``, ``layout`` (such as ``tp4 pp4 mb1``) and ``step_s`` [s]; ``seq``, ``batch`` and
@@ -431,7 +444,7 @@ def read_measured(path: str | Path, training: Training, machines: Machines) -> l
         raise TraceError(f"{where}: column {missing[0]!r} is missing; expected {', '.join(_OWN)}")
     if unknown := [name for name in frame.columns if name not in (*_OWN, *_OPTIONAL)]:
         raise TraceError(f"{where}: {unknown_name('column', unknown[0], (*_OWN, *_OPTIONAL))}")
-    found: list[tuple[Training, Layout, Machines, float]] = []
+    found: list[tuple[Training, Layout, ClusterSpec, float]] = []
     for number, record in enumerate(frame.to_dict("records"), start=1):
         cells = {str(name): str(cell).strip() for name, cell in record.items() if str(cell).strip()}
         place = partial(_positive, cells, where, number)
@@ -441,7 +454,7 @@ def read_measured(path: str | Path, training: Training, machines: Machines) -> l
         if "layout" not in cells:
             raise cell_error(where, number, "layout", "", "words such as tp4 pp2 mb1")
         try:
-            there = machines.with_gpus(n_gpus)
+            there = cluster.with_gpus(n_gpus)
             layout = parse_layout(cells["layout"], there.n_gpus)
             run = replace(
                 training,
@@ -451,7 +464,7 @@ def read_measured(path: str | Path, training: Training, machines: Machines) -> l
             )
             check_layout(run, there, layout)
             flop = run.global_batch * run.model.flop_per_sample(run.seq) * run.computed_share
-            share = flop / step_s / (n_gpus * there.device.peak_flop_per_s(run.precision))
+            share = flop / step_s / (n_gpus * there.gpu.sustained_peak(run.precision))
         except TraceError:
             raise
         except InputError as error:
@@ -552,9 +565,9 @@ def size_clusters(
     rows = []
     n_gpus = 1
     while n_gpus <= most_gpus:
-        machines = replace(read_machines(f"{n_gpus}x{kind}"), usd_per_gpu_hour=usd_per_gpu_hour)
+        cluster = replace(cluster_of(kind, n_gpus), usd_per_gpu_hour=usd_per_gpu_hour)
         try:
-            best = plan(Pricer(training, machines, stack), 1).best[0]
+            best = plan(Pricer(training, cluster, stack), 1).best[0]
         except InfeasiblePlanError:  # too small for the model, or more devices than the batch has samples
             n_gpus *= 2
             continue

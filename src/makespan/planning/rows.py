@@ -14,10 +14,10 @@ from typing import Any, cast
 
 from makespan.errors import InputError, MakespanError, TraceError
 from makespan.files import read_bytes, read_preset
+from makespan.hardware import ClusterSpec, cluster_of, gpu_names
 from makespan.planning.architecture import Architecture, Attention, FeedForward, Layers
 from makespan.planning.configs import model_names, read_model
 from makespan.planning.layout import Layout, Recompute
-from makespan.planning.machines import Machines, device, device_names
 from makespan.planning.stacks import Software, Training, software
 from makespan.tables import parse_csv
 from makespan.units import GIB
@@ -46,7 +46,7 @@ class Measured:
     address: str
     training: Training
     layout: Layout
-    machines: Machines
+    cluster: ClusterSpec
     stack: Software
     step_s: float
     memory_bytes: float
@@ -67,7 +67,7 @@ class Measured:
     @property
     def group(self) -> str:
         """Source, device and precision: rows that are judged together."""
-        return f"{self.source} {self.machines.device.name} {self.training.precision}"
+        return f"{self.source} {self.cluster.gpu.kind} {self.training.precision}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,14 +157,14 @@ def _measured(row: Mapping[str, str]) -> Measured:
     beside = register["beside"].get(row["source"], {}).get(row["model"], {})
     row = {**row, **{name: str(value) for name, value in beside.items()}}
     kind = register["devices"].get(row["gpu"], row["gpu"])
-    if kind not in device_names():
+    if kind not in gpu_names(sustained=True):
         raise _Unusable(f"device {row['gpu']!r} is not in the catalogue")
     precision = register["precisions"].get(row["precision"])
     if precision is None:
         raise _Unusable(f"precision {row['precision']!r} is not one precision")
     stack, model = _stack(row), _model(row)
     n_gpus, per_node = _count(row, "n_gpus"), _count(row, "gpus_per_node", 8)
-    machines = Machines(row["gpu"], device(kind), n_gpus, min(per_node, n_gpus))
+    cluster = cluster_of(kind, n_gpus, row["gpu"], min(per_node, n_gpus))
     layout, assumed = _layout(row, model, stack, n_gpus)
     share = next((rule["share"] for rule in register["padded"] if rule["text"] in row["note"]), 1.0)
     tuned = next((rule for rule in register["tuned"] if rule["text"] in row["note"]), None)
@@ -187,7 +187,7 @@ def _measured(row: Mapping[str, str]) -> Measured:
     )
     step_s = _step_s(row, training, n_gpus)
     flop = training.global_batch * model.flop_per_sample(training.seq) * share
-    mfu = flop / (step_s * n_gpus * machines.device.peak_flop_per_s(precision))
+    mfu = flop / (step_s * n_gpus * cluster.gpu.sustained_peak(precision))
     if mfu > _MOST_OF_PEAK:
         raise _Unusable(f"{mfu:.0%} of the peak, more than {_MOST_OF_PEAK:.0%}")
     return Measured(
@@ -195,7 +195,7 @@ def _measured(row: Mapping[str, str]) -> Measured:
         address=row["address"],
         training=training,
         layout=layout,
-        machines=machines,
+        cluster=cluster,
         stack=stack,
         step_s=step_s,
         memory_bytes=_number(row, "peak_mem_gib", 0.0) * GIB,

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pandas as pd
 
 from makespan.errors import InfeasiblePlanError
+from makespan.hardware import cluster_of
 from makespan.planning.layout import Layout
-from makespan.planning.machines import read_machines
 from makespan.planning.pricing import Pricer, plan
 from makespan.planning.stacks import Software, Training
 from makespan.planning.steptime import NAMES, Grid
@@ -21,9 +21,9 @@ def kernel_limit_s(pricer: Pricer) -> float:
     No layout is faster: nothing is communicated, computed again or waited for, and kernels run as fast as on
     one device that holds the whole model.
     """
-    alone = replace(pricer, machines=replace(pricer.machines.with_gpus(1), gpus_per_node=1))
+    alone = replace(pricer, cluster=pricer.cluster.with_gpus(1))
     parts_s = alone.parts_s(Grid.of([Layout(dp=1)]))[0]
-    return float(parts_s[_KERNELS].sum()) / pricer.machines.n_gpus
+    return float(parts_s[_KERNELS].sum()) / pricer.cluster.n_gpus
 
 
 def scaling(
@@ -50,7 +50,7 @@ def scaling(
     rows = []
     for n_gpus in counts:
         training = training_of(n_gpus)
-        pricer = Pricer(training, read_machines(f"{n_gpus}x{kind}"), stack)
+        pricer = Pricer(training, cluster_of(kind, n_gpus), stack)
         try:
             best = plan(pricer, 1).best[0]
         except InfeasiblePlanError:

@@ -13,12 +13,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from makespan.hardware import ClusterSpec
 from makespan.planning.architecture import Architecture, Experts, Layers
 from makespan.planning.columns import Column, at_least, at_most, ceil, floor, power, table_of, where
 from makespan.planning.layout import Layout
-from makespan.planning.machines import Machines
 from makespan.planning.stacks import Software, Training
-from makespan.units import GB
 
 Array = NDArray[np.float64]
 Products = Callable[[Column, Column, Column, Column], Column]
@@ -183,18 +182,38 @@ class Grid:
         return self.micro_batch * own / self.cp
 
 
-def group_bandwidth(size: Column, inner: Column, machines: Machines) -> Column:
+class Rates(NamedTuple):
+    """Rates of links and memory of a device [B/s per direction], and the devices that the fast link joins."""
+
+    link: float
+    network: float
+    memory: float
+    gpus_per_node: int
+
+    @classmethod
+    def of(cls, cluster: ClusterSpec) -> "Rates":
+        """Return the rates of a cluster of equal nodes; devices that share a card have equal parts of it."""
+        node = cluster.nodes[0]
+        card = node.nic_bandwidth_bytes_per_s / node.gpus_per_nic
+        return cls(
+            node.intra_bandwidth_bytes_per_s,
+            card * cluster.network.bandwidth_factor,
+            node.gpu.memory_bandwidth_bytes_per_s,
+            cluster.gpus_per_node,
+        )
+
+
+def group_bandwidth(size: Column, inner: Column, rates: Rates) -> Column:
     """Return the bandwidth of a ring over ``size`` devices, every ``inner``-th of the order [B/s].
 
     Between nodes, each device of a node brings in an equal part over its own card, and the parts go round in
     the node: times add up.
     """
-    link = machines.device.link_gb_per_s * GB * _LINK
-    network = machines.device.network_gb_per_s * GB * _NETWORK
-    local = at_least(floor(machines.gpus_per_node / inner), 1.0)
+    link, network = rates.link * _LINK, rates.network * _NETWORK
+    local = at_least(floor(rates.gpus_per_node / inner), 1.0)
     nodes = at_least(size / local, 1.0)
     across = 1 / at_least((1 - 1 / nodes) / (local * network) + (local - 1) / local / link, 1e-30)
-    return where(size * inner <= machines.gpus_per_node, link, across)
+    return where(size * inner <= rates.gpus_per_node, link, across)
 
 
 def weights(training: Training, grid: Grid) -> tuple[Column, Column]:
@@ -238,11 +257,11 @@ class _Routed(NamedTuple):
         tokens: Column,
         training: Training,
         grid: Grid,
-        machines: Machines,
+        rates: Rates,
         products_s: Products,
     ) -> "_Routed":
         """Count the experts of a layer that computes ``tokens`` on each device."""
-        device, bytes_per = machines.device, training.element_bytes
+        bytes_per = training.element_bytes
         hidden, tp, again = float(training.model.hidden), grid.tp, grid.again
         # Devices that cut experts compute a part of each for all tokens of the group, the others all of
         # it for their own tokens.
@@ -259,17 +278,17 @@ class _Routed(NamedTuple):
         width = 1.5 if training.is_narrow else 2.0
         # A token goes once to every node that has one of its experts, and from there over the fast link.
         # Its groups of experts are on some nodes alone: a part of all, or as many as they meet by chance.
-        open_nodes = nodes = at_least(grid.ep / machines.gpus_per_node, 1.0)
+        open_nodes = nodes = at_least(grid.ep / rates.gpus_per_node, 1.0)
         if ffn.reach < 1:
             met = nodes * (1.0 - power(1.0 - 1.0 / nodes, ffn.groups_per_token))
             open_nodes = where(nodes >= ffn.n_groups, nodes * ffn.reach, met)
         visited = open_nodes * (1.0 - power(1.0 - 1.0 / open_nodes, ffn.per_token))
-        inside = at_most(grid.ep, machines.gpus_per_node)
+        inside = at_most(grid.ep, rates.gpus_per_node)
         open_devices = at_least(grid.ep * ffn.reach, 1.0)
         near = at_most(open_devices, float(ffn.per_token)) * (1.0 - 1.0 / inside)
         far = visited * (1.0 - 1.0 / nodes)
-        near_s = near / (device.link_gb_per_s * GB * _ALL_TO_ALL)
-        far_s = far / (device.network_gb_per_s * GB * _NETWORK)
+        near_s = near / (rates.link * _ALL_TO_ALL)
+        far_s = far / (rates.network * _NETWORK)
         return cls(
             here=here,
             products_s=(ffn.n_matrices - 1) * up + down,
@@ -279,15 +298,17 @@ class _Routed(NamedTuple):
         )
 
 
-def ideal_terms(training: Training, grid: Grid, machines: Machines, stack: Software) -> Array:
+def ideal_terms(training: Training, grid: Grid, cluster: ClusterSpec, stack: Software) -> Array:
     """Return the ideal time of every term [s], (n_layouts, n_terms), columns as in `NAMES`.
 
-    Raises `UnknownNameError` for a precision that the device does not have.
+    Nodes are equal, as a `Pricer` checks; the last may be smaller. Raises `UnknownNameError` for a precision
+    that the device does not have, `InputError` where nobody knows what it sustains.
     """
-    device, model = machines.device, training.model
-    peak, peak16 = device.peak_flop_per_s(training.precision), device.peak_flop_per_s(training.core_precision)
-    share, half = device.products[training.precision]
-    memory = device.memory_gb_per_s * GB * _STREAMING
+    model, rates, gpu = training.model, Rates.of(cluster), cluster.nodes[0].gpu
+    peak, peak16 = gpu.sustained_peak(training.precision), gpu.sustained_peak(training.core_precision)
+    share, half = gpu.sustained.products[training.precision]
+    attention_shares, link_latency_s = gpu.sustained.attention, cluster.nodes[0].intra_latency_s
+    memory = rates.memory * _STREAMING
     bytes_per, is_narrow = training.element_bytes, training.is_narrow
     hidden, tp, cp, pp = float(model.hidden), grid.tp, grid.cp, grid.pp
     count, again, again_core = grid.microbatches(training), grid.again, grid.again_core
@@ -302,7 +323,7 @@ def ideal_terms(training: Training, grid: Grid, machines: Machines, stack: Softw
             passes = passes + 1.0 + half / tokens
         return 2.0 * tokens * out * size * passes / (peak * share)
 
-    link, ring = group_bandwidth(tp, 1.0, machines), group_bandwidth(cp, tp, machines)
+    link, ring = group_bandwidth(tp, 1.0, rates), group_bandwidth(cp, tp, rates)
     for run in model.kinds:
         seq = model.tokens(run, training.seq) * training.computed_share
         tokens = grid.tokens(training, run)
@@ -329,7 +350,7 @@ def ideal_terms(training: Training, grid: Grid, machines: Machines, stack: Softw
                 if is_odd:
                     n_terms["odd_heads"] += n * in_core * (_GEMM_PASSES + again_core)
             else:
-                reached, length = device.attention[stack.attention]
+                reached, length = attention_shares[stack.attention]
                 # The first kernels have smaller tiles for heads of 128 channels: those of 64 are as fast.
                 is_slower = part.head_dim <= 64 and stack.attention != "first"
                 small = _SMALL_HEAD if is_slower else 1.0
@@ -372,7 +393,7 @@ def ideal_terms(training: Training, grid: Grid, machines: Machines, stack: Softw
                 reductions = reductions + 1.0
             reductions = reductions + (grid.expert_cut > 1)
             if (ffn, run.seq) not in routed:  # layers that differ in their attention have the same experts
-                routed[ffn, run.seq] = _Routed.of(ffn, tokens, training, grid, machines, products_s)
+                routed[ffn, run.seq] = _Routed.of(ffn, tokens, training, grid, rates, products_s)
             one = routed[ffn, run.seq]
             n_terms["experts"] += n * one.here * one.products_s * stack.expert_share
             n_terms["expert_traffic"] += n * one.moved / memory * passes * stack.expert_share
@@ -387,13 +408,13 @@ def ideal_terms(training: Training, grid: Grid, machines: Machines, stack: Softw
             reductions = reductions + 1.0
         n_terms["products"] += n * dense
         volume = reductions * 2.0 * (tp - 1) / tp * tokens * hidden * bytes_per
-        moved_s = n * (volume / link + reductions * machines.link_latency_s) * (2.0 + again) * (tp > 1)
+        moved_s = n * (volume / link + reductions * link_latency_s) * (2.0 + again) * (tp > 1)
         n_terms["tensor_beside"] += moved_s * stack.overlaps_tensor
         n_terms["tensor"] += moved_s * (1.0 - stack.overlaps_tensor)
         if stack.regathers_inputs:
             # Of the input of each pair of products a device keeps its part, and gathers the rest once more
             # beside the gradient of that input (Korthikanti et al. 2022, section 4.2.2).
-            half_s = n * (volume / 2.0 / link + reductions * machines.link_latency_s) * (tp > 1)
+            half_s = n * (volume / 2.0 / link + reductions * link_latency_s) * (tp > 1)
             n_terms["tensor_beside"] += half_s * (grid.sequence_parallel > 0)
         gaps_s = _WRITTEN_KERNELS * _HOST_GAP_S if stack.is_written_out else _KERNELS_PER_LAYER * _GAP_S
         n_terms["launches"] += n * stack.launched_share * gaps_s * passes
@@ -406,7 +427,7 @@ def ideal_terms(training: Training, grid: Grid, machines: Machines, stack: Softw
     repeats = (count * uneven + ramp) / pp
     terms = {name: values * repeats for name, values in n_terms.items()}
     _add_head(terms, training, grid, count, stack, memory, products_s)
-    _add_transfers(terms, training, grid, machines, stack, count)
+    _add_transfers(terms, training, grid, rates, stack, count)
     return table_of(terms, NAMES, len(grid))
 
 
@@ -453,17 +474,17 @@ def _add_transfers(
     terms: dict[str, Column],
     training: Training,
     grid: Grid,
-    machines: Machines,
+    rates: Rates,
     stack: Software,
     count: Column,
 ) -> None:
     """Add what goes over links once a step or once a micro-batch, and the update of the states."""
-    device, model, bytes_per = machines.device, training.model, training.element_bytes
-    network, memory = device.network_gb_per_s * GB * _NETWORK, device.memory_gb_per_s * GB * _STREAMING
+    model, bytes_per = training.model, training.element_bytes
+    network, memory = rates.network * _NETWORK, rates.memory * _STREAMING
     tokens = grid.tokens(training, model.layers[-1])
     sent = tokens * model.hidden / grid.undivided * bytes_per
-    is_near = grid.dp * grid.tp * grid.cp * grid.pp <= machines.gpus_per_node
-    rate = where(is_near, device.link_gb_per_s * GB * _LINK, network)
+    is_near = grid.dp * grid.tp * grid.cp * grid.pp <= rates.gpus_per_node
+    rate = where(is_near, rates.link * _LINK, network)
     crossings = 2.0 * grid.interleave * (count + grid.pp - 1)
     terms["stages"] = (grid.pp > 1) * crossings * sent / rate
     terms["step"] = _STEP_S
@@ -484,11 +505,11 @@ def _add_transfers(
         trained, share = trains * held, (peers - 1) / peers
         plain = 2.0 * share * trained * gradient
         partitioned = share * trained * (gradient + bytes_per)
-        exchanged += where(grid.zero == 0, plain, partitioned) / group_bandwidth(peers, apart, machines)
+        exchanged += where(grid.zero == 0, plain, partitioned) / group_bandwidth(peers, apart, rates)
         gathered = rounds * (shard - 1) / shard * (2.0 * held + trained) * bytes_per
         groups = peers / shard
         between = 2.0 * (groups - 1) / groups * trained / shard * gradient / network
-        sharded += gathered / group_bandwidth(shard, apart, machines) + between
+        sharded += gathered / group_bandwidth(shard, apart, rates) + between
         states += trained * 16.0 / where(grid.zero >= 1, shard, 1.0)
     exchanged, sharded = exchanged * (grid.zero < 3), sharded * (grid.zero == 3)
     trained = trains * (expert + other)

@@ -117,7 +117,7 @@ class Scenario:
         made_for = self.made_for
         if made_for is None:
             return
-        if not (set(self.cluster.nodes) <= set(made_for.nodes) and self.cluster.network == made_for.network):
+        if not (set(self.cluster.kinds) <= set(made_for.kinds) and self.cluster.network == made_for.network):
             raise InputError(
                 f"scenario {self.name!r}: its iteration times hold for nodes and network of cluster "
                 f"{made_for.name!r}, got cluster {self.cluster.name!r}; assemble it anew by scenario(..., "

@@ -210,8 +210,7 @@ class TableCatalogue:
     def on(self, cluster: ClusterSpec) -> "TableCatalogue":
         """Return the catalogue of what fits an empty cluster; itself if everything does."""
         if cluster not in self._fitting:
-            is_homogeneous = len(set(cluster.nodes)) == 1
-            fitting = [item for item in self if _fits(item, cluster, is_homogeneous)]
+            fitting = [item for item in self if _fits(item, cluster)]
             self._fitting[cluster] = self if len(fitting) == len(self) else TableCatalogue(fitting)
         return self._fitting[cluster]
 
@@ -263,11 +262,11 @@ def _order(item: Configuration) -> tuple[int, int, tuple[int, ...], str, int, tu
     return (item.n_gpus, *placement_order(item.counts), item.plan, item.cpu_threads, item.gpu_types)
 
 
-def _fits(item: Configuration, cluster: ClusterSpec, is_homogeneous: bool) -> bool:
+def _fits(item: Configuration, cluster: ClusterSpec) -> bool:
     """Return whether an empty cluster can hold a configuration, each share on the smallest node with room."""
     if item.n_nodes > cluster.n_nodes:
         return False
-    if is_homogeneous:
+    if cluster.is_homogeneous:
         types = set(item.gpu_types) or {""}
         return all(_node_holds(cluster.nodes[0], item, item.counts[0], name) for name in types)
     free = sorted(cluster.nodes, key=lambda node: node.n_gpus)

@@ -4,9 +4,8 @@ If nodes have several types of GPU, each type has iteration times of its own, an
 at a time.
 """
 
-import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pandas as pd
@@ -20,41 +19,32 @@ from makespan.errors import (
 )
 from makespan.hardware import (
     ClusterSpec,
-    Gpu,
     Network,
     NodeSpec,
     cluster,
     cluster_names,
     homogeneous,
-    node as node_named,
+    joined,
+    pools,
+    read_pools,
 )
 from makespan.perf import Environment, environment_names, environment_of, load_environment
-from makespan.planning import Machines, device, device_names, read_pools
 from makespan.studies.catalogue import TableCatalogue, joined_catalogue, measured_catalogue
 from makespan.throughput import PlannedSource, ThroughputSource, is_planned
 from makespan.traces import Finding, ReadReport, read_nodes
-from makespan.units import GB
 
 _MAX_NODES, _MAX_GPUS = 10_000, 1_024
 _KNOWN_GPUS = {"v100m32": "v100-32", "p100": "p100-16", "t4": "t4-16"}
 """Types of GPU as openb and PAI spell them, if only one device of the catalogue can be meant."""
 
 
-_HOST = "h200"  # node whose CPU threads, memory and host links stand for those of clusters from a file
-_AS_PLANNED = {"h200-141": "h200"}  # devices that the planning catalogue calls otherwise
-
-
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A cluster, the environment whose constants hold there, if any, and the report of its list.
-
-    ``machines`` says what the devices of a cluster from a file sustain, by type.
-    """
+    """A cluster, the environment whose constants hold there, if any, and the report of its list."""
 
     cluster: ClusterSpec
     environment: str | Environment | None
     report: str = ""
-    machines: Mapping[str, Machines] = field(default_factory=dict)
 
 
 def site(
@@ -92,45 +82,16 @@ def site(
 
 
 def _is_of_machines(text: str) -> bool:
-    """Return True for a file or a text that `makespan.planning.read_pools` reads."""
+    """Return True for a file or a text that `makespan.hardware.read_pools` reads."""
     return Path(text).suffix == ".toml" or (text[:1].isdigit() and "x" in text and not Path(text).suffix)
 
 
 def _planned_site(given: str | Path, n_nodes: int | None, gpus_per_node: int | None) -> Site:
-    """Return the site of machines from a file or a text; what it lacks of hosts is that of another node."""
-    parts, host = read_pools(given), node_named(_HOST)
-    nodes: list[NodeSpec] = []
-    for part in parts:
-        kind = part.device
-        gpu = Gpu(
-            name=part.name,
-            peak_flop_per_s=tuple(sorted((key, peak * 1e12) for key, peak in kind.peak_tflop_per_s.items())),
-            memory_bytes=kind.memory_bytes + host.gpu.reserved_bytes,
-            memory_bandwidth_bytes_per_s=kind.memory_gb_per_s * GB,
-            reserved_bytes=host.gpu.reserved_bytes,
-            launch_gap_s=host.gpu.launch_gap_s,
-            memory_efficiency=host.gpu.memory_efficiency,
-            source=kind.source,
-        )
-        count, rest = divmod(part.n_gpus, part.gpus_per_node)
-        for n_gpus, times in ((part.gpus_per_node, count), (rest, 1)):
-            if n_gpus and times:
-                like = _with_gpus(host, n_gpus)
-                node = replace(
-                    like,
-                    name=f"{n_gpus} x {part.name}",
-                    gpu=gpu,
-                    intra_bandwidth_bytes_per_s=kind.link_gb_per_s * GB,
-                    intra_latency_s=part.link_latency_s,
-                    nic_bandwidth_bytes_per_s=kind.network_gb_per_s * GB,
-                )
-                nodes += [node] * times
-    network = Network(latency_s=max(part.network_latency_s for part in parts))
+    """Return the site of machines from a file or a text, on which nothing has been measured."""
     text = str(given)
     name = Path(text).stem if Path(text).suffix == ".toml" else text
-    where = resized(ClusterSpec(name, tuple(nodes), network), n_nodes, gpus_per_node)
-    environment = environment_of(where) if where.is_homogeneous else None
-    return Site(where, environment, machines={part.name: part for part in parts})
+    where = resized(joined(name, read_pools(given)), n_nodes, gpus_per_node)
+    return Site(where, environment_of(where) if where.is_homogeneous else None)
 
 
 def with_models(source: ThroughputSource, place: Site, keys: Iterable[str]) -> ThroughputSource:
@@ -139,48 +100,21 @@ def with_models(source: ThroughputSource, place: Site, keys: Iterable[str]) -> T
     Raises
     ------
     InputError
-        The planning catalogue lacks a type of GPU of the cluster.
+        Nobody knows what a type of GPU of the cluster sustains.
     """
     asked = list(keys)
     if not any(map(is_planned, asked)):
         return source
     is_alone = all(map(is_planned, asked))
-    parts = pools(place.cluster)
-    made = {
-        gpu_type: PlannedSource(
-            source.parts[gpu_type] if isinstance(source, TypedSource) else source,
-            place.machines.get(gpu_type) or _machines_of(pool),
-            pool,
-            is_alone,
-        )
-        for gpu_type, pool in parts.items()
-    }
+    made = {}
+    for gpu_type, pool in pools(place.cluster).items():
+        try:
+            _ = pool.gpu.sustained
+        except InputError as error:
+            raise InputError(f"cluster {pool.name!r}: {error}") from None
+        base = source.parts[gpu_type] if isinstance(source, TypedSource) else source
+        made[gpu_type] = PlannedSource(base, pool, is_alone)
     return TypedSource(made) if len(made) > 1 else next(iter(made.values()))
-
-
-def _machines_of(pool: ClusterSpec) -> Machines:
-    """Return the machines of equal nodes: the device of that name on the links of the node."""
-    node = pool.node
-    name = _AS_PLANNED.get(node.gpu_type, node.gpu_type)
-    if name not in device_names():
-        raise InputError(
-            f"cluster {pool.name!r}: steps of models of your own cannot be predicted on {node.gpu_type}; "
-            f"expected one of the devices {', '.join(device_names())}"
-        )
-    card_rate = node.nic_bandwidth_bytes_per_s / node.gpus_per_nic * pool.network.bandwidth_factor
-    kind = replace(
-        device(name),
-        link_gb_per_s=node.intra_bandwidth_bytes_per_s / GB,
-        network_gb_per_s=card_rate / GB,
-    )
-    return Machines(
-        node.gpu_type,
-        kind,
-        pool.n_gpus,
-        gpus_per_node=node.n_gpus,
-        link_latency_s=node.intra_latency_s,
-        network_latency_s=pool.network.latency_s,
-    )
 
 
 def resized(
@@ -199,25 +133,15 @@ def resized(
                 f"{count} {what}; expected 1 to {most}, as policies look at every node in each decision"
             )
     if not base.is_homogeneous:
-        kinds = ", ".join(dict.fromkeys(node.name for node in base.nodes))
+        kinds = ", ".join(dict.fromkeys(node.name for node in base.kinds))
         raise InputError(
             f"cluster {base.name!r} has several kinds of node ({kinds}), which a number of nodes or of GPUs "
             "in each does not change; expected a list of nodes as the cluster"
         )
     node, count = base.node, n_nodes or base.n_nodes
     if gpus_per_node is not None and gpus_per_node != node.n_gpus:
-        node = _with_gpus(node, gpus_per_node)
+        node = node.with_gpus(gpus_per_node)
     return homogeneous(node, count, base.network, name=f"{base.name} as {count} x {node.n_gpus}")
-
-
-def _with_gpus(node: NodeSpec, n_gpus: int) -> NodeSpec:
-    return replace(
-        node,
-        n_gpus=n_gpus,
-        n_nics=math.ceil(n_gpus / node.gpus_per_nic),
-        cpu_threads=node.cpu_threads_per_gpu * n_gpus,
-        host_memory_bytes=node.host_memory_bytes * n_gpus / node.n_gpus,
-    )
 
 
 # --- Lists of nodes ---
@@ -255,7 +179,7 @@ def read_cluster(path: str | Path, gpus: Mapping[str, str] | None = None) -> tup
     nodes: list[NodeSpec] = []
     for gpu, n_gpus, n_cpus, memory_bytes in rows:
         template = templates[gpu]
-        usual = template if n_gpus == template.n_gpus else _with_gpus(template, n_gpus)
+        usual = template.with_gpus(n_gpus)
         threads, host_bytes = n_cpus or usual.cpu_threads, memory_bytes or usual.host_memory_bytes
         node = replace(usual, cpu_threads=threads, host_memory_bytes=host_bytes)
         # A node like that of the catalogue keeps its name.
@@ -267,14 +191,8 @@ def read_cluster(path: str | Path, gpus: Mapping[str, str] | None = None) -> tup
         next(spec.network for spec in clusters if spec.gpu_types == (node.gpu_type,))
         for node in dict.fromkeys(templates.values())
     ]
-    network = Network(
-        latency_s=max(net.latency_s for net in networks),
-        oversubscription=max(net.oversubscription for net in networks),
-        rdma=all(net.rdma for net in networks),
-        tcp_factor=min(net.tcp_factor for net in networks),
-    )
     report = replace(read, n_kept=len(kept), findings=tuple(findings))
-    return ClusterSpec(Path(path).stem, tuple(nodes), network), report
+    return ClusterSpec(Path(path).stem, tuple(nodes), Network.slowest(networks)), report
 
 
 def _templates(types: Iterable[str], gpus: Mapping[str, str], where: str) -> dict[str, NodeSpec]:
@@ -300,38 +218,11 @@ def _templates(types: Iterable[str], gpus: Mapping[str, str], where: str) -> dic
 # --- Types of GPU ---
 
 
-def pools(where: ClusterSpec) -> dict[str, ClusterSpec]:
-    """Return the nodes of each type of GPU as a cluster of equal nodes, the largest of the type.
-
-    Raises `InputError` if nodes with the same type of GPU have different links.
-    """
-    by_type: dict[str, list[NodeSpec]] = {}
-    for node in where.nodes:
-        by_type.setdefault(node.gpu_type, []).append(node)
-    pooled = {}
-    for gpu_type, nodes in sorted(by_type.items()):
-        # Nodes of a type may differ in name, source and sizes alone.
-        bare = {
-            replace(node, name="", source="", n_gpus=1, n_nics=1, cpu_threads=1, host_memory_bytes=1.0)
-            for node in nodes
-        }
-        if len(bare) > 1:
-            raise InputError(
-                f"cluster {where.name!r}: nodes with device {gpu_type!r} differ in their links or rates; "
-                "expected another name for the device of each"
-            )
-        largest = max(
-            nodes, key=lambda node: (node.n_gpus, node.cpu_threads, node.host_memory_bytes, node.name)
-        )
-        pooled[gpu_type] = homogeneous(largest, len(nodes), where.network, name=where.name)
-    return pooled
-
-
 def largest_pool(where: ClusterSpec) -> int:
     """Return the most GPUs of one type, the limit of a job."""
     counts: dict[str, int] = {}
-    for node in where.nodes:
-        counts[node.gpu_type] = counts.get(node.gpu_type, 0) + node.n_gpus
+    for node, count in where.runs:
+        counts[node.gpu_type] = counts.get(node.gpu_type, 0) + node.n_gpus * count
     return max(counts.values())
 
 

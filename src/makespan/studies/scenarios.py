@@ -15,7 +15,7 @@ from pathlib import Path
 import pandas as pd
 
 from makespan.errors import InputError, MissingDataError, TraceError, unknown_name
-from makespan.hardware import ClusterSpec, cluster, cluster_names, homogeneous
+from makespan.hardware import ClusterSpec, cluster, cluster_names, homogeneous, pools
 from makespan.perf import environment_names
 from makespan.sim import (
     Catalogue,
@@ -42,7 +42,6 @@ from makespan.studies.clusters import (
     emulated_cluster,
     exact_catalogue,
     largest_pool,
-    pools,
     site,
     with_models,
 )
@@ -412,7 +411,7 @@ def scenario(
     source, cluster_name, n_nodes, gpus_per_node
         Source of iteration times, ``emulated``, ``published`` or ``measured``; cluster of the catalogue, list
         of nodes (see `makespan.traces.read_nodes`), machines (a text such as ``64xh100-80``, or a file, see
-        `makespan.planning.read_pools`) or cluster itself, and other numbers of nodes or of GPUs in each. With
+        `makespan.hardware.read_pools`) or cluster itself, and other numbers of nodes or of GPUs in each. With
         several types of GPU a job holds GPUs of one type at a time.
     restart_delay_s, interval_s
         Time without progress after every start and change [s]; length of a round [s], None for the policy's

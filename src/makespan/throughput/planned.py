@@ -11,7 +11,7 @@ else is tuned: of the layouts with the same name, the fastest that fits stands f
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,6 @@ from makespan.planning import (
     PRECISIONS,
     Grid,
     Layout,
-    Machines,
     Pricer,
     Software,
     Training,
@@ -242,14 +241,13 @@ class PlannedSource:
     ----------
     base
         Source of the workloads of the zoo.
-    machines, pool
-        What the devices sustain, and the equal nodes that have them.
+    pool
+        The equal nodes; what their devices sustain is known.
     is_alone
         True if no job trains a workload of the zoo.
     """
 
     base: ThroughputSource
-    machines: Machines
     pool: ClusterSpec
     is_alone: bool = False
 
@@ -272,38 +270,22 @@ class PlannedSource:
         """
         if not is_planned(workload_key):
             return self.base.load(workload_key)
-        return _shown(_Case.of(workload_key, self)).copy(deep=False)
+        return _shown(planned_workload(workload_key), self.pool).copy(deep=False)
 
     def layouts(self, workload_key: str) -> dict[tuple[str, str], str]:
         """Return the layout behind each plan and placement of a model of the user, in words."""
-        found = _priced(_Case.of(workload_key, self))
+        found = _priced(planned_workload(workload_key), self.pool)
         return {(plan, placement): layout.text for plan, placement, _, layout in found}
 
 
-@dataclass(frozen=True, slots=True)
-class _Case:
-    """What a table follows from, with its text as the key: devices have tables, which have no hash."""
-
-    text: str
-    planned: PlannedWorkload = field(compare=False)
-    machines: Machines = field(compare=False)
-    pool: ClusterSpec = field(compare=False)
-
-    @classmethod
-    def of(cls, workload_key: str, source: PlannedSource) -> "_Case":
-        """Return the case of a workload; a file counts by its content."""
-        planned = planned_workload(workload_key)
-        machines, pool = source.machines, source.pool
-        return cls(repr((planned, machines, pool.n_nodes, pool.node)), planned, machines, pool)
-
-
 @lru_cache(maxsize=128)
-def _shown(case: _Case) -> pd.DataFrame:
-    return cached_table(THROUGHPUT, case.text, _PLANNED_BY, lambda: _table(case))
+def _shown(planned: PlannedWorkload, pool: ClusterSpec) -> pd.DataFrame:
+    facts = (planned, pool.n_nodes, pool.node, pool.gpu.shares, pool.network)
+    return cached_table(THROUGHPUT, facts, _PLANNED_BY, lambda: _table(planned, pool))
 
 
-def _table(case: _Case) -> pd.DataFrame:
-    rows, planned, pool = _priced(case), case.planned, case.pool
+def _table(planned: PlannedWorkload, pool: ClusterSpec) -> pd.DataFrame:
+    rows = _priced(planned, pool)
     plans, placements, times_s = ([row[column] for row in rows] for column in range(3))
     frame = pd.DataFrame(
         {
@@ -326,16 +308,15 @@ def _table(case: _Case) -> pd.DataFrame:
 
 
 @lru_cache(maxsize=128)
-def _priced(case: _Case) -> list[tuple[str, str, float, Layout]]:
+def _priced(planned: PlannedWorkload, pool: ClusterSpec) -> list[tuple[str, str, float, Layout]]:
     """Return plan, placement, time of a step [s] and layout of every plan that fits, by devices.
 
     Nodes of a placement give equally many devices, as those of the planner do.
     """
-    planned, machines, pool = case.planned, case.machines, case.pool
     found: dict[tuple[str, str], tuple[float, Layout]] = {}
     least, n_layers = (np.inf, 0), planned.training.model.n_layers
     for placement in _placements(pool):
-        there = machines.with_gpus(placement.n_gpus, placement.gpus_per_node[-1])
+        there = pool.with_gpus(placement.n_gpus, placement.gpus_per_node[-1])
         tried = [one for one in layouts(planned.training, there) if _is_even(one, n_layers)]
         if not tried:
             continue
@@ -359,7 +340,8 @@ def _priced(case: _Case) -> list[tuple[str, str, float, Layout]]:
             )
         raise InfeasiblePlanError(
             f"workload {planned.key!r}: no layout fits on {pool.name!r}: the smallest needs "
-            f"{needed / GIB:.0f} GiB on each of {n_gpus} devices with {machines.device.memory_gib:.0f} GiB"
+            f"{needed / GIB:.0f} GiB on each of {n_gpus} devices with "
+            f"{pool.gpu.sustained.memory_bytes / GIB:.0f} GiB"
         )
     return [(plan, placement, time_s, layout) for (plan, placement), (time_s, layout) in found.items()]
 
