@@ -159,6 +159,40 @@ class Square(nn.Module):
         return self.voice(fog)
 
 
+class Lock(nn.Module):
+    """A layer that scales what its attention returns by a gate for each channel."""
+
+    def __init__(self, width=WIDTH, heads=HEADS):
+        super().__init__()
+        self.tide, self.ebb, self.gauge = heads, nn.LayerNorm(width), nn.LayerNorm(width)
+        self.inlet, self.chamber, self.outlet = (nn.Linear(width, width, bias=False) for _ in range(3))
+        self.sluice, self.quay = nn.Linear(width, width), nn.Linear(width, width)
+        self.pump, self.drain = nn.Linear(width, 3 * width), nn.Linear(3 * width, width)
+
+    def forward(self, water):
+        level = self.ebb(water)
+        parts = (self.inlet(level), self.chamber(level), self.outlet(level))
+        heads = (one.unflatten(-1, (self.tide, -1)).transpose(1, 2) for one in parts)
+        flow = F.scaled_dot_product_attention(*heads, is_causal=True).transpose(1, 2).flatten(2)
+        water = water + self.quay(flow * self.sluice(level).sigmoid())
+        return water + self.drain(F.relu(self.pump(self.gauge(water))))
+
+
+class Canal(nn.Module):
+    """A decoder of such layers."""
+
+    def __init__(self, depth=2):
+        super().__init__()
+        self.source, self.locks = nn.Embedding(WORDS, WIDTH), nn.ModuleList(Lock() for _ in range(depth))
+        self.mouth = nn.Linear(WIDTH, WORDS, bias=False)
+
+    def forward(self, words):
+        water = self.source(words)
+        for lock in self.locks:
+            water = lock(water)
+        return self.mouth(water)
+
+
 class Stall(nn.Module):
     """One of many gated parts."""
 
@@ -245,6 +279,7 @@ def picture(seed=0):
 
 
 INPUTS = {
+    "Canal": (words(),),
     "Forest": (words(),),
     "Harbour": (words(), picture()),
     "Square": (words(),),

@@ -30,7 +30,7 @@ def _verified(model, inputs, plan):
 def unusual():
     """Transformers with names of their own are split, and their gradients are right in training, too."""
     n = dist.get_world_size()
-    for kind in ("Forest", "Harbour", "Square"):
+    for kind in ("Forest", "Harbour", "Square", "Canal"):
         model = odd_transformers.seeded(kind)
         n_whole = sum(one.numel() for one in model.parameters())
         sch = _verified(model, odd_transformers.INPUTS[kind], f"tp{n} nosp mb1 recompute=full")

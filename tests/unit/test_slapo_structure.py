@@ -256,6 +256,13 @@ def test_texts_that_are_no_plan_are_refused():
         apply_plan(Once(), "tp0")
 
 
+def test_a_gate_of_attention_is_cut_by_heads_with_it():
+    found = find_structure(odd_transformers.seeded("Canal"), *odd_transformers.INPUTS["Canal"], n_processes=2)
+    gates = [part for part in found.parts if part.path.endswith(".sluice")]
+    assert [(part.role, part.how) for part in gates] == 2 * [("attention: gate", "columns")]
+    assert not found.kept_whole
+
+
 def test_stages_that_do_not_fit_the_layers_are_refused():
     model = odd_transformers.seeded("Forest")
     with pytest.raises(ArgumentError, match="4 stages; the model has 3 layers"):

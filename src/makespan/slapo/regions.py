@@ -87,7 +87,8 @@ def linear_of(module: nn.Module, call: LeafCall) -> Linear | None:
     if len(fits) == 2 and not isinstance(module, nn.Linear):  # square: only the values tell
         added = getattr(module, biases[0]) if biases else 0.0
         with torch.no_grad():
-            fits = [1] if torch.allclose(given @ weight + added, made, rtol=1e-3, atol=1e-4) else [0]
+            product = (given @ weight + added).reshape(made.shape)
+            fits = [1] if torch.allclose(product, made, rtol=1e-3, atol=1e-4) else [0]
     return Linear(matrices[0], biases[0] if biases else None, fits[0], *sizes)
 
 
@@ -314,7 +315,7 @@ class LayerFinder:
                 continue
             size = product.head_size
             heads = self.linears[region.row].n_in // size
-            roles = dict.fromkeys(columns - self.linears.keys(), "positions of heads")
+            roles = {path: "gate" if path in self.linears else "positions of heads" for path in columns}
             width = self.linears[min(values)].n_out // size
             kv_heads = width
             cross = self._is_cross(queries, keys)
