@@ -10,9 +10,11 @@ pytest.importorskip("transformers", reason="the transformers package is missing;
 
 import hf_models
 import hf_zoo
+import small_models
 from forked import forking_servers
 from group_worker import on_processes
 
+from makespan.planning import model_types
 from makespan.slapo import Verify, apply_plan, create_schedule, saved_tensors
 
 pytestmark = [pytest.mark.hf, pytest.mark.xdist_group("schedules")]
@@ -54,6 +56,12 @@ def test_the_table_of_models_is_what_processes_find_and_verify(root, tmp_path, r
     with path.open(encoding="utf-8", newline="") as file:
         assert list(csv.DictReader(file)) == table
     assert len(table) >= 32 and all(row["split by 2"].startswith("verified") for row in table)
+
+
+def test_language_models_of_every_type_that_plans_are_made_for_are_split_and_right():
+    kinds = [kind for kind in model_types() if small_models.class_of(kind, small_models.LANGUAGE)]
+    assert len(kinds) > 60
+    on_processes(2, "hf_structure_cases", ("every_type", {"kinds": kinds}))
 
 
 @pytest.mark.parametrize("n_processes", [2, 4])

@@ -5,6 +5,8 @@ import warnings
 from pathlib import Path
 
 import hf_zoo
+import small_models
+import torch
 import torch.distributed as dist
 
 from makespan.slapo import (
@@ -153,3 +155,19 @@ def _cut(name, alone):
     sch = create_schedule(hf_zoo.model(name).eval(), group=alone)
     _verified(sch, name, lambda: apply_plan(sch, "pp2 mb1", hf_zoo.inputs(name)), eval_mode=False)
     return "verified, one mode"
+
+
+def every_type(kinds):
+    """Split a small model of each type and verify it with all gradients; nothing is refused."""
+    inputs = {"input_ids": torch.randint(3, 90, (2, 16), generator=torch.Generator().manual_seed(0))}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "apply_plan of")
+        for kind in kinds:
+            torch.manual_seed(0)
+            made = small_models.class_of(kind, small_models.LANGUAGE)(small_models.config_of(kind))
+            sch = create_schedule(made.eval())
+            with Verify(sch, inputs) as check:
+                apply_plan(sch, f"tp{dist.get_world_size()} nosp mb1", inputs)
+            assert check.report.is_equal, kind
+            parts = sch.metadata.structure.parts
+            assert sum(part.how != "whole" for part in parts) >= 2, kind

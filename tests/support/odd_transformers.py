@@ -160,20 +160,22 @@ class Square(nn.Module):
 
 
 class Lock(nn.Module):
-    """A layer that scales what its attention returns by a gate for each channel."""
+    """A layer that scales what its attention returns by a number for each head, and by a gate."""
 
     def __init__(self, width=WIDTH, heads=HEADS):
         super().__init__()
         self.tide, self.ebb, self.gauge = heads, nn.LayerNorm(width), nn.LayerNorm(width)
         self.inlet, self.chamber, self.outlet = (nn.Linear(width, width, bias=False) for _ in range(3))
         self.sluice, self.quay = nn.Linear(width, width), nn.Linear(width, width)
+        self.valve = nn.Parameter(torch.linspace(0.5, 1.5, heads))
         self.pump, self.drain = nn.Linear(width, 3 * width), nn.Linear(3 * width, width)
 
     def forward(self, water):
         level = self.ebb(water)
         parts = (self.inlet(level), self.chamber(level), self.outlet(level))
         heads = (one.unflatten(-1, (self.tide, -1)).transpose(1, 2) for one in parts)
-        flow = F.scaled_dot_product_attention(*heads, is_causal=True).transpose(1, 2).flatten(2)
+        flow = F.scaled_dot_product_attention(*heads, is_causal=True) * self.valve[:, None, None]
+        flow = flow.transpose(1, 2).flatten(2)
         water = water + self.quay(flow * self.sluice(level).sigmoid())
         return water + self.drain(F.relu(self.pump(self.gauge(water))))
 

@@ -256,10 +256,11 @@ def test_texts_that_are_no_plan_are_refused():
         apply_plan(Once(), "tp0")
 
 
-def test_a_gate_of_attention_is_cut_by_heads_with_it():
+def test_a_gate_and_numbers_of_heads_are_cut_with_their_attention():
     found = find_structure(odd_transformers.seeded("Canal"), *odd_transformers.INPUTS["Canal"], n_processes=2)
-    gates = [part for part in found.parts if part.path.endswith(".sluice")]
-    assert [(part.role, part.how) for part in gates] == 2 * [("attention: gate", "columns")]
+    parts = {part.path.removeprefix("locks.0."): part for part in found.parts if "locks.0" in part.path}
+    assert (parts["sluice"].role, parts["sluice"].how) == ("attention: gate", "columns")
+    assert (parts["locks.0"].role, parts["locks.0"].how) == ("attention: numbers of heads", "columns")
     assert not found.kept_whole
 
 

@@ -468,9 +468,18 @@ class LayerFinder:
         if choice.place is not None:
             steps.append(Step("take_heads", choice.top, {"places": [list(choice.place)]}))
         for region in regions:
+            owner, vectors = self._vectors_of_heads(region)
+            steps += [Step("shard", owner, {"tensor_name": name, "axis": 0}) for name in vectors]
             row = self.linears[region.row]
             steps.append(Step("shard", region.row, {"tensor_name": row.weight, "axis": 1 - row.out_axis}))
         return steps
+
+    def _vectors_of_heads(self, region: _Region) -> tuple[str, list[str]]:
+        """Return the module of an attention, and its own parameters with a number per head, such as sinks."""
+        owner = common_owner(region.modules)
+        own = self.sample.layer.get_submodule(owner).named_parameters(recurse=False)
+        size = (region.heads,) if region.head_size is not None and owner not in region.modules else None
+        return owner, [name for name, one in own if tuple(one.shape) == size]
 
     def _keep(self, regions: Sequence[_Region], choice: "_Choice") -> None:
         cut, synced = self.cut, {"sync_op_or_fn": "all_reduce"}
@@ -489,6 +498,10 @@ class LayerFinder:
             self.exchanged.append(Exchanged(region.columns, region.row, tuple(syncs)))
             cut.parts += [self._part(path, region.roles[path], "columns") for path in region.columns]
             cut.parts.append(self._part(region.row, region.roles[region.row], "rows"))
+            owner, vectors = self._vectors_of_heads(region)
+            if vectors:
+                role = region.roles[region.row].replace("output", "numbers of heads")
+                cut.parts.append(self._part(owner, role, "columns"))
             for path in region.modules:
                 self.reasons.pop(path, None)
         if not self.along_sequence:

@@ -195,7 +195,7 @@ def find_structure(
         structure.steps += _below(path, cut.steps)
         syncs += _below(path, cut.syncs)
         structure.parts += [
-            StructurePart(part.role, f"{path}.{part.path}", part.kind, part.how, part.reason)
+            StructurePart(part.role, f"{path}.{part.path}".rstrip("."), part.kind, part.how, part.reason)
             for part in cut.parts
         ]
         structure.notes += [f"{note} (layers like {first!r})" for note in cut.notes if path == first]
