@@ -75,6 +75,20 @@ class Draws(Branches):
         return self.inner(data) * torch.rand(4)
 
 
+class Assigns(nn.Module):
+    """Its forward writes a buffer and an attribute of a module in it."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Sequential(nn.Linear(4, 4))
+        self.register_buffer("seen", torch.zeros(4))
+
+    def forward(self, data):
+        self.seen = self.seen + data.sum(0)
+        self.linear.last = data
+        return self.linear(data)
+
+
 @pytest.fixture
 def data():
     return torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
@@ -174,6 +188,7 @@ def test_fixed_and_varying_arguments_are_checked_at_every_call(data):
         (Branches, "branches on the value of"),
         (ByMode, r"branches on self\.training"),
         (Draws, "draws random numbers"),
+        (Assigns, r"it assigns seen, linear\.last, which a graph would not do"),
     ],
 )
 def test_what_has_no_static_graph_is_explained_and_left_alone(kind, cause):
@@ -652,6 +667,24 @@ def test_an_object_that_a_forward_makes_is_made_anew_in_every_call():
     for _ in range(2):
         result, cache = sch.mod(torch.ones(2))
         assert len(cache.rows) == 2 and result.tolist() == [2.0, 2.0]
+
+
+def test_an_object_that_a_forward_makes_reaches_graphs_below_with_an_example():
+    class Adds(nn.Module):
+        def forward(self, rows, cache):
+            return rows + len(cache.rows) if cache is not None else rows
+
+    class Makes(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = Adds()
+
+        def forward(self, rows):
+            return self.inner(rows, Cache()) if rows.dim() > 1 else rows
+
+    sch = create_schedule(Makes())
+    sch.trace_until("inner", example_inputs=torch.ones(2, 3))
+    assert sch.mod(torch.ones(2, 3)).tolist() == torch.ones(2, 3).tolist()
 
 
 def test_a_holder_that_is_never_called_needs_no_graph():

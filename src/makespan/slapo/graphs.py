@@ -602,6 +602,8 @@ class Example:
     def __init__(self, root: nn.Module, arguments: Mapping[str, Any]) -> None:
         self._root, self.arguments = root, arguments
         self._values: dict[fx.Node, Any] = {}
+        self.constants: dict[str, Any] = {}
+        """Objects that a graph of the module reads as its attributes while it is traced."""
         self._modes = {path: module.training for path, module in root.named_modules()}
 
     def value(self, node: fx.Node) -> Any:
@@ -640,6 +642,8 @@ class Example:
                 owner, _, name = target.rpartition(".")
                 if name == "training":
                     return self._modes[owner]
+                if target in self.constants:
+                    return self.constants[target]
                 return getattr(self._root.get_submodule(owner), name)
             case "call_function":
                 return target(*args, **kwargs)
@@ -908,6 +912,8 @@ class _Tracer(QuickTracer):
         name = f"_constant_{len(self.constants)}"
         vars(self.root)[name] = copied_object(value) if is_object(value) else value
         self.constants.append(name)
+        if self._example is not None:
+            self._example.constants[name] = vars(self.root)[name]
         node = self.create_node("get_attr", name, (), {})
         if is_object(value):
             node = self.create_node("call_function", copied_object, (node,), {})
@@ -1011,6 +1017,11 @@ def trace_module(
     tracer = _Tracer(arguments, leaves, flatten, example, path)
     # The trace adds constants as attributes of the module; they move to the traced module afterwards.
     before, attributes = torch.get_rng_state(), set(vars(module))
+    state = {
+        inner_path: [dict(names) for names in _names_of(inner)]
+        for inner_path, inner in module.named_modules()
+    }
+    assigned: list[str] = []
     try:
         with recording(tracer, module, leaves.functions):
             graph = tracer.trace(module)
@@ -1023,7 +1034,11 @@ def trace_module(
     finally:
         tracer.finish()
         torch.set_rng_state(before)
+        assigned += _undo_assignments(module, state)
         constants = {name: vars(module).pop(name) for name in set(vars(module)) - attributes}
+    if assigned:
+        refusal = fx.proxy.TraceError(f"it assigns {', '.join(assigned)}, which a graph would not do")
+        raise _tracing_error(module, path, refusal)
     parameters = forward_of(module).parameters.values()
     defaults = {
         parameter.name: parameter.default
@@ -1040,6 +1055,24 @@ def trace_module(
         traced.flattened = True
         vars(traced)["_modules"] = _shells(module, tracer)
     return traced
+
+
+def _names_of(module: nn.Module) -> tuple[dict[str, Any], ...]:
+    return vars(module), module._parameters, module._buffers
+
+
+def _undo_assignments(module: nn.Module, state: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
+    """Restore the attributes that a traced forward has set to proxies, and return their paths."""
+    found = []
+    for path, before in state.items():
+        for names, known in zip(_names_of(module.get_submodule(path)), before, strict=True):
+            for name in [name for name, value in names.items() if isinstance(value, fx.Proxy)]:
+                found.append(f"{path}.{name}".lstrip("."))
+                if name in known:
+                    names[name] = known[name]
+                else:
+                    del names[name]
+    return found
 
 
 _LISTS = nn.ModuleList | nn.ModuleDict | nn.ParameterList | nn.ParameterDict
