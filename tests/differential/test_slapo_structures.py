@@ -42,7 +42,7 @@ def test_the_table_of_models_is_what_processes_find_and_verify(root, tmp_path, r
         rows[name] |= {"split by 4": more["split by 4"]}
     columns = (
         "layers", "attention", "feed-forward", "vocabulary", "split by 2", "sequences", "split by 4",
-        "recomputed", "cut in two", "whole",
+        "context", "recomputed", "cut in two", "whole",
     )  # fmt: skip
     table = [
         {"model": name} | {column: row.get(column, "") for column in columns} for name, row in rows.items()
@@ -56,6 +56,8 @@ def test_the_table_of_models_is_what_processes_find_and_verify(root, tmp_path, r
     with path.open(encoding="utf-8", newline="") as file:
         assert list(csv.DictReader(file)) == table
     assert len(table) >= 32 and all(row["split by 2"].startswith("verified") for row in table)
+    refused = {row["model"] for row in table if row["context"] != "verified"}
+    assert refused == {"Gemma2", "Bloom", "Mpt", "T5"}
 
 
 def test_language_models_of_every_type_that_plans_are_made_for_are_split_and_right():

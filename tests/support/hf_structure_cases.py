@@ -32,6 +32,7 @@ def rows_of(names, path):
         for place, name in enumerate(names):
             row = _shared(name, n)
             if n == 2:
+                row["context"] = _context(name, n)
                 if place % n == rank:
                     row["cut in two"] = _cut(name, alone)
                 mine[name] = row
@@ -83,6 +84,23 @@ def _shared(name, n):
         "recomputed": f"{n_recomputed} of {sum(map(len, found.layers))}",
         "whole": "; ".join(dict.fromkeys(part.reason for part in _important(found.kept_whole))),
     }
+
+
+def _context(name, n):
+    """Return how far processes that hold parts of sequences throughout the layers compute the same."""
+    model = hf_zoo.model(name)
+    for config in {id(one): one for one in (model.config, model.config.get_text_config())}.values():
+        config.use_cache = False  # what a process keeps of keys and values is that of its tokens
+    sch = create_schedule(model)
+    try:
+        report = _verified(sch, name, lambda: apply_plan(sch, f"cp{n} {SHARED}", hf_zoo.inputs(name)))
+    except StructureError as error:
+        assert "context parallelism cannot be placed in" in str(error), error
+        return "no: " + str(error).split(": ", 2)[2].removesuffix("; expected a plan without cp")
+    assert report.count("parameter gradient") and report.is_equal
+    assert not any("not compared" in note for note in report.notes), report.notes
+    build(sch)
+    return "verified"
 
 
 def experts():

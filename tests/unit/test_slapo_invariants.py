@@ -144,6 +144,7 @@ CASES = {
             lambda sch: sch[f"{BLOCK}.ffn.2"].shard("weights", 0),
         ],
     ),
+    "share_context": (None, lambda sch: sch[f"{BLOCK}.attention"].share_context(), []),
     "take_experts": (
         lambda sch: sch[f"{BLOCK}.attention"].replace(Chosen(8)),
         lambda sch: sch[f"{BLOCK}.attention"].take_experts(2, chosen="chosen"),

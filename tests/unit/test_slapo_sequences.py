@@ -114,9 +114,10 @@ def test_a_rehearsal_without_one_of_the_steps_does_not_pass(kind, monkeypatch):
     found(kind)
     splitter = splitters[0]
     steps = [step for step in splitter.find() if step.op == "sync"]
-    assert not splitter._why_not(steps) and len(steps) >= 6
+    cuts = splitter.steps
+    assert not splitter.rehearsal.why_not([*cuts, *steps]) and len(steps) >= 6
     for step in steps:
-        assert splitter._why_not([other for other in steps if other is not step]), step
+        assert splitter.rehearsal.why_not([*cuts, *(other for other in steps if other is not step)]), step
 
 
 def test_one_process_shares_nothing_and_whole_sequences_are_the_default():

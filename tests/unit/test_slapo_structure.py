@@ -205,6 +205,8 @@ def test_models_that_cannot_be_run_are_refused():
         ("121+sp", Division(2, 1, 0.0, sequence_parallel=True)),
         ("tp2 ep2 nosp mb1", Division(2, 1, 0.0, deal_experts=True)),
         ("pp2 vp3 mb1", Division(1, 6)),
+        ("cp4 mb1", Division(1, 1, cp=4)),
+        ("tp2 cp2 pp2 nosp mb1", Division(2, 2, cp=2)),
         ("221+gc", Division(2, 2, 1.0)),
         ("211+interleaved2", Division(1, 4)),
         ("214+layers3-1+gc0.5", Division(1, 2, 0.5, (3, 1))),
@@ -217,7 +219,7 @@ def test_models_that_cannot_be_run_are_refused():
 def test_a_plan_is_read_as_what_a_schedule_realises(plan, expected):
     found = read_division(plan)
     assert found.sequence_parallel == expected.sequence_parallel
-    assert found.deal_experts == expected.deal_experts
+    assert (found.deal_experts, found.cp) == (expected.deal_experts, expected.cp)
     assert (found.tp, found.n_stages, found.recomputed, found.stages, found.ends_as_layers) == (
         expected.tp, expected.n_stages, expected.recomputed, expected.stages, expected.ends_as_layers,
     )  # fmt: skip
@@ -233,7 +235,7 @@ def test_what_is_left_to_the_launcher_is_noted():
 @pytest.mark.parametrize(
     ("plan", "message"),
     [
-        ("cp2 mb1", "cp2 cannot be realised by a schedule: no primitive divides a sequence"),
+        ("tp2 cp2 ep2 mb1", "ep2 cannot be realised by a schedule: experts are dealt out to all processes"),
         ("dp2 tp2 ep2 mb1", "ep2 cannot be realised by a schedule: experts are dealt out to all processes"),
         ("tp4 ep2 mb1", "ep2 cannot be realised by a schedule: experts are dealt out to all processes"),
         (
@@ -303,6 +305,11 @@ def test_the_command_line_shows_structure_and_schedule_of_a_plan():
             ["show", "bert", "--plan", "tp2 mb1", "--set", "fuse=true"],
             "--plan and --set fuse exclude each other",
         ),
+        (
+            ["verify", "bert", "--plan", "tp2 cp2 mb1"],
+            "--plan with tp and cp needs two groups of processes; expected one of them",
+        ),
+        (["verify", "bert", "--plan", "cp2 mb1"], "expected --processes 2"),
         (
             ["verify", "bert", "--plan", "tp2 mb1"],
             "--plan shares layers among 2 processes; expected --processes 2",

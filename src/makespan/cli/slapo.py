@@ -272,8 +272,12 @@ def verify_command(
     options, size = _parse_options(settings), _checked_size(family, size)
     ScheduleOptions.of(options)  # rejects wrong options before any process starts
     _check_one_way(plan, options)
-    if plan is not None and (degree := read_division(plan).tp) != processes:
-        raise InputError(f"--plan shares layers among {degree} processes; expected --processes {degree}")
+    if plan is not None:
+        division = read_division(plan)
+        if division.tp > 1 and division.cp > 1:
+            raise InputError("--plan with tp and cp needs two groups of processes; expected one of them")
+        if (degree := division.tp * division.cp) != processes:
+            raise InputError(f"--plan shares layers among {degree} processes; expected --processes {degree}")
     case = {"family": family, "options": options, "plan": plan}
     countdown = Countdown("parts")
     try:

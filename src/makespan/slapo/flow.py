@@ -56,6 +56,7 @@ class Product:
     """A product of attention: sources of queries, of keys and of values, and the size of a head.
 
     ``inside`` lists the modules around it, and ``n_calls`` is the number of calls in the flow before it.
+    ``is_kernel`` is true if one function computes the whole attention.
     """
 
     queries: frozenset[str]
@@ -64,6 +65,7 @@ class Product:
     head_size: int
     inside: tuple[str, ...]
     n_calls: int
+    is_kernel: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +149,11 @@ def _union(origins: Sequence[Origin]) -> Origin:
     )
 
 
+def _unknown(tensor: Tensor) -> Origin:
+    """Return the origin of a tensor that nothing in the run has made, such as a parameter handed on."""
+    return Origin(is_learnt=isinstance(tensor, nn.Parameter))
+
+
 class _Watch(TorchFunctionMode):
     """Follow origins through functions."""
 
@@ -161,7 +168,7 @@ class _Watch(TorchFunctionMode):
 
     def of(self, tensor: Tensor) -> Origin:
         known = self.known.get(id(tensor))
-        origin = Origin() if known is None else known[1]
+        origin = _unknown(tensor) if known is None else known[1]
         written = self.written.get(tensor.untyped_storage().data_ptr()) if self.written else None
         return origin if written is None else _union([origin, written])
 
@@ -175,7 +182,7 @@ class _Watch(TorchFunctionMode):
         for leaf in pytree.tree_leaves(values):
             if isinstance(leaf, Tensor):
                 self.flow.reads.setdefault(id(leaf), []).append((reader, tuple(self.inside)))
-                self.known.setdefault(id(leaf), (leaf, Origin()))
+                self.known.setdefault(id(leaf), (leaf, _unknown(leaf)))
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -220,7 +227,7 @@ class _Watch(TorchFunctionMode):
             named = [kwargs[name] for name in ("query", "key", "value") if name in kwargs]
             query, key, value = [*args, *named][:3]
             of_query, of_key, of_value = (self.of(operand).sources for operand in (query, key, value))
-            self._note(of_query, of_key, of_value, value.shape[-1])
+            self._note(of_query, of_key, of_value, value.shape[-1], is_kernel=True)
             rate = args[4] if len(args) > 4 else kwargs.get("dropout_p", 0.0)
             self._drop(rate, query, (), {})
         elif len(operands) >= 2:
@@ -238,10 +245,15 @@ class _Watch(TorchFunctionMode):
         return Origin(origin.sources, origin.through, origin.is_learnt)
 
     def _note(
-        self, queries: frozenset[str], keys: frozenset[str], values: frozenset[str], head_size: int
+        self,
+        queries: frozenset[str],
+        keys: frozenset[str],
+        values: frozenset[str],
+        head_size: int,
+        is_kernel: bool = False,
     ) -> None:
         inside, n_calls = tuple(self.inside), len(self.flow.calls)
-        self.flow.products.append(Product(queries, keys, values, head_size, inside, n_calls))
+        self.flow.products.append(Product(queries, keys, values, head_size, inside, n_calls, is_kernel))
 
     def _drop(self, rate: Any, dropped: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         is_training = args[2] if len(args) > 2 else kwargs.get("training", True)
@@ -352,7 +364,7 @@ def _hooks(watch: _Watch, path: str, is_leaf: bool, is_listed: bool, is_kept: bo
                 )
             )  # fmt: skip
             for leaf in leaves:
-                watch.known.setdefault(id(leaf), (leaf, Origin()))
+                watch.known.setdefault(id(leaf), (leaf, _unknown(leaf)))
             watch.depth -= 1
         if is_leaf:
             watch.read((args, kwargs), path)

@@ -9,14 +9,15 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree  # there is no public name for it
 
-from makespan.slapo.errors import ConflictError, ScheduleError
+from makespan.slapo.errors import ArgumentError, ConflictError, ScheduleError
 from makespan.slapo.schedule import (
     ForwardWrapper,
     Primitive,
     register_primitive,
     wrap_forward,
-    wrapped_forward,
+    wrappers_of,
 )
+from makespan.slapo.sharding import OVER, ranks_of
 from makespan.slapo.tracing import check_is_called
 
 if TYPE_CHECKING:
@@ -113,9 +114,9 @@ class Forked(ForwardWrapper):
 
     op = "fork_rng"
 
-    def __init__(self, module: nn.Module, rank: int) -> None:
+    def __init__(self, module: nn.Module, rank: int, over: str = "tensor") -> None:
         super().__init__(module)
-        self.rank = rank
+        self.rank, self.over = rank, over
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the forward with a seed of this process; then restore the global generators."""
@@ -140,13 +141,23 @@ class ForkRng(Primitive):
         return "fork_rng"
 
     @classmethod
-    def apply(cls, sch: "Schedule") -> None:
-        """Run the forward of this module with a separate generator per process; no change for one process."""
+    def apply(cls, sch: "Schedule", over: str = "tensor") -> None:
+        """Run the forward of this module with a separate generator per process; no change for one process.
+
+        Parameters
+        ----------
+        over
+            ``tensor`` for the processes that share layers, ``context`` for those of context parallelism; a
+            module that works on parts of both has one after the other.
+        """
         check_is_called(sch, cls.name())
-        if wrapped_forward(sch.mod, Forked):
+        if over not in OVER:
+            raise ArgumentError(f"fork_rng of {sch.path!r}: over is {over!r}; expected {' or '.join(OVER)}")
+        if any(isinstance(one, Forked) and one.over == over for one in wrappers_of(sch.mod)):
             raise ConflictError(f"fork_rng of {sch.path!r}: it is already forked, {sch.conflict('fork_rng')}")
-        if sch.world_size > 1:
-            wrap_forward(sch.mod, Forked(sch.mod, sch.rank))
+        ranks = ranks_of(sch, over)
+        if ranks.size > 1:
+            wrap_forward(sch.mod, Forked(sch.mod, ranks.rank, over))
 
     @classmethod
     def is_verifiable(cls) -> bool:

@@ -1,7 +1,7 @@
 """Schedules from plans: what a schedule realises of a plan is applied to any transformer, the rest is named.
 
 A plan is the text that ``makespan plan`` prints, such as ``tp2 pp2 mb1 recompute=full``, or the notation of
-execution plans, such as ``221+gc``. A schedule realises tensor and sequence parallelism, stages and
+execution plans, such as ``221+gc``. A schedule realises tensor, sequence and context parallelism, stages and
 recomputation. Data parallelism, ZeRO and micro-batches belong to whoever launches the run. Whatever would
 change what a process computes, and has no primitive, is refused before any work.
 """
@@ -20,11 +20,13 @@ from makespan.planning.layout import Recompute
 from makespan.plans import ExecutionPlan, read_plan
 from makespan.slapo.compiling import check_compiler
 from makespan.slapo.errors import ArgumentError, warn
+from makespan.slapo.layouts import Ranks
 from makespan.slapo.library import undone_on_error
 from makespan.slapo.passes import Call
 from makespan.slapo.pipelining import ORDERS, default_cuts
 from makespan.slapo.recomputing import ATTENTION, PRODUCTS, select_layers
-from makespan.slapo.schedule import Schedule, create_schedule
+from makespan.slapo.schedule import Schedule, create_schedule, ranks_in
+from makespan.slapo.sharding import ranks_of
 from makespan.slapo.structure import Structure, call_of, find_structure
 
 Plan = str | Layout | ExecutionPlan
@@ -53,6 +55,8 @@ class Division:
         True if the processes that share a layer also share sequences between its parts.
     deal_experts
         True if each of them holds some experts whole, instead of a part of every expert.
+    cp
+        Processes that hold parts of every sequence throughout the layers.
     """
 
     tp: int
@@ -64,6 +68,7 @@ class Division:
     recompute: Recompute = "full"
     sequence_parallel: bool = False
     deal_experts: bool = False
+    cp: int = 1
 
     def cuts(self, n_layers: int) -> list[int]:
         """Return the layers after which a stage ends; an `ArgumentError` says why they do not fit."""
@@ -122,9 +127,7 @@ def _refuse(what: str, why: str) -> None:
 
 
 def _of_layout(layout: Layout) -> Division:
-    if layout.cp > 1:
-        _refuse(f"cp{layout.cp}", "no primitive divides a sequence within attention")
-    if layout.ep > 1 and (layout.ep != layout.tp or layout.dp > 1):
+    if layout.ep > 1 and (layout.ep != layout.tp or layout.dp > 1 or layout.cp > 1):
         _refuse(f"ep{layout.ep}", "experts are dealt out to all processes that share layers, as with tp2 ep2")
     if layout.pipeline != "1f1b":
         _refuse(layout.pipeline, f"stages run under {', '.join(ORDERS)}")
@@ -135,7 +138,7 @@ def _of_layout(layout: Layout) -> Division:
     share = 0.0 if layout.recompute == "none" else layout.recompute_share
     return Division(
         layout.tp, layout.pp * layout.interleave, share, (), layout.ends_as_layers, tuple(left),
-        layout.recompute, layout.sequence_parallel and layout.tp > 1, layout.ep > 1,
+        layout.recompute, layout.sequence_parallel and layout.tp > 1, layout.ep > 1, layout.cp,
     )  # fmt: skip
 
 
@@ -155,6 +158,7 @@ def apply_plan(
     example_inputs: Any = None,
     *,
     group: dist.ProcessGroup | None = None,
+    context_group: dist.ProcessGroup | None = None,
     seed: int = 0,
     compiler: str | None = None,
 ) -> Schedule:
@@ -175,6 +179,8 @@ def apply_plan(
     group
         Processes of tensor parallelism, as for `create_schedule`; as many as the plan shares a layer among.
         In a single process nothing is cut, but the structure is found for the plan.
+    context_group
+        Processes of context parallelism; None for those of ``group`` if the plan does not share layers.
     seed
         Seed of inputs that are drawn.
     compiler
@@ -190,30 +196,36 @@ def apply_plan(
     NotationError, PlanError
         The plan cannot be read.
     ArgumentError
-        A schedule cannot realise the plan, or the group has another number of processes.
+        A schedule cannot realise the plan, or a group has another number of processes.
     StructureError
         No structure is found; the message names the model and the reason.
     ScheduleError
         A primitive rejects a step, such as a cut of a model without a graph. The model has not changed.
     """
     division = read_division(plan)
-    sch = model if isinstance(model, Schedule) else create_schedule(model, group=group)
-    model = sch.mod
+    if isinstance(model, Schedule):
+        sch, model = model, model.mod
+    else:
+        alone = context_group if division.tp == 1 and group is None else None
+        sch = create_schedule(model, group=alone or group)
     if division.tp > 1 and sch.world_size not in (1, division.tp):
         raise ArgumentError(
             f"apply_plan: the plan shares layers among {division.tp} processes, the group has "
             f"{sch.world_size}; pass the group of tensor parallelism as group"
         )
+    context = _context(sch, division, context_group)
     if compiler is not None:
         check_compiler("apply_plan", compiler, model)
     structure = find_structure(
         model, example_inputs, n_processes=division.tp, seed=seed,
         along_sequence=division.sequence_parallel, deal_experts=division.deal_experts,
+        n_context=division.cp,
     )  # fmt: skip
     layers = [path for paths in structure.layers for path in paths]
     cuts = [layers[index] for index in division.cuts(len(layers))]
     with undone_on_error(sch):
-        for step in structure.steps if division.tp > 1 else ():
+        sch.metadata.context = context
+        for step in structure.steps:
             # A process alone keeps all heads: what is sharded stays whole, and attributes keep their values.
             if sch.world_size > 1 or step.op != "set_attr":
                 step.apply(sch)
@@ -226,6 +238,28 @@ def apply_plan(
     _report(structure, division, cuts)
     sch.metadata.structure = structure
     return sch
+
+
+def _context(sch: Schedule, division: Division, group: dist.ProcessGroup | None) -> Ranks:
+    """Return the processes of context parallelism; reject another number than that of the plan."""
+    known = sch.metadata.context if group is None else ranks_in(group)
+    if division.cp == 1:
+        if known.size > 1:
+            raise ArgumentError(
+                f"apply_plan: a context_group of {known.size} processes, but the plan has no cp{known.size}"
+            )
+        return known
+    if known.size == 1 and division.tp == 1:  # the only processes that share anything
+        known = ranks_of(sch)
+    is_alone = known.size == 1 and sch.world_size == 1
+    if not is_alone and (known.size != division.cp or (division.tp == 1 and sch.world_size != division.cp)):
+        is_passed = known.size == division.cp
+        raise ArgumentError(
+            f"apply_plan: the plan shares sequences among {division.cp} processes, the group has "
+            f"{sch.world_size if is_passed else known.size}; pass the group of context parallelism "
+            f"{'to create_schedule as group, too' if is_passed else 'as context_group'}"
+        )
+    return known
 
 
 def _recompute(sch: Schedule, structure: Structure, layers: Sequence[str], what: Recompute) -> None:

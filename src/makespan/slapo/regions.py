@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree  # there is no public name for it
 
+from makespan.slapo.contexts import ContextSplitter
 from makespan.slapo.errors import StructureError
 from makespan.slapo.flow import (
     Flow,
@@ -34,7 +35,8 @@ from makespan.slapo.flow import (
 )
 from makespan.slapo.graphs import copied_object, is_object
 from makespan.slapo.layouts import Blocks
-from makespan.slapo.sequences import Exchanged, RefusedError, SequenceSplitter
+from makespan.slapo.rehearsals import LayerRehearsal, RefusedError
+from makespan.slapo.sequences import Exchanged, SequenceSplitter
 from makespan.slapo.syncing import Place
 from makespan.slapo.trials import Sample, Step, sample_of, why_not
 
@@ -119,6 +121,8 @@ class Cut:
         What a user should know.
     results
         Tensors of its result that are parts, and their axis.
+    context
+        Primitives by which processes of context parallelism hold parts of sequences.
     """
 
     steps: list[Step] = field(default_factory=list)
@@ -128,6 +132,7 @@ class Cut:
     syncs: list[Step] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     results: Mapping[int, int] = field(default_factory=dict)
+    context: list[Step] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +169,8 @@ class LayerFinder:
         True if processes hold parts of sequences, too, between what they share.
     deal_experts
         True if each process holds some experts whole, instead of a part of every expert.
+    n_context
+        Number of processes of context parallelism, which hold parts of sequences throughout.
     """
 
     def __init__(
@@ -174,8 +181,9 @@ class LayerFinder:
         parts: Mapping[int, tuple[int, int]],
         along_sequence: bool = False,
         deal_experts: bool = False,
+        n_context: int = 1,
     ) -> None:
-        self.layer, self.handed, self.n = layer, handed, n_processes
+        self.layer, self.handed, self.n, self.n_context = layer, handed, n_processes, n_context
         self.along_sequence = along_sequence and n_processes > 1
         self.deal_experts = deal_experts and n_processes > 1
         self.exchanged: list[Exchanged] = []
@@ -236,12 +244,34 @@ class LayerFinder:
             )
         if self.along_sequence:
             self._split_sequence()
+        if self.n_context > 1:
+            self._share_context()
         self._follow_siblings()
         self._describe_whole()
         return self.cut
 
     def _split_sequence(self) -> None:
         """Exchange parts of sequences instead of whole ones."""
+        local = [self.local[place] for place in self.used]
+        splitter = SequenceSplitter(
+            self.sample, self.flow, self.cut.steps, self.exchanged, local, self.cut.results,
+            self._learnt_arguments(), self.n,
+        )  # fmt: skip
+        self.cut.syncs = splitter.find()
+        self.cut.notes += splitter.notes
+
+    def _share_context(self) -> None:
+        """Hold a part of every sequence in each process of context parallelism."""
+        local = [self.local[place] for place in self.used]
+        rehearsal = LayerRehearsal(
+            self.sample, local, self.cut.results, self._learnt_arguments(), self.n, self.n_context,
+            self.along_sequence,
+        )  # fmt: skip
+        steps = [*self.cut.steps, *self.cut.syncs] if self.n > 1 else []
+        self.cut.context = ContextSplitter(self.flow, rehearsal, steps).find()
+
+    def _learnt_arguments(self) -> frozenset[int | str]:
+        """Return the arguments of the layer that have a gradient in training, by position or name."""
         learnt, origins = set[int | str](), iter(self.handed.origins)
         named: list[tuple[int | str, Any]] = [*enumerate(self.handed.args), *self.handed.kwargs.items()]
         for place, value in named:
@@ -249,13 +279,7 @@ class LayerFinder:
             are_learnt = [next(origins).is_learnt for _ in leaves]
             if any(are_learnt):
                 learnt.add(place)
-        local = [self.local[place] for place in self.used]
-        splitter = SequenceSplitter(
-            self.sample, self.flow, self.cut.steps, self.exchanged, local, self.cut.results,
-            frozenset(learnt), self.n,
-        )  # fmt: skip
-        self.cut.syncs = splitter.find()
-        self.cut.notes += splitter.notes
+        return frozenset(learnt)
 
     # --- Columns and rows ---
 

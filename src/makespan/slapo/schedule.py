@@ -40,6 +40,7 @@ from makespan.slapo.errors import (
     ScheduleError,
     close_names,
 )
+from makespan.slapo.layouts import Ranks
 from makespan.slapo.patterns import Attribute, Match
 
 # --- Nodes and paths ---
@@ -190,6 +191,7 @@ class Snapshot:
             {name: copy.copy(state) for name, state in sch.metadata.slots.items()},
             len(sch.metadata.journal),
             sch.metadata.has_shared,
+            sch.metadata.context,
         )
         self._root = root
 
@@ -210,7 +212,7 @@ class Snapshot:
         for node, mod, child, content in self._nodes:
             node.mod, node.child = mod, child
             _refill(child, content)
-        ties, tag_names, slots, n_steps, had_shared = self._state
+        ties, tag_names, slots, n_steps, had_shared, self._metadata.context = self._state
         self._metadata.ties[:] = ties
         self._metadata.tags.clear()
         self._metadata.tags.update(tag_names)
@@ -467,6 +469,7 @@ def register_primitive() -> Callable[[_Any], _Any]:
 
 _BUILT_IN = (
     "makespan.slapo.compiling",
+    "makespan.slapo.contexts",
     "makespan.slapo.experts",
     "makespan.slapo.memory",
     "makespan.slapo.pipelining",
@@ -617,12 +620,15 @@ def wrap_forward(module: nn.Module, wrapper: ForwardWrapper) -> None:
 
 def wrapped_forward(module: nn.Module, kind: type[ForwardWrapper] = ForwardWrapper) -> ForwardWrapper | None:
     """Return the wrapper of a kind around the forward of a module, None if there is none."""
+    return next((wrapper for wrapper in wrappers_of(module) if isinstance(wrapper, kind)), None)
+
+
+def wrappers_of(module: nn.Module) -> Iterator[ForwardWrapper]:
+    """Iterate over the wrappers around the forward of a module, the outermost first."""
     forward = module.__dict__.get("forward")
     while isinstance(forward, ForwardWrapper):
-        if isinstance(forward, kind):
-            return forward
+        yield forward
         forward = forward.inner
-    return None
 
 
 def move_hooks(old: nn.Module, new: nn.Module) -> None:
@@ -700,6 +706,8 @@ class Metadata:
         Number of nested primitives that are running.
     structure
         What `makespan.slapo.apply_plan` has found in the model, and how it is cut; None without a plan.
+    context
+        Processes of context parallelism, which hold parts of every sequence.
     """
 
     ties: list[tuple[str, ...]] = field(default_factory=list)
@@ -709,6 +717,7 @@ class Metadata:
     has_shared: bool = False
     depth: int = 0
     structure: Any = None
+    context: Ranks = field(default_factory=lambda: Ranks(0, 1, None))
 
 
 class Schedule:
@@ -891,6 +900,7 @@ def create_schedule(
     path: str = "",
     parent: Schedule | None = None,
     group: dist.ProcessGroup | None = None,
+    context_group: dist.ProcessGroup | None = None,
 ) -> Schedule:
     """Return the schedule of a model: a tree of its modules; the model is not changed or copied.
 
@@ -906,6 +916,8 @@ def create_schedule(
         Position in a larger tree whose model already holds ``root`` there; omit them for a whole model.
     group
         Processes of tensor parallelism; None for the default group, or for one process without any.
+    context_group
+        Processes of context parallelism, None for none; those of ``group`` if nothing else is shared.
 
     Raises
     ------
@@ -934,6 +946,8 @@ def create_schedule(
     if name or path:
         raise ArgumentError(f"create_schedule: name {name!r} and path {path!r} need a parent")
     schedule = Schedule(root, group=group)
+    if context_group is not None:
+        schedule.metadata.context = ranks_in(context_group)
     # Ties are recorded now, since primitives replace parameters, and a tie is lost with its identity.
     paths: dict[int, list[str]] = {}
     for parameter_path, parameter in root.named_parameters(remove_duplicate=False):
@@ -941,6 +955,11 @@ def create_schedule(
     schedule.metadata.ties = [tuple(tied) for tied in paths.values() if len(tied) > 1]
     schedule.rebuild()
     return schedule
+
+
+def ranks_in(group: dist.ProcessGroup) -> Ranks:
+    """Return the processes of a group, from the view of this one."""
+    return Ranks(dist.get_rank(group), dist.get_world_size(group), group)
 
 
 # --- Primitives that annotate ---
@@ -1081,6 +1100,7 @@ def replay(
     journal: "str | Sequence[JournalEntry]",
     *,
     group: dist.ProcessGroup | None = None,
+    context_group: dist.ProcessGroup | None = None,
     given: Mapping[int, Mapping[str, Any]] | None = None,
 ) -> Schedule:
     """Apply the steps of a journal to a fresh model.
@@ -1093,6 +1113,8 @@ def replay(
         Text of ``sch.dump()``, or ``sch.metadata.journal`` itself.
     group
         Processes of tensor parallelism; their number may differ from that of the first run.
+    context_group
+        Processes of context parallelism, as for `create_schedule`.
     given
         Arguments by step, counted from one, and by name. A journal only holds plain values, functions and
         classes; pass any other argument here, such as a module that replaced another one.
@@ -1107,7 +1129,7 @@ def replay(
         The text is not a journal, a step names something unknown, or an argument is missing in ``given``;
         also a `RuntimeError`. The error of a primitive is its cause.
     """
-    sch = create_schedule(model, group=group)
+    sch = create_schedule(model, group=group, context_group=context_group)
     if isinstance(journal, str):
         try:
             entries = [

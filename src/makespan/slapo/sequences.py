@@ -8,44 +8,22 @@ run the parts of all processes with the exchanges of the choice, forward and bac
 gradients must be parts of those of the whole layer.
 """
 
-import copy
 import heapq
 import itertools
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.utils import _pytree as pytree  # there is no public name for it
+from torch import Tensor
 
-from makespan.slapo.errors import ScheduleError
-from makespan.slapo.flow import Drop, Flow, common_owner, first_tensor, fresh, is_within, upwards
-from makespan.slapo.layouts import Ranks, Rehearsal, cut, sharding_of
-from makespan.slapo.schedule import create_schedule
-from makespan.slapo.syncing import HeadsPart, Place
+from makespan.slapo.flow import Drop, Flow, common_owner, is_within, upwards
+from makespan.slapo.rehearsals import TOKENS, LayerRehearsal, RefusedError, hidden_of, replaced
+from makespan.slapo.syncing import Place
 from makespan.slapo.trials import Sample, Step
 
-TOKENS = -2
-"""The axis of tokens in activations, whether samples have an axis of their own or not."""
 _MOST_REHEARSALS = 32
-_TOLERANCE = 1e-3  # of the largest value of a tensor, for sums of gradients in another order
-_SMALL = 0.01  # of the median size of gradients, below which all of a gradient may be rounding
-_SEED = 7  # of other activations and of gradients; any would do
-
-
-class RefusedError(Exception):
-    """What a plan says cannot be done in a layer: the reason, what that is, and what to write instead."""
-
-    def __init__(
-        self,
-        why: str,
-        what: str = "sequence parallelism cannot be placed",
-        expected: str = "a plan without it (nosp)",
-    ) -> None:
-        super().__init__(why)
-        self.what, self.expected = what, expected
+_SEED = 7  # of other activations; any would do
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +81,14 @@ class SequenceSplitter:
     returned: dict[str, int | None] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
+    @property
+    def rehearsal(self) -> LayerRehearsal:
+        """The rehearsal that judges a choice."""
+        return LayerRehearsal(self.sample, self.local, self.results, self.learnt, self.n_processes)
+
     def find(self) -> list[Step]:
         """Return the steps of the first choice that passes; a `RefusedError` says why there is none."""
-        length, n = self._hidden(self.sample.args, self.sample.kwargs).shape[TOKENS], self.n_processes
+        length, n = hidden_of(self.sample.args, self.sample.kwargs).shape[TOKENS], self.n_processes
         if length % n:
             raise RefusedError(f"{length} tokens of the example do not divide among {n} processes")
         self._watch_tokens()
@@ -125,7 +108,7 @@ class SequenceSplitter:
         reason = ""
         for chosen in itertools.islice(_by_preference(choices), _MOST_REHEARSALS):
             steps = self._joined(items, chosen)
-            failed = self._why_useless(chosen) or self._why_not(steps)
+            failed = self._why_useless(chosen) or self.rehearsal.why_not([*self.steps, *steps])
             if not failed:
                 return steps + self._drawn_apart(chosen)
             reason = reason or failed
@@ -135,11 +118,11 @@ class SequenceSplitter:
 
     def _watch_tokens(self) -> None:
         """Note the arguments of each module with an axis of tokens that depend on what the layer reads."""
-        hidden = self._hidden(self.sample.args, self.sample.kwargs)
+        hidden = hidden_of(self.sample.args, self.sample.kwargs)
         other = torch.randn(hidden.shape, generator=torch.Generator().manual_seed(_SEED)).to(hidden)
         seen: list[dict[str, dict[int | str, Tensor]]] = []
         for value in (hidden, other):
-            seen.append(self._arguments(*_replaced((self.sample.args, self.sample.kwargs), hidden, value)))
+            seen.append(self._arguments(*replaced((self.sample.args, self.sample.kwargs), hidden, value)))
         n_samples, length = hidden.shape[:2]
         for path, arguments in seen[0].items():
             changed = seen[1].get(path, {})
@@ -172,14 +155,6 @@ class SequenceSplitter:
             for handle in handles:
                 handle.remove()
         return seen
-
-    @staticmethod
-    def _hidden(args: Any, kwargs: Any) -> Tensor:
-        hidden = first_tensor((args, kwargs))
-        if hidden is None or hidden.dim() != 3:
-            shape = None if hidden is None else tuple(hidden.shape)
-            raise RefusedError(f"it reads a tensor of shape {shape}; expected samples, tokens and features")
-        return hidden
 
     def _options(self, item: Exchanged | str) -> Iterator[_Option]:
         """Iterate over the ways in which some modules can get whole sequences, the innermost ones first."""
@@ -286,103 +261,6 @@ class SequenceSplitter:
                 self.notes.append(note)
         return steps
 
-    # --- Rehearsal ---
-
-    def _why_not(self, steps: Sequence[Step]) -> str:
-        """Return why the parts of all processes do not compute the whole, empty if they do."""
-        n, group = self.n_processes, Rehearsal(self.n_processes)
-        whole = copy.deepcopy(self.sample.layer).cpu()
-        leaves, expected = _run(whole, self.sample.args, self.sample.kwargs)
-        result = first_tensor(expected)
-        if result is None or result.shape != self._hidden(leaves[0], leaves[1]).shape:
-            return "it does not return a tensor like the one that it reads"
-        start = torch.randn(result.shape, generator=torch.Generator().manual_seed(_SEED))
-        if result.requires_grad:
-            torch.autograd.backward([result], [start])
-        try:
-            parts = [self._part(steps, rank, group) for rank in range(n)]
-        except ScheduleError as error:
-            return str(error)
-        failures: dict[int, Exception] = {}
-
-        def run(rank: int) -> None:
-            try:
-                self._rehearse(parts[rank], rank, group, (whole, leaves, expected, start))
-            except threading.BrokenBarrierError:
-                pass  # another one has failed
-            except Exception as error:  # noqa: BLE001 - whatever a layer raises with parts that do not fit
-                failures[rank] = error
-                group.abort()
-
-        threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(n)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        return _said(failures[min(failures)]) if failures else ""
-
-    def _part(self, steps: Sequence[Step], rank: int, group: Rehearsal) -> nn.Module:
-        part, stand_in = copy.deepcopy(self.sample.layer).cpu(), cast(Any, group)
-        sch = create_schedule(part)
-        for _, node in sch.named_schedules():
-            node.world_size, node.rank, node.group = self.n_processes, rank, stand_in
-        for step in (*self.steps, *steps):
-            step.apply(sch)
-        return part
-
-    def _rehearse(self, part: nn.Module, rank: int, group: Rehearsal, whole: tuple[Any, ...]) -> None:
-        """Run one process of the rehearsal and compare it with the whole layer."""
-        layer, leaves, expected, start = whole
-        n = self.n_processes
-        args, kwargs = HeadsPart(self.local, Ranks(rank, n, None))(part, self.sample.args, self.sample.kwargs)
-        hidden = self._hidden(args, kwargs)
-        args, kwargs = _replaced((args, kwargs), hidden, cut(hidden, TOKENS, n)[rank])
-        given, output = _run(part, args, kwargs)
-        results = [[one for one in pytree.tree_leaves(value) if isinstance(one, Tensor)]
-                   for value in (output, expected)]  # fmt: skip
-        if len(results[0]) != len(results[1]):
-            raise _DiffersError(f"it returns {len(results[0])} tensors instead of {len(results[1])}")
-        made, result = first_tensor(output), first_tensor(expected)
-        for place, (found, wanted) in enumerate(zip(*results, strict=True)):
-            if result is not None and wanted is result:
-                wanted = cut(wanted, TOKENS, n)[rank]
-            elif place in self.results:
-                wanted = cut(wanted, self.results[place], n)[rank]
-            _compare(found, wanted, "the result of the layer")
-        if made is not None and made.requires_grad:
-            torch.autograd.backward([made], [cut(start, TOKENS, n)[rank]])
-        group.gathered(rank, "the end", None)
-        named = [*enumerate(leaves[0]), *leaves[1].items()]
-        mine: dict[int | str, Any] = dict([*enumerate(given[0]), *given[1].items()])
-        heads = {place for place, _, _ in self.local}
-        first = self._hidden(leaves[0], leaves[1])
-        for place, one in named:
-            if not isinstance(one, Tensor) or one.grad is None:
-                continue
-            wanted = one.grad
-            if one is first:
-                wanted = cut(wanted, TOKENS, n)[rank]
-                _compare(mine[place].grad, wanted, "the gradient of what the layer reads")
-            elif place in self.learnt and place not in heads:
-                _compare(mine[place].grad, wanted, f"the gradient of the argument {place!r}")
-        self._compare_weights(part, layer)
-
-    @staticmethod
-    def _compare_weights(part: nn.Module, layer: nn.Module) -> None:
-        wholes = {name: one.grad for name, one in layer.named_parameters() if one.grad is not None}
-        sizes = sorted(float(gradient.abs().max()) for gradient in wholes.values())
-        floor = _SMALL * sizes[len(sizes) // 2] if sizes else 0.0
-        for path, module in part.named_modules():
-            for name, parameter in module.named_parameters(recurse=False):
-                gradient = wholes.get(f"{path}.{name}".lstrip("."))
-                if gradient is None:
-                    continue
-                shard = sharding_of(module).tensors.get(name)
-                size = max(float(gradient.abs().max()), floor)
-                wanted = gradient if shard is None else shard.part_of(gradient)
-                found = torch.zeros_like(wanted) if parameter.grad is None else parameter.grad
-                _compare(found, wanted, f"the gradient of {name!r} of {path!r}", size)
-
 
 def _by_preference(choices: Sequence[Sequence[_Option]]) -> Iterator[tuple[_Option, ...]]:
     """Iterate over choices of one option each: those with few whole modules first, then the first ones."""
@@ -402,43 +280,5 @@ def _by_preference(choices: Sequence[Sequence[_Option]]) -> Iterator[tuple[_Opti
                 heapq.heappush(waiting, (cost(following), following))
 
 
-class _DiffersError(Exception):
-    """A process of a rehearsal does not compute its part."""
-
-
-def _run(layer: nn.Module, args: Any, kwargs: Any) -> tuple[tuple[Any, Any], Any]:
-    """Run a layer; return copies of its arguments, which take gradients, and its results."""
-
-    def leaf(one: Tensor) -> Tensor:
-        return one.detach().cpu().clone().requires_grad_(one.is_floating_point())
-
-    copies = pytree.tree_map_only(Tensor, leaf, fresh((args, kwargs)))
-    with torch.enable_grad():
-        # Clones, since a layer may change what it reads in place.
-        positional, named = pytree.tree_map_only(Tensor, Tensor.clone, copies)
-        return copies, layer(*positional, **named)
-
-
-def _replaced(arguments: Any, old: Tensor, new: Tensor) -> Any:
-    """Return arguments with another tensor in the place of one of them."""
-    return pytree.tree_map_only(Tensor, lambda one: new if one is old else one, arguments)
-
-
-def _compare(found: Any, wanted: Tensor, what: str, size: float | None = None) -> None:
-    if not isinstance(found, Tensor) or found.shape != wanted.shape:
-        shape = tuple(found.shape) if isinstance(found, Tensor) else None
-        raise _DiffersError(f"{what} has shape {shape} instead of {tuple(wanted.shape)}")
-    scale = size if size is not None else float(wanted.detach().abs().max()) if wanted.numel() else 0.0
-    if not torch.allclose(found.detach(), wanted.detach(), rtol=0.0, atol=_TOLERANCE * scale, equal_nan=True):
-        raise _DiffersError(f"{what} is not as before")
-
-
 def _is_same(one: Tensor, other: Tensor) -> bool:
     return one.shape == other.shape and torch.equal(one, other)
-
-
-def _said(error: Exception) -> str:
-    text = " ".join(str(error).split())
-    if isinstance(error, _DiffersError | ScheduleError):
-        return text
-    return f"with its part of the sequence, a process raises {type(error).__name__}: {text[:120]}"

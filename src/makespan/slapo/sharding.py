@@ -378,9 +378,13 @@ class TiedShard:
     shard: TensorShard
 
 
-def ranks_of(sch: Schedule) -> Ranks:
-    """Return the processes that share the modules of a schedule."""
-    return Ranks(sch.rank, sch.world_size, sch.group)
+OVER = ("tensor", "context")
+"""Kinds of parallelism whose processes an exchange may join."""
+
+
+def ranks_of(sch: Schedule, over: str = "tensor") -> Ranks:
+    """Return the processes that share the modules of a schedule, or its sequences (``context``)."""
+    return sch.metadata.context if over == "context" else Ranks(sch.rank, sch.world_size, sch.group)
 
 
 def tie_of(sch: Schedule, name: str) -> tuple[str, ...] | None:

@@ -15,11 +15,21 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree  # there is no public name for it
 
+from makespan.slapo.contexts import REFUSED
 from makespan.slapo.errors import ArgumentError, StructureError, short_repr
-from makespan.slapo.flow import Flow, Handed, LeafCall, first_tensor, fresh, own_matrices, watched
+from makespan.slapo.flow import (
+    Flow,
+    Handed,
+    LeafCall,
+    first_tensor,
+    fresh,
+    is_within,
+    own_matrices,
+    watched,
+)
 from makespan.slapo.passes import Call, call_from
 from makespan.slapo.regions import EXPERTS, Cut, How, LayerFinder, Linear, StructurePart, is_table, linear_of
-from makespan.slapo.sequences import RefusedError
+from makespan.slapo.rehearsals import RefusedError
 from makespan.slapo.trials import Step
 
 OUTSIDE = "outside the layers"
@@ -61,8 +71,8 @@ class Structure:
         What was found, in the order of execution.
     steps
         Primitives that cut the model for this number of processes.
-    n_processes
-        Number of processes that share the model.
+    n_processes, n_context
+        Numbers of processes that share the model, and that share its sequences throughout the layers.
     notes
         What a user should know beside the table.
     cores
@@ -76,6 +86,7 @@ class Structure:
     n_processes: int
     notes: list[str] = field(default_factory=list)
     cores: list[Core] = field(default_factory=list)
+    n_context: int = 1
 
     @property
     def kept_whole(self) -> list[StructurePart]:
@@ -85,6 +96,8 @@ class Structure:
     def __str__(self) -> str:
         """Return a table; equal parts of the layers of a list are one row."""
         lines = [f"{self.model}, cut among {self.n_processes} processes"]
+        if self.n_context > 1:
+            lines[0] += f", its sequences among {self.n_context}"
         for paths in self.layers:
             lines.append(f"{len(paths)} layers: {_span(paths)}")
         rows: dict[tuple[str, ...], None] = {}
@@ -130,6 +143,7 @@ def find_structure(
     seed: int = 0,
     along_sequence: bool = False,
     deal_experts: bool = False,
+    n_context: int = 1,
 ) -> Structure:
     """Find layers, attention, feed-forward parts and vocabulary of a transformer, and how they can be cut.
 
@@ -149,6 +163,9 @@ def find_structure(
         norms, dropout and residuals of layers work on parts of it.
     deal_experts
         True if each process holds some experts whole, instead of a part of every expert.
+    n_context
+        Number of processes of context parallelism, each of which holds a part of every sequence throughout
+        the layers; with one, sequences are whole.
 
     Returns
     -------
@@ -157,7 +174,7 @@ def find_structure(
     Raises
     ------
     ArgumentError
-        The number of processes is less than one; also a `ValueError`.
+        A number of processes is less than one; also a `ValueError`.
     StructureError
         No structure is found, the model cannot be run, or its sequences or experts cannot be shared; the
         message names the model and the reason. Also a `ValueError`.
@@ -165,6 +182,8 @@ def find_structure(
     name = type(model).__name__
     if n_processes < 1:
         raise ArgumentError(f"find_structure: n_processes is {n_processes}; expected a number >= 1")
+    if n_context < 1:
+        raise ArgumentError(f"find_structure: n_context is {n_context}; expected a number >= 1")
     if any(tensor.is_meta for tensor in model.parameters()):
         raise StructureError(
             f"{name}: its parameters have no values; a run finds the structure, so build the model first"
@@ -173,19 +192,22 @@ def find_structure(
     layers = _layers(model, call, name)
     flat = [path for paths in layers for path in paths]
     flow = _run(model, call, name, repeated=flat, kept=flat)
-    structure = Structure(name, layers, [], [], n_processes, cores=_cores(model, flow, flat))
+    structure = Structure(
+        name, layers, [], [], n_processes, cores=_cores(model, flow, flat), n_context=n_context
+    )
     handed: dict[str, Handed] = {}
     for one in flow.handed:
         handed.setdefault(one.path, one)
     known: dict[Any, tuple[str, Cut]] = {}
     parts: dict[int, tuple[int, int]] = {}
     syncs: list[Step] = []
+    context: list[Step] = []
     for path in flat:
         layer, one = model.get_submodule(path), handed[path]
         key = _signature(layer, one, parts)
         if key not in known:
             try:
-                finder = LayerFinder(layer, one, n_processes, parts, along_sequence, deal_experts)
+                finder = LayerFinder(layer, one, n_processes, parts, along_sequence, deal_experts, n_context)
                 known[key] = path, finder.find()
             except RefusedError as error:
                 raise _refused(name, f"in {path!r} ({type(layer).__name__})", error) from error
@@ -194,6 +216,7 @@ def find_structure(
             parts[one.ids_out[place]] = axis, one.sizes_out[place][axis]
         structure.steps += _below(path, cut.steps)
         syncs += _below(path, cut.syncs)
+        context += _below(path, cut.context)
         structure.parts += [
             StructurePart(part.role, f"{path}.{part.path}".rstrip("."), part.kind, part.how, part.reason)
             for part in cut.parts
@@ -212,7 +235,32 @@ def find_structure(
     if n_processes == 1:
         structure.steps.clear()
         structure.parts = [replace(part, how="whole", reason="") for part in structure.parts]
+    if n_context > 1:
+        _share_context(structure, model, context, handed, flow)
     return structure
+
+
+def _share_context(
+    structure: Structure, model: nn.Module, steps: list[Step], handed: Mapping[str, Handed], flow: Flow
+) -> None:
+    """Add the steps of context parallelism around those of tensor parallelism."""
+    flat = [path for paths in structure.layers for path in paths]
+    within = {id(one): path for path in flat for one in model.get_submodule(path).parameters()}
+    for path, module in model.named_modules(remove_duplicate=False):
+        for name, parameter in module.named_parameters(recurse=False):
+            if id(parameter) in within and not any(is_within(path, layer) for layer in flat):
+                # Its gradient is a summand within the layers, and whole outside of them.
+                why = RefusedError(f"its parameter {name!r} is that of {path!r}, too", *REFUSED)
+                raise _refused(structure.model, f"in {within[id(parameter)]!r}", why)
+    before, after = list[Step](), list[Step]()
+    for paths in structure.layers:
+        enter, leave = _ends_of_sequence(structure.model, paths, handed, flow, "context")
+        before.append(enter)
+        after.append(leave)
+    # Sequences are cut for context parallelism first, and joined last.
+    structure.steps = [*before, *structure.steps, *after, *steps]
+    spans = ", ".join(map(_span, structure.layers))
+    structure.notes.append(f"each process of context parallelism holds a part of every sequence in {spans}")
 
 
 def _refused(name: str, where: str, error: RefusedError) -> StructureError:
@@ -220,28 +268,30 @@ def _refused(name: str, where: str, error: RefusedError) -> StructureError:
 
 
 def _ends_of_sequence(
-    name: str, paths: Sequence[str], handed: Mapping[str, Handed], flow: Flow
+    name: str, paths: Sequence[str], handed: Mapping[str, Handed], flow: Flow, over: str = "tensor"
 ) -> list[Step]:
     """Return the steps that cut sequences before the first layer and join them after the last one."""
+    refused = REFUSED if over == "context" else ()
     for before, after in itertools.pairwise(paths):
         # Between two layers, sequences are parts: nothing but the next layer may read them there.
         result = handed[before].id_out
         readers = [inside for _, inside in flow.reads.get(result, ())]
         if result != handed[after].id_in or not all(after in inside for inside in readers):
             why = "more than the next layer reads what one returns"
-            raise _refused(name, f"between {before!r} and {after!r}", RefusedError(why))
+            raise _refused(name, f"between {before!r} and {after!r}", RefusedError(why, *refused))
     first, last = handed[paths[0]], handed[paths[-1]]
     given = [*enumerate(first.args), *first.kwargs.items()]
     hidden = first_tensor((first.args, first.kwargs))
     places = [place for place, value in given if value is hidden]
     if not places:
         why = "the sequence is inside of one of its arguments"
-        raise _refused(name, f"before {paths[0]!r}", RefusedError(why))
-    values: dict[str, Any] = {"mode": "fwd_post", "sync_op_or_fn": "SR->RR"}
+        raise _refused(name, f"before {paths[0]!r}", RefusedError(why, *refused))
+    more = {"over": over} if over != "tensor" else {}
+    values: dict[str, Any] = {"mode": "fwd_post", "sync_op_or_fn": "SR->RR", **more}
     if last.returns is not Tensor:
         values["output"] = 0
     return [
-        Step("sync", paths[0], {"mode": "fwd_pre", "sync_op_or_fn": "RR->SR", "inputs": places}),
+        Step("sync", paths[0], {"mode": "fwd_pre", "sync_op_or_fn": "RR->SR", "inputs": places, **more}),
         Step("sync", paths[-1], values),
     ]
 

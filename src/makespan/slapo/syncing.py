@@ -33,7 +33,7 @@ from makespan.slapo.layouts import (
     sum_gradient,
 )
 from makespan.slapo.schedule import Primitive, register_primitive
-from makespan.slapo.sharding import ranks_of
+from makespan.slapo.sharding import OVER, ranks_of
 from makespan.slapo.state import owners_of
 from makespan.slapo.tracing import check_is_called
 from makespan.training import clip_grad_norm as clip_everywhere
@@ -153,18 +153,20 @@ class SumParameterGradients:
     It registers the hook of a parameter in the first forward pass, since copies have other parameters.
     """
 
-    SUMMED: ClassVar[WeakIdKeyDictionary] = WeakIdKeyDictionary()
+    SUMMED: ClassVar[dict[str, WeakIdKeyDictionary]] = {one: WeakIdKeyDictionary() for one in OVER}
 
     names: tuple[str, ...]
     exchange: Exchange
+    over: str = "tensor"
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        """Register the hooks of the parameters, once per parameter."""
+        """Register the hooks of the parameters, once per parameter and kind of parallelism."""
+        summed = self.SUMMED[self.over]
         for name in self.names:
             parameter = getattr(module, name)
-            if parameter.requires_grad and parameter not in self.SUMMED:
+            if parameter.requires_grad and parameter not in summed:
                 parameter.register_hook(self.exchange.gradient_operation)
-                self.SUMMED[parameter] = True
+                summed[parameter] = True
 
 
 def _exchange_at(exchange: Callable[[Tensor], Tensor], value: Tensor, where: str) -> Tensor:
@@ -193,6 +195,7 @@ class _Call:
     axis: int | None
     tensor_parallel_output_grad: bool
     on: str
+    over: str
     where: str
 
 
@@ -217,6 +220,7 @@ class Sync(Primitive):
         inputs: Sequence[int | str] | None = None,
         output: int | str | None = None,
         on: str = "inputs",
+        over: str = "tensor",
     ) -> None:
         """Exchange tensors at this module from now on.
 
@@ -239,6 +243,8 @@ class Sync(Primitive):
         on
             ``inputs``, or ``parameters`` to sum the gradients of the module's own parameters, to which each
             process contributes for its part of the sequence.
+        over
+            ``tensor`` for the processes that share layers, ``context`` for those of context parallelism.
         """
         where = f"sync of {sch.path!r} ({type(sch.mod).__name__})"
         check_is_called(sch, cls.name())
@@ -257,12 +263,13 @@ class Sync(Primitive):
             return
         if not isinstance(sync_op_or_fn, str):
             raise KindError(f"{where}: got {sync_op_or_fn!r}; expected the name of an operation, or a hook")
-        call = _Call(mode, sync_op_or_fn, axis, tensor_parallel_output_grad, on, where)
+        call = _Call(mode, sync_op_or_fn, axis, tensor_parallel_output_grad, on, over, where)
         _check_call(call, inputs, output)
-        before = sharding_of(sch.mod)
-        after = _sharding_after(sch, call, before) if mode == "fwd_post" and output is None else before
+        before = after = sharding_of(sch.mod)
+        if mode == "fwd_post" and output is None and over == "tensor":
+            after = _sharding_after(sch, call, before)
         places = None if inputs is None else input_places(sch.mod, inputs, where)
-        if sch.world_size > 1:
+        if ranks_of(sch, over).size > 1:
             _install_exchange(sch, call, before, places, output)
         set_sharding(sch.mod, after)
 
@@ -274,6 +281,8 @@ def _check_call(call: _Call, inputs: Sequence[int | str] | None, output: int | s
             f"{call.where}: operation is {call.op!r} in mode {call.mode!r}; expected one of "
             f"{', '.join(_OPS[call.mode])}, or a hook"
         )
+    if call.over not in OVER:
+        raise ArgumentError(f"{call.where}: over is {call.over!r}; expected {' or '.join(OVER)}")
     if call.op in ("reduce_scatter", "scatter") and call.axis is None:
         raise ArgumentError(f"{call.where}: {call.op} needs axis, the axis of the activation")
     superfluous = {
@@ -350,7 +359,7 @@ def _install_exchange(
     output: int | str | None,
 ) -> None:
     """Register the exchange of an operation as a hook of the module."""
-    module, ranks = sch.mod, ranks_of(sch)
+    module, ranks = sch.mod, ranks_of(sch, call.over)
     match call.mode, call.op:
         case "bwd_post", _:
             exchange = sum_gradient(ranks)
@@ -367,11 +376,11 @@ def _install_exchange(
             exchange = reshard(ranks, call.op)
     if call.on == "parameters":
         names = tuple(name for name, _ in module.named_parameters(recurse=False))
-        module.register_forward_pre_hook(SumParameterGradients(names, exchange))
+        module.register_forward_pre_hook(SumParameterGradients(names, exchange, call.over))
     elif call.mode != "fwd_post":
         hook = ExchangeInputs(exchange, places, call.where, of_gradients=call.mode == "bwd_post")
         module.register_forward_pre_hook(hook, with_kwargs=True)
-    elif isinstance(module, LateBias) and before.returns == PARTIAL:
+    elif isinstance(module, LateBias) and before.returns == PARTIAL and call.over == "tensor":
         # The layer reduces its product before it adds the bias; a hook would also sum the bias.
         module.reduce = exchange
         if call.op == "reduce_scatter":
