@@ -345,6 +345,7 @@ def _scaling() -> dict[str, str]:
 RECOVERY_DEVICES = (16, 64, 256, 1024, 4096, 16384)
 RECOVERY_STEP_S, RECOVERY_PARAMETERS = 1.0, 4e9
 RECOVERY_LOSSES = "docs/background/recovery-losses.csv"
+LOOP_LOSSES = "docs/background/recovery-losses-loops.csv"
 LOSS_NAMES = {
     "single": "one process",
     "double": "two processes at once",
@@ -370,6 +371,21 @@ def _recoveries() -> str:
     ]
     head = ("lost", "losses", "equal bits", "timed", "median pause [s]", "longest [s]")
     timed = _filled(page, "recovery pauses", _table(head, rows))
+    rows = []
+    for megabytes, part in pd.read_csv(ROOT / LOOP_LOSSES).query("is_sent").groupby("megabytes"):
+        pauses = part.query("number == 0 and kind != 'hang'")["pause_minus_step_s"]
+        rows.append(
+            (
+                f"{megabytes} MB",
+                f"{len(part)}",
+                f"{part['is_equal'].sum()}",
+                f"{pauses.count()}",
+                f"{pauses.median():.2f}",
+                f"{pauses.max():.2f}",
+            )
+        )
+    head = ("parameters", "losses", "equal bits", "timed", "median pause [s]", "longest [s]")
+    timed = _filled(page, "recovery pauses of loops", _table(head, rows), timed)
     judged = judged_costs().assign(
         error=lambda table: (table["predicted_s"] / table["measured_s"] - 1).abs(),
         baseline_error=lambda table: (table["baseline_s"] / table["measured_s"] - 1).abs(),

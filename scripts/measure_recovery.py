@@ -1,8 +1,11 @@
 """Kill processes of elastic runs at random moments, compare bits, and time the recoveries from memory.
 
-    python scripts/measure_recovery.py FOLDER [SHARE]
+    python scripts/measure_recovery.py FOLDER [SHARE] [--loop] [--megabytes SIZE]
 
-Four processes train four logical workers with about 5 MB of parameters. With SHARE 1 there are 80 losses in
+Four processes train four logical workers with about SIZE (5) MB of parameters, with ``--loop`` in a training
+loop of the job's own, which is called again after each loss. The columns ``plain_step_s`` and ``kept_step_s``
+are then the median times of a mini-batch of undisturbed runs, without copies in other processes and with them
+as in the other runs, of three runs each, in turn. With SHARE 1 there are 80 losses in
 55 runs: 50 of one process (two in a run, the second one often within the recovery from the first), 20 of two
 processes at once, and 10 of a process that stops and is killed after three seconds without a heartbeat.
 Phases, victims and delays are drawn from seeds. Every run must have the losses, parameters and optimizer of
@@ -13,6 +16,7 @@ these are summarized.
 """
 
 import argparse
+import json
 import os
 import random
 import signal
@@ -35,18 +39,27 @@ from makespan.runtime.coordinator import Event
 from makespan.tables import write_csv
 
 STEPS, PROCESSES, HANG_S = 14, 4, 3.0
+REPEATS, WARMUP = 3, 4
 PHASES = ("forward", "backward", "sum", "contexts", "step", "done")
+OF_LOOP = ("forward", "sum", "contexts", "done")
 OF_RECOVERY = ("connect", "copy", "replicate")
 COUNTS = {"single": 25, "double": 20, "hang": 10}  # runs
 JOB = """
+import json
+import os
+import time
+from pathlib import Path
+
 import torch
 from torch import nn
 
+WIDTH = 572
+
 
 def model():
-    layers = [nn.Linear(572, 572) for _ in range(4)]
-    middle = [part for layer in layers for part in (layer, nn.BatchNorm1d(572), nn.ReLU(), nn.Dropout(0.2))]
-    return nn.Sequential(*middle, nn.Linear(572, 8))
+    layers = [nn.Linear(WIDTH, WIDTH) for _ in range(4)]
+    middle = [part for layer in layers for part in (layer, nn.BatchNorm1d(WIDTH), nn.ReLU(), nn.Dropout(0.2))]
+    return nn.Sequential(*middle, nn.Linear(WIDTH, 8))
 
 
 class Samples:
@@ -55,7 +68,7 @@ class Samples:
 
     def __getitem__(self, index):
         generator = torch.Generator().manual_seed(index)
-        return torch.randn(572, generator=generator) + 0.1 * torch.randn(572), torch.tensor(index % 8)
+        return torch.randn(WIDTH, generator=generator) + 0.1 * torch.randn(WIDTH), torch.tensor(index % 8)
 
 
 def data():
@@ -64,6 +77,18 @@ def data():
 
 def loss(outputs, targets):
     return nn.functional.cross_entropy(outputs, targets)
+
+
+def loop(run, times=None):
+    built, begun = model(), []
+    optimizer = torch.optim.Adam(built.parameters())
+    for mini_batch in run.loop(built, optimizers=optimizer, data=data()):
+        begun.append(time.perf_counter())
+        for inputs, targets in mini_batch:
+            mini_batch.backward(loss(built(inputs), targets))
+        mini_batch.step(optimizer)
+    if times and os.environ["MAKESPAN_RANK"] == "0":
+        Path(times).write_text(json.dumps(begun))
 """
 
 
@@ -113,15 +138,15 @@ class Injector:
                 os.kill(self.pids[victim], signal.SIGSTOP if due.kind == "hang" else signal.SIGKILL)
 
 
-def drawn(kind: str, seed: int) -> list[Loss]:
+def drawn(kind: str, seed: int, phases: tuple[str, ...]) -> list[Loss]:
     """Draw the losses of a run."""
     rng = random.Random(f"{kind}/{seed}")
     victims = rng.sample(range(PROCESSES), 2)
-    phase, step, delay_s = rng.choice(PHASES), rng.randrange(2, STEPS - 4), rng.uniform(0.0, 0.02)
+    phase, step, delay_s = rng.choice(phases), rng.randrange(2, STEPS - 4), rng.uniform(0.0, 0.02)
     if kind != "single":
         return [Loss(kind, phase, step, tuple(victims[: 1 + (kind == "double")]), delay_s)]
     # The second victim may not yet be in a phase of the first recovery: then that of the mini-batch counts.
-    second = rng.choice((*PHASES, *OF_RECOVERY))
+    second = rng.choice((*phases, *OF_RECOVERY))
     return [
         Loss(kind, phase, step, (victims[0],), delay_s),
         Loss(kind, second, step + 2, (victims[1],), rng.uniform(0.0, 0.02)),
@@ -135,12 +160,12 @@ def bits(result: Any) -> tuple[Any, ...]:
     return list(steps["loss_hex"]), set(last["parameter_sha"]), set(last["optimizer_sha"])
 
 
-def trained(path: Path, folder: Path, **options: Any) -> Any:
+def trained(path: Path, folder: Path, has_loop: bool, of_loop: dict[str, Any], **options: Any) -> Any:
     """Train the job once."""
-    names = {name: f"{folder / 'job.py'}:{name}" for name in ("model", "data", "loss")}
-    job = ElasticTrainer(
-        optimizer="adam", run_dir=path, n_logical_workers=PROCESSES, micro_batch_size=16, **names
-    )
+    parts = ("loop",) if has_loop else ("model", "data", "loss")
+    names: dict[str, Any] = {name: f"{folder / 'job.py'}:{name}" for name in parts}
+    names |= {"options": {"loop": of_loop}} if has_loop else {"optimizer": "adam"}
+    job = ElasticTrainer(run_dir=path, n_logical_workers=PROCESSES, micro_batch_size=16, **names)
     return job.run(STEPS, **options)
 
 
@@ -175,21 +200,42 @@ def rows_of(injector: Injector, seed: int, is_equal: bool) -> list[dict[str, Any
     return rows
 
 
-def main(folder: Path, share: float) -> int:
+def step_times(path: Path, folder: Path) -> dict[str, float]:
+    """Return the median times of a mini-batch in undisturbed runs, see the module."""
+    found: dict[str, list[float]] = {"plain_step_s": [], "kept_step_s": []}
+    for number in range(REPEATS):
+        for survives, times in enumerate(found.values()):
+            name = f"steps-{number}-{survives}"
+            file = path / f"{name}.json"
+            trained(path / name, folder, True, {"times": str(file)}, survives=2 * survives)
+            begun = json.loads(file.read_text())[WARMUP:]
+            times.append(median(right - left for left, right in pairwise(begun)))
+    return {name: median(times) for name, times in found.items()}
+
+
+def main(folder: Path, share: float, has_loop: bool, megabytes: float) -> int:
     """Run the protocol; return 1 if a bit differs."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_text(JOB, folder / "job.py")
+    width = round((megabytes * 1e6 / 16) ** 0.5)  # of four square matrices
+    write_text(JOB.replace("WIDTH = 572", f"WIDTH = {width}"), folder / "job.py")
     rows: list[dict[str, Any]] = []
     with temporary_directory("recovery") as path:
-        straight = bits(trained(path / "straight", folder))
+        straight = bits(trained(path / "straight", folder, has_loop, {}))
+        of_all = {"megabytes": round(megabytes)} | step_times(path, folder) if has_loop else {}
         for kind, count in COUNTS.items():
             for seed in range(max(1, round(share * count))):
-                injector = Injector(drawn(kind, seed))
+                injector = Injector(drawn(kind, seed, OF_LOOP if has_loop else PHASES))
                 result = trained(
-                    path / f"{kind}-{seed}", folder, survives=2, hang_s=HANG_S, on_event=injector
+                    path / f"{kind}-{seed}",
+                    folder,
+                    has_loop,
+                    {},
+                    survives=2,
+                    hang_s=HANG_S,
+                    on_event=injector,
                 )
                 recoveries = list(result.reconfigurations["cause"])
-                rows += rows_of(injector, seed, bits(result) == straight)
+                rows += [of_all | row for row in rows_of(injector, seed, bits(result) == straight)]
                 rows[-1]["causes"] = " ".join(recoveries)
                 write_csv(pd.DataFrame(rows), folder / "losses.csv")
     table = pd.DataFrame(rows)
@@ -211,5 +257,7 @@ if __name__ == "__main__":
     parser.add_argument(
         "share", type=float, nargs="?", default=1.0, help="share of the runs, at least one a kind"
     )
+    parser.add_argument("--loop", action="store_true", help="train in a loop of the job's own")
+    parser.add_argument("--megabytes", type=float, default=5.24, help="size of the parameters [MB]")
     given = parser.parse_args()
-    sys.exit(main(given.folder, given.share))
+    sys.exit(main(given.folder, given.share, given.loop, given.megabytes))

@@ -1,6 +1,9 @@
 """Own training loops against stock scripts, bit for bit: losses, parameters, optimizers, contexts."""
 
+import os
+import random
 import shutil
+import signal
 
 import pytest
 
@@ -32,6 +35,7 @@ CHANGED = (
     "ema", "two_players", "accumulation", "streamed", "scheduled", "scaled", "given", "stopped",
     "plateau", "penalised", "sharpness", "skipped", "diffusion", "rewarded", "queued",
 )  # fmt: skip
+LOSING = ("ema", "accumulation", "streamed", "scaled", "stopped", "plateau", "queued", "rewarded", "given")
 BITS = ["step", "rank", "loss_hex", "parameter_sha", "optimizer_sha", "context_sha"]
 
 
@@ -119,6 +123,31 @@ def test_changes_of_the_mapping_change_no_bit(stock, changed, name):
     """From a process for each logical worker to one process, and to two."""
     rows, kept = stock[name]
     assert outcome(changed[name], kept) == (rows, kept)
+
+
+@pytest.mark.parametrize("name", LOSING)
+def test_a_loss_at_random_changes_no_bit(stock, options, tmp_path, name):
+    """One of three processes is killed, and the others continue from memory."""
+    rng, pids, killed = random.Random(name), {}, []
+    phase = rng.choice(("forward", "sum", "contexts"))
+    step, victim = rng.randint(1, STEPS - 2), rng.randrange(3)
+
+    def kill(event):
+        if event.kind == "hello":
+            pids[event.node] = event.values["pid"]
+        place = {"phase": phase, "iteration": step}
+        if event.kind == "announce" and event.node == victim and event.values == place and not killed:
+            killed.append(os.kill(pids[victim], signal.SIGKILL))
+
+    result = trainer(name, tmp_path, options).run(STEPS, "0/1,2/3", survives=1, on_event=kill, hash_every=1)
+    assert list(result.reconfigurations["cause"]) == ["start", "recovery"]
+    rows, kept = stock[name]
+    found, found_kept = outcome(result, kept)
+    # Hashes of contexts that only the lost process knew are missing.
+    assert [row[:-1] for row in found] == [row[:-1] for row in rows] and found_kept == kept
+    pairs = [(ours[-1], theirs[-1]) for ours, theirs in zip(found, rows, strict=True)]
+    assert all(ours == theirs for ours, theirs in pairs if ours)
+    assert all(ours for ours, _ in pairs[-N:])
 
 
 def test_the_guide_counts_the_scripts(root):

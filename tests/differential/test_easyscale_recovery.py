@@ -5,7 +5,6 @@ import os
 import signal
 import threading
 import time
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ pytest.importorskip("torch")
 
 from click.testing import CliRunner
 from forked import forking_servers
+from killers import Gate, Killer
 
 from makespan.cli import main
 from makespan.easyscale import ElasticTrainer, drain_processes, join_run, request_change
@@ -51,53 +51,6 @@ def bits(result):
     return list(steps["loss_hex"]), ends, list(last["context_sha"])
 
 
-class Killer:
-    """Kills processes in phases that they announce: triples of phase, mini-batch and victims.
-
-    Mini-batches that something happens in are held until it has happened, however fast the processes are.
-    """
-
-    def __init__(self, *faults, number=signal.SIGKILL):
-        self.faults, self.number, self.pids = list(faults), number, {}
-        self.events = []
-
-    def hold(self, folder):
-        """Hold mini-batches by files in a folder; return the options of a job that looks there."""
-        self.folder = folder
-        folder.mkdir(exist_ok=True)
-        for step in self.awaited():
-            (folder / str(step)).touch()
-        return {"model": {"held": str(folder)}}
-
-    def awaited(self):
-        """Mini-batches in which something has yet to happen."""
-        return {held(phase, step) for phase, step, _ in self.faults}
-
-    def release(self):
-        for path in self.folder.iterdir():
-            if int(path.name) not in self.awaited():
-                path.unlink()
-
-    def __call__(self, event):
-        self.events.append(event)
-        if event.kind == "hello":
-            self.pids[event.node] = event.values["pid"]
-        if event.kind != "announce" or not self.faults:
-            return
-        phase, step, victims = self.faults[0]
-        if (event.values["phase"], event.values["iteration"]) == (phase, step) and event.node in victims:
-            self.faults.pop(0)
-            for victim in victims:
-                with suppress(ProcessLookupError):
-                    os.kill(self.pids[victim], self.number)
-            self.release()
-
-
-def held(phase, step):
-    """Return the first mini-batch whose end comes after a phase that is announced with a number."""
-    return step if phase in ("forward", "backward", "sum", "contexts", "done") else step + 1
-
-
 def wait_until(is_met):
     while not is_met():
         time.sleep(0.05)
@@ -109,7 +62,7 @@ def straight(tmp_path_factory):
 
 
 def recovered(tmp_path, killer, survives=1, **options):
-    of_job = killer.hold(tmp_path / "held") | options.pop("of_job", {})
+    of_job = {"model": {"held": killer.hold(tmp_path / "held")}} | options.pop("of_job", {})
     result = trainer(tmp_path / "run", of_job).run(STEPS, survives=survives, on_event=killer, **options)
     assert not killer.faults, f"not reached: {killer.faults}"
     return result
@@ -178,38 +131,6 @@ def changes(run_dir):
     """Processes that were lost, drained and joined, in order; a change may take in another one."""
     table = read_csv(run_dir / "recoveries.csv", ELASTIC_RECOVERIES)
     return {name: [cell for cell in table[name] if cell] for name in ("kind", "lost", "drained", "joined")}
-
-
-class Gate(Killer):
-    """Acts at events, too, and holds mini-batches until a process may enter: processes by mini-batch.
-
-    ``acts`` are triples of phase, mini-batch and a function; each is called once, when a process announces
-    that.
-    """
-
-    def __init__(self, *faults, enters=(), acts=()):
-        super().__init__(*faults)
-        self.node_by_step, self.acts = dict(enters), list(acts)
-
-    def awaited(self):
-        acts = {held(phase, step) for phase, step, _ in self.acts}
-        return super().awaited() | acts | self.node_by_step.keys()
-
-    def __call__(self, event):
-        super().__call__(event)
-        if event.kind == "resume":  # whoever was ready before is among the processes, or a spare
-            ready = {each.node for each in self.events if each.kind == "ready"}
-            for step in [step for step, node in self.node_by_step.items() if node in ready]:
-                del self.node_by_step[step]
-        announced = (event.values["phase"], event.values["iteration"]) if event.kind == "announce" else ()
-        for act in [act for act in self.acts if act[:2] == announced]:
-            self.acts.remove(act)
-            act[2]()
-        self.release()
-
-    def notify(self, *nodes):
-        for node in nodes:
-            os.kill(self.pids[node], signal.SIGTERM)
 
 
 def joining(run_dir, ended):
@@ -363,9 +284,6 @@ def test_what_cannot_be_recovered_is_rejected_before_the_start(tmp_path):
     with pytest.raises(InputError, match="n_replacements is 1 with devices A,B; expected one type of device"):
         options = {"survives": 1, "n_replacements": 1, "mixes_devices": True}
         trainer(tmp_path).run(STEPS, devices="A,B", **options)
-    loop = ElasticTrainer(loop=f"{JOB}:model", run_dir=tmp_path)
-    with pytest.raises(InputError, match=r"survives is 1 and loop is .* expected a job whose functions"):
-        loop.run(STEPS, survives=1)
     assert not list(tmp_path.iterdir())
 
 

@@ -21,7 +21,7 @@ class CountingEngine:
 
     is_waiting = False
 
-    def prepare(self, node, request, announce, board):
+    def prepare(self, node, request, announce, board, serving):
         self.node, self.request, self.announce = node, request, announce
         if node in request.get("dies_at_start", ()):
             os._exit(1)

@@ -9,11 +9,10 @@ processes are asked to let somebody in or out.
 import os
 import random
 import signal
-import time
-from contextlib import suppress
 from pathlib import Path
 
 import torch
+from killers import hold_mini_batches
 from torch import nn
 
 
@@ -43,31 +42,8 @@ class Samples:
 
 def model(width=16, held=None):
     if held:
-        _hold(Path(held))
+        hold_mini_batches(Path(held))
     return Net(width)
-
-
-def _hold(folder):
-    from makespan.easyscale.hosting import HostedESTs
-
-    mini_batch = HostedESTs.mini_batch
-
-    def holding(self, *arguments, ending, **options):
-        training = ending.__self__
-
-        def ending_when_released():
-            path = folder / str(training.done + 1)
-            with suppress(RuntimeError):  # the processes have been asked to meet again
-                while path.exists():
-                    if training.board.has(training.generation, training.boundary):
-                        break
-                    time.sleep(0.02)
-            return ending()
-
-        return mini_batch(self, *arguments, ending=ending_when_released, **options)
-
-    if mini_batch.__name__ != "holding":
-        HostedESTs.mini_batch = holding
 
 
 def data():

@@ -20,6 +20,7 @@ from makespan.easyscale.kernels import DeterminismLevel
 from makespan.easyscale.parts import TrainedParts
 from makespan.easyscale.randomness import optimizer_sha, parameter_sha
 from makespan.easyscale.reduction import Reduction, in_memory
+from makespan.easyscale.saved import copied
 
 pytestmark = pytest.mark.xdist_group("training")
 CPU, D1 = torch.device("cpu"), DeterminismLevel.named("D1")
@@ -314,3 +315,32 @@ def test_so_does_a_part_of_it_and_otherwise_its_memory_is_used_again():
         in_memory([worker.mini_batch(fetch)])
     assert places[2] == places[3] != places[4] == places[5]  # the first buckets are only for one mini-batch
     assert torch.equal(rows[0], copies[0])
+
+
+# --- copies of state --------------------------------------------------------------------------------------
+
+
+def test_copies_are_renewed_in_their_memory_and_share_none():
+    model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+    lists = {
+        "scores": [1.0, torch.ones(2)],
+        "pair": (1, {"deep": [2]}),
+        "weight": nn.Parameter(torch.ones(3)),
+    }
+    state = {"model": model.state_dict(), "state": lists, "absent": None}
+    first = copied(state)
+    assert first["model"]._metadata == state["model"]._metadata
+    assert type(first["state"]["weight"]) is nn.Parameter
+    places = [value.data_ptr() for value in first["model"].values()]
+    with torch.no_grad():
+        model[0].weight += 1.0
+        lists["weight"] += 1.0
+    lists["scores"].append(torch.zeros(3))
+    lists["pair"][1]["deep"].append(3)
+    assert not torch.equal(first["model"]["0.weight"], model[0].weight)
+    assert (len(first["state"]["scores"]), first["state"]["pair"][1]) == (2, {"deep": [2]})
+    again = copied(state, first)
+    assert [value.data_ptr() for value in again["model"].values()] == places
+    assert all(map(torch.equal, again["model"].values(), model.state_dict().values()))
+    assert torch.equal(again["state"]["weight"], lists["weight"])
+    assert again["state"]["pair"] == (1, {"deep": [2, 3]}) and len(again["state"]["scores"]) == 3

@@ -15,9 +15,9 @@ from makespan.easyscale.recovery import (
 )
 from makespan.errors import LostWorkerError, TrainingError, WorkerError
 from makespan.runtime.links import LostPeerError, PeerLinks
-from makespan.runtime.messages import Leave, Shared
+from makespan.runtime.messages import Cause, Failed, Leave, Prepared, Saved, Shared
 from makespan.runtime.node import BroadcastStore
-from makespan.runtime.protocol import Abort, ClusterState, Phase, Send
+from makespan.runtime.protocol import Abort, Begin, ClusterState, End, Phase, Send, Store
 
 MAPPING = RankMapping.parse("0/1/2/3")
 STARTED = Assembly("0/1/2/3", (0, 1, 2, 3), 0, 0, is_start=True)
@@ -134,6 +134,44 @@ def test_a_run_that_all_are_to_leave_is_suspended_and_nobody_is_released():
     assert suspended and not made.leaving
     made, suspended = protocol()
     assert made.drain(()) == [] and suspended
+
+
+def prepared(made, *nodes, **report):
+    """Let processes report the end of the transaction; the first one says what follows."""
+    told = []
+    for node in nodes:
+        told += made.receive(node, Prepared(made.generation, made.step, report if node == nodes[0] else None))
+    return told
+
+
+def test_code_behind_a_loop_needs_no_other_process():
+    made, _ = protocol()
+    made.holdings = {node: (f"worker-{node}",) for node in range(3)}
+    assert Begin() in prepared(made, 0, 1, 2, saves=True, then="behind")
+    for node in range(3):
+        told = made.receive(node, Saved(made.generation, made.step))
+    assert Store(1) in told and made.phase is Phase.TRAINING
+    assert prepared(made, 1, saves=False, then="end") == []
+    assert made.lost(2) == [] and made.members == {0, 1}
+    told = made.lost(0)  # the first process too, so all that are left have ended
+    assert End(None) in told and Begin() not in told
+
+
+def test_a_failure_behind_a_loop_ends_the_run():
+    made, _ = protocol(1)
+    made.holdings = {0: ("worker-0",)}
+    prepared(made, 0, saves=True, then="behind")
+    made.receive(0, Saved(1, 1))
+    (end,) = [each for each in made.receive(0, Failed(1, "odd", Cause.OWN)) if isinstance(each, End)]
+    assert "node 0 failed behind its loop, which is saved: odd" in str(end.error)
+
+
+def test_a_process_lost_while_the_last_checkpoint_is_written_is_a_loss():
+    made, _ = protocol()
+    made.holdings = {node: (f"worker-{node}",) for node in range(3)}
+    prepared(made, 0, 1, 2, saves=True, then="behind")
+    made.lost(2)
+    assert made.phase is Phase.FREEZING
 
 
 # --- links ---

@@ -519,6 +519,12 @@ class Contexts:
             self.make_python_per_worker(name)
             context.python[name] = value
 
+    def discard(self) -> None:
+        """Drop what passes, or code after the sum of gradients, have left in the model and this process."""
+        if _in_place == [self]:
+            _in_place.clear()
+        self._is_in_place, self._open = False, None
+
     def rehost(
         self, contexts: Mapping[int, Mapping[str, Any]], changes: Mapping[str, Mapping[str, Any]]
     ) -> None:
@@ -532,9 +538,8 @@ class Contexts:
             Changes by code after the sum of gradients of that mini-batch, see ``changes_for_all``; they came
             after the passes, so they apply to all contexts.
         """
-        if _in_place == [self]:
-            _in_place.clear()
-        self._is_in_place, self._open, self._first, self._apart = False, None, {}, set()
+        self.discard()
+        self._first, self._apart = {}, set()
         buffers = {name for context in self._contexts.values() for name in context.buffers}
         first = next(iter(contexts.values()))
         for name in self._live_buffers().keys() - first["buffers"].keys():
@@ -719,8 +724,12 @@ class Contexts:
             self._shared_python |= changed
             self._python = now
 
-    def shared_values(self) -> dict[str, Any]:
-        """Return the state that all ESTs share, without buffers, for a checkpoint."""
+    def shared_values(self, *, records: bool = True) -> dict[str, Any]:
+        """Return the state that all ESTs share, without buffers, for a checkpoint.
+
+        ``records`` also records which values in Python have changed since the last look; without it, a value
+        that a pass has changed unwatched is found as such later.
+        """
         self.store()
         states = _plain_states(self._shared_states)
         states.pop("registered", None)
@@ -729,9 +738,10 @@ class Contexts:
             return values
         per_est = self._python_names()
         now = self._user.snapshot(per_est)
-        self._shared_python |= self._changed_in_python(now, per_est)
-        self._python = now
-        return values | {"python": self._user.take(sorted(self._shared_python - per_est))}
+        shared = self._shared_python | self._changed_in_python(now, per_est)
+        if records:
+            self._shared_python, self._python = shared, now
+        return values | {"python": self._user.take(sorted(shared - per_est))}
 
     def install_shared(self, values: Mapping[str, Any]) -> None:
         """Restore the shared state from a checkpoint."""

@@ -256,7 +256,8 @@ class RunOptions:
     survives
         Processes that may be lost at the same time without a return to the checkpoint: the contexts of the
         logical workers of each process are copied to so many others in every mini-batch, and the remaining
-        processes continue from their memory. 0 to restart all processes from the last checkpoint.
+        processes continue from their memory; the function of a ``loop`` is called again in each of them. 0 to
+        restart all processes from the last checkpoint.
     hang_s
         With ``survives``, time without a sign of life after which a process is killed [s].
     n_replacements

@@ -19,11 +19,11 @@ from makespan.easyscale.data import LoaderPool, Streams
 from makespan.easyscale.hosting import MiniBatchResult
 from makespan.easyscale.job import ElasticJob, RankMapping
 from makespan.easyscale.loop_parts import LoopParts, Variables, map_style
-from makespan.easyscale.loop_turns import LoopESTs, LoopMiniBatch
+from makespan.easyscale.loop_turns import LoopESTs, LoopMiniBatch, Together
 from makespan.easyscale.randomness import parameter_sha
 from makespan.easyscale.reduction import Reduction
 from makespan.easyscale.requests import GenerationRequest
-from makespan.easyscale.saved import Data, Hosted, SharedParts, read_saved
+from makespan.easyscale.saved import Data, Hosted, SavedJob, SharedParts
 from makespan.easyscale.user_state import UserState, is_watched
 from makespan.errors import InputError, TrainingError
 from makespan.training.bits import WordSum
@@ -33,7 +33,7 @@ class LoopSuspended(BaseException):
     """Ends the function of a job where a later generation goes on with its loop."""
 
 
-class Generation(Protocol):
+class Generation(Together, Protocol):
     """The generation of a run in this process, as far as a loop needs it."""
 
     request: GenerationRequest
@@ -67,8 +67,14 @@ class Generation(Protocol):
     ) -> LoaderPool:
         """Start the loaders of a map-style data set."""
 
+    def saved(self, ranks: tuple[int, ...]) -> SavedJob | None:
+        """Load the state to continue from into the parts; return the rest of it, None at the start."""
+
     def begin(self, hosted: Hosted, data: Data) -> None:
         """Take what mini-batches are made of."""
+
+    def between(self) -> None:
+        """Do what is due between two mini-batches."""
 
     def watches(self) -> bool:
         """Return True if the next mini-batch looks for changes by user code."""
@@ -91,7 +97,8 @@ class LoopRun:
 
     The function builds models, optimizers and data, which has to give the same result in every process and
     after every restart, and passes them to `loop`. Random states are seeded before it is called. It is called
-    again in each set of processes, and ends early where the next set goes on.
+    again in each set of processes, and ends early where the next set goes on. In a run that survives losses,
+    a process that is in both sets calls it again, too, with modules of the user that are loaded anew.
     """
 
     def __init__(self, generation: Generation, modules: Sequence[ModuleType], stack: ExitStack) -> None:
@@ -126,7 +133,7 @@ class LoopRun:
     ) -> "TrainingLoop":
         """Return the loop over all mini-batches that this set of processes trains.
 
-        If the run has a checkpoint, it is loaded into all objects given here.
+        If the run has a checkpoint, or goes on from memory, that state is loaded into all objects given here.
 
         Parameters
         ----------
@@ -180,7 +187,8 @@ class TrainingLoop:
 
     It ends after the last mini-batch of the run, or after the current one if its body ends with ``break`` or
     `stop` was called; code behind it then runs once. If the run is suspended or gets other processes, the
-    function ends inside the loop, and the loop resumes after the checkpoint.
+    function ends inside the loop and is called again, and the loop resumes from the state of all processes
+    after a mini-batch: that of a checkpoint, or from memory if the run survives losses.
 
     Attributes
     ----------
@@ -214,14 +222,13 @@ class TrainingLoop:
         user_state = UserState(parts.model, modules, others)
         with own_communication():
             generation.check_equal("parameters", parameter_sha(parts.model))
-            request, ranks = generation.request, generation.mapping.hosted[generation.number]
-            path = request.checkpoint
-            saved = None if path is None else read_saved(path, generation.parts, ranks)
+            ranks = generation.mapping.hosted[generation.number]
+            saved = generation.saved(ranks)
             self._hosted = LoopESTs(
                 parts, generation.device, generation.mapping, generation.number, generation.reduction(),
                 generation.job.level, seed=generation.job.seed,
                 layouts={} if saved is None else saved.layout, user_state=user_state,
-                late_buffers=() if saved is None else saved.late_buffers,
+                late_buffers=() if saved is None else saved.late_buffers, together=generation,
                 on_micro_batch=generation.process.report_micro_batch,
             )  # fmt: skip
             if saved is not None:
@@ -277,6 +284,8 @@ class TrainingLoop:
             self._finish(stops=self._stops)
             if is_watched(number):
                 hosted.local_notices |= self._variables.changes(frame)
+        with own_communication():
+            generation.between()
         if self._is_over or not generation.goes_on:
             if not generation.is_run_over:
                 raise LoopSuspended
@@ -290,7 +299,7 @@ class TrainingLoop:
         """End the current mini-batch, and the run if ``stops``."""
         hosted, generation = self._hosted, self._generation
         with own_communication():
-            result, stopping = hosted.finish(generation.ending_now(), stops=stops)
+            result, stopping = hosted.finish(generation.ending_now, stops=stops)
             if len(set(stopping)) > 1:
                 odd = [str(number) for number, each in enumerate(stopping) if each]
                 raise TrainingError(

@@ -9,7 +9,7 @@ import time
 import weakref
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -29,10 +29,25 @@ from makespan.easyscale.job import RankMapping
 from makespan.easyscale.kernels import DeterminismLevel
 from makespan.easyscale.loop_parts import LoopParts
 from makespan.easyscale.randomness import value_sha
-from makespan.easyscale.reduction import HostCopies, Reduction, over_group, synchronize
+from makespan.easyscale.reduction import HostCopies, Reduction, Steps, synchronize
 from makespan.easyscale.user_state import UserState
 from makespan.errors import InputError
 from makespan.training.bits import WordSum
+
+T = TypeVar("T")
+
+
+class Together(Protocol):
+    """What the processes of a loop do together."""
+
+    def over(self, steps: Steps[T]) -> T:
+        """Carry out the steps of this process together with the other processes."""
+
+    def tell(self, phase: str) -> None:
+        """Announce a phase of the current mini-batch, if somebody listens."""
+
+    def replicate(self) -> None:
+        """Copy the contexts after a mini-batch to other processes, if the run survives losses."""
 
 
 class LoopMiniBatch:
@@ -105,6 +120,8 @@ class LoopESTs:
         Bucket layout of each model from a checkpoint; empty at the start of a job.
     user_state, late_buffers
         See `Contexts`.
+    together
+        What this process does together with the others.
     on_micro_batch
         Called after each turn.
     """
@@ -122,12 +139,13 @@ class LoopESTs:
         layouts: Mapping[str, Sequence[Sequence[str]] | None],
         user_state: UserState,
         late_buffers: Collection[str],
+        together: Together,
         on_micro_batch: Callable[[], object],
     ) -> None:
         check_modules(parts.model, mapping)
         self._parts, self._device, self._mapping, self._process = parts, device, mapping, process
         self.ranks, self._copies = mapping.hosted[process], HostCopies(device)
-        self._on_micro_batch = on_micro_batch
+        self._together, self._on_micro_batch = together, on_micro_batch
         self._gradients = {}
         for name, model in parts.models.items():
             layout = layouts.get(name)
@@ -181,7 +199,7 @@ class LoopESTs:
 
     def open_first(self) -> None:
         """Show the state of all before the first mini-batch."""
-        over_group(self.contexts.send_first_buffers(self._mapping, self._process), self._device)
+        self._together.over(self.contexts.send_first_buffers(self._mapping, self._process))
         self.contexts.open_for_all()
 
     def begin(self, number: int, fetch: Callable[[int], Any], *, watches: bool) -> None:
@@ -246,6 +264,7 @@ class LoopESTs:
         self._drop_gradients()
         self._pass, self._summed, self._unscaled, self._gathered = self._pass + 1, set(), set(), {}
         self.contexts.store()
+        self._together.tell("forward")
         if self._watches:
             self._checks.begin()
         n_workers = self._mapping.n_logical_workers
@@ -286,7 +305,7 @@ class LoopESTs:
                 self._micro_batch_s[rank] += time.perf_counter() - begun
                 self._on_micro_batch()
         with own_communication():
-            over_group(self.contexts.send_first_buffers(self._mapping, self._process), self._device)
+            self._together.over(self.contexts.send_first_buffers(self._mapping, self._process))
         self.contexts.open_for_all(watches=self._watches)
 
     def backward(self, loss: Tensor, *, retain_graph: bool) -> None:
@@ -349,7 +368,8 @@ class LoopESTs:
         with own_communication():
             for model in self._parts.models_of[name]:
                 if model not in self._summed:
-                    over_group(self._gradients[model].sum(), self._device)
+                    self._together.tell("sum")
+                    self._together.over(self._gradients[model].sum())
                     self._summed.add(model)
         if self._parts.scaler is not None and id(optimizer) not in self._unscaled:
             self._parts.scaler.unscale_(optimizer)
@@ -376,7 +396,7 @@ class LoopESTs:
         if not self._gathered:
             own, names = self._rows()
             with own_communication():
-                rows, _ = over_group(gather_results(own, [], self._mapping), self._device)
+                rows, _ = self._together.over(gather_results(own, [], self._mapping))
             self._gathered = {each: tuple(rows[:, place].tolist()) for place, each in enumerate(names)}
         if name not in self._gathered:
             raise InputError(f"no turn reported {name!r}; expected {', '.join(self._gathered)}")
@@ -395,8 +415,11 @@ class LoopESTs:
             rows.append(torch.stack([each.reshape(()).to(self._device, torch.float64) for each in values]))
         return torch.stack(rows).cpu(), ["loss", *names]
 
-    def finish(self, ending: int, *, stops: bool) -> tuple[MiniBatchResult, list[bool]]:
-        """End a mini-batch; return its results, and by process whether it is the last one."""
+    def finish(self, ending: Callable[[], int], *, stops: bool) -> tuple[MiniBatchResult, list[bool]]:
+        """End a mini-batch; return its results, and by process whether it is the last one.
+
+        The value of ``ending`` goes to all processes, as in `HostedESTs.mini_batch`.
+        """
         self.check_current(self._number)
         if not self._stepped:
             raise InputError(
@@ -412,8 +435,9 @@ class LoopESTs:
         is_alone = self._mapping.n_processes == 1
         halves = (0, 0) if is_alone else word_halves(self._word_sum())
         own, _ = self._rows()
-        steps = gather_results(own[:, :1], [ending, stops, *halves], self._mapping)
-        rows, by_process = over_group(steps, self._device)
+        self._together.replicate()
+        steps = gather_results(own[:, :1], [ending(), stops, *halves], self._mapping)
+        rows, by_process = self._together.over(steps)
         word_sums = () if is_alone else tuple(joined_halves(high, low) for *_, high, low in by_process)
         times = tuple(self._micro_batch_s[rank] for rank in self.ranks)
         sync_s = self._sync_s + time.perf_counter() - begun

@@ -1,8 +1,8 @@
 """Recovery of an elastic run from memory: what processes hold, and who trains what after a change.
 
 Every process has the parameters and the optimizer. What a lost process takes along are the contexts of its
-logical workers (ESTs); before each optimizer step they are on ``survives`` other processes, and no process
-steps before all are there. After a loss, the processes report how many mini-batches they have done and which
+logical workers (ESTs); before a process counts a mini-batch as done, those after it are on ``survives`` other
+processes for all of them. After a loss, the processes report how many mini-batches they have done and which
 contexts they hold. Repeated mini-batches have equal bits, so any number of mini-batches that one process has
 done, with the contexts of all ESTs, is a state to continue from; the highest is chosen.
 
@@ -21,7 +21,7 @@ from pydantic import TypeAdapter
 
 from makespan.easyscale.job import RankMapping
 from makespan.errors import LostWorkerError
-from makespan.runtime.messages import Leave, Shared
+from makespan.runtime.messages import Cause, Failed, Leave, Shared
 from makespan.runtime.protocol import (
     Abort,
     Action,
@@ -180,7 +180,14 @@ class RecoveryProtocol(CoordinatorProtocol[Assembly]):
     """Protocol of an elastic run, whose transactions last up to the next checkpoint unless one is cut short.
 
     A process that joins or leaves waits for the mini-batch that runs, not for the transaction: the others are
-    told to end it there. A checkpoint follows only if their report says that one is due.
+    told to end it there. A report says whether a checkpoint follows (``saves``), and what comes next
+    (``then``):
+
+    - ``train``: the next mini-batch
+    - ``behind``: code behind the loop of a job, once the checkpoint of the last mini-batch is complete. No
+      process needs another one there: the others continue without one that is lost, and a failure ends the
+      run.
+    - ``end``: the end of the run, or of these processes
 
     Parameters
     ----------
@@ -192,7 +199,7 @@ class RecoveryProtocol(CoordinatorProtocol[Assembly]):
 
     def __init__(self, *arguments: Any, suspend: Callable[[], object], **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self._suspend = suspend
+        self._suspend, self._is_behind = suspend, False
 
     def ready(self, node: int) -> list[Action]:
         """Admit a process after the mini-batch that runs."""
@@ -212,10 +219,27 @@ class RecoveryProtocol(CoordinatorProtocol[Assembly]):
 
     def lost(self, node: int) -> list[Action]:
         """Continue without a process; suspend the run if all others are leaving."""
+        if self._is_behind_loop and node in self.members and len(self.members) > 1:
+            self.members.discard(node)
+            self.leaving.discard(node)
+            self._answers.pop(node, None)
+            return self._commit() if self.members <= set(self._answers) else []
         if (others := self._present - {node}) and others <= self.leaving:
             is_planned = self.phase is Phase.FORMING and node not in self.members
             self._keep_all(self._unneeded if is_planned else ())
         return super().lost(node)
+
+    @property
+    def _is_behind_loop(self) -> bool:
+        """True while all processes run code behind a loop, whose checkpoint is complete."""
+        return self._is_behind and self.phase is Phase.TRAINING and not self._is_asked_to_save
+
+    def _failed(self, node: int, failure: Failed) -> list[Action]:
+        if self._is_behind_loop and failure.cause == Cause.OWN:
+            return self._finish(
+                self._failed_error(f"node {node} failed behind its loop, which is saved: {failure.error}")
+            )
+        return super()._failed(node, failure)
 
     @property
     def _present(self) -> set[int]:
@@ -241,7 +265,12 @@ class RecoveryProtocol(CoordinatorProtocol[Assembly]):
         return planned
 
     def _commit(self) -> list[Action]:
-        reports = (answer.report for answer in self._answers.values())
-        if any(report is not None and report["saves"] for report in reports):
+        reports = [answer.report for answer in self._answers.values() if answer.report is not None]
+        if any(report["saves"] for report in reports):
             self.save_next()
+        self._is_behind = any(report["then"] == "behind" for report in reports)
+        if any(report["then"] == "end" for report in reports):
+            self._is_stopping = True
+            if not self._is_asked_to_save:  # nothing was trained since the last checkpoint
+                self.saved = self.step + 1
         return super()._commit()

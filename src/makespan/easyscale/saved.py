@@ -4,6 +4,7 @@ The model is a plain ``state_dict`` with the buffers of the first EST, so that a
 file. Reading a checkpoint runs no code: it holds tensors, numbers, texts, lists, dictionaries.
 """
 
+import copy
 import pickle
 import shutil
 from collections import Counter, OrderedDict
@@ -133,13 +134,22 @@ def check_can_be_saved(parts: SharedParts, hosted: Hosted, data: Data) -> None:
 
 def write_saved(directory: Path, parts: SharedParts, hosted: Hosted, data: Data) -> None:
     """Write the ESTs of this process, and the shared state if it hosts the first one."""
-    for rank in hosted.ranks:
-        _write(est_values(rank, hosted, data), directory / _est_file(rank))
+    ests = {rank: est_values(rank, hosted, data) for rank in hosted.ranks}
     if 0 not in hosted.ranks:
+        write_values(directory, ests)
         return
     with hosted.contexts.live(0):
-        _write(_model_state(parts, hosted), directory / MODEL_FILE)
-    _write(shared_values(parts, hosted), directory / _SHARED_FILE)
+        model = _model_state(parts, hosted)
+    write_values(directory, ests, model, shared_values(parts, hosted))
+
+
+def write_values(directory: Path, ests: Mapping[int, Any], model: Any = None, shared: Any = None) -> None:
+    """Write the values of ESTs by rank, and those of the model and the shared state unless they are None."""
+    for rank, values in ests.items():
+        _write(values, directory / _est_file(rank))
+    if model is not None:
+        _write(model, directory / MODEL_FILE)
+        _write(shared, directory / _SHARED_FILE)
 
 
 def est_values(rank: int, hosted: Hosted, data: Data) -> dict[str, Any]:
@@ -147,21 +157,30 @@ def est_values(rank: int, hosted: Hosted, data: Data) -> dict[str, Any]:
     return {"context": hosted.contexts.values(rank), "loader": data.state(rank).values()}
 
 
-def _model_state(parts: SharedParts, hosted: Hosted) -> dict[str, Any]:
+def model_values(parts: SharedParts, hosted: Hosted) -> dict[str, Any]:
+    """Return the ``state_dict`` of the model, without copies."""
     state: dict[str, Any] = parts.model.state_dict()
     if odd := [name for name in state if name not in hosted.state_names | set(hosted.contexts.late_buffers)]:
         raise InputError(
             f"{odd[0]} was added to the model during training; expected the entries that the model is built "
             "with, or buffers"
         )
+    return state
+
+
+def _model_state(parts: SharedParts, hosted: Hosted) -> dict[str, Any]:
+    state = model_values(parts, hosted)
     for name, value in state.items():
         # A copy: torch.save would write the whole storage that the tensor is a view of.
         state[name] = value.detach().cpu().clone() if isinstance(value, Tensor) else value
     return state
 
 
-def shared_values(parts: SharedParts, hosted: Hosted) -> dict[str, Any]:
-    """Return the state that all ESTs share, besides the model, as tensors and plain values."""
+def shared_values(parts: SharedParts, hosted: Hosted, *, records: bool = True) -> dict[str, Any]:
+    """Return the state that all ESTs share, besides the model, as tensors and plain values.
+
+    See `Contexts.shared_values` for ``records``.
+    """
     states = {
         name: None if each is None else _plain(each.state_dict()) for name, each in parts.states.items()
     }
@@ -170,8 +189,28 @@ def shared_values(parts: SharedParts, hosted: Hosted) -> dict[str, Any]:
         "bucket_map": hosted.layout(),
         "late_buffers": hosted.contexts.late_buffers,
         "frozen": [name for name, parameter in parts.model.named_parameters() if not parameter.requires_grad],
-        "of_all": hosted.contexts.shared_values(),
+        "of_all": hosted.contexts.shared_values(records=records),
     }
+
+
+def copied(value: Any, old: Any = None) -> Any:
+    """Return a copy of tensors and plain values, in the memory of an earlier copy where they fit."""
+    kind = type(value)
+    if isinstance(value, Tensor):
+        if type(old) is kind and (old.dtype, old.shape) == (value.dtype, value.shape):
+            old.detach().copy_(value.detach())
+            return old
+        made = value.detach().clone()
+        return nn.Parameter(made, value.requires_grad) if kind is nn.Parameter else made
+    if isinstance(value, dict):
+        before, result = old if isinstance(old, dict) else {}, copy.copy(value)  # with versions of modules
+        for key, item in value.items():
+            result[key] = copied(item, before.get(key))
+        return result
+    if kind in (list, tuple):
+        olds = old if type(old) is kind and len(old) == len(value) else [None] * len(value)
+        return kind(map(copied, value, olds))
+    return value
 
 
 def _plain(value: Any) -> Any:
@@ -185,23 +224,30 @@ def _plain(value: Any) -> Any:
 
 def read_saved(directory: Path, parts: SharedParts, ranks: tuple[int, ...]) -> SavedJob:
     """Load the shared state into the model and the other objects; return the rest for some ranks."""
-    saved = {rank: _read(directory / _est_file(rank)) for rank in ranks}
-    shared = _read(directory / _SHARED_FILE)
-    # Checkpoints of earlier versions lack the keys that are read with a default.
-    state, late = _read(directory / MODEL_FILE), shared.get("late_buffers", {})
-    contexts = {rank: values["context"] for rank, values in saved.items()}
-    bind_late_buffers(parts.model, late, [*(context["buffers"] for context in contexts.values()), state])
+    ests = {rank: _read(directory / _est_file(rank)) for rank in ranks}
+    shared, model = _read(directory / _SHARED_FILE), _read(directory / MODEL_FILE)
     try:
-        parts.model.load_state_dict(state)
-        load_states(parts, shared)
+        return load_values(parts, ests, model, shared)
     except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(
             f"{directory}: does not fit what the functions of the job return: {error}"
         ) from None
+
+
+def load_values(
+    parts: SharedParts, ests: Mapping[int, Any], model: Mapping[str, Any], shared: Mapping[str, Any]
+) -> SavedJob:
+    """Load model and shared state, see `write_values`; objects may keep these values. Return the rest."""
+    # Checkpoints of earlier versions lack the keys that are read with a default.
+    late = shared.get("late_buffers", {})
+    contexts = {rank: values["context"] for rank, values in ests.items()}
+    bind_late_buffers(parts.model, late, [*(context["buffers"] for context in contexts.values()), model])
+    parts.model.load_state_dict(model)
+    load_states(parts, shared)
     return SavedJob(
         shared["bucket_map"],
         contexts,
-        {rank: values["loader"] for rank, values in saved.items()},
+        {rank: values["loader"] for rank, values in ests.items()},
         late,
         shared.get("of_all", {}),
         shared.get("frozen", []),

@@ -597,11 +597,6 @@ def _check_survives(
         )
     if len(jobs) > 1:
         raise InputError(f"survives is {survives} with {len(jobs)} jobs in one call; expected one job")
-    if (loop := jobs[0][0].loop) is not None:
-        raise InputError(
-            f"survives is {survives} and loop is {loop!r}; expected a job whose functions are given one by "
-            "one, because a loop cannot return to an earlier mini-batch; survives=0 resumes from checkpoints"
-        )
     if options.n_replacements and len(set(placing.devices)) > 1:
         raise InputError(
             f"n_replacements is {options.n_replacements} with devices {','.join(placing.devices)}; expected "
@@ -712,12 +707,13 @@ class _SurvivingRun:
                 self.launch.on_beat()
             case "commit":
                 self._end(event.time_s)  # if all had nothing left to do
-                (self.report,) = [report for report in values["reports"].values() if report is not None]
-                self.rows += self.report.pop("rows")
-                change = asdict(self.request.change) | {"restart_s": self.report["restart_s"]}
-                self.changes.setdefault(str(self.request.generation), change)
-                if self.report["ending"] != "done" or self.report["last_step"] >= self.request.steps:
-                    self.protocol.stop()  # the checkpoint that follows is the last one
+                for report in values["reports"].values():
+                    if report is None or "rows" not in report:
+                        continue
+                    self.rows += report.pop("rows")
+                    change = asdict(self.request.change) | {"restart_s": report["restart_s"]}
+                    self.changes.setdefault(str(self.request.generation), change)
+                    self.report = report
         if self.options.on_event is not None:
             self.options.on_event(event)
 
@@ -732,6 +728,13 @@ class _SurvivingRun:
     def _end(self, time_s: float) -> None:
         """Record a change of the processes, once all have done the first mini-batch after it."""
         if self.begin_s is None or self.assembly is None or self.trained is None:
+            return
+        if self.assembly is self.trained:  # nobody met again, because nothing was left to train
+            _log.warning(
+                "%s: process(es) %s lost behind the loop; the others continue",
+                self.folder.path, ", ".join(map(str, sorted(self.lost))),
+            )  # fmt: skip
+            self.begin_s, self.lost = None, set()
             return
         old, new, device = self.trained, self.assembly, self.request.placing.device
         hosted = RankMapping.parse(old.mapping).hosted
@@ -789,6 +792,8 @@ class _SurvivingRun:
             **self.request.manifest, "fold": self.report["fold"], "stage": self.trained.stage,
             "mapping": self.trained.mapping, "devices": list(map(device, self.trained.nodes)),
         }  # fmt: skip
+        if self.report["ending"] == "stopped":
+            values["is_stopped"] = True
         try:
             write_json(record, self.folder.path / "records" / f"step-{done:08d}.json")
             finish_checkpoint(self.folder.checkpoints, done, time.monotonic() - self.saving_s, values)

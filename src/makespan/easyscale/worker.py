@@ -17,7 +17,7 @@ from enum import IntEnum
 from itertools import pairwise
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 
@@ -29,11 +29,12 @@ from makespan.easyscale.kernels import kernels_of
 from makespan.easyscale.loop import LoopRun, LoopSuspended
 from makespan.easyscale.parts import build_parts, loop_function, use_kernels
 from makespan.easyscale.randomness import optimizers_sha, parameter_sha, seed_everything, value_sha
-from makespan.easyscale.reduction import BucketMap, Reduction, detect_gloo_order, over_group
+from makespan.easyscale.reduction import BucketMap, Reduction, Steps, detect_gloo_order, over_group
 from makespan.easyscale.requests import GENERATIONS, GenerationRequest
 from makespan.easyscale.saved import (
     Data,
     Hosted,
+    SavedJob,
     SharedParts,
     check_can_be_saved,
     read_saved,
@@ -62,6 +63,7 @@ from makespan.runtime import (
 #   the first process writes the record, completes the checkpoint and renames it
 # - rows of mini-batches are kept in memory until then, so that records and checkpoints always match
 
+T = TypeVar("T")
 PRELOAD = ("torch._dynamo",)
 """Modules that optimizers load slowly: a fork server loads them before it forks the first worker."""
 _NOTICE = "the run takes this signal as a notice"
@@ -194,24 +196,47 @@ class Generation:
         self.begin(hosted, pool)
         while self.goes_on:
             steps = hosted.mini_batch(pool.next, watches=self.watches(), ending=self.ending_now)
-            self.finish(over_group(steps, self.device))
+            self.finish(self.over(steps))
 
     def _train_loop(self, stack: ExitStack) -> None:
         """Train a job that has a training loop of its own."""
-        job = self.job
+        self.load_loop()
+        self.call_loop(stack)
+
+    def load_loop(self) -> None:
+        """Load the function of a job that has a training loop of its own."""
         registered_state().clear()
-        computing = use_kernels(kernels_of(self.device_name, job.level), job.level)
-        with virtual_rank(0, job.n_logical_workers), computing:
-            function, modules = loop_function(job)
-            seed_everything(job.seed)
-            run = LoopRun(self, modules, stack)
+        self.computing = use_kernels(kernels_of(self.device_name, self.job.level), self.job.level)
+        with virtual_rank(0, self.job.n_logical_workers), self.computing:
+            self.function, self.modules = loop_function(self.job)
+
+    def call_loop(self, stack: ExitStack) -> bool:
+        """Call that function; return False if it ended inside its loop, where a later generation goes on."""
+        with virtual_rank(0, self.job.n_logical_workers), self.computing:
+            seed_everything(self.job.seed)
+            run = LoopRun(self, self.modules, stack)
             try:
-                function(run)
+                try:
+                    self.function(run)
+                finally:
+                    run.close()
+                run.end()
             except LoopSuspended:
-                return
-            finally:
-                run.close()
-            run.end()
+                return False
+        return True
+
+    def over(self, steps: Steps[T]) -> T:
+        """Carry out the steps of this process together with the other processes."""
+        return over_group(steps, self.device)
+
+    def tell(self, phase: str) -> None:
+        """Announce a phase; nobody listens here."""
+
+    def replicate(self) -> None:
+        """Copy contexts to other processes; here checkpoints have them."""
+
+    def between(self) -> None:
+        """Do what is due between two mini-batches, which `finish` does here."""
 
     def begin(self, hosted: Hosted, data: Data) -> None:
         """Take what mini-batches are made of; their time starts now."""
@@ -285,14 +310,18 @@ class Generation:
     def build(self, stack: ExitStack) -> tuple[HostedESTs, LoaderPool]:
         """Build the parts, ESTs and loaders of the job, from its checkpoint if there is one."""
         self.load_parts()
-        path, ranks = self.request.checkpoint, self.mapping.hosted[self.number]
-        saved = None if path is None else read_saved(path, self.parts, ranks)
+        saved = self.saved(self.mapping.hosted[self.number])
         if saved is None:
             return self.host(), self.loaders(stack, self.data_set, self.collate, self.user_state, None)
         layout = None if saved.layout is None else tuple(map(tuple, saved.layout))
         hosted = self.host(layout, saved.late_buffers)
         saved.install(self.parts.model, hosted.contexts)
         return hosted, self.loaders(stack, self.data_set, self.collate, self.user_state, saved.positions)
+
+    def saved(self, ranks: tuple[int, ...]) -> SavedJob | None:
+        """Load the checkpoint into the parts; return the rest of it for some ranks, None without one."""
+        path = self.request.checkpoint
+        return None if path is None else read_saved(path, self.parts, ranks)
 
     def load_parts(self) -> None:
         """Build model, optimizer, data set and the other parts of the job, in their first state."""

@@ -19,7 +19,15 @@ from makespan.oobleck.requests import NODE, WORK, NodeRequest, Work
 from makespan.oobleck.stage import PeerGroups, StageExecutor
 from makespan.runtime import Identity, RunDirectory, choose_device, end_worker, run_worker
 from makespan.runtime.messages import Form, Save
-from makespan.runtime.node import ADDRESS_FILE, JOINING, Announcing, BroadcastStore, store_on, take_part
+from makespan.runtime.node import (
+    ADDRESS_FILE,
+    JOINING,
+    Announcing,
+    BroadcastStore,
+    Serving,
+    store_on,
+    take_part,
+)
 
 PRELOAD = ("torch._dynamo",)
 """Modules that optimizers load, which takes long: a fork server loads them before it forks a worker."""
@@ -52,7 +60,9 @@ class TrainingEngine:
         """True while this process waits for another one."""
         return PeerGroups.n_waiting > 0
 
-    def prepare(self, node: int, request: Any, announce: Announcing, board: BroadcastStore) -> None:
+    def prepare(
+        self, node: int, request: Any, announce: Announcing, board: BroadcastStore, serving: Serving
+    ) -> None:
         """Load the model."""
         self._node, self._announce, self._board = node, announce, board
         node_request: NodeRequest = NODE.validate_python(request)

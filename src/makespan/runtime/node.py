@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -145,8 +146,22 @@ class Announcing(Protocol):
         """Announce that a phase begins."""
 
 
+class Serving(Protocol):
+    """Answers the coordinator from inside of `Engine.form`, for an engine that code of a user calls.
+
+    Both functions then carry out tasks until an iteration is to be computed, and return its number. They
+    raise `SupersededError` if the node is to regroup or to leave instead: `Engine.form` has to end.
+    """
+
+    def formed(self, checksums: Mapping[str, str]) -> int:
+        """Report what `Engine.form` would return."""
+
+    def computed(self, report: Any) -> int:
+        """Report what `Engine.compute` would return."""
+
+
 class Engine(Protocol):
-    """Computation of a node, which the loop drives."""
+    """Computation of a node, which the loop drives; one that code of a user calls computes within `form`."""
 
     @property
     def layers(self) -> tuple[str, ...]:
@@ -156,7 +171,9 @@ class Engine(Protocol):
     def is_waiting(self) -> bool:
         """True while the engine waits for another node, and so computes nothing."""
 
-    def prepare(self, node: int, request: Any, announce: Announcing, board: BroadcastStore) -> None:
+    def prepare(
+        self, node: int, request: Any, announce: Announcing, board: BroadcastStore, serving: Serving
+    ) -> None:
         """Load the job of the request."""
 
     def drop(self) -> None:
@@ -221,6 +238,7 @@ class _Node:
         self.board = BroadcastStore(link.send)
         self.held: set[tuple[str, int]] = set()
         self.place: tuple[str, int] = ("", -1)
+        self.pending: deque[tasks.Task] = deque()
 
     def run(self, hello: Hello) -> str:
         """Carry out the messages of the coordinator; return the reason for which the node leaves."""
@@ -231,13 +249,33 @@ class _Node:
         self.link.send(hello)
         threading.Thread(target=self._listen, daemon=True).start()
         threading.Thread(target=self._beat, args=(woken,), daemon=True).start()
-        while True:
-            pending = self.part.receive(self.inbox.get())
-            while pending:
-                task = pending.pop(0)
-                if isinstance(task, tasks.Depart):
-                    return task.reason
-                pending += self._do(task)
+        while not isinstance(task := self._next(), tasks.Depart):
+            self.pending.extend(self._do(task))
+        return task.reason
+
+    def _next(self) -> tasks.Task:
+        """Return the next task, from the next message if there is none."""
+        while not self.pending:
+            self.pending.extend(self.part.receive(self.inbox.get()))
+        return self.pending.popleft()
+
+    def formed(self, checksums: Mapping[str, str]) -> int:
+        """Report that the node is formed, and serve the coordinator until an iteration is to be computed."""
+        return self._serve(self.part.formed(checksums))
+
+    def computed(self, report: Any) -> int:
+        """Report an iteration, and serve the coordinator until the next one is to be computed."""
+        self.announce("prepared", self.part.step)
+        return self._serve(self.part.computed(report))
+
+    def _serve(self, answers: list[tasks.Task]) -> int:
+        self.pending.extend(answers)
+        while not isinstance(task := self._next(), tasks.Compute):
+            if isinstance(task, tasks.Drop | tasks.Join | tasks.Depart):
+                self.pending.appendleft(task)  # for the loop that carries out `Engine.form`
+                raise SupersededError("the node is to regroup or to leave")
+            self.pending.extend(self._do(task))
+        return task.iteration
 
     def _listen(self) -> None:
         is_over = False
@@ -291,7 +329,7 @@ class _Node:
         match task:
             case tasks.Prepare():
                 self.node = task.node
-                self.engine.prepare(task.node, task.request, self.announce, self.board)
+                self.engine.prepare(task.node, task.request, self.announce, self.board, self)
                 _take_signals()  # code of the user that was loaded may have set handlers of its own
             case tasks.Drop():
                 self.engine.drop()
