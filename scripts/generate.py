@@ -357,19 +357,13 @@ def _recoveries() -> str:
     """Return the page on elastic training with measured pauses, and costs as judged and predicted."""
     page = "docs/background/elastic-training.md"
     losses = pd.read_csv(ROOT / RECOVERY_LOSSES).query("is_sent")
-    of_four = losses.query("number == 0").groupby("kind")["pause_minus_step_s"]
-    rows = [
-        (
-            name,
-            f"{(losses['kind'] == kind).sum()}",
-            f"{losses.loc[losses['kind'] == kind, 'is_equal'].sum()}",
-            f"{of_four.get_group(kind).count()}",
-            f"{of_four.get_group(kind).median():.2f}",
-            f"{of_four.get_group(kind).max():.2f}",
-        )
-        for kind, name in LOSS_NAMES.items()
-    ]
-    head = ("lost", "losses", "equal bits", "timed", "median pause [s]", "longest [s]")
+    rows = []
+    for (megabytes, kind), part in losses.groupby(["megabytes", "kind"], sort=False):
+        pauses = part.query("number == 0")["pause_minus_step_s"]
+        counts = (len(part), part["is_equal"].sum(), pauses.count())
+        times = (f"{pauses.median():.2f}", f"{pauses.max():.2f}")
+        rows.append((f"{megabytes} MB", LOSS_NAMES[str(kind)], *map(str, counts), *times))
+    head = ("parameters", "lost", "losses", "equal bits", "timed", "median pause [s]", "longest [s]")
     timed = _filled(page, "recovery pauses", _table(head, rows))
     rows = []
     for megabytes, part in pd.read_csv(ROOT / LOOP_LOSSES).query("is_sent").groupby("megabytes"):
