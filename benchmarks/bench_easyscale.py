@@ -103,13 +103,26 @@ def elastic_step(parts: TrainedParts, batch: tuple[Tensor, Tensor], mapping: Ran
     return lambda: over_group(hosted.mini_batch(lambda rank: batch)) and None
 
 
+class _Group:
+    """What the processes of a loop do together where no run keeps copies or listens."""
+
+    def over(self, steps: Any) -> Any:
+        return over_group(steps, torch.device("cpu"))
+
+    def tell(self, phase: str) -> None:
+        pass
+
+    def replicate(self) -> None:
+        pass
+
+
 def loop_step(parts: TrainedParts, batch: tuple[Tensor, Tensor], mapping: RankMapping, rank: int) -> Step:
     """Return a mini-batch of all logical workers in a job's own loop."""
     given = LoopParts(parts.model, parts.optimizer, None, None, None, torch.device("cpu"))
     hosted = LoopESTs(
         given, torch.device("cpu"), mapping, rank, Reduction(mapping.n_logical_workers),
         DeterminismLevel.named("D1"), seed=0, layouts={}, user_state=UserState(parts.model, []),
-        late_buffers=(), on_micro_batch=lambda: None,
+        late_buffers=(), together=_Group(), on_micro_batch=lambda: None,
     )  # fmt: skip
     hosted.open_first()
 
@@ -119,7 +132,7 @@ def loop_step(parts: TrainedParts, batch: tuple[Tensor, Tensor], mapping: RankMa
         for inputs, targets in mini_batch:
             mini_batch.backward(parts.loss(parts.model(inputs), targets))
         mini_batch.step(parts.optimizer)
-        hosted.finish(0, stops=False)
+        hosted.finish(lambda: 0, stops=False)
 
     return step
 
