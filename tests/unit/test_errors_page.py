@@ -36,7 +36,8 @@ COMMANDS = {
     "mapping MAPPING has N logical workers; expected": "easyscale run resnet50 --steps 2 --mapping 0,1,2",
     "n_nodes is N; expected": "oobleck run gpt --iterations 1 --nodes 1",
     "apply_schedule: OPTION is": "slapo show bert --set attn=fast",
-    "plan: WORD cannot be realised by a schedule": "slapo show bert --plan cp2",
+    "plan: WORD cannot be realised by a schedule": "slapo show bert --plan zero-bubble",
+    "MODEL: context parallelism cannot be placed": "slapo show bert --plan cp2",
     "MODEL: sequence parallelism cannot be placed": "slapo show bert --plan tp3",
     "process RANK of N failed:": "slapo verify bert --processes 3",
 }
