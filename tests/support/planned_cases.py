@@ -1,6 +1,7 @@
 """Models that a plan schedules by their structure; each process calls every function."""
 
 import odd_transformers
+import sequence_models
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
@@ -39,6 +40,8 @@ def unusual():
         build(sch)
         whole = full_state_dict(sch)
         assert {name: tuple(one.shape) for name, one in whole.items()} == before
+    sch = _verified(sequence_models.seeded("NearLayer"), (sequence_models.words(),), f"tp{n} nosp mb1")
+    assert not sch.metadata.structure.kept_whole
 
 
 def experts_without_tokens():

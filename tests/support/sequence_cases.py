@@ -44,9 +44,11 @@ def families():
 def layers():
     """So do layers that read whole sequences elsewhere, and those with parts that stay whole."""
     n, words = dist.get_world_size(), sequence_models.words()
-    for kind in ("Layer", "ChoiceLayer", "StallLayer"):
+    for kind in ("Layer", "ChoiceLayer", "StallLayer", "NearLayer"):
         sch = verified(sequence_models.seeded(kind), words, f"tp{n} mb1 recompute=full:0.5")
-        assert ("scatter" in exchanges(sch)) == (kind != "Layer")  # attention or experts see whole sequences
+        assert ("scatter" in exchanges(sch)) == (
+            kind in ("ChoiceLayer", "StallLayer")
+        )  # attention or experts see whole sequences
         again = replay(sequence_models.seeded(kind).eval(), sch.dump())
         assert str(again) == str(sch)
         build(sch)

@@ -23,6 +23,41 @@ class Attention(nn.Module):
         return rest + F.dropout(mixed, 0.1, self.training), None
 
 
+class ByHead(nn.Module):
+    """A number for each distance and head, which a method returns."""
+
+    def __init__(self):
+        super().__init__()
+        self.numbers = nn.Parameter(torch.randn(2 * SEQ - 1, HEADS))
+
+    def of(self, distances):
+        return self.numbers[distances].permute(2, 0, 1)
+
+
+class Near(nn.Module):
+    """Attention by distances, with numbers of heads, what all heads share, and a scale of its result.
+
+    A head has as many features as there are heads.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.three, self.back = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.shared, self.by_head = nn.Parameter(torch.randn(2 * SEQ - 1, WIDTH // HEADS)), ByHead()
+        self.scale = nn.Parameter(torch.linspace(0.5, 1.5, WIDTH))
+
+    def forward(self, hidden, rest, mask=None):
+        steps = torch.arange(hidden.shape[1])
+        distances = steps[:, None] - steps + SEQ - 1
+        parts = self.three(hidden).chunk(3, -1)
+        query, key, value = (part.unflatten(-1, (-1, WIDTH // HEADS)).transpose(1, 2) for part in parts)
+        near = torch.einsum("bhqf,qkf->bhqk", query, self.shared[distances]) + self.by_head.of(distances)
+        mixed = F.scaled_dot_product_attention(
+            query, key, value, attn_mask=near if mask is None else near + mask
+        )
+        return rest + self.scale * self.back(mixed.transpose(1, 2).flatten(2)), None
+
+
 class Layer(nn.Module):
     """A layer with a scale of its own, and a feed-forward part for tokens without samples."""
 
@@ -185,6 +220,13 @@ class Inside(nn.Module):
         return hidden + self.back(mixed.transpose(1, 2).flatten(2))
 
 
+class NearLayer(Layer):
+    """A layer with attention by distances."""
+
+    def __init__(self):
+        super().__init__(Near)
+
+
 class Loose(Layer):
     """A layer that drops values in its own forward."""
 
@@ -201,6 +243,7 @@ KINDS = {
     "StallLayer": StallLayer,
     "Inside": Inside,
     "Loose": Loose,
+    "NearLayer": NearLayer,
 }
 
 

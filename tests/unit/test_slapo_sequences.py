@@ -107,7 +107,7 @@ def test_experts_that_are_modules_see_whole_sequences_within_the_module_around_t
     assert ("stalls.choice", "all_reduce", "parameters") not in steps
 
 
-@pytest.mark.parametrize("kind", ["Layer", "ChoiceLayer"])
+@pytest.mark.parametrize("kind", ["Layer", "ChoiceLayer", "NearLayer"])
 def test_a_rehearsal_without_one_of_the_steps_does_not_pass(kind, monkeypatch):
     splitters, find = [], SequenceSplitter.find
     monkeypatch.setattr(SequenceSplitter, "find", lambda self: splitters.append(self) or find(self))

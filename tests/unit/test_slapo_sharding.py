@@ -300,6 +300,10 @@ def test_other_options_are_refused_where_they_mean_nothing():
     ):
         refused(ArgumentError, lambda options=options: sch.sync(**options), "does not take this")
     refused(ArgumentError, lambda: sch.sync("bwd_post", "all_reduce", inputs=["x"]), "no input 'x'", "input")
+    of_weights = {"mode": "bwd_post", "sync_op_or_fn": "all_reduce", "on": "parameters", "inputs": ["input"]}
+    refused(
+        ArgumentError, lambda: sch.sync(**of_weights), "no parameter 'input'", "expected one of weight, bias"
+    )
     refused(KindError, lambda: sch.sync("fwd_post", 3), "got 3")
 
 

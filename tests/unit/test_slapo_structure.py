@@ -8,6 +8,7 @@ import pytest
 pytest.importorskip("torch")
 
 import odd_transformers
+import sequence_models
 import torch
 from click.testing import CliRunner
 from torch import nn
@@ -263,6 +264,16 @@ def test_a_gate_and_numbers_of_heads_are_cut_with_their_attention():
     parts = {part.path.removeprefix("locks.0."): part for part in found.parts if "locks.0" in part.path}
     assert (parts["sluice"].role, parts["sluice"].how) == ("attention: gate", "columns")
     assert (parts["locks.0"].role, parts["locks.0"].how) == ("attention: numbers of heads", "columns")
+    assert not found.kept_whole
+
+
+def test_numbers_of_heads_are_cut_where_functions_read_them_and_what_heads_share_is_summed():
+    found = find_structure(sequence_models.seeded("NearLayer"), sequence_models.words(), n_processes=2)
+    parts = {part.path.removeprefix("layers.0."): (part.role, part.how) for part in found.parts}
+    assert parts["attention.by_head"] == ("attention: numbers of heads", "columns")
+    assert parts["attention"] == ("attention: other weights", "whole")
+    steps = [step for step in found.steps if step.path == "layers.0.attention"]
+    assert [step.arguments.get("inputs") for step in steps if step.arguments.get("on")] == [["shared"]]
     assert not found.kept_whole
 
 

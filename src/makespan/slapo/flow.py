@@ -8,7 +8,7 @@ its only source. Names and classes of a model's own modules are never looked at.
 import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -32,12 +32,15 @@ class Origin:
         True if it depends on a parameter, so that it has a gradient in training.
     is_share
         True for the result of a softmax and what functions of one tensor make of it.
+    parameters
+        Parameters that it comes from through functions alone: paths of their modules, and names.
     """
 
     sources: frozenset[str] = frozenset()
     through: frozenset[str] = frozenset()
     is_learnt: bool = False
     is_share: bool = False
+    parameters: frozenset[tuple[str, str]] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,20 +149,16 @@ def _union(origins: Sequence[Origin]) -> Origin:
         frozenset().union(*(origin.through for origin in origins)),
         any(origin.is_learnt for origin in origins),
         any(origin.is_share for origin in origins),
+        frozenset().union(*(origin.parameters for origin in origins)),
     )
-
-
-def _unknown(tensor: Tensor) -> Origin:
-    """Return the origin of a tensor that nothing in the run has made, such as a parameter handed on."""
-    return Origin(is_learnt=isinstance(tensor, nn.Parameter))
 
 
 class _Watch(TorchFunctionMode):
     """Follow origins through functions."""
 
-    def __init__(self, flow: Flow, owners: Mapping[int, str]) -> None:
+    def __init__(self, flow: Flow, names: Mapping[int, tuple[str, str]], sources: Collection[str]) -> None:
         super().__init__()
-        self.flow, self.owners = flow, owners
+        self.flow, self.names, self.sources = flow, names, sources
         self.known: dict[int, tuple[Tensor, Origin]] = {}  # tensors too, so that no id is used twice
         self.written: dict[int, Origin] = {}  # what was written into a memory, by its address: views share it
         self.inside: list[str] = []
@@ -168,9 +167,15 @@ class _Watch(TorchFunctionMode):
 
     def of(self, tensor: Tensor) -> Origin:
         known = self.known.get(id(tensor))
-        origin = _unknown(tensor) if known is None else known[1]
+        origin = self._unknown(tensor) if known is None else known[1]
         written = self.written.get(tensor.untyped_storage().data_ptr()) if self.written else None
         return origin if written is None else _union([origin, written])
+
+    def _unknown(self, tensor: Tensor) -> Origin:
+        """Return the origin of a tensor that nothing in the run has made, such as a parameter."""
+        name = self.names.get(id(tensor))
+        own = frozenset() if name is None else frozenset({name})
+        return Origin(is_learnt=isinstance(tensor, nn.Parameter), parameters=own)
 
     def set(self, tensor: Tensor, origin: Origin) -> None:
         self.known[id(tensor)] = tensor, origin
@@ -182,7 +187,7 @@ class _Watch(TorchFunctionMode):
         for leaf in pytree.tree_leaves(values):
             if isinstance(leaf, Tensor):
                 self.flow.reads.setdefault(id(leaf), []).append((reader, tuple(self.inside)))
-                self.known.setdefault(id(leaf), (leaf, _unknown(leaf)))
+                self.known.setdefault(id(leaf), (leaf, self._unknown(leaf)))
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -198,8 +203,9 @@ class _Watch(TorchFunctionMode):
         if not tensors:
             return result
         for leaf in pytree.tree_leaves((args, kwargs)):
-            if id(leaf) in self.owners:
-                self.flow.outside.add(self.owners[id(leaf)])
+            path, _ = self.names.get(id(leaf), ("", ""))
+            if path in self.sources:
+                self.flow.outside.add(path)
         self.read((args, kwargs), f"function {name}")
         origin = self.joined((args, kwargs))
         if name in _CONSTANT or name.startswith("new_"):
@@ -207,7 +213,7 @@ class _Watch(TorchFunctionMode):
         elif name in _LIKE:
             origin = self.joined(args[:1])
         elif name in _SHARES:
-            origin = Origin(origin.sources, origin.through, origin.is_learnt, is_share=True)
+            origin = replace(origin, is_share=True)
         elif name in _PRODUCTS or name == _ATTENTION:
             origin = self._product(name, args, kwargs, origin)
         elif name in _DROPS:
@@ -242,7 +248,7 @@ class _Watch(TorchFunctionMode):
                 self._note(queries, keys, value.sources, (second if left.is_share else first).shape[-1])
             elif left.sources and right.sources:
                 self.scores.append((left.sources, right.sources))
-        return Origin(origin.sources, origin.through, origin.is_learnt)
+        return replace(origin, is_share=False)
 
     def _note(
         self,
@@ -324,13 +330,12 @@ def watched(
         Pairs of a tensor and its origin, from a run that led to this one.
     """
     flow = Flow()
-    owners = {
-        id(parameter): path
+    names = {
+        id(parameter): (path, name)
         for path, module in model.named_modules()
-        if is_source(module)
-        for parameter in module.parameters(recurse=False)
+        for name, parameter in module.named_parameters(recurse=False)
     }
-    watch = _Watch(flow, owners)
+    watch = _Watch(flow, names, {path for path, module in model.named_modules() if is_source(module)})
     for tensor, origin in origins:
         watch.set(tensor, origin)
     with ExitStack() as stack:
@@ -364,7 +369,7 @@ def _hooks(watch: _Watch, path: str, is_leaf: bool, is_listed: bool, is_kept: bo
                 )
             )  # fmt: skip
             for leaf in leaves:
-                watch.known.setdefault(id(leaf), (leaf, _unknown(leaf)))
+                watch.known.setdefault(id(leaf), (leaf, watch.of(leaf)))
             watch.depth -= 1
         if is_leaf:
             watch.read((args, kwargs), path)
@@ -404,9 +409,6 @@ def _hooks(watch: _Watch, path: str, is_leaf: bool, is_listed: bool, is_kept: bo
             for leaf in pytree.tree_leaves(output):
                 if isinstance(leaf, Tensor):
                     origin = watch.of(leaf)
-                    watch.set(
-                        leaf,
-                        Origin(origin.sources, origin.through | {path}, origin.is_learnt, origin.is_share),
-                    )
+                    watch.set(leaf, replace(origin, through=origin.through | {path}))
 
     return enter, leave

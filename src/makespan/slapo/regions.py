@@ -44,6 +44,7 @@ How = Literal["columns", "rows", "columns and rows", "experts", "vocabulary", "w
 EXPERTS = ("experts cannot be dealt out", "a plan without ep")
 """What is refused about experts, and what is expected instead."""
 _MOST_ATTRIBUTES = 8
+_MOST_CUTS_OF_WEIGHTS = 8
 _MOST_TRIALS = 300  # of one pair of columns and rows; four attributes and three layouts need 48
 
 
@@ -146,6 +147,8 @@ class _Region:
     heads: int = 0
     kv_heads: int = 0
     roles: Mapping[str, str] = field(default_factory=dict)
+    weights: tuple[tuple[str, str], ...] = ()
+    """Parameters between columns and row that functions read: paths of their modules, and names."""
 
     @property
     def modules(self) -> tuple[str, ...]:
@@ -295,7 +298,9 @@ class LayerFinder:
         if not any(column in self.linears for column in columns) or taken & {*columns, row}:
             return None
         ordered = tuple(path for path in self.calls if path in columns)
-        return self._as_attention(_Region(ordered, row, between))
+        read = frozenset().union(*(call.origin.parameters for call in self.calls[row]))
+        weights = tuple(sorted(one for one in read if one[0] not in self.calls))
+        return self._as_attention(_Region(ordered, row, between, weights=weights))
 
     def _resolved(self, sources: Iterable[str]) -> tuple[set[str], frozenset[str], str]:
         """Follow sources through norms of heads to linear layers and tables."""
@@ -356,9 +361,9 @@ class LayerFinder:
             where = "cross-attention" if cross else "attention"
             roles = {path: f"{where}: {name}" for path, name in roles.items()}
             roles[region.row] = f"{where}: output"
-            return _Region(region.columns, region.row, region.between, size, heads, max(kv_heads, 1), roles)
+            return replace(region, head_size=size, heads=heads, kv_heads=max(kv_heads, 1), roles=roles)
         roles = dict.fromkeys(region.columns, "feed-forward: in") | {region.row: "feed-forward: out"}
-        return _Region(region.columns, region.row, region.between, roles=roles)
+        return replace(region, roles=roles)
 
     def _is_cross(self, queries: set[str], keys: set[str]) -> bool:
         seen = [
@@ -417,14 +422,17 @@ class LayerFinder:
             {path: how for part in parts for path, how in part.items()}
             for parts in itertools.product(*map(self._layouts, regions))
         ]
+        weights = list(itertools.islice(self._cuts_of_weights(regions), _MOST_CUTS_OF_WEIGHTS))
         without: list[Place | None] = [None]
         reason, count = "", 0
         for place in itertools.chain(without, self._arguments_with_heads(regions[0], top)):
-            for changed, layout, local in itertools.product(changes, layouts, self._local_choices()):
+            for changed, layout, local, cut in itertools.product(
+                changes, layouts, self._local_choices(), weights
+            ):
                 count += 1
                 if count > _MOST_TRIALS:
                     return reason
-                choice = _Choice(layout, changed, place, top, local, {})
+                choice = _Choice(layout, changed, place, top, local, {}, cut)
                 failed = self._failure(regions, choice)
                 if not failed:
                     return choice
@@ -492,18 +500,23 @@ class LayerFinder:
         if choice.place is not None:
             steps.append(Step("take_heads", choice.top, {"places": [list(choice.place)]}))
         for region in regions:
-            owner, vectors = self._vectors_of_heads(region)
-            steps += [Step("shard", owner, {"tensor_name": name, "axis": 0}) for name in vectors]
+            for (owner, name), axis in choice.weights.items():
+                if axis is not None and (owner, name) in region.weights:
+                    steps.append(Step("shard", owner, {"tensor_name": name, "axis": axis}))
             row = self.linears[region.row]
             steps.append(Step("shard", region.row, {"tensor_name": row.weight, "axis": 1 - row.out_axis}))
         return steps
 
-    def _vectors_of_heads(self, region: _Region) -> tuple[str, list[str]]:
-        """Return the module of an attention, and its own parameters with a number per head, such as sinks."""
-        owner = common_owner(region.modules)
-        own = self.sample.layer.get_submodule(owner).named_parameters(recurse=False)
-        size = (region.heads,) if region.head_size is not None and owner not in region.modules else None
-        return owner, [name for name, one in own if tuple(one.shape) == size]
+    def _cuts_of_weights(self, regions: Sequence[_Region]) -> Iterator[Mapping[tuple[str, str], int | None]]:
+        """Iterate over the axes of heads or features of parameters that functions read; None if whole."""
+        ways: dict[tuple[str, str], list[int | None]] = {}
+        for region in regions:
+            size = self.linears[region.row].n_in if region.head_size is None else region.heads
+            for owner, name in region.weights:
+                shape = self.sample.layer.get_submodule(owner).get_parameter(name).shape
+                ways[owner, name] = [*(axis for axis, length in enumerate(shape) if length == size), None]
+        for axes in itertools.product(*ways.values()):
+            yield dict(zip(ways, axes, strict=True))
 
     def _keep(self, regions: Sequence[_Region], choice: "_Choice") -> None:
         cut, synced = self.cut, {"sync_op_or_fn": "all_reduce"}
@@ -516,20 +529,32 @@ class LayerFinder:
             syncs = [Step("sync", region.row, {"mode": "fwd_post", **synced})]
             for path in self._where_gradients_are_summed(columns):
                 syncs.append(Step("sync", path, {"mode": "bwd_post", **synced}))
-            for path in sorted(region.between):
-                syncs.append(Step("sync", path, {"mode": "bwd_post", **synced, "on": "parameters"}))
+            summed = {"mode": "bwd_post", **synced, "on": "parameters"}
+            syncs += [Step("sync", path, summed) for path in sorted(region.between)]
+            whole = [one for one in region.weights if choice.weights[one] is None]
+            for owner, names in self._called_owners(whole).items():
+                syncs.append(Step("sync", owner, {**summed, "inputs": names}))
             cut.syncs += syncs
             self.exchanged.append(Exchanged(region.columns, region.row, tuple(syncs)))
             cut.parts += [self._part(path, region.roles[path], "columns") for path in region.columns]
             cut.parts.append(self._part(region.row, region.roles[region.row], "rows"))
-            owner, vectors = self._vectors_of_heads(region)
-            if vectors:
-                role = region.roles[region.row].replace("output", "numbers of heads")
-                cut.parts.append(self._part(owner, role, "columns"))
+            for owner in dict.fromkeys(path for path, _ in region.weights):
+                is_cut = any(choice.weights[one] is not None for one in region.weights if one[0] == owner)
+                what = "numbers of heads" if is_cut and region.head_size is not None else "other weights"
+                role = f"{region.roles[region.row].partition(':')[0]}: {what}"
+                cut.parts.append(self._part(owner, role, "columns" if is_cut else "whole"))
             for path in region.modules:
                 self.reasons.pop(path, None)
         if not self.along_sequence:
             self._draw_apart(regions)
+
+    def _called_owners(self, weights: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+        """Return parameters by the innermost module around each that is called, with their paths below it."""
+        found: dict[str, list[str]] = {}
+        for path, name in weights:
+            owner = next((one for one in upwards(path) if one in self.flow.given), "")
+            found.setdefault(owner, []).append(f"{path}.{name}".removeprefix(f"{owner}.").lstrip("."))
+        return found
 
     def _part(self, path: str, role: str, how: How, reason: str = "") -> StructurePart:
         return StructurePart(role, path, type(self.modules[path]).__name__, how, reason)
@@ -787,6 +812,8 @@ class _Choice:
         Arguments of the layer that are parts already.
     results
         Tensors of the result that are parts then, and their axis.
+    weights
+        Axis of each parameter that functions read, None if it stays whole.
     """
 
     layout: Mapping[str, tuple[Blocks, int | None]]
@@ -795,6 +822,7 @@ class _Choice:
     top: str
     local: frozenset[int | str]
     results: dict[int, int]
+    weights: Mapping[tuple[str, str], int | None]
 
 
 def _attribute_steps(attributes: Iterable["Attribute"], n: int) -> list[Step]:

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from makespan.slapo.flow import Drop, Flow, common_owner, is_within, upwards
+from makespan.slapo.flow import Drop, Flow, common_owner, is_source, is_within, upwards
 from makespan.slapo.rehearsals import TOKENS, LayerRehearsal, RefusedError, hidden_of, replaced
 from makespan.slapo.syncing import Place
 from makespan.slapo.trials import Sample, Step
@@ -218,13 +218,13 @@ class SequenceSplitter:
                 steps += () if isinstance(item, str) else item.syncs  # inside of another one that is whole
             else:
                 steps += [step for step in option.steps if step not in steps]
-        done = {step.path for step in self.steps if step.op == "shard"}
-        done |= {step.path for step in steps if step.arguments.get("on") == "parameters"}
+        done = [step for step in self.steps if step.op == "shard"]
+        done += [step for step in steps if step.arguments.get("on") == "parameters"]
         for path, module in self.sample.layer.named_modules():
-            has_own = any(True for _ in module.parameters(recurse=False))
-            if has_own and path not in done and not any(is_within(path, owner) for owner in wholes):
+            if not any(is_within(path, owner) for owner in wholes):
+                names = _not_summed(module, [step.arguments for step in done if step.path == path])
                 values = {"mode": "bwd_post", "sync_op_or_fn": "all_reduce", "on": "parameters"}
-                steps.append(Step("sync", path, values))
+                steps += [Step("sync", path, {**values, **more}) for more in names]
         return steps
 
     def _why_useless(self, chosen: Sequence[_Option]) -> str:
@@ -278,6 +278,17 @@ def _by_preference(choices: Sequence[Sequence[_Option]]) -> Iterator[tuple[_Opti
             if following[index] < len(of) and following not in seen:
                 seen.add(following)
                 heapq.heappush(waiting, (cost(following), following))
+
+
+def _not_summed(module: nn.Module, done: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the arguments of a sum of the gradients of a module's own parameters that are left, if any."""
+    own = [name for name, _ in module.named_parameters(recurse=False)]
+    if not own or (done and is_source(module)):  # the exchange around a layer with a part has its bias, too
+        return []
+    names = [values.get("tensor_name", values.get("inputs", own)) for values in done]
+    known = {name for some in names for name in ([some] if isinstance(some, str) else some)}
+    left = [name for name in own if name not in known]
+    return [{"inputs": left} if known else {}] if left else []
 
 
 def _is_same(one: Tensor, other: Tensor) -> bool:

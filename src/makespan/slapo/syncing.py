@@ -163,7 +163,7 @@ class SumParameterGradients:
         """Register the hooks of the parameters, once per parameter and kind of parallelism."""
         summed = self.SUMMED[self.over]
         for name in self.names:
-            parameter = getattr(module, name)
+            parameter = module.get_parameter(name)
             if parameter.requires_grad and parameter not in summed:
                 parameter.register_hook(self.exchange.gradient_operation)
                 summed[parameter] = True
@@ -237,7 +237,8 @@ class Sync(Primitive):
             True if readers of a gathered tensor are sharded, so that gradients of the processes are summands.
         inputs
             Arguments that are exchanged, by name or position; None for all floating-point tensors, and with
-            ``bwd_post`` for all that have a gradient.
+            ``bwd_post`` for all that have a gradient. With ``on="parameters"``, names of parameters of the
+            module or of modules in it; None for all of its own.
         output
             Index of a tuple, or key, of the element that is exchanged; None if the output is a tensor.
         on
@@ -268,6 +269,9 @@ class Sync(Primitive):
         before = after = sharding_of(sch.mod)
         if mode == "fwd_post" and output is None and over == "tensor":
             after = _sharding_after(sch, call, before)
+        if on == "parameters":
+            _sum_parameters(sch, call, inputs)
+            return
         places = None if inputs is None else input_places(sch.mod, inputs, where)
         if ranks_of(sch, over).size > 1:
             _install_exchange(sch, call, before, places, output)
@@ -288,7 +292,7 @@ def _check_call(call: _Call, inputs: Sequence[int | str] | None, output: int | s
     superfluous = {
         "axis": call.axis is not None and call.op not in _TAKES_AXIS,
         "tensor_parallel_output_grad": not call.tensor_parallel_output_grad and call.op != "all_gather",
-        "inputs": inputs is not None and (call.mode == "fwd_post" or call.on == "parameters"),
+        "inputs": inputs is not None and call.mode == "fwd_post",
         "output": output is not None and call.mode != "fwd_post",
         "on": call.on != "inputs" and not (call.on == "parameters" and call.mode == "bwd_post"),
     }
@@ -351,6 +355,19 @@ def _axis(call: _Call, before: Sharding) -> int:
     return known.axis if known is not None and known.axis is not None else -1
 
 
+def _sum_parameters(sch: "Schedule", call: _Call, names: Sequence[int | str] | None) -> None:
+    """Sum the gradients of parameters of a module, by name, of all of its own without names."""
+    known = dict(sch.mod.named_parameters(recurse=names is not None))
+    chosen = list(known) if names is None else [str(name) for name in names]
+    for name in chosen:
+        if name not in known:
+            raise ArgumentError(f"{call.where}: no parameter {name!r}; expected one of {', '.join(known)}")
+    ranks = ranks_of(sch, call.over)
+    if ranks.size > 1:
+        hook = SumParameterGradients(tuple(chosen), sum_gradient(ranks), call.over)
+        sch.mod.register_forward_pre_hook(hook)
+
+
 def _install_exchange(
     sch: "Schedule",
     call: _Call,
@@ -374,10 +391,7 @@ def _install_exchange(
             exchange = scatter(ranks, _axis(call, before))
         case _:
             exchange = reshard(ranks, call.op)
-    if call.on == "parameters":
-        names = tuple(name for name, _ in module.named_parameters(recurse=False))
-        module.register_forward_pre_hook(SumParameterGradients(names, exchange, call.over))
-    elif call.mode != "fwd_post":
+    if call.mode != "fwd_post":
         hook = ExchangeInputs(exchange, places, call.where, of_gradients=call.mode == "bwd_post")
         module.register_forward_pre_hook(hook, with_kwargs=True)
     elif isinstance(module, LateBias) and before.returns == PARTIAL and call.over == "tensor":
