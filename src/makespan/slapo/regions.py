@@ -500,9 +500,10 @@ class LayerFinder:
         if choice.place is not None:
             steps.append(Step("take_heads", choice.top, {"places": [list(choice.place)]}))
         for region in regions:
-            for (owner, name), axis in choice.weights.items():
-                if axis is not None and (owner, name) in region.weights:
-                    steps.append(Step("shard", owner, {"tensor_name": name, "axis": axis}))
+            for owner, name in region.weights:
+                along = choice.weights[owner, name]
+                if along is not None:
+                    steps.append(Step("shard", owner, {"tensor_name": name, "axis": along}))
             row = self.linears[region.row]
             steps.append(Step("shard", region.row, {"tensor_name": row.weight, "axis": 1 - row.out_axis}))
         return steps

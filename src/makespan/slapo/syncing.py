@@ -163,7 +163,7 @@ class SumParameterGradients:
         """Register the hooks of the parameters, once per parameter and kind of parallelism."""
         summed = self.SUMMED[self.over]
         for name in self.names:
-            parameter = module.get_parameter(name)
+            parameter: Any = module.get_parameter(name)
             if parameter.requires_grad and parameter not in summed:
                 parameter.register_hook(self.exchange.gradient_operation)
                 summed[parameter] = True
