@@ -24,7 +24,7 @@ class Attention(nn.Module):
 
 
 class ByHead(nn.Module):
-    """A number for each distance and head, which a method returns."""
+    """A number for each distance and head, which a method and a call without arguments return."""
 
     def __init__(self):
         super().__init__()
@@ -32,6 +32,9 @@ class ByHead(nn.Module):
 
     def of(self, distances):
         return self.numbers[distances].permute(2, 0, 1)
+
+    def forward(self):
+        return self.numbers[SEQ - 1, :, None, None]
 
 
 class Near(nn.Module):
@@ -43,7 +46,8 @@ class Near(nn.Module):
     def __init__(self):
         super().__init__()
         self.three, self.back = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.shared, self.by_head = nn.Parameter(torch.randn(2 * SEQ - 1, WIDTH // HEADS)), ByHead()
+        self.shared = nn.Parameter(torch.randn(2 * SEQ - 1, WIDTH // HEADS))
+        self.by_head, self.called = ByHead(), ByHead()
         self.scale = nn.Parameter(torch.linspace(0.5, 1.5, WIDTH))
 
     def forward(self, hidden, rest, mask=None):
@@ -52,9 +56,7 @@ class Near(nn.Module):
         parts = self.three(hidden).chunk(3, -1)
         query, key, value = (part.unflatten(-1, (-1, WIDTH // HEADS)).transpose(1, 2) for part in parts)
         near = torch.einsum("bhqf,qkf->bhqk", query, self.shared[distances]) + self.by_head.of(distances)
-        mixed = F.scaled_dot_product_attention(
-            query, key, value, attn_mask=near if mask is None else near + mask
-        )
+        mixed = F.scaled_dot_product_attention(query, key, value * self.called(), attn_mask=near + mask)
         return rest + self.scale * self.back(mixed.transpose(1, 2).flatten(2)), None
 
 

@@ -12,12 +12,21 @@ import sequence_models
 import torch
 from click.testing import CliRunner
 from torch import nn
+from torch.nn import functional as F
 
 from makespan.cli import main
 from makespan.errors import NotationError, PlanError
 from makespan.planning import Layout
 from makespan.plans import ExecutionPlan
-from makespan.slapo import ArgumentError, ConflictError, StructureError, apply_plan, find_structure
+from makespan.slapo import (
+    ArgumentError,
+    ConflictError,
+    StructureError,
+    Verify,
+    apply_plan,
+    create_schedule,
+    find_structure,
+)
 from makespan.slapo.planned import Division, read_division
 from makespan.training.zoo import build_family, family_batch, family_spec
 
@@ -157,6 +166,31 @@ def test_a_warning_names_what_stays_whole():
 # --- Refusals ---
 
 
+class Averaged(nn.Module):
+    """A layer whose statistics change with each call in training mode."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.down = nn.BatchNorm1d(6), nn.Linear(16, 8)
+        self.up = nn.utils.parametrizations.weight_norm(nn.Linear(8, 16))
+        self.second = nn.Sequential(nn.Linear(8, 12), nn.ReLU(), nn.Linear(12, 8))
+
+    def forward(self, given):
+        given = given + self.second(self.norm(given))
+        return given + self.down(F.relu(self.up(given)))
+
+
+def test_layers_with_running_statistics_and_parametrized_weights_are_cut_and_verified():
+    inputs = torch.randn(4, 6, 8)
+    model = nn.Sequential(*(Averaged() for _ in range(2)))
+    found = find_structure(model, inputs, n_processes=2)
+    assert [part.path for part in found.parts if part.how == "rows"] == ["0.second.2", "1.second.2"]
+    sch = create_schedule(model)
+    with Verify(sch, inputs) as check:
+        apply_plan(sch, "mb1 recompute=full", inputs)
+    assert check.report.is_equal
+
+
 class Once(nn.Module):
     """A list of layers side by side, none after the other."""
 
@@ -271,6 +305,7 @@ def test_numbers_of_heads_are_cut_where_functions_read_them_and_what_heads_share
     found = find_structure(sequence_models.seeded("NearLayer"), sequence_models.words(), n_processes=2)
     parts = {part.path.removeprefix("layers.0."): (part.role, part.how) for part in found.parts}
     assert parts["attention.by_head"] == ("attention: numbers of heads", "columns")
+    assert parts["attention.called"] == ("attention: numbers of heads", "columns")
     assert parts["attention"] == ("attention: other weights", "whole")
     steps = [step for step in found.steps if step.path == "layers.0.attention"]
     assert [step.arguments.get("inputs") for step in steps if step.arguments.get("on")] == [["shared"]]

@@ -387,15 +387,16 @@ def _hooks(watch: _Watch, path: str, is_leaf: bool, is_listed: bool, is_kept: bo
         watch.inside.pop()
         watch.depth -= is_leaf
         if is_leaf and not watch.depth:
-            origin = watch.joined((args, kwargs))
-            flow.calls.append(
-                LeafCall(
-                    path, origin, tuple(watch.inside), first_tensor((args, kwargs)), first_tensor(output)
-                )
+            origin, given = watch.joined((args, kwargs)), first_tensor((args, kwargs))
+            flow.calls.append(LeafCall(path, origin, tuple(watch.inside), given, first_tensor(output)))
+            # What reads nothing hands on its parameters, such as a module with a table of positions.
+            own = (
+                {(path, name) for name, _ in module.named_parameters(recurse=False)} if given is None else ()
             )
+            made = Origin(frozenset({path}), origin.through, is_learnt=True, parameters=frozenset(own))
             for leaf in pytree.tree_leaves(output):
                 if isinstance(leaf, Tensor):
-                    watch.set(leaf, Origin(frozenset({path}), origin.through, is_learnt=True))
+                    watch.set(leaf, after)
         if is_listed:
             result = first_tensor(output)
             handed = next(one for one in reversed(flow.handed) if one.path == path)

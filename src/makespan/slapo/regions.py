@@ -208,23 +208,19 @@ class LayerFinder:
         self.reasons: dict[str, str] = {}
 
     def _watch(self) -> Flow:
-        """Run the layer in training mode, in which it drops values."""
-        copied, sample = self.sample.layer, self.sample
-        args, kwargs = sample.args, sample.kwargs
+        """Run a copy of the layer in training mode, which drops values and changes running statistics."""
+        copied = copy.deepcopy(self.sample.layer).train()
+        args, kwargs = self.sample.args, self.sample.kwargs
         leaves = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         pairs = [
             (leaf, Origin(through=origin.through, is_learnt=origin.is_learnt))
             for leaf, origin in zip(leaves, self.handed.origins, strict=True)
         ]
-        copied.train()
-        try:
-            with torch.no_grad(), torch.random.fork_rng(devices=[]):
-                torch.manual_seed(0)
-                with watched(copied, origins=pairs) as flow:
-                    # The tensors themselves, not copies, so that their origins are known.
-                    copied(*copied_object(args), **copied_object(kwargs))
-        finally:
-            copied.eval()
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            with watched(copied, origins=pairs) as flow:
+                # The tensors themselves, not copies, so that their origins are known.
+                copied(*copied_object(args), **copied_object(kwargs))
         return flow
 
     def find(self) -> Cut:
@@ -299,7 +295,9 @@ class LayerFinder:
             return None
         ordered = tuple(path for path in self.calls if path in columns)
         read = frozenset().union(*(call.origin.parameters for call in self.calls[row]))
-        weights = tuple(sorted(one for one in read if one[0] not in self.calls))
+        weights = tuple(
+            sorted(one for one in read if all(call.input is None for call in self.calls.get(one[0], ())))
+        )
         return self._as_attention(_Region(ordered, row, between, weights=weights))
 
     def _resolved(self, sources: Iterable[str]) -> tuple[set[str], frozenset[str], str]:

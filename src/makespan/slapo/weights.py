@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, fx, nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from makespan.slapo.building import consolidate
 from makespan.slapo.graphs import TracedModule
@@ -72,7 +73,8 @@ class _Copier:
                 new.graph = copy.deepcopy(module.graph)
                 if isinstance(module, TracedModule):
                     new.after_copy()
-            if "__getstate__" in vars(type(module)):  # as compiled modules have, which restore themselves
+            # Compiled modules restore themselves; parametrized ones have all in their attributes.
+            if "__getstate__" in vars(type(module)) and not is_parametrized(module):
                 get_state: Callable[[], dict[str, Any]] = module.__getstate__
                 self._done[id(module)].__setstate__(self._mapped(get_state()))
         copied: nn.Module = self._done[id(root)]
