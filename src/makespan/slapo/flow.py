@@ -393,7 +393,7 @@ def _hooks(watch: _Watch, path: str, is_leaf: bool, is_listed: bool, is_kept: bo
             own = (
                 {(path, name) for name, _ in module.named_parameters(recurse=False)} if given is None else ()
             )
-            made = Origin(frozenset({path}), origin.through, is_learnt=True, parameters=frozenset(own))
+            after = Origin(frozenset({path}), origin.through, is_learnt=True, parameters=frozenset(own))
             for leaf in pytree.tree_leaves(output):
                 if isinstance(leaf, Tensor):
                     watch.set(leaf, after)
