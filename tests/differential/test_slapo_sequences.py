@@ -17,10 +17,15 @@ def servers():
 
 
 def test_two_processes_compute_what_one_does():
-    cases = ("families", "layers", "compiled", "trained", "experts", "kept")
+    cases = ("families", "layers", "compiled", "trained", "experts", "experts_of_own_samples", "kept")
     on_processes(2, "sequence_cases", *cases)
 
 
 def test_four_processes_compute_what_one_does():
     cases = ("layers", "sharded", "staged", "experts", "experts_without_tokens")
+    on_processes(4, "sequence_cases", *cases)
+
+
+def test_four_processes_with_samples_of_their_own_share_experts():
+    cases = ("experts_of_own_samples", "replicated_experts", "staged_experts")
     on_processes(4, "sequence_cases", *cases)

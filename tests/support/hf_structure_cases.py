@@ -2,6 +2,7 @@
 
 import json
 import warnings
+from functools import partial
 from pathlib import Path
 
 import hf_zoo
@@ -107,15 +108,12 @@ def experts():
     """Experts that are dealt out to the processes compute the same, whole sequences or parts of them."""
     n = dist.get_world_size()
     for name in ("Mixtral", "Qwen3Moe", "DeepseekV3"):
-        for words in ("nosp", "recompute=full"):
+        for plan in (f"tp{n} ep{n} mb1 nosp", f"tp{n} ep{n} mb1 recompute=full", f"dp{n} ep{n} mb1"):
             sch = create_schedule(hf_zoo.model(name))
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "apply_plan of")
-                report = _verified(
-                    sch, name, lambda sch=sch, name=name, words=words: apply_plan(
-                        sch, f"tp{n} ep{n} mb1 {words}", hf_zoo.inputs(name)
-                    ),
-                )  # fmt: skip
+                inputs = hf_zoo.inputs(name)
+                report = _verified(sch, name, partial(apply_plan, sch, plan, inputs))
             assert report.is_equal and report.count("parameter gradient in training")
             assert not any("not compared" in note for note in report.notes), report.notes
             dealt = [part.path for part in sch.metadata.structure.parts if part.how == "experts"]

@@ -8,7 +8,16 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from makespan.slapo import ShardError, Verify, apply_plan, build, create_schedule, replay, saved_tensors
+from makespan.slapo import (
+    ArgumentError,
+    ShardError,
+    Verify,
+    apply_plan,
+    build,
+    create_schedule,
+    replay,
+    saved_tensors,
+)
 from makespan.slapo.layouts import sharding_of
 from makespan.training.zoo import build_family, family_batch, family_spec
 
@@ -120,6 +129,63 @@ def experts():
         assert torch.equal(again.mod(words), sch.mod.eval()(words))
 
 
+def experts_of_own_samples():
+    """Processes with samples of their own send tokens to experts; gradients are those of all samples."""
+    n = dist.get_world_size()
+    words = torch.cat([sequence_models.words(seed=seed) for seed in range(n)])
+    sch = verified(sequence_models.seeded("ChoiceLayer"), words, f"dp{n} ep{n} mb1 recompute=full:0.5")
+    assert sch.mod.layers[0].choice.experts.wide.shape[0] == 4 // n
+    assert not sch.metadata.structure.kept_whole
+    again = replay(sequence_models.seeded("ChoiceLayer").eval(), sch.dump())
+    build(sch)
+    mine = words.chunk(n)[dist.get_rank()]
+    assert torch.equal(again.mod(mine), sch.mod.eval()(mine))
+    for prefers in (torch.zeros(4), torch.tensor([30.0, 20.0, 0.0, 0.0])):  # the latter two experts alone
+        _has_gradients_of_all(sch.mod, sch.mod, words, prefers)
+
+
+def replicated_experts():
+    """So do processes whose groups of experts are replicas of each other."""
+    mesh = init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("dp", "ep"))
+    words = torch.cat([sequence_models.words(seed=seed) for seed in range(mesh.size())])
+    sch = create_schedule(sequence_models.seeded("ChoiceLayer"), group=mesh.get_group("ep"))
+    apply_plan(sch, f"dp{mesh.size()} ep{mesh.size(1)} mb1", words)
+    assert "left to the launcher: dp2, zero1, mb1" in sch.metadata.structure.notes
+    with pytest.raises(ArgumentError, match=r"ep of the mesh is \[.*mesh.get_group\(\"ep\"\)"):
+        build(sch, "ddp", mesh=init_device_mesh("cpu", (1, mesh.size()), mesh_dim_names=("dp", "ep")))
+    model, _ = build(sch, "ddp", mesh=mesh)
+    _has_gradients_of_all(model, sch.mod, words, torch.zeros(4))
+
+
+def _has_gradients_of_all(model, part, words, prefers):
+    """Compare results and gradients with those of the whole model for the samples of all processes."""
+    n, whole = dist.get_world_size(), sequence_models.seeded("ChoiceLayer").eval()
+    handles = [
+        layer.choice.choice.register_forward_hook(lambda module, args, scores: scores + prefers)
+        for one in (whole, part) for layer in one.layers
+    ]  # fmt: skip
+    expected, mine = whole(words), words.chunk(n)[dist.get_rank()]
+    expected.square().mean().backward()
+    model.eval().zero_grad()
+    made = model(mine)
+    torch.testing.assert_close(made, expected.chunk(n)[dist.get_rank()], rtol=1e-4, atol=1e-5)
+    made.square().mean().backward()
+    for name, wanted, found in gradients(part, whole):
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-6, msg=name)
+    for handle in handles:
+        handle.remove()
+
+
+def gradients(model, whole):
+    """Iterate over the name of each parameter, the gradient that its part should have, and the one it has."""
+    for name, parameter in model.named_parameters():
+        owner, _, own = name.rpartition(".")
+        shard, of_whole = sharding_of(model.get_submodule(owner)).tensors.get(own), whole.get_parameter(name)
+        wanted = torch.zeros_like(of_whole) if of_whole.grad is None else of_whole.grad
+        found = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        yield name, wanted if shard is None else shard.part_of(wanted), found
+
+
 def experts_without_tokens():
     """Processes whose experts no token chose exchange the same gradients as the others."""
     n, words = dist.get_world_size(), sequence_models.words()
@@ -136,13 +202,7 @@ def experts_without_tokens():
         model(words).square().mean().backward()
     held = sch.mod.layers[0].choice.experts
     assert n < 4 or (held.wide.grad is None or not held.wide.grad.any()) == (dist.get_rank() > 1)
-    for name, parameter in sch.mod.named_parameters():
-        owner, _, own = name.rpartition(".")
-        shard = sharding_of(sch.mod.get_submodule(owner)).tensors.get(own)
-        whole = models[0].get_parameter(name)
-        wanted = torch.zeros_like(whole) if whole.grad is None else whole.grad
-        wanted = wanted if shard is None else shard.part_of(wanted)
-        found = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+    for name, wanted, found in gradients(sch.mod, models[0]):
         torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-6, msg=name)
 
 
@@ -170,6 +230,27 @@ def staged():
                 )
                 wanted = wanted if shard is None else shard.part_of(wanted)
                 torch.testing.assert_close(parameter.grad, wanted, rtol=1e-4, atol=1e-6, msg=name)
+
+
+def staged_experts():
+    """Stages of processes with samples of their own send tokens to experts of the same stage."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "ep"))
+    words = torch.cat([sequence_models.words(seed=seed) for seed in range(4)])
+    shape = (len(words), sequence_models.SEQ, sequence_models.WORDS)
+    target = torch.randn(shape, generator=torch.Generator().manual_seed(2))
+    whole, model = (sequence_models.seeded("ChoiceLayer").eval() for _ in range(2))
+    torch.nn.functional.mse_loss(whole(words), target).backward()
+    mine, ep = (
+        (tensor.chunk(2)[mesh.get_local_rank("ep")] for tensor in (words, target)),
+        mesh.get_group("ep"),
+    )
+    sch = apply_plan(model, "pp2 dp2 ep2 mb1", words[:2], group=ep)
+    loss = torch.nn.functional.mse_loss
+    stage, pipeline = build(sch, "pipeline", mesh=mesh, n_microbatches=2, loss_fn=loss, schedule="1f1b")
+    given, expected = mine
+    pipeline.step(given, target=expected)
+    for name, wanted, found in gradients(stage, whole):
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-6, msg=name)
 
 
 def kept():

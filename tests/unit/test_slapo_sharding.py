@@ -304,6 +304,7 @@ def test_other_options_are_refused_where_they_mean_nothing():
     refused(
         ArgumentError, lambda: sch.sync(**of_weights), "no parameter 'input'", "expected one of weight, bias"
     )
+    refused(ArgumentError, lambda: sch.sync("bwd_post", "average"), "average is for gradients of parameters")
     refused(KindError, lambda: sch.sync("fwd_post", 3), "got 3")
 
 

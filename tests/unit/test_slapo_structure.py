@@ -239,6 +239,7 @@ def test_models_that_cannot_be_run_are_refused():
         (Layout(dp=8, tp=2, recompute="full"), Division(2, 1, 1.0, sequence_parallel=True)),
         ("121+sp", Division(2, 1, 0.0, sequence_parallel=True)),
         ("tp2 ep2 nosp mb1", Division(2, 1, 0.0, deal_experts=True)),
+        ("dp8 ep4 pp2 mb1", Division(4, 2, deal_experts=True, has_own_samples=True)),
         ("pp2 vp3 mb1", Division(1, 6)),
         ("cp4 mb1", Division(1, 1, cp=4)),
         ("tp2 cp2 pp2 nosp mb1", Division(2, 2, cp=2)),

@@ -46,8 +46,9 @@ def check_group(sch: "Schedule", mesh: DeviceMesh | None) -> None:
             )
         return
     names = mesh.mesh_dim_names or ()
-    if not set(names) <= {"dp", "tp", "pp", "cp"}:
-        raise ArgumentError(f"build: mesh has dimensions {names!r}; expected dp, tp, pp and cp")
+    shared = "ep" if "ep" in names else "tp"  # processes that share experts, or layers
+    if not set(names) <= {"dp", shared, "pp", "cp"}:
+        raise ArgumentError(f"build: mesh has dimensions {names!r}; expected dp, tp or ep, pp and cp")
     context = sch.metadata.context
     if context.size > 1 or "cp" in names:
         ours = dist.get_process_group_ranks(context.group or dist.group.WORLD) if context.size > 1 else []
@@ -58,13 +59,13 @@ def check_group(sch: "Schedule", mesh: DeviceMesh | None) -> None:
                 'apply_plan(..., context_group=mesh.get_group("cp"))'
             )
     ours = dist.get_process_group_ranks(sch.group or dist.group.WORLD)
-    theirs = dist.get_process_group_ranks(mesh.get_group("tp")) if "tp" in names else [dist.get_rank()]
-    if "tp" not in names and "cp" in names and ours == dist.get_process_group_ranks(mesh.get_group("cp")):
+    theirs = dist.get_process_group_ranks(mesh.get_group(shared)) if shared in names else [dist.get_rank()]
+    if shared not in names and "cp" in names and ours == dist.get_process_group_ranks(mesh.get_group("cp")):
         return  # these processes share nothing but sequences
-    if ours != theirs and (is_parallel(sch) or "tp" in names):
+    if ours != theirs and (is_parallel(sch) or shared in names):
         raise ArgumentError(
-            f"build: the schedule was created for the group of processes {ours}, tp of the mesh is {theirs}; "
-            'use create_schedule(model, group=mesh.get_group("tp"))'
+            f"build: the schedule was created for the group of processes {ours}, {shared} of the mesh is "
+            f'{theirs}; use create_schedule(model, group=mesh.get_group("{shared}"))'
         )
 
 
@@ -466,7 +467,8 @@ def build(
     ties
         ``error`` or ``warn`` if only one member of a tie is sharded.
     mesh
-        All processes, with dimensions named ``dp``, ``tp``, ``pp`` and ``cp``; None if they form one group.
+        All processes, with dimensions named ``dp``, ``tp`` or, for experts over processes with samples of
+        their own, ``ep``, ``pp`` and ``cp``; None if they form one group.
     seed, device
         Seed of the initialisation, None for that of torch; device of the parameters, None for the CPU.
     reinitialise

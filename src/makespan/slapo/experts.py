@@ -1,11 +1,17 @@
-"""Primitive ``take_experts``: each process computes its experts, for the tokens that chose them."""
+"""Primitive ``take_experts``: each process computes its experts, for the tokens that chose them.
+
+Either all processes are handed the same tokens, and each computes its summands of their results, or each has
+tokens of its own, as in data parallelism: those are sent to the processes of their experts, and results back.
+"""
 
 import inspect
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 
 from makespan.slapo.errors import ArgumentError, ConflictError, ShardError
+from makespan.slapo.layouts import Ranks, send_rows, share_of_gradient
 from makespan.slapo.schedule import (
     ForwardWrapper,
     Primitive,
@@ -13,7 +19,8 @@ from makespan.slapo.schedule import (
     wrap_forward,
     wrapped_forward,
 )
-from makespan.slapo.syncing import input_places
+from makespan.slapo.sharding import ranks_of
+from makespan.slapo.syncing import SumParameterGradients, input_places
 from makespan.slapo.tracing import check_is_called
 
 if TYPE_CHECKING:
@@ -59,6 +66,36 @@ class OwnExperts(ForwardWrapper):
         return made.new_zeros(tokens.shape).index_add(0, rows, made)
 
 
+class SentExperts(OwnExperts):
+    """A forward that sends the tokens of this process to their experts, and computes those that arrive."""
+
+    def __init__(self, module: nn.Module, ranks: Ranks, count: int, *names: str) -> None:
+        super().__init__(module, ranks.rank * count, count, *names)
+        self.ranks = ranks
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the sum over the chosen experts, for the tokens of this process."""
+        bound = inspect.signature(self.inner).bind(*args, **kwargs)
+        tokens, chosen, weights = (bound.arguments[name] for name in (self.tokens, self.chosen, self.weights))
+        ranks, every = self.ranks, (self.count,) * self.ranks.size
+        # One row per pair of a token and an expert, in the order of the experts and so of their processes.
+        order = chosen.flatten().argsort(stable=True)
+        rows = order // chosen.shape[1]
+        counts = chosen.flatten().bincount(minlength=self.count * ranks.size)
+        arriving = send_rows(ranks, every, every).operation(counts)
+        sent, received = (of.view(ranks.size, -1).sum(1).tolist() for of in (counts, arriving))
+        send = send_rows(ranks, sent, received)
+        own, shares = send(tokens[rows]), send(weights.flatten()[order].unsqueeze(1))
+        numbers = torch.arange(self.count, device=chosen.device, dtype=chosen.dtype).repeat(ranks.size)
+        bound.arguments[self.tokens], bound.arguments[self.weights] = own, shares
+        bound.arguments[self.chosen] = numbers.repeat_interleave(arriving).unsqueeze(1)
+        # Without a row, what depends on the inputs, so that all processes exchange gradients backward.
+        made = self.inner(*bound.args, **bound.kwargs) if len(own) else own + shares.sum()
+        back = send_rows(ranks, received, sent)(made)
+        return back.new_zeros(tokens.shape).index_add(0, rows, back)
+
+
 @register_primitive()
 class TakeExperts(Primitive):
     """Leave each process the tokens that chose one of its experts, whose weights are sharded by experts."""
@@ -76,11 +113,14 @@ class TakeExperts(Primitive):
         tokens: int | str = 0,
         chosen: int | str = 1,
         weights: int | str = 2,
+        has_own_tokens: bool = False,
     ) -> None:
         """Call the module with the pairs of a token and an expert of this process, and add its results up.
 
         The module returns a row per token, the sum over the chosen experts. Each process computes its
-        summands, for tokens that all processes are handed: sum them by ``sync``, as after a row.
+        summands, for tokens that all processes are handed: sum them by ``sync``, as after a row. With tokens
+        of its own, it sends each pair to the process of the expert, and the result comes back whole; the
+        gradients of the experts are then means over the processes, like those of data parallelism.
 
         Parameters
         ----------
@@ -91,6 +131,8 @@ class TakeExperts(Primitive):
         chosen, weights
             Arguments with the numbers of the experts that a token chose, and their weights, both
             ``(n_tokens, n_chosen)``.
+        has_own_tokens
+            True if each process has samples of its own, False if all have the same tokens.
         """
         where = f"take_experts of {sch.path!r} ({type(sch.mod).__name__})"
         check_is_called(sch, cls.name())
@@ -107,4 +149,11 @@ class TakeExperts(Primitive):
             raise ArgumentError(f"{where}: {', '.join(given)} are not three arguments of it")
         if sch.world_size > 1:
             count = n_experts // sch.world_size
-            wrap_forward(sch.mod, OwnExperts(sch.mod, sch.rank * count, count, *given))
+            if has_own_tokens:
+                ranks = ranks_of(sch)
+                wrap_forward(sch.mod, SentExperts(sch.mod, ranks, count, *given))
+                own = tuple(name for name, _ in sch.mod.named_parameters(recurse=False))
+                hook = SumParameterGradients(own, share_of_gradient(ranks))
+                sch.mod.register_forward_pre_hook(hook)
+            else:
+                wrap_forward(sch.mod, OwnExperts(sch.mod, sch.rank * count, count, *given))

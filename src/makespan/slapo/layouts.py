@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
@@ -222,6 +222,45 @@ def all_reduce(ranks: Ranks) -> Exchange:
 def sum_gradient(ranks: Ranks) -> Exchange:
     """Pass a tensor on unchanged, and sum its gradient over the processes."""
     return Exchange("sum_gradient", _same, partial(_summed, ranks))
+
+
+def mean_gradient(ranks: Ranks) -> Exchange:
+    """Pass a tensor on unchanged, and average its gradient over the processes."""
+
+    def averaged(gradient: Tensor) -> Tensor:
+        return _summed(ranks, gradient).div_(ranks.size)
+
+    return Exchange("mean_gradient", _same, averaged)
+
+
+def share_of_gradient(ranks: Ranks) -> Exchange:
+    """Pass a tensor on unchanged, and divide its gradient by the number of processes."""
+    return Exchange("share_of_gradient", _same, lambda gradient: gradient / ranks.size)
+
+
+def send_rows(ranks: Ranks, sent: Sequence[int], received: Sequence[int]) -> Exchange:
+    """Send blocks of rows to the processes in turn, and receive theirs; gradients go the other way.
+
+    Parameters
+    ----------
+    ranks
+        The processes.
+    sent, received
+        Rows for each process, and from each.
+    """
+
+    def moved(there: list[int], back: list[int], rows: Tensor) -> Tensor:
+        if isinstance(ranks.group, Rehearsal):
+            of_all = ranks.group.gathered(
+                ranks.rank, ("rows", tuple(rows.shape[1:])), torch.split(rows, there)
+            )
+            return torch.cat([blocks[ranks.rank] for blocks in of_all])
+        result = rows.new_empty(sum(back), *rows.shape[1:])
+        dist.all_to_all_single(result, rows.contiguous(), back, there, group=ranks.group)
+        return result
+
+    out, into = list(sent), list(received)
+    return Exchange("send_rows", partial(moved, out, into), partial(moved, into, out))
 
 
 def all_gather(

@@ -39,7 +39,8 @@ class Division:
     Parameters
     ----------
     tp, n_stages
-        Processes that share a layer, and stages of the model; with interleaving, several per process.
+        Processes that share a layer or its experts, and stages of the model; with interleaving, several per
+        process.
     recomputed
         Share of the layers that are recomputed.
     recompute
@@ -57,6 +58,8 @@ class Division:
         True if each of them holds some experts whole, instead of a part of every expert.
     cp
         Processes that hold parts of every sequence throughout the layers.
+    has_own_samples
+        True if processes have samples of their own and share nothing but experts.
     """
 
     tp: int
@@ -69,6 +72,7 @@ class Division:
     sequence_parallel: bool = False
     deal_experts: bool = False
     cp: int = 1
+    has_own_samples: bool = False
 
     def cuts(self, n_layers: int) -> list[int]:
         """Return the layers after which a stage ends; an `ArgumentError` says why they do not fit."""
@@ -127,18 +131,23 @@ def _refuse(what: str, why: str) -> None:
 
 
 def _of_layout(layout: Layout) -> Division:
-    if layout.ep > 1 and (layout.ep != layout.tp or layout.dp > 1 or layout.cp > 1):
-        _refuse(f"ep{layout.ep}", "experts are dealt out to all processes that share layers, as with tp2 ep2")
+    has_own_samples = layout.ep > 1 and layout.tp == 1
+    is_same = layout.ep == layout.tp and layout.dp == 1
+    if layout.ep > 1 and (layout.cp > 1 or not (has_own_samples or is_same)):
+        why = "experts are dealt out to all processes that share layers, as with tp2 ep2, or to those of dp"
+        _refuse(f"ep{layout.ep}", why)
     if layout.pipeline != "1f1b":
         _refuse(layout.pipeline, f"stages run under {', '.join(ORDERS)}")
-    left = [f"dp{layout.dp}"] if layout.dp > 1 else []
+    n_replicas = layout.dp // layout.ep if has_own_samples else layout.dp
+    left = [f"dp{n_replicas}"] if n_replicas > 1 else []
     left += [f"zero{layout.zero}"] if layout.zero else []
     left += ["interleaved order of micro-batches"] if layout.interleave > 1 else []
     left.append(f"mb{layout.micro_batch}")
     share = 0.0 if layout.recompute == "none" else layout.recompute_share
     return Division(
-        layout.tp, layout.pp * layout.interleave, share, (), layout.ends_as_layers, tuple(left),
-        layout.recompute, layout.sequence_parallel and layout.tp > 1, layout.ep > 1, layout.cp,
+        layout.ep if has_own_samples else layout.tp, layout.pp * layout.interleave, share, (),
+        layout.ends_as_layers, tuple(left), layout.recompute, layout.sequence_parallel and layout.tp > 1,
+        layout.ep > 1, layout.cp, has_own_samples,
     )  # fmt: skip
 
 
@@ -177,8 +186,9 @@ def apply_plan(
     example_inputs
         Small inputs, as of `find_structure`; stages branch on shapes, lengths and types as these do.
     group
-        Processes of tensor parallelism, as for `create_schedule`; as many as the plan shares a layer among.
-        In a single process nothing is cut, but the structure is found for the plan.
+        Processes of tensor parallelism, or without it of expert parallelism, as for `create_schedule`; as
+        many as the plan shares a layer or its experts among. In a single process nothing is cut, but the
+        structure is found for the plan.
     context_group
         Processes of context parallelism; None for those of ``group`` if the plan does not share layers.
     seed
@@ -209,9 +219,10 @@ def apply_plan(
         alone = context_group if division.tp == 1 and group is None else None
         sch = create_schedule(model, group=alone or group)
     if division.tp > 1 and sch.world_size not in (1, division.tp):
+        what = ("experts", "expert") if division.has_own_samples else ("layers", "tensor")
         raise ArgumentError(
-            f"apply_plan: the plan shares layers among {division.tp} processes, the group has "
-            f"{sch.world_size}; pass the group of tensor parallelism as group"
+            f"apply_plan: the plan shares {what[0]} among {division.tp} processes, the group has "
+            f"{sch.world_size}; pass the group of {what[1]} parallelism as group"
         )
     context = _context(sch, division, context_group)
     if compiler is not None:
@@ -219,7 +230,7 @@ def apply_plan(
     structure = find_structure(
         model, example_inputs, n_processes=division.tp, seed=seed,
         along_sequence=division.sequence_parallel, deal_experts=division.deal_experts,
-        n_context=division.cp,
+        n_context=division.cp, has_own_samples=division.has_own_samples,
     )  # fmt: skip
     layers = [path for paths in structure.layers for path in paths]
     cuts = [layers[index] for index in division.cuts(len(layers))]

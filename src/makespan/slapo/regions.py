@@ -43,6 +43,8 @@ from makespan.slapo.trials import Sample, Step, sample_of, why_not
 How = Literal["columns", "rows", "columns and rows", "experts", "vocabulary", "whole"]
 EXPERTS = ("experts cannot be dealt out", "a plan without ep")
 """What is refused about experts, and what is expected instead."""
+OWN_SAMPLES = "processes have samples of their own, so that only experts are dealt out"
+"""Reason of what is whole with data parallelism."""
 _MOST_ATTRIBUTES = 8
 _MOST_CUTS_OF_WEIGHTS = 8
 _MOST_TRIALS = 300  # of one pair of columns and rows; four attributes and three layouts need 48
@@ -174,6 +176,8 @@ class LayerFinder:
         True if each process holds some experts whole, instead of a part of every expert.
     n_context
         Number of processes of context parallelism, which hold parts of sequences throughout.
+    has_own_samples
+        True if each process has samples of its own, so that nothing but experts is dealt out.
     """
 
     def __init__(
@@ -185,7 +189,9 @@ class LayerFinder:
         along_sequence: bool = False,
         deal_experts: bool = False,
         n_context: int = 1,
+        has_own_samples: bool = False,
     ) -> None:
+        self.has_own_samples = has_own_samples
         self.layer, self.handed, self.n, self.n_context = layer, handed, n_processes, n_context
         self.along_sequence = along_sequence and n_processes > 1
         self.deal_experts = deal_experts and n_processes > 1
@@ -225,7 +231,7 @@ class LayerFinder:
 
     def find(self) -> Cut:
         """Return all cuts that pass their trials."""
-        for path in [path for path in self.calls if path in self.linears]:
+        for path in [path for path in self.calls if path in self.linears and not self.has_own_samples]:
             region = self._region(path)
             if region is not None and not self._try([region]):
                 self.failed.append(region)
@@ -235,7 +241,7 @@ class LayerFinder:
             if len(own_matrices(module)) > 1 and path not in self.cut.local:
                 if self.deal_experts and any(one.dim() > 2 for one in module.parameters(recurse=False)):
                     self._deal_experts(path, module)
-                else:
+                elif not self.has_own_samples:
                     self._try_inside(path, module)
         if unused := sorted(map(repr, self.local.keys() - self.used)):
             raise StructureError(
@@ -666,7 +672,9 @@ class LayerFinder:
                 steps = [*shards, *([Step("set_attr", path, values)] if values else []), taken]
                 failed = self._why_not_inside(path, steps)
                 if not failed:
-                    self._keep_inside(path, steps, "experts", "experts")
+                    if self.has_own_samples:
+                        taken = Step("take_experts", path, {**taken.arguments, "has_own_tokens": True})
+                    self._keep_inside(path, [*steps[:-1], taken], "experts", "experts")
                     return
                 reason = reason or failed
         raise RefusedError(reason, what, EXPERTS[1])
@@ -693,12 +701,14 @@ class LayerFinder:
     def _keep_inside(self, path: str, steps: Sequence[Step], role: str, how: How) -> None:
         self.cut.steps += steps
         self.cut.rows[path] = 1
+        self.cut.parts.append(self._part(path, role, how))
+        self.reasons.pop(path, None)
+        if self.has_own_samples:
+            return
         synced = {"sync_op_or_fn": "all_reduce"}
         syncs = [Step("sync", path, {"mode": mode, **synced}) for mode in ("fwd_post", "bwd_post")]
         self.cut.syncs += syncs
         self.exchanged.append(Exchanged((path,), path, tuple(syncs)))
-        self.cut.parts.append(self._part(path, role, how))
-        self.reasons.pop(path, None)
 
     def _try_inside(self, path: str, module: nn.Module) -> None:
         """Cut matrices that a module holds itself, as experts do: what it returns is then summed."""
@@ -783,7 +793,9 @@ class LayerFinder:
                 continue
             if path in self.linears or own_matrices(module):
                 reason = self.reasons.get(path, "")
-                if path not in self.calls:
+                if self.has_own_samples:
+                    reason = OWN_SAMPLES
+                elif path not in self.calls:
                     reason = "not called with the example inputs"
                 elif not reason:
                     reason = "no linear layer reads its output alone"

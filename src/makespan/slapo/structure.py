@@ -25,10 +25,21 @@ from makespan.slapo.flow import (
     fresh,
     is_within,
     own_matrices,
+    upwards,
     watched,
 )
 from makespan.slapo.passes import Call, call_from
-from makespan.slapo.regions import EXPERTS, Cut, How, LayerFinder, Linear, StructurePart, is_table, linear_of
+from makespan.slapo.regions import (
+    EXPERTS,
+    OWN_SAMPLES,
+    Cut,
+    How,
+    LayerFinder,
+    Linear,
+    StructurePart,
+    is_table,
+    linear_of,
+)
 from makespan.slapo.rehearsals import RefusedError
 from makespan.slapo.trials import Step
 
@@ -91,7 +102,8 @@ class Structure:
     @property
     def kept_whole(self) -> list[StructurePart]:
         """Parts of the layers and of the vocabulary that are not cut, with reasons."""
-        return [part for part in self.parts if part.how == "whole" and part.reason != OUTSIDE and part.reason]
+        intended = ("", OUTSIDE, OWN_SAMPLES)
+        return [part for part in self.parts if part.how == "whole" and part.reason not in intended]
 
     def __str__(self) -> str:
         """Return a table; equal parts of the layers of a list are one row."""
@@ -144,6 +156,7 @@ def find_structure(
     along_sequence: bool = False,
     deal_experts: bool = False,
     n_context: int = 1,
+    has_own_samples: bool = False,
 ) -> Structure:
     """Find layers, attention, feed-forward parts and vocabulary of a transformer, and how they can be cut.
 
@@ -166,6 +179,9 @@ def find_structure(
     n_context
         Number of processes of context parallelism, each of which holds a part of every sequence throughout
         the layers; with one, sequences are whole.
+    has_own_samples
+        True if each process has samples of its own, as in data parallelism: it holds some experts, all else
+        whole, and gradients are means over the processes.
 
     Returns
     -------
@@ -207,7 +223,9 @@ def find_structure(
         key = _signature(layer, one, parts)
         if key not in known:
             try:
-                finder = LayerFinder(layer, one, n_processes, parts, along_sequence, deal_experts, n_context)
+                finder = LayerFinder(
+                    layer, one, n_processes, parts, along_sequence, deal_experts, n_context, has_own_samples
+                )
                 known[key] = path, finder.find()
             except RefusedError as error:
                 raise _refused(name, f"in {path!r} ({type(layer).__name__})", error) from error
@@ -231,7 +249,10 @@ def find_structure(
             structure.steps += _ends_of_sequence(name, paths, handed, flow)
         spans = ", ".join(map(_span, layers))
         structure.notes.append(f"each process holds a part of every sequence between the parts of {spans}")
-    _find_vocabulary(structure, model, flow, flat)
+    _find_vocabulary(structure, model, flow, flat, has_own_samples)
+    if has_own_samples and n_processes > 1:
+        structure.steps += _means(model, flow, structure.steps)
+        structure.notes.append("gradients are means over processes with samples of their own")
     if n_processes == 1:
         structure.steps.clear()
         structure.parts = [replace(part, how="whole", reason="") for part in structure.parts]
@@ -261,6 +282,22 @@ def _share_context(
     structure.steps = [*before, *structure.steps, *after, *steps]
     spans = ", ".join(map(_span, structure.layers))
     structure.notes.append(f"each process of context parallelism holds a part of every sequence in {spans}")
+
+
+def _means(model: nn.Module, flow: Flow, steps: Iterable[Step]) -> list[Step]:
+    """Return the steps that average the gradients of all parameters which processes hold whole."""
+    cut = {(step.path, step.arguments["tensor_name"]) for step in steps if step.op == "shard"}
+    called = {*flow.given, *(call.path for call in flow.calls)}
+    names: dict[str, list[str]] = {}
+    for path, module in model.named_modules():
+        owner = next((one for one in upwards(path) if one in called), "")
+        own = [name for name, _ in module.named_parameters(recurse=False) if (path, name) not in cut]
+        if own:
+            names.setdefault(owner, []).extend(
+                f"{path}.{name}".removeprefix(f"{owner}.").lstrip(".") for name in own
+            )
+    values = {"mode": "bwd_post", "sync_op_or_fn": "average", "on": "parameters"}
+    return [Step("sync", owner, {**values, "inputs": of_owner}) for owner, of_owner in names.items()]
 
 
 def _refused(name: str, where: str, error: RefusedError) -> StructureError:
@@ -418,7 +455,9 @@ def _signature(layer: nn.Module, handed: Handed, parts: Mapping[int, tuple[int, 
 # --- Vocabulary ---
 
 
-def _find_vocabulary(structure: Structure, model: nn.Module, flow: Flow, layers: Sequence[str]) -> None:
+def _find_vocabulary(
+    structure: Structure, model: nn.Module, flow: Flow, layers: Sequence[str], has_own_samples: bool
+) -> None:
     """Add the table of tokens and the head that returns logits."""
     modules = dict(model.named_modules())
     inside = tuple(f"{path}." for path in layers)
@@ -454,7 +493,7 @@ def _find_vocabulary(structure: Structure, model: nn.Module, flow: Flow, layers:
         structure.parts.append(StructurePart(role, path, kind, "whole", OUTSIDE if role != "norm" else ""))
     order = list(outer)
     members = [path for path in (chosen, *tied, head) if path]
-    reason = _why_whole_vocabulary(structure, model, flow, members, head)
+    reason = OWN_SAMPLES if has_own_samples else _why_whole_vocabulary(structure, model, flow, members, head)
     for path in members:
         role = "head" if path == head else "table of tokens"
         if path == head and any(one is weight for one in modules[head].parameters(recurse=False)):

@@ -24,6 +24,7 @@ from makespan.slapo.layouts import (
     all_gather,
     all_reduce,
     cut,
+    mean_gradient,
     partition,
     reduce_scatter,
     reshard,
@@ -181,7 +182,7 @@ def _exchange_at(exchange: Callable[[Tensor], Tensor], value: Tensor, where: str
 _OPS = {
     "fwd_post": ("all_reduce", "all_gather", "reduce_scatter", "scatter", *SCHEMES),
     "fwd_pre": ("all_gather", *SCHEMES),
-    "bwd_post": ("all_reduce",),
+    "bwd_post": ("all_reduce", "average"),
 }
 _TAKES_AXIS = ("all_gather", "reduce_scatter", "scatter")
 
@@ -243,7 +244,8 @@ class Sync(Primitive):
             Index of a tuple, or key, of the element that is exchanged; None if the output is a tensor.
         on
             ``inputs``, or ``parameters`` to sum the gradients of the module's own parameters, to which each
-            process contributes for its part of the sequence.
+            process contributes for its part of the sequence, or to ``average`` them over processes with
+            samples of their own.
         over
             ``tensor`` for the processes that share layers, ``context`` for those of context parallelism.
         """
@@ -289,6 +291,8 @@ def _check_call(call: _Call, inputs: Sequence[int | str] | None, output: int | s
         raise ArgumentError(f"{call.where}: over is {call.over!r}; expected {' or '.join(OVER)}")
     if call.op in ("reduce_scatter", "scatter") and call.axis is None:
         raise ArgumentError(f"{call.where}: {call.op} needs axis, the axis of the activation")
+    if call.op == "average" and call.on != "parameters":
+        raise ArgumentError(f"{call.where}: average is for gradients of parameters; expected on='parameters'")
     superfluous = {
         "axis": call.axis is not None and call.op not in _TAKES_AXIS,
         "tensor_parallel_output_grad": not call.tensor_parallel_output_grad and call.op != "all_gather",
@@ -364,7 +368,8 @@ def _sum_parameters(sch: "Schedule", call: _Call, names: Sequence[int | str] | N
             raise ArgumentError(f"{call.where}: no parameter {name!r}; expected one of {', '.join(known)}")
     ranks = ranks_of(sch, call.over)
     if ranks.size > 1:
-        hook = SumParameterGradients(tuple(chosen), sum_gradient(ranks), call.over)
+        exchange = mean_gradient(ranks) if call.op == "average" else sum_gradient(ranks)
+        hook = SumParameterGradients(tuple(chosen), exchange, call.over)
         sch.mod.register_forward_pre_hook(hook)
 
 
