@@ -116,6 +116,30 @@ def test_stops_at_any_batch_and_kills_at_any_moment_change_nothing(stock, seed):
         step = stop
 
 
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_pool_that_moves_to_other_positions_keeps_its_processes_and_drops_what_it_has_asked_for(
+    stock, seed
+):
+    chance, states = random.Random(seed), states_at_start()
+    reached = dict.fromkeys(range(N), 0)
+    with pool_of({}, n_processes=2, prefetch=3) as pool:
+        known = pool.process_ids
+        for _ in range(4):
+            hosted = chance.sample(range(N), chance.randint(1, N))
+            pool.move({rank: states[rank] for rank in hosted})  # at once, while batches are being made
+            for _ in range(chance.randint(0, 2)):
+                for rank in hosted:
+                    assert bits(pool.next(rank)) == stock[rank][reached[rank]]
+                    reached[rank] += 1
+            states |= {rank: through_a_file(pool.state(rank)) for rank in hosted}
+            assert pool.process_ids == known
+        for pid in known:
+            os.kill(pid, signal.SIGKILL)
+        pool.move(states)
+        assert bits(pool.next(0)) == stock[0][reached[0]]
+        assert pool.process_ids != known
+
+
 def test_a_state_does_not_tell_how_far_the_pool_was_ahead():
     seen = []
     for n_processes, prefetch in ((0, 1), (1, 1), (2, 8)):

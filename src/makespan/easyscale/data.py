@@ -544,11 +544,12 @@ _Key: TypeAlias = tuple[int, int, int]
 
 @dataclass(slots=True, eq=False)
 class _Request:
-    """A requested batch that is not used yet."""
+    """A requested batch that is not used yet; ``is_dropped`` if it is no longer wanted."""
 
     order: Order
     answer: Made | Failed | None = None
     n_deaths: int = 0
+    is_dropped: bool = False
 
     @property
     def key(self) -> _Key:
@@ -638,12 +639,29 @@ class LoaderPool:
         self._cursors: dict[int, _Cursor] = {}
         self._pending: deque[_Request] = deque()
         self._processes: list[_LoaderProcess] = []
+        self._n_processes, self._prefetch = n_processes, prefetch
+        self.move(states)
+
+    def move(self, states: Mapping[int, LoaderState]) -> None:
+        """Load the batches of other ESTs from now on, or of the same ones from other positions.
+
+        Processes of the pool stay: a fork of a process that trains makes it copy what it writes afterwards.
+
+        Parameters
+        ----------
+        states
+            State of each hosted EST, by virtual rank, in the order in which they use their batches.
+        """
+        self._streams, self._cursors, self._pending = {}, {}, deque()
+        for process in self._processes:
+            if process.request is not None:
+                process.request.is_dropped = True
         for rank, state in states.items():
             self._cursors[rank] = self._cursor(rank, state)
-        if shards.n_loaders:
-            for _ in range(n_processes):
+        if self._shards.n_loaders:
+            while len(self._processes) < self._n_processes:
                 self._processes.append(self._start())
-            for _ in range(prefetch):
+            for _ in range(self._prefetch):
                 for rank in self._cursors:
                     self._request_next(rank)
             self._dispatch()
@@ -812,7 +830,8 @@ class LoaderPool:
                     self._replace(place)
                 else:
                     if process.request is not None:
-                        self._finish(process.request, answer)
+                        if not process.request.is_dropped:
+                            self._finish(process.request, answer)
                         process.request = None
         self._dispatch()
 
@@ -836,7 +855,7 @@ class LoaderPool:
         dead = self._processes[place]
         _end(dead)
         self._processes[place] = self._start()
-        if (request := dead.request) is None:
+        if (request := dead.request) is None or request.is_dropped:
             return
         request.n_deaths += 1
         if request.n_deaths == _ATTEMPTS:

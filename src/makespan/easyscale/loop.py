@@ -221,7 +221,7 @@ class TrainingLoop:
             )
         user_state = UserState(parts.model, modules, others)
         with own_communication():
-            generation.check_equal("parameters", parameter_sha(parts.model))
+            generation.check_equal("parameters", parameter_sha(parts.model, by_sum=True))
             ranks = generation.mapping.hosted[generation.number]
             saved = generation.saved(ranks)
             self._hosted = LoopESTs(

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from makespan.easyscale.context import patch_distributed
+from makespan.easyscale.data import LoaderPool, LoaderState
 from makespan.easyscale.hosting import HostedESTs, MiniBatchResult
 from makespan.easyscale.job import RankMapping
 from makespan.easyscale.loop import LoopSuspended
@@ -416,13 +417,13 @@ class RecoveringParts(RecoveringProcess):
         self, assembly: Assembly, state: Mapping[str, Any] | None, ests: Mapping[int, Any]
     ) -> Mapping[str, str]:
         """Build everything at the start, from the checkpoint if there is one; otherwise move."""
-        self.stack.close()
         if assembly.is_start:
+            self.stack.close()
             self.begin(*self.build(self.stack))
             self.is_built = True
             self.whole, self.layout, self.changes = self.done, self.hosted.bucket_map, {}
             return self._begun(assembly)
-        self.whole = None
+        self.whole, has_loaders = None, self.is_built
         contexts = {rank: each["context"] for rank, each in ests.items()}
         if state is not None and not self.is_built:
             late = state["shared"]["late_buffers"]
@@ -435,7 +436,10 @@ class RecoveringParts(RecoveringProcess):
         if state is not None:
             self.hosted.contexts.install_shared(state["shared"]["of_all"])
         positions = {rank: each["loader"] for rank, each in ests.items()}
-        self.data = self.loaders(self.stack, self.data_set, self.collate, self.user_state, positions)
+        if has_loaders and isinstance(self.data, LoaderPool):
+            self.data.move({rank: LoaderState.from_values(each) for rank, each in positions.items()})
+        else:
+            self.data = self.loaders(self.stack, self.data_set, self.collate, self.user_state, positions)
         self.done = self.whole = assembly.step
         self.rows = [row for row in self.rows if row["step"] <= assembly.step]
         return self._begun(assembly)

@@ -297,15 +297,17 @@ class Generation:
         if self.mapping.n_processes == 1:
             return
         local = self.hosted.contexts.shared_hashes()
-        local |= {_PARAMETERS: parameter_sha(self.parts.model), _OPTIMIZER: self._optimizers_sha()}
-        local |= {name: value_sha(self.parts.states[name].state_dict()) for name in self.parts.compared}
+        local |= {
+            _PARAMETERS: parameter_sha(self.parts.model, by_sum=True),
+            _OPTIMIZER: optimizers_sha(self.parts.optimizers, by_sum=True),
+        }
+        local |= {
+            name: value_sha(self.parts.states[name].state_dict(), by_sum=True) for name in self.parts.compared
+        }
         gathered = self.gather(local)
         for name in dict.fromkeys(name for hashes in gathered for name in hashes):
             if len({hashes[name] for hashes in gathered if name in hashes}) > 1:
                 raise divergence(self.done, name)
-
-    def _optimizers_sha(self) -> str:
-        return optimizers_sha(self.parts.optimizers)
 
     def build(self, stack: ExitStack) -> tuple[HostedESTs, LoaderPool]:
         """Build the parts, ESTs and loaders of the job, from its checkpoint if there is one."""
@@ -405,7 +407,7 @@ class Generation:
         hashed = saves if every is None else every and self.done % every == 0
         shared = {
             "parameter_sha": parameter_sha(self.parts.model) if hashed else None,
-            "optimizer_sha": self._optimizers_sha() if hashed else None,
+            "optimizer_sha": optimizers_sha(self.parts.optimizers) if hashed else None,
         }
         return [
             {
