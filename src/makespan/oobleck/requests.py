@@ -43,6 +43,10 @@ class Work:
         Actions of the reconfiguration.
     f
         Number of simultaneous losses that the plan tolerates.
+    lost
+        Nodes of the plan whose microbatches run on their peers.
+    fallback
+        Reason for which microbatches were not re-routed, if they were to be.
     """
 
     plan: tuple[Pipeline, ...]
@@ -52,6 +56,13 @@ class Work:
     is_start: bool
     kinds: tuple[str, ...]
     f: int
+    lost: tuple[int, ...] = ()
+    fallback: str = ""
+
+    @property
+    def hybrid_plan(self) -> HybridPlan:
+        """Return the pipelines as a plan."""
+        return HybridPlan(self.plan, self.lost)
 
 
 @dataclass(frozen=True, slots=True)
