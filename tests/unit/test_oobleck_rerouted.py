@@ -170,6 +170,53 @@ def test_losses_change_no_bit_of_a_model_with_several_states_between_its_stages(
     trained(small_job(n_microbatches=6, model="t5", bucketed=False), equal_plan((3, 6), (2, 2, 2)), [(0, 3)])
 
 
+TWICE = """
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from makespan.oobleck.chain import Chain
+
+class Twice(nn.Module):
+    def __init__(self, is_reentrant):
+        super().__init__()
+        self.inner, self.how = nn.Linear(4, 4), is_reentrant
+    def forward(self, x):
+        for _ in range(2):
+            x = checkpoint(self.inner, x, use_reentrant=self.how)
+        return x
+
+class Rows:
+    def __len__(self):
+        return 12
+    def __getitem__(self, index):
+        return torch.full((4,), float(index)), torch.ones(4)
+
+def build(is_reentrant):
+    return Chain([lambda: nn.Linear(4, 4), lambda: Twice(is_reentrant)] * 3, nn.functional.mse_loss, Rows())
+"""
+
+
+@pytest.mark.parametrize("is_reentrant", [True, False])
+@pytest.mark.parametrize("pass_order", ORDERS)
+def test_layers_whose_gradients_of_a_microbatch_are_no_single_summand_are_refused(
+    is_reentrant, pass_order, tmp_path
+):
+    """A reentrant checkpoint adds to the weights while the pass runs; others, and runs that regroup, may."""
+    (tmp_path / "twice.py").write_text(TWICE)
+    own = {"model": f"{tmp_path / 'twice.py'}:build", "model_options": {"is_reentrant": is_reentrant}}
+    for reroutes in (False, True):
+        nodes = Nodes(small_job(**own), pass_order=pass_order, reroutes=reroutes)
+        nodes.connect(equal_plan((6,), (3, 3)))
+        if not (is_reentrant and reroutes):
+            nodes.iterate(0)
+            continue
+        message = (
+            "layer [135]: a backward pass adds to the gradient of 'inner.(weight|bias)' 2 times; expected"
+        )
+        with pytest.raises(InputError, match=message):
+            nodes.iterate(0)
+
+
 def test_sums_by_the_backend_are_near():
     job = small_job(n_microbatches=9, reduction="allreduce", dtype="float64", **MOMENTUM)
     plan = equal_plan((3, 6), (3, 3, 3), lost=(1, 2))

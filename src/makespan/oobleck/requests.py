@@ -16,11 +16,22 @@ from makespan.oobleck.plan import HybridPlan, Pipeline
 
 @dataclass(frozen=True, slots=True)
 class NodeRequest:
-    """Request to a node: the job, the folder in which a checkpoint is written, and the order of passes."""
+    """Request to a node.
+
+    Parameters
+    ----------
+    job, partial
+        The job, and the folder in which a checkpoint is written.
+    pass_order
+        Order of the passes.
+    reroutes
+        Whether microbatches may be re-routed, so that layers for which this would change bits are rejected.
+    """
 
     job: ChainJob
     partial: Path
     pass_order: PassOrder = "1f1b"
+    reroutes: bool = False
 
 
 @dataclass(frozen=True, slots=True)

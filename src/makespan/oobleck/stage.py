@@ -647,13 +647,15 @@ class StagePasses:
         order: Sequence[Instruction],
         links: PeerGroups,
         announce: Callable[[str], object],
-        pass_order: PassOrder,
+        *,
+        is_split: bool,
+        reroutes: bool,
     ) -> None:
         self._job, self._chain, self._held = job, chain, held
         self._place, self._links, self._announce = place, links, announce
         self._order = order
         self._n_buffers = 1 + max(step.buffer for step in order)
-        self._is_split = pass_order == "zero-bubble"
+        self._is_split, self._reroutes = is_split, reroutes
         self._sent: list[list[Transfer]] = []
         self._checks = False
         # Shapes of activations by the node to which they are sent, and from which they come.
@@ -772,7 +774,44 @@ class StagePasses:
         self._await(slot)
         self._announce("backward")
         with self._summed(slot.microbatch):
-            self._pass_back(slot)
+            # Passes in two parts run operators one by one, so their weights have one gradient each.
+            is_whole = not self._is_split or not any(
+                isinstance(each, Tensor) and each.requires_grad for each in slot.inputs
+            )
+            is_checked = self._reroutes and is_whole
+            if is_checked and self._held.is_first_check(f"sums of {self._place.layers}"):
+                with self._adding_once():
+                    self._pass_back(slot)
+            else:
+                self._pass_back(slot)
+
+    @contextmanager
+    def _adding_once(self) -> Iterator[None]:
+        """Reject layers whose backward pass adds to a gradient several times, between other computations.
+
+        The gradients of a microbatch are then no single summand, so that they would have other bits where
+        they are kept apart.
+        """
+        counts, names = dict[tuple[int, str], int](), self._weights()
+
+        def count(which: tuple[int, str], weight: Tensor) -> None:
+            counts[which] = counts.get(which, 0) + 1
+
+        handles = [
+            weight.register_post_accumulate_grad_hook(partial(count, which))  # type: ignore[no-untyped-call]
+            for which, weight in names.items()
+        ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+        for (layer, name), n_times in counts.items():
+            if n_times > 1:
+                raise InputError(
+                    f"layer {layer}: a backward pass adds to the gradient of {name!r} {n_times} times; "
+                    "expected once, as without reentrant checkpoints, or recovery 'reconfigure'"
+                )
 
     def _pass_back(self, slot: _Slot) -> None:
         outputs = [output for output in slot.outputs if output.requires_grad]
@@ -1204,6 +1243,8 @@ class StageExecutor:
         Longest time in which the processes of a plan build their groups [s]; None for ``timeout_s``.
     pass_order
         Order of the passes; all processes of a plan need the same.
+    reroutes
+        Whether plans with lost nodes may follow, so that layers for which they change bits are rejected.
     """
 
     def __init__(
@@ -1214,10 +1255,11 @@ class StageExecutor:
         timeout_s: float = 300.0,
         meet_s: float | None = None,
         pass_order: PassOrder = "1f1b",
+        reroutes: bool = False,
     ) -> None:
         self.job, self.chain = job, load_chain(job)
         self._device, self._announce, self._timeout_s = torch.device(device), announce, timeout_s
-        self._meet_s, self._pass_order = meet_s, pass_order
+        self._meet_s, self._pass_order, self._reroutes = meet_s, pass_order, reroutes
         self._held = HeldLayers(job, self.chain, self._device)
         self._links: PeerGroups | None = None
         self._passes: StagePasses | None = None
@@ -1294,8 +1336,9 @@ class StageExecutor:
                 count = len(place.microbatches)
                 order = list(instructions(place.index, place.n_stages, count, self._pass_order))
             self._passes = StagePasses(
-                self.job, self.chain, self._held, place, order, self._links, self._announce, self._pass_order
-            )
+                self.job, self.chain, self._held, place, order, self._links, self._announce,
+                is_split=self._pass_order == "zero-bubble", reroutes=self._reroutes,
+            )  # fmt: skip
 
     def disconnect(self) -> None:
         """Drop all connections to other processes, and the gradients; layers stay held."""

@@ -781,7 +781,10 @@ class _Run:
         """Train to the end."""
         if self.started is not None and self.started.step >= self.protocol.end:
             return self._result()
-        asked = NodeRequest(self.job, self.checkpoints / ".partial", self.options.pass_order)
+        asked = NodeRequest(
+            self.job, self.checkpoints / ".partial", self.options.pass_order,
+            reroutes=self.options.recovery == "reroute",
+        )  # fmt: skip
         request = NODE.dump_python(asked, mode="json")
         RunDirectory(self.launch.run_dir).prepare(request)
         self.coordinator = coordinator = Coordinator(

@@ -67,8 +67,9 @@ class TrainingEngine:
         node_request: NodeRequest = NODE.validate_python(request)
         self._partial = node_request.partial
         self._executor = StageExecutor(
-            node_request.job, self._device, self._enter, self._timeout_s, _MEET_S, node_request.pass_order
-        )
+            node_request.job, self._device, self._enter, self._timeout_s, _MEET_S, node_request.pass_order,
+            reroutes=node_request.reroutes,
+        )  # fmt: skip
 
     def drop(self) -> None:
         """Drop every group."""
