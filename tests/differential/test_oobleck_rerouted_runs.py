@@ -71,7 +71,7 @@ def test_losses_of_several_stages_until_too_few_are_left_of_one(tmp_path):
     first, second, third = rows(result, "action", "fallback", "rerouted", "nodes")
     assert first == ("reroute", "", "3:2 5:2", "0/-+2/3+4/5")
     assert second == ("reroute", "", "2:2 3:2 4:2 5:2", "-/-+2/3+4/5")
-    assert third[1:3] == ("1 node(s) are left of stage 0, for f = 1 2 are needed", "")
+    assert third[1:3] == ("1 node(s) are left of stage 0; f = 1 needs 2", "")
     assert "reroute" not in third[0] and sorted(result.plans[-1][1].nodes) == [3, 4, 5]
     assert result.recoveries["copies_bytes"].iloc[-1] > 0
     assert_equal_bits(result, 8)

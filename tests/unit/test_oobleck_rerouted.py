@@ -258,12 +258,15 @@ def test_a_loss_moves_nothing():
     left = reroute(found.plan, [1], 1, HELD, drained=[4])
     assert left.plan.lost == (1, 4) and left.kinds == ("reroute", "drain")
     assert reroute(found.plan, [1], 1, HELD).kinds == ()  # a failure without a loss
+    # One host has all nodes of stage 0 anyway, and one node of stage 1 is enough for f = 0.
+    hosts = {0: "a", 2: "a", 4: "a", 1: "b", 3: "c", 5: "c"}
+    assert reroute(plan, [1, 3, 2], 0, HELD, hosts=hosts).plan.lost == (1, 2, 3)
 
 
 @pytest.mark.parametrize(
     ("plan", "lost", "more", "message"),
     [
-        (equal_plan((3, 6), (6, 6)), [1], {}, r"1 node\(s\) are left of stage 1, for f = 1 2 are needed"),
+        (equal_plan((3, 6), (6, 6)), [1], {}, r"1 node\(s\) are left of stage 1; f = 1 needs 2"),
         (equal_plan((3, 6), (4, 4, 4)), [1, 3, 5], {}, r"0 node\(s\) are left of stage 1"),
         (plan_of(((0, 1), (3, 6), 6), ((2, 3), (2, 6), 6)), [1], {}, "pipelines have different stages$"),
         (
@@ -273,7 +276,7 @@ def test_a_loss_moves_nothing():
         (
             equal_plan((3, 6), (4, 4, 4)), [1],
             {"hosts": {0: "a", 1: "a", 2: "b", 3: "b", 4: "b", 5: "b"}},
-            r"one host alone would hold layer\(s\) 3, 4, 5",
+            "the nodes that are left of stage 1 are all on one host$",
         ),
     ],
 )  # fmt: skip
@@ -324,12 +327,13 @@ def test_the_planner_reroutes_and_falls_back_with_a_reason():
     decide = planner()
     first, _ = decided(decide, None, range(6), held={})
     assert [one.nodes for one in first.plan.pipelines] == [(0, 1), (2, 3), (4, 5)]
+    decide.hosts = dict.fromkeys(range(7), "here")
     one, work = decided(decide, first.plan, [0, 2, 3, 4, 5])
     assert (work["kinds"], work["lost"], work["copies"], work["fallback"]) == (["reroute"], [1], [], "")
     assert one.plan.lost == (1,) and one.spare == ()
     _, work = decided(decide, one.plan, [0, 2, 4, 5])
     assert "reroute" not in work["kinds"] and work["lost"] == [] and work["copies"]
-    assert work["fallback"] == "1 node(s) are left of stage 1, for f = 1 2 are needed"
+    assert work["fallback"] == "1 node(s) are left of stage 1; f = 1 needs 2"
     joined, work = decided(decide, one.plan, [0, 2, 3, 4, 5, 6])
     assert work["fallback"] == "node(s) 6 join" and sorted(joined.plan.nodes) == [0, 2, 3, 4, 5, 6]
     drained, work = decided(decide, one.plan, [0, 2, 3, 4, 5], leaving=[2])

@@ -156,7 +156,7 @@ class ReconfigurationPlanner:
                 if joined:
                     raise InfeasiblePlanError(f"node(s) {', '.join(map(str, joined))} join")
                 drained = sorted(before & leaving)
-                return reroute(state.plan, before - there, f_now, held, drained=drained, hosts=hosts)
+                return reroute(state.plan, before - there, f_now, held, drained=drained, hosts=self.hosts)
             except InfeasiblePlanError as error:
                 fallback = str(error)
         outcome = reconfigure(

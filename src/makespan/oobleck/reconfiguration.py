@@ -667,7 +667,7 @@ def reroute(
     held
         Layers that each node holds.
     hosts
-        Machine of each node; None if every node is a machine of its own.
+        Machine of each node, also of lost ones; None if every node is a machine of its own.
 
     Raises
     ------
@@ -682,28 +682,16 @@ def reroute(
         raise InfeasiblePlanError(str(error).partition(";")[0]) from None
     if min(live) <= f:
         stage = live.index(min(live))
-        raise InfeasiblePlanError(
-            f"{live[stage]} node(s) are left of stage {stage}, for f = {f} {f + 1} are needed"
-        )
-    stages = plan.pipelines[0].template.stages
-    for pipeline in plan.pipelines:
-        for node, stage_of in zip(pipeline.nodes, stages, strict=True):
-            if node not in after.lost and set(stage_of.layers) - set(held.get(node, ())):
+        raise InfeasiblePlanError(f"{live[stage]} node(s) are left of stage {stage}; f = {f} needs {f + 1}")
+    for stage, layers in enumerate(each.layers for each in plan.pipelines[0].template.stages):
+        before = [node for node in (each.nodes[stage] for each in plan.pipelines) if node not in plan.lost]
+        left = [node for node in before if node not in after.lost]
+        for node in left:
+            if set(layers) - set(held.get(node, ())):
                 raise InfeasiblePlanError(f"node {node} lacks layers of its stage")
-
-    def exposed(of: HybridPlan) -> int:
-        """Return the layers that one host alone holds, as bits."""
-        places = [
-            (_mask(stage.layers), _host(hosts or {}, node))
-            for pipeline in of.pipelines
-            for node, stage in zip(pipeline.nodes, stages, strict=True)
-            if node not in of.lost
-        ]
-        return _exposed([mask for mask, _ in places], [host for _, host in places]) if hosts else 0
-
-    if newly := exposed(after) & ~exposed(plan):
-        layers = [layer for layer in range(stages[-1].end_layer) if newly >> layer & 1]
-        raise InfeasiblePlanError(f"one host alone would hold layer(s) {', '.join(map(str, layers))}")
+        n_before, n_left = (len({_host(hosts or {}, node) for node in nodes}) for nodes in (before, left))
+        if n_left == 1 < min(n_before, len(left)):
+            raise InfeasiblePlanError(f"the nodes that are left of stage {stage} are all on one host")
     kinds = (("reroute",) if after.lost != plan.lost else ()) + (("drain",) if drained else ())
     return Reconfiguration(after, kinds, (), f)
 
