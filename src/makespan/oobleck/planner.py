@@ -35,6 +35,8 @@ def reroutable_sizes(
 ) -> tuple[int, ...]:
     """Return the nodes of equal pipelines among which microbatches can be re-routed, the fastest ones.
 
+    Of equally fast ones, the most pipelines: a lost node then has the most peers.
+
     Parameters
     ----------
     templates, n_nodes, f, n_microbatches
@@ -67,7 +69,7 @@ def reroutable_sizes(
     if not times:
         where = f"{n_nodes} nodes and {n_microbatches} microbatches"
         raise InputError(f"recovery is 'reroute' with {where}; {needed}")
-    return min(times, key=lambda sizes: (times[sizes], len(sizes)))
+    return min(times, key=lambda sizes: (times[sizes], -len(sizes)))
 
 
 @dataclass(slots=True)

@@ -1399,6 +1399,8 @@ class StageExecutor:
             self._buckets, links, weights, self.chain.tied, sums, job.n_microbatches,
             lambda: self._announce("reduction"),
         )  # fmt: skip
+        if self._passes is not None:
+            self._passes.sums = {}  # what was kept apart is in the sums now
         losses, squares = self._shared(links)
         norm = None
         if job.clip_norm is not None:

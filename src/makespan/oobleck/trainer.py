@@ -696,7 +696,8 @@ class _History:
         header = ",".join(schema.names) + "\n"
         text = self._path.read_text(encoding="utf-8") if self._path.exists() else header
         self._before = text[: text.rfind("\n") + 1]  # without an incomplete last line
-        if self._before.partition("\n")[0].split(",") == [n for n in schema.names if n not in _LATER_COLUMNS]:
+        earlier = ",".join(name for name in schema.names if name not in _LATER_COLUMNS) + "\n"
+        if earlier != header and self._before.startswith(earlier):
             before = pd.read_csv(io.StringIO(self._before), dtype=str, keep_default_na=False)
             self._before = csv_text(before.reindex(columns=list(schema.names), fill_value=""))
         first, *rows = self._before.splitlines(keepends=True) or [""]
