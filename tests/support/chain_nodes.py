@@ -32,15 +32,15 @@ def plan_of(*pipelines):
 class Nodes:
     """Executors by node; what several do together runs in a thread each."""
 
-    def __init__(self, job, announce=lambda node: lambda phase: None, pass_order="1f1b"):
-        self.job, self.announce, self.pass_order, self.executors = job, announce, pass_order, {}
+    def __init__(self, job, announce=lambda node: lambda phase: None, **options):
+        self.job, self.announce, self.options, self.executors = job, announce, options, {}
 
     def each(self, nodes, call):
         """Call with node and executor in a thread each; results, or the errors, by node."""
         for node in nodes:
             if node not in self.executors:
                 self.executors[node] = StageExecutor(
-                    self.job, announce=self.announce(node), timeout_s=3600, pass_order=self.pass_order
+                    self.job, announce=self.announce(node), timeout_s=3600, **self.options
                 )
 
         def begun(node):

@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 
 from makespan.errors import InputError
-from makespan.oobleck.trainer import ITERATIONS, LiveOptions, _History, saved_text
+from makespan.oobleck.trainer import ITERATIONS, RECOVERIES, LiveOptions, _History, saved_text
 from makespan.runtime import finish_checkpoint, start_checkpoint
 
 HEADER = ",".join(ITERATIONS.names) + "\n"
@@ -34,6 +34,20 @@ def test_a_line_that_was_cut_off_is_dropped(tmp_path):
     found = _History(ITERATIONS, tmp_path, 0)
     found.write(rows(2, 1))
     assert pd.read_csv(tmp_path / "iterations.csv")["call"].tolist() == [1, 2]
+
+
+def test_a_table_of_a_version_without_rerouting_gets_the_new_columns(tmp_path):
+    names = [name for name in RECOVERIES.names if name not in ("fallback", "rerouted")]
+    row = ["1", "3", "7", "loss", "", "", "drop", "6+6", "2/3", "0/1", *["0.10000000000000001"] * 7]
+    (tmp_path / "recoveries.csv").write_text(",".join(names) + "\n" + ",".join(row) + "\n")
+    found = _History(RECOVERIES, tmp_path, 0)
+    assert found.n_calls == 1
+    found.write(pd.DataFrame(columns=RECOVERIES.names))
+    table = pd.read_csv(tmp_path / "recoveries.csv", dtype=str, keep_default_na=False)
+    assert table.columns.tolist() == list(RECOVERIES.names)
+    assert table[names].to_numpy().tolist() == [row] and set(table["rerouted"]) == {""} == set(
+        table["fallback"]
+    )
 
 
 @pytest.mark.parametrize("text", ["a,b\n1,2\n", "", "iteration,loss\n"])

@@ -38,6 +38,25 @@ def told(stream):
     return stream.getvalue()
 
 
+def test_a_rerouted_plan_names_what_peers_run_and_why_pipelines_regroup():
+    stream = Terminal()
+    view = LiveView(7, stream)
+    pipelines = (*PLAN, Pipeline((2, 3), TEMPLATE, 4))
+    work = Work(pipelines, (), 0, None, is_start=False, kinds=("reroute",), f=0, lost=(1,))
+    for each in (
+        work,
+        Work(PLAN, (), 0, None, is_start=False, kinds=("drop",), f=0, fallback="node(s) 4 join"),
+    ):
+        view(Event("plan", 12.0, None, {"work": WORK.dump_python(each, mode="json")}))
+        view.close()
+    text = stream.getvalue()
+    assert "reroute: pipelines 0/- with 6, 2/3 with 4 microbatches; 0 layer(s) to copy; of lost" in text
+    assert "; of lost nodes node 3 runs 6\n" in text
+    assert "0 layer(s) to copy; not re-routed: node(s) 4 join" in text
+    first = text.partition("drop:")[0]
+    assert [f"node {node}" in first for node in (0, 2, 3)] == [True] * 3 and "pipeline 0  node 1" not in first
+
+
 def test_progress_is_a_line_every_ten_seconds_with_the_time_left():
     stream = io.StringIO()
     view = LiveView(40, stream)

@@ -39,6 +39,7 @@ from makespan.oobleck.instantiation import (
     microbatches,
 )
 from makespan.oobleck.job import ChainJob
+from makespan.oobleck.peers import rerouted_counts
 from makespan.oobleck.plan import Pipeline
 from makespan.oobleck.profile import LayerProfile, ModelProfile, read_profile, write_profile
 from makespan.oobleck.reconfiguration import (
@@ -121,6 +122,7 @@ class LiveView:
         self.places: dict[int, tuple[str, int]] = {}
         self.nodes: dict[int, dict[str, Any]] = {}
         self.plan: list[dict[str, Any]] = []
+        self.lost: list[int] = []
         self.done, self.loss, self.is_stopped = 0, float("nan"), False
         self._commits: deque[tuple[int, float]] = deque(maxlen=_PACE_COMMITS)
         self._drawn, self._drawn_s, self._written_s = 0, 0.0, 0.0
@@ -134,7 +136,7 @@ class LiveView:
         elif event.kind == "ready" and node is not None:
             self.nodes[node] = dict(values)
         elif event.kind == "plan":
-            self.plan = list(values["work"]["plan"])
+            self.plan, self.lost = list(values["work"]["plan"]), list(values["work"]["lost"])
             self._say(event, self._planned(WORK.validate_python(values["work"])))
         elif event.kind == "commit":
             self.done = values["iteration"] + 1
@@ -169,11 +171,19 @@ class LiveView:
 
     def _planned(self, work: Work) -> str:
         """Return the kinds of change, the pipelines, and the number of copies, in one line."""
+        plan = work.hybrid_plan
+        nodes = plan.nodes_text().split("+")
         pipelines = ", ".join(
-            "/".join(map(str, pipeline.nodes)) + f" with {pipeline.n_microbatches}" for pipeline in work.plan
+            f"{names} with {pipeline.n_microbatches}"
+            for names, pipeline in zip(nodes, work.plan, strict=True)
         )
         kinds = " ".join(work.kinds) or "as before"
-        return f"{kinds}: pipelines {pipelines} microbatches; {len(work.copies)} layer(s) to copy"
+        peers = ", ".join(f"node {node} runs {count}" for node, count in rerouted_counts(plan).items())
+        return (
+            f"{kinds}: pipelines {pipelines} microbatches; {len(work.copies)} layer(s) to copy"
+            + (f"; of lost nodes {peers}" if peers else "")
+            + (f"; not re-routed: {work.fallback}" if work.fallback else "")
+        )
 
     def _say(self, event: Event, text: str) -> None:
         self._erase()
@@ -190,6 +200,8 @@ class LiveView:
         lines = [self._progress()]
         for number, pipeline in enumerate(self.plan):
             for stage, node in enumerate(pipeline["nodes"]):
+                if node in self.lost:
+                    continue
                 cut = pipeline["template"]["stages"][stage]
                 layers = f"layers {cut['first_layer']}-{cut['end_layer'] - 1}"
                 phase, iteration = self.places.get(node, ("start", 0))

@@ -11,7 +11,8 @@ Importing the package does not import torch.
   `makespan.oobleck.profile`, `makespan.oobleck.reconfiguration` adapts a plan to nodes that leave and join
 - `makespan.oobleck.simulator` simulates Oobleck, Varuna and Bamboo, and ReCycle and dropped replicas beside
   them, on traces of `makespan.oobleck.traces`
-- `makespan.oobleck.rerouting` schedules pipelines that run the micro-batches of lost workers on their peers
+- `makespan.oobleck.rerouting` schedules pipelines that run the micro-batches of lost workers on their peers,
+  as runs with ``recovery="reroute"`` do
 - processes of a run start at `makespan.oobleck.worker`; it and what it imports need torch
 """
 

@@ -103,20 +103,39 @@ class Pipeline:
 
 @dataclass(frozen=True, slots=True)
 class HybridPlan:
-    """Pipelines that train one model together, in the order in which their gradients are added."""
+    """Pipelines that train one model together, in the order in which their gradients are added.
+
+    Parameters
+    ----------
+    pipelines
+        All pipelines; those of a plan with lost nodes have the same stages.
+    lost
+        Nodes of the pipelines that are lost, ascending. Their microbatches run on other nodes of their stage.
+    """
 
     pipelines: tuple[Pipeline, ...]
+    lost: tuple[int, ...] = ()
 
     @property
     def nodes(self) -> tuple[int, ...]:
-        """Return all nodes, pipeline by pipeline."""
-        return tuple(node for pipeline in self.pipelines for node in pipeline.nodes)
+        """Return all nodes but lost ones, pipeline by pipeline."""
+        return tuple(node for pipeline in self.pipelines for node in pipeline.nodes if node not in self.lost)
+
+    def nodes_text(self) -> str:
+        """Return the nodes stage by stage and pipeline by pipeline, ``-`` for a lost one: ``0/-+2/3``."""
+        return "+".join(
+            "/".join("-" if node in self.lost else str(node) for node in pipeline.nodes)
+            for pipeline in self.pipelines
+        )
 
 
 def check_plan(plan: HybridPlan, n_layers: int, n_microbatches: int) -> None:
     """Reject a plan that cannot be run, with an `InputError`."""
-    if len(set(plan.nodes)) != len(plan.nodes):
-        raise InputError(f"plan with nodes {plan.nodes}; expected each node once")
+    nodes = [node for pipeline in plan.pipelines for node in pipeline.nodes]
+    if len(set(nodes)) != len(nodes):
+        raise InputError(f"plan with nodes {tuple(nodes)}; expected each node once")
+    if unknown := sorted(set(plan.lost) - set(nodes)):
+        raise InputError(f"plan without node(s) {unknown}; expected nodes of its pipelines, {sorted(nodes)}")
     if (total := sum(pipeline.n_microbatches for pipeline in plan.pipelines)) != n_microbatches:
         raise InputError(f"plan of {total} microbatches; expected those of the job, {n_microbatches}")
     for number, pipeline in enumerate(plan.pipelines):
@@ -130,6 +149,16 @@ def check_plan(plan: HybridPlan, n_layers: int, n_microbatches: int) -> None:
         bounds = [0, *(stage.end_layer for stage in stages)]
         if [stage.first_layer for stage in stages] != bounds[:-1] or bounds[-1] != n_layers:
             raise InputError(f"{where} has stages that end at {bounds[1:]}; expected all {n_layers} layers")
+    if plan.lost and 0 in (live := live_workers(plan)):
+        raise InputError(f"stage {live.index(0)} has no live worker; expected one or more in every stage")
+
+
+def live_workers(plan: HybridPlan) -> tuple[int, ...]:
+    """Return the nodes that are left of each stage; raise `InputError` if pipelines have different stages."""
+    if len({pipeline.template.stages for pipeline in plan.pipelines}) != 1:
+        raise InputError("pipelines have different stages; expected the same in all of them")
+    stages = zip(*(pipeline.nodes for pipeline in plan.pipelines), strict=True)
+    return tuple(sum(node not in plan.lost for node in stage) for stage in stages)
 
 
 def owners(plan: HybridPlan, layer: int) -> tuple[int, ...]:
@@ -138,5 +167,5 @@ def owners(plan: HybridPlan, layer: int) -> tuple[int, ...]:
         node
         for pipeline in plan.pipelines
         for node, stage in zip(pipeline.nodes, pipeline.template.stages, strict=True)
-        if layer in stage.layers
+        if layer in stage.layers and node not in plan.lost
     )

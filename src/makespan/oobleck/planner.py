@@ -1,18 +1,75 @@
 """Decisions of a resilient run: which nodes train which layers after a loss, a join or a drain."""
 
 from collections.abc import Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from makespan.errors import InfeasiblePlanError, LostWorkerError
-from makespan.oobleck.instantiation import Instantiation, distribute
+from makespan.errors import InfeasiblePlanError, InputError, LostWorkerError
+from makespan.oobleck.instantiation import Instantiation, distribute, estimated_time_s
 from makespan.oobleck.plan import HybridPlan, PipelineTemplate
 from makespan.oobleck.profile import ModelProfile
-from makespan.oobleck.reconfiguration import InsufficientNodes, Reconfiguration, StateLost, reconfigure
+from makespan.oobleck.reconfiguration import (
+    InsufficientNodes,
+    Policy,
+    Reconfiguration,
+    StateLost,
+    reconfigure,
+    reroute,
+    spread_nodes,
+    tolerated,
+)
 from makespan.oobleck.requests import WORK, Work
 from makespan.oobleck.templates import covering_templates
 from makespan.runtime.protocol import Abort, ClusterState, Decision
+
+Recovery = Literal["reconfigure", "reroute"]
+
+
+def reroutable_sizes(
+    templates: Mapping[int, PipelineTemplate],
+    n_nodes: int,
+    f: int,
+    n_microbatches: int,
+    first_sizes: Sequence[int] = (),
+) -> tuple[int, ...]:
+    """Return the nodes of equal pipelines among which microbatches can be re-routed, the fastest ones.
+
+    Of equally fast ones, the most pipelines: a lost node then has the most peers.
+
+    Parameters
+    ----------
+    templates, n_nodes, f, n_microbatches
+        Templates by number of nodes, nodes to use, losses to survive, and microbatches of an iteration.
+    first_sizes
+        Sizes that are wanted; none for the best ones.
+
+    Raises
+    ------
+    InputError
+        The sizes cannot re-route a loss, or none can. That takes ``f + 2`` equal pipelines or more: ``f + 1``
+        nodes of each stage must be left.
+    """
+    needed = f"expected f + 2 = {f + 2} or more equal pipelines, so that f + 1 nodes of a stage are left"
+    wanted = tuple(first_sizes)
+    if wanted:
+        text = ",".join(map(str, wanted))
+        if len(set(wanted)) > 1 or len(wanted) < f + 2:
+            raise InputError(f"recovery is 'reroute' and first_sizes are {text}; {needed}")
+        if sum(wanted) != n_nodes:
+            raise InputError(f"first_sizes are {text}; expected {n_nodes} nodes in total")
+        return wanted
+    times: dict[tuple[int, ...], float] = {}
+    for count in range(f + 2, min(n_nodes, n_microbatches) + 1):
+        size = n_nodes // count
+        if size * count == n_nodes and size in templates:
+            each = (templates[size],) * count
+            if (batches := distribute(each, n_microbatches)) is not None:
+                times[(size,) * count] = estimated_time_s(each, batches, "1f1b")
+    if not times:
+        where = f"{n_nodes} nodes and {n_microbatches} microbatches"
+        raise InputError(f"recovery is 'reroute' with {where}; {needed}")
+    return min(times, key=lambda sizes: (times[sizes], -len(sizes)))
 
 
 @dataclass(slots=True)
@@ -36,6 +93,8 @@ class ReconfigurationPlanner:
         Directory of the checkpoint that has the layers at the start; None to initialise them.
     hosts
         Host of each node, from its `Hello`.
+    recovery
+        Whether losses are answered by `reconfigure` alone, or by `reroute` where it can.
     """
 
     profile: ModelProfile
@@ -49,6 +108,7 @@ class ReconfigurationPlanner:
     first_sizes: Sequence[int] = ()
     origin: Path | None = None
     hosts: MutableMapping[int, str] = field(default_factory=dict)
+    recovery: Recovery = "reconfigure"
     latest: Reconfiguration | None = None
 
     def __call__(self, state: ClusterState[HybridPlan]) -> Decision[HybridPlan] | Abort:
@@ -72,6 +132,8 @@ class ReconfigurationPlanner:
             is_start=state.plan is None,
             kinds=tuple(outcome.kinds),
             f=outcome.f,
+            lost=outcome.plan.lost,
+            fallback=outcome.fallback,
         )
         return Decision(outcome.plan, WORK.dump_python(work, mode="json"), outcome.waiting)
 
@@ -88,10 +150,21 @@ class ReconfigurationPlanner:
         if state.plan is None and sum(self.first_sizes) == n_staying:
             return self._first(sorted(there - leaving))
         hosts = {node: self.hosts[node] for node in there if node in self.hosts}
-        return reconfigure(
+        policy: Policy = "degrade" if self.policy == "degrade" else "stop"
+        joined, fallback = sorted(there - before - leaving), ""
+        if self.recovery == "reroute" and state.plan is not None:
+            f_now = tolerated(n_staying, self.f, self.n0, policy)
+            try:
+                if joined:
+                    raise InfeasiblePlanError(f"node(s) {', '.join(map(str, joined))} join")
+                drained = sorted(before & leaving)
+                return reroute(state.plan, before - there, f_now, held, drained=drained, hosts=self.hosts)
+            except InfeasiblePlanError as error:
+                fallback = str(error)
+        outcome = reconfigure(
             pipelines,
             sorted(before - there),
-            sorted(there - before - leaving),
+            joined,
             self.templates,
             self.f,
             self.n0,
@@ -100,9 +173,10 @@ class ReconfigurationPlanner:
             drained=sorted(before & leaving),
             held=None if state.plan is None else held,  # at the start no layer is held yet
             hosts=hosts,
-            policy="degrade" if self.policy == "degrade" else "stop",
+            policy=policy,
             profile=self.profile if self.profile.layers[0].allreduce_across_nodes_s else None,
         )
+        return replace(outcome, fallback=fallback)
 
     def _first(self, nodes: Sequence[int]) -> Reconfiguration:
         """Return a first plan whose pipelines have the sizes of the option."""
@@ -113,6 +187,12 @@ class ReconfigurationPlanner:
         counts = distribute(templates, self.n_microbatches)
         if counts is None:
             raise InfeasiblePlanError(f"{self.n_microbatches} microbatches for {len(templates)} pipelines")
-        return Reconfiguration(
-            Instantiation(templates, counts, 0.0).on(nodes), ("join",), (), min(self.f, len(templates) - 1)
-        )
+        plan = Instantiation(templates, counts, 0.0).on(nodes)
+        hosts = {node: self.hosts[node] for node in nodes if node in self.hosts}
+        groups = [pipeline.nodes for pipeline in plan.pipelines]
+        spread = spread_nodes(templates, groups, hosts, {}, self.layer_bytes) if hosts else groups
+        pipelines = [
+            replace(pipeline, nodes=tuple(group))
+            for pipeline, group in zip(plan.pipelines, spread, strict=True)
+        ]
+        return Reconfiguration(HybridPlan(tuple(pipelines)), ("join",), (), min(self.f, len(templates) - 1))

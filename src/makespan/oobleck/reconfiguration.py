@@ -17,7 +17,7 @@ import numpy as np
 
 from makespan.errors import InfeasiblePlanError, InputError, TrainingError
 from makespan.oobleck.instantiation import choose_plan, distribute, enumerate_plans
-from makespan.oobleck.plan import HybridPlan, Pipeline, PipelineTemplate
+from makespan.oobleck.plan import HybridPlan, Pipeline, PipelineTemplate, live_workers
 from makespan.oobleck.profile import ModelProfile
 
 # --- Errors -----------------------------------------------------------------------------------------
@@ -532,7 +532,7 @@ class Reconfiguration:
         Pipelines with nodes and microbatches.
     kinds
         Kinds of moves, each once: drop (a whole pipeline is lost), re-instantiate, borrow, merge, split (a
-        group larger than any template), re-plan, join, drain, spread (over hosts).
+        group larger than any template), re-plan, join, drain, spread (over hosts); reroute (nothing moves).
     copies
         State that nodes must receive before they resume.
     f
@@ -541,6 +541,8 @@ class Reconfiguration:
         Nodes that have no place in any plan of the templates, joiners first; they may join later.
     exposed
         Layers that one host alone holds although there are several hosts.
+    fallback
+        Reason for which microbatches could not be re-routed, if they were to be.
     """
 
     plan: HybridPlan
@@ -549,6 +551,7 @@ class Reconfiguration:
     f: int
     waiting: tuple[int, ...] = ()
     exposed: tuple[int, ...] = ()
+    fallback: str = ""
 
     @property
     def action(self) -> str:
@@ -561,7 +564,9 @@ class Reconfiguration:
         return sum(copy.n_bytes for copy in self.copies)
 
 
-_BY_WEIGHT = ("re-plan", "join", "merge", "split", "borrow", "re-instantiate", "drop", "drain", "spread")
+_BY_WEIGHT = (
+    "re-plan", "join", "merge", "split", "borrow", "re-instantiate", "drop", "reroute", "drain", "spread",
+)  # fmt: skip
 
 
 def reconfigure(
@@ -616,11 +621,7 @@ def reconfigure(
     gone, away = frozenset(lost), frozenset(lost) | frozenset(drained)
     state = _State.left(pipelines, gone, templates, layer_bytes, held)
     n_nodes = sum(len(pipeline.nodes) for pipeline in pipelines) - len(away) + len(joined)
-    f_now = f
-    if n_nodes < (f + 1) * n0:
-        if policy == "stop" or n_nodes < n0:
-            raise InsufficientNodes(n_nodes, (f + 1) * n0 if policy == "stop" else n0)
-        f_now = n_nodes // n0 - 1
+    f_now = tolerated(n_nodes, f, n0, policy)
     job = Job(templates, n0, n_microbatches, layer_bytes or (), hosts or {}, state.layers_of(), profile)
     outcome = _rearranged(job, pipelines, away, tuple(joined), f_now)
     counts = distribute(outcome.templates, n_microbatches) or ()
@@ -628,6 +629,71 @@ def reconfigure(
     kinds = (*outcome.kinds, *(("drain",) if drained else ()))
     exposed = exposed_layers(outcome.templates, outcome.groups, hosts) if hosts else ()
     return Reconfiguration(plan, kinds, state.copies(plan, job), f_now, outcome.waiting, exposed)
+
+
+def tolerated(n_nodes: int, f: int, n0: int, policy: Policy) -> int:
+    """Return the simultaneous losses that can be survived on so many nodes, ``f`` or fewer.
+
+    Raises `InsufficientNodes` if that is fewer than the policy accepts.
+    """
+    if n_nodes >= (f + 1) * n0:
+        return f
+    if policy == "stop" or n_nodes < n0:
+        raise InsufficientNodes(n_nodes, (f + 1) * n0 if policy == "stop" else n0)
+    return n_nodes // n0 - 1
+
+
+def reroute(
+    plan: HybridPlan,
+    lost: Collection[int],
+    f: int,
+    held: Mapping[int, Collection[int]],
+    *,
+    drained: Collection[int] = (),
+    hosts: Hosts | None = None,
+) -> Reconfiguration:
+    """Let other nodes of its stage run the microbatches of a node that is lost or leaves, as in ReCycle.
+
+    No node changes its place and no layer is copied.
+
+    Parameters
+    ----------
+    plan
+        Pipelines as they train now.
+    lost, drained
+        Nodes that are lost, and nodes that leave.
+    f
+        Simultaneous losses to survive.
+    held
+        Layers that each node holds.
+    hosts
+        Machine of each node, also of lost ones; None if every node is a machine of its own.
+
+    Raises
+    ------
+    InfeasiblePlanError
+        Pipelines have different stages; fewer than ``f + 1`` nodes are left of a stage, or all of them are on
+        one of several hosts; a node lacks a layer of its stage. The text has the reason.
+    """
+    after = HybridPlan(plan.pipelines, tuple(sorted({*plan.lost, *lost, *drained})))
+    try:
+        live = live_workers(after)
+    except InputError as error:
+        raise InfeasiblePlanError(str(error).partition(";")[0]) from None
+    if min(live) <= f:
+        stage = live.index(min(live))
+        raise InfeasiblePlanError(f"{live[stage]} node(s) are left of stage {stage}; f = {f} needs {f + 1}")
+    for stage, layers in enumerate(each.layers for each in plan.pipelines[0].template.stages):
+        before = [node for node in (each.nodes[stage] for each in plan.pipelines) if node not in plan.lost]
+        left = [node for node in before if node not in after.lost]
+        for node in left:
+            if set(layers) - set(held.get(node, ())):
+                raise InfeasiblePlanError(f"node {node} lacks layers of its stage")
+        n_before, n_left = (len({_host(hosts or {}, node) for node in nodes}) for nodes in (before, left))
+        if n_left == 1 < min(n_before, len(left)):
+            raise InfeasiblePlanError(f"the nodes that are left of stage {stage} are all on one host")
+    kinds = (("reroute",) if after.lost != plan.lost else ()) + (("drain",) if drained else ())
+    return Reconfiguration(after, kinds, (), f)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,11 +16,22 @@ from makespan.oobleck.plan import HybridPlan, Pipeline
 
 @dataclass(frozen=True, slots=True)
 class NodeRequest:
-    """Request to a node: the job, the folder in which a checkpoint is written, and the order of passes."""
+    """Request to a node.
+
+    Parameters
+    ----------
+    job, partial
+        The job, and the folder in which a checkpoint is written.
+    pass_order
+        Order of the passes.
+    reroutes
+        Whether microbatches may be re-routed, so that layers for which this would change bits are rejected.
+    """
 
     job: ChainJob
     partial: Path
     pass_order: PassOrder = "1f1b"
+    reroutes: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +54,10 @@ class Work:
         Actions of the reconfiguration.
     f
         Number of simultaneous losses that the plan tolerates.
+    lost
+        Nodes of the plan whose microbatches run on their peers.
+    fallback
+        Reason for which microbatches were not re-routed, if they were to be.
     """
 
     plan: tuple[Pipeline, ...]
@@ -52,6 +67,13 @@ class Work:
     is_start: bool
     kinds: tuple[str, ...]
     f: int
+    lost: tuple[int, ...] = ()
+    fallback: str = ""
+
+    @property
+    def hybrid_plan(self) -> HybridPlan:
+        """Return the pipelines as a plan."""
+        return HybridPlan(self.plan, self.lost)
 
 
 @dataclass(frozen=True, slots=True)

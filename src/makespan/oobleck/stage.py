@@ -6,16 +6,18 @@ and gradients are added in the order of the pipelines.
 """
 
 import hashlib
+import heapq
 import importlib
 import json
 import math
 import threading
 import time
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
-from itertools import pairwise
+from itertools import accumulate, groupby, pairwise
 from typing import Any, Literal
 
 import torch
@@ -34,6 +36,7 @@ from makespan.oobleck.chain import (
     seed_layer,
 )
 from makespan.oobleck.job import ChainJob, PassOrder
+from makespan.oobleck.peers import peer_schedule
 from makespan.oobleck.plan import HybridPlan, check_plan, owners
 from makespan.oobleck.split import SplitBackward
 from makespan.plans import one_f_one_b_order, zero_bubble_order
@@ -96,6 +99,52 @@ def instructions(
             around.append((_KIND_OF_PASS[after[0]], after[1]))
         for kind, microbatch in around:
             yield Instruction(kind, microbatch, microbatch % room)
+
+
+def rerouted_instructions(plan: HybridPlan, node: int, pass_order: PassOrder) -> list[Instruction]:
+    """Return the instructions of a node of a plan with lost nodes, with microbatches of all pipelines.
+
+    The passes and transfers of all nodes have one order, and every node carries out its own in this order.
+    The order is that of their times in the schedule: a transfer comes where the pass ends that makes its
+    tensor, and so before the pass that needs it. Nothing can wait for ever, even if every transfer blocks
+    until the other side takes part in it: of all that is not done, those who carry out the first have done
+    everything before it.
+    """
+    schedule = peer_schedule(plan, pass_order == "zero-bubble")
+    last = plan.pipelines[0].template.n_stages - 1
+    starts = _starts(plan)
+    found: list[tuple[tuple[float, int, str, int, int], Kind, int]] = []
+    for step in schedule.steps:
+        path, number = schedule.paths[step.pipeline, step.microbatch], starts[step.pipeline] + step.microbatch
+        which = (step.kind, step.stage, number)  # equal times have the same order on all nodes
+        begins, ends = (step.start_s, 1, *which), (step.end_s, 0, *which)
+        further = step.stage + {"F": 1, "B": -1, "W": 0}[step.kind]
+        is_passed_on = further != step.stage and 0 <= further <= last
+        if path[step.stage] == node:
+            if step.kind == "F" and step.stage in (0, last):
+                found.append((begins, "load", number))
+            found.append((begins, _KIND_OF_PASS[step.kind], number))
+            if is_passed_on:
+                found.append((ends, "send_act" if step.kind == "F" else "send_grad", number))
+        elif is_passed_on and path[further] == node:
+            found.append((ends, "recv_act" if step.kind == "F" else "recv_grad", number))
+    found.sort(key=lambda each: each[0])
+    ends_at = {number: place for place, (_, _, number) in enumerate(found)}
+    buffers: dict[int, int] = {}
+    free, n_used, order = list[int](), 0, list[Instruction]()
+    for place, (_, kind, number) in enumerate(found):
+        if number not in buffers:
+            buffers[number] = heapq.heappop(free) if free else n_used
+            n_used = max(n_used, buffers[number] + 1)
+        order.append(Instruction(kind, number, buffers[number]))
+        if ends_at[number] == place:
+            heapq.heappush(free, buffers[number])
+    return order
+
+
+def _starts(plan: HybridPlan) -> list[int]:
+    """Return the number of the first microbatch of each pipeline among all of them, and the number of all."""
+    return list(accumulate((pipeline.n_microbatches for pipeline in plan.pipelines), initial=0))
 
 
 # --- Layers of a process: weights, buffers and optimizer state by name ------------------------------
@@ -453,9 +502,13 @@ class PeerGroups:
         """Start to send a tensor, which must not change until the transfer is finished."""
         return self._started(tensor, lambda: self._built[None].send([tensor], self._ranks[node], tag))
 
+    def expect(self, tensor: Tensor, node: int, tag: int) -> Transfer:
+        """Start to receive a tensor that a node sends under the same tag, of which they arrive in order."""
+        return self._started(tensor, lambda: self._built[None].recv([tensor], self._ranks[node], tag))
+
     def receive(self, tensor: Tensor, node: int, tag: int) -> Tensor:
-        """Receive a tensor that a node sends under the same tag; those of one tag arrive in their order."""
-        self._started(tensor, lambda: self._built[None].recv([tensor], self._ranks[node], tag)).finish()
+        """Receive a tensor as `expect` does, and wait for it."""
+        self.expect(tensor, node, tag).finish()
         return tensor
 
     def all_reduce(self, tensor: Tensor, group: tuple[int, ...]) -> Transfer:
@@ -517,11 +570,27 @@ def as_tuple(state: Any) -> tuple[Any, ...]:
     return tuple(state) if isinstance(state, tuple | list) else (state,)
 
 
+SumKey = tuple[int, int | None]
+"""Pipeline whose gradients are added up, and the microbatch if they are kept apart."""
+
+
 @dataclass(frozen=True, slots=True)
 class StagePlace:
     """Position of a stage in its pipeline, and the microbatches of the pipeline in an iteration.
 
-    ``previous`` and ``following`` are the nodes of the neighbouring stages, None at an end of the pipeline.
+    Parameters
+    ----------
+    index, n_stages, layers
+        Number of the stage, number of stages, and layers of the stage.
+    microbatches
+        Numbers of the microbatches, among all of the iteration.
+    previous, following
+        Nodes of the neighbouring stages, None at an end of the pipeline.
+    routes
+        In a plan with lost nodes, these nodes by microbatch.
+    sums
+        In a plan with lost nodes, the sum that the gradients of a microbatch belong to; empty if all belong
+        to one.
     """
 
     index: int
@@ -530,6 +599,22 @@ class StagePlace:
     microbatches: range
     previous: int | None
     following: int | None
+    routes: Mapping[int, tuple[int | None, int | None]] = field(default_factory=dict)
+    sums: Mapping[int, SumKey] = field(default_factory=dict)
+
+    @property
+    def is_first(self) -> bool:
+        """True for the first stage."""
+        return self.index == 0
+
+    @property
+    def is_last(self) -> bool:
+        """True for the last stage."""
+        return self.index == self.n_stages - 1
+
+    def neighbours(self, microbatch: int) -> tuple[int | None, int | None]:
+        """Return the nodes that run a microbatch before and after this stage."""
+        return self.routes.get(microbatch, (self.previous, self.following))
 
 
 @dataclass(slots=True)
@@ -542,6 +627,7 @@ class _Slot:
     outputs: tuple[Any, ...] = ()
     loss: Tensor | None = None
     gradients: list[Tensor] = field(default_factory=list)
+    arriving: list[Transfer] = field(default_factory=list)
     left: SplitBackward | None = None
 
 
@@ -558,33 +644,39 @@ class StagePasses:
         chain: Chain,
         held: HeldLayers,
         place: StagePlace,
+        order: Sequence[Instruction],
         links: PeerGroups,
         announce: Callable[[str], object],
-        pass_order: PassOrder,
+        *,
+        is_split: bool,
+        reroutes: bool,
     ) -> None:
         self._job, self._chain, self._held = job, chain, held
         self._place, self._links, self._announce = place, links, announce
-        count = len(place.microbatches)
-        self._order = list(instructions(place.index, place.n_stages, count, pass_order))
-        self._n_buffers = n_buffers(place.index, place.n_stages, count, pass_order)
-        self._is_split = pass_order == "zero-bubble"
+        self._order = order
+        self._n_buffers = 1 + max(step.buffer for step in order)
+        self._is_split, self._reroutes = is_split, reroutes
         self._sent: list[list[Transfer]] = []
         self._checks = False
-        self._outgoing: list[Shape] | None = None
-        self._incoming: list[Shape] | None = None
+        # Shapes of activations by the node to which they are sent, and from which they come.
+        self._outgoing: dict[int, list[Shape]] = {}
+        self._incoming: dict[int, list[Shape]] = {}
+        self.sums: dict[SumKey, dict[Weight, Tensor | None]] = {}
         self._do: dict[str, Callable[[_Slot], None]] = {
             "load": self._load, "recv_act": self._receive_activation, "fwd": self._forward,
             "send_act": self._send_activation, "recv_grad": self._receive_gradient, "bwd": self._backward,
             "send_grad": self._send_gradient, "bwd_weights": self._finish_backward,
         }  # fmt: skip
 
-    def run(self, iteration: int, *, checks: bool = False) -> list[float]:
-        """Accumulate gradients in the weights, and return the losses, which only the last stage has.
+    def run(self, iteration: int, *, checks: bool = False) -> dict[int, float]:
+        """Accumulate gradients, and return the losses by microbatch, which only the last stage has.
 
+        Gradients are in the weights, or in ``sums`` if microbatches belong to several sums.
         With ``checks`` every layer runs the first microbatch three times, and is rejected if its pass depends
         on more than its input and position.
         """
-        self._iteration, losses, self._checks = iteration, list[Tensor](), checks
+        self._iteration, losses, self._checks = iteration, dict[int, Tensor](), checks
+        self.sums = {}
         slots: list[_Slot | None] = [None] * self._n_buffers
         self._sent = [[] for _ in slots]
         for step in self._order:
@@ -598,12 +690,12 @@ class StagePasses:
             self._current = step.buffer
             self._do[step.kind](slot)
             if step.kind == "fwd" and slot.loss is not None:
-                losses.append(slot.loss.detach())
+                losses[self._place.microbatches[step.microbatch]] = slot.loss.detach()
         for sent in self._sent:
             for transfer in sent:
                 transfer.finish()
         self._sent = []
-        return [float(loss) for loss in losses]
+        return {number: float(loss) for number, loss in losses.items()}
 
     def _load(self, slot: _Slot) -> None:
         number, device = self._place.microbatches[slot.microbatch], self._links.device
@@ -612,21 +704,31 @@ class StagePasses:
         if self._checks and self._chain.samples is not None and self._held.is_first_check("samples"):
             subject = f"samples of the data set {type(self._chain.samples).__name__}"
             check_repeated(subject, (inputs, targets), load())
-        if self._place.previous is None:
+        if self._place.is_first:
             slot.inputs = as_tuple(inputs)
         slot.targets = targets
 
     def _receive_activation(self, slot: _Slot) -> None:
-        node = _present(self._place.previous)
-        if self._incoming is None:  # shapes are sent once, before the first activation
-            self._incoming = self._links.receive_values(node, _ACTIVATION_TAG)
-        inputs = []
-        for shape, kind, returns in self._incoming:
-            empty = torch.empty(tuple(shape), dtype=getattr(torch, kind), device=self._links.device)
-            inputs.append(self._links.receive(empty, node, _ACTIVATION_TAG).requires_grad_(returns))
-        slot.inputs = tuple(inputs)
+        node = _present(self._place.neighbours(slot.microbatch)[0])
+        if node not in self._incoming:  # shapes are sent once, before the first activation
+            self._incoming[node] = self._links.receive_values(node, _ACTIVATION_TAG)
+        slot.inputs = tuple(
+            torch.empty(tuple(shape), dtype=getattr(torch, kind), device=self._links.device)
+            for shape, kind, _ in self._incoming[node]
+        )
+        slot.arriving = [self._links.expect(empty, node, _ACTIVATION_TAG) for empty in slot.inputs]
+
+    def _await(self, slot: _Slot) -> None:
+        """Wait for what a pass needs; other instructions may have come since it was asked for."""
+        for transfer in slot.arriving:
+            transfer.finish()
+        slot.arriving = []
 
     def _forward(self, slot: _Slot) -> None:
+        self._await(slot)
+        if (node := self._place.neighbours(slot.microbatch)[0]) is not None:
+            for empty, (_, _, returns) in zip(slot.inputs, self._incoming[node], strict=True):
+                empty.requires_grad_(returns)
         self._announce("forward")
         state, number = slot.inputs, self._place.microbatches[slot.microbatch]
         checks, self._checks = self._checks, False
@@ -634,7 +736,7 @@ class StagePasses:
             if checks:
                 self._held.check_repeats(layer, state, self._iteration, number)
             state = as_tuple(self._held.apply_layer(layer, state, self._iteration, number))
-        if self._place.following is None:
+        if self._place.is_last:
             if checks and self._held.is_first_check("loss"):
                 self._check_loss(state, slot.targets)
             slot.loss = checked_loss(self._chain.loss(state if len(state) > 1 else state[0], slot.targets))
@@ -653,26 +755,65 @@ class StagePasses:
         check_repeated("losses of the same outputs and targets", *losses)
 
     def _send_activation(self, slot: _Slot) -> None:
-        node, sent = _present(self._place.following), self._sent[self._current]
+        node, sent = _present(self._place.neighbours(slot.microbatch)[1]), self._sent[self._current]
         shapes = [(tuple(output.shape), type_name(output), output.requires_grad) for output in slot.outputs]
-        if self._outgoing is None:
-            self._outgoing = shapes
+        if node not in self._outgoing:
+            self._outgoing[node] = shapes
             sent += self._links.send_values(shapes, node, _ACTIVATION_TAG)
-        elif shapes != self._outgoing:
-            problem = f"layer {self._place.layers[-1]} returned {shapes} after {self._outgoing}"
+        elif shapes != self._outgoing[node]:
+            problem = f"layer {self._place.layers[-1]} returned {shapes} after {self._outgoing[node]}"
             raise InputError(f"{problem}; expected the same for all microbatches")
         sent += [self._links.send(output.detach(), node, _ACTIVATION_TAG) for output in slot.outputs]
 
     def _receive_gradient(self, slot: _Slot) -> None:
-        node = _present(self._place.following)
-        slot.gradients = [
-            self._links.receive(torch.empty_like(output), node, _GRADIENT_TAG)
-            for output in slot.outputs
-            if output.requires_grad
-        ]
+        node = _present(self._place.neighbours(slot.microbatch)[1])
+        slot.gradients = [torch.empty_like(output) for output in slot.outputs if output.requires_grad]
+        slot.arriving = [self._links.expect(empty, node, _GRADIENT_TAG) for empty in slot.gradients]
 
     def _backward(self, slot: _Slot) -> None:
+        self._await(slot)
         self._announce("backward")
+        with self._summed(slot.microbatch):
+            # Passes in two parts run operators one by one, so their weights have one gradient each.
+            is_whole = not self._is_split or not any(
+                isinstance(each, Tensor) and each.requires_grad for each in slot.inputs
+            )
+            is_checked = self._reroutes and is_whole
+            if is_checked and self._held.is_first_check(f"sums of {self._place.layers}"):
+                with self._adding_once():
+                    self._pass_back(slot)
+            else:
+                self._pass_back(slot)
+
+    @contextmanager
+    def _adding_once(self) -> Iterator[None]:
+        """Reject layers whose backward pass adds to a gradient several times, between other computations.
+
+        The gradients of a microbatch are then no single summand, so that they would have other bits where
+        they are kept apart.
+        """
+        counts, names = dict[tuple[int, str], int](), self._weights()
+
+        def count(which: tuple[int, str], weight: Tensor) -> None:
+            counts[which] = counts.get(which, 0) + 1
+
+        handles = [
+            weight.register_post_accumulate_grad_hook(partial(count, which))  # type: ignore[no-untyped-call]
+            for which, weight in names.items()
+        ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+        for (layer, name), n_times in counts.items():
+            if n_times > 1:
+                raise InputError(
+                    f"layer {layer}: a backward pass adds to the gradient of {name!r} {n_times} times; "
+                    "expected once, as without reentrant checkpoints, or recovery 'reconfigure'"
+                )
+
+    def _pass_back(self, slot: _Slot) -> None:
         outputs = [output for output in slot.outputs if output.requires_grad]
         gradients = slot.gradients
         if slot.loss is not None and slot.loss.requires_grad:
@@ -689,8 +830,22 @@ class StagePasses:
     def _finish_backward(self, slot: _Slot) -> None:
         self._announce("backward")
         if slot.left is not None:
-            slot.left.finish()
+            with self._summed(slot.microbatch):
+                slot.left.finish()
         slot.left = None
+
+    @contextmanager
+    def _summed(self, microbatch: int) -> Iterator[None]:
+        """Let a backward pass add to the sum of gradients to which its microbatch belongs."""
+        key = self._place.sums.get(microbatch)
+        if key is None:
+            yield
+            return
+        kept, weights = self.sums.setdefault(key, {}), self._weights()
+        for name, weight in weights.items():
+            weight.grad = kept.get(name)
+        yield
+        kept.update((name, weight.grad) for name, weight in weights.items())
 
     def _weights(self) -> dict[tuple[int, str], nn.Parameter]:
         """Return the trained weights of the stage by layer and name."""
@@ -733,7 +888,7 @@ class StagePasses:
                 )
 
     def _send_gradient(self, slot: _Slot) -> None:
-        node = _present(self._place.previous)
+        node = _present(self._place.neighbours(slot.microbatch)[0])
         for tensor in slot.inputs:
             if tensor.requires_grad:
                 gradient = torch.zeros_like(tensor) if tensor.grad is None else tensor.grad.contiguous()
@@ -770,10 +925,23 @@ def _present(node: int | None) -> int:
 # with the same owners form one bucket. Tied weights form their own; each of their layers contributes to it.
 
 _BUCKET_TAG, _SUM_TAG = 16, 17
-Ties = Sequence[tuple[tuple[int, str], tuple[int, str]]]
 Weight = tuple[int, str]
+Ties = Sequence[tuple[Weight, Weight]]
 Held = Mapping[int, Mapping[str, nn.Parameter]]
 """Weights by layer and name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Summand:
+    """Gradients of one pipeline for some layers, or of one of its microbatches if ``key`` names it."""
+
+    key: SumKey
+    node: int
+    layers: tuple[int, ...]
+
+
+Sums = Mapping[SumKey, Mapping[Weight, Tensor | None]]
+"""Gradients that a process keeps apart from those in its weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -786,26 +954,25 @@ class Bucket:
         Layers of the bucket, descending; ascending for tied weights.
     tied
         Tied weights of the bucket; None for all weights of the layers that are not tied.
-    contributions
-        Node and layers of each summand, in the order of the sum.
+    summands
+        Summands in the order of the sum; those of one pipeline and layers follow each other, and are added to
+        each other first.
     """
 
     layers: tuple[int, ...]
     tied: tuple[Weight, ...] | None
-    contributions: tuple[tuple[int, tuple[int, ...]], ...]
+    summands: tuple[Summand, ...]
 
     @property
     def nodes(self) -> tuple[int, ...]:
         """Return the nodes that take part; the first one adds up."""
-        return tuple(dict.fromkeys(node for node, _ in self.contributions))
+        return tuple(dict.fromkeys(summand.node for summand in self.summands))
 
-    def weights(self, layers: tuple[int, ...], held: Held, tied: frozenset[Weight]) -> list[nn.Parameter]:
-        """Return the weights of a contribution."""
+    def weights(self, layers: tuple[int, ...], held: Held, tied: frozenset[Weight]) -> list[Weight]:
+        """Return the weights of a summand."""
         if self.tied is not None:
-            return [held[layer][name] for layer, name in self.tied if layer in layers]
-        return [
-            weight for layer in layers for name, weight in held[layer].items() if (layer, name) not in tied
-        ]  # fmt: skip
+            return [(layer, name) for layer, name in self.tied if layer in layers]
+        return [(layer, name) for layer in layers for name in held[layer] if (layer, name) not in tied]
 
 
 def classes(ties: Ties) -> list[tuple[Weight, ...]]:
@@ -817,26 +984,53 @@ def classes(ties: Ties) -> list[tuple[Weight, ...]]:
     return sorted(tuple(sorted(group)) for group in groups)
 
 
-def buckets(plan: HybridPlan, n_layers: int, ties: Ties, bucketed: bool) -> list[Bucket]:
+def buckets(
+    plan: HybridPlan, n_layers: int, ties: Ties, bucketed: bool, pass_order: PassOrder = "1f1b"
+) -> list[Bucket]:
     """Return all buckets in the order in which every process goes through them."""
-    runs: list[tuple[tuple[int, ...], list[int]]] = []
+    runs: list[tuple[list[tuple[SumKey, int]], list[int]]] = []
     for layer in reversed(range(n_layers)):
-        nodes = owners(plan, layer)
-        if bucketed and runs and runs[-1][0] == nodes:
+        keys = [each for of_pipeline in _sum_keys(plan, layer, pass_order) for each in of_pipeline]
+        if bucketed and runs and runs[-1][0] == keys:
             runs[-1][1].append(layer)
         else:
-            runs.append((nodes, [layer]))
+            runs.append((keys, [layer]))
     plain = [
-        Bucket(tuple(layers), None, tuple((node, tuple(layers)) for node in nodes)) for nodes, layers in runs
+        Bucket(tuple(layers), None, tuple(Summand(key, node, tuple(layers)) for key, node in keys))
+        for keys, layers in runs
     ]
     tied = []
     for weights in reversed(classes(ties)):
         layers = [layer for layer, _ in weights]
         # Pipeline by pipeline, and within a pipeline in the order of the layers.
-        nodes_of = zip(*(owners(plan, layer) for layer in layers), strict=True)
-        summands = [(node, (layer,)) for nodes in nodes_of for node, layer in zip(nodes, layers, strict=True)]
+        keys_of = zip(*(_sum_keys(plan, layer, pass_order) for layer in layers), strict=True)
+        summands = [
+            Summand(key, node, (layer,))
+            for of_pipeline in keys_of
+            for layer, of_layer in zip(layers, of_pipeline, strict=True)
+            for key, node in of_layer
+        ]
         tied.append(Bucket(tuple(layers), weights, tuple(summands)))
     return plain + tied
+
+
+def _sum_keys(plan: HybridPlan, layer: int, pass_order: PassOrder) -> list[list[tuple[SumKey, int]]]:
+    """Return the summands of a layer and their nodes, pipeline by pipeline."""
+    if not plan.lost:
+        return [[((number, None), node)] for number, node in enumerate(owners(plan, layer))]
+    schedule, starts = peer_schedule(plan, pass_order == "zero-bubble"), _starts(plan)
+    stage = next(
+        place for place, each in enumerate(plan.pipelines[0].template.stages) if layer in each.layers
+    )
+    return [
+        [
+            ((number, starts[number] + each), schedule.paths[number, each][stage])
+            for each in range(pipeline.n_microbatches)
+        ]
+        if (number, stage) in schedule.apart
+        else [((number, None), schedule.paths[number, 0][stage])]
+        for number, pipeline in enumerate(plan.pipelines)
+    ]
 
 
 def sum_groups(buckets: Sequence[Bucket]) -> list[tuple[int, ...]]:
@@ -861,19 +1055,24 @@ class _Own:
     weights: list[list[nn.Parameter]]
 
 
-def _parts(buckets: Sequence[Bucket], node: int, held: Held, ties: Ties) -> Iterator[_Own]:
+def _parts(buckets: Sequence[Bucket], node: int, held: Held, ties: Ties, sums: Sums) -> Iterator[_Own]:
     """Yield the parts of a node in the buckets; gradients are flattened when a part is reached."""
     tied = frozenset(weight for weights in classes(ties) for weight in weights)
     for bucket in buckets:
-        numbers = [number for number, (owner, _) in enumerate(bucket.contributions) if owner == node]
-        weights = [bucket.weights(bucket.contributions[number][1], held, tied) for number in numbers]
-        if weights and weights[0]:
+        own = {number: each for number, each in enumerate(bucket.summands) if each.node == node}
+        names_of = {each.layers: bucket.weights(each.layers, held, tied) for each in own.values()}
+        if any(names_of.values()):
             summands = {}
-            for number, group in zip(numbers, weights, strict=True):
+            for number, each in own.items():
+                # Without an entry, all gradients of this process belong to one sum, which is in the weights.
+                kept = sums.get(each.key)
                 gradients = [
-                    torch.zeros_like(weight) if weight.grad is None else weight.grad for weight in group
+                    torch.zeros_like(held[layer][name]) if gradient is None else gradient
+                    for layer, name in names_of[each.layers]
+                    for gradient in [held[layer][name].grad if kept is None else kept.get((layer, name))]
                 ]
                 summands[number] = torch.cat([gradient.reshape(-1) for gradient in gradients])
+            weights = [[held[layer][name] for layer, name in names] for names in names_of.values()]
             yield _Own(bucket, summands, weights)
 
 
@@ -882,6 +1081,7 @@ def all_reduce(
     links: PeerGroups,
     held: Held,
     ties: Ties,
+    sums: Sums,
     divisor: int,
     begin: Callable[[], object],
 ) -> int:
@@ -891,7 +1091,7 @@ def all_reduce(
     sum. Returns the number of sums with others in which this process took part.
     """
     running: list[tuple[_Own, Tensor, Transfer | None]] = []
-    for part in _parts(buckets, links.own, held, ties):
+    for part in _parts(buckets, links.own, held, ties, sums):
         begin()
         total, nodes = _added(list(part.summands.values())), part.bucket.nodes
         running.append((part, total, links.all_reduce(total, nodes) if len(nodes) > 1 else None))
@@ -909,11 +1109,12 @@ def ordered_sums(
     links: PeerGroups,
     held: Held,
     ties: Ties,
+    sums: Sums,
     divisor: int,
     begin: Callable[[], object],
 ) -> int:
     """Add up in the order of the pipelines, at the first owner; otherwise as `all_reduce`."""
-    parts = list(_parts(buckets, links.own, held, ties))
+    parts = list(_parts(buckets, links.own, held, ties, sums))
     # All summands are sent before any wait: two processes may each add up a bucket of the other.
     sent = [
         links.send(summand, part.bucket.nodes[0], _BUCKET_TAG)
@@ -927,13 +1128,18 @@ def ordered_sums(
         if root != links.own:
             total = links.receive(empty, root, _SUM_TAG)
         else:
-            total = _added(
-                [
-                    part.summands[number] if node == root
-                    else links.receive(torch.empty_like(empty), node, _BUCKET_TAG)
-                    for number, (node, _) in enumerate(part.bucket.contributions)
-                ]
-            )  # fmt: skip
+            # Microbatch by microbatch within a pipeline, as one process adds up in its weights; then pipeline
+            # by pipeline.
+            of_pipelines: list[Tensor] = []
+            each_of = enumerate(part.bucket.summands)
+            for _, group in groupby(each_of, key=lambda each: (each[1].key[0], each[1].layers)):
+                summands = [
+                    part.summands[number] if each.node == root
+                    else links.receive(torch.empty_like(empty), each.node, _BUCKET_TAG)
+                    for number, each in group
+                ]  # fmt: skip
+                of_pipelines.append(_added(summands) if len(summands) > 1 else summands[0])
+            total = _added(of_pipelines)
             total /= divisor
             sent += [links.send(total, node, _SUM_TAG) for node in others]
         for weights in part.weights:
@@ -974,20 +1180,36 @@ class IterationFacts:
     n_sums: int
 
 
-def stage_place(plan: HybridPlan, node: int) -> tuple[int, StagePlace]:
-    """Return the number of the pipeline of a node, and the position of its stage there."""
-    start = 0
-    for number, pipeline in enumerate(plan.pipelines):
-        if node in pipeline.nodes:
-            stage, count = pipeline.nodes.index(node), len(pipeline.nodes)
-            return number, StagePlace(
-                stage, count, pipeline.template.stages[stage].layers,
-                range(start, start + pipeline.n_microbatches),
-                pipeline.nodes[stage - 1] if stage else None,
-                pipeline.nodes[stage + 1] if stage + 1 < count else None,
-            )  # fmt: skip
-        start += pipeline.n_microbatches
-    raise InputError(f"node {node}; expected one of the plan, {', '.join(map(str, plan.nodes))}")
+def stage_place(plan: HybridPlan, node: int, pass_order: PassOrder = "1f1b") -> StagePlace:
+    """Return the position of the stage of a node in its pipeline."""
+    starts = _starts(plan)
+    number = next((place for place, each in enumerate(plan.pipelines) if node in each.nodes), None)
+    if number is None or node in plan.lost:
+        raise InputError(f"node {node}; expected one of the plan, {', '.join(map(str, plan.nodes))}")
+    pipeline = plan.pipelines[number]
+    stage, count = pipeline.nodes.index(node), len(pipeline.nodes)
+    place = StagePlace(
+        stage, count, pipeline.template.stages[stage].layers, range(*starts[number : number + 2]),
+        pipeline.nodes[stage - 1] if stage else None,
+        pipeline.nodes[stage + 1] if stage + 1 < count else None,
+    )  # fmt: skip
+    if not plan.lost:
+        return place
+    schedule = peer_schedule(plan, pass_order == "zero-bubble")
+    routes: dict[int, tuple[int | None, int | None]] = {}
+    sums: dict[int, SumKey] = {}
+    for (of_pipeline, each), path in schedule.paths.items():
+        if path[stage] == node:
+            microbatch = starts[of_pipeline] + each
+            routes[microbatch] = (
+                path[stage - 1] if stage else None,
+                path[stage + 1] if stage + 1 < count else None,
+            )
+            sums[microbatch] = of_pipeline, microbatch if (of_pipeline, stage) in schedule.apart else None
+    return replace(
+        place, microbatches=range(starts[-1]), routes=routes,
+        sums=sums if len(set(sums.values())) > 1 else {},
+    )  # fmt: skip
 
 
 class StageExecutor:
@@ -1021,6 +1243,8 @@ class StageExecutor:
         Longest time in which the processes of a plan build their groups [s]; None for ``timeout_s``.
     pass_order
         Order of the passes; all processes of a plan need the same.
+    reroutes
+        Whether plans with lost nodes may follow, so that layers for which they change bits are rejected.
     """
 
     def __init__(
@@ -1031,14 +1255,15 @@ class StageExecutor:
         timeout_s: float = 300.0,
         meet_s: float | None = None,
         pass_order: PassOrder = "1f1b",
+        reroutes: bool = False,
     ) -> None:
         self.job, self.chain = job, load_chain(job)
         self._device, self._announce, self._timeout_s = torch.device(device), announce, timeout_s
-        self._meet_s, self._pass_order = meet_s, pass_order
+        self._meet_s, self._pass_order, self._reroutes = meet_s, pass_order, reroutes
         self._held = HeldLayers(job, self.chain, self._device)
         self._links: PeerGroups | None = None
         self._passes: StagePasses | None = None
-        self._losses: list[float] = []
+        self._losses: dict[int, float] = {}
         self._iteration, self._is_reduced = -1, False
 
     @property
@@ -1086,7 +1311,8 @@ class StageExecutor:
         Parameters
         ----------
         plan
-            Pipelines in which each node runs one stage on one device; others raise `InputError`.
+            Pipelines in which each node runs one stage on one device; others raise `InputError`. Microbatches
+            of lost nodes run on other nodes of their stage, and change no bit of the result.
         node
             Node of this process.
         store
@@ -1097,21 +1323,27 @@ class StageExecutor:
         check_plan(plan, self.n_layers, self.job.n_microbatches)
         self.disconnect()
         ties = self.chain.tied
-        self._buckets = buckets(plan, self.n_layers, ties, self.job.bucketed)
+        self._buckets = buckets(plan, self.n_layers, ties, self.job.bucketed, self._pass_order)
         groups = sum_groups(self._buckets) if self.job.reduction == "allreduce" else []
         members = [*plan.nodes, *also]
         self._links = PeerGroups(members, node, groups, store, self._device, self._timeout_s, self._meet_s)
         self._plan, self._has_computed = plan, False
         if node in plan.nodes:
-            self._pipeline, self._place = stage_place(plan, node)
+            place = self._place = stage_place(plan, node, self._pass_order)
+            if plan.lost:
+                order = rerouted_instructions(plan, node, self._pass_order)
+            else:
+                count = len(place.microbatches)
+                order = list(instructions(place.index, place.n_stages, count, self._pass_order))
             self._passes = StagePasses(
-                self.job, self.chain, self._held, self._place, self._links, self._announce, self._pass_order
-            )
+                self.job, self.chain, self._held, place, order, self._links, self._announce,
+                is_split=self._pass_order == "zero-bubble", reroutes=self._reroutes,
+            )  # fmt: skip
 
     def disconnect(self) -> None:
         """Drop all connections to other processes, and the gradients; layers stay held."""
         self._passes, self._is_reduced = None, False
-        self._losses = []
+        self._losses = {}
         if self._links is not None:
             self._links.close()
         self._links = None
@@ -1160,12 +1392,15 @@ class StageExecutor:
     def reduce(self) -> IterationFacts:
         """Add up the gradients over all pipelines, clip their norm, and return the loss."""
         links, job = self._connected(), self.job
+        sums: Sums = {} if self._passes is None else self._passes.sums
         weights = {layer: self._held.parameters(layer) for layer in self._place.layers}
         add_up = ordered_sums if job.reduction == "ordered" else all_reduce
         n_sums = add_up(
-            self._buckets, links, weights, self.chain.tied, job.n_microbatches,
+            self._buckets, links, weights, self.chain.tied, sums, job.n_microbatches,
             lambda: self._announce("reduction"),
         )  # fmt: skip
+        if self._passes is not None:
+            self._passes.sums = {}  # what was kept apart is in the sums now
         losses, squares = self._shared(links)
         norm = None
         if job.clip_norm is not None:
@@ -1193,15 +1428,16 @@ class StageExecutor:
 
         Only one process contributes each number, so the order of the sum cannot change a bit.
         """
-        n_pipelines = len(self._plan.pipelines)
-        contribution = torch.zeros(n_pipelines + self.n_layers, dtype=torch.float64)
-        if self._place.following is None:
-            contribution[self._pipeline] = math.fsum(self._losses)
-        if self._pipeline == 0 and self.job.clip_norm is not None:
+        n_losses = self.job.n_microbatches
+        contribution = torch.zeros(n_losses + self.n_layers, dtype=torch.float64)
+        for number, loss in self._losses.items():
+            contribution[number] = loss
+        if self.job.clip_norm is not None:
             # Tied weights share one gradient, which counts once.
             again = {weight for tied in classes(self.chain.tied) for weight in tied[1:]}
             for layer in self._place.layers:
-                contribution[n_pipelines + layer] = self._held.squared_norm(layer, again)
+                if owners(self._plan, layer)[0] == links.own:
+                    contribution[n_losses + layer] = self._held.squared_norm(layer, again)
         first, *others = self._plan.nodes
         facts = contribution.to(self._device)
         if links.own == first:
@@ -1213,4 +1449,5 @@ class StageExecutor:
             links.send(facts, first, _FACTS).finish()
             facts = links.receive(torch.empty_like(facts), first, _FACTS)
         values: list[float] = facts.tolist()
-        return values[:n_pipelines], values[n_pipelines:]
+        losses = [math.fsum(values[start:stop]) for start, stop in pairwise(_starts(self._plan))]
+        return losses, values[n_losses:]

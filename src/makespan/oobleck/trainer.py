@@ -4,6 +4,7 @@ The process that calls `train_resilient` is the coordinator. `Record` and `Fault
 not influence its decisions.
 """
 
+import io
 import json
 import os
 import signal
@@ -24,8 +25,9 @@ from makespan.errors import CheckpointError, InputError, LostWorkerError, Worker
 from makespan.files import write_text
 from makespan.notebook import object_html, table_html
 from makespan.oobleck.job import ChainJob, PassOrder
+from makespan.oobleck.peers import rerouted_counts
 from makespan.oobleck.plan import HybridPlan
-from makespan.oobleck.planner import ReconfigurationPlanner
+from makespan.oobleck.planner import ReconfigurationPlanner, Recovery as RecoveryKind, reroutable_sizes
 from makespan.oobleck.profile import ModelProfile
 from makespan.oobleck.reconfiguration import InsufficientNodes
 from makespan.oobleck.requests import NODE, WORK, NodeRequest, Work
@@ -77,10 +79,12 @@ RECOVERIES = table_schema(
     ("cause", "text", "", "start, loss, join, drain or failure, the first of them"),
     ("lost", "text", "", "nodes that were lost, with the phase in which each was"),
     ("joined", "text", "", "nodes that joined"),
-    ("action", "text", "", "actions that changed the pipelines"),
+    ("action", "text", "", "actions that changed the pipelines; reroute if none moved"),
+    ("fallback", "text", "", "reason for which microbatches could not be re-routed, if they were to be"),
+    ("rerouted", "text", "", "microbatches of lost nodes that each node runs, as node:count"),
     ("n_microbatches", "text", "", "microbatches of the pipelines"),
     ("layers", "text", "", "layers of the stages of the pipelines"),
-    ("nodes", "text", "", "nodes of the pipelines"),
+    ("nodes", "text", "", "nodes of the pipelines, - for one whose microbatches run on others"),
     ("copies_bytes", "float", "B", "state that was copied"),
     (
         "begin_wall_s",
@@ -90,6 +94,10 @@ RECOVERIES = table_schema(
     ),
     *_TIMES,
 )
+
+
+_LATER_COLUMNS = {"fallback", "rerouted"}
+"""Columns that tables of earlier versions lack; they are empty in their rows."""
 
 
 # --- Fault injection: kill nodes within phases that they announced ----------------------------------
@@ -184,7 +192,9 @@ class Faults:
             case "hello" if node is not None:
                 self._pids[node] = values["pid"]
             case "plan":
-                self._nodes = sorted(node for part in values["work"]["plan"] for node in part["nodes"])
+                work = values["work"]
+                named = {node for part in work["plan"] for node in part["nodes"]}
+                self._nodes = sorted(named.difference(work.get("lost", ())))
                 self.n_nodes = self.n_nodes or len(self._nodes)
             case "resume":
                 for victim in self.done:
@@ -290,12 +300,14 @@ class Recovery:
             "lost": " ".join(f"{node}:{phase}" for node, phase in sorted(self.lost.items())),
             "joined": " ".join(map(str, sorted(self.joined))),
             "action": " ".join(self.work.kinds if self.work else ()) or "none",
+            "fallback": self.work.fallback if self.work else "",
+            "rerouted": " ".join(f"{node}:{count}" for node, count in rerouted_counts(plan).items()),
             "n_microbatches": "+".join(str(pipeline.n_microbatches) for pipeline in plan.pipelines),
             "layers": "+".join(
                 "/".join(str(len(stage.layers)) for stage in pipeline.template.stages)
                 for pipeline in plan.pipelines
             ),
-            "nodes": "+".join("/".join(map(str, pipeline.nodes)) for pipeline in plan.pipelines),
+            "nodes": plan.nodes_text(),
             "copies_bytes": float(self.work.copies_bytes if self.work else 0),
             "begin_wall_s": self.begin_s - start_s, **times,
         }  # fmt: skip
@@ -416,7 +428,7 @@ class Record:
         recovery.generation, recovery.iteration = event.values["generation"], event.values["step"]
         if recovery.work is None:
             raise WorkerError(f"generation {recovery.generation} resumed without a plan")
-        plan = HybridPlan(recovery.work.plan)
+        plan = recovery.work.hybrid_plan
         self.generation, self.members = recovery.generation, set(plan.nodes)
         self.plans.append((recovery.iteration, plan))
         self.recoveries.append(recovery)
@@ -486,6 +498,10 @@ class LiveOptions:
         Order of the passes in a pipeline: ``1f1b``, or ``zero-bubble``, whose backward passes give the
         gradients of inputs first and those of weights later, while a stage would wait. The bits are the same.
         Plans are made with the times of ``1f1b``.
+    recovery
+        After a loss: regroup the pipelines and copy layers (``reconfigure``), or let the other nodes of its
+        stage run the microbatches of the lost node, while nothing moves (``reroute``). Pipelines regroup
+        where that is not possible: if nodes join, or if fewer than f + 1 nodes of a stage would be left.
     """
 
     n_nodes: int
@@ -500,6 +516,7 @@ class LiveOptions:
     resume: bool = True
     first_sizes: Sequence[int] = ()
     pass_order: PassOrder = "1f1b"
+    recovery: RecoveryKind = "reconfigure"
 
     def __post_init__(self) -> None:
         least = {"n_nodes": 1, "f": 0, "n0": 1, "checkpoint_every": 0, "n_replacements": 0}
@@ -509,6 +526,10 @@ class LiveOptions:
                 raise InputError(f"{name} is {value!r}; expected a whole number >= {number}")
         if self.pass_order not in get_args(PassOrder):
             raise unknown_name("pass_order", str(self.pass_order), get_args(PassOrder))
+        if self.recovery not in get_args(RecoveryKind):
+            raise unknown_name("recovery", str(self.recovery), get_args(RecoveryKind))
+        if self.recovery == "reroute" and self.policy == "relaunch":
+            raise InputError("recovery is 'reroute' and policy 'relaunch'; expected stop or degrade")
         if not self.hang_s > 0:
             raise InputError(f"hang_s is {self.hang_s!r}; expected a time > 0")
         if not self.checkpoint_interval_s >= 0:
@@ -675,6 +696,10 @@ class _History:
         header = ",".join(schema.names) + "\n"
         text = self._path.read_text(encoding="utf-8") if self._path.exists() else header
         self._before = text[: text.rfind("\n") + 1]  # without an incomplete last line
+        earlier = ",".join(name for name in schema.names if name not in _LATER_COLUMNS) + "\n"
+        if earlier != header and self._before.startswith(earlier):
+            before = pd.read_csv(io.StringIO(self._before), dtype=str, keep_default_na=False)
+            self._before = csv_text(before.reindex(columns=list(schema.names), fill_value=""))
         first, *rows = self._before.splitlines(keepends=True) or [""]
         if first != header:
             problem = f"{self._path} has the columns {first.strip() or 'of no table'}"
@@ -720,11 +745,16 @@ class _Run:
         templates = covering_templates(
             profile, options.n_nodes, options.f, options.n0, template_set=options.template_set
         )
+        first_sizes = tuple(options.first_sizes)
+        if options.recovery == "reroute":
+            first_sizes = reroutable_sizes(
+                templates, options.n_nodes, options.f, job.n_microbatches, first_sizes
+            )
         self.decider = ReconfigurationPlanner(
             profile, templates, options.n_nodes, options.f, options.n0, job.n_microbatches,
             [round(_STATE_FACTOR * layer.parameter_bytes) for layer in profile.layers],
-            policy=options.policy, first_sizes=options.first_sizes,
-            origin=None if self.started is None else self.started.path,
+            policy=options.policy, first_sizes=first_sizes,
+            origin=None if self.started is None else self.started.path, recovery=options.recovery,
         )  # fmt: skip
         self.protocol = CoordinatorProtocol(
             self.decider, range(options.n_nodes), iterations,
@@ -752,7 +782,10 @@ class _Run:
         """Train to the end."""
         if self.started is not None and self.started.step >= self.protocol.end:
             return self._result()
-        asked = NodeRequest(self.job, self.checkpoints / ".partial", self.options.pass_order)
+        asked = NodeRequest(
+            self.job, self.checkpoints / ".partial", self.options.pass_order,
+            reroutes=self.options.recovery == "reroute",
+        )  # fmt: skip
         request = NODE.dump_python(asked, mode="json")
         RunDirectory(self.launch.run_dir).prepare(request)
         self.coordinator = coordinator = Coordinator(

@@ -14,7 +14,6 @@ import torch
 
 from makespan.errors import CheckpointError
 from makespan.files import read_json, write_json
-from makespan.oobleck.plan import HybridPlan
 from makespan.oobleck.requests import NODE, WORK, NodeRequest, Work
 from makespan.oobleck.stage import PeerGroups, StageExecutor
 from makespan.runtime import Identity, RunDirectory, choose_device, end_worker, run_worker
@@ -68,8 +67,9 @@ class TrainingEngine:
         node_request: NodeRequest = NODE.validate_python(request)
         self._partial = node_request.partial
         self._executor = StageExecutor(
-            node_request.job, self._device, self._enter, self._timeout_s, _MEET_S, node_request.pass_order
-        )
+            node_request.job, self._device, self._enter, self._timeout_s, _MEET_S, node_request.pass_order,
+            reroutes=node_request.reroutes,
+        )  # fmt: skip
 
     def drop(self) -> None:
         """Drop every group."""
@@ -82,7 +82,7 @@ class TrainingEngine:
         if forgets:
             executor.keep(())
         self._announce("group build", form.step)
-        plan = HybridPlan(work.plan)
+        plan = work.hybrid_plan
         also = [node for node in form.members if node not in plan.nodes]
         executor.connect(plan, self._node, store_on(self._board, form.generation, self._timeout_s), also)
         self._announce("copy", form.step)
