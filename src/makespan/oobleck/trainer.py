@@ -241,8 +241,10 @@ class Faults:
         chosen: set[int] = set()
         self._reached.clear()
         while self.pending and (not chosen or self.pending[0].is_next):
-            fault = self.pending.pop(0)
             left = [node for node in self._nodes if node not in chosen]
+            if not left:  # all nodes are victims already
+                break
+            fault = self.pending.pop(0)
             victim = left[fault.victim % len(left)]
             chosen.add(victim)
             if not (fault.follows and self._armed and self._armed[-1][0].fault.phase == fault.phase):
