@@ -7,6 +7,7 @@ import sequence_models
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
 
 from makespan.slapo import (
     ArgumentError,
@@ -155,6 +156,10 @@ def replicated_experts():
         build(sch, "ddp", mesh=init_device_mesh("cpu", (1, mesh.size()), mesh_dim_names=("dp", "ep")))
     model, _ = build(sch, "ddp", mesh=mesh)
     _has_gradients_of_all(model, sch.mod, words, torch.zeros(4))
+    sch = create_schedule(sequence_models.seeded("ChoiceLayer"), group=mesh.get_group("ep"))
+    apply_plan(sch, f"dp{mesh.size()} ep{mesh.size(1)} fsdp mb1", words)
+    model, _ = build(sch, "fsdp", mesh=mesh)
+    _has_gradients_of_all(model, sch.mod, words, torch.zeros(4))
 
 
 def _has_gradients_of_all(model, part, words, prefers):
@@ -183,6 +188,7 @@ def gradients(model, whole):
         shard, of_whole = sharding_of(model.get_submodule(owner)).tensors.get(own), whole.get_parameter(name)
         wanted = torch.zeros_like(of_whole) if of_whole.grad is None else of_whole.grad
         found = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        found = found.full_tensor() if isinstance(found, DTensor) else found
         yield name, wanted if shard is None else shard.part_of(wanted), found
 
 
