@@ -5,14 +5,17 @@ import signal
 from dataclasses import replace
 
 import pytest
+from click.testing import CliRunner
 from fake_trainer import FakeTrainer, drive_clocks
-from live_runs import EVERY, SPEED, Scripted, job, rows, run, setting
+from live_runs import EVERY, SPEED, Scripted, job, profiled, rows, run, setting
 
 from makespan import live
+from makespan.cli import main
 from makespan.errors import InputError
+from makespan.live.run import LiveProfile
 from makespan.policies import policy
 from makespan.sim import RECOVERY_KINDS, FailureModel
-from makespan.tables import LIVE, LIVE_FAILURES
+from makespan.tables import LIVE, LIVE_FAILURES, LOSSES, read_csv
 from makespan.units import DAY
 
 PAUSE_S = 6.0
@@ -326,3 +329,50 @@ def test_the_recovery_of_a_setting_comes_back_from_disk_and_another_one_is_refus
         del values[name]
     (tmp_path / "setting.json").write_text(json.dumps(values))
     assert live.LiveSetting.load(tmp_path).recovery == "restart"
+
+
+# --- the command --------------------------------------------------------------------------------------
+
+
+def test_the_command_runs_and_predicts_jobs_that_resume_from_memory(tmp_path, monkeypatch):
+    asked = {}
+
+    def measured(spec, *_, recovery, **__):
+        asked.update(recovery=recovery, plans=dict(spec.plans))
+        return LiveProfile(profiled(), 0.02, 0.02, {"tiny-gpt": 0.001}, PAUSE_S / SPEED)
+
+    def trainer(directory, what, *_):
+        asked.update(pause_s=what.pause_s, n_logical_workers=what.n_logical_workers)
+        return SurvivingTrainer(what.scale, checkpoint_every=EVERY)
+
+    monkeypatch.setattr("makespan.live.run.warm_up", lambda *_: None)
+    monkeypatch.setattr("makespan.live.run.profile", measured)
+    monkeypatch.setattr("makespan.live.run.process_trainer", trainer)
+    listed = tmp_path / "failures.csv"
+    times = [f"{0.5 * number + 0.3 * is_back},1,{('failed', 'joined')[is_back]}" for number in range(1, 20)
+             for is_back in (0, 1)]  # fmt: skip
+    listed.write_text("\n".join(["time_s,node_id,kind", *times, ""]))
+    options = [
+        "live",
+        "--policy",
+        "fifo",
+        "--workload",
+        "live-smoke",
+        "--nodes",
+        "2",
+        "--recovery",
+        "resilient",
+    ]
+    outcome = CliRunner().invoke(
+        main, [*options, "--failures", str(listed), "--output", str(tmp_path / "out")]
+    )
+    assert outcome.exit_code == 0, outcome.output
+    assert asked == {
+        "recovery": "resilient", "plans": {1: ("ga",), 2: ("ga",)}, "pause_s": PAUSE_S / SPEED,
+        "n_logical_workers": 2,
+    }  # fmt: skip
+    losses = read_csv(tmp_path / "out" / "live_losses.csv", LOSSES)
+    assert "in memory" in set(losses["outcome"]) and set(losses["recovery"]) == {"resilient"}
+    prediction = json.loads((tmp_path / "out" / "live_prediction.json").read_text())
+    assert (prediction["recovery"], prediction["pause_s"]) == ("resilient", PAUSE_S / SPEED)
+    assert prediction["n_interruptions"] >= 1

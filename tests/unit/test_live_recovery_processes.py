@@ -25,7 +25,10 @@ from makespan.workloads import JobSpec, workload
 
 pytest.importorskip("torch")
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="slots are CPU cores of Linux")
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="slots are CPU cores of Linux"),
+    pytest.mark.xdist_group("live-recovery"),
+]
 
 SETTINGS = live.live_settings()
 SEED, LONG = 3, 100_000
@@ -52,7 +55,7 @@ def undisturbed_loss(tmp_path_factory):
         nonlocal losses
         if steps not in losses.index:
             trainer, here = elastic_trainer("tiny-gpt", 2, LONG, SEED, path), slots_of("local", "cpu", 2)
-            result = ElasticRun().train(trainer, (0,), here, 1, steps=max(steps, 30), checkpoint_every=0)
+            result = ElasticRun().train(trainer, (0,), here, 1, steps=max(steps, 20), checkpoint_every=0)
             losses = result.steps.groupby("step")["loss"].apply(fmean)
         return losses[steps]
 
@@ -82,15 +85,14 @@ class Stepping:
         stepping = self
 
         class Clock(LiveClock):
-            latest_s = 0.0
+            most = 0  # steps seen
 
             def now_s(self):
                 runs = list(stepping.trainer._runs.values())
                 if runs and until(runs[-1]):
                     raise KeyboardInterrupt
-                done = max((run.done or 0 for run in runs), default=0)
-                self.latest_s = max(self.latest_s, super().now_s() + 1000 * done)
-                return self.latest_s
+                self.most = max([self.most, *(run.done or 0 for run in runs)])
+                return super().now_s() + 1000 * self.most
 
         monkeypatch.setattr("makespan.live.run.LiveClock", Clock)
 
@@ -135,7 +137,7 @@ def test_samples_and_steps_are_those_of_a_job_that_restarts(tmp_path):
 def test_a_resilient_job_survives_its_node_with_the_loss_of_an_undisturbed_run(
     tmp_path, monkeypatch, undisturbed_loss
 ):
-    what = setting(24, "resilient", 2, [(8_000, 1, "failed")])
+    what = setting(16, "resilient", 2, [(8_000, 1, "failed")])
     live_run = Stepping(tmp_path, monkeypatch, what)
     engine = live_run.run(policy("fifo"))
     assert live_run.kinds == [
@@ -149,7 +151,7 @@ def test_a_resilient_job_survives_its_node_with_the_loss_of_an_undisturbed_run(
     ]
     losses = losses_table(engine.losses)
     assert losses["outcome"].tolist() == ["in memory"] and losses["lost_steps"].tolist() == [0.0]
-    assert engine.final_losses["a"] == undisturbed_loss(24)
+    assert engine.final_losses["a"] == undisturbed_loss(16)
     # No checkpoint was read: one set of processes went on from memory.
     assert live_run.recoveries["kind"].tolist() == ["lost"]
     changes = pd.read_csv(tmp_path / "jobs" / "a" / "run" / "reconfigurations.csv")
@@ -162,7 +164,7 @@ def test_an_elastic_job_without_devices_in_time_resumes_from_its_checkpoint(
     tmp_path, monkeypatch, undisturbed_loss
 ):
     # The job asks for two slots, and fifo gives it no fewer; node 1 is back a second later.
-    what = setting(20, "elastic", 2, [(8_000, 1, "failed"), (8_001, 1, "joined")])
+    what = setting(16, "elastic", 2, [(8_000, 1, "failed"), (8_001, 1, "joined")])
     settings = replace(SETTINGS, checkpoint_interval_s=0.36)  # six steps
     live_run = Stepping(tmp_path, monkeypatch, what, settings=settings)
     engine = live_run.run(policy("fifo"))
@@ -170,7 +172,7 @@ def test_an_elastic_job_without_devices_in_time_resumes_from_its_checkpoint(
     losses = losses_table(engine.losses)
     assert losses["outcome"].tolist() == ["in memory", "checkpoint"]
     assert losses["lost_steps"].iloc[1] < 6
-    assert engine.final_losses["a"] == undisturbed_loss(20)
+    assert engine.final_losses["a"] == undisturbed_loss(16)
 
 
 def test_an_elastic_job_waits_and_goes_on_with_a_process_that_joins(tmp_path, monkeypatch, undisturbed_loss):
