@@ -315,6 +315,10 @@ def test_only_plans_of_data_parallelism_are_offered_to_elastic_jobs():
     assert spec.plans == {1: ("ga",), 2: ("ga",)}
     with pytest.raises(InputError, match=r"plans gc on 1 slot\(s\); expected 'ga' among them"):
         replace(spec, plans={1: ("gc",), 2: ("ga",)}).data_parallel()
+    with pytest.raises(
+        InputError, match="requests for 3 slots and 'tiny-gpt' a global batch of 8; expected a"
+    ):
+        replace(spec, plans={1: ("ga",), 3: ("ga",)}).data_parallel()
 
 
 def test_the_recovery_of_a_setting_comes_back_from_disk_and_another_one_is_refused(tmp_path):

@@ -49,22 +49,12 @@ def elastic_trainer(key: str, n_logical_workers: int, steps: int, seed: int, run
     key, steps, seed
         Workload, steps in total, and seed of weights and samples.
     n_logical_workers
-        Logical workers, which divide the global batch of the workload evenly.
+        Logical workers, a divisor of the global batch of the workload.
     run_dir
         Directory of the run, with its checkpoints.
-
-    Raises
-    ------
-    InputError
-        The global batch cannot be divided.
     """
     spec = workload(key)
     batch_size, sizes = spec.global_batch_size, asdict(model_of(spec))
-    if batch_size % n_logical_workers:
-        raise InputError(
-            f"workload {key!r}: {n_logical_workers} logical workers for a global batch of {batch_size}; "
-            "expected a divisor of it"
-        )
     defaults = {each.name: each.default for each in fields(TrainingJob)}
     return ElasticTrainer(
         f"{_PARTS}:model",

@@ -17,7 +17,7 @@ from makespan.studies import TableCatalogue
 from makespan.tables import THROUGHPUT
 from makespan.traces import apportion
 from makespan.units import DAY, HOUR
-from makespan.workloads import JobSpec
+from makespan.workloads import JobSpec, workload
 
 REPAIR_WALL_S = 30.0
 """Mean time until a node of a live run is back [s]; a choice: as long as jobs train between checkpoints."""
@@ -50,7 +50,8 @@ class LiveWorkload:
     def data_parallel(self) -> "LiveWorkload":
         """Return the workload with plans of data parallelism alone, which elastic jobs can train.
 
-        An `InputError` is raised if there is none for a number of slots.
+        An `InputError` is raised if there is none for a number of slots, or if the largest number does not
+        divide the global batch of a model.
         """
         plans = {
             count: tuple(text for text in texts if text == PlanFamily.DP.word)
@@ -61,6 +62,13 @@ class LiveWorkload:
                 raise InputError(
                     f"live workload {self.name!r} has plans {', '.join(self.plans[count])} on {count} "
                     f"slot(s); expected {PlanFamily.DP.word!r} among them, the only plan of elastic jobs"
+                )
+        n_workers = max(plans)
+        for key in self.workloads:
+            if (batch_size := workload(key).global_batch_size) % n_workers:
+                raise InputError(
+                    f"live workload {self.name!r} has requests for {n_workers} slots and {key!r} a global "
+                    f"batch of {batch_size}; expected a divisor of it, because each slot trains an equal part"
                 )
         return replace(self, plans=plans)
 
