@@ -157,6 +157,21 @@ def test_a_resilient_job_with_all_its_slots_on_the_node_returns_to_its_checkpoin
     assert result.live_losses["lost_steps"].tolist() == [3.0] and trainer.calls == []
 
 
+def test_a_resilient_job_that_the_policy_suspends_at_once_writes_a_checkpoint_and_frees_its_slot():
+    script = Scripted(
+        {0: {"a": ("ga", (0, 1))}, 1: {}, 2: {"a": None, "b": ("ga", (0,))}, 3: {"a": ("ga", (0,))}}
+    )
+    jobs = [job("a", 0, 80, 2), job("b", 10, 20)]
+    result, trainer = surviving("resilient", jobs, [(35.5, 1, "failed")], script)
+    found = rows(result, "regrouped", "suspended", "started", "rolled_back")[1:]
+    assert found[:3] == [(35.5, "regrouped", "a"), (35.5, "suspended", "a"), (35.5, "started", "b")]
+    assert [one.slots for one in trainer.segments] == [(0, 1), (0,), (0,)] and trainer.clashes == []
+    assert result.live_losses["outcome"].tolist() == ["in memory"]
+    assert trainer.saved == {"a": 80, "b": 20} and result.violations == ()
+    (ready_s,) = [time_s for time_s, _, name in rows(result, "ready") if name == "b"]
+    assert ready_s < 60.0  # it has the slot as soon as the checkpoint is there
+
+
 # --- elastic jobs -----------------------------------------------------------------------------------
 
 

@@ -194,14 +194,20 @@ class Executor:
         """Segments that run or are being stopped."""
         return tuple(self._active.values())
 
-    def reconcile(self, targets: Mapping[str, Target]) -> None:
-        """Stop segments that no longer serve a target, and start those for which slots are free."""
+    def reconcile(self, targets: Mapping[str, Target], undecided: Collection[str] = ()) -> None:
+        """Stop segments that no longer serve a target, and start those for which slots are free.
+
+        Segments that lost slots wait while the policy has not yet decided about their jobs, ``undecided``.
+        """
         for job_id, segment in list(self._active.items()):
             target = targets.get(job_id)
             self._free_left(segment)
             if job_id in self.waiting:
                 if target is not None:
                     self._resume(segment, target)
+                elif job_id not in undecided:  # suspended: it writes a checkpoint
+                    self.waiting.discard(job_id)
+                    self.trainer.stop(segment)
             elif target is None or target.generation != segment.generation:
                 self.trainer.stop(segment)
             elif len(segment.slots) < sum(count for _, count in target.shares):
@@ -675,7 +681,8 @@ class LiveEngine(Engine):
                 )
                 for job in self.view.running
                 if job.allocation is not None
-            }
+            },
+            {job.spec.job_id for job in self._interruptions.jobs},
         )
         n_rows, saved_at = self._saved
         now = time.monotonic()
