@@ -272,8 +272,11 @@ def test_what_cannot_be_recovered_is_rejected_before_the_start(tmp_path):
             InputError, match=rf"survives is {survives} with \d process\(es\); expected at most"
         ):
             trainer(tmp_path).run(STEPS, mapping, survives=survives)
-    with pytest.raises(InputError, match="on_event is given and survives is 0"):
-        trainer(tmp_path).run(STEPS, on_event=print)
+    for name in ("on_event", "on_regroup"):
+        with pytest.raises(InputError, match=f"{name} is given and survives is 0"):
+            trainer(tmp_path).run(STEPS, **{name: print})
+    with pytest.raises(InputError, match="progress_s is -1; expected a number >= 0"):
+        trainer(tmp_path).run(STEPS, progress_s=-1)
     with pytest.raises(InputError, match="hang_s is 1"):
         trainer(tmp_path).run(STEPS, survives=1, hang_s=1)
     for limit in ("timeout_s", "stall_timeout_s"):

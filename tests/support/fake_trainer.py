@@ -29,9 +29,9 @@ class DrivenExecutor(Executor):
     def _start(self, segment):
         job_id = segment.job.job_id
         self._active[job_id] = segment
-        self._resume(self.clock.passed_wall_s, segment, self.trainer.steps(segment))
+        self._proceed(self.clock.passed_wall_s, segment, self.trainer.steps(segment))
 
-    def _resume(self, now_wall_s, segment, steps):
+    def _proceed(self, now_wall_s, segment, steps):
         try:
             self.wakes[segment.job.job_id] = (now_wall_s + next(steps), segment, steps)
         except StopIteration as end:
@@ -39,14 +39,23 @@ class DrivenExecutor(Executor):
         except MakespanError as error:
             self._ends.put(SegmentEnd(segment, None, error))
 
-    def kill_node(self, node):
+    def kill_node(self, node, survivors=()):
         """Let the processes of a node see at once that they are killed."""
         for job_id, segment in self._active.items():
-            if any(slot // self._per_node == node for slot in segment.slots) and job_id in self.wakes:
-                self.trainer.kill(segment)
-                _, _, steps = self.wakes.pop(job_id)
-                self._resume(self.clock.passed_wall_s, segment, steps)
-        return super().kill_node(node)
+            on_node = [slot for slot in segment.slots if slot // self._per_node == node]
+            if on_node and not (job_id in survivors and len(on_node) < len(segment.slots)):
+                self._see_kill(job_id, segment)
+        return super().kill_node(node, survivors)
+
+    def kill_waiting(self, job_id):
+        self._see_kill(job_id, self._active[job_id])
+        return super().kill_waiting(job_id)
+
+    def _see_kill(self, job_id, segment):
+        if job_id in self.wakes:
+            self.trainer.kill(segment)
+            _, _, steps = self.wakes.pop(job_id)
+            self._proceed(self.clock.passed_wall_s, segment, steps)
 
     def next_end(self, timeout_s):
         until = self.clock.passed_wall_s + max(timeout_s, _LEAST_WALL_S)
@@ -57,7 +66,7 @@ class DrivenExecutor(Executor):
                 break
             wake_wall_s, segment, steps = self.wakes.pop(job_id)
             self.clock.passed_wall_s = wake_wall_s
-            self._resume(wake_wall_s, segment, steps)
+            self._proceed(wake_wall_s, segment, steps)
         return super().next_end(0)
 
 
@@ -108,8 +117,8 @@ class FakeTrainer:
                 if (segment.job.job_id, segment.generation) in self.killed:
                     raise LostWorkerError("the processes were killed on request")
         finally:
-            for slot in segment.slots:
-                self.busy.pop(slot, None)
+            for slot in [slot for slot, name in self.busy.items() if name == segment.job.job_id]:
+                del self.busy[slot]
 
     def _train(self, segment):
         name, key = segment.job.job_id, (segment.job.job_id, segment.generation)

@@ -339,10 +339,14 @@ def test_live_runs_under_failures_are_asked_for_and_others_stay_as_they_were():
     (run,) = LiveRuns(policies=("fifo",), seeds=(3,)).runs().values()
     assert run == {"policy": "fifo", "seed": 3, "workload": "live-small", "slots": 2}
     (run,) = LiveRuns(policies=("fifo",), seeds=(3,), nodes=2, failures_per_hour=40).runs().values()
-    assert (run["nodes"], run["failures_per_hour"]) == (2, 40)
+    assert (run["nodes"], run["failures_per_hour"]) == (2, 40) and "recovery" not in run
+    (run,) = LiveRuns(policies=("fifo",), seeds=(3,), nodes=2, recovery="resilient").runs().values()
+    assert run["recovery"] == "resilient"
     for wrong, message in (
         ({"slots": 3, "nodes": 2}, "as many slots on each node, not 3 on 2"),
         ({"in_all": True, "failures_per_hour": 1}, "the statement is about runs without failures"),
+        ({"in_all": True, "recovery": "elastic"}, "the statement is about jobs that restart"),
+        ({"recovery": "other"}, "'restart', 'elastic' or 'resilient'"),
         ({"failures_per_hour": -1}, "greater than or equal to 0"),
     ):
         with pytest.raises(ValidationError, match=message):

@@ -8,25 +8,17 @@ import pandas as pd
 import pytest
 from click.testing import CliRunner
 from fake_trainer import FakeTrainer, drive_clocks
-from toy_cluster import throughput_rows
+from live_runs import EVERY, SPEED, Scripted, job, profiled, rows, run, setting
 
 from makespan import live
-from makespan.cleanup import temporary_directory
 from makespan.cli import main
 from makespan.errors import InputError, MakespanError
 from makespan.live.run import LiveProfile
 from makespan.metrics import Goodput, job_goodput
 from makespan.policies import policy
-from makespan.sim import Allocation, Decision, FailureModel, NodeEvent
+from makespan.sim import FailureModel, NodeEvent
 from makespan.tables import LIVE, LIVE_FAILURES, LIVE_JOBS, LOSSES, read_csv
 from makespan.units import DAY
-from makespan.workloads import JobSpec
-
-SPEED = 100.0
-"""Seconds of the schedule in a second on the wall, where the clock is driven by the run."""
-EVERY = 10
-"""Steps between checkpoints."""
-ROWS = [("ga", "1", 1.0), ("gc", "1", 1.3), ("ga", "2", 0.6), ("zero-dp", "2", 0.62)]
 
 
 @pytest.fixture(autouse=True)
@@ -35,67 +27,6 @@ def driven(monkeypatch):
     drive_clocks(monkeypatch)
     few = replace(live.live_settings(), noise_simulations=2, checkpoint_interval_s=EVERY * 0.6 / SPEED)
     monkeypatch.setattr("makespan.live.run.live_settings", lambda: few)
-
-
-def profiled():
-    return {"tiny-gpt": throughput_rows("tiny-gpt", [(p, n, t / SPEED) for p, n, t in ROWS], 1)}
-
-
-def setting(jobs, events=(), n_slots=2, n_nodes=2, name="fifo"):
-    """Return a setting; events are (time in seconds of the schedule, node, kind)."""
-    nodes = tuple(NodeEvent(time_s / SPEED, node, kind) for time_s, node, kind in events)
-    return live.LiveSetting(
-        name, "test", n_slots, 0, 0.02, 0.02, SPEED, tuple(jobs), {}, profiled(), n_nodes, nodes,
-        {"tiny-gpt": 0.0} if nodes else {},
-    )  # fmt: skip
-
-
-def job(name, submit_s, steps, n_gpus=1, plan="ga"):
-    return JobSpec(name, submit_s / SPEED, "tiny-gpt", n_gpus, n_gpus, plan, steps)
-
-
-def run(jobs, events, chosen=None, trainer=None, n_slots=2, n_nodes=2, **more):
-    trainer = trainer or FakeTrainer(SPEED, checkpoint_every=EVERY)
-    what, where = setting(jobs, events, n_slots, n_nodes), live.slot_cluster(n_slots, n_nodes)
-    chosen = chosen or policy("fifo")
-    engine = live.run_live(what, chosen, where, trainer, **more)
-    with temporary_directory("prediction") as folder:
-        prediction = live.predict_live(what, chosen, where, folder / "prediction.json")
-    return live.compare_live(what, chosen, where, engine, prediction), trainer
-
-
-def rows(result, *kinds):
-    """Return the rows of some kinds: time of the schedule, kind, and job or node."""
-    events = result.live_events
-    chosen = events[events["kind"].isin(kinds)] if kinds else events
-    who = chosen["job_id"].where(chosen["job_id"] != "", chosen["nodes"])
-    return list(zip((chosen["time_s"] * SPEED).round(6), chosen["kind"], who, strict=True))
-
-
-class Scripted:
-    """Does what it is told at each decision, {job: (plan, nodes) or None}, and asks to be asked."""
-
-    name = title = "scripted"
-    interval_s = None
-    is_clairvoyant = honours_guarantees = False
-    references = ()
-
-    def __init__(self, steps, wake_ups=()):
-        self.steps, self.wake_ups = steps, wake_ups
-
-    def initial_state(self, cluster, catalogue):
-        return 0
-
-    def decide(self, view, state):
-        changes = {}
-        for name, what in self.steps.get(state, {}).items():
-            if what is None:
-                changes[name] = None
-                continue
-            plan, nodes = what
-            found = view.catalogue.find("tiny-gpt", plan, "1" * len(nodes), 1)
-            changes[name] = Allocation(found, nodes)
-        return Decision(changes, min((t for t in self.wake_ups if t > view.time_s), default=None)), state + 1
 
 
 # --- nodes and slots --------------------------------------------------------------------------------
@@ -515,8 +446,8 @@ def test_the_command_generates_failures(tmp_path, stand_in):
     ("options", "message"),
     [
         (("--slots", "3", "--nodes", "2"), "3 slot(s) on 2 node(s); expected as many slots on each node"),
-        (("--recovery", "elastic"), "recovery 'elastic' of a live run: the processes of a live job keep no"),
-        (("--recovery", "resilient", "--nodes", "2"), "'restart', or a simulation (makespan simulate)"),
+        (("--recovery", "elastic", "--device", "cuda"), "device 'cuda': jobs resume from the memory"),
+        (("--recovery", "resilient", "--launcher", "slurm"), "launcher 'local' and device"),
         (("--launcher", "slurm", "--nodes", "2"), "only processes of this machine can be killed at once"),
         (("--launcher", "slurm", "--failures-per-hour", "1"), "expected launcher 'local'"),
         (("--repair-seconds", "3"), "--repair-seconds 3 is for generated failures; use it with"),

@@ -19,6 +19,7 @@ with logged_to(snakemake.log[0]):
         n_slots=setting["slots"],
         n_nodes=setting.get("nodes", 1),
         failures=None if per_hour is None else live_failures(per_hour, seed=setting["seed"]),
+        recovery=setting.get("recovery", "restart"),
         seed=setting["seed"],
         tell=logging.getLogger("run_live").info,
     )

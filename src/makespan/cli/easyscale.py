@@ -46,7 +46,7 @@ def COMMANDS() -> None:
 @field_options(ElasticJob, without={"model", "options"})
 @field_options(
     RunOptions,
-    without={"ends_on_signals", "launcher", "on_progress", "on_event"},
+    without={"ends_on_signals", "launcher", "progress_s", "on_progress", "on_regroup", "on_event"},
     names={"hang_s": "hang", "n_replacements": "replace"},
 )
 @click.option(

@@ -325,7 +325,8 @@ class _EventLines:
     default="restart",
     show_default=True,
     type=click.Choice(RECOVERY_KINDS),
-    help="What an interrupted job does: return to its checkpoint. Other kinds are for simulations.",
+    help="What a job does that loses a node or a process: return to its checkpoint, or, as an elastic job "
+    "under data parallelism, resume from the memory of its other processes.",
 )
 @click.option("--seed", default=0, show_default=True, type=SEED, help="Seed of the workload.")
 @click.option(

@@ -24,6 +24,7 @@ from makespan.papers.experiment import Paper
 from makespan.plans import Placement
 from makespan.policies import policy_names
 from makespan.settings import Block, Count, one_of, option, parsed_by, unique
+from makespan.sim import RecoveryKind
 from makespan.workloads import small_workload_keys
 
 # ------------------------------------------------------------------------------------------------
@@ -350,6 +351,10 @@ class LiveRuns(Block):
         "failures of nodes in the whole cluster, an hour of real time; drawn with the seed of the run",
         0.0, unit="1/h", source="a choice", changes="live", ge=0, le=3600,
     )  # fmt: skip
+    recovery: RecoveryKind = option(
+        "what a job does that loses a node or a process: restart from its checkpoint, or resume from memory",
+        "restart", source="a choice", changes="live",
+    )  # fmt: skip
     seeds: Annotated[tuple[int, ...], unique("each seed once")] = option(
         "with which the jobs are drawn, one run each", (21, 22, 23, 24, 25),
         source="fixed before the first run", changes="live", min_length=1,
@@ -371,6 +376,8 @@ class LiveRuns(Block):
     def _ledger_is_without_failures(self) -> "LiveRuns":
         if self.in_all and self.failures_per_hour:
             raise ValueError("in_all without failures_per_hour: the statement is about runs without failures")
+        if self.in_all and self.recovery != "restart":
+            raise ValueError("in_all with recovery 'restart': the statement is about jobs that restart")
         return self
 
     def runs(self) -> dict[str, dict[str, Any]]:
@@ -379,6 +386,7 @@ class LiveRuns(Block):
         # Only what differs from runs before nodes could fail, which need not be made again.
         shared |= {"nodes": self.nodes} if self.nodes > 1 else {}
         shared |= {"failures_per_hour": self.failures_per_hour} if self.failures_per_hour else {}
+        shared |= {"recovery": self.recovery} if self.recovery != "restart" else {}
         return {
             f"{policy}-{self.workload}-{seed}": {"policy": policy, "seed": seed, **shared}
             for policy in self.policies

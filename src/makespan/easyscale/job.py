@@ -271,8 +271,13 @@ class RunOptions:
         other threads. A signal that this process ignores is still ignored.
     launcher
         Launcher of the processes; None for this machine.
+    progress_s
+        Seconds between calls of ``on_progress`` at least; 0 to call it after every mini-batch if possible.
     on_progress
         Called at intervals with mini-batches done and the newest loss.
+    on_regroup
+        With ``survives``, called in the launching process at the start and after each change of the
+        processes, once all that remain have stopped. They continue when it returns.
     on_event
         With ``survives``, called with each event of the coordinator; processes then announce the phases of
         every mini-batch. None to listen to nothing.
@@ -291,7 +296,9 @@ class RunOptions:
     mixes_devices: bool = False
     ends_on_signals: bool | None = None
     launcher: Launcher | None = None
+    progress_s: float = 0.5
     on_progress: Callable[[int, float], object] | None = None
+    on_regroup: Callable[[], object] | None = None
     on_event: Callable[[Event], object] | None = None
 
     def __post_init__(self) -> None:
@@ -313,8 +320,12 @@ class RunOptions:
         every_s: object = self.checkpoint_every_s
         if not isinstance(every_s, int | float) or isinstance(every_s, bool) or not every_s >= 0:
             raise InputError(f"checkpoint_every_s is {every_s!r}; expected a number >= 0")
-        if self.on_event is not None and not self.survives:
-            raise InputError("on_event is given and survives is 0; expected survives >= 1, or no on_event")
+        progress_s: object = self.progress_s
+        if not isinstance(progress_s, int | float) or isinstance(progress_s, bool) or not progress_s >= 0:
+            raise InputError(f"progress_s is {progress_s!r}; expected a number >= 0")
+        for name in ("on_event", "on_regroup"):
+            if getattr(self, name) is not None and not self.survives:
+                raise InputError(f"{name} is given and survives is 0; expected survives >= 1, or no {name}")
         if self.n_replacements and not self.survives:
             raise InputError(
                 f"n_replacements is {self.n_replacements} and survives is 0; expected survives >= 1, or none"

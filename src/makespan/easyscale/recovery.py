@@ -110,15 +110,19 @@ class RecoveryPlanner:
         Number of the first set of processes, and mini-batches done at the start.
     reason
         Returns the error of a process that failed by itself since the last loss; None if none did.
+    before
+        Called before each decision, while all processes wait for it.
     """
 
     mapping: RankMapping
     stage: int = 0
     step: int = 0
     reason: Callable[[], Exception | None] = field(default=lambda: None)
+    before: Callable[[], object] = field(default=lambda: None)
 
     def __call__(self, state: ClusterState[Assembly]) -> Decision[Assembly] | Abort:
         """Decide; the run falls back to its checkpoint if the state of an EST is lost."""
+        self.before()
         staying = [node for node in state.members if node not in state.leaving]
         # Whoever leaves is asked for state only if nobody else has it.
         order = [*staying, *state.leaving]

@@ -54,6 +54,8 @@ class GenerationRequest:
         Mini-batches done in that checkpoint, and mini-batches of the run in total.
     checkpoint_every, checkpoint_every_s, hash_every, loader_processes, prefetch
         See `makespan.easyscale.RunOptions`.
+    progress_s
+        Seconds between reports of progress.
     survives, announces
         Processes whose simultaneous loss the run survives without a checkpoint; whether processes announce
         the phases of each mini-batch to the coordinator.
@@ -77,6 +79,7 @@ class GenerationRequest:
     hash_every: int | None
     loader_processes: int
     prefetch: int
+    progress_s: float = 0.5
     survives: int = 0
     announces: bool = False
 

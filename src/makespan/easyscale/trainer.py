@@ -398,6 +398,7 @@ class _ElasticRun:
             hash_every=options.hash_every,
             loader_processes=options.loader_processes,
             prefetch=options.prefetch,
+            progress_s=options.progress_s,
         )
 
     def end_generation(self, result: dict[str, Any] | None) -> None:
@@ -635,8 +636,9 @@ class _SurvivingRun:
         self.generation, self.request, self.options = run, request, options
         self.launcher, self.directory, self.folder = launcher, directory, run.folder
         self.planner = RecoveryPlanner(
-            request.placing.mapping, request.generation, request.first_step, lambda: self.failure
-        )
+            request.placing.mapping, request.generation, request.first_step, lambda: self.failure,
+            before=options.on_regroup or (lambda: None),
+        )  # fmt: skip
         self.protocol = RecoveryProtocol(
             self.planner, range(request.placing.mapping.n_processes), _NO_END,
             suspend=self._suspend, failed=WorkerError, rejected=InputError,

@@ -95,7 +95,7 @@ class TrainingProcess:
         self.directory, self.who = directory, who
         self.requests: list[GenerationRequest] = GENERATIONS.validate_python(directory.request())
         self.is_signalled, self._progress_at, self._micro_batch_at = False, 0.0, 0.0
-        self.reports = who.rank == 0
+        self.reports, self._progress_s = who.rank == 0, self.requests[0].progress_s
         self.notices: list[str] = []
         for request in self.requests:
             # Never closed: a run that follows a killed one waits until this process has ended.
@@ -130,7 +130,7 @@ class TrainingProcess:
 
     def report_progress(self, step: int, loss: float) -> bool:
         """Write the progress at intervals, from the first process; return whether it is written now."""
-        is_due = self.reports and time.monotonic() - self._progress_at > _PROGRESS_S
+        is_due = self.reports and time.monotonic() - self._progress_at > self._progress_s
         if is_due:
             self._progress_at = time.monotonic()
             values = {"step": step, "loss": loss, "pids": self.pids, "notices": self.notices}

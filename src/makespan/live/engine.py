@@ -6,14 +6,15 @@ them, and saves its state so that another process can resume the run.
 
 import heapq
 import logging
+import math
 import os
 import queue
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import fmean
@@ -32,7 +33,7 @@ from makespan.runtime import (
     latest_checkpoint,
 )
 from makespan.sim import (
-    Allocation,
+    RECOVERY_KINDS,
     Configuration,
     Engine,
     EventKind,
@@ -42,7 +43,6 @@ from makespan.sim import (
     NodeEvent,
     NodeEventKind,
     Policy,
-    Recovery,
     RecoveryKind,
     Scenario,
     absent_nodes,
@@ -79,8 +79,8 @@ class SegmentResult:
     """Result of a segment.
 
     ``steps_done`` is the number of steps of the job in total, ``n_steps`` that of this segment;
-    ``step_wall_s`` is the wall time of as many warm steps, with the checkpoints between them [s]; ``loss`` is
-    that of the last step, NaN without steps.
+    ``step_wall_s`` is the wall time of as many warm steps, with the checkpoints between them [s], NaN if
+    unknown; ``loss`` is that of the last step, NaN without steps.
     """
 
     steps_done: int
@@ -136,16 +136,52 @@ class Trainer(Protocol):
         """Return the steps in the newest checkpoint of a job, 0 without one."""
 
 
+class SurvivingTrainer(Trainer, Protocol):
+    """Trainer whose segments survive the loss of some of their processes; jobs with such a recovery need it.
+
+    After a loss the processes that are left keep the state of the job in memory. The segment goes on under
+    another generation, and `Trainer.train` returns once, at the end.
+    """
+
+    def lose(self, segment: Segment, slots: Collection[int], *, waits: bool) -> bool:
+        """Kill the processes on slots, and return once they have ended; False if the segment has ended.
+
+        With ``waits`` the others stop, and wait for `resume` or a stop request. `Trainer.steps_done` is None
+        until they train again.
+        """
+
+    def resume(self, segment: Segment, before: Segment) -> None:
+        """Let a segment that lost slots, ``before``, go on as another one, which has some of its slots.
+
+        Processes on the slots that it does not have leave, and keep them until they have left.
+        """
+
+    def join(self, segment: Segment, slots: Collection[int]) -> None:
+        """Start a process on each slot that a segment has got; training goes on meanwhile."""
+
+    def has_left(self, segment: Segment, slot: int) -> bool:
+        """Tell whether the process on a slot has ended."""
+
+    def crashed(self, segment: Segment) -> tuple[int, ...]:
+        """Return the slots of a segment whose processes have crashed while others go on."""
+
+
 class Executor:
     """Runs segments in threads until every job runs under its target.
 
     The slots are spread evenly over the nodes, in the order of their numbers. To change a job, its segment is
     stopped and another one started as soon as enough slots are free on its nodes. A slot is either free or
     held by exactly one active segment; it becomes free when the end of that segment is taken.
+
+    A segment that survives the loss of slots waits for the next target of its job. It goes on with the slots
+    that this target leaves to it, gives back the others, and gets further ones as soon as they are free. If
+    none is left to it, it writes a checkpoint.
     """
 
     def __init__(self, trainer: Trainer, n_slots: int, n_nodes: int = 1) -> None:
-        self.trainer = trainer
+        self.trainer: Any = trainer  # a `SurvivingTrainer` if jobs survive losses
+        self.waiting: set[str] = set()  # jobs that lost slots, and wait for their next target
+        self._leaving: dict[str, list[int]] = {}  # slots of processes that leave, by job
         self._per_node = n_slots // n_nodes
         self._free = [  # of each node
             list(range(node * self._per_node, (node + 1) * self._per_node)) for node in range(n_nodes)
@@ -158,12 +194,24 @@ class Executor:
         """Segments that run or are being stopped."""
         return tuple(self._active.values())
 
-    def reconcile(self, targets: Mapping[str, Target]) -> None:
-        """Stop segments that no longer serve a target, and start those for which slots are free."""
-        for job_id, segment in self._active.items():
+    def reconcile(self, targets: Mapping[str, Target], undecided: Collection[str] = ()) -> None:
+        """Stop segments that no longer serve a target, and start those for which slots are free.
+
+        Segments that lost slots wait while the policy has not yet decided about their jobs, ``undecided``.
+        """
+        for job_id, segment in list(self._active.items()):
             target = targets.get(job_id)
-            if target is None or target.generation != segment.generation:
+            self._free_left(segment)
+            if job_id in self.waiting:
+                if target is not None:
+                    self._resume(segment, target)
+                elif job_id not in undecided:  # suspended: it writes a checkpoint
+                    self.waiting.discard(job_id)
+                    self.trainer.stop(segment)
+            elif target is None or target.generation != segment.generation:
                 self.trainer.stop(segment)
+            elif len(segment.slots) < sum(count for _, count in target.shares):
+                self._join(segment, target)
         for job_id, target in targets.items():
             if job_id not in self._active and all(
                 count <= len(self._free[node]) for node, count in target.shares
@@ -182,24 +230,99 @@ class Executor:
         return self._free_slots(end)
 
     def _free_slots(self, end: SegmentEnd) -> SegmentEnd:
-        del self._active[end.segment.job.job_id]
-        for slot in end.segment.slots:
-            heapq.heappush(self._free[slot // self._per_node], slot)
-        return end
+        """Free the slots of a segment that has ended; return its end with the segment as it was last.
 
-    def kill_node(self, node: int) -> list[SegmentEnd]:
-        """Kill the processes of all segments with a slot on a node; wait for their ends, and take those.
-
-        A `TrainingError` is raised if a segment does not end.
+        The time of the steps of a segment that went on after a loss is NaN, since it has pauses.
         """
-        on_node = [
-            segment
-            for segment in self._active.values()
-            if any(slot // self._per_node == node for slot in segment.slots)
+        job_id, result = end.segment.job.job_id, end.result
+        segment = self._active.pop(job_id)
+        if result is not None and segment.generation != end.segment.generation:
+            result = replace(result, step_wall_s=math.nan)
+        self.waiting.discard(job_id)
+        self._free_all([*segment.slots, *self._leaving.pop(job_id, ())])
+        return replace(end, segment=segment, result=result)
+
+    def _free_all(self, slots: Iterable[int]) -> None:
+        for slot in slots:
+            heapq.heappush(self._free[slot // self._per_node], slot)
+
+    def _free_left(self, segment: Segment) -> None:
+        """Free the slots whose processes have left a segment."""
+        leaving = self._leaving.get(segment.job.job_id, [])
+        for slot in [slot for slot in leaving if self.trainer.has_left(segment, slot)]:
+            leaving.remove(slot)
+            self._free_all([slot])
+
+    def _resume(self, segment: Segment, target: Target) -> None:
+        """Let a segment that lost slots go on with those that its target leaves to it."""
+        job_id = segment.job.job_id
+        self.waiting.discard(job_id)
+        kept = [slot for node, count in target.shares for slot in self._on(segment, node)[:count]]
+        if not kept:
+            self.trainer.stop(segment)  # the next segment resumes from the checkpoint
+            return
+        resumed = Segment(target.job, target.generation, target.configuration, tuple(kept))
+        self._active[job_id] = resumed
+        self._leaving.setdefault(job_id, []).extend(slot for slot in segment.slots if slot not in kept)
+        self.trainer.resume(resumed, segment)
+
+    def _join(self, segment: Segment, target: Target) -> None:
+        """Give a segment the slots that it lacks, as far as they are free."""
+        new = [
+            heapq.heappop(self._free[node])
+            for node, count in target.shares
+            for _ in range(min(count - len(self._on(segment, node)), len(self._free[node])))
         ]
-        for segment in on_node:
+        if new:
+            self._active[segment.job.job_id] = grown = replace(segment, slots=(*segment.slots, *new))
+            self.trainer.join(grown, new)
+
+    def _on(self, segment: Segment, node: int) -> list[int]:
+        return [slot for slot in segment.slots if slot // self._per_node == node]
+
+    def nodes_left(self, job_id: str) -> set[int]:
+        """Return the nodes of the processes that a job that lost slots has left; empty if it lost none."""
+        segment = self._active.get(job_id)
+        if segment is None or job_id not in self.waiting:
+            return set()
+        return {slot // self._per_node for slot in segment.slots}
+
+    def lose(self, segment: Segment, slots: Collection[int], *, waits: bool = True) -> bool:
+        """Take slots from a segment that survives that, and let it wait; False if it does not survive."""
+        left = tuple(slot for slot in segment.slots if slot not in slots)
+        if not left or not self.trainer.lose(segment, slots, waits=waits):
+            return False
+        job_id = segment.job.job_id
+        self._active[job_id] = replace(segment, slots=left)
+        self._leaving[job_id] = [slot for slot in self._leaving.get(job_id, ()) if slot not in slots]
+        self.waiting.add(job_id)
+        self._free_all(slots)
+        return True
+
+    def kill_node(self, node: int, survivors: Collection[str] = ()) -> list[SegmentEnd]:
+        """Kill the processes on a node, and take the ends of the segments that do not survive that.
+
+        Segments of the jobs ``survivors`` survive if they have slots on another node. All processes of other
+        segments with a slot on the node are killed. A `TrainingError` is raised if a segment does not end.
+        """
+        missing = set[str]()
+        for job_id, segment in list(self._active.items()):
+            held = (*segment.slots, *self._leaving.get(job_id, ()))
+            lost = [slot for slot in held if slot // self._per_node == node]
+            if not lost or (job_id in survivors and self.lose(segment, lost)):
+                continue
             self.trainer.kill(segment)
-        missing = {segment.job.job_id for segment in on_node}
+            missing.add(job_id)
+        return self._ends_of(missing, f"node {node}: the processes of job")
+
+    def kill_waiting(self, job_id: str) -> list[SegmentEnd]:
+        """Kill the processes of a job that lost slots and waits, and take its end."""
+        self.trainer.kill(self._active[job_id])
+        return self._ends_of({job_id}, "the processes of job")
+
+    def _ends_of(self, killed: Collection[str], whose: str) -> list[SegmentEnd]:
+        """Wait for the ends of killed segments, and take those."""
+        missing = set(killed)
         seen: list[SegmentEnd] = []
         deadline = time.monotonic() + _NODE_KILL_WAIT_S
         try:
@@ -209,8 +332,8 @@ class Executor:
                     missing.discard(seen[-1].segment.job.job_id)
                 if missing and time.monotonic() > deadline:
                     raise TrainingError(
-                        f"node {node}: the processes of job {min(missing)!r} were killed and have not ended "
-                        f"within {_NODE_KILL_WAIT_S:g} s"
+                        f"{whose} {min(missing)!r} were killed and have not ended within "
+                        f"{_NODE_KILL_WAIT_S:g} s"
                     )
         except BaseException:
             for end in seen:
@@ -218,7 +341,7 @@ class Executor:
             raise
         ended = []
         for end in seen:  # those of other segments wait for their turn
-            if end.segment in on_node:
+            if end.segment.job.job_id in killed:
                 ended.append(self._free_slots(end))
             else:
                 self._ends.put(end)
@@ -381,13 +504,15 @@ _MAX_CRASHES = 3  # consecutive crashes of a job's processes without a saved ste
 _FAILED, _JOINED = NodeEventKind.FAILED, NodeEventKind.JOINED
 
 
-def check_live_recovery(recovery: Recovery | RecoveryKind | None) -> None:
+def check_live_recovery(kind: RecoveryKind, launcher: str, device: str) -> None:
     """Check that live jobs can recover in a way; an `InputError` says what it would need."""
-    kind = recovery.kind if isinstance(recovery, Recovery) else recovery
-    if kind not in (None, "restart"):
+    if kind not in RECOVERY_KINDS:
+        raise unknown_name("kind of recovery", kind, RECOVERY_KINDS)
+    if kind != "restart" and (launcher, device) != ("local", "cpu"):
         raise InputError(
-            f"recovery {kind!r} of a live run: the processes of a live job keep no copy of its state in the "
-            "memory of other nodes; expected 'restart', or a simulation (makespan simulate)"
+            f"recovery {kind!r} with launcher {launcher!r} and device {device!r}: jobs resume from the "
+            "memory of processes on the CPUs of this machine only; expected launcher 'local' and device "
+            "'cpu', or recovery 'restart'"
         )
 
 
@@ -399,6 +524,9 @@ def check_live_events(node_events: Iterable[NodeEvent]) -> None:
                 f"node event at {event.in_force_s:g} s: devices of node {event.node_id} are "
                 f"{event.kind.value}; expected nodes of a live run that fail and join"
             )
+
+
+_NOTHING_LOST = Loss(0.0, 0.0, LossOutcome.CHECKPOINT)
 
 
 def _loss(steps: int, configuration: Configuration) -> Loss:
@@ -453,6 +581,11 @@ class LiveEngine(Engine):
     When a node fails, the processes of all segments with a slot on it are killed before anything else
     happens. ``losses`` are the steps that a job's processes had reported beyond its newest checkpoint,
     whatever interrupted it; their device time is that of as many steps as profiled.
+
+    A job whose recovery is ``elastic`` or ``resilient`` loses the processes on the node alone. The others
+    keep its state and wait: a resilient job resumes with them at once, an elastic one if the next decision of
+    the policy gives it devices; otherwise they are killed, and the job returns to its checkpoint. A process
+    that crashes is replaced, for both kinds. The trainer is then a `SurvivingTrainer`.
     """
 
     def __init__(
@@ -484,8 +617,6 @@ class LiveEngine(Engine):
             raise MakespanError("a live run supports no extra steps; expected none")
         check_live_events(node_events)
         order = sorted(self.scenario.jobs, key=lambda job: job.submit_time_s)
-        for job in order:
-            check_live_recovery(self.scenario.recovery_of(job))
         self.jobs = {
             job.job_id: LiveJob(job, index, float(job.steps), self.view, self.scenario.recovery_of(job))
             for index, job in enumerate(order)
@@ -550,7 +681,8 @@ class LiveEngine(Engine):
                 )
                 for job in self.view.running
                 if job.allocation is not None
-            }
+            },
+            {job.spec.job_id for job in self._interruptions.jobs},
         )
         n_rows, saved_at = self._saved
         now = time.monotonic()
@@ -570,7 +702,8 @@ class LiveEngine(Engine):
             raise self.stalled()
 
     def schedule_ends(self, job: JobView, ready_s: float, *, is_ready: bool = False) -> None:
-        """Schedule no events: the processes report when they are ready and when they end."""
+        """Record when a job got its devices; its processes report when they are ready and when they end."""
+        self._held[(job.spec.job_id, job.generation)] = [job.held_since_s]
 
     def _handle_due(self, now_s: float) -> None:
         while self.queue.next_time_s() <= now_s:
@@ -583,6 +716,8 @@ class LiveEngine(Engine):
         """Count the steps that processes report, and record which restarts have ended."""
         for segment in self._executor.active:
             self._look_at(segment)
+            if self._can_survive(segment) and self._is_current(segment):
+                self._replace_crashed(segment)
         for view in self.view.running:
             if (view.spec.job_id, view.generation) not in self._ready:
                 self.cluster_state.set_ready(view, max(view.ready_time_s, self.view.time_s))
@@ -599,6 +734,32 @@ class LiveEngine(Engine):
             self.cluster_state.set_ready(job, self.view.time_s)
             self.record(EventKind.READY, job, "processes train")
 
+    def _can_survive(self, segment: Segment) -> bool:
+        """Tell whether a job keeps its state in memory if it loses some of its processes now.
+
+        A segment that is being stopped because the policy has changed its job does not.
+        """
+        job = self.jobs[segment.job.job_id]
+        if job._recovery is None or job._recovery.kind == "restart":
+            return False
+        return self._is_current(segment) or segment.job.job_id in self._executor.waiting
+
+    def _replace_crashed(self, segment: Segment) -> None:
+        """Record that processes of a job have crashed while others go on; the executor replaces them."""
+        crashed, job = self._executor.trainer.crashed(segment), self.jobs[segment.job.job_id]
+        before, recovery = job.allocation, job._recovery
+        if not crashed or before is None or recovery is None:
+            return
+        if not self._executor.lose(segment, crashed, waits=False):
+            return  # nobody is left, and the segment ends
+        _log.warning("job %s lost %d process(es) and continues", job.spec.job_id, len(crashed))
+        (loss,) = self.evict([job])
+        self.record_loss(job, loss, -1)
+        self.record(EventKind.INTERRUPTED, job, f"{len(crashed)} process(es) crashed")
+        delay_s = self._interruptions.start(job, recovery)
+        self.schedule_ends(job, self.cluster_state.hold(job, before, delay_s=delay_s))
+        self.record(EventKind.REGROUPED, job, "0 GPUs fewer")
+
     def _take_end(self, end: SegmentEnd) -> None:
         """Finish the job of a segment, leave it to its next segment, or queue it again after a loss."""
         job = self.jobs[end.segment.job.job_id]
@@ -614,11 +775,24 @@ class LiveEngine(Engine):
             self.record_loss(job, loss, -1)
             self.record(EventKind.INTERRUPTED, job, reason)
             self.request_decision()
+        elif self._interruptions.nodes_left(job):  # the processes that kept its state have ended
+            self._lose(job, loss)
+            self._forget_memory(job, -1, "its processes ended")
+            self.request_decision()
+
+    def _forget_memory(self, job: LiveJob, node: int, reason: str) -> None:
+        """Return a job that waits with its state in memory to its checkpoint."""
+        self._interruptions.return_to_checkpoint(job)
+        self._roll_back(job, self._lost.pop(job.spec.job_id, _NOTHING_LOST), node, reason)
 
     def _change_node(self, event: NodeEvent, _: None) -> None:
         """Apply a node event; if the node fails, first kill the processes on it, and see what they saved."""
         if event.kind is _FAILED:
-            for end in self._executor.kill_node(event.node_id):
+            surviving = [one for one in self._executor.active if self._can_survive(one)]
+            for one in surviving:
+                self._look_at(one)  # the last steps may not have been seen before
+            survivors = {one.job.job_id for one in surviving}
+            for end in self._executor.kill_node(event.node_id, survivors):
                 job = self.jobs[end.segment.job.job_id]
                 if end.error is not None and not isinstance(end.error, WorkerError):
                     raise end.error
@@ -636,7 +810,7 @@ class LiveEngine(Engine):
 
     def _lose(self, job: LiveJob, loss: Loss) -> None:
         """Note a loss; the steps count as done until the job is interrupted or rolled back."""
-        if loss.steps:
+        if loss.steps or self._interruptions.nodes_left(job):
             self._lost[job.spec.job_id] = loss
             self.cluster_state.set_steps_left(job, job._steps_left - loss.steps)
 
@@ -649,12 +823,37 @@ class LiveEngine(Engine):
     def lost_from_memory(self, node: int) -> Iterator[tuple[JobView, Loss]]:
         """Yield the waiting jobs whose processes were killed before they had written their checkpoint."""
         for job in self.view.pending:
-            if job.spec.job_id in self._lost:
+            if left := self._executor.nodes_left(job.spec.job_id):
+                self._interruptions.wait_in_memory(job, left)
+            elif job.spec.job_id in self._lost:
+                self._interruptions.return_to_checkpoint(job)
                 yield job, self._lost.pop(job.spec.job_id)
 
     def loss_of(self, job: JobView, node: int) -> Loss:
-        """Return what a job loses whose processes were killed or crashed at this instant."""
-        return self._lost.pop(job.spec.job_id, Loss(0.0, 0.0, LossOutcome.CHECKPOINT))
+        """Return what a job loses whose processes were killed or crashed at this instant.
+
+        A job that resumes from memory loses the running step, which no process has reported.
+        """
+        if left := self._executor.nodes_left(job.spec.job_id):
+            self._interruptions.wait_in_memory(job, left)
+            return _NOTHING_LOST._replace(outcome=LossOutcome.IN_MEMORY)
+        self._interruptions.return_to_checkpoint(job)
+        return self._lost.pop(job.spec.job_id, _NOTHING_LOST)
+
+    def given_up(self) -> Iterator[tuple[JobView, Loss]]:
+        """Kill the processes of jobs that waited with their state in memory, and yield what these lose."""
+        for view in self._interruptions.jobs:
+            job = self.jobs[view.spec.job_id]
+            for end in self._executor.kill_waiting(job.spec.job_id):
+                if end.error is not None and not isinstance(end.error, WorkerError):
+                    raise end.error
+                self._lose(job, self._note_end(end))
+            if job.steps_done >= job.spec.steps:  # the last checkpoint was complete
+                self._lost.pop(job.spec.job_id, None)
+                self.finish(job)
+                continue
+            self._interruptions.return_to_checkpoint(job)
+            yield job, self._lost.pop(job.spec.job_id, _NOTHING_LOST)
 
     def _note_end(self, end: SegmentEnd) -> Loss:
         """Count the steps in the result or the checkpoint of a segment; return those that are lost."""
@@ -669,7 +868,7 @@ class LiveEngine(Engine):
         if end.result.n_steps:
             self.final_losses[job.spec.job_id] = end.result.loss
         held = self._held.get((end.segment.job.job_id, end.segment.generation))
-        if held is not None:
+        if held is not None and not math.isnan(end.result.step_wall_s):
             until_s = held[1] if len(held) > 1 else self.view.time_s
             self.overheads_s.append(until_s - held[0] - end.result.step_wall_s * self._clock.scale)
         return _loss(0, end.segment.configuration)
@@ -695,11 +894,6 @@ class LiveEngine(Engine):
 
     def _count(self, job: LiveJob, done: int) -> None:
         self.cluster_state.set_steps_left(job, float(job.spec.steps - done))
-
-    def hold(self, job: JobView, allocation: Allocation) -> None:
-        """Allocate devices to a job, and record the time from which it holds them."""
-        super().hold(job, allocation)
-        self._held[(job.spec.job_id, job.generation)] = [job.held_since_s]
 
     def release(self, job: JobView) -> None:
         """Release the devices of a job, and record the time until which it held them."""

@@ -19,9 +19,18 @@ import numpy as np
 import pandas as pd
 
 from makespan.cleanup import temporary_directory
+from makespan.easyscale import ElasticTrainer
+from makespan.easyscale.trainer import RunFolder
 from makespan.errors import InputError
 from makespan.files import read_json, read_text, write_text
 from makespan.hardware import ClusterSpec, NodeSpec, cluster, homogeneous
+from makespan.live.elastic import (
+    ElasticProcessTrainer,
+    ElasticRun,
+    elastic_trainer,
+    measured_pause_s,
+    steady_pace_s,
+)
 from makespan.live.engine import (
     Executor,
     LaunchOn,
@@ -57,7 +66,8 @@ from makespan.profiling import (
     point_plan,
     profile_table,
 )
-from makespan.runtime import memory_bytes
+from makespan.runtime import RunDirectory, latest_checkpoint, memory_bytes
+from makespan.runtime.joining import PROCESSES
 from makespan.sim import (
     DECISION_LIMIT_S,
     FailureModel,
@@ -173,6 +183,8 @@ def predict_live(
         failures = {
             "n_nodes": setting.n_nodes,
             "checkpoint_s": dict(setting.checkpoint_s),
+            "recovery": setting.recovery,
+            "pause_s": setting.pause_s,
             "node_events": [[event.time_s, event.node_id, event.kind.value] for event in setting.node_events],
             **_costs(by_job),
         }
@@ -300,18 +312,20 @@ def _scenario(
 ) -> Scenario:
     """Return the jobs of a setting with profiled times, in the time of the policy, without colocation.
 
-    If nodes fail, jobs restart from checkpoints, which each writes after so many steps as the trainer does,
-    counted in the time of its requested configuration.
+    If nodes fail, jobs recover from checkpoints, which each writes after so many steps as the trainer does,
+    counted in the time of its requested configuration, or from memory, after the profiled pause.
     """
     recovery = None
-    if setting.node_events:
+    if setting.node_events or setting.recovery != "restart":
         requested, settings = profiled.catalogue().on(cluster).requested, live_settings()
+        pause_s = None if setting.recovery == "restart" else profiled.pause_s * setting.scale
         recovery = {
             job.job_id: Recovery(
-                "restart",
+                setting.recovery,
                 checkpoint_interval_s=_checkpoint_every(setting.tables[job.workload], settings)
                 * requested(job).iter_time_s,
                 checkpoint_s=profiled.checkpoint_s.get(job.workload, 0.0) * setting.scale,
+                pause_s=pause_s,
             )
             for job in setting.jobs
         }
@@ -513,18 +527,20 @@ def prepare_setting(
     tell: Callable[[str], None] = lambda text: None,
     progress: Callable[[int, int], None] | None = None,
     failing: tuple[NodeEvent, ...] = (),
+    recovery: RecoveryKind = "restart",
 ) -> LiveSetting:
     """Return the setting of an interrupted run in a directory, or measure and write a new one."""
     n_nodes = slots_cluster.n_nodes
     earlier = LiveSetting.load(directory)
     if earlier is not None:
-        earlier.check_same(policy, spec.name, slots_cluster.n_gpus, seed, n_nodes, failing)
+        earlier.check_same(policy, spec.name, slots_cluster.n_gpus, seed, n_nodes, failing, recovery)
         tell("resuming the interrupted run")
         return earlier
     kept = directory / "profile.jsonl"
     found = profile(
-        spec, slots_cluster, launch_on, settings, tell, kept, progress, spreads_checkpoints=not failing
-    )
+        spec, slots_cluster, launch_on, settings, tell, kept, progress,
+        spreads_checkpoints=not failing, recovery=recovery,
+    )  # fmt: skip
 
     def iter_time_s(key: str, n_slots: int, plan: str) -> float:
         table = found.tables[key]
@@ -546,6 +562,9 @@ def prepare_setting(
         n_nodes=n_nodes,
         node_events=failing,
         checkpoint_s=found.checkpoint_s if failing else {},
+        recovery=recovery,
+        pause_s=found.pause_s,
+        n_logical_workers=0 if recovery == "restart" else max(spec.slots),
     )
     setting.save(directory)
     kept.unlink(missing_ok=True)
@@ -553,12 +572,16 @@ def prepare_setting(
 
 
 class LiveProfile(NamedTuple):
-    """Tables of a live workload, and times of a first start, a resumption and a checkpoint of each [s]."""
+    """Tables of a live workload, and times of a first start, a resumption and a checkpoint of each [s].
+
+    ``pause_s`` is the time until a job that loses a process resumes from memory, 0 for jobs that restart.
+    """
 
     tables: dict[str, pd.DataFrame]
     first_start_s: float
     restart_delay_s: float
     checkpoint_s: dict[str, float]
+    pause_s: float = 0.0
 
 
 def profile(
@@ -571,11 +594,12 @@ def profile(
     progress: Callable[[int, int], None] | None,
     *,
     spreads_checkpoints: bool = True,
+    recovery: RecoveryKind = "restart",
 ) -> LiveProfile:
     """Measure the tables of a live workload, and the times of starts and checkpoints [s].
 
     If ``spreads_checkpoints``, those during the run count as part of the steps. The ``path`` is that of
-    `Measurements`.
+    `Measurements`. Unless jobs restart, elastic jobs are measured.
     """
     n_slots, launcher = slots_cluster.n_gpus, launch_on((0,))
     tell(f"measuring {len(spec.workloads)} workload(s) on {n_slots} slot(s)")
@@ -584,11 +608,19 @@ def profile(
         "plans": dict(spec.plans),
         "restart_steps": settings.restart_steps,
     }
+    is_elastic = recovery != "restart"
+    if is_elastic:
+        conditions["n_logical_workers"] = max(spec.slots)
     # Runs of all points and, for each workload and number of slots, a start and a resumption.
     runs_per_workload = sum(len(spec.plans[size]) * settings.repetitions + _TURNS for size in spec.slots)
-    kept = Measurements(path, conditions, len(spec.workloads) * runs_per_workload, progress, tell)
-    profiler = Profiler(spec, n_slots, slots_cluster.node, launch_on, settings, kept)
+    has_pause = is_elastic and max(spec.slots) > 1  # otherwise no job has a process left
+    total = len(spec.workloads) * (runs_per_workload + has_pause)
+    kept = Measurements(path, conditions, total, progress, tell)
+    profiler: Profiler = (ElasticProfiler if is_elastic else Profiler)(
+        spec, n_slots, slots_cluster.node, launch_on, settings, kept
+    )
     tables, restarts = profiler.tables(), profiler.restarts()
+    pause_s = profiler.pause_s() if isinstance(profiler, ElasticProfiler) and has_pause else 0.0
     checkpoint_s = {
         key: fmean(restart.save_s for restart in restarts if restart.workload == key) for key in tables
     }
@@ -599,8 +631,9 @@ def profile(
         fmean(restart.overhead_s for restart in restarts if restart.is_first == is_first)
         for is_first in (True, False)
     )
-    tell(f"a first start takes {first_start_s:.2f} s, a resumption {delay_s:.2f} s")
-    return LiveProfile(tables, first_start_s, delay_s, checkpoint_s)
+    pause = f", resuming from memory {pause_s:.2f} s" if has_pause else ""
+    tell(f"a first start takes {first_start_s:.2f} s, a resumption {delay_s:.2f} s{pause}")
+    return LiveProfile(tables, first_start_s, delay_s, checkpoint_s, pause_s)
 
 
 def _procedure(settings: LiveSettings) -> Procedure:
@@ -617,7 +650,12 @@ def _training_job(key: str, plan: str, size: int, node: NodeSpec, n_steps: int) 
     return TrainingJob(model_of(workload(key)), point_plan(point, workload(key), node), n_steps)
 
 
-def warm_up(spec: LiveWorkload, slots_cluster: ClusterSpec, launch_on: LaunchOn) -> None:
+def warm_up(
+    spec: LiveWorkload,
+    slots_cluster: ClusterSpec,
+    launch_on: LaunchOn,
+    recovery: RecoveryKind = "restart",
+) -> None:
     """Train one step on as many slots as any job may request.
 
     The fork server loads libraries at its first request, which must not slow a measured start. It is started
@@ -628,7 +666,12 @@ def warm_up(spec: LiveWorkload, slots_cluster: ClusterSpec, launch_on: LaunchOn)
     job = _training_job(next(iter(spec.workloads)), spec.plans[size][0], size, slots_cluster.node, 1)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        train(job, launcher=launch_on(tuple(range(size))))
+        if recovery == "restart":
+            train(job, launcher=launch_on(tuple(range(size))))
+        else:
+            with temporary_directory("warm-up") as directory:
+                trainer = elastic_trainer(next(iter(spec.workloads)), size, 1, 0, directory)
+                ElasticRun().train(trainer, tuple(range(size)), launch_on, 1, steps=1, checkpoint_every=0)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
@@ -639,10 +682,13 @@ def process_trainer(
     slots_cluster: ClusterSpec,
     launch_on: LaunchOn,
     settings: LiveSettings,
-) -> ProcessTrainer:
+) -> ProcessTrainer | ElasticProcessTrainer:
     """Return the trainer of a setting, with checkpoints at about equal time intervals."""
     every = {key: _checkpoint_every(table, settings) for key, table in setting.tables.items()}
     jobs, node = directory / "jobs", slots_cluster.node
+    if setting.recovery != "restart":
+        n_workers = setting.n_logical_workers
+        return ElasticProcessTrainer(jobs, launch_on, setting.seeds, every, n_workers, node.n_gpus)
     return ProcessTrainer(jobs, node, launch_on, setting.seeds, every)
 
 
@@ -728,20 +774,26 @@ class Profiler:
             try:
                 for place, end in ends.items():
                     # Neighbours disturb as in a live run only after their first step.
-                    while not end.done():
-                        state = read_progress(place)
-                        if state is not None and state.step > 0:
-                            break
+                    while not end.done() and self._steps_in(place) == 0:
                         time.sleep(_POLL_WALL_S)
                 yield
             finally:
                 # A run that is still starting has no directory yet, so request the stop repeatedly.
                 while not all(end.done() for end in ends.values()):
                     for place in filter(Path.exists, places):
-                        request_stop(place)
+                        self._stop(place)
                     time.sleep(_POLL_WALL_S)
             for end in ends.values():
                 end.result()
+
+    def _steps_in(self, place: Path) -> int:
+        """Return the steps of a neighbour, by its directory."""
+        state = read_progress(place)
+        return 0 if state is None else state.step
+
+    def _stop(self, place: Path) -> None:
+        """Request that a neighbour ends."""
+        request_stop(place)
 
     def _train(self, key: str, slots: Slots, place: Path) -> None:
         job = _training_job(key, self._spec.plans[len(slots)][0], len(slots), self._node, _ENDLESS)
@@ -758,6 +810,74 @@ class Profiler:
                 result = train(job, launcher=self._launch_on(slots), checkpoint_dir=directory, resume=source)
                 overhead_s = time.monotonic() - began - steady_wall_s(result)
                 costs.append((overhead_s, sum(result.save_s)))
+        return costs
+
+
+class ElasticProfiler(Profiler):
+    """Measures elastic jobs: their steps on each number of slots, starts, and the pause after a loss."""
+
+    def pause_s(self) -> float:
+        """Measure the mean time until a job that loses a process resumes from memory, over workloads [s]."""
+        return fmean(
+            self._kept.measure(f"pause of {key}", partial(self._pause_s, key)) for key in self._spec.workloads
+        )
+
+    def _trainer(self, key: str, n_steps: int, directory: Path) -> ElasticTrainer:
+        return elastic_trainer(key, max(self._spec.slots), n_steps, 0, directory)
+
+    def _pause_s(self, key: str) -> float:
+        slots, n_steps = tuple(range(max(self._spec.slots))), self._settings.restart_steps
+        with temporary_directory("pause") as directory:
+            trainer = self._trainer(key, 3 * n_steps, directory)
+            return measured_pause_s(trainer, slots, self._launch_on, n_steps)
+
+    def _points(self, key: str, size: int, turn: int) -> dict[str, Any]:
+        slots, neighbours = self._places(key, size)
+        (plan,) = self._spec.plans[size]
+        where = f"{key} on {size}, slots {_listed(slots)}, round {turn + 1}"
+        measure = partial(self._measured, key, slots, neighbours)
+        point = {
+            "exec_plan": plan, "placement": Placement((size,)).text, "cpu_threads": 1, "reason": "",
+            "runs": [self._kept.measure(where, measure)],
+        }  # fmt: skip
+        return {"workload": key, "points": [point]}
+
+    def _measured(self, key: str, slots: Slots, neighbours: dict[Slots, str]) -> dict[str, float]:
+        """Return the time of a step [s]; its phases overlap in the elastic runtime and are unknown."""
+        n_steps = self._settings.warmup_steps + self._settings.steps + 1
+        run, unknown = ElasticRun(), float("nan")
+        with self._neighbours(neighbours), temporary_directory("profile") as directory:
+            trainer = self._trainer(key, n_steps, directory)
+            run.train(trainer, slots, self._launch_on, 1, steps=n_steps, checkpoint_every=0)
+        (marks,) = run.marks
+        step_s = steady_pace_s([marks[-self._settings.steps - 2 :]])
+        phases = dict.fromkeys(("forward_s", "overlap_sync_s", "optimize_s"), unknown)
+        return {"iter_time_s": step_s, **phases}
+
+    def _steps_in(self, place: Path) -> int:
+        state = RunDirectory(place / PROCESSES).progress()
+        return 0 if state is None else int(state["step"])
+
+    def _stop(self, place: Path) -> None:
+        RunFolder(place).request_placing({})
+
+    def _train(self, key: str, slots: Slots, place: Path) -> None:
+        place.mkdir()
+        trainer = self._trainer(key, _ENDLESS, place)
+        ElasticRun().train(trainer, slots, self._launch_on, 1, steps=_ENDLESS, checkpoint_every=0)
+
+    def _turns(self, key: str, slots: Slots, others: dict[Slots, str]) -> list[tuple[float, float]]:
+        costs = []
+        with self._neighbours(others), temporary_directory("restart") as directory:
+            for turn in range(_TURNS):
+                n_steps, run = self._settings.restart_steps, ElasticRun()
+                total = n_steps * (turn + 1)
+                trainer = self._trainer(key, n_steps * _TURNS, directory)
+                began = time.monotonic()
+                run.train(trainer, slots, self._launch_on, 1, steps=total, checkpoint_every=0)
+                overhead_s = time.monotonic() - began - n_steps * steady_pace_s(run.marks)
+                newest = latest_checkpoint(directory / "checkpoints")
+                costs.append((overhead_s, 0.0 if newest is None else newest.save_s))
         return costs
 
 
@@ -848,7 +968,9 @@ def live_experiment(
         Policy, name of a live workload, number of devices to use, and seed of the job list.
     n_nodes, failures, recovery
         Nodes over which the devices are spread evenly; failures as of a simulation, with times since the
-        start of the run [s of real time]; what interrupted jobs do, only ``restart`` in a live run.
+        start of the run [s of real time]; what interrupted jobs do, see `makespan.sim.Recovery`. Unless they
+        restart, jobs are elastic: as many logical workers as the largest request of the workload has slots
+        train their batch, under plans of data parallelism alone.
     directory
         Directory of measurements, state and checkpoints; removed at the end.
     launcher, device
@@ -866,7 +988,7 @@ def live_experiment(
         where they cannot; the processes of a job crashed several times without progress.
     """
     check_policy(policy)
-    check_live_recovery(recovery)
+    check_live_recovery(recovery, launcher, device)
     if launcher != "local" and (n_nodes > 1 or failures is not None):
         raise InputError(
             f"launcher {launcher!r} with several nodes or failures: only processes of this machine can be "
@@ -881,9 +1003,11 @@ def live_experiment(
         tell(f"{origin}; times count from the start of the run")
     slots = slots_of(launcher, device, n_slots)
     spec = live_workload(workload).fitting(n_slots)
-    warm_up(spec, slots_cluster, slots)
+    if recovery != "restart":
+        spec = spec.data_parallel()
+    warm_up(spec, slots_cluster, slots, recovery)
     setting = prepare_setting(
-        directory, policy.name, spec, slots_cluster, seed, slots, settings, tell, progress, failing
+        directory, policy.name, spec, slots_cluster, seed, slots, settings, tell, progress, failing, recovery
     )
     prediction = predict_live(setting, policy, slots_cluster, directory / _PREDICTION, decision_limit_s)
     forecast, (low_s, high_s) = prediction.values, prediction.interval_s
@@ -899,8 +1023,9 @@ def live_experiment(
     if isinstance(failures, FailureModel) and engine.view.time_s / setting.scale > failures.end_s:
         tell(f"failures were generated for {failures.end_s:g} s only, and the run took longer")
     again = profile(
-        spec, slots_cluster, slots, settings, tell, kept, progress, spreads_checkpoints=not failing
-    )
+        spec, slots_cluster, slots, settings, tell, kept, progress,
+        spreads_checkpoints=not failing, recovery=recovery,
+    )  # fmt: skip
     averaged = setting.averaged(*again)
     result = compare_live(setting, policy, slots_cluster, engine, prediction, averaged)
     shutil.rmtree(directory, ignore_errors=True)

@@ -11,13 +11,13 @@ import pandas as pd
 
 from makespan.errors import InputError, unknown_name
 from makespan.files import read_json, read_preset, write_json
-from makespan.plans import Placement, enumerate_placements
-from makespan.sim import Catalogue, FailureModel, NodeEvent, RestartDelays
+from makespan.plans import Placement, PlanFamily, enumerate_placements
+from makespan.sim import Catalogue, FailureModel, NodeEvent, RecoveryKind, RestartDelays
 from makespan.studies import TableCatalogue
 from makespan.tables import THROUGHPUT
 from makespan.traces import apportion
 from makespan.units import DAY, HOUR
-from makespan.workloads import JobSpec
+from makespan.workloads import JobSpec, workload
 
 REPAIR_WALL_S = 30.0
 """Mean time until a node of a live run is back [s]; a choice: as long as jobs train between checkpoints."""
@@ -46,6 +46,31 @@ class LiveWorkload:
         """Return the workload without requests for more than ``n_slots`` slots."""
         slots = {count: share for count, share in self.slots.items() if count <= n_slots}
         return replace(self, slots=slots, plans={count: self.plans[count] for count in slots})
+
+    def data_parallel(self) -> "LiveWorkload":
+        """Return the workload with plans of data parallelism alone, which elastic jobs can train.
+
+        An `InputError` is raised if there is none for a number of slots, or if the largest number does not
+        divide the global batch of a model.
+        """
+        plans = {
+            count: tuple(text for text in texts if text == PlanFamily.DP.word)
+            for count, texts in self.plans.items()
+        }
+        for count, texts in plans.items():
+            if not texts:
+                raise InputError(
+                    f"live workload {self.name!r} has plans {', '.join(self.plans[count])} on {count} "
+                    f"slot(s); expected {PlanFamily.DP.word!r} among them, the only plan of elastic jobs"
+                )
+        n_workers = max(plans)
+        for key in self.workloads:
+            if (batch_size := workload(key).global_batch_size) % n_workers:
+                raise InputError(
+                    f"live workload {self.name!r} has requests for {n_workers} slots and {key!r} a global "
+                    f"batch of {batch_size}; expected a divisor of it, because each slot trains an equal part"
+                )
+        return replace(self, plans=plans)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +177,10 @@ class LiveSetting:
         run, without pauses between an interrupt and the resumption.
     checkpoint_s
         Measured mean time of a checkpoint of each workload [s], if there are node events.
+    recovery, pause_s
+        Recovery of the jobs, and the measured mean time without progress when one resumes from memory [s].
+    n_logical_workers
+        Logical workers of each job that resumes from memory; 0 for jobs that restart.
     """
 
     policy: str
@@ -167,6 +196,9 @@ class LiveSetting:
     n_nodes: int = 1
     node_events: tuple[NodeEvent, ...] = ()
     checkpoint_s: Mapping[str, float] = field(default_factory=dict)
+    recovery: RecoveryKind = "restart"
+    pause_s: float = 0.0
+    n_logical_workers: int = 0
 
     def save(self, directory: Path) -> None:
         """Write the setting into the directory of the run."""
@@ -235,6 +267,7 @@ class LiveSetting:
         first_start_s: float,
         restart_delay_s: float,
         checkpoint_s: Mapping[str, float] | None = None,
+        pause_s: float | None = None,
     ) -> "LiveSetting":
         """Return the setting with the mean of its profile and another one, where that has the point."""
         means = {}
@@ -253,6 +286,7 @@ class LiveSetting:
                 key: (cost_s + (checkpoint_s or {}).get(key, cost_s)) / 2
                 for key, cost_s in self.checkpoint_s.items()
             },
+            pause_s=(self.pause_s + (self.pause_s if pause_s is None else pause_s)) / 2,
         )
 
     def perturbed(self, rng: np.random.Generator, log_sd: float) -> "LiveSetting":
@@ -275,10 +309,11 @@ class LiveSetting:
         seed: int,
         n_nodes: int = 1,
         node_events: tuple[NodeEvent, ...] = (),
+        recovery: RecoveryKind = "restart",
     ) -> None:
         """Check that an interrupted run has what is requested."""
         requested = {"policy": policy, "workload": workload, "n_slots": n_slots, "seed": seed}
-        requested["n_nodes"] = n_nodes
+        requested |= {"n_nodes": n_nodes, "recovery": recovery}
         for name, value in requested.items():
             if (before := getattr(self, name)) != value:
                 raise InputError(

@@ -478,7 +478,8 @@ class Engine:
     """Run a trace under a policy in simulated time.
 
     The engine of live runs overrides how the ends of restarts and jobs become known (`schedule_ends`), how
-    time advances (`run`), and what a lost node costs (`jobs_on`, `lost_from_memory`, `loss_of`). ``rows`` are
+    time advances (`run`), and what a lost node costs (`jobs_on`, `lost_from_memory`, `loss_of`,
+    `given_up`). ``rows`` are
     those of the events table so far, plain tuples in the order of the fields of `Event`; ``finished`` has the
     finished jobs with their times [s]; ``losses`` are the rows of the table `LOSSES`.
     """
@@ -673,6 +674,10 @@ class Engine:
         """Yield the waiting jobs whose progress was in the memory of a node that failed, and their losses."""
         return self._interruptions.lose_node(node)
 
+    def given_up(self) -> Iterator[tuple[JobView, Loss]]:
+        """Yield the waiting jobs whose state in memory the policy gave no devices to, and their losses."""
+        return self._interruptions.give_up()
+
     def _announce(self, event: NodeEvent, _: None) -> None:
         self.cluster_state.announce(event)
         reason = f"{event.kind.value} at {event.in_force_s} s"
@@ -851,7 +856,7 @@ class Engine:
         if decision.changes:
             self._apply(decision)
         if self._interruptions.waiting:
-            for job, loss in self._interruptions.give_up():
+            for job, loss in self.given_up():
                 self._roll_back(job, loss, -1, "no devices in time")
         if decision.wake_up_s is not None:
             self._ask_at(decision.wake_up_s)

@@ -1,7 +1,7 @@
 """Losses of interrupted jobs: progress that is in a checkpoint, in memory alone, or gone."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
@@ -107,6 +107,20 @@ class Interruptions:
         for index, waiting in list(self._waiting.items()):
             yield waiting.job, self._return_to_checkpoint(waiting.job, self._unsaved[index])
 
+    def wait_in_memory(self, job: JobView, nodes: Set[int]) -> None:
+        """Note that a job of a live run waits with its state in the memory of nodes."""
+        self._waiting[job.index] = _Waiting(job, set(nodes))
+        self._restarting.discard(job.index)
+
+    def return_to_checkpoint(self, job: JobView) -> None:
+        """Note that the state of a job of a live run is in its last checkpoint only."""
+        self._return_to_checkpoint(job, _Unsaved())
+
+    @property
+    def jobs(self) -> list[JobView]:
+        """Jobs without devices whose state is in memory."""
+        return [waiting.job for waiting in self._waiting.values()]
+
     @property
     def waiting(self) -> bool:
         """Whether a job without devices has its state in memory."""
@@ -128,6 +142,7 @@ class Interruptions:
 
     def save(self, job: JobView) -> None:
         """Note that all progress of a job is in a checkpoint, or that the job is finished."""
+        self._waiting.pop(job.index, None)
         self._unsaved.pop(job.index, None)
         self._n_lost.pop(job.index, None)
 

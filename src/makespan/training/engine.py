@@ -46,8 +46,8 @@ if TYPE_CHECKING:
 #
 # AdamW on the local part of each parameter: whole, partitioned over replicas, or on the host.
 
-_BETAS = (0.9, 0.95)
-_EPS = 1e-8
+ADAMW_BETAS = (0.9, 0.95)
+ADAMW_EPS = 1e-8
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 Parameters = Mapping[str, torch.nn.Parameter]
 
@@ -151,8 +151,8 @@ class Optimizer:
         ]
         adamw(
             leaves, gradients, first, second, [], [self._done[name] for name in names], fused=True,
-            amsgrad=False, beta1=_BETAS[0], beta2=_BETAS[1], lr=rate, weight_decay=decay, eps=_EPS,
-            maximize=False,
+            amsgrad=False, beta1=ADAMW_BETAS[0], beta2=ADAMW_BETAS[1], lr=rate, weight_decay=decay,
+            eps=ADAMW_EPS, maximize=False,
         )  # fmt: skip
 
     def adopt(self) -> None:
