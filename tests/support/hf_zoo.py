@@ -4,7 +4,6 @@ import hf_models
 import torch
 import transformers
 from hf_models import SEQ, VOCAB, WIDTH
-from torch.nn.utils import parametrize
 
 HEADS, WIDE = 4, 2 * WIDTH
 SIZES = {
@@ -33,6 +32,11 @@ LATENT = {
 SOUND = {
     "conv_dim": (16, 16), "conv_stride": (5, 2), "conv_kernel": (10, 3), "num_feat_extract_layers": 2,
     "num_conv_pos_embeddings": 8, "num_conv_pos_embedding_groups": 4,
+}  # fmt: skip
+
+WINDOWS = {
+    "image_size": 16, "patch_size": 2, "window_size": 4, "embed_dim": 16, "depths": [2, 2],
+    "num_heads": [2, 4],
 }  # fmt: skip
 
 CONFIGS = {
@@ -79,7 +83,15 @@ CONFIGS = {
         "CLIPModel",
         {"text_config": PLACES | {"pad_token_id": 0}, "vision_config": SMALL, "projection_dim": 16},
     ),
+    "Swin": ("SwinForImageClassification", WINDOWS),
+    "SamVision": (
+        "SamVisionModel",
+        IMAGES
+        | {"patch_size": 2, "mlp_dim": WIDE, "output_channels": 16, "num_pos_feats": 8}
+        | {"window_size": 4, "global_attn_indexes": [1]},
+    ),
     "Wav2Vec2": ("Wav2Vec2ForCTC", SIZES | SOUND),
+    "Wav2Vec2Conformer": ("Wav2Vec2ConformerForCTC", SIZES | SOUND),
     "Starcoder2": ("Starcoder2ForCausalLM", GROUPED),
     "StableLm": ("StableLmForCausalLM", GROUPED),
     "Cohere": ("CohereForCausalLM", GROUPED),
@@ -92,6 +104,7 @@ PAIR = LINE | {"decoder_input_ids": hf_models.tokens()[:, :4]}
 _DRAWN = torch.Generator().manual_seed(0)
 PICTURE = {"pixel_values": torch.randn(2, 3, 16, 16, generator=_DRAWN)}
 SMALL_PICTURE = {"pixel_values": PICTURE["pixel_values"][..., :12, :12]}
+SOUNDS = {"input_values": torch.randn(2, 410, generator=_DRAWN)}
 INPUTS = {
     "T5": PAIR,
     "Bart": PAIR,
@@ -101,7 +114,10 @@ INPUTS = {
     "DeiT": PICTURE,
     "Beit": SMALL_PICTURE,
     "CLIP": LINE | SMALL_PICTURE,
-    "Wav2Vec2": {"input_values": torch.randn(2, 410, generator=_DRAWN)},
+    "Swin": PICTURE,
+    "SamVision": PICTURE,
+    "Wav2Vec2": SOUNDS,
+    "Wav2Vec2Conformer": SOUNDS,
 }
 
 
@@ -111,11 +127,7 @@ def model(name):
     config = getattr(transformers, f"{name}Config")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
-        made = getattr(transformers, kind)(config(**sizes))
-    for module in made.modules():  # weight norm of a convolution, which cannot be copied
-        if parametrize.is_parametrized(module):
-            parametrize.remove_parametrizations(module, "weight")
-    return made
+        return getattr(transformers, kind)(config(**sizes))
 
 
 def inputs(name):

@@ -177,7 +177,10 @@ class ContextSplitter:
     def find(self) -> list[Step]:
         """Return the fewest steps that pass; a `RefusedError` says why there are none."""
         sample, n = self.rehearsal.sample, self.rehearsal.n_context
-        hidden = hidden_of(sample.args, sample.kwargs)
+        try:
+            hidden = hidden_of(sample.args, sample.kwargs)
+        except RefusedError as error:
+            raise RefusedError(str(error), *REFUSED) from None
         n_parts = n * (self.rehearsal.n_tensor if self.rehearsal.along_sequence else 1)
         length = hidden.shape[TOKENS]
         if length % n_parts:
