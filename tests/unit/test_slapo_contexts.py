@@ -121,7 +121,7 @@ def test_processes_that_share_layers_are_rehearsed_together_with_those_that_shar
         (lambda: sequence_models.seeded("Layer", between=True), sequence_models.words(),
          r"between 'layers.0' and 'layers.1': more than the next layer reads what one returns"),
         (lambda: nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)) for _ in range(2))),
-         torch.zeros(2, 3, 8, 4), r"in '0' \(Sequential\): it reads a tensor of shape \(2, 3, 8, 4\); expected"),
+         torch.zeros(2, 3, 8, 4), r"in '0' \(Sequential\): it reads a tensor of shape \(2, 3, 8, 4\); exp"),
         (lambda: sequence_models.seeded("Layer"), sequence_models.words(7),
          r"in 'layers.0' \(Layer\): 7 tokens of the example do not divide among 2 processes"),
         (lambda: sequence_models.seeded("Layer"), sequence_models.words(2),
