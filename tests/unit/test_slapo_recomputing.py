@@ -142,6 +142,23 @@ def test_a_second_backward_pass_says_that_results_are_gone():
         loss.backward()
 
 
+def test_a_kept_result_that_is_changed_in_place_is_named_before_the_backward_pass():
+    def built():
+        return create_schedule(
+            nn.Sequential(nn.Linear(4, 4, bias=False), nn.Sequential(nn.ReLU(inplace=True), nn.Linear(4, 4)))
+        )
+
+    sch = built()
+    sch.checkpoint(keep="products")
+    with pytest.raises(
+        ConflictError, match=r"result of aten.mm.* is kept, but aten.relu_.* changes it in place"
+    ):
+        sch.mod(torch.ones(2, 4))
+    sch = built()
+    sch.checkpoint(keep="products", within=["1"])
+    sch.mod(torch.ones(2, 4)).sum().backward()
+
+
 def test_compiled_code_keeps_them_too():
     make_recomputation_traceable()
     plain, sch = odd_transformers.seeded("Harbour").eval(), harbour(keep="products", every=2)

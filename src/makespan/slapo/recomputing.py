@@ -11,7 +11,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree  # there is no public name for it
 from torch.utils.checkpoint import (
     CheckpointPolicy,
     SelectiveCheckpointContext,
@@ -118,6 +119,12 @@ def _draws(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> boo
     return bool(args[place] if place < len(args) else kwargs.get("dropout_p", default))
 
 
+def _addresses(values: Any) -> list[int]:
+    """Return the addresses of the memory of tensors; views share theirs."""
+    tensors = [leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, Tensor)]
+    return [tensor.untyped_storage().data_ptr() for tensor in tensors]
+
+
 class Keeping:
     """Which results one call of a module keeps; the second pass repeats the decisions of the first.
 
@@ -127,15 +134,18 @@ class Keeping:
         Full names of operators whose results are kept.
     every
         Of the products, keep the first of each so many.
+    is_compiled
+        True in code that is being compiled, which replaces changes in place.
     """
 
-    def __init__(self, operators: frozenset[str], every: int) -> None:
-        self.operators, self.every = operators, every
+    def __init__(self, operators: frozenset[str], every: int, is_compiled: bool = False) -> None:
+        self.operators, self.every, self.is_compiled = operators, every, is_compiled
         self.products = frozenset(map(_full_name, GROUPS[PRODUCTS]))
         self.is_on = True
         self.n_products = 0
         self.decisions: list[bool] = []
         self.n_repeated = 0
+        self.kept: dict[int, str] = {}  # operators by the addresses of their results
 
     def __call__(
         self, context: SelectiveCheckpointContext, operator: Any, *args: Any, **kwargs: Any
@@ -147,9 +157,29 @@ class Keeping:
         else:
             is_kept = self.is_on and self._is_kept(operator, args, kwargs)
             self.decisions.append(is_kept)
+            result = getattr(context, "op_output", None)
+            if not self.is_compiled:
+                self._check_unchanged(operator, args)
             if is_kept:
-                count_kept(getattr(context, "op_output", None))
+                count_kept(result)
+                self.kept |= {} if self.is_compiled else dict.fromkeys(_addresses(result), str(operator))
         return CheckpointPolicy.MUST_SAVE if is_kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+    def _check_unchanged(self, operator: Any, args: tuple[Any, ...]) -> None:
+        """Reject an operator that changes a kept result in place; the second pass would change it again."""
+        schema = getattr(operator, "_schema", None)
+        if schema is None or not schema.is_mutable:
+            return
+        for argument, value in zip(schema.arguments, args, strict=False):
+            is_written = argument.alias_info is not None and argument.alias_info.is_write
+            changed = next(
+                (self.kept[at] for at in _addresses(value) if is_written and at in self.kept), None
+            )
+            if changed is not None:
+                raise ConflictError(
+                    f"checkpoint: the result of {changed} is kept, but {operator} changes it in place; keep"
+                    " other operators, or compute the module again as a whole"
+                )
 
     def _is_kept(self, operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
         schema = getattr(operator, "_schema", None)
@@ -191,7 +221,7 @@ _contexts_of: Callable[[Keeping], _Contexts] = create_selective_checkpoint_conte
 
 
 def _contexts_when_compiled(operators: tuple[str, ...], every: int) -> _Contexts:
-    return _contexts_of(Keeping(frozenset(operators), every))
+    return _contexts_of(Keeping(frozenset(operators), every, is_compiled=True))
 
 
 # --- Recompute activations ---
