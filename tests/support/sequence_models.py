@@ -48,6 +48,7 @@ class Near(nn.Module):
         self.three, self.back = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
         self.shared = nn.Parameter(torch.randn(2 * SEQ - 1, WIDTH // HEADS))
         self.by_head, self.called = ByHead(), ByHead()
+        self.made = nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, HEADS))
         self.scale = nn.Parameter(torch.linspace(0.5, 1.5, WIDTH))
 
     def forward(self, hidden, rest, mask=None):
@@ -56,7 +57,8 @@ class Near(nn.Module):
         parts = self.three(hidden).chunk(3, -1)
         query, key, value = (part.unflatten(-1, (-1, WIDTH // HEADS)).transpose(1, 2) for part in parts)
         near = torch.einsum("bhqf,qkf->bhqk", query, self.shared[distances]) + self.by_head.of(distances)
-        mixed = F.scaled_dot_product_attention(query, key, value * self.called(), attn_mask=near + mask)
+        near = near + self.made(distances[..., None] / SEQ).permute(2, 0, 1) + mask
+        mixed = F.scaled_dot_product_attention(query, key, value * self.called(), attn_mask=near)
         return rest + self.scale * self.back(mixed.transpose(1, 2).flatten(2)), None
 
 

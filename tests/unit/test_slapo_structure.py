@@ -307,10 +307,11 @@ def test_numbers_of_heads_are_cut_where_functions_read_them_and_what_heads_share
     parts = {part.path.removeprefix("layers.0."): (part.role, part.how) for part in found.parts}
     assert parts["attention.by_head"] == ("attention: numbers of heads", "columns")
     assert parts["attention.called"] == ("attention: numbers of heads", "columns")
+    assert parts["attention.made.2"] == ("attention: positions of heads", "columns")
     assert parts["attention"] == ("attention: other weights", "whole")
     steps = [step for step in found.steps if step.path == "layers.0.attention"]
     assert [step.arguments.get("inputs") for step in steps if step.arguments.get("on")] == [["shared"]]
-    assert not found.kept_whole
+    assert [part.path for part in found.kept_whole] == [f"layers.{n}.attention.made.0" for n in range(2)]
 
 
 def test_stages_that_do_not_fit_the_layers_are_refused():

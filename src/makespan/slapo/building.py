@@ -127,6 +127,10 @@ def check_complete(sch: "Schedule", ties: str) -> None:
 def _missing_exchanges(sch: "Schedule") -> Iterator[str]:
     """Yield a message per output that remains a partial sum, or whose parts no later layer takes."""
     nodes = [(path, node, sharding_of(node.mod)) for path, node in sch.named_schedules()]
+    found = sch.metadata.structure
+    judged = (
+        set() if found is None else {part.path for part in found.parts}
+    )  # trials say who takes their parts
     for place, (path, node, sharding) in enumerate(nodes):
         if sharding.computes is not None and sharding.returns == PARTIAL:
             yield (
@@ -138,6 +142,7 @@ def _missing_exchanges(sch: "Schedule") -> Iterator[str]:
             and sharding.computes is not None
             and sharding.returns is not None
             and sharding.computes == sharding.returns
+            and path not in judged
         ):
             # Parts are taken by a layer with the same parent, or by the next sharded layer elsewhere.
             siblings = [sharding for _, other, sharding in nodes if other.parent is node.parent]

@@ -231,10 +231,14 @@ class LayerFinder:
 
     def find(self) -> Cut:
         """Return all cuts that pass their trials."""
-        for path in [path for path in self.calls if path in self.linears and not self.has_own_samples]:
-            region = self._region(path)
-            if region is not None and not self._try([region]):
-                self.failed.append(region)
+        rows = [path for path in self.calls if path in self.linears and not self.has_own_samples]
+        for is_attention in (True, False):  # first, since a small part may only make the bias of its scores
+            for path in rows:
+                region = self._region(path)
+                if region is None or is_attention != (region.head_size is not None):
+                    continue
+                if not self._try([region]):
+                    self.failed.append(region)
         if len(self.failed) > 1:  # an attribute that two attentions read is divided for both at once
             self._try(self.failed)
         for path, module in self.modules.items():
@@ -290,7 +294,7 @@ class LayerFinder:
 
     def _region(self, row: str) -> _Region | None:
         """Return the columns of a row, None if its input does not come from linear layers."""
-        taken = {*self.cut.rows, *self.cut.local}
+        taken = {*self.cut.rows, *self.cut.local, *(part.path for part in self.cut.parts)}
         sources = frozenset().union(*(call.origin.sources for call in self.calls[row]))
         columns, between, blocked = self._resolved(sources)
         columns = columns if not blocked or len(sources) > 1 else set()
@@ -348,7 +352,8 @@ class LayerFinder:
                 continue
             size = product.head_size
             heads = self.linears[region.row].n_in // size
-            roles = {path: "gate" if path in self.linears else "positions of heads" for path in columns}
+            gates = {path for path in columns & self.linears.keys() if self.linears[path].n_out > heads}
+            roles = {path: "gate" if path in gates else "positions of heads" for path in columns}
             width = self.linears[min(values)].n_out // size
             kv_heads = width
             cross = self._is_cross(queries, keys)
@@ -478,7 +483,7 @@ class LayerFinder:
             elif width > n_in and width % n_in == 0:
                 own += [(width // n_in, size), (1, None)]
             else:
-                own.append((1, size))
+                own.append((1, None if width == region.heads else size))
             choices.append(own)
         for chosen in itertools.islice(itertools.product(*choices), 8):
             yield dict(zip(region.columns, chosen, strict=True))
@@ -565,7 +570,7 @@ class LayerFinder:
         return StructurePart(role, path, type(self.modules[path]).__name__, how, reason)
 
     def _where_gradients_are_summed(self, columns: Sequence[str]) -> list[str]:
-        """Return the owner of several columns if nothing else reads what it is given, else the columns."""
+        """Return the columns, or the owner of several in place of those that alone read what it is given."""
         owner = common_owner(columns)
         if len(columns) < 2 or owner in ("", *columns):
             return list(columns)
@@ -576,7 +581,9 @@ class LayerFinder:
             for reader, inside in self.flow.reads.get(identity, [])
             if owner in inside
         }
-        return [owner] if given and readers <= set(columns) else list(columns)
+        if not given or not readers <= set(columns):
+            return list(columns)
+        return [owner, *(column for column in columns if column not in readers)]
 
     def _draw_apart(self, regions: Sequence[_Region]) -> None:
         """Make dropout of parts draw other numbers in each process, and say where it cannot."""

@@ -10,7 +10,7 @@ gradients must be parts of those of the whole layer.
 
 import heapq
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -107,11 +107,15 @@ class SequenceSplitter:
                 raise RefusedError(f"no module could hand whole sequences to {what}")
         reason = ""
         for chosen in itertools.islice(_by_preference(choices), _MOST_REHEARSALS):
-            steps = self._joined(items, chosen)
-            failed = self._why_useless(chosen) or self.rehearsal.why_not([*self.steps, *steps])
-            if not failed:
-                return steps + self._drawn_apart(chosen)
-            reason = reason or failed
+            useless = self._why_useless(chosen)
+            # What reads no tokens, such as a part that makes biases of scores, may have whole gradients.
+            for steps in _distinct(
+                self._joined(items, chosen, all_are_parts) for all_are_parts in (True, False)
+            ):
+                failed = useless or self.rehearsal.why_not([*self.steps, *steps])
+                if not failed:
+                    return steps + self._drawn_apart(chosen)
+                reason = reason or failed
         raise RefusedError(reason)
 
     # --- Choices ---
@@ -207,7 +211,9 @@ class SequenceSplitter:
 
     # --- A choice ---
 
-    def _joined(self, items: Sequence[Exchanged | str], chosen: Sequence[_Option]) -> list[Step]:
+    def _joined(
+        self, items: Sequence[Exchanged | str], chosen: Sequence[_Option], all_are_parts: bool
+    ) -> list[Step]:
         """Return the steps of a choice, with sums of the gradients of weights that see parts of sequences."""
         wholes = [option.inside[0] for option in chosen if option.is_whole]
         steps: list[Step] = []
@@ -221,7 +227,8 @@ class SequenceSplitter:
         done = [step for step in self.steps if step.op == "shard"]
         done += [step for step in steps if step.arguments.get("on") == "parameters"]
         for path, module in self.sample.layer.named_modules():
-            if not any(is_within(path, owner) for owner in wholes):
+            is_part = all_are_parts or bool(self.given.get(path)) or not is_source(module)
+            if is_part and not any(is_within(path, owner) for owner in wholes):
                 names = _not_summed(module, [step.arguments for step in done if step.path == path])
                 values = {"mode": "bwd_post", "sync_op_or_fn": "all_reduce", "on": "parameters"}
                 steps += [Step("sync", path, {**values, **more}) for more in names]
@@ -278,6 +285,15 @@ def _by_preference(choices: Sequence[Sequence[_Option]]) -> Iterator[tuple[_Opti
             if following[index] < len(of) and following not in seen:
                 seen.add(following)
                 heapq.heappush(waiting, (cost(following), following))
+
+
+def _distinct(choices: Iterable[list[Step]]) -> Iterator[list[Step]]:
+    """Iterate over choices, each once."""
+    seen: list[list[Step]] = []
+    for steps in choices:
+        if steps not in seen:
+            seen.append(steps)
+            yield steps
 
 
 def _not_summed(module: nn.Module, done: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
