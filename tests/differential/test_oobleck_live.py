@@ -322,6 +322,14 @@ def test_what_cannot_be_run_is_refused_before_anything_starts(tmp_path):
         run(tmp_path, 3, n_nodes=3, hang_s=0)
     with pytest.raises(InputError, match="no run is in progress"):
         join_run(tmp_path)
+    for sizes, message in (
+        ((2, 3), "first_sizes are 2,3; expected 14 nodes in total"),
+        ((7, 7), "first_sizes are 7,7; expected 1, 2, 3, 4, 5, 6 nodes of a pipeline"),
+        ((1,) * 14, "expected at most 12 pipelines, one for each microbatch"),
+    ):
+        for recovery in ("reconfigure", "reroute"):
+            with pytest.raises(InputError, match=message):
+                run(tmp_path, 3, n_nodes=14, first_sizes=sizes, f=0, recovery=recovery)
     assert not (tmp_path / "processes").exists()
 
 

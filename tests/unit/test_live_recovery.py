@@ -10,7 +10,7 @@ from fake_trainer import FakeTrainer, drive_clocks
 from live_runs import EVERY, SPEED, Scripted, job, profiled, rows, run, setting
 
 from makespan import live
-from makespan.cli import main
+from makespan.cli import live as cli_live, main
 from makespan.errors import InputError
 from makespan.live.run import LiveProfile
 from makespan.policies import policy
@@ -330,10 +330,11 @@ def test_only_plans_of_data_parallelism_are_offered_to_elastic_jobs():
     assert spec.plans == {1: ("ga",), 2: ("ga",)}
     with pytest.raises(InputError, match=r"plans gc on 1 slot\(s\); expected 'ga' among them"):
         replace(spec, plans={1: ("gc",), 2: ("ga",)}).data_parallel()
-    with pytest.raises(
-        InputError, match="requests for 3 slots and 'tiny-gpt' a global batch of 8; expected a"
-    ):
-        replace(spec, plans={1: ("ga",), 3: ("ga",)}).data_parallel()
+    for largest in (3, 4):
+        with pytest.raises(
+            InputError, match="requests for 3 slots and 'tiny-gpt' a global batch of 8; expected a"
+        ):
+            replace(spec, plans=dict.fromkeys((1, 3, largest), ("ga",))).data_parallel()
 
 
 def test_the_recovery_of_a_setting_comes_back_from_disk_and_another_one_is_refused(tmp_path):
@@ -351,6 +352,12 @@ def test_the_recovery_of_a_setting_comes_back_from_disk_and_another_one_is_refus
 
 
 # --- the command --------------------------------------------------------------------------------------
+
+
+def test_the_command_says_that_the_restart_delay_is_unknown_if_every_job_resumed_from_memory():
+    result, _ = surviving("resilient", [job("a", 0, 80, 2)], [(35.5, 1, "failed")])
+    text = cli_live._comparison_text(result.comparison, result.jobs)
+    assert "profiled, unknown in the run; slots held" in text and "nan" not in text
 
 
 def test_the_command_runs_and_predicts_jobs_that_resume_from_memory(tmp_path, monkeypatch):

@@ -1,5 +1,6 @@
 """The verbs ``profile`` and ``live``: measure small workloads, and train them under a policy."""
 
+import math
 import os
 import time
 from collections.abc import Sequence
@@ -445,9 +446,11 @@ def _comparison_text(comparison: pd.DataFrame, jobs: pd.DataFrame) -> str:
             f"steps: {row['lost_steps']:.0f} ({row['predicted_lost_steps']:.0f}); goodput: "
             f"{100 * row['goodput']:.0f} % ({100 * row['predicted_goodput']:.0f} %)"
         )
+    delay_s = row["live_restart_delay_s"]  # NaN if every job resumed from memory
+    in_run = "unknown in the run" if math.isnan(delay_s) else f"{delay_s:.2f} s in the run"
     lines.append(
-        f"restart delay: {row['restart_delay_s']:.2f} s profiled, {row['live_restart_delay_s']:.2f} s in the "
-        f"run; slots held {100 * row['live_gpu_allocation_ratio']:.0f} % of the time"
+        f"restart delay: {row['restart_delay_s']:.2f} s profiled, {in_run}; slots held "
+        f"{100 * row['live_gpu_allocation_ratio']:.0f} % of the time"
     )
     lines.append(
         f"profile: steps took {row['profile_drift_pct']:+.0f} % longer after the run than before it; "

@@ -50,7 +50,7 @@ class LiveWorkload:
     def data_parallel(self) -> "LiveWorkload":
         """Return the workload with plans of data parallelism alone, which elastic jobs can train.
 
-        An `InputError` is raised if there is none for a number of slots, or if the largest number does not
+        An `InputError` is raised if there is none for a number of slots, or if a number of slots does not
         divide the global batch of a model.
         """
         plans = {
@@ -63,13 +63,15 @@ class LiveWorkload:
                     f"live workload {self.name!r} has plans {', '.join(self.plans[count])} on {count} "
                     f"slot(s); expected {PlanFamily.DP.word!r} among them, the only plan of elastic jobs"
                 )
-        n_workers = max(plans)
         for key in self.workloads:
-            if (batch_size := workload(key).global_batch_size) % n_workers:
-                raise InputError(
-                    f"live workload {self.name!r} has requests for {n_workers} slots and {key!r} a global "
-                    f"batch of {batch_size}; expected a divisor of it, because each slot trains an equal part"
-                )
+            batch_size = workload(key).global_batch_size
+            for n_slots in plans:
+                if batch_size % n_slots:
+                    raise InputError(
+                        f"live workload {self.name!r} has requests for {n_slots} slots and {key!r} a global "
+                        f"batch of {batch_size}; expected a divisor of it, because each slot trains an equal "
+                        "part"
+                    )
         return replace(self, plans=plans)
 
 

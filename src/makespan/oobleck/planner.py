@@ -26,6 +26,19 @@ from makespan.runtime.protocol import Abort, ClusterState, Decision
 Recovery = Literal["reconfigure", "reroute"]
 
 
+def check_first_sizes(
+    templates: Mapping[int, PipelineTemplate], n_nodes: int, n_microbatches: int, first_sizes: Sequence[int]
+) -> None:
+    """Check that a run can begin with pipelines of these sizes; an `InputError` says what is wrong."""
+    sizes = f"first_sizes are {','.join(map(str, first_sizes))}"
+    if sum(first_sizes) != n_nodes:
+        raise InputError(f"{sizes}; expected {n_nodes} nodes in total")
+    if not set(first_sizes) <= set(templates):
+        raise InputError(f"{sizes}; expected {', '.join(map(str, sorted(templates)))} nodes of a pipeline")
+    if len(first_sizes) > n_microbatches:
+        raise InputError(f"{sizes}; expected at most {n_microbatches} pipelines, one for each microbatch")
+
+
 def reroutable_sizes(
     templates: Mapping[int, PipelineTemplate],
     n_nodes: int,
@@ -56,8 +69,7 @@ def reroutable_sizes(
         text = ",".join(map(str, wanted))
         if len(set(wanted)) > 1 or len(wanted) < f + 2:
             raise InputError(f"recovery is 'reroute' and first_sizes are {text}; {needed}")
-        if sum(wanted) != n_nodes:
-            raise InputError(f"first_sizes are {text}; expected {n_nodes} nodes in total")
+        check_first_sizes(templates, n_nodes, n_microbatches, wanted)
         return wanted
     times: dict[tuple[int, ...], float] = {}
     for count in range(f + 2, min(n_nodes, n_microbatches) + 1):

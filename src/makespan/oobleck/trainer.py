@@ -27,7 +27,12 @@ from makespan.notebook import object_html, table_html
 from makespan.oobleck.job import ChainJob, PassOrder
 from makespan.oobleck.peers import rerouted_counts
 from makespan.oobleck.plan import HybridPlan
-from makespan.oobleck.planner import ReconfigurationPlanner, Recovery as RecoveryKind, reroutable_sizes
+from makespan.oobleck.planner import (
+    ReconfigurationPlanner,
+    Recovery as RecoveryKind,
+    check_first_sizes,
+    reroutable_sizes,
+)
 from makespan.oobleck.profile import ModelProfile
 from makespan.oobleck.reconfiguration import InsufficientNodes
 from makespan.oobleck.requests import NODE, WORK, NodeRequest, Work
@@ -748,6 +753,8 @@ class _Run:
             profile, options.n_nodes, options.f, options.n0, template_set=options.template_set
         )
         first_sizes = tuple(options.first_sizes)
+        if first_sizes:
+            check_first_sizes(templates, options.n_nodes, job.n_microbatches, first_sizes)
         if options.recovery == "reroute":
             first_sizes = reroutable_sizes(
                 templates, options.n_nodes, options.f, job.n_microbatches, first_sizes
