@@ -55,6 +55,7 @@ from makespan.runtime import (
     LocalLauncher,
     Process,
     RunDirectory,
+    SlurmLauncher,
     acquire,
     check_gpus,
     describe_machine,
@@ -603,18 +604,21 @@ def _check_survives(
             "one type of device, or n_replacements=0, because all that join have the device of the first"
         )
     _check_launcher(options.launcher, f"survives is {survives}")
+    if isinstance(options.launcher, SlurmLauncher) and "SLURM_JOB_ID" not in os.environ:
+        raise InputError(
+            f"survives is {survives} with SlurmLauncher outside an allocation; expected a call in a job of "
+            "Slurm, whose steps the processes are, by sbatch or salloc"
+        )
 
 
 def _check_launcher(launcher: Launcher | None, problem: str) -> None:
     """Reject a launcher that processes which recover from memory cannot have."""
     if launcher is None:
         return
-    if not (isinstance(launcher, LocalLauncher) and launcher.device == "cpu"):
-        raise InputError(
-            f"{problem} with a launcher for Slurm or GPUs; expected processes on the CPUs of this machine"
-        )
+    if not (isinstance(launcher, LocalLauncher | SlurmLauncher) and launcher.device == "cpu"):
+        raise InputError(f"{problem} with a launcher for GPUs; expected one with device cpu")
     for limit in ("timeout_s", "stall_timeout_s", "meet_timeout_s", "silence_timeout_s"):
-        if (value := getattr(launcher, limit)) != getattr(LocalLauncher(), limit):
+        if (value := getattr(launcher, limit)) != getattr(type(launcher)(), limit):
             raise InputError(
                 f"{problem} and the launcher has {limit} {value!r}; expected a launcher without limits of "
                 "its own, because only hang_s applies"
@@ -662,6 +666,7 @@ class _SurvivingRun:
             begin_checkpoint=self._begin_checkpoint, finish_checkpoint=self._finish_checkpoint,
             limits=Timeouts(hang_s=self.options.hang_s), n_replacements=self.options.n_replacements,
         )  # fmt: skip
+        self.planner.hosts = coordinator.hosts
         coordinator.run()
         self.directory.write_result(self.report)
 
@@ -853,9 +858,10 @@ def join_run(run_dir: str | Path, launcher: Launcher | None = None) -> str:
     Parameters
     ----------
     run_dir
-        Directory of an active run with ``survives`` on this machine.
+        Directory of an active run with ``survives``: on this machine, or in a job of Slurm, on any machine
+        that reaches its first one over the network.
     launcher
-        Launcher on the CPUs of this machine; None for one without limits.
+        Launcher of the process, on CPUs and without limits of its own; None for this machine.
 
     Returns
     -------
