@@ -16,7 +16,7 @@ from forked import forking_servers
 from killers import Gate, Killer
 
 from makespan.cli import main
-from makespan.easyscale import ElasticTrainer, drain_processes, join_run, request_change
+from makespan.easyscale import ElasticTrainer, drain_processes, join_run, request_change, run_together
 from makespan.easyscale.trainer import ELASTIC_RECOVERIES, RunFolder
 from makespan.errors import InputError, WorkerError
 from makespan.runtime import LocalLauncher, SlurmLauncher
@@ -120,6 +120,23 @@ def test_too_many_losses_return_to_the_checkpoint(straight, tmp_path, caplog):
     assert bits(result) == straight
     assert "resuming from the last checkpoint" in caplog.text
     assert list(result.reconfigurations["cause"]) == ["start", "failure"]
+
+
+def test_several_jobs_in_one_call_survive_a_loss_each(straight, tmp_path):
+    killers, begun = [Killer(("sum", 4, [1])), Killer(("contexts", 2, [0]))], []
+
+    def pass_on(event):
+        if event.kind == "start" and event.node == 0:
+            begun.append(killers[len(begun)])
+        begun[-1](event)
+
+    jobs = [
+        trainer(tmp_path / name, {"model": {"held": killer.hold(tmp_path / f"held-{name}")}})
+        for name, killer in zip("ab", killers, strict=True)
+    ]
+    results = run_together(jobs, STEPS, THREE, survives=1, on_event=pass_on)
+    assert [bits(result) for result in results] == [straight, straight]
+    assert [changes(tmp_path / name)["lost"] for name in "ab"] == [["1"], ["0"]]
 
 
 # --- processes that leave and join ---

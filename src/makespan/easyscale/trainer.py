@@ -455,9 +455,12 @@ def with_determinism_level(job: ElasticJob, folder: RunFolder) -> ElasticJob:
 def train_generations(
     jobs: Sequence[tuple[ElasticJob, RunFolder]], steps: int, placing: Placing, options: RunOptions
 ) -> list[ElasticResult]:
-    """Train jobs together while they need the same processes, then each one alone."""
+    """Train jobs together while they need the same processes, then each one alone.
+
+    Jobs that survive losses have processes of their own, because a loss concerns the state of one job.
+    """
     if options.survives:
-        _check_survives(jobs, placing, options)
+        _check_survives(placing, options)
     with ExitStack() as held:
         runs = [_ElasticRun(job, folder, steps, placing, options) for job, folder in jobs]
         for run in runs:
@@ -468,7 +471,8 @@ def train_generations(
             held.enter_context(_suspended_by_signals([run.folder for run in runs]))
         for run in runs:
             run.begin()
-        _launch([run for run in runs if run.is_unfinished], options)
+        if not options.survives:
+            _launch([run for run in runs if run.is_unfinished], options)
         # Requests, signals and killed processes leave runs unfinished, and requests give them new placings.
         for run in runs:
             while run.is_unfinished:
@@ -586,9 +590,7 @@ def _launch(runs: Sequence[_ElasticRun], options: RunOptions) -> None:
         _log.warning("%s; resuming from the last checkpoint", str(lost).splitlines()[0])
 
 
-def _check_survives(
-    jobs: Sequence[tuple[ElasticJob, RunFolder]], placing: Placing, options: RunOptions
-) -> None:
+def _check_survives(placing: Placing, options: RunOptions) -> None:
     """Reject what cannot be recovered from the memory of processes, before anything starts."""
     survives, n_processes = options.survives, placing.mapping.n_processes
     if survives >= n_processes:
@@ -596,8 +598,6 @@ def _check_survives(
             f"survives is {survives} with {n_processes} process(es); expected at most {n_processes - 1}, "
             "because one must remain"
         )
-    if len(jobs) > 1:
-        raise InputError(f"survives is {survives} with {len(jobs)} jobs in one call; expected one job")
     if options.n_replacements and len(set(placing.devices)) > 1:
         raise InputError(
             f"n_replacements is {options.n_replacements} with devices {','.join(placing.devices)}; expected "
@@ -1013,6 +1013,8 @@ def run_together(
     **options: Any,
 ) -> list[ElasticResult]:
     """Train several jobs one after the other in one set of processes, which starts only once.
+
+    With ``survives`` each job has processes of its own, which start when those of the job before have ended.
 
     Parameters
     ----------
