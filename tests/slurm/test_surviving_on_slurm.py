@@ -44,8 +44,8 @@ def test_a_lost_process_is_replaced_and_a_lost_node_costs_no_bit(straight, slurm
     assert found["mappings"][-2:] == ["0/1/2/3", "0,1/2,3"]  # two of four steps lie on each node
 
 
-def test_a_step_joins_and_another_one_leaves_by_a_signal_of_slurm(straight, slurm, tmp_path):
+def test_a_step_joins_and_leaves_and_another_one_by_a_signal_of_slurm(straight, slurm, tmp_path):
     found, recoveries = surviving(slurm, tmp_path, "changes")
     assert found["bits"] == straight
-    assert list(recoveries["kind"]) == ["joined", "drained"]
-    assert found["mappings"] == ["0,1/2,3", "0,1/2/3", "0,1/2,3"]
+    assert list(recoveries["kind"]) == ["joined", "drained", "drained"]
+    assert found["mappings"] == ["0,1/2,3", "0,1/2/3", "0,1/2,3", "0,1,2,3"]

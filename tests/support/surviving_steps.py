@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from contextlib import suppress
 from pathlib import Path
 
@@ -43,11 +42,19 @@ def bits(result):
 
 
 class Steps(Gate):
-    """A gate that knows the host of each process."""
+    """A gate that knows the host of each process, and holds mini-batches until a process has left."""
 
-    hosts = {}
+    def __init__(self, *faults, leaves=(), **options):
+        super().__init__(*faults, **options)
+        self.hosts, self.leaves = {}, dict(leaves)
+
+    def awaited(self):
+        return super().awaited() | self.leaves.keys()
 
     def __call__(self, event):
+        if event.kind == "resume":
+            left = {each.node for each in self.events if each.kind == "leaving"}
+            self.leaves = {step: node for step, node in self.leaves.items() if node not in left}
         if event.kind == "hello":
             self.hosts[event.node] = event.values["host"]
         super().__call__(event)
@@ -77,15 +84,20 @@ def losses(folder):
 
 
 def changes(folder):
-    """Let a process join by a command, and the first one leave by a signal that Slurm sends."""
+    """Let a process join by a command, and the first leave by a signal of Slurm, then that one, too."""
+    joined = []
 
     def join():
         words = ["easyscale", "join", "--launcher", "slurm", "--run-dir", str(folder / "run")]
         command = [sys.executable, "-c", "from makespan.cli import main; main()", *words]
-        threading.Thread(target=subprocess.run, args=(command,), daemon=True).start()
+        joined.append(subprocess.Popen(command))
 
-    gate = Steps(enters={4: 2})
-    gate.acts += [("forward", 2, join), ("sum", 7, lambda: gate.notify(0))]
+    gate = Steps(enters={4: 2}, leaves={7: 0, 10: 2})
+    gate.acts += [
+        ("forward", 2, join),
+        ("sum", 7, lambda: gate.notify(0)),
+        ("sum", 10, lambda: joined[0].terminate()),
+    ]
     return gate, {"mapping": "0,1/2,3"}
 
 

@@ -215,6 +215,10 @@ class Coordinator(Generic[PlanT]):
         if peer.node is None:
             if not peer.is_watchdog:
                 self._greet(peer, message)
+            elif isinstance(message, messages.Leaving):
+                peer.is_leaving = True
+                for started in [other for other in self.nodes.values() if other.rank == peer.rank]:
+                    self._release(started)
             return
         match message:
             case messages.Heartbeat():
@@ -226,9 +230,7 @@ class Coordinator(Generic[PlanT]):
                     for other in self.protocol.members - {peer.node}:
                         self._send(other, message)
             case messages.Leaving():
-                peer.is_leaving = True
-                self._tell("leaving", peer.node)
-                self._carry_out(self.protocol.drain([peer.node]))
+                self._release(peer)
             case messages.Ready():
                 self._tell("ready", peer.node, pid=peer.pid, host=peer.host)
                 self._carry_out(self.protocol.ready(peer.node))
@@ -240,6 +242,13 @@ class Coordinator(Generic[PlanT]):
             case _:
                 self._tell(type(message).__name__.lower(), peer.node)
                 self._carry_out(self.protocol.receive(peer.node, message))
+
+    def _release(self, peer: _Peer) -> None:
+        """Let a node leave that has a notice; one that is not ready yet leaves when it is."""
+        if peer.node is not None:
+            peer.is_leaving = True
+            self._tell("leaving", peer.node)
+            self._carry_out(self.protocol.drain([peer.node]))
 
     def _greet(self, peer: _Peer, message: messages.Message) -> None:
         """Handle the first message of a connection, from a node, from its starter, or a request to drain."""
@@ -264,6 +273,8 @@ class Coordinator(Generic[PlanT]):
         self.next_node = max(self.next_node, node + 1)
         peer.node, peer.pid, peer.host, peer.rank = node, message.pid, message.host, message.rank
         self.nodes[node], self.hosts[node] = peer, message.host
+        if message.node is None and (keeper := self._keeper(peer)) is not None:
+            peer.is_leaving = keeper.is_leaving
         self._tell("hello", node, pid=message.pid, host=message.host)
         self._send(node, messages.Welcome(node, self.request))
 

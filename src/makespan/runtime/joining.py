@@ -11,7 +11,7 @@ from types import FrameType
 from makespan.errors import InputError, WorkerError
 from makespan.files import read_json
 from makespan.runtime.launch import Launch, Launcher, LocalLauncher, RunDirectory, SlurmLauncher, check_gpus
-from makespan.runtime.messages import LOOPBACK, Connection, Drain, Hello, Kill, connected
+from makespan.runtime.messages import LOOPBACK, Connection, Drain, Hello, Kill, Leaving, connected
 from makespan.runtime.node import ADDRESS_FILE, JOINING, host_name
 
 PROCESSES = "processes"
@@ -83,17 +83,21 @@ def join_with(run_dir: str | Path, launch: Launch, launcher: Launcher | None = N
                 launcher.end(process)
 
     def pass_on(number: int, frame: FrameType | None) -> None:
-        process.send_signal(signal.SIGTERM)
+        if isinstance(launcher, SlurmLauncher):  # srun would kill its task
+            with suppress(OSError):
+                link.send(Leaving())
+        else:
+            process.send_signal(signal.SIGTERM)
         signal.signal(signal.SIGINT, before[signal.SIGINT])
 
+    with suppress(OSError):
+        link.send(Hello(token, process.pid, host_name(), is_watchdog=True, rank=rank))
     is_main = threading.current_thread() is threading.main_thread()
     numbers = (signal.SIGTERM, signal.SIGINT) if is_main else ()
     before = {number: signal.getsignal(number) for number in numbers}
     for number in numbers:
         signal.signal(number, pass_on)
     try:
-        with suppress(OSError):
-            link.send(Hello(token, process.pid, host_name(), is_watchdog=True, rank=rank))
         threading.Thread(target=listen, daemon=True).start()
         status = process.wait()
     finally:
