@@ -16,10 +16,10 @@ from forked import forking_servers
 from killers import Gate, Killer
 
 from makespan.cli import main
-from makespan.easyscale import ElasticTrainer, drain_processes, join_run, request_change
+from makespan.easyscale import ElasticTrainer, drain_processes, join_run, request_change, run_together
 from makespan.easyscale.trainer import ELASTIC_RECOVERIES, RunFolder
 from makespan.errors import InputError, WorkerError
-from makespan.runtime import LocalLauncher
+from makespan.runtime import LocalLauncher, SlurmLauncher
 from makespan.tables import read_csv
 
 pytestmark = pytest.mark.xdist_group("training")
@@ -120,6 +120,23 @@ def test_too_many_losses_return_to_the_checkpoint(straight, tmp_path, caplog):
     assert bits(result) == straight
     assert "resuming from the last checkpoint" in caplog.text
     assert list(result.reconfigurations["cause"]) == ["start", "failure"]
+
+
+def test_several_jobs_in_one_call_survive_a_loss_each(straight, tmp_path):
+    killers, begun = [Killer(("sum", 4, [1])), Killer(("contexts", 2, [0]))], []
+
+    def pass_on(event):
+        if event.kind == "start" and event.node == 0:
+            begun.append(killers[len(begun)])
+        begun[-1](event)
+
+    jobs = [
+        trainer(tmp_path / name, {"model": {"held": killer.hold(tmp_path / f"held-{name}")}})
+        for name, killer in zip("ab", killers, strict=True)
+    ]
+    results = run_together(jobs, STEPS, THREE, survives=1, on_event=pass_on)
+    assert [bits(result) for result in results] == [straight, straight]
+    assert [changes(tmp_path / name)["lost"] for name in "ab"] == [["1"], ["0"]]
 
 
 # --- processes that leave and join ---
@@ -266,7 +283,7 @@ def test_notices_to_all_processes_suspend_the_run(straight, tmp_path):
     assert bits(changed(tmp_path, Gate())) == straight
 
 
-def test_what_cannot_be_recovered_is_rejected_before_the_start(tmp_path):
+def test_what_cannot_be_recovered_is_rejected_before_the_start(tmp_path, monkeypatch):
     for mapping, survives in (("0,1,2,3,4", 1), ("0,1/2,3,4", 2)):
         with pytest.raises(
             InputError, match=rf"survives is {survives} with \d process\(es\); expected at most"
@@ -282,6 +299,14 @@ def test_what_cannot_be_recovered_is_rejected_before_the_start(tmp_path):
     for limit in ("timeout_s", "stall_timeout_s"):
         with pytest.raises(InputError, match=rf"survives is 1 and the launcher has {limit} 30.0; expected"):
             trainer(tmp_path).run(STEPS, survives=1, launcher=LocalLauncher(**{limit: 30.0}))
+    with pytest.raises(InputError, match=r"has silence_timeout_s 60.0; expected a launcher without limits"):
+        trainer(tmp_path).run(STEPS, survives=1, launcher=SlurmLauncher("cpu", silence_timeout_s=60.0))
+    for launcher in (LocalLauncher("cuda"), SlurmLauncher()):
+        with pytest.raises(InputError, match="survives is 1 with a launcher for GPUs; expected one with"):
+            trainer(tmp_path).run(STEPS, survives=1, launcher=launcher)
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    with pytest.raises(InputError, match="survives is 1 with SlurmLauncher outside an allocation; expected"):
+        trainer(tmp_path).run(STEPS, survives=1, launcher=SlurmLauncher("cpu"))
     with pytest.raises(InputError, match="n_replacements is 1 and survives is 0"):
         trainer(tmp_path).run(STEPS, n_replacements=1)
     with pytest.raises(InputError, match="n_replacements is 1 with devices A,B; expected one type of device"):
@@ -298,3 +323,16 @@ def test_nobody_joins_or_leaves_a_run_without_copies_of_contexts(tmp_path):
             reach(tmp_path)
     with pytest.raises(InputError, match="no process to drain"):
         drain_processes(tmp_path, [])
+
+
+def test_a_step_of_slurm_joins_no_run_that_listens_on_its_own_machine_only(tmp_path, monkeypatch):
+    def ask(event):
+        if event.kind == "resume":
+            with pytest.raises(InputError) as raised:
+                join_run(tmp_path, SlurmLauncher("cpu"))
+            told.append(str(raised.value))
+
+    told = []
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    trainer(tmp_path).run(1, "0,1,2/3,4", survives=1, on_event=ask)
+    assert "whose run takes processes of its own machine only; expected a run that was started" in told[0]

@@ -81,6 +81,7 @@ class Process:
         assembly, world = ASSEMBLY.validate_python(form.work), self.world
         posted, replicated = world.posted[form.generation], world.replicated[form.generation]
         self.mapping, self.nodes = RankMapping.parse(assembly.mapping), assembly.nodes
+        self.hosts = assembly.hosts
         posted[self.number] = self.done, {step: dict(held) for step, held in self.contexts.items()}
         yield
         if self.number not in assembly.nodes:
@@ -120,11 +121,11 @@ class Process:
         self.todo.extend(self.part.formed({f"worker-{rank}": "" for rank in ranks}))
 
     def kept_for(self):
-        n_processes, number = len(self.nodes), self.nodes.index(self.number)
+        number = self.nodes.index(self.number)
         return [
-            self.nodes[other]
-            for other in range(n_processes)
-            if number in backups(other, n_processes, self.world.survives)
+            node
+            for other, node in enumerate(self.nodes)
+            if number in backups(other, self.hosts, self.world.survives)
         ]
 
     def train(self, transaction):
@@ -177,8 +178,9 @@ class World:
         self.written, self.trained, self.stored, self.plans = {}, {}, [], []
         self.may_lose, self.drained, self.n_made, self.last = 0, set(), 0, None
         mapping = RankMapping.parse(mapping)
+        hosts = {number: rng.choice("ab") for number in range(100)}
         self.protocol = RecoveryProtocol(
-            RecoveryPlanner(mapping), range(mapping.n_processes), 1 << 62, suspend=self.suspend
+            RecoveryPlanner(mapping, hosts=hosts), range(mapping.n_processes), 1 << 62, suspend=self.suspend
         )
         for _ in range(mapping.n_processes):
             self.join()

@@ -107,14 +107,15 @@ class LocalSlurm:
         """Return the attributes of one job."""
         return next(job for job in self.jobs() if job["JobId"] == str(number))
 
-    def allocation(self, command, folder):
-        """Run a shell command in an allocation of two tasks; returns the number of the job and its output.
+    def allocation(
+        self, command, folder, size=("--nodes=1", "--ntasks=2", "--cpus-per-task=1", "--mem=4000")
+    ):
+        """Run a shell command in an allocation; returns the number of the job and its output.
 
         The command finds the package of this checkout.
         """
         script, log = folder / "job.sh", folder / "job.log"
         script.write_text(f"#!/bin/sh\nPYTHONPATH={SOURCE} exec {command}\n")
-        size = ["--nodes=1", "--ntasks=2", "--cpus-per-task=1", "--mem=4000"]
         done = subprocess.run(
             ["sbatch", "--wait", f"--output={log}", *size, str(script)],
             env=self.environment,

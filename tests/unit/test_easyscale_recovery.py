@@ -20,7 +20,7 @@ from makespan.runtime.node import BroadcastStore
 from makespan.runtime.protocol import Abort, Begin, ClusterState, End, Phase, Send, Store
 
 MAPPING = RankMapping.parse("0/1/2/3")
-STARTED = Assembly("0/1/2/3", (0, 1, 2, 3), 0, 0, is_start=True)
+STARTED = Assembly("0/1/2/3", (0, 1, 2, 3), 4 * ("",), 0, 0, is_start=True)
 
 
 def state(held, leaving=(), plan=STARTED):
@@ -33,16 +33,24 @@ def after(step, own, kept, done=None):
 
 
 def test_the_processes_that_follow_keep_the_contexts():
-    assert backups(0, 4, 1) == [1]
-    assert backups(3, 4, 2) == [0, 1]
-    assert backups(1, 2, 3) == [0]
-    assert backups(0, 1, 1) == []
+    assert backups(0, 4 * "a", 1) == [1]
+    assert backups(3, 4 * "a", 2) == [0, 1]
+    assert backups(1, 2 * "a", 3) == [0]
+    assert backups(0, "a", 1) == []
+
+
+def test_contexts_are_kept_on_other_hosts_by_as_many_processes_as_there_are():
+    assert [backups(process, "aabb", 1) for process in range(4)] == [[2], [3], [0], [1]]
+    assert [backups(process, "aab", 2) for process in range(3)] == [[2, 1], [2, 0], [0, 1]]
+    hosts = RecoveryPlanner(MAPPING, hosts={0: "a", 1: "b", 3: "c"})
+    held = {0: after(5, 0, 3), 1: after(5, 1, 0), 3: after(5, 3, 2)}
+    assert hosts(state(held)).plan.hosts == ("a", "b", "c")
 
 
 def test_all_begin_together_with_the_processes_that_are_there():
     planner = RecoveryPlanner(MAPPING, stage=2, step=7)
     decision = planner(state(dict.fromkeys(range(4), ()), plan=None))
-    assert decision.plan == Assembly("0/1/2/3", (0, 1, 2, 3), 2, 7, is_start=True)
+    assert decision.plan == Assembly("0/1/2/3", (0, 1, 2, 3), 4 * ("",), 2, 7, is_start=True)
     fewer = planner(state(dict.fromkeys((0, 2, 3), ()), plan=None)).plan
     assert (fewer.mapping, fewer.nodes, fewer.is_start) == ("0,1/2/3", (0, 2, 3), True)
 
@@ -50,7 +58,7 @@ def test_all_begin_together_with_the_processes_that_are_there():
 def test_survivors_take_over_neighbours_from_whoever_keeps_their_contexts():
     held = {0: after(5, 0, 3), 1: after(5, 1, 0), 3: after(5, 3, 2)}
     assembly = RecoveryPlanner(MAPPING)(state(held)).plan
-    assert assembly == Assembly("0,1/2/3", (0, 1, 3), 1, 5, holders=(0, 1, 3, 3))
+    assert assembly == Assembly("0,1/2/3", (0, 1, 3), 3 * ("",), 1, 5, holders=(0, 1, 3, 3))
 
 
 def test_processes_that_are_behind_copy_from_one_that_is_ahead():
@@ -185,13 +193,13 @@ def boards(count):
     return made
 
 
-def together(size, act):
+def together(size, act, **options):
     """Run a function with the links of each process in a thread of its own; return results or errors."""
     found, stores = [None] * size, boards(size)
 
     def work(rank):
         try:
-            links = PeerLinks(rank, size, stores[rank], 1, 20.0)
+            links = PeerLinks(rank, size, stores[rank], 1, 20.0, **options)
             try:
                 found[rank] = act(links)
             finally:
@@ -251,6 +259,34 @@ def test_pieces_of_another_length_are_rejected():
 
     found = together(2, act)
     assert any("received a piece of 5 bytes, expected a piece of 4 bytes" in str(one) for one in found)
+
+
+def test_a_new_generation_ends_the_wait_for_a_machine_that_closed_nothing():
+    """One process answers no more, as if its machine had disappeared, and its connections stay open."""
+    released = threading.Event()
+
+    def act(links):
+        if links.rank:
+            assert released.wait(30.0)
+            return "silent"
+        threading.Timer(0.2, links._board.renew, [2]).start()
+        try:
+            links.take(1)
+        finally:
+            released.set()
+
+    found = together(2, act)
+    assert found[1] == "silent"
+    assert isinstance(found[0], LostPeerError)
+    assert "stopped waiting for another one: generation 1 is over" in str(found[0])
+
+
+def test_processes_of_several_machines_connect_by_the_names_of_these(monkeypatch):
+    monkeypatch.setattr("socket.gethostname", lambda: "localhost")
+    told = together(
+        3, lambda links: links.gather(links._board.wait(1, f"link/{links.rank}", 0.0)), is_alone=False
+    )
+    assert all(address.startswith(b"localhost ") for address in told[0])
 
 
 def test_a_new_generation_ends_the_wait_for_processes_that_never_connect():

@@ -426,6 +426,28 @@ def test_a_node_joins_a_run_that_goes_on(tmp_path):
     assert generations == [2]
 
 
+def test_the_starter_of_a_node_that_joined_lets_it_leave(tmp_path):
+    def react(event):
+        if event.kind == "commit" and event.values["iteration"] == 3:
+            address = read_json(tmp_path / ADDRESS_FILE)
+            starters.append(said.connected(address["host"], address["port"], 30.0))
+            starters[0].send(said.Hello(address["token"], 1, "elsewhere", is_watchdog=True, rank=1000))
+            joined.append(LocalLauncher().start(Launch("counting_node", {}, 1, tmp_path), 1000))
+        if event.kind == "commit" and 2 in event.values["members"] and not asked:
+            asked.append(event.values["iteration"])
+            starters[0].send(said.Leaving())
+        if event.kind == "commit" and asked and 2 not in event.values["members"]:
+            run.protocol.drain(())
+
+    starters, joined, asked = [], [], []
+    run = Run(tmp_path, 2, 2000, react=react, compute_s=0.05)
+    run.coordinator.run()
+    starters[0].close()
+    run.check(len(run.of("commit")), range(2))
+    assert [one.node for one in run.of("leaving")] == [2]
+    assert joined[0].wait(3600) == 0 and len(run.of("commit")) < 2000
+
+
 def test_limits_hold_from_the_first_process_on(tmp_path, monkeypatch):
     """Time stands still until the others are there, however slowly they start."""
 

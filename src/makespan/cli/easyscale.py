@@ -141,16 +141,17 @@ def _request(
 
 @COMMANDS.command("join")
 @_run_dir
+@launcher_options
 @json_option
-def _join(run_dir: Path, form: str | None) -> None:
+def _join(run_dir: Path, launcher: str, device: str, form: str | None) -> None:
     """Join a run with one more process, which leaves on SIGTERM or Ctrl-C.
 
     It enters between two mini-batches and copies its state from the other processes. The run must be active
-    on this machine, and have been started with --survives.
+    on this machine or in a job of Slurm, and have been started with --survives.
     """
     from makespan.easyscale.trainer import join_run
 
-    ending = join_run(run_dir)
+    ending = join_run(run_dir, launcher_of(launcher, device))
     say_result({"run_dir": run_dir, "ending": ending}, ending, form)
 
 

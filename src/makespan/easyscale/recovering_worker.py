@@ -48,10 +48,12 @@ from makespan.easyscale.saved import (
 from makespan.easyscale.user_state import is_watched
 from makespan.easyscale.worker import Ending, Generation, TrainingProcess, check_equal_hashes, divergence
 from makespan.errors import CheckpointError, TrainingError, WorkerError
+from makespan.files import read_json
 from makespan.runtime import Identity, RunDirectory, end_worker, run_worker
 from makespan.runtime.links import LostPeerError, PeerLinks
-from makespan.runtime.messages import Form, Save
+from makespan.runtime.messages import LOOPBACK, Form, Save
 from makespan.runtime.node import (
+    ADDRESS_FILE,
     JOINING,
     Announcing,
     BroadcastStore,
@@ -106,12 +108,15 @@ class RecoveringProcess(Generation):
     def __init__(self, process: TrainingProcess) -> None:
         super().__init__(process, process.requests[0])
         self.links: PeerLinks | None = None
-        self.places, self.nodes = list[int](), tuple[int, ...]()
+        self.places, self.nodes, self.hosts = list[int](), tuple[int, ...](), tuple[str, ...]()
         self.whole: int | None = None
         self.contexts: dict[int, dict[int, bytes]] = {}
         self.saved_step, self.is_first_done = self.done, False
         self.generation, self.boundary = 0, ""
         self.stack = ExitStack()
+        # Processes of several machines, as those of an allocation of Slurm may be, reach each other by name.
+        address = read_json(process.directory.path / ADDRESS_FILE)
+        self.is_alone = address is None or address["host"] == LOOPBACK
 
     # --- calls of the coordinator ---------------------------------------------------------------
 
@@ -163,8 +168,11 @@ class RecoveringProcess(Generation):
         assembly: Assembly = ASSEMBLY.validate_python(form.work)
         self.announce("connect", assembly.step)
         ranks = {node: rank for rank, node in enumerate(form.members)}
-        self.links = PeerLinks(ranks[self.node], len(ranks), self.board, form.generation, _MEET_S)
-        self.places, self.nodes = [ranks[node] for node in assembly.nodes], assembly.nodes
+        self.links = PeerLinks(
+            ranks[self.node], len(ranks), self.board, form.generation, _MEET_S, is_alone=self.is_alone
+        )
+        self.places = [ranks[node] for node in assembly.nodes]
+        self.nodes, self.hosts = assembly.nodes, assembly.hosts
         self.generation = form.generation
         self.announce("copy", assembly.step)
         mapping = RankMapping.parse(assembly.mapping)
@@ -349,15 +357,13 @@ class RecoveringProcess(Generation):
     def _send_contexts(self, contexts: Mapping[int, bytes]) -> None:
         """Send the contexts of the hosted ESTs to the processes that keep them."""
         message = _packed(contexts)
-        for other in backups(self.number, self.mapping.n_processes, self.request.survives):
+        for other in backups(self.number, self.hosts, self.request.survives):
             self._linked().post(self.places[other], message)
 
     def _received_contexts(self) -> dict[int, bytes]:
         """Return the contexts that this process keeps for others, by rank."""
-        n_processes, survives = self.mapping.n_processes, self.request.survives
-        kept_for = [
-            other for other in range(n_processes) if self.number in backups(other, n_processes, survives)
-        ]
+        hosts, survives = self.hosts, self.request.survives
+        kept_for = [other for other in range(len(hosts)) if self.number in backups(other, hosts, survives)]
         received = dict[int, bytes]()
         for message in self._linked().take_all([self.places[other] for other in kept_for]):
             received |= pickle.loads(message)

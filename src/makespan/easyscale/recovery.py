@@ -2,9 +2,10 @@
 
 Every process has the parameters and the optimizer. What a lost process takes along are the contexts of its
 logical workers (ESTs); before a process counts a mini-batch as done, those after it are on ``survives`` other
-processes for all of them. After a loss, the processes report how many mini-batches they have done and which
-contexts they hold. Repeated mini-batches have equal bits, so any number of mini-batches that one process has
-done, with the contexts of all ESTs, is a state to continue from; the highest is chosen.
+processes for all of them, if possible on other hosts. After a loss, the processes report how many
+mini-batches they have done and which contexts they hold. Repeated mini-batches have equal bits, so any number
+of mini-batches that one process has done, with the contexts of all ESTs, is a state to continue from; the
+highest is chosen.
 
 A process that leaves on notice, and one that joins, change the mapping in the same way, but between two
 mini-batches, so that none is repeated. A process that joins copies everything from another one.
@@ -39,8 +40,8 @@ class Assembly:
 
     Parameters
     ----------
-    mapping, nodes
-        Mapping of ESTs to processes, and the node of each of its processes.
+    mapping, nodes, hosts
+        Mapping of ESTs to processes, and the node and the host of each of its processes.
     stage
         Number of the set of processes in the run, see the table ``steps``.
     step
@@ -55,6 +56,7 @@ class Assembly:
 
     mapping: str
     nodes: tuple[int, ...]
+    hosts: tuple[str, ...]
     stage: int
     step: int
     is_start: bool = False
@@ -93,9 +95,23 @@ def _held(described: Collection[str]) -> tuple[int | None, set[tuple[int, int]]]
     return done, contexts
 
 
-def backups(process: int, n_processes: int, survives: int) -> list[int]:
-    """Return the processes of a mapping that keep the contexts of a process: those that follow it."""
-    return [(process + place) % n_processes for place in range(1, min(survives, n_processes - 1) + 1)]
+def backups(process: int, hosts: Sequence[str], survives: int) -> list[int]:
+    """Return the processes of a mapping that keep the contexts of a process: those that follow it.
+
+    Processes on other hosts come first, because a host may be lost with all its processes.
+
+    Parameters
+    ----------
+    hosts
+        Host of each process.
+    """
+    host, n_processes = hosts[process], len(hosts)
+    others = [(process + place) % n_processes for place in range(1, n_processes)]
+    here = [other for other in others if hosts[other] == host]
+    away = [other for other in others if hosts[other] != host]
+    # Processes of one host have the same ones away, so each begins with another of them.
+    first = hosts[:process].count(host) % len(away) if away else 0
+    return [*away[first:], *away[:first], *here][:survives]
 
 
 @dataclass(slots=True)
@@ -112,6 +128,8 @@ class RecoveryPlanner:
         Returns the error of a process that failed by itself since the last loss; None if none did.
     before
         Called before each decision, while all processes wait for it.
+    hosts
+        Host of each node.
     """
 
     mapping: RankMapping
@@ -119,6 +137,7 @@ class RecoveryPlanner:
     step: int = 0
     reason: Callable[[], Exception | None] = field(default=lambda: None)
     before: Callable[[], object] = field(default=lambda: None)
+    hosts: Mapping[int, str] = field(default_factory=dict)
 
     def __call__(self, state: ClusterState[Assembly]) -> Decision[Assembly] | Abort:
         """Decide; the run falls back to its checkpoint if the state of an EST is lost."""
@@ -130,12 +149,13 @@ class RecoveryPlanner:
             return Abort(LostWorkerError("all processes were lost"), saves=False)
         n_processes = min(len(staying), self.mapping.n_logical_workers)
         nodes, spare = tuple(staying[:n_processes]), tuple(staying[n_processes:])
+        hosts = tuple(self.hosts.get(node, "") for node in nodes)
         if n_processes == self.mapping.n_processes:
             mapping = self.mapping
         else:
             mapping = RankMapping.even(self.mapping.n_logical_workers, n_processes)
         if state.plan is None:
-            start = Assembly(str(mapping), nodes, self.stage, self.step, is_start=True)
+            start = Assembly(str(mapping), nodes, hosts, self.stage, self.step, is_start=True)
             return Decision(start, ASSEMBLY.dump_python(start, mode="json"), spare)
         held = {node: _held(state.holdings.get(node, ())) for node in order}
         done = {node: step for node, (step, _) in held.items() if step is not None}
@@ -146,7 +166,7 @@ class RecoveryPlanner:
             behind = tuple(node for node in nodes if done.get(node) != step)
             source = next(node for node, reached in done.items() if reached == step) if behind else None
             assembly = Assembly(
-                str(mapping), nodes, state.plan.stage + 1, step,
+                str(mapping), nodes, hosts, state.plan.stage + 1, step,
                 source=source, behind=behind, holders=holders,
             )  # fmt: skip
             return Decision(assembly, ASSEMBLY.dump_python(assembly, mode="json"), spare)

@@ -55,6 +55,7 @@ from makespan.runtime import (
     LocalLauncher,
     Process,
     RunDirectory,
+    SlurmLauncher,
     acquire,
     check_gpus,
     describe_machine,
@@ -455,9 +456,12 @@ def with_determinism_level(job: ElasticJob, folder: RunFolder) -> ElasticJob:
 def train_generations(
     jobs: Sequence[tuple[ElasticJob, RunFolder]], steps: int, placing: Placing, options: RunOptions
 ) -> list[ElasticResult]:
-    """Train jobs together while they need the same processes, then each one alone."""
+    """Train jobs together while they need the same processes, then each one alone.
+
+    Jobs that survive losses have processes of their own, because a loss concerns the state of one job.
+    """
     if options.survives:
-        _check_survives(jobs, placing, options)
+        _check_survives(placing, options)
     with ExitStack() as held:
         runs = [_ElasticRun(job, folder, steps, placing, options) for job, folder in jobs]
         for run in runs:
@@ -468,7 +472,8 @@ def train_generations(
             held.enter_context(_suspended_by_signals([run.folder for run in runs]))
         for run in runs:
             run.begin()
-        _launch([run for run in runs if run.is_unfinished], options)
+        if not options.survives:
+            _launch([run for run in runs if run.is_unfinished], options)
         # Requests, signals and killed processes leave runs unfinished, and requests give them new placings.
         for run in runs:
             while run.is_unfinished:
@@ -586,9 +591,7 @@ def _launch(runs: Sequence[_ElasticRun], options: RunOptions) -> None:
         _log.warning("%s; resuming from the last checkpoint", str(lost).splitlines()[0])
 
 
-def _check_survives(
-    jobs: Sequence[tuple[ElasticJob, RunFolder]], placing: Placing, options: RunOptions
-) -> None:
+def _check_survives(placing: Placing, options: RunOptions) -> None:
     """Reject what cannot be recovered from the memory of processes, before anything starts."""
     survives, n_processes = options.survives, placing.mapping.n_processes
     if survives >= n_processes:
@@ -596,26 +599,27 @@ def _check_survives(
             f"survives is {survives} with {n_processes} process(es); expected at most {n_processes - 1}, "
             "because one must remain"
         )
-    if len(jobs) > 1:
-        raise InputError(f"survives is {survives} with {len(jobs)} jobs in one call; expected one job")
     if options.n_replacements and len(set(placing.devices)) > 1:
         raise InputError(
             f"n_replacements is {options.n_replacements} with devices {','.join(placing.devices)}; expected "
             "one type of device, or n_replacements=0, because all that join have the device of the first"
         )
     _check_launcher(options.launcher, f"survives is {survives}")
+    if isinstance(options.launcher, SlurmLauncher) and "SLURM_JOB_ID" not in os.environ:
+        raise InputError(
+            f"survives is {survives} with SlurmLauncher outside an allocation; expected a call in a job of "
+            "Slurm, whose steps the processes are, by sbatch or salloc"
+        )
 
 
 def _check_launcher(launcher: Launcher | None, problem: str) -> None:
     """Reject a launcher that processes which recover from memory cannot have."""
     if launcher is None:
         return
-    if not (isinstance(launcher, LocalLauncher) and launcher.device == "cpu"):
-        raise InputError(
-            f"{problem} with a launcher for Slurm or GPUs; expected processes on the CPUs of this machine"
-        )
+    if not (isinstance(launcher, LocalLauncher | SlurmLauncher) and launcher.device == "cpu"):
+        raise InputError(f"{problem} with a launcher for GPUs; expected one with device cpu")
     for limit in ("timeout_s", "stall_timeout_s", "meet_timeout_s", "silence_timeout_s"):
-        if (value := getattr(launcher, limit)) != getattr(LocalLauncher(), limit):
+        if (value := getattr(launcher, limit)) != getattr(type(launcher)(), limit):
             raise InputError(
                 f"{problem} and the launcher has {limit} {value!r}; expected a launcher without limits of "
                 "its own, because only hang_s applies"
@@ -664,6 +668,7 @@ class _SurvivingRun:
             begin_checkpoint=self._begin_checkpoint, finish_checkpoint=self._finish_checkpoint,
             limits=Timeouts(hang_s=self.options.hang_s), n_replacements=self.options.n_replacements,
         )  # fmt: skip
+        self.planner.hosts = coordinator.hosts
         coordinator.run()
         self.directory.write_result(self.report)
 
@@ -855,9 +860,10 @@ def join_run(run_dir: str | Path, launcher: Launcher | None = None) -> str:
     Parameters
     ----------
     run_dir
-        Directory of an active run with ``survives`` on this machine.
+        Directory of an active run with ``survives``: on this machine, or in a job of Slurm, on any machine
+        that reaches its first one over the network.
     launcher
-        Launcher on the CPUs of this machine; None for one without limits.
+        Launcher of the process, on CPUs and without limits of its own; None for this machine.
 
     Returns
     -------
@@ -1009,6 +1015,8 @@ def run_together(
     **options: Any,
 ) -> list[ElasticResult]:
     """Train several jobs one after the other in one set of processes, which starts only once.
+
+    With ``survives`` each job has processes of its own, which start when those of the job before have ended.
 
     Parameters
     ----------

@@ -85,6 +85,7 @@ class _Peer:
     is_watchdog: bool = False
     pid: int = 0
     host: str = ""
+    rank: int | None = None
     is_killed: bool = False
     is_waiting: bool = False
     is_leaving: bool = False
@@ -159,9 +160,7 @@ class Coordinator(Generic[PlanT]):
 
     def _listening(self) -> socket.socket:
         """Listen on this machine only, or in a Slurm job on all its networks, and publish the address."""
-        is_alone = "SLURM_JOB_ID" not in os.environ
-        host = "127.0.0.1" if is_alone else socket.gethostname()
-        door = socket.create_server(("127.0.0.1" if is_alone else "", 0), backlog=64)
+        host, door = messages.listening("SLURM_JOB_ID" not in os.environ, 64)
         door.settimeout(_SEND_S)
         address = {"host": host, "port": door.getsockname()[1], "token": self.token}
         write_json(address, self.run_dir / ADDRESS_FILE)
@@ -216,6 +215,10 @@ class Coordinator(Generic[PlanT]):
         if peer.node is None:
             if not peer.is_watchdog:
                 self._greet(peer, message)
+            elif isinstance(message, messages.Leaving):
+                peer.is_leaving = True
+                for started in [other for other in self.nodes.values() if other.rank == peer.rank]:
+                    self._release(started)
             return
         match message:
             case messages.Heartbeat():
@@ -227,9 +230,7 @@ class Coordinator(Generic[PlanT]):
                     for other in self.protocol.members - {peer.node}:
                         self._send(other, message)
             case messages.Leaving():
-                peer.is_leaving = True
-                self._tell("leaving", peer.node)
-                self._carry_out(self.protocol.drain([peer.node]))
+                self._release(peer)
             case messages.Ready():
                 self._tell("ready", peer.node, pid=peer.pid, host=peer.host)
                 self._carry_out(self.protocol.ready(peer.node))
@@ -241,6 +242,13 @@ class Coordinator(Generic[PlanT]):
             case _:
                 self._tell(type(message).__name__.lower(), peer.node)
                 self._carry_out(self.protocol.receive(peer.node, message))
+
+    def _release(self, peer: _Peer) -> None:
+        """Let a node leave that has a notice; one that is not ready yet leaves when it is."""
+        if peer.node is not None:
+            peer.is_leaving = True
+            self._tell("leaving", peer.node)
+            self._carry_out(self.protocol.drain([peer.node]))
 
     def _greet(self, peer: _Peer, message: messages.Message) -> None:
         """Handle the first message of a connection, from a node, from its starter, or a request to drain."""
@@ -256,15 +264,17 @@ class Coordinator(Generic[PlanT]):
             self._part(peer)
             return
         if message.is_watchdog:
-            peer.is_watchdog, peer.pid, peer.host = True, message.pid, message.host
+            peer.is_watchdog, peer.rank = True, message.rank
             return
         node = self.next_node if message.node is None else message.node
         if node in self.nodes or (message.node is not None and message.node not in self.processes):
             self._part(peer)
             return
         self.next_node = max(self.next_node, node + 1)
-        peer.node, peer.pid, peer.host = node, message.pid, message.host
+        peer.node, peer.pid, peer.host, peer.rank = node, message.pid, message.host, message.rank
         self.nodes[node], self.hosts[node] = peer, message.host
+        if message.node is None and (keeper := self._keeper(peer)) is not None:
+            peer.is_leaving = keeper.is_leaving
         self._tell("hello", node, pid=message.pid, host=message.host)
         self._send(node, messages.Welcome(node, self.request))
 
@@ -383,11 +393,7 @@ class Coordinator(Generic[PlanT]):
     def _keeper(self, peer: _Peer) -> _Peer | None:
         """Return the connection of the process that started a node which joined, None if there is none."""
         others = [key.data for key in self.selector.get_map().values() if isinstance(key.data, _Peer)]
-        keepers = [
-            other
-            for other in others
-            if other.is_watchdog and (other.pid, other.host) == (peer.pid, peer.host)
-        ]
+        keepers = [other for other in others if other.is_watchdog and other.rank == peer.rank]
         return keepers[0] if keepers else None
 
     def _shut(self) -> None:

@@ -1,7 +1,6 @@
 """Reach an active run that survives losses from another process: join it, and drain processes of it."""
 
-import itertools
-import os
+import secrets
 import signal
 import threading
 from collections.abc import Collection
@@ -11,22 +10,29 @@ from types import FrameType
 
 from makespan.errors import InputError, WorkerError
 from makespan.files import read_json
-from makespan.runtime.launch import Launch, Launcher, LocalLauncher, RunDirectory, check_gpus
-from makespan.runtime.messages import Connection, Drain, Hello, Kill, connected
+from makespan.runtime.launch import Launch, Launcher, LocalLauncher, RunDirectory, SlurmLauncher, check_gpus
+from makespan.runtime.messages import LOOPBACK, Connection, Drain, Hello, Kill, Leaving, connected
 from makespan.runtime.node import ADDRESS_FILE, JOINING, host_name
 
 PROCESSES = "processes"
 """Directory of the processes of a run, within that of the run."""
 _CONNECT_S = 30.0
-_numbers = itertools.count()
 
 
-def _reached(run_dir: str | Path) -> tuple[str, Connection]:
-    """Return the token of a run, and a connection to its coordinator."""
+def _reached(run_dir: str | Path, *, from_afar: bool = False) -> tuple[str, Connection]:
+    """Return the token of a run, and a connection to its coordinator.
+
+    An `InputError` is raised if the run cannot be reached, or not from other machines with ``from_afar``.
+    """
     address = read_json(Path(run_dir).resolve() / PROCESSES / ADDRESS_FILE)
     if address is None:
         raise InputError(
             f"run_dir is {run_dir}, where no run is in progress; expected the directory of an active run"
+        )
+    if from_afar and address["host"] == LOOPBACK:
+        raise InputError(
+            f"run_dir is {run_dir}, whose run takes processes of its own machine only; expected a run that "
+            "was started in a job of Slurm"
         )
     try:
         return address["token"], connected(address["host"], address["port"], _CONNECT_S)
@@ -58,7 +64,7 @@ def join_with(run_dir: str | Path, launch: Launch, launcher: Launcher | None = N
     Raises
     ------
     InputError
-        No run is active there, or several GPUs are visible.
+        No run is active there or none that takes processes of other machines, or several GPUs are visible.
     WorkerError
         The process failed or was killed.
     """
@@ -67,33 +73,37 @@ def join_with(run_dir: str | Path, launch: Launch, launcher: Launcher | None = N
     if (n_devices := launcher.n_devices or 1) > 1:
         problem = f"{n_devices} GPUs, of which this process may have one"
         raise InputError(f"{problem}; expected its number in CUDA_VISIBLE_DEVICES")
-    token, link = _reached(run_dir)
-    rank = JOINING + os.getpid() * 1000 + next(_numbers) % 1000
+    token, link = _reached(run_dir, from_afar=isinstance(launcher, SlurmLauncher))
+    rank = JOINING + secrets.randbits(48)  # unique among processes of all machines
     process = launcher.start(launch, rank)
 
     def listen() -> None:
         while (messages := link.receive()) is not None:
             if any(isinstance(message, Kill) for message in messages):
-                process.kill()
+                launcher.end(process)
 
     def pass_on(number: int, frame: FrameType | None) -> None:
-        process.send_signal(signal.SIGTERM)
+        if isinstance(launcher, SlurmLauncher):  # srun would kill its task
+            with suppress(OSError):
+                link.send(Leaving())
+        else:
+            process.send_signal(signal.SIGTERM)
         signal.signal(signal.SIGINT, before[signal.SIGINT])
 
+    with suppress(OSError):
+        link.send(Hello(token, process.pid, host_name(), is_watchdog=True, rank=rank))
     is_main = threading.current_thread() is threading.main_thread()
     numbers = (signal.SIGTERM, signal.SIGINT) if is_main else ()
     before = {number: signal.getsignal(number) for number in numbers}
     for number in numbers:
         signal.signal(number, pass_on)
     try:
-        with suppress(OSError):
-            link.send(Hello(token, process.pid, host_name(), is_watchdog=True))
         threading.Thread(target=listen, daemon=True).start()
         status = process.wait()
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-        process.kill()
+        launcher.end(process)
         link.close()
     directory = RunDirectory(launch.run_dir)
     if status:

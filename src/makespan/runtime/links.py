@@ -2,7 +2,8 @@
 
 The processes of a generation hold one connection to each other. A process that dies closes its connections,
 and so does one that calls `PeerLinks.close`; whoever waits for bytes of it then gets a `LostPeerError` at
-once. The collectives of gloo do not promise that: they may wait for a lost peer until their time limit.
+once. The collectives of gloo do not promise that: they may wait for a lost peer until their time limit. A
+machine that disappears closes nothing; those that wait for it are released by the next generation.
 
 The bytes of a connection are frames. A piece has a length that both sides know and arrives where the receiver
 wants it; a message has any length. One thread sends and receives everything at the same time, so two
@@ -19,6 +20,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 from makespan.errors import TrainingError
+from makespan.runtime.messages import LOOPBACK, listening
 from makespan.runtime.node import BroadcastStore
 
 _FRAME = struct.Struct("!BQ")  # kind and bytes of a frame
@@ -26,6 +28,8 @@ _PIECE, _MESSAGE = 0, 1
 _SECRET_BYTES = 16
 _RANK = struct.Struct("!I")
 _LOOK_S = 0.02
+_ANSWER_S = 2.0
+"""Wait for the answer of a machine, or for bytes, before this process looks for a new generation [s]."""
 
 
 class LostPeerError(TrainingError):
@@ -119,6 +123,8 @@ class PeerLinks:
         connected end when the next generation begins.
     meet_s
         Longest time until all connections are made [s].
+    is_alone
+        Whether all processes are on this machine; others cannot connect then.
 
     Raises
     ------
@@ -126,37 +132,64 @@ class PeerLinks:
         Another process is lost, or did not connect in time.
     """
 
-    def __init__(self, rank: int, size: int, board: BroadcastStore, generation: int, meet_s: float) -> None:
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        board: BroadcastStore,
+        generation: int,
+        meet_s: float,
+        *,
+        is_alone: bool = True,
+    ) -> None:
         self.rank, self.size, self.is_waiting = rank, size, False
+        self._board, self._generation = board, generation
         self._links: dict[int, _Link] = {}
         if size == 1:
             return
         try:
-            self._meet(board, generation, time.monotonic() + meet_s)
+            self._meet(time.monotonic() + meet_s, is_alone)
         except (OSError, RuntimeError) as error:
             self.close()
             raise LostPeerError(
                 f"process {rank} of {size} could not connect to the others: {error}"
             ) from None
 
-    def _meet(self, board: BroadcastStore, generation: int, until_s: float) -> None:
+    def _meet(self, until_s: float, is_alone: bool) -> None:
         """Connect to all processes with a lower number, and accept those with a higher one."""
-        secret = secrets.token_bytes(_SECRET_BYTES)
-        with socket.create_server(("127.0.0.1", 0), backlog=self.size) as door:
-            board.tell(generation, f"link/{self.rank}", f"{door.getsockname()[1]} {secret.hex()}".encode())
+        secret, board, generation = secrets.token_bytes(_SECRET_BYTES), self._board, self._generation
+        host, door = listening(is_alone, self.size)
+        with door:
+            address = f"{host} {door.getsockname()[1]} {secret.hex()}"
+            board.tell(generation, f"link/{self.rank}", address.encode())
             for peer in range(self.rank):
                 left_s = max(until_s - time.monotonic(), _LOOK_S)
-                port, _, other = board.wait(generation, f"link/{peer}", left_s).decode().partition(" ")
-                link = socket.create_connection(("127.0.0.1", int(port)), left_s)
+                host, port, other = board.wait(generation, f"link/{peer}", left_s).decode().split(" ")
+                link = self._connected(LOOPBACK if is_alone else host, int(port), until_s)
                 link.sendall(bytes.fromhex(other) + _RANK.pack(self.rank))
                 self._add(peer, link)
             door.settimeout(_LOOK_S)
             while len(self._links) < self.size - 1:
-                board.has(generation, f"link/{self.rank}")  # raises when the next generation begins
+                self._check_generation()
                 if time.monotonic() > until_s:
                     raise RuntimeError(f"timed out with {len(self._links)} of {self.size - 1} connections")
                 with suppress(TimeoutError):
                     self._accept(door.accept()[0], secret)
+
+    def _connected(self, host: str, port: int, until_s: float) -> socket.socket:
+        """Connect to a machine that may have disappeared."""
+        while True:
+            left_s = until_s - time.monotonic()
+            try:
+                return socket.create_connection((host, port), max(min(left_s, _ANSWER_S), _LOOK_S))
+            except TimeoutError:
+                if left_s < 0.0:
+                    raise
+                self._check_generation()
+
+    def _check_generation(self) -> None:
+        """Raise `RuntimeError` if the next generation has begun."""
+        self._board.has(self._generation, "")
 
     def _accept(self, link: socket.socket, secret: bytes) -> None:
         """Take a connection of a peer that knows the secret; close any other."""
@@ -254,6 +287,8 @@ class PeerLinks:
                     self._wait()
         except OSError as error:
             problem = f"process {self.rank} lost process {peer}: {error.strerror or error}"
+        except RuntimeError as error:
+            problem = f"process {self.rank} stopped waiting for another one: {error}"
         self.close()
         raise LostPeerError(problem)
 
@@ -266,6 +301,7 @@ class PeerLinks:
                 poll.register(link.fileno, events)
         self.is_waiting = True
         try:
-            poll.poll()
+            if not poll.poll(1e3 * _ANSWER_S):
+                self._check_generation()
         finally:
             self.is_waiting = False

@@ -29,13 +29,14 @@ class Cause(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """A process joins the run; a watchdog started the process with this id, and kills it if it hangs."""
+    """A process joins the run; a watchdog started the process with this rank, and kills it if it hangs."""
 
     token: str
     pid: int
     host: str
     node: int | None = None
     is_watchdog: bool = False
+    rank: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,6 +274,21 @@ class Connection:
     def close(self) -> None:
         """Close the socket."""
         self.link.close()
+
+
+LOOPBACK = "127.0.0.1"
+
+
+def listening(is_alone: bool, backlog: int) -> tuple[str, socket.socket]:
+    """Listen on a free port of this machine only, or of all its networks.
+
+    Returns
+    -------
+    tuple
+        Name by which others reach this machine, and the socket.
+    """
+    host, door = (LOOPBACK, LOOPBACK) if is_alone else (socket.gethostname(), "")
+    return host, socket.create_server((door, 0), backlog=backlog)
 
 
 def connected(host: str, port: int, timeout_s: float) -> Connection:

@@ -212,7 +212,8 @@ def take_part(run_dir: Path, engine: Engine, node: int | None = None) -> str:
     except OSError as error:
         problem = f"run_dir is {run_dir}, whose coordinator does not respond ({error})"
         raise WorkerError(f"{problem}; expected the directory of an active run") from None
-    return _Node(link, engine).run(Hello(address["token"], os.getpid(), host_name(), node))
+    rank = int(os.environ["MAKESPAN_RANK"])
+    return _Node(link, engine).run(Hello(address["token"], os.getpid(), host_name(), node, rank=rank))
 
 
 def _take_signals() -> None:
