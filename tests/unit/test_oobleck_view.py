@@ -38,7 +38,8 @@ def told(stream):
     return stream.getvalue()
 
 
-def test_a_rerouted_plan_names_what_peers_run_and_why_pipelines_regroup():
+def test_a_rerouted_plan_names_what_peers_run_and_why_pipelines_regroup(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
     stream = Terminal()
     view = LiveView(7, stream)
     pipelines = (*PLAN, Pipeline((2, 3), TEMPLATE, 4))

@@ -4,7 +4,6 @@ The process that calls `train_resilient` is the coordinator. `Record` and `Fault
 not influence its decisions.
 """
 
-import io
 import json
 import os
 import signal
@@ -53,7 +52,7 @@ from makespan.runtime import (
 from makespan.runtime.coordinator import Coordinator, Event, Timeouts
 from makespan.runtime.joining import PROCESSES, drain, join_with
 from makespan.runtime.protocol import CoordinatorProtocol
-from makespan.tables import TableSchema, csv_text, table_schema
+from makespan.tables import TableSchema, csv_text, parse_csv, table_schema
 
 # --- Schemas of the tables of a run -----------------------------------------------------------------
 
@@ -705,7 +704,8 @@ class _History:
         self._before = text[: text.rfind("\n") + 1]  # without an incomplete last line
         earlier = ",".join(name for name in schema.names if name not in _LATER_COLUMNS) + "\n"
         if earlier != header and self._before.startswith(earlier):
-            before = pd.read_csv(io.StringIO(self._before), dtype=str, keep_default_na=False)
+            content, where = self._before.encode(), str(self._path)
+            before = parse_csv(content, where, f"the table {schema.name}", dtype=str, keep_default_na=False)
             self._before = csv_text(before.reindex(columns=list(schema.names), fill_value=""))
         first, *rows = self._before.splitlines(keepends=True) or [""]
         if first != header:
