@@ -185,9 +185,10 @@ def rows_of(injector: Injector, seed: int, is_equal: bool) -> list[dict[str, Any
         done = [
             event.time_s
             for event in after
-            if event.kind == "announce" and event.values["phase"] == "trained" and event.time_s < until_s
-        ]
-        first = done[PROCESSES - number - len(loss.victims) - 1 :] if detected else []
+            if event.kind == "announce" and event.values["phase"] == "trained"
+            and (detected or until_s) < event.time_s < until_s
+        ]  # fmt: skip
+        first = done[PROCESSES - number - len(loss.victims) - 1 :]
         pause_s = first[0] - (loss.killed_s or 0.0) if first else None
         rows.append(
             {
