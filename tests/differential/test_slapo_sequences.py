@@ -17,7 +17,16 @@ def servers():
 
 
 def test_two_processes_compute_what_one_does():
-    cases = ("families", "layers", "compiled", "trained", "experts", "experts_of_own_samples", "kept")
+    cases = (
+        "families",
+        "layers",
+        "compiled",
+        "trained",
+        "experts",
+        "experts_of_own_samples",
+        "other_seeds",
+        "kept",
+    )
     on_processes(2, "sequence_cases", *cases)
 
 

@@ -11,6 +11,7 @@ from torch.distributed.tensor import DTensor
 
 from makespan.slapo import (
     ArgumentError,
+    BuildError,
     ShardError,
     Verify,
     apply_plan,
@@ -143,6 +144,23 @@ def experts_of_own_samples():
     assert torch.equal(again.mod(mine), sch.mod.eval()(mine))
     for prefers in (torch.zeros(4), torch.tensor([30.0, 20.0, 0.0, 0.0])):  # the latter two experts alone
         _has_gradients_of_all(sch.mod, sch.mod, words, prefers)
+
+
+def other_seeds():
+    """Processes that have built their models from other seeds are named before they train."""
+    n, rank, words = dist.get_world_size(), dist.get_rank(), sequence_models.words()
+    for plan in (f"dp{n} ep{n}", f"tp{n} ep{n} nosp", f"cp{n}"):
+        model = sequence_models.seeded("ChoiceLayer" if "ep" in plan else "Layer")
+        if rank == n - 1:
+            torch.nn.init.normal_(model.layers[1].before.weight)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "apply_plan of")
+            sch = apply_plan(model, f"{plan} mb1", words)
+        with pytest.raises(
+            BuildError, match=r"'layers.1.before.weight' has other values in process \d of the"
+        ):
+            build(sch)
+        build(sch, check=False)
 
 
 def replicated_experts():

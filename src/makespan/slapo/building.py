@@ -13,11 +13,12 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from makespan.slapo.errors import ArgumentError, BuildError, warn
-from makespan.slapo.layouts import PARTIAL, Ranks, Sharding, sharding_of
+from makespan.slapo.layouts import PARTIAL, Ranks, Sharding, gather_objects, sharding_of
 from makespan.slapo.pipelining import build_pipeline, own_stages, stages_of
 from makespan.slapo.schedule import carry_tags, digest, is_leaf
 from makespan.slapo.sharding import CLIPPING
 from makespan.training import refuse_plain_clipping
+from makespan.training.bits import word_sum_of
 
 if TYPE_CHECKING:
     from makespan.slapo.schedule import Schedule
@@ -86,6 +87,32 @@ def check_same_program(sch: "Schedule") -> None:
                 f"build: processes applied different primitives; step {step + 1} is {here} here, and "
                 f"another one in process {other}; apply the same schedule in all processes"
             )
+
+
+def check_same_values(sch: "Schedule") -> None:
+    """Reject parameters that processes hold whole with other values, as models of other seeds have."""
+    if not is_parallel(sch):
+        return
+    groups = {"tensor": Ranks(sch.rank, sch.world_size, sch.group), "context": sch.metadata.context}
+    for over, ranks in groups.items():
+        if ranks.size == 1:
+            continue
+        sums = {
+            f"{path}.{name}".lstrip("."): word_sum_of([parameter])
+            for path, module in sch.mod.named_modules()
+            for name, parameter in module.named_parameters(recurse=False)
+            # Parts of layers are those of one process of the group alone.
+            if not parameter.is_meta and (over == "context" or name not in sharding_of(module).tensors)
+        }
+        values = torch.stack(list(sums.values())).tolist() if sums else []
+        for other, theirs in enumerate(gather_objects(ranks, dict(zip(sums, values, strict=True)))):
+            for name, value in zip(sums, values, strict=True):
+                if theirs.get(name, value) != value:
+                    raise BuildError(
+                        f"build: parameter {name!r} has other values in process {other} of the group than in "
+                        f"process {ranks.rank}; build the model from the same seed in all of them, or load "
+                        "the same weights before it is scheduled"
+                    )
 
 
 def check_complete(sch: "Schedule", ties: str) -> None:
@@ -468,7 +495,8 @@ def build(
         True to initialise parameters on ``meta`` with ``_init_weights`` of the module or of an owner, or with
         ``reset_parameters``; a function of module, or of module and path, that does; False to reject them.
     check
-        Check for partly sharded layers and ties, and for missing synchronisation.
+        Check for partly sharded layers and ties, missing synchronisation, and parameters that processes hold
+        whole with other values.
     ties
         ``error`` or ``warn`` if only one member of a tie is sharded.
     mesh
@@ -493,7 +521,8 @@ def build(
     ArgumentError
         A target, option or mesh is rejected; also a `ValueError`.
     BuildError
-        The schedule is not complete or differs between processes; also a `RuntimeError`.
+        The schedule is not complete, or differs between processes, or so do parameters that they hold whole;
+        also a `RuntimeError`.
 
     References
     ----------
@@ -527,6 +556,8 @@ def build(
         if seed is None and dist.is_initialized():
             dist.broadcast_object_list(seeds, src=0)
         consolidate(sch, initialiser, seed=seeds[0], device=device, again=reinitialise, only=needed)
+    if check:
+        check_same_values(sch)
     return runtime.make(sch, mesh, options)
 
 

@@ -20,7 +20,7 @@ from makespan.slapo.schedule import (
     wrapped_forward,
 )
 from makespan.slapo.sharding import ranks_of
-from makespan.slapo.syncing import SumParameterGradients, input_places
+from makespan.slapo.syncing import ExchangeParameterGradients, input_places
 from makespan.slapo.tracing import check_is_called
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ class TakeExperts(Primitive):
                 ranks = ranks_of(sch)
                 wrap_forward(sch.mod, SentExperts(sch.mod, ranks, count, *given))
                 own = tuple(name for name, _ in sch.mod.named_parameters(recurse=False))
-                hook = SumParameterGradients(own, share_of_gradient(ranks))
+                hook = ExchangeParameterGradients(own, share_of_gradient(ranks))
                 sch.mod.register_forward_pre_hook(hook)
             else:
                 wrap_forward(sch.mod, OwnExperts(sch.mod, sch.rank * count, count, *given))

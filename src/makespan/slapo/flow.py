@@ -309,6 +309,16 @@ def is_within(path: str, owner: str) -> bool:
     return path == owner or path.startswith(f"{owner}.")
 
 
+def by_called_owner(flow: Flow, parameters: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    """Return parameters by the innermost module around each that is called, with their paths below it."""
+    called = {*flow.given, *(call.path for call in flow.calls)}
+    found: dict[str, list[str]] = {}
+    for path, name in parameters:
+        owner = next((one for one in upwards(path) if one in called), "")
+        found.setdefault(owner, []).append(f"{path}.{name}".removeprefix(f"{owner}.").lstrip("."))
+    return found
+
+
 @contextmanager
 def watched(
     model: nn.Module,

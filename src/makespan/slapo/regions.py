@@ -25,6 +25,7 @@ from makespan.slapo.flow import (
     Handed,
     LeafCall,
     Origin,
+    by_called_owner,
     common_owner,
     first_tensor,
     is_source,
@@ -46,7 +47,7 @@ EXPERTS = ("experts cannot be dealt out", "a plan without ep")
 OWN_SAMPLES = "processes have samples of their own, so that only experts are dealt out"
 """Reason of what is whole with data parallelism."""
 _MOST_ATTRIBUTES = 8
-_MOST_CUTS_OF_WEIGHTS = 8
+_MOST_CUTS_OF_WEIGHTS = 32
 _MOST_TRIALS = 300  # of one pair of columns and rows; four attributes and three layouts need 48
 
 
@@ -542,7 +543,7 @@ class LayerFinder:
             summed = {"mode": "bwd_post", **synced, "on": "parameters"}
             syncs += [Step("sync", path, summed) for path in sorted(region.between)]
             whole = [one for one in region.weights if choice.weights[one] is None]
-            for owner, names in self._called_owners(whole).items():
+            for owner, names in by_called_owner(self.flow, whole).items():
                 syncs.append(Step("sync", owner, {**summed, "inputs": names}))
             cut.syncs += syncs
             self.exchanged.append(Exchanged(region.columns, region.row, tuple(syncs)))
@@ -557,14 +558,6 @@ class LayerFinder:
                 self.reasons.pop(path, None)
         if not self.along_sequence:
             self._draw_apart(regions)
-
-    def _called_owners(self, weights: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
-        """Return parameters by the innermost module around each that is called, with their paths below it."""
-        found: dict[str, list[str]] = {}
-        for path, name in weights:
-            owner = next((one for one in upwards(path) if one in self.flow.given), "")
-            found.setdefault(owner, []).append(f"{path}.{name}".removeprefix(f"{owner}.").lstrip("."))
-        return found
 
     def _part(self, path: str, role: str, how: How, reason: str = "") -> StructurePart:
         return StructurePart(role, path, type(self.modules[path]).__name__, how, reason)

@@ -10,7 +10,7 @@ gradients must be parts of those of the whole layer.
 
 import heapq
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -109,9 +109,8 @@ class SequenceSplitter:
         for chosen in itertools.islice(_by_preference(choices), _MOST_REHEARSALS):
             useless = self._why_useless(chosen)
             # What reads no tokens, such as a part that makes biases of scores, may have whole gradients.
-            for steps in _distinct(
-                self._joined(items, chosen, all_are_parts) for all_are_parts in (True, False)
-            ):
+            ways = [self._joined(items, chosen, all_are_parts) for all_are_parts in (True, False)]
+            for steps in ways[: 1 if ways[0] == ways[1] else 2]:
                 failed = useless or self.rehearsal.why_not([*self.steps, *steps])
                 if not failed:
                     return steps + self._drawn_apart(chosen)
@@ -285,15 +284,6 @@ def _by_preference(choices: Sequence[Sequence[_Option]]) -> Iterator[tuple[_Opti
             if following[index] < len(of) and following not in seen:
                 seen.add(following)
                 heapq.heappush(waiting, (cost(following), following))
-
-
-def _distinct(choices: Iterable[list[Step]]) -> Iterator[list[Step]]:
-    """Iterate over choices, each once."""
-    seen: list[list[Step]] = []
-    for steps in choices:
-        if steps not in seen:
-            seen.append(steps)
-            yield steps
 
 
 def _not_summed(module: nn.Module, done: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -21,11 +21,11 @@ from makespan.slapo.flow import (
     Flow,
     Handed,
     LeafCall,
+    by_called_owner,
     first_tensor,
     fresh,
     is_within,
     own_matrices,
-    upwards,
     watched,
 )
 from makespan.slapo.passes import Call, call_from
@@ -287,17 +287,14 @@ def _share_context(
 def _means(model: nn.Module, flow: Flow, steps: Iterable[Step]) -> list[Step]:
     """Return the steps that average the gradients of all parameters which processes hold whole."""
     cut = {(step.path, step.arguments["tensor_name"]) for step in steps if step.op == "shard"}
-    called = {*flow.given, *(call.path for call in flow.calls)}
-    names: dict[str, list[str]] = {}
-    for path, module in model.named_modules():
-        owner = next((one for one in upwards(path) if one in called), "")
-        own = [name for name, _ in module.named_parameters(recurse=False) if (path, name) not in cut]
-        if own:
-            names.setdefault(owner, []).extend(
-                f"{path}.{name}".removeprefix(f"{owner}.").lstrip(".") for name in own
-            )
+    every = (
+        (path, name)
+        for path, module in model.named_modules()
+        for name, _ in module.named_parameters(recurse=False)
+    )
+    whole = by_called_owner(flow, (one for one in every if one not in cut))
     values = {"mode": "bwd_post", "sync_op_or_fn": "average", "on": "parameters"}
-    return [Step("sync", owner, {**values, "inputs": of_owner}) for owner, of_owner in names.items()]
+    return [Step("sync", owner, {**values, "inputs": names}) for owner, names in whole.items()]
 
 
 def _refused(name: str, where: str, error: RefusedError) -> StructureError:

@@ -148,13 +148,13 @@ class ExchangeOutput:
 
 
 @dataclass(frozen=True, slots=True)
-class SumParameterGradients:
-    """Hook that sums gradients of parameters to which each process contributes its part of the sequence.
+class ExchangeParameterGradients:
+    """Hook that exchanges gradients of parameters, such as those to which each process contributes a summand.
 
     It registers the hook of a parameter in the first forward pass, since copies have other parameters.
     """
 
-    SUMMED: ClassVar[dict[str, WeakIdKeyDictionary]] = {one: WeakIdKeyDictionary() for one in OVER}
+    EXCHANGED: ClassVar[dict[str, WeakIdKeyDictionary]] = {one: WeakIdKeyDictionary() for one in OVER}
 
     names: tuple[str, ...]
     exchange: Exchange
@@ -162,12 +162,12 @@ class SumParameterGradients:
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         """Register the hooks of the parameters, once per parameter and kind of parallelism."""
-        summed = self.SUMMED[self.over]
+        exchanged = self.EXCHANGED[self.over]
         for name in self.names:
             parameter: Any = module.get_parameter(name)
-            if parameter.requires_grad and parameter not in summed:
+            if parameter.requires_grad and parameter not in exchanged:
                 parameter.register_hook(self.exchange.gradient_operation)
-                summed[parameter] = True
+                exchanged[parameter] = True
 
 
 def _exchange_at(exchange: Callable[[Tensor], Tensor], value: Tensor, where: str) -> Tensor:
@@ -243,9 +243,9 @@ class Sync(Primitive):
         output
             Index of a tuple, or key, of the element that is exchanged; None if the output is a tensor.
         on
-            ``inputs``, or ``parameters`` to sum the gradients of the module's own parameters, to which each
-            process contributes for its part of the sequence, or to ``average`` them over processes with
-            samples of their own.
+            ``inputs``, or ``parameters`` for the gradients of parameters: ``all_reduce`` sums those to which
+            each process contributes for its part of the sequence or of the heads, ``average`` takes the mean
+            over processes with samples of their own.
         over
             ``tensor`` for the processes that share layers, ``context`` for those of context parallelism.
         """
@@ -272,7 +272,7 @@ class Sync(Primitive):
         if mode == "fwd_post" and output is None and over == "tensor":
             after = _sharding_after(sch, call, before)
         if on == "parameters":
-            _sum_parameters(sch, call, inputs)
+            _exchange_gradients(sch, call, inputs)
             return
         places = None if inputs is None else input_places(sch.mod, inputs, where)
         if ranks_of(sch, over).size > 1:
@@ -359,8 +359,8 @@ def _axis(call: _Call, before: Sharding) -> int:
     return known.axis if known is not None and known.axis is not None else -1
 
 
-def _sum_parameters(sch: "Schedule", call: _Call, names: Sequence[int | str] | None) -> None:
-    """Sum the gradients of parameters of a module, by name, of all of its own without names."""
+def _exchange_gradients(sch: "Schedule", call: _Call, names: Sequence[int | str] | None) -> None:
+    """Sum or average gradients of parameters of a module, by name, or of all of its own."""
     known = dict(sch.mod.named_parameters(recurse=names is not None))
     chosen = list(known) if names is None else [str(name) for name in names]
     for name in chosen:
@@ -369,7 +369,7 @@ def _sum_parameters(sch: "Schedule", call: _Call, names: Sequence[int | str] | N
     ranks = ranks_of(sch, call.over)
     if ranks.size > 1:
         exchange = mean_gradient(ranks) if call.op == "average" else sum_gradient(ranks)
-        hook = SumParameterGradients(tuple(chosen), exchange, call.over)
+        hook = ExchangeParameterGradients(tuple(chosen), exchange, call.over)
         sch.mod.register_forward_pre_hook(hook)
 
 
@@ -404,7 +404,7 @@ def _install_exchange(
         module.reduce = exchange
         if call.op == "reduce_scatter":
             # Each process adds the bias to its part only, so its gradient is a summand.
-            module.register_forward_pre_hook(SumParameterGradients(("bias",), sum_gradient(ranks)))
+            module.register_forward_pre_hook(ExchangeParameterGradients(("bias",), sum_gradient(ranks)))
     else:
         expected = before.returns.axis if call.op == "all_gather" and before.returns is not None else None
         module.register_forward_hook(ExchangeOutput(exchange, output, call.axis, expected, call.where))
