@@ -79,3 +79,30 @@ class Scripted:
             found = view.catalogue.find("tiny-gpt", plan, "1" * len(nodes), 1)
             changes[name] = Allocation(found, nodes)
         return Decision(changes, min((t for t in self.wake_ups if t > view.time_s), default=None)), state + 1
+
+
+class Grows(Scripted):
+    """Gives job a both slots of node 0 after the loss of a node, instead of one on each node."""
+
+    def decide(self, view, state):
+        decision, after = super().decide(view, state)
+        if state == 1:
+            item = view.catalogue.find("tiny-gpt", "ga", "2", 1)
+            decision = replace(decision, changes={"a": item.on([0])})
+        return decision, after
+
+
+class Down:
+    """Observer that knows the nodes that are down, and the slots of nodes with two of them each."""
+
+    def __init__(self):
+        self.nodes = set()
+
+    def observe(self, event, view):
+        if event.kind == "node_failed":
+            self.nodes.add(int(event.nodes))
+        elif event.kind == "node_joined":
+            self.nodes.discard(int(event.nodes))
+
+    def has(self, slots):
+        return bool(self.nodes & {slot // 2 for slot in slots})

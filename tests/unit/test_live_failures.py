@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 from click.testing import CliRunner
 from fake_trainer import FakeTrainer, drive_clocks
-from live_runs import EVERY, SPEED, Scripted, job, profiled, rows, run, setting
+from live_runs import EVERY, SPEED, Down, Scripted, job, profiled, rows, run, setting
 
 from makespan import live
 from makespan.cli import main
@@ -259,22 +259,15 @@ def test_no_slot_of_a_node_that_is_down_is_used_and_every_job_finishes(name, see
     model = FailureModel(100 * DAY / 3600, repair_s=20.0, seed=seed, days=600 / DAY)
     events = [(event.time_s, event.node_id, event.kind) for event in model.events(where)]
     jobs = [job("a", 0, 90), job("b", 5, 60, 2, "zero-dp"), job("c", 6, 75), job("d", 20, 40, 1, "gc")]
-    down = set()
+    down = Down()
 
     class Watched(FakeTrainer):
         def steps(self, segment):
-            assert not down & {slot // 2 for slot in segment.slots}
+            assert not down.has(segment.slots)
             return super().steps(segment)
 
-    class Notes:
-        def observe(self, event, view):
-            if event.kind == "node_failed":
-                down.add(int(event.nodes))
-            elif event.kind == "node_joined":
-                down.discard(int(event.nodes))
-
     trainer = Watched(SPEED, checkpoint_every=EVERY, save_wall_s=0.01)
-    result, _ = run(jobs, events, policy(name), trainer, 4, observers=[Notes()])
+    result, _ = run(jobs, events, policy(name), trainer, 4, observers=[down])
     assert result.comparison["n_interruptions"].iloc[0] >= 2
     assert trainer.saved == {"a": 90, "b": 60, "c": 75, "d": 40} and trainer.clashes == []
     assert result.violations == ()

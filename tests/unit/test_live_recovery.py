@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from click.testing import CliRunner
 from fake_trainer import FakeTrainer, drive_clocks
-from live_runs import EVERY, SPEED, Scripted, job, profiled, rows, run, setting
+from live_runs import EVERY, SPEED, Down, Grows, Scripted, job, profiled, rows, run, setting
 
 from makespan import live
 from makespan.cli import live as cli_live, main
@@ -201,14 +201,6 @@ def test_an_elastic_job_without_devices_in_the_next_decision_returns_to_its_chec
 
 
 def test_an_elastic_job_gets_further_slots_without_a_restart():
-    class Grows(Scripted):
-        def decide(self, view, state):
-            decision, after = super().decide(view, state)
-            if state == 1:  # both slots of node 0 instead of one on each node
-                item = view.catalogue.find("tiny-gpt", "ga", "2", 1)
-                decision = replace(decision, changes={"a": item.on([0])})
-            return decision, after
-
     script = Grows({0: {"a": ("ga", (0, 1))}})
     result, trainer = surviving("elastic", [job("a", 0, 80, 2)], [(35.5, 1, "failed")], script, n_slots=4)
     assert trainer.calls == [("lose", "a", (2,)), ("resume", "a", (0,)), ("join", "a", (1,))]
@@ -249,26 +241,19 @@ def test_every_job_finishes_and_no_slot_of_a_node_that_is_down_is_used(kind, nam
     model = FailureModel(100 * DAY / 3600, repair_s=20.0, seed=seed, days=600 / DAY)
     events = [(event.time_s, event.node_id, event.kind) for event in model.events(where)]
     jobs = [job("a", 0, 90), job("b", 5, 60, 2), job("c", 6, 75, 2), job("d", 20, 40, 1)]
-    down = set()
+    down = Down()
 
     class Watched(SurvivingTrainer):
         def join(self, segment, slots):
-            assert not down & {slot // 2 for slot in segment.slots}
+            assert not down.has(segment.slots)
             super().join(segment, slots)
 
         def steps(self, segment):
-            assert not down & {slot // 2 for slot in segment.slots}
+            assert not down.has(segment.slots)
             return super().steps(segment)
 
-    class Notes:
-        def observe(self, event, view):
-            if event.kind == "node_failed":
-                down.add(int(event.nodes))
-            elif event.kind == "node_joined":
-                down.discard(int(event.nodes))
-
     trainer = Watched(SPEED, checkpoint_every=EVERY)
-    result, _ = surviving(kind, jobs, events, policy(name), trainer, n_slots=4, observers=[Notes()])
+    result, _ = surviving(kind, jobs, events, policy(name), trainer, n_slots=4, observers=[down])
     assert result.comparison["n_interruptions"].iloc[0] >= 2
     assert trainer.saved == {"a": 90, "b": 60, "c": 75, "d": 40} and trainer.clashes == []
     assert result.violations == () and trainer.busy == {}

@@ -9,7 +9,7 @@ from statistics import fmean
 
 import pandas as pd
 import pytest
-from live_runs import Scripted
+from live_runs import Grows
 from toy_cluster import throughput_rows
 
 from makespan import live
@@ -176,14 +176,6 @@ def test_an_elastic_job_without_devices_in_time_resumes_from_its_checkpoint(
 
 
 def test_an_elastic_job_waits_and_goes_on_with_a_process_that_joins(tmp_path, monkeypatch, undisturbed_loss):
-    class Grows(Scripted):
-        def decide(self, view, state):
-            decision, after = super().decide(view, state)
-            if state == 1:  # both slots of node 0 instead of one on each node
-                item = view.catalogue.find("tiny-gpt", "ga", "2", 1)
-                decision = replace(decision, changes={"a": item.on([0])})
-            return decision, after
-
     def joined(run):
         """End once three sets of processes have trained: of the start, after the loss, and after the join."""
         return run.n_regroups >= 3 and run.done is not None and run.done > 12
