@@ -56,15 +56,17 @@ class LeafCall:
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """A product of attention: sources of queries, of keys and of values, and the size of a head.
+    """A product of attention: sources of queries, keys, values and scores, and the size of a head.
 
-    ``inside`` lists the modules around it, and ``n_calls`` is the number of calls in the flow before it.
+    Scores also come from what is added to the products of queries and keys, such as positions. ``inside``
+    lists the modules around it, and ``n_calls`` is the number of calls in the flow before it.
     ``is_kernel`` is true if one function computes the whole attention.
     """
 
     queries: frozenset[str]
     keys: frozenset[str]
     values: frozenset[str]
+    scores: frozenset[str]
     head_size: int
     inside: tuple[str, ...]
     n_calls: int
@@ -233,7 +235,8 @@ class _Watch(TorchFunctionMode):
             named = [kwargs[name] for name in ("query", "key", "value") if name in kwargs]
             query, key, value = [*args, *named][:3]
             of_query, of_key, of_value = (self.of(operand).sources for operand in (query, key, value))
-            self._note(of_query, of_key, of_value, value.shape[-1], is_kernel=True)
+            scores = self.joined([one for one in operands if one is not value]).sources
+            self._note(of_query, of_key, of_value, scores, value.shape[-1], is_kernel=True)
             rate = args[4] if len(args) > 4 else kwargs.get("dropout_p", 0.0)
             self._drop(rate, query, (), {})
         elif len(operands) >= 2:
@@ -245,7 +248,8 @@ class _Watch(TorchFunctionMode):
                 share, value = (left, right) if left.is_share else (right, left)
                 pairs = [pair for pair in self.scores if pair[0] | pair[1] <= share.sources]
                 queries, keys = pairs[-1] if pairs else (share.sources, share.sources)
-                self._note(queries, keys, value.sources, (second if left.is_share else first).shape[-1])
+                size = (second if left.is_share else first).shape[-1]
+                self._note(queries, keys, value.sources, share.sources, size)
             elif left.sources and right.sources:
                 self.scores.append((left.sources, right.sources))
         return replace(origin, is_share=False)
@@ -255,11 +259,13 @@ class _Watch(TorchFunctionMode):
         queries: frozenset[str],
         keys: frozenset[str],
         values: frozenset[str],
+        scores: frozenset[str],
         head_size: int,
         is_kernel: bool = False,
     ) -> None:
         inside, n_calls = tuple(self.inside), len(self.flow.calls)
-        self.flow.products.append(Product(queries, keys, values, head_size, inside, n_calls, is_kernel))
+        product = Product(queries, keys, values, scores, head_size, inside, n_calls, is_kernel)
+        self.flow.products.append(product)
 
     def _drop(self, rate: Any, dropped: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         is_training = args[2] if len(args) > 2 else kwargs.get("training", True)

@@ -345,15 +345,15 @@ class LayerFinder:
         """Add heads and roles if a product of attention lies between columns and row."""
         columns = set(region.columns)
         for product in self.flow.products:
-            queries, keys, values = (
+            queries, keys, values, scores = (
                 self._resolved(sources)[0] & columns & self.linears.keys()
-                for sources in (product.queries, product.keys, product.values)
+                for sources in (product.queries, product.keys, product.values, product.scores)
             )
             if not (queries and values and product.head_size):
                 continue
             size = product.head_size
             heads = self.linears[region.row].n_in // size
-            gates = {path for path in columns & self.linears.keys() if self.linears[path].n_out > heads}
+            gates = (columns & self.linears.keys()) - scores  # they scale what the attention returns
             roles = {path: "gate" if path in gates else "positions of heads" for path in columns}
             width = self.linears[min(values)].n_out // size
             kv_heads = width
