@@ -393,7 +393,7 @@ def _recoveries() -> str:
         rows.append(
             (
                 COST_NAMES[str(quantity)].format(f"{buffer_bytes / 1e3:,.0f} KB"),
-                f"{sizes[0]:.3g}{unit}" if sizes[0] == sizes[1] else f"{sizes[0]:.3g} to {sizes[1]:.3g}",
+                f"{sizes[0]:,.3g}{unit}" if sizes[0] == sizes[1] else f"{sizes[0]:,g} to {sizes[1]:,g}",
                 f"{1e3 * largest['measured_s']:.3g}",
                 f"{1e3 * largest['predicted_s']:.3g}",
                 f"{100 * part['error'].mean():.0f} %",
@@ -426,7 +426,7 @@ def _recoveries() -> str:
     options: dict[str, Any] = {"parameter_bytes": RECOVERY_PARAMETERS}
     options["constants"] = measured_constants(on_few=True)
     agreed = " and ".join(
-        f"{predict_recovery(n_devices, RECOVERY_STEP_S, **options).agree_s:,.0f} s with {n_devices:,}"
+        f"{predict_recovery(n_devices, RECOVERY_STEP_S, **options).agree_s:,.2g} s with {n_devices:,}"
         for n_devices in RECOVERY_DEVICES[-3::2]
     )
     note = f"With the constants that were judged above, to agree would take {agreed} devices.\n\n"
@@ -436,6 +436,7 @@ def _recoveries() -> str:
 
 COST_NAMES = {
     "coordinator": "coordinator, per loss",
+    "agreeing": "coordinator, per loss, of members that only answer",
     "connecting": "process that connects, per loss",
     "sending": "process that sends its state to one that joins",
     "receiving": "process that joins",

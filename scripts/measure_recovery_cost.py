@@ -1,4 +1,4 @@
-"""Measure the CPU time of recoveries from memory, and of keeping contexts, on 2 to 16 processes.
+"""Measure the CPU time of recoveries from memory, and of keeping contexts.
 
     python scripts/measure_recovery_cost.py [FOLDER]
 
@@ -9,6 +9,8 @@ all the same: beside other load caches are shared, and CPU times up to twice as 
 - ``loss``: of sixteen processes of a small job one after the other is lost until one is left.
   ``coordinator_s`` is the CPU time of the launching process from the detection until all resume, ``worker_s``
   the mean of the remaining processes from the plan until then.
+- ``agree``: one of up to 2,049 members that only answer the coordinator is lost. ``coordinator_s`` is the CPU
+  time of the coordinator from the detection until all resume.
 - ``step``: a job trains undisturbed. ``worker_s`` is the CPU time of a process per mini-batch, ``pack_s`` the
   part in which it packs its contexts, and ``copy_s`` that in which it receives those of others.
 - ``join``: one process more joins two. ``worker_s`` is the CPU time of the process that joins, from the plan
@@ -16,13 +18,18 @@ all the same: beside other load caches are shared, and CPU times up to twice as 
 """
 
 import argparse
+import base64
 import json
 import os
+import resource
+import selectors
 import signal
+import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +37,31 @@ import pandas as pd
 
 from makespan.cleanup import temporary_directory
 from makespan.easyscale import ElasticTrainer, join_run, request_change
+from makespan.easyscale.job import RankMapping
+from makespan.easyscale.recovery import ASSEMBLY, RecoveryPlanner, RecoveryProtocol, holdings
 from makespan.easyscale.recovery_cost import MEASUREMENTS, PRESET
 from makespan.files import write_text
-from makespan.runtime.coordinator import Event
+from makespan.runtime.coordinator import Coordinator, Event, Timeouts
+from makespan.runtime.messages import (
+    Connection,
+    Copied,
+    Form,
+    Freeze,
+    Frozen,
+    Hello,
+    Leave,
+    Message,
+    Offered,
+    Ready,
+    Shared,
+    Welcome,
+    connected,
+)
+from makespan.runtime.protocol import End
 from makespan.tables import write_csv
 
 REPEATS, LARGEST, STEPS, FIRST = 3, 16, 100, 20
+MEMBERS = (16, 64, 256, 1024, 2048)
 BUFFERS = (1 << 12, 1 << 20)  # bytes of a buffer that every pass changes
 MODELS = (1 << 20, 1 << 23, 1 << 25)  # bytes of parameters
 JOB = """
@@ -194,6 +220,98 @@ def losses(path: Path) -> list[dict[str, Any]]:
     return watch.rows
 
 
+class Members:
+    """Members of a run that compute nothing: one thread answers the coordinator, over a connection for each.
+
+    It starts and ends them, too, as `makespan.runtime.coordinator.ProcessStarter` and as their processes.
+    """
+
+    pid = 0
+    address = b"a-host-of-the-cluster 45678 " + 16 * b"ab"
+
+    def __init__(self, path: Path, n_members: int) -> None:
+        self.path, self.n_members, self.links = path, n_members, dict[int, Connection]()
+        self.held: dict[int, tuple[int, ...]] = dict.fromkeys(range(n_members), ())
+        threading.Thread(target=self.serve, daemon=True).start()
+
+    def start(self, node: int) -> "Members":
+        """Return the process of a member."""
+        return self
+
+    def end(self, process: object) -> None:
+        """Kill nothing: no member hangs."""
+
+    def poll(self) -> None:
+        """Say that the process runs."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Return its exit status."""
+        return 0
+
+    def lose(self, node: int) -> None:
+        """End a member: the coordinator detects the end of its connection."""
+        self.links[node].link.shutdown(socket.SHUT_RDWR)
+
+    def serve(self) -> None:
+        """Connect all members, and answer until all have left."""
+        while not (address := self.path / "coordinator.json").exists():
+            time.sleep(0.01)
+        known, ready = json.loads(address.read_text()), selectors.DefaultSelector()
+        for node in range(self.n_members):
+            self.links[node] = connected(known["host"], known["port"], 30.0)
+            ready.register(self.links[node], selectors.EVENT_READ, node)
+            self.links[node].send(Hello(known["token"], 0, f"host-{node // 8}", node))
+        while ready.get_map():
+            for key, _ in ready.select():
+                received = self.links[key.data].receive()
+                for message in received or ():
+                    with suppress(OSError):  # it was lost a moment ago
+                        self.answer(key.data, message)
+                if received is None or any(isinstance(message, Leave) for message in received):
+                    ready.unregister(key.fileobj)
+                    self.links[key.data].close()
+
+    def answer(self, node: int, message: Message) -> None:
+        """Answer as a process does; all begin with the addresses of all others."""
+        link = self.links[node]
+        match message:
+            case Welcome():
+                link.send(Ready())
+            case Freeze():
+                link.send(Frozen(message.generation, 0, holdings(5, {5: self.held[node]})))
+            case Form():
+                assembly = ASSEMBLY.validate_python(message.work)
+                place, hosted = assembly.nodes.index(node), RankMapping.parse(assembly.mapping).hosted
+                self.held[node] = (*hosted[place], *hosted[place - 1])
+                value = base64.b64encode(self.address).decode()
+                link.send(Offered(message.generation, {f"link/{place}": value}))
+            case Shared():
+                link.send(Copied(message.generation, {f"worker-{rank}": "" for rank in self.held[node]}))
+
+
+def agree(path: Path, n_members: int) -> dict[str, Any]:
+    """Lose one more of members that only answer than shall remain."""
+    begun_s, rows = [0.0], list[dict[str, Any]]()
+
+    def watch(event: Event) -> None:
+        if event.kind == "lost":
+            begun_s[0] = time.thread_time()
+        if event.kind == "resume" and begun_s[0]:
+            rows.append({"n_processes": n_members, "coordinator_s": time.thread_time() - begun_s[0]})
+            coordinator.ending = End(None)
+        elif event.kind == "resume":
+            members.lose(n_members)
+
+    mapping = RankMapping.even(n_members + 1, n_members + 1)
+    planner = RecoveryPlanner(mapping)
+    protocol = RecoveryProtocol(planner, range(n_members + 1), 1 << 30, suspend=lambda: None)
+    members = Members(path, n_members + 1)
+    coordinator = Coordinator(protocol, path, {}, members, watch, limits=Timeouts(hang_s=3600.0))
+    planner.hosts = coordinator.hosts
+    coordinator.run()
+    return {**rows[0], "n_logical_workers": n_members + 1}
+
+
 def steps(path: Path, n_processes: int, survives: int, buffer_bytes: int) -> dict[str, Any]:
     """Train undisturbed."""
     read = dict[int, dict[int, float]]()
@@ -241,6 +359,8 @@ def join(path: Path, parameter_bytes: int) -> dict[str, Any]:
 
 def main(folder: Path) -> None:
     """Measure everything."""
+    _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
     rows: list[dict[str, Any]] = []
 
     def add(kind: str, measured: Mapping[str, Any]) -> None:
@@ -253,6 +373,9 @@ def main(folder: Path) -> None:
         with temporary_directory("cost") as path:
             for row in losses(path):
                 add("loss", row | {"repeat": repeat})
+        for n_members in MEMBERS:
+            with temporary_directory("cost") as path:
+                add("agree", agree(path, n_members) | {"repeat": repeat})
         for buffer_bytes in BUFFERS:
             for n_processes, survives in ((2, 1), (4, 1), (4, 2), (4, 3), (8, 1), (8, 3), (16, 1), (16, 3)):
                 with temporary_directory("cost") as path:

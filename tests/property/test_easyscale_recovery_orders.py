@@ -53,7 +53,7 @@ class Process:
         else:
             message = self.inbox.popleft()
             if isinstance(message, said.Shared):
-                self.keys.add((message.generation, message.key))
+                self.keys |= {(message.generation, key) for key in message.values}
             else:
                 self.todo.extend(self.part.receive(message))
 

@@ -116,7 +116,7 @@ def protocol(n_processes=3):
 
 def test_processes_end_a_mini_batch_early_only_if_somebody_waits_for_that():
     made, suspended = protocol()
-    asked = [Send(node, Shared(1, boundary_key(0), "")) for node in range(3)]
+    asked = [Send(node, Shared(1, {boundary_key(0): ""})) for node in range(3)]
     assert made.drain([1]) == asked
     assert made.ready(7) == asked
     made.phase = Phase.SAVING  # between two transactions already

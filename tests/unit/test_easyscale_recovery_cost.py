@@ -1,5 +1,8 @@
 """The predicted cost of surviving losses, and how well it fits measurements on more processes."""
 
+import runpy
+from pathlib import Path
+
 import pandas as pd
 import pytest
 
@@ -11,17 +14,28 @@ from makespan.easyscale.recovery_cost import (
     predict_recovery,
 )
 from makespan.errors import InputError
+from makespan.runtime.messages import Shared
+
+SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "measure_recovery_cost.py"
 
 KNOWN = CostConstants(
-    (1e-3, 2e-4, 5e-5), (1e-2, 3e-4, 2e-3), (1e-4, 1e-9), (1e-5, 5e-5, 2e-9), (1e-3, 2e-9), (0.0, 4e-9)
+    (1e-3, 2e-4),
+    (5e-4, 1e-4, 5e-7),
+    (1e-2, 3e-4, 2e-3),
+    (1e-4, 1e-9),
+    (1e-5, 5e-5, 2e-9),
+    (1e-3, 2e-9),
+    (0.0, 4e-9),
 )
 
 
 def test_constants_that_made_the_measurements_are_found_again(monkeypatch):
     rows = []
     for m in range(1, 16):
-        coordinator_s = 1e-3 + 2e-4 * m + 5e-5 * m * m
+        coordinator_s = 1e-3 + 2e-4 * m
         rows.append(("loss", m, 16, 1, 0, 0, coordinator_s, 1e-2 + 3e-4 * m + 2e-3 * 16 / m, None, None))
+    for m in (16, 64, 256, 1024):
+        rows.append(("agree", m, m, 1, 0, 0, 5e-4 + 1e-4 * m + 5e-7 * m * m, None, None, None))
     for n, survives in ((2, 1), (4, 1), (4, 2), (4, 3), (16, 1), (16, 3)):
         for size in (0, 1 << 20):
             pack_s, copy_s = 1e-4 + 1e-9 * size, 1e-5 + survives * (5e-5 + 2e-9 * size)
@@ -39,6 +53,7 @@ def test_constants_that_made_the_measurements_are_found_again(monkeypatch):
     assert judged["predicted_s"].tolist() == pytest.approx(judged["measured_s"].tolist(), rel=1e-5)
     assert set(judged["quantity"]) == {
         "coordinator",
+        "agreeing",
         "connecting",
         "sending",
         "receiving",
@@ -60,7 +75,7 @@ def test_parts_add_up_with_latencies_and_transfers():
     )
     sent_s = 1e-3 + 2 * 1e6 / 1e9
     assert cost.keep_s == pytest.approx(1e-4 + 1e-9 * 1e6 + 1e-5 + 2 * (5e-5 + 2e-9 * 1e6) + sent_s)
-    assert cost.agree_s == pytest.approx(1e-3 + 2e-4 * 4 + 5e-5 * 16 + 7e-3)
+    assert cost.agree_s == pytest.approx(1e-3 + 2e-4 * 4 + 5e-7 * 16 + 7e-3)
     assert cost.connect_s == pytest.approx(1e-2 + 3e-4 * 4 + 2e-3 * 5 / 4)
     assert cost.copy_s == pytest.approx(1e-3 + 1e-3 + sent_s)
     assert (cost.detect_s, cost.lost_s) == (1e-3, 1.0)
@@ -75,16 +90,32 @@ def test_parts_add_up_with_latencies_and_transfers():
 def test_the_measured_constants_predict_the_coordinator_better_than_no_model():
     """It is the only part that grows with the square of the devices."""
     judged = judged_costs()
-    part = judged[judged["quantity"] == "coordinator"]
-    assert part["size"].min() > recovery_cost.MOST_FITTED["loss"] and part["size"].max() == 15
-    error, baseline = (
-        ((part[name] / part["measured_s"] - 1).abs()).mean() for name in ("predicted_s", "baseline_s")
-    )
-    assert error < baseline / 2
+    for quantity, kind, largest in (("coordinator", "loss", 15), ("agreeing", "agree", 2048)):
+        part = judged[judged["quantity"] == quantity]
+        assert part["size"].min() > recovery_cost.MOST_FITTED[kind] and part["size"].max() == largest
+        error, baseline = (
+            ((part[name] / part["measured_s"] - 1).abs()).mean() for name in ("predicted_s", "baseline_s")
+        )
+        assert error < baseline / 2
+
+
+def test_each_member_gets_the_addresses_of_all_others_in_one_message(tmp_path, monkeypatch):
+    script, got = runpy.run_path(str(SCRIPT)), []
+    members = script["Members"]
+    answer = members.answer
+
+    def count(self, node, message):
+        got.extend([(message.generation, len(message.values))] if isinstance(message, Shared) else [])
+        answer(self, node, message)
+
+    monkeypatch.setattr(members, "answer", count)
+    measured = script["agree"](tmp_path, 5)
+    assert measured["n_processes"] == 5 and measured["coordinator_s"] > 0.0
+    assert sorted(got) == 6 * [(1, 6)] + 5 * [(2, 5)]
 
 
 def test_the_page_says_which_part_of_a_pause_is_the_largest():
-    few, many = (predict_recovery(n, 1.0, parameter_bytes=4e9) for n in (100, 1024))
+    few, many = (predict_recovery(n, 1.0, parameter_bytes=4e9) for n in (100, 4096))
     assert few.lost_s == max(few.agree_s, few.connect_s, few.copy_s, few.lost_s)
     assert many.agree_s == max(many.agree_s, many.connect_s, many.copy_s, many.lost_s)
     assert few.keep_s == many.keep_s

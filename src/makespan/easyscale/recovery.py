@@ -182,14 +182,15 @@ class RecoveryPlanner:
         step: int, mapping: RankMapping, nodes: Sequence[int], held: Mapping[int, set[tuple[int, int]]]
     ) -> tuple[int, ...] | None:
         """Return who has the context of each EST after a mini-batch, its host if possible; None if nobody."""
-        holders = []
-        for rank in range(mapping.n_logical_workers):
-            having = [node for node, pairs in held.items() if (step, rank) in pairs]
-            if not having:
-                return None
-            host = nodes[mapping.host(rank)]
-            holders.append(host if host in having else having[0])
-        return tuple(holders)
+        having: dict[int, list[int]] = {rank: [] for rank in range(mapping.n_logical_workers)}
+        for node, pairs in held.items():
+            for done, rank in pairs:
+                if done == step:
+                    having[rank].append(node)
+        if not all(having.values()):
+            return None
+        hosts = {rank: node for node, ranks in zip(nodes, mapping.hosted, strict=True) for rank in ranks}
+        return tuple(hosts[rank] if hosts[rank] in found else found[0] for rank, found in having.items())
 
 
 _MISSING = "and with them the only copies of the contexts of logical workers"
@@ -277,7 +278,7 @@ class RecoveryProtocol(CoordinatorProtocol[Assembly]):
         """Ask the processes to end the transaction, if one runs and somebody waits for its end."""
         if self.phase is not Phase.TRAINING or not (self.waiting or self.leaving & self.members):
             return []
-        return self._to_all(Shared(self.generation, boundary_key(self.step), ""))
+        return self._to_all(Shared(self.generation, {boundary_key(self.step): ""}))
 
     def _plan(self) -> list[Action]:
         asked = self.leaving

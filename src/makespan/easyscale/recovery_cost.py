@@ -3,7 +3,8 @@
 Elapsed time on a machine with two cores says little about a cluster. So the constants are CPU times of the
 coordinator and of the processes, which `scripts/measure_recovery_cost.py` measured on 2 to 16 processes
 (`recovery_costs.csv`), and a prediction adds latencies and transfers. In a cluster processes compute at the
-same time, and the coordinator serves one after the other, so both times add up to that of a recovery.
+same time, and the coordinator serves one after the other, so both times add up to that of a recovery. What
+grows with the square of the number of processes is measured with up to 2,048 members that only answer.
 
 `judged_costs` fits the same constants to the smaller numbers of processes, and compares them with
 measurements on the larger ones.
@@ -25,9 +26,9 @@ from makespan.tables import read_csv, table_schema
 PRESET = Path(__file__).parent / "presets" / "recovery_costs.csv"
 MEASUREMENTS = table_schema(
     "recovery_costs",
-    ("kind", "text", "", "loss, step or join: what was measured"),
+    ("kind", "text", "", "loss, agree, step or join: what was measured"),
     ("repeat", "int", "1", "repetition, from 0"),
-    ("n_processes", "int", "1", "processes that remain after a loss, train, or train after a join"),
+    ("n_processes", "int", "1", "processes that remain after a loss, train, or train after a join; members"),
     ("n_logical_workers", "int", "1", "logical workers of the job"),
     ("survives", "int", "1", "copies of the contexts of each process"),
     ("buffer_bytes", "int", "B", "bytes of buffers per logical worker; random states come on top"),
@@ -39,11 +40,11 @@ MEASUREMENTS = table_schema(
         "CPU time of the coordinator, or of the process that sends to one that joins; empty for step",
         True,
     ),
-    ("worker_s", "float", "s", "CPU time of a process; of a step, per mini-batch"),
+    ("worker_s", "float", "s", "CPU time of a process; of a step, per mini-batch; empty for agree", True),
     ("pack_s", "float", "s", "part of it in which contexts are packed; empty but for step", True),
     ("copy_s", "float", "s", "part of it in which those of others are received; empty but for step", True),
 )
-MOST_FITTED = {"loss": 6, "step": 4, "join": 1 << 23}
+MOST_FITTED = {"loss": 6, "agree": 256, "step": 4, "join": 1 << 23}
 """Largest size to which constants are fitted that are judged: processes; for a join, bytes of parameters."""
 _STATE = 3
 """Bytes of state per byte of parameters: the parameter and two moments."""
@@ -56,7 +57,9 @@ class CostConstants:
     Parameters
     ----------
     coordinator
-        Coordinator, from the detection of a loss until all resume [1, m, m^2 for m remaining processes].
+        Coordinator, from the detection of a loss until all resume [1, m for m remaining processes].
+    agreeing
+        The same with members that only answer [1, m, m^2]; its last part comes on top of ``coordinator``.
     connecting
         Process, from the plan until all resume [1, m, hosted logical workers].
     packing
@@ -69,6 +72,7 @@ class CostConstants:
     """
 
     coordinator: tuple[float, ...]
+    agreeing: tuple[float, ...]
     connecting: tuple[float, ...]
     packing: tuple[float, ...]
     copying: tuple[float, ...]
@@ -168,7 +172,7 @@ def predict_recovery(
         keep_s=_value(fitted.packing, context_bytes) + copied_s + sent_s,
         detect_s=detect_s,
         # Each way once: freeze, its answer, the plan, addresses by way of the coordinator, the end, training.
-        agree_s=_value(fitted.coordinator, left, left**2) + 7 * latency_s,
+        agree_s=_value(fitted.coordinator, left) + fitted.agreeing[2] * left**2 + 7 * latency_s,
         connect_s=_value(fitted.connecting, left, n_devices / left),
         copy_s=latency_s + context_bytes / bandwidth + sent_s,
         lost_s=step_s / 2,
@@ -190,11 +194,12 @@ def measured_constants(*, on_few: bool = False) -> CostConstants:
 
     None of them is negative, and relative errors count.
     """
-    loss, step, join = (_part(kind, is_small=True if on_few else None) for kind in MOST_FITTED)
+    loss, agree, step, join = (_part(kind, is_small=True if on_few else None) for kind in MOST_FITTED)
     m, n_copies, size = loss["n_processes"], step["survives"], join["parameter_bytes"]
     n_hosted = loss["n_logical_workers"] / m
     return CostConstants(
-        _solved(loss["coordinator_s"], 1.0, m, m**2),
+        _solved(loss["coordinator_s"], 1.0, m),
+        _solved(agree["coordinator_s"], 1.0, agree["n_processes"], agree["n_processes"] ** 2),
         _solved(loss["worker_s"], 1.0, m, n_hosted),
         _solved(step["pack_s"], 1.0, step["buffer_bytes"]),
         _solved(step["copy_s"], 1.0, n_copies, n_copies * step["buffer_bytes"]),
@@ -260,11 +265,12 @@ def judged_costs() -> pd.DataFrame:
     def connecting(table: Any) -> Any:
         return _value(fitted.connecting, table.n_processes, table.n_logical_workers / table.n_processes)
 
+    add("coordinator", "loss", "coordinator_s", lambda t: _value(fitted.coordinator, t.n_processes))
     add(
-        "coordinator",
-        "loss",
+        "agreeing",
+        "agree",
         "coordinator_s",
-        lambda t: _value(fitted.coordinator, t.n_processes, t.n_processes**2),
+        lambda t: _value(fitted.agreeing, t.n_processes, t.n_processes**2),
     )
     add("connecting", "loss", "worker_s", connecting)
     add("sending", "join", "coordinator_s", lambda t: _value(fitted.sending, t.parameter_bytes))

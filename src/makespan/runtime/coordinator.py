@@ -138,6 +138,8 @@ class Coordinator(Generic[PlanT]):
         self.selector = selectors.DefaultSelector()
         self.ending: actions.End | None = None
         self.notice, self._is_told = "", False
+        self._shared, self._offered = list[messages.Shared](), list[messages.Offered]()
+        self._encoded: tuple[messages.Message | None, bytes] = None, b""
         self._stuck: tuple[int, frozenset[int]] | None = None
         self._stuck_s = 0.0
         self.checkpoint_s = time.monotonic()
@@ -160,7 +162,9 @@ class Coordinator(Generic[PlanT]):
 
     def _listening(self) -> socket.socket:
         """Listen on this machine only, or in a Slurm job on all its networks, and publish the address."""
-        host, door = messages.listening("SLURM_JOB_ID" not in os.environ, 64)
+        # All nodes may connect at once.
+        backlog = 64 + len(self.protocol.expected)
+        host, door = messages.listening("SLURM_JOB_ID" not in os.environ, backlog)
         door.settimeout(_SEND_S)
         address = {"host": host, "port": door.getsockname()[1], "token": self.token}
         write_json(address, self.run_dir / ADDRESS_FILE)
@@ -177,6 +181,7 @@ class Coordinator(Generic[PlanT]):
                 self._admit(door)
             else:
                 self._hear(key.data)
+        self._pass_on()
         self._look_after()
         if self.notice and not self._is_told:
             self._is_told = True
@@ -226,9 +231,9 @@ class Coordinator(Generic[PlanT]):
             case messages.Announce():
                 self._tell("announce", peer.node, phase=message.phase, iteration=message.iteration)
             case messages.Shared():
-                if message.generation == self.protocol.generation:
-                    for other in self.protocol.members - {peer.node}:
-                        self._send(other, message)
+                self._shared.append(message)
+            case messages.Offered():
+                self._offered.append(message)
             case messages.Leaving():
                 self._release(peer)
             case messages.Ready():
@@ -300,12 +305,32 @@ class Coordinator(Generic[PlanT]):
         """Hold a node at the end of a phase, so that it can be killed there."""
         self._send(node, messages.Hold(phase, iteration))
 
+    def _pass_on(self) -> None:
+        """Send what members shared, together: one message to each, however many shared something."""
+        generation, members = self.protocol.generation, self.protocol.members
+        current: list[messages.Shared | messages.Offered] = [
+            message for message in self._shared if message.generation == generation
+        ]
+        self._shared.clear()
+        if len(self._offered) >= len(members):
+            self._offered = [message for message in self._offered if message.generation == generation]
+            if len(self._offered) == len(members):
+                current += self._offered
+                self._offered.clear()
+        if current:
+            values = {key: value for message in current for key, value in message.values.items()}
+            together = messages.Shared(generation, values)
+            for node in sorted(members):
+                self._send(node, together)
+
     def _send(self, node: int, message: messages.Message) -> None:
         peer = self.nodes.get(node)
         if peer is None:
             return
+        if self._encoded[0] is not message:  # the same message often goes to all members
+            self._encoded = message, messages.encoded(message)
         try:
-            peer.link.send(message)
+            peer.link.send_encoded(self._encoded[1])
         except TimeoutError:
             self._kill(peer)
         except OSError:
@@ -314,6 +339,8 @@ class Coordinator(Generic[PlanT]):
     # --- actions of the protocol --------------------------------------------------------------
 
     def _carry_out(self, wanted: list[actions.Action]) -> None:
+        if wanted:
+            self._pass_on()  # in the order in which members sent it
         for action in wanted:
             match action:
                 case actions.Send(node, message):
@@ -339,6 +366,8 @@ class Coordinator(Generic[PlanT]):
     def _look_after(self) -> None:
         """Detect processes that do not connect in time, and nodes whose heartbeat times out."""
         now = time.monotonic()
+        if now - self.looked_s < _TICK_S:
+            return  # with many nodes, messages come faster than all of them can be looked at
         # Extend every wait by the time in which the coordinator could not receive.
         deaf, self.looked_s = max(now - self.looked_s - _TURN_S, 0.0), now
         waited = {node: begun for node, begun in self.started_s.items() if node not in self.nodes}

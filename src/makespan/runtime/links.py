@@ -161,7 +161,7 @@ class PeerLinks:
         host, door = listening(is_alone, self.size)
         with door:
             address = f"{host} {door.getsockname()[1]} {secret.hex()}"
-            board.tell(generation, f"link/{self.rank}", address.encode())
+            board.offer(generation, f"link/{self.rank}", address.encode())
             for peer in range(self.rank):
                 left_s = max(until_s - time.monotonic(), _LOOK_S)
                 host, port, other = board.wait(generation, f"link/{peer}", left_s).decode().split(" ")

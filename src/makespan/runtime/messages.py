@@ -88,11 +88,18 @@ class Copied:
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """Key and value (Base64) by which members build groups; the coordinator forwards it to all members."""
+    """Values (Base64) by key, by which members build groups; the coordinator forwards them to all members."""
 
     generation: int
-    key: str
-    value: str
+    values: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Offered:
+    """Values like those of `Shared`, forwarded together once each member has offered some in a generation."""
+
+    generation: int
+    values: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +206,7 @@ class Kill:
 
 Message = (
     Hello | Welcome | Ready | Freeze | Frozen | Form | Copied | Train | Prepared | Commit | Failed | Save
-    | Saved | Leaving | Leave | Announce | Heartbeat | Drain | Hold | Kill | Shared
+    | Saved | Leaving | Leave | Announce | Heartbeat | Drain | Hold | Kill | Shared | Offered
 )  # fmt: skip
 _KINDS: dict[str, Callable[..., Message]] = {kind.__name__: kind for kind in get_args(Message)}
 _TUPLES = ("layers", "members", "nodes")
@@ -247,8 +254,12 @@ class Connection:
 
     def send(self, message: Message) -> None:
         """Send a message; raise `OSError` if the connection is closed."""
+        self.send_encoded(encoded(message))
+
+    def send_encoded(self, text: bytes) -> None:
+        """Send what `encoded` returned; raise `OSError` if the connection is closed."""
         with self._sending:
-            self.link.sendall(encoded(message))
+            self.link.sendall(text)
 
     def receive(self) -> list[Message] | None:
         """Wait for bytes and return the messages that are complete; None at the end of the connection."""

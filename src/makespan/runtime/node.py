@@ -40,6 +40,7 @@ from makespan.runtime.messages import (
     Leave,
     Leaving,
     Message,
+    Offered,
     Save,
     Shared,
     connected,
@@ -69,16 +70,21 @@ class BroadcastStore:
             self._changed.notify_all()
 
     def take(self, message: Shared) -> None:
-        """Enter a value that a member set."""
+        """Enter values that members set."""
         with self._changed:
-            self._said[message.generation, message.key] = base64.b64decode(message.value)
+            for key, value in message.values.items():
+                self._said[message.generation, key] = base64.b64decode(value)
             self._changed.notify_all()
 
     def tell(self, generation: int, key: str, value: bytes) -> None:
         """Set a value for all members, this one included."""
-        message = Shared(generation, key, base64.b64encode(value).decode())
+        message = Shared(generation, {key: base64.b64encode(value).decode()})
         self.take(message)
         self._send(message)
+
+    def offer(self, generation: int, key: str, value: bytes) -> None:
+        """Set a value that the members get together with those of all others, once each has offered one."""
+        self._send(Offered(generation, {key: base64.b64encode(value).decode()}))
 
     def has(self, generation: int, key: str) -> bool:
         """Tell whether a key is set; raise `RuntimeError` if a new generation has begun."""

@@ -274,7 +274,10 @@ class CoordinatorProtocol(Generic[PlanT]):
     ) -> list[Action]:
         """Keep an answer, and continue once all members, or those of ``among``, have answered."""
         self._answers[node] = answer
-        return follow() if set(among or self.members) <= set(self._answers) else []
+        awaited, answers = among or self.members, self._answers
+        # Lengths first: that takes a thousand members a thousand times less often through all answers.
+        is_complete = len(answers) >= len(awaited) and all(other in answers for other in awaited)
+        return follow() if is_complete else []
 
     # --- generations --------------------------------------------------------------------------
 
