@@ -1,8 +1,8 @@
-"""HTML of tables, texts and schedules, by which objects show themselves in a notebook."""
+"""How results show themselves: tables, texts and schedules as HTML in a notebook, and as text elsewhere."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from zlib import crc32
 
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6d31", "#7f7f7f")
@@ -25,12 +25,42 @@ class Span(NamedTuple):
     text: str
 
 
+class Display(NamedTuple):
+    """What is to be seen of a result at a glance; the chart is HTML, and left out of text."""
+
+    title: str
+    rows: Sequence[Mapping[Any, object]]
+    note: str = ""
+    chart: str = ""
+
+
+class Displayed:
+    """Base of results that have more content than anybody reads: they show what `display` returns."""
+
+    __slots__ = ()
+
+    def display(self) -> Display:
+        """Return what is shown."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        """Return title, table and note as text."""
+        shown = self.display()
+        return "\n".join([shown.title, *filter(None, (_table_text(shown.rows), shown.note))])
+
+    def _repr_html_(self) -> str:
+        """Return title, table, note and chart."""
+        shown = self.display()
+        note = f"<p>{escape(shown.note)}</p>" if shown.note else ""
+        return object_html(shown.title, table_html(shown.rows), note, shown.chart)
+
+
 def text_html(text: str) -> str:
     """Return a text as it is, in a fixed-width font."""
     return f"<pre>{escape(text)}</pre>"
 
 
-def table_html(rows: Sequence[Mapping[str, object]], *, most: int = _MOST_CELLS) -> str:
+def table_html(rows: Sequence[Mapping[Any, object]], *, most: int = _MOST_CELLS) -> str:
     """Return rows as a table with the columns of the first, and say how many rows are left out."""
     if not rows:
         return "<p>no rows</p>"
@@ -43,10 +73,29 @@ def table_html(rows: Sequence[Mapping[str, object]], *, most: int = _MOST_CELLS)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{more}"
 
 
+def _table_text(rows: Sequence[Mapping[Any, object]], *, most: int = _MOST_CELLS) -> str:
+    """Return rows as `table_html` shows them, in columns; a single one as a line per name."""
+    if not rows:
+        return ""
+    if len(rows) == 1:
+        width = max(len(str(name)) for name in rows[0])
+        return "\n".join(f"  {name!s:<{width}}  {_text(value)}" for name, value in rows[0].items())
+    cells = [[str(name) for name in rows[0]]]
+    cells += [[_text(row.get(name)) for name in rows[0]] for row in rows[:most]]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = ["  ".join(map(str.rjust, line, widths)) for line in cells]
+    more = [f"and {len(rows) - most} more rows"] if len(rows) > most else []
+    return "\n".join(f"  {line}" for line in (*lines, *more))
+
+
 def _cell(value: object) -> str:
+    return escape(_text(value))
+
+
+def _text(value: object) -> str:
     if isinstance(value, float):
         return "-" if value != value else f"{value:.6g}"
-    return escape(str(value))
+    return str(value)
 
 
 def object_html(title: str, *parts: str) -> str:

@@ -4,6 +4,7 @@ import importlib.util
 import json
 import re
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -87,7 +88,21 @@ def test_objects_of_the_front_door_show_themselves(busy):
         parsed(html)
         assert text in html
         assert not re.search(r"wall|0x[0-9a-f]{6}", html)
-    assert f"{run.metrics.avg_jct_s:.6g}" in run._repr_html_()
+        assert text.lower() in repr(shown).lower()
+    for shown in (repr(run), run._repr_html_()):
+        assert f"{run.metrics.avg_jct_s:.6g}" in shown
+
+
+def test_objects_of_any_size_are_a_screen_of_text(busy):
+    scenario, _ = busy
+    large = replace(scenario, jobs=30 * scenario.jobs[:1])
+    lines = repr(large).splitlines()
+    assert lines[0] == large.title and len(lines) == 1 + 1 + 10 + 1
+    assert lines[1].split()[:2] == ["job_id", "submit_time_s"]
+    assert lines[-1].strip() == "and 20 more rows"
+    assert len({len(line) for line in lines[1:-1]}) == 1
+    few = repr(replace(scenario, jobs=()))
+    assert few.startswith(scenario.name) and len(few.splitlines()) == 1
 
 
 def test_schedules_of_models_and_their_verification_show_themselves():

@@ -47,7 +47,7 @@ from makespan.errors import (
     unknown_name,
 )
 from makespan.files import read_json, write_json
-from makespan.notebook import object_html, table_html
+from makespan.notebook import Display, Displayed
 from makespan.runtime import (
     Checkpoint,
     Launch,
@@ -275,8 +275,8 @@ _NO_END = 1 << 62
 """Transactions of a run that survives losses: it ends when a report of its processes says so."""
 
 
-@dataclass(frozen=True, slots=True)
-class ElasticResult:
+@dataclass(frozen=True, slots=True, repr=False)
+class ElasticResult(Displayed):
     """Result of a run so far.
 
     Parameters
@@ -303,11 +303,10 @@ class ElasticResult:
     rates_per_s: dict[str, float]
     checkpoint: Path | None
 
-    def _repr_html_(self) -> str:
+    def display(self) -> Display:
         """Return the state, and a row per set of processes."""
-        table = self.reconfigurations.to_dict("records")
-        rows = [{str(name): value for name, value in row.items()} for row in table]
-        return object_html(f"{self.state} after {self.step} mini-batches", table_html(rows))
+        rows = self.reconfigurations.to_dict("records")
+        return Display(f"{self.state} after {self.step} mini-batches", rows)
 
 
 class _ElasticRun:

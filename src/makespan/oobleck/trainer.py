@@ -22,7 +22,7 @@ import pandas as pd
 from makespan import errors
 from makespan.errors import CheckpointError, InputError, LostWorkerError, WorkerError, unknown_name
 from makespan.files import write_text
-from makespan.notebook import object_html, table_html
+from makespan.notebook import Display, Displayed
 from makespan.oobleck.job import ChainJob, PassOrder
 from makespan.oobleck.peers import rerouted_counts
 from makespan.oobleck.plan import HybridPlan
@@ -546,8 +546,8 @@ class LiveOptions:
             raise InputError(f"n_nodes is {self.n_nodes}; expected {needed}")
 
 
-@dataclass(frozen=True, slots=True)
-class LiveResult:
+@dataclass(frozen=True, slots=True, repr=False)
+class LiveResult(Displayed):
     """Result of a call that trained.
 
     Parameters
@@ -571,11 +571,9 @@ class LiveResult:
     pids: dict[int, int]
     checkpoint: Path | None
 
-    def _repr_html_(self) -> str:
+    def display(self) -> Display:
         """Return the number of iterations, and a row per plan."""
-        table = self.recoveries.to_dict("records")
-        rows = [{str(name): value for name, value in row.items()} for row in table]
-        return object_html(f"{self.step} iterations", table_html(rows))
+        return Display(f"{self.step} iterations", self.recoveries.to_dict("records"))
 
 
 def train_resilient(

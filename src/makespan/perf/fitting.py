@@ -17,7 +17,7 @@ import pandas as pd
 
 from makespan.errors import FitError, InputError, unknown_name
 from makespan.least_squares import forward_differences, least_squares
-from makespan.notebook import object_html, table_html
+from makespan.notebook import Display, Displayed
 from makespan.numerics import significant
 from makespan.perf.forms import (
     EXTENDED,
@@ -426,8 +426,8 @@ def _model_parallel_rows(members: dict[int, Pair]) -> list[int]:
     return chosen
 
 
-@dataclass(frozen=True, slots=True)
-class TableFit:
+@dataclass(frozen=True, slots=True, repr=False)
+class TableFit(Displayed):
     """A fit to the sampled rows of a throughput table, and its predictions of all rows.
 
     Parameters
@@ -461,12 +461,10 @@ class TableFit:
         masks = {title: families == title for title in present} | {"all": families != ""}
         return pd.DataFrame([self._error_row(name, mask) for name, mask in masks.items()])
 
-    def _repr_html_(self) -> str:
-        """Return the errors of the predictions per plan family as a table."""
-        errors = self.errors()
-        rows = [{str(name): value for name, value in row.items()} for row in errors.to_dict("records")]
+    def display(self) -> Display:
+        """Return the errors of the predictions per plan family."""
         title = f"{self.fit.workload}, form {self.fit.form.name}: errors on rows that were not sampled"
-        return object_html(title, table_html(rows))
+        return Display(title, self.errors().to_dict("records"))
 
     def _error_row(self, family: str, mask: Bools) -> dict[str, object]:
         every = pd.Series(self.error_pct[mask & ~self.fitted], dtype=float)

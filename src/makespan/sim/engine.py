@@ -31,7 +31,7 @@ import pandas as pd
 
 from makespan.errors import InputError, MakespanError, failed_at, short_path
 from makespan.hardware import ClusterSpec
-from makespan.notebook import Span, schedule_svg
+from makespan.notebook import Display, Displayed, Span, schedule_svg
 from makespan.sim.catalogue import Allocation, Catalogue, Configuration, restart_cost
 from makespan.sim.interruptions import Interruptions, Loss, LossOutcome
 from makespan.sim.recovery import Recovery
@@ -980,8 +980,8 @@ _ENDS_SPAN = {
 }  # events after which a job no longer holds the devices that it held as before
 
 
-@dataclass(frozen=True, slots=True)
-class Schedule:
+@dataclass(frozen=True, slots=True, repr=False)
+class Schedule(Displayed):
     """Result of a simulation: its tables, and its costs.
 
     Parameters
@@ -1041,6 +1041,13 @@ class Schedule:
                 text = f"{job}: {plan} on node:GPUs {places} from {time_s:.0f} s"
                 held[job] = Span(job, time_s, math.inf, math.inf, family, text)
         return ended
+
+    def display(self) -> Display:
+        """Return what became of the jobs."""
+        names = ["job_id", "submit_time_s", "first_start_s", "finish_time_s", "n_restarts"]
+        rows = self.outcomes.reindex(columns=names).to_dict("records")
+        title = f"schedule of {len(self.outcomes)} jobs in {len(self.events)} events"
+        return Display(title, rows)
 
     def _repr_html_(self) -> str:
         """Return the schedule as a chart, one row per job."""

@@ -7,7 +7,7 @@ from typing import Literal, get_args
 
 from makespan.errors import InputError, unknown_name
 from makespan.hardware import ClusterSpec
-from makespan.notebook import object_html, table_html
+from makespan.notebook import Display, Displayed
 from makespan.sim.catalogue import Catalogue, RestartCost
 from makespan.sim.recovery import Recovery
 from makespan.sim.state import NodeEvent
@@ -20,8 +20,8 @@ DECISION_LIMIT_S = 600.0
 """Wall time that one call of a policy may take [s]; far more than any policy needs at any size tried."""
 
 
-@dataclass(frozen=True, slots=True)
-class Scenario:
+@dataclass(frozen=True, slots=True, repr=False)
+class Scenario(Displayed):
     """Everything that a simulation needs, except the policy.
 
     Parameters
@@ -139,11 +139,10 @@ class Scenario:
             return self.recovery.get(job.job_id)
         return self.recovery
 
-    def _repr_html_(self) -> str:
-        """Return the title and the first jobs as a table."""
+    def display(self) -> Display:
+        """Return the title and the jobs."""
         names = ("job_id", "submit_time_s", "workload", "n_gpus", "plan", "steps", "is_guaranteed")
-        rows = [{name: getattr(job, name) for name in names} for job in self.jobs]
-        return object_html(self.title, table_html(rows))
+        return Display(self.title, [{name: getattr(job, name) for name in names} for job in self.jobs])
 
     @property
     def title(self) -> str:

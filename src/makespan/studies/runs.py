@@ -21,7 +21,7 @@ import pandas as pd
 from makespan.cleanup import end_with_parent
 from makespan.errors import MakespanError
 from makespan.metrics import Goodput, Summary, job_goodput, summary
-from makespan.notebook import object_html, table_html
+from makespan.notebook import Display, Displayed
 from makespan.policies import policy as policy_named
 from makespan.sim import (
     ClusterView,
@@ -71,8 +71,8 @@ class SimulationSpec:
     repeat_within_s: float = math.inf
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
+@dataclass(frozen=True, slots=True, repr=False)
+class Run(Displayed):
     """Result of a simulation: metrics, tables and violations.
 
     Parameters
@@ -113,8 +113,8 @@ class Run:
         """Wall clock time of the policy per decision [s]."""
         return self.result.policy_wall_s / max(self.result.n_decisions, 1)
 
-    def _repr_html_(self) -> str:
-        """Return metrics as a table, the verdict of the validator, and the schedule as a chart."""
+    def display(self) -> Display:
+        """Return metrics, the verdict of the validator, and the schedule as a chart."""
         metrics = self.metrics
         row = {
             "average JCT [s]": metrics.avg_jct_s,
@@ -128,9 +128,9 @@ class Run:
         if self.goodput is not None:
             row |= {"goodput": self.goodput.ratio, "interruptions": self.goodput.n_interruptions}
         found = f"{len(self.violations)} violations" if self.violations else "no violation"
-        verdict = f"<p>{self.n_events} events replayed by the validator: {found}</p>"
+        verdict = f"{self.n_events} events replayed by the validator: {found}"
         chart = self.result._repr_html_() if len(self.result.events) else ""
-        return object_html(f"{self.policy} on {self.scenario}", table_html([row]), verdict, chart)
+        return Display(f"{self.policy} on {self.scenario}", [row], verdict, chart)
 
     def check(self) -> None:
         """Raise `ImpossibleScheduleError` with the setting and the first violations, if there are any."""
