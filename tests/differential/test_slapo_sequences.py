@@ -35,6 +35,14 @@ def test_four_processes_compute_what_one_does():
     on_processes(4, "sequence_cases", *cases)
 
 
+def test_experts_are_shared_by_data_parallelism_beside_tensor_parallelism():
+    on_processes(4, "expert_cases", "own_samples", "verified", "refused")
+
+
+def test_so_they_are_among_replicas_and_stages():
+    on_processes(8, "expert_cases", "replicated", "staged")
+
+
 def test_four_processes_with_samples_of_their_own_share_experts():
     cases = ("experts_of_own_samples", "replicated_experts", "staged_experts")
     on_processes(4, "sequence_cases", *cases)

@@ -71,6 +71,10 @@ def test_experts_that_are_dealt_out_compute_what_whole_models_do(n_processes):
     on_processes(n_processes, "hf_structure_cases", "experts")
 
 
+def test_experts_are_shared_by_data_parallelism_beside_tensor_parallelism():
+    on_processes(4, "hf_structure_cases", "experts_of_own_samples")
+
+
 @pytest.mark.parametrize("name", hf_zoo.CONFIGS)
 def test_what_a_model_keeps_of_its_layers_is_less_and_its_gradients_are_the_same(name):
     inputs, sizes = hf_zoo.inputs(name), {}

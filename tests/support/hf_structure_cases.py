@@ -9,6 +9,8 @@ import hf_zoo
 import small_models
 import torch
 import torch.distributed as dist
+from sequence_cases import gradients
+from torch.distributed.device_mesh import init_device_mesh
 
 from makespan.slapo import (
     ScheduleError,
@@ -119,6 +121,35 @@ def experts():
             dealt = [part.path for part in sch.metadata.structure.parts if part.how == "experts"]
             assert dealt and all(sch.get_module(path).num_experts == 4 // n for path in dealt)
             build(sch)
+
+
+def experts_of_own_samples():
+    """So they are to processes with samples of their own, beside those that share all else."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size() // 2, 2), mesh_dim_names=("ep", "tp"))
+    groups = {"group": mesh.get_group("tp"), "expert_group": mesh.get_group("ep")}
+    own, count = mesh.get_local_rank("ep"), mesh.size(0)
+    for name, plan in (
+        ("Mixtral", "ep2"), ("Mixtral", "ep4 nosp"), ("Qwen3Moe", "ep4 recompute=full"),
+        ("DeepseekV3", "ep2 nosp"), ("DeepseekV3", "ep4"),
+    ):  # fmt: skip
+        whole, model = (hf_zoo.model(name).train() for _ in range(2))
+        given = hf_zoo.inputs(name) | {"use_cache": False}
+        tokens = given["input_ids"]
+        tokens = torch.cat([tokens, tokens.flip(1) + 1])
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "apply_plan of")
+            sch = apply_plan(model, f"dp{count} tp2 {plan} mb1", hf_zoo.inputs(name), **groups)
+        assert any(part.how == "experts" for part in sch.metadata.structure.parts)
+        build(sch, mesh=mesh)
+        expected = whole(**given | {"input_ids": tokens}).logits
+        made = model(**given | {"input_ids": tokens.chunk(count)[own]}).logits
+        torch.testing.assert_close(made, expected.chunk(count)[own], rtol=1e-4, atol=1e-5)
+        for logits in (made, expected):
+            logits.square().mean().backward()
+        size = max(one.grad.abs().max() for one in whole.parameters() if one.grad is not None)
+        for key, wanted, found in gradients(model, whole):
+            said = f"{name} {plan}: {key}"
+            torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-5 * size, msg=said)
 
 
 def _important(parts):

@@ -143,7 +143,7 @@ def verdicts(original, scheduled, inputs):
     }
     found = []
     for by_layers in (False, True):
-        weights = same_weights(original, scheduled, ranks, torch.device("cpu"), 0)
+        weights = same_weights(original, scheduled, [ranks], torch.device("cpu"), 0)
         call = checked_call(original, Call(tuple(inputs), {}), "", None)
         passes = Passes(
             weights, call, weights.scheduled, ranks, torch.device("cpu"), 0, tolerances, None, True

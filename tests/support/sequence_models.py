@@ -138,14 +138,21 @@ class ChoiceLayer(nn.Module):
 
     returns_pair = False
 
-    def __init__(self):
+    def __init__(self, heads=3):
         super().__init__()
         self.before, self.after = nn.RMSNorm(WIDTH), nn.RMSNorm(WIDTH)
-        self.attention, self.choice = Attention(heads=3), Choice()
+        self.attention, self.choice = Attention(heads=heads), Choice()
 
     def forward(self, hidden, mask):
         hidden, _ = self.attention(self.before(hidden), hidden, mask=mask)
         return hidden + self.choice(self.after(hidden))
+
+
+class SharedLayer(ChoiceLayer):
+    """Such a layer with attention of four heads, which can be shared."""
+
+    def __init__(self):
+        super().__init__(heads=4)
 
 
 class Stalls(nn.Module):
@@ -244,6 +251,7 @@ class Loose(Layer):
 KINDS = {
     "Layer": Layer,
     "ChoiceLayer": ChoiceLayer,
+    "SharedLayer": SharedLayer,
     "StallLayer": StallLayer,
     "Inside": Inside,
     "Loose": Loose,

@@ -19,7 +19,7 @@ from makespan.slapo import (
     create_schedule,
     find_structure,
 )
-from makespan.slapo.experts import OwnExperts
+from makespan.slapo.experts import OwnExperts, SharedTokens
 from makespan.slapo.layouts import (
     Ranks,
     Rehearsal,
@@ -181,9 +181,46 @@ def test_experts_are_dealt_out_whole_to_the_processes(n, along_sequence):
     assert "layers.*.choice.experts   Experts    experts            experts" in text
 
 
+@pytest.mark.parametrize("along_sequence", [False, True])
+@pytest.mark.parametrize("deal_experts", [False, True])
+def test_experts_are_dealt_out_to_data_parallelism_beside_processes_that_share_layers(
+    deal_experts, along_sequence
+):
+    structure = find_structure(
+        sequence_models.seeded("SharedLayer"), sequence_models.words(), n_processes=2,
+        along_sequence=along_sequence, deal_experts=deal_experts, n_data=2,
+    )  # fmt: skip
+    over, path = (["tensor", "experts"] if deal_experts else "experts"), "layers.0.choice.experts"
+    steps = [step for step in structure.steps if step.path == path]
+    assert {str(step.arguments["over"]) for step in steps if step.op == "shard"} == {str(over)}
+    assert [dict(step.arguments) for step in steps if step.op == "set_attr"] == [
+        {"experts": 1 if deal_experts else 2}
+    ]
+    taken = next(step.arguments for step in steps if step.op == "take_experts")
+    assert taken["over"] == over
+    assert taken.get("shares_tokens", False) == (not deal_experts and not along_sequence)
+    # Parts of sequences are sent as they are; gradients of experts that several processes hold are summed.
+    exchanged = [step.arguments for step in steps if step.op == "sync"]
+    through = {of["sync_op_or_fn"] for of in exchanged if of.get("on") != "parameters"}
+    joined = {"all_gather", "reduce_scatter"} if deal_experts else set()
+    assert through == (joined if along_sequence else {"all_reduce"})
+    assert any(of.get("on") == "parameters" for of in exchanged) == (not deal_experts)
+    means = [step for step in structure.steps if step.arguments.get("sync_op_or_fn") == "average"]
+    assert {step.arguments["over"] for step in means} == {"experts"}
+    assert path not in {step.path for step in means} and "layers.0.attention.three" in {
+        step.path for step in means
+    }
+    with pytest.raises(ArgumentError, match="n_data is 2; expected 1, or more with n_processes > 1 alone"):
+        find_structure(sequence_models.seeded("SharedLayer"), n_processes=1, n_data=2)
+
+
 @pytest.mark.parametrize(
     ("model", "inputs", "plan", "message"),
     [
+        (lambda: sequence_models.seeded("ChoiceLayer"), sequence_models.words(), "dp4 tp2 ep8",
+         r"Stack: experts of 'choice.experts' cannot be dealt out in 'layers.0' \(ChoiceLayer\): 4 exp"),
+        (lambda: sequence_models.seeded("Layer"), sequence_models.words(), "dp2 tp2 ep2",
+         "Stack: experts cannot be dealt out of layers.0 to layers.1: no layer has experts in tensors"),
         (lambda: sequence_models.seeded("ChoiceLayer"), sequence_models.words(), "tp8 ep8",
          r"Stack: experts of 'choice.experts' cannot be dealt out in 'layers.0' \(ChoiceLayer\): 4 exp"),
         (lambda: sequence_models.seeded("Layer"), sequence_models.words(), "tp2 ep2",
@@ -222,6 +259,15 @@ def test_experts_take_three_arguments_that_divide():
         experts.take_experts(4, chosen="choice")
     with pytest.raises(ShardError, match="0 experts do not divide among 1 processes"):
         experts.take_experts(0)
+    with pytest.raises(ArgumentError, match="shares_tokens is not for experts over tensor and experts"):
+        experts.take_experts(4, over=["tensor", "experts"], shares_tokens=True)
+    with pytest.raises(ArgumentError, match="has_own_tokens is not for experts over experts"):
+        experts.take_experts(4, over="experts", has_own_tokens=True)
+    for act in (experts.take_experts, lambda n, over: experts.shard("wide", 0, over=over)):
+        with pytest.raises(ArgumentError, match=r"over is 'data'; expected 'tensor', 'experts' or \["):
+            act(4, over="data")
+    with pytest.raises(ArgumentError, match="Linear is shared over 'tensor' only, not 'experts'"):
+        create_schedule(nn.Sequential(nn.Linear(4, 4)))["0"].shard("weight", 0, over="experts")
     tokens, weights = torch.randn(6, 16), torch.rand(6, 2)
     chosen = torch.tensor([[0, 1], [2, 3], [0, 2], [3, 1], [1, 0], [2, 0]])
     own = torch.where(chosen >= 2, weights, 0.0)
@@ -231,6 +277,12 @@ def test_experts_take_three_arguments_that_divide():
     wrapped = OwnExperts(held, 2, 2, "tokens", "chosen", "weights")
     torch.testing.assert_close(wrapped(tokens, weights=weights, chosen=chosen), expected)
     assert not OwnExperts(held, 4, 2, "tokens", "chosen", "weights")(tokens, chosen, weights).any()
+    whole, parts = experts.mod(tokens, chosen, weights), []
+    for rank in range(4):  # six tokens among four processes
+        part = SharedTokens(experts.mod, Ranks(rank, 4, None), "tokens", "chosen", "weights")
+        parts.append(part(tokens, weights=weights, chosen=chosen))
+        assert 1 <= int(parts[-1].any(1).sum()) <= 2
+    torch.testing.assert_close(sum(parts), whole)
 
 
 # --- Rehearsals ---

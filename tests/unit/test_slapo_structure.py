@@ -240,6 +240,10 @@ def test_models_that_cannot_be_run_are_refused():
         ("121+sp", Division(2, 1, 0.0, sequence_parallel=True)),
         ("tp2 ep2 nosp mb1", Division(2, 1, 0.0, deal_experts=True)),
         ("dp8 ep4 pp2 mb1", Division(4, 2, deal_experts=True, has_own_samples=True)),
+        ("dp8 tp2 ep8 nosp mb1", Division(2, 1, n_data=8)),
+        ("dp2 tp2 ep2 nosp mb1", Division(2, 1, n_data=2)),
+        ("dp4 tp2 ep8 pp2 mb1", Division(2, 2, sequence_parallel=True, deal_experts=True, n_data=4)),
+        (Layout(dp=6, tp=2, ep=4), Division(2, 1, sequence_parallel=True, deal_experts=True, n_data=2)),
         ("pp2 vp3 mb1", Division(1, 6)),
         ("cp4 mb1", Division(1, 1, cp=4)),
         ("tp2 cp2 pp2 nosp mb1", Division(2, 2, cp=2)),
@@ -256,6 +260,7 @@ def test_a_plan_is_read_as_what_a_schedule_realises(plan, expected):
     found = read_division(plan)
     assert found.sequence_parallel == expected.sequence_parallel
     assert (found.deal_experts, found.cp) == (expected.deal_experts, expected.cp)
+    assert (found.has_own_samples, found.n_data) == (expected.has_own_samples, expected.n_data)
     assert (found.tp, found.n_stages, found.recomputed, found.stages, found.ends_as_layers) == (
         expected.tp, expected.n_stages, expected.recomputed, expected.stages, expected.ends_as_layers,
     )  # fmt: skip
@@ -263,6 +268,7 @@ def test_a_plan_is_read_as_what_a_schedule_realises(plan, expected):
 
 def test_what_is_left_to_the_launcher_is_noted():
     assert read_division("dp4 tp2 zero3 mb2").left == ("dp4", "zero3", "mb2")
+    assert read_division("dp8 tp2 ep4 mb2").left == ("dp2", "zero1", "mb2")
     assert read_division("pp2 vp2 zero0 mb1").left == ("interleaved order of micro-batches", "mb1")
     found = apply_plan(odd_transformers.seeded("Forest"), "pp2 fsdp mb1").metadata.structure
     assert found.notes == ["stages end after trees.0", "left to the launcher: zero3, mb1"]
@@ -271,8 +277,8 @@ def test_what_is_left_to_the_launcher_is_noted():
 @pytest.mark.parametrize(
     ("plan", "message"),
     [
-        ("tp2 cp2 ep2 mb1", "ep2 cannot be realised by a schedule: experts are dealt out to all processes"),
-        ("dp2 tp2 ep2 mb1", "ep2 cannot be realised by a schedule: experts are dealt out to all processes"),
+        ("tp2 cp2 ep2 mb1", "ep2 cannot be realised by a schedule: experts are not dealt out beside cp2"),
+        ("dp2 tp4 ep4 mb1", "ep4 cannot be realised .* all processes that share layers.* ep 2 or 8 would do"),
         ("tp4 ep2 mb1", "ep2 cannot be realised by a schedule: experts are dealt out to all processes"),
         (
             "pp2 zero-bubble mb1",

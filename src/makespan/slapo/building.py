@@ -2,6 +2,7 @@
 
 import hashlib
 import inspect
+import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,10 +14,10 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from makespan.slapo.errors import ArgumentError, BuildError, warn
-from makespan.slapo.layouts import PARTIAL, Ranks, Sharding, gather_objects, sharding_of
+from makespan.slapo.layouts import PARTIAL, Ranks, Sharding, gather_objects, gather_over, sharding_of
 from makespan.slapo.pipelining import build_pipeline, own_stages, stages_of
 from makespan.slapo.schedule import carry_tags, digest, is_leaf
-from makespan.slapo.sharding import CLIPPING
+from makespan.slapo.sharding import CLIPPING, OVER, ranks_of
 from makespan.training import refuse_plain_clipping
 from makespan.training.bits import word_sum_of
 
@@ -47,18 +48,13 @@ def check_group(sch: "Schedule", mesh: DeviceMesh | None) -> None:
             )
         return
     names = mesh.mesh_dim_names or ()
-    shared = "ep" if "ep" in names else "tp"  # processes that share experts, or layers
-    if not set(names) <= {"dp", shared, "pp", "cp"}:
-        raise ArgumentError(f"build: mesh has dimensions {names!r}; expected dp, tp or ep, pp and cp")
-    context = sch.metadata.context
-    if context.size > 1 or "cp" in names:
-        ours = dist.get_process_group_ranks(context.group or dist.group.WORLD) if context.size > 1 else []
-        theirs = dist.get_process_group_ranks(mesh.get_group("cp")) if "cp" in names else []
-        if ours != theirs:
-            raise ArgumentError(
-                f"build: the processes of context parallelism are {ours}, cp of the mesh is {theirs}; use "
-                'apply_plan(..., context_group=mesh.get_group("cp"))'
-            )
+    if not set(names) <= {"dp", "tp", "ep", "pp", "cp"}:
+        raise ArgumentError(f"build: mesh has dimensions {names!r}; expected dp, tp, ep, pp and cp")
+    # Without tensor parallelism, the group of the schedule may share experts.
+    shared = "tp" if "tp" in names or "ep" not in names else "ep"
+    _check_further(sch.metadata.context, mesh, "cp", "context")
+    if shared == "tp":
+        _check_further(sch.metadata.experts, mesh, "ep", "expert")
     ours = dist.get_process_group_ranks(sch.group or dist.group.WORLD)
     theirs = dist.get_process_group_ranks(mesh.get_group(shared)) if shared in names else [dist.get_rank()]
     if shared not in names and "cp" in names and ours == dist.get_process_group_ranks(mesh.get_group("cp")):
@@ -67,6 +63,18 @@ def check_group(sch: "Schedule", mesh: DeviceMesh | None) -> None:
         raise ArgumentError(
             f"build: the schedule was created for the group of processes {ours}, {shared} of the mesh is "
             f'{theirs}; use create_schedule(model, group=mesh.get_group("{shared}"))'
+        )
+
+
+def _check_further(ranks: Ranks, mesh: DeviceMesh, name: str, kind: str) -> None:
+    """Reject a mesh whose dimension has other processes than a schedule has beside its group."""
+    is_named = name in (mesh.mesh_dim_names or ())
+    ours = dist.get_process_group_ranks(ranks.group or dist.group.WORLD) if ranks.size > 1 else []
+    theirs = dist.get_process_group_ranks(mesh.get_group(name)) if is_named else []
+    if ours != theirs and not (ranks.size == 1 and len(theirs) == 1):
+        raise ArgumentError(
+            f"build: the processes of {kind} parallelism are {ours}, {name} of the mesh is {theirs}; use "
+            f'apply_plan(..., {kind}_group=mesh.get_group("{name}"))'
         )
 
 
@@ -93,26 +101,31 @@ def check_same_values(sch: "Schedule") -> None:
     """Reject parameters that processes hold whole with other values, as models of other seeds have."""
     if not is_parallel(sch):
         return
-    groups = {"tensor": Ranks(sch.rank, sch.world_size, sch.group), "context": sch.metadata.context}
+    groups = {over: ranks for over in OVER if (ranks := ranks_of(sch, over)).size > 1}
+    faults: list[str] = []
     for over, ranks in groups.items():
-        if ranks.size == 1:
-            continue
-        sums = {
-            f"{path}.{name}".lstrip("."): word_sum_of([parameter])
-            for path, module in sch.mod.named_modules()
-            for name, parameter in module.named_parameters(recurse=False)
-            # Parts of layers are those of one process of the group alone.
-            if not parameter.is_meta and (over == "context" or name not in sharding_of(module).tensors)
-        }
+        sums = {}
+        for path, module in sch.mod.named_modules():
+            shards = sharding_of(module).tensors
+            for name, parameter in module.named_parameters(recurse=False):
+                # Parts of layers are those of one process of the group alone.
+                if not parameter.is_meta and (name not in shards or over not in shards[name].over):
+                    sums[f"{path}.{name}".lstrip(".")] = word_sum_of([parameter])
         values = torch.stack(list(sums.values())).tolist() if sums else []
         for other, theirs in enumerate(gather_objects(ranks, dict(zip(sums, values, strict=True)))):
             for name, value in zip(sums, values, strict=True):
                 if theirs.get(name, value) != value:
-                    raise BuildError(
-                        f"build: parameter {name!r} has other values in process {other} of the group than in "
-                        f"process {ranks.rank}; build the model from the same seed in all of them, or load "
-                        "the same weights before it is scheduled"
+                    faults.append(
+                        f"parameter {name!r} has other values in process {other} of the group than in "
+                        f"process {ranks.rank}"
                     )
+    # Processes that find nothing in their groups would wait for those that raise.
+    everywhere = itertools.chain(faults, *gather_over(list(groups.values()), faults[:1]))
+    if fault := next(everywhere, ""):
+        raise BuildError(
+            f"build: {fault}; build the model from the same seed in all of them, or load the same weights "
+            "before it is scheduled"
+        )
 
 
 def check_complete(sch: "Schedule", ties: str) -> None:
@@ -500,8 +513,8 @@ def build(
     ties
         ``error`` or ``warn`` if only one member of a tie is sharded.
     mesh
-        All processes, with dimensions named ``dp``, ``tp`` or, for experts over processes with samples of
-        their own, ``ep``, ``pp`` and ``cp``; None if they form one group.
+        All processes, with dimensions named ``dp``, ``tp``, ``pp``, ``cp`` and, for experts over processes
+        with samples of their own, ``ep``; None if they form one group.
     seed, device
         Seed of the initialisation, None for that of torch; device of the parameters, None for the CPU.
     reinitialise

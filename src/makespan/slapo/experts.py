@@ -2,9 +2,13 @@
 
 Either all processes are handed the same tokens, and each computes its summands of their results, or each has
 tokens of its own, as in data parallelism: those are sent to the processes of their experts, and results back.
+Both are combined where processes of tensor parallelism have the same tokens, and those of data parallelism
+others: a process sends the pairs for experts of its place in tensor parallelism, or its part of the tokens.
 """
 
 import inspect
+import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,7 +23,7 @@ from makespan.slapo.schedule import (
     wrap_forward,
     wrapped_forward,
 )
-from makespan.slapo.sharding import ranks_of
+from makespan.slapo.sharding import kinds_of, ranks_of
 from makespan.slapo.syncing import ExchangeParameterGradients, input_places
 from makespan.slapo.tracing import check_is_called
 
@@ -55,7 +59,7 @@ class OwnExperts(ForwardWrapper):
         tokens, chosen, weights = (bound.arguments[name] for name in (self.tokens, self.chosen, self.weights))
         own = (chosen >= self.first) & (chosen < self.first + self.count)
         rows, places = own.nonzero(as_tuple=True)
-        if not len(rows):
+        if not len(rows) and not isinstance(self.inner, SentExperts):  # which receives those of others
             # Zeros that depend on the inputs, so that all processes exchange the same gradients backward.
             return tokens[:0].sum() + weights[:0].sum() + tokens.new_zeros(tokens.shape)
         # One row per pair, so that no process computes an expert for a token of another one's.
@@ -90,10 +94,39 @@ class SentExperts(OwnExperts):
         numbers = torch.arange(self.count, device=chosen.device, dtype=chosen.dtype).repeat(ranks.size)
         bound.arguments[self.tokens], bound.arguments[self.weights] = own, shares
         bound.arguments[self.chosen] = numbers.repeat_interleave(arriving).unsqueeze(1)
-        # Without a row, what depends on the inputs, so that all processes exchange gradients backward.
-        made = self.inner(*bound.args, **bound.kwargs) if len(own) else own + shares.sum()
+        # Without a row, what depends on inputs and weights, so that all exchange gradients backward.
+        made = self.inner(*bound.args, **bound.kwargs) if len(own) else own + shares.sum() + self._nothing()
         back = send_rows(ranks, received, sent)(made)
         return back.new_zeros(tokens.shape).index_add(0, rows, back)
+
+    def _nothing(self) -> Any:
+        """Return zero, with a gradient of zeros for each of the experts' own weights."""
+        forward: Any = self.inner
+        while isinstance(forward, ForwardWrapper):
+            forward = forward.inner
+        module = getattr(forward, "__self__", None)
+        weights = module.parameters(recurse=False) if isinstance(module, nn.Module) else ()
+        return sum(weight.flatten()[:0].sum() for weight in weights)
+
+
+class SharedTokens(ForwardWrapper):
+    """A forward that is handed the part of this process of tokens that several processes have."""
+
+    op = "take_experts"
+
+    def __init__(self, module: nn.Module, ranks: Ranks, *names: str) -> None:
+        super().__init__(module)
+        self.rank, self.size, self.names = ranks.rank, ranks.size, names
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the results of the part of this process, and zeros for all other tokens."""
+        bound = inspect.signature(self.inner).bind(*args, **kwargs)
+        count = len(bound.arguments[self.names[0]])
+        first, last = count * self.rank // self.size, count * (self.rank + 1) // self.size
+        for name in self.names:
+            bound.arguments[name] = bound.arguments[name][first:last]
+        made = self.inner(*bound.args, **bound.kwargs)
+        return nn.functional.pad(made, (0, 0, first, count - last))
 
 
 @register_primitive()
@@ -114,6 +147,8 @@ class TakeExperts(Primitive):
         chosen: int | str = 1,
         weights: int | str = 2,
         has_own_tokens: bool = False,
+        over: str | Sequence[str] = "tensor",
+        shares_tokens: bool = False,
     ) -> None:
         """Call the module with the pairs of a token and an expert of this process, and add its results up.
 
@@ -133,13 +168,26 @@ class TakeExperts(Primitive):
             ``(n_tokens, n_chosen)``.
         has_own_tokens
             True if each process has samples of its own, False if all have the same tokens.
+        over
+            Processes among which the experts are dealt out, as for `shard`: ``tensor``, ``experts``, which
+            always have tokens of their own, or both, of which those of tensor parallelism have the same.
+        shares_tokens
+            True if experts are dealt out over ``experts`` alone, and the processes of tensor parallelism are
+            handed the same tokens: each computes its part of them, to be summed, and so are the gradients of
+            the experts. False if each is handed its part.
         """
         where = f"take_experts of {sch.path!r} ({type(sch.mod).__name__})"
         check_is_called(sch, cls.name())
-        if wrapped_forward(sch.mod, OwnExperts):
+        kinds = kinds_of(over, where)
+        tensor, experts = ranks_of(sch), ranks_of(sch, "experts")
+        n_processes = math.prod(ranks_of(sch, kind).size for kind in kinds)
+        if (has_own_tokens and kinds != ("tensor",)) or (shares_tokens and kinds != ("experts",)):
+            said = "has_own_tokens" if has_own_tokens else "shares_tokens"
+            raise ArgumentError(f"{where}: {said} is not for experts over {' and '.join(kinds)}")
+        if any(wrapped_forward(sch.mod, kind) for kind in (OwnExperts, SharedTokens)):
             raise ConflictError(f"{where}: it has its experts already, {sch.conflict(cls.name())}")
-        if n_experts < 1 or n_experts % sch.world_size:
-            raise ShardError(f"{where}: {n_experts} experts do not divide among {sch.world_size} processes")
+        if n_experts < 1 or n_experts % n_processes:
+            raise ShardError(f"{where}: {n_experts} experts do not divide among {n_processes} processes")
         names = list(inspect.signature(sch.mod.forward).parameters)
         given = []
         for argument in (tokens, chosen, weights):
@@ -147,13 +195,15 @@ class TakeExperts(Primitive):
             given.append(argument if isinstance(argument, str) else names[argument])
         if len({*given}) < len(given):
             raise ArgumentError(f"{where}: {', '.join(given)} are not three arguments of it")
-        if sch.world_size > 1:
-            count = n_experts // sch.world_size
-            if has_own_tokens:
-                ranks = ranks_of(sch)
-                wrap_forward(sch.mod, SentExperts(sch.mod, ranks, count, *given))
-                own = tuple(name for name, _ in sch.mod.named_parameters(recurse=False))
-                hook = ExchangeParameterGradients(own, share_of_gradient(ranks))
-                sch.mod.register_forward_pre_hook(hook)
-            else:
-                wrap_forward(sch.mod, OwnExperts(sch.mod, sch.rank * count, count, *given))
+        senders = tensor if has_own_tokens else experts if "experts" in kinds else None
+        if senders is not None and senders.size > 1:
+            count = n_experts // n_processes
+            wrap_forward(sch.mod, SentExperts(sch.mod, senders, count, *given))
+            own = tuple(name for name, _ in sch.mod.named_parameters(recurse=False))
+            hook = ExchangeParameterGradients(own, share_of_gradient(senders), kinds[-1])
+            sch.mod.register_forward_pre_hook(hook)
+        if "tensor" in kinds and not has_own_tokens and tensor.size > 1:
+            count = n_experts // tensor.size  # of all processes at this place in tensor parallelism
+            wrap_forward(sch.mod, OwnExperts(sch.mod, tensor.rank * count, count, *given))
+        if shares_tokens and tensor.size > 1:
+            wrap_forward(sch.mod, SharedTokens(sch.mod, tensor, *given))

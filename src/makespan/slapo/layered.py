@@ -34,7 +34,6 @@ from torch.utils import _pytree as pytree  # there is no public name for it
 from makespan.slapo.comparison import Comparison, Tolerance
 from makespan.slapo.errors import short_repr
 from makespan.slapo.graphs import StateSnapshot
-from makespan.slapo.layouts import gather_objects
 from makespan.slapo.passes import ROUNDING_UNITS, Call, Outcome, Passes, checked_call, seeded
 from makespan.slapo.weights import Weights
 from makespan.training.bits import raw_bytes
@@ -648,7 +647,7 @@ class LayerPasses:
         actual = StandIns(rest.scheduled, self._paths, lambda key, _, handed: templates.known(key[0], handed))
         passes = RestPasses(
             rest, whole.call, rest.scheduled, whole.ranks, whole.device, whole.seed, whole.tolerances,
-            whole.loss_fn, whole.check_grad, suffix,
+            whole.loss_fn, whole.check_grad, suffix, whole.everyone,
         )  # fmt: skip
         passes.stand_ins = {id(rest.original): expected, id(rest.scheduled): actual}
 
@@ -671,7 +670,7 @@ class LayerPasses:
             passes.run(self._joined(reference))
         self._joined(compare_handed)
         self.comparisons += passes.comparisons
-        firsts = gather_objects(whole.ranks, list(templates.first.values()))
+        firsts = whole.gathered(list(templates.first.values()))
         if any(other != firsts[0] for other in firsts):
             raise NoLayersError("the processes find other layers alike")
         for (kind, _), (path, index) in templates.first.items():
@@ -716,7 +715,7 @@ class LayerPasses:
         except Exception as error:  # noqa: BLE001 - whatever a model raises
             is_known = isinstance(error, NoLayersError)
             refusal = str(error) if is_known else short_repr(f"{type(error).__name__}: {error}")
-        for text in gather_objects(self._whole.ranks, refusal):
+        for text in self._whole.gathered(refusal):
             if text:
                 raise NoLayersError(text)
         return cast("_Object", result)
@@ -733,7 +732,7 @@ class LayerPasses:
         }
         passes = OneLayerPasses(
             part, replace(call, wanting=frozenset(wanting)), part.scheduled, whole.ranks, whole.device,
-            whole.seed, whole.tolerances, None, whole.check_grad, suffix,
+            whole.seed, whole.tolerances, None, whole.check_grad, suffix, whole.everyone,
         )  # fmt: skip
         passes.n_layers = len(self._paths)
         return passes

@@ -82,6 +82,14 @@ def gather_objects(ranks: Ranks, value: _Object) -> list[_Object]:
     return values
 
 
+def gather_over(groups: Sequence[Ranks], value: _Object) -> list[_Object]:
+    """Return the values of the processes of several groups that cross each other, in one order."""
+    values = [value]
+    for ranks in reversed(groups):
+        values = [one for theirs in gather_objects(ranks, values) for one in theirs]
+    return values
+
+
 def broadcast_object(ranks: Ranks, value: _Object) -> _Object:
     """Return the value of the first process of the group."""
     if ranks.size == 1:
@@ -361,6 +369,8 @@ class TensorShard:
         sizes in the whole tensor.
     rank, world_size
         Index of the part, and number of parts.
+    over
+        Kinds of parallelism whose processes hold the parts, one after the other; the last one varies first.
     """
 
     orig_shape: tuple[int, ...]
@@ -368,6 +378,7 @@ class TensorShard:
     groups: Blocks
     rank: int
     world_size: int
+    over: tuple[str, ...] = ("tensor",)
 
     @property
     def shape(self) -> tuple[int, ...]:

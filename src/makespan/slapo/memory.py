@@ -147,8 +147,9 @@ class ForkRng(Primitive):
         Parameters
         ----------
         over
-            ``tensor`` for the processes that share layers, ``context`` for those of context parallelism; a
-            module that works on parts of both has one after the other.
+            ``tensor`` for the processes that share layers, ``context`` for those of context parallelism,
+            ``experts`` for those of data parallelism that share experts; a module that works on parts of
+            several has one after the other.
         """
         check_is_called(sch, cls.name())
         if over not in OVER:

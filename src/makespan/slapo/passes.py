@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import median
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 from unittest import mock
 
 import numpy as np
@@ -38,7 +38,7 @@ from makespan.slapo.comparison import (
 )
 from makespan.slapo.errors import ArgumentError, KindError, short_repr
 from makespan.slapo.graphs import copied_object, expanded
-from makespan.slapo.layouts import PARTIAL, Ranks, gather_objects, sharding_of
+from makespan.slapo.layouts import PARTIAL, Ranks, gather_objects, gather_over, sharding_of
 from makespan.slapo.pipelining import Partition, partition
 from makespan.slapo.schedule import Schedule, create_schedule
 from makespan.slapo.weights import Weights, copy_module
@@ -311,6 +311,7 @@ MARGIN, ROUNDING_UNITS = 10.0, 4.0
 _ROUNDING = 1e-2
 """Share of the median size of gradients below which a whole gradient may be rounding error."""
 Tolerances = Mapping[str, Callable[[torch.dtype], Tolerance]]
+_Value = TypeVar("_Value")
 
 
 @dataclass
@@ -331,6 +332,8 @@ class Passes:
         Loss from which gradients start, and True to compare gradients.
     suffix
         Suffix of the kind of every comparison, such as the mode of the models.
+    everyone
+        Groups of processes that take part, if there are others beside ``ranks``, as those that share experts.
     noise
         Change of a tensor by rounding alone, by its kind and name, relative to its largest value.
     """
@@ -345,6 +348,7 @@ class Passes:
     loss_fn: LossFunction | None
     check_grad: bool
     suffix: str = ""
+    everyone: Sequence[Ranks] = ()
     noise: Mapping[tuple[str, str], float] = field(default_factory=dict)
     comparisons: list[Comparison] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
@@ -378,7 +382,11 @@ class Passes:
 
     def _all_agree(self) -> bool:
         agrees = not self.faults and not any(comparison.fault for comparison in self.comparisons)
-        return all(gather_objects(self.ranks, agrees))
+        return all(self.gathered(agrees))
+
+    def gathered(self, value: _Value) -> list[_Value]:
+        """Return the values of all processes that take part."""
+        return gather_over(self.everyone or (self.ranks,), value)
 
     def _clear(self) -> None:
         for model in (self.weights.original, self.scheduled):

@@ -6,6 +6,7 @@ recomputation. Data parallelism, ZeRO and micro-batches belong to whoever launch
 change what a process computes, and has no primitive, is refused before any work.
 """
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -60,6 +61,8 @@ class Division:
         Processes that hold parts of every sequence throughout the layers.
     has_own_samples
         True if processes have samples of their own and share nothing but experts.
+    n_data
+        Processes with samples of their own, beside those that share layers, that hold some experts each.
     """
 
     tp: int
@@ -73,6 +76,7 @@ class Division:
     deal_experts: bool = False
     cp: int = 1
     has_own_samples: bool = False
+    n_data: int = 1
 
     def cuts(self, n_layers: int) -> list[int]:
         """Return the layers after which a stage ends; an `ArgumentError` says why they do not fit."""
@@ -113,6 +117,9 @@ def _read(text: str) -> Layout | ExecutionPlan:
     n_gpus = 1
     for degree in degrees.values():
         n_gpus *= max(degree, 1)
+    if "dp" not in degrees and re.search(r"\bep\d", text) and dist.is_initialized():
+        # The planner leaves dp out, which says where experts are: it follows from the number of processes.
+        n_gpus *= max(dist.get_world_size() // n_gpus, 1)
     try:
         return parse_layout(text, n_gpus)
     except NotationError as error:
@@ -131,14 +138,17 @@ def _refuse(what: str, why: str) -> None:
 
 
 def _of_layout(layout: Layout) -> Division:
+    # As the planner has it, processes of data parallelism come first, then those of tensor parallelism.
+    n_data = math.gcd(layout.ep, layout.dp)
     has_own_samples = layout.ep > 1 and layout.tp == 1
-    is_same = layout.ep == layout.tp and layout.dp == 1
-    if layout.ep > 1 and (layout.cp > 1 or not (has_own_samples or is_same)):
-        why = "experts are dealt out to all processes that share layers, as with tp2 ep2, or to those of dp"
-        _refuse(f"ep{layout.ep}", why)
+    if layout.ep > 1 and layout.cp > 1:
+        _refuse(f"ep{layout.ep}", f"experts are not dealt out beside cp{layout.cp}")
+    if layout.ep // n_data not in (1, layout.tp):
+        why = f"experts are dealt out to all processes that share layers, or to none; ep {n_data} or "
+        _refuse(f"ep{layout.ep}", f"{why}{n_data * layout.tp} would do")
     if layout.pipeline != "1f1b":
         _refuse(layout.pipeline, f"stages run under {', '.join(ORDERS)}")
-    n_replicas = layout.dp // layout.ep if has_own_samples else layout.dp
+    n_replicas = layout.dp // n_data
     left = [f"dp{n_replicas}"] if n_replicas > 1 else []
     left += [f"zero{layout.zero}"] if layout.zero else []
     left += ["interleaved order of micro-batches"] if layout.interleave > 1 else []
@@ -147,7 +157,7 @@ def _of_layout(layout: Layout) -> Division:
     return Division(
         layout.ep if has_own_samples else layout.tp, layout.pp * layout.interleave, share, (),
         layout.ends_as_layers, tuple(left), layout.recompute, layout.sequence_parallel and layout.tp > 1,
-        layout.ep > 1, layout.cp, has_own_samples,
+        layout.ep > n_data or has_own_samples, layout.cp, has_own_samples, 1 if has_own_samples else n_data,
     )  # fmt: skip
 
 
@@ -168,6 +178,7 @@ def apply_plan(
     *,
     group: dist.ProcessGroup | None = None,
     context_group: dist.ProcessGroup | None = None,
+    expert_group: dist.ProcessGroup | None = None,
     seed: int = 0,
     compiler: str | None = None,
 ) -> Schedule:
@@ -182,7 +193,8 @@ def apply_plan(
         Any transformer, with values in its parameters, or its schedule, which has no steps yet.
     plan
         Text as ``makespan plan`` prints it (``tp2 pp2 mb1 recompute=full``) or in the notation of execution
-        plans (``221+gc``), a `makespan.planning.Layout`, or an `makespan.plans.ExecutionPlan`.
+        plans (``221+gc``), a `makespan.planning.Layout`, or an `makespan.plans.ExecutionPlan`. With ``ep``
+        and without ``dp``, the latter follows from the number of all processes.
     example_inputs
         Small inputs, as of `find_structure`; stages branch on shapes, lengths and types as these do.
     group
@@ -191,6 +203,9 @@ def apply_plan(
         structure is found for the plan.
     context_group
         Processes of context parallelism; None for those of ``group`` if the plan does not share layers.
+    expert_group
+        Processes of data parallelism that share experts, if the plan shares layers, too: as many as the
+        greatest divisor that its ``ep`` and ``dp`` have in common, one of each ``group``.
     seed
         Seed of inputs that are drawn.
     compiler
@@ -213,6 +228,8 @@ def apply_plan(
         A primitive rejects a step, such as a cut of a model without a graph. The model has not changed.
     """
     division = read_division(plan)
+    if division.has_own_samples:
+        group, expert_group = group or expert_group, None
     if isinstance(model, Schedule):
         sch, model = model, model.mod
     else:
@@ -225,17 +242,18 @@ def apply_plan(
             f"{sch.world_size}; pass the group of {what[1]} parallelism as group"
         )
     context = _context(sch, division, context_group)
+    experts = _experts(sch, division, expert_group)
     if compiler is not None:
         check_compiler("apply_plan", compiler, model)
     structure = find_structure(
         model, example_inputs, n_processes=division.tp, seed=seed,
         along_sequence=division.sequence_parallel, deal_experts=division.deal_experts,
-        n_context=division.cp, has_own_samples=division.has_own_samples,
+        n_context=division.cp, has_own_samples=division.has_own_samples, n_data=division.n_data,
     )  # fmt: skip
     layers = [path for paths in structure.layers for path in paths]
     cuts = [layers[index] for index in division.cuts(len(layers))]
     with undone_on_error(sch):
-        sch.metadata.context = context
+        sch.metadata.context, sch.metadata.experts = context, experts
         for step in structure.steps:
             # A process alone keeps all heads: what is sharded stays whole, and attributes keep their values.
             if sch.world_size > 1 or step.op != "set_attr":
@@ -269,6 +287,17 @@ def _context(sch: Schedule, division: Division, group: dist.ProcessGroup | None)
             f"apply_plan: the plan shares sequences among {division.cp} processes, the group has "
             f"{sch.world_size if is_passed else known.size}; pass the group of context parallelism "
             f"{'to create_schedule as group, too' if is_passed else 'as context_group'}"
+        )
+    return known
+
+
+def _experts(sch: Schedule, division: Division, group: dist.ProcessGroup | None) -> Ranks:
+    """Return the processes that share experts beside layers; reject another number than that of the plan."""
+    known = sch.metadata.experts if group is None else ranks_in(group)
+    if known.size not in (1, division.n_data) or (known.size == 1 < division.n_data and sch.world_size > 1):
+        raise ArgumentError(
+            f"apply_plan: the plan deals experts out to {division.n_data} processes with other samples, the "
+            f"group has {known.size}; pass the group of these processes as expert_group"
         )
     return known
 

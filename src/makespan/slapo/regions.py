@@ -179,6 +179,9 @@ class LayerFinder:
         Number of processes of context parallelism, which hold parts of sequences throughout.
     has_own_samples
         True if each process has samples of its own, so that nothing but experts is dealt out.
+    n_data
+        Number of processes with samples of their own, beside those that share layers, to which experts are
+        dealt out; with one, experts are shared like layers.
     """
 
     def __init__(
@@ -191,12 +194,14 @@ class LayerFinder:
         deal_experts: bool = False,
         n_context: int = 1,
         has_own_samples: bool = False,
+        n_data: int = 1,
     ) -> None:
-        self.has_own_samples = has_own_samples
+        self.has_own_samples, self.n_data = has_own_samples, n_data
         self.layer, self.handed, self.n, self.n_context = layer, handed, n_processes, n_context
         self.along_sequence = along_sequence and n_processes > 1
         self.deal_experts = deal_experts and n_processes > 1
         self.exchanged: list[Exchanged] = []
+        self.counts: list[tuple[Step, Step]] = []
         self.local = self._local_arguments(parts)
         self.sample = sample_of(layer, handed.args, handed.kwargs)
         self.flow = self._watch()
@@ -244,7 +249,8 @@ class LayerFinder:
             self._try(self.failed)
         for path, module in self.modules.items():
             if len(own_matrices(module)) > 1 and path not in self.cut.local:
-                if self.deal_experts and any(one.dim() > 2 for one in module.parameters(recurse=False)):
+                has_experts = any(one.dim() > 2 for one in module.parameters(recurse=False))
+                if has_experts and (self.deal_experts or self.n_data > 1):
                     self._deal_experts(path, module)
                 elif not self.has_own_samples:
                     self._try_inside(path, module)
@@ -256,6 +262,8 @@ class LayerFinder:
             self._split_sequence()
         if self.n_context > 1:
             self._share_context()
+        for tried, final in self.counts:  # of experts that processes with other samples hold
+            self.cut.steps[self.cut.steps.index(tried)] = final
         self._follow_siblings()
         self._describe_whole()
         return self.cut
@@ -648,9 +656,11 @@ class LayerFinder:
         tensors = dict(module.named_parameters(recurse=False))
         counts = {one.shape[0] for one in tensors.values() if one.dim()}
         n_experts = min(counts, default=0)
-        if len(counts) != 1 or n_experts % self.n:
+        n_tensor = self.n if self.deal_experts else 1
+        n = n_tensor * self.n_data
+        if len(counts) != 1 or n_experts % n:
             why = (
-                f"{n_experts} experts do not divide among {self.n} processes"
+                f"{n_experts} experts do not divide among {n} processes"
                 if len(counts) == 1
                 else f"its tensors have {' and '.join(map(str, sorted(counts)))} rows, not one per expert"
             )
@@ -668,16 +678,48 @@ class LayerFinder:
         reason = ""
         for size in range(len(counted), -1, -1):  # numbers of experts that its forward reads
             for names in itertools.combinations(counted, size):
-                values = dict.fromkeys(names, n_experts // self.n)
+                values = dict.fromkeys(names, n_experts // n)
                 steps = [*shards, *([Step("set_attr", path, values)] if values else []), taken]
-                failed = self._why_not_inside(path, steps)
-                if not failed:
+                if self.n_data > 1:  # tried by themselves, on as many processes as hold them
+                    failed = why_not(self.sample, steps, {path: 1}, frozenset(), n, [], {})
+                else:
+                    failed = self._why_not_inside(path, steps)
+                if not failed and self.n_data > 1:
+                    self._keep_sent(path, list(tensors), taken, values, n_experts // n_tensor)
+                elif not failed:
                     if self.has_own_samples:
                         taken = Step("take_experts", path, {**taken.arguments, "has_own_tokens": True})
                     self._keep_inside(path, [*steps[:-1], taken], "experts", "experts")
+                if not failed:
                     return
                 reason = reason or failed
         raise RefusedError(reason, what, EXPERTS[1])
+
+    def _keep_sent(
+        self, path: str, tensors: Sequence[str], taken: Step, values: Mapping[str, int], n_tried: int
+    ) -> None:
+        """Deal experts out to processes with samples of their own, and to those that share layers, or not.
+
+        In trials and rehearsals, one process of data parallelism has the experts of all that share them.
+        """
+        over = ["tensor", "experts"] if self.deal_experts else "experts"
+        shards = [Step("shard", path, {"tensor_name": name, "axis": 0, "over": over}) for name in tensors]
+        shares = not self.deal_experts and not self.along_sequence
+        more = {"over": over, "shares_tokens": True} if shares else {"over": over}
+        steps = [*shards, Step("take_experts", path, {**taken.arguments, **more})]
+        if values:
+            tried = Step("set_attr", path, dict.fromkeys(values, n_tried))
+            self.counts.append((tried, Step("set_attr", path, values)))
+            steps.insert(-1, tried)
+        if self.deal_experts or shares:
+            self._keep_inside(path, steps, "experts", "experts")
+        else:  # each process has tokens of its own
+            self.cut.steps += steps
+            self.cut.parts.append(self._part(path, "experts", "experts"))
+            self.reasons.pop(path, None)
+        if shares:
+            summed = {"mode": "bwd_post", "sync_op_or_fn": "all_reduce", "on": "parameters"}
+            self.cut.syncs.append(Step("sync", path, summed))
 
     def _places_of_tokens(self, path: str) -> dict[str, int | str] | None:
         """Return the arguments of experts: tokens, the chosen experts, and their weights."""

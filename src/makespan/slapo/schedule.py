@@ -192,6 +192,7 @@ class Snapshot:
             len(sch.metadata.journal),
             sch.metadata.has_shared,
             sch.metadata.context,
+            sch.metadata.experts,
         )
         self._root = root
 
@@ -212,7 +213,8 @@ class Snapshot:
         for node, mod, child, content in self._nodes:
             node.mod, node.child = mod, child
             _refill(child, content)
-        ties, tag_names, slots, n_steps, had_shared, self._metadata.context = self._state
+        ties, tag_names, slots, n_steps, had_shared, *groups = self._state
+        self._metadata.context, self._metadata.experts = groups
         self._metadata.ties[:] = ties
         self._metadata.tags.clear()
         self._metadata.tags.update(tag_names)
@@ -708,6 +710,8 @@ class Metadata:
         What `makespan.slapo.apply_plan` has found in the model, and how it is cut; None without a plan.
     context
         Processes of context parallelism, which hold parts of every sequence.
+    experts
+        Processes of data parallelism that share experts, beside those that share layers.
     """
 
     ties: list[tuple[str, ...]] = field(default_factory=list)
@@ -718,6 +722,7 @@ class Metadata:
     depth: int = 0
     structure: Any = None
     context: Ranks = field(default_factory=lambda: Ranks(0, 1, None))
+    experts: Ranks = field(default_factory=lambda: Ranks(0, 1, None))
 
 
 class Schedule:
@@ -901,6 +906,7 @@ def create_schedule(
     parent: Schedule | None = None,
     group: dist.ProcessGroup | None = None,
     context_group: dist.ProcessGroup | None = None,
+    expert_group: dist.ProcessGroup | None = None,
 ) -> Schedule:
     """Return the schedule of a model: a tree of its modules; the model is not changed or copied.
 
@@ -918,6 +924,8 @@ def create_schedule(
         Processes of tensor parallelism; None for the default group, or for one process without any.
     context_group
         Processes of context parallelism, None for none; those of ``group`` if nothing else is shared.
+    expert_group
+        Processes of data parallelism that share experts, one of each ``group``; None for none.
 
     Raises
     ------
@@ -948,6 +956,8 @@ def create_schedule(
     schedule = Schedule(root, group=group)
     if context_group is not None:
         schedule.metadata.context = ranks_in(context_group)
+    if expert_group is not None:
+        schedule.metadata.experts = ranks_in(expert_group)
     # Ties are recorded now, since primitives replace parameters, and a tie is lost with its identity.
     paths: dict[int, list[str]] = {}
     for parameter_path, parameter in root.named_parameters(remove_duplicate=False):
@@ -1101,6 +1111,7 @@ def replay(
     *,
     group: dist.ProcessGroup | None = None,
     context_group: dist.ProcessGroup | None = None,
+    expert_group: dist.ProcessGroup | None = None,
     given: Mapping[int, Mapping[str, Any]] | None = None,
 ) -> Schedule:
     """Apply the steps of a journal to a fresh model.
@@ -1115,6 +1126,8 @@ def replay(
         Processes of tensor parallelism; their number may differ from that of the first run.
     context_group
         Processes of context parallelism, as for `create_schedule`.
+    expert_group
+        Processes of data parallelism that share experts, as for `create_schedule`.
     given
         Arguments by step, counted from one, and by name. A journal only holds plain values, functions and
         classes; pass any other argument here, such as a module that replaced another one.
@@ -1129,7 +1142,7 @@ def replay(
         The text is not a journal, a step names something unknown, or an argument is missing in ``given``;
         also a `RuntimeError`. The error of a primitive is its cause.
     """
-    sch = create_schedule(model, group=group, context_group=context_group)
+    sch = create_schedule(model, group=group, context_group=context_group, expert_group=expert_group)
     if isinstance(journal, str):
         try:
             entries = [

@@ -223,7 +223,7 @@ class SequenceSplitter:
                 steps += () if isinstance(item, str) else item.syncs  # inside of another one that is whole
             else:
                 steps += [step for step in option.steps if step not in steps]
-        done = [step for step in self.steps if step.op == "shard"]
+        done = [step for step in self.steps if step.op == "shard" and step.is_over("tensor")]
         done += [step for step in steps if step.arguments.get("on") == "parameters"]
         for path, module in self.sample.layer.named_modules():
             is_part = all_are_parts or bool(self.given.get(path)) or not is_source(module)

@@ -378,13 +378,33 @@ class TiedShard:
     shard: TensorShard
 
 
-OVER = ("tensor", "context")
+OVER = ("tensor", "context", "experts")
 """Kinds of parallelism whose processes an exchange may join."""
 
 
 def ranks_of(sch: Schedule, over: str = "tensor") -> Ranks:
-    """Return the processes that share the modules of a schedule, or its sequences (``context``)."""
-    return sch.metadata.context if over == "context" else Ranks(sch.rank, sch.world_size, sch.group)
+    """Return the processes that share the modules of a schedule, its sequences, or its experts."""
+    if over == "tensor":
+        return Ranks(sch.rank, sch.world_size, sch.group)
+    return sch.metadata.context if over == "context" else sch.metadata.experts
+
+
+def kinds_of(over: str | Sequence[str], where: str) -> tuple[str, ...]:
+    """Return the kinds of parallelism over which something is dealt out; reject others."""
+    kinds = (over,) if isinstance(over, str) else tuple(over)
+    if kinds not in (("tensor",), ("experts",), ("tensor", "experts")):
+        raise ArgumentError(
+            f"{where}: over is {over!r}; expected 'tensor', 'experts' or ['tensor', 'experts']"
+        )
+    return kinds
+
+
+def part_of_all(sch: Schedule, kinds: Sequence[str]) -> tuple[int, int]:
+    """Return the index of this process among those of some kinds, and their number."""
+    rank, size = 0, 1
+    for ranks in (ranks_of(sch, kind) for kind in kinds):
+        rank, size = rank * ranks.size + ranks.rank, size * ranks.size
+    return rank, size
 
 
 def tie_of(sch: Schedule, name: str) -> tuple[str, ...] | None:
@@ -410,6 +430,7 @@ class Shard(Primitive):
         axis: int,
         groups: int | Sequence[int] = 1,
         unit: int | None = None,
+        over: str | Sequence[str] = "tensor",
     ) -> None:
         """Replace each tensor by the part of this process.
 
@@ -425,6 +446,9 @@ class Shard(Primitive):
         unit
             Size of a unit that must not be cut, such as a head; 1 for none. None for the head size that an
             attribute of the owner gives, if outputs are whole heads.
+        over
+            ``tensor`` for the processes that share layers, ``experts`` for those of data parallelism that
+            share experts, both for all of them.
         """
         names = [tensor_name] if isinstance(tensor_name, str) else list(tensor_name)
         if (
@@ -439,14 +463,15 @@ class Shard(Primitive):
         check_not_fused(sch, cls.name())
         blocks: Any = tuple(groups) if isinstance(groups, list | tuple) else groups
         # Plans make all checks before the first tensor or attribute changes.
-        plans = [_plan_shard(sch, name, axis, blocks, unit) for name in names]
+        kinds = kinds_of(over, f"shard of {sch.path!r} ({type(sch.mod).__name__})")
+        plans = [_plan_shard(sch, name, axis, blocks, unit, kinds) for name in names]
         sharding = sharding_of(sch.mod)
         for plan in plans:
             sharding = _sharding_after(sch, sharding, plan)
         # No check below this line: nothing may fail once the first tensor is cut.
         for plan in plans:
             _replace_by_part(sch, plan)
-        if sch.world_size > 1:
+        if part_of_all(sch, kinds)[1] > 1:
             for behaviour in {
                 plan_behaviour for plan in plans if (plan_behaviour := plan.effect.behaviour) is not None
             }:
@@ -469,9 +494,12 @@ class _Plan:
     tied: TiedShard | None
 
 
-def _plan_shard(sch: Schedule, name: str, axis: int, groups: Blocks, unit: int | None) -> _Plan:
+def _plan_shard(
+    sch: Schedule, name: str, axis: int, groups: Blocks, unit: int | None, over: tuple[str, ...]
+) -> _Plan:
     """Check the cut of one tensor; nothing changes."""
     where = f"shard of {sch.path!r} ({type(sch.mod).__name__})"
+    rank, n_parts = part_of_all(sch, over)
     tensors = dict(sch.mod.named_parameters(recurse=False)) | dict(sch.mod.named_buffers(recurse=False))
     if name not in tensors:
         is_none = name in {*sch.mod._parameters, *sch.mod._buffers}
@@ -500,26 +528,30 @@ def _plan_shard(sch: Schedule, name: str, axis: int, groups: Blocks, unit: int |
                 f"{where}: groups are {short_repr(list(groups))}; expected sizes > 0 that add up to {size}, "
                 f"the size of axis {axis} of {name!r}"
             )
-        if wrong := [size for size in groups if size % sch.world_size]:
+        if wrong := [size for size in groups if size % n_parts]:
             raise ShardError(
                 f"{where}: axis {axis} of {name!r} has a block of size {wrong[0]}, which does not divide "
-                f"among {sch.world_size} processes; expected multiples of {sch.world_size}"
+                f"among {n_parts} processes; expected multiples of {n_parts}"
             )
     elif not _is_number(groups) or groups < 1:
         raise ArgumentError(
             f"{where}: groups is {short_repr(groups)}; expected a number >= 1, or the sizes of blocks"
         )
-    elif size % (sch.world_size * groups):
+    elif size % (n_parts * groups):
         blocks = f" in {groups} groups" if groups > 1 else ""
         raise ShardError(
             f"{where}: axis {axis} of {name!r} has size {size}, which{blocks} does not divide among "
-            f"{sch.world_size} processes; expected a multiple of {sch.world_size * groups}; pad the tensor"
+            f"{n_parts} processes; expected a multiple of {n_parts * groups}; pad the tensor"
         )
-    shard = TensorShard(tuple(tensor.shape), axis, groups, sch.rank, sch.world_size)
-    request = ShardRequest(
-        sch.mod, sch.path, name, axis, groups, tensor.shape[axis] // sch.world_size, ranks_of(sch)
-    )
+    shard = TensorShard(tuple(tensor.shape), axis, groups, rank, n_parts, over)
+    # Processes of several kinds are no group, but a rule only asks for the number of this one.
+    ranks = ranks_of(sch, over[0]) if len(over) == 1 else Ranks(rank, n_parts, None)
+    request = ShardRequest(sch.mod, sch.path, name, axis, groups, tensor.shape[axis] // n_parts, ranks)
     effect = shard_effect(request)
+    if effect.returns is not None and over != ("tensor",):
+        raise ArgumentError(
+            f"{where}: {type(sch.mod).__name__} is shared over 'tensor' only, not {over[-1]!r}"
+        )
     if effect.returns is not None and effect.returns.kind == "partition":
         _check_units(sch, name, block_sizes(groups, size), unit, where)
     # All members of a tie share one part, so a later one must be cut like the first.

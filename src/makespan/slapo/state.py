@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from makespan.slapo.errors import ArgumentError, ShardError, close_names
 from makespan.slapo.layouts import Ranks, sharding_of
 from makespan.slapo.schedule import carry_tags
+from makespan.slapo.sharding import ranks_of
 
 if TYPE_CHECKING:
     from makespan.slapo.schedule import Schedule
@@ -80,10 +81,13 @@ def full_state_dict(sch: "Schedule") -> dict[str, Tensor]:
         if shard is None or shard.world_size == 1:
             state[key] = local.clone()
         else:
-            local = local.contiguous()
-            parts = [torch.empty_like(local) for _ in range(shard.world_size)]
-            dist.all_gather(parts, local, group=sch.group)
-            state[key] = shard.whole_of(parts)
+            held = local.contiguous().unsqueeze(0)  # parts in their order, the last kind first
+            for ranks in (ranks_of(sch, over) for over in reversed(shard.over)):
+                if ranks.size > 1:
+                    parts = [torch.empty_like(held) for _ in range(ranks.size)]
+                    dist.all_gather(parts, held, group=ranks.group)
+                    held = torch.cat(parts)
+            state[key] = shard.whole_of(list(held))
     if owners.ranks.size > 1:
         device = next((tensor.device for key, tensor in state.items() if not owners.is_elsewhere(key)), None)
         for key in [key for key in state if key in owners.place]:

@@ -157,6 +157,7 @@ def find_structure(
     deal_experts: bool = False,
     n_context: int = 1,
     has_own_samples: bool = False,
+    n_data: int = 1,
 ) -> Structure:
     """Find layers, attention, feed-forward parts and vocabulary of a transformer, and how they can be cut.
 
@@ -182,6 +183,9 @@ def find_structure(
     has_own_samples
         True if each process has samples of its own, as in data parallelism: it holds some experts, all else
         whole, and gradients are means over the processes.
+    n_data
+        Number of processes of data parallelism, beside those that share layers, to which experts are dealt
+        out: to these alone, or with ``deal_experts`` to both.
 
     Returns
     -------
@@ -200,6 +204,11 @@ def find_structure(
         raise ArgumentError(f"find_structure: n_processes is {n_processes}; expected a number >= 1")
     if n_context < 1:
         raise ArgumentError(f"find_structure: n_context is {n_context}; expected a number >= 1")
+    if n_data < 1 or (n_data > 1 and (n_processes == 1 or n_context > 1 or has_own_samples)):
+        raise ArgumentError(
+            f"find_structure: n_data is {n_data}; expected 1, or more with n_processes > 1 alone; "
+            "use has_own_samples where nothing but experts is shared"
+        )
     if any(tensor.is_meta for tensor in model.parameters()):
         raise StructureError(
             f"{name}: its parameters have no values; a run finds the structure, so build the model first"
@@ -224,8 +233,9 @@ def find_structure(
         if key not in known:
             try:
                 finder = LayerFinder(
-                    layer, one, n_processes, parts, along_sequence, deal_experts, n_context, has_own_samples
-                )
+                    layer, one, n_processes, parts, along_sequence, deal_experts, n_context, has_own_samples,
+                    n_data,
+                )  # fmt: skip
                 known[key] = path, finder.find()
             except RefusedError as error:
                 raise _refused(name, f"in {path!r} ({type(layer).__name__})", error) from error
@@ -241,7 +251,8 @@ def find_structure(
         ]
         structure.notes += [f"{note} (layers like {first!r})" for note in cut.notes if path == first]
     structure.steps += syncs
-    if deal_experts and n_processes > 1 and not any(part.how == "experts" for part in structure.parts):
+    is_dealt = (deal_experts and n_processes > 1) or n_data > 1
+    if is_dealt and not any(part.how == "experts" for part in structure.parts):
         why = RefusedError("no layer has experts in tensors that they share", *EXPERTS)
         raise _refused(name, f"of {_span(flat)}", why)
     if along_sequence and n_processes > 1:
@@ -250,8 +261,8 @@ def find_structure(
         spans = ", ".join(map(_span, layers))
         structure.notes.append(f"each process holds a part of every sequence between the parts of {spans}")
     _find_vocabulary(structure, model, flow, flat, has_own_samples)
-    if has_own_samples and n_processes > 1:
-        structure.steps += _means(model, flow, structure.steps)
+    if (has_own_samples and n_processes > 1) or n_data > 1:
+        structure.steps += _means(model, flow, structure.steps, "experts" if n_data > 1 else "tensor")
         structure.notes.append("gradients are means over processes with samples of their own")
     if n_processes == 1:
         structure.steps.clear()
@@ -284,9 +295,10 @@ def _share_context(
     structure.notes.append(f"each process of context parallelism holds a part of every sequence in {spans}")
 
 
-def _means(model: nn.Module, flow: Flow, steps: Iterable[Step]) -> list[Step]:
-    """Return the steps that average the gradients of all parameters which processes hold whole."""
-    cut = {(step.path, step.arguments["tensor_name"]) for step in steps if step.op == "shard"}
+def _means(model: nn.Module, flow: Flow, steps: Iterable[Step], over: str) -> list[Step]:
+    """Return the steps that average the gradients of all parameters which processes of a kind hold alike."""
+    shards = [step for step in steps if step.op == "shard" and step.is_over(over)]
+    cut = {(step.path, step.arguments["tensor_name"]) for step in shards}
     every = (
         (path, name)
         for path, module in model.named_modules()
@@ -294,6 +306,7 @@ def _means(model: nn.Module, flow: Flow, steps: Iterable[Step]) -> list[Step]:
     )
     whole = by_called_owner(flow, (one for one in every if one not in cut))
     values = {"mode": "bwd_post", "sync_op_or_fn": "average", "on": "parameters"}
+    values |= {"over": over} if over != "tensor" else {}
     return [Step("sync", owner, {**values, "inputs": names}) for owner, names in whole.items()]
 
 

@@ -247,7 +247,8 @@ class Sync(Primitive):
             each process contributes for its part of the sequence or of the heads, ``average`` takes the mean
             over processes with samples of their own.
         over
-            ``tensor`` for the processes that share layers, ``context`` for those of context parallelism.
+            ``tensor`` for the processes that share layers, ``context`` for those of context parallelism,
+            ``experts`` for those of data parallelism that share experts.
         """
         where = f"sync of {sch.path!r} ({type(sch.mod).__name__})"
         check_is_called(sch, cls.name())
@@ -485,6 +486,8 @@ class TakeHeads(Primitive):
 
 # --- Gradient clipping ---
 
+_SHARED = ("tensor", "experts")  # kinds of parallelism whose processes hold parts of weights
+
 
 def clip_grad_norm(
     sch: "Schedule", max_norm: float, norm_type: float = 2.0, *, error_if_nonfinite: bool = False
@@ -513,7 +516,7 @@ def clip_grad_norm(
     """
     if sch.parent is not None:
         raise ArgumentError(f"clip_grad_norm of {sch.path!r}: expected the schedule of a whole model")
-    owners, is_shared = owners_of(sch), is_parallel(sch) and sch.world_size > 1
+    owners, shared = owners_of(sch), {over: ranks_of(sch, over) for over in _SHARED if is_parallel(sch)}
     held, counted = {}, set()
     for path, module in sch.mod.named_modules():
         for name, parameter in module._parameters.items():
@@ -521,10 +524,12 @@ def clip_grad_norm(
                 continue  # a tie counts at its first path, in the stage that owns it
             held[id(parameter)] = parameter
             shard = sharding_of(module).tensors.get(name)
-            counts_here = not is_shared or sch.rank == 0 or (shard is not None and shard.world_size > 1)
-            if counts_here and not owners.is_elsewhere(f"{path}.{name}".removeprefix(".")):
+            cut_over = () if shard is None else shard.over
+            # Of processes that hold it whole, the first one counts.
+            first = all(ranks.rank == 0 or over in cut_over for over, ranks in shared.items())
+            if first and not owners.is_elsewhere(f"{path}.{name}".removeprefix(".")):
                 counted.add(id(parameter))
-    groups: list[dist.ProcessGroup | None] = [sch.group] if is_shared else []
+    groups: list[dist.ProcessGroup | None] = [ranks.group for ranks in shared.values() if ranks.size > 1]
     if owners.ranks.size > 1:
         groups.append(owners.ranks.group)
     return clip_everywhere(

@@ -36,6 +36,11 @@ class Step:
     path: str
     arguments: Mapping[str, Any]
 
+    def is_over(self, kind: str) -> bool:
+        """Return True if it deals something out to the processes of a kind of parallelism."""
+        over = self.arguments.get("over", "tensor")
+        return kind in ((over,) if isinstance(over, str) else over)
+
     def apply(self, sch: Schedule, prefix: str = "") -> None:
         """Apply the primitive below a node."""
         node = sch[".".join(filter(None, (prefix, self.path)))]

@@ -25,7 +25,7 @@ from makespan.notebook import text_html
 from makespan.slapo.comparison import GRADIENT, OUTPUT, Comparison, Divergence, numbered, tolerance_for
 from makespan.slapo.errors import ArgumentError, VerificationError, short_repr
 from makespan.slapo.layered import LayerPasses, NoLayersError
-from makespan.slapo.layouts import Ranks, broadcast_object, gather_objects
+from makespan.slapo.layouts import Ranks, broadcast_object, gather_over
 from makespan.slapo.passes import (
     MARGIN,
     Inputs,
@@ -248,6 +248,7 @@ class Verify:
             for category in (OUTPUT, GRADIENT)
         }
         self._ranks = Ranks(sch.rank, sch.world_size, sch.group)
+        self._everyone: tuple[Ranks, ...] = (self._ranks,)
         self._by_layers = by_layers
         self._running: nn.Module = sch.mod
         self._notes: list[str] = []
@@ -279,23 +280,26 @@ class Verify:
 
     def _compared(self) -> VerifyReport:
         ranks, journal = self._ranks, self._sch.metadata.journal
-        if len(set(gather_objects(ranks, digest(journal)))) > 1:
-            return self._report(
-                [], [_other_steps(gather_objects(ranks, [str(step) for step in journal]))], []
-            )
+        # Processes that share experts exchange tokens, so that they must run the same passes.
+        self._everyone = everyone = (self._sch.metadata.experts, ranks)
+        if len(set(gather_over(everyone, digest(journal)))) > 1:
+            steps = gather_over(everyone, [str(step) for step in journal])
+            return self._report([], [_other_steps(steps)], [])
         if self._device is not None:
             device = torch.device(self._device)
         else:
             tensors = (*self._sch.mod.parameters(), *self._sch.mod.buffers())
             devices = {tensor.device for tensor in tensors if not tensor.is_meta}
             device = next(iter(devices), torch.device("cpu"))
-        call = broadcast_object(ranks, self._call)
+        call = self._call
+        for group in everyone:
+            call = broadcast_object(group, call)
         original = initialised(self._original.module, ranks, self._seed, device)
-        weights = same_weights(original, self._sch.mod, ranks, device, self._seed)
+        weights = same_weights(original, self._sch.mod, everyone, device, self._seed)
         self._running = staged_copy(self._sch, weights.scheduled)
         passes = Passes(
             weights, call, self._running, ranks, device, self._seed, self._tolerances, self._loss_fn,
-            self._check_grad,
+            self._check_grad, everyone=everyone,
         )  # fmt: skip
         if self._by_layers and (report := self._compared_by_layers(passes)) is not None:
             return report
@@ -312,7 +316,7 @@ class Verify:
         """Merge comparisons and faults of all processes."""
         faults = [*passes.faults]
         faults += [f"parameter {name} was changed in place" for name in self._original.changed()]
-        results = gather_objects(self._ranks, (passes.comparisons, faults, passes.weights.differed))
+        results = gather_over(self._everyone, (passes.comparisons, faults, passes.weights.differed))
         passes.weights.differed = [name for _, _, names in results for name in names]
         return _merged([result[:2] for result in results])
 
@@ -357,7 +361,8 @@ class Verify:
                 training.comparisons, training.faults = [], []
                 agrees = training.run(training.reference())
                 if agrees:
-                    largest = max(gather_objects(self._ranks, max(training.noise.values(), default=0.0)))
+                    noise = max(training.noise.values(), default=0.0)
+                    largest = max(gather_over(self._everyone, noise))
                     self._notes.append(
                         f"in training mode, rounding alone changes results by up to {largest:.3g} of their "
                         f"largest value; {MARGIN:g} times the change of each was tolerated"
@@ -404,7 +409,7 @@ class Verify:
         unmatched = [] if weights is None else [*weights.lost, *weights.added]
         return VerifyReport(
             self._sch.path,
-            self._ranks.size,
+            math.prod(ranks.size for ranks in self._everyone),
             steps,
             comparisons,
             faults,

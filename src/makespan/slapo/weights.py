@@ -4,7 +4,7 @@ import copy
 import functools
 import types
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -266,12 +266,12 @@ def initialised(module: nn.Module, ranks: Ranks, seed: int, device: torch.device
 
 
 def same_weights(
-    original: nn.Module, scheduled: nn.Module, ranks: Ranks, device: torch.device, seed: int
+    original: nn.Module, scheduled: nn.Module, groups: Sequence[Ranks], device: torch.device, seed: int
 ) -> Weights:
-    """Copy both models, with the weights of the first process of the group.
+    """Copy both models, with the weights of the first process of the groups, which cross each other.
 
     Parameters with equal elements, such as biases of zero, are moved off their value: otherwise a missing one
-    would go unnoticed. All processes of the group must call it.
+    would go unnoticed. All processes of the groups must call it.
     """
     sources = dict(original.named_parameters())
     origin, added = _counterparts(sources, scheduled)
@@ -284,9 +284,12 @@ def same_weights(
     # models agree whatever the processes held before, and shards fit together.
     def prepare(tensor: Tensor) -> Tensor:
         name, values = names[id(tensor)], tensor.detach()
-        if ranks.size > 1 and getattr(tensor, "shard", None) is None:
+        is_shared = any(ranks.size > 1 for ranks in groups)
+        if is_shared and getattr(tensor, "shard", None) is None:
             received = values.clone(memory_format=torch.contiguous_format)
-            dist.broadcast(received, group=ranks.group, group_src=0)
+            for ranks in groups:
+                if ranks.size > 1:
+                    dist.broadcast(received, group=ranks.group, group_src=0)
             # Equal values need no second copy.
             if not torch.equal(received.nan_to_num(), values.nan_to_num()):
                 weights.differed.append(name)

@@ -1,0 +1,187 @@
+"""Models whose experts are shared by processes of data parallelism, beside tensor parallelism of all else.
+
+Every function runs in each of four processes, or of eight if there are replicas or stages, too.
+"""
+
+import tempfile
+import warnings
+
+import pytest
+import sequence_models
+import torch
+import torch.distributed as dist
+from context_cases import alone
+from parallel_cases import labelled
+from sequence_cases import gradients
+from torch.distributed.device_mesh import init_device_mesh
+
+from makespan.slapo import (
+    ArgumentError,
+    BuildError,
+    Verify,
+    apply_plan,
+    build,
+    clip_grad_norm,
+    create_schedule,
+    full_state_dict,
+    load_sharded,
+    replay,
+    save_sharded,
+)
+from makespan.slapo.passes import without_dropout
+
+SEQ = sequence_models.SEQ
+NONE, FIRST_TWO, FEW = torch.zeros(8, SEQ, 4), torch.zeros(8, SEQ, 4), torch.zeros(8, SEQ, 4)
+"""What is added to the scores of experts for each token of all samples: nothing; so much that the latter two
+get no token; or only the first tokens of a single sample, so that few processes hand any to them."""
+FIRST_TWO[:], FEW[:] = torch.tensor([30.0, 20.0, 0.0, 0.0]), torch.tensor([30.0, 20.0, 0.0, 0.0])
+FEW[2, : SEQ // 2] = torch.tensor([0.0, 0.0, 20.0, 30.0])
+
+
+def own_samples():
+    """Gradients in training mode, and a step, are those of all samples, also if experts get no token."""
+    mesh, words = _mesh(), _samples(2)
+    for kind, plan in (
+        ("SharedLayer", "ep2 nosp"), ("SharedLayer", "ep2"), ("SharedLayer", "ep4 nosp recompute=full"),
+        ("ChoiceLayer", "ep4 recompute=full:0.5"),
+    ):  # fmt: skip
+        sch = _scheduled(kind, f"dp2 tp2 {plan} mb1", mesh)
+        assert sch.mod.layers[0].choice.experts.wide.shape[0] == (1 if "ep4" in plan else 2)
+        model, _ = build(sch, mesh=mesh)
+        for prefers in (NONE, FIRST_TWO, FEW):
+            whole = _has_gradients_of_all(sch, model, kind, words, (mesh.get_local_rank("ep"), 2), prefers)
+        if "recompute" not in plan or kind == "ChoiceLayer":
+            _counts_once(sch, whole, kind)
+
+
+def verified():
+    """A verification hands all processes the same samples; journals are replayed, and dp may be left out."""
+    mesh, words = _mesh(), sequence_models.words(seed=dist.get_rank())
+    for plan in ("ep2 mb1", "ep4 nosp mb1"):
+        sch = create_schedule(sequence_models.seeded("SharedLayer"), **_groups(mesh))
+        with warnings.catch_warnings(), Verify(sch, words, input_grads=[], by_layers="ep4" in plan) as check:
+            warnings.filterwarnings("ignore", "apply_plan of")
+            apply_plan(sch, f"tp2 {plan}", words)
+        report = check.report
+        assert report.world_size == 4 and report.count("parameter gradient in training")
+        assert not any("compared as a whole" in note for note in report.notes), report.notes
+        again = replay(sequence_models.seeded("SharedLayer").eval(), sch.dump(), **_groups(mesh))
+        build(sch, mesh=mesh)
+        assert str(again) == str(sch)
+        assert torch.equal(again.mod(words), sch.mod.eval()(words))
+
+
+def refused():
+    """Groups that do not fit the plan are named, and so are models that differ."""
+    mesh, words = _mesh(), sequence_models.words()
+    model, groups = sequence_models.seeded("SharedLayer"), _groups(mesh)
+    with pytest.raises(ArgumentError, match=r"experts out to 2 processes .* has 1; pass .* as expert_g"):
+        apply_plan(model, "dp2 tp2 ep2 mb1", words, group=groups["group"])
+    with pytest.raises(ArgumentError, match=r"experts out to 4 processes .* has 2; pass .* as expert_g"):
+        apply_plan(model, "dp4 tp2 ep4 mb1", words, **groups)
+    sch = _scheduled("SharedLayer", "dp2 tp2 ep2 mb1", mesh)
+    other = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    with pytest.raises(ArgumentError, match=r"of expert parallelism are \[.*\], ep of the mesh is \[\]; use"):
+        build(sch, "ddp", mesh=other)
+    if dist.get_rank() == 3:  # two processes hold other experts, and would wait for the others
+        torch.nn.init.normal_(sch.mod.layers[1].choice.experts.wide)
+    with pytest.raises(BuildError, match=r"'layers.1.choice.experts.wide' has other values in process \d of"):
+        build(sch, mesh=mesh)
+
+
+def replicated():
+    """Groups that share experts are replicas of each other, with FSDP or DDP over them."""
+    mesh, words = init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("dp", "ep", "tp")), _samples(4)
+    place = 2 * mesh.get_local_rank("dp") + mesh.get_local_rank("ep"), 4
+    for plan, left in (("ep2 fsdp", "dp2, zero3, mb1"), ("ep2 zero0 nosp", "dp2, mb1")):
+        sch = _scheduled("SharedLayer", f"dp4 tp2 {plan} mb1", mesh)
+        assert f"left to the launcher: {left}" in sch.metadata.structure.notes
+        model, _ = build(sch, "fsdp" if "fsdp" in plan else "ddp", mesh=mesh)
+        for prefers in (NONE, FEW):
+            _has_gradients_of_all(sch, model, "SharedLayer", words, place, prefers)
+
+
+def staged():
+    """Stages of processes with samples of their own send tokens to experts of the same stage."""
+    mesh, words = init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("pp", "ep", "tp")), _samples(4)
+    shape = (len(words), sequence_models.SEQ, sequence_models.WORDS)
+    target, own = torch.randn(shape, generator=torch.Generator().manual_seed(2)), mesh.get_local_rank("ep")
+    loss, whole = torch.nn.functional.mse_loss, _whole("SharedLayer")
+    loss(whole(words), target).backward()
+    for plan in ("ep2", "ep4 nosp"):
+        sch = _scheduled("SharedLayer", f"pp2 dp2 tp2 {plan} mb1", mesh)
+        options = {"n_microbatches": 2, "loss_fn": loss, "schedule": "1f1b"}
+        stage, pipeline = build(sch, "pipeline", mesh=mesh, **options)
+        pipeline.step(words.chunk(2)[own], target=target.chunk(2)[own])
+        for name, wanted, found in gradients(stage, whole):
+            torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-6, msg=labelled(name))
+
+
+def _mesh():
+    return init_device_mesh("cpu", (dist.get_world_size() // 2, 2), mesh_dim_names=("ep", "tp"))
+
+
+def _groups(mesh):
+    return {"group": mesh.get_group("tp"), "expert_group": mesh.get_group("ep")}
+
+
+def _samples(count):
+    return torch.cat([sequence_models.words(seed=seed) for seed in range(count)])
+
+
+def _whole(kind):
+    return sequence_models.seeded(kind).eval()
+
+
+def _scheduled(kind, plan, mesh):
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "apply_plan of")
+        return apply_plan(_whole(kind), plan, sequence_models.words(), **_groups(mesh))
+
+
+def _counts_once(sch, whole, kind):
+    """Clip gradients, make a step and save: norms, states and checkpoints count each expert once."""
+    expected = torch.nn.utils.clip_grad_norm_(whole.parameters(), 0.1)
+    torch.testing.assert_close(clip_grad_norm(sch, 0.1), expected)
+    for model in (sch.mod, whole):
+        torch.optim.SGD(model.parameters(), lr=0.1).step()
+    state = full_state_dict(sch)
+    for name, value in whole.state_dict().items():
+        torch.testing.assert_close(state[name], value, msg=labelled(name))
+    with tempfile.TemporaryDirectory() as mine:
+        paths = [mine]
+        dist.broadcast_object_list(paths, src=0)
+        save_sharded(sch, paths[0], step=1)
+        other = create_schedule(sequence_models.seeded(kind), group=alone())
+        assert load_sharded(other, paths[0]) == 1
+        dist.barrier()
+    assert all(torch.equal(value, state[name]) for name, value in other.mod.state_dict().items())
+
+
+def _has_gradients_of_all(sch, model, kind, words, place, prefers):
+    """Compare results and gradients in training mode with those of the whole model, and return it."""
+    whole, part, (own, count) = _whole(kind), sch.mod, place
+    prefers = prefers[: len(words)]
+    mine = prefers.chunk(count)[own]
+
+    def prefer(module, args, scores):
+        of_all = prefers if scores.numel() == prefers.numel() else mine
+        if scores.numel() < of_all.numel():  # the part of each sequence that this process holds
+            of_all = of_all.chunk(sch.world_size, 1)[sch.rank]
+        return scores + of_all.reshape(scores.shape)
+
+    handles = [
+        layer.choice.choice.register_forward_hook(prefer) for one in (whole, part) for layer in one.layers
+    ]
+    with without_dropout():
+        expected = whole.train()(words)
+        expected.square().mean().backward()
+        model.train().zero_grad()
+        made = model(words.chunk(count)[own])
+        torch.testing.assert_close(made, expected.chunk(count)[own], rtol=1e-4, atol=1e-5)
+        made.square().mean().backward()
+    for name, wanted, found in gradients(part, whole):
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-6, msg=labelled(name))
+    for handle in handles:
+        handle.remove()
+    return whole
