@@ -196,6 +196,8 @@ def test_experts_are_dealt_out_to_data_parallelism_beside_processes_that_share_l
     assert [dict(step.arguments) for step in steps if step.op == "set_attr"] == [
         {"experts": 1 if deal_experts else 2}
     ]
+    first = str(structure).splitlines()[0]
+    assert first == "Stack, cut among 2 processes, its experts among 2 with samples of their own"
     taken = next(step.arguments for step in steps if step.op == "take_experts")
     assert taken["over"] == over
     assert taken.get("shares_tokens", False) == (not deal_experts and not along_sequence)

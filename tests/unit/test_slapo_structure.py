@@ -298,6 +298,18 @@ def test_texts_that_are_no_plan_are_refused():
         apply_plan(Once(), "")
     with pytest.raises(PlanError, match="a degree is 0"):
         apply_plan(Once(), "tp0")
+    with pytest.raises(
+        PlanError, match=r"a stage has 2; .*; add what the planner .*, as in 'dp4 tp2 ep8 mb1'"
+    ):
+        apply_plan(Once(), "tp2 ep8 mb1")
+    for text, message in (
+        ("pp4 ep4 mb1", "a stage has 1; expected a divisor; .* as in 'dp4 pp4 ep4 mb1'$"),
+        ("dp2 tp2 ep8 mb1", "a stage has 4; expected a divisor$"),
+        ("tp2 ep8 vp2 mb1", "2 chunks per stage, but there is one stage$"),
+        ("tp2 ep0 mb1", "ep is 0; expected a whole number >= 1$"),
+    ):
+        with pytest.raises(PlanError, match=message):
+            apply_plan(Once(), text)
 
 
 def test_a_gate_and_numbers_of_heads_are_cut_with_their_attention():

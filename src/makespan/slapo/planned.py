@@ -15,7 +15,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import nn
 
-from makespan.errors import NotationError
+from makespan.errors import NotationError, PlanError
 from makespan.planning import Layout, parse_layout
 from makespan.planning.layout import Recompute
 from makespan.plans import ExecutionPlan, read_plan
@@ -113,15 +113,21 @@ def read_division(plan: Plan) -> Division:
 
 
 def _read(text: str) -> Layout | ExecutionPlan:
-    degrees = {name: int(number) for name, number in re.findall(r"\b(tp|pp|cp|dp)(\d+)\b", text)}
-    n_gpus = 1
+    degrees = {name: int(number) for name, number in re.findall(r"\b(tp|pp|cp|dp|ep)(\d+)\b", text)}
+    n_gpus, ep = 1, degrees.pop("ep", 1)
     for degree in degrees.values():
         n_gpus *= max(degree, 1)
-    if "dp" not in degrees and re.search(r"\bep\d", text) and dist.is_initialized():
+    if "dp" not in degrees and ep > 1 and dist.is_initialized():
         # The planner leaves dp out, which says where experts are: it follows from the number of processes.
         n_gpus *= max(dist.get_world_size() // n_gpus, 1)
     try:
         return parse_layout(text, n_gpus)
+    except PlanError as error:
+        least = ep // math.gcd(ep, n_gpus // max(degrees.get("pp", 1), 1)) if ep else 1
+        if "dp" in degrees or least == 1:
+            raise
+        parse_layout(text, n_gpus * least)  # raises what else is wrong
+        raise PlanError(f"{error}; add what the planner leaves out, as in 'dp{least} {text}'") from None
     except NotationError as error:
         # Three degrees such as 221, or 1-8-16, name their devices themselves.
         start = re.match(r"(\d)(\d)(\d)(?!\d)|(\d+)-(\d+)-(\d+)", text.strip())

@@ -82,8 +82,9 @@ class Structure:
         What was found, in the order of execution.
     steps
         Primitives that cut the model for this number of processes.
-    n_processes, n_context
-        Numbers of processes that share the model, and that share its sequences throughout the layers.
+    n_processes, n_context, n_data
+        Numbers of processes that share the model, that share its sequences throughout the layers, and that
+        share its experts with samples of their own.
     notes
         What a user should know beside the table.
     cores
@@ -98,6 +99,7 @@ class Structure:
     notes: list[str] = field(default_factory=list)
     cores: list[Core] = field(default_factory=list)
     n_context: int = 1
+    n_data: int = 1
 
     @property
     def kept_whole(self) -> list[StructurePart]:
@@ -110,6 +112,8 @@ class Structure:
         lines = [f"{self.model}, cut among {self.n_processes} processes"]
         if self.n_context > 1:
             lines[0] += f", its sequences among {self.n_context}"
+        if self.n_data > 1:
+            lines[0] += f", its experts among {self.n_data} with samples of their own"
         for paths in self.layers:
             lines.append(f"{len(paths)} layers: {_span(paths)}")
         rows: dict[tuple[str, ...], None] = {}
@@ -218,7 +222,7 @@ def find_structure(
     flat = [path for paths in layers for path in paths]
     flow = _run(model, call, name, repeated=flat, kept=flat)
     structure = Structure(
-        name, layers, [], [], n_processes, cores=_cores(model, flow, flat), n_context=n_context
+        name, layers, [], [], n_processes, cores=_cores(model, flow, flat), n_context=n_context, n_data=n_data
     )
     handed: dict[str, Handed] = {}
     for one in flow.handed:
