@@ -176,6 +176,8 @@ def replicated_experts():
     _has_gradients_of_all(model, sch.mod, words, torch.zeros(4))
     sch = create_schedule(sequence_models.seeded("ChoiceLayer"), group=mesh.get_group("ep"))
     apply_plan(sch, f"dp{mesh.size()} ep{mesh.size(1)} fsdp mb1", words)
+    # A dimension of one process says that layers are not shared.
+    mesh = init_device_mesh("cpu", (2, mesh.size(1), 1), mesh_dim_names=("dp", "ep", "tp"))
     model, _ = build(sch, "fsdp", mesh=mesh)
     _has_gradients_of_all(model, sch.mod, words, torch.zeros(4))
 

@@ -51,7 +51,8 @@ def check_group(sch: "Schedule", mesh: DeviceMesh | None) -> None:
     if not set(names) <= {"dp", "tp", "ep", "pp", "cp"}:
         raise ArgumentError(f"build: mesh has dimensions {names!r}; expected dp, tp, ep, pp and cp")
     # Without tensor parallelism, the group of the schedule may share experts.
-    shared = "tp" if "tp" in names or "ep" not in names else "ep"
+    is_tensor = "tp" in names and mesh.size(names.index("tp")) > 1
+    shared = "ep" if "ep" in names and not is_tensor else "tp"
     _check_further(sch.metadata.context, mesh, "cp", "context")
     if shared == "tp":
         _check_further(sch.metadata.experts, mesh, "ep", "expert")
