@@ -107,8 +107,9 @@ pages: setup ## Fill the tables of the papers' pages from results/
 	$(BIN)/python scripts/generate.py results
 
 .PHONY: docs
-docs: setup-docs ## Build the documentation into site/
+docs: setup-docs ## Build the documentation into site/, and test its pages
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	$(BIN)/python -m pytest -m site tests/unit/test_documentation.py $(PYTEST_FLAGS)
 
 ##@ Environment
 
