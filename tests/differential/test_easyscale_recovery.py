@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 
 from click.testing import CliRunner
 from forked import forking_servers
@@ -17,6 +17,7 @@ from killers import Gate, Killer
 
 from makespan.cli import main
 from makespan.easyscale import ElasticTrainer, drain_processes, join_run, request_change, run_together
+from makespan.easyscale.randomness import value_sha
 from makespan.easyscale.trainer import ELASTIC_RECOVERIES, RunFolder
 from makespan.errors import InputError, WorkerError
 from makespan.runtime import LocalLauncher, SlurmLauncher
@@ -139,6 +140,82 @@ def test_several_jobs_in_one_call_survive_a_loss_each(straight, tmp_path):
     assert [changes(tmp_path / name)["lost"] for name in "ab"] == [["1"], ["0"]]
 
 
+# --- optimizers in shards ---
+
+IN_SHARDS = {"zero_stage": 1, "hash_every": 1}
+
+
+def all_bits(result):
+    """Losses, parameters, optimizer of every mini-batch; contexts are known at the end."""
+    steps = result.steps.sort_values(["step", "rank"])
+    last = steps[steps["step"] == steps["step"].max()]
+    names = ["step", "rank", "loss_hex", "parameter_sha", "optimizer_sha"]
+    return steps[names].to_numpy().tolist(), list(last["context_sha"])
+
+
+@pytest.fixture(scope="module")
+def hashed(tmp_path_factory):
+    """Bits of every mini-batch, without shards, and the last checkpoint."""
+    result = trainer(tmp_path_factory.mktemp("hashed")).run(STEPS, hash_every=1)
+    return all_bits(result), saved_values(result)
+
+
+def saved_values(result):
+    """Hashes of the model and the whole optimizer in the last checkpoint, as anybody reads them."""
+    model, shared = (torch.load(result.checkpoint / name) for name in ("model.pt", "shared.pt"))
+    return value_sha(model), value_sha(shared["optimizer"])
+
+
+def test_shards_survive_losses_before_a_step_in_it_and_before_its_parameters_are_there(hashed, tmp_path):
+    killer = Killer(("done", 4, [2]), ("contexts", 6, [0]), ("step", 8, [4]), ("sum", 11, [1]))
+    result = recovered(tmp_path, killer, checkpoint_every=9, **IN_SHARDS)
+    assert (all_bits(result), saved_values(result)) == hashed
+    assert list(result.reconfigurations["cause"]) == ["start"] + 4 * ["recovery"]
+
+
+def test_shards_survive_two_losses_at_once_and_others_in_the_recovery(hashed, tmp_path):
+    killer = Killer(("done", 5, [0, 1]), ("copy", 4, [3]))
+    result = recovered(tmp_path, killer, survives=3, **IN_SHARDS)
+    assert all_bits(result) == hashed[0]
+    assert len((tmp_path / "run" / "recoveries.csv").read_text().splitlines()) == 2
+
+
+class Torn(Killer):
+    """Kills process 4 when process 0, which alone has its results, has stepped; and then others, too."""
+
+    def __call__(self, event):
+        super().__call__(event)
+        stepped = {"phase": "done", "iteration": 7}
+        if event.kind == "announce" and event.node == 0 and event.values == stepped and 4 in self.pids:
+            os.kill(self.pids.pop(4), signal.SIGKILL)
+
+
+TEARS = {"loss": {"tears": {"process": 4, "step": 6}}}
+
+
+def test_processes_that_are_ready_take_the_step_of_their_shards_in_the_recovery(hashed, tmp_path):
+    """Nobody has all parameters: process 0 waits for those that the others have yet to step."""
+    result = recovered(tmp_path, Torn(), of_job=TEARS, hang_s=300.0, **IN_SHARDS)
+    assert all_bits(result) == hashed[0]
+    row = (tmp_path / "run" / "recoveries.csv").read_text().splitlines()[1]
+    assert row.startswith("1,6,lost,4,,,4,3,")
+
+
+@pytest.mark.parametrize("phase", ["copy", "replicate"])
+def test_the_only_process_that_has_stepped_is_lost_in_the_recovery(hashed, tmp_path, phase):
+    """The others have stepped too by then, or stay where they are; each shard is on three processes."""
+    killer = Torn((phase, 6, [0]))
+    result = recovered(tmp_path, killer, survives=2, of_job=TEARS, hang_s=300.0, **IN_SHARDS)
+    assert all_bits(result) == hashed[0]
+
+
+def test_more_losses_than_a_shard_has_copies_return_to_the_checkpoint(hashed, tmp_path, caplog):
+    killer = Killer(("done", 7, [1, 2]))
+    result = recovered(tmp_path, killer, checkpoint_every=4, **IN_SHARDS)
+    assert (all_bits(result), saved_values(result)) == hashed
+    assert "resuming from the last checkpoint" in caplog.text
+
+
 # --- processes that leave and join ---
 
 THREE = "0,1/2,3/4"
@@ -248,6 +325,31 @@ def test_processes_join_beyond_those_of_the_start_which_then_leave(straight, tmp
     assert found["joined"] and found["drained"] and found["lost"] == ["1"]
     wait_until(lambda: len(ended) == 2)
     assert "finished" in ended and any("ended with status -9" in text for text in ended)
+
+
+def test_shards_move_to_processes_that_join_and_from_those_that_leave(hashed, tmp_path):
+    """Three processes become four, one leaves, one is lost; each holds its part before each step."""
+    counts, run_dir, ended = tmp_path / "counts", tmp_path / "run", []
+    counts.mkdir()
+    acts = [("forward", 2, lambda: joining(run_dir, ended)), ("sum", 7, lambda: gate.notify(1))]
+    gate = Gate(("step", 10, [0]), enters={4: 3}, acts=acts)
+    of_job = {"after_reduce": {"counts": str(counts)}}
+    result = changed(tmp_path, gate, of_job=of_job, checkpoint_every=5, **IN_SHARDS | {"hash_every": 0})
+    expected, saved = hashed
+    assert [row[2] for row in all_bits(result)[0]] == [row[2] for row in expected[0]]
+    assert saved_values(result) == saved
+    found = changes(run_dir)
+    assert (found["joined"], found["drained"], found["lost"]) == (["3"], ["1"], ["0"])
+    wait_until(lambda: ended)
+    assert ended == ["finished"]
+    held = {}
+    for path in counts.iterdir():
+        held.setdefault(int(path.name.partition("-")[0]), []).append(int(path.read_text()))
+    whole, largest = 2 * 244, 2 * 128  # elements of the two moments of Adam
+    assert len(held[1]) == 3 and len(held[5]) == 4
+    for each in (held[2], held[5], held[9]):
+        assert sum(each) == 2 * whole
+        assert max(each) <= 2 / len(each) * whole + largest
 
 
 def test_a_process_beyond_the_logical_workers_waits_until_one_is_lost(straight, tmp_path):

@@ -7,7 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from easyscale_job import JOB, WITH_ADAM, Elastic
+from easyscale_job import JOB, WITH_ADAM, Elastic, Net
 from forked import forking_servers
 
 from makespan.easyscale import ElasticTrainer, context as contexts_module, hosting as hosted_module
@@ -87,6 +87,28 @@ def reference_with_loaders():
 )
 def test_every_mapping_trains_with_the_bits_of_stock_training(reference, mapping):
     assert Elastic().train(mapping, 5) == reference[:5]
+
+
+@pytest.mark.parametrize(
+    ("mapping", "copies"),
+    [("0/1/2/3", 0), ("0/1/2/3", 1), ("0,1/2/3", 0), ("0,1/2/3", 1), ("3,1/0,2", 0), ("0,1,2,3", 0)],
+)
+def test_optimizers_in_shards_train_with_the_bits_of_stock_training(reference, mapping, copies):
+    elastic = Elastic(copies)
+    assert elastic.train(mapping, 5) == reference[:5]
+    n_processes, sizes = mapping.count("/") + 1, [each.numel() for each in Net().parameters()]
+    share = (copies + 1) / n_processes * sum(sizes)
+    assert len(elastic.held) == 5
+    for held in elastic.held:
+        assert sum(held) == (copies + 1) * sum(sizes)
+        assert max(held) <= share + max(sizes)
+
+
+def test_shards_move_with_the_mapping_and_with_the_buffers_of_the_first(reference_of_three, tmp_path):
+    elastic, found = Elastic(1, **OF_THREE), []
+    for number, (mapping, n_steps) in enumerate((("1/2/0", 2), ("2,0/1", 1), ("0/1/2", 2))):
+        found += elastic.train(mapping, n_steps, tmp_path / f"{number}.pt")
+    assert found == reference_of_three
 
 
 @pytest.mark.parametrize("mapping", ["0,1,2", "2,0/1", "1/2/0"])

@@ -2,7 +2,8 @@
 
 A simulated process has the number of mini-batches that it has done and the contexts that it holds, each the
 number of mini-batches that its logical worker has done. Whoever continues from another number is found. Jobs
-with a training loop of their own have the same protocol, and code behind the loop at its end.
+with a training loop of their own have the same protocol, and code behind the loop at its end. With shards, a
+process has the number of mini-batches done of each parameter, and of those that it holds with their state.
 """
 
 import random
@@ -13,6 +14,7 @@ from hypothesis import given, settings, strategies as st
 from makespan.easyscale.job import RankMapping
 from makespan.easyscale.recovery import (
     ASSEMBLY,
+    HeldShards,
     RecoveryPlanner,
     RecoveryProtocol,
     backups,
@@ -22,6 +24,7 @@ from makespan.easyscale.recovery import (
 from makespan.runtime import messages as said, protocol as acts, protocol as tasks
 
 N_WORKERS = 4
+N_PARAMETERS = 5
 
 
 class Process:
@@ -32,6 +35,8 @@ class Process:
         self.inbox, self.outbox, self.todo = deque(), deque(), deque()
         self.work, self.has_left = None, False
         self.done, self.contexts, self.ranks, self.saved, self.keys = None, {}, (), 0, set()
+        self.held, self.ready = dict[int, int](), None  # mini-batches done by parameter, of those it holds
+        self.parameters = dict.fromkeys(range(N_PARAMETERS))  # mini-batches done of all
 
     def can_act(self):
         return not self.has_left and (self.work is not None or self.todo or self.inbox)
@@ -60,9 +65,8 @@ class Process:
     def begin(self, task):
         match task:
             case tasks.Drop():
-                self.outbox.append(
-                    said.Frozen(task.generation, task.step, holdings(self.done, self.contexts))
-                )
+                held = holdings(self.done, self.contexts, self.shards())
+                self.outbox.append(said.Frozen(task.generation, task.step, held))
             case tasks.Join():
                 self.work = self.form(task.form)
             case tasks.Compute():
@@ -77,6 +81,24 @@ class Process:
             case tasks.Depart():
                 self.has_left = True
 
+    def shards(self):
+        if not self.world.is_sharded:
+            return None
+        steps = {step for step in (*self.held.values(), self.ready) if step is not None}
+        lacks = any(step != self.done for step in self.parameters.values())
+        return HeldShards(N_PARAMETERS, {step: tuple(self.held) for step in steps}, lacks)
+
+    def holds(self, parameter):
+        """Whether this process holds a parameter under its mapping."""
+        place, owner = self.nodes.index(self.number), parameter % len(self.nodes)
+        return place == owner or place in backups(owner, self.hosts, self.world.survives)
+
+    def step_shard(self, step):
+        assert set(self.held.values()) <= {step - 1}
+        self.held = dict.fromkeys(self.held, step)
+        self.parameters |= self.held
+        self.ready = None
+
     def form(self, form):
         assembly, world = ASSEMBLY.validate_python(form.work), self.world
         posted, replicated = world.posted[form.generation], world.replicated[form.generation]
@@ -84,7 +106,15 @@ class Process:
         self.hosts = assembly.hosts
         posted[self.number] = self.done, {step: dict(held) for step, held in self.contexts.items()}
         yield
+        supplied = world.supplied[form.generation]
         if self.number not in assembly.nodes:
+            if self.number in assembly.behind:
+                while assembly.source not in posted:
+                    yield
+                if self.ready == assembly.step:
+                    self.step_shard(assembly.step)
+                self.done = assembly.step
+            supplied[self.number] = dict(self.held)
             self.todo.extend(self.part.formed({}))
             return
         ranks = self.mapping.hosted[assembly.nodes.index(self.number)]
@@ -102,9 +132,31 @@ class Process:
             else:
                 assert self.done == assembly.step
         assert set(own.values()) == {assembly.step}
+        if world.is_sharded and not assembly.is_start:
+            if self.ready == assembly.step:
+                self.step_shard(assembly.step)
+            if set(self.held.values()) != {assembly.step}:
+                self.held = {}
+            self.ready = None
         self.ranks, self.done = ranks, assembly.step
         if self.number in assembly.behind:
             self.saved = world.processes_saved
+        if world.is_sharded and assembly.is_start:
+            self.parameters = dict.fromkeys(range(N_PARAMETERS), 0)
+            self.held = {number: 0 for number in self.parameters if self.holds(number)}
+        elif world.is_sharded:
+            supplied[self.number] = dict(self.held)
+            received = {}
+            for number, having in enumerate(assembly.shards):
+                holds, lacks = self.holds(number), assembly.needs_parameter(self.number, number)
+                if self.number not in having and (holds or lacks):
+                    while having[0] not in supplied:
+                        yield
+                    assert supplied[having[0]][number] == assembly.step
+                    received[number] = holds
+            self.held |= {number: self.done for number, holds in received.items() if holds}
+            self.parameters |= dict.fromkeys(received, self.done) | self.held
+            assert set(self.parameters.values()) == {self.done}
         self.contexts = {self.done: self.contexts.get(self.done, {}) | own}
         replicated[self.number] = own
         yield
@@ -115,6 +167,8 @@ class Process:
         world.kept[form.generation].add(self.number)
         while not world.kept[form.generation] >= set(assembly.nodes):
             yield
+        self.held = {number: step for number, step in self.held.items() if self.holds(number)}
+        assert not world.is_sharded or len(self.held) == sum(map(self.holds, range(N_PARAMETERS)))
         self.contexts[self.done] = own | {
             rank: step for other in self.kept_for() for rank, step in replicated[other].items()
         }
@@ -150,13 +204,24 @@ class Process:
             for other in self.kept_for():
                 self.contexts[step] |= sent[other]
             # The results, which go to all, are those of processes that have what they keep for others.
+            self.ready = step if world.is_sharded else None
             results = world.results.setdefault((generation, step), {})
             results[self.number] = requested
             yield
             while not results.keys() >= set(self.nodes):
                 yield
+            if world.is_sharded:
+                self.step_shard(step)
             ending, self.done = max(results.values()), step
             self.contexts = {kept: held for kept, held in self.contexts.items() if kept >= step}
+            if world.is_sharded:
+                stepped = world.stepped.setdefault((generation, step), {})
+                stepped[self.number] = set(self.held)
+                for number in set(self.parameters) - set(self.held):
+                    while self.nodes[number % len(self.nodes)] not in stepped:
+                        yield
+                    assert number in stepped[self.nodes[number % len(self.nodes)]]
+                    self.parameters[number] = step
             ending = max(ending, 2 * (step % world.save_every == 0))
             world.trained.setdefault(step, set()).add(generation)
             yield
@@ -170,9 +235,10 @@ class Process:
 class World:
     """All processes, the coordinator, and what lies between them, in order for each connection."""
 
-    def __init__(self, mapping, end, survives, save_every, has_loop, rng):
+    def __init__(self, mapping, end, survives, save_every, has_loop, is_sharded, rng):
         self.rng, self.end, self.survives, self.save_every = rng, end, survives, save_every
         self.has_loop, self.behind = has_loop, set()
+        self.is_sharded, self.supplied, self.stepped = is_sharded and not has_loop, {}, {}
         self.processes, self.error, self.is_over, self.is_suspended = {}, None, False, False
         self.posted, self.replicated, self.kept, self.sent, self.results = {}, {}, {}, {}, {}
         self.written, self.trained, self.stored, self.plans = {}, {}, [], []
@@ -202,7 +268,7 @@ class World:
             match action:
                 case acts.Send(number, message) if number in self.processes:
                     if isinstance(message, said.Form):
-                        for table in (self.posted, self.replicated):
+                        for table in (self.posted, self.replicated, self.supplied):
                             table.setdefault(message.generation, {})
                         self.kept.setdefault(message.generation, set())
                     if message == said.Leave("drained"):
@@ -262,14 +328,15 @@ class World:
     survives=st.integers(1, 3),
     save_every=st.sampled_from([3, 5, 100]),
     has_loop=st.booleans(),
+    is_sharded=st.booleans(),
     seed=st.integers(0, 1 << 32),
     rate=st.sampled_from([0.0, 0.002, 0.01]),
 )
 def test_whoever_comes_and_goes_no_mini_batch_is_trained_from_another_state(
-    mapping, survives, save_every, has_loop, seed, rate
+    mapping, survives, save_every, has_loop, is_sharded, seed, rate
 ):
     rng = random.Random(seed)
-    world = World(mapping, 12, survives, save_every, has_loop, rng)
+    world = World(mapping, 12, survives, save_every, has_loop, is_sharded, rng)
     n_joins, asked = 4, set()
     for _ in range(200_000):
         if not world.step():

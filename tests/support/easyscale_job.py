@@ -17,6 +17,7 @@ from torch.utils.data import Dataset
 from makespan.easyscale.data import LoaderPool, LoaderState, Shards
 from makespan.easyscale.hosting import HostedESTs
 from makespan.easyscale.job import ElasticJob, RankMapping
+from makespan.easyscale.optimizer_shards import OptimizerShards
 from makespan.easyscale.parts import build_parts
 from makespan.easyscale.randomness import optimizer_sha, parameter_sha, seed_everything
 from makespan.easyscale.reduction import Reduction, in_memory
@@ -91,13 +92,18 @@ class Process:
     parts: object
     hosted: HostedESTs
     pool: LoaderPool
+    shards: OptimizerShards | None
 
 
 class Elastic:
-    """A job whose processes live in this one; what lasts from one mapping to the next is a file."""
+    """A job whose processes live in this one; what lasts from one mapping to the next is a file.
 
-    def __init__(self, **changes):
-        self.job, self.saved = ElasticJob(**(JOB | changes)), None
+    With ``copies`` each process holds a part of the optimizer, as so many others do; ``held`` then has the
+    elements of each, after each mini-batch.
+    """
+
+    def __init__(self, copies=None, **changes):
+        self.job, self.saved, self.copies, self.held = ElasticJob(**(JOB | changes)), None, copies, []
 
     def host(self, mapping, number, stack):
         job, ranks, saved = self.job, mapping.hosted[number], {}
@@ -108,9 +114,13 @@ class Elastic:
                 getattr(parts.trained, one).load_state_dict(saved[one])
             bucket_map = tuple(map(tuple, saved["bucket_map"]))
         reduction = Reduction(job.n_logical_workers, bucket_cap_bytes=job.bucket_cap_bytes)
+        part = None
+        if self.copies is not None:
+            part = OptimizerShards(parts.trained, self.copies)
+            part.place(number, mapping.n_processes * ("",))
         hosted = HostedESTs(
             parts.trained, CPU, mapping, number, reduction, job.level,
-            seed=job.seed, buffers=job.buffers, bucket_map=bucket_map,
+            seed=job.seed, buffers=job.buffers, bucket_map=bucket_map, shards=part,
         )  # fmt: skip
         shards = Shards(job.n_logical_workers, job.micro_batch_size, job.seed, n_loaders=job.n_loaders)
         states = {rank: shards.start() for rank in ranks}
@@ -119,7 +129,7 @@ class Elastic:
             for rank in ranks:
                 hosted.contexts.install(rank, saved["contexts"][rank])
         pool = stack.enter_context(LoaderPool(parts.data, shards, states, n_processes=1, prefetch=3))
-        return Process(parts.trained, hosted, pool)
+        return Process(parts.trained, hosted, pool, part)
 
     def train(self, mapping, n_steps, path=None):
         """Do mini-batches under a mapping; each as the list of what every virtual rank has after it."""
@@ -128,6 +138,11 @@ class Elastic:
             processes = [self.host(mapping, number, stack) for number in range(mapping.n_processes)]
             for _ in range(n_steps):
                 batches = in_memory([one.hosted.mini_batch(one.pool.next) for one in processes])
+                if self.copies is not None:
+                    self.held.append([elements(one.parts.optimizer) for one in processes])
+                    parts = [one.shards.owned() for one in processes]
+                    for one in processes:
+                        one.shards.complete(parts)
                 found.append(self.seen(mapping, processes, batches))
             if path is not None:
                 self.save(mapping, processes, path)
@@ -151,6 +166,11 @@ class Elastic:
             saved["loaders"] |= {rank: one.pool.state(rank).values() for rank in ranks}
         torch.save(saved, path)
         self.saved = path
+
+
+def elements(optimizer):
+    """Count the elements of the state of an optimizer, without counts of steps."""
+    return sum(each.numel() for state in optimizer.state.values() for each in state.values() if each.dim())
 
 
 def describe_stand_ins(seed):

@@ -3,9 +3,11 @@
 With ``tears`` in the options of the loss, one process sends the results of a mini-batch to the first of the
 others alone and then stops, so that these are one mini-batch apart when it is killed. With ``held`` in the
 options of the model, a folder, a mini-batch does not end while a file with its number is there, unless the
-processes are asked to let somebody in or out.
+processes are asked to let somebody in or out. With ``counts`` in the options of the code after the sum, a
+folder, each process writes there how many elements its optimizer has, in each mini-batch.
 """
 
+import gc
 import os
 import random
 import signal
@@ -57,26 +59,19 @@ def loss(outputs, targets, tears=None):
 
 
 def _tear(tears):
-    """Let this process stop in a mini-batch when one other process alone has what it sends before the step.
-
-    Behind the results that is the kinds of its buffers, which code after the sum sees.
-    """
+    """Let this process stop in a mini-batch when one other process alone has its results."""
     from makespan.easyscale.hosting import HostedESTs
     from makespan.runtime.links import PeerLinks
 
-    results, finish, left = HostedESTs._results, PeerLinks.finish, [tears["step"]]
+    results, left = HostedESTs._results, [tears["step"]]
     if results.__name__ == "stopping":
         return
 
     def stopping(self, *arguments):
         left[0] -= 1
         if not left[0]:
-            PeerLinks.finish = whole_first
+            PeerLinks.finish = half_sent
         return results(self, *arguments)
-
-    def whole_first(self):
-        finish(self)
-        PeerLinks.finish = half_sent
 
     def half_sent(self):
         link = next(iter(self._links.values()))
@@ -87,7 +82,18 @@ def _tear(tears):
     HostedESTs._results = stopping
 
 
-def after_reduce(model):
+def after_reduce(model, counts=None):
+    if counts:
+        _count(Path(counts), int(model.norm.num_batches_tracked))
     total = nn.utils.clip_grad_norm_(model.parameters(), 0.5)
     with torch.no_grad():
         model.n_clipped += total.detach() > 0.5
+
+
+def _count(folder, step):
+    """Write the elements that the optimizer of this process has, which no function of a job gets."""
+    optimizers = [each for each in gc.get_objects() if isinstance(each, torch.optim.Adam)]
+    states = [state for each in optimizers for state in each.state.values()]
+    n_elements = sum(each.numel() for state in states for each in state.values() if each.dim())
+    with (folder / f"{step}-{os.getpid()}").open("w") as stream:
+        stream.write(str(n_elements))

@@ -62,6 +62,26 @@ def test_stages_on_other_processes_train_with_the_same_bits(straight, tmp_path):
     assert bits(again) == bits(result)
 
 
+def test_optimizers_in_shards_have_the_same_bits_and_checkpoints(straight, tmp_path):
+    """Checkpoints go from runs with shards to runs without, and back, with other processes each time."""
+    ours, (_, whole) = trainer(tmp_path), straight
+    for steps, mapping, zero_stage in ((2, "0/1/2/3", 1), (4, "3,1/0,2", 0), (STEPS, "2/0,3/1", 1)):
+        result = ours.run(steps, mapping, zero_stage=zero_stage, checkpoint_every=3)
+    assert bits(result) == bits(whole)
+    for name in ("model.pt", "shared.pt"):
+        assert (result.checkpoint / name).read_bytes() == (whole.checkpoint / name).read_bytes()
+
+
+@pytest.mark.parametrize("factor", [1.0, 1e18])
+def test_scaled_losses_are_stepped_in_shards_too_or_not_at_all(tmp_path, factor):
+    options = {"scaler": {"init_scale": 1e22, "growth_interval": 2}, "loss": {"factor": factor}}
+    ours, another = (
+        trainer(tmp_path / str(stage), scaler="grad", options=options).run(3, mapping, zero_stage=stage)
+        for stage, mapping in ((0, "0,1,2,3"), (1, "0,1/2/3"))
+    )
+    assert bits(ours) == bits(another)
+
+
 def test_a_request_takes_effect_at_the_next_boundary_and_no_device_suspends(straight, tmp_path):
     asks = [[2, str(tmp_path), {"mapping": "0,1/2,3"}], [5, str(tmp_path), {"devices": ""}]]
     ours = trainer(tmp_path, options={"after_reduce": {"asks": asks}})
@@ -440,6 +460,8 @@ def test_a_job_that_cannot_be_is_refused_before_anything_starts(changes, told):
         ({"devices": ""}, "devices has 0 names; expected 1 to 4"),
         ({"hash_evry": 1}, "unknown option of a run 'hash_evry'; expected .*Did you mean 'hash_every'"),
         ({"hash_every": -1}, "hash_every is -1; expected a whole number >= 0"),
+        ({"zero_stage": 2}, r"zero_stage is 2; expected 0, or 1 .* gradients \(2\) and parameters \(3\) are"),
+        ({"zero_stage": True}, "zero_stage is True; expected 0, or 1 for shards of the optimizer state"),
         ({"steps": -1}, "steps is -1; expected a whole number >= 0"),
     ],
 )
@@ -447,6 +469,24 @@ def test_places_that_do_not_fit_are_refused(tmp_path, placing, told):
     with pytest.raises(InputError, match=told):
         trainer(tmp_path / "run").run(**({"steps": 3} | placing))
     assert not (tmp_path / "run" / "processes").exists()
+
+
+def test_optimizers_in_shards_are_refused_where_a_step_may_need_more_than_its_shard(tmp_path):
+    with pytest.raises(
+        InputError, match=r"zero_stage is 1 and loop is '.*:train'; expected zero_stage=0, bec"
+    ):
+        ElasticTrainer(loop=f"{Path(__file__)}:train", run_dir=tmp_path / "loop").run(1, zero_stage=1)
+    assert not (tmp_path / "loop").exists()
+    told = (
+        r"zero_stage is 1 and the optimizer is .*Halving; expected one of torch.optim: Adadelta, .*, SGD, or"
+    )
+    with pytest.raises(InputError, match=told) as error:
+        trainer(tmp_path / "own", optimizer=f"{OWN}:halving").run(1, "0,1/2,3", zero_stage=1)
+    assert "\n" not in str(error.value)
+
+
+def train(run):
+    """Stand for a loop, which is refused before it is called."""
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from makespan.easyscale.context import Contexts, virtual_rank
 from makespan.easyscale.data import loss_of
 from makespan.easyscale.job import RankMapping
 from makespan.easyscale.kernels import DeterminismLevel
+from makespan.easyscale.optimizer_shards import OptimizerShards
 from makespan.easyscale.parts import TrainedParts
 from makespan.easyscale.reduction import (
     BucketMap,
@@ -376,6 +377,9 @@ class Replication(Protocol):
     def after_sum(self) -> None:
         """Wait for the contexts that other processes send here."""
 
+    def before_results(self) -> None:
+        """Take notice that `HostedESTs.take_step` needs nothing more from other processes."""
+
     def before_step(self) -> None:
         """Take notice that all have the results of all, and that parameters and optimizer change now."""
 
@@ -411,6 +415,8 @@ class HostedESTs:
         See `Contexts`.
     on_micro_batch
         Called after each micro-batch.
+    shards
+        The part of the optimizer state that this process holds; None if it holds all.
 
     Raises
     ------
@@ -435,10 +441,11 @@ class HostedESTs:
         user_state: UserState | None = None,
         late_buffers: Collection[str] = (),
         on_micro_batch: Callable[[], object] = lambda: None,
+        shards: OptimizerShards | None = None,
     ) -> None:
         _check_hosting(parts, mapping, reduction, buffers)
         self._parts, self._device, self._process = parts, device, process
-        self._buffers, self._swaps = buffers, swaps_contexts
+        self._buffers, self._swaps, self._shards = buffers, swaps_contexts, shards
         self.mapping, self.ranks = mapping, mapping.hosted[process]
         self._copies = HostCopies(device)
         self._computing = nullcontext() if computing is None else computing
@@ -452,6 +459,7 @@ class HostedESTs:
         self.contexts = Contexts(parts.model, device, self.ranks, seed, user_state, late_buffers)
         self.state_names = set(parts.model.state_dict())
         self._notices: list[str] = []
+        self._watches = False
 
     def move(
         self,
@@ -511,8 +519,10 @@ class HostedESTs:
         replication
             Copies contexts to other processes. With it, results are gathered before the optimizer step, not
             after it, so that no process steps before all have the results and the contexts of all; the sums
-            of words are then those from before the step.
+            of words are then those from before the step. With shards of the optimizer, parameters that other
+            processes hold are left to the caller (`OptimizerShards.share`).
         """
+        self._watches = watches
         if self._buffers == "rank0":
             yield from self.contexts.broadcast_buffers(self.mapping, self._process)
         if watches:
@@ -541,11 +551,17 @@ class HostedESTs:
             replication.after_passes()
             yield from self._gradients.sum()
             replication.after_sum()
+            yield from self._send_first_buffers()
+            replication.before_results()
             result = yield from self._results(losses, ending)
-            yield from self._step(watches, replication.before_step)
+            replication.before_step()
+            self.take_step()
         else:
             yield from self._gradients.sum()
-            yield from self._step(watches)
+            yield from self._send_first_buffers()
+            self.take_step()
+            if self._shards is not None:
+                yield from self._shards.share()
             result = yield from self._results(losses, ending)
         return replace(result, micro_batch_s=tuple(times), sync_s=time.perf_counter() - begun)
 
@@ -572,23 +588,27 @@ class HostedESTs:
         scaled.backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 
-    def _step(self, watches: bool, before_step: Callable[[], object] = lambda: None) -> Steps[None]:
-        """Take the optimizer step from the sum of gradients."""
-        # User code that runs here must see the same state in every process.
-        has_shared = self._has_user_step and self._swaps
-        if has_shared:
+    def _send_first_buffers(self) -> Steps[None]:
+        """Send the buffers of the first EST, if user code runs in the step, which must see the same state."""
+        if self._has_user_step and self._swaps:
             yield from self.contexts.send_first_buffers(self.mapping, self._process)
+
+    def take_step(self) -> None:
+        """Take the optimizer step from the sum of gradients; with shards, that of what this process holds."""
+        watches, has_shared = self._watches, self._has_user_step and self._swaps
         shared = self.contexts.active_for_all(watches=watches) if has_shared else nullcontext()
-        before_step()
+        held = nullcontext() if self._shards is None else self._shards.stepping()
         with virtual_rank(0, self.mapping.n_logical_workers), shared:
             if self._parts.scaler is not None:
                 self._parts.scaler.unscale_(self._parts.optimizer)
             if self._parts.after_reduce is not None:
                 self._parts.after_reduce(self._parts.model)
-            if self._parts.scaler is None:
-                self._parts.optimizer.step()
-            else:
-                self._parts.scaler.step(self._parts.optimizer)
+            with held:
+                if self._parts.scaler is None:
+                    self._parts.optimizer.step()
+                else:
+                    self._parts.scaler.step(self._parts.optimizer)
+            if self._parts.scaler is not None:
                 self._parts.scaler.update()
             if self._parts.scheduler is not None:
                 self._parts.scheduler.step()

@@ -258,6 +258,10 @@ class RunOptions:
         logical workers of each process are copied to so many others in every mini-batch, and the remaining
         processes continue from their memory; the function of a ``loop`` is called again in each of them. 0 to
         restart all processes from the last checkpoint.
+    zero_stage
+        Stage of ZeRO: with 1, the optimizer state of each parameter is on ``survives`` + 1 processes only,
+        which take its step and send the parameter to the others; with 0, it is on all. 1 is for optimizers
+        of torch whose step of one parameter depends on no other, and for jobs without a ``loop``.
     hang_s
         With ``survives``, time without a sign of life after which a process is killed [s].
     n_replacements
@@ -291,6 +295,7 @@ class RunOptions:
     prefetch: int = 2
     max_restarts: int = 2
     survives: int = 0
+    zero_stage: int = 0
     hang_s: float = 10.0
     n_replacements: int = 0
     mixes_devices: bool = False
@@ -317,6 +322,12 @@ class RunOptions:
                 continue
             if not isinstance(value, int) or value < number:
                 raise InputError(f"{name} is {value!r}; expected a whole number >= {number}")
+        stage: object = self.zero_stage
+        if not isinstance(stage, int) or isinstance(stage, bool) or stage not in (0, 1):
+            raise InputError(
+                f"zero_stage is {stage!r}; expected 0, or 1 for shards of the optimizer state; gradients (2) "
+                "and parameters (3) are whole in every process"
+            )
         every_s: object = self.checkpoint_every_s
         if not isinstance(every_s, int | float) or isinstance(every_s, bool) or not every_s >= 0:
             raise InputError(f"checkpoint_every_s is {every_s!r}; expected a number >= 0")

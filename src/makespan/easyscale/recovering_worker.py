@@ -29,7 +29,7 @@ from makespan.easyscale.data import LoaderPool, LoaderState
 from makespan.easyscale.hosting import HostedESTs, MiniBatchResult
 from makespan.easyscale.job import RankMapping
 from makespan.easyscale.loop import LoopSuspended
-from makespan.easyscale.recovery import ASSEMBLY, Assembly, backups, boundary_key, holdings
+from makespan.easyscale.recovery import ASSEMBLY, Assembly, HeldShards, backups, boundary_key, holdings
 from makespan.easyscale.reduction import BucketMap, Steps, over_links
 from makespan.easyscale.saved import (
     Data,
@@ -108,7 +108,8 @@ class RecoveringProcess(Generation):
     def __init__(self, process: TrainingProcess) -> None:
         super().__init__(process, process.requests[0])
         self.links: PeerLinks | None = None
-        self.places, self.nodes, self.hosts = list[int](), tuple[int, ...](), tuple[str, ...]()
+        self.places, self.nodes = list[int](), tuple[int, ...]()
+        self.ranks: dict[int, int] = {}  # numbers of nodes among the links
         self.whole: int | None = None
         self.contexts: dict[int, dict[int, bytes]] = {}
         self.saved_step, self.is_first_done = self.done, False
@@ -123,7 +124,12 @@ class RecoveringProcess(Generation):
     @property
     def layers(self) -> tuple[str, ...]:
         """What this process holds, see `makespan.easyscale.recovery.holdings`."""
-        return holdings(self.whole, self.contexts)
+        return holdings(self.whole, self.contexts, self.held_shards)
+
+    @property
+    def held_shards(self) -> HeldShards | None:
+        """The part of the optimizer that this process holds; None if it holds all."""
+        return None
 
     @property
     def is_waiting(self) -> bool:
@@ -171,13 +177,16 @@ class RecoveringProcess(Generation):
         self.links = PeerLinks(
             ranks[self.node], len(ranks), self.board, form.generation, _MEET_S, is_alone=self.is_alone
         )
-        self.places = [ranks[node] for node in assembly.nodes]
+        self.ranks, self.places = ranks, [ranks[node] for node in assembly.nodes]
         self.nodes, self.hosts = assembly.nodes, assembly.hosts
         self.generation = form.generation
         self.announce("copy", assembly.step)
         mapping = RankMapping.parse(assembly.mapping)
         state, ests = (None, {}) if assembly.is_start else self._copied(mapping, assembly, ranks)
         if self.node not in assembly.nodes:
+            if state is not None:
+                self.catch_up(assembly.step, state)
+            self.exchange_shards(assembly)
             return {}
         self.mapping, self.number = mapping, assembly.nodes.index(self.node)
         return self.take_over(assembly, state, ests)
@@ -227,6 +236,18 @@ class RecoveringProcess(Generation):
     def hold(self) -> None:
         """Hold the state after a mini-batch, as ``whole``."""
         raise NotImplementedError
+
+    def catch_up(self, step: int, state: Mapping[str, Any]) -> None:
+        """Load the `state` of another process into one that leaves, and take the step of its shard."""
+
+    def exchange_shards(self, assembly: Assembly) -> None:
+        """Send and receive shards of the optimizer, with the parameters that others lack."""
+
+    def settle(self, assembly: Assembly) -> None:
+        """Drop shards of the optimizer that belong to others now; all of these have theirs."""
+
+    def share_parameters(self) -> None:
+        """Exchange the parameters that have been stepped in shards, and hash what has to be."""
 
     def write_files(self, directory: Path) -> None:
         """Write the files of this process."""
@@ -283,6 +304,7 @@ class RecoveringProcess(Generation):
         self.gather(None)
         self.contexts[self.done] = own | received
         self.stage, self.first_step, self.ending = assembly.stage, self.done, Ending.CONTINUE
+        self.settle(assembly)
         self.is_first_done, self.process.reports = False, self.number == 0
         shared = ("shared",) if 0 in self.hosted.ranks else ()
         return dict.fromkeys((*(f"worker-{rank}" for rank in self.hosted.ranks), *shared), "")
@@ -318,8 +340,11 @@ class RecoveringProcess(Generation):
         for step in [step for step in self.contexts if step < self.done]:
             del self.contexts[step]
         self.ending = Ending(batch.ending)
-        # Rows first: others may take over what this process has done as soon as it regroups.
-        own = {row["rank"]: row for row in self.rows_of(batch, self._is_save_due)}
+        saves = self._is_save_due
+        # Rows first: others may take over what this process has done as soon as it regroups. Shards have no
+        # hashes before all have exchanged them.
+        shared = self.shared_hashes(saves) if self.shards is None else {}
+        own = {row["rank"]: row for row in self.rows_of(batch, saves, shared)}
         elsewhere = dict.fromkeys(("context_sha", "micro_batch_s", "sync_s"))
         for rank, loss in enumerate(batch.losses):
             number = self.mapping.host(rank)
@@ -329,6 +354,7 @@ class RecoveringProcess(Generation):
             }  # fmt: skip
             self.rows.append(own.get(rank) or next(iter(own.values())) | others)
         self.tell("done")
+        self.share_parameters()
         self.notices.update(self.process.set_handlers())
         if is_watched(self.done - self.first_step - 1):
             self.check_agreement(self.done - self.first_step)
@@ -380,6 +406,16 @@ class RecoveringProcess(Generation):
         received = dict(zip(others, map(pickle.loads, links.take_all(others)), strict=True))
         return [received.get(place, value) for place in self.places]
 
+    def collect(self, value: Any, target: int) -> list[Any]:
+        """Return the values of all processes of the mapping in one of them, and nothing in the others."""
+        links, place = self._linked(), self.places[target]
+        if self.number != target:
+            links.post(place, _packed(value))
+            links.take_all(())  # sends it: this process may have nothing else to wait for
+            return []
+        others = [each for each in self.places if each != place]
+        return [value, *map(pickle.loads, links.take_all(others))]
+
     @property
     def devices(self) -> list[str]:
         """Device of each process of the mapping."""
@@ -404,6 +440,8 @@ class RecoveringParts(RecoveringProcess):
 
     A process changes parameters and optimizer only when it has all that others contribute to a mini-batch,
     the contexts that it keeps included. So it can always finish the step alone, and keeps no copy of them.
+    With shards of the optimizer it can finish that of its shard: for ``shard_step``, ``ready`` and
+    ``is_partial`` see `HeldShards`, and for the reasons `makespan.easyscale.optimizer_shards`.
     """
 
     words_before = 1
@@ -414,6 +452,9 @@ class RecoveringParts(RecoveringProcess):
         self.layout: BucketMap | None = None
         self.changes: Mapping[str, Mapping[str, Any]] = {}
         self.is_built = False
+        self.shard_step: int | None = None  # mini-batches done in the shard of this process
+        self.ready: int | None = None  # the mini-batch whose step of the shard it can take alone
+        self.is_partial = False  # whether it lacks parameters of others
 
     def load(self) -> None:
         """Build the parts."""
@@ -428,7 +469,9 @@ class RecoveringParts(RecoveringProcess):
             self.begin(*self.build(self.stack))
             self.is_built = True
             self.whole, self.layout, self.changes = self.done, self.hosted.bucket_map, {}
+            self.shard_step, self.ready, self.is_partial = self.done, None, False
             return self._begun(assembly)
+        self._finish_step(assembly.step)
         self.whole, has_loaders = None, self.is_built
         contexts = {rank: each["context"] for rank, each in ests.items()}
         if state is not None and not self.is_built:
@@ -448,6 +491,7 @@ class RecoveringParts(RecoveringProcess):
             self.data = self.loaders(self.stack, self.data_set, self.collate, self.user_state, positions)
         self.done = self.whole = assembly.step
         self.rows = [row for row in self.rows if row["step"] <= assembly.step]
+        self.exchange_shards(assembly)
         return self._begun(assembly)
 
     def compute(self, iteration: int) -> Any:
@@ -472,6 +516,8 @@ class RecoveringParts(RecoveringProcess):
         self.hosted.contexts.close_for_all()
         self.whole, self.layout = self.done, self.hosted.bucket_map
         self.changes = self.hosted.contexts.changes_for_all
+        if self.shards is not None:
+            self.shard_step, self.ready, self.is_partial = self.done, None, True
 
     def write_files(self, directory: Path) -> None:
         """Write the files of this process."""
@@ -480,19 +526,114 @@ class RecoveringParts(RecoveringProcess):
     def state(self) -> dict[str, Any]:
         """Return model and shared state, and what belongs to them."""
         buffers = {name for name, _ in self.parts.model.named_buffers()}
-        model = {name: value for name, value in self.parts.model.state_dict().items() if name not in buffers}
+        left_out = set[int]()
         shared = shared_values(self.parts, self.hosted)
+        if self.shards is not None:  # these come from those that hold them
+            left_out = set(map(id, self.shards.parameters))
+            shared["optimizer"] = shared["optimizer"] | {"state": {}}
+        model = {
+            name: value.detach() if isinstance(value, Tensor) else value
+            for name, value in self.parts.model.state_dict(keep_vars=True).items()
+            if name not in buffers and id(value) not in left_out
+        }
         return {"model": model, "shared": shared, "layout": self.layout, "changes": self.changes}
 
     def _load(self, state: Mapping[str, Any]) -> None:
         """Load the state of another process."""
         self.parts.model.load_state_dict(state["model"], strict=False)
+        held = {} if self.shards is None else self.shards.state()
         load_states(self.parts, state["shared"])
+        if self.shards is not None:
+            self.shards.receive(held, ())
+            self.is_partial = True
         frozen = set(state["shared"]["frozen"])
         for name, parameter in self.parts.model.named_parameters():
             parameter.requires_grad_(name not in frozen)
         self.layout, self.changes = state["layout"], state["changes"]
         self._load_progress(state)
+
+    # Shards of the optimizer, see `makespan.easyscale.optimizer_shards`.
+
+    @property
+    def held_shards(self) -> HeldShards | None:
+        """The part of the optimizer that this process holds; None if it holds all."""
+        if self.shards is None:
+            return None
+        steps = [step for step in (self.shard_step, self.ready) if step is not None]
+        numbers = dict.fromkeys(steps, self.shards.numbers)
+        return HeldShards(len(self.shards.parameters), numbers, self.is_partial)
+
+    def _finish_step(self, step: int) -> None:
+        """Take the step of the shard, if others have taken theirs."""
+        if self.shards is None:
+            return
+        if self.ready == step:
+            self.whole = self.shard_step = self.ready = None
+            self.hosted.take_step()
+            self.shard_step = step
+        self.ready = None
+        if self.shard_step != step:  # after a failure amid a step, or in a process that joins
+            self.shards.numbers, self.shard_step = set(), step
+
+    def catch_up(self, step: int, state: Mapping[str, Any]) -> None:
+        """Take the step of the shard, and load the `state` of another process, before this one leaves."""
+        self._finish_step(step)
+        self.whole = None
+        self._load(state)
+        self.done = self.whole = step
+
+    def exchange_shards(self, assembly: Assembly) -> None:
+        """Send and receive shards of the optimizer, with the parameters that others lack."""
+        if self.shards is None:
+            return
+        links, shards, nodes = self._linked(), self.shards, assembly.nodes
+        sent: dict[int, dict[int, tuple[Any, Any]]] = {}
+        sources = dict[int, None]()
+        for number, (having, processes) in enumerate(
+            zip(assembly.shards, shards.holders(assembly.hosts), strict=True)
+        ):
+            for process, node in enumerate(nodes):
+                holds, lacks = process in processes, assembly.needs_parameter(node, number)
+                if node in having or not (holds or lacks):
+                    continue
+                if node == self.node:
+                    sources[self.ranks[having[0]]] = None
+                if having[0] == self.node:
+                    value = shards.parameters[number].detach() if lacks else None
+                    state = shards.state([number]) if holds else None
+                    sent.setdefault(self.ranks[node], {})[number] = value, state
+        for rank, values in sent.items():
+            links.post(rank, _packed(values))
+        received: dict[int, tuple[Any, Any]] = {}
+        for message in links.take_all(sources):
+            received |= pickle.loads(message)
+        with torch.no_grad():
+            for number, (value, _) in received.items():
+                if value is not None:
+                    shards.parameters[number].copy_(value)
+        states = {number: state for number, (_, state) in received.items() if state is not None}
+        shards.receive({key: each for state in states.values() for key, each in state.items()}, states)
+        self.is_partial = False
+
+    def settle(self, assembly: Assembly) -> None:
+        """Drop shards of the optimizer that belong to others now; all of these have theirs."""
+        if self.shards is not None:
+            self.shards.place(self.number, self.hosts)
+            if not assembly.is_start:  # a loss may have come before the hashes of the last mini-batch
+                self._hash_rows(self.saves_after(self.done))
+
+    def share_parameters(self) -> None:
+        """Exchange the parameters that have been stepped in shards, and hash what has to be."""
+        if self.shards is not None:
+            self.over(self.shards.share())
+            self.is_partial = False
+            self._hash_rows(self._is_save_due)
+
+    def _hash_rows(self, saves: bool) -> None:
+        """Hash parameters and optimizer for the rows of the last mini-batch, if that has hashes."""
+        self.collect_optimizer(saves)
+        shared = self.shared_hashes(saves)
+        self.rows = [row | (shared if row["step"] == self.done else {}) for row in self.rows]
 
     # Calls of the mini-batch, see `makespan.easyscale.hosting.Replication`.
 
@@ -508,10 +649,15 @@ class RecoveringParts(RecoveringProcess):
         self.tell("contexts")
         self.contexts[self.done + 1] |= self._received_contexts()
 
+    def before_results(self) -> None:
+        """Take notice that this process can take the step of its shard alone."""
+        if self.shards is not None:
+            self.ready = self.done + 1
+
     def before_step(self) -> None:
         """Begin a step: parameters and optimizer are between two mini-batches until `finish`."""
         self.tell("step")
-        self.whole = None
+        self.whole = self.shard_step = self.ready = None
 
 
 # --- a job with a training loop of its own ---

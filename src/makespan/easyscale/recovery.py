@@ -52,6 +52,13 @@ class Assembly:
         Node that sends parameters, optimizer and shared state, and the nodes that receive them.
     holders
         Node that has the context of each EST, by virtual rank.
+    shards
+        Nodes that have each parameter with its optimizer state, by number of the parameter, or can take its
+        step; the first one sends it. Empty unless the optimizer state is in shards, see
+        `makespan.easyscale.optimizer_shards`; ``source`` then sends neither.
+    partial
+        Nodes that have all but parameters that they do not hold. In ``behind`` are then also nodes that leave
+        and have yet to take the step of what they send.
     """
 
     mapping: str
@@ -63,13 +70,38 @@ class Assembly:
     source: int | None = None
     behind: tuple[int, ...] = ()
     holders: tuple[int, ...] = ()
+    shards: tuple[tuple[int, ...], ...] = ()
+    partial: tuple[int, ...] = ()
+
+    def needs_parameter(self, node: int, number: int) -> bool:
+        """Return True if a node lacks a parameter that is in a shard."""
+        return node in (*self.behind, *self.partial) and node not in self.shards[number]
 
 
 ASSEMBLY = TypeAdapter(Assembly)
 """Codec of the field ``work`` of `makespan.runtime.messages.Form`."""
 
 
-def holdings(done: int | None, contexts: Mapping[int, Collection[int]]) -> tuple[str, ...]:
+@dataclass(frozen=True, slots=True)
+class HeldShards:
+    """Parameters that a process holds with their optimizer state, of ``n_parameters``.
+
+    Parameters
+    ----------
+    numbers
+        Numbers of the parameters, by mini-batches done; also by those that it can do alone.
+    is_partial
+        Whether other parameters are not those after the mini-batches done.
+    """
+
+    n_parameters: int
+    numbers: Mapping[int, Collection[int]]
+    is_partial: bool = False
+
+
+def holdings(
+    done: int | None, contexts: Mapping[int, Collection[int]], shards: HeldShards | None = None
+) -> tuple[str, ...]:
     """Describe what a process holds, for `makespan.runtime.messages.Frozen`.
 
     Parameters
@@ -78,21 +110,36 @@ def holdings(done: int | None, contexts: Mapping[int, Collection[int]]) -> tuple
         Mini-batches done in its parameters and optimizer; None while they are between two mini-batches.
     contexts
         Virtual ranks whose contexts it holds, by the number of mini-batches done.
+    shards
+        Shards of the optimizer that it holds; None if it has the whole state.
     """
-    state = () if done is None else (f"state {done}",)
-    return (*state, *(f"context {step} {rank}" for step in sorted(contexts) for rank in contexts[step]))
+    texts = [] if done is None else [f"state {done}"]
+    texts += [f"context {step} {rank}" for step in sorted(contexts) for rank in contexts[step]]
+    if shards is not None:
+        texts += ["partial"] if shards.is_partial else []
+        texts += [
+            " ".join(map(str, ("shard", step, shards.n_parameters, *sorted(numbers))))
+            for step, numbers in sorted(shards.numbers.items())
+        ]
+    return tuple(texts)
 
 
-def _held(described: Collection[str]) -> tuple[int | None, set[tuple[int, int]]]:
-    """Return the mini-batches done and the pairs of mini-batches done and rank of `holdings`."""
-    done, contexts = None, set[tuple[int, int]]()
+def _held(described: Collection[str]) -> tuple[int | None, set[tuple[int, int]], HeldShards | None]:
+    """Return the mini-batches done, the pairs of mini-batches done and rank, and the shards of `holdings`."""
+    done, contexts, shards = None, set[tuple[int, int]](), dict[int, set[int]]()
+    n_parameters = 0
     for text in described:
-        kind, *numbers = text.split()
+        kind, *words = text.split()
+        numbers = list(map(int, words))
         if kind == "state":
-            done = int(numbers[0])
-        else:
-            contexts.add((int(numbers[0]), int(numbers[1])))
-    return done, contexts
+            done = numbers[0]
+        elif kind == "context":
+            contexts.add((numbers[0], numbers[1]))
+        elif kind == "shard":
+            shards[numbers[0]], n_parameters = set(numbers[2:]), numbers[1]
+    is_partial = "partial" in described
+    in_shards = HeldShards(n_parameters, shards, is_partial) if shards or is_partial else None
+    return done, contexts, in_shards
 
 
 def backups(process: int, hosts: Sequence[str], survives: int) -> list[int]:
@@ -158,16 +205,26 @@ class RecoveryPlanner:
             start = Assembly(str(mapping), nodes, hosts, self.stage, self.step, is_start=True)
             return Decision(start, ASSEMBLY.dump_python(start, mode="json"), spare)
         held = {node: _held(state.holdings.get(node, ())) for node in order}
-        done = {node: step for node, (step, _) in held.items() if step is not None}
+        done = {node: step for node, (step, _, _) in held.items() if step is not None}
+        in_shards = {node: each for node, (_, _, each) in held.items() if each is not None}
         for step in sorted(set(done.values()), reverse=True):
-            holders = self._holders(step, mapping, nodes, {node: pairs for node, (_, pairs) in held.items()})
-            if holders is None:
+            contexts = {node: pairs for node, (_, pairs, _) in held.items()}
+            holders = self._holders(step, mapping, nodes, contexts)
+            shards = self._shards(step, in_shards)
+            if holders is None or shards is None:
                 continue
-            behind = tuple(node for node in nodes if done.get(node) != step)
+            sending = {node for each in shards for node in each[:1]}
+            placed = (*nodes, *(node for node in state.leaving if node in sending))
+            behind = tuple(node for node in placed if done.get(node) != step)
+            partial = tuple(
+                node
+                for node in nodes
+                if node not in behind and node in in_shards and in_shards[node].is_partial
+            )
             source = next(node for node, reached in done.items() if reached == step) if behind else None
             assembly = Assembly(
                 str(mapping), nodes, hosts, state.plan.stage + 1, step,
-                source=source, behind=behind, holders=holders,
+                source=source, behind=behind, holders=holders, shards=shards, partial=partial,
             )  # fmt: skip
             return Decision(assembly, ASSEMBLY.dump_python(assembly, mode="json"), spare)
         if (error := self.reason()) is not None:
@@ -192,8 +249,18 @@ class RecoveryPlanner:
         hosts = {rank: node for node, ranks in zip(nodes, mapping.hosted, strict=True) for rank in ranks}
         return tuple(hosts[rank] if hosts[rank] in found else found[0] for rank, found in having.items())
 
+    @staticmethod
+    def _shards(step: int, held: Mapping[int, HeldShards]) -> tuple[tuple[int, ...], ...] | None:
+        """Return who has each parameter with its state after a mini-batch; None if nobody has one of them."""
+        n_parameters = max((each.n_parameters for each in held.values()), default=0)
+        having = [
+            tuple(node for node, each in held.items() if number in each.numbers.get(step, ()))
+            for number in range(n_parameters)
+        ]
+        return tuple(having) if all(having) else None
 
-_MISSING = "and with them the only copies of the contexts of logical workers"
+
+_MISSING = "and with them the only copies of the contexts of logical workers, or of optimizer state"
 
 
 def boundary_key(transaction: int) -> str:

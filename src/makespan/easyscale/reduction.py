@@ -3,9 +3,9 @@
 Floating-point addition is not associative, so the order of summands decides the bits of a sum. Every chunk of
 a bucket is summed in an order of virtual ranks that does not depend on the mapping: the running sum travels
 from host to host in this order, and the host of the last summand sends the result to all processes. A process
-is a generator of `Exchange` and `Transfer` steps: `over_group` carries them out with ``torch.distributed``,
-`over_links` over sockets that release a process when another one is lost, and `in_memory` between generators
-of one thread.
+is a generator of `Exchange`, `Transfer` and `Broadcast` steps: `over_group` carries them out with
+``torch.distributed``, `over_links` over sockets that release a process when another one is lost, and
+`in_memory` between generators of one thread.
 """
 
 import functools
@@ -712,7 +712,23 @@ class Transfer:
     received_lengths: list[int]
 
 
-Steps = Generator[Exchange | list[Transfer], list[Tensor], T]
+@dataclass(frozen=True, slots=True)
+class Broadcast:
+    """Vectors that processes send whole to some of the others, which receive them in place.
+
+    Parameters
+    ----------
+    vectors
+        Vectors by sender, without gaps; none where this process neither sends nor receives.
+    targets
+        Processes that receive those of each sender.
+    """
+
+    vectors: list[list[Tensor]]
+    targets: list[tuple[int, ...]]
+
+
+Steps = Generator[Exchange | list[Transfer] | Broadcast, list[Tensor], T]
 
 
 @dataclass(frozen=True, slots=True)
@@ -888,6 +904,17 @@ def over_group(steps: Steps[T], device: torch.device | None = None) -> T:
                     work.wait()
                 reply = []
                 continue
+            if isinstance(request, Broadcast):
+                # Each is a collective of the group, so all that do not send must receive.
+                works = [
+                    dist.broadcast(vector, src=sender, async_op=True)
+                    for sender, vectors in enumerate(request.vectors)
+                    for vector in vectors
+                ]
+                for work in works:
+                    work.wait()
+                reply = []
+                continue
             home = request.parts[0].device
             sent = torch.cat(request.parts).to(home if device is None else device)
             received = sent.new_empty(sum(request.lengths))
@@ -914,6 +941,17 @@ def over_links(steps: Steps[T], links: PeerLinks, places: Sequence[int], process
             request = next(steps) if reply is None else steps.send(reply)
             if isinstance(request, list):
                 reply, pairs = [], [_parts_of(each) for each in request]
+            elif isinstance(request, Broadcast):
+                reply, pairs = [], []
+                for sender, (vectors, targets) in enumerate(
+                    zip(request.vectors, request.targets, strict=True)
+                ):
+                    for vector in map(_bytes_of, vectors):
+                        if sender != process:
+                            links.receive(places[sender], vector)
+                            continue
+                        for target in targets:
+                            links.send(places[target], vector)
             else:
                 like = request.parts[0]
                 reply = [like.new_empty(length) for length in request.lengths]
@@ -947,7 +985,7 @@ def in_memory(processes: Sequence[Steps[T]]) -> list[T]:
     replies: list[list[Tensor]] | None = None
     results: list[T] = []
     while len(results) < len(processes):
-        requests: list[Exchange | list[Transfer]] = []
+        requests: list[Exchange | list[Transfer] | Broadcast] = []
         for number, steps in enumerate(processes):
             try:
                 requests.append(next(steps) if replies is None else steps.send(replies[number]))
@@ -957,15 +995,21 @@ def in_memory(processes: Sequence[Steps[T]]) -> list[T]:
             raise RuntimeError(f"processes disagree: {len(results)} of {len(processes)} have ended")
         exchanges = [request for request in requests if isinstance(request, Exchange)]
         transfers = [request for request in requests if isinstance(request, list)]
-        if exchanges and transfers:
+        broadcasts = [request for request in requests if isinstance(request, Broadcast)]
+        if len(requests) not in (len(exchanges), len(transfers), len(broadcasts)):
             raise RuntimeError(f"processes disagree: {len(exchanges)} of {len(processes)} exchange vectors")
         replies = [[request.parts[number] for request in exchanges] for number in range(len(exchanges))]
         for reply, exchange in zip(replies, exchanges, strict=True):
             _check_lengths(reply, exchange.lengths)
         for of_bucket in zip(*transfers, strict=True):
             _transfer_in_memory(of_bucket)
-        if transfers:
-            replies = [[] for _ in transfers]
+        for sender, broadcast in enumerate(broadcasts):
+            for target in broadcast.targets[sender]:
+                received = broadcasts[target].vectors[sender]
+                for vector, place in zip(broadcast.vectors[sender], received, strict=True):
+                    place.copy_(vector)
+        if transfers or broadcasts:
+            replies = [[] for _ in requests]
     return results
 
 

@@ -56,9 +56,9 @@ class GenerationRequest:
         See `makespan.easyscale.RunOptions`.
     progress_s
         Seconds between reports of progress.
-    survives, announces
+    survives, announces, zero_stage
         Processes whose simultaneous loss the run survives without a checkpoint; whether processes announce
-        the phases of each mini-batch to the coordinator.
+        the phases of each mini-batch to the coordinator; see `makespan.easyscale.RunOptions`.
     """
 
     job: ElasticJob
@@ -82,6 +82,7 @@ class GenerationRequest:
     progress_s: float = 0.5
     survives: int = 0
     announces: bool = False
+    zero_stage: int = 0
 
 
 @dataclass(frozen=True, slots=True)

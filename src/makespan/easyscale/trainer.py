@@ -399,6 +399,7 @@ class _ElasticRun:
             loader_processes=options.loader_processes,
             prefetch=options.prefetch,
             progress_s=options.progress_s,
+            zero_stage=options.zero_stage,
         )
 
     def end_generation(self, result: dict[str, Any] | None) -> None:
@@ -461,6 +462,12 @@ def train_generations(
     """
     if options.survives:
         _check_survives(placing, options)
+    for job, _ in jobs:
+        if options.zero_stage and job.loop is not None:
+            raise InputError(
+                f"zero_stage is {options.zero_stage} and loop is {job.loop!r}; expected zero_stage=0, "
+                "because a loop may change the state of its optimizers anywhere"
+            )
     with ExitStack() as held:
         runs = [_ElasticRun(job, folder, steps, placing, options) for job, folder in jobs]
         for run in runs:

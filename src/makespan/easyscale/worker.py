@@ -27,6 +27,7 @@ from makespan.easyscale.hosting import HostedESTs, MiniBatchResult
 from makespan.easyscale.job import TRAINING_LOCK
 from makespan.easyscale.kernels import kernels_of
 from makespan.easyscale.loop import LoopRun, LoopSuspended
+from makespan.easyscale.optimizer_shards import OptimizerShards
 from makespan.easyscale.parts import build_parts, loop_function, use_kernels
 from makespan.easyscale.randomness import optimizers_sha, parameter_sha, seed_everything, value_sha
 from makespan.easyscale.reduction import BucketMap, Reduction, Steps, detect_gloo_order, over_group
@@ -157,6 +158,8 @@ class Generation:
         self.first_step = request.first_step  # mini-batches done when these processes met
         self.saved_at, self.save_s = time.monotonic(), 0.0
         self.ending, self.notices = Ending.CONTINUE, set[str]()
+        self.hosts: tuple[str, ...] = ("",) * self.mapping.n_processes
+        self.shards: OptimizerShards | None = None
 
     @property
     def goes_on(self) -> bool:
@@ -243,6 +246,8 @@ class Generation:
         self.hosted, self.data = hosted, data
         start_s = self.process.start_s if self.request.is_first else 0.0
         self.restart_s = self.request.change.save_s + start_s + time.perf_counter() - self.begun
+        if self.shards is not None:
+            self.shards.place(self.number, self.hosts)
         check_can_be_saved(self.parts, self.hosted, self.data)
         self.saved_at = time.monotonic()
 
@@ -260,7 +265,8 @@ class Generation:
         if len(set(batch.word_sums)) > 1:
             raise divergence(self.done, _PARAMETERS, batch.word_sums)
         saves = self.ending != Ending.CONTINUE or self.saves_after(self.done)
-        self._record(batch, saves)
+        self.collect_optimizer(saves)
+        self.rows += self.rows_of(batch, saves, self.shared_hashes(saves))
         self.process.report_progress(self.done, batch.losses[-1])
         if saves:
             self._save()
@@ -270,6 +276,17 @@ class Generation:
         gathered: list[Any] = [None] * self.process.who.size
         dist.all_gather_object(gathered, value)
         return gathered
+
+    def collect(self, value: Any, target: int) -> list[Any]:
+        """Return the values of all processes in one of them, and nothing in the others."""
+        gathered: list[Any] | None = [None] * self.process.who.size if self.number == target else None
+        dist.gather_object(value, gathered, target)
+        return gathered or []
+
+    def collect_optimizer(self, saves: bool) -> None:
+        """Make an optimizer in shards whole for hashes or a checkpoint, in the process that writes it."""
+        if self.shards is not None and (saves or self.is_hashed(saves)):
+            self.shards.complete(self.collect(self.shards.owned(), self.mapping.host(0)))
 
     def check_equal(self, name: str, value: Any) -> None:
         """Raise a `TrainingError` if a value differs between processes."""
@@ -299,8 +316,11 @@ class Generation:
         local = self.hosted.contexts.shared_hashes()
         local |= {
             _PARAMETERS: parameter_sha(self.parts.model, by_sum=True),
-            _OPTIMIZER: optimizers_sha(self.parts.optimizers, by_sum=True),
         }
+        if self.shards is None:
+            local[_OPTIMIZER] = optimizers_sha(self.parts.optimizers, by_sum=True)
+        else:
+            local |= self.shards.hashes()
         local |= {
             name: value_sha(self.parts.states[name].state_dict(), by_sum=True) for name in self.parts.compared
         }
@@ -340,6 +360,8 @@ class Generation:
             "scaler": trained.scaler,
         }
         self.parts = SharedParts(trained.model, states)
+        if self.request.zero_stage:
+            self.shards = OptimizerShards(trained, self.request.survives)
         others: dict[str, object] = {"optimizer": trained.optimizer, "lr_scheduler": trained.scheduler}
         others |= {"scaler": trained.scaler, "data": parts.data}
         self.data_set, self.collate = parts.data, parts.collate
@@ -352,7 +374,7 @@ class Generation:
             self.trained, self.device, self.mapping, self.number, self.reduction(), job.level,
             seed=job.seed, buffers=job.buffers, computing=self.computing, bucket_map=layout,
             user_state=self.user_state, late_buffers=late_buffers,
-            on_micro_batch=self.process.report_micro_batch,
+            on_micro_batch=self.process.report_micro_batch, shards=self.shards,
         )  # fmt: skip
 
     def loaders(
@@ -397,18 +419,28 @@ class Generation:
             order = "ring" if n_ranks == 1 else detect_gloo_order(n_ranks, self.request.gloo_order_dir)
         return str(self.gather(order)[0])
 
-    def _record(self, batch: MiniBatchResult, saves: bool) -> None:
-        """Record a row for each EST of this process after a mini-batch."""
-        self.rows += self.rows_of(batch, saves)
-
-    def rows_of(self, batch: MiniBatchResult, saves: bool) -> list[dict[str, Any]]:
-        """Return a row for each EST of this process after a mini-batch."""
+    def is_hashed(self, saves: bool) -> bool:
+        """Return True if the rows of the last mini-batch have hashes; ``saves`` if a checkpoint follows."""
         every = self.request.hash_every
-        hashed = saves if every is None else every and self.done % every == 0
-        shared = {
-            "parameter_sha": parameter_sha(self.parts.model) if hashed else None,
-            "optimizer_sha": optimizers_sha(self.parts.optimizers) if hashed else None,
-        }
+        return saves if every is None else bool(every and self.done % every == 0)
+
+    def shared_hashes(self, saves: bool) -> dict[str, str | None]:
+        """Return the hashes of parameters and optimizer for the rows of the last mini-batch."""
+        if not self.is_hashed(saves):
+            return {"parameter_sha": None, "optimizer_sha": None}
+        if self.shards is None:
+            optimizer = optimizers_sha(self.parts.optimizers)
+        else:
+            writer = self.mapping.host(0)
+            own = optimizers_sha(self.parts.optimizers) if self.number == writer else ""
+            optimizer = str(self.gather(own)[writer])
+        return {"parameter_sha": parameter_sha(self.parts.model), "optimizer_sha": optimizer}
+
+    def rows_of(
+        self, batch: MiniBatchResult, saves: bool, shared: Mapping[str, str | None]
+    ) -> list[dict[str, Any]]:
+        """Return a row for each EST of this process after a mini-batch, with `shared_hashes`."""
+        hashed = self.is_hashed(saves)
         return [
             {
                 "stage": self.stage, "step": self.done, "rank": rank, "process": self.number,
