@@ -1,6 +1,7 @@
 """Recovery of an elastic run from memory: what processes hold, and who trains what after a change.
 
-Every process has the parameters and the optimizer. What a lost process takes along are the contexts of its
+Every process has the parameters, and the optimizer unless that is in shards, which
+`makespan.easyscale.optimizer_shards` describes. What a lost process takes along are the contexts of its
 logical workers (ESTs); before a process counts a mini-batch as done, those after it are on ``survives`` other
 processes for all of them, if possible on other hosts. After a loss, the processes report how many
 mini-batches they have done and which contexts they hold. Repeated mini-batches have equal bits, so any number
