@@ -17,6 +17,8 @@ import torch
 from killers import hold_mini_batches
 from torch import nn
 
+from makespan.files import write_text
+
 
 class Net(nn.Module):
     def __init__(self, width):
@@ -95,5 +97,5 @@ def _count(folder, step):
     optimizers = [each for each in gc.get_objects() if isinstance(each, torch.optim.Adam)]
     states = [state for each in optimizers for state in each.state.values()]
     n_elements = sum(each.numel() for state in states for each in state.values() if each.dim())
-    with (folder / f"{step}-{os.getpid()}").open("w") as stream:
-        stream.write(str(n_elements))
+    # Atomically, as the process may be killed amid it.
+    write_text(str(n_elements), folder / f"{step}-{os.getpid()}")
