@@ -7,6 +7,9 @@ node may hear of a new generation before or after its work is done. In no state 
 its gradients or without a commit, whenever nodes regroup all have made the same steps, and wherever nothing
 more can happen the run has ended as it must. What is decided is decided by `reconfigure`.
 
+The same is tried where optimizer state is divided (`makespan.oobleck.shards`): a step then leaves weights
+behind, which arrive one by one, or not.
+
 Which edge cases of failures are tried here: a loss at the start, of the first and the last stage, of a
 whole pipeline, during a copy, in forward, reduction, between prepared and committed, while a checkpoint is
 written, after the last iteration; a loss while another is dealt with; a node that joins and dies, one that
@@ -21,7 +24,9 @@ from functools import cache
 import pytest
 from oobleck_templates import even_templates, layers_by_node, pipelines_of
 
+from makespan.oobleck.planner import piece_copies
 from makespan.oobleck.reconfiguration import InsufficientNodes, StateLost, reconfigure
+from makespan.oobleck.shards import holders, needed_pieces, read_holdings, read_piece, senders, whole_layers
 
 said = pytest.importorskip("makespan.runtime.messages")
 tasks = pytest.importorskip("makespan.runtime.protocol")
@@ -426,6 +431,121 @@ def walk(world, end, rng, may_fail):
         world = world.after(rng.choice(outside if outside and rng.random() < 0.03 else inside))
 
 
+# --- optimizer state that is divided ----------------------------------------------------------------
+
+SIZES = dict.fromkeys(range(N_LAYERS), (4,))
+
+
+@dataclass(frozen=True)
+class DividedWork(Work):
+    """Who sends the new weight of which layer to whom, too."""
+
+    weights: tuple = ()
+
+
+@cache
+def divided(groups, members, leaving, holdings, f):
+    """Return groups, work and waiting nodes, or the error, from the pieces that nodes hold."""
+    pipelines = pipelines_of(groups, TEMPLATES)
+    before = {node for group in groups for node in group}
+    pieces, sizes = read_holdings(dict(holdings))
+    try:
+        found = reconfigure(
+            pipelines,
+            before - set(members),
+            sorted(set(members) - before - set(leaving)),
+            TEMPLATES,
+            f,
+            1,
+            6,  # microbatches: so many that there are more pipelines than copies
+            layer_bytes=[1] * N_LAYERS,
+            drained=set(leaving) & before,
+            held=whole_layers(pieces, sizes) if groups else None,
+        )
+    except (StateLost, InsufficientNodes) as error:
+        return error
+    plan, n_copies = found.plan, found.f + 1
+    owned = {
+        node: tuple(sorted(piece.text(SIZES[piece.layer]) for piece in of_node))
+        for node, of_node in needed_pieces(plan, SIZES, n_copies, {}).items()
+    }
+    copies = piece_copies(plan, pieces, sizes, n_copies, {})[0] if groups else ()
+    weights = [
+        (f"{layer} weight 0", source, target)
+        for (layer, _), on in holders(plan, SIZES, n_copies, {}).items()
+        for target, source in senders(
+            [node for node in owned if f"{layer} weight 0" in owned[node]], on, 0
+        ).items()
+    ]
+    whole = [(read_piece(text)[0], *ends) for text, *ends in copies]
+    work = DividedWork(
+        tuple(sorted(owned.items())),
+        tuple((piece.text(SIZES[piece.layer]), *ends) for piece, *ends in whole),
+        not groups,
+        tuple(weights),
+    )
+    return tuple(one.nodes for one in plan.pipelines), work, found.waiting
+
+
+class DividedWorld(World):
+    """World in which a layer is three pieces: its frame, its weight, and the state of its weight."""
+
+    def decide(self, situation):
+        for node in situation.members:
+            one = self.nodes[node]
+            assert not (one.is_alive and one.held) or one.part[1] == situation.step
+            assert all(dict(one.held)[text] == situation.step for text in situation.holdings[node])
+        holdings = tuple((node, tuple(sorted(each))) for node, each in sorted(situation.holdings.items()))
+        found = divided(situation.plan or (), situation.members, situation.leaving, holdings, self.f)
+        if isinstance(found, Exception):
+            return acts.Abort(found, saves=isinstance(found, InsufficientNodes) and bool(situation.plan))
+        return acts.Decision(*found)
+
+    def done(self, one, task):
+        match task:
+            case tasks.Apply():
+                states = {text.split()[0] for text, _ in one.held if "state" in text}
+                behind = {text for text, _ in one.held if "weight" in text and text.split()[0] not in states}
+                self.n_behind[0] += len(behind)
+                held = tuple((text, step) for text, step in one.held if text not in behind)
+                return super().done(replace(one, held=held), task)
+            case tasks.Write(save):
+                kept = tuple(text for text in save.layers if "weight" not in text)
+                return super().done(one, tasks.Write(replace(save, layers=kept)))
+        return super().done(one, task)
+
+    def arrived(self, number):
+        """Return what a node has once those that have begun have sent it their new weights."""
+        one = self.nodes[number]
+        held, place = dict(one.held), (one.part[0], one.doing)
+        for text, source, target in one.form.work.weights:
+            if target == number and (*place, source) in self.given:
+                held[text] = one.doing
+        return tuple(sorted(held.items()))
+
+    def end(self, number):
+        if not isinstance(self.nodes[number].doing, said.Form):
+            self.nodes[number] = replace(self.nodes[number], held=self.arrived(number))
+            assert set(self.nodes[number].owned) <= set(dict(self.nodes[number].held))
+        super().end(number)
+
+    def fail(self, number):
+        """What others had sent by then has arrived; where work is abandoned nothing has."""
+        if not isinstance(self.nodes[number].doing, said.Form):
+            self.nodes[number] = replace(self.nodes[number], held=self.arrived(number))
+        super().fail(number)
+
+
+def start_divided(n_nodes, end, f=1, save_every=0, **budget):
+    world = DividedWorld(None, {number: newcomer(number) for number in range(n_nodes)}, f, **budget)
+    world.n_behind = [0]
+    world.coordination = acts.CoordinatorProtocol(
+        lambda situation: Deciding.world.decide(situation), range(n_nodes), end, save_every=save_every
+    )
+    world.settle()
+    return world
+
+
 TOO_FEW = (InsufficientNodes,)
 LONG = pytest.mark.slow
 
@@ -474,3 +594,33 @@ def test_layers_that_a_node_gave_up_before_others_have_them_would_be_missed():
     world.is_hasty = True
     with pytest.raises(AssertionError, match="StateLost"):
         explore(world, 1, TOO_FEW)
+
+
+@pytest.mark.parametrize(
+    ("n_nodes", "end", "budget"),
+    [
+        (3, 2, {"kills": 1}),
+        (3, 1, {"kills": 1, "save_every": 1}),
+        (3, 2, {"drains": 1}),
+        pytest.param(4, 1, {"kills": 1}, marks=LONG),
+    ],
+    ids=str,
+)
+def test_in_no_order_does_a_loss_take_state_along_that_is_divided(n_nodes, end, budget):
+    """Each state is on two nodes of three; survivors may lack any weight of the last step."""
+    world = start_divided(n_nodes, end, **budget)
+    n_states, endings = explore(world, end, ())
+    assert n_states > 100 and endings == {type(None)} and world.n_behind[0] > 0
+
+
+def test_larger_jobs_whose_state_is_divided_survive_f_losses():
+    """As many losses as are to be survived, of up to six nodes; joiners and drains in between."""
+    endings, n_behind = set(), 0
+    for seed in range(150):
+        rng = random.Random(seed)
+        f, end = rng.randint(0, 2), rng.randint(1, 4)
+        drawn = {name: rng.randint(0, most) for name, most in {"joins": 2, "drains": 2, "stops": 1}.items()}
+        world = start_divided(rng.randint(f + 1, 6), end, f=f, kills=f, save_every=2, **drawn)
+        endings.add(type(walk(world, end, rng, TOO_FEW)))
+        n_behind += world.n_behind[0]
+    assert endings == {type(None), InsufficientNodes} and n_behind > 0

@@ -7,6 +7,7 @@ import torch.distributed as dist
 
 from makespan.oobleck.job import ChainJob
 from makespan.oobleck.plan import HybridPlan, Pipeline, PipelineTemplate, Stage
+from makespan.oobleck.shards import read_piece
 from makespan.oobleck.stage import LostPeerError, StageExecutor
 
 torch.set_num_threads(1)
@@ -62,8 +63,11 @@ class Nodes:
             raise one
         return found
 
-    def connect(self, plan, also=(), copies=()):
-        """Start a generation: copy layers, each as layer, source and target; hold what nobody sent."""
+    def connect(self, plan, also=(), copies=(), pieces=(), n_copies=None):
+        """Start a generation: copy layers, each as layer, source and target; hold what nobody sent.
+
+        With ``n_copies`` optimizer state is divided; pieces are copied as layers are.
+        """
         self.plan, store = plan, dist.HashStore()
 
         def begin(node, executor):
@@ -73,7 +77,15 @@ class Nodes:
                     executor.send_layer(layer, target)
                 elif node == target:
                     executor.receive_layer(layer, source)
+            for text, source, target in pieces:
+                piece, _ = read_piece(text)
+                if node == source:
+                    executor.send_piece(piece, target)
+                elif node == target:
+                    executor.receive_piece(piece, source)
             executor.hold(executor.stage_layers)
+            if n_copies is not None:
+                executor.divide(n_copies, {})
             executor.keep(executor.stage_layers)
 
         self.all_well([*plan.nodes, *also], begin)

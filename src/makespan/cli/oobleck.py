@@ -178,9 +178,10 @@ class LiveView:
             for names, pipeline in zip(nodes, work.plan, strict=True)
         )
         kinds = " ".join(work.kinds) or "as before"
+        copied = f"{len(work.pieces)} piece(s) of layers" if work.pieces else f"{len(work.copies)} layer(s)"
         peers = ", ".join(f"node {node} runs {count}" for node, count in rerouted_counts(plan).items())
         return (
-            f"{kinds}: pipelines {pipelines} microbatches; {len(work.copies)} layer(s) to copy"
+            f"{kinds}: pipelines {pipelines} microbatches; {copied} to copy"
             + (f"; of lost nodes {peers}" if peers else "")
             + (f"; not re-routed: {work.fallback}" if work.fallback else "")
         )

@@ -200,10 +200,17 @@ def build_layer(chain: Chain, job: ChainJob, index: int) -> nn.Module:
     return layer.to(getattr(torch, job.dtype)).train()
 
 
-def build_optimizer(chain: Chain, job: ChainJob, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    """Build the optimizer of some weights: that of the chain if it has one, else that of the job."""
+def build_optimizer(
+    chain: Chain, job: ChainJob, parameters: list[nn.Parameter], *, is_divided: bool = False
+) -> torch.optim.Optimizer:
+    """Build the optimizer of some weights: that of the chain if it has one, else that of the job.
+
+    With ``is_divided`` it will step some of the weights alone, which must change no bit of them.
+    """
     if chain.optimizer is not None:
         _check_optimizer(chain.optimizer, parameters)
+        if is_divided:
+            _check_divided(chain.optimizer, parameters)
         return chain.optimizer(parameters)
     try:
         optimizer: torch.optim.Optimizer = _OPTIMIZERS[job.optimizer](
@@ -247,6 +254,52 @@ def _check_optimizer(build: Optimizers, parameters: list[nn.Parameter]) -> None:
         for key, value in state.items():
             if value is not None and not isinstance(value, Tensor):
                 raise InputError(f"{subject} keeps {key} = {value!r}; expected {accepted}")
+
+
+def _check_divided(build: Optimizers, parameters: list[nn.Parameter]) -> None:
+    """Reject an optimizer that steps a weight otherwise where other weights of its layer have no gradient."""
+    first, *steps = [_stepped(build, parameters, part) for part in (None, 0, 1)]
+    for part, (kind, problem, weights, states) in enumerate(steps):
+        for number, (weight, before) in enumerate(zip(weights, parameters, strict=True)):
+            is_stepped = number % 2 == part
+            wanted = first[2][number] if is_stepped else before.detach()
+            is_same = has_equal_bits(weight, wanted) and (
+                not is_stepped
+                or (
+                    states[number].keys() == first[3][number].keys()
+                    and _is_equal(list(states[number].values()), list(first[3][number].values()))
+                )
+            )
+            if problem or not is_same:
+                reason = problem or "steps a weight otherwise where others of its layer have no gradient"
+                accepted = "expected one that steps each weight by itself, or no zero1"
+                raise InputError(f"optimizer {kind} of the chain: {reason}; {accepted}")
+
+
+def _stepped(
+    build: Optimizers, parameters: list[nn.Parameter], part: int | None
+) -> tuple[str, str, list[Tensor], list[dict[str, Any]]]:
+    """Take two steps of copies of weights, all of them or every second one.
+
+    Returns the name of the optimizer, the error of a step, the weights, and the state of each.
+    """
+    copies = [nn.Parameter(weight.detach().clone()) for weight in parameters]
+    problem = ""
+    with draws_kept(copies[0].device):
+        optimizer = build(copies)
+        for step in (1, 2):
+            for number, weight in enumerate(copies):
+                is_left_out = part is not None and number % 2 != part
+                slope = _PROBED_GRADIENT * step * (number + 1)
+                weight.grad = None if is_left_out else torch.full_like(weight, slope)
+            try:
+                optimizer.step()
+            except Exception as error:  # noqa: BLE001 - it is code of a user, and what it raises is told
+                what = f"{type(error).__name__}: {error}"
+                problem = f"a step without the gradients of some weights fails ({what})"
+                break
+    states = [dict(optimizer.state.get(weight, {})) for weight in copies]
+    return type(optimizer).__name__, problem, [weight.detach() for weight in copies], states
 
 
 def _beside_weights(optimizer: torch.optim.Optimizer) -> dict[str, Any]:

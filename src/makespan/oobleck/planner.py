@@ -1,6 +1,6 @@
 """Decisions of a resilient run: which nodes train which layers after a loss, a join or a drain."""
 
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Collection, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -10,20 +10,33 @@ from makespan.oobleck.instantiation import Instantiation, distribute, estimated_
 from makespan.oobleck.plan import HybridPlan, PipelineTemplate
 from makespan.oobleck.profile import ModelProfile
 from makespan.oobleck.reconfiguration import (
+    Gpu,
     InsufficientNodes,
     Policy,
     Reconfiguration,
     StateLost,
+    copy_plan,
     reconfigure,
     reroute,
     spread_nodes,
     tolerated,
 )
 from makespan.oobleck.requests import WORK, Work
+from makespan.oobleck.shards import (
+    Hosts,
+    Piece,
+    Sizes,
+    needed_pieces,
+    pieces_of,
+    read_holdings,
+    whole_layers,
+)
 from makespan.oobleck.templates import covering_templates
 from makespan.runtime.protocol import Abort, ClusterState, Decision
 
 Recovery = Literal["reconfigure", "reroute"]
+_STATES_PER_WEIGHT = 2
+"""Bytes of optimizer state per byte of a weight by which copies are planned: those of two moments."""
 
 
 def check_first_sizes(
@@ -84,6 +97,43 @@ def reroutable_sizes(
     return min(times, key=lambda sizes: (times[sizes], -len(sizes)))
 
 
+def piece_copies(
+    plan: HybridPlan,
+    held: Mapping[int, Collection[Piece]],
+    sizes: Sizes,
+    n_copies: int,
+    hosts: Hosts,
+) -> tuple[tuple[tuple[str, int, int], ...], int]:
+    """Return the pieces that must be sent before a plan can begin, and their bytes [B].
+
+    Senders are chosen as for whole layers, by `copy_plan`.
+
+    Parameters
+    ----------
+    plan, held, sizes
+        The plan, and the pieces that each node has, which must together be all; sizes of the weights.
+    n_copies, hosts
+        Holders of the optimizer state of a weight, and the machine of each node.
+
+    Returns
+    -------
+    tuple
+        Copies, each with the text of the piece, the node that sends it, and the node that receives it; bytes.
+    """
+    pieces = sorted({piece for layer, each in sizes.items() for piece in pieces_of(layer, len(each))})
+    numbers = {piece: number for number, piece in enumerate(pieces)}
+    factors = {"frame": 0, "weight": 1, "state": _STATES_PER_WEIGHT}
+    n_bytes = [factors[kind] * sizes[layer][weight] if factors[kind] else 0 for layer, kind, weight in pieces]
+    needed = needed_pieces(plan, sizes, n_copies, hosts)
+    before, after = (
+        {Gpu(node, 0): frozenset((numbers[piece], 0) for piece in each) for node, each in of_nodes.items()}
+        for of_nodes in (held, needed)
+    )
+    copies = copy_plan(before, after, n_bytes, 1, hosts)
+    sent = tuple((pieces[copy.layer].text(), copy.src.node, copy.dst.node) for copy in copies)
+    return sent, sum(copy.n_bytes for copy in copies)
+
+
 @dataclass(slots=True)
 class ReconfigurationPlanner:
     """Decides which nodes train and send which layers, by `reconfigure` from the layers that nodes hold.
@@ -107,6 +157,9 @@ class ReconfigurationPlanner:
         Host of each node, from its `Hello`.
     recovery
         Whether losses are answered by `reconfigure` alone, or by `reroute` where it can.
+    zero1
+        Whether the optimizer state of a layer is divided among its nodes, which then tell what they hold in
+        pieces (`makespan.oobleck.shards`).
     """
 
     profile: ModelProfile
@@ -121,11 +174,18 @@ class ReconfigurationPlanner:
     origin: Path | None = None
     hosts: MutableMapping[int, str] = field(default_factory=dict)
     recovery: Recovery = "reconfigure"
+    zero1: bool = False
     latest: Reconfiguration | None = None
 
     def __call__(self, state: ClusterState[HybridPlan]) -> Decision[HybridPlan] | Abort:
         """Decide; a halt saves a checkpoint first if every layer is still held by some node."""
-        held = {node: frozenset(map(int, layers)) for node, layers in state.holdings.items()}
+        pieces: dict[int, frozenset[Piece]] = {}
+        sizes: Sizes = {}
+        if self.zero1:
+            pieces, sizes = read_holdings(state.holdings)
+            held = whole_layers(pieces, sizes)
+        else:
+            held = {node: frozenset(map(int, layers)) for node, layers in state.holdings.items()}
         whole = set().union(*held.values()) == set(range(len(self.layer_bytes))) if held else False
         if self.policy == "relaunch" and state.plan is not None:
             return Abort(LostWorkerError("a node was lost; resuming from the last checkpoint"), saves=False)
@@ -136,16 +196,24 @@ class ReconfigurationPlanner:
         except (InsufficientNodes, InfeasiblePlanError) as error:
             return Abort(error, saves=whole)
         self.latest = outcome
+        copies, n_bytes = outcome.copies, outcome.copies_bytes
+        of_pieces: tuple[tuple[str, int, int], ...] = ()
+        hosts = {node: self.hosts[node] for node in outcome.plan.nodes if node in self.hosts}
+        if self.zero1 and state.plan is not None:
+            copies = ()
+            of_pieces, n_bytes = piece_copies(outcome.plan, pieces, sizes, outcome.f + 1, hosts)
         work = Work(
             plan=outcome.plan.pipelines,
-            copies=tuple((copy.layer, copy.src.node, copy.dst.node) for copy in outcome.copies),
-            copies_bytes=outcome.copies_bytes,
+            copies=tuple((copy.layer, copy.src.node, copy.dst.node) for copy in copies),
+            copies_bytes=n_bytes,
             origin=self.origin if state.plan is None else None,
             is_start=state.plan is None,
             kinds=tuple(outcome.kinds),
             f=outcome.f,
             lost=outcome.plan.lost,
             fallback=outcome.fallback,
+            pieces=of_pieces,
+            hosts=tuple(sorted(hosts.items())) if self.zero1 else (),
         )
         return Decision(outcome.plan, WORK.dump_python(work, mode="json"), outcome.waiting)
 

@@ -26,12 +26,15 @@ class NodeRequest:
         Order of the passes.
     reroutes
         Whether microbatches may be re-routed, so that layers for which this would change bits are rejected.
+    zero1
+        Whether the optimizer state of a layer is divided among its nodes.
     """
 
     job: ChainJob
     partial: Path
     pass_order: PassOrder = "1f1b"
     reroutes: bool = False
+    zero1: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,11 @@ class Work:
         Nodes of the plan whose microbatches run on their peers.
     fallback
         Reason for which microbatches were not re-routed, if they were to be.
+    pieces
+        If optimizer state is divided: piece (`makespan.oobleck.shards`), node that sends it, and node that
+        receives it, instead of ``copies``.
+    hosts
+        If optimizer state is divided: nodes and their machines, by which its holders are chosen.
     """
 
     plan: tuple[Pipeline, ...]
@@ -69,6 +77,8 @@ class Work:
     f: int
     lost: tuple[int, ...] = ()
     fallback: str = ""
+    pieces: tuple[tuple[str, int, int], ...] = ()
+    hosts: tuple[tuple[int, str], ...] = ()
 
     @property
     def hybrid_plan(self) -> HybridPlan:

@@ -38,6 +38,7 @@ from makespan.oobleck.chain import (
 from makespan.oobleck.job import ChainJob, PassOrder
 from makespan.oobleck.peers import peer_schedule
 from makespan.oobleck.plan import HybridPlan, check_plan, owners
+from makespan.oobleck.shards import Hosts, Piece, holders, needed_pieces, pieces_of, senders
 from makespan.oobleck.split import SplitBackward
 from makespan.plans import one_f_one_b_order, zero_bubble_order
 from makespan.runtime.links import LostPeerError
@@ -171,30 +172,51 @@ class _Boundary(torch.autograd.Function):
 
 
 class HeldLayers:
-    """Layers by index, each with its own optimizer, so that its state can move to another node."""
+    """Layers by index, each with its own optimizer, so that its state can move to another node.
 
-    def __init__(self, job: ChainJob, chain: Chain, device: torch.device) -> None:
-        self._job, self._chain, self._device = job, chain, device
+    ``pieces`` are those of the layers that are here, as of the last step; with ``is_divided`` not all of a
+    layer may be (`makespan.oobleck.shards`).
+    """
+
+    def __init__(self, job: ChainJob, chain: Chain, device: torch.device, is_divided: bool = False) -> None:
+        self._job, self._chain, self._device, self._is_divided = job, chain, device, is_divided
         self.modules: dict[int, nn.Module] = {}
+        self.pieces: set[Piece] = set()
         self._optimizers: dict[int, torch.optim.Optimizer | None] = {}
         self._checked = set[str]()
 
-    def hold(self, layers: Iterable[int]) -> None:
-        """Build the layers that are not held yet, with their initial weights."""
+    def hold(self, layers: Iterable[int], *, is_empty: bool = False) -> None:
+        """Build the layers that are not held yet, with their initial weights.
+
+        With ``is_empty`` these do not count: pieces of the layers are loaded next.
+        """
         for index in sorted(set(layers) - set(self.modules)):
             module = build_layer(self._chain, self._job, index).to(self._device)
             trained = [weight for weight in module.parameters() if weight.requires_grad]
             refuse_plain_clipping(trained, "clip_norm of the job")
-            self._optimizers[index] = build_optimizer(self._chain, self._job, trained) if trained else None
+            self._optimizers[index] = (
+                build_optimizer(self._chain, self._job, trained, is_divided=self._is_divided)
+                if trained
+                else None
+            )
             self.modules[index] = module
+            if not is_empty:
+                self.pieces |= pieces_of(index, len(trained))
 
-    def keep(self, layers: Iterable[int]) -> None:
-        """Drop all layers but these."""
+    def keep(self, layers: Iterable[int], pieces: Container[Piece] | None = None) -> None:
+        """Drop all layers but these, and of them all optimizer state but that of some pieces, if given."""
         kept = set(layers)
         self.modules = {index: module for index, module in self.modules.items() if index in kept}
         self._optimizers = {
             index: optimizer for index, optimizer in self._optimizers.items() if index in kept
         }
+        self.pieces = {piece for piece in self.pieces if piece.layer in kept}
+        if pieces is None:
+            return
+        for piece in [each for each in self.pieces if each.kind == "state" and each not in pieces]:
+            self.pieces.remove(piece)
+            if (optimizer := self._optimizers[piece.layer]) is not None:
+                optimizer.state.pop(self._trained(piece.layer)[piece.weight][1], None)
 
     def apply_layer(self, index: int, state: tuple[Any, ...], iteration: int, microbatch: int) -> Any:
         """Run a layer forward, seeded by its position; outputs have the layout of a transfer."""
@@ -327,13 +349,38 @@ class HeldLayers:
         return float(torch.stack(squares).sum()) if squares else 0.0
 
     def step(self, layers: Iterable[int], iteration: int) -> None:
-        """Update layers with their gradients, at the rate of an iteration."""
+        """Update layers with their gradients, at the rate of an iteration.
+
+        Weights whose optimizer state is not here are behind after that.
+        """
         rate = (self._chain.rate or self._job.rate)(iteration)
         for index in layers:
-            if (optimizer := self._optimizers[index]) is not None:
-                for group in optimizer.param_groups:
-                    group["lr"] = rate
+            if (optimizer := self._optimizers[index]) is None:
+                continue
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            elsewhere = [
+                (number, weight)
+                for number, (_, weight) in enumerate(self._trained(index))
+                if Piece(index, "state", number) not in self.pieces
+            ]
+            for number, weight in elsewhere:
+                weight.grad = None  # optimizers leave out what has no gradient
+                self.pieces.discard(Piece(index, "weight", number))
+            if len(elsewhere) < len(self._trained(index)):
                 optimizer.step()
+
+    def _trained(self, index: int) -> list[tuple[str, nn.Parameter]]:
+        """Return the trained weights of a layer in their order, with their names."""
+        return list(self.parameters(index).items())
+
+    def sizes(self, index: int) -> tuple[int, ...]:
+        """Return the bytes of the trained weights of a layer, in their order."""
+        return tuple(weight.nbytes for _, weight in self._trained(index))
+
+    def weight(self, index: int, number: int) -> Tensor:
+        """Return a trained weight of a layer by its number, not copied."""
+        return self._trained(index)[number][1].detach()
 
     def state(self, index: int) -> State:
         """Return weights, buffers and optimizer state of a layer by name, not copied."""
@@ -350,6 +397,35 @@ class HeldLayers:
                 state[f"optimizer/{name}/{key}"] = value.detach()
         return state
 
+    def piece_state(self, piece: Piece) -> State:
+        """Return the part of the state of a layer that is a piece, by name, not copied."""
+        trained = [name for name, _ in self._trained(piece.layer)]
+        state = self.state(piece.layer)
+        if piece.kind == "frame":
+            left_out = {f"parameter/{name}" for name in trained}
+            return {
+                name: tensor
+                for name, tensor in state.items()
+                if name not in left_out and not name.startswith("optimizer/")
+            }
+        name = trained[piece.weight]
+        if piece.kind == "weight":
+            return {f"parameter/{name}": state[f"parameter/{name}"]}
+        keys = [key for key in state if key.startswith(f"optimizer/{name}/")]
+        return {key: state[key] for key in keys}
+
+    @torch.no_grad()
+    def load_piece(self, piece: Piece, state: Mapping[str, Tensor]) -> None:
+        """Load a piece of a held layer, the result of `piece_state` of a process that has it."""
+        if piece.kind == "state":
+            name, weight = self._trained(piece.layer)[piece.weight]
+            if (optimizer := self._optimizers[piece.layer]) is not None:
+                _load_moments(optimizer, name, weight, state)
+        else:
+            for name, tensor in self.piece_state(piece).items():
+                tensor.copy_(state[name])
+        self.pieces.add(piece)
+
     @torch.no_grad()
     def load(self, index: int, state: Mapping[str, Tensor]) -> None:
         """Load the state of a held layer; raise `InputError` if it is that of another layer."""
@@ -365,24 +441,39 @@ class HeldLayers:
             )
         for name, tensor in held.items():
             tensor.copy_(loaded[name])
+        self.pieces |= pieces_of(index, len(self.parameters(index)))
         if optimizer is None:
             return
         optimizer.state.clear()
         for name, weight in self.parameters(index).items():
-            start = f"optimizer/{name}/"
-            moments = {
-                key.removeprefix(start): value for key, value in state.items() if key.startswith(start)
-            }
-            if moments:
-                optimizer.state[weight] = {key: value.clone() for key, value in moments.items()}
+            _load_moments(optimizer, name, weight, state)
 
     def checksum(self, index: int) -> str:
         """Return the SHA-256 of the state of a layer."""
-        digest = hashlib.sha256()
-        for name, tensor in sorted(self.state(index).items()):
-            digest.update(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
-            digest.update(raw_bytes(tensor).numpy().data)
-        return digest.hexdigest()
+        return _checksum(self.state(index))
+
+    def piece_checksum(self, piece: Piece) -> str:
+        """Return the SHA-256 of a piece of a layer."""
+        return _checksum(self.piece_state(piece))
+
+
+def _load_moments(
+    optimizer: torch.optim.Optimizer, name: str, weight: nn.Parameter, state: Mapping[str, Tensor]
+) -> None:
+    """Give an optimizer copies of its state of one weight."""
+    start = f"optimizer/{name}/"
+    moments = {key.removeprefix(start): value for key, value in state.items() if key.startswith(start)}
+    optimizer.state.pop(weight, None)
+    if moments:
+        optimizer.state[weight] = {key: value.clone() for key, value in moments.items()}
+
+
+def _checksum(state: State) -> str:
+    digest = hashlib.sha256()
+    for name, tensor in sorted(state.items()):
+        digest.update(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
+        digest.update(raw_bytes(tensor).numpy().data)
+    return digest.hexdigest()
 
 
 # --- Transfers, over groups that can be dropped and built anew --------------------------------------
@@ -1158,7 +1249,7 @@ def _added(summands: Sequence[Tensor]) -> Tensor:
 
 # --- Process of a stage -----------------------------------------------------------------------------
 
-_FACTS, _STATE = 32, 33
+_FACTS, _STATE, _WEIGHTS = 32, 33, 34
 
 
 @dataclass(frozen=True, slots=True)
@@ -1220,6 +1311,10 @@ class StageExecutor:
     plan, and repeats the iteration. The result is the same bit by bit if the sums are ordered and the plan
     gives the pipelines the same microbatches. `apply` needs no other process, so no other can make it fail.
 
+    After `divide` the optimizer state of a layer is divided among the processes that have it: `apply` steps
+    the weights whose state is here, and the next `compute` receives the others, which `pieces` lacks till
+    then.
+
     `connect`, `compute`, `reduce`, `send_layer` and `receive_layer` raise `LostPeerError` within milliseconds
     when a process that they depend on is lost or has disconnected. Call `disconnect` then, and whenever the
     plan changes: it drops every group, work and activation, so that the sockets close and processes that wait
@@ -1245,6 +1340,8 @@ class StageExecutor:
         Order of the passes; all processes of a plan need the same.
     reroutes
         Whether plans with lost nodes may follow, so that layers for which they change bits are rejected.
+    is_divided
+        Whether `divide` may be called, so that optimizers for which it changes bits are rejected.
     """
 
     def __init__(
@@ -1256,11 +1353,17 @@ class StageExecutor:
         meet_s: float | None = None,
         pass_order: PassOrder = "1f1b",
         reroutes: bool = False,
+        is_divided: bool = False,
     ) -> None:
         self.job, self.chain = job, load_chain(job)
         self._device, self._announce, self._timeout_s = torch.device(device), announce, timeout_s
         self._meet_s, self._pass_order, self._reroutes = meet_s, pass_order, reroutes
-        self._held = HeldLayers(job, self.chain, self._device)
+        self._held = HeldLayers(job, self.chain, self._device, is_divided)
+        self._needed: frozenset[Piece] | None = None
+        # Layers and numbers of new weights, by the node that receives or sends them.
+        self._outgoing: dict[int, list[tuple[int, int]]] = {}
+        self._incoming: dict[int, list[tuple[int, int]]] = {}
+        self._has_stepped = False
         self._links: PeerGroups | None = None
         self._passes: StagePasses | None = None
         self._losses: dict[int, float] = {}
@@ -1286,12 +1389,57 @@ class StageExecutor:
         self._held.hold(layers)
 
     def keep(self, layers: Iterable[int]) -> None:
-        """Drop all layers but these."""
-        self._held.keep(layers)
+        """Drop all layers but these, and after `divide` optimizer state that other processes hold."""
+        self._held.keep(layers, self._needed)
+
+    def pieces(self) -> list[str]:
+        """Return the pieces that are here, as of the last step."""
+        sizes = {layer: self._held.sizes(layer) for layer in self.layers}
+        return [piece.text(sizes[piece.layer]) for piece in sorted(self._held.pieces)]
+
+    def divide(self, n_copies: int, hosts: Hosts) -> dict[str, str]:
+        """Divide the optimizer state of the layers of the plan, which must be here, among their processes.
+
+        Nothing is dropped before `keep`. All processes of the plan call this.
+
+        Parameters
+        ----------
+        n_copies, hosts
+            Processes that hold the optimizer state of a weight, and the machine of each node.
+
+        Returns
+        -------
+        dict
+            SHA-256 of each piece that this process has to have.
+        """
+        own, plan = self._connected().own, self._plan
+        sizes = {layer: self._held.sizes(layer) for layer in self.stage_layers}
+        self._needed = needed_pieces(plan, sizes, n_copies, hosts).get(own, frozenset())
+        if missing := sorted(self._needed - self._held.pieces):
+            named = ", ".join(piece.text() for piece in missing)
+            raise InputError(f"node {own} lacks pieces of its layers: {named}; expected all of them")
+        self._outgoing, self._incoming = {}, {}
+        for (layer, number), of_weight in sorted(holders(plan, sizes, n_copies, hosts).items()):
+            for target, source in senders(owners(plan, layer), of_weight, number).items():
+                if own == source:
+                    self._outgoing.setdefault(target, []).append((layer, number))
+                elif own == target:
+                    self._incoming.setdefault(source, []).append((layer, number))
+        return {
+            piece.text(sizes[piece.layer]): self._held.piece_checksum(piece) for piece in sorted(self._needed)
+        }
 
     def layer_state(self, layer: int) -> State:
         """Return weights, buffers and optimizer state of a layer by name; no copy, `apply` changes it."""
         return self._held.state(layer)
+
+    def piece_state(self, piece: Piece) -> State:
+        """Return the state of a piece by name; no copy, `apply` changes it."""
+        return self._held.piece_state(piece)
+
+    def n_trained(self, layer: int) -> int:
+        """Return the number of trained weights of a layer."""
+        return len(self._held.parameters(layer))
 
     def unsaved_buffers(self, layer: int) -> list[str]:
         """Return the names of the buffers of a layer that its ``state_dict`` leaves out."""
@@ -1322,6 +1470,7 @@ class StageExecutor:
         """
         check_plan(plan, self.n_layers, self.job.n_microbatches)
         self.disconnect()
+        self._needed, self._has_stepped, self._outgoing, self._incoming = None, False, {}, {}
         ties = self.chain.tied
         self._buckets = buckets(plan, self.n_layers, ties, self.job.bucketed, self._pass_order)
         groups = sum_groups(self._buckets) if self.job.reduction == "allreduce" else []
@@ -1354,7 +1503,13 @@ class StageExecutor:
 
         All members must carry out the copies of a plan in the same order, each those that it takes part in.
         """
-        links, state = self._connected(), self._held.state(layer)
+        self._send_state(self._connected(), self._held.state(layer), node)
+
+    def send_piece(self, piece: Piece, node: int) -> None:
+        """Send a piece to a member that calls `receive_piece`; otherwise as `send_layer`."""
+        self._send_state(self._connected(), self._held.piece_state(piece), node)
+
+    def _send_state(self, links: PeerGroups, state: State, node: int) -> None:
         shapes = [
             (name, tuple(tensor.shape), type_name(tensor), tensor.device.type)
             for name, tensor in state.items()
@@ -1366,12 +1521,22 @@ class StageExecutor:
 
     def receive_layer(self, layer: int, node: int) -> None:
         """Hold a layer and load the state that a member sends with `send_layer`."""
+        state = self._received_state(node)
+        self._held.hold([layer])
+        self._held.load(layer, state)
+
+    def receive_piece(self, piece: Piece, node: int) -> None:
+        """Load the piece that a member sends with `send_piece`; its layer is built if it is not held."""
+        state = self._received_state(node)
+        self._held.hold([piece.layer], is_empty=True)
+        self._held.load_piece(piece, state)
+
+    def _received_state(self, node: int) -> State:
         links, state = self._connected(), State()
         for name, shape, kind, place in links.receive_values(node, _STATE):
             empty = torch.empty(shape, dtype=getattr(torch, kind), device=self._device)
             state[name] = links.receive(empty, node, _STATE).to(place)
-        self._held.hold([layer])
-        self._held.load(layer, state)
+        return state
 
     def compute(self, iteration: int) -> None:
         """Run all passes of an iteration in this stage, and accumulate its gradients."""
@@ -1381,6 +1546,7 @@ class StageExecutor:
             raise InputError(f"layers {sorted(missing)} of the stage are not held; expected all of them")
         self._held.clear_gradients()
         self._is_reduced = False
+        self._exchange_weights()
         layers, is_first = self._place.layers, not self._has_computed
         before, names = self._held.buffers(layers) if is_first else {}, self._held.names(layers)
         self._losses, self._iteration = self._passes.run(iteration, checks=is_first), iteration
@@ -1417,6 +1583,35 @@ class StageExecutor:
             )
         self._is_reduced = False
         self._held.step(self._place.layers, self._iteration)
+        self._has_stepped = True
+
+    @torch.no_grad()
+    def _exchange_weights(self) -> None:
+        """Send weights of the last step to processes without their optimizer state, and receive others."""
+        if not (self._has_stepped and (self._outgoing or self._incoming)):
+            return
+        self._announce("weights")
+        links, held, kind = self._connected(), self._held, getattr(torch, self.job.dtype)
+        arriving = {}
+        for node, weights in self._incoming.items():
+            count = sum(held.weight(*each).numel() for each in weights)
+            empty = torch.empty(count, dtype=kind, device=self._device)
+            arriving[node] = empty, links.expect(empty, node, _WEIGHTS)
+        sent = [
+            links.send(torch.cat([held.weight(*each).reshape(-1) for each in weights]), node, _WEIGHTS)
+            for node, weights in self._outgoing.items()
+        ]
+        for node, (flat, transfer) in arriving.items():
+            transfer.finish()
+            start = 0
+            for layer, number in self._incoming[node]:
+                weight = held.weight(layer, number)
+                weight.copy_(flat[start : start + weight.numel()].view_as(weight))
+                held.pieces.add(Piece(layer, "weight", number))
+                start += weight.numel()
+        for each in sent:
+            each.finish()
+        self._has_stepped = False
 
     def _connected(self) -> PeerGroups:
         if self._links is None:

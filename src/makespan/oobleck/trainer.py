@@ -110,7 +110,11 @@ PHASES = {
     "forward": "compute", "backward": "compute", "reduction": "reduction", "prepared": "commit",
     "regroup": "recovery", "group build": "recovery", "copy": "recovery",
 }  # fmt: skip
-"""Phases in which a node can be killed, with the kind of each."""
+"""Phases in which a node can be killed, with the kind of each.
+
+A fault may also name ``committed``, from the commit of its iteration until the next phase, and ``weights``,
+in which runs with ``zero1`` exchange the weights of the iteration before.
+"""
 KINDS = tuple(dict.fromkeys(PHASES.values()))
 
 
@@ -121,7 +125,7 @@ class Fault:
     Parameters
     ----------
     phase
-        Phase in which the victim is killed; one of `PHASES`. A phase of a recovery is that of the recovery
+        Phase in which the victim is killed; see `PHASES`. A phase of a recovery is that of the recovery
         from the previous fault.
     iteration
         Iteration of the fault; ignored for a phase of a recovery.
@@ -146,7 +150,7 @@ class Fault:
     @property
     def is_next(self) -> bool:
         """True if it comes together with the previous fault, or in the recovery from it."""
-        return self.follows or PHASES[self.phase] == "recovery"
+        return self.follows or PHASES.get(self.phase) == "recovery"
 
 
 @dataclass(slots=True)
@@ -253,8 +257,11 @@ class Faults:
             chosen.add(victim)
             if not (fault.follows and self._armed and self._armed[-1][0].fault.phase == fault.phase):
                 self._armed.append([])
-            self._armed[-1].append(Killed(fault, victim, iteration))
-            self.hold(victim, fault.phase, iteration)
+            # The recovery from a loss after a commit is one before the next iteration.
+            first = next(iter(self._armed[0]), None)
+            is_late = first is not None and first.fault.phase == "committed" != fault.phase
+            self._armed[-1].append(Killed(fault, victim, iteration + is_late))
+            self.hold(victim, fault.phase, iteration + is_late)
 
     def _kill_groups(self) -> None:
         """Kill the victims of each group of which all have reached their phase."""
@@ -508,6 +515,10 @@ class LiveOptions:
         After a loss: regroup the pipelines and copy layers (``reconfigure``), or let the other nodes of its
         stage run the microbatches of the lost node, while nothing moves (``reroute``). Pipelines regroup
         where that is not possible: if nodes join, or if fewer than f + 1 nodes of a stage would be left.
+    zero1
+        Divide the optimizer state of each layer among the nodes that have it, as stage 1 of ZeRO does. The
+        state of every weight stays on ``f + 1`` of these nodes, so that ``f`` losses at once are survived as
+        without; the bits are the same, too.
     """
 
     n_nodes: int
@@ -523,6 +534,7 @@ class LiveOptions:
     first_sizes: Sequence[int] = ()
     pass_order: PassOrder = "1f1b"
     recovery: RecoveryKind = "reconfigure"
+    zero1: bool = False
 
     def __post_init__(self) -> None:
         least = {"n_nodes": 1, "f": 0, "n0": 1, "checkpoint_every": 0, "n_replacements": 0}
@@ -762,6 +774,7 @@ class _Run:
             [round(_STATE_FACTOR * layer.parameter_bytes) for layer in profile.layers],
             policy=options.policy, first_sizes=first_sizes,
             origin=None if self.started is None else self.started.path, recovery=options.recovery,
+            zero1=options.zero1,
         )  # fmt: skip
         self.protocol = CoordinatorProtocol(
             self.decider, range(options.n_nodes), iterations,
@@ -791,7 +804,7 @@ class _Run:
             return self._result()
         asked = NodeRequest(
             self.job, self.checkpoints / ".partial", self.options.pass_order,
-            reroutes=self.options.recovery == "reroute",
+            reroutes=self.options.recovery == "reroute", zero1=self.options.zero1,
         )  # fmt: skip
         request = NODE.dump_python(asked, mode="json")
         RunDirectory(self.launch.run_dir).prepare(request)

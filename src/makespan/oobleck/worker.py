@@ -7,15 +7,19 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from makespan.errors import CheckpointError
-from makespan.files import read_json, write_json
+from makespan.files import atomic_path, read_json, write_json
 from makespan.oobleck.requests import NODE, WORK, NodeRequest, Work
-from makespan.oobleck.stage import PeerGroups, StageExecutor
+from makespan.oobleck.shards import Piece, read_piece
+from makespan.oobleck.stage import PeerGroups, StageExecutor, State
 from makespan.runtime import Identity, RunDirectory, choose_device, end_worker, run_worker
 from makespan.runtime.messages import Form, Save
 from makespan.runtime.node import (
@@ -34,11 +38,18 @@ _MEET_S = 25.0
 """Longest time to build groups; with the one retry, it stays below a minute."""
 _LONGEST_WAIT_S = 7 * 24 * 3600.0
 """Longest wait in a pass or a sum; a last resort, because steps may be long and losses are detected."""
+_LOOK_S = 0.01
+"""Time between two looks for a file of another node [s]."""
 
 
 def layer_file(layer: int | str) -> str:
     """Return the name of the file of a layer in a checkpoint."""
     return f"layer-{int(layer):04d}.pt"
+
+
+def _weight_file(piece: Piece) -> str:
+    """Return the name of the file by which a weight and its optimizer state reach the writer of the layer."""
+    return f"layer-{piece.layer:04d}-weight-{piece.weight}.part"
 
 
 class TrainingEngine:
@@ -51,8 +62,8 @@ class TrainingEngine:
 
     @property
     def layers(self) -> tuple[str, ...]:
-        """Layers that are held, including those that are not owned any more."""
-        return tuple(map(str, self._executor.layers))
+        """Layers that are held, including those that are not owned any more; pieces if state is divided."""
+        return tuple(self._executor.pieces() if self._is_divided else map(str, self._executor.layers))
 
     @property
     def is_waiting(self) -> bool:
@@ -65,10 +76,10 @@ class TrainingEngine:
         """Load the model."""
         self._node, self._announce, self._board = node, announce, board
         node_request: NodeRequest = NODE.validate_python(request)
-        self._partial = node_request.partial
+        self._partial, self._is_divided = node_request.partial, node_request.zero1
         self._executor = StageExecutor(
             node_request.job, self._device, self._enter, self._timeout_s, _MEET_S, node_request.pass_order,
-            reroutes=node_request.reroutes,
+            reroutes=node_request.reroutes, is_divided=node_request.zero1,
         )  # fmt: skip
 
     def drop(self) -> None:
@@ -91,6 +102,11 @@ class TrainingEngine:
                 executor.send_layer(layer, target)
             elif target == self._node:
                 executor.receive_layer(layer, source)
+        for text, source, target in work.pieces:
+            if source == self._node:
+                executor.send_piece(read_piece(text)[0], target)
+            elif target == self._node:
+                executor.receive_piece(read_piece(text)[0], source)
         self._owned = tuple(
             layer
             for pipeline in plan.pipelines if self._node in pipeline.nodes
@@ -98,7 +114,7 @@ class TrainingEngine:
         )  # fmt: skip
         if work.is_start:
             # No node could send these layers: initialise them, or load them from the checkpoint.
-            missing = [layer for layer in self._owned if str(layer) not in self.layers]
+            missing = [layer for layer in self._owned if layer not in executor.layers]
             states = {}
             if work.origin is not None:
                 for layer in missing:
@@ -108,6 +124,8 @@ class TrainingEngine:
             for layer, state in states.items():
                 executor.load_layer_state(layer, state)
         self._tells = self._node == plan.nodes[0]
+        if self._is_divided:
+            return executor.divide(work.f + 1, dict(work.hosts))
         return {str(layer): executor.checksum(layer) for layer in self._owned}
 
     def compute(self, iteration: int) -> Any:
@@ -130,19 +148,63 @@ class TrainingEngine:
 
     def write(self, save: Save) -> None:
         """Write layers into the checkpoint that is being made."""
+        if self._is_divided:
+            self._write_pieces(save)
+            return
         for layer in save.layers:
-            file = self._partial / layer_file(layer)
-            try:
-                torch.save(self._executor.layer_state(int(layer)), file)
-                if unsaved := self._executor.unsaved_buffers(int(layer)):
-                    write_json(unsaved, file.with_suffix(".json"))
-            except (OSError, RuntimeError) as error:
-                # torch reports a full disk as an unexpected file position.
-                free = shutil.disk_usage(self._partial).free if self._partial.is_dir() else 0
-                reason = str(error).partition("\n")[0]
-                raise CheckpointError(
-                    f"{file}: cannot be written, {free} bytes are free there: {reason}"
-                ) from None
+            self._write_layer(int(layer), self._executor.layer_state(int(layer)))
+
+    def _write_layer(self, layer: int, state: State) -> None:
+        file = self._partial / layer_file(layer)
+        with self._writing(file):
+            torch.save(state, file)
+            if unsaved := self._executor.unsaved_buffers(layer):
+                write_json(unsaved, file.with_suffix(".json"))
+
+    @contextmanager
+    def _writing(self, file: Path) -> Iterator[None]:
+        """Report a file that cannot be written, with the free space there."""
+        try:
+            yield
+        except (OSError, RuntimeError) as error:
+            # torch reports a full disk as an unexpected file position.
+            free = shutil.disk_usage(self._partial).free if self._partial.is_dir() else 0
+            reason = str(error).partition("\n")[0]
+            raise CheckpointError(
+                f"{file}: cannot be written, {free} bytes are free there: {reason}"
+            ) from None
+
+    def _write_pieces(self, save: Save) -> None:
+        """Write whole layers whose frames this node is to save, with the optimizer state of all nodes.
+
+        States that others are to save arrive in files, for which there need be no connection. A weight comes
+        with its state, because it may be behind where its state is not.
+        """
+        executor, own = self._executor, {read_piece(text)[0] for text in save.layers}
+        states = [piece for piece in sorted(own) if piece.kind == "state"]
+        whole = [piece.layer for piece in sorted(own) if piece.kind == "frame"]
+        self._announce("checkpoint", save.step)
+        for piece in states:
+            if piece.layer not in whole:
+                file = self._partial / _weight_file(piece)
+                weight = executor.piece_state(Piece(piece.layer, "weight", piece.weight))
+                with self._writing(file), atomic_path(file) as path:
+                    torch.save(weight | executor.piece_state(piece), path)
+        for layer in whole:
+            state = executor.layer_state(layer)
+            arrived = {name: tensor for name, tensor in state.items() if not name.startswith("optimizer/")}
+            for number in range(executor.n_trained(layer)):
+                piece = Piece(layer, "state", number)
+                if piece in own:
+                    arrived |= executor.piece_state(piece)
+                    continue
+                file = self._partial / _weight_file(piece)
+                while not file.exists():
+                    self._announce("checkpoint", save.step)  # ends the wait when a node is lost
+                    time.sleep(_LOOK_S)
+                arrived |= torch.load(file, map_location=self._device, weights_only=True)
+                file.unlink()
+            self._write_layer(layer, arrived)
 
 
 def work(directory: RunDirectory, who: Identity) -> None:
