@@ -29,7 +29,7 @@ from makespan.oobleck.shards import (
     senders,
     whole_layers,
 )
-from makespan.oobleck.stage import LostPeerError, StageExecutor
+from makespan.oobleck.stage import LostPeerError, PeerGroups, StageExecutor
 from makespan.runtime.protocol import Abort, ClusterState
 
 pytestmark = pytest.mark.xdist_group("training")
@@ -208,6 +208,36 @@ def test_bits_are_those_of_the_oracle_and_the_state_is_divided(changes, n_copies
     assert sum(kept.values()) == n_copies * whole
     largest = max(tensor.nbytes for layer in range(n_layers) for tensor in oracle.state(layer).values())
     assert abs(kept[0] - kept[3]) <= 4 * 2 * largest  # four sets of layers, each balanced to a weight
+
+
+def test_sums_go_only_to_those_who_step_a_weight_and_send_it_to_the_others(monkeypatch):
+    """Only a weight that the node that adds up does not step is sent once more than with whole state."""
+    plan, n_bytes, send = plan_of(*(((node,), (6,), 2) for node in range(3))), [], PeerGroups.send
+
+    def count(self, tensor, node, tag):
+        n_bytes.append(tensor.nbytes)
+        return send(self, tensor, node, tag)
+
+    monkeypatch.setattr(PeerGroups, "send", count)
+    found, again = [], []
+    for n_copies in (3, 2, 1):
+        nodes = Nodes(small_job(), is_divided=True)
+        nodes.connect(plan, n_copies=n_copies)
+        nodes.iterate(0, 1)
+        n_bytes.clear()
+        nodes.iterate(1, 1)
+        found.append(sum(n_bytes))
+        held, sizes = read_holdings({0: nodes.executors[0].pieces()})
+        here = {(piece.layer, piece.weight) for piece in held[0] if piece.kind == "state"}
+        again.append(
+            sum(
+                size
+                for layer, each in sizes.items()
+                for number, size in enumerate(each)
+                if (layer, number) not in here
+            )
+        )
+    assert found == [found[0] + each for each in again] and 0 == again[0] < again[1] < again[2]
 
 
 def test_survivors_that_lack_weights_of_the_last_commit_get_them_from_holders():

@@ -1129,7 +1129,7 @@ def sum_groups(buckets: Sequence[Bucket]) -> list[tuple[int, ...]]:
     return list(dict.fromkeys(bucket.nodes for bucket in buckets if len(bucket.nodes) > 1))
 
 
-def _scatter(total: Tensor, weights: Sequence[nn.Parameter]) -> None:
+def _scatter(total: Tensor, weights: Iterable[nn.Parameter]) -> None:
     """Make the gradients of weights views of a flat sum."""
     start = 0
     for weight in weights:
@@ -1143,7 +1143,7 @@ class _Own:
 
     bucket: Bucket
     summands: dict[int, Tensor]
-    weights: list[list[nn.Parameter]]
+    weights: list[dict[Weight, nn.Parameter]]
 
 
 def _parts(buckets: Sequence[Bucket], node: int, held: Held, ties: Ties, sums: Sums) -> Iterator[_Own]:
@@ -1163,7 +1163,9 @@ def _parts(buckets: Sequence[Bucket], node: int, held: Held, ties: Ties, sums: S
                     for gradient in [held[layer][name].grad if kept is None else kept.get((layer, name))]
                 ]
                 summands[number] = torch.cat([gradient.reshape(-1) for gradient in gradients])
-            weights = [[held[layer][name] for layer, name in names] for names in names_of.values()]
+            weights = [
+                {(layer, name): held[layer][name] for layer, name in names} for names in names_of.values()
+            ]
             yield _Own(bucket, summands, weights)
 
 
@@ -1191,7 +1193,7 @@ def all_reduce(
             transfer.finish()
         total /= divisor
         for weights in part.weights:
-            _scatter(total, weights)
+            _scatter(total, weights.values())
     return sum(transfer is not None for _, _, transfer in running)
 
 
@@ -1203,8 +1205,12 @@ def ordered_sums(
     sums: Sums,
     divisor: int,
     begin: Callable[[], object],
+    stepped: Mapping[int, Container[Weight]] | None = None,
 ) -> int:
-    """Add up in the order of the pipelines, at the first owner; otherwise as `all_reduce`."""
+    """Add up in the order of the pipelines, at the first owner; otherwise as `all_reduce`.
+
+    With ``stepped``, the weights that each node steps, others get no gradient, unless they are tied.
+    """
     parts = list(_parts(buckets, links.own, held, ties, sums))
     # All summands are sent before any wait: two processes may each add up a bucket of the other.
     sent = [
@@ -1217,7 +1223,14 @@ def ordered_sums(
         root, *others = part.bucket.nodes
         empty = torch.empty_like(next(iter(part.summands.values())))
         if root != links.own:
-            total = links.receive(empty, root, _SUM_TAG)
+            wanted = [_wanted(part, weights, links.own, stepped) for weights in part.weights]
+            for weights in part.weights:
+                for weight in weights.values():
+                    weight.grad = None
+            if not wanted[0]:
+                continue
+            count = sum(weight.numel() for weight in wanted[0].values())
+            total = links.receive(empty[:count], root, _SUM_TAG)
         else:
             # Microbatch by microbatch within a pipeline, as one process adds up in its weights; then pipeline
             # by pipeline.
@@ -1232,12 +1245,31 @@ def ordered_sums(
                 of_pipelines.append(_added(summands) if len(summands) > 1 else summands[0])
             total = _added(of_pipelines)
             total /= divisor
-            sent += [links.send(total, node, _SUM_TAG) for node in others]
-        for weights in part.weights:
-            _scatter(total, weights)
+            wanted, all_of = part.weights, part.weights[0]
+            each = torch.split(total, [weight.numel() for weight in all_of.values()])
+            for node in others:
+                there = _wanted(part, all_of, node, stepped)
+                chosen = [one for name, one in zip(all_of, each, strict=True) if name in there]
+                if chosen:
+                    of_node = total if len(chosen) == len(each) else torch.cat(chosen)
+                    sent.append(links.send(of_node, node, _SUM_TAG))
+        for weights in wanted:
+            _scatter(total, weights.values())
     for transfer in sent:
         transfer.finish()
     return sum(len(part.bucket.nodes) > 1 for part in parts)
+
+
+def _wanted(
+    part: _Own,
+    weights: dict[Weight, nn.Parameter],
+    node: int,
+    stepped: Mapping[int, Container[Weight]] | None,
+) -> dict[Weight, nn.Parameter]:
+    """Return those weights of a part whose sum a node needs."""
+    if stepped is None or part.bucket.tied is not None:
+        return weights
+    return {name: weight for name, weight in weights.items() if name in stepped[node]}
 
 
 def _added(summands: Sequence[Tensor]) -> Tensor:
@@ -1363,6 +1395,7 @@ class StageExecutor:
         # Layers and numbers of new weights, by the node that receives or sends them.
         self._outgoing: dict[int, list[tuple[int, int]]] = {}
         self._incoming: dict[int, list[tuple[int, int]]] = {}
+        self._stepped: dict[int, set[Weight]] | None = None
         self._has_stepped = False
         self._links: PeerGroups | None = None
         self._passes: StagePasses | None = None
@@ -1419,7 +1452,11 @@ class StageExecutor:
             named = ", ".join(piece.text() for piece in missing)
             raise InputError(f"node {own} lacks pieces of its layers: {named}; expected all of them")
         self._outgoing, self._incoming = {}, {}
+        self._stepped = {node: set() for node in plan.nodes}
         for (layer, number), of_weight in sorted(holders(plan, sizes, n_copies, hosts).items()):
+            name = list(self._held.parameters(layer))[number]
+            for node in of_weight:
+                self._stepped[node].add((layer, name))
             for target, source in senders(owners(plan, layer), of_weight, number).items():
                 if own == source:
                     self._outgoing.setdefault(target, []).append((layer, number))
@@ -1470,7 +1507,8 @@ class StageExecutor:
         """
         check_plan(plan, self.n_layers, self.job.n_microbatches)
         self.disconnect()
-        self._needed, self._has_stepped, self._outgoing, self._incoming = None, False, {}, {}
+        self._needed, self._stepped, self._has_stepped = None, None, False
+        self._outgoing, self._incoming = {}, {}
         ties = self.chain.tied
         self._buckets = buckets(plan, self.n_layers, ties, self.job.bucketed, self._pass_order)
         groups = sum_groups(self._buckets) if self.job.reduction == "allreduce" else []
@@ -1560,7 +1598,9 @@ class StageExecutor:
         links, job = self._connected(), self.job
         sums: Sums = {} if self._passes is None else self._passes.sums
         weights = {layer: self._held.parameters(layer) for layer in self._place.layers}
-        add_up = ordered_sums if job.reduction == "ordered" else all_reduce
+        # The norm of gradients is computed from all of them.
+        stepped = self._stepped if job.clip_norm is None else None
+        add_up = partial(ordered_sums, stepped=stepped) if job.reduction == "ordered" else all_reduce
         n_sums = add_up(
             self._buckets, links, weights, self.chain.tied, sums, job.n_microbatches,
             lambda: self._announce("reduction"),

@@ -202,7 +202,7 @@ class TrainingEngine:
                 while not file.exists():
                     self._announce("checkpoint", save.step)  # ends the wait when a node is lost
                     time.sleep(_LOOK_S)
-                arrived |= torch.load(file, map_location=self._device, weights_only=True)
+                arrived |= torch.load(file, weights_only=True)
                 file.unlink()
             self._write_layer(layer, arrived)
 
