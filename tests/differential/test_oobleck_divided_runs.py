@@ -4,18 +4,24 @@ Every run has the bits, and every checkpoint the form, of one whose state is who
 without processes: ``tests/unit/test_oobleck_shards.py``.
 """
 
+import os
 import signal
+import threading
+import time
 from dataclasses import replace
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from live_job import JOB, Fault, assert_equal_bits, replayed, run, states
+from click.testing import CliRunner
+from live_job import JOB, SIZES, Fault, assert_equal_bits, replayed, run, states
 
+from makespan.cli import main
 from makespan.errors import InputError
 from makespan.oobleck.reconfiguration import InsufficientNodes
 from makespan.oobleck.shards import read_piece
+from makespan.oobleck.trainer import drain_nodes, join_run
 
 pytestmark = pytest.mark.xdist_group("training")
 
@@ -90,6 +96,41 @@ def test_rerouting_moves_states_and_no_layer(tmp_path):
     assert moved.kinds[-1] == {"weight", "state"}
     losses, _ = replayed([(0, result.plans[0][1])], 5)
     assert result.iterations["loss"].tolist() == losses
+
+
+def test_a_node_joins_and_one_leaves_and_the_command_goes_on(tmp_path):
+    """The one that leaves sends states that few others have; the next call divides what a checkpoint has."""
+    pids, ended = {}, []
+
+    def watch(event):
+        if event.kind == "hello":
+            pids[event.node] = event.values["pid"]
+        if event.kind == "commit" and event.values["iteration"] == 1:
+            threading.Thread(target=lambda: ended.append(join_run(tmp_path)), daemon=True).start()
+        if event.kind == "resume" and event.values["generation"] == 2:
+            os.kill(pids[1], signal.SIGTERM)
+        if event.kind == "resume" and event.values["generation"] == 3:
+            drain_nodes(tmp_path)
+
+    result, _ = run(tmp_path, 20_000, watch=watch, n_nodes=3, first_sizes=(1, 1, 1), zero1=True)
+    assert [sorted(plan.nodes) for _, plan in result.plans] == [[0, 1, 2], [0, 1, 2, 3], [0, 2, 3]]
+    assert (result.iterations["attempts"] == 1).all()
+    assert_equal_bits(result, result.step)
+    oracle = replayed(result.plans, result.step)[1]
+    command = ["oobleck", "run", "gpt", "--nodes", "3", "--first", "1,1,1", "--microbatches", "12"]
+    sizes = [part for name, size in SIZES.items() for part in ("--set", f"model.{name}={size}")]
+    n_done = result.step + 2
+    options = ["--iterations", str(n_done), "--run-dir", str(tmp_path), "--zero1", "--quiet"]
+    done = CliRunner().invoke(main, [*command, *sizes, *options])
+    assert done.exit_code == 0, done.output
+    replayed(result.plans[:1], n_done, start=result.step, oracle=oracle)
+    for layer, own in enumerate(states(tmp_path / "checkpoints" / f"step-{n_done:08d}")):
+        wanted = oracle.state(layer)
+        assert own.keys() == wanted.keys() and all(torch.equal(own[name], wanted[name]) for name in own)
+    deadline = time.monotonic() + 3600
+    while not ended and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert ended == ["finished"]
 
 
 @slow

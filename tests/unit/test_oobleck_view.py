@@ -47,6 +47,7 @@ def test_a_rerouted_plan_names_what_peers_run_and_why_pipelines_regroup(monkeypa
     for each in (
         work,
         Work(PLAN, (), 0, None, is_start=False, kinds=("drop",), f=0, fallback="node(s) 4 join"),
+        Work(PLAN, (), 0, None, is_start=False, kinds=("merge",), f=0, pieces=(("1 state 0", 0, 1),)),
     ):
         view(Event("plan", 12.0, None, {"work": WORK.dump_python(each, mode="json")}))
         view.close()
@@ -54,6 +55,7 @@ def test_a_rerouted_plan_names_what_peers_run_and_why_pipelines_regroup(monkeypa
     assert "reroute: pipelines 0/- with 6, 2/3 with 4 microbatches; 0 layer(s) to copy; of lost" in text
     assert "; of lost nodes node 3 runs 6\n" in text
     assert "0 layer(s) to copy; not re-routed: node(s) 4 join" in text
+    assert "merge: pipelines 0/1 with 6 microbatches; 1 piece(s) of layers to copy" in text
     first = text.partition("drop:")[0]
     assert [f"node {node}" in first for node in (0, 2, 3)] == [True] * 3 and "pipeline 0  node 1" not in first
 
