@@ -26,7 +26,15 @@ from oobleck_templates import even_templates, layers_by_node, pipelines_of
 
 from makespan.oobleck.planner import piece_copies
 from makespan.oobleck.reconfiguration import InsufficientNodes, StateLost, reconfigure
-from makespan.oobleck.shards import holders, needed_pieces, read_holdings, read_piece, senders, whole_layers
+from makespan.oobleck.shards import (
+    holders,
+    needed_pieces,
+    read_holdings,
+    read_piece,
+    senders,
+    state_nodes,
+    whole_layers,
+)
 
 said = pytest.importorskip("makespan.runtime.messages")
 tasks = pytest.importorskip("makespan.runtime.protocol")
@@ -464,15 +472,16 @@ def divided(groups, members, leaving, holdings, f):
         )
     except (StateLost, InsufficientNodes) as error:
         return error
-    plan, n_copies = found.plan, found.f + 1
+    plan = found.plan
+    states = holders(plan, SIZES, found.f + 1, {}, state_nodes(pieces))
     owned = {
         node: tuple(sorted(piece.text(SIZES[piece.layer]) for piece in of_node))
-        for node, of_node in needed_pieces(plan, SIZES, n_copies, {}).items()
+        for node, of_node in needed_pieces(plan, SIZES, states).items()
     }
-    copies = piece_copies(plan, pieces, sizes, n_copies, {})[0] if groups else ()
+    copies = piece_copies(plan, pieces, sizes, states, {})[0] if groups else ()
     weights = [
         (f"{layer} weight 0", source, target)
-        for (layer, _), on in holders(plan, SIZES, n_copies, {}).items()
+        for (layer, _), on in states.items()
         for target, source in senders(
             [node for node in owned if f"{layer} weight 0" in owned[node]], on, 0
         ).items()

@@ -63,7 +63,7 @@ class Nodes:
             raise one
         return found
 
-    def connect(self, plan, also=(), copies=(), pieces=(), n_copies=None):
+    def connect(self, plan, also=(), copies=(), pieces=(), n_copies=None, states=None):
         """Start a generation: copy layers, each as layer, source and target; hold what nobody sent.
 
         With ``n_copies`` optimizer state is divided; pieces are copied as layers are.
@@ -85,7 +85,7 @@ class Nodes:
                     executor.receive_piece(piece, source)
             executor.hold(executor.stage_layers)
             if n_copies is not None:
-                executor.divide(n_copies, {})
+                executor.divide(n_copies, {}, states)
             executor.keep(executor.stage_layers)
 
         self.all_well([*plan.nodes, *also], begin)

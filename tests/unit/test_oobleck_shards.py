@@ -27,6 +27,7 @@ from makespan.oobleck.shards import (
     read_holdings,
     read_piece,
     senders,
+    state_nodes,
     whole_layers,
 )
 from makespan.oobleck.stage import LostPeerError, PeerGroups, StageExecutor
@@ -43,6 +44,11 @@ def joined(text, folder):
     file = folder / "chain.py"
     file.write_text(f"import torch\nfrom torch import nn\nfrom makespan.oobleck.chain import Chain\n{text}")
     return small_job(model=f"{file}:chain", model_options={})
+
+
+def divided(plan, n_copies):
+    """Return the pieces of all nodes at the start of a plan."""
+    return needed_pieces(plan, SIZES, holders(plan, SIZES, n_copies, {}))
 
 
 # --- who holds what ---------------------------------------------------------------------------------
@@ -74,6 +80,45 @@ def test_holders_are_on_several_hosts_where_there_are_several():
     assert all({hosts[node] for node in on} == {"a", "b"} for on in found.values())
 
 
+@pytest.mark.parametrize(("n_nodes", "n_copies"), [(4, 2), (6, 2), (8, 3)])
+def test_states_stay_where_they_are_as_far_as_loads_allow(n_nodes, n_copies):
+    """A loss moves what is lost and no more; for a joiner less moves than two shares."""
+    plans = {
+        name: plan_of(*(((node,), (6,), 2) for node in nodes))
+        for name, nodes in {
+            "all": range(n_nodes), "lost": range(1, n_nodes), "joined": range(n_nodes + 1)
+        }.items()
+    }  # fmt: skip
+    held, whole = divided(plans["all"], n_copies), sum(map(sum, SIZES.values()))
+    for name, plan in plans.items():
+        left = {node: pieces for node, pieces in held.items() if node in plan.nodes}
+        states = holders(plan, SIZES, n_copies, {}, state_nodes(left))
+        after = needed_pieces(plan, SIZES, states)
+        bytes_of = {
+            node: sum(SIZES[piece.layer][piece.weight] for piece in pieces if piece.kind == "state")
+            for node, pieces in after.items()
+        }
+        new = {node: after[node] - left.get(node, frozenset()) for node in after}
+        moved = sum(
+            SIZES[piece.layer][piece.weight]
+            for each in new.values()
+            for piece in each
+            if piece.kind == "state"
+        )
+        assert sum(bytes_of.values()) == n_copies * whole
+        assert max(bytes_of.values()) <= n_copies * whole / len(plan.nodes) + 400  # the largest weight
+        lost = n_copies * whole - sum(
+            SIZES[piece.layer][piece.weight]
+            for each in left.values()
+            for piece in each
+            if piece.kind == "state"
+        )
+        if name == "joined":
+            assert 0 < bytes_of[n_nodes] <= moved <= 2 * n_copies * whole / len(plan.nodes)
+        else:
+            assert moved == lost
+
+
 def test_every_node_without_the_state_of_a_weight_receives_it_from_a_holder():
     counts = dict.fromkeys((0, 1), 0)
     for number in range(4):
@@ -93,7 +138,7 @@ def test_pieces_are_read_from_their_text():
 
 def test_any_losses_that_are_to_be_survived_leave_all_pieces():
     for n_copies in (2, 3):
-        held = needed_pieces(FOUR, SIZES, n_copies, {})
+        held = divided(FOUR, n_copies)
         every = frozenset().union(*(pieces_of(layer, 4) for layer in SIZES))
         for lost in combinations(held, n_copies - 1):
             left = {node: pieces for node, pieces in held.items() if node not in lost}
@@ -113,7 +158,7 @@ def decide(holdings, members, before, **changes):
 @pytest.mark.parametrize("recovery", ["reconfigure", "reroute"])
 def test_a_loss_moves_the_states_that_lost_a_holder_and_what_is_behind(recovery):
     before = HybridPlan(tuple(pipelines_of(((0, 1), (2, 3), (4, 5)), even_templates(6, (2,)))))
-    held = dict(needed_pieces(before, SIZES, 2, {}))
+    held = dict(divided(before, 2))
     behind = {Piece(layer, "weight", number) for layer in range(3) for number in range(4)}
     behind -= {Piece(layer, "weight", number) for layer, kind, number in held[2] if kind == "state"}
     assert behind
@@ -125,7 +170,9 @@ def test_a_loss_moves_the_states_that_lost_a_holder_and_what_is_behind(recovery)
         piece, _ = read_piece(text)
         assert piece in held[source] and piece not in held[target]
         held[target] |= {piece}
-    needed = needed_pieces(found.plan, SIZES, 2, {})
+    states = {(layer, number): nodes for layer, number, nodes in found.work["holders"]}
+    assert all(len(set(nodes)) == 2 for nodes in states.values()) and len(states) == 24
+    needed = needed_pieces(found.plan, SIZES, states)
     assert all(needed[node] <= held[node] for node in found.plan.nodes)
     sent = {read_piece(text)[0] for text, _, target in found.work["pieces"] if target == 2}
     assert behind <= sent and found.work["copies_bytes"] > 0
@@ -134,7 +181,7 @@ def test_a_loss_moves_the_states_that_lost_a_holder_and_what_is_behind(recovery)
 
 def test_a_state_without_a_holder_is_lost_although_the_weights_are_there():
     before = HybridPlan(tuple(pipelines_of(((0, 1), (2, 3), (4, 5)), even_templates(6, (2,)))))
-    held = needed_pieces(before, SIZES, 2, {})
+    held = divided(before, 2)
     found = decide(held, [0, 1, 3, 5], before)  # of two holders of three, both are lost for some weights
     assert isinstance(found, Abort) and not found.saves and isinstance(found.error, StateLost)
     assert set(found.error.layers) <= {0, 1, 2}
@@ -262,16 +309,18 @@ def test_survivors_that_lack_weights_of_the_last_commit_get_them_from_holders():
     assert {type(found[node]) for node in (1, 2, 3)} <= {LostPeerError, type(None)}
     del nodes.executors[0]
     held, sizes = read_holdings({node: one.pieces() for node, one in nodes.executors.items()})
-    behind = {node: needed_pieces(first, sizes, 2, {})[node] - pieces for node, pieces in held.items()}
+    needed = needed_pieces(first, sizes, holders(first, sizes, 2, {}))
+    behind = {node: needed[node] - pieces for node, pieces in held.items()}
     assert any(behind.values()) and {piece.kind for each in behind.values() for piece in each} == {"weight"}
     for node, executor in nodes.executors.items():
         for piece in behind[node]:  # one iteration behind, and not reported
             name, tensor = next(iter(executor.piece_state(piece).items()))
             other = next(each for each in held if Piece(piece.layer, "state", piece.weight) in held[each])
             assert not torch.equal(nodes.executors[other].piece_state(piece)[name], tensor)
-    copies, n_bytes = piece_copies(second, held, sizes, 2, {})
+    states = holders(second, sizes, 2, {}, state_nodes(held))
+    copies, n_bytes = piece_copies(second, held, sizes, states, {})
     assert n_bytes > 0
-    nodes.connect(second, pieces=copies, n_copies=2)
+    nodes.connect(second, pieces=copies, n_copies=2, states=states)
     nodes.iterate(2, 2)
     for iteration, plan in enumerate([first, first, second, second]):
         oracle.iterate(iteration, plan)

@@ -26,9 +26,11 @@ from makespan.oobleck.shards import (
     Hosts,
     Piece,
     Sizes,
+    holders,
     needed_pieces,
     pieces_of,
     read_holdings,
+    state_nodes,
     whole_layers,
 )
 from makespan.oobleck.templates import covering_templates
@@ -101,7 +103,7 @@ def piece_copies(
     plan: HybridPlan,
     held: Mapping[int, Collection[Piece]],
     sizes: Sizes,
-    n_copies: int,
+    states: Mapping[tuple[int, int], Collection[int]],
     hosts: Hosts,
 ) -> tuple[tuple[tuple[str, int, int], ...], int]:
     """Return the pieces that must be sent before a plan can begin, and their bytes [B].
@@ -112,8 +114,8 @@ def piece_copies(
     ----------
     plan, held, sizes
         The plan, and the pieces that each node has, which must together be all; sizes of the weights.
-    n_copies, hosts
-        Holders of the optimizer state of a weight, and the machine of each node.
+    states, hosts
+        Nodes that are to hold the optimizer state of each weight, and the machine of each node.
 
     Returns
     -------
@@ -124,7 +126,7 @@ def piece_copies(
     numbers = {piece: number for number, piece in enumerate(pieces)}
     factors = {"frame": 0, "weight": 1, "state": _STATES_PER_WEIGHT}
     n_bytes = [factors[kind] * sizes[layer][weight] if factors[kind] else 0 for layer, kind, weight in pieces]
-    needed = needed_pieces(plan, sizes, n_copies, hosts)
+    needed = needed_pieces(plan, sizes, states)
     before, after = (
         {Gpu(node, 0): frozenset((numbers[piece], 0) for piece in each) for node, each in of_nodes.items()}
         for of_nodes in (held, needed)
@@ -198,10 +200,12 @@ class ReconfigurationPlanner:
         self.latest = outcome
         copies, n_bytes = outcome.copies, outcome.copies_bytes
         of_pieces: tuple[tuple[str, int, int], ...] = ()
+        states: dict[tuple[int, int], tuple[int, ...]] = {}
         hosts = {node: self.hosts[node] for node in outcome.plan.nodes if node in self.hosts}
         if self.zero1 and state.plan is not None:
             copies = ()
-            of_pieces, n_bytes = piece_copies(outcome.plan, pieces, sizes, outcome.f + 1, hosts)
+            states = holders(outcome.plan, sizes, outcome.f + 1, hosts, state_nodes(pieces))
+            of_pieces, n_bytes = piece_copies(outcome.plan, pieces, sizes, states, hosts)
         work = Work(
             plan=outcome.plan.pipelines,
             copies=tuple((copy.layer, copy.src.node, copy.dst.node) for copy in copies),
@@ -213,6 +217,7 @@ class ReconfigurationPlanner:
             lost=outcome.plan.lost,
             fallback=outcome.fallback,
             pieces=of_pieces,
+            holders=tuple((*weight, on) for weight, on in sorted(states.items())),
             hosts=tuple(sorted(hosts.items())) if self.zero1 else (),
         )
         return Decision(outcome.plan, WORK.dump_python(work, mode="json"), outcome.waiting)

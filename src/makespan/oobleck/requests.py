@@ -64,8 +64,11 @@ class Work:
     pieces
         If optimizer state is divided: piece (`makespan.oobleck.shards`), node that sends it, and node that
         receives it, instead of ``copies``.
+    holders
+        If optimizer state is divided: layer, number of a weight there, and the nodes that hold its state.
+        Empty at the start, when no size is known but to the nodes, which choose them.
     hosts
-        If optimizer state is divided: nodes and their machines, by which its holders are chosen.
+        If optimizer state is divided: nodes and their machines, by which holders are chosen.
     """
 
     plan: tuple[Pipeline, ...]
@@ -78,6 +81,7 @@ class Work:
     lost: tuple[int, ...] = ()
     fallback: str = ""
     pieces: tuple[tuple[str, int, int], ...] = ()
+    holders: tuple[tuple[int, int, tuple[int, ...]], ...] = ()
     hosts: tuple[tuple[int, str], ...] = ()
 
     @property

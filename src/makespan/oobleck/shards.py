@@ -78,13 +78,28 @@ def whole_layers(held: Mapping[int, Collection[Piece]], sizes: Sizes) -> dict[in
     }
 
 
+def state_nodes(held: Mapping[int, Collection[Piece]]) -> dict[tuple[int, int], frozenset[int]]:
+    """Return the nodes that have the optimizer state of each weight, by layer and number of the weight."""
+    found: dict[tuple[int, int], set[int]] = {}
+    for node, pieces in held.items():
+        for layer, kind, weight in pieces:
+            if kind == "state":
+                found.setdefault((layer, weight), set()).add(node)
+    return {key: frozenset(nodes) for key, nodes in found.items()}
+
+
 def holders(
-    plan: HybridPlan, sizes: Sizes, n_copies: int, hosts: Hosts
+    plan: HybridPlan,
+    sizes: Sizes,
+    n_copies: int,
+    hosts: Hosts,
+    before: Mapping[tuple[int, int], Collection[int]] | None = None,
 ) -> dict[tuple[int, int], tuple[int, ...]]:
     """Choose the nodes that hold the optimizer state of each trained weight, by layer and its number there.
 
-    Large weights come first, each on the nodes with the least so far; nodes that have the same layers are
-    balanced over all of these. All nodes of a layer find the same for it.
+    States stay where they are as far as no node has more than its share of the states of those layers that
+    the same nodes have. Then each goes to the nodes with the least so far, large ones first. Equal input
+    gives equal holders, so that all nodes find the same where no state is held yet.
 
     Parameters
     ----------
@@ -94,26 +109,49 @@ def holders(
         Holders of each weight; all nodes of the layer if there are fewer.
     hosts
         Machine of each node, if several nodes share one: holders are on as many machines as possible.
+    before
+        Nodes that have each state now; None if no plan has been trained.
     """
     groups: dict[tuple[int, ...], list[tuple[int, int, int]]] = {}
     for layer, of_weights in sizes.items():
         found = groups.setdefault(owners(plan, layer), [])
         found += [(-size, layer, number) for number, size in enumerate(of_weights)]
-    chosen: dict[tuple[int, int], tuple[int, ...]] = {}
+    chosen: dict[tuple[int, int], list[int]] = {}
     for nodes, weights in groups.items():
-        load = dict.fromkeys(nodes, 0)
-        for negative, layer, number in sorted(weights):
-            on: list[int] = []
-            taken: Counter[object] = Counter()
-            for _ in range(min(n_copies, len(nodes))):
-                left = (node for node in nodes if node not in on)
-                node = min(left, key=lambda each: (taken[_host(hosts, each)], load[each], nodes.index(each)))
-                on.append(node)
-                taken[_host(hosts, node)] += 1
-            for node in on:
-                load[node] -= negative
-            chosen[layer, number] = tuple(on)
-    return chosen
+        count = min(n_copies, len(nodes))
+        load, places = dict.fromkeys(nodes, 0), {node: place for place, node in enumerate(nodes)}
+        pairs: Counter[tuple[int, int]] = Counter()
+        share = -count * sum(negative for negative, _, _ in weights) / len(nodes)
+        for stays in (True, False):
+            for negative, layer, number in sorted(weights):
+                on = chosen.setdefault((layer, number), [])
+                there = (before or {}).get((layer, number), ())
+                while len(on) < count:
+                    left = _on_new_hosts([node for node in nodes if node not in on], on, hosts)
+                    if stays:
+                        left = [node for node in left if node in there and load[node] - negative <= share]
+                        if not left:
+                            break
+                    # Other copies of what a node has are on many nodes, which share its load if it is lost.
+                    together = {node: sum(pairs[node, other] for other in on) for node in left}
+                    node = min(
+                        left,
+                        key=lambda each: (load[each], each not in there, together[each], places[each]),
+                    )
+                    for other in on:
+                        pairs[node, other] += 1
+                        pairs[other, node] += 1
+                    on.append(node)
+                    load[node] -= negative
+    return {weight: tuple(on) for weight, on in chosen.items()}
+
+
+def _on_new_hosts(nodes: Sequence[int], chosen: Sequence[int], hosts: Hosts) -> list[int]:
+    """Return the nodes on machines with the fewest of those that are chosen already."""
+    taken = Counter(hosts.get(node, ("node", node)) for node in chosen)
+    counts = {node: taken[hosts.get(node, ("node", node))] for node in nodes}
+    least = min(counts.values())
+    return [node for node in nodes if counts[node] == least]
 
 
 def senders(nodes: Sequence[int], of_weight: Sequence[int], number: int) -> dict[int, int]:
@@ -122,16 +160,16 @@ def senders(nodes: Sequence[int], of_weight: Sequence[int], number: int) -> dict
     return {node: of_weight[(place + number) % len(of_weight)] for place, node in enumerate(others)}
 
 
-def needed_pieces(plan: HybridPlan, sizes: Sizes, n_copies: int, hosts: Hosts) -> dict[int, frozenset[Piece]]:
-    """Return the pieces that each node of a plan has to have, of the layers in ``sizes``."""
-    states = holders(plan, sizes, n_copies, hosts)
+def needed_pieces(
+    plan: HybridPlan, sizes: Sizes, states: Mapping[tuple[int, int], Collection[int]]
+) -> dict[int, frozenset[Piece]]:
+    """Return the pieces that each node of a plan has to have, of the layers in ``sizes``.
+
+    ``states`` are the `holders`.
+    """
     needed: dict[int, set[Piece]] = {node: set() for node in plan.nodes}
     for layer, of_weights in sizes.items():
         for piece in pieces_of(layer, len(of_weights)):
             for node in states[layer, piece.weight] if piece.kind == "state" else owners(plan, layer):
                 needed[node].add(piece)
     return {node: frozenset(pieces) for node, pieces in needed.items()}
-
-
-def _host(hosts: Hosts, node: int) -> object:
-    return hosts.get(node, ("node", node))

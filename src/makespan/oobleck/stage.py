@@ -1430,7 +1430,9 @@ class StageExecutor:
         sizes = {layer: self._held.sizes(layer) for layer in self.layers}
         return [piece.text(sizes[piece.layer]) for piece in sorted(self._held.pieces)]
 
-    def divide(self, n_copies: int, hosts: Hosts) -> dict[str, str]:
+    def divide(
+        self, n_copies: int, hosts: Hosts, states: Mapping[tuple[int, int], Sequence[int]] | None = None
+    ) -> dict[str, str]:
         """Divide the optimizer state of the layers of the plan, which must be here, among their processes.
 
         Nothing is dropped before `keep`. All processes of the plan call this.
@@ -1439,6 +1441,9 @@ class StageExecutor:
         ----------
         n_copies, hosts
             Processes that hold the optimizer state of a weight, and the machine of each node.
+        states
+            Nodes that hold the state of each weight, by layer and number of the weight; None or empty to
+            choose them here.
 
         Returns
         -------
@@ -1447,13 +1452,16 @@ class StageExecutor:
         """
         own, plan = self._connected().own, self._plan
         sizes = {layer: self._held.sizes(layer) for layer in self.stage_layers}
-        self._needed = needed_pieces(plan, sizes, n_copies, hosts).get(own, frozenset())
+        states = states or holders(plan, sizes, n_copies, hosts)
+        self._needed = needed_pieces(plan, sizes, states).get(own, frozenset())
         if missing := sorted(self._needed - self._held.pieces):
             named = ", ".join(piece.text() for piece in missing)
             raise InputError(f"node {own} lacks pieces of its layers: {named}; expected all of them")
         self._outgoing, self._incoming = {}, {}
         self._stepped = {node: set() for node in plan.nodes}
-        for (layer, number), of_weight in sorted(holders(plan, sizes, n_copies, hosts).items()):
+        for (layer, number), of_weight in sorted(states.items()):
+            if layer not in sizes:
+                continue
             name = list(self._held.parameters(layer))[number]
             for node in of_weight:
                 self._stepped[node].add((layer, name))

@@ -125,7 +125,8 @@ class TrainingEngine:
                 executor.load_layer_state(layer, state)
         self._tells = self._node == plan.nodes[0]
         if self._is_divided:
-            return executor.divide(work.f + 1, dict(work.hosts))
+            holders = {(layer, number): nodes for layer, number, nodes in work.holders}
+            return executor.divide(work.f + 1, dict(work.hosts), holders)
         return {str(layer): executor.checksum(layer) for layer in self._owned}
 
     def compute(self, iteration: int) -> Any:
