@@ -43,17 +43,17 @@ class Moved:
 
 
 def test_losses_after_a_commit_leave_survivors_that_lack_weights(tmp_path):
-    """One before it sends its new weights, one while it does; then one in a pass, and joiners for all."""
+    """One of four before it sends its new weights, then one of three while it does."""
     moved = Moved()
-    faults = [Fault("committed", 1, 0), Fault("weights", 4, 1), Fault("backward", 6, 2)]
-    result, killed = run(tmp_path, 9, faults, watch=moved, n_replacements=3, checkpoint_every=2, **FOUR)
-    assert [one.phase for one in killed] == ["committed", "weights", "backward"]
-    before, *after = moved.kinds
-    assert not before and {"weight", "state"} <= after[0] and {"frame", "weight", "state"} in after
-    assert result.recoveries["copies_bytes"].iloc[1] > 0
+    faults = [Fault("committed", 1, 0), Fault("weights", 4, 1)]
+    result, killed = run(tmp_path, 7, faults, watch=moved, waits_for=3, checkpoint_every=2, **FOUR)
+    assert [one.phase for one in killed] == ["committed", "weights"]
+    assert moved.kinds[:2] == [set(), {"weight", "state"}]
+    assert "state" in moved.kinds[2] <= {"weight", "state"}  # its new weights may have arrived
+    assert (result.recoveries["copies_bytes"].iloc[1:] > 0).all()
     names = {path.name for path in result.checkpoint.iterdir()}
     assert names == {"manifest.json", *(f"layer-{layer:04d}.pt" for layer in range(6))}
-    assert_equal_bits(result, 9)
+    assert_equal_bits(result, 7)
 
 
 def test_two_losses_at_once_of_four_leave_a_whole_checkpoint(tmp_path):
@@ -145,7 +145,7 @@ def test_a_process_that_stops_after_a_commit_is_killed_and_the_others_go_on(tmp_
 @pytest.mark.parametrize("phase", ["regroup", "group build", "copy"])
 def test_a_loss_in_the_recovery_from_one_after_a_commit(tmp_path, phase):
     faults = [Fault("committed", 2, 0), Fault(phase, 0, 1)]
-    result, killed = run(tmp_path, 6, faults, **FOUR | {"f": 2}, n_replacements=2)
+    result, killed = run(tmp_path, 6, faults, n_nodes=5, f=2, first_sizes=(1,) * 5, zero1=True)
     assert [one.phase for one in killed] == ["committed", phase]
     assert_equal_bits(result, 6)
 
