@@ -26,7 +26,7 @@ from makespan.oobleck.trainer import drain_nodes, join_run
 pytestmark = pytest.mark.xdist_group("training")
 
 slow = pytest.mark.slow
-FOUR = {"n_nodes": 4, "first_sizes": (1, 1, 1, 1), "zero1": True}
+FOUR = {"n_nodes": 4, "first_sizes": (1, 1, 1, 1), "zero_stage": 1}
 
 
 class Moved:
@@ -63,7 +63,7 @@ def test_two_losses_at_once_of_four_leave_a_whole_checkpoint(tmp_path):
     with pytest.raises(InsufficientNodes, match="2 node"):
         run(tmp_path, 5, faults, **options)
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000003"]
-    result, _ = run(tmp_path, 5, **options | {"zero1": False})
+    result, _ = run(tmp_path, 5, **options | {"zero_stage": 0})
     first = [result.plans[0]] if len(result.plans) > 1 else list(result.plans)
     losses, oracle = replayed([(0, first[0][1])], 5)
     assert result.iterations["loss"].tolist() == losses[3:]
@@ -76,7 +76,7 @@ def test_pipelines_of_several_sizes_with_ties_lose_a_stage(root, tmp_path):
     job = replace(
         JOB, model=f"{root / 'tests' / 'support' / 'own_chain.py'}:chain", model_options={}, n_microbatches=9
     )
-    options = {"n_nodes": 5, "first_sizes": (1, 1, 1, 2), "zero1": True}
+    options = {"n_nodes": 5, "first_sizes": (1, 1, 1, 2), "zero_stage": 1}
     result, (killed,) = run(tmp_path, 5, [Fault("reduction", 2, 3)], job=job, **options)
     assert killed.phase == "reduction"
     losses, oracle = replayed(result.plans, 5, job)
@@ -88,7 +88,7 @@ def test_pipelines_of_several_sizes_with_ties_lose_a_stage(root, tmp_path):
 
 def test_rerouting_moves_states_and_no_layer(tmp_path):
     moved = Moved()
-    options = {"n_nodes": 6, "first_sizes": (2, 2, 2), "recovery": "reroute", "zero1": True}
+    options = {"n_nodes": 6, "first_sizes": (2, 2, 2), "recovery": "reroute", "zero_stage": 1}
     result, (killed,) = run(tmp_path, 5, [Fault("committed", 1, 1)], watch=moved, **options)
     assert killed.phase == "committed"
     last = result.recoveries.iloc[-1]
@@ -112,7 +112,7 @@ def test_a_node_joins_and_one_leaves_and_the_command_goes_on(tmp_path):
         if event.kind == "resume" and event.values["generation"] == 3:
             drain_nodes(tmp_path)
 
-    result, _ = run(tmp_path, 20_000, watch=watch, n_nodes=3, first_sizes=(1, 1, 1), zero1=True)
+    result, _ = run(tmp_path, 20_000, watch=watch, n_nodes=3, first_sizes=(1, 1, 1), zero_stage=1)
     assert [sorted(plan.nodes) for _, plan in result.plans] == [[0, 1, 2], [0, 1, 2, 3], [0, 2, 3]]
     assert (result.iterations["attempts"] == 1).all()
     assert_equal_bits(result, result.step)
@@ -120,7 +120,7 @@ def test_a_node_joins_and_one_leaves_and_the_command_goes_on(tmp_path):
     command = ["oobleck", "run", "gpt", "--nodes", "3", "--first", "1,1,1", "--microbatches", "12"]
     sizes = [part for name, size in SIZES.items() for part in ("--set", f"model.{name}={size}")]
     n_done = result.step + 2
-    options = ["--iterations", str(n_done), "--run-dir", str(tmp_path), "--zero1", "--quiet"]
+    options = ["--iterations", str(n_done), "--run-dir", str(tmp_path), "--zero-stage", "1", "--quiet"]
     done = CliRunner().invoke(main, [*command, *sizes, *options])
     assert done.exit_code == 0, done.output
     replayed(result.plans[:1], n_done, start=result.step, oracle=oracle)
@@ -145,7 +145,7 @@ def test_a_process_that_stops_after_a_commit_is_killed_and_the_others_go_on(tmp_
 @pytest.mark.parametrize("phase", ["regroup", "group build", "copy"])
 def test_a_loss_in_the_recovery_from_one_after_a_commit(tmp_path, phase):
     faults = [Fault("committed", 2, 0), Fault(phase, 0, 1)]
-    result, killed = run(tmp_path, 6, faults, n_nodes=5, f=2, first_sizes=(1,) * 5, zero1=True)
+    result, killed = run(tmp_path, 6, faults, n_nodes=5, f=2, first_sizes=(1,) * 5, zero_stage=1)
     assert [one.phase for one in killed] == ["committed", phase]
     assert_equal_bits(result, 6)
 
@@ -172,5 +172,5 @@ def chain():
     (tmp_path / "chain.py").write_text(text)
     job = replace(JOB, model=f"{tmp_path / 'chain.py'}:chain", model_options={})
     with pytest.raises(InputError, match="optimizer Mixes of the chain: steps a weight otherwise"):
-        run(tmp_path / "run", 3, job=job, n_nodes=2, zero1=True)
+        run(tmp_path / "run", 3, job=job, n_nodes=2, zero_stage=1)
     assert not (tmp_path / "run" / "iterations.csv").read_text().splitlines()[1:]

@@ -31,6 +31,7 @@ from makespan.oobleck.shards import (
     whole_layers,
 )
 from makespan.oobleck.stage import LostPeerError, PeerGroups, StageExecutor
+from makespan.oobleck.trainer import LiveOptions
 from makespan.runtime.protocol import Abort, ClusterState
 
 pytestmark = pytest.mark.xdist_group("training")
@@ -150,7 +151,7 @@ def decide(holdings, members, before, **changes):
     """Decide with pieces of six layers in three equal pipelines."""
     profile = ModelProfile("even", (LayerProfile(1e-3, 2e-3, parameter_bytes=880.0),) * 6)
     templates = even_templates(6, range(1, 7))
-    planner = ReconfigurationPlanner(profile, templates, 6, 1, 1, 12, [2640] * 6, zero1=True, **changes)
+    planner = ReconfigurationPlanner(profile, templates, 6, 1, 1, 12, [2640] * 6, is_divided=True, **changes)
     texts = {node: [piece.text(SIZES[piece.layer]) for piece in sorted(holdings[node])] for node in members}
     return planner(ClusterState(before, tuple(members), (), 3, texts))
 
@@ -363,7 +364,9 @@ def chain():
 def test_optimizers_that_mix_weights_are_refused_where_state_is_divided(text, message, tmp_path):
     job = joined(text + CHAIN, tmp_path)
     StageExecutor(job).hold([0])
-    with pytest.raises(InputError, match=f"optimizer Mixes of the chain: {message}.*; expected .* no zero1"):
+    with pytest.raises(
+        InputError, match=f"optimizer Mixes of the chain: {message}.*; expected .* zero_stage=0"
+    ):
         StageExecutor(job, is_divided=True).hold([0])
 
 
@@ -372,3 +375,9 @@ def test_a_node_that_lacks_a_piece_says_so():
     nodes.connect(plan_of(((0, 1), (3, 6), 6)), n_copies=2)
     with pytest.raises(InputError, match="node 0 lacks pieces of its layers: 3 state 0, 3 state 1"):
         nodes.connect(plan_of(((0,), (6,), 6)), also=[1], pieces=[("3 frame", 1, 0)], n_copies=2)
+
+
+@pytest.mark.parametrize("stage", [2, -1, True, "1"])
+def test_other_stages_are_refused(stage):
+    with pytest.raises(InputError, match=f"zero_stage is {stage!r}; expected 0, or 1 to divide"):
+        LiveOptions(n_nodes=4, zero_stage=stage)

@@ -272,7 +272,7 @@ def _check_divided(build: Optimizers, parameters: list[nn.Parameter]) -> None:
             )
             if problem or not is_same:
                 reason = problem or "steps a weight otherwise where others of its layer have no gradient"
-                accepted = "expected one that steps each weight by itself, or no zero1"
+                accepted = "expected one that steps each weight by itself, or zero_stage=0"
                 raise InputError(f"optimizer {kind} of the chain: {reason}; {accepted}")
 
 

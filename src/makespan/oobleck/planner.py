@@ -159,7 +159,7 @@ class ReconfigurationPlanner:
         Host of each node, from its `Hello`.
     recovery
         Whether losses are answered by `reconfigure` alone, or by `reroute` where it can.
-    zero1
+    is_divided
         Whether the optimizer state of a layer is divided among its nodes, which then tell what they hold in
         pieces (`makespan.oobleck.shards`).
     """
@@ -176,14 +176,14 @@ class ReconfigurationPlanner:
     origin: Path | None = None
     hosts: MutableMapping[int, str] = field(default_factory=dict)
     recovery: Recovery = "reconfigure"
-    zero1: bool = False
+    is_divided: bool = False
     latest: Reconfiguration | None = None
 
     def __call__(self, state: ClusterState[HybridPlan]) -> Decision[HybridPlan] | Abort:
         """Decide; a halt saves a checkpoint first if every layer is still held by some node."""
         pieces: dict[int, frozenset[Piece]] = {}
         sizes: Sizes = {}
-        if self.zero1:
+        if self.is_divided:
             pieces, sizes = read_holdings(state.holdings)
             held = whole_layers(pieces, sizes)
         else:
@@ -202,7 +202,7 @@ class ReconfigurationPlanner:
         of_pieces: tuple[tuple[str, int, int], ...] = ()
         states: dict[tuple[int, int], tuple[int, ...]] = {}
         hosts = {node: self.hosts[node] for node in outcome.plan.nodes if node in self.hosts}
-        if self.zero1 and state.plan is not None:
+        if self.is_divided and state.plan is not None:
             copies = ()
             states = holders(outcome.plan, sizes, outcome.f + 1, hosts, state_nodes(pieces))
             of_pieces, n_bytes = piece_copies(outcome.plan, pieces, sizes, states, hosts)
@@ -218,7 +218,7 @@ class ReconfigurationPlanner:
             fallback=outcome.fallback,
             pieces=of_pieces,
             holders=tuple((*weight, on) for weight, on in sorted(states.items())),
-            hosts=tuple(sorted(hosts.items())) if self.zero1 else (),
+            hosts=tuple(sorted(hosts.items())) if self.is_divided else (),
         )
         return Decision(outcome.plan, WORK.dump_python(work, mode="json"), outcome.waiting)
 

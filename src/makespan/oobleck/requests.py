@@ -26,7 +26,7 @@ class NodeRequest:
         Order of the passes.
     reroutes
         Whether microbatches may be re-routed, so that layers for which this would change bits are rejected.
-    zero1
+    is_divided
         Whether the optimizer state of a layer is divided among its nodes.
     """
 
@@ -34,7 +34,7 @@ class NodeRequest:
     partial: Path
     pass_order: PassOrder = "1f1b"
     reroutes: bool = False
-    zero1: bool = False
+    is_divided: bool = False
 
 
 @dataclass(frozen=True, slots=True)

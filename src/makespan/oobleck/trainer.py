@@ -113,7 +113,7 @@ PHASES = {
 """Phases in which a node can be killed, with the kind of each.
 
 A fault may also name ``committed``, from the commit of its iteration until the next phase, and ``weights``,
-in which runs with ``zero1`` exchange the weights of the iteration before.
+in which runs with ``zero_stage`` 1 exchange the weights of the iteration before.
 """
 KINDS = tuple(dict.fromkeys(PHASES.values()))
 
@@ -515,10 +515,10 @@ class LiveOptions:
         After a loss: regroup the pipelines and copy layers (``reconfigure``), or let the other nodes of its
         stage run the microbatches of the lost node, while nothing moves (``reroute``). Pipelines regroup
         where that is not possible: if nodes join, or if fewer than f + 1 nodes of a stage would be left.
-    zero1
-        Divide the optimizer state of each layer among the nodes that have it, as stage 1 of ZeRO does. The
+    zero_stage
+        Stage of ZeRO: with 1, the optimizer state of each layer is divided among the nodes that have it. The
         state of every weight stays on ``f + 1`` of these nodes, so that ``f`` losses at once are survived as
-        without; the bits are the same, too.
+        with 0; the bits are the same, too.
     """
 
     n_nodes: int
@@ -534,7 +534,7 @@ class LiveOptions:
     first_sizes: Sequence[int] = ()
     pass_order: PassOrder = "1f1b"
     recovery: RecoveryKind = "reconfigure"
-    zero1: bool = False
+    zero_stage: int = 0
 
     def __post_init__(self) -> None:
         least = {"n_nodes": 1, "f": 0, "n0": 1, "checkpoint_every": 0, "n_replacements": 0}
@@ -542,6 +542,12 @@ class LiveOptions:
             value = getattr(self, name)
             if not isinstance(value, int) or value < number:
                 raise InputError(f"{name} is {value!r}; expected a whole number >= {number}")
+        stage: object = self.zero_stage
+        if not isinstance(stage, int) or isinstance(stage, bool) or stage not in (0, 1):
+            raise InputError(
+                f"zero_stage is {stage!r}; expected 0, or 1 to divide the optimizer state; gradients (2) and "
+                "weights (3) of a stage are whole in each of its nodes"
+            )
         if self.pass_order not in get_args(PassOrder):
             raise unknown_name("pass_order", str(self.pass_order), get_args(PassOrder))
         if self.recovery not in get_args(RecoveryKind):
@@ -774,7 +780,7 @@ class _Run:
             [round(_STATE_FACTOR * layer.parameter_bytes) for layer in profile.layers],
             policy=options.policy, first_sizes=first_sizes,
             origin=None if self.started is None else self.started.path, recovery=options.recovery,
-            zero1=options.zero1,
+            is_divided=options.zero_stage == 1,
         )  # fmt: skip
         self.protocol = CoordinatorProtocol(
             self.decider, range(options.n_nodes), iterations,
@@ -804,7 +810,7 @@ class _Run:
             return self._result()
         asked = NodeRequest(
             self.job, self.checkpoints / ".partial", self.options.pass_order,
-            reroutes=self.options.recovery == "reroute", zero1=self.options.zero1,
+            reroutes=self.options.recovery == "reroute", is_divided=self.options.zero_stage == 1,
         )  # fmt: skip
         request = NODE.dump_python(asked, mode="json")
         RunDirectory(self.launch.run_dir).prepare(request)

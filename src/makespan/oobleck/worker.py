@@ -76,10 +76,10 @@ class TrainingEngine:
         """Load the model."""
         self._node, self._announce, self._board = node, announce, board
         node_request: NodeRequest = NODE.validate_python(request)
-        self._partial, self._is_divided = node_request.partial, node_request.zero1
+        self._partial, self._is_divided = node_request.partial, node_request.is_divided
         self._executor = StageExecutor(
             node_request.job, self._device, self._enter, self._timeout_s, _MEET_S, node_request.pass_order,
-            reroutes=node_request.reroutes, is_divided=node_request.zero1,
+            reroutes=node_request.reroutes, is_divided=node_request.is_divided,
         )  # fmt: skip
 
     def drop(self) -> None:
