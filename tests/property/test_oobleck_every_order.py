@@ -62,26 +62,34 @@ class Work:
     is_start: bool
 
 
-@cache
-def decided(groups, members, leaving, held, f):
-    """Return groups, work and waiting nodes, or the error; nothing else enters."""
-    pipelines = pipelines_of(groups, TEMPLATES)
+def regrouped(groups, members, leaving, held, f, n_microbatches):
+    """Return the reconfiguration of pipelines to the members, or the error."""
     before = {node for group in groups for node in group}
     try:
-        found = reconfigure(
-            pipelines,
+        return reconfigure(
+            pipelines_of(groups, TEMPLATES),
             before - set(members),
             sorted(set(members) - before - set(leaving)),
             TEMPLATES,
             f,
             1,
-            f + 1,  # microbatches: so few that there are no more pipelines, and stages differ
+            n_microbatches,
             layer_bytes=[1] * N_LAYERS,
             drained=set(leaving) & before,
-            held={node: frozenset(map(int, layers)) for node, layers in held} if groups else None,
+            held=held if groups else None,
         )
     except (StateLost, InsufficientNodes) as error:
         return error
+
+
+@cache
+def decided(groups, members, leaving, held, f):
+    """Return groups, work and waiting nodes, or the error; nothing else enters."""
+    of_nodes = {node: frozenset(map(int, layers)) for node, layers in held}
+    # So few microbatches that there are no more pipelines, and stages differ.
+    found = regrouped(groups, members, leaving, of_nodes, f, n_microbatches=f + 1)
+    if isinstance(found, Exception):
+        return found
     owned = layers_by_node(found.plan.pipelines)
     work = Work(
         tuple((node, tuple(sorted(map(str, layers)))) for node, layers in sorted(owned.items())),
@@ -454,24 +462,11 @@ class DividedWork(Work):
 @cache
 def divided(groups, members, leaving, holdings, f):
     """Return groups, work and waiting nodes, or the error, from the pieces that nodes hold."""
-    pipelines = pipelines_of(groups, TEMPLATES)
-    before = {node for group in groups for node in group}
     pieces, sizes = read_holdings(dict(holdings))
-    try:
-        found = reconfigure(
-            pipelines,
-            before - set(members),
-            sorted(set(members) - before - set(leaving)),
-            TEMPLATES,
-            f,
-            1,
-            6,  # microbatches: so many that there are more pipelines than copies
-            layer_bytes=[1] * N_LAYERS,
-            drained=set(leaving) & before,
-            held=whole_layers(pieces, sizes) if groups else None,
-        )
-    except (StateLost, InsufficientNodes) as error:
-        return error
+    # So many microbatches that there are more pipelines than copies.
+    found = regrouped(groups, members, leaving, whole_layers(pieces, sizes), f, n_microbatches=6)
+    if isinstance(found, Exception):
+        return found
     plan = found.plan
     states = holders(plan, SIZES, found.f + 1, {}, state_nodes(pieces))
     owned = {
