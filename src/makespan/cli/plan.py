@@ -27,6 +27,7 @@ from makespan.hardware import gpu_names, read_machines
 from makespan.planning import (
     LEAST_ROWS,
     PRECISIONS,
+    RECURRENT_TERMS,
     TERMS,
     Advice,
     Priced,
@@ -255,14 +256,15 @@ def _say_run(pricer: Pricer) -> None:
     behind = f"{sum(counts.values()) or 'no'} measured rows stand behind it"
     here = f", {counts.get(gpu.kind) or 'none'} of them on this device" if counts else ""
     taught = f"; refined by {pricer.calibrated.n_rows} rows of your own" if pricer.calibrated.n_rows else ""
-    say(f"stack {stack.name}: {behind}{here}{taught}")
+    without = ", none of them of a model with recurrent layers" if counts and model.is_recurrent else ""
+    say(f"stack {stack.name}: {behind}{here}{without}{taught}")
 
 
 def _say_terms(one: Priced) -> None:
     say("Where the time goes:")
     for name, value in sorted(one.terms_s.items(), key=lambda pair: -pair[1]):
         if value >= 0.005 * one.step_s:
-            say(f"  {value / one.step_s:>6.1%}  {_time(value):>7} s  {TERMS[name]}")
+            say(f"  {value / one.step_s:>6.1%}  {_time(value):>7} s  {(TERMS | RECURRENT_TERMS)[name]}")
     say("What memory holds:")
     for name, value in sorted(one.memory_bytes.items(), key=lambda pair: -pair[1]):
         if value >= 0.005 * one.total_memory_bytes:

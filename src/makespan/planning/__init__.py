@@ -31,6 +31,7 @@ from makespan.planning.architecture import (
     FeedForward as FeedForward,
     Latent as Latent,
     Layers as Layers,
+    Recurrent as Recurrent,
 )
 from makespan.planning.configs import (
     model_names as model_names,
@@ -58,7 +59,13 @@ from makespan.planning.judging import (
     recorded_text as recorded_text,
 )
 from makespan.planning.layout import Layout as Layout, parse_layout as parse_layout
-from makespan.planning.memory import COMPONENTS as COMPONENTS, fits as fits, memory_table as memory_table
+from makespan.planning.memory import (
+    COMPONENTS as COMPONENTS,
+    RECURRENT_COMPONENTS as RECURRENT_COMPONENTS,
+    components_of as components_of,
+    fits as fits,
+    memory_table as memory_table,
+)
 from makespan.planning.pricing import (
     MeasuredStep as MeasuredStep,
     Plans as Plans,
@@ -93,7 +100,13 @@ from makespan.planning.stacks import (
     software as software,
     stack_names as stack_names,
 )
-from makespan.planning.steptime import TERMS as TERMS, Grid as Grid, ideal_terms as ideal_terms
+from makespan.planning.steptime import (
+    RECURRENT_TERMS as RECURRENT_TERMS,
+    TERMS as TERMS,
+    Grid as Grid,
+    ideal_terms as ideal_terms,
+    names_of as names_of,
+)
 from makespan.planning.ties import Joint as Joint
 
 __getattr__ = renamed_names(__name__, {"Device": "Gpu", "Machines": "ClusterSpec", "device": "gpu"})

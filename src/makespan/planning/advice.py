@@ -149,7 +149,8 @@ def _off(pricer: Pricer, row: MeasuredStep) -> tuple[float, float, float]:
     """Return the predicted step of a row [s], its spread, and by how many spreads the row is off."""
     parts_s = pricer.steps_of([row])
     predicted_s = float(parts_s.sum())
-    spread = float(pricer.calibrated.spread(parts_s, pricer.has_rows(row[0]))[0])
+    known = pricer.calibrated.with_terms(parts_s.shape[1])
+    spread = float(known.spread(parts_s, pricer.has_rows(row[0]))[0])
     return predicted_s, spread, math.log(row[3] / predicted_s) / spread
 
 

@@ -1,5 +1,7 @@
 """Architectures of models: runs of equal layers with their weights, matrix products and kept activations.
 
+A layer has attention, a recurrent part, both with one input, or neither, and a feed-forward part or none.
+
 An architecture says what a model is, not how long its sequences are: counts that depend on tokens take the
 sequence length of the run. All counts are per layer and for whole layers; what parallelism divides is the
 business of `makespan.planning.steptime` and `makespan.planning.memory`.
@@ -12,6 +14,11 @@ from makespan.errors import InputError, unknown_name
 
 HeadKind = Literal["lm", "masked-lm", "classes", "none"]
 _HEAD_KINDS = ("lm", "masked-lm", "classes", "none")
+RecurrentKind = Literal["state-space", "selective", "delta", "convolution"]
+_RECURRENT_KINDS = ("state-space", "selective", "delta", "convolution")
+# Per token, channel and entry of its state: decay, input, sum and output; and an exponential, which takes as
+# long as 16 operations (CUDA C++ programming guide, throughput of arithmetic instructions).
+_SELECTIVE_FLOP = 9.0 + 16.0
 _MASKED_SHARE = 0.15  # of the tokens, in masked-language modelling (Devlin et al. 2019, section 3.1)
 _STATED_TOLERANCE = 0.02
 """Accepted difference between stated and counted parameters [1]."""
@@ -67,6 +74,8 @@ class Attention:
     n_biases, n_norms
         Biases of the four projections, queries first and output last (0 to 4), and vectors of the norms of
         queries and keys per head (0, 2, or 4 with biases).
+    has_gate
+        True if queries are projected along with a gate of the same size, by which the output is multiplied.
     """
 
     heads: int
@@ -78,24 +87,32 @@ class Attention:
     latent: Latent | None = None
     n_biases: int = 0
     n_norms: int = 0
+    has_gate: bool = False
 
     def __post_init__(self) -> None:
         _check_positive(self, "heads", "kv_heads", "head_dim", "value_dim")
         _check_not_negative(self, "window", "n_biases", "n_norms")
         if self.n_biases > 4:
             raise InputError(f"Attention: n_biases is {self.n_biases}; expected 0 to 4, one per projection")
+        if self.has_gate and self.latent is not None:
+            raise InputError("Attention: has a gate and latent projections; expected one of them")
         if self.heads % self.kv_heads:
             raise InputError(
                 f"Attention: {self.heads} heads are not a multiple of {self.kv_heads} kv_heads; "
                 "every key head serves the same number of query heads"
             )
 
+    @property
+    def gate_size(self) -> int:
+        """Channels of the gate of the output."""
+        return self.heads * self.value_dim if self.has_gate else 0
+
     def products(self, hidden: int) -> tuple[tuple[int, int, bool], ...]:
         """Return output size, input size of each projection, and whether heads divide it between ranks."""
         queries, values = self.heads * self.head_dim, self.heads * self.value_dim
         if self.latent is None:
             keys = self.kv_heads * (self.head_dim + self.value_dim)
-            return ((queries + keys, hidden, True), (hidden, values, True))
+            return ((queries + self.gate_size + keys, hidden, True), (hidden, values, True))
         rank, rope = self.latent.kv_rank, self.latent.rope_dim
         down = (rank + rope, hidden, False)
         up = (self.heads * (self.head_dim - rope + self.value_dim), rank, True)
@@ -116,7 +133,8 @@ class Attention:
         if self.latent is not None:
             weights += self.latent.query_rank + self.latent.kv_rank  # norms of the compressed states
         keys = self.kv_heads * self.head_dim
-        biases = (self.heads * self.head_dim, keys, self.kv_heads * self.value_dim, hidden)
+        queries = self.heads * self.head_dim + self.gate_size
+        biases = (queries, keys, self.kv_heads * self.value_dim, hidden)
         return weights + sum(biases[: self.n_biases]) + self.n_norms * self.head_dim
 
     def seen_tokens(self, seq: int) -> float:
@@ -134,6 +152,181 @@ class Attention:
         """
         seen = self.seen_tokens(seq) if keys is None else float(keys)
         return 2.0 * seq * seen * self.heads * (self.head_dim + self.value_dim)
+
+
+@dataclass(frozen=True, slots=True)
+class Recurrent:
+    """Recurrent part of one layer: a short convolution, and a scan that carries a state from token to token.
+
+    The kinds are ``state-space``, the chunked scan of Mamba-2 (Dao & Gu 2024, section 6); ``delta``, that of
+    gated delta nets (Yang et al. 2024, section 3.3); ``selective``, the scan of Mamba, which has no matrix
+    products (Gu & Dao 2023, section 3.3); and ``convolution``, a short convolution between two gates alone.
+
+    Parameters
+    ----------
+    kind
+        What carries the state.
+    heads, head_dim
+        Heads, and channels of each; a ``selective`` scan and a ``convolution`` have heads of one channel.
+    state_dim
+        Entries of the state per channel, that is, channels of a key; 0 for a ``convolution``.
+    groups
+        Heads of keys and queries, which are B and C of a state space; they divide ``heads``.
+    kernel
+        Tokens that the short convolution sees.
+    chunk
+        Tokens whose pairs a chunked scan computes; the others meet through the state.
+    rank
+        Inner size of the projection of time steps of a ``selective`` scan.
+    norm_size
+        Weights of norms within the part.
+    has_input_bias, has_conv_bias, has_output_bias
+        Biases of the first projection, of the short convolution and of the last projection.
+    """
+
+    kind: RecurrentKind
+    heads: int
+    head_dim: int = 1
+    state_dim: int = 0
+    groups: int = 1
+    kernel: int = 4
+    chunk: int = 256
+    rank: int = 0
+    norm_size: int = 0
+    has_input_bias: bool = False
+    has_conv_bias: bool = False
+    has_output_bias: bool = False
+
+    def __post_init__(self) -> None:
+        if self.kind not in _RECURRENT_KINDS:
+            raise unknown_name("kind of a recurrent part", self.kind, _RECURRENT_KINDS)
+        _check_positive(self, "heads", "head_dim", "groups", "kernel", "chunk")
+        _check_not_negative(self, "state_dim", "rank", "norm_size")
+        if not self.has_heads and (self.head_dim, self.groups) != (1, 1):
+            raise InputError(
+                f"Recurrent: head_dim {self.head_dim} and groups {self.groups} of a {self.kind} part; "
+                "expected 1, as its heads are its channels"
+            )
+        if (self.state_dim > 0) != (self.kind != "convolution"):
+            expected = "0" if self.kind == "convolution" else "a whole number >= 1"
+            raise InputError(
+                f"Recurrent: state_dim is {self.state_dim} in a {self.kind} part; expected {expected}"
+            )
+        if (self.rank > 0) != (self.kind == "selective"):
+            expected = "a whole number >= 1" if self.kind == "selective" else "0"
+            raise InputError(f"Recurrent: rank is {self.rank} in a {self.kind} part; expected {expected}")
+        if self.heads % self.groups:
+            raise InputError(f"Recurrent: {self.heads} heads are not a multiple of {self.groups} groups")
+
+    @property
+    def has_heads(self) -> bool:
+        """True if the scan has heads of several channels, whose chunks are matrix products."""
+        return self.kind in ("state-space", "delta")
+
+    @property
+    def inner(self) -> int:
+        """Channels that the scan computes, and the last projection reads."""
+        return self.heads * self.head_dim
+
+    @property
+    def conv_size(self) -> int:
+        """Channels of the short convolution: those of the scan, keys and queries."""
+        return self.inner + 2 * self.groups * self.state_dim * self.has_heads
+
+    @property
+    def input_size(self) -> int:
+        """Channels that the first projection writes: the convolution's, gates, and numbers per head."""
+        if self.kind == "convolution":
+            return 3 * self.inner
+        per_head = {"state-space": 1, "delta": 2, "selective": 0}[self.kind]
+        return self.conv_size + self.inner + per_head * self.heads
+
+    def products(self, hidden: int) -> tuple[tuple[int, int, bool], ...]:
+        """Return output size, input size of each projection, and whether heads divide it between ranks."""
+        first, last = (self.input_size, hidden, True), (hidden, self.inner, True)
+        if self.kind != "selective":
+            return first, last
+        return first, (self.rank + 2 * self.state_dim, self.inner, True), (self.inner, self.rank, True), last
+
+    @property
+    def vector_parameters(self) -> int:
+        """Weights that are not in matrix products."""
+        per_head = {"state-space": 3, "delta": 2, "selective": 2, "convolution": 0}[self.kind]
+        decays = self.inner * self.state_dim if self.kind == "selective" else 0
+        of_convolution = self.conv_size * (self.kernel + self.has_conv_bias)
+        return (
+            self.has_input_bias * self.input_size
+            + of_convolution
+            + per_head * self.heads
+            + decays
+            + self.norm_size
+        )
+
+    def parameters(self, hidden: int) -> int:
+        """Return the weights of projections, convolution and scan with biases and norms."""
+        weights = sum(out * size for out, size, _ in self.products(hidden))
+        return weights + self.vector_parameters + self.has_output_bias * hidden
+
+    def core_flop(self, seq: int) -> float:
+        """Return the matrix products of the scan of one sequence, forward [FLOP]; linear in its length.
+
+        A chunk has products of all pairs of its tokens, of which masked ones are not counted, and the state
+        two: one that it is updated by and one that it is read by. The delta rule has a third one with the
+        state, and inverts the triangular matrix of the pairs.
+        """
+        seen = (min(self.chunk, seq) + 1) / 2
+        if self.kind == "state-space":
+            scores = self.groups * seen * self.state_dim  # heads of a group share them
+            return 2.0 * seq * (scores + self.inner * (seen + 2 * self.state_dim))
+        if self.kind == "delta":
+            # Scores of keys with keys and with queries; keys and values times the inverse; the output.
+            pairs = seen * (3 * self.state_dim + 2 * self.head_dim) + min(self.chunk, seq) ** 2 / 6
+            return 2.0 * seq * self.heads * (pairs + 3 * self.state_dim * self.head_dim)
+        return 0.0
+
+    def vector_flop(self, seq: int) -> float:
+        """Return the operations of a scan without matrix products for one sequence, forward [FLOP]."""
+        return _SELECTIVE_FLOP * seq * self.inner * self.state_dim if self.kind == "selective" else 0.0
+
+    def scan_bytes(self, width: float) -> float:
+        """Return what kernels of the scan read and write per token, forward [B].
+
+        ``width`` are the bytes of a channel; states and scores have four. The kernels are those of the
+        packages mamba-ssm and flash-linear-attention, which keep states of chunks in memory.
+        """
+        states = 4.0 * self.inner * self.state_dim / self.chunk
+        if self.kind == "state-space":  # states are written, passed on and read
+            return (
+                width * (3 * self.inner + 4 * self.groups * self.state_dim)
+                + 4 * states
+                + 8.0 * self.groups * self.chunk
+            )
+        if self.kind == "delta":  # heads have keys and queries of their own by then
+            return (
+                width * (6 * self.inner + 8 * self.heads * self.state_dim + 4 * self.heads * self.chunk)
+                + 2 * states
+            )
+        return width * (4 * self.inner + 2 * self.state_dim) if self.kind == "selective" else 0.0
+
+    @property
+    def streamed(self) -> int:
+        """Channels that convolution, gate and norm read and write per token, forward."""
+        return 2 * self.conv_size + 3 * self.inner
+
+    @property
+    def kept(self) -> int:
+        """Channels per token that the kernels keep for the backward pass, which computes states again."""
+        return self.input_size + {
+            "state-space": self.inner,  # the output; the convolution is computed again
+            "selective": self.inner + self.rank + 2 * self.state_dim,
+            "delta": self.conv_size + self.heads * (2 * self.state_dim + self.chunk) + 2 * self.inner,
+            "convolution": 3 * self.inner,
+        }[self.kind]  # fmt: skip
+
+    @property
+    def state_bytes(self) -> float:
+        """Bytes per token of the states of chunks, and of their gradients, while one layer runs [B]."""
+        return 0.0 if self.kind == "selective" else 8.0 * self.inner * self.state_dim / self.chunk
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,14 +428,14 @@ class Experts:
 
 @dataclass(frozen=True, slots=True)
 class Layers:
-    """A run of equal transformer layers.
+    """A run of equal layers.
 
     Parameters
     ----------
     n_layers
         Layers in the run.
     attention, ffn
-        Parts of one layer.
+        Parts of one layer, at least one of them or ``recurrent``.
     cross_attention
         Attention to the output of the encoder, in the decoder of a sequence-to-sequence model.
     norm_vectors
@@ -251,25 +444,42 @@ class Layers:
         Fixed number of tokens, of image patches or audio frames; 0 for that of the run.
     extra_parameters
         Other weights of a layer: router biases, attention sinks, the gate of a shared expert.
+    recurrent
+        Recurrent part in place of the attention, or beside it with the same input.
     """
 
     n_layers: int
-    attention: Attention
-    ffn: FeedForward | Experts
+    attention: Attention | None = None
+    ffn: FeedForward | Experts | None = None
     cross_attention: Attention | None = None
     norm_vectors: int = 2
     seq: int = 0
     extra_parameters: int = 0
+    recurrent: Recurrent | None = None
 
     def __post_init__(self) -> None:
         _check_positive(self, "n_layers")
         _check_not_negative(self, "norm_vectors", "seq", "extra_parameters")
+        if self.attention is None and self.recurrent is None and self.ffn is None:
+            raise InputError("Layers: have no part; expected attention, recurrent or ffn")
+
+    @property
+    def n_halves(self) -> int:
+        """Residual sums of a layer: of attention or the recurrent part, and of the feed-forward part."""
+        return (self.attention is not None or self.recurrent is not None) + (self.ffn is not None)
+
+    @property
+    def ffn_size(self) -> float:
+        """Channels of the feed-forward part that compute one token."""
+        if isinstance(self.ffn, Experts):
+            return float(self.ffn.size * self.ffn.per_token + self.ffn.shared_size)
+        return float(self.ffn.size) if self.ffn else 0.0
 
     def parameters(self, hidden: int) -> int:
         """Return the weights of one layer."""
-        cross = self.cross_attention.parameters(hidden) if self.cross_attention else 0
-        own = self.attention.parameters(hidden) + self.ffn.parameters(hidden)
-        return own + cross + self.norm_vectors * hidden + self.extra_parameters
+        parts = (self.attention, self.recurrent, self.ffn, self.cross_attention)
+        own = sum(part.parameters(hidden) for part in parts if part is not None)
+        return own + self.norm_vectors * hidden + self.extra_parameters
 
     def counts(self, hidden: int) -> tuple[int, int]:
         """Return the weights of one layer, and how many of them are those of experts."""
@@ -278,7 +488,7 @@ class Layers:
 
     def active_parameters(self, hidden: int) -> int:
         """Return the weights of one layer that compute one token."""
-        if isinstance(self.ffn, FeedForward):
+        if not isinstance(self.ffn, Experts):
             return self.parameters(hidden)
         idle = self.ffn.parameters(hidden) - self.ffn.active_parameters(hidden)
         return self.parameters(hidden) - idle
@@ -438,6 +648,16 @@ class Architecture:
         """True if any layer has experts."""
         return any(isinstance(run.ffn, Experts) for run in self.kinds)
 
+    @property
+    def has_attention(self) -> bool:
+        """True if any layer has attention."""
+        return any(run.attention is not None for run in self.kinds)
+
+    @property
+    def is_recurrent(self) -> bool:
+        """True if any layer has a recurrent part."""
+        return any(run.recurrent is not None for run in self.kinds)
+
     def tokens(self, run: Layers, seq: int) -> int:
         """Return the tokens of a sample in a run of layers, when those of the run are ``seq``."""
         return run.seq or seq
@@ -460,7 +680,11 @@ class Architecture:
             vectors = run.norm_vectors * self.hidden + run.extra_parameters
             weights = run.active_parameters(self.hidden) - vectors
             cross = run.cross_attention.core_flop(tokens, keys) if run.cross_attention else 0.0
-            of_kinds.append((2.0 * tokens * weights + run.attention.core_flop(tokens), cross))
+            core = run.attention.core_flop(tokens) if run.attention else 0.0
+            if run.recurrent is not None:
+                weights -= run.recurrent.vector_parameters
+                core += run.recurrent.core_flop(tokens)
+            of_kinds.append((2.0 * tokens * weights + core, cross))
         forward = 0.0
         for run, at in zip(self.layers, self.kind_of, strict=True):  # rounded in the order of the runs
             own, cross = of_kinds[at]

@@ -25,6 +25,9 @@
     per_token = 2
     size = 5632
 
+A layer may have ``[layers.recurrent]`` (`makespan.planning.Recurrent`) in place of attention or beside it,
+and no feed-forward part.
+
 Parameters are counted as transformers counts them for the class with the usual head, and selection biases of
 routers, which it keeps as buffers, are counted as well.
 """
@@ -50,6 +53,8 @@ from makespan.planning.architecture import (
     HeadKind,
     Latent,
     Layers,
+    Recurrent,
+    RecurrentKind,
 )
 
 _LOG = logging.getLogger(__name__)
@@ -1249,13 +1254,19 @@ def _own(kind: type, table: Any, where: str) -> Any:
         raise InputError(f"{label}: {wrong}") from None
 
 
-_OWN_PARTS = {"attention": Attention, "cross_attention": Attention, "latent": Latent, "ffn": FeedForward}
+_OWN_PARTS = {
+    "attention": Attention,
+    "cross_attention": Attention,
+    "latent": Latent,
+    "ffn": FeedForward,
+    "recurrent": Recurrent,
+}
 
 
 def _own_value(kind: Any, value: Any, place: str) -> Any:
     if kind is float and type(value) in (int, float) and math.isfinite(value):
         return float(value)
-    if kind is HeadKind and value in get_args(HeadKind):
+    if kind in (HeadKind, RecurrentKind) and value in get_args(kind):
         return value
     if kind in (bool, int, str) and type(value) is kind:
         if kind is int and abs(value) > _LARGEST_COUNT * 10_000:

@@ -10,12 +10,15 @@ scatter further than expected widen it.
 What no factor explains is mostly the same for layouts that spend their time alike: a Gaussian process over
 the logarithms of the shares of the terms. A measured row therefore moves its neighbours further than the
 factors alone would move them.
+
+Columns of terms are those of the models at hand: those of recurrent layers come last, and are absent where no
+model has such layers. No published row has, so that their factors are those known beforehand.
 """
 
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 
 import numpy as np
@@ -24,13 +27,13 @@ from numpy.typing import NDArray
 from makespan.files import read_preset
 from makespan.planning.rows import Measured
 from makespan.planning.stacks import Training
-from makespan.planning.steptime import COMPUTE, NAMES, Grid, ideal_terms
+from makespan.planning.steptime import ALL_NAMES, COMPUTE, NAMES, Grid, ideal_terms, names_of
 
 Array = NDArray[np.float64]
 _PACKAGE = "makespan.planning"
-_N = len(NAMES)
+_N = len(ALL_NAMES)
 _EXPERTS = NAMES.index("experts")
-_OF_HOST = np.array([name in ("step", "launches", "expert_launches") for name in NAMES])
+_OF_HOST = np.array([name in ("step", "launches", "expert_launches") for name in ALL_NAMES])
 _FREEDOM = 4.0  # degrees of freedom of the residuals
 _NOISE, _NOISE_OF_MIXTURES = (
     0.07,
@@ -51,7 +54,7 @@ _MOST_ROUNDS = 8  # in which rows are trusted more or less
 def _prior() -> tuple[Array, Array, Array]:
     """Return logarithms of the factors before any row, their spread, and their spread between stacks."""
     table = read_preset(_PACKAGE, "factors")
-    columns = zip(*(table["prior"][name] for name in NAMES), strict=True)
+    columns = zip(*(table["prior"][name] for name in ALL_NAMES), strict=True)
     value, spread, between = (np.array(column, dtype=float) for column in columns)
     return np.log(value), spread, between
 
@@ -79,11 +82,12 @@ class Knowledge:
     rows: dict[str, dict[str, int]] = field(default_factory=dict)
 
     def logs(self, stack: str, device: str, training: Training) -> Array:
-        """Return the logarithms of the factors of a stack on a device, (n_terms,)."""
+        """Return the logarithms of the factors of a stack on a device, by the terms of a run, (n_terms,)."""
         own = self.devices.get(device, 0.0)
         if training.is_narrow:
             own += self.narrow.get(device, 0.0)
-        return self.shared + self.stacks.get(stack, np.zeros(_N)) + own * COMPUTE
+        logs = self.shared + self.stacks.get(stack, np.zeros(_N)) + own * COMPUTE
+        return logs[: len(names_of(training.model))]
 
 
 @cache
@@ -92,7 +96,7 @@ def knowledge() -> Knowledge:
     table = read_preset(_PACKAGE, "knowledge")
 
     def column(values: dict[str, float]) -> Array:
-        return np.log([values.get(name, 1.0) for name in NAMES])
+        return np.log([values.get(name, 1.0) for name in ALL_NAMES])
 
     return Knowledge(
         shared=column(table["shared"]),
@@ -106,9 +110,9 @@ def knowledge() -> Knowledge:
 def knowledge_text(known: Knowledge, comment: str) -> str:
     """Return factors as TOML, three digits each, as `knowledge` reads them."""
     lines = [f"# {line}" for line in comment.splitlines()] + ["", "[shared]"]
-    lines += [f"{name} = {math.exp(value):.3g}" for name, value in zip(NAMES, known.shared, strict=True)]
+    lines += [f"{name} = {math.exp(value):.3g}" for name, value in zip(ALL_NAMES, known.shared, strict=True)]
     for stack, values in sorted(known.stacks.items()):
-        pairs = [(name, f"{math.exp(v):.3g}") for name, v in zip(NAMES, values, strict=True)]
+        pairs = [(name, f"{math.exp(v):.3g}") for name, v in zip(ALL_NAMES, values, strict=True)]
         lines += ["", f'[stacks."{stack}"]', *(f"{name} = {text}" for name, text in pairs if text != "1")]
     for title, table in (("devices", known.devices), ("narrow", known.narrow)):
         lines += [
@@ -132,19 +136,22 @@ def fit_knowledge(rows: Sequence[Measured], terms: Array | None = None) -> Knowl
     """Fit the factors of all stacks and devices to rows; every group of rows has about the same weight."""
     ideal = terms_of(rows) if terms is None else terms
     measured = np.log([row.step_s for row in rows])
-    mean, spread, between = _prior()
+    n_terms = ideal.shape[1]
+    mean, spread, between = (column[:n_terms] for column in _prior())
     names = sorted({row.stack.family for row in rows})
     devices = sorted({row.cluster.gpu.kind for row in rows})
     narrow = sorted({row.cluster.gpu.kind for row in rows if row.training.is_narrow})
     # Columns: shared, per stack its terms and its scale, per device its scale, and that of narrow products.
-    blocks = {name: _N + i * (_N + 1) for i, name in enumerate(names)}
-    at_device = {name: _N + len(names) * (_N + 1) + i for i, name in enumerate(devices)}
-    at_narrow = {name: _N + len(names) * (_N + 1) + len(devices) + i for i, name in enumerate(narrow)}
-    n = _N + len(names) * (_N + 1) + len(devices) + len(narrow)
+    blocks = {name: n_terms + i * (n_terms + 1) for i, name in enumerate(names)}
+    at_device = {name: n_terms + len(names) * (n_terms + 1) + i for i, name in enumerate(devices)}
+    at_narrow = {
+        name: n_terms + len(names) * (n_terms + 1) + len(devices) + i for i, name in enumerate(narrow)
+    }
+    n = n_terms + len(names) * (n_terms + 1) + len(devices) + len(narrow)
     centre, sigma = np.zeros(n), np.full(n, _DEVICE_SPREAD)
-    centre[:_N], sigma[:_N] = mean, spread
+    centre[:n_terms], sigma[:n_terms] = mean, spread
     for start in blocks.values():
-        sigma[start : start + _N], sigma[start + _N] = between, _STACK_SCALE
+        sigma[start : start + n_terms], sigma[start + n_terms] = between, _STACK_SCALE
     for column in at_narrow.values():
         sigma[column] = _NARROW_SPREAD
     sizes: dict[str, int] = {}
@@ -158,15 +165,20 @@ def fit_knowledge(rows: Sequence[Measured], terms: Array | None = None) -> Knowl
             start, kind = blocks[row.stack.family], row.cluster.gpu.kind
             is_narrow = row.training.is_narrow
             scale = theta[at_device[kind]] + (theta[at_narrow[kind]] if is_narrow else 0.0)
-            logs = theta[:_N] + theta[start : start + _N] + theta[start + _N] + scale * COMPUTE
+            logs = (
+                theta[:n_terms]
+                + theta[start : start + n_terms]
+                + theta[start + n_terms]
+                + scale * COMPUTE[:n_terms]
+            )
             parts = np.exp(logs) * ideal[i]
             total[i] = np.log(parts.sum())
             share = parts / parts.sum()
-            slopes[i, :_N] = slopes[i, start : start + _N] = share
-            slopes[i, start + _N] = 1.0
-            slopes[i, at_device[kind]] = share[COMPUTE].sum()
+            slopes[i, :n_terms] = slopes[i, start : start + n_terms] = share
+            slopes[i, start + n_terms] = 1.0
+            slopes[i, at_device[kind]] = share[COMPUTE[:n_terms]].sum()
             if is_narrow:
-                slopes[i, at_narrow[kind]] = share[COMPUTE].sum()
+                slopes[i, at_narrow[kind]] = share[COMPUTE[:n_terms]].sum()
         return total, slopes
 
     noise = noise_of(ideal)
@@ -175,9 +187,13 @@ def fit_knowledge(rows: Sequence[Measured], terms: Array | None = None) -> Knowl
         return weight * _trust(residual / noise) / noise**2
 
     theta, *_ = _posterior(model, measured, centre, sigma, weights)
+    unseen, none = _prior()[0][n_terms:], np.zeros(_N - n_terms)  # terms that no row has
     return Knowledge(
-        shared=theta[:_N],
-        stacks={name: theta[at : at + _N] + theta[at + _N] for name, at in blocks.items()},
+        shared=np.concatenate([theta[:n_terms], unseen]),
+        stacks={
+            name: np.concatenate([theta[at : at + n_terms], none]) + theta[at + n_terms]
+            for name, at in blocks.items()
+        },
         devices={name: float(theta[at]) for name, at in at_device.items()},
         narrow={name: float(theta[at]) for name, at in at_narrow.items()},
         rows={
@@ -292,6 +308,22 @@ class Calibrated:
         """Number of the rows."""
         return 0 if self.rows is None else len(self.rows.ahead)
 
+    def with_terms(self, n_terms: int) -> "Calibrated":
+        """Return what is known of the first terms, and of further ones what is known before any row."""
+        n, rows = len(self.offsets) - 1, self.rows
+        if n_terms == n:
+            return self
+        prior, more, kept = uncalibrated(n_terms), max(n_terms - n, 0), min(n_terms, n) + 1
+        offsets, covariance = prior.offsets.copy(), prior.covariance.copy()
+        offsets[:kept], covariance[:kept, :kept] = self.offsets[:kept], self.covariance[:kept, :kept]
+        if rows is not None:
+            parts_s, slopes = (
+                np.pad(table, ((0, 0), (0, more)))[:, :width]
+                for table, width in ((rows.parts_s, n_terms), (rows.slopes, n_terms + 1))
+            )
+            rows = replace(rows, parts_s=parts_s, slopes=slopes)
+        return Calibrated(offsets, covariance, rows, self.scatter)
+
     def parts_s(self, logs: Array, terms: Array) -> Array:
         """Return the terms of steps [s], (n_layouts, n_terms), from factors and ideal terms."""
         parts_s = np.exp(logs + self.offsets[0] + self.offsets[1:]) * terms
@@ -339,16 +371,16 @@ class Calibrated:
 
 
 @cache
-def uncalibrated() -> Calibrated:
-    """Return what is known of a ground before any of its rows is."""
+def uncalibrated(n_terms: int = len(NAMES)) -> Calibrated:
+    """Return what is known of a ground before any of its rows is, by terms."""
     _, _, between = _prior()
-    spread = np.concatenate([[_SCALE_SPREAD], between])
-    return Calibrated(np.zeros(_N + 1), np.diag(spread**2))
+    spread = np.concatenate([[_SCALE_SPREAD], between[:n_terms]])
+    return Calibrated(np.zeros(n_terms + 1), np.diag(spread**2))
 
 
 def slopes_of(parts_s: Array) -> Array:
     """Return the slopes of the logarithm of steps by scale and terms [1], (n_layouts, 1 + n_terms)."""
-    slopes = np.ones((len(parts_s), 1 + _N))
+    slopes = np.ones((len(parts_s), 1 + parts_s.shape[1]))
     slopes[:, 1:] = parts_s / parts_s.sum(axis=1, keepdims=True)
     return slopes
 
@@ -360,7 +392,8 @@ def _host_slopes(parts_s: Array) -> Array:
     stacks, so that rows of one model say little about another. It is common to all layouts of a model.
     """
     _, _, between = _prior()
-    return np.asarray(slopes_of(parts_s)[:, 1:][:, _OF_HOST] * between[_OF_HOST])
+    is_host = _OF_HOST[: parts_s.shape[1]]
+    return np.asarray(slopes_of(parts_s)[:, 1:][:, is_host] * between[_OF_HOST])
 
 
 def calibrate_rows(logs: Array, terms: Array, step_s: Array) -> Calibrated:
@@ -389,7 +422,7 @@ def calibrate_rows(logs: Array, terms: Array, step_s: Array) -> Calibrated:
             trust = _trust(alone / (scatter * np.sqrt(own)))
         return np.asarray(np.linalg.inv(scatter**2 * (common + np.diag(own / trust))))
 
-    prior = uncalibrated()
+    prior = uncalibrated(terms.shape[1])
     sigma = np.sqrt(np.diag(prior.covariance))
     before_s = np.exp(logs) * terms
     common, own = alike(before_s, before_s), _own_variance(before_s)

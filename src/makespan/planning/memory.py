@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from makespan.hardware import ClusterSpec
-from makespan.planning.architecture import Experts
+from makespan.planning.architecture import Architecture, Experts
 from makespan.planning.columns import Column, at_least, at_most, table_of, where
 from makespan.planning.stacks import Software, Training
 from makespan.planning.steptime import Grid, weights
@@ -18,6 +18,8 @@ Array = NDArray[np.float64]
 
 COMPONENTS = ("parameters", "gradients", "optimizer", "activations", "logits", "gathered", "reserve")
 """Components of the memory of a device, in the order of their columns."""
+RECURRENT_COMPONENTS = ("scan",)
+"""Further components of models with recurrent layers: activations that recurrent parts keep."""
 _OPTIMIZER_BYTES = 12.0  # fp32 copy of a parameter and two moments
 _RESERVE_BYTES = 1.0 * 2**30  # context, libraries, buffers of collectives
 _OPERATORS_SAVE = 0.5  # of what a layer keeps, where half of its products are computed again
@@ -28,8 +30,13 @@ _WRITTEN_ENTRIES = {(False, True): 18.0, (True, True): 34.0, (False, False): 16.
 _BUCKET_LAYERS = 2.0  # layers that fully sharded data parallelism holds at once
 
 
+def components_of(model: Architecture) -> tuple[str, ...]:
+    """Return the components of the memory of a device that trains a model, in the order of their columns."""
+    return (*COMPONENTS, *RECURRENT_COMPONENTS) if model.is_recurrent else COMPONENTS
+
+
 def memory_table(training: Training, grid: Grid, cluster: ClusterSpec, stack: Software) -> Array:
-    """Return the memory of a device [B], (n_layouts, n_components), columns as in `COMPONENTS`."""
+    """Return the memory of a device [B], (n_layouts, n_components), columns as `components_of` the model."""
     model, width = training.model, training.element_bytes
     hidden, tp = float(model.hidden), grid.tp
     expert, other = weights(training, grid)
@@ -49,32 +56,46 @@ def memory_table(training: Training, grid: Grid, cluster: ClusterSpec, stack: So
         "optimizer": trained * sharded(1, _OPTIMIZER_BYTES if width == 2.0 else 8.0),
     }
     kept: Column = 0.0
+    kept_by_scans: Column = 0.0
     working: Column = 0.0
     largest: Column = 0.0
     for run, (held, experts) in zip(model.kinds, model.kind_parameters, strict=True):
-        tokens, attention = grid.tokens(training, run), run.attention
-        inner = attention.heads * attention.head_dim + attention.kv_heads * (
-            attention.head_dim + attention.value_dim
-        )
-        size = float(run.ffn.size)
+        tokens, attention, recurrent = grid.tokens(training, run), run.attention, run.recurrent
+        inner, attended = 0, 0.0
+        if attention is not None:
+            inner = attention.heads * attention.head_dim + attention.kv_heads * (
+                attention.head_dim + attention.value_dim
+            )
+            inner += 2 * attention.gate_size  # the gate, and the output that it has multiplied
+            attended = hidden
+        size = float(run.ffn.size) if run.ffn else 0.0
         dispatched: Column = 0.0
         if isinstance(run.ffn, Experts):
             size = float(run.ffn.size * run.ffn.per_token * (run.ffn.capacity or 1.0) + run.ffn.shared_size)
             dispatched = 2.0 * hidden * run.ffn.per_token * grid.expert_cut
         scores = 0.0
-        if stack.attention == "unfused":
+        if stack.attention == "unfused" and attention is not None:
             scores = 2.5 * attention.heads * model.tokens(run, training.seq) * training.computed_share
         entry = tokens * width * hidden / grid.undivided
-        entries, matrices, residual = 4.0, float(run.ffn.n_matrices), 1.0
+        entries, matrices, residual = 2.0 * run.n_halves, float(run.ffn.n_matrices) if run.ffn else 0.0, 1.0
         if stack.is_written_out:
-            is_gated = run.ffn.n_matrices > 2  # models with gates have root-mean-square norms, too
-            entries, residual = _WRITTEN_ENTRIES[is_gated, width == 2.0] / width, 4.0 / width
-            matrices += is_gated + _WRITTEN_GELU * model.writes_gelu_out
-            if attention.n_norms:  # of queries and keys, in 32 bits, before and after scaling
+            is_gated = matrices > 2  # models with gates have root-mean-square norms, too
+            written = _WRITTEN_ENTRIES[is_gated or model.is_recurrent, width == 2.0]
+            entries, residual = written * run.n_halves / 2 / width, 4.0 / width
+            matrices += is_gated + _WRITTEN_GELU * (model.writes_gelu_out and run.ffn is not None)
+            # Norms of queries and keys, in 32 bits, before and after scaling.
+            if attention is not None and attention.n_norms:
                 inner = inner + 4 * (attention.heads + attention.kv_heads) * attention.head_dim
         core = tokens * width * (scores + inner) / tp
         # One matrix up and its activation, or two up and their product.
-        layer = entries * entry + core + tokens * width * (hidden + size * matrices + dispatched) / tp
+        layer = entries * entry + core + tokens * width * (attended + size * matrices + dispatched) / tp
+        scan: Column = 0.0
+        if recurrent is not None:
+            scan = tokens * width * recurrent.kept / tp
+            layer = layer + scan
+            kept_by_scans = kept_by_scans + run.n_layers * scan * (
+                1.0 - grid.full - grid.operators * _OPERATORS_SAVE
+            )
         # A layer that is computed again keeps its input; without its attention core, or half of its products,
         # it keeps the rest.
         saved = (
@@ -83,13 +104,17 @@ def memory_table(training: Training, grid: Grid, cluster: ClusterSpec, stack: So
             + grid.operators * _OPERATORS_SAVE * layer
         )
         kept = kept + run.n_layers * (layer - saved)
-        working = at_least(working, where(grid.full > 0, layer, 0.0))
+        works = where(grid.full > 0, layer, 0.0)
+        if recurrent is not None:
+            works = works + tokens * recurrent.state_bytes / tp
+        working = at_least(working, works)
         gathered_experts = (of_experts > 1) * experts / (grid.ep * grid.expert_cut)
         largest = at_least(largest, (held - experts) / tp + gathered_experts)
     # The first stage of a pipeline keeps the activations of as many micro-batches as there are stages.
     most = grid.pp * where(grid.interleave > 1, 1.0 + (grid.pp - 1) / (grid.pp * grid.interleave), 1.0)
     in_flight = where(grid.pp > 1, at_most(grid.microbatches(training), most), 1.0)
     table["activations"] = kept / grid.pp * in_flight + working
+    times = in_flight / grid.pp  # that a device keeps what all layers keep
     with_logits = grid.micro_batch * stack.head_tokens(training) / grid.cp
     table["logits"] = with_logits * stack.logit_bytes * model.vocab / tp
     # Where a pipeline gathers once a step, the whole stage is there until its last micro-batch, and so are
@@ -102,6 +127,7 @@ def memory_table(training: Training, grid: Grid, cluster: ClusterSpec, stack: So
     of_last = kept / grid.pp + working
     is_last = (grid.pp > 1) & (of_last + table["logits"] > table["activations"])
     table["activations"] = where(is_last, of_last, table["activations"])
+    times = where(is_last, 1.0 / grid.pp, times)
     table["logits"] = where(is_last | (grid.pp == 1), table["logits"], 0.0)
     if stack.frees_gradients:
         # Gradients are complete where all logits and all layers but one are gone, unless a micro-batch before
@@ -113,8 +139,12 @@ def memory_table(training: Training, grid: Grid, cluster: ClusterSpec, stack: So
         table["gradients"] = where(is_before, 0.0, table["gradients"])
         table["logits"] = where(is_after, 0.0, table["logits"])
         table["activations"] = where(is_after, one, table["activations"])
+        times = where(is_after, 1.0 / model.n_layers, times)
     table["reserve"] = _RESERVE_BYTES
-    return table_of(table, COMPONENTS, len(grid))
+    if model.is_recurrent:
+        table["scan"] = kept_by_scans * times
+        table["activations"] = table["activations"] - table["scan"]
+    return table_of(table, components_of(model), len(grid))
 
 
 def fits(table: Array, cluster: ClusterSpec) -> NDArray[np.bool_]:

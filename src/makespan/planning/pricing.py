@@ -19,9 +19,9 @@ from makespan.hardware import ClusterSpec, cluster_of, pools
 from makespan.planning.architecture import Architecture, Experts
 from makespan.planning.factors import Calibrated, Knowledge, calibrate_rows, knowledge, uncalibrated
 from makespan.planning.layout import Layout, Recompute, parse_layout
-from makespan.planning.memory import COMPONENTS, fits, memory_table
+from makespan.planning.memory import components_of, fits, memory_table
 from makespan.planning.stacks import Software, Training
-from makespan.planning.steptime import NAMES, Grid, ideal_terms
+from makespan.planning.steptime import Grid, ideal_terms, names_of
 from makespan.planning.ties import Joint
 from makespan.tables import parse_csv
 from makespan.units import GIB, HOUR
@@ -53,9 +53,11 @@ class Priced:
     usd_per_million_tokens
         Cost; NaN where the cluster has no price.
     memory_bytes
-        Memory of the fullest device by component, keys as in `makespan.planning.COMPONENTS`.
+        Memory of the fullest device by component, keys as in `makespan.planning.COMPONENTS`, and those of
+        recurrent layers.
     terms_s
-        The step by term, keys as in `makespan.planning.TERMS`; they add up to ``step_s``.
+        The step by term, keys as in `makespan.planning.TERMS`, and those of recurrent layers; they add up to
+        ``step_s``.
     is_feasible
         True if it fits into the memory of the device.
     """
@@ -78,8 +80,8 @@ class Priced:
 
     def over(self, best: "Priced") -> str:
         """Say which terms make this layout slower than another one, the largest first."""
-        extra = {name: self.terms_s[name] - best.terms_s[name] for name in NAMES}
-        slower = sorted((name for name in NAMES if extra[name] > 0.02 * best.step_s), key=lambda n: -extra[n])
+        extra = {name: value - best.terms_s[name] for name, value in self.terms_s.items()}
+        slower = sorted((name for name in extra if extra[name] > 0.02 * best.step_s), key=lambda n: -extra[n])
         return ", ".join(f"{name} +{extra[name]:.3g} s" for name in slower[:3])
 
 
@@ -105,6 +107,7 @@ class Pricer:
         _ = self.cluster.gpu.sustained  # raises where there are several, or nobody knows what it sustains
         if len(self.cluster.runs) > 1:
             pools(self.cluster)  # raises where nodes differ in more than their sizes
+        object.__setattr__(self, "calibrated", self.calibrated.with_terms(len(self._names())))
 
     @property
     def machines(self) -> ClusterSpec:
@@ -112,12 +115,25 @@ class Pricer:
         warnings.warn("Pricer.machines is now cluster", DeprecationWarning, stacklevel=2)
         return self.cluster
 
+    def _names(self, measured: Sequence[MeasuredStep] = ()) -> tuple[str, ...]:
+        """Return the terms of the steps of the run and of measured ones, in the order of their columns."""
+        models = (self.training.model, *(run.model for run, *_ in (*self.measured, *measured)))
+        return max((names_of(model) for model in models), key=len)
+
+    def _of_run(self, run: Training, grid: Grid, cluster: ClusterSpec, n_terms: int) -> tuple[Array, Array]:
+        """Return logarithms of factors, (n_terms,), and ideal terms [s], (n_layouts, n_terms)."""
+        logs = self.base.logs(self.stack.family, cluster.gpu.kind, run)
+        terms = ideal_terms(run, grid, cluster, self.stack)
+        if missing := n_terms - len(logs):  # beside a model that has further terms
+            return np.pad(logs, (0, missing)), np.pad(terms, ((0, 0), (0, missing)))
+        return logs, terms
+
     def parts_s(self, grid: Grid) -> Array:
         """Return the steps of all columns of a grid by term [s], (n_layouts, n_terms)."""
-        logs = self.base.logs(self.stack.family, self.cluster.gpu.kind, self.training)
-        found, start = np.empty((len(grid), len(NAMES))), 0
+        n_terms = len(self._names())
+        found, start = np.empty((len(grid), n_terms)), 0
         for block in grid.blocks():  # each into its place, so that memory is used again while it is in caches
-            terms = ideal_terms(self.training, block, self.cluster, self.stack)
+            logs, terms = self._of_run(self.training, block, self.cluster, n_terms)
             found[start : start + len(block)] = self.calibrated.parts_s(logs, terms)
             start += len(block)
         return found
@@ -125,15 +141,15 @@ class Pricer:
     def steps_of(self, measured: Sequence[MeasuredStep]) -> Array:
         """Return the predicted steps of measured rows by term [s], (n_rows, n_terms)."""
         logs, terms = self._known(measured)
-        return self.calibrated.parts_s(logs, terms)
+        return self.calibrated.with_terms(terms.shape[1]).parts_s(logs, terms)
 
     def _known(self, measured: Sequence[MeasuredStep]) -> tuple[Array, Array]:
         """Return logarithms of factors and ideal terms [s] of measured rows, (n_rows, n_terms) each."""
+        n_terms = len(self._names(measured))
         if not measured:
-            return np.zeros((0, len(NAMES))), np.zeros((0, len(NAMES)))
-        logs = [self.base.logs(self.stack.family, where.gpu.kind, run) for run, _, where, _ in measured]
-        terms = [ideal_terms(run, Grid.of([layout]), where, self.stack) for run, layout, where, _ in measured]
-        return np.array(logs), np.concatenate(terms)
+            return np.zeros((0, n_terms)), np.zeros((0, n_terms))
+        found = [self._of_run(run, Grid.of([layout]), where, n_terms) for run, layout, where, _ in measured]
+        return np.array([logs for logs, _ in found]), np.concatenate([terms for _, terms in found])
 
     def mfu(self, step_s: float | Array) -> float | Array:
         """Return the model FLOP of steps [s] over the dense peak of all devices [1]."""
@@ -188,8 +204,8 @@ class Pricer:
             tokens_per_s_per_gpu=throughput,
             mfu=float(self.mfu(step_s)),
             usd_per_million_tokens=price / HOUR / throughput * 1e6 if price else float("nan"),
-            memory_bytes=dict(zip(COMPONENTS, memory[0].tolist(), strict=True)),
-            terms_s=dict(zip(NAMES, parts_s[0].tolist(), strict=True)),
+            memory_bytes=dict(zip(components_of(training.model), memory[0].tolist(), strict=True)),
+            terms_s=dict(zip(self._names(), parts_s[0].tolist(), strict=True)),
             is_feasible=bool(fits(memory, cluster)[0]),
         )
 
@@ -213,9 +229,21 @@ def misfit(model: Architecture, layout: Layout) -> str:
     """Say why a layout does not go with a model; empty if it does."""
     if layout.pp * layout.interleave > model.n_layers:
         return f"{layout.pp} stages of {layout.interleave} chunks for {model.n_layers} layers"
+    if layout.cp > 1 and model.is_recurrent:
+        return f"context parallelism over {layout.cp} is not modelled for scans of recurrent layers"
     for run in model.kinds:
-        if run.attention.heads % layout.tp:
+        if run.attention is not None and run.attention.heads % layout.tp:
             return f"tensor parallelism over {layout.tp} does not divide {run.attention.heads} heads"
+        if (part := run.recurrent) is not None:
+            # A group of a scan has its keys, and often a norm over its channels.
+            parts, what = (part.groups, "group") if part.has_heads else (part.heads, "channel")
+            what += "s" * (parts > 1)
+            if parts % layout.tp:
+                return (
+                    f"tensor parallelism over {layout.tp} does not divide {parts} {what} of recurrent layers"
+                )
+    if layout.recompute == "selective" and not model.has_attention:
+        return "recompute=selective computes attention again, but the model has none"
     experts = [run.ffn.n_experts for run in model.kinds if isinstance(run.ffn, Experts)]
     if layout.ep > 1 and not experts:
         return f"experts over {layout.ep} devices, but the model has none"
@@ -233,6 +261,7 @@ def layouts(training: Training, cluster: ClusterSpec) -> Iterator[Layout]:
     model, n = training.model, cluster.n_gpus
     experts = next((run.ffn.n_experts for run in model.kinds if isinstance(run.ffn, Experts)), 1)
     items = (model.n_layers, model.n_layers + 2)  # with embedding and loss as layers of their own
+    again = [how for how in _RECOMPUTE if how != "selective" or model.has_attention]
     for tp, pp in itertools.product(_divisors(n), _divisors(n)):
         if n % (tp * pp) or tp > min(_MOST_TENSOR, cluster.gpus_per_node):
             continue
@@ -259,7 +288,7 @@ def layouts(training: Training, cluster: ClusterSpec) -> Iterator[Layout]:
                 }  # fmt: skip
                 if misfit(model, Layout(**shared)):
                     continue
-                for (zero, shard), recompute in itertools.product(sharded, _RECOMPUTE):
+                for (zero, shard), recompute in itertools.product(sharded, again):
                     yield Layout(**shared, zero=zero, shard=shard, recompute=recompute)
 
 

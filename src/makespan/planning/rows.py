@@ -174,7 +174,8 @@ def _measured(row: Mapping[str, str]) -> Measured:
         assumed = (*assumed, f"packed sequences {length}")
         if seen:  # a token sees half of its sequence in the mean
             layers = [
-                replace(run, attention=replace(run.attention, window=seen // 2)) for run in model.layers
+                replace(run, attention=run.attention and replace(run.attention, window=seen // 2))
+                for run in model.layers
             ]
             model = replace(model, layers=tuple(layers))
     training = Training(
@@ -303,7 +304,8 @@ def _step_s(row: Mapping[str, str], training: Training, n_gpus: int) -> float:
         counted = training.model
         if row["source"] in _register()["full_attention"]:
             layers = [
-                replace(run, attention=replace(run.attention, is_causal=False)) for run in counted.layers
+                replace(run, attention=run.attention and replace(run.attention, is_causal=False))
+                for run in counted.layers
             ]
             counted = replace(counted, layers=tuple(layers))
         flop = training.global_batch * counted.flop_per_sample(training.seq)

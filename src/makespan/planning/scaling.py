@@ -10,20 +10,22 @@ from makespan.hardware import cluster_of
 from makespan.planning.layout import Layout
 from makespan.planning.pricing import Pricer, plan
 from makespan.planning.stacks import Software, Training
-from makespan.planning.steptime import NAMES, Grid
+from makespan.planning.steptime import ALL_NAMES, Grid
 
-_KERNELS = [NAMES.index(name) for name in ("products", "experts", "attention", "head")]
+_KERNELS = ("products", "experts", "attention", "head", "scan")
 
 
 def kernel_limit_s(pricer: Pricer) -> float:
-    """Return the time [s] of a step that consists of matrix products and attention alone, divided evenly.
+    """Return the time [s] of a step of matrix products, attention and scans alone, divided evenly.
 
     No layout is faster: nothing is communicated, computed again or waited for, and kernels run as fast as on
     one device that holds the whole model.
     """
     alone = replace(pricer, cluster=pricer.cluster.with_gpus(1))
     parts_s = alone.parts_s(Grid.of([Layout(dp=1)]))[0]
-    return float(parts_s[_KERNELS].sum()) / pricer.cluster.n_gpus
+    # Columns of further terms come last.
+    of_kernels = [at for at, name in enumerate(ALL_NAMES[: len(parts_s)]) if name in _KERNELS]
+    return float(parts_s[of_kernels].sum()) / pricer.cluster.n_gpus
 
 
 def scaling(

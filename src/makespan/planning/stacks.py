@@ -180,4 +180,10 @@ class Training:
             found.append(
                 f"{model.name} has {', '.join(map(str, fixed))} tokens in some layers, whatever is asked for"
             )
+        if model.is_recurrent:
+            n_recurrent = sum(run.n_layers for run in model.kinds if run.recurrent is not None)
+            found.append(
+                f"{model.name} has {n_recurrent} recurrent layers: no published row stands behind the time "
+                "of their scans, which widens intervals, and no layout has context parallelism"
+            )
         return tuple(found)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from makespan.hardware import ClusterSpec
-from makespan.planning.architecture import Architecture, Experts, Layers
+from makespan.planning.architecture import Architecture, Attention, Experts, Layers, Recurrent
 from makespan.planning.columns import Column, at_least, at_most, ceil, floor, power, table_of, where
 from makespan.planning.layout import Layout
 from makespan.planning.stacks import Software, Training
@@ -49,14 +49,18 @@ TERMS: dict[str, str] = {
     "optimizer": "update of the states",
 }
 """Terms of a step, in the order of their columns, with what each is."""
+RECURRENT_TERMS: dict[str, str] = {"scan": "scans of recurrent layers, whose projections are matrix products"}
+"""Further terms of models with recurrent layers, whose columns follow; other models do not have them."""
 NAMES = tuple(TERMS)
+ALL_NAMES = (*NAMES, *RECURRENT_TERMS)
 COMPUTE = np.array(
-    [name in ("products", "experts", "attention", "scores", "odd_heads", "head") for name in NAMES]
+    [name in ("products", "experts", "attention", "scores", "odd_heads", "head") for name in ALL_NAMES]
 )
 """Marks the terms that the sustained share of the device scales."""
 
 _GEMM_PASSES = 3.0  # forward, and two products of the same size backward
 _CORE_PASSES = 3.5  # the backward pass of a fused attention kernel has five products for two (Dao 2023)
+_SCAN_PASSES = 4.0  # the backward pass computes states again, and two gradients per product (Dao & Gu 2024)
 _STREAMING = 0.8  # share of the memory bandwidth that element-wise kernels reach
 _LINK, _NETWORK, _ALL_TO_ALL = 0.75, 0.8, 0.6  # shares of the bandwidth that collectives reach
 _KERNELS_PER_LAYER, _KERNELS_OF_EXPERTS, _GAP_S = 15.0, 200.0, 5e-6
@@ -75,6 +79,11 @@ _WRITTEN_ACTIVATION, _WRITTEN_TANH_GELU, _WRITTEN_PRODUCT = 4.0, 60.0, 6.0
 _WRITTEN_KERNELS, _HOST_GAP_S = 40.0, 20e-6  # per layer and pass, where Python runs operator by operator
 _BLOCK = 4096  # layouts whose terms fit into the caches of a processor
 _OPERATORS = 0.5  # share of the products that selective recomputation by operator repeats
+
+
+def names_of(model: Architecture) -> tuple[str, ...]:
+    """Return the terms of the steps of a model, in the order of their columns."""
+    return ALL_NAMES if model.is_recurrent else NAMES
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,7 +308,7 @@ class _Routed(NamedTuple):
 
 
 def ideal_terms(training: Training, grid: Grid, cluster: ClusterSpec, stack: Software) -> Array:
-    """Return the ideal time of every term [s], (n_layouts, n_terms), columns as in `NAMES`.
+    """Return the ideal time of every term [s], (n_layouts, n_terms), columns as `names_of` the model.
 
     Nodes are equal, as a `Pricer` checks; the last may be smaller. Raises `UnknownNameError` for a precision
     that the device does not have, `InputError` where nobody knows what it sustains.
@@ -312,7 +321,8 @@ def ideal_terms(training: Training, grid: Grid, cluster: ClusterSpec, stack: Sof
     bytes_per, is_narrow = training.element_bytes, training.is_narrow
     hidden, tp, cp, pp = float(model.hidden), grid.tp, grid.cp, grid.pp
     count, again, again_core = grid.microbatches(training), grid.again, grid.again_core
-    n_terms: dict[str, Column] = dict.fromkeys(NAMES, 0.0)  # of one micro-batch, all layers, per device
+    # Of one micro-batch, all layers, per device.
+    n_terms: dict[str, Column] = dict.fromkeys(names_of(model), 0.0)
     routed: dict[tuple[Experts, int], _Routed] = {}
 
     def products_s(out: Column, size: Column, tokens: Column, again: Column) -> Column:
@@ -328,16 +338,22 @@ def ideal_terms(training: Training, grid: Grid, cluster: ClusterSpec, stack: Sof
         seq = model.tokens(run, training.seq) * training.computed_share
         tokens = grid.tokens(training, run)
         n = float(run.n_layers)
-        parts = [run.attention, *([run.cross_attention] if run.cross_attention else [])]
         dense: Column = 0.0
-        for part in parts:
+        for part in (run.attention, run.cross_attention, run.recurrent):
+            if part is None:
+                continue
             for out, inner, is_divided in part.products(model.hidden):
                 # Heads divide the longer side of a projection.
                 divide = tp if is_divided else 1.0
-                if out >= inner or part.latent is not None:
+                if out >= inner or (isinstance(part, Attention) and part.latent is not None):
                     dense = dense + products_s(out / divide, float(inner), tokens, again)
                 else:
                     dense = dense + products_s(float(out), inner / divide, tokens, again)
+            if isinstance(part, Recurrent):
+                n_terms["scan"] += (
+                    n * _scan_s(part, training, tokens, seq, cluster) / tp * (_SCAN_PASSES + grid.full)
+                )
+                continue
             keys = model.tokens(model.layers[0], training.seq) if part is run.cross_attention else None
             core = grid.micro_batch * part.core_flop(round(seq), keys) / (tp * cp)
             passes = _CORE_PASSES + again_core
@@ -362,18 +378,17 @@ def ideal_terms(training: Training, grid: Grid, cluster: ClusterSpec, stack: Sof
                 * bytes_per / ring
             ) * (cp > 1)  # fmt: skip
         # Element-wise traffic: what every device of a tensor group repeats, and what they divide.
-        attention = run.attention
-        scores = (
-            _SCORE_BYTES / 2 * bytes_per * attention.heads / tp * seq * tokens
-            if stack.attention == "unfused"
-            else 0.0
-        )
-        size = float(run.ffn.size)
-        if isinstance(run.ffn, Experts):
-            size = float(run.ffn.size * run.ffn.per_token + run.ffn.shared_size)
-        mats = run.ffn.n_matrices
-        replicated = 10.0 * tokens / grid.undivided * hidden * bytes_per
-        divided = tokens / tp * (3.0 * attention.heads * attention.head_dim + mats * size) * bytes_per
+        scores: Column = 0.0
+        mixed = 0.0  # channels that attention and recurrent part read and write
+        if (attention := run.attention) is not None:
+            mixed = 3.0 * attention.heads * attention.head_dim + 3.0 * attention.gate_size
+            if stack.attention == "unfused":
+                scores = _SCORE_BYTES / 2 * bytes_per * attention.heads / tp * seq * tokens
+        if run.recurrent is not None:
+            mixed += run.recurrent.streamed
+        size, mats = run.ffn_size, run.ffn.n_matrices if run.ffn else 0
+        replicated = 5.0 * run.n_halves * tokens / grid.undivided * hidden * bytes_per
+        divided = tokens / tp * (mixed + mats * size) * bytes_per
         passes = _GEMM_PASSES + again
         moved = stack.element_passes * (replicated + divided + scores)
         if stack.is_written_out:
@@ -382,9 +397,11 @@ def ideal_terms(training: Training, grid: Grid, cluster: ClusterSpec, stack: Sof
         n_terms["elements"] += n * moved / memory * passes
         if is_narrow:
             n_terms["casts"] += (
-                n * stack.cast_passes * tokens * _CAST_BYTES * (4 * hidden + 2 * size / tp) / memory * passes
-            )
-        reductions: Column = 1.0 + (run.cross_attention is not None)
+                n * stack.cast_passes * tokens * _CAST_BYTES * (2 * run.n_halves * hidden + 2 * size / tp)
+                / memory * passes
+            )  # fmt: skip
+        # Outputs of attention and of a recurrent part beside it are added before they are reduced.
+        reductions: Column = float(run.n_halves - (run.ffn is not None)) + (run.cross_attention is not None)
         if isinstance(run.ffn, Experts):
             ffn = run.ffn
             if ffn.shared_size:
@@ -399,7 +416,7 @@ def ideal_terms(training: Training, grid: Grid, cluster: ClusterSpec, stack: Sof
             n_terms["expert_traffic"] += n * one.moved / memory * passes * stack.expert_share
             n_terms["expert_launches"] += n * stack.launched_share * _KERNELS_OF_EXPERTS * _GAP_S * passes
             n_terms["dispatch"] += n * one.sent * one.sent_s * (2.0 + again)
-        else:
+        elif run.ffn is not None:
             dense = (
                 dense
                 + (mats - 1) * products_s(size / tp, hidden, tokens, again)
@@ -408,6 +425,10 @@ def ideal_terms(training: Training, grid: Grid, cluster: ClusterSpec, stack: Sof
             reductions = reductions + 1.0
         n_terms["products"] += n * dense
         volume = reductions * 2.0 * (tp - 1) / tp * tokens * hidden * bytes_per
+        if run.recurrent is not None and run.recurrent.kind == "selective":
+            # Time steps, keys and queries follow from all channels (Dao & Gu 2024, section 8.1).
+            small = run.recurrent.rank + 2.0 * run.recurrent.state_dim
+            reductions, volume = reductions + 1.0, volume + 2.0 * (tp - 1) / tp * tokens * small * bytes_per
         moved_s = n * (volume / link + reductions * link_latency_s) * (2.0 + again) * (tp > 1)
         n_terms["tensor_beside"] += moved_s * stack.overlaps_tensor
         n_terms["tensor"] += moved_s * (1.0 - stack.overlaps_tensor)
@@ -417,7 +438,8 @@ def ideal_terms(training: Training, grid: Grid, cluster: ClusterSpec, stack: Sof
             half_s = n * (volume / 2.0 / link + reductions * link_latency_s) * (tp > 1)
             n_terms["tensor_beside"] += half_s * (grid.sequence_parallel > 0)
         gaps_s = _WRITTEN_KERNELS * _HOST_GAP_S if stack.is_written_out else _KERNELS_PER_LAYER * _GAP_S
-        n_terms["launches"] += n * stack.launched_share * gaps_s * passes
+        n_kernels = sum(part is not None for part in (run.attention, run.recurrent, run.ffn)) / 2
+        n_terms["launches"] += n * stack.launched_share * (gaps_s * n_kernels) * passes
 
     # Per device: the slowest stage runs all micro-batches, the ramp runs a mean stage.
     items = model.n_layers + 2.0 * grid.ends
@@ -428,7 +450,27 @@ def ideal_terms(training: Training, grid: Grid, cluster: ClusterSpec, stack: Sof
     terms = {name: values * repeats for name, values in n_terms.items()}
     _add_head(terms, training, grid, count, stack, memory, products_s)
     _add_transfers(terms, training, grid, rates, stack, count)
-    return table_of(terms, NAMES, len(grid))
+    return table_of(terms, names_of(model), len(grid))
+
+
+def _scan_s(part: Recurrent, training: Training, tokens: Column, seq: float, cluster: ClusterSpec) -> Column:
+    """Return the ideal time of the forward scan of a micro-batch of ``tokens`` on one device [s].
+
+    Its products have small inner sizes, and its kernels read and write more than others do, so that both
+    add up. Their states have 32 bits, and vector operations run at the peak of that precision.
+    """
+    gpu = cluster.nodes[0].gpu
+    share, half = gpu.sustained.products[training.core_precision]
+    length = max(round(seq), 1)
+    flop = part.core_flop(length) / length / (gpu.sustained_peak(training.core_precision) * share)
+    if flop:
+        inner = min(part.state_dim, part.head_dim, part.chunk, length)
+        flop *= 1.0 + half / inner
+    vector = part.vector_flop(length) / length
+    if vector:
+        vector /= gpu.sustained_peak("fp32")
+    memory = Rates.of(cluster).memory * _STREAMING
+    return tokens * (flop + vector + part.scan_bytes(training.element_bytes) / memory)
 
 
 def _written_bytes(model: Architecture, run: Layers, size: float) -> tuple[float, float]:
@@ -436,15 +478,21 @@ def _written_bytes(model: Architecture, run: Layers, size: float) -> tuple[float
 
     The first are those of norms and residual sums, the second those that tensor parallelism divides.
     """
-    attention = run.attention
-    copied = 6.0 * attention.heads * attention.head_dim
+    attention, recurrent = run.attention, run.recurrent
+    copied = 6.0 * attention.heads * attention.head_dim + 6.0 * attention.gate_size if attention else 0.0
+    if recurrent is not None:  # in kernels of their own packages, which have 16 bits
+        copied += 2.0 * recurrent.streamed
     activation = _WRITTEN_TANH_GELU if model.writes_gelu_out else _WRITTEN_ACTIVATION
-    if run.ffn.n_matrices == 2:
-        return _WRITTEN_LAYER_NORMS * model.hidden, copied + activation * size
+    norms = run.n_halves / 2 * model.hidden
+    if run.ffn is not None and run.ffn.n_matrices == 2 and not model.is_recurrent:
+        return _WRITTEN_LAYER_NORMS * norms, copied + activation * size
     # Models with gates have root-mean-square norms and rotated heads, too.
-    per_channel = _WRITTEN_ROTATION + _WRITTEN_HEAD_NORMS * (attention.n_norms > 0)
-    rotated = per_channel * (attention.heads + attention.kv_heads) * attention.head_dim
-    return _WRITTEN_RMS_NORMS * model.hidden, rotated + copied + (activation + _WRITTEN_PRODUCT) * size
+    rotated = 0.0
+    if attention is not None:
+        per_channel = _WRITTEN_ROTATION + _WRITTEN_HEAD_NORMS * (attention.n_norms > 0)
+        rotated = per_channel * (attention.heads + attention.kv_heads) * attention.head_dim
+    gated = activation + _WRITTEN_PRODUCT * (run.ffn is not None and run.ffn.n_matrices > 2)
+    return _WRITTEN_RMS_NORMS * norms, rotated + copied + gated * size
 
 
 def _add_head(
@@ -466,7 +514,10 @@ def _add_head(
     loss = stack.logit_bytes * tokens * model.vocab / grid.tp / memory
     own = count * (products + loss)
     # Where embedding and loss count as layers, the last stage has one layer less.
-    layer = (terms["products"] + terms["attention"] + terms["scores"]) / (model.n_layers / grid.pp)
+    layer = terms["products"] + terms["attention"] + terms["scores"]
+    if "scan" in terms:
+        layer = layer + terms["scan"]
+    layer = layer / (model.n_layers / grid.pp)
     terms["head"] = where(grid.ends > 0, at_least(own - layer, 0.0), own)
 
 
@@ -516,6 +567,8 @@ def _add_transfers(
     # A gradient of 16 bits is written and read again, and the sum is read and written.
     terms["accumulation"] = count * trained * (2.0 * bytes_per + 2.0 * gradient) / memory
     computed = terms["products"] + terms["experts"] + terms["attention"] + terms["scores"] + terms["elements"]
+    if "scan" in terms:
+        computed = computed + terms["scan"]
     terms["gradients"] = exchanged
     terms["gradients_beyond"] = at_least(exchanged - _WINDOW * computed / count, 0.0)
     terms["shards"] = sharded

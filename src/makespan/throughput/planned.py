@@ -138,12 +138,17 @@ def fitted_workload(planned: PlannedWorkload) -> Workload:
     """Return a workload as the fitted performance model sees it: size, hidden state, layers and batch.
 
     One block stands for all layers, with a feed-forward part as large as the parameters say; a mixture of
-    experts counts with all of them.
+    experts counts with all of them, and a model without attention has the heads of its recurrent layers.
     """
     model, run = planned.training.model, planned.training
-    attention, hidden = model.layers[0].attention, model.hidden
-    head_dim = attention.head_dim
-    in_attention = 2 * hidden * head_dim * (attention.heads + attention.kv_heads)
+    hidden, heads, kv_heads, head_dim = model.hidden, 1, 1, model.hidden
+    attention = next((run.attention for run in model.layers if run.attention is not None), None)
+    recurrent = next((run.recurrent for run in model.layers if run.recurrent is not None), None)
+    if attention is not None:
+        heads, kv_heads, head_dim = attention.heads, attention.kv_heads, attention.head_dim
+    elif recurrent is not None:
+        heads, kv_heads, head_dim = recurrent.heads, recurrent.groups, recurrent.head_dim
+    in_attention = 2 * hidden * head_dim * (heads + kv_heads)
     per_layer = model.layer_parameters / model.n_layers
     source = f"counts of {planned.model}"
     return Workload(
@@ -159,8 +164,8 @@ def fitted_workload(planned: PlannedWorkload) -> Workload:
                     kind="causal",
                     seq=run.seq,
                     hidden=hidden,
-                    heads=attention.heads,
-                    kv_heads=attention.kv_heads,
+                    heads=heads,
+                    kv_heads=kv_heads,
                     ffn=max(round((per_layer - in_attention) / (3 * hidden)), 1),
                     gated=True,
                     kv_channels=head_dim,
