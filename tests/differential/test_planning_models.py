@@ -17,7 +17,7 @@ from makespan.planning import model_types, read_model
 
 pytestmark = pytest.mark.hf
 
-BUFFERS = {"deepseek_v3", "glm4_moe", "dots1", "solar_open"}
+BUFFERS = {"deepseek_v3", "glm4_moe", "dots1", "solar_open", "nemotron_h", "lfm2_moe"}
 """Families whose routers have selection biases that transformers keeps as buffers."""
 ALIKE = (
     "output_",
@@ -43,7 +43,8 @@ def counted(kind, config):
             model = class_of(kind)(config)
     except Exception:  # noqa: BLE001 - whatever a class does not support
         return None
-    n_routers = sum(name.endswith("e_score_correction_bias") for name, _ in model.named_buffers())
+    biases = ("e_score_correction_bias", "expert_bias")
+    n_routers = sum(name.endswith(biases) for name, _ in model.named_buffers())
     return sum(one.numel() for one in model.parameters()) + (n_routers * 4 if kind in BUFFERS else 0)
 
 

@@ -22,7 +22,32 @@ OF_FAMILY = {
     "gpt_neo": {"num_layers": 4},
     "deepseek_v2": {"num_key_value_heads": 4, "head_dim": 4},  # the channels that are turned
     "deepseek_v3": {"num_key_value_heads": 4, "head_dim": 4},
-}
+    # Layers of all kinds, and sizes that belong together; some types have no list of layers to leave out.
+    "bamba": {"attn_layer_indices": [1], "mamba_n_heads": 8, "mamba_d_state": 16, "mamba_n_groups": 2},
+    "falcon_h1": {"mamba_d_ssm": 96, "mamba_n_heads": 6, "mamba_d_state": 16, "mamba_n_groups": 2},
+    "granitemoehybrid": {
+        "mamba_n_heads": 8, "mamba_d_state": 16,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention", "full_attention"],
+    },
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_offset": 0},
+    "lfm2": {"full_attn_idxs": [1, 3]},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention", "conv", "full_attention"]},
+    "mamba2": {"num_heads": 8, "head_dim": 16, "state_size": 16, "n_groups": 2},
+    "nemotron_h": {
+        "mamba_num_heads": 6, "mamba_head_dim": 16, "ssm_state_size": 16, "n_groups": 2,
+        "moe_shared_expert_intermediate_size": 48, "sliding_window": None,
+        "layer_types": ["linear_attention", "moe", "full_attention", "mlp"],
+    },
+    **{
+        kind: {
+            "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8,
+            "linear_value_head_dim": 12,
+        }
+        for kind in ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
+    },
+}  # fmt: skip
+WITHOUT_LIST = ("bamba", "falcon_h1")
+"""Types whose kinds of layers follow from other fields and cannot be set."""
 HEADS = (
     modeling_auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES,
     modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
@@ -44,5 +69,6 @@ def class_of(kind, heads=HEADS):
 def config_of(kind, **switches):
     made = transformers.CONFIG_MAPPING[kind]
     known = made().to_dict().keys() | getattr(made, "attribute_map", {}).keys()
+    known = known - {"layer_types"} if kind in WITHOUT_LIST else known
     sizes = {name: value for name, value in SMALL.items() if name in known} | OF_FAMILY.get(kind, {})
     return made(**sizes | switches)

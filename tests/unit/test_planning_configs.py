@@ -270,6 +270,87 @@ PUBLISHED = {
         | {"encoder_attention_heads": 16, "decoder_attention_heads": 16},
         406_291_456,
     ),
+    "Qwen/Qwen3-Next-80B-A3B-Instruct": (
+        {"model_type": "qwen3_next", "num_experts": 512, "num_experts_per_tok": 10, "mlp_only_layers": []}
+        | {"moe_intermediate_size": 512, "shared_expert_intermediate_size": 512, "decoder_sparse_step": 1}
+        | {"linear_num_key_heads": 16, "linear_num_value_heads": 32, "linear_key_head_dim": 128}
+        | {"linear_value_head_dim": 128, "linear_conv_kernel_dim": 4, "full_attention_interval": 4}
+        | _sizes(2048, 48, 16, 151936, 5120, num_key_value_heads=2, head_dim=256),
+        79_674_391_296,
+    ),
+    "nvidia/Nemotron-H-8B-Base-8K": (
+        {"model_type": "nemotron_h", "mamba_num_heads": 128, "mamba_head_dim": 64, "ssm_state_size": 128}
+        | {"n_groups": 8, "conv_kernel": 4, "chunk_size": 128, "use_conv_bias": True}
+        | {"hybrid_override_pattern": "M-M-M-M*-" + "M-M-M-M-M*-" * 3 + "M-M-M-M-M-"}
+        | _sizes(4096, 52, 32, 131072, 21504, num_key_value_heads=8, head_dim=128),
+        8_100_852_736,
+    ),
+    "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16": (
+        {"model_type": "nemotron_h", "mamba_num_heads": 64, "mamba_head_dim": 64, "ssm_state_size": 128}
+        | {"n_groups": 8, "conv_kernel": 4, "chunk_size": 128, "n_routed_experts": 128}
+        | {"num_experts_per_tok": 6, "moe_intermediate_size": 1856, "n_group": 1, "topk_group": 1}
+        | {"moe_shared_expert_intermediate_size": 3712}
+        | {"hybrid_override_pattern": "MEMEM*E" + "MEMEM*E" * 4 + "MEMEMEM*E" + "MEMEMEME"}
+        | _sizes(2688, 52, 32, 131072, 1856, num_key_value_heads=2, head_dim=128),
+        31_577_937_344 + 23 * 128,  # with the selection biases of its routers
+    ),
+    "ibm-granite/granite-4.0-h-small": (
+        {"model_type": "granitemoehybrid", "num_local_experts": 72, "num_experts_per_tok": 10}
+        | {"shared_intermediate_size": 1536, "tie_word_embeddings": True, "mamba_n_heads": 128}
+        | {"mamba_d_head": 64, "mamba_d_state": 128, "mamba_n_groups": 1, "mamba_chunk_size": 256}
+        | {"layer_types": ["attention" if layer % 10 == 5 else "mamba" for layer in range(40)]}
+        | _sizes(4096, 40, 32, 100352, 768, num_key_value_heads=8),
+        32_207_337_984,
+    ),
+    "ibm-ai-platform/Bamba-9B-v1": (
+        {"model_type": "bamba", "attn_layer_indices": [9, 18, 27], "mamba_n_heads": 128}
+        | {"mamba_d_head": 64, "mamba_d_state": 128, "mamba_n_groups": 1, "mamba_chunk_size": 256}
+        | _sizes(4096, 32, 32, 128256, 14336, num_key_value_heads=8),
+        9_780_235_392,
+    ),
+    "tiiuae/Falcon-H1-7B-Base": (
+        {"model_type": "falcon_h1", "mamba_d_ssm": 3072, "mamba_n_heads": 24, "mamba_d_head": 128}
+        | {"mamba_d_state": 256, "mamba_n_groups": 1, "mamba_rms_norm": False, "projectors_bias": False}
+        | _sizes(3072, 44, 12, 130048, 12288, num_key_value_heads=2, head_dim=128),
+        7_585_513_568,
+    ),
+    "ai21labs/Jamba-v0.1": (
+        {"model_type": "jamba", "num_experts": 16, "num_experts_per_tok": 2, "expert_layer_period": 2}
+        | {"expert_layer_offset": 1, "attn_layer_period": 8, "attn_layer_offset": 4, "mamba_dt_rank": 256}
+        | {"mamba_d_state": 16, "mamba_d_conv": 4, "mamba_expand": 2, "mamba_conv_bias": True}
+        | _sizes(4096, 32, 32, 65536, 14336, num_key_value_heads=8),
+        51_570_323_328,
+    ),
+    "mistralai/Mamba-Codestral-7B-v0.1": (
+        {"model_type": "mamba2", "num_heads": 128, "head_dim": 64, "state_size": 128, "n_groups": 8}
+        | {"hidden_size": 4096, "num_hidden_layers": 64, "vocab_size": 32768, "chunk_size": 256},
+        7_285_403_648,
+    ),
+    "state-spaces/mamba-2.8b-hf": (
+        {"model_type": "mamba", "hidden_size": 2560, "num_hidden_layers": 64, "vocab_size": 50280}
+        | {"intermediate_size": 5120, "state_size": 16, "time_step_rank": 160, "use_conv_bias": True},
+        2_768_345_600,
+    ),
+    "tiiuae/falcon-mamba-7b": (
+        {"model_type": "falcon_mamba", "hidden_size": 4096, "num_hidden_layers": 64, "vocab_size": 65024}
+        | {"intermediate_size": 8192, "expand": 16, "state_size": 16, "time_step_rank": 256}
+        | {"tie_word_embeddings": False},
+        7_272_665_088,
+    ),
+    "LiquidAI/LFM2-1.2B": (
+        {"model_type": "lfm2", "block_ff_dim": 12288, "block_multiple_of": 256, "conv_L_cache": 3}
+        | {"block_ffn_dim_multiplier": 1.0, "block_auto_adjust_ff_dim": True, "conv_bias": False}
+        | {"full_attn_idxs": [2, 5, 8, 10, 12, 14]}
+        | _sizes(2048, 16, 32, 65536, num_key_value_heads=8),
+        1_170_340_608,
+    ),
+    "LiquidAI/LFM2-8B-A1B": (
+        {"model_type": "lfm2_moe", "num_experts": 32, "num_experts_per_tok": 4, "conv_L_cache": 3}
+        | {"moe_intermediate_size": 1792, "num_dense_layers": 2, "use_expert_bias": True}
+        | {"layer_types": [("conv", "full_attention")[n in (2, 6, 10, 14, 18, 21)] for n in range(24)]}
+        | _sizes(2048, 24, 32, 65536, 7168, num_key_value_heads=8),
+        8_339_929_856 + 22 * 32,  # with the selection biases of its routers
+    ),
 }
 MEGATRON_LLAMA3 = """\
 #!/bin/bash
@@ -699,7 +780,99 @@ def test_our_own_format_has_the_fields_of_the_types(tmp_path):
     )
 
 
+@pytest.mark.parametrize(
+    ("name", "changes", "kinds"),
+    [
+        ("Qwen/Qwen3-Next-80B-A3B-Instruct", {}, "RRRA" * 12),
+        ("Qwen/Qwen3-Next-80B-A3B-Instruct", {"full_attention_interval": 2}, "RA" * 24),
+        (
+            "Qwen/Qwen3-Next-80B-A3B-Instruct",
+            {"layer_types": ["full_attention"] * 47 + ["linear_attention"]},
+            "A" * 47 + "R",
+        ),
+        ("nvidia/Nemotron-H-8B-Base-8K", {"hybrid_override_pattern": "M-*" * 17 + "M"}, "R-A" * 17 + "R"),
+        ("nvidia/Nemotron-H-8B-Base-8K", {"layers_block_type": ["mamba", "mlp"] * 26}, "R-" * 26),
+        ("ibm-granite/granite-4.0-h-small", {}, "RRRRRARRRR" * 4),
+        ("ibm-granite/granite-4.0-h-small", {"layer_types": None}, "R" * 40),
+        ("ibm-ai-platform/Bamba-9B-v1", {}, "R" * 9 + "A" + "R" * 8 + "A" + "R" * 8 + "A" + "R" * 4),
+        ("tiiuae/Falcon-H1-7B-Base", {}, "B" * 44),
+        ("ai21labs/Jamba-v0.1", {}, "RRRRARRR" * 4),
+        ("LiquidAI/LFM2-1.2B", {}, "RRARRARRARARARAR"),
+        ("LiquidAI/LFM2-1.2B", {"full_attn_idxs": None}, "A" * 16),
+        ("LiquidAI/LFM2-1.2B", {"full_attn_idxs": []}, "R" * 16),
+    ],
+)  # fmt: skip
+def test_kinds_of_layers_follow_the_fields_of_the_type(tmp_path, name, changes, kinds):
+    model = read_model(_write(tmp_path, PUBLISHED[name][0] | changes))
+
+    letters = {(True, False): "A", (False, True): "R", (True, True): "B", (False, False): "-"}
+    found = [
+        letters[run.attention is not None, run.recurrent is not None] * run.n_layers for run in model.layers
+    ]
+    assert "".join(found) == kinds
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "difference"),
+    [
+        # Biases and norms per layer; the inner size of a state space where it is not stated.
+        ("tiiuae/Falcon-H1-7B-Base", {"mamba_proj_bias": True}, 44 * (2 * 3072 + 2 * 256 + 24)),
+        ("tiiuae/Falcon-H1-7B-Base", {"projectors_bias": True}, 44 * 3072),
+        ("tiiuae/Falcon-H1-7B-Base", {"mamba_rms_norm": True}, 44 * 3072),
+        ("tiiuae/Falcon-H1-7B-Base", {"mamba_conv_bias": False}, -44 * (3072 + 2 * 256)),
+        (
+            "tiiuae/Falcon-H1-7B-Base",
+            {"mamba_d_ssm": None, "mamba_n_heads": 48},
+            44 * (24 * 3072 + 3072 * 3072 * 3 + 3072 * 5 + 24 * 3),
+        ),
+        ("ibm-granite/granite-4.0-h-small", {"num_local_experts": 0}, -40 * 72 * 4096 * (3 * 768 + 1)),
+        ("Qwen/Qwen3-Next-80B-A3B-Instruct", {"attention_bias": True}, 12 * (8192 + 2 * 512 + 2048)),
+        ("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", {"mlp_bias": True}, 23 * (3712 + 2688)),
+        ("LiquidAI/LFM2-1.2B", {"block_auto_adjust_ff_dim": False}, 16 * 3 * 2048 * 4096),
+        ("LiquidAI/LFM2-1.2B", {"block_ffn_dim_multiplier": 1.01}, 16 * 3 * 2048 * 256),
+        ("LiquidAI/LFM2-1.2B", {"tie_embedding": False}, 65536 * 2048),
+        ("LiquidAI/LFM2-8B-A1B", {"use_expert_bias": False}, -22 * 32),
+    ],
+)  # fmt: skip
+def test_switches_of_recurrent_layers_change_the_counts(tmp_path, name, changes, difference):
+    config, parameters = PUBLISHED[name]
+
+    assert read_model(_write(tmp_path, config | changes)).parameters - parameters == difference
+
+
 BROKEN = [
+    (
+        PUBLISHED["nvidia/Nemotron-H-8B-Base-8K"][0] | {"moe_latent_size": 1024},
+        "field 'moe_latent_size': found 1024; expected it unset",
+    ),
+    (
+        PUBLISHED["nvidia/Nemotron-H-8B-Base-8K"][0] | {"tie_word_embeddings": True},
+        "field 'tie_word_embeddings': found True; expected it unset",
+    ),
+    (
+        PUBLISHED["nvidia/Nemotron-H-8B-Base-8K"][0] | {"hybrid_override_pattern": "MX"},
+        "field 'hybrid_override_pattern': found 'MX'; expected a letter of M * - E per layer",
+    ),
+    (
+        PUBLISHED["nvidia/Nemotron-H-8B-Base-8K"][0] | {"hybrid_override_pattern": "MM"},
+        "expected 52 of linear_attention, full_attention, mlp, moe",
+    ),
+    (
+        PUBLISHED["LiquidAI/LFM2-8B-A1B"][0] | {"layer_types": None},
+        "field 'layer_types' is missing; expected a list of full_attention, conv",
+    ),
+    (
+        PUBLISHED["LiquidAI/LFM2-1.2B"][0] | {"block_ffn_dim_multiplier": "1"},
+        "field 'block_ffn_dim_multiplier': found '1'; expected a number above 0",
+    ),
+    (
+        PUBLISHED["mistralai/Mamba-Codestral-7B-v0.1"][0] | {"num_heads": 64},
+        "64 heads of 64 channels in a state space of 8,192; expected as many in all",
+    ),
+    (
+        PUBLISHED["ibm-ai-platform/Bamba-9B-v1"][0] | {"mamba_n_groups": 3},
+        "Recurrent: 128 heads are not a multiple of 3 groups",
+    ),
     (
         {"model_type": "opt", "layer_norm_elementwise_affine": False},
         "field 'layer_norm_elementwise_affine': found False; expected True",
@@ -1021,6 +1194,11 @@ ODD_VALUES = [None, True, 0, -3, 2**70, 1.5, float("nan"), "text", [], [1, "a"],
         "mosaicml/mpt-7b",
         "openai/whisper-large-v3",
         "Qwen/Qwen1.5-MoE-A2.7B",
+        "Qwen/Qwen3-Next-80B-A3B-Instruct",
+        "nvidia/Nemotron-H-8B-Base-8K",
+        "tiiuae/Falcon-H1-7B-Base",
+        "ai21labs/Jamba-v0.1",
+        "LiquidAI/LFM2-1.2B",
     ],
 )
 def test_any_value_of_any_field_is_read_or_rejected_in_one_line(tmp_path, name):

@@ -184,6 +184,12 @@ _SPELLINGS = {
     "num_experts": ("num_local_experts", "n_routed_experts", "num_moe_experts", "moe_num_experts"),
     "num_experts_per_tok": ("moe_k", "moe_topk"),
     "sliding_window": ("window_size",),
+    "mamba_d_state": ("ssm_state_size", "state_size"),
+    "mamba_n_groups": ("n_groups",),
+    "mamba_d_conv": ("conv_kernel",),
+    "mamba_chunk_size": ("chunk_size",),
+    "mamba_conv_bias": ("use_conv_bias",),
+    "mamba_expand": ("expand",),
 }
 """Other names of a field, by its most common one."""
 
@@ -210,7 +216,7 @@ class _Fields:
         _, value = self.value(name, {}, "a table")
         if not isinstance(value, dict):
             raise InputError(f"field {name!r}: found {value!r}; expected a table of fields")
-        return _Fields(value, self._path)
+        return self.with_table(value)
 
     def whole(
         self, name: str, default: Any = _REQUIRED, least: int = 1, largest: int = _LARGEST_COUNT
@@ -220,6 +226,10 @@ class _Fields:
         if type(value) is not int or not least <= value <= largest:
             raise InputError(f"field {spelt!r}: found {value!r}; expected {expected}")
         return value
+
+    def with_table(self, table: Mapping[str, Any]) -> "_Fields":
+        """Return access to another table of the same file."""
+        return _Fields(table, self._path)
 
     def flag(self, name: str, default: bool = False) -> bool:
         spelt, value = self.value(name, default, "true or false")
@@ -781,7 +791,8 @@ def _hugging_face(table: dict[str, Any], path: Path) -> Architecture:
         fields.warn("reading the text model of %s; other parts are left out", table["model_type"])
     if table.get("quantization_config") is not None:
         fields.warn("'quantization_config' is ignored: weights are counted as trained")
-    if n_further := table.get("num_nextn_predict_layers") or table.get("num_mtp_layers"):
+    further = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers")
+    if n_further := next(filter(None, map(table.get, further)), None):
         fields.warn("%s layers that predict further tokens are left out", n_further)
     fields = _Fields(table, path)
     if fields.flag("add_cross_attention"):
@@ -1021,11 +1032,296 @@ def _bart(fields: _Fields) -> Architecture:
     )
 
 
+# --- Models with recurrent layers -------------------------------------------------------------------
+
+_EITHER = ("full_attention", "linear_attention")
+_OLD_KINDS = {"mamba": "linear_attention", "attention": "full_attention"}
+"""Kinds of layers as older files call them."""
+_NEMOTRON_KINDS = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
+
+
+def _of_layers(fields: _Fields, layers: Iterable[Layers], is_tied: bool = False) -> Architecture:
+    """Build a decoder with a final norm whose layers differ in their parts."""
+    hidden = fields.whole("hidden_size")
+    return Architecture(
+        name="",
+        family="",
+        hidden=hidden,
+        layers=_runs(layers),
+        vocab=fields.whole("vocab_size"),
+        is_tied=fields.flag("tie_word_embeddings", is_tied),
+        extra_parameters=hidden,
+        max_seq=fields.whole("max_position_embeddings", 0, least=0),
+        activation=fields.text("hidden_act", ""),
+    )
+
+
+def _layer_kinds(
+    fields: _Fields, usual: Callable[[int], str] | None, accepted: tuple[str, ...] = _EITHER
+) -> list[str]:
+    """Return the kind of each layer: as a list states it, or the usual one of its index."""
+    lists = {name: fields.listed(name, str) for name in ("layer_types", "layers_block_type")}
+    stated = next((name for name, kinds in lists.items() if kinds), None)
+    if stated is None and usual is None:
+        raise InputError(f"field 'layer_types' is missing; expected a list of {', '.join(accepted)}")
+    kinds = [_OLD_KINDS.get(kind, kind) for kind in lists[stated]] if stated else []
+    n_layers = fields.whole("num_hidden_layers", len(kinds) or _REQUIRED, largest=_MOST_LAYERS)
+    if stated is None and usual is not None:
+        return [usual(layer) for layer in range(n_layers)]
+    if len(kinds) != n_layers or not {*kinds} <= {*accepted}:
+        raise InputError(
+            f"field {stated!r}: found {len(kinds)} of {', '.join(sorted({*kinds}))}; "
+            f"expected {n_layers} of {', '.join(accepted)}"
+        )
+    return kinds
+
+
+def _either(
+    has_attention: bool,
+    attention: Attention,
+    recurrent: Recurrent,
+    ffn: FeedForward | Experts,
+    extra: int = 0,
+) -> Layers:
+    """Return a layer with one of two parts before its feed-forward part."""
+    if has_attention:
+        return Layers(1, attention, ffn, extra_parameters=extra)
+    return Layers(1, None, ffn, extra_parameters=extra, recurrent=recurrent)
+
+
+def _state_space(fields: _Fields, inner: int, heads: int, head_dim: int, has_biases: bool) -> Recurrent:
+    """Read the state space of Mamba-2, whose output has a norm."""
+    if heads * head_dim != inner:
+        raise InputError(
+            f"{heads} heads of {head_dim} channels in a state space of {inner:,}; expected as many in all"
+        )
+    return Recurrent(
+        kind="state-space",
+        heads=heads,
+        head_dim=head_dim,
+        state_dim=fields.whole("mamba_d_state"),
+        groups=fields.whole("mamba_n_groups"),
+        kernel=fields.whole("mamba_d_conv", 4),
+        chunk=fields.whole("mamba_chunk_size", 256),
+        norm_size=inner,
+        has_input_bias=has_biases,
+        has_conv_bias=fields.flag("mamba_conv_bias", True),
+        has_output_bias=has_biases,
+    )
+
+
+def _bamba_scan(fields: _Fields, inner: int) -> Recurrent:
+    heads, stated = fields.whole("mamba_n_heads"), fields.table.get("mamba_d_head")
+    head_dim = inner // heads if stated in (None, "auto") else fields.whole("mamba_d_head")
+    return _state_space(fields, inner, heads, head_dim, fields.flag("mamba_proj_bias"))
+
+
+def _selective(fields: _Fields, inner: int, rank_name: str, bias_name: str, has_norms: bool) -> Recurrent:
+    """Read the selective scan of Mamba."""
+    state_dim, has_biases = fields.whole("mamba_d_state", 16), fields.flag(bias_name)
+    is_auto = fields.table.get(rank_name) in (None, "auto")
+    rank = -(-fields.whole("hidden_size") // 16) if is_auto else fields.whole(rank_name)
+    return Recurrent(
+        kind="selective",
+        heads=inner,
+        state_dim=state_dim,
+        kernel=fields.whole("mamba_d_conv", 4),
+        rank=rank,
+        norm_size=rank + 2 * state_dim if has_norms else 0,
+        has_input_bias=has_biases,
+        has_conv_bias=fields.flag("mamba_conv_bias", True),
+        has_output_bias=has_biases,
+    )
+
+
+def _qwen_next(fields: _Fields) -> Architecture:
+    family = _Family(n_biases=4, biases=("attention_bias", False), n_norms=2, is_grouped=True, head_dim=256)
+    attention = replace(_attention(fields, family, fields.whole("hidden_size")), has_gate=True)
+    interval = fields.whole("full_attention_interval", 4)
+    kinds = _layer_kinds(fields, lambda layer: _EITHER[(layer + 1) % interval > 0])
+    value_dim = fields.whole("linear_value_head_dim")
+    recurrent = Recurrent(
+        kind="delta",
+        heads=fields.whole("linear_num_value_heads"),
+        head_dim=value_dim,
+        state_dim=fields.whole("linear_key_head_dim"),
+        groups=fields.whole("linear_num_key_heads"),
+        kernel=fields.whole("linear_conv_kernel_dim", 4),
+        chunk=64,  # of flash-linear-attention, and of the operators of transformers
+        norm_size=value_dim,
+    )
+    is_dense = fields.text("model_type") == "qwen3_5_text" or fields.table.get("num_experts") == 0
+    layers = []
+    for layer, kind in enumerate(kinds):
+        ffn, extra = (_dense if is_dense else _qwen_moe)(fields, family, layer)
+        layers.append(_either(kind == "full_attention", attention, recurrent, ffn, extra))
+    return _of_layers(fields, layers)
+
+
+def _bamba(fields: _Fields) -> Architecture:
+    """Follow Bamba, and Granite 4, whose layers may have experts."""
+    hidden = fields.whole("hidden_size")
+    attention = _attention(fields, _LLAMA, hidden)
+    recurrent = _bamba_scan(fields, fields.whole("mamba_expand", 2) * hidden)
+    ffn: FeedForward | Experts
+    if fields.text("model_type") == "bamba":
+        with_attention = fields.listed("attn_layer_indices", int)
+        kinds = _layer_kinds(fields, lambda layer: _EITHER[layer not in with_attention])
+        ffn, _ = _dense(fields, _LLAMA, 0)
+    else:
+        kinds = _layer_kinds(fields, lambda _layer: "linear_attention")
+        shared = fields.whole("shared_intermediate_size")
+        ffn = FeedForward(shared, is_gated=True)
+        if fields.whole("num_experts", least=0):
+            ffn, _ = _granite_moe(fields, _LLAMA, 0)
+    layers = [_either(kind == "full_attention", attention, recurrent, ffn) for kind in kinds]
+    return _of_layers(fields, layers)
+
+
+def _falcon_h1(fields: _Fields) -> Architecture:
+    hidden = fields.whole("hidden_size")
+    inner = fields.whole("mamba_expand", 2) * hidden
+    if "mamba_d_ssm" not in fields.table or fields.table["mamba_d_ssm"] is not None:
+        inner = fields.whole("mamba_d_ssm", 1024)
+    recurrent = replace(
+        _bamba_scan(fields, inner),
+        norm_size=inner if fields.flag("mamba_rms_norm") else 0,
+        has_output_bias=fields.flag("projectors_bias"),
+    )
+    ffn, _ = _dense(fields, _LLAMA, 0)
+    n_layers = fields.whole("num_hidden_layers", largest=_MOST_LAYERS)
+    attention = _attention(fields, _LLAMA, hidden)
+    return _of_layers(fields, [Layers(1, attention, ffn, recurrent=recurrent)] * n_layers)
+
+
+def _jamba(fields: _Fields) -> Architecture:
+    hidden = fields.whole("hidden_size")
+    attention = _attention(fields, _Family(), hidden)
+    inner = fields.whole("mamba_expand", 2) * hidden
+    recurrent = _selective(fields, inner, "mamba_dt_rank", "mamba_proj_bias", has_norms=True)
+    every, first = fields.whole("attn_layer_period", 8), fields.whole("attn_layer_offset", 4, least=0)
+    sparse_every = fields.whole("expert_layer_period", 2)
+    first_sparse = fields.whole("expert_layer_offset", 1, least=0)
+    size, n_experts = fields.whole("intermediate_size"), fields.whole("num_experts", 16)
+    layers = []
+    for layer in range(fields.whole("num_hidden_layers", largest=_MOST_LAYERS)):
+        ffn: FeedForward | Experts = FeedForward(size, is_gated=True)
+        if n_experts > 1 and layer % sparse_every == first_sparse:
+            ffn = Experts(n_experts, fields.whole("num_experts_per_tok", 2), size)
+        layers.append(_either(layer % every == first, attention, recurrent, ffn))
+    return _of_layers(fields, layers)
+
+
+def _nemotron_h(fields: _Fields) -> Architecture:
+    """Follow Nemotron-H, each of whose layers has one part."""
+    for name in ("attention_bias", "moe_latent_size", "sliding_window", "tie_word_embeddings"):
+        if fields.table.get(name) not in (None, False):
+            raise InputError(f"field {name!r}: found {fields.table[name]!r}; expected it unset")
+    hidden = fields.whole("hidden_size")
+    if "hybrid_override_pattern" in fields.table and not fields.listed("layers_block_type", str):
+        pattern = fields.text("hybrid_override_pattern")
+        if not pattern or not {*pattern} <= {*_NEMOTRON_KINDS}:
+            raise InputError(
+                f"field 'hybrid_override_pattern': found {pattern!r}; "
+                f"expected a letter of {' '.join(_NEMOTRON_KINDS)} per layer"
+            )
+        stated = {**fields.table, "layers_block_type": [_NEMOTRON_KINDS[letter] for letter in pattern]}
+        fields = fields.with_table(stated)
+    kinds = _layer_kinds(fields, None, tuple(_NEMOTRON_KINDS.values()))
+    has_biases, parts = fields.flag("mlp_bias"), dict[str, Layers]()
+    if "linear_attention" in kinds:
+        heads, head_dim = fields.whole("mamba_num_heads"), fields.whole("mamba_head_dim")
+        scan = _state_space(fields, heads * head_dim, heads, head_dim, fields.flag("use_bias"))
+        parts["linear_attention"] = Layers(1, norm_vectors=1, recurrent=scan)
+    if "full_attention" in kinds:
+        parts["full_attention"] = Layers(1, _attention(fields, _Family(), hidden), norm_vectors=1)
+    if "mlp" in kinds:
+        dense = FeedForward(fields.whole("intermediate_size"), is_gated=False, has_bias=has_biases)
+        parts["mlp"] = Layers(1, None, dense, norm_vectors=1)
+    if "moe" in kinds:
+        experts = Experts(
+            n_experts=fields.whole("num_experts"),
+            per_token=fields.whole("num_experts_per_tok"),
+            size=fields.whole("moe_intermediate_size"),
+            shared_size=fields.whole("moe_shared_expert_intermediate_size"),
+            is_gated=False,
+            n_groups=fields.whole("n_group", 1),
+            groups_per_token=fields.whole("topk_group", 1),
+        )
+        # Selection biases of the router, and biases of what computes every token.
+        extra = experts.n_experts + (experts.shared_size + hidden if has_biases else 0)
+        parts["moe"] = Layers(1, None, experts, norm_vectors=1, extra_parameters=extra)
+    return _of_layers(fields, [parts[kind] for kind in kinds])
+
+
+def _mamba(fields: _Fields) -> Architecture:
+    n_layers = fields.whole("num_hidden_layers", largest=_MOST_LAYERS)
+    is_second = fields.text("model_type") == "mamba2"
+    inner = fields.whole("mamba_expand", 2) * fields.whole("hidden_size")
+    if is_second:
+        heads, head_dim = fields.whole("num_heads"), fields.whole("head_dim")
+        recurrent = _state_space(fields, inner, heads, head_dim, fields.flag("use_bias"))
+    else:
+        inner = fields.whole("intermediate_size", inner)
+        recurrent = _selective(fields, inner, "time_step_rank", "use_bias", has_norms=False)
+    return _of_layers(fields, [Layers(1, norm_vectors=1, recurrent=recurrent)] * n_layers, not is_second)
+
+
+def _lfm2(fields: _Fields) -> Architecture:
+    hidden, is_mixture = fields.whole("hidden_size"), fields.text("model_type") == "lfm2_moe"
+    attention = _attention(fields, _Family(n_norms=2, is_grouped=True), hidden)
+    has_biases = fields.flag("conv_bias")
+    recurrent = Recurrent(
+        kind="convolution",
+        heads=hidden,
+        kernel=fields.whole("conv_L_cache", 3),
+        has_input_bias=has_biases,
+        has_conv_bias=has_biases,
+        has_output_bias=has_biases,
+    )
+    with_attention = fields.listed("full_attn_idxs", int)
+    is_stated = fields.table.get("full_attn_idxs") is not None
+    accepted = ("full_attention", "conv")
+    kinds = _layer_kinds(
+        fields,
+        None if is_mixture else lambda layer: accepted[is_stated and layer not in with_attention],
+        accepted,
+    )
+    size = fields.whole("block_ff_dim", fields.whole("intermediate_size", 0, least=0) or _REQUIRED)
+    if not is_mixture and fields.flag("block_auto_adjust_ff_dim", True):
+        size, multiple = int(2 * size / 3), fields.whole("block_multiple_of", 256)
+        _, share = fields.value("block_ffn_dim_multiplier", None, "a number")
+        if share is not None:
+            if type(share) not in (int, float) or not 0 < share < _MOST_LAYERS:
+                raise InputError(
+                    f"field 'block_ffn_dim_multiplier': found {share!r}; expected a number above 0"
+                )
+            size = -(-int(share * size) // multiple) * multiple
+    layers = []
+    for layer, kind in enumerate(kinds):
+        ffn: FeedForward | Experts = FeedForward(size, is_gated=True)
+        biases = 0
+        if is_mixture and layer >= fields.whole("num_dense_layers", 2, least=0):
+            n_experts, per_token = fields.whole("num_experts"), fields.whole("num_experts_per_tok")
+            ffn = Experts(n_experts, per_token, fields.whole("moe_intermediate_size"))
+            biases = n_experts if fields.flag("use_expert_bias", True) else 0
+        layers.append(_either(kind == "full_attention", attention, recurrent, ffn, biases))
+    is_tied = fields.flag("tie_embedding", fields.flag("tie_word_embeddings", True))
+    return replace(_of_layers(fields, layers), is_tied=is_tied)
+
+
 _READERS: dict[str, Callable[[_Fields], Architecture]] = {
     "t5": _t5,
     "vit": _vit,
     "whisper": _whisper,
     **dict.fromkeys(_BART, _bart),
+    **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), _qwen_next),
+    **dict.fromkeys(("bamba", "granitemoehybrid"), _bamba),
+    **dict.fromkeys(("mamba", "mamba2", "falcon_mamba"), _mamba),
+    **dict.fromkeys(("lfm2", "lfm2_moe"), _lfm2),
+    "falcon_h1": _falcon_h1,
+    "jamba": _jamba,
+    "nemotron_h": _nemotron_h,
 }
 
 
