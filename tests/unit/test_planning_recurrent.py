@@ -35,6 +35,7 @@ from makespan.planning import (
     scaling,
     software,
     stack_names,
+    validate_rows,
 )
 from makespan.throughput import planned_workload
 from makespan.throughput.planned import fitted_workload
@@ -337,6 +338,26 @@ def test_rows_of_models_with_and_without_recurrent_layers_refine_each_other():
         assert only_other.step_s > 1.1 * pricer.price(layout).step_s
         assert sum(only_other.terms_s.values()) == pytest.approx(only_other.step_s)
         assert plan(refined, 2).best[0].step_s > 0
+
+
+def test_what_rows_taught_goes_with_the_pricer_to_models_with_other_terms():
+    machines, used, layout = read_machines("8xh100-80"), software("megatron-bridge"), Layout(dp=8)
+    dense = Architecture("dense", "llama", 2048, (Layers(16, ATTENTION, FeedForward(8192, True)),), 32000)
+    hybrid, plain = Training(model(SCAN), 4096, 64), Training(dense, 4096, 64)
+    for own, other in ((plain, hybrid), (hybrid, plain)):
+        pricer, fresh = Pricer(own, machines, used), Pricer(other, machines, used)
+        rows = [
+            (own, one, machines, 1.4 * pricer.price(one).step_s)
+            for one in (layout, Layout(dp=4, tp=2), Layout(dp=4, pp=2))
+        ]
+        moved = dataclasses.replace(calibrated_by(pricer, rows), training=other, measured=())
+        before, after = fresh.price(layout), moved.price(layout)
+        assert after.terms_s.keys() == before.terms_s.keys()
+        assert after.step_s > 1.1 * before.step_s
+        assert after.high_s / after.low_s < before.high_s / before.low_s
+        table = validate_rows(pricer, [rows[0], (other, layout, machines, 1.4 * before.step_s)])
+        assert table["before_error"].to_numpy() == pytest.approx(1 / 1.4 - 1)
+        assert (table["left_out_error"].abs() < 0.25).all()
 
 
 # --- Plans ---
