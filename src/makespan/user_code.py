@@ -22,16 +22,38 @@ def user_file(path: str | Path, what: str, error: type[Exception] = InputError) 
 
 
 def load_file(path: str | Path, error: type[Exception] = InputError) -> ModuleType:
-    """Run a file as a module, without writing compiled code; an ``error`` says where it failed."""
+    """Run a file as a module, without writing compiled code; an ``error`` says where it failed.
+
+    Imports look into the folder of the file first, then and later, as if Python ran it as a script.
+    """
     file = str(Path(path).resolve())
     name = f"{Path(file).stem}_{hashlib.sha256(file.encode()).hexdigest()[:8]}"
     module = ModuleType(name)
     module.__file__ = file
+    _search_first(Path(file).parent)
     with explained(file, error):
         code = compile(Path(file).read_bytes(), file, "exec")
         sys.modules[name] = module  # dataclasses and messages look for it there
         exec(code, module.__dict__)
     return module
+
+
+def _search_first(folder: Path) -> None:
+    """Let imports look into a folder first, also for names that files of other folders have imported."""
+    if str(folder) in sys.path:
+        sys.path.remove(str(folder))
+    sys.path.insert(0, str(folder))
+    namesakes = set()
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if not file or "." in name or name in sys.stdlib_module_names or "site-packages" in file:
+            continue
+        beside = [folder / f"{name}.py", folder / name / "__init__.py"]
+        if Path(file).resolve() not in beside and any(one.is_file() for one in beside):
+            namesakes.add(name)
+    for name in list(sys.modules):  # with their submodules
+        if name.partition(".")[0] in namesakes - {"__main__", "makespan"}:
+            del sys.modules[name]
 
 
 def load_module(name: str, error: type[Exception] = InputError) -> tuple[ModuleType, str]:

@@ -392,6 +392,7 @@ def test_the_command_line_sets_after_how_long_a_stall_is_an_error(tmp_path):
     [
         (("run", "resnet5", "--steps", 1), "unknown model 'resnet5'"),
         (("run", "resnet50", "--steps", 1, "--set", "lr=0.1"), "--set 'lr=0.1'; expected PART.NAME=VALUE"),
+        (("run", "resnet50", "--steps", 1, "--set", "net.size=tiny"), "unknown part in options 'net'"),
         (
             ("run", "resnet50", "--steps", 1, "--devices", "A,A,A,A,A"),
             "devices has 5 names; expected 1 to 4",

@@ -701,8 +701,9 @@ def read_settings(settings: tuple[str, ...], parts: tuple[str, ...] = ()) -> dic
         part, dot, option = name.partition(".")
         if not (equals and dot and part and option) or (parts and part not in parts):
             raise InputError(f"--set {text!r}; expected {shown}, where VALUE is JSON or a text")
+        values = by_part.setdefault(part, {})
         try:
-            by_part.setdefault(part, {})[option] = json.loads(value)
+            values[option] = json.loads(value)
         except ValueError:
-            by_part[part][option] = value
+            values[option] = value
     return by_part
