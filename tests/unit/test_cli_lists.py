@@ -109,3 +109,26 @@ def test_clusters_and_workloads_say_what_they_are():
 def test_shells_complete_names(arguments, incomplete, offered):
     found = ShellComplete(main, {}, "makespan", "_MAKESPAN_COMPLETE").get_completions(arguments, incomplete)
     assert [item.value for item in found] == offered
+
+
+@pytest.mark.parametrize(
+    ("words", "file", "advice"),
+    [
+        ("claims", "results/claims.csv", "snakemake --cores all claims"),
+        ("slapo tune", "config/published/slapo_fig10.csv", "--grid"),
+        (
+            "oobleck simulate --trace 1h --system varuna --model GPT-2",
+            "config/published/oobleck_throughput.csv",
+            "--throughput",
+        ),
+        ("report --results .", "config/config.yaml", "go to a checkout"),
+    ],
+)
+def test_a_default_file_of_the_checkout_that_is_not_here_says_what_to_do(
+    tmp_path, monkeypatch, words, file, advice
+):
+    monkeypatch.chdir(tmp_path)
+    done = run(*words.split())
+    assert done.exit_code == 2
+    assert f"Error: {file}: no such file in {tmp_path}; " in done.stderr and advice in done.stderr
+    assert not list(tmp_path.iterdir())

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from makespan.cli.options import PAPER_NAMES, form_options, say, say_rows
+from makespan.cli.options import PAPER_NAMES, check_default, form_options, say, say_rows
 from makespan.errors import InputError
 from makespan.units import format_bytes
 
@@ -138,13 +138,16 @@ def workloads_command(form: str | None) -> None:
         say(f"{row['workload']:<{width}}  {row['title']}: {size}{', small' * row['is_small']}{also}")
 
 
+_LEDGER = Path("results/claims.csv")
+
+
 @click.command("claims")
 @click.option("--paper", metavar="NAME", shell_complete=PAPER_NAMES, help="Statements of this paper only.")
 @click.option("--fails", is_flag=True, help="Show only statements that do not hold.")
 @click.option(
     "--ledger",
     type=click.Path(path_type=Path),
-    default=Path("results/claims.csv"),
+    default=_LEDGER,
     show_default=True,
     help="Ledger that the workflow wrote.",
 )
@@ -156,6 +159,11 @@ def claims_command(paper: str | None, fails: bool, ledger: Path, form: str | Non
     """
     from makespan.tables import JOINED_CLAIMS, read_csv
 
+    check_default(
+        ledger,
+        _LEDGER,
+        "write it with 'snakemake --cores all claims', or name another with --ledger",
+    )
     table = read_csv(ledger, JOINED_CLAIMS).fillna("")
     rows = [{str(name): value for name, value in row.items()} for row in table.to_dict("records")]
     papers = list(dict.fromkeys(str(row["paper"]) for row in rows))

@@ -18,6 +18,7 @@ from pydantic import ValidationError
 
 from makespan.cli.fields import field_options
 from makespan.cli.options import (
+    check_default,
     json_option,
     json_text,
     launcher_of,
@@ -934,6 +935,7 @@ def simulate_command(
     """Simulate one system on one trace of nodes, with the costs of the default configuration."""
     configured = _configured(config)
     models = [_model(model, given, configured["models"])]
+    check_default(cells, _CELLS, "go to a checkout of makespan, or give a table of your own, --throughput")
     systems = Systems(PAPER.read_published("throughput", cells), models, configured["assumptions"])
     costs = systems.costs(
         system, model, falls_back=fallback == "on", checkpoint_every=k, charges_checkpoints=not no_ckpt

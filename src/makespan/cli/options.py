@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.shell_completion import CompletionItem, get_completion_class
 
-from makespan.errors import InputError
+from makespan.errors import InputError, MissingDataError
 from makespan.files import check_target as check_file, is_stream
 from makespan.units import HOUR, printable
 
@@ -462,6 +462,12 @@ def check_target(path: Path | None, *, is_directory: bool) -> None:
         parent = parent.parent
     if not (parent.is_dir() and os.access(parent, os.W_OK)):
         raise InputError(f"--output {path}: {parent} is no directory that can be written to")
+
+
+def check_default(path: Path, default: Path, advice: str) -> None:
+    """Raise a `MissingDataError` with advice if a file of the checkout, the default, is not found here."""
+    if path == default and not path.exists():
+        raise MissingDataError(f"{path}: no such file in {Path.cwd()}; {advice}")
 
 
 def reject_others(

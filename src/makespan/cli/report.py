@@ -5,8 +5,8 @@ from typing import Any
 
 import click
 
-from makespan.cli.options import json_option, say_result
-from makespan.config import check_settings, load_settings
+from makespan.cli.options import check_default, json_option, say_result
+from makespan.config import DEFAULT_FILES, check_settings, load_settings
 from makespan.files import read_json
 from makespan.papers.experiment import SOURCES
 from makespan.report import write_report
@@ -44,4 +44,9 @@ def _configuration(results: Path) -> dict[str, Any]:
     made = next((read_json(path) for path in records if path.is_file()), None)
     if made is not None:
         return dict(made["config"])
+    check_default(
+        Path(DEFAULT_FILES[0]),
+        Path(DEFAULT_FILES[0]),
+        f"{results} does not record the configuration of its results, so go to a checkout of makespan",
+    )
     return load_settings().model_dump(mode="json")

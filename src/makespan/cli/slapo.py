@@ -9,7 +9,15 @@ from typing import Any, TypeVar
 
 import click
 
-from makespan.cli.options import json_option, json_text, launcher_of, launcher_options, say, say_result
+from makespan.cli.options import (
+    check_default,
+    json_option,
+    json_text,
+    launcher_of,
+    launcher_options,
+    say,
+    say_result,
+)
 from makespan.cli.progress import Countdown
 from makespan.errors import InputError
 from makespan.papers.slapo import PAPER
@@ -110,6 +118,7 @@ def tune_command(
     if model is None:
         if emulator:
             raise InputError("--emulator needs --model FAMILY:SIZE")
+        check_default(cells, _CELLS, "go to a checkout of makespan, or give --model or a table, --grid")
         searched: Grid | Settings = Grid.printed(PAPER.read_published(*Tuning.cells, cells))
     else:
         family, _, size = model.partition(":")
