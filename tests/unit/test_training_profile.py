@@ -1,8 +1,10 @@
 """The profiler: which points, what is made of the times, and what is said of machine and noise."""
 
 import json
+import socket
 import tomllib
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -250,19 +252,21 @@ def test_an_interrupted_profile_goes_on_with_the_runs_that_are_missing(trained, 
 def test_other_settings_and_another_machine_begin_anew_and_say_so(trained, tmp_path, monkeypatch):
     path, told = tmp_path / "unfinished.jsonl", []
     interrupted(trained, path, 4, {"steps": 1})
-    before = path.read_text()
+    before, hosts = path.read_text(), f"found {socket.gethostname()!r}, expected 'elsewhere'"
+    anew = f"starting anew, its runs go to {path}.old"
     assert "tiny-gpt on 2: machine" not in Measurements(path, {"steps": 2}, 6, None, told.append)
     monkeypatch.setattr("socket.gethostname", lambda: "elsewhere")
     assert "tiny-gpt on 2: machine" not in Measurements(path, {"steps": 1}, 6, None, told.append)
     assert told == [
-        f"{path}: was measured with other settings; starting from scratch",
-        f"{path}: was measured on another machine; starting from scratch",
+        f"{path}: was measured with other settings; settings.steps: found 1, expected 2; {anew}",
+        f"{path}: was measured on another machine; machine.host: {hosts}; {anew}",
     ]
     assert path.read_text() == before  # until something else is measured
     asked = trained(lambda number: (1.0,))
     measured(Procedure(0, 1, 3), kept=Measurements(path, {"steps": 1}, 6))
     assert len(asked[0][0]) == 6
     assert '"elsewhere"' in path.read_text().splitlines()[0]
+    assert Path(f"{path}.old").read_text() == before
 
 
 def test_another_micro_batch_is_another_run(trained, tmp_path):

@@ -214,7 +214,11 @@ def profile_command(
             write_csv(table, output / f"{spec.key}.csv", THROUGHPUT)
             write_json(record, output / f"{spec.key}.json", indent=1)
             noise_pct = record["repeatability_pct"]
-            noise = "unknown" if noise_pct is None else f"{noise_pct:.1f} %"
+            noise = (
+                "the noise is unknown"
+                if noise_pct is None
+                else f"two runs of a point differ by {noise_pct:.1f} %"
+            )
             count = f"{int(table['feasible'].sum())} of {len(table)} points ran"
             countdown.close()
             row = {"workload": spec.key, "path": str(output / f"{spec.key}.csv"), "n_points": len(table)}
@@ -222,7 +226,7 @@ def profile_command(
                 {**row, "n_feasible": int(table["feasible"].sum()), "repeatability_pct": noise_pct}
             )
             if form is None:
-                say(f"{spec.key}: {count}; two runs of a point differ by {noise}")
+                say(f"{spec.key}: {count}; {noise}")
     except KeyboardInterrupt:
         countdown.close()
         say(f"stopped; the same command resumes from {path}", err=True)

@@ -119,6 +119,7 @@ def profile_batches(
 
 _EXPECTED = "the measurements of an interrupted profile"
 _TRANSIENT = ("load", "slurm")  # keys in the description of a machine
+_MOST_DIFFERENCES = 3
 
 
 class Measurements:
@@ -153,6 +154,7 @@ class Measurements:
         self._progress = progress or (lambda done, total: None)
         self._values: dict[str, tuple[int, Any]] = {}
         self._stream: IO[str] | None = None
+        self._is_other = False
         self._lock = threading.Lock()
         if path is not None:
             machine = {
@@ -220,15 +222,37 @@ class Measurements:
             return
         machine = first.get("machine") if isinstance(first, dict) else None
         difference = "with other settings" if machine == self._head["machine"] else "on another machine"
-        self._tell(f"{path}: was measured {difference}; starting from scratch")
+        changed = "; ".join(_differences(first, self._head)[:_MOST_DIFFERENCES])
+        self._is_other = True
+        self._tell(
+            f"{path}: was measured {difference}; {changed}; starting anew, its runs go to {_old(path)}"
+        )
 
     def _write(self, path: Path, line: str) -> None:
         if self._stream is None:  # rewrite the file before appending: its last line may be cut
+            if self._is_other:
+                path.replace(_old(path))
             kept = (_line(name, *value) for name, value in self._values.items())
             write_text("".join([json.dumps(self._head), "\n", *kept]), path)
             self._stream = path.open("a", encoding="utf-8")
         self._stream.write(line)
         self._stream.flush()
+
+
+def _old(path: Path) -> Path:
+    return path.with_name(f"{path.name}.old")
+
+
+def _differences(found: Any, expected: Any, where: str = "") -> list[str]:
+    """Return one text for each plain value in which two values of JSON differ, with its place."""
+    if not (isinstance(found, dict) and isinstance(expected, dict)):
+        return [] if found == expected else [f"{where or 'head'}: found {found!r}, expected {expected!r}"]
+    names = dict.fromkeys((*found, *expected))
+    return [
+        text
+        for name in names
+        for text in _differences(found.get(name), expected.get(name), f"{where}.{name}".removeprefix("."))
+    ]
 
 
 def _line(name: str, n_runs: int, value: Any) -> str:
