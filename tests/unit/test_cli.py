@@ -179,6 +179,10 @@ def test_a_missed_bound_sets_the_exit_status(measured: Path, tmp_path: Path) -> 
         (("emulate", "--workload", "bert", "--plans", "244", "--output", "x"), "no point of the trace grid"),
         (("validate", "nowhere"), "nowhere: no such directory"),
         (("calibrate", "."), "neither the published files nor"),
+        (
+            ("validate", "config.json"),
+            "config.json: no such directory; expected one with measured traces, or MODEL",
+        ),
         (("emulate", "--noise", "-1", "--output", "x"), "Invalid value for '--noise'"),
         (("emulate", "--noise", "1e9", "--output", "x"), "to 50 (equal points then differ by a factor"),
         (

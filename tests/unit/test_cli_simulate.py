@@ -349,6 +349,10 @@ def test_a_list_can_be_cut(job_list: Path) -> None:
         (("--source", "measured"), "--measured-dir"),
         (("--source", "measured", "--measured-dir", "gone"), "gone: no measured traces"),
         (
+            ("--workload", "unlisted.csv", "--source", "measured", "--measured-dir", "gone"),
+            "gone: no measured traces, as there is no such directory",
+        ),
+        (
             ("--workload", "large.csv", "--nodes", "4"),
             "large.csv: every job requests more than cluster 'a800-64 as 4 x 8' has (first: row 1, job a: 64",
         ),
@@ -381,6 +385,8 @@ def test_mistakes_give_one_message_and_leave_nothing(
     write_csv(jobs_table([large]), tmp_path / "large.csv", JOBS)
     broken = [*rows[:2], rows[2].replace("9000", "many")]
     (tmp_path / "broken.csv").write_text("\n".join(broken) + "\n", encoding="utf-8")
+    unlisted = [rows[0], rows[1].replace(JOBS_LIST[0].workload, "unlisted")]
+    (tmp_path / "unlisted.csv").write_text("\n".join(unlisted) + "\n", encoding="utf-8")
     (tmp_path / "empty.csv").write_text("", encoding="utf-8")
     before = sorted(tmp_path.rglob("*"))
     result = run("simulate", "--output", "out", *arguments)

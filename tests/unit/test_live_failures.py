@@ -16,6 +16,7 @@ from makespan.errors import InputError, MakespanError
 from makespan.live.run import LiveProfile
 from makespan.metrics import Goodput, job_goodput
 from makespan.policies import policy
+from makespan.runtime import held_directory
 from makespan.sim import FailureModel, NodeEvent
 from makespan.tables import LIVE, LIVE_FAILURES, LIVE_JOBS, LOSSES, read_csv
 from makespan.units import DAY
@@ -459,6 +460,15 @@ def test_what_a_live_run_cannot_do_is_refused_in_one_line_before_anything_runs(t
     (line,) = [line for line in outcome.stderr.splitlines() if line.strip()]
     assert message in line
     assert not (tmp_path / "out").exists()
+
+
+def test_a_directory_of_a_live_run_is_refused_to_another_run(tmp_path):
+    with (
+        held_directory(tmp_path / "work", "run"),
+        pytest.raises(InputError, match=r"work: another run is active here; wait for its end"),
+    ):
+        live.live_experiment(policy("fifo"), "live-smoke", tmp_path / "work")
+    assert [path.name for path in tmp_path.rglob("*")] == ["work", "lock"]
 
 
 def test_devices_of_a_live_node_cannot_be_withdrawn(tmp_path):

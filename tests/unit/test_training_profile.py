@@ -34,7 +34,7 @@ from makespan.profiling.rates import (
     allocation_launcher,
     environment_text,
 )
-from makespan.runtime import LocalLauncher, describe_machine, launch as _launch
+from makespan.runtime import LocalLauncher, describe_machine, held_directory, launch as _launch
 from makespan.runtime.launch import Gpus
 from makespan.tables import THROUGHPUT, read_csv
 from makespan.training import RunResult, unsupported_reasons
@@ -382,6 +382,16 @@ def test_a_rate_of_nothing_is_refused():
 
 
 @pytest.mark.xdist_group("training")
+def test_a_directory_in_which_a_profile_is_measured_is_refused_to_others(tmp_path):
+    pytest.importorskip("torch")
+    words = ["profile", "--workload", "tiny-llama", "--placement", "1", "--device", "cpu"]
+    with held_directory(tmp_path, "profile"):
+        done = CliRunner().invoke(main, [*words, "--output", str(tmp_path)])
+    assert done.exit_code == 2
+    assert f"Error: {tmp_path}: another profile is active here" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["lock"]
+
+
 def test_one_command_interrupted_measures_the_machine_and_every_plan_on_it(tmp_path, monkeypatch):
     pytest.importorskip("torch")
     arguments = ["--workload", "tiny-llama", "--placement", "2", "--device", "cpu", "--warmup", "1"]

@@ -61,7 +61,7 @@ from makespan.emulator import (
 )
 from makespan.errors import InputError, MissingDataError
 from makespan.files import is_stream, write_text
-from makespan.hardware import ClusterSpec, cluster, cluster_names
+from makespan.hardware import ClusterSpec, cluster
 from makespan.planning import parse_layout
 from makespan.plans import DEFAULT_CPU_THREADS, Placement, write_exec_plan
 from makespan.tables import THROUGHPUT, shown_source, write_csv
@@ -474,7 +474,9 @@ def _text(frame: pd.DataFrame, decimals: int) -> str:
 def _observations(directory: Path, where: ClusterSpec) -> tuple[Observations, str]:
     """Return the rows of a directory and their kind: ``measured``, also if published, or what they state."""
     if not directory.is_dir():
-        raise MissingDataError(f"{directory}: no such directory; expected measured traces")
+        raise MissingDataError(
+            f"{directory}: no such directory; expected one with measured traces, or MODEL and CLUSTER"
+        )
     sources: list[ThroughputSource] = [
         PublishedSource(directory, TRACE_CPU_THREADS, shipped_register()),
         MeasuredSource(directory),
@@ -488,6 +490,6 @@ def _observations(directory: Path, where: ClusterSpec) -> tuple[Observations, st
         shown = shown_source(source.name, (kind for table in tables.values() for kind in table["provenance"]))
         return observe(tables, where), "measured" if shown == "published" else shown
     raise MissingDataError(
-        f"{directory}: neither the published files nor <workload>.csv tables; clusters known: "
-        f"{', '.join(cluster_names())}"
+        f"{directory}: neither the published files nor <workload>.csv tables of workloads that the emulator "
+        f"knows; expected one or more of {', '.join(workload_keys())}"
     )

@@ -48,6 +48,7 @@ from makespan.profiling import (
     profiling_launcher,
     rate_runs,
 )
+from makespan.runtime import held_directory
 from makespan.sim import RECOVERY_KINDS, ClusterView, Event, EventKind, RecoveryKind
 from makespan.tables import LIVE, LIVE_FAILURES, LIVE_JOBS, LOSSES, THROUGHPUT, write_csv
 from makespan.units import format_seconds
@@ -197,43 +198,44 @@ def profile_command(
             say(text, err=True)
 
     try:
-        total = n_runs + (0 if environment else rate_runs(len(specs), processes, launcher))
-        kept = Measurements(path, settings | measured_by(specs, procedure), total, countdown, tell)
-        if not environment:
-            threads = launcher.threads_per_process or 1
-            rates = measure_rates(specs, processes, threads, launcher, kept)
-            environment = str(output / "environment.toml")
-            write_text(environment_text(rates, measured_on(launcher)), environment)
-        node = load_environment(environment).node
-        for spec in specs:
-            parts = [
-                measure_points(spec, batch, node, launcher, procedure, kept=kept)
-                for batch in profile_batches(points[spec.key], None).values()
-            ]
-            table, record = profile_table(parts, spec), profile_record(parts)
-            write_csv(table, output / f"{spec.key}.csv", THROUGHPUT)
-            write_json(record, output / f"{spec.key}.json", indent=1)
-            noise_pct = record["repeatability_pct"]
-            noise = (
-                "the noise is unknown"
-                if noise_pct is None
-                else f"two runs of a point differ by {noise_pct:.1f} %"
-            )
-            count = f"{int(table['feasible'].sum())} of {len(table)} points ran"
-            countdown.close()
-            row = {"workload": spec.key, "path": str(output / f"{spec.key}.csv"), "n_points": len(table)}
-            written.append(
-                {**row, "n_feasible": int(table["feasible"].sum()), "repeatability_pct": noise_pct}
-            )
-            if form is None:
-                say(f"{spec.key}: {count}; {noise}")
+        with held_directory(output, "profile"):
+            total = n_runs + (0 if environment else rate_runs(len(specs), processes, launcher))
+            kept = Measurements(path, settings | measured_by(specs, procedure), total, countdown, tell)
+            if not environment:
+                threads = launcher.threads_per_process or 1
+                rates = measure_rates(specs, processes, threads, launcher, kept)
+                environment = str(output / "environment.toml")
+                write_text(environment_text(rates, measured_on(launcher)), environment)
+            node = load_environment(environment).node
+            for spec in specs:
+                parts = [
+                    measure_points(spec, batch, node, launcher, procedure, kept=kept)
+                    for batch in profile_batches(points[spec.key], None).values()
+                ]
+                table, record = profile_table(parts, spec), profile_record(parts)
+                write_csv(table, output / f"{spec.key}.csv", THROUGHPUT)
+                write_json(record, output / f"{spec.key}.json", indent=1)
+                noise_pct = record["repeatability_pct"]
+                noise = (
+                    "the noise is unknown"
+                    if noise_pct is None
+                    else f"two runs of a point differ by {noise_pct:.1f} %"
+                )
+                count = f"{int(table['feasible'].sum())} of {len(table)} points ran"
+                countdown.close()
+                row = {"workload": spec.key, "path": str(output / f"{spec.key}.csv"), "n_points": len(table)}
+                written.append(
+                    {**row, "n_feasible": int(table["feasible"].sum()), "repeatability_pct": noise_pct}
+                )
+                if form is None:
+                    say(f"{spec.key}: {count}; {noise}")
+            kept.remove()
     except KeyboardInterrupt:
         countdown.close()
         say(f"stopped; the same command resumes from {path}", err=True)
         raise click.Abort from None
     finally:
         countdown.close()
-    kept.remove()
     if form is not None:
         say_rows(written, form)
 

@@ -66,7 +66,7 @@ from makespan.profiling import (
     point_plan,
     profile_table,
 )
-from makespan.runtime import RunDirectory, latest_checkpoint, memory_bytes
+from makespan.runtime import RunDirectory, held_directory, latest_checkpoint, memory_bytes
 from makespan.runtime.joining import PROCESSES
 from makespan.sim import (
     DECISION_LIMIT_S,
@@ -984,8 +984,9 @@ def live_experiment(
     Raises
     ------
     InputError, WorkerError
-        The interrupted run has other inputs, a name is unknown, or nodes are to fail in a way or in a place
-        where they cannot; the processes of a job crashed several times without progress.
+        Another run is active in the directory, the interrupted run has other inputs, a name is unknown, or
+        nodes are to fail in a way or in a place where they cannot; the processes of a job crashed several
+        times without progress.
     """
     check_policy(policy)
     check_live_recovery(recovery, launcher, device)
@@ -1005,28 +1006,30 @@ def live_experiment(
     spec = live_workload(workload).fitting(n_slots)
     if recovery != "restart":
         spec = spec.data_parallel()
-    warm_up(spec, slots_cluster, slots, recovery)
-    setting = prepare_setting(
-        directory, policy.name, spec, slots_cluster, seed, slots, settings, tell, progress, failing, recovery
-    )
-    prediction = predict_live(setting, policy, slots_cluster, directory / _PREDICTION, decision_limit_s)
-    forecast, (low_s, high_s) = prediction.values, prediction.interval_s
-    tell(
-        f"predicted at {forecast['written_at']}: average JCT {forecast['avg_jct_s']:.1f} s "
-        f"({low_s:.1f} to {high_s:.1f} s in nine of ten simulations with perturbed step times), "
-        f"makespan {forecast['makespan_s']:.1f} s; SHA-256 {prediction.sha256}"
-    )
-    observers = observe(setting, sorted(prediction.jobs["finish_time_s"]))
-    trainer = process_trainer(directory, setting, slots_cluster, slots, settings)
-    engine = run_live(setting, policy, slots_cluster, trainer, directory, observers, decision_limit_s)
-    kept = directory / "profile-again.jsonl"
-    if isinstance(failures, FailureModel) and engine.view.time_s / setting.scale > failures.end_s:
-        tell(f"failures were generated for {failures.end_s:g} s only, and the run took longer")
-    again = profile(
-        spec, slots_cluster, slots, settings, tell, kept, progress,
-        spreads_checkpoints=not failing, recovery=recovery,
-    )  # fmt: skip
-    averaged = setting.averaged(*again)
-    result = compare_live(setting, policy, slots_cluster, engine, prediction, averaged)
-    shutil.rmtree(directory, ignore_errors=True)
+    with held_directory(directory, "run"):
+        warm_up(spec, slots_cluster, slots, recovery)
+        setting = prepare_setting(
+            directory, policy.name, spec, slots_cluster, seed, slots, settings, tell, progress, failing,
+            recovery,
+        )  # fmt: skip
+        prediction = predict_live(setting, policy, slots_cluster, directory / _PREDICTION, decision_limit_s)
+        forecast, (low_s, high_s) = prediction.values, prediction.interval_s
+        tell(
+            f"predicted at {forecast['written_at']}: average JCT {forecast['avg_jct_s']:.1f} s "
+            f"({low_s:.1f} to {high_s:.1f} s in nine of ten simulations with perturbed step times), "
+            f"makespan {forecast['makespan_s']:.1f} s; SHA-256 {prediction.sha256}"
+        )
+        observers = observe(setting, sorted(prediction.jobs["finish_time_s"]))
+        trainer = process_trainer(directory, setting, slots_cluster, slots, settings)
+        engine = run_live(setting, policy, slots_cluster, trainer, directory, observers, decision_limit_s)
+        kept = directory / "profile-again.jsonl"
+        if isinstance(failures, FailureModel) and engine.view.time_s / setting.scale > failures.end_s:
+            tell(f"failures were generated for {failures.end_s:g} s only, and the run took longer")
+        again = profile(
+            spec, slots_cluster, slots, settings, tell, kept, progress,
+            spreads_checkpoints=not failing, recovery=recovery,
+        )  # fmt: skip
+        averaged = setting.averaged(*again)
+        result = compare_live(setting, policy, slots_cluster, engine, prediction, averaged)
+        shutil.rmtree(directory, ignore_errors=True)
     return result

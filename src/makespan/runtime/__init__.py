@@ -11,7 +11,8 @@ The package does not know what the processes compute, and imports torch only whe
   `latest_checkpoint` finds the newest, `sound_checkpoint` the newest that is undamaged
 - `makespan.runtime.coordinator` and `makespan.runtime.node` are the two sides of a run that survives the loss
   of processes: `makespan.runtime.protocol` decides when all regroup, an `Engine` trains whatever it trains
-- `acquire` locks a file for a process until it ends, and `is_locked` returns whether a process holds the lock
+- `acquire` locks a file for a process until it ends, and `is_locked` returns whether a process holds the
+  lock; `held_directory` holds a directory by such a file
 - `local_gpus` and `slurm_device` ask torch, in a process that would use them, for the available GPUs
 - `describe_machine` describes the machine of a measurement, and `resident_bytes` is the memory of a process
 """
@@ -44,6 +45,7 @@ from makespan.runtime.launch import (
 )
 from makespan.runtime.locks import (
     acquire as acquire,
+    held_directory as held_directory,
     is_locked as is_locked,
 )
 from makespan.runtime.rendezvous import (

@@ -3,7 +3,11 @@
 import fcntl
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from makespan.errors import InputError
 
 _POLL_S = 0.05
 
@@ -34,6 +38,22 @@ def acquire(path: Path, wait_s: float = 0.0) -> int | None:
             time.sleep(_POLL_S)
         else:
             return handle
+
+
+@contextmanager
+def held_directory(path: Path, use: str) -> Iterator[None]:
+    """Hold a directory, which is created if needed, for this process, by its file ``lock``.
+
+    Raises an `InputError` that names the ``use``, such as ``run``, if another process holds it.
+    """
+    path.mkdir(parents=True, exist_ok=True)
+    handle = acquire(path / "lock")
+    if handle is None:
+        raise InputError(f"{path}: another {use} is active here; wait for its end, or use another directory")
+    try:
+        yield
+    finally:
+        os.close(handle)
 
 
 def is_locked(path: Path) -> bool:

@@ -583,6 +583,11 @@ def _throughput(
     if measured_dir is None:
         accepted = "a directory with the tables as --measured-dir (measured_dir)"
         raise MissingDataError(f"source measured: expected {accepted}")
+    if not Path(measured_dir).is_dir():
+        raise MissingDataError(
+            f"{measured_dir}: no measured traces, as there is no such directory; expected one with "
+            "<workload>.csv tables (--measured-dir)"
+        )
     if reader.file_format == "pollux" and ProfiledSource.is_there(Path(measured_dir)):
         profiled = {gpu_type: ProfiledSource(Path(measured_dir), gpu_type) for gpu_type in parts}
         return TypedSource(profiled) if len(profiled) > 1 else next(iter(profiled.values()))
