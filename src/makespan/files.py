@@ -68,6 +68,11 @@ def is_stream(path: str | Path | None) -> bool:
     return str(path) in _STANDARD_OUTPUT
 
 
+def is_standard_input(path: str | Path) -> bool:
+    """Return True if a path is the standard input, which can be read once only."""
+    return str(path) in _STANDARD_INPUT
+
+
 def check_target(path: str | Path) -> None:
     """Reject an existing target that is not a regular file: replacing a device or a pipe would destroy it."""
     kind = None if is_stream(path) else _kind(Path(path))
@@ -167,7 +172,7 @@ def open_seekable(
     InputError
         The file cannot be read; of type ``error``.
     """
-    is_input = str(path) in _STANDARD_INPUT
+    is_input = is_standard_input(path)
     kind = stat.S_IFIFO if is_input else _kind(Path(path))
     if kind is None:
         raise MissingDataError(f"{path}: no such file; expected {expected}")

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 from dataclasses import replace
 
 import numpy as np
@@ -69,6 +70,14 @@ def test_a_broken_file_is_rejected_with_row_and_column(tmp_path, text, message):
         read(tmp_path, text)
     assert message in str(caught.value)
     assert str(tmp_path) in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["-", "/dev/stdin", "pipe"])
+def test_a_file_that_cannot_be_read_twice_is_rejected_before_it_is_read(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("pipe")  # nobody writes to it, so reading it would block
+    with pytest.raises(TraceError, match=f"^{name}: is no regular file; expected node events in one"):
+        node_events(name, WHERE)
 
 
 def test_a_file_that_is_not_there_is_missing(tmp_path):

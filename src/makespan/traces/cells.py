@@ -24,7 +24,7 @@ import pandas as pd
 from pandas.api.types import is_numeric_dtype
 
 from makespan.errors import TraceError, cell_error
-from makespan.files import PARQUET, open_seekable, read_text
+from makespan.files import PARQUET, is_standard_input, open_seekable, read_text
 from makespan.tables import parse_csv, read_sealed, refuse_uneven_rows
 from makespan.units import HOUR
 
@@ -438,7 +438,7 @@ def _opened(path: str | Path, chunk_rows: int | None) -> Iterator[IO[bytes]]:
 
 
 def first_cells(path: str | Path, known: Sequence[str], expected: str) -> list[str]:
-    """Return the first line of a table in any form but Parquet.
+    """Return the first line of a table in any form but Parquet, by which a reader for the table is chosen.
 
     Parameters
     ----------
@@ -446,7 +446,14 @@ def first_cells(path: str | Path, known: Sequence[str], expected: str) -> list[s
         Names of columns; they identify the separator, and distinguish comments from a header.
     expected
         Description of the file, for messages.
+
+    Raises
+    ------
+    MissingDataError, TraceError
+        There is no such file; it cannot be read, or cannot be read again, as a pipe; it is empty.
     """
+    if is_standard_input(path) or (Path(path).exists() and not Path(path).is_file()):
+        raise TraceError(f"{path}: is no regular file; expected {expected} in one, as it is read twice")
     content = read_sealed(path, expected)
     if not content.removeprefix(codecs.BOM_UTF8).strip():
         raise TraceError(f"{path}: the file is empty; expected {expected} with at least one")

@@ -61,8 +61,6 @@ def read_nodes(path: str | Path) -> tuple[pd.DataFrame, ReadReport]:
     MissingDataError, TraceError
         See `makespan.traces`; or the columns are of no known form.
     """
-    if Path(path).exists() and not Path(path).is_file():
-        raise TraceError(f"{path}: is no regular file; expected a list of nodes in one, as it is read twice")
     known = [*_QUOTA, *chain.from_iterable(_FORMS.values()), *_OWN_MORE]
     first = first_cells(path, known, "a list of nodes")
     columns_found = {name.lower() for name in first}
