@@ -155,6 +155,27 @@ def test_what_others_reached_is_kept_when_a_policy_fails(
     assert "late: failed" in result.stderr
 
 
+@pytest.mark.parametrize("workers", ["1", "2"])
+@pytest.mark.parametrize("form", [(), ("--json",)])
+def test_an_interrupt_prints_what_is_done_and_writes_nothing(
+    workers: str, form: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(progress: PolicyProgress, shares: Any, done: Any) -> None:
+        if done[0] is not None:
+            raise KeyboardInterrupt
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(PolicyProgress, "__call__", interrupt)
+    options = ("--workers", workers, "--output", "table.csv", "--jobs", "60", "--workload", "base")
+    result = run("--policies", "fifo,morphling-lookahead,sia", *options, *form)
+    assert result.exit_code == 1 and "Aborted!" in result.stderr
+    shown = result.stderr if form else result.stdout
+    row = next(line for line in shown.splitlines() if line.startswith("fifo ")).split()
+    assert row[7:9] == ["1.00", "1.00"] or row[8:10] == ["1.00", "1.00"]
+    assert "of 3 policies are done; nothing is written" in result.stderr
+    assert not (form and result.stdout) and list(tmp_path.iterdir()) == []
+
+
 def test_only_failures_are_one_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("late.py").write_text(RAISES, encoding="utf-8")

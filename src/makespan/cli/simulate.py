@@ -385,10 +385,12 @@ def compare_command(
 
     This prints the load, one row per policy with ratios to a baseline, and the verdict of the schedule
     validator. Load is the GPU time that jobs request over that of the cluster while jobs arrive. If a policy
-    fails, the others keep their rows, and its error is printed last. The exit status is 1 if a policy failed
-    or a schedule is impossible.
+    fails, the others keep their rows, and its error is printed last. Ctrl-C prints the rows of those that are
+    done, and writes no file. The exit status is 1 if a policy failed or a schedule is impossible.
     """
     from makespan.studies import (
+        Attempt,
+        Run,
         RunError,
         SimulationSpec,
         attempt_all,
@@ -408,10 +410,22 @@ def compare_command(
     scenario = assembled(decision_limit_s, request)
     say(scenario.report, err=True)
     asked = demand(scenario)
-    progress = PolicyProgress(names)
+    progress, reached = PolicyProgress(names), list[Attempt | None]()
+
+    def follow(shares: Sequence[float], ended: Sequence[Attempt | None]) -> None:
+        reached[:] = ended
+        progress(shares, ended)
+
     try:
         cases = [SimulationSpec(scenario, given) for given in chosen.values()]
-        attempts = attempt_all(cases, workers, progress=progress, can_spawn=True)
+        attempts = attempt_all(cases, workers, progress=follow, can_spawn=True)
+    except KeyboardInterrupt:
+        progress.close()
+        kept = [item for item in reached if isinstance(item, Run)]
+        if kept:
+            say(f"{scenario.title}\n{_table_text(comparison(kept, base))}", err=is_data)
+            say(f"stopped; {len(kept)} of {len(names)} policies are done; nothing is written", err=True)
+        raise click.Abort from None
     finally:
         progress.close()
     done = [item for item in attempts if not isinstance(item, RunError)]
