@@ -132,3 +132,25 @@ def test_a_default_file_of_the_checkout_that_is_not_here_says_what_to_do(
     assert done.exit_code == 2
     assert f"Error: {file}: no such file in {tmp_path}; " in done.stderr and advice in done.stderr
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [
+        ("oobleck profile gpt", "--output"),
+        ("oobleck plan --latencies none.json --nodes 1", "--output"),
+        ("oobleck export", "--output"),
+        ("easyscale export", "--output"),
+        ("report --results .", "--output"),
+        ("plan llama3-8b 8xh100-80", "--plot"),
+        ("validate-public none.csv", "--predictions"),
+    ],
+)
+def test_a_place_where_nothing_can_be_written_is_refused_before_the_work(
+    tmp_path, monkeypatch, words, option
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    done = run(*words.split(), option, "file/new.png")
+    assert done.exit_code == 2
+    assert f"Error: {option} file/new.png: {tmp_path}/file is no directory" in done.stderr

@@ -8,6 +8,7 @@ import click
 
 from makespan.cli.fields import field_options
 from makespan.cli.options import (
+    check_target,
     json_option,
     launcher_of,
     launcher_options,
@@ -178,6 +179,7 @@ def _drain(run_dir: Path, processes: tuple[int, ...], form: str | None) -> None:
 @json_option
 def _export(run_dir: Path, output: Path, form: str | None) -> None:
     """Write the model of the newest checkpoint as a plain state_dict."""
+    check_target(output, is_directory=False)
     from makespan.easyscale.trainer import export_model
 
     written = export_model(run_dir, output)

@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from makespan.cli.fields import field_options
 from makespan.cli.options import (
     check_default,
+    check_target,
     json_option,
     json_text,
     launcher_of,
@@ -30,7 +31,7 @@ from makespan.cli.options import (
 )
 from makespan.cli.progress import Countdown, clock, is_quiet, is_terminal
 from makespan.errors import ConfigError, InputError, unknown_name
-from makespan.files import check_target, is_stream, read_yaml, write_text
+from makespan.files import is_stream, read_yaml, write_text
 from makespan.oobleck.fixed import profile_chain
 from makespan.oobleck.instantiation import (
     Instantiation,
@@ -257,7 +258,7 @@ def PROFILE(
     Writes the profile from which templates are planned. Forward and backward passes of a microbatch are
     measured layer by layer, and so are the sums of their gradients between processes.
     """
-    check_target(output)
+    check_target(output, is_directory=False)
     with ExitStack() as stack:
         # Processes of other machines see no temporary directory of this one.
         run_dir = None
@@ -382,6 +383,7 @@ def run_command(
 @json_option
 def export_command(run_dir: Path, output: Path, form: str | None) -> None:
     """Write the model of the newest checkpoint as a plain state_dict, with keys as of nn.Sequential."""
+    check_target(output, is_directory=False)
     from makespan.oobleck.export import export_model  # loads torch
 
     written = export_model(run_dir, output)
@@ -525,8 +527,7 @@ def PLAN(
     With --nodes, numbers of nodes for which no template fits are left out. With --cluster, a job that could
     not use all of its nodes is an error.
     """
-    if output is not None:
-        check_target(output)
+    check_target(output, is_directory=False)
     if (nodes is None) == (cluster is None):
         raise InputError("expected exactly one of --nodes LO:HI and --cluster N")
     profile = read_profile(latencies)
@@ -614,8 +615,7 @@ def INSTANTIATE(
     form: str | None,
 ) -> None:
     """Choose the fastest pipelines that use all nodes; prints JSON, times in ms."""
-    if output is not None:
-        check_target(output)
+    check_target(output, is_directory=False)
     sizes = global_batch_size, micro_batch_size
     if (count is None) == (sizes == (None, None)) or (None in sizes and count is None):
         raise InputError("expected --microbatches, or --global-batch-size and --micro-batch-size")
@@ -759,8 +759,7 @@ def RECONFIGURE(
     The "outcome" is "state-lost" if no node has the state of some layer; the pipelines are then those to
     load a checkpoint into. Below (f + 1) n0 nodes it is "insufficient-nodes".
     """
-    if output is not None:
-        check_target(output)
+    check_target(output, is_directory=False)
     asked = _asked(pipelines, lost, joined, drained, hosts)
     by_size = read_templates(templates)
     # The state of each layer: equal sizes without a profile, none if templates do not say their layers.

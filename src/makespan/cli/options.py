@@ -446,12 +446,12 @@ _SIMULATION = (
 )
 
 
-def check_target(path: Path | None, *, is_directory: bool) -> None:
-    """Check that a file or a directory can be written there, before the work begins."""
+def check_target(path: Path | None, *, is_directory: bool, option: str = "--output") -> None:
+    """Check that an option's file or directory can be written, before the work begins."""
     if path is None:
         return
     if is_directory and (is_stream(path) or (path.exists() and not path.is_dir())):
-        raise InputError(f"--output {path}: expected a directory, there already or not")
+        raise InputError(f"{option} {path}: expected a directory, there already or not")
     if not is_directory:
         check_file(path)
         if is_stream(path):
@@ -461,7 +461,7 @@ def check_target(path: Path | None, *, is_directory: bool) -> None:
     if not is_directory and parent == target:
         parent = parent.parent
     if not (parent.is_dir() and os.access(parent, os.W_OK)):
-        raise InputError(f"--output {path}: {parent} is no directory that can be written to")
+        raise InputError(f"{option} {path}: {parent} is no directory that can be written to")
 
 
 def check_default(path: Path, default: Path, advice: str) -> None:

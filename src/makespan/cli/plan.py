@@ -165,7 +165,7 @@ def plan_command(
         from makespan.plots import figure_kind  # loads matplotlib, which takes longer than the search
 
         figure_kind(plot)
-        check_target(plot, is_directory=False)
+        check_target(plot, is_directory=False, option="--plot")
     pricer = own_pricer(model, cluster, seq, batch, stack, precision, measured)
     if text is not None:
         if plot is not None:
@@ -566,8 +566,8 @@ def validate_public_command(
         files = find_tables(published_dir)
     if repeated := next((file for file in files if files.count(file) > 1), None):
         raise InputError(f"{repeated}: is given twice; expected each table once")
-    for target in (output, predicted):
-        check_target(target, is_directory=False)
+    check_target(output, is_directory=False)
+    check_target(predicted, is_directory=False, option="--predictions")
     rows, refused = read_rows(files)
     for line in differences(files):
         say(line, err=True)

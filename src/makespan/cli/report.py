@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from makespan.cli.options import check_default, json_option, say_result
+from makespan.cli.options import check_default, check_target, json_option, say_result
 from makespan.config import DEFAULT_FILES, check_settings, load_settings
 from makespan.files import read_json
 from makespan.papers.experiment import SOURCES
@@ -34,6 +34,7 @@ def report_command(results: Path, benchmarks: Path, output: Path | None, form: s
     that in config/. For example: makespan report --results results
     """
     path = output or results / "report.html"
+    check_target(path, is_directory=False)
     write_report(check_settings(_configuration(results)), path, results, benchmarks)
     n_bytes = path.stat().st_size
     say_result({"output": path, "n_bytes": n_bytes}, f"{path}: {format_bytes(n_bytes)}", form)
