@@ -60,6 +60,14 @@ def test_a_rerouted_plan_names_what_peers_run_and_why_pipelines_regroup(monkeypa
     assert [f"node {node}" in first for node in (0, 2, 3)] == [True] * 3 and "pipeline 0  node 1" not in first
 
 
+def test_requests_to_leave_are_told_as_requests():
+    view = LiveView(7, io.StringIO())
+    view(Event("drain", 1.0, None, {"nodes": [77]}))
+    view(Event("drain", 2.0, None, {"nodes": []}))
+    first, second = view.stream.getvalue().splitlines()
+    assert "asked to drain nodes [77]" in first and "asked to end the run after this iteration" in second
+
+
 def test_progress_is_a_line_every_ten_seconds_with_the_time_left():
     stream = io.StringIO()
     view = LiveView(40, stream)

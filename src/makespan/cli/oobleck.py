@@ -104,7 +104,8 @@ _SAID = {
     "lost": "node {node} is lost in phase {phase}",
     "hung": "node {node} does not respond and is killed",
     "leaving": "node {node} asks to leave",
-    "drain": "nodes {nodes} are drained",
+    "drain": "asked to drain nodes {nodes}",
+    "drain-all": "asked to end the run after this iteration, with a checkpoint",
     "gone": "node {node} has left",
     "freeze": "generation {generation}: {members} stop and drop their groups",
     "failure": "node {node} failed: {error}",
@@ -151,7 +152,9 @@ class LiveView:
         self.is_stopped |= event.kind == "stopped"
         if event.kind in _SAID:
             phase = self.places.get(-1 if node is None else node, ("start", 0))[0]
-            self._say(event, _SAID[event.kind].format(**{"node": node, "phase": phase, **values}))
+            is_end = event.kind == "drain" and not values["nodes"]
+            said = _SAID["drain-all" if is_end else event.kind]
+            self._say(event, said.format(**{"node": node, "phase": phase, **values}))
         if event.kind in ("lost", "gone") and node is not None:
             self.nodes.pop(node, None)
         if self.is_terminal and time.monotonic() - self._drawn_s > _REFRESH_S:
