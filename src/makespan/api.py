@@ -37,6 +37,7 @@ from makespan.studies import (
     nobody_waited,
     run,
 )
+from makespan.tables import THROUGHPUT
 from makespan.workloads import workload as load_workload
 
 _LOG = logging.getLogger(__name__)
@@ -57,9 +58,17 @@ def simulate(scenario: Scenario, policy: str | Path | Policy = "morphling-work")
     MakespanError
         The policy is unknown or broken, or the simulation cannot be done.
     """
+    _check_scenario(scenario)
     done = run(scenario, policy)
     done.check()
     return done
+
+
+def _check_scenario(scenario: object) -> None:
+    if not isinstance(scenario, Scenario):
+        raise InputError(
+            f"scenario is {scenario!r:.80}; expected a Scenario, such as makespan.scenario('base') returns"
+        )
 
 
 def compare(
@@ -93,6 +102,9 @@ def compare(
     MakespanError
         No policy is given or one is unknown.
     """
+    _check_scenario(scenario)
+    if isinstance(policies, str | Path):
+        raise InputError(f"policies is {str(policies)!r}; expected a list of them, such as ['fifo', 'sia']")
     chosen = [load_policy(policy) for policy in policies]
     if not chosen:
         raise InputError("no policies to compare; expected at least one")
@@ -193,6 +205,13 @@ def fit(
         The table has several workloads or global batches or no row that can be sampled, a name is
         unknown, or ``runs`` is given for the fixed design or exceeds the rows of the table.
     """
+    columns: Sequence[object] = list(getattr(table, "columns", ()))
+    needed = [name for name in THROUGHPUT.names if name not in ("flag", "provenance")]
+    if missing := [name for name in needed if name not in columns]:
+        raise InputError(
+            f"table lacks column(s) {', '.join(missing)}; expected a table of iteration times, such as "
+            "makespan.emulate returns"
+        )
     keys = sorted(set(table["workload"]))
     if len(keys) != 1:
         raise InputError(f"table of workloads {', '.join(keys) or 'none'}; expected exactly one")

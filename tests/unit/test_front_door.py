@@ -8,6 +8,7 @@ import subprocess
 import sys
 from importlib import import_module
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -129,6 +130,22 @@ def test_arguments_that_would_have_no_effect_are_refused(naive, tmp_path):
             InputError, match=f"source '{source}' reads no tables of your own, got measured_dir"
         ):
             makespan.scenario("naive", n_jobs=2, source=source, measured_dir=tmp_path)
+
+
+def test_arguments_of_another_kind_are_one_message(naive):
+    for call, message in (
+        (lambda: makespan.simulate("naive", "fifo"), "scenario is 'naive'; expected a Scenario, such as"),
+        (lambda: makespan.compare("naive", ["fifo"]), "scenario is 'naive'; expected a Scenario, such as"),
+        (lambda: makespan.compare(naive, "fifo"), r"policies is 'fifo'; expected a list of them"),
+        (lambda: makespan.compare(naive, ["fifo"], n_processes=0), "n_processes is 0; expected 1 or more"),
+        (lambda: makespan.scenario("naive", seed=-1), "seed is -1; expected a whole number >= 0"),
+        (lambda: makespan.scenario("naive", n_jobs=2.5), "n_jobs is 2.5; expected a whole number >= 1"),
+        (lambda: makespan.fit("gpt2"), "table lacks column.* workload, .*; expected a table of iteration"),
+        (lambda: makespan.fit(makespan.emulate("gpt2").drop(columns="clean")), "lacks column.* clean; exp"),
+    ):
+        with pytest.raises(InputError, match=message):
+            call()
+    assert makespan.scenario("naive", n_jobs=np.int64(2), seed=np.int32(3)).jobs
 
 
 def test_compare_keeps_what_others_reached_when_a_policy_fails(naive):

@@ -283,7 +283,8 @@ _LIST = (
     click.option(
         "--jobs",
         "n_jobs",
-        help="Generate this many jobs at the rate of the whole list, or read this many from a list.",
+        help="Generate this many jobs, up to 100000, at the rate of the whole list, or read this many from "
+        "a list.",
         **_COUNT,
     ),
     shown_option(

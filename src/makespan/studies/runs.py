@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 
 from makespan.cleanup import end_with_parent
-from makespan.errors import MakespanError
+from makespan.errors import InputError, MakespanError
 from makespan.metrics import Goodput, Summary, job_goodput, summary
 from makespan.notebook import Display, Displayed
 from makespan.policies import policy as policy_named
@@ -292,6 +292,8 @@ def _all(
 ) -> list[Attempt]:
     """Run simulations; unless ``keeps_going``, the first error is raised."""
     listed = list(cases)
+    if n_processes is not None and n_processes < 1:
+        raise InputError(f"n_processes is {n_processes}; expected 1 or more, or None")
     for case in listed:
         load_policy(case.policy)  # only to raise early; processes that are no forks load their policies again
     if n_processes is None:

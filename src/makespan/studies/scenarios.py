@@ -11,7 +11,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from makespan.errors import InputError, MissingDataError, TraceError, unknown_name
@@ -449,6 +451,10 @@ def scenario(
     MakespanError
         A name is unknown, a file is missing or broken, or a job can never run.
     """
+    counts: dict[str, Any] = {"n_jobs": n_jobs, "seed": seed}
+    for label, count in counts.items():
+        if count is not None and not (isinstance(count, int | np.integer) and count >= 0):
+            raise InputError(f"{label} is {count!r}; expected a whole number >= {int(label == 'n_jobs')}")
     place = site(cluster_name, n_nodes, gpus_per_node, gpus)
     where = place.cluster
     events, origin_of_failures = ((), "") if failures is None else node_events(failures, where)
