@@ -668,6 +668,23 @@ def test_timed_steps_are_kept_when_a_later_layout_fails(steps):
 
 
 @pytest.mark.xdist_group("training")
+def test_a_further_call_keeps_the_steps_of_earlier_ones_and_measures_again_what_it_is_asked_for(steps):
+    path = steps / "profile/measured.csv"
+    path.parent.mkdir()
+    path.write_text("n_gpus,layout,step_s,seq,batch\n1,zero1 mb8,7.5,64,8\n1,zero1 mb4,3.25,64,8\n")
+    code, text = ran("profile", "steps.py:make", "--layout", "mb1", "--layout", "mb8", *SMALL, *QUICKLY)
+    assert code == 0, text
+    assert "rows of earlier calls are kept, 2 so far" in text
+    table = pd.read_csv(path)
+    assert table["layout"].tolist() == ["zero1 mb4", "zero1 mb1", "zero1 mb8"]
+    assert table["step_s"][0] == 3.25 and table["step_s"][2] < 7.5
+    path.write_text("layout,step_s\nmb1,1.0\n")
+    code, text = ran("profile", "steps.py:make", "--layout", "mb1", *SMALL, *QUICKLY)
+    assert code == 2 and "measured.csv: has other columns than n_gpus, layout, seq, batch, step_s" in text
+    assert path.read_text() == "layout,step_s\nmb1,1.0\n"
+
+
+@pytest.mark.xdist_group("training")
 def test_a_model_is_gone_before_the_next_one_is_made(steps):
     code, text = ran("profile", "steps.py:alone", "--layout", "mb8", "--layout", "mb1", *SMALL, *QUICKLY)
     assert code == 0, text

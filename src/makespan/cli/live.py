@@ -28,7 +28,8 @@ from makespan.cli.options import (
     whole,
 )
 from makespan.cli.progress import Countdown, clock, is_quiet
-from makespan.files import write_json, write_text
+from makespan.errors import InputError
+from makespan.files import read_text, write_json, write_text
 from makespan.perf import load_environment
 from makespan.plans import Placement
 from makespan.policies import policy
@@ -59,6 +60,7 @@ from makespan.workloads import small_workload_keys, workload
 _DEFAULT = Procedure()
 _LONGEST = 10_000, "a point would take hours"
 _UNFINISHED = "unfinished.jsonl"
+_MEASURED_KEY = ["n_gpus", "layout", "seq", "batch"]
 
 
 @click.command("profile")
@@ -151,8 +153,9 @@ def profile_command(
     command resumes and keeps finished measurements.
 
     With FILE.py:FUNCTION, FUNCTION(layout, seq, batch) returns a function that runs one training step of your
-    model; measured.csv gets its times as 'makespan plan --measured' reads them. Start it with torchrun for
-    several GPUs. --layout, --seq and --batch go with it, and so do --warmup, --steps and --repetitions.
+    model; measured.csv gets its times as 'makespan plan --measured' reads them, beside those of earlier
+    calls. Start it with torchrun for several GPUs. --layout, --seq and --batch go with it, and so do
+    --warmup, --steps and --repetitions.
     """
     check_target(output, is_directory=True)
     reject_others(
@@ -162,9 +165,14 @@ def profile_command(
     if own is not None:
         # A synchronous step takes all processes of torchrun as long; the first one reports.
         is_first = int(os.environ.get("RANK", "0")) == 0
+        written_to = output / "measured.csv"
+        earlier = _measured_before(written_to) if is_first else None
+        if earlier is not None and not is_quiet():
+            say(f"{written_to}: rows of earlier calls are kept, {len(earlier)} so far", err=True)
 
         def keep(times: pd.DataFrame) -> None:
-            write_csv(times, output / "measured.csv")
+            rows = times if earlier is None else pd.concat([earlier, times], ignore_index=True)
+            write_csv(rows.drop_duplicates(_MEASURED_KEY, keep="last"), written_to)
             last = times.to_dict("records")[-1]
             if form is None:
                 say(f"{format_seconds(last['step_s'])} a step, {last['n_gpus']} GPUs: {last['layout']}")
@@ -238,6 +246,17 @@ def profile_command(
         countdown.close()
     if form is not None:
         say_rows(written, form)
+
+
+def _measured_before(path: Path) -> pd.DataFrame | None:
+    """Return the rows that earlier calls measured, None if there are none."""
+    if not path.exists():
+        return None
+    header, _, _ = read_text(path, "measured steps").partition("\n")
+    if not {*_MEASURED_KEY, "step_s"} <= set(header.strip().split(",")):
+        wanted = ", ".join((*_MEASURED_KEY, "step_s"))
+        raise InputError(f"{path}: has other columns than {wanted}; expected another directory, --output")
+    return pd.read_csv(path)
 
 
 def _placement(text: str) -> Placement:
