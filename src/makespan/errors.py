@@ -101,11 +101,16 @@ class LostWorkerError(WorkerError):
     """A training process was ended by a signal; the same run may succeed another time."""
 
 
+_MOST_BEGINNINGS = 3
+
+
 def unknown_name(kind: str, found: str, accepted: Iterable[str]) -> UnknownNameError:
-    """Build the error for a name that is not in a catalogue, with the accepted ones and a similar one."""
+    """Build the error for a name that is not in a catalogue, with the accepted ones and similar ones."""
     names = sorted(accepted)
-    close = difflib.get_close_matches(found, names, n=1)
-    hint = f" Did you mean {close[0]!r}?" if close else ""
+    begins = [name for name in names if found and name.lower().startswith(found.lower())]
+    # A name without its end, such as h100, means those that begin so; h200 has as many letters in common.
+    close = begins[:_MOST_BEGINNINGS] or difflib.get_close_matches(found, names, n=1)
+    hint = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
     return UnknownNameError(f"unknown {kind} {found!r}; expected {', '.join(names)}.{hint}")
 
 

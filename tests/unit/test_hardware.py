@@ -155,6 +155,14 @@ def test_a_device_without_shares_is_named_where_a_step_is_asked_for() -> None:
     assert priced(homogeneous(own, 16, hardware.cluster("t4-64").network), "tp4 mb1").step_s > 0
 
 
+def test_a_file_of_several_types_is_refused_where_one_is_needed(tmp_path: Path) -> None:
+    path = tmp_path / "ours.toml"
+    path.write_text('[[machines]]\ndevice = "h100-80"\nn_gpus = 8\n')
+    with pytest.raises(InputError, match=r"ours\.toml: has \[\[machines\]\] of several types; expected"):
+        hardware.read_machines(path)
+    assert hardware.read_pools(path)[0].n_gpus == 8
+
+
 def test_a_device_without_links_needs_them_in_a_file(tmp_path: Path) -> None:
     with pytest.raises(
         InputError, match="device 't4-16': the catalogue has no link_gb_per_s; expected it in a"

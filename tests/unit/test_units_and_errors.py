@@ -31,6 +31,10 @@ def test_unknown_names_list_what_is_accepted_and_suggest_the_closest() -> None:
 
 def test_unknown_names_without_a_similar_one_suggest_nothing() -> None:
     assert "Did you mean" not in str(unknown_name("model", "zzz", ["bert"]))
+    assert "Did you mean" not in str(unknown_name("model", "", ["bert"]))
+    devices = ["h100-80", "h100-pcie", "h200"]
+    assert str(unknown_name("device", "h100", devices)).endswith("Did you mean 'h100-80' or 'h100-pcie'?")
+    assert str(unknown_name("device", "H200", devices)).endswith("Did you mean 'h200'?")
 
 
 def test_all_exceptions_derive_from_one_base_and_say_when_they_are_raised() -> None:

@@ -116,6 +116,10 @@ def _read_file(path: Path, source: str | Path) -> dict[str, Any]:
 
 def _from_table(entry: dict[str, Any], name: str, where: str, gpu_name: str | None = None) -> ClusterSpec:
     """Return the cluster of a table with the fields of a file; ``where`` names it in messages."""
+    if "machines" in entry:
+        raise InputError(
+            f"{where}: has [[machines]] of several types; expected device and n_gpus of one type"
+        )
     if unknown := set(entry) - _OF_DEVICE - _OF_CLUSTER - {"device"}:
         raise InputError(f"{where}: {unknown_name('field', sorted(unknown)[0], _OF_DEVICE | _OF_CLUSTER)}")
     if missing := {"device", "n_gpus"} - set(entry):
