@@ -24,7 +24,8 @@ def user_file(path: str | Path, what: str, error: type[Exception] = InputError) 
 def load_file(path: str | Path, error: type[Exception] = InputError) -> ModuleType:
     """Run a file as a module, without writing compiled code; an ``error`` says where it failed.
 
-    Imports look into the folder of the file first, then and later, as if Python ran it as a script.
+    Imports look into the folder of the file before installed packages, then and later, as if Python ran it as
+    a script. They find modules of Python itself first, as code of this package needs them, too.
     """
     file = str(Path(path).resolve())
     name = f"{Path(file).stem}_{hashlib.sha256(file.encode()).hexdigest()[:8]}"
@@ -38,11 +39,19 @@ def load_file(path: str | Path, error: type[Exception] = InputError) -> ModuleTy
     return module
 
 
+_FOLDERS = set[str]()
+"""Folders of files that were run, which are in the search path of imports."""
+
+
 def _search_first(folder: Path) -> None:
-    """Let imports look into a folder first, also for names that files of other folders have imported."""
-    if str(folder) in sys.path:
+    """Let imports look into a folder before packages, also for names that files of other folders imported."""
+    if str(folder) in _FOLDERS.intersection(sys.path):
         sys.path.remove(str(folder))
-    sys.path.insert(0, str(folder))
+    if str(folder) not in sys.path:
+        _FOLDERS.add(str(folder))
+        packages = ("site-packages", "dist-packages")
+        later = (n for n, path in enumerate(sys.path) if path in _FOLDERS or Path(path).name in packages)
+        sys.path.insert(next(later, len(sys.path)), str(folder))
     namesakes = set()
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)

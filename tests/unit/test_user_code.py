@@ -56,11 +56,12 @@ def test_a_module_that_no_other_folder_replaces_keeps_its_values(folders):
     assert load_file(first / "mine.py").NAME is helper.NAME
 
 
-def test_files_never_replace_modules_of_python_or_of_packages(folders):
+def test_files_never_replace_modules_of_python_or_of_packages(folders, monkeypatch):
     first, _ = folders
-    for name in ("json", "pytest", "makespan"):
+    monkeypatch.delitem(sys.modules, "pyclbr", raising=False)
+    for name in ("json", "pyclbr", "pytest", "makespan"):
         (first / f"{name}.py").write_text("raise RuntimeError")
-    (first / "mine.py").write_text("import json, pytest, makespan.errors")
+    (first / "mine.py").write_text("import json, pyclbr, pytest, makespan.errors")
     mine = load_file(first / "mine.py")
     assert (mine.json, mine.pytest, mine.makespan.errors.InputError) == (json, pytest, InputError)
 
