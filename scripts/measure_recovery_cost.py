@@ -90,8 +90,8 @@ class Timed:
         self.replication.after_sum()
         HostedESTs.copying_s += time.thread_time() - begun
 
-    def before_step(self):
-        self.replication.before_step()
+    def __getattr__(self, name):
+        return getattr(self.replication, name)
 
 
 def time_packing(folder):

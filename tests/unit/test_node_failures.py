@@ -135,6 +135,10 @@ def test_nodes_fail_by_their_gpus_or_all_alike():
     ("options", "message"),
     [
         ({"per_day": -1}, "per_day is -1; expected a finite number, 0 or more"),
+        (
+            {"per_day": 1e6},
+            "per_day is 1e+06 for days 60, which are 6e+07 failures; expected at most 10,000,",
+        ),
         ({"per_day": 1, "repair_s": 0.0}, "repair_s is 0.0; expected a number above 0"),
         ({"per_day": 1, "days": float("inf")}, "days is inf; expected a number above 0"),
         ({"per_day": 1, "seed": -1}, "seed is -1; expected 0 or more"),

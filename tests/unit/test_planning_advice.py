@@ -508,6 +508,10 @@ def test_plan_shows_what_was_measured(files):
         (("plan", *OWN, "--plot", "a.gif"), "a.gif: suffix '.gif'; expected a file that ends in"),
         (("plan", *OWN, "--plot", "a"), "a: no suffix; expected"),
         (("plan", *OWN, "--plot", "a.png", "--layout", "tp2"), "expected it without --layout"),
+        (
+            ("plan", *OWN, "--top", "3", "--layout", "tp2"),
+            "--top is about several layouts; expected it without",
+        ),
     ],
 )
 def test_a_mistake_is_one_line_and_leaves_no_file(files, words, said):

@@ -418,7 +418,7 @@ _SIMULATION = (
     ),
     click.option(
         "--failures-per-day",
-        type=real(10**6, "no cluster fails every tenth of a second", above=True),
+        type=real(10**5, "no cluster fails every second", above=True),
         metavar="N",
         help="Generate failures, so many a day in the whole cluster; GPUs fail independently of each other.",
     ),

@@ -130,8 +130,7 @@ measured_option = click.option(
 @click.option(
     "--top",
     type=whole(1, 1000, "nobody reads longer lists"),
-    default=5,
-    show_default=True,
+    show_default="5",
     help="Layouts to show.",
 )
 @click.option(
@@ -149,7 +148,7 @@ def plan_command(
     precision: str,
     measured: Path | None,
     text: str | None,
-    top: int,
+    top: int | None,
     plot: Path | None,
     form: str | None,
 ) -> None:
@@ -168,11 +167,12 @@ def plan_command(
         check_target(plot, is_directory=False, option="--plot")
     pricer = own_pricer(model, cluster, seq, batch, stack, precision, measured)
     if text is not None:
-        if plot is not None:
-            raise InputError("--plot shows all layouts; expected it without --layout")
+        for option, value in (("--plot", plot), ("--top", top)):
+            if value is not None:
+                raise InputError(f"{option} is about several layouts; expected it without --layout")
         say_one(pricer.price(parse_layout(text, pricer.cluster.n_gpus)), pricer, form)
         return
-    found = plan(pricer, top)
+    found = plan(pricer, 5 if top is None else top)
     if plot is not None:
         from makespan.plots import plot_frontier, write_figure
 

@@ -30,6 +30,7 @@ REPAIR_SIGMA = 1.94
 """Scale parameter of lognormal repair times: that of a mean of 355 and a median of 54 min (same table)."""
 FAILURE_DAYS = 60.0
 """Days for which failures are generated; a choice, more than the lists of this project take."""
+_MOST_FAILURES = 10**7
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,11 @@ class FailureModel:
         for name in ("repair_s", "days"):
             if not 0 < getattr(self, name) < math.inf:
                 raise InputError(f"failures: {name} is {getattr(self, name)!r}; expected a number above 0")
+        if self.per_day * self.days > _MOST_FAILURES:
+            raise InputError(
+                f"failures: per_day is {self.per_day:g} for days {self.days:g}, which are "
+                f"{self.per_day * self.days:.3g} failures; expected at most {_MOST_FAILURES:,} in all"
+            )
         if self.seed < 0:
             raise InputError(f"failures: seed is {self.seed!r}; expected 0 or more")
         if self.repair not in REPAIR_TIMES:
