@@ -72,8 +72,8 @@ slurm-test: setup-dev ## Run rules with GPUs on a local Slurm cluster without GP
 
 # What is built sees the run set alone: packages of the developer set are hidden.
 .PHONY: report-test
-report-test: setup-dev ## Build the small configuration in a copy, with the run set alone, and test its results and report
-	$(BIN)/python -m pytest -n auto --dist loadgroup -m small_run tests/workflow $(PYTEST_FLAGS)
+report-test: setup-dev ## Build the small configuration in a copy, with the run set alone, and test its results and report, and targets
+	$(BIN)/python -m pytest -n auto --dist loadgroup -m "small_run or targets" tests/workflow $(PYTEST_FLAGS)
 
 # On a machine with GPUs, the first thing to run. Without one, the same tests run on the CPU.
 .PHONY: gpu-test

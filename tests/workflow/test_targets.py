@@ -16,6 +16,7 @@ from makespan.config import load_settings
 from makespan.papers import PAPERS
 
 ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.targets
 
 
 @pytest.mark.parametrize("target", ["all", "emulated", "morphling", "claims"])

@@ -29,7 +29,7 @@ from makespan.cli.options import (
 )
 from makespan.cli.progress import Countdown, clock, is_quiet
 from makespan.errors import InputError
-from makespan.files import read_text, write_json, write_text
+from makespan.files import read_bytes, write_json, write_text
 from makespan.perf import load_environment
 from makespan.plans import Placement
 from makespan.policies import policy
@@ -51,7 +51,7 @@ from makespan.profiling import (
 )
 from makespan.runtime import held_directory
 from makespan.sim import RECOVERY_KINDS, ClusterView, Event, EventKind, RecoveryKind
-from makespan.tables import LIVE, LIVE_FAILURES, LIVE_JOBS, LOSSES, THROUGHPUT, write_csv
+from makespan.tables import LIVE, LIVE_FAILURES, LIVE_JOBS, LOSSES, THROUGHPUT, parse_csv, write_csv
 from makespan.units import format_seconds
 from makespan.workloads import small_workload_keys, workload
 
@@ -252,11 +252,10 @@ def _measured_before(path: Path) -> pd.DataFrame | None:
     """Return the rows that earlier calls measured, None if there are none."""
     if not path.exists():
         return None
-    header, _, _ = read_text(path, "measured steps").partition("\n")
-    if not {*_MEASURED_KEY, "step_s"} <= set(header.strip().split(",")):
-        wanted = ", ".join((*_MEASURED_KEY, "step_s"))
-        raise InputError(f"{path}: has other columns than {wanted}; expected another directory, --output")
-    return pd.read_csv(path)
+    rows: pd.DataFrame = parse_csv(read_bytes(path, "measured steps"), str(path), "measured steps")
+    if missing := [name for name in (*_MEASURED_KEY, "step_s") if name not in rows]:
+        raise InputError(f"{path}: lacks {', '.join(missing)}; expected another directory, --output")
+    return rows
 
 
 def _placement(text: str) -> Placement:
