@@ -6,7 +6,8 @@ medians over the ratios of such pairs: other load on the machine then affects bo
 that a process sends per byte of gradients, with the least that an all-reduce of M processes can send,
 2 (M - 1) / M, and the bytes that each way copies. One process is compared with accumulated micro-batches,
 several with DistributedDataParallel. ``loop_ratio`` is the time of a mini-batch of a job's own loop over that
-of the same mini-batch of functions given by name.
+of the same mini-batch of functions given by name, and ``shards_ratio`` that of one with the optimizer in
+shards over that of one without.
 """
 
 import sys
@@ -30,6 +31,7 @@ from makespan.easyscale.job import RankMapping
 from makespan.easyscale.kernels import DeterminismLevel
 from makespan.easyscale.loop_parts import LoopParts
 from makespan.easyscale.loop_turns import LoopESTs, LoopMiniBatch
+from makespan.easyscale.optimizer_shards import OptimizerShards
 from makespan.easyscale.parts import TrainedParts
 from makespan.easyscale.randomness import parameter_sha
 from makespan.easyscale.reduction import Reduction, over_group
@@ -94,11 +96,19 @@ def stock_step(parts: TrainedParts, batch: tuple[Tensor, Tensor], n: int, size: 
     return step
 
 
-def elastic_step(parts: TrainedParts, batch: tuple[Tensor, Tensor], mapping: RankMapping, rank: int) -> Step:
+def elastic_step(
+    parts: TrainedParts,
+    batch: tuple[Tensor, Tensor],
+    mapping: RankMapping,
+    rank: int,
+    shards: OptimizerShards | None = None,
+) -> Step:
     """Return a mini-batch of all logical workers."""
+    if shards is not None:
+        shards.place(rank, mapping.n_processes * ("",))
     hosted = HostedESTs(
         parts, torch.device("cpu"), mapping, rank, Reduction(mapping.n_logical_workers),
-        DeterminismLevel.named("D1"), seed=0,
+        DeterminismLevel.named("D1"), seed=0, shards=shards,
     )  # fmt: skip
     return lambda: over_group(hosted.mini_batch(lambda rank: batch)) and None
 
@@ -158,11 +168,14 @@ def measured(
 
     dist.all_to_all_single = counted
     n_hosted = len(mapping.hosted[0])
-    parts = {name: parts_of(megabytes) for name in ("stock", "elastic", "loop")}
+    parts = {name: parts_of(megabytes) for name in ("stock", "elastic", "loop", "shards")}
     steps = {
         "stock": stock_step(*parts["stock"], n_hosted, who.size),
         "elastic": elastic_step(*parts["elastic"], mapping, who.rank),
         "loop": loop_step(*parts["loop"], mapping, who.rank),
+        "shards": elastic_step(
+            *parts["shards"], mapping, who.rank, OptimizerShards(parts["shards"][0], survives=0)
+        ),
     }
     times: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for number in range(n_warmup + n_steps):
@@ -189,18 +202,22 @@ def measured(
     hashes = [parameter_sha(parts[name][0].model) for name in steps]
     pairs = list(zip(times["elastic"], times["stock"], strict=True))
     loops = list(zip(times["loop"], times["elastic"], strict=True))
+    in_shards = list(zip(times["shards"], times["elastic"], strict=True))
     return {
         "stock_ms": 1e3 * median(wall for wall, _ in times["stock"]),
         "wall_ratio": median(own[0] / stock[0] for own, stock in pairs),
         "cpu_ratio": median(own[1] / stock[1] for own, stock in pairs),
         "loop_ratio": median(own[0] / by_name[0] for own, by_name in loops),
         "loop_cpu_ratio": median(own[1] / by_name[1] for own, by_name in loops),
+        "shards_ratio": median(own[0] / whole[0] for own, whole in in_shards),
+        "shards_cpu_ratio": median(own[1] / whole[1] for own, whole in in_shards),
         "sent_ratio": sent["elastic"] / gradient_bytes,
         "sent_bound": 2 * (who.size - 1) / who.size,
         "copied_ratio": copied["elastic"],
         "stock_copied_ratio": copied["stock"],
         "is_equal": hashes[0] == hashes[1],
         "is_loop_equal": hashes[1] == hashes[2],
+        "are_shards_equal": hashes[1] == hashes[3],
     }
 
 
@@ -226,7 +243,7 @@ def test_step_over_stock(benchmark: Any, case: str, megabytes: int) -> None:
     benchmark.extra_info.update(found, goal=goals[megabytes])
     shown = ", ".join(f"{name} {value:.3g}" for name, value in found.items() if "equal" not in name)
     sys.stdout.write(f"\n{case}, {megabytes} MB: {shown}; goal {goals[megabytes] or 'none'}\n")
-    assert found["is_loop_equal"]
+    assert found["is_loop_equal"] and found["are_shards_equal"]
     assert found["is_equal"] or max(map(len, mapping.hosted)) > 1
     # In blocks of k neighbours a chunk moves 2 (M - 1) + (k - 1) / k times, among M processes.
     n, m = mapping.n_logical_workers, mapping.n_processes

@@ -84,6 +84,13 @@ def test_elastic_training_has_the_same_bits_on_one_device_and_on_two(launcher, t
     assert bits(changing.run(4, "0,1,2,3", launcher=launcher)) == bits(one)
 
 
+@pytest.mark.devices(2)
+def test_shards_of_the_optimizer_change_no_bit_of_elastic_training(launcher, tmp_path):
+    whole = trainer(tmp_path / "whole").run(4, "0,1/2,3", launcher=launcher)
+    in_shards = trainer(tmp_path / "shards").run(4, "0,1/2,3", launcher=launcher, zero_stage=1)
+    assert bits(in_shards) == bits(whole)
+
+
 @pytest.mark.cuda_only
 def test_copies_to_the_host_have_what_was_there_when_they_began(device):
     where = torch.device(device, 0)
@@ -112,6 +119,22 @@ def test_resilient_training_goes_on_from_its_checkpoint_where_every_copy_is_lost
 @pytest.mark.parametrize("phase", ["forward", "backward", "reduction"])
 def test_resilient_training_survives_the_loss_of_one_of_two(launcher, tmp_path, phase):
     options = {"n_nodes": 2, "n0": 1, "policy": "degrade", "launcher": launcher}
+    result, (killed,) = run(tmp_path, 8, [Fault(phase, 3, 1)], **options)
+    assert killed.phase == phase and result.iterations["iteration"].tolist() == list(range(8))
+    np.testing.assert_allclose(result.iterations["loss"], replayed(result.plans, 8)[0], rtol=1e-4)
+
+
+@pytest.mark.devices(2)
+def test_resilient_training_exchanges_the_weights_of_divided_state(launcher, tmp_path):
+    options = {"n_nodes": 2, "f": 0, "first_sizes": (1, 1), "zero_stage": 1, "launcher": launcher}
+    result, _ = run(tmp_path, 6, **options)
+    np.testing.assert_allclose(result.iterations["loss"], replayed(result.plans, 6)[0], rtol=1e-4)
+
+
+@pytest.mark.devices(3)
+@pytest.mark.parametrize("phase", ["committed", "weights"])
+def test_resilient_training_with_divided_state_survives_the_loss_of_one_of_three(launcher, tmp_path, phase):
+    options = {"n_nodes": 3, "first_sizes": (1, 1, 1), "zero_stage": 1, "launcher": launcher}
     result, (killed,) = run(tmp_path, 8, [Fault(phase, 3, 1)], **options)
     assert killed.phase == phase and result.iterations["iteration"].tolist() == list(range(8))
     np.testing.assert_allclose(result.iterations["loss"], replayed(result.plans, 8)[0], rtol=1e-4)

@@ -148,7 +148,7 @@ class Process:
             supplied[self.number] = dict(self.held)
             received = {}
             for number, having in enumerate(assembly.shards):
-                holds, lacks = self.holds(number), assembly.needs_parameter(self.number, number)
+                holds, lacks = self.holds(number), self.number in assembly.lacking
                 if self.number not in having and (holds or lacks):
                     while having[0] not in supplied:
                         yield

@@ -168,8 +168,7 @@ def test_those_that_are_ready_take_the_step_that_another_one_has_taken():
     plan = decided({0: stepped(6, 0, 3), 1: ready(5, 1, 0), 2: ready(5, 2, 1)}).plan
     assert (plan.step, plan.source, plan.behind, plan.partial) == (6, 0, (1, 2), (0,))
     assert plan.shards == ((0, 1), (1, 2), (2,), (0,))
-    assert [plan.needs_parameter(0, number) for number in range(4)] == [False, True, True, False]
-    assert [plan.needs_parameter(2, number) for number in range(4)] == [True, False, False, True]
+    assert plan.lacking == {0, 1, 2}
 
 
 def test_without_one_that_has_taken_the_step_all_stay_before_it():
@@ -181,7 +180,7 @@ def test_without_one_that_has_taken_the_step_all_stay_before_it():
 def test_parameters_that_all_have_are_not_sent():
     plan = decided({each: stepped(6, each, (each - 1) % 4, is_partial=False) for each in range(4)}).plan
     assert plan.partial == plan.behind == ()
-    assert not any(plan.needs_parameter(node, number) for node in ALL for number in range(4))
+    assert not plan.lacking
 
 
 def test_a_shard_whose_holders_are_all_lost_ends_the_attempt():

@@ -60,6 +60,8 @@ from makespan.workloads import small_workload_keys, workload
 _DEFAULT = Procedure()
 _LONGEST = 10_000, "a point would take hours"
 _UNFINISHED = "unfinished.jsonl"
+_WRITTEN_S = 60.0
+"""Longest wait for another call that writes its rows [s]."""
 _MEASURED_KEY = ["n_gpus", "layout", "seq", "batch"]
 
 
@@ -171,8 +173,10 @@ def profile_command(
             say(f"{written_to}: rows of earlier calls are kept, {len(earlier)} so far", err=True)
 
         def keep(times: pd.DataFrame) -> None:
-            rows = times if earlier is None else pd.concat([earlier, times], ignore_index=True)
-            write_csv(rows.drop_duplicates(_MEASURED_KEY, keep="last"), written_to)
+            with held_directory(output, "profile", _WRITTEN_S):  # another call may have written since
+                before = _measured_before(written_to)
+                rows = times if before is None else pd.concat([before, times], ignore_index=True)
+                write_csv(rows.drop_duplicates(_MEASURED_KEY, keep="last"), written_to)
             last = times.to_dict("records")[-1]
             if form is None:
                 say(f"{format_seconds(last['step_s'])} a step, {last['n_gpus']} GPUs: {last['layout']}")

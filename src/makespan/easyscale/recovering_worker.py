@@ -587,20 +587,19 @@ class RecoveringParts(RecoveringProcess):
         if self.shards is None:
             return
         links, shards, nodes = self._linked(), self.shards, assembly.nodes
+        lacking = assembly.lacking.intersection(nodes)
         sent: dict[int, dict[int, tuple[Any, Any]]] = {}
         sources = dict[int, None]()
         for number, (having, processes) in enumerate(
             zip(assembly.shards, shards.holders(assembly.hosts), strict=True)
         ):
-            for process, node in enumerate(nodes):
-                holds, lacks = process in processes, assembly.needs_parameter(node, number)
-                if node in having or not (holds or lacks):
-                    continue
+            holding = {nodes[process] for process in processes}
+            for node in sorted((holding | lacking).difference(having)):
                 if node == self.node:
                     sources[self.ranks[having[0]]] = None
                 if having[0] == self.node:
-                    value = shards.parameters[number].detach() if lacks else None
-                    state = shards.state([number]) if holds else None
+                    value = shards.parameters[number].detach() if node in lacking else None
+                    state = shards.state([number]) if node in holding else None
                     sent.setdefault(self.ranks[node], {})[number] = value, state
         for rank, values in sent.items():
             links.post(rank, _packed(values))

@@ -74,9 +74,10 @@ class Assembly:
     shards: tuple[tuple[int, ...], ...] = ()
     partial: tuple[int, ...] = ()
 
-    def needs_parameter(self, node: int, number: int) -> bool:
-        """Return True if a node lacks a parameter that is in a shard."""
-        return node in (*self.behind, *self.partial) and node not in self.shards[number]
+    @property
+    def lacking(self) -> frozenset[int]:
+        """Nodes that lack the parameters in shards that they do not hold."""
+        return frozenset((*self.behind, *self.partial))
 
 
 ASSEMBLY = TypeAdapter(Assembly)

@@ -37,7 +37,7 @@ from makespan.oobleck.templates import covering_templates
 from makespan.runtime.protocol import Abort, ClusterState, Decision
 
 Recovery = Literal["reconfigure", "reroute"]
-_STATES_PER_WEIGHT = 2
+STATES_PER_WEIGHT = 2
 """Bytes of optimizer state per byte of a weight by which copies are planned: those of two moments."""
 
 
@@ -124,7 +124,7 @@ def piece_copies(
     """
     pieces = sorted({piece for layer, each in sizes.items() for piece in pieces_of(layer, len(each))})
     numbers = {piece: number for number, piece in enumerate(pieces)}
-    factors = {"frame": 0, "weight": 1, "state": _STATES_PER_WEIGHT}
+    factors = {"frame": 0, "weight": 1, "state": STATES_PER_WEIGHT}
     n_bytes = [factors[kind] * sizes[layer][weight] if factors[kind] else 0 for layer, kind, weight in pieces]
     needed = needed_pieces(plan, sizes, states)
     before, after = (

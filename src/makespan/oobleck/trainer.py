@@ -27,6 +27,7 @@ from makespan.oobleck.job import ChainJob, PassOrder
 from makespan.oobleck.peers import rerouted_counts
 from makespan.oobleck.plan import HybridPlan
 from makespan.oobleck.planner import (
+    STATES_PER_WEIGHT,
     ReconfigurationPlanner,
     Recovery as RecoveryKind,
     check_first_sizes,
@@ -464,8 +465,6 @@ class Record:
 
 WORKER = "makespan.oobleck.worker"
 _FORMAT = 1
-_STATE_FACTOR = 3
-"""Bytes of state per byte of parameters: the parameter and two moments."""
 _SAME_NOTICE_S = 1.0
 """Signals that follow the first within this time are the same notice: Ctrl-C, then SIGTERM of a wrapper."""
 _START_S, _SLOW_START_S = 60.0, 300.0
@@ -777,7 +776,7 @@ class _Run:
             )
         self.decider = ReconfigurationPlanner(
             profile, templates, options.n_nodes, options.f, options.n0, job.n_microbatches,
-            [round(_STATE_FACTOR * layer.parameter_bytes) for layer in profile.layers],
+            [round((1 + STATES_PER_WEIGHT) * layer.parameter_bytes) for layer in profile.layers],
             policy=options.policy, first_sizes=first_sizes,
             origin=None if self.started is None else self.started.path, recovery=options.recovery,
             is_divided=options.zero_stage == 1,

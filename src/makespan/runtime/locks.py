@@ -41,13 +41,14 @@ def acquire(path: Path, wait_s: float = 0.0) -> int | None:
 
 
 @contextmanager
-def held_directory(path: Path, use: str) -> Iterator[None]:
+def held_directory(path: Path, use: str, wait_s: float = 0.0) -> Iterator[None]:
     """Hold a directory, which is created if needed, for this process, by its file ``lock``.
 
-    Raises an `InputError` that names the ``use``, such as ``run``, if another process holds it.
+    Raises an `InputError` that names the ``use``, such as ``run``, if another process still holds it after
+    ``wait_s``.
     """
     path.mkdir(parents=True, exist_ok=True)
-    handle = acquire(path / "lock")
+    handle = acquire(path / "lock", wait_s)
     if handle is None:
         raise InputError(f"{path}: another {use} is active here; wait for its end, or use another directory")
     try:
