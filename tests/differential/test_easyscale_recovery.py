@@ -281,7 +281,7 @@ def test_a_drain_is_no_loss_so_that_as_many_losses_may_follow(straight, tmp_path
     said = []
     gate = Gate(("contexts", 7, [0]), acts=[("sum", 3, ask)])
     result = changed(tmp_path, gate, checkpoint_every=4)
-    assert json.loads(said[0].stdout) == {"run_dir": f"{tmp_path}/run", "processes": [1, 77]}
+    assert json.loads(said[0].stdout)["processes"] == [1, 77]
     assert "asked to drain 77, not in the run" in caplog.text
     assert bits(result) == straight
     found = changes(tmp_path / "run")

@@ -186,8 +186,13 @@ def test_a_notice_saves_what_was_done_and_the_next_call_appends_to_the_tables(tm
 
 
 def test_a_node_joins_and_one_leaves(tmp_path):
-    """By the verb, in a process of its own; the one that leaves sends what only it has."""
-    ended = []
+    """By the verbs, in processes of their own; the one that leaves sends what only it has."""
+    ended, asked = [], []
+
+    def drain_from_outside():
+        for nodes in (["77"], ["0", "77"]):
+            command = [sys.executable, "-c", "from makespan.cli import main; main()", "oobleck", "drain"]
+            asked.append(subprocess.run([*command, tmp_path, *nodes], capture_output=True, text=True))
 
     def watch(event):
         if event.kind == "commit" and event.values["iteration"] == 3:
@@ -195,16 +200,22 @@ def test_a_node_joins_and_one_leaves(tmp_path):
         if event.kind == "resume" and event.values["generation"] == 2:
             os.kill(pids[1], signal.SIGTERM)
         if event.kind == "resume" and event.values["generation"] == 3:
+            outside.start()
+        if event.kind == "resume" and event.values["generation"] == 4:
             drain_nodes(tmp_path)
         if event.kind == "hello":
             pids[event.node] = event.values["pid"]
 
-    pids = {}
+    pids, outside = {}, threading.Thread(target=drain_from_outside, daemon=True)
     # The end is not reached: as many as two nodes could do while a third one starts, however slowly.
     result, _ = run(tmp_path, 20_000, watch=watch, n_nodes=2, first_sizes=(2,), f=0)
-    assert [sorted(plan.nodes) for _, plan in result.plans] == [[0, 1], [0, 1, 2], [0, 2]]
+    assert [sorted(plan.nodes) for _, plan in result.plans] == [[0, 1], [0, 1, 2], [0, 2], [2]]
+    outside.join()
+    refused, known = asked
+    assert refused.returncode == 2 and "has no 77 to drain; expected some of 0, 2" in refused.stderr
+    assert known.returncode == 0 and "nodes 77 are not in the run; the others leave" in known.stderr
     assert (result.iterations["attempts"] == 1).all() and len(result.iterations) < 20_000
-    assert result.recoveries["cause"].tolist() == ["start", "join", "drain"]
+    assert result.recoveries["cause"].tolist() == ["start", "join", "drain", "drain"]
     assert_equal_bits(result, len(result.iterations))
     deadline = time.monotonic() + 3600
     while not ended and time.monotonic() < deadline:

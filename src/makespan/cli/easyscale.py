@@ -14,6 +14,7 @@ from makespan.cli.options import (
     launcher_options,
     read_settings,
     say,
+    say_drained,
     say_result,
     settings_option,
 )
@@ -169,8 +170,7 @@ def _drain(run_dir: Path, processes: tuple[int, ...], form: str | None) -> None:
     """
     from makespan.easyscale.trainer import drain_processes
 
-    drain_processes(run_dir, processes)
-    say_result({"run_dir": run_dir, "processes": list(processes)}, "", form)
+    say_drained(run_dir, "processes", processes, drain_processes(run_dir, processes), form)
 
 
 @COMMANDS.command("export")

@@ -26,6 +26,7 @@ from makespan.cli.options import (
     launcher_options,
     read_settings,
     say,
+    say_drained,
     say_result,
     settings_option,
 )
@@ -415,8 +416,7 @@ def join_command(run_dir: Path, device: str, form: str | None) -> None:
 @json_option
 def drain_command(run_dir: Path, nodes: tuple[int, ...], form: str | None) -> None:
     """Drain NODES from the run of RUN_DIR after an iteration; without any, end the run with a checkpoint."""
-    drain_nodes(run_dir, nodes)
-    say_result({"run_dir": run_dir, "nodes": nodes}, "", form)
+    say_drained(run_dir, "nodes", nodes, drain_nodes(run_dir, nodes), form)
 
 
 # --- ``plan`` and ``instantiate`` -------------------------------------------------------------------

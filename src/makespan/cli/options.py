@@ -76,6 +76,15 @@ def say_result(values: Mapping[str, Any], text: str, form: str | None) -> None:
         say(text)
 
 
+def say_drained(
+    run_dir: Path, of: str, asked: Iterable[int], unknown: Iterable[int], form: str | None
+) -> None:
+    """Print what became of a request to drain nodes or ``processes``, and which the run does not have."""
+    if missing := ", ".join(map(str, unknown)):
+        say(f"{of} {missing} are not in the run; the others leave", err=True)
+    say_result({"run_dir": run_dir, of: list(asked), "unknown": list(unknown)}, "", form)
+
+
 def say_rows(rows: Iterable[Mapping[Any, Any]], form: str) -> None:
     """Print rows, with the columns of the first, as ``json`` or ``csv``; missing values are null or empty."""
     listed = [{name: plain(value) for name, value in row.items()} for row in rows]

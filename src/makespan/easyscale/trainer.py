@@ -896,7 +896,7 @@ def join_run(run_dir: str | Path, launcher: Launcher | None = None) -> str:
     return join_with(run_path, Launch(_RECOVERING_WORKER, {}, 1, processes, options=options), launcher)
 
 
-def drain_processes(run_dir: str | Path, processes: Collection[int]) -> None:
+def drain_processes(run_dir: str | Path, processes: Collection[int]) -> tuple[int, ...]:
     """Let processes leave an active run after the mini-batch that runs; the others continue from memory.
 
     If none would be left, the run is suspended: it writes a checkpoint and ends as ``pending``.
@@ -907,19 +907,25 @@ def drain_processes(run_dir: str | Path, processes: Collection[int]) -> None:
         Directory of an active run with ``survives``.
     processes
         Numbers of the processes, at least one: those of the start from 0 on, then those that joined, in
-        order. Unknown numbers are ignored, with a warning of the run.
+        order.
+
+    Returns
+    -------
+    tuple
+        Numbers that the run does not have; the others leave. A run of this process warns of them instead.
 
     Raises
     ------
     makespan.errors.InputError
-        No run with ``survives`` is active there, or no process is given.
+        No run with ``survives`` is active there, it has none of the processes or does not answer, or no
+        process is given.
     """
     if not processes:
         raise InputError(
             "no process to drain; expected numbers of processes, or request_change with devices=''"
         )
     _surviving_run(Path(run_dir).resolve())
-    drain(run_dir, processes)
+    return drain(run_dir, processes)
 
 
 def _surviving_run(path: Path) -> Path:

@@ -963,7 +963,7 @@ def join_run(run_dir: str | Path, launcher: Launcher | None = None) -> str:
     return join_with(run_dir, Launch(WORKER, {}, 1, Path(run_dir).resolve() / PROCESSES), launcher)
 
 
-def drain_nodes(run_dir: str | Path, nodes: tuple[int, ...] = ()) -> None:
+def drain_nodes(run_dir: str | Path, nodes: tuple[int, ...] = ()) -> tuple[int, ...]:
     """Release nodes of a run at the next boundary of iterations, or end it there with a checkpoint.
 
     Parameters
@@ -971,9 +971,14 @@ def drain_nodes(run_dir: str | Path, nodes: tuple[int, ...] = ()) -> None:
     run_dir, nodes
         Directory of an active run, and the nodes to release; none to end the run.
 
+    Returns
+    -------
+    tuple
+        Nodes that the run does not have; the others leave. A run of this process warns of them instead.
+
     Raises
     ------
     InputError
-        No run is active there.
+        No run is active there, it has none of the nodes, or it does not answer.
     """
-    drain(run_dir, nodes)
+    return drain(run_dir, nodes)

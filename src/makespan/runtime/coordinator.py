@@ -166,7 +166,7 @@ class Coordinator(Generic[PlanT]):
         backlog = 64 + len(self.protocol.expected)
         host, door = messages.listening("SLURM_JOB_ID" not in os.environ, backlog)
         door.settimeout(_SEND_S)
-        address = {"host": host, "port": door.getsockname()[1], "token": self.token}
+        address = {"host": host, "port": door.getsockname()[1], "token": self.token, "pid": os.getpid()}
         write_json(address, self.run_dir / ADDRESS_FILE)
         (self.run_dir / ADDRESS_FILE).chmod(0o600)  # the token permits to drain the run
         return door
@@ -261,10 +261,7 @@ class Coordinator(Generic[PlanT]):
             message.token, self.token
         )
         if isinstance(message, messages.Drain) and is_known:
-            self._tell("drain", nodes=list(message.nodes))
-            if unknown := sorted(set(message.nodes) - set(self.nodes)):
-                _log.warning("asked to drain %s, not in the run", ", ".join(map(str, unknown)))
-            self._carry_out(self.protocol.drain(message.nodes))
+            self._drain(peer, message.nodes)
         if not isinstance(message, messages.Hello) or not is_known:
             self._part(peer)
             return
@@ -282,6 +279,16 @@ class Coordinator(Generic[PlanT]):
             peer.is_leaving = keeper.is_leaving
         self._tell("hello", node, pid=message.pid, host=message.host)
         self._send(node, messages.Welcome(node, self.request))
+
+    def _drain(self, peer: _Peer, asked: tuple[int, ...]) -> None:
+        """Let nodes leave, or end the run, and tell who asked for it which nodes are not there."""
+        self._tell("drain", nodes=list(asked))
+        unknown = sorted(set(asked) - set(self.nodes))
+        if unknown:
+            _log.warning("asked to drain %s, not in the run", ", ".join(map(str, unknown)))
+        with suppress(OSError):  # who asked from a callback of this process does not wait
+            peer.link.send(messages.Asked(tuple(unknown), tuple(sorted(self.nodes))))
+        self._carry_out(self.protocol.drain(asked))
 
     def _part(self, peer: _Peer) -> None:
         """Close a connection; a node is lost with its connection."""

@@ -1,5 +1,6 @@
 """Reach an active run that survives losses from another process: join it, and drain processes of it."""
 
+import os
 import secrets
 import signal
 import threading
@@ -7,11 +8,12 @@ from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from makespan.errors import InputError, WorkerError
 from makespan.files import read_json
 from makespan.runtime.launch import Launch, Launcher, LocalLauncher, RunDirectory, SlurmLauncher, check_gpus
-from makespan.runtime.messages import LOOPBACK, Connection, Drain, Hello, Kill, Leaving, connected
+from makespan.runtime.messages import LOOPBACK, Asked, Connection, Drain, Hello, Kill, Leaving, connected
 from makespan.runtime.node import ADDRESS_FILE, JOINING, host_name
 
 PROCESSES = "processes"
@@ -19,8 +21,8 @@ PROCESSES = "processes"
 _CONNECT_S = 30.0
 
 
-def _reached(run_dir: str | Path, *, from_afar: bool = False) -> tuple[str, Connection]:
-    """Return the token of a run, and a connection to its coordinator.
+def _reached(run_dir: str | Path, *, from_afar: bool = False) -> tuple[dict[str, Any], Connection]:
+    """Return what a run publishes of its coordinator, and a connection to it.
 
     An `InputError` is raised if the run cannot be reached, or not from other machines with ``from_afar``.
     """
@@ -35,7 +37,7 @@ def _reached(run_dir: str | Path, *, from_afar: bool = False) -> tuple[str, Conn
             "was started in a job of Slurm"
         )
     try:
-        return address["token"], connected(address["host"], address["port"], _CONNECT_S)
+        return address, connected(address["host"], address["port"], _CONNECT_S)
     except OSError as error:
         problem = f"run_dir is {run_dir}, whose coordinator does not respond ({error})"
         raise InputError(f"{problem}; expected the directory of an active run") from None
@@ -73,7 +75,7 @@ def join_with(run_dir: str | Path, launch: Launch, launcher: Launcher | None = N
     if (n_devices := launcher.n_devices or 1) > 1:
         problem = f"{n_devices} GPUs, of which this process may have one"
         raise InputError(f"{problem}; expected its number in CUDA_VISIBLE_DEVICES")
-    token, link = _reached(run_dir, from_afar=isinstance(launcher, SlurmLauncher))
+    address, link = _reached(run_dir, from_afar=isinstance(launcher, SlurmLauncher))
     rank = JOINING + secrets.randbits(48)  # unique among processes of all machines
     process = launcher.start(launch, rank)
 
@@ -91,7 +93,7 @@ def join_with(run_dir: str | Path, launch: Launch, launcher: Launcher | None = N
         signal.signal(signal.SIGINT, before[signal.SIGINT])
 
     with suppress(OSError):
-        link.send(Hello(token, process.pid, host_name(), is_watchdog=True, rank=rank))
+        link.send(Hello(address["token"], process.pid, host_name(), is_watchdog=True, rank=rank))
     is_main = threading.current_thread() is threading.main_thread()
     numbers = (signal.SIGTERM, signal.SIGINT) if is_main else ()
     before = {number: signal.getsignal(number) for number in numbers}
@@ -113,11 +115,38 @@ def join_with(run_dir: str | Path, launch: Launch, launcher: Launcher | None = N
     return str(directory.result(rank))
 
 
-def drain(run_dir: str | Path, nodes: Collection[int] = ()) -> None:
+def drain(run_dir: str | Path, nodes: Collection[int] = ()) -> tuple[int, ...]:
     """Ask an active run to release nodes at the next boundary of iterations.
 
-    Without nodes the run ends there, with a checkpoint. An `InputError` is raised if no run is active.
+    Without nodes the run ends there, with a checkpoint. A run of this process is asked without waiting for
+    its answer, since its callbacks may ask; numbers that it does not know are a warning of the run then.
+
+    Returns
+    -------
+    tuple
+        Nodes that the run does not have; the others leave.
+
+    Raises
+    ------
+    InputError
+        No run is active there, it has none of the nodes, or it does not answer.
     """
-    token, link = _reached(run_dir)
-    link.send(Drain(token, tuple(nodes)))
-    link.close()
+    address, link = _reached(run_dir)
+    try:
+        link.send(Drain(address["token"], tuple(nodes)))
+        if address["pid"] == os.getpid():
+            return ()
+        link.link.settimeout(_CONNECT_S)
+        answer = next(iter(link.receive() or ()), None)
+    except OSError:
+        answer = None
+    finally:
+        link.close()
+    if not isinstance(answer, Asked):
+        raise InputError(
+            f"run_dir is {run_dir}, whose run has not answered; expected one that is still active"
+        )
+    if nodes and set(nodes) <= set(answer.unknown):
+        unknown, known = (", ".join(map(str, some)) for some in (answer.unknown, answer.nodes))
+        raise InputError(f"the run in {run_dir} has no {unknown} to drain; expected some of {known}")
+    return answer.unknown

@@ -190,6 +190,14 @@ class Drain:
 
 
 @dataclass(frozen=True, slots=True)
+class Asked:
+    """Answer to `Drain`: the nodes that it names and the run does not have, and those that the run has."""
+
+    unknown: tuple[int, ...]
+    nodes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Hold:
     """Stay at the end of a phase, so that an injected fault can kill the process there."""
 
@@ -206,10 +214,10 @@ class Kill:
 
 Message = (
     Hello | Welcome | Ready | Freeze | Frozen | Form | Copied | Train | Prepared | Commit | Failed | Save
-    | Saved | Leaving | Leave | Announce | Heartbeat | Drain | Hold | Kill | Shared | Offered
+    | Saved | Leaving | Leave | Announce | Heartbeat | Drain | Asked | Hold | Kill | Shared | Offered
 )  # fmt: skip
 _KINDS: dict[str, Callable[..., Message]] = {kind.__name__: kind for kind in get_args(Message)}
-_TUPLES = ("layers", "members", "nodes")
+_TUPLES = ("layers", "members", "nodes", "unknown")
 
 
 def encoded(message: Message) -> bytes:
