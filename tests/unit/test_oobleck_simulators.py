@@ -137,6 +137,13 @@ def test_simulate_from_the_command_line(tmp_path, monkeypatch):
     )
     done = run(main, [*common, "--trace", str(own), "--cost", "regroup_s=20"])
     assert done.exit_code == 0 and "2 nodes lost" in done.output, done.output
+    for events, why in (
+        ("0,add,a\n0,add,b\n3600000,remove,b\n", "2 nodes at most are there at once"),
+        (own.read_text().partition("600000")[0] + "1,remove,n1\n", "there is too little time"),
+    ):
+        own.write_text(events)
+        done = run(main, [*common, "--trace", str(own)])
+        assert done.exit_code == 0 and f"no step is completed: {why}" in done.stderr, done.output
     for arguments, message in (
         (["--trace", "7h"], "7h"),
         (["--trace", "10m", "--cost", "regroup_s=-1"], "regroup_s=-1"),

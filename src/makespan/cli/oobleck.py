@@ -953,6 +953,10 @@ def simulate_command(
     outcome = simulate(system, trace, costs, repairs(mode, switches(defects)))
     if beyond := unused_nodes(trace, costs):
         say(f"{beyond} nodes or fewer are idle: the table of throughput has no entry for so many", err=True)
+    if outcome.is_feasible and not outcome.n_steps:
+        fewest, there = min(costs.throughput), max(trace.counts())
+        few = f"{there} nodes at most are there at once, and the table of throughput begins at {fewest}"
+        say(f"no step is completed: {few if there < fewest else 'there is too little time'}", err=True)
     if form is not None:
         series = [
             [round(start, 3), round(end, 3), samples] for start, end, samples in outcome.steps().tolist()
