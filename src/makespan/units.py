@@ -16,6 +16,14 @@ HOUR = 3600.0
 DAY = 24 * HOUR
 
 
+_DIGITS = 15  # numbers of so many are exact as floats, and Python reads no more than 4300
+
+
+def whole(text: str) -> int | None:
+    """Return the number that a text states in up to 15 digits, None if it states anything else."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= _DIGITS else None
+
+
 def format_bytes(value_bytes: float) -> str:
     """Format a byte count with a decimal prefix, for example ``'80.0 GB'``."""
     for size, suffix in ((1e12, "TB"), (GB, "GB"), (MB, "MB"), (KB, "kB")):

@@ -244,3 +244,22 @@ def test_commands_that_train_print_json_alone_and_no_progress_when_quiet(
         assert done.exit_code == 0, done.stderr
         assert json.loads(done.stdout)[name] == value
         assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "explain llama7 1-1-{0} 8888",
+        "explain llama7 244+ga{0} 8888",
+        "explain llama7 244 8-{0}",
+        "plan llama3-8b {0}xh100-80",
+        "plan llama3-8b 8xh100-80 --layout tp{0}",
+        "simulate --workload naive --cluster {0}xh100-80",
+        "easyscale run bert --steps 1 --mapping 0/{0}",
+    ],
+)
+def test_numbers_of_thousands_of_digits_are_refused_in_a_line(command: str) -> None:
+    """Python itself reads no more than 4300 digits."""
+    done = CliRunner().invoke(main, command.format("9" * 5000).split())
+    assert done.exit_code == 2 and isinstance(done.exception, SystemExit)
+    assert done.stderr.startswith("Error: ") and len(done.stderr.splitlines()) == 1

@@ -197,6 +197,8 @@ def test_nodes_beyond_the_table_are_idle_and_said_to_be():
         ("0,add,a\n1.5,add,b\n", 2, "1.5"),
         ("0,add,a\n5,stop,a\n", 2, "stop"),
         ("0,add,a\n5,remove,a\n6,add,a\n", 3, "a"),
+        (f"0,add,a\n{10**12},add,b\n", 2, "ten years"),
+        (f"0,add,a\n{'9' * 5000},add,b\n", 2, "ten years"),
     ],
 )
 def test_a_trace_that_cannot_be_is_refused_with_its_line(tmp_path, lines, row, found):

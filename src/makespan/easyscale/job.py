@@ -415,7 +415,7 @@ def _check_number(name: str, value: object, least: int) -> None:
 
 # --- Mappings of logical workers to processes ---
 
-_PATTERN = re.compile(r"\d+(,\d+)*(/\d+(,\d+)*)*")
+_PATTERN = re.compile(r"\d{1,15}(,\d{1,15})*(/\d{1,15}(,\d{1,15})*)*")
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from makespan.units import GB
 
 _HOST = "h200"  # node whose CPU threads, memory and host links stand in: texts and files say nothing of hosts
 _MOST_LATENCY_S = 0.1
-_SHORT = re.compile(r"(\d+)\s*x\s*([A-Za-z][\w.-]*)")
+_SHORT = re.compile(r"(\d{1,15})\s*x\s*([A-Za-z][\w.-]*)")
 _LINKS = ("link_gb_per_s", "network_gb_per_s")
 _TEXTS = ("device", "source", "evidence", "products", "attention", "peak_tflop_per_s")
 _OF_DEVICE = frozenset((*_TEXTS[1:], *_LINKS, "memory_gib", "memory_gb_per_s"))

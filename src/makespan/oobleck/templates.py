@@ -797,6 +797,7 @@ def covering_templates(
 _VERSION = 1  # of the searches and of the format; a change makes all cached files stale
 _MS = PICOSECONDS // 1000
 _LARGEST = 100_000  # nodes, stages, layers or GPUs of a template
+_WIDEST = 1024  # GPUs of a stage; each layer is divided into as many parts
 _EXPECTED = "templates (JSON), as 'makespan oobleck plan' writes them"
 _Plain = dict[str, Any]
 
@@ -867,8 +868,8 @@ def _template(row: _Plain, where: str) -> PipelineTemplate:
         if not isinstance(values, list) or len(values) != n_stages:
             raise InputError(f"{where}: {key} is {values!r}; expected a list of {n_stages} numbers")
     layers, gpus = (
-        [_count(value, f"{where}: {key}") for value in row[key]]
-        for key in ("layers_per_stage", "gpus_per_stage")
+        [_count(value, f"{where}: {key}", most) for value in row[key]]
+        for key, most in (("layers_per_stage", _LARGEST), ("gpus_per_stage", _WIDEST))
     )
     if sum(gpus) % n_nodes:
         raise InputError(f"{where}: {sum(gpus)} GPUs on {n_nodes} nodes; expected as many on each")
@@ -887,9 +888,9 @@ def _assembled(
     return PipelineTemplate(n_nodes, sum(gpus) // n_nodes or 1, tuple(stages), cost / PICOSECONDS)
 
 
-def _count(value: Any, where: str) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= _LARGEST:
-        raise InputError(f"{where} is {value!r}; expected a whole number, 1 to {_LARGEST}")
+def _count(value: Any, where: str, most: int = _LARGEST) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+        raise InputError(f"{where} is {value!r}; expected a whole number, 1 to {most}")
     return value
 
 

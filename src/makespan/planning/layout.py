@@ -130,8 +130,8 @@ class Layout:
 
 _DEGREES = {"tp": "tp", "pp": "pp", "cp": "cp", "ep": "ep", "vp": "interleave"}
 _WORDS = re.compile(
-    r"(?P<degree>tp|pp|cp|ep|vp|dp|mb)(?P<number>\d+)|zero(?P<zero>[0-3])(?:/(?P<over>\d+))?|(?P<fsdp>fsdp)"
-    r"|hsdp(?P<hsdp>\d+)|recompute=(?P<recompute>[a-z]+)(?::(?P<share>[\d.e-]+))?|(?P<nosp>nosp)"
+    r"(?P<degree>tp|pp|cp|ep|vp|dp|mb)(?P<number>\d{1,15})|zero(?P<zero>[0-3])(?:/(?P<over>\d{1,15}))?|(?P<fsdp>fsdp)"
+    r"|hsdp(?P<hsdp>\d{1,15})|recompute=(?P<recompute>[a-z]+)(?::(?P<share>[\d.e-]+))?|(?P<nosp>nosp)"
     r"|(?P<pipeline>zero-bubble)|(?P<ends>ends)"
 )
 

@@ -33,12 +33,12 @@ _WORDS = tuple(family.word for family in PlanFamily if family.word)
 PLAN_TEXTS = "three degrees PP, TP, DP such as 244 (1-8-16 above nine) that multiply to the GPUs, "
 PLAN_TEXTS += ", ".join(_WORDS)
 """Accepted starts of a text, for messages."""
-_DEGREES = re.compile(r"[1-9][1-9][1-9]|[1-9]\d*-[1-9]\d*-[1-9]\d*", re.ASCII)
+_DEGREES = re.compile(r"[1-9][1-9][1-9]|[1-9]\d{0,14}-[1-9]\d{0,14}-[1-9]\d{0,14}", re.ASCII)
 _SUFFIX = re.compile(
     r"zero(?P<zero_stage>[0-3])|(?P<offload>offload)"
     r"|(?P<method>gc|selective)(?P<fraction>\d[\d.e-]*)?"
-    r"|(?P<gpipe>gpipe)|interleaved(?P<interleave>\d+)|layers(?P<partition>\d+(-\d+)*)"
-    r"|(?P<sequence_parallel>sp)|a(?P<grad_accum_steps>\d+)|cpu(?P<cpu_threads>\d+)",
+    r"|(?P<gpipe>gpipe)|interleaved(?P<interleave>\d{1,15})|layers(?P<partition>\d{1,15}(-\d{1,15})*)"
+    r"|(?P<sequence_parallel>sp)|a(?P<grad_accum_steps>\d{1,15})|cpu(?P<cpu_threads>\d{1,15})",
     re.ASCII,
 )
 _METHODS = {"gc": "full", "selective": "selective"}

@@ -9,6 +9,7 @@ from itertools import accumulate, pairwise
 from typing import Literal, cast
 
 from makespan.errors import NotationError, PlanError, unknown_name
+from makespan.units import whole
 from makespan.workloads import Layer, ModelSpec, head, layers
 
 # --- Placement of a job on nodes, its communication groups there, and the network cards that they share ---
@@ -55,12 +56,13 @@ class Placement:
         stripped = text.strip()
         joined = _SEPARATOR in stripped
         parts = stripped.removesuffix(_SEPARATOR).split(_SEPARATOR) if joined else list(stripped)
-        if not parts or not all(part.isascii() and part.isdigit() and int(part) for part in parts):
+        counts = tuple(whole(part) or 0 for part in parts)
+        if not counts or not all(counts):
             raise NotationError(
                 f"placement {text!r} cannot be read; expected one digit 1-9 per node, such as "
                 "'4444', or counts joined by '-', such as '16-16'"
             )
-        return cls(tuple(int(part) for part in parts))
+        return cls(counts)
 
     @classmethod
     def packed(cls, n_gpus: int, gpus_per_node: int) -> "Placement":

@@ -38,6 +38,7 @@ from makespan.sim.catalogue import Allocation, Catalogue, Configuration, Restart
 from makespan.sim.recovery import Recovery
 from makespan.sim.sharing import IDLE_SHARE, MIN_SPEED
 from makespan.tables import EVENTS, LOSSES, OUTCOMES
+from makespan.units import whole
 from makespan.workloads import JobSpec
 
 _Job = tuple[int, str]  # position by submission, and name
@@ -186,10 +187,10 @@ class NodeAccounts:
 
     def change(self, row: Row) -> None:
         """Apply a node event."""
-        if not (row.nodes.isdigit() and int(row.nodes) < len(self._nodes)):
+        node = whole(row.nodes)
+        if node is None or node >= len(self._nodes):
             self._rules.report("row", row, f"node {row.nodes!r}; expected 0 to {len(self._nodes) - 1}")
             return
-        node = int(row.nodes)
         if row.kind == "capacity_announced":
             return
         self.last_changed = node
@@ -727,10 +728,10 @@ def _read_shares(text: str) -> dict[int, int]:
     """Read ``node:devices`` pairs; empty if the text is not such a list."""
     shares: dict[int, int] = {}
     for pair in text.split():
-        node, colon, count = pair.partition(":")
-        if not (colon and node.isdigit() and count.isdigit() and int(count)) or int(node) in shares:
+        node, n_devices = (whole(part) for part in pair.partition(":")[::2])
+        if node is None or not n_devices or node in shares:
             return {}
-        shares[int(node)] = int(count)
+        shares[node] = n_devices
     return shares
 
 

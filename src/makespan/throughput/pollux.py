@@ -26,6 +26,7 @@ from makespan.errors import MissingDataError, TraceError, cell_error
 from makespan.files import read_bytes
 from makespan.plans import Placement
 from makespan.tables import THROUGHPUT, parse_csv
+from makespan.units import whole
 
 # Facts of the released simulators that their files do not state (applications.py of Pollux): epochs after
 # which a job is finished, where the files have more, and the most samples per GPU.
@@ -35,6 +36,7 @@ _MOST_SAMPLES = {"yolov3": 8}
 _TYPES = {"t4-16": "aws", "v100-32": "azure"}
 _CEILING = 1e-8  # of the released simulators, so that a quotient just above a whole number is not rounded up
 _BY_PLACEMENT = ("placement", "local_bsz", "step_time", "sync_time")
+_MOST_GPUS = 100_000
 _BY_SIZE = ("num_nodes", "num_replicas", "local_bsz", "step_time", "sync_time")
 _PROGRESS = ("progress", "grad_sqr", "grad_var")
 _CPU_THREADS = 1  # profiles state none
@@ -269,10 +271,12 @@ def _profile(folder: Path, ending: str) -> Profile:
         for row, (nodes, gpus, *values) in enumerate(
             zip(*(table[name] for name in _BY_SIZE), strict=True), 1
         ):
-            if not (nodes.isdigit() and gpus.isdigit() and 1 <= int(nodes) <= int(gpus)):
-                raise cell_error(str(path), row, "num_replicas", gpus, "at least one GPU per node")
-            each, more = divmod(int(gpus), int(nodes))
-            counts = (each + 1,) * more + (each,) * (int(nodes) - more)
+            n_nodes, n_gpus = whole(nodes), whole(gpus)
+            if not n_nodes or n_gpus is None or not n_nodes <= n_gpus <= _MOST_GPUS:
+                accepted = f"at least one GPU per node, and at most {_MOST_GPUS}"
+                raise cell_error(str(path), row, "num_replicas", gpus, accepted)
+            each, more = divmod(n_gpus, n_nodes)
+            counts = (each + 1,) * more + (each,) * (n_nodes - more)
             spread.setdefault(counts, []).append(_times(values, row, path))
         rows = spread | rows  # a profiled placement counts before one whose shares are not stated
     step_s = {}
@@ -281,10 +285,10 @@ def _profile(folder: Path, ending: str) -> Profile:
         step_s[counts] = sizes, steps, syncs
     progress = {}
     for path in folder.glob("validation-*.csv"):
-        size = path.stem.removeprefix("validation-")
-        if not size.isdigit() or int(size) < 1:
+        size = whole(path.stem.removeprefix("validation-"))
+        if not size:
             raise TraceError(f"{path}: expected a name such as validation-128.csv, with the global batch")
-        progress[int(size)] = _numbers(_cells(path, _PROGRESS), _PROGRESS, path)
+        progress[size] = _numbers(_cells(path, _PROGRESS), _PROGRESS, path)
     if not progress:
         raise MissingDataError(f"{folder}: no validation-<batch>.csv, which states the work of a job")
     return Profile(folder.name, step_s, dict(sorted(progress.items())))

@@ -34,6 +34,7 @@ from makespan.traces.cells import (
     repair,
     report_further,
 )
+from makespan.units import whole
 from makespan.workloads import JobSpec, is_in_zoo, resolve_workload_key, workload, workload_keys
 
 _MORPHLING = {
@@ -280,9 +281,10 @@ def _own_key(name: str, run: Mapping[str, str], folder: Path, where: str, row: i
     counts: dict[str, int] = {}
     for what in ("seq", "batch"):
         if what in run:
-            if not (run[what].isascii() and run[what].isdigit() and int(run[what])):
+            count = whole(run[what])
+            if not count:
                 raise cell_error(where, row, what, run[what], "a whole number, 1 or more")
-            counts[what] = int(run[what])
+            counts[what] = count
     beside = folder / name.partition(" seq")[0]
     if name.partition(" seq")[0] not in model_names() and beside.exists():
         name = str(folder / name)

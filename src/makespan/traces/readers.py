@@ -66,7 +66,7 @@ from makespan.traces.cells import (
 )
 from makespan.traces.jobs import JobTrace
 from makespan.traces.requests import RequestTrace, finish_requests
-from makespan.units import GIB, MS
+from makespan.units import DAY, GIB, MS, whole
 from makespan.workloads import JobSpec
 
 # --- Traces that are one list of jobs: Helios, openb, Alibaba spot ---
@@ -1052,6 +1052,7 @@ def _easyscale_cells(path: str | Path, findings: list[Finding]) -> pd.DataFrame:
 
 _OOBLECK = ("time", "event", "node")
 _EVENTS = {"add": "joined", "remove": "failed"}
+_LONGEST_MS = round(3652 * DAY / MS)  # simulators take steps of seconds
 
 
 def read_oobleck_nodes(path: str | Path) -> tuple[pd.DataFrame, ReadReport]:
@@ -1068,13 +1069,14 @@ def read_oobleck_nodes(path: str | Path) -> tuple[pd.DataFrame, ReadReport]:
     for number, line in enumerate(lines, 1):
         check_length(number, line, _OOBLECK, where)
         time, event, node = line
-        if not (time.isascii() and time.isdigit()):
-            raise cell_error(where, number, "time", time, "a whole number of ms, 0 or more")
+        time_ms = whole(time)
+        if time_ms is None or time_ms > _LONGEST_MS:
+            accepted = f"a whole number of ms, up to {_LONGEST_MS} (ten years)"
+            raise cell_error(where, number, "time", time, accepted)
         if event not in _EVENTS:
             raise cell_error(where, number, "event", event, "add, remove")
         if not node:
             raise cell_error(where, number, "node", node, "a name")
-        time_ms = int(time)
         if time_ms < before:
             accepted = f"times that do not fall; the row above has {before}"
             raise cell_error(where, number, "time", time_ms, accepted)
