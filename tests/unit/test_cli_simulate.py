@@ -370,6 +370,7 @@ def test_a_list_can_be_cut(job_list: Path) -> None:
         (("--delay", "-1"), "Invalid value for '--delay'"),
         (("--delay", "nan"), "Invalid value for '--delay': 'nan'"),
         (("--interval", "inf"), "Invalid value for '--interval': 'inf'"),
+        (("--interval", "1e-300"), "interval_s is 1e-300; expected a time in s, 1e-06 or more"),
         (("--nodes", "0"), "Invalid value for '--nodes'"),
         (("--output", "mine.csv"), "--output mine.csv: expected a directory"),
         (("--output", "mine.csv/sub"), "is no directory that can be written to"),

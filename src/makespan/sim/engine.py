@@ -54,7 +54,7 @@ from makespan.sim.state import (
 )
 from makespan.sim.validator import Violation, validate_schedule
 from makespan.tables import EVENTS, LOSSES, OUTCOMES, TableSchema
-from makespan.units import format_bytes
+from makespan.units import US, format_bytes
 
 # --- Time limit of a policy's calls ---
 
@@ -1155,9 +1155,11 @@ def round_length(policy: Policy, interval_s: float | None) -> float | None:
     """Return the length of a round [s], or None if the policy is asked after each event.
 
     ``interval_s`` is the choice of the experiment: None for the policy's own, 0 for no rounds. Raises
-    InputError if the length is negative or not finite.
+    InputError for other lengths below a microsecond, to which times of a month are exact, and infinite ones.
     """
     length_s = policy.interval_s if interval_s is None else interval_s
-    if length_s is not None and not (math.isfinite(length_s) and length_s >= 0):
-        raise InputError(f"interval_s is {length_s!r}; expected a finite time >= 0 in s, or 0 for no rounds")
+    if length_s and not US <= length_s < math.inf:
+        raise InputError(
+            f"interval_s is {length_s!r}; expected a time in s, {US:g} or more, or 0 for no rounds"
+        )
     return length_s or None
