@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from makespan.oobleck.profile import LayerProfile, ModelProfile, random32
-from makespan.oobleck.split import SplitBackward
 from makespan.oobleck.templates import make_templates
+from makespan.training.split import SplitBackward
 
 CASES = {
     "uniform-96-layers-12-nodes": (96, 1.0, 12),

@@ -28,3 +28,12 @@ def test_a_pipeline_trains_as_the_whole_model_does(n_processes):
 
 def test_stages_hand_on_structures_of_tensors():
     on_processes(2, "pipeline_cases", "structures_are_handed_on", "caches_are_not_sent")
+
+
+def test_two_processes_give_gradients_of_weights_later():
+    cases = ("weights_come_later", "layers_run_again_once", "planned", "draws", "compiled")
+    on_processes(2, "zero_bubble_cases", *cases)
+
+
+def test_four_processes_give_gradients_of_weights_later():
+    on_processes(4, "zero_bubble_cases", "weights_come_later", "planned", "experts")

@@ -115,7 +115,9 @@ def stages_add_up_to_the_whole():
     """Loss and gradients, of what is tied across stages too, at the second step as well as at the first."""
     size = dist.get_world_size()
     source, target, answers = sample()
-    orders = [("gpipe", size), ("1f1b", size)] + ([("interleaved", 4)] if size == 2 else [])
+    orders = [("gpipe", size), ("1f1b", size), ("zero-bubble", size)]
+    if size == 2:
+        orders += [(order, 4) for order in ("interleaved", "zero-bubble", "zero-bubble-v", "dual-pipe-v")]
     for schedule, n_stages in orders:
         whole = seeded()
         sch = cut(copy.deepcopy(whole), CUTS[n_stages])
@@ -126,7 +128,7 @@ def stages_add_up_to_the_whole():
             expected = by_hand(whole, source, target, answers)
             losses = []
             engine.step(source, target, target=answers, losses=losses)
-            if dist.get_rank() == size - 1:
+            if dist.get_rank() == (0 if schedule.endswith("-v") else size - 1):
                 torch.testing.assert_close(torch.stack(losses).detach(), expected)
             for one in [stage] if n_stages == size else stage:
                 check_stage(one, whole)
@@ -138,12 +140,14 @@ def outputs_without_a_loss():
     size = dist.get_world_size()
     source, target, _ = sample()
     whole = seeded().eval()
-    stage, engine = build(cut(copy.deepcopy(whole), CUTS[size]), "pipeline", n_microbatches=N_MICROBATCHES)
-    with torch.no_grad():
-        found = engine.step(source, target)
-    if dist.get_rank() == size - 1:
-        torch.testing.assert_close(found, whole(source, target))
-    assert all(one.grad is None for one in stage.parameters())
+    for schedule, n_stages in [("1f1b", size)] + ([("zero-bubble", 4)] if size == 2 else []):
+        sch, options = cut(copy.deepcopy(whole), CUTS[n_stages]), {"schedule": schedule}
+        stage, engine = build(sch, "pipeline", n_microbatches=N_MICROBATCHES, **options)
+        with torch.no_grad():
+            found = engine.step(source, target)
+        if dist.get_rank() == size - 1:
+            torch.testing.assert_close(found, whole(source, target))
+        assert all(one.grad is None for one in stage.parameters())
 
 
 def options_are_checked():
@@ -153,7 +157,7 @@ def options_are_checked():
         ({"n_microbatches": 0}, "n_microbatches is 0; expected"),
         (
             {"n_microbatches": 2, "schedule": "zb"},
-            "schedule is 'zb'; expected one of gpipe, 1f1b, interleaved",
+            "schedule is 'zb'; expected one of gpipe, 1f1b, interleaved, zero-bubble, zero-bubble-v, dual-pi",
         ),
         ({"n_microbatches": size - 1}, f"n_microbatches is {size - 1}; expected"),
     ):
@@ -168,6 +172,10 @@ def options_are_checked():
         orders += [
             (2, "interleaved", 4, "2 stages for 2 processes and schedule interleaved; expected several"),
             (4, "interleaved", 5, "n_microbatches is 5; expected a number that rounds of 2 or more share"),
+            (2, "zero-bubble", 5, "a number that rounds of 2 or more share .* for schedule zero-bubble"),
+            (2, "zero-bubble-v", 4, "2 stages for 2 processes .*-v; expected two stages per process"),
+            (4, "zero-bubble-v", 4, "zero-bubble-v without loss_fn; forward passes alone need"),
+            (4, "dual-pipe-v", 3, "n_microbatches is 3; expected at least 4 for 4 stages of dual-pipe-v"),
         ]
     for n_stages, schedule, count, words in orders:
         with pytest.raises((BuildError, ArgumentError), match=words):
@@ -250,7 +258,8 @@ def stages_are_filled_alone():
     """A process has the values of its stages, those of one seed for every cut; the state is that of all."""
     size = dist.get_world_size()
     mesh = init_device_mesh("cpu", (size,), mesh_dim_names=("pp",))
-    for schedule, n_stages in [("1f1b", size)] + ([("interleaved", 4)] if size == 2 else []):
+    of_several = [("interleaved", 4), ("zero-bubble-v", 4)] if size == 2 else []
+    for schedule, n_stages in [("1f1b", size), *of_several]:
         whole, sch = empty([]), empty(CUTS[n_stages])
         consolidate(whole, seed=5)
         stage, engine = build(

@@ -1,6 +1,7 @@
 """The page of errors: every message on it occurs, and every class is listed."""
 
 import re
+import shlex
 
 import pytest
 from click.testing import CliRunner
@@ -36,7 +37,7 @@ COMMANDS = {
     "mapping MAPPING has N logical workers; expected": "easyscale run resnet50 --steps 2 --mapping 0,1,2",
     "n_nodes is N; expected": "oobleck run gpt --iterations 1 --nodes 1",
     "apply_schedule: OPTION is": "slapo show bert --set attn=fast",
-    "plan: WORD cannot be realised by a schedule": "slapo show bert --plan zero-bubble",
+    "plan: WORD cannot be realised by a schedule": "slapo show bert --plan 'tp4 ep2'",
     "MODEL: context parallelism cannot be placed": "slapo show bert --plan cp2",
     "MODEL: sequence parallelism cannot be placed": "slapo show bert --plan tp3",
     "process RANK of N failed:": "slapo verify bert --processes 3",
@@ -56,7 +57,7 @@ def test_every_message_of_the_page_is_tried():
 @pytest.mark.parametrize("message", MESSAGES)
 @pytest.mark.xdist_group("training")
 def test_a_message_of_the_page_occurs_with_these_first_words(message, tmp_path, monkeypatch):
-    arguments = COMMANDS[message].format(tmp_path=tmp_path, root=ROOT).split()
+    arguments = shlex.split(COMMANDS[message].format(tmp_path=tmp_path, root=ROOT))
     if arguments[0] in TRAINS:
         pytest.importorskip("torch")
     monkeypatch.chdir(tmp_path)

@@ -270,8 +270,13 @@ def test_what_is_left_to_the_launcher_is_noted():
     assert read_division("dp4 tp2 zero3 mb2").left == ("dp4", "zero3", "mb2")
     assert read_division("dp8 tp2 ep4 mb2").left == ("dp2", "zero1", "mb2")
     assert read_division("pp2 vp2 zero0 mb1").left == ("interleaved order of micro-batches", "mb1")
+    chosen = read_division("pp2 vp2 zero0 zero-bubble mb1")
+    assert (chosen.left, chosen.order, chosen.n_stages) == (("mb1",), "zero-bubble", 4)
     found = apply_plan(odd_transformers.seeded("Forest"), "pp2 fsdp mb1").metadata.structure
     assert found.notes == ["stages end after trees.0", "left to the launcher: zero3, mb1"]
+    sch = apply_plan(odd_transformers.seeded("Forest"), "pp2 zero-bubble mb1")
+    assert sch.metadata.order == "zero-bubble"
+    assert sch.metadata.structure.notes[1] == "stages run in the order zero-bubble"
 
 
 @pytest.mark.parametrize(
@@ -280,10 +285,6 @@ def test_what_is_left_to_the_launcher_is_noted():
         ("tp2 cp2 ep2 mb1", "ep2 cannot be realised by a schedule: experts are not dealt out beside cp2"),
         ("dp2 tp4 ep4 mb1", "ep4 cannot be realised .* all processes that share layers.* ep 2 or 8 would do"),
         ("tp4 ep2 mb1", "ep2 cannot be realised by a schedule: experts are dealt out to all processes"),
-        (
-            "pp2 zero-bubble mb1",
-            "zero-bubble cannot be realised by a schedule: stages run under gpipe, 1f1b,",
-        ),
     ],
 )
 def test_what_cannot_be_realised_is_refused_before_the_model_runs(plan, message):

@@ -39,11 +39,11 @@ from makespan.oobleck.job import ChainJob, PassOrder
 from makespan.oobleck.peers import peer_schedule
 from makespan.oobleck.plan import HybridPlan, check_plan, owners
 from makespan.oobleck.shards import Hosts, Piece, holders, needed_pieces, pieces_of, senders
-from makespan.oobleck.split import SplitBackward
 from makespan.plans import one_f_one_b_order, zero_bubble_order
 from makespan.runtime.links import LostPeerError
 from makespan.training import refuse_plain_clipping
 from makespan.training.bits import has_equal_bits, raw_bytes
+from makespan.training.split import SplitBackward
 
 # --- Instructions of a stage ------------------------------------------------------------------------
 

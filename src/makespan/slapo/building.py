@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from makespan.slapo.errors import ArgumentError, BuildError, warn
 from makespan.slapo.layouts import PARTIAL, Ranks, Sharding, gather_objects, gather_over, sharding_of
-from makespan.slapo.pipelining import build_pipeline, own_stages, stages_of
+from makespan.slapo.pipelining import build_pipeline, check_order, own_stages, stages_of
 from makespan.slapo.schedule import carry_tags, digest, is_leaf
 from makespan.slapo.sharding import CLIPPING, OVER, ranks_of
 from makespan.training import refuse_plain_clipping
@@ -476,12 +476,12 @@ class Target:
     options
         Names of the options that it accepts.
     part
-        Function of schedule and mesh that returns the part of the model this process needs; None for all.
+        Function of the same arguments that returns the part of the model this process needs; None for all.
     """
 
     make: Callable[["Schedule", DeviceMesh | None, Mapping[str, Any]], tuple[nn.Module, Any]]
     options: frozenset[str] = frozenset()
-    part: Callable[["Schedule", DeviceMesh | None], nn.Module] | None = None
+    part: Callable[["Schedule", DeviceMesh | None, Mapping[str, Any]], nn.Module] | None = None
 
 
 def build(
@@ -523,7 +523,9 @@ def build(
     **options
         Options of the target's class or function. For fsdp also ``units``, the paths of modules that are
         sharded separately; for a pipeline ``n_microbatches``, ``loss_fn`` (a mean over samples), and
-        ``schedule``: ``1f1b`` or ``gpipe``, with one stage per process, or ``interleaved``, with several.
+        ``schedule``: ``1f1b`` (unless a plan says another one) or ``gpipe``, with one stage per process,
+        ``interleaved``, with several, ``zero-bubble``, with one or several, or ``zero-bubble-v`` or
+        ``dual-pipe-v``, with two. The latter three give gradients of weights after those of activations.
 
     Returns
     -------
@@ -559,7 +561,7 @@ def build(
         check_complete(sch, ties)
     needed = None
     if runtime.part is not None:
-        part = runtime.part(sch, mesh)
+        part = runtime.part(sch, mesh, options)
         needed = {id(tensor) for tensor in (*part.parameters(), *part.buffers())}
     if init_weights is False:
         check_filled(sch.mod, needed)
@@ -626,9 +628,10 @@ def _pipeline(sch: "Schedule", mesh: DeviceMesh | None, options: Mapping[str, An
     return build_pipeline(sch, mesh, options, is_parallel(sch) and sch.world_size > 1)
 
 
-def _stage(sch: "Schedule", mesh: DeviceMesh | None) -> nn.Module:
+def _stage(sch: "Schedule", mesh: DeviceMesh | None, options: Mapping[str, Any]) -> nn.Module:
+    schedule = check_order(sch, options)
     parts, group = stages_of(sch, mesh, is_parallel(sch) and sch.world_size > 1)
-    return own_stages(parts, group)
+    return own_stages(parts, group, schedule)
 
 
 def _fsdp_units(sch: "Schedule", paths: object) -> list[nn.Module]:

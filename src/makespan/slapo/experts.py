@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from makespan.slapo.schedule import Schedule
 
 
+_SHARE = "share_of_gradient"  # the exchange that divides gradients, and needs no other process
+
+
 class OwnExperts(ForwardWrapper):
     """A forward that is handed only the pairs of a token and an expert of this process.
 
@@ -127,6 +130,15 @@ class SharedTokens(ForwardWrapper):
             bound.arguments[name] = bound.arguments[name][first:last]
         made = self.inner(*bound.args, **bound.kwargs)
         return nn.functional.pad(made, (0, 0, first, count - last))
+
+
+def has_exchanged_experts(module: nn.Module) -> bool:
+    """Return True for experts whose gradients processes sum, whether a token chose one of theirs or not."""
+    hooks = [
+        hook for hook in module._forward_pre_hooks.values() if isinstance(hook, ExchangeParameterGradients)
+    ]
+    is_dealt = any(wrapped_forward(module, kind) is not None for kind in (OwnExperts, SharedTokens))
+    return is_dealt and any(hook.exchange.name != _SHARE for hook in hooks)
 
 
 @register_primitive()

@@ -12,10 +12,12 @@ from torch import Tensor, fx, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
+from makespan.slapo.compiling import Compiled
 from makespan.slapo.errors import ArgumentError, BuildError, ConflictError, TracingError
 from makespan.slapo.graphs import FusedModule, TracedModule, expanded, has_hooks, is_object, is_wrapped
 from makespan.slapo.layouts import Ranks
-from makespan.slapo.schedule import Primitive, register_primitive
+from makespan.slapo.recomputing import Checkpointed
+from makespan.slapo.schedule import Primitive, register_primitive, wrapped_forward
 from makespan.slapo.sharding import CLIPPING
 from makespan.slapo.state import record_owners
 from makespan.slapo.tracing import calls_inside, graph_of
@@ -366,10 +368,38 @@ def _is_never_called(sch: "Schedule") -> bool:
 
 # --- Execution ---
 #
-# Stage s runs in process s modulo the number of processes: one stage each, or several, interleaved.
+# Stage s runs in process s modulo the number of processes: one stage each, or several, interleaved. In a V,
+# the second half of the stages runs backwards through the processes, so that the last one is with the first.
 
-ORDERS = ("gpipe", "1f1b", "interleaved")
-"""Orders of micro-batches; the last one runs several stages per process."""
+
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """An order of micro-batches: its class of torch, the stages per process, and how they are placed."""
+
+    kind: str
+    is_single: bool = False
+    needs_rounds: bool = False
+    is_v: bool = False
+    is_split: bool = False
+
+
+_ORDERS = {
+    "gpipe": _Order("ScheduleGPipe", is_single=True),
+    "1f1b": _Order("Schedule1F1B", is_single=True),
+    "interleaved": _Order("ScheduleInterleaved1F1B", needs_rounds=True),
+    "zero-bubble": _Order("ScheduleInterleavedZeroBubble", needs_rounds=True, is_split=True),
+    "zero-bubble-v": _Order("ScheduleZBVZeroBubble", is_v=True, is_split=True),
+    "dual-pipe-v": _Order("ScheduleDualPipeV", is_v=True, is_split=True),
+}
+ORDERS = tuple(_ORDERS)
+"""Orders of micro-batches; the latter three give gradients of weights later than those of activations."""
+
+
+def stage_owners(n_stages: int, n_processes: int, schedule: str) -> list[int]:
+    """Return the process of each stage."""
+    rounds = [divmod(stage, n_processes) for stage in range(n_stages)]
+    is_v = _ORDERS[schedule].is_v
+    return [n_processes - 1 - place if is_v and count % 2 else place for count, place in rounds]
 
 
 @dataclass(frozen=True, slots=True)
@@ -429,8 +459,7 @@ class Pipeline:
     Parameters
     ----------
     parts
-        All stages; this process runs those whose index is its rank, plus multiples of the number of
-        processes.
+        All stages; this process runs those that `stage_owners` gives it.
     group
         The processes of the pipeline, in order.
     lines
@@ -463,12 +492,14 @@ class Pipeline:
         self._rank, self._size = dist.get_rank(group), dist.get_world_size(group)
         self._group, self._replicas = group, replicas
         self._count, self._parts = len(parts.stages), parts
-        self._own = range(self._rank, self._count, self._size)
-        self.module = own_stages(parts, group)
+        self._place = stage_owners(self._count, self._size, schedule)
+        self._own = [index for index, place in enumerate(self._place) if place == self._rank]
+        self.module = own_stages(parts, group, schedule)
         self.ties = parts.ties
         self._n_microbatches, self._loss_fn, self._kind = n_microbatches, loss_fn, schedule
         self._is_first, self._is_last = self._rank == 0, self._count - 1 in self._own
         self._schedule: Any = None
+        self._handed: list[Any] = [None]  # by a stage to the next one in the same process
         self._owners = list(self._groups_of_ties(lines))
 
     def _groups_of_ties(
@@ -481,7 +512,7 @@ class Pipeline:
         # new_group is collective: every process creates the groups of all pipelines, in the same order.
         groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
         for tie in self.ties:
-            places = sorted({stage % self._size for stage in tie.paths})
+            places = sorted({self._place[stage] for stage in tie.paths})
             for line in lines if len(places) > 1 else ():
                 ranks = tuple(line[place] for place in places)
                 groups[ranks] = groups.get(ranks) or dist.new_group(list(ranks))
@@ -560,8 +591,12 @@ class Pipeline:
         # Imported here, because the runtime loads the compiler of torch, which takes long.
         from torch.distributed import pipelining
 
+        from makespan.slapo.split_stages import SplitStage
+
+        order = _ORDERS[self._kind]
+        made = SplitStage if order.is_split else pipelining.PipelineStage
         runs = [
-            pipelining.PipelineStage(
+            made(
                 stages[index], index, self._count, self._device(), tuple(inputs), tuple(results),
                 group=self._group,
             )
@@ -572,12 +607,8 @@ class Pipeline:
         def loss(outputs: Any, target: Any) -> Tensor:
             return user(last.output(outputs), target) if user else torch.zeros(())
 
-        kind = {
-            "gpipe": pipelining.ScheduleGPipe,
-            "1f1b": pipelining.Schedule1F1B,
-            "interleaved": pipelining.ScheduleInterleaved1F1B,
-        }[self._kind]
-        run: Any = runs if self._kind == "interleaved" else runs[0]
+        run: Any = runs[0] if order.is_single else runs
+        kind = getattr(pipelining, order.kind)
         return kind(run, self._n_microbatches, loss if user else None, scale_grads=False), last
 
     def _trial_pass(
@@ -590,8 +621,11 @@ class Pipeline:
         if index == 0:
             named = {name: self._first_microbatch(value) for name, value in kwargs.items()}
         else:
-            received: list[Any] = [None]
-            dist.recv_object_list(received, src=ranks[(index - 1) % self._size], group=self._group)
+            if self._place[index - 1] == self._rank:
+                received = self._handed
+            else:
+                received = [None]
+                dist.recv_object_list(received, src=ranks[self._place[index - 1]], group=self._group)
             stage.takes, sent = received[0]
             inputs = [tensor.to(self._device()).requires_grad_(needs) for tensor, needs in sent]
         if index == 0 or stage.takes is not None:
@@ -606,9 +640,9 @@ class Pipeline:
         if not is_last:  # even after a failure, as the next stage waits
             # Through the host: a tensor of a GPU would be unpickled onto the GPU with the same index.
             sent = [(tensor.detach().cpu(), tensor.requires_grad) for tensor in results]
-            dist.send_object_list(
-                [(stage.gives, sent)], dst=ranks[(index + 1) % self._size], group=self._group
-            )
+            self._handed = [(stage.gives, sent)]
+            if self._place[index + 1] != self._rank:
+                dist.send_object_list(self._handed, dst=ranks[self._place[index + 1]], group=self._group)
         return inputs, results, failure
 
     def _object_error(self, index: int, gives: "_Structure") -> str | None:
@@ -648,26 +682,37 @@ def stages_of(
     return parts, group
 
 
-def own_stages(parts: Partition, group: dist.ProcessGroup) -> nn.Module:
+def own_stages(parts: Partition, group: dist.ProcessGroup, schedule: str) -> nn.Module:
     """Return the stage of this process, or a list of its stages."""
-    own = parts.stages[dist.get_rank(group) :: dist.get_world_size(group)]
+    places, rank = stage_owners(len(parts.stages), dist.get_world_size(group), schedule), dist.get_rank(group)
+    own = [stage for stage, place in zip(parts.stages, places, strict=True) if place == rank]
     return own[0] if len(own) == 1 else nn.ModuleList(own)
 
 
-def _check_order(schedule: object, count: Any, n_stages: int, n_processes: int) -> None:
-    """Reject an order of micro-batches, or a number of them, that these stages cannot have."""
+def check_order(sch: "Schedule", options: Mapping[str, Any]) -> str:
+    """Return the order of micro-batches: that of the options, or of a plan; reject one that is not known."""
+    schedule: Any = options.get("schedule", sch.metadata.order)
     if schedule not in ORDERS:
         raise ArgumentError(f"build: schedule is {schedule!r}; expected one of {', '.join(ORDERS)}")
-    is_interleaved, found = schedule == "interleaved", f"{n_stages} stages for {n_processes} processes"
-    if n_stages > n_processes and not is_interleaved:
+    return str(schedule)
+
+
+def _check_count(schedule: str, count: Any, n_stages: int, n_processes: int) -> None:
+    """Reject a number of micro-batches, or of stages per process, that an order cannot have."""
+    order, found = _ORDERS[schedule], f"{n_stages} stages for {n_processes} processes"
+    if n_stages > n_processes and order.is_single:
         raise BuildError(
             f"build: {found} and schedule {schedule}; expected one process per stage, or schedule interleaved"
         )
-    if is_interleaved and not 1 < n_processes < n_stages:
+    if order.needs_rounds and not order.is_split and not 1 < n_processes < n_stages:
         raise BuildError(
-            f"build: {found} and schedule interleaved; expected several processes with several stages each"
+            f"build: {found} and schedule {schedule}; expected several processes with several stages each"
         )
-    least = 1 if schedule == "gpipe" else n_processes
+    if order.needs_rounds and n_processes == 1 < n_stages:
+        raise BuildError(f"build: {found} and schedule {schedule}; expected several processes, or one stage")
+    if order.is_v and n_stages != 2 * n_processes:
+        raise BuildError(f"build: {found} and schedule {schedule}; expected two stages per process")
+    least = {"gpipe": 1, "dual-pipe-v": n_stages}.get(schedule, n_processes)
     if not isinstance(count, int) or count < least:
         raise ArgumentError(
             f"build: n_microbatches is {count!r}; expected at least {least} for {n_stages} stages of "
@@ -675,11 +720,28 @@ def _check_order(schedule: object, count: Any, n_stages: int, n_processes: int) 
             if least > 1
             else f"build: n_microbatches is {count!r}; expected an integer >= 1"
         )
-    if is_interleaved and count % (count // n_processes):
+    if order.needs_rounds and count % (count // n_processes):
         raise ArgumentError(
             f"build: n_microbatches is {count}; expected a number that rounds of {n_processes} or more share "
-            f"evenly, such as {count // n_processes * n_processes}, for schedule interleaved"
+            f"evenly, such as {count // n_processes * n_processes}, for schedule {schedule}"
         )
+
+
+def _prepare_split(kind: str, stage: nn.Module) -> None:
+    """Let layers that are recomputed run again once for both parts; reject what cannot be split."""
+    for path, module in stage.named_modules():
+        if wrapped_forward(module, Compiled):
+            raise BuildError(
+                f"build: {path!r} is compiled, and compiled code gives all gradients at once, not those of "
+                "weights later; leave it uncompiled, or use schedule 1f1b"
+            )
+        wrapper = wrapped_forward(module, Checkpointed)
+        if isinstance(wrapper, Checkpointed):
+            wrapper.keeps_second_pass = True
+    from torch.distributed import pipelining  # see Pipeline._prepare
+
+    if not hasattr(pipelining, kind) or not hasattr(pipelining.PipelineStage, "backward_maybe_with_nosync"):
+        raise BuildError(f"build: torch {torch.__version__} has no {kind} with passes of its stages in parts")
 
 
 def build_pipeline(
@@ -689,14 +751,21 @@ def build_pipeline(
     parts, group = stages_of(sch, mesh, is_shared)
     names = () if mesh is None else mesh.mesh_dim_names or ()
     replicas = mesh.get_group("dp") if mesh is not None and "dp" in names else None
-    schedule: Any = options.get("schedule", "1f1b")
+    schedule = check_order(sch, options)
     count: Any = options.get("n_microbatches")
     n_processes = dist.get_world_size(group)
-    _check_order(schedule, count, len(parts.stages), n_processes)
+    _check_count(schedule, count, len(parts.stages), n_processes)
+    if _ORDERS[schedule].is_v and options.get("loss_fn") is None:
+        raise ArgumentError(
+            f"build: schedule {schedule} without loss_fn; forward passes alone need 1f1b, or zero-bubble"
+        )
     lines = [dist.get_process_group_ranks(group)]
     if mesh is not None:
         lines = mesh.mesh.movedim(names.index("pp"), -1).reshape(-1, n_processes).tolist()
-    record_owners(sch, Ranks(dist.get_rank(group), n_processes, group), parts.stages)
+    places = stage_owners(len(parts.stages), n_processes, schedule)
+    record_owners(sch, Ranks(dist.get_rank(group), n_processes, group), parts.stages, places)
     engine = Pipeline(parts, group, lines, replicas, count, options.get("loss_fn"), schedule)
     refuse_plain_clipping(engine.module.parameters(), CLIPPING)
+    if _ORDERS[schedule].is_split:
+        _prepare_split(_ORDERS[schedule].kind, engine.module)
     return engine.module, engine

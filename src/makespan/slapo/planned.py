@@ -24,7 +24,7 @@ from makespan.slapo.errors import ArgumentError, warn
 from makespan.slapo.layouts import Ranks
 from makespan.slapo.library import undone_on_error
 from makespan.slapo.passes import Call
-from makespan.slapo.pipelining import ORDERS, default_cuts
+from makespan.slapo.pipelining import default_cuts
 from makespan.slapo.recomputing import ATTENTION, PRODUCTS, select_layers
 from makespan.slapo.schedule import Schedule, create_schedule, ranks_in
 from makespan.slapo.sharding import ranks_of
@@ -63,6 +63,8 @@ class Division:
         True if processes have samples of their own and share nothing but experts.
     n_data
         Processes with samples of their own, beside those that share layers, that hold some experts each.
+    order
+        Order of micro-batches, which `build` takes if it is given no other.
     """
 
     tp: int
@@ -77,6 +79,7 @@ class Division:
     cp: int = 1
     has_own_samples: bool = False
     n_data: int = 1
+    order: str = "1f1b"
 
     def cuts(self, n_layers: int) -> list[int]:
         """Return the layers after which a stage ends; an `ArgumentError` says why they do not fit."""
@@ -152,18 +155,18 @@ def _of_layout(layout: Layout) -> Division:
     if layout.ep // n_data not in (1, layout.tp):
         why = f"experts are dealt out to all processes that share layers, or to none; ep {n_data} or "
         _refuse(f"ep{layout.ep}", f"{why}{n_data * layout.tp} would do")
-    if layout.pipeline != "1f1b":
-        _refuse(layout.pipeline, f"stages run under {', '.join(ORDERS)}")
     n_replicas = layout.dp // n_data
     left = [f"dp{n_replicas}"] if n_replicas > 1 else []
     left += [f"zero{layout.zero}"] if layout.zero else []
-    left += ["interleaved order of micro-batches"] if layout.interleave > 1 else []
+    is_left = layout.interleave > 1 and layout.pipeline == "1f1b"
+    left += ["interleaved order of micro-batches"] if is_left else []
     left.append(f"mb{layout.micro_batch}")
     share = 0.0 if layout.recompute == "none" else layout.recompute_share
     return Division(
         layout.ep if has_own_samples else layout.tp, layout.pp * layout.interleave, share, (),
         layout.ends_as_layers, tuple(left), layout.recompute, layout.sequence_parallel and layout.tp > 1,
         layout.ep > n_data or has_own_samples, layout.cp, has_own_samples, 1 if has_own_samples else n_data,
+        layout.pipeline,
     )  # fmt: skip
 
 
@@ -259,7 +262,7 @@ def apply_plan(
     layers = [path for paths in structure.layers for path in paths]
     cuts = [layers[index] for index in division.cuts(len(layers))]
     with undone_on_error(sch):
-        sch.metadata.context, sch.metadata.experts = context, experts
+        sch.metadata.context, sch.metadata.experts, sch.metadata.order = context, experts, division.order
         for step in structure.steps:
             # A process alone keeps all heads: what is sharded stays whole, and attributes keep their values.
             if sch.world_size > 1 or step.op != "set_attr":
@@ -364,6 +367,8 @@ def _report(structure: Structure, division: Division, cuts: Sequence[str]) -> No
     """Note what becomes of the plan, and warn about parts that stay whole."""
     if cuts:
         structure.notes.append(f"stages end after {', '.join(cuts)}")
+        if division.order != "1f1b":
+            structure.notes.append(f"stages run in the order {division.order}")
     if division.left:
         structure.notes.append(f"left to the launcher: {', '.join(division.left)}")
     if division.tp > 1 and structure.kept_whole:

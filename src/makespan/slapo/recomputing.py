@@ -227,6 +227,32 @@ def _contexts_when_compiled(operators: tuple[str, ...], every: int) -> _Contexts
 # --- Recompute activations ---
 
 
+class _Save(torch.autograd.Function):
+    """Save tensors for a backward pass that never comes, so that the hooks of a second pass see them."""
+
+    @staticmethod
+    def forward(ctx: Any, start: Tensor, *tensors: Tensor) -> Tensor:
+        ctx.save_for_backward(*tensors)
+        return start.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        raise AssertionError("what a second pass returns is not used")
+
+
+_save: Callable[..., Tensor] = _Save.apply
+
+
+def _saving_in(saved: list[Tensor]) -> AbstractContextManager[Any]:
+    """Return a context in which autograd saves tensors in a list, in order."""
+
+    def pack(tensor: Tensor) -> Tensor:
+        saved.append(tensor.detach() if tensor.requires_grad else tensor)
+        return tensor
+
+    return torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
+
+
 class Checkpointed(ForwardWrapper):
     """A forward whose activations are recomputed without changing its state again.
 
@@ -259,6 +285,7 @@ class Checkpointed(ForwardWrapper):
         super().__init__(module)
         self.module, self.preserve_rng = module, preserve_rng
         self.operators, self.every, self.within = operators, every, tuple(within)
+        self.keeps_second_pass = False  # for backward passes in parts, each of which would run it again
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the forward now, and again when its gradients are needed."""
@@ -285,16 +312,22 @@ class Checkpointed(ForwardWrapper):
             if not parameter.requires_grad and not parameter.is_inference()
         ]
         first, second = self._keeping()
-        passes = 0
+        passes, saved = 0, list[Tensor]()
 
         def run(*positional: Any, **named: Any) -> Any:
             nonlocal passes
             passes += 1
+            if passes > 2 and self.keeps_second_pass:
+                return _save(torch.zeros((), requires_grad=True), *saved)
             if kept is not None and passes > 1:
                 positional, named = kept(positional, named)
+            is_kept = passes > 1 and self.keeps_second_pass
             # Around the forward alone: operators that restore its state would count as operators of it.
-            with first if passes == 1 else second:
-                return inner(*positional, **named)
+            with first if passes == 1 else second, _saving_in(saved) if is_kept else nullcontext():
+                result = inner(*positional, **named)
+            if is_kept:  # hand torch what it wants to know of a second pass
+                _save(torch.zeros((), requires_grad=True), *saved)
+            return result
 
         try:
             output = checkpoint(

@@ -191,9 +191,8 @@ class Snapshot:
             {name: copy.copy(state) for name, state in sch.metadata.slots.items()},
             len(sch.metadata.journal),
             sch.metadata.has_shared,
-            sch.metadata.context,
-            sch.metadata.experts,
         )
+        self._plan = sch.metadata.context, sch.metadata.experts, sch.metadata.order
         self._root = root
 
     def restore(self) -> None:
@@ -213,8 +212,8 @@ class Snapshot:
         for node, mod, child, content in self._nodes:
             node.mod, node.child = mod, child
             _refill(child, content)
-        ties, tag_names, slots, n_steps, had_shared, *groups = self._state
-        self._metadata.context, self._metadata.experts = groups
+        ties, tag_names, slots, n_steps, had_shared = self._state
+        self._metadata.context, self._metadata.experts, self._metadata.order = self._plan
         self._metadata.ties[:] = ties
         self._metadata.tags.clear()
         self._metadata.tags.update(tag_names)
@@ -712,6 +711,8 @@ class Metadata:
         Processes of context parallelism, which hold parts of every sequence.
     experts
         Processes of data parallelism that share experts, beside those that share layers.
+    order
+        Order of micro-batches in a pipeline, unless `build` is given another one.
     """
 
     ties: list[tuple[str, ...]] = field(default_factory=list)
@@ -723,6 +724,7 @@ class Metadata:
     structure: Any = None
     context: Ranks = field(default_factory=lambda: Ranks(0, 1, None))
     experts: Ranks = field(default_factory=lambda: Ranks(0, 1, None))
+    order: str = "1f1b"
 
 
 class Schedule:

@@ -32,12 +32,12 @@ class _Owners:
         return self.place.get(key, self.ranks.rank) != self.ranks.rank
 
 
-def record_owners(sch: "Schedule", ranks: Ranks, stages: Sequence[nn.Module]) -> None:
-    """Record that each process holds the state of its stages only: every so many, beginning with its rank."""
+def record_owners(sch: "Schedule", ranks: Ranks, stages: Sequence[nn.Module], places: Sequence[int]) -> None:
+    """Record that each process holds the state of its stages only, given the process of each stage."""
     # Backwards, so that an entry in several stages belongs to the first of them.
     owned: dict[str, int] = {}
     for index in reversed(range(len(stages))):
-        owned |= dict.fromkeys(stages[index].state_dict(), index % ranks.size)
+        owned |= dict.fromkeys(stages[index].state_dict(), places[index])
     sch.metadata.slots[_OWNERS] = _Owners(ranks, owned)
 
 

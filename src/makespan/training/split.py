@@ -19,8 +19,9 @@ class SplitBackward:
     """Backward pass of one microbatch; creating it runs the first part, `finish` the second.
 
     Weights that several operators on the way to the inputs use get their gradients in the first part, because
-    a later pass from one of these operators would run through the others again. The graph keeps what it saved
-    until the second part is done.
+    a later pass from one of these operators would run through the others again. The second part goes through
+    the weights from the last to the first one, whatever the graph looks like, so that processes that exchange
+    gradients do so in one order. The graph keeps what it saved until the second part is done.
 
     Parameters
     ----------
@@ -29,7 +30,9 @@ class SplitBackward:
     inputs
         Leaf tensors whose gradients come first. Without any, the whole pass is run at once.
     weights
-        Weights of the stage.
+        Weights of the stage, in the order of the model.
+    early
+        Those of them that get their gradients in the first part in any case.
     """
 
     def __init__(
@@ -38,13 +41,15 @@ class SplitBackward:
         gradients: Sequence[Tensor],
         inputs: Sequence[Tensor],
         weights: Iterable[nn.Parameter],
+        early: Iterable[nn.Parameter] = (),
     ) -> None:
         self._later: list[_Operator] = []
         if not inputs:
             torch.autograd.backward(outputs, gradients)
             return
         roots = [output.grad_fn for output in outputs]
-        first, self._later = _divided(roots, inputs, {id(weight): weight for weight in weights})
+        named = {id(weight): weight for weight in weights}
+        first, self._later = _divided(roots, inputs, named, {id(weight) for weight in early})
         handles = [
             operator.node.register_prehook(operator.take)
             for operator in self._later
@@ -97,7 +102,7 @@ def _given(node: Node, outputs: Sequence[Tensor], gradients: Sequence[Tensor]) -
 
 
 def _divided(
-    roots: Sequence[Node], inputs: Sequence[Tensor], weights: dict[int, nn.Parameter]
+    roots: Sequence[Node], inputs: Sequence[Tensor], weights: dict[int, nn.Parameter], early: set[int]
 ) -> tuple[list[nn.Parameter], list[_Operator]]:
     """Return the weights whose gradients have to come first, and the operators that run later."""
     below = _below(roots)
@@ -116,13 +121,16 @@ def _divided(
     for node in users:
         for weight in reached[node]:
             n_users[weight] = n_users.get(weight, 0) + 1
-    first = [weights[number] for number, count in n_users.items() if count > 1]
-    later = []
-    for node in reversed(users):  # in the order of a whole pass
-        own = [weights[number] for number in sorted(reached[node]) if n_users[number] == 1]
+    first = [weights[number] for number, count in n_users.items() if count > 1 or number in early]
+    later: list[tuple[int, _Operator]] = []
+    places = {number: place for place, number in enumerate(weights)}
+    is_first = {id(weight) for weight in first}
+    for node in users:
+        own = sorted(reached[node] - is_first, key=places.__getitem__)
         if own:
-            later.append(_Operator(node, own, is_on_the_way=is_on_the_way[node]))
-    return first, later
+            held = [weights[number] for number in own]
+            later.append((places[own[0]], _Operator(node, held, is_on_the_way=is_on_the_way[node])))
+    return first, [operator for _, operator in sorted(later, key=lambda pair: -pair[0])]
 
 
 def _below(roots: Sequence[Node]) -> list[Node]:
