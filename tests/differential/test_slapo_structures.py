@@ -21,8 +21,9 @@ pytestmark = [pytest.mark.hf, pytest.mark.xdist_group("schedules")]
 
 BY_FOUR = ("Qwen3Moe", "GPT2", "T5")
 """Models that four processes share too: experts, a fused and transposed weight, biases of heads."""
-ROUNDED = {"qwen3_5_moe_text"}
-"""Types of which some gradients differ by a ten-thousandth of the largest, which is more than is accepted."""
+IN_DOUBLE = ["qwen3_5_moe_text"]
+"""Types whose whole models are off by more in single precision than parts may differ: the gradients of decays
+in linear attention, which differences of sums over a whole chunk make up."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -66,10 +67,12 @@ def test_language_models_of_every_type_that_plans_are_made_for_are_split_and_rig
     kinds = [
         kind
         for kind in model_types()
-        if small_models.class_of(kind, small_models.LANGUAGE) and kind not in ROUNDED
+        if small_models.class_of(kind, small_models.LANGUAGE) and kind not in IN_DOUBLE
     ]
     assert len(kinds) > 60
-    on_processes(2, "hf_structure_cases", ("every_type", {"kinds": kinds}))
+    on_processes(
+        2, "hf_structure_cases", ("every_type", {"kinds": kinds}), ("in_double", {"kinds": IN_DOUBLE})
+    )
 
 
 @pytest.mark.parametrize("n_processes", [2, 4])
