@@ -46,3 +46,10 @@ def test_so_they_are_among_replicas_and_stages():
 def test_four_processes_with_samples_of_their_own_share_experts():
     cases = ("experts_of_own_samples", "replicated_experts", "staged_experts")
     on_processes(4, "sequence_cases", *cases)
+
+
+@pytest.mark.parametrize("n_processes", [2, 4])
+def test_experts_are_shared_by_processes_that_hold_parts_of_sequences(n_processes):
+    cases = ["across_sequences", "verified_across_sequences"]
+    cases += ["staged_across_sequences"] if n_processes == 4 else []
+    on_processes(n_processes, "expert_cases", *cases)

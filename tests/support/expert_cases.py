@@ -29,6 +29,7 @@ from makespan.slapo import (
     save_sharded,
 )
 from makespan.slapo.passes import without_dropout
+from makespan.slapo.sharding import ranks_of
 
 SEQ = sequence_models.SEQ
 NONE, FIRST_TWO, FEW = torch.zeros(8, SEQ, 4), torch.zeros(8, SEQ, 4), torch.zeros(8, SEQ, 4)
@@ -93,6 +94,74 @@ def refused():
         torch.nn.init.normal_(sch.mod.layers[1].choice.experts.wide)
     with pytest.raises(BuildError, match=r"'layers.1.choice.experts.wide' has other values in process \d of"):
         build(sch, mesh=mesh)
+
+
+def across_sequences():
+    """Processes that hold parts of sequences hold some experts each, also beside those that share layers."""
+    n = dist.get_world_size()
+    cases = [("ChoiceLayer", (n,), ("cp",), f"cp{n} ep{n} recompute=full")]
+    if n == 4:
+        rest = ("ep2", "ep2 nosp", "ep4 recompute=full")
+        cases += [("SharedLayer", (2, 2), ("cp", "tp"), f"cp2 tp2 {words}") for words in rest]
+        cases += [("SharedLayer", (2, 2), ("ep", "cp"), "dp2 cp2 ep4")]
+        cases += [("SharedLayer", (2, 2), ("dp", "cp"), "dp2 cp2 ep2 fsdp")]
+    for kind, sizes, names, plan in cases:
+        mesh = init_device_mesh("cpu", sizes, mesh_dim_names=names)
+        groups = {"context_group": mesh.get_group("cp")}
+        groups |= {"group": mesh.get_group("tp")} if "tp" in names else {}
+        groups |= {"expert_group": mesh.get_group("ep")} if "ep" in names else {}
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "apply_plan of")
+            sch = apply_plan(_whole(kind), f"{plan} mb1", sequence_models.words(), **groups)
+        held = 4 // int(plan.partition("ep")[2][0])
+        assert all(layer.choice.experts.wide.shape[0] == held for layer in sch.mod.layers), plan
+        model, _ = build(sch, "fsdp" if "fsdp" in plan else None, mesh=mesh)
+        apart = next((name for name in ("dp", "ep") if name in names), None)
+        place = (mesh.get_local_rank(apart), 2) if apart else (0, 1)
+        words = _samples(place[1])
+        for prefers in (FIRST_TWO, FEW):
+            whole = _has_gradients_of_all(sch, model, kind, words, place, prefers)
+        if "ep4" in plan or names == ("cp",):
+            _counts_once(sch, whole, kind)
+
+
+def verified_across_sequences():
+    """A verification runs such processes together, and journals are replayed."""
+    n, words = dist.get_world_size(), sequence_models.words()
+    names = ("cp", "tp") if n > 2 else ("cp",)
+    mesh = init_device_mesh("cpu", (2,) * len(names), mesh_dim_names=names)
+    groups = {"context_group": mesh.get_group("cp"), "group": mesh.get_group(names[-1])}
+    for plan in ("cp2 ep2",) if n == 2 else ("cp2 tp2 ep2", "cp2 tp2 ep4 nosp"):
+        sch = create_schedule(sequence_models.seeded("SharedLayer"), **groups)
+        with warnings.catch_warnings(), Verify(sch, words, input_grads=[]) as check:
+            warnings.filterwarnings("ignore", "apply_plan of")
+            apply_plan(sch, f"{plan} mb1", words)
+        assert check.report.world_size == n and check.report.count("parameter gradient in training")
+        again = replay(sequence_models.seeded("SharedLayer").eval(), sch.dump(), **groups)
+        build(sch, mesh=mesh)
+        assert str(again) == str(sch)
+        assert torch.equal(again.mod(words), sch.mod.eval()(words))
+
+
+def staged_across_sequences():
+    """Stages of such processes give gradients of weights later, also those without a token."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "cp"))
+    words, loss = _samples(2), torch.nn.functional.mse_loss
+    shape = (len(words), SEQ, sequence_models.WORDS)
+    target = torch.randn(shape, generator=torch.Generator().manual_seed(2))
+    for order in ("", "zero-bubble"):
+        whole, group = _whole("ChoiceLayer"), mesh.get_group("cp")
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "apply_plan of")
+            plan = f"pp2 cp2 ep2 {order} mb1"
+            sch = apply_plan(_whole("ChoiceLayer"), plan, words[:2], context_group=group)
+        for layer in (*sch.mod.layers, *whole.layers):
+            layer.choice.choice.register_forward_hook(few)
+        loss(whole(words), target).backward()
+        stage, pipeline = build(sch, "pipeline", mesh=mesh, n_microbatches=2, loss_fn=loss)
+        pipeline.step(words, target=target)
+        for name, wanted, found in gradients(stage, whole):
+            torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-6, msg=labelled(name))
 
 
 def replicated():
@@ -175,8 +244,10 @@ def _has_gradients_of_all(sch, model, kind, words, place, prefers):
 
     def prefer(module, args, scores):
         of_all = prefers if scores.numel() == prefers.numel() else mine
-        if scores.numel() < of_all.numel():  # the part of each sequence that this process holds
-            of_all = of_all.chunk(sch.world_size, 1)[sch.rank]
+        # The part of each sequence that this process holds, of those of context parallelism first.
+        for ranks in (sch.metadata.context, ranks_of(sch)):
+            if scores.numel() < of_all.numel():
+                of_all = of_all.chunk(ranks.size, 1)[ranks.rank]
         return scores + of_all.reshape(scores.shape)
 
     handles = [

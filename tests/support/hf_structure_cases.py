@@ -111,8 +111,11 @@ def experts():
     """Experts that are dealt out to the processes compute the same, whole sequences or parts of them."""
     n = dist.get_world_size()
     for name in ("Mixtral", "Qwen3Moe", "DeepseekV3"):
-        for plan in (f"tp{n} ep{n} mb1 nosp", f"tp{n} ep{n} mb1 recompute=full", f"dp{n} ep{n} mb1"):
-            sch = create_schedule(hf_zoo.model(name))
+        plans = f"tp{n} ep{n} mb1 nosp", f"tp{n} ep{n} mb1 recompute=full"
+        for plan in (*plans, f"dp{n} ep{n} mb1", f"cp{n} ep{n} mb1"):
+            model = hf_zoo.model(name)
+            model.config.use_cache = False  # that of a process has its tokens only
+            sch = create_schedule(model)
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "apply_plan of")
                 inputs = hf_zoo.inputs(name)
@@ -126,20 +129,22 @@ def experts():
 
 def experts_of_own_samples():
     """So they are to processes with samples of their own, beside those that share all else."""
-    mesh = init_device_mesh("cpu", (dist.get_world_size() // 2, 2), mesh_dim_names=("ep", "tp"))
-    groups = {"group": mesh.get_group("tp"), "expert_group": mesh.get_group("ep")}
-    own, count = mesh.get_local_rank("ep"), mesh.size(0)
     for name, plan in (
-        ("Mixtral", "ep2"), ("Mixtral", "ep4 nosp"), ("Qwen3Moe", "ep4 recompute=full"),
-        ("DeepseekV3", "ep2 nosp"), ("DeepseekV3", "ep4"),
+        ("Mixtral", "tp2 ep2"), ("Mixtral", "tp2 ep4 nosp"), ("Qwen3Moe", "tp2 ep4 recompute=full"),
+        ("DeepseekV3", "tp2 ep2 nosp"), ("DeepseekV3", "tp2 ep4"), ("Mixtral", "cp2 ep4"),
+        ("Qwen3Moe", "cp2 ep4 recompute=full"),
     ):  # fmt: skip
+        beside, kind = plan[:2], {"tp": "group", "cp": "context_group"}[plan[:2]]
+        mesh = init_device_mesh("cpu", (dist.get_world_size() // 2, 2), mesh_dim_names=("ep", beside))
+        groups = {kind: mesh.get_group(beside), "expert_group": mesh.get_group("ep")}
+        own, count = mesh.get_local_rank("ep"), mesh.size(0)
         whole, model = (hf_zoo.model(name).train() for _ in range(2))
         given = hf_zoo.inputs(name) | {"use_cache": False}
         tokens = given["input_ids"]
         tokens = torch.cat([tokens, tokens.flip(1) + 1])
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "apply_plan of")
-            sch = apply_plan(model, f"dp{count} tp2 {plan} mb1", hf_zoo.inputs(name), **groups)
+            sch = apply_plan(model, f"dp{count} {plan} mb1", hf_zoo.inputs(name), **groups)
         assert any(part.how == "experts" for part in sch.metadata.structure.parts)
         build(sch, mesh=mesh)
         expected = whole(**given | {"input_ids": tokens}).logits

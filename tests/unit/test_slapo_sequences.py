@@ -212,13 +212,57 @@ def test_experts_are_dealt_out_to_data_parallelism_beside_processes_that_share_l
     assert path not in {step.path for step in means} and "layers.0.attention.three" in {
         step.path for step in means
     }
-    with pytest.raises(ArgumentError, match="n_data is 2; expected 1, or more with n_processes > 1 alone"):
+    with pytest.raises(ArgumentError, match="n_data is 2; expected 1, or more with n_processes or n_context"):
         find_structure(sequence_models.seeded("SharedLayer"), n_processes=1, n_data=2)
+
+
+@pytest.mark.parametrize(
+    ("options", "over", "held"),
+    [
+        ({"n_processes": 1}, "context", 2),
+        ({"n_processes": 1, "n_data": 2}, ["experts", "context"], 1),
+        ({"n_processes": 2}, "context", 2),
+        ({"n_processes": 2, "along_sequence": True}, "context", 2),
+        ({"n_processes": 2, "deal_experts": True}, ["tensor", "context"], 1),
+    ],
+)
+def test_experts_are_dealt_out_to_processes_that_hold_parts_of_sequences(options, over, held):
+    structure = find_structure(
+        sequence_models.seeded("SharedLayer"), sequence_models.words(), n_context=2, deal_to_context=True,
+        **options,
+    )  # fmt: skip
+    path = "layers.1.choice.experts"
+    steps = [step for step in structure.steps if step.path == path]
+    assert {str(step.arguments["over"]) for step in steps if step.op == "shard"} == {str(over)}
+    assert [step.arguments for step in steps if step.op == "set_attr"] == [{"experts": held}]
+    assert next(part.how for part in structure.parts if part.path == path) == "experts"
+    assert structure.notes[-1] == "each process of context parallelism holds some experts"
+    # Gradients of all weights but those of experts are sums over the processes of context parallelism.
+    summed = {"sync_op_or_fn": "all_reduce", "over": "context", "on": "parameters", "mode": "bwd_post"}
+    paths = {step.path for step in structure.steps if dict(step.arguments) == summed}
+    assert path not in paths and "layers.1.choice.choice" in paths
+    if options["n_processes"] == 1:  # all else is whole
+        assert {step.path for step in structure.steps if step.op == "shard"} == {
+            f"layers.{index}.choice.experts" for index in range(2)
+        }
+
+
+def test_experts_need_processes_of_context_parallelism_to_be_dealt_out_to_them():
+    for options, said in (
+        ({"deal_to_context": True}, "deal_to_context is True and n_context 1"),
+        ({"n_context": 2, "has_own_samples": True}, "has_own_samples is True and n_context 2"),
+    ):
+        with pytest.raises(ArgumentError, match=f"find_structure: {said}; expected one of both"):
+            find_structure(sequence_models.seeded("SharedLayer"), **options)
 
 
 @pytest.mark.parametrize(
     ("model", "inputs", "plan", "message"),
     [
+        (lambda: sequence_models.seeded("ChoiceLayer"), sequence_models.words(), "cp8 ep8",
+         r"Stack: experts of 'choice.experts' cannot be dealt out in 'layers.0' \(ChoiceLayer\): 4 exp"),
+        (lambda: sequence_models.seeded("Layer"), sequence_models.words(), "cp2 ep2",
+         "Stack: experts cannot be dealt out of layers.0 to layers.1: no layer has experts in tensors"),
         (lambda: sequence_models.seeded("ChoiceLayer"), sequence_models.words(), "dp4 tp2 ep8",
          r"Stack: experts of 'choice.experts' cannot be dealt out in 'layers.0' \(ChoiceLayer\): 4 exp"),
         (lambda: sequence_models.seeded("Layer"), sequence_models.words(), "dp2 tp2 ep2",
@@ -266,8 +310,10 @@ def test_experts_take_three_arguments_that_divide():
     with pytest.raises(ArgumentError, match="has_own_tokens is not for experts over experts"):
         experts.take_experts(4, over="experts", has_own_tokens=True)
     for act in (experts.take_experts, lambda n, over: experts.shard("wide", 0, over=over)):
-        with pytest.raises(ArgumentError, match=r"over is 'data'; expected 'tensor', 'experts' or \["):
+        with pytest.raises(ArgumentError, match="over is 'data'; expected some of tensor, experts, con"):
             act(4, over="data")
+        with pytest.raises(ArgumentError, match="; expected some of tensor, experts, context, in this order"):
+            act(4, over=["context", "tensor"])
     with pytest.raises(ArgumentError, match="Linear is shared over 'tensor' only, not 'experts'"):
         create_schedule(nn.Sequential(nn.Linear(4, 4)))["0"].shard("weight", 0, over="experts")
     tokens, weights = torch.randn(6, 16), torch.rand(6, 2)

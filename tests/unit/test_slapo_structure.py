@@ -244,6 +244,10 @@ def test_models_that_cannot_be_run_are_refused():
         ("dp2 tp2 ep2 nosp mb1", Division(2, 1, n_data=2)),
         ("dp4 tp2 ep8 pp2 mb1", Division(2, 2, sequence_parallel=True, deal_experts=True, n_data=4)),
         (Layout(dp=6, tp=2, ep=4), Division(2, 1, sequence_parallel=True, deal_experts=True, n_data=2)),
+        ("tp2 cp2 ep2 nosp mb1", Division(2, 1, cp=2, deal_to_context=True)),
+        ("cp2 tp2 ep4 nosp mb1", Division(2, 1, cp=2, deal_experts=True, deal_to_context=True)),
+        ("dp4 cp2 ep4 mb1", Division(1, 1, cp=2, n_data=2, deal_to_context=True)),
+        ("dp2 cp2 ep2 mb1", Division(1, 1, cp=2, deal_to_context=True)),
         ("pp2 vp3 mb1", Division(1, 6)),
         ("cp4 mb1", Division(1, 1, cp=4)),
         ("tp2 cp2 pp2 nosp mb1", Division(2, 2, cp=2)),
@@ -260,6 +264,7 @@ def test_a_plan_is_read_as_what_a_schedule_realises(plan, expected):
     found = read_division(plan)
     assert found.sequence_parallel == expected.sequence_parallel
     assert (found.deal_experts, found.cp) == (expected.deal_experts, expected.cp)
+    assert found.deal_to_context == expected.deal_to_context
     assert (found.has_own_samples, found.n_data) == (expected.has_own_samples, expected.n_data)
     assert (found.tp, found.n_stages, found.recomputed, found.stages, found.ends_as_layers) == (
         expected.tp, expected.n_stages, expected.recomputed, expected.stages, expected.ends_as_layers,
@@ -282,7 +287,8 @@ def test_what_is_left_to_the_launcher_is_noted():
 @pytest.mark.parametrize(
     ("plan", "message"),
     [
-        ("tp2 cp2 ep2 mb1", "ep2 cannot be realised by a schedule: experts are not dealt out beside cp2"),
+        ("cp4 ep2 mb1", "ep2 cannot be realised .*: experts .* share sequences; a multiple of 4 would do"),
+        ("tp4 cp2 ep4 mb1", "ep4 cannot be realised .* all processes that share layers.* ep 2 or 8 would do"),
         ("dp2 tp4 ep4 mb1", "ep4 cannot be realised .* all processes that share layers.* ep 2 or 8 would do"),
         ("tp4 ep2 mb1", "ep2 cannot be realised by a schedule: experts are dealt out to all processes"),
     ],

@@ -17,7 +17,7 @@ from makespan.slapo.errors import ArgumentError, BuildError, warn
 from makespan.slapo.layouts import PARTIAL, Ranks, Sharding, gather_objects, gather_over, sharding_of
 from makespan.slapo.pipelining import build_pipeline, check_order, own_stages, stages_of
 from makespan.slapo.schedule import carry_tags, digest, is_leaf
-from makespan.slapo.sharding import CLIPPING, OVER, ranks_of
+from makespan.slapo.sharding import CLIPPING, groups_of
 from makespan.training import refuse_plain_clipping
 from makespan.training.bits import word_sum_of
 
@@ -52,7 +52,7 @@ def check_group(sch: "Schedule", mesh: DeviceMesh | None) -> None:
         raise ArgumentError(f"build: mesh has dimensions {names!r}; expected dp, tp, ep, pp and cp")
     # Without tensor parallelism, the group of the schedule may share experts.
     is_tensor = "tp" in names and mesh.size(names.index("tp")) > 1
-    shared = "ep" if "ep" in names and not is_tensor else "tp"
+    shared = "ep" if "ep" in names and "cp" not in names and not is_tensor else "tp"
     _check_further(sch.metadata.context, mesh, "cp", "context")
     if shared == "tp":
         _check_further(sch.metadata.experts, mesh, "ep", "expert")
@@ -102,7 +102,7 @@ def check_same_values(sch: "Schedule") -> None:
     """Reject parameters that processes hold whole with other values, as models of other seeds have."""
     if not is_parallel(sch):
         return
-    groups = {over: ranks for over in OVER if (ranks := ranks_of(sch, over)).size > 1}
+    groups = groups_of(sch)
     faults: list[str] = []
     for over, ranks in groups.items():
         sums = {}

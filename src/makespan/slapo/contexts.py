@@ -268,10 +268,14 @@ class ContextSplitter:
                 yield found
 
     def _with_sums(self, chosen: Sequence[Step | None]) -> list[Step]:
-        """Return chosen steps, and sums of the gradients of weights, which see the tokens of a process."""
+        """Return chosen steps, and sums of the gradients of weights, which see the tokens of a process.
+
+        Experts that processes share see those of all that chose them.
+        """
         steps = [step for step in chosen if step is not None]
+        dealt = {step.path for step in self.steps if step.op == "take_experts" and step.is_over("context")}
         for path, module in self.rehearsal.sample.layer.named_modules():
-            if next(module.parameters(recurse=False), None) is not None:
+            if path not in dealt and next(module.parameters(recurse=False), None) is not None:
                 steps.append(Step("sync", path, {**_SUMMED, "on": "parameters"}))
         return steps
 

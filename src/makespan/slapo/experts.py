@@ -4,6 +4,7 @@ Either all processes are handed the same tokens, and each computes its summands 
 tokens of its own, as in data parallelism: those are sent to the processes of their experts, and results back.
 Both are combined where processes of tensor parallelism have the same tokens, and those of data parallelism
 others: a process sends the pairs for experts of its place in tensor parallelism, or its part of the tokens.
+Processes of context parallelism have other tokens, too, of the same samples.
 """
 
 import inspect
@@ -98,7 +99,11 @@ class SentExperts(OwnExperts):
         bound.arguments[self.tokens], bound.arguments[self.weights] = own, shares
         bound.arguments[self.chosen] = numbers.repeat_interleave(arriving).unsqueeze(1)
         # Without a row, what depends on inputs and weights, so that all exchange gradients backward.
-        made = self.inner(*bound.args, **bound.kwargs) if len(own) else own + shares.sum() + self._nothing()
+        is_last = not isinstance(self.inner, SentExperts)  # else they are sent on
+        if len(own) or not is_last:
+            made = self.inner(*bound.args, **bound.kwargs)
+        else:
+            made = own + shares.sum() + self._nothing()
         back = send_rows(ranks, received, sent)(made)
         return back.new_zeros(tokens.shape).index_add(0, rows, back)
 
@@ -181,19 +186,19 @@ class TakeExperts(Primitive):
         has_own_tokens
             True if each process has samples of its own, False if all have the same tokens.
         over
-            Processes among which the experts are dealt out, as for `shard`: ``tensor``, ``experts``, which
-            always have tokens of their own, or both, of which those of tensor parallelism have the same.
+            Processes among which the experts are dealt out, as for `shard`: those of ``experts`` and of
+            ``context`` have tokens of their own, those of ``tensor`` beside them have the same.
         shares_tokens
-            True if experts are dealt out over ``experts`` alone, and the processes of tensor parallelism are
+            True if experts are not dealt out over ``tensor``, and the processes of tensor parallelism are
             handed the same tokens: each computes its part of them, to be summed, and so are the gradients of
             the experts. False if each is handed its part.
         """
         where = f"take_experts of {sch.path!r} ({type(sch.mod).__name__})"
         check_is_called(sch, cls.name())
         kinds = kinds_of(over, where)
-        tensor, experts = ranks_of(sch), ranks_of(sch, "experts")
+        tensor = ranks_of(sch)
         n_processes = math.prod(ranks_of(sch, kind).size for kind in kinds)
-        if (has_own_tokens and kinds != ("tensor",)) or (shares_tokens and kinds != ("experts",)):
+        if (has_own_tokens and kinds != ("tensor",)) or (shares_tokens and "tensor" in kinds):
             said = "has_own_tokens" if has_own_tokens else "shares_tokens"
             raise ArgumentError(f"{where}: {said} is not for experts over {' and '.join(kinds)}")
         if any(wrapped_forward(sch.mod, kind) for kind in (OwnExperts, SharedTokens)):
@@ -207,13 +212,20 @@ class TakeExperts(Primitive):
             given.append(argument if isinstance(argument, str) else names[argument])
         if len({*given}) < len(given):
             raise ArgumentError(f"{where}: {', '.join(given)} are not three arguments of it")
-        senders = tensor if has_own_tokens else experts if "experts" in kinds else None
-        if senders is not None and senders.size > 1:
-            count = n_experts // n_processes
-            wrap_forward(sch.mod, SentExperts(sch.mod, senders, count, *given))
-            own = tuple(name for name, _ in sch.mod.named_parameters(recurse=False))
-            hook = ExchangeParameterGradients(own, share_of_gradient(senders), kinds[-1])
-            sch.mod.register_forward_pre_hook(hook)
+        # The innermost first: what arrives from processes with other samples is sent on to those of the
+        # sequence, each time by the numbers of the experts that the receiving processes hold together.
+        senders = kinds if has_own_tokens else [kind for kind in kinds if kind != "tensor"]
+        count = n_experts // n_processes
+        for kind in reversed(senders):
+            ranks = ranks_of(sch, kind)
+            if ranks.size == 1:
+                continue
+            wrap_forward(sch.mod, SentExperts(sch.mod, ranks, count, *given))
+            count *= ranks.size
+            if kind != "context":  # whose processes have one loss, that of whole sequences
+                own = tuple(name for name, _ in sch.mod.named_parameters(recurse=False))
+                hook = ExchangeParameterGradients(own, share_of_gradient(ranks), kind)
+                sch.mod.register_forward_pre_hook(hook)
         if "tensor" in kinds and not has_own_tokens and tensor.size > 1:
             count = n_experts // tensor.size  # of all processes at this place in tensor parallelism
             wrap_forward(sch.mod, OwnExperts(sch.mod, tensor.rank * count, count, *given))

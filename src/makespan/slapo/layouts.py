@@ -258,6 +258,9 @@ def send_rows(ranks: Ranks, sent: Sequence[int], received: Sequence[int]) -> Exc
     """
 
     def moved(there: list[int], back: list[int], rows: Tensor) -> Tensor:
+        if isinstance(ranks.group, Rehearsal):
+            of_all = ranks.group.gathered(ranks.rank, ("rows", tuple(rows.shape[1:])), (rows, there))
+            return torch.cat([theirs.split(sizes)[ranks.rank] for theirs, sizes in of_all])
         result = rows.new_empty(sum(back), *rows.shape[1:])
         dist.all_to_all_single(result, rows.contiguous(), back, there, group=ranks.group)
         return result

@@ -65,6 +65,8 @@ class Division:
         Processes with samples of their own, beside those that share layers, that hold some experts each.
     order
         Order of micro-batches, which `build` takes if it is given no other.
+    deal_to_context
+        True if the processes that hold parts of a sequence hold some experts each.
     """
 
     tp: int
@@ -80,6 +82,7 @@ class Division:
     has_own_samples: bool = False
     n_data: int = 1
     order: str = "1f1b"
+    deal_to_context: bool = False
 
     def cuts(self, n_layers: int) -> list[int]:
         """Return the layers after which a stage ends; an `ArgumentError` says why they do not fit."""
@@ -147,14 +150,19 @@ def _refuse(what: str, why: str) -> None:
 
 
 def _of_layout(layout: Layout) -> Division:
-    # As the planner has it, processes of data parallelism come first, then those of tensor parallelism.
-    n_data = math.gcd(layout.ep, layout.dp)
-    has_own_samples = layout.ep > 1 and layout.tp == 1
-    if layout.ep > 1 and layout.cp > 1:
-        _refuse(f"ep{layout.ep}", f"experts are not dealt out beside cp{layout.cp}")
-    if layout.ep // n_data not in (1, layout.tp):
-        why = f"experts are dealt out to all processes that share layers, or to none; ep {n_data} or "
-        _refuse(f"ep{layout.ep}", f"{why}{n_data * layout.tp} would do")
+    # As the planner has it, processes with other tokens come first, then those of tensor parallelism. Of the
+    # former, those of a sequence come before those with other samples, as in other libraries.
+    deal_to_context = layout.ep > 1 and layout.cp > 1
+    n_context = layout.cp if deal_to_context else 1
+    n_data = math.gcd(layout.ep // n_context, layout.dp)
+    has_own_samples = layout.ep > 1 and layout.tp == 1 and not deal_to_context
+    if layout.ep % n_context:
+        why = "experts are dealt out to all processes that share sequences; a multiple of"
+        _refuse(f"ep{layout.ep}", f"{why} {n_context} would do")
+    if layout.ep // (n_context * n_data) not in (1, layout.tp):
+        n_apart = n_context * n_data
+        why = f"experts are dealt out to all processes that share layers, or to none; ep {n_apart} or "
+        _refuse(f"ep{layout.ep}", f"{why}{n_apart * layout.tp} would do")
     n_replicas = layout.dp // n_data
     left = [f"dp{n_replicas}"] if n_replicas > 1 else []
     left += [f"zero{layout.zero}"] if layout.zero else []
@@ -165,8 +173,8 @@ def _of_layout(layout: Layout) -> Division:
     return Division(
         layout.ep if has_own_samples else layout.tp, layout.pp * layout.interleave, share, (),
         layout.ends_as_layers, tuple(left), layout.recompute, layout.sequence_parallel and layout.tp > 1,
-        layout.ep > n_data or has_own_samples, layout.cp, has_own_samples, 1 if has_own_samples else n_data,
-        layout.pipeline,
+        layout.ep > n_context * n_data or has_own_samples, layout.cp, has_own_samples,
+        1 if has_own_samples else n_data, layout.pipeline, deal_to_context,
     )  # fmt: skip
 
 
@@ -213,8 +221,9 @@ def apply_plan(
     context_group
         Processes of context parallelism; None for those of ``group`` if the plan does not share layers.
     expert_group
-        Processes of data parallelism that share experts, if the plan shares layers, too: as many as the
-        greatest divisor that its ``ep`` and ``dp`` have in common, one of each ``group``.
+        Processes of data parallelism that share experts, if the plan shares layers or sequences, too: as many
+        as the greatest divisor that ``dp`` and ``ep`` have in common (``ep`` divided by ``cp``, if both are
+        given), one of each ``group``.
     seed
         Seed of inputs that are drawn.
     compiler
@@ -258,14 +267,16 @@ def apply_plan(
         model, example_inputs, n_processes=division.tp, seed=seed,
         along_sequence=division.sequence_parallel, deal_experts=division.deal_experts,
         n_context=division.cp, has_own_samples=division.has_own_samples, n_data=division.n_data,
+        deal_to_context=division.deal_to_context,
     )  # fmt: skip
     layers = [path for paths in structure.layers for path in paths]
     cuts = [layers[index] for index in division.cuts(len(layers))]
+    is_shared = sch.world_size * context.size * experts.size > 1
     with undone_on_error(sch):
         sch.metadata.context, sch.metadata.experts, sch.metadata.order = context, experts, division.order
         for step in structure.steps:
             # A process alone keeps all heads: what is sharded stays whole, and attributes keep their values.
-            if sch.world_size > 1 or step.op != "set_attr":
+            if is_shared or step.op != "set_attr":
                 step.apply(sch)
         chosen = [layers[index] for index in select_layers(len(layers), division.recomputed)]
         _recompute(sch, structure, chosen, division.recompute)

@@ -182,6 +182,8 @@ class LayerFinder:
     n_data
         Number of processes with samples of their own, beside those that share layers, to which experts are
         dealt out; with one, experts are shared like layers.
+    deal_to_context
+        True if experts are dealt out to the processes of context parallelism, too.
     """
 
     def __init__(
@@ -195,13 +197,16 @@ class LayerFinder:
         n_context: int = 1,
         has_own_samples: bool = False,
         n_data: int = 1,
+        deal_to_context: bool = False,
     ) -> None:
         self.has_own_samples, self.n_data = has_own_samples, n_data
+        # Kinds of processes with tokens of their own to which experts are dealt out.
+        self.senders = [*["experts"] * (n_data > 1), *["context"] * deal_to_context]
         self.layer, self.handed, self.n, self.n_context = layer, handed, n_processes, n_context
         self.along_sequence = along_sequence and n_processes > 1
         self.deal_experts = deal_experts and n_processes > 1
         self.exchanged: list[Exchanged] = []
-        self.counts: list[tuple[Step, Step]] = []
+        self.counts: list[list[Step]] = []
         self.local = self._local_arguments(parts)
         self.sample = sample_of(layer, handed.args, handed.kwargs)
         self.flow = self._watch()
@@ -250,7 +255,7 @@ class LayerFinder:
         for path, module in self.modules.items():
             if len(own_matrices(module)) > 1 and path not in self.cut.local:
                 has_experts = any(one.dim() > 2 for one in module.parameters(recurse=False))
-                if has_experts and (self.deal_experts or self.n_data > 1):
+                if has_experts and (self.deal_experts or self.senders):
                     self._deal_experts(path, module)
                 elif not self.has_own_samples:
                     self._try_inside(path, module)
@@ -260,10 +265,14 @@ class LayerFinder:
             )
         if self.along_sequence:
             self._split_sequence()
+        # Numbers of the experts of a process: the whole rehearsal of sequences has them among fewer.
         if self.n_context > 1:
+            for tried, in_context, _ in self.counts:
+                self.cut.steps[self.cut.steps.index(tried)] = in_context
             self._share_context()
-        for tried, final in self.counts:  # of experts that processes with other samples hold
-            self.cut.steps[self.cut.steps.index(tried)] = final
+        for tried, in_context, final in self.counts:
+            before = in_context if self.n_context > 1 else tried
+            self.cut.steps[self.cut.steps.index(before)] = final
         self._follow_siblings()
         self._describe_whole()
         return self.cut
@@ -285,7 +294,7 @@ class LayerFinder:
             self.sample, local, self.cut.results, self._learnt_arguments(), self.n, self.n_context,
             self.along_sequence,
         )  # fmt: skip
-        steps = [*self.cut.steps, *self.cut.syncs] if self.n > 1 else []
+        steps = [*self.cut.steps, *self.cut.syncs] if self.n > 1 else of_experts(self.cut.steps)
         self.cut.context = ContextSplitter(self.flow, rehearsal, steps).find()
 
     def _learnt_arguments(self) -> frozenset[int | str]:
@@ -657,7 +666,8 @@ class LayerFinder:
         counts = {one.shape[0] for one in tensors.values() if one.dim()}
         n_experts = min(counts, default=0)
         n_tensor = self.n if self.deal_experts else 1
-        n = n_tensor * self.n_data
+        n_here = n_tensor * (self.n_context if "context" in self.senders else 1)
+        n = n_here * self.n_data
         if len(counts) != 1 or n_experts % n:
             why = (
                 f"{n_experts} experts do not divide among {n} processes"
@@ -680,12 +690,13 @@ class LayerFinder:
             for names in itertools.combinations(counted, size):
                 values = dict.fromkeys(names, n_experts // n)
                 steps = [*shards, *([Step("set_attr", path, values)] if values else []), taken]
-                if self.n_data > 1:  # tried by themselves, on as many processes as hold them
+                if self.senders:  # tried by themselves, on as many processes as hold them
                     failed = why_not(self.sample, steps, {path: 1}, frozenset(), n, [], {})
                 else:
                     failed = self._why_not_inside(path, steps)
-                if not failed and self.n_data > 1:
-                    self._keep_sent(path, list(tensors), taken, values, n_experts // n_tensor)
+                if not failed and self.senders:
+                    numbers = [n_experts // size for size in (n_tensor, n_here, n)]
+                    self._keep_sent(path, list(tensors), taken, list(values), numbers)
                 elif not failed:
                     if self.has_own_samples:
                         taken = Step("take_experts", path, {**taken.arguments, "has_own_tokens": True})
@@ -696,21 +707,23 @@ class LayerFinder:
         raise RefusedError(reason, what, EXPERTS[1])
 
     def _keep_sent(
-        self, path: str, tensors: Sequence[str], taken: Step, values: Mapping[str, int], n_tried: int
+        self, path: str, tensors: Sequence[str], taken: Step, counted: Sequence[str], numbers: Sequence[int]
     ) -> None:
-        """Deal experts out to processes with samples of their own, and to those that share layers, or not.
+        """Deal experts out to processes with tokens of their own, and to those that share layers, or not.
 
-        In trials and rehearsals, one process of data parallelism has the experts of all that share them.
+        In rehearsals, one process of data parallelism has the experts of all that share them, and one of
+        context parallelism, too, until sequences are shared. ``numbers`` are those of the experts that a
+        process has in the first rehearsals, in that of context parallelism, and when the model runs.
         """
-        over = ["tensor", "experts"] if self.deal_experts else "experts"
+        kinds = ["tensor"] * self.deal_experts + self.senders
+        over = kinds if len(kinds) > 1 else kinds[0]
         shards = [Step("shard", path, {"tensor_name": name, "axis": 0, "over": over}) for name in tensors]
-        shares = not self.deal_experts and not self.along_sequence
+        shares = not self.deal_experts and not self.along_sequence and self.n > 1
         more = {"over": over, "shares_tokens": True} if shares else {"over": over}
         steps = [*shards, Step("take_experts", path, {**taken.arguments, **more})]
-        if values:
-            tried = Step("set_attr", path, dict.fromkeys(values, n_tried))
-            self.counts.append((tried, Step("set_attr", path, values)))
-            steps.insert(-1, tried)
+        if counted:
+            self.counts.append([Step("set_attr", path, dict.fromkeys(counted, one)) for one in numbers])
+            steps.insert(-1, self.counts[-1][0])
         if self.deal_experts or shares:
             self._keep_inside(path, steps, "experts", "experts")
         else:  # each process has tokens of its own
@@ -886,6 +899,12 @@ def _attribute_steps(attributes: Iterable["Attribute"], n: int) -> list[Step]:
             name = f"{one.holder}.{one.name}" if one.holder else one.name
             values.setdefault(path, {})[name] = one.value // n
     return [Step("set_attr", path, of_path) for path, of_path in values.items()]
+
+
+def of_experts(steps: Sequence[Step]) -> list[Step]:
+    """Return the steps that deal experts out."""
+    paths = {step.path for step in steps if step.op == "take_experts"}
+    return [step for step in steps if step.path in paths and step.op != "sync"]
 
 
 _Placed = TypeVar("_Placed", Step, StructurePart)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -380,6 +381,8 @@ class TiedShard:
 
 OVER = ("tensor", "context", "experts")
 """Kinds of parallelism whose processes an exchange may join."""
+_DEALT = ("tensor", "experts", "context")
+"""Kinds of parallelism over which tensors are dealt out, in the order of their parts."""
 
 
 def ranks_of(sch: Schedule, over: str = "tensor") -> Ranks:
@@ -389,13 +392,24 @@ def ranks_of(sch: Schedule, over: str = "tensor") -> Ranks:
     return sch.metadata.context if over == "context" else sch.metadata.experts
 
 
+def groups_of(sch: Schedule) -> dict[str, Ranks]:
+    """Return the groups of several processes that this one exchanges anything with, each of them once."""
+    groups = {over: ranks for over in OVER if (ranks := ranks_of(sch, over)).size > 1}
+    if {"tensor", "context"} <= groups.keys():
+        ours, theirs = (
+            dist.get_process_group_ranks(groups[over].group or dist.group.WORLD)
+            for over in ("tensor", "context")
+        )
+        if ours == theirs:  # a plan that shares nothing but sequences
+            del groups["tensor"]
+    return groups
+
+
 def kinds_of(over: str | Sequence[str], where: str) -> tuple[str, ...]:
     """Return the kinds of parallelism over which something is dealt out; reject others."""
     kinds = (over,) if isinstance(over, str) else tuple(over)
-    if kinds not in (("tensor",), ("experts",), ("tensor", "experts")):
-        raise ArgumentError(
-            f"{where}: over is {over!r}; expected 'tensor', 'experts' or ['tensor', 'experts']"
-        )
+    if not kinds or kinds != tuple(kind for kind in _DEALT if kind in kinds):
+        raise ArgumentError(f"{where}: over is {over!r}; expected some of {', '.join(_DEALT)}, in this order")
     return kinds
 
 
@@ -448,7 +462,7 @@ class Shard(Primitive):
             attribute of the owner gives, if outputs are whole heads.
         over
             ``tensor`` for the processes that share layers, ``experts`` for those of data parallelism that
-            share experts, both for all of them.
+            share experts, ``context`` for those of context parallelism; several, in this order, for all.
         """
         names = [tensor_name] if isinstance(tensor_name, str) else list(tensor_name)
         if (

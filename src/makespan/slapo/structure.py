@@ -39,6 +39,7 @@ from makespan.slapo.regions import (
     StructurePart,
     is_table,
     linear_of,
+    of_experts,
 )
 from makespan.slapo.rehearsals import RefusedError
 from makespan.slapo.trials import Step
@@ -162,6 +163,7 @@ def find_structure(
     n_context: int = 1,
     has_own_samples: bool = False,
     n_data: int = 1,
+    deal_to_context: bool = False,
 ) -> Structure:
     """Find layers, attention, feed-forward parts and vocabulary of a transformer, and how they can be cut.
 
@@ -190,6 +192,8 @@ def find_structure(
     n_data
         Number of processes of data parallelism, beside those that share layers, to which experts are dealt
         out: to these alone, or with ``deal_experts`` to both.
+    deal_to_context
+        True if experts are dealt out to the processes of context parallelism, as well as to those.
 
     Returns
     -------
@@ -208,11 +212,14 @@ def find_structure(
         raise ArgumentError(f"find_structure: n_processes is {n_processes}; expected a number >= 1")
     if n_context < 1:
         raise ArgumentError(f"find_structure: n_context is {n_context}; expected a number >= 1")
-    if n_data < 1 or (n_data > 1 and (n_processes == 1 or n_context > 1 or has_own_samples)):
+    if n_data < 1 or (n_data > 1 and (n_processes * n_context == 1 or has_own_samples)):
         raise ArgumentError(
-            f"find_structure: n_data is {n_data}; expected 1, or more with n_processes > 1 alone; "
-            "use has_own_samples where nothing but experts is shared"
+            f"find_structure: n_data is {n_data}; expected 1, or more with n_processes or n_context > 1;"
+            " use has_own_samples where nothing but experts is shared"
         )
+    if (deal_to_context and n_context == 1) or (has_own_samples and n_context > 1):
+        said = "deal_to_context" if deal_to_context else "has_own_samples"
+        raise ArgumentError(f"find_structure: {said} is True and n_context {n_context}; expected one of both")
     if any(tensor.is_meta for tensor in model.parameters()):
         raise StructureError(
             f"{name}: its parameters have no values; a run finds the structure, so build the model first"
@@ -238,7 +245,7 @@ def find_structure(
             try:
                 finder = LayerFinder(
                     layer, one, n_processes, parts, along_sequence, deal_experts, n_context, has_own_samples,
-                    n_data,
+                    n_data, deal_to_context,
                 )  # fmt: skip
                 known[key] = path, finder.find()
             except RefusedError as error:
@@ -255,7 +262,7 @@ def find_structure(
         ]
         structure.notes += [f"{note} (layers like {first!r})" for note in cut.notes if path == first]
     structure.steps += syncs
-    is_dealt = (deal_experts and n_processes > 1) or n_data > 1
+    is_dealt = (deal_experts and n_processes > 1) or n_data > 1 or deal_to_context
     if is_dealt and not any(part.how == "experts" for part in structure.parts):
         why = RefusedError("no layer has experts in tensors that they share", *EXPERTS)
         raise _refused(name, f"of {_span(flat)}", why)
@@ -269,10 +276,17 @@ def find_structure(
         structure.steps += _means(model, flow, structure.steps, "experts" if n_data > 1 else "tensor")
         structure.notes.append("gradients are means over processes with samples of their own")
     if n_processes == 1:
-        structure.steps.clear()
-        structure.parts = [replace(part, how="whole", reason="") for part in structure.parts]
+        # What all processes hold alike has no steps, but for the means over those with other samples.
+        means = [step for step in structure.steps if step.op == "sync" and step.is_over("experts")]
+        structure.steps = [*of_experts(structure.steps), *means] if is_dealt else []
+        structure.parts = [
+            part if is_dealt and part.how == "experts" else replace(part, how="whole", reason="")
+            for part in structure.parts
+        ]
     if n_context > 1:
         _share_context(structure, model, context, handed, flow)
+    if deal_to_context:
+        structure.notes.append("each process of context parallelism holds some experts")
     return structure
 
 

@@ -34,7 +34,7 @@ from makespan.slapo.layouts import (
     sum_gradient,
 )
 from makespan.slapo.schedule import Primitive, register_primitive
-from makespan.slapo.sharding import OVER, ranks_of
+from makespan.slapo.sharding import OVER, groups_of, ranks_of
 from makespan.slapo.state import owners_of
 from makespan.slapo.tracing import check_is_called
 from makespan.training import clip_grad_norm as clip_everywhere
@@ -486,8 +486,6 @@ class TakeHeads(Primitive):
 
 # --- Gradient clipping ---
 
-_SHARED = ("tensor", "experts")  # kinds of parallelism whose processes hold parts of weights
-
 
 def clip_grad_norm(
     sch: "Schedule", max_norm: float, norm_type: float = 2.0, *, error_if_nonfinite: bool = False
@@ -516,7 +514,10 @@ def clip_grad_norm(
     """
     if sch.parent is not None:
         raise ArgumentError(f"clip_grad_norm of {sch.path!r}: expected the schedule of a whole model")
-    owners, shared = owners_of(sch), {over: ranks_of(sch, over) for over in _SHARED if is_parallel(sch)}
+    shards = [shard for module in sch.mod.modules() for shard in sharding_of(module).tensors.values()]
+    owners, shared = owners_of(sch), groups_of(sch) if is_parallel(sch) else {}
+    if not any("context" in shard.over for shard in shards):
+        shared.pop("context", None)  # its processes hold the same
     held, counted = {}, set()
     for path, module in sch.mod.named_modules():
         for name, parameter in module._parameters.items():

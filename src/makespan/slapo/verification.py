@@ -39,6 +39,7 @@ from makespan.slapo.passes import (
     without_dropout,
 )
 from makespan.slapo.schedule import JournalEntry, Schedule, digest, primitive_named
+from makespan.slapo.sharding import groups_of
 from makespan.slapo.weights import ORIGIN, Original, Weights, initialised, same_weights
 
 # --- Report ---
@@ -281,7 +282,9 @@ class Verify:
     def _compared(self) -> VerifyReport:
         ranks, journal = self._ranks, self._sch.metadata.journal
         # Processes that share experts exchange tokens, so that they must run the same passes.
-        self._everyone = everyone = (self._sch.metadata.experts, ranks)
+        groups = groups_of(self._sch)
+        everyone = tuple(groups[over] for over in ("experts", "context", "tensor") if over in groups)
+        self._everyone = everyone = everyone or (ranks,)
         if len(set(gather_over(everyone, digest(journal)))) > 1:
             steps = gather_over(everyone, [str(step) for step in journal])
             return self._report([], [_other_steps(steps)], [])
