@@ -11,6 +11,8 @@ from click.testing import CliRunner
 torch = pytest.importorskip("torch")
 
 from elastic_job import bits, trainer
+from forked import forking_servers
+from group_worker import on_processes
 from live_job import Fault, replayed, run
 from toy_cluster import throughput_rows
 
@@ -158,6 +160,14 @@ def test_a_schedule_agrees_with_its_model(launcher, family):
 def test_a_sharded_schedule_agrees_with_its_model(launcher, family):
     (found,) = verify_schedules([{"family": family, "options": {}}], 2, launcher)
     assert found["is_equal"], found["report"]
+
+
+@pytest.mark.parametrize(
+    "n_processes", [pytest.param(n, marks=pytest.mark.devices(n)) for n in (2, 4)], ids=["2", "4"]
+)
+def test_plans_share_layers_sequences_experts_and_stages(device, launcher, n_processes):
+    with forking_servers():
+        on_processes(n_processes, "gpu_cases", ("planned", {"device": device}), launcher=launcher)
 
 
 def test_the_machine_and_its_devices_are_profiled(device, tmp_path):

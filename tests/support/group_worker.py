@@ -13,15 +13,16 @@ from makespan.runtime import Launch, LocalLauncher, end_worker, join, run_worker
 PRELOAD = ("torch.distributed", "torch._dynamo")
 
 
-def on_processes(n_processes, module, *cases):
+def on_processes(n_processes, module, *cases, launcher=None):
     """Run functions of a module of tests/support in so many processes; raise what the first one raised.
 
-    A case is a name, or a name and options. Call it where `forking_servers` are at work.
+    A case is a name, or a name and options; without a launcher, it runs on the CPU. Call it where
+    `forking_servers` are at work.
     """
     named = [(case, {}) if isinstance(case, str) else case for case in cases]
     request = {"module": module, "cases": named}
     with tempfile.TemporaryDirectory() as directory:
-        launcher = LocalLauncher(timeout_s=3600.0, stall_timeout_s=3600.0)
+        launcher = launcher or LocalLauncher(timeout_s=3600.0, stall_timeout_s=3600.0)
         launcher.run(Launch("group_worker", request, n_processes, Path(directory)))
 
 
