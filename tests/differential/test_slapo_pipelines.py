@@ -32,7 +32,7 @@ def test_stages_hand_on_structures_of_tensors():
 
 def test_two_processes_give_gradients_of_weights_later():
     cases = ("weights_come_later", "layers_run_again_once", "planned", "draws", "compiled")
-    on_processes(2, "zero_bubble_cases", *cases)
+    on_processes(2, "zero_bubble_cases", *cases, "refused_in_all_processes")
 
 
 def test_four_processes_give_gradients_of_weights_later():

@@ -16,6 +16,7 @@ from sequence_cases import gradients
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from makespan.plans import zero_bubble_order
 from makespan.slapo import BuildError, apply_plan, build, create_schedule
@@ -123,7 +124,8 @@ def layers_run_again_once():
         Counted.runs = 0
         pipeline.step(source, target, target=answers)
         own = (2, 4)[dist.get_rank()]
-        assert Counted.runs == own * (1 + 2 * COUNT)  # one to learn shapes
+        # One to learn shapes, and one more where both parts are tried.
+        assert Counted.runs == own * (1 + dist.get_rank() + 2 * COUNT)
         pipeline_cases.by_hand(whole, source, target, answers)
         pipeline_cases.check_stage(stage, whole)
 
@@ -133,6 +135,50 @@ def compiled():
     sch = apply_plan(sequence_models.seeded("Layer"), "pp2 zero-bubble mb1", WORDS[:2], compiler="aot_eager")
     with pytest.raises(BuildError, match=r"'layers\.\d' is compiled, .*; leave it uncompiled, or use sched"):
         build(sch, "pipeline", n_microbatches=COUNT, loss_fn=F.mse_loss)
+
+
+class Reentrant(pipeline_cases.Block):
+    """A block whose backward pass runs another one, which gives gradients of weights at once."""
+
+    def forward(self, hidden, mask):
+        return checkpoint(super().forward, hidden, mask, use_reentrant=True)
+
+
+class _Varying(torch.autograd.Function):
+    """A product with a gradient that is another one each time."""
+
+    @staticmethod
+    def forward(context, hidden, weight):
+        context.save_for_backward(hidden, weight)
+        return hidden @ weight
+
+    @staticmethod
+    def backward(context, gradient):
+        hidden, weight = context.saved_tensors
+        return gradient @ weight.T, (hidden.flatten(0, -2).T @ gradient.flatten(0, -2)) * torch.rand(())
+
+
+class Random(pipeline_cases.Block):
+    def forward(self, hidden, mask):
+        return _Varying.apply(super().forward(hidden, mask), self.turn)
+
+
+def refused_in_all_processes():
+    """Stages that cannot be passed in two parts are found before the first step, in every process."""
+    source, target, answers = pipeline_cases.sample()
+    for kind, said in ((Reentrant, "cannot run in two parts: .*use_reentrant"), (Random, "gives another")):
+        model = pipeline_cases.seeded()
+        model.decoder.block[2].__class__ = kind
+        model.decoder.block[2].turn = nn.Parameter(torch.eye(pipeline_cases.HIDDEN).double())
+        sch = create_schedule(model)
+        sch.trace_until(["encoder", "decoder"], leaf_modules=[kind.__name__])
+        sch["encoder.block.1"].cut_pipeline_stage()
+        _, pipeline = build(
+            sch, "pipeline", n_microbatches=COUNT, loss_fn=pipeline_cases.loss_of, schedule="zero-bubble"
+        )
+        with pytest.raises(BuildError, match=f"stage 1 of 2: its backward pass .*{said}.*expected sched"):
+            pipeline.step(source, target, target=answers)
+        assert all(one.grad is None for one in pipeline.module.parameters())
 
 
 @contextmanager

@@ -643,6 +643,11 @@ class Pipeline:
             self._handed = [(stage.gives, sent)]
             if self._place[index + 1] != self._rank:
                 dist.send_object_list(self._handed, dst=ranks[self._place[index + 1]], group=self._group)
+        if failure is None and self._loss_fn is not None and _ORDERS[self._kind].is_split:
+            from makespan.slapo.split_stages import why_not_split  # see _prepare
+
+            reason = why_not_split(stage, results, inputs)
+            failure = reason and f"stage {index} of {self._count}: {reason}; expected schedule 1f1b"
         return inputs, results, failure
 
     def _object_error(self, index: int, gives: "_Structure") -> str | None:
