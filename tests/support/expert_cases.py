@@ -119,7 +119,7 @@ def across_sequences():
         apart = next((name for name in ("dp", "ep") if name in names), None)
         place = (mesh.get_local_rank(apart), 2) if apart else (0, 1)
         words = _samples(place[1])
-        for prefers in (FIRST_TWO, FEW):
+        for prefers in (FIRST_TWO, FEW) if n == 2 else (FEW,):
             whole = _has_gradients_of_all(sch, model, kind, words, place, prefers)
         if "ep4" in plan or names == ("cp",):
             _counts_once(sch, whole, kind)
