@@ -119,7 +119,7 @@ def read_division(plan: Plan) -> Division:
 
 
 def _read(text: str) -> Layout | ExecutionPlan:
-    degrees = {name: int(number) for name, number in re.findall(r"\b(tp|pp|cp|dp|ep)(\d+)\b", text)}
+    degrees = {name: int(number) for name, number in re.findall(r"\b(tp|pp|cp|dp|ep)(\d{1,15})\b", text)}
     n_gpus, ep = 1, degrees.pop("ep", 1)
     for degree in degrees.values():
         n_gpus *= max(degree, 1)
