@@ -31,6 +31,7 @@ from makespan.plans.plan import (
     cards_by_node as cards_by_node,
     chunk_layers as chunk_layers,
     enumerate_placements as enumerate_placements,
+    interleaved_order as interleaved_order,
     one_f_one_b_order as one_f_one_b_order,
     stages as stages,
     zero_bubble_order as zero_bubble_order,

@@ -1,6 +1,6 @@
 """Placements, execution plans and pipeline stages: how a job uses its devices."""
 
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -529,13 +529,74 @@ def zero_bubble_order(stage: int, n_stages: int, n_microbatches: int) -> list[tu
 
     Source: P. Qi et al., Zero Bubble Pipeline Parallelism, ICLR 2024.
     """
-    order: list[tuple[str, int]] = []
-    n_backward = n_weights = 0
-    for kind, microbatch in one_f_one_b_order(stage, n_stages, n_microbatches):
-        order.append((kind, microbatch))
-        n_backward += kind == "B"
-        is_ending = n_backward > n_microbatches - min(n_microbatches, n_stages - 1 - stage)
-        if kind == "B" and (is_ending or n_backward > stage + n_weights):
-            order.append(("W", n_weights))
-            n_weights += 1
-    return order + [("W", k) for k in range(n_weights, n_microbatches)]
+    warm_up = min(n_microbatches, n_stages - 1 - stage)
+    whole = [(kind, 0, k) for kind, k in one_f_one_b_order(stage, n_stages, n_microbatches)]
+    return [(kind, k) for kind, _, k in _in_parts(whole, stage, warm_up)]
+
+
+def interleaved_order(
+    place: int, n_places: int, n_chunks: int, n_microbatches: int, splits_backward: bool = False
+) -> list[tuple[str, int, int]]:
+    """Return the passes of a device that runs several chunks of a pipeline, in the order of interleaved 1F1B.
+
+    Chunk c of all runs on device c mod ``n_places``. Micro-batches are taken in groups of about ``n_places``,
+    which pass one chunk of the device after the other. Device i runs ``2 (n_places - 1 - i)`` forward passes
+    to warm up, and a group for each chunk but the last; then one forward and one backward pass in turn; then
+    the backward passes that are left. If backward passes take twice as long as forward ones and chunks
+    equally long, an iteration of m >= p micro-batches takes 3m + 3(p - 1)/v forward passes of a device
+    instead of 3m + 3(p - 1), and 3m + (p - 1)/v with backward passes in two parts.
+
+    Deviation: Megatron-LM wants groups of exactly ``n_places`` micro-batches. Here the number of devices need
+    not divide that of micro-batches: there are as many groups of ``n_places`` or more as there can be, about
+    equal, or a single one of fewer. The limits of memory and time hold for any number.
+
+    Parameters
+    ----------
+    place, n_places
+        Number of the device, and devices of the pipeline.
+    n_chunks, n_microbatches
+        Chunks of each device, and micro-batches of an iteration.
+    splits_backward
+        True for backward passes in two parts, as in `zero_bubble_order`.
+
+    Returns
+    -------
+    list
+        ``("F", c, k)`` and ``("B", c, k)``: forward and backward pass of micro-batch k through the chunk c of
+        the device, from 0; with two parts also ``("W", c, k)``.
+
+    Source: D. Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters, SC 2021.
+    """
+    n_groups = max(1, n_microbatches // n_places)
+    bounds = [
+        -(-group * n_microbatches // n_groups) for group in range(n_groups + 1)
+    ]  # the first one is the longest
+    groups = [range(low, high) for low, high in pairwise(bounds)]
+    forward = [("F", c, k) for group in groups for c in range(n_chunks) for k in group]
+    backward = [("B", c, k) for group in groups for c in reversed(range(n_chunks)) for k in group]
+    warm_up = min(len(forward), 2 * (n_places - 1 - place) + (n_chunks - 1) * len(groups[0]))
+    order = forward[:warm_up]
+    for ahead, behind in zip(forward[warm_up:], backward, strict=False):
+        order += [ahead, behind]
+    order += backward[len(backward) - warm_up :]
+    return list(_in_parts(order, place, warm_up)) if splits_backward else order
+
+
+def _in_parts(
+    order: Sequence[tuple[str, int, int]], n_behind: int, n_ending: int
+) -> Iterator[tuple[str, int, int]]:
+    """Yield passes with the second part of each backward pass.
+
+    ``n_behind`` of them are left behind, until the last ``n_ending`` backward passes, among which they follow
+    one by one.
+    """
+    left: deque[tuple[str, int, int]] = deque()
+    n_backward = [kind for kind, _, _ in order].count("B")
+    for kind, chunk, microbatch in order:
+        yield kind, chunk, microbatch
+        if kind == "B":
+            n_backward -= 1
+            left.append(("W", chunk, microbatch))
+            if n_backward < n_ending or len(left) > n_behind:
+                yield left.popleft()
+    yield from left
